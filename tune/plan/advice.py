@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
-from bigbatch.tune.strategies.names import CAPABILITIES
+from bigbatch.tune.strategies.names import CAPABILITIES, Capabilities, lacking
 
 TRIALS_A_VALUE = 3
 """With fewer configurations for each value that is compared, luck decides which one has a good one."""
 TRIALS_A_SLOT = 4
 """A search learns little with fewer trials for each place at which one runs."""
+WEAKNESSES = {
+    "learns_from_stopped": (
+        "learns only from trials that run to their end, and early stopping leaves few (--stopping none)"
+    ),
+    "categorical": "draws choices at random",
+    "conditional": "draws conditional parameters at random",
+    "constraints": "does not model the constraints of the space, so more of its trials violate them",
+    "frontier": "learns from the ranks of trials within each value of the frontier, not from their values",
+    "knows_others": "tries the best of the other studies first, and learns nothing else from them",
+}
+"""What the lack of a capability means, after the name of the strategy. Others end the plan: more objectives than a
+strategy can optimise, or a target."""
 
 
-def strategy_weakness(name: str, stopping: str, conditional: bool, categorical: bool) -> str | None:
-    """A sentence about what the chosen strategy cannot do in this search; None if it has no weakness here.
-
-    Args:
-        conditional: some parameters exist only with some values of another.
-        categorical: some parameters are choices.
-    """
-    can, weaknesses = CAPABILITIES[name], []
-    if not can.learns_from_stopped and stopping != "none":
-        weaknesses.append(
-            "learns only from trials that run to their end, and early stopping leaves few (--stopping none)"
-        )
-    if categorical and not can.categorical:
-        weaknesses.append("draws choices at random")
-    if conditional and not can.conditional:
-        weaknesses.append("draws conditional parameters at random")
-    return f"{name} {'; '.join(weaknesses)}. curves and tpe have none of these limits." if weaknesses else None
+def strategy_weakness(name: str, needs: Capabilities) -> str | None:
+    """A sentence about what the chosen strategy cannot do in this search; None if it has no weakness here."""
+    short = [words for capability, words in WEAKNESSES.items() if capability in lacking(name, needs)]
+    if not short:
+        return None
+    better = [other for other, can in CAPABILITIES.items() if can.learns and not lacking(other, needs)]
+    listed = " and ".join([", ".join(better[:-1])] * (len(better) > 1) + better[-1:])
+    fix = f" {listed} {'have' if len(better) > 1 else 'has'} none of these limits." if better else ""
+    return f"{name} {'; '.join(short)}.{fix}"
 
 
 def nothing_to_search(parameters: int, trials: int) -> str | None:
@@ -40,16 +44,6 @@ def nothing_to_search(parameters: int, trials: int) -> str | None:
     return (
         f"every parameter is fixed, so all {trials} trials train the same configuration. Write --trials 1, or leave "
         "a parameter out of --set."
-    )
-
-
-def only_tries_the_best(name: str, *, warm_start: bool) -> str | None:
-    """A sentence for a warm start whose strategy does not learn from other studies; None for one that does."""
-    if not warm_start or CAPABILITIES[name].knows_others:
-        return None
-    return (
-        f"{name} tries the best of the other studies first, and learns nothing else from them; curves, tpe, gp and "
-        "cmaes do."
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import sys
 
@@ -11,13 +12,14 @@ from bigbatch.train_loop.data.info import SMALL_IMAGE_SIZE, DataInfo
 from bigbatch.tune.plan.advice import (
     nothing_to_learn_from,
     nothing_to_search,
-    only_tries_the_best,
     strategy_weakness,
     too_few_for_the_values,
 )
 from bigbatch.tune.plan.search_plan import SearchPlan
+from bigbatch.tune.strategies.names import NEEDS_NOTHING, Capabilities
 from bigbatch.tune.study.answer_words import name_in_words
 from bigbatch.tune.study.storage_url import shared_file_warning
+from bigbatch.tune.study.target import TimeToTarget
 
 DRAWS = 64
 """Configurations of the space that are looked at for a note."""
@@ -28,14 +30,12 @@ MOST_NAMED = 6
 def plan_notes(plan: SearchPlan) -> list[str]:
     """The warnings, each a sentence or two."""
     searched = [r for r in plan.ranges.values() if r.kind != "derived"]
-    conditional, categorical = any(r.conditions for r in searched), any(r.kind == "categorical" for r in searched)
     said = [
         enlarged_images(plan.data) if "data.image_size" not in plan.overrides else None,
-        strategy_weakness(plan.strategy, plan.stopping, conditional, categorical),
+        strategy_weakness(plan.strategy, needs_of(plan)),
         nothing_to_search(len(searched), plan.trials)
         or nothing_to_learn_from(plan.strategy, plan.most_first_trials, plan.share.concurrency, plan.workers),
         too_few_for_the_values(sys.maxsize if plan.open_ended else plan.trials, *_compared(plan)),
-        only_tries_the_best(plan.strategy, warm_start=bool(plan.warm_start)),
         shared_file_warning(plan.storage),
         only_at_the_beginning(plan),
     ]
@@ -46,6 +46,23 @@ def _compared(plan: SearchPlan) -> tuple[int, int, str]:
     """How many values the search compares, the epochs of a run, and what the values are called."""
     frontier = plan.frontier
     return (len(frontier.values), plan.max_epochs, name_in_words(frontier.name)) if frontier else (1, 0, "")
+
+
+def needs_of(plan: SearchPlan) -> Capabilities:
+    """What the search asks of its strategy."""
+    frontier = plan.frontier.searched if plan.frontier else None
+    searched = [r for r in plan.ranges.values() if r.kind != "derived" and r.name != frontier]
+    return dataclasses.replace(
+        NEEDS_NOTHING,
+        learns_from_stopped=plan.stopping != "none",
+        conditional=any(r.conditions for r in searched),
+        categorical=any(r.kind == "categorical" for r in searched),
+        knows_others=bool(plan.warm_start),
+        constraints=bool(plan.constraints),
+        objectives=len(plan.objectives.each),
+        targets=isinstance(plan.objectives.first, TimeToTarget),
+        frontier=frontier is not None,
+    )
 
 
 def only_at_the_beginning(plan: SearchPlan) -> str | None:

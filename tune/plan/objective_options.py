@@ -17,6 +17,7 @@ from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.config.train_config import LOSSES
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.tune.plan.options import SearchOptions
+from bigbatch.tune.strategies.names import NEEDS_NOTHING, lacking
 from bigbatch.tune.study import metrics
 from bigbatch.tune.study.feasible import bounds_in_words
 from bigbatch.tune.study.objective import Reported
@@ -24,10 +25,6 @@ from bigbatch.tune.study.objectives import DEFAULT_OBJECTIVE, WITHOUT_CLASSES, O
 from bigbatch.tune.study.target import TimeToTarget
 
 OPTIONS = ("objective", "objectives", "target")
-ONE_OBJECTIVE = ("cmaes", "curves")
-"""Strategies that optimise one objective alone."""
-MODELS_VALUES = ("gp", "curves")
-"""Strategies to which the size of a value matters, not only the order of values."""
 SAMPLES = 64
 
 
@@ -94,13 +91,15 @@ def suited(o: SearchOptions, objectives: Objectives, strategy: str, stopping: st
 def check_strategy_suits(objectives: Objectives, strategy: str, stopping: str | None) -> None:
     """Raise ConfigError if the strategy, or the stopping that was asked for, cannot work with these objectives."""
     count = len(objectives.each)
-    if count > 1 and strategy in ONE_OBJECTIVE:
+    needs = dataclasses.replace(NEEDS_NOTHING, objectives=count, targets=isinstance(objectives.first, TimeToTarget))
+    short = lacking(strategy, needs) if strategy != "auto" else []
+    if "objectives" in short:
         raise ConfigError(f"--strategy {strategy} optimises one objective; got {count}. Write --strategy tpe.")
     if count > 1 and stopping not in (None, "auto", "none"):
         raise ConfigError(
             f"--stopping {stopping} compares trials by one objective; got {count}. Write --stopping none."
         )
-    if isinstance(objectives.first, TimeToTarget) and strategy in MODELS_VALUES:
+    if "targets" in short:
         raise ConfigError(
             f"--strategy {strategy} models values, and a missed target has none; got --target. Write --strategy tpe."
         )

@@ -29,6 +29,7 @@ from bigbatch.tune.study.trial_facts import (
     has_diverged,
     is_paused,
     planned_epochs,
+    was_refused,
 )
 
 FINISHED, STOPPED, PAUSED, CONTINUED, INFEASIBLE, DIVERGENT, BROKEN, UNDER_WAY, WAITING = (
@@ -120,7 +121,7 @@ class StudyPoints:
     def __init__(self, study: RecordedStudy) -> None:
         self.study = study
         continued = continued_trials(study.trials)
-        self.all = tuple(_point(trial, study, continued) for trial in study.trials)
+        self.all = tuple(_point(trial, study, continued) for trial in study.trials if not was_refused(trial))
 
     @cached_property
     def searched(self) -> tuple[TrialPoint, ...]:

@@ -59,6 +59,7 @@ from bigbatch.tune.study.store import StudyStore
 from bigbatch.tune.trials.allocation_deadline import end_of_allocation
 from bigbatch.tune.watch.columns import columns_of
 from bigbatch.tune.watch.display import PlainLines, SearchProgress, make_display
+from bigbatch.tune.watch.failures import refusals_in_words
 from bigbatch.tune.watch.findings import (
     print_findings,
     print_machine,
@@ -153,7 +154,7 @@ def _say_findings(
     print_findings(plan, views, elapsed_s, store.ledger.used(), console, search_answer(run, store))
     facts = facts_of(plan)
     known, looked = known_findings(plan.warm_start, facts, trials), look_findings(plan.stopping, facts, trials)
-    for line in (*known, *follow_up_findings(trials, plan.objectives.first), *looked):
+    for line in (*refusals_in_words(trials), *known, *follow_up_findings(trials, plan.objectives.first), *looked):
         console.print(line, markup=False, soft_wrap=True)
 
 

@@ -15,6 +15,7 @@ from scipy.special import ndtr
 from bigbatch.tune.strategies.curve_history import MOST_CURVES, Curve, CurveHistory
 from bigbatch.tune.strategies.curve_history import curves_of as curves_of
 from bigbatch.tune.strategies.curve_model import MAX_POINTS, CurveModel, CurvePoints, Scale, low_and_lost, thinned
+from bigbatch.tune.strategies.feasibility import Feasibility
 from bigbatch.tune.strategies.known_curves import KnownCurves, known_curves
 from bigbatch.tune.strategies.known_prediction import known_prediction, rank_correlation
 from bigbatch.tune.strategies.look_value import first_looks
@@ -63,6 +64,7 @@ class CurveEncoder:
     def __init__(self, facts: SearchFacts) -> None:
         self.space, self.facts = UnitSpace(facts.dimensions), facts
         self.history = CurveHistory(facts)
+        self.feasibility = Feasibility(self.space)
         self._settled = _SettledCurves(facts)
         self._known: dict[tuple[int, ...], KnownCurves | None] = {}
         self._predicted: dict[tuple[int, int], float] = {}
@@ -171,7 +173,7 @@ class CurveEncoder:
             if (c.diverged or max(c.gains) >= c.epochs / 2)
             and (self._predicted[place, c.number] > GOOD_SHARE or (c.number < asked and c.number % 2 == 0))
         ]
-        best = max((c.best for c in curves), default=-math.inf)
+        best = max((c.best for c in curves if not c.infeasible), default=-math.inf)
         known = (value for trial in self.facts.knowledge[place].trials for value in trial.values.values())
         best = max([best, *map(self.facts.objective.gain, known)])
         worst = self.facts.objective.gain(self.facts.objective.worst)

@@ -13,6 +13,7 @@ from optuna.trial import FrozenTrial, TrialState
 from bigbatch.tune.strategies.protocol import SearchFacts
 from bigbatch.tune.strategies.unit_space import words_of
 from bigbatch.tune.study import retry
+from bigbatch.tune.study.feasible import is_infeasible
 from bigbatch.tune.study.study_index import StudyIndex
 from bigbatch.tune.study.tables import epoch_of, epoch_records, epoch_s
 from bigbatch.tune.study.trial_facts import CONTINUES_ATTR, WORKERS_ATTR, has_diverged, planned_epochs
@@ -35,6 +36,8 @@ class Curve:
     epochs: int
     """Of its whole run."""
     diverged: bool = False
+    infeasible: bool = False
+    """Whether it violates a constraint. Its values tell the model what they tell; it is no best run."""
     epoch_s: float | None = None
     """Median device seconds of its epochs, with validation, without its first one, in which processes start and
     libraries choose their algorithms. None if they are not known."""
@@ -51,8 +54,13 @@ class Curve:
 
     @property
     def finished(self) -> bool:
-        """Whether its last value is that of its whole run."""
-        return not self.diverged and bool(self.gains) and max(self.gains) >= self.epochs
+        """Whether its last value is that of its whole run, and one that counts."""
+        return self.competes and max(self.gains) >= self.epochs
+
+    @property
+    def competes(self) -> bool:
+        """Whether it may be the best: it has a value, has not diverged, and violates no constraint."""
+        return bool(self.gains) and not self.diverged and not self.infeasible
 
 
 class CurveHistory(StudyIndex):
@@ -170,6 +178,7 @@ def _curve_of(number: int, members: Sequence[FrozenTrial], facts: SearchFacts) -
     curve = Curve(number, members[0].params, {}, planned_epochs(members[0]) or facts.max_epochs)
     for trial in members:
         curve.diverged |= has_diverged(trial)
+        curve.infeasible |= is_infeasible(trial)
         values = trial.intermediate_values.items()
         curve.gains.update((epoch, facts.objective.gain(value)) for epoch, value in values if math.isfinite(value))
     if seconds := [s for trial in members for s in _epoch_seconds(trial, curve.epochs)]:

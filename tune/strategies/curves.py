@@ -4,9 +4,11 @@ For each trial a threshold is drawn: the best value so far, plus a random improv
 standard deviations (as MFPI-random of ifBO, Rakotoarison et al. 2024, arXiv 2404.16795). Of 60 random configurations
 and 60 near the five best, the one is taken whose run most probably ends above it. So trials that start at the same
 time differ, some careful and some bold. A configuration whose run will cost much more than usual must be as much more
-probable (run_cost.py). One that the model can hardly tell from one that was tried must be a hundred times as probable:
-the trials of a search are for what is not known yet. Of a word that no trial had, e.g. an optimizer, trials with other
-words say little. So after the first trials each has such a word until all were tried, in the first half of a search.
+probable (run_cost.py), and one that probably violates a constraint of the space, too (feasibility.py): a run that
+violates one is neither the best value nor among the five. A configuration that the model can hardly tell from one that
+was tried must be a hundred times as probable: the trials of a search are for what is not known yet. Of a word that no
+trial had, e.g. an optimizer, trials with other words say little. So after the first trials each has such a word until
+all were tried, in the first half of a search.
 
 The very first trial is the middle of the space, unless recipes or a space's own initial points are. The other first
 ones are the points of a Sobol sequence: ten or more, and up to two for each slot as long as no run has ended. If other
@@ -130,6 +132,7 @@ class CurvesSampler(BaseSampler):
         bar = learned.standardised(best) if np.isfinite(best) else 0.0
         threshold = bar + 10 ** rng.uniform(-2.5, -0.3)
         score = log_ndtr((mean - threshold) / sd)
+        score += self._encoder.feasibility.log_chance(study, features)
         score -= surcharge(learned.curves, learned.features, peers, features)
         score -= self._repetition(learned, candidates, features)
         if not starts and self._number < NEW_WORD_UNTIL * self._facts.trials:
@@ -138,11 +141,13 @@ class CurvesSampler(BaseSampler):
 
     def _starts(self, study: Study) -> bool:
         """Whether this is one of the first trials. More are, while the looks of the first round are all there is."""
-        if self._number < startup_trials(self._facts):
+        self._encoder.feasibility.update(study)
+        number = self._number - len(self._encoder.feasibility.refused)
+        if number < startup_trials(self._facts):
             return True
         history = self._encoder.history
         history.update(study)
-        if self._number >= first_round(self._facts) or history.any_ended:
+        if number >= first_round(self._facts) or history.any_ended:
             return False
         return not (self._facts.knowledge and self._encoder.trusted(study))
 
@@ -160,16 +165,18 @@ class CurvesSampler(BaseSampler):
         return params
 
     def _peers(self, learned: Learned, fixed: Mapping[str, object]) -> list[int]:
-        """Places of the curves with which a trial of these values compares, without those that have diverged."""
-        name, found = self._facts.frontier, [i for i, c in enumerate(learned.curves) if c.gains and not c.diverged]
+        """Places of the curves with which a trial of these values compares, without those that are no candidates."""
+        name, found = self._facts.frontier, [i for i, c in enumerate(learned.curves) if c.competes]
         if name is None or name not in fixed:
             return found
         return [i for i in found if learned.curves[i].params.get(name) == fixed[name]]
 
     def _tried(self, learned: Learned) -> tuple[list[Mapping[str, object]], Array]:
-        """The n configurations of the curves and of running trials that have no value yet, and their coordinates."""
+        """The n configurations of the curves, of running trials that have no value yet, and of trials that could not
+        begin, with their coordinates."""
         running = self._encoder.history.running
         silent = [one.params for one in running if one.number != self._number and not one.intermediate_values]
+        silent += map(dict, self._encoder.feasibility.refused)
         coordinates = np.array([self._space.encode(params) for params in silent]).reshape(-1, self._space.width)
         return [*(c.params for c in learned.curves), *silent], np.concatenate([learned.features, coordinates])
 
@@ -206,7 +213,7 @@ class CurvesSampler(BaseSampler):
         """Random configurations and neighbours of the best: of the peers, filled up with the best of the others."""
         ends = learned.ends()
         mine = set(peers)
-        whole = [i for i, c in enumerate(learned.curves) if c.gains and not c.diverged]
+        whole = [i for i, c in enumerate(learned.curves) if c.competes]
         elite = sorted(whole, key=lambda i: (i not in mine, -ends[i]))[:ELITE]
         found = [self._space.sample(rng, fixed) for _ in range(FRESH)]
         parents = [learned.curves[i].params for i in elite]

@@ -13,7 +13,7 @@ from typing import Protocol
 from optuna.trial import FrozenTrial
 
 from bigbatch.tune.study.retry import RETRIES_ATTR
-from bigbatch.tune.study.trial_facts import CONFIRMS_ATTR, CONTINUES_ATTR, FOLLOWS_ATTR
+from bigbatch.tune.study.trial_facts import CONFIRMS_ATTR, CONTINUES_ATTR, FOLLOWS_ATTR, was_refused
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,9 @@ def second_part(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
 
 
 def count_configurations(trials: Sequence[FrozenTrial]) -> int:
-    """How many configurations these trials try: what continues or repeats another trial does not count."""
-    return sum(not _goes_on(t) for t in trials)
+    """How many configurations these trials try: what continues or repeats another trial does not count, nor what was
+    refused before it began."""
+    return sum(not _goes_on(t) and not was_refused(t) for t in trials)
 
 
 def _goes_on(trial: FrozenTrial) -> bool:

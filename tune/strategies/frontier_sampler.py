@@ -28,6 +28,7 @@ from bigbatch.tune.strategies.passing_sampler import Asked, PassingSampler
 from bigbatch.tune.strategies.protocol import Capabilities, Proposer, SearchFacts
 from bigbatch.tune.strategies.shares import Shares, own_value
 from bigbatch.tune.strategies.study_view import BestAndRecent, view_of
+from bigbatch.tune.study.feasible import is_infeasible
 
 _NORMAL = NormalDist()
 
@@ -121,10 +122,13 @@ def among_peers(facts: SearchFacts, trials: Sequence[FrozenTrial]) -> list[Froze
     """The trials without the frontier's parameter, each value replaced by its normal score among its peers.
 
     A trial's last value is ranked among the values that its peers had in the same epoch. The best of a value thus
-    compares with the best of any other; a trial without peers is in the middle. The given trials are not changed.
+    compares with the best of any other; a trial without peers is in the middle. One that violates a constraint has no
+    rank, and is shown without values. The given trials are not changed.
     """
     at_step: dict[tuple[object, int | None, int], list[float]] = {}
     for trial in trials:
+        if is_infeasible(trial):
+            continue
         value = trial.params.get(facts.frontier) if facts.frontier else None
         for place, final in enumerate(trial.values or () if trial.state == TrialState.COMPLETE else ()):
             at_step.setdefault((value, None, place), []).append(final)
@@ -144,7 +148,9 @@ def _as_ranked(
     value, shown = trial.params[name], copy.copy(trial)
     shown.params = {other: one for other, one in trial.params.items() if other != name}
     shown.distributions = {other: one for other, one in trial.distributions.items() if other != name}
-    if trial.intermediate_values:
+    if is_infeasible(trial):
+        shown.intermediate_values = {}
+    elif trial.intermediate_values:
         last = max(trial.intermediate_values)
         shown.intermediate_values = {last: _score(trial.intermediate_values[last], at_step[value, last, 0])}
     if trial.state == TrialState.COMPLETE and trial.values:

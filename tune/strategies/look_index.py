@@ -15,7 +15,7 @@ from bigbatch.tune.strategies.look_value import LookedRun, chance_of_little, loo
 from bigbatch.tune.strategies.protocol import SearchFacts
 from bigbatch.tune.study.retry import RETRIES_ATTR
 from bigbatch.tune.study.study_index import StudyIndex
-from bigbatch.tune.study.trial_facts import CONTINUES_ATTR, DROPPED_ATTR, GIVEN_ATTR, is_paused
+from bigbatch.tune.study.trial_facts import CONTINUES_ATTR, DROPPED_ATTR, GIVEN_ATTR, is_paused, was_refused
 
 PAUSED, DONE, GOES_ON, RUNS = "paused", "done", "goes on", "runs"
 """What a trial is: paused and not continued; complete; running after its look; any other running trial."""
@@ -58,8 +58,8 @@ class LookIndex(StudyIndex):
 
     @property
     def configurations(self) -> int:
-        """How many configurations were tried: trials that neither continue nor repeat another one."""
-        return self._configurations
+        """How many configurations were tried: trials that neither continue nor repeat another one, and have begun."""
+        return self._configurations - len(self._refused)
 
     @property
     def continued(self) -> int:
@@ -128,6 +128,7 @@ class LookIndex(StudyIndex):
 
     def _forget(self) -> None:
         self._configurations: int = 0
+        self._refused: set[int] = set()
         self._numbers: dict[object, list[int]] = {}
         self._given: set[int] = set()
         self._attrs = 0
@@ -152,6 +153,8 @@ class LookIndex(StudyIndex):
                 self._continue(int(attrs[CONTINUES_ATTR]))
         if CONTINUES_ATTR not in attrs and RETRIES_ATTR not in attrs:
             self._place(number, self._value(trial))
+            if was_refused(trial):
+                self._refused.add(number)
         kind = self._kind_of(trial)
         self._recount(number, (kind, self._value(trial)))
         if kind == DONE and trial.values:

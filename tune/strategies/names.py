@@ -5,12 +5,12 @@ No Optuna here: the plan of a search is printed without it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a strategy can and cannot do. The plan prints what it lacks in the search at hand."""
+    """What a strategy can do; and, in the same terms, what a search asks of its strategy (``lacking``)."""
 
     learns: bool = True
     """Whether what it proposes depends on earlier trials."""
@@ -23,22 +23,27 @@ class Capabilities:
     knows_others: bool = True
     """Whether it learns from other studies (``--warm-start``). If not, it only tries their best configurations."""
     constraints: bool = False
+    """Whether it models where the constraints of the space are met."""
     objectives: int = 1
     """How many objectives it can optimise at once."""
+    targets: bool = True
+    """Whether it can optimise the time to a target, where a run that misses it has no value on the same scale."""
     frontier: bool = False
-    """Whether it compares values of the frontier's parameter by itself. If not, it is shown each trial's rank among the
-    trials of its own value."""
+    """Whether it needs no help to compare values of the frontier's parameter. If not, it is shown each trial's rank
+    among the trials of its own value."""
 
 
 MANY = 8
 """As many objectives as anybody would write."""
+NEEDS_NOTHING = Capabilities(False, False, False, False, False, False, 1, False, False)
+"""What a search of one metric over ranges of numbers asks of a strategy."""
 CAPABILITIES = {
-    "curves": Capabilities(frontier=True),
+    "curves": Capabilities(constraints=True, targets=False, frontier=True),
     "tpe": Capabilities(constraints=True, objectives=MANY),
-    "gp": Capabilities(learns_from_stopped=False, conditional=False, constraints=True, objectives=MANY),
+    "gp": Capabilities(learns_from_stopped=False, conditional=False, constraints=True, objectives=MANY, targets=False),
     "cmaes": Capabilities(conditional=False, categorical=False),
-    "qmc": Capabilities(learns=False, knows_others=False, objectives=MANY),
-    "random": Capabilities(learns=False, knows_others=False, objectives=MANY),
+    "qmc": Capabilities(learns=False, knows_others=False, objectives=MANY, frontier=True),
+    "random": Capabilities(learns=False, knows_others=False, objectives=MANY, frontier=True),
 }
 """By the name of ``--strategy``."""
 STRATEGIES = ("auto", *CAPABILITIES)
@@ -46,6 +51,12 @@ STOPPINGS = ("auto", "look", "asha", "hyperband", "median", "none")
 LOOK_FROM_TRIALS, LOOK_FROM_EPOCHS = 16, 10
 """A third of the looked-at trials goes on: of fewer than 16 that is at most five, too few to know each batch. A tenth
 of a run is less than an epoch if the run has fewer than ten."""
+
+
+def lacking(strategy: str, needs: Capabilities) -> list[str]:
+    """The names of the capabilities in which a strategy falls short of what a search needs."""
+    can = CAPABILITIES[strategy]
+    return [one.name for one in fields(can) if getattr(can, one.name) < getattr(needs, one.name)]
 
 
 def resolved(strategy: str, stopping: str, trials: int, max_epochs: int) -> tuple[str, str]:

@@ -21,6 +21,7 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial
 
 from bigbatch.search_spaces.log_normal import LogNormal
+from bigbatch.tune.strategies.bad_ends import BadEndsSampler
 from bigbatch.tune.strategies.judgement import REDUCTION_FACTOR, JudgedTPESampler
 from bigbatch.tune.strategies.older_constraints import knowing_constraints
 from bigbatch.tune.strategies.passing_sampler import Asked, PassingSampler
@@ -136,11 +137,12 @@ def _sampler(name: str, seed: int, startup: int, design: SobolSampler, history: 
         )
     else:
         raise ValueError(f"no such sampler: {name!r}")
+    sampler = BadEndsSampler(sampler, name)
     return sampler if history is None else SomeTrialsSampler(sampler, history)
 
 
-def _cmaes(seed: int, startup: int, design: SobolSampler, source_trials: Sequence[FrozenTrial] | None) -> CmaEsSampler:
-    return CmaEsSampler(
+def _cmaes(seed: int, startup: int, design: SobolSampler, source_trials: Sequence[FrozenTrial] | None) -> BaseSampler:
+    sampler = CmaEsSampler(
         seed=seed,
         n_startup_trials=startup,
         warn_independent_sampling=False,
@@ -148,6 +150,7 @@ def _cmaes(seed: int, startup: int, design: SobolSampler, source_trials: Sequenc
         consider_pruned_trials=True,  # with early stopping few others are left
         source_trials=None if source_trials is None else list(source_trials),
     )
+    return BadEndsSampler(sampler, "cmaes")
 
 
 class SeededHyperband(HyperbandPruner):

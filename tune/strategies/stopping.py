@@ -26,6 +26,7 @@ from bigbatch.tune.strategies.judgement import SPARED_ATTR
 from bigbatch.tune.strategies.protocol import Fits, Lasts, SearchFacts, TrialDecision
 from bigbatch.tune.strategies.samplers import make_pruner
 from bigbatch.tune.strategies.study_view import MOST_TRIALS, Notes, view_of
+from bigbatch.tune.study.feasible import is_infeasible
 from bigbatch.tune.study.tables import EPOCH_ATTR
 from bigbatch.tune.study.trial_facts import STOPPED_ATTR, warmup_epochs
 
@@ -80,9 +81,12 @@ class PrunerStopping:
         return True
 
     def _peers_at(self, trial: FrozenTrial, epoch: int, trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
-        """The other trials that compare with ``trial``, with their values in ``epoch`` as the values of the rungs."""
+        """The other trials that compare with ``trial``, with their values in ``epoch`` as the values of the rungs.
+
+        One that violates a constraint is no competitor.
+        """
         peers = self.facts.latest_peers(trials, trial, MOST_TRIALS, PEERS_SOUGHT)
-        return [_with_rungs_at(t, epoch) for t in peers if t.number != trial.number]
+        return [_with_rungs_at(t, epoch) for t in peers if t.number != trial.number and not is_infeasible(t)]
 
 
 def may_be_judged(trial: FrozenTrial, epoch: int) -> bool:

@@ -81,6 +81,11 @@ def note_constraints(trial: Trial, beyond: Mapping[str, float]) -> None:
             trial.set_constraint(name, excess)
 
 
+def is_infeasible(trial: FrozenTrial) -> bool:
+    """Whether the trial violates a constraint, and so is no answer, however good its values are."""
+    return bool(trial.user_attrs.get(INFEASIBLE_ATTR))
+
+
 def furthest_excess(trial: FrozenTrial) -> list[float]:
     """How far a trial is beyond the bound that it violates most, in one entry: 0 if it violates none."""
     violated = trial.user_attrs.get(INFEASIBLE_ATTR)

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 
 from optuna.trial import FrozenTrial, TrialState
 
+from bigbatch.tune.study.feasible import is_infeasible
 from bigbatch.tune.study.objective import Objective
 from bigbatch.tune.study.retry import RETRIES_ATTR
 from bigbatch.tune.study.trial_facts import CHEAP_ATTR, CONFIRMS_ATTR, CONTINUES_ATTR, has_diverged
@@ -99,14 +100,17 @@ def draws_of(trials: Sequence[FrozenTrial], objective: Objective) -> list[float]
     """The values of a study's configurations with the sign that makes larger better.
 
     Of several objectives the first counts. A stopped trial has its last value, a diverged one the objective's worst. A
-    configuration that was continued counts once. Trials that failed for another reason, cheap runs
-    and confirmations say nothing.
+    configuration that was continued counts once. A trial that violates a constraint says nothing: its value may be one
+    that no allowed configuration has. Trials that failed for another reason, cheap runs and confirmations say nothing
+    either.
     """
     names = (RETRIES_ATTR, CONTINUES_ATTR)
     replaced = {int(t.user_attrs[name]) for t in trials for name in names if name in t.user_attrs}
     found = []
     for trial in trials:
         if trial.number in replaced or CHEAP_ATTR in trial.user_attrs or CONFIRMS_ATTR in trial.user_attrs:
+            continue
+        if is_infeasible(trial):
             continue
         if has_diverged(trial):
             found.append(objective.worst)

@@ -48,6 +48,7 @@ from bigbatch.tune.study.trial_facts import (
     has_diverged,
     planned_epochs,
     promoted_trials,
+    was_refused,
 )
 
 NOTHING_LEARNED, INDISTINCT = "nothing_learned", "indistinct"
@@ -253,10 +254,11 @@ def ordered_values(values: Sequence[object]) -> tuple[object, ...]:
 
 
 def counted_trials(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
-    """One trial for each configuration: without those that were repeated, continued or trained in full after a cheap
-    run, and without confirmations."""
+    """One trial for each configuration that began: without those that were repeated, continued or trained in full after
+    a cheap run, and without confirmations."""
     replaced = {*retried_trials(trials), *continued_trials(trials), *promoted_trials(trials)}
-    return [t for t in trials if t.number not in replaced and CONFIRMS_ATTR not in t.user_attrs]
+    searched = [t for t in trials if CONFIRMS_ATTR not in t.user_attrs and not was_refused(t)]
+    return [t for t in searched if t.number not in replaced]
 
 
 def answer_index(gains: Sequence[float | None], tolerance: Tolerance) -> int:

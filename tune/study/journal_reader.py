@@ -54,6 +54,11 @@ class StoredTrial:
         return dict(json_values.mapping(self.attrs, "config"))
 
     @property
+    def was_refused(self) -> bool:
+        """Whether it ended before it began, because its configuration is not one that may be trained."""
+        return self.state in ENDED_STATES and bool(self.attrs.get("refused"))
+
+    @property
     def replaces(self) -> int | None:
         """The number of the trial that this one repeats or continues, and in whose place it counts."""
         found = json_values.whole_number_or_none(self.attrs, "retries")
@@ -71,7 +76,12 @@ class StoredStudy:
     def ended(self) -> int:
         """How many trials have ended, as ``--trials`` counts them."""
         replaced = {trial.replaces for trial in self.trials}
-        return sum(t.state in ENDED_STATES and t.number not in replaced for t in self.searched)
+        return sum(t.state in ENDED_STATES and t.number not in replaced for t in self.searched if not t.was_refused)
+
+    @property
+    def begun(self) -> list[StoredTrial]:
+        """The trials that have begun, without those that were refused."""
+        return [t for t in self.trials if (t.config or t.state != "WAITING") and not t.was_refused]
 
     @property
     def searched(self) -> list[StoredTrial]:

@@ -27,6 +27,7 @@ from bigbatch.tune.study.trial_facts import (
     continued_trials,
     has_diverged,
     is_paused,
+    was_refused,
 )
 
 RETRIES_ATTR = "retries"
@@ -119,10 +120,15 @@ def was_reported(earlier: Sequence[FrozenTrial], record: Mapping[str, object]) -
 def count_ended(trials: Sequence[FrozenTrial]) -> int:
     """The number of trials that have ended, as ``--trials`` counts.
 
-    Failed trials that have a retry do not count, nor do paused trials that were continued, nor confirmations.
+    Failed trials that have a retry do not count, nor do paused trials that were continued, those that were refused
+    before they began, and confirmations.
     """
     again = replaced_trials(trials)
-    return sum(t.state.is_finished() and t.number not in again and CONFIRMS_ATTR not in t.user_attrs for t in trials)
+    return sum(t.number not in again and _counts(t) for t in trials)
+
+
+def _counts(trial: FrozenTrial) -> bool:
+    return trial.state.is_finished() and CONFIRMS_ATTR not in trial.user_attrs and not was_refused(trial)
 
 
 def trials_to_retry(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
@@ -177,7 +183,7 @@ class EndedCount(StudyIndex):
             if name in trial.user_attrs:
                 self._replaced.add(int(trial.user_attrs[name]))
                 self._counted.discard(int(trial.user_attrs[name]))
-        if trial.state.is_finished() and trial.number not in self._replaced and CONFIRMS_ATTR not in trial.user_attrs:
+        if trial.number not in self._replaced and _counts(trial):
             self._counted.add(trial.number)
 
 

@@ -32,6 +32,7 @@ from bigbatch.tune.study.trial_facts import (
     DIVERGED_ATTR,
     FAILURE_ATTR,
     PAUSED_ATTR,
+    was_refused,
 )
 
 TRIALS_VERSION, EPOCHS_VERSION = "2", "1"
@@ -168,7 +169,8 @@ def _config_value(configuration: Mapping[str, object], key: str) -> object:
 
 def trials_table(trials: Iterable[FrozenTrial], objectives: Objectives) -> pa.Table:
     """A row for each trial that has started. The schema's metadata name the objective."""
-    rows = [trial_row(t, objectives) for t in trials if t.state != TrialState.WAITING or t.user_attrs.get("config")]
+    begun = [t for t in trials if t.state != TrialState.WAITING or t.user_attrs.get("config")]
+    rows = [trial_row(t, objectives) for t in begun if not was_refused(t)]
     schema = TRIALS.with_metadata({**TRIALS.metadata, OBJECTIVE_KEY: objectives.text})
     return pa.Table.from_pylist(rows, schema=schema)
 

@@ -24,6 +24,9 @@ CONTINUES_ATTR = "continues"
 DIVERGED_ATTR = "diverged"
 """User attribute of a trial whose loss or validation was not finite: True. Its hyperparameters are the reason. A trial
 that fails otherwise (a lost process, no memory, an unreadable image) does not have it, and says nothing about them."""
+REFUSED_ATTR = "refused"
+"""User attribute of a trial that could not begin: True. The space gave no valid configuration, or one of which it knows
+that it violates a constraint. Nothing was trained, so it is none of ``--trials``."""
 ENQUEUED_ATTR = "enqueued"
 """User attribute of a trial that ``--enqueue`` asked for, e.g. ``recipe:lamb-32k at batch 512``."""
 GIVEN_ATTR = "given_config"
@@ -77,6 +80,11 @@ def is_paused(trial: FrozenTrial) -> bool:
 def has_diverged(trial: FrozenTrial) -> bool:
     """Whether the trial ended because its loss or its validation was not finite."""
     return trial.state == TrialState.FAIL and bool(trial.user_attrs.get(DIVERGED_ATTR))
+
+
+def was_refused(trial: FrozenTrial) -> bool:
+    """Whether the trial ended before it began, because its configuration is not one that may be trained."""
+    return trial.state.is_finished() and bool(trial.user_attrs.get(REFUSED_ATTR))
 
 
 def continued_trials(trials: Sequence[FrozenTrial]) -> dict[int, int]:

@@ -34,6 +34,7 @@ from bigbatch.tune.study.trial_facts import (
     DIVERGED_ATTR,
     FAILURE_ATTR,
     PAUSED_ATTR,
+    REFUSED_ATTR,
     STOPPED_ATTR,
     WORKERS_ATTR,
 )
@@ -48,8 +49,9 @@ from bigbatch.tune.trials.live_trial import StudyKeeper as StudyKeeper
 from bigbatch.tune.trials.live_trials import EqualFailures, LiveTrials
 from bigbatch.tune.watch.observer import Observer, TrialView
 
-MAX_BAD_SAMPLES = 20
-"""The search ends after this many invalid configurations in a row."""
+MOST_REFUSED = 100
+"""The search ends after this many configurations in a row that may not be trained, as they cost no trial. A space that
+allows a twentieth of its configurations gives so many once in 170 times."""
 
 
 class Conductor(LiveTrials):
@@ -150,8 +152,8 @@ class Conductor(LiveTrials):
 
     def _next_that_fits(self, trial_id: str, set_aside: list[optuna.trial.Trial]) -> LiveTrial | None:
         """Begin the next trial for which the budget has room. Adds to ``set_aside`` those for which it has none."""
-        bad = 0
-        while bad < MAX_BAD_SAMPLES:
+        refused = 0
+        while refused < MOST_REFUSED:
             # A continuation is shorter than a new trial and may still fit. Confirmations are all whole runs, and what a
             # second part without room holds back gets none.
             ends = self._only_confirms or (set_aside and self._follow_ups.holds_back())
@@ -161,15 +163,15 @@ class Conductor(LiveTrials):
                 return None
             trial, config, error = self._ask()
             if config is None:
-                bad += 1
+                refused += 1
                 continue
             kept = self._admission.kept(self._study, trial, config)
             if self._admission.admits(config, self._epochs_done(trial), kept):
                 return self._start(trial_id, trial, config)
             set_aside.append(trial)
         self.fatal = (
-            f"the space {self._configurations.name!r} gave {MAX_BAD_SAMPLES} invalid configurations in a row; "
-            f"the last: {error}"
+            f"the space {self._configurations.name!r} gave {MOST_REFUSED} configurations in a row that may not be "
+            f"trained; the last: {error}"
         )
         raise Over
 
@@ -260,13 +262,12 @@ class Conductor(LiveTrials):
         return trial, config, ""
 
     def _refuse(self, trial: optuna.trial.Trial, because: str, config: TrainConfig | None = None) -> None:
-        """Tell a trial that cannot begin: as infeasible if it has a configuration, else as failed."""
-        state = TrialState.FAIL if config is None else TrialState.PRUNED
+        """Tell a trial that cannot begin: as infeasible if it has a configuration, else as failed. It costs none of the
+        search's trials, and is no news of a trial."""
         trial.set_user_attr("ended_because", because)
-        self._study.tell(trial, state=state)
-        self._finished += CONFIRMS_ATTR not in trial.user_attrs
-        view = TrialView(trial.number, dict(trial.params), config, state=state.name, ended_because=because)
-        self._notify("trial_ended", view)
+        trial.set_user_attr(REFUSED_ATTR, True)
+        self._study.tell(trial, state=TrialState.FAIL if config is None else TrialState.PRUNED)
+        self.say(f"trial {trial.number} is refused before it begins, and another one takes its place: {because}")
 
     def _start(self, trial_id: str, trial: optuna.trial.Trial, config: TrainConfig) -> LiveTrial:
         frozen = self._study._storage.get_trial(trial._trial_id)

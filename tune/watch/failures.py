@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+from optuna.trial import FrozenTrial
+
+from bigbatch.train_loop.errors import in_one_line
+from bigbatch.tune.study.trial_facts import was_refused
 from bigbatch.tune.watch.observer import TrialView
 
 
@@ -21,3 +25,13 @@ def failures_in_words(trials: Iterable[TrialView]) -> list[str]:
             because = f"as trial {first}"
         texts.append(f"trial {trial.number} failed{again}: {because}")
     return texts
+
+
+def refusals_in_words(trials: Sequence[FrozenTrial]) -> list[str]:
+    """A line about the configurations that could not begin; no line if all could."""
+    refused = [trial for trial in trials if was_refused(trial)]
+    if not refused:
+        return []
+    because = in_one_line(str(refused[-1].user_attrs.get("ended_because", "")))
+    what = f"{len(refused)} configuration{'s were' if len(refused) > 1 else ' was'} refused before training"
+    return [f"{what}, and cost{'' if len(refused) > 1 else 's'} no trial; the last one: {because}."]

@@ -118,9 +118,11 @@ def _spent(found: StudySummary) -> list[tuple[str, str]]:
     pruned = "stopped, paused or cheap" if found.description.get("fidelity") else "stopped or paused"
     words = {"COMPLETE": "ran to their end", "PRUNED": pruned, "FAIL": "failed",
              "RUNNING": "running", "WAITING": "waiting"}  # fmt: skip
-    begun = [trial for trial in found.study.trials if trial.config or trial.state != "WAITING"]
+    begun = found.study.begun
     states = counted(trial.state for trial in begun if CONFIRMS not in trial.attrs)
     listed = ", ".join(f"{count} {words[state]}" for state, count in states.items())
+    refused = sum(trial.was_refused for trial in found.study.trials)
+    listed += f"; {_count(refused, 'configuration')} refused before training" if refused else ""
     confirmations = sum(CONFIRMS in trial.attrs for trial in begun)
     listed += f"; {_count(confirmations, 'confirmation')}" if confirmations else ""
     sessions = json_values.objects(found.description, "sessions")
@@ -160,7 +162,7 @@ def _count(number: int, noun: str) -> str:
 
 
 def _trials(found: StudySummary, most: int | None) -> str:
-    trials = [t for t in found.study.trials if t.config or t.state not in ("WAITING",)]
+    trials = found.study.begun
     shown = trials if most is None or len(trials) <= most else _chosen(found, trials, most)
     if not shown:
         return ""
@@ -273,7 +275,7 @@ def _front(found: StudySummary) -> str:
     if front:
         numbers = ", ".join(str(json_values.whole_number(trial, "trial")) for trial in front)
         return f"On the Pareto front: trial {numbers} ({found.folder / PARETO_FILE})"
-    begun = [t for t in found.study.trials if t.config and CONFIRMS not in t.attrs]
+    begun = [t for t in found.study.begun if t.config and CONFIRMS not in t.attrs]
     replaced = {t.replaces for t in begun}
     unfinished = [
         UnfinishedTrial(t.state, bool(t.attrs.get("infeasible")), json_values.text(t.attrs, "ended_because"))

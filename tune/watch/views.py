@@ -11,16 +11,23 @@ from bigbatch.train_loop.config import TrainConfig
 from bigbatch.tune.study.objectives import Objectives
 from bigbatch.tune.study.retry import RETRIES_ATTR, retried_trials
 from bigbatch.tune.study.tables import epoch_records
-from bigbatch.tune.study.trial_facts import CHEAP_ATTR, CONFIRMS_ATTR, CONTINUES_ATTR, continued_trials, is_paused
+from bigbatch.tune.study.trial_facts import (
+    CHEAP_ATTR,
+    CONFIRMS_ATTR,
+    CONTINUES_ATTR,
+    continued_trials,
+    is_paused,
+    was_refused,
+)
 from bigbatch.tune.watch.observer import TrialView
 
 FINISHED = ("COMPLETE", "PRUNED", "FAIL")
 
 
 def trial_views(trials: Sequence[FrozenTrial], objectives: Objectives | None = None) -> list[TrialView]:
-    """The trials that have begun, or failed before they began. ``objectives``: the study's; None: the default."""
+    """The trials that have begun. ``objectives``: the study's; None: the default."""
     again, continued = retried_trials(trials), continued_trials(trials)
-    begun = [t for t in trials if "config" in t.user_attrs or t.state.is_finished()]
+    begun = [t for t in trials if ("config" in t.user_attrs or t.state.is_finished()) and not was_refused(t)]
     return [trial_view(t, again.get(t.number), continued.get(t.number), objectives) for t in begun]
 
 

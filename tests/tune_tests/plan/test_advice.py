@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -12,7 +13,7 @@ from bigbatch.tune.plan.advice import nothing_to_learn_from, nothing_to_search, 
 from bigbatch.tune.plan.notes import enlarged_images
 from bigbatch.tune.search.command import tune_main
 from bigbatch.tune.strategies.named import make_strategy
-from bigbatch.tune.strategies.names import CAPABILITIES, STOPPINGS, STRATEGIES, resolved
+from bigbatch.tune.strategies.names import CAPABILITIES, NEEDS_NOTHING, STOPPINGS, STRATEGIES, resolved
 from bigbatch.tune.strategies.protocol import SearchFacts
 
 
@@ -55,12 +56,28 @@ def test_a_plan_looks_how_large_the_images_are(tiny_images, tmp_path, capsys):
     assert "enlarged" not in capsys.readouterr().out
 
 
+LIMITS = {
+    "learns_from_stopped": ("--stopping none", {"gp"}),
+    "conditional": ("conditional parameters at random", {"gp", "cmaes"}),
+    "categorical": ("choices at random", {"cmaes"}),
+    "constraints": ("more of its trials violate them", {"cmaes", "qmc", "random"}),
+    "frontier": ("ranks of trials", {"tpe", "gp", "cmaes"}),
+    "knows_others": ("learns nothing else from them", {"qmc", "random"}),
+}
+"""Capability → what the plan says, and of which strategies."""
+
+
 @pytest.mark.parametrize("name", CAPABILITIES)
-def test_only_a_strategy_that_lacks_something_here_has_a_weakness(name):
-    assert strategy_weakness(name, "none", conditional=False, categorical=False) is None
-    hard = strategy_weakness(name, "look", conditional=True, categorical=True)
-    assert (hard is None) == (name in ("curves", "tpe", "qmc", "random"))
-    assert name != "gp" or (hard is not None and "--stopping none" in hard)
+def test_a_plan_says_each_limit_that_matters_in_this_search_and_no_other(name):
+    assert strategy_weakness(name, NEEDS_NOTHING) is None
+    for capability, (words, limited) in LIMITS.items():
+        text = strategy_weakness(name, replace(NEEDS_NOTHING, **{capability: True}))
+        assert (text is not None and words in text) == (name in limited), capability
+        assert text is None or text.endswith("none of these limits.")
+    everything = replace(NEEDS_NOTHING, **dict.fromkeys(LIMITS, True))
+    text = strategy_weakness(name, everything)
+    assert (text is None) == (name == "curves")
+    assert [words in (text or "") for words, _ in LIMITS.values()] == [name in found for _, found in LIMITS.values()]
 
 
 def test_auto_looks_early_where_a_third_of_the_trials_is_enough_to_choose_from():

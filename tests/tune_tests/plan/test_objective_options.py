@@ -10,9 +10,10 @@ import pytest
 
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.plan.checked_plan import make_plan
-from bigbatch.tune.plan.objective_options import ONE_OBJECTIVE
+from bigbatch.tune.plan.objective_options import check_strategy_suits
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.strategies.named import CAPABILITIES
+from bigbatch.tune.study.objectives import read_objectives
 from bigbatch.tune.study.store import StudyStore
 from helpers.paths import ROOT
 
@@ -59,8 +60,18 @@ def test_top_1_is_no_objective_where_targets_are_no_classes(folder: Path, given:
         make_plan(SearchOptions(space="smoke", **own, **given))
 
 
-def test_the_strategies_of_one_objective_are_those_that_say_so():
-    assert set(ONE_OBJECTIVE) == {name for name, can in CAPABILITIES.items() if can.objectives == 1}
+@pytest.mark.parametrize("name", CAPABILITIES)
+def test_what_a_strategy_can_do_decides_which_objectives_it_may_have(name):
+    can, both = CAPABILITIES[name], read_objectives("--objectives", "val_top1:max,epoch_s:min", 10)
+    for objectives, may in (
+        (both, can.objectives > 1),
+        (read_objectives("--objectives", "val_top1=0.9", 10), can.targets),
+    ):
+        if may:
+            check_strategy_suits(objectives, name, None)
+            continue
+        with pytest.raises(ConfigError, match="Write --strategy tpe"):
+            check_strategy_suits(objectives, name, None)
 
 
 def test_a_resumed_study_keeps_its_objective_and_refuses_another():

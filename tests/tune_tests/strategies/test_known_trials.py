@@ -13,7 +13,6 @@ import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution
 from optuna.trial import FrozenTrial
 
-from bigbatch.tune.plan.advice import only_tries_the_best
 from bigbatch.tune.strategies.known_trials import MOST_KNOWN, KnownTrials
 from bigbatch.tune.strategies.named import make_strategy
 from bigbatch.tune.strategies.names import CAPABILITIES
@@ -177,12 +176,3 @@ def test_a_search_with_knowledge_makes_the_same_decisions_after_kills(strategy, 
         killed.kill()
     killed.run()
     assert summary(killed.trials) == summary(whole.trials)
-
-
-def test_the_plan_says_which_strategy_learns_nothing_from_other_studies():
-    for name in CAPABILITIES:
-        words = only_tries_the_best(name, warm_start=True)
-        assert (words is None) == (name not in ("qmc", "random")) and only_tries_the_best(
-            name, warm_start=False
-        ) is None
-        assert words is None or words.startswith(f"{name} tries the best")

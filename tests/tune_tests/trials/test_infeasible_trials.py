@@ -1,0 +1,199 @@
+"""Searches of spaces with constraints: what is infeasible ranks nowhere, and what is refused costs no trial."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.trial import FrozenTrial, TrialState
+
+from bigbatch.search_spaces.constraints import SpaceTrial
+from bigbatch.tune.study.feasible import is_infeasible
+from bigbatch.tune.study.forecast import draws_of
+from bigbatch.tune.study.frontier import counted_trials
+from bigbatch.tune.study.objective import Objective
+from bigbatch.tune.study.objectives import Objectives
+from bigbatch.tune.study.retry import count_ended
+from bigbatch.tune.study.tables import trials_table
+from bigbatch.tune.study.trial_facts import was_refused
+from bigbatch.tune.trials.conductor import MOST_REFUSED
+from bigbatch.tune.watch.failures import refusals_in_words
+from bigbatch.tune.watch.views import trial_views
+from helpers.own_space_searches import Params, SimulatedSearch, best_of, late_share
+
+SEEDS, LATE = range(4), 14
+WIDTHS = {"width": IntDistribution(8, 512, log=True), "lr": FloatDistribution(1e-4, 1.0, log=True)}
+
+
+def wide_is_slow(trial: SpaceTrial) -> None:
+    """Feasible up to a width of 100: 61 % of the range of its logarithm."""
+    trial.suggest_int("width", 8, 512, log=True)
+    trial.suggest_float("lr", 1e-4, 1.0, log=True)
+    trial.set_constraint("epoch_s", at_most=20.0)
+
+
+def wide_is_better(params: Params, epoch: int) -> dict[str, object]:
+    away = math.log10(params["lr"]) + 1.5
+    value = max(0.1, 0.6 + 0.06 * math.log2(params["width"] / 8) - 0.05 * away**2)
+    return {"val_top1": value * (1 - math.exp(-epoch)), "train_s": params["width"] / 5}
+
+
+def constrained(folder: Path, strategy: str, stopping: str, seed: int, **more: Any) -> list[FrozenTrial]:
+    search = SimulatedSearch(
+        folder, WIDTHS, wide_is_slow, wide_is_better, strategy=strategy, stopping=stopping, seed=seed, **more
+    )
+    return search.run()
+
+
+@pytest.mark.parametrize("stopping", ["asha", "look"])
+def test_curves_proposes_what_probably_meets_the_constraints_although_the_best_values_lie_beyond(tmp_path, stopping):
+    found = [constrained(tmp_path / f"{seed}", "curves", stopping, seed) for seed in SEEDS]
+    shares = [late_share(trials, LATE, is_infeasible) for trials in found]
+    assert statistics.mean(shares) < 0.3, "a random search has 39 %; without a model of the bound it is 60 to 90 %"
+    highest = 0.6 + 0.06 * math.log2(100 / 8)
+    assert statistics.median(map(best_of, found)) > 0.95 * highest * (1 - math.exp(-4))
+
+
+@pytest.mark.parametrize("strategy", ["tpe", "gp"])
+def test_samplers_of_optuna_learn_from_trials_that_ended_early_as_infeasible(tmp_path, strategy):
+    trials = constrained(tmp_path, strategy, "none", 1, trials=20)
+    assert late_share(trials, 10, is_infeasible) <= 0.4 and best_of(trials) > 0.7
+
+
+def test_a_bound_on_the_hours_of_a_run_counts_before_any_run_has_reached_it(tmp_path):
+    def space(trial: SpaceTrial) -> None:
+        trial.suggest_float("size", 0.0, 1.0)
+        trial.set_constraint("gpu_hours", at_most=1.0)
+
+    def record(params: Params, epoch: int) -> dict[str, object]:  # four epochs of up to half an hour
+        return {"val_top1": 0.2 + 0.1 * params["size"] * epoch, "train_s": 1800.0 * params["size"]}
+
+    sizes = {"size": FloatDistribution(0.0, 1.0)}
+    shares = []
+    for seed in SEEDS:
+        search = SimulatedSearch(tmp_path / f"{seed}", sizes, space, record, strategy="curves", seed=seed)
+        shares.append(late_share(search.run(), LATE, lambda trial: trial.params["size"] > 0.55))
+    assert statistics.mean(shares) < 0.4, "of random ones 45 % take more than ten percent too long"
+
+
+def test_a_forecast_draws_no_value_that_no_allowed_configuration_has(tmp_path):
+    trials = constrained(tmp_path, "random", "none", 0)
+    values = draws_of(trials, Objective("val_top1", worst=0.1))
+    assert any(map(is_infeasible, trials)) and max(values) == best_of(trials)
+    assert len(values) == sum(not is_infeasible(t) for t in trials)
+
+
+def test_early_stopping_compares_with_no_infeasible_trial(tmp_path):
+    def space(trial: SpaceTrial) -> None:
+        trial.suggest_float("x", 0.0, 1.0)
+        trial.set_constraint("memory_bytes", at_most=1.0)
+
+    def record(params: Params, epoch: int) -> dict[str, object]:  # the best two thirds need too much memory
+        return {"val_top1": params["x"] + 0.01 * epoch, "memory_bytes": 2.0 if params["x"] > 0.33 else 0.5}
+
+    xs = {"x": FloatDistribution(0.0, 1.0)}
+    trials = SimulatedSearch(tmp_path, xs, space, record, strategy="random", stopping="asha", trials=40).run()
+    allowed = [t for t in trials if not is_infeasible(t)]
+    done = [t for t in allowed if t.state == TrialState.COMPLETE]
+    assert allowed and len(done) >= len(allowed) / 4, "a third of those that compare goes on"
+
+
+ODD = {"n": IntDistribution(0, 99), "x": FloatDistribution(0.0, 1.0)}
+
+
+def refuses_odd(trial: SpaceTrial) -> None:
+    number = trial.suggest_int("n", 0, 99)
+    trial.suggest_float("x", 0.0, 1.0)
+    if number % 2:
+        raise ValueError("n must be even")
+
+
+def bounds_odd(trial: SpaceTrial) -> None:
+    number = trial.suggest_int("n", 0, 99)
+    trial.suggest_float("x", 0.0, 1.0)
+    trial.set_constraint("oddness", number % 2, at_most=0.0)
+
+
+def by_x(params: Params, epoch: int) -> dict[str, object]:
+    return {"val_top1": 0.1 + 0.1 * params["x"] * epoch}
+
+
+@pytest.mark.parametrize("space", [refuses_odd, bounds_odd])
+@pytest.mark.parametrize(("strategy", "stopping"), [("random", "none"), ("tpe", "asha"), ("curves", "look")])
+def test_a_refused_configuration_costs_no_trial_and_is_not_listed(tmp_path, space, strategy, stopping):
+    search = SimulatedSearch(tmp_path, ODD, space, by_x, strategy=strategy, stopping=stopping, trials=20, epochs=10)
+    trials = search.run()
+    refused = [t for t in trials if was_refused(t)]
+    configurations = [t for t in trials if "continues" not in t.user_attrs and not was_refused(t)]
+    assert search.conductor.fatal is None and refused and len(configurations) == 20
+    assert search.conductor.finished == count_ended(trials) == 20
+    assert all(t.params["n"] % 2 == 0 for t in configurations) and all(t.params["n"] % 2 for t in refused)
+    assert len(search.said) == len(refused) and all("another one takes its place" in line for line in search.said)
+    shown = {view.number for view in trial_views(trials)}
+    listed = set(trials_table(trials, Objectives()).column("trial").to_pylist())
+    counted = {t.number for t in counted_trials(trials)}
+    assert not {t.number for t in refused} & (shown | listed | counted)
+    assert f"{len(refused)} configuration" in refusals_in_words(trials)[0]
+
+
+def test_a_space_that_allows_little_ends_no_search_and_one_that_allows_nothing_does(tmp_path):
+    def space_up_to(most: int) -> Any:
+        def space(trial: SpaceTrial) -> None:
+            number = trial.suggest_int("n", 0, 99)
+            trial.suggest_float("x", 0.0, 1.0)
+            if number >= most:
+                raise ValueError(f"n must be below {most}")
+
+        return space
+
+    little = SimulatedSearch(tmp_path / "little", ODD, space_up_to(10), by_x, strategy="random", trials=10)
+    assert sum(not was_refused(t) for t in little.run()) == 10 and little.conductor.fatal is None
+    nothing = SimulatedSearch(tmp_path / "nothing", ODD, space_up_to(0), by_x, strategy="random", trials=10)
+    assert len(nothing.run()) == MOST_REFUSED and nothing.conductor.finished == 0
+    assert nothing.conductor.fatal is not None and "n must be below 0" in nothing.conductor.fatal
+
+
+def test_a_value_of_the_frontier_that_the_space_refuses_does_not_end_the_search(tmp_path):
+    def space(trial: SpaceTrial) -> None:
+        if trial.suggest_categorical("batch", [32, 64, 128]) == 128:
+            raise ValueError("batch 128 does not fit")
+        trial.suggest_float("x", 0.0, 1.0)
+
+    found = {"batch": CategoricalDistribution([32, 64, 128]), "x": FloatDistribution(0.0, 1.0)}
+    search = SimulatedSearch(tmp_path, found, space, by_x, strategy="curves", trials=18, frontier="batch")
+    trials = search.run()
+    assert search.conductor.fatal is None and search.conductor.finished == 18
+    assert {t.params["batch"] for t in trials if not was_refused(t)} == {32, 64}
+
+
+def test_curves_learns_which_configurations_are_refused(tmp_path):
+    def space(trial: SpaceTrial) -> None:
+        if trial.suggest_float("x", 0.0, 1.0) > 0.5:  # where the best values would be
+            raise ValueError("x is at most 0.5")
+        trial.suggest_int("n", 0, 99)
+
+    for seed in SEEDS:
+        search = SimulatedSearch(tmp_path / f"{seed}", ODD, space, by_x, strategy="curves", trials=24, seed=seed)
+        trials = search.run()
+        assert search.conductor.fatal is None and sum(map(was_refused, trials)) < 60, "at random 24 are"
+        assert max(t.params["x"] for t in trials if t.state == TrialState.COMPLETE) > 0.48
+
+
+def test_a_bound_that_nothing_keeps_drives_no_proposal_to_what_the_space_refuses(tmp_path):
+    def space(trial: SpaceTrial) -> None:
+        number = trial.suggest_int("n", 0, 99)
+        trial.suggest_float("x", 0.0, 1.0)
+        trial.set_constraint("memory_bytes", at_most=1.0)
+        trial.set_constraint("n", number, at_most=50.0)
+
+    def record(params: Params, epoch: int) -> dict[str, object]:
+        return {**by_x(params, epoch), "memory_bytes": 10.0}
+
+    search = SimulatedSearch(tmp_path, ODD, space, record, strategy="curves", trials=20)
+    trials = search.run()
+    assert search.conductor.fatal is None and search.conductor.finished == 20 and all(map(is_infeasible, trials))
+    assert late_share(trials, 20, was_refused) <= 0.5, "half of the range is refused"
