@@ -157,7 +157,7 @@ class _SpaceToFit:
             if self._plan.space.key_of(name) == WARMUP_KEY and isinstance(value, (int, float)):
                 # A warmup is a part of the run, and its range follows the epochs.
                 params[name] = _on_edge(value * self._plan.max_epochs / _epochs_of(trial), found)
-            if not _is_inside(params[name], found):
+            if not found.contains(params[name]):
                 return None
         pinned = {name: self._fixed(self._plan.overrides, name) for name in trial.params}
         chosen = {name: value for name, value in pinned.items() if name != self.frontier and value is not None}
@@ -192,7 +192,7 @@ def around_moved_centres(plan: SearchPlan, moved: SearchPlan) -> tuple[KnownStud
         for trial in study.trials:
             optimizer = json_values.text(trial.params, "optimizer") or pinned
             same = _same_rate(trial.params, optimizer, plan.workload.lr_factors, moved.workload.lr_factors)
-            if found is None or not same or _is_inside(same[MULTIPLIER], found):
+            if found is None or not same or found.contains(same[MULTIPLIER]):
                 trials.append(dataclasses.replace(trial, params={**trial.params, **same}))
         if trials:
             studies.append(KnownStudy(study.name, tuple(trials)))
@@ -218,12 +218,6 @@ def _epochs_of(trial: StoredTrial) -> int:
 def _on_edge(value: float, found: ParamRange) -> float:
     """The value, or the end of the range from which only rounding separates it."""
     return next((end for end in (found.low, found.high) if math.isclose(value, end, rel_tol=1e-9)), value)
-
-
-def _is_inside(value: object, found: ParamRange) -> bool:
-    if found.kind == "categorical":
-        return value in found.choices
-    return isinstance(value, (int, float)) and found.low <= value <= found.high
 
 
 def _curves(folder: Path, objective: Objective) -> dict[int, dict[int, float]]:

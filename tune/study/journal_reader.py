@@ -20,7 +20,7 @@ STATES = ("RUNNING", "COMPLETE", "PRUNED", "FAIL", "WAITING")
 """By Optuna's numbers."""
 ENDED_STATES = ("COMPLETE", "PRUNED", "FAIL")
 EPOCH_PREFIX = "epoch/"
-_CREATE_STUDY, _DELETE_STUDY, _CREATE_TRIAL, _PARAM, _STATE, _USER_ATTR = 0, 1, 4, 5, 6, 8
+_CREATE_STUDY, _DELETE_STUDY, _CREATE_TRIAL, _PARAM, _STATE, _USER_ATTR, _SYSTEM_ATTR = 0, 1, 4, 5, 6, 8, 9
 _MAXIMIZE = 2
 
 
@@ -194,6 +194,28 @@ class _Replay:
                     trial.epochs, trial.last_record = epoch, record
             else:
                 trial.attrs[key] = value
+
+
+def end_of_whole_trials(data: bytes) -> int:
+    """Where a journal ends without an incomplete last line and without the parameters of a trial that is half drawn.
+
+    A driver draws one trial at a time, and notes its configuration once all its parameters are there.
+    """
+    complete = keep = place = data.rfind(b"\n") + 1
+    trial: object = None
+    while place:
+        begin = data.rfind(b"\n", 0, place - 1) + 1
+        try:
+            entry = json_values.json_object(data[begin:place].decode())
+        except ValueError:  # damaged: who opens the journal says so
+            return complete
+        code, of = entry.get("op_code"), entry.get("trial_id")
+        if code not in (_PARAM, _USER_ATTR, _SYSTEM_ATTR) or (trial is not None and of != trial):
+            return keep
+        if "config" in json_values.mapping(entry, "user_attr"):
+            return complete
+        keep, place, trial = begin if code == _PARAM else keep, begin, of
+    return keep
 
 
 def external_value(internal: object, distribution: str) -> object:
