@@ -83,12 +83,14 @@ class PatientStorage(RDBStorage):
 
         return self._repeat(attempt)
 
-    def drop_parameters(self, trial_id: int) -> None:
-        """Forget the parameters of a trial that is half drawn. Optuna has no such call."""
+    def drop_proposal(self, trial_id: int) -> None:
+        """Forget the parameters of a trial that is half drawn, and its sampler's notes. Optuna has no such call."""
+        params, notes = models.TrialParamModel, models.TrialSystemAttributeModel
 
         def drop() -> None:
             with _create_scoped_session(self.scoped_session) as session:
-                session.query(models.TrialParamModel).filter(models.TrialParamModel.trial_id == trial_id).delete()
+                session.query(params).filter(params.trial_id == trial_id).delete()
+                session.query(notes).filter(notes.trial_id == trial_id, notes.key != "fixed_params").delete()
 
         self._repeat(drop)
 

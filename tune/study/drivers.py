@@ -263,8 +263,8 @@ class Drivers:
 
     def drop_half_drawn(self, trial: FrozenTrial) -> None:
         """Forget the parameters of a trial whose driver died before it had them all: all are drawn again."""
-        if trial.params and "config" not in trial.user_attrs:
-            self._storage.drop_parameters(trial._trial_id)
+        if "config" not in trial.user_attrs:
+            self._storage.drop_proposal(trial._trial_id)
 
     # Checkpoints
 

@@ -197,24 +197,26 @@ class _Replay:
 
 
 def end_of_whole_trials(data: bytes) -> int:
-    """Where a journal ends without an incomplete last line and without the parameters of a trial that is half drawn.
+    """Where a journal ends without an incomplete last line and without what was written of a trial that is half drawn.
 
-    A driver draws one trial at a time, and notes its configuration once all its parameters are there.
+    A driver draws one trial at a time, and notes its configuration once all its parameters are there. Until then, what
+    follows the trial's begin are its parameters and notes of the sampler.
     """
     complete = keep = place = data.rfind(b"\n") + 1
     trial: object = None
     while place:
         begin = data.rfind(b"\n", 0, place - 1) + 1
         try:
-            entry = json_values.json_object(data[begin:place].decode())
+            entry = json_values.json_object(data[begin:place])
         except ValueError:  # damaged: who opens the journal says so
             return complete
-        code, of = entry.get("op_code"), entry.get("trial_id")
-        if code not in (_PARAM, _USER_ATTR, _SYSTEM_ATTR) or (trial is not None and of != trial):
-            return keep
+        code, of = entry.get("op_code"), entry.get("trial_id", trial)
+        trial = of if trial is None else trial
+        if of != trial or code not in (_PARAM, _USER_ATTR, _SYSTEM_ATTR):
+            return keep if code == _CREATE_TRIAL or (code == _STATE and of == trial) else complete
         if "config" in json_values.mapping(entry, "user_attr"):
             return complete
-        keep, place, trial = begin if code == _PARAM else keep, begin, of
+        keep, place = begin if code != _USER_ATTR else keep, begin
     return keep
 
 
