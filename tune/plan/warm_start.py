@@ -230,8 +230,9 @@ def _curves(folder: Path, objective: Objective) -> dict[int, dict[int, float]]:
 
     found: dict[int, dict[int, float]] = {}
     for row in pq.read_table(folder / EPOCHS_TABLE).to_pylist():
-        value = objective.value(row)
-        if math.isfinite(value):
+        record = {name: value for name, value in row.items() if value is not None}
+        value = objective.value(record)
+        if math.isfinite(value) and objective.has_learnt(record):  # else the trial has diverged in this epoch
             found.setdefault(int(row["trial"]), {})[int(row["epoch"])] = value
     return found
 

@@ -14,6 +14,7 @@ from optuna.trial import TrialState
 from bigbatch.search_spaces.registry import load_space
 from bigbatch.tune.report.page import report_page
 from bigbatch.tune.report.recorded_study import open_recorded
+from bigbatch.tune.simulate.readers import read_curves
 from bigbatch.tune.study.feasible import furthest_excess
 from bigbatch.tune.study.store import StudyStore
 from bigbatch.tune.watch.views import trial_views
@@ -166,3 +167,17 @@ def test_a_metric_that_diverges_to_infinity_is_no_best_value(tmp_path):
     assert pq.read_table(store.folder / "trials.parquet")["best_value"].to_pylist() == [0.4]
     assert trial_views(store.study.trials, store.objectives)[0].worth == "–"
     store.close()
+
+
+def test_a_run_that_diverges_in_its_last_epoch_is_replayed_as_diverged(tmp_path):
+    store = store_of(tmp_path, "val_top1:max")
+    bridge = bridge_of(store, trials=2)
+    for ray_id, loss in (("a", 1.0), ("b", math.nan)):
+        bridge.suggest(ray_id)
+        for epoch in range(1, EPOCHS + 1):
+            report(bridge, ray_id, epoch, 0.1 * epoch, train_s=5.0, val_loss=loss if epoch == EPOCHS else 1.0)
+    store.refresh(force=True)
+    store.close()
+    whole, diverged = read_curves([store.folder]).curves
+    assert (whole.diverged, len(whole.values)) == (False, EPOCHS)
+    assert (diverged.diverged, len(diverged.values), len(diverged.seconds)) == (True, EPOCHS - 1, EPOCHS)
