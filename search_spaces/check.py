@@ -7,27 +7,24 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from bigbatch.search_spaces.distribution import Distribution
 from bigbatch.search_spaces.log_normal import LogNormal
 from bigbatch.search_spaces.registry import Space
 from bigbatch.search_spaces.trainable_space import ReturnsNoConfig
-from bigbatch.search_spaces.trial import Distribution, StandInTrial
+from bigbatch.search_spaces.trial import StandInTrial
 from bigbatch.search_spaces.workload import Workload
 from bigbatch.train_loop.config import ConfigError, TrainConfig, known_key
 from bigbatch.train_loop.config.plug_ins import shown_name
 
 
 @dataclass(frozen=True)
-class ParamRange:
-    """The range of one parameter over a whole space."""
+class ParamRange(Distribution):
+    """The range of one parameter over a whole space.
 
-    name: str
-    kind: str
-    """``float``, ``int`` or ``categorical``; ``derived`` for a learning rate computed from other parameters."""
-    low: float = 0.0
-    high: float = 0.0
-    log: bool = False
-    step: float | None = None
-    choices: tuple[object, ...] = ()
+    ``kind`` may also be ``derived``: a learning rate that is computed from other parameters.
+    """
+
+    name: str = ""
     conditions: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     """The parameters that this one depends on, and the values with which it exists. Empty: it always exists."""
     always: bool = True
@@ -37,12 +34,7 @@ class ParamRange:
 
     def describe(self) -> str:
         """E.g. ``0.25 … 4 (log)``, ``lars, sgd``, ``1e-05 … 0.001 (log), with optimizer lars, sgd``."""
-        if self.kind == "categorical":
-            text = ", ".join(str(choice) for choice in self.choices)
-        else:
-            text = f"{self.low:.4g} … {self.high:.4g}" + (" (log)" if self.log else "")
-        if self.step is not None and (self.kind, self.step) != ("int", 1):
-            text += f" by {self.step:g}"
+        text = self.in_words()
         if self.prior is not None:
             text += (
                 f", mostly {self.prior.centre / self.prior.factor:.4g} … {self.prior.centre * self.prior.factor:.4g}"
@@ -170,16 +162,19 @@ def _ranges(drawn: Sequence[_Sample]) -> dict[str, ParamRange]:
     ranges = {}
     for name in names:
         met = [sample.distributions[name] for sample in drawn if name in sample.distributions]
+        low, high = min(d.low for d in met), max(d.high for d in met)
+        grid = dataclasses.replace(met[0], low=low, high=high)
+        has_grid = all(d.step == grid.step and grid.contains(d.low) for d in met)
         ranges[name] = ParamRange(
-            name,
             met[0].kind,
-            min(d.low for d in met),
-            max(d.high for d in met),
+            low,
+            high,
             met[0].log,
-            met[0].step,
+            met[0].step if has_grid else None,
             met[0].choices,
-            _conditions(name, names, drawn),
-            len(met) == len(drawn),
+            name=name,
+            conditions=_conditions(name, names, drawn),
+            always=len(met) == len(drawn),
         )
     return ranges
 
@@ -206,10 +201,8 @@ def _conditions(name: str, names: Sequence[str], drawn: Sequence[_Sample]) -> di
         kinds = {sample.distributions[other].kind for sample in drawn if other in sample.params}
         if other == name or kinds != {"categorical"} or not all(other in sample.params for sample in drawn):
             continue
-        # No sets: a choice may be a list.
-        having = [sample.params[other] for sample in drawn if name in sample.params]
-        lacking = [sample.params[other] for sample in drawn if name not in sample.params]
-        if not any(value in lacking for value in having):
+        having = {sample.params[other] for sample in drawn if name in sample.params}
+        if not having & {sample.params[other] for sample in drawn if name not in sample.params}:
             choices = drawn[0].distributions[other].choices
             return {other: tuple(choice for choice in choices if choice in having)}
     return {}
@@ -226,5 +219,5 @@ def _derived_rates(drawn: Sequence[_Sample]) -> dict[str, ParamRange]:
     ranges = {}
     for optimizer, met in rates.items():
         name = f"peak_lr[{shown_name(optimizer)}]"
-        ranges[name] = ParamRange(name, "derived", min(met), max(met), conditions={"optimizer": (optimizer,)})
+        ranges[name] = ParamRange("derived", min(met), max(met), name=name, conditions={"optimizer": (optimizer,)})
     return ranges

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from bigbatch.search_spaces.distribution import Distribution, Suggestions, suggested
+
 
 @dataclass(frozen=True)
 class Constraint:
@@ -66,8 +68,8 @@ class Constrained:
         self.constraints[name] = Constraint(name, at_most, at_least, value)
 
 
-class SpaceTrial(Constrained):
-    """An Optuna trial as a space sees it: it takes in constraints, and passes everything else on."""
+class SpaceTrial(Suggestions, Constrained):
+    """An Optuna trial as a space sees it: it takes in constraints, and choices of any kind. The rest is Optuna's."""
 
     def __init__(self, trial: Any) -> None:
         super().__init__()
@@ -75,6 +77,9 @@ class SpaceTrial(Constrained):
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._trial, name)
+
+    def _suggest(self, name: str, distribution: Distribution) -> Any:
+        return suggested(self._trial, name, distribution)
 
 
 def read_constraints(stored: object) -> list[Constraint]:

@@ -55,24 +55,19 @@ def check_parameters(space: Space, workload: Workload, fixed: Mapping[str, objec
 
 
 def parameter_value(known: ParamRange, value: object, space: Space) -> object:
-    """``value`` in the parameter's type. Raises ConfigError if it is outside the parameter's range."""
+    """``value`` as a study keeps the parameter. Raises ConfigError if it is outside the parameter's range."""
+    value = known.kept(value)
     if known.kind == "categorical":
-        for choice in known.choices:
-            if str(value) == str(choice):
-                return choice
-        allowed, fix = f"one of {', '.join(map(str, known.choices))}", known.choices[0]
+        alike = [one for one in known.choices if type(one) is type(value) and one == value]
+        if found := alike + [one for one in known.choices if str(one) == str(value)]:
+            return found[0]
+        allowed, fix = f"one of {known.in_words()}", str(known.choices[0])
     else:
-        kind = float if known.kind == "float" else int
-        if (
-            isinstance(value, (int, float))
-            and not isinstance(value, bool)
-            and known.low <= value <= known.high
-            and value == kind(value)
-        ):
-            return kind(value)
-        whole = " whole number" if kind is int else " number"
-        allowed, fix = f"a{whole} of {known.low:.4g} to {known.high:.4g}", f"{known.low:.4g}"
+        if known.contains(value):
+            return float(value) if known.kind == "float" else int(value)  # type: ignore[call-overload,arg-type]  # a number
+        allowed = f"a {'whole ' if known.kind == 'int' else ''}number of {known.low:.4g} to {known.high:.4g}"
+        allowed, fix = allowed + (f" in steps of {known.step:g}" if known.has_grid else ""), f"{known.low:.4g}"
     raise ConfigError(
         f"{known.name} must be {allowed} in space {space.name!r}; got {value!r}. Write e.g. --set "
-        f"{known.name}={shlex.quote(str(fix))}."
+        f"{known.name}={shlex.quote(fix)}."
     )

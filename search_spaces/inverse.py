@@ -6,8 +6,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from bigbatch.search_spaces.distribution import Distribution
 from bigbatch.search_spaces.registry import Space
-from bigbatch.search_spaces.trial import Distribution, StandInTrial
+from bigbatch.search_spaces.trial import StandInTrial
 from bigbatch.search_spaces.workload import Workload
 from bigbatch.train_loop.config import TrainConfig, known_key
 
@@ -44,10 +45,7 @@ class _NearestTrial(StandInTrial):
 
 
 def _nearest(value: Any, distribution: Distribution) -> object:
-    if distribution.kind == "categorical":
-        return value if value in distribution.choices else distribution.choices[0]
-    inside = min(max(value, distribution.low), distribution.high)
-    if distribution.step is not None and not distribution.log:
-        steps = round((inside - distribution.low) / distribution.step)
-        inside = min(distribution.low + steps * distribution.step, distribution.high)
-    return round(inside) if distribution.kind == "int" else float(inside)
+    if distribution.kind != "categorical":
+        return distribution.nearest(value)
+    kept = distribution.kept(value)
+    return kept if distribution.contains(kept) else distribution.choices[0]

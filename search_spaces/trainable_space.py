@@ -26,8 +26,8 @@ class ReturnsNoConfig(ConfigError):
 class TrainableSpace(Space):
     """A space of a user's whose function returns a dict.
 
-    ``pinned`` are names and values of ``--set``: parameters of the space, which it then does not search, and further
-    values for ``config``. No name has a meaning of ours.
+    ``pinned`` are names and values of ``--set``: parameters of the space, which it then does not search but is given,
+    and further values for ``config``. No name has a meaning of ours.
     """
 
     trainable: str = ""
@@ -35,7 +35,8 @@ class TrainableSpace(Space):
 
     def __call__(self, trial: Any, workload: Workload, pinned: Mapping[str, object] | None = None) -> TrainConfig:
         pinned = pinned or {}
-        values: object = self.function(PinnedTrial(trial, {}, {}, pinned, ()), workload)
+        asked = PinnedTrial(trial, {}, {}, pinned)
+        values: object = self.function(asked, workload)
         if not isinstance(values, dict):
             raise ReturnsNoConfig(
                 f"with --trainable a space returns a dict, the function's config; got {type(values).__name__} from "
@@ -47,7 +48,8 @@ class TrainableSpace(Space):
                     f"config[{name!r}] is what {option} says; got one from space {self.name!r} too. Leave it out there."
                 )
         try:
-            options = read_options("config", {**values, **pinned})
+            further = {name: value for name, value in pinned.items() if name not in asked.answered}
+            options = read_options("config", {**values, **further})
         except ConfigError as error:
             raise ReturnsNoConfig(f"{error} It came from space {self.name!r}.") from None
         return TrainConfig(

@@ -5,23 +5,17 @@ The stand-in exists because spaces are checked before anything starts, also on m
 
 from __future__ import annotations
 
-import abc
-import math
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
 from bigbatch.search_spaces.constraints import Constrained
+from bigbatch.search_spaces.distribution import Distribution, Suggestions, suggested
 from bigbatch.train_loop.config import known_key
 
 BATCH_KEY = "batch.global_size"
 """The key of a configuration whose values ``--batch`` names."""
-_EDGE_PROBABILITY = 0.25
-"""How often the stand-in draws an end of the range: spaces break there most often."""
-
-
 T = TypeVar("T")
 Convert = Callable[[Any], object]
 """From the value of a configuration key to that of the parameter that sets it."""
@@ -39,7 +33,7 @@ class Trial(Protocol):
         """A whole number from ``low`` to ``high``, both included."""
 
     def suggest_categorical(self, name: str, choices: Sequence[T]) -> T:
-        """One of ``choices``."""
+        """One of ``choices``: each is None, true, false, a number, a word, or a tuple or list of these."""
 
     def set_constraint(
         self, name: str, value: float | None = None, *, at_most: float | None = None, at_least: float | None = None
@@ -47,96 +41,7 @@ class Trial(Protocol):
         """Bound what the trial may cost; see ``bigbatch.search_spaces.constraints``."""
 
 
-@dataclass(frozen=True)
-class Distribution:
-    """The range that one ``suggest_*`` call declares."""
-
-    kind: str
-    """``float``, ``int`` or ``categorical``."""
-    low: float = 0.0
-    high: float = 0.0
-    log: bool = False
-    step: float | None = None
-    choices: tuple[object, ...] = ()
-
-    def check(self, name: str) -> None:
-        """Raise ValueError for a range that Optuna refuses."""
-        if self.kind == "categorical":
-            if not self.choices:
-                raise ValueError(f"parameter {name!r} has no choices")
-            return
-        if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low <= self.high):
-            raise ValueError(f"parameter {name!r} needs low <= high, got {self.low} and {self.high}")
-        if self.log and self.low <= 0:
-            raise ValueError(f"parameter {name!r} is log, so low must be above 0, got {self.low}")
-        if self.log and self.step not in (None, 1):
-            raise ValueError(f"parameter {name!r} cannot have both log and step")
-        if self.step is not None and self.step <= 0:
-            raise ValueError(f"parameter {name!r} needs a step above 0, got {self.step}")
-
-    def contains(self, value: object) -> bool:
-        """Whether ``value`` is one of the choices, or a number of the right kind within the range."""
-        if self.kind == "categorical":
-            return value in self.choices
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            return False
-        return self.low <= value <= self.high and (self.kind == "float" or value == int(value))
-
-    def compatible(self, other: Distribution) -> bool:
-        """Whether Optuna accepts both under one name in one study."""
-        return (self.kind, self.log, self.choices) == (other.kind, other.log, other.choices)
-
-    def sample(self, rng: random.Random) -> Any:
-        """A random value; an end of the range more often than uniform sampling would give it."""
-        if self.kind == "categorical":
-            return rng.choice(self.choices)
-        value = self._edge(rng) if rng.random() < _EDGE_PROBABILITY else self._inside(rng)
-        return round(value) if self.kind == "int" else value
-
-    def middle(self) -> Any:
-        """The middle of the range, or the first choice."""
-        if self.kind == "categorical":
-            return self.choices[0]
-        value = math.sqrt(self.low * self.high) if self.log else self._on_grid((self.low + self.high) / 2)
-        return round(value) if self.kind == "int" else value
-
-    def _edge(self, rng: random.Random) -> float:
-        return self.low if rng.random() < 0.5 else self._on_grid(self.high)
-
-    def _inside(self, rng: random.Random) -> float:
-        if self.log:
-            value = math.exp(rng.uniform(math.log(self.low), math.log(self.high)))
-            return min(max(value, self.low), self.high)
-        return self._on_grid(rng.uniform(self.low, self.high))
-
-    def _on_grid(self, value: float) -> float:
-        if self.step is None:
-            return value
-        steps = math.floor((value - self.low) / self.step + 1e-9)  # 1e-9: (0.3 - 0) / 0.1 is 2.999…96
-        return self.low + steps * self.step
-
-
-class _Suggestions(abc.ABC):
-    """Maps the three ``suggest_*`` calls to one method, ``_suggest(name, distribution)``."""
-
-    def suggest_float(
-        self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
-    ) -> float:
-        return self._suggest(name, Distribution("float", float(low), float(high), log, step))
-
-    def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
-        return self._suggest(name, Distribution("int", low, high, log, step))
-
-    def suggest_categorical(self, name: str, choices: Sequence[T]) -> T:
-        chosen: T = self._suggest(name, Distribution("categorical", choices=tuple(choices)))
-        return chosen
-
-    @abc.abstractmethod
-    def _suggest(self, name: str, distribution: Distribution) -> Any:
-        """The value of a parameter."""
-
-
-class StandInTrial(_Suggestions, Constrained):
+class StandInTrial(Suggestions, Constrained):
     """Answers like an Optuna trial under random sampling, and records each question.
 
     ``fixed``: parameters with given values. All others are random; with ``rng=None`` each is the middle of its range.
@@ -163,9 +68,9 @@ class StandInTrial(_Suggestions, Constrained):
                 raise ValueError(f"parameter {name!r} is suggested twice with different kinds, log or choices")
             return self.params[name]
         if name in self._fixed:
-            value = self._fixed[name]
+            value = distribution.kept(self._fixed[name])
             if not distribution.contains(value):
-                raise ValueError(f"parameter {name!r} cannot be {value!r} in {distribution}")
+                raise ValueError(f"parameter {name!r} cannot be {value!r}: it takes {distribution.in_words()}")
         else:
             value = distribution.middle() if self._rng is None else distribution.sample(self._rng)
         self.distributions[name] = distribution
@@ -173,7 +78,7 @@ class StandInTrial(_Suggestions, Constrained):
         return value
 
 
-class PinnedTrial(_Suggestions):
+class PinnedTrial(Suggestions):
     """A trial that does not search the parameters whose configuration keys are pinned.
 
     A space may derive one value from another, say the learning rate from the batch. It must then see the value that
@@ -197,6 +102,8 @@ class PinnedTrial(_Suggestions):
         self._keys = parameter_keys
         self._parameters = parameters
         self._batches = batches
+        self.answered: set[str] = set()
+        """The names in ``parameters`` that the space has asked for."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._trial, name)
@@ -207,15 +114,11 @@ class PinnedTrial(_Suggestions):
         if full is not None and full in self._pinned:
             return convert(self._pinned[full])
         if name in self._parameters:
+            self.answered.add(name)
             return self._parameters[name]
         if full == BATCH_KEY and self._batches:
-            return self._trial.suggest_categorical(name, list(self._batches))
-        if distribution.kind == "categorical":
-            return self._trial.suggest_categorical(name, list(distribution.choices))
-        low, high, step, log = distribution.low, distribution.high, distribution.step, distribution.log
-        if distribution.kind == "int":
-            return self._trial.suggest_int(name, int(low), int(high), step=1 if step is None else int(step), log=log)
-        return self._trial.suggest_float(name, low, high, step=step, log=log)
+            distribution = Distribution("categorical", choices=tuple(self._batches))
+        return suggested(self._trial, name, distribution)
 
 
 def _unchanged(value: T) -> T:

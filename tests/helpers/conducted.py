@@ -42,8 +42,8 @@ WRITES = (
 """What changes a study."""
 
 
-class Killed(Exception):
-    """The driver is gone in the middle of a write."""
+class Killed(BaseException):
+    """The driver is gone in the middle of a write. What catches the errors of a space does not catch it."""
 
 
 class MemoryStore(StudyStore):

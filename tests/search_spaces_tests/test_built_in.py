@@ -11,13 +11,14 @@ import optuna
 import pytest
 
 from bigbatch.search_spaces import BUILT_IN, Space, Workload, check_space
+from bigbatch.search_spaces.distribution import Distribution
 from bigbatch.search_spaces.priors import (
     divisible,
     global_batch_sizes,
     peak_lr_centre,
     trust_coefficient,
 )
-from bigbatch.search_spaces.trial import Distribution, StandInTrial
+from bigbatch.search_spaces.trial import StandInTrial
 from bigbatch.train_loop.config import ConfigError, TrainConfig, sections
 from helpers.paths import ROOT
 

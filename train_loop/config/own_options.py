@@ -34,18 +34,16 @@ def read_options(key: str, values: object) -> Options:
     """JSON's object as options. Raises ConfigError for anything else, for names that no argument has, for objects."""
     if not isinstance(values, Mapping):
         raise ConfigError(f"{key} must be an object of arguments; got {values!r}. Write {key}.NAME=VALUE.")
-    for name, value in values.items():
+    for name in values:
         if not (isinstance(name, str) and name.isidentifier()):
             raise ConfigError(f"{key} must have names of arguments; got {name!r}. Write e.g. {key}.width=64.")
-        _check_value(f"{key}.{name}", value)
-    return Options({name: list(v) if isinstance(v, tuple) else v for name, v in values.items()})
+    return Options({name: _value(f"{key}.{name}", value) for name, value in values.items()})
 
 
-def _check_value(key: str, value: object) -> None:
+def _value(key: str, value: object) -> OptionValue:
+    """As JSON gives it back: tuples are lists, also within lists."""
     if isinstance(value, (list, tuple)):
-        for one in value:
-            _check_value(key, one)
-    elif not (value is None or isinstance(value, (bool, int, float, str))):
-        raise ConfigError(
-            f"{key} must be a number, a word, true, false, null or a list of them; got {value!r}. Write one."
-        )
+        return [_value(key, one) for one in value]
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise ConfigError(f"{key} must be a number, a word, true, false, null or a list of them; got {value!r}. Write one.")

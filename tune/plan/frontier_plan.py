@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bigbatch.search_spaces.check import ParamRange
+from bigbatch.search_spaces.distribution import kept_choice
 from bigbatch.search_spaces.registry import Space
 from bigbatch.train_loop.config import ConfigError
 
@@ -41,7 +42,7 @@ def frontier_plan(
         return None
     if (key := space.key_of(name)) in overrides:
         convert = space.parameter_keys[name][1] if name in space.parameter_keys else lambda value: value
-        return FrontierPlan(name, (convert(overrides[str(key)]),))
+        return FrontierPlan(name, (kept_choice(convert(overrides[str(key)])),))
     if name in overrides:
         return FrontierPlan(name, (overrides[name],))
     found = ranges.get(name)
@@ -49,8 +50,6 @@ def frontier_plan(
         where = "no trial" if found is None else "only some trials"
         raise _refused(space, f"which is in {where}", "Suggest it in each trial")
     values = _values(found)
-    if other := [value for value in values if value is not None and not isinstance(value, (str, int, float))]:
-        raise _refused(space, f"with the choice {other[0]!r}", "Name each choice by a word or a number")
     if not values:
         raise _refused(space, f"with the range {found.describe()}", f"Suggest one of at most {MAX_VALUES} choices")
     return FrontierPlan(name, values)

@@ -5,7 +5,6 @@ Both refuse differences and name them as command line options.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 
 from bigbatch.train_loop.config import RUNTIME_KEYS, ConfigError
@@ -64,7 +63,7 @@ def check_same_values(frontier: FrontierPlan | None, workers: int, stored: Mappi
     before = stored.get("frontier")
     if frontier is None or not isinstance(before, Mapping) or before.get("name") != frontier.name:
         return
-    now, earlier = json.loads(json.dumps(frontier.values)), before.get("values")
+    now, earlier = list(frontier.values), before.get("values")
     if now == earlier or not isinstance(earlier, list):
         return
     first = stored.get("workers")

@@ -157,7 +157,7 @@ class _SpaceToFit:
             if self._plan.space.key_of(name) == WARMUP_KEY and isinstance(value, (int, float)):
                 # A warmup is a part of the run, and its range follows the epochs.
                 params[name] = _on_edge(value * self._plan.max_epochs / _epochs_of(trial), found)
-            if not _is_inside(params[name], found):
+            if not found.contains(params[name]):
                 return None
         pinned = {name: self._fixed(self._plan.overrides, name) for name in trial.params}
         chosen = {name: value for name, value in pinned.items() if name != self.frontier and value is not None}
@@ -192,7 +192,7 @@ def around_moved_centres(plan: SearchPlan, moved: SearchPlan) -> tuple[KnownStud
         for trial in study.trials:
             optimizer = json_values.text(trial.params, "optimizer") or pinned
             same = _same_rate(trial.params, optimizer, plan.workload.lr_factors, moved.workload.lr_factors)
-            if found is None or not same or _is_inside(same[MULTIPLIER], found):
+            if found is None or not same or found.contains(same[MULTIPLIER]):
                 trials.append(dataclasses.replace(trial, params={**trial.params, **same}))
         if trials:
             studies.append(KnownStudy(study.name, tuple(trials)))
@@ -220,12 +220,6 @@ def _on_edge(value: float, found: ParamRange) -> float:
     return next((end for end in (found.low, found.high) if math.isclose(value, end, rel_tol=1e-9)), value)
 
 
-def _is_inside(value: object, found: ParamRange) -> bool:
-    if found.kind == "categorical":
-        return value in found.choices
-    return isinstance(value, (int, float)) and found.low <= value <= found.high
-
-
 def _curves(folder: Path, objective: Objective) -> dict[int, dict[int, float]]:
     """Trial → epoch → value, from the study's table. Without one, only the ends of trials are known."""
     from bigbatch.tune.study.summary import EPOCHS_TABLE  # not for Python 3.9
@@ -236,8 +230,9 @@ def _curves(folder: Path, objective: Objective) -> dict[int, dict[int, float]]:
 
     found: dict[int, dict[int, float]] = {}
     for row in pq.read_table(folder / EPOCHS_TABLE).to_pylist():
-        value = objective.value(row)
-        if math.isfinite(value):
+        record = {name: value for name, value in row.items() if value is not None}
+        value = objective.value(record)
+        if math.isfinite(value) and objective.has_learnt(record):  # else the trial has diverged in this epoch
             found.setdefault(int(row["trial"]), {})[int(row["epoch"])] = value
     return found
 

@@ -267,17 +267,17 @@ def _read_study(folder: Path) -> RecordedRuns:
         raise ConfigError(f"curves need a metric of every epoch; got a study of {objective.name}. Give another study.")
     rows = [{**row, **dict(row.get(metrics.OWN) or ())} for row in rows]
     by_trial = dict(_by(rows, "trial"))
-    curves = [_trial_curve(trial, by_trial.get(trial["trial"], []), objective.name) for trial in trials.to_pylist()]
+    curves = [_trial_curve(trial, by_trial.get(trial["trial"], []), objective) for trial in trials.to_pylist()]
     plain = Objective(objective.name, objective.direction)
     return RecordedRuns(folder.resolve().name, tuple(curve for curve in curves if curve is not None), None, plain)
 
 
-def _trial_curve(trial: Mapping[str, object], epochs: Rows, metric: str) -> RecordedCurve | None:
+def _trial_curve(trial: Mapping[str, object], epochs: Rows, objective: Objective) -> RecordedCurve | None:
     """The trial's curve; None unless it reached its end or diverged."""
     diverged = _has_diverged(trial)
     planned = json_values.whole_number(trial, "epochs_planned")
     whole = trial["state"] == "COMPLETE" and planned == len(epochs)  # a search for a target ends trials sooner
-    if not whole and not (diverged and planned > len(epochs)):
+    if not whole and not (diverged and planned >= len(epochs)):
         return None
     _check_epochs(trial["trial"], [row["epoch"] for row in epochs])
     seconds, now_s = [], 0.0
@@ -287,7 +287,14 @@ def _trial_curve(trial: Mapping[str, object], epochs: Rows, metric: str) -> Reco
     warmup = json_values.number(trial, "config.schedule.warmup_epochs")
     facts = {"epochs": planned, "diverged": diverged, "warmup_epochs": warmup}
     params = json.loads(json_values.text(trial, "parameters", "{}"))
-    return _curve(params, seconds, [row[metric] for row in epochs], facts)
+    # The epoch in which it diverged may have a finite accuracy beside a loss that is none.
+    values = [row[objective.name] if objective.has_learnt(_there(row)) else None for row in epochs]
+    return _curve(params, seconds, values, facts)
+
+
+def _there(row: Mapping[str, object]) -> dict[str, object]:
+    """An epoch's record, of its row in a table."""
+    return {name: value for name, value in row.items() if value is not None}
 
 
 def _has_diverged(trial: Mapping[str, object]) -> bool:

@@ -19,7 +19,6 @@ one that misleads cannot lead the whole search astray.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -34,7 +33,7 @@ from bigbatch.tune.strategies.curve_data import CurveEncoder, Learned, first_rou
 from bigbatch.tune.strategies.curve_model import CurvePoints
 from bigbatch.tune.strategies.names import CAPABILITIES
 from bigbatch.tune.strategies.protocol import SearchFacts
-from bigbatch.tune.strategies.qmc import SobolSampler, value_at
+from bigbatch.tune.strategies.qmc import SobolSampler, random_part, value_at
 from bigbatch.tune.strategies.run_cost import surcharge
 from bigbatch.tune.strategies.unit_space import is_word, middle_of
 from bigbatch.tune.study.trial_facts import GIVEN_ATTR
@@ -109,8 +108,7 @@ class CurvesSampler(BaseSampler):
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> object:
         """A random value of a parameter that the facts do not name, or whose range differs from theirs."""
-        rng = np.random.default_rng([self._facts.seed, self._number, zlib.crc32(param_name.encode())])
-        return value_at(float(rng.random()), param_distribution)
+        return value_at(random_part(self._facts.seed, self._number, param_name), param_distribution)
 
     def propose(self, study: Study, trial: FrozenTrial, fixed: Mapping[str, object]) -> dict[str, object]:
         """A whole configuration with the ``fixed`` values, those of an enqueued trial, and those it already has."""

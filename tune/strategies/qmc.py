@@ -66,7 +66,7 @@ class SobolSampler(BaseSampler):
 
     def _coordinate(self, number: int, name: str) -> float:
         if name not in self._dimension:
-            return float(np.random.default_rng([self._seed, number, zlib.crc32(name.encode())]).random())
+            return random_part(self._seed, number, name)
         if number != self._number:
             self._number, self._point = number, self._draw(number)
         return float(self._point[self._dimension[name]])
@@ -80,6 +80,11 @@ class SobolSampler(BaseSampler):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # SciPy warns unless 2^n points are drawn at once
             return np.asarray(engine.random(1)[0])
+
+
+def random_part(seed: int, number: int, name: str) -> float:
+    """A random number from 0 to below 1, the same for the same trial and parameter, whatever else was drawn."""
+    return float(np.random.default_rng([seed, number, zlib.crc32(name.encode())]).random())
 
 
 def value_at(part: float, distribution: BaseDistribution, prior: LogNormal | None = None) -> object:

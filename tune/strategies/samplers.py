@@ -15,7 +15,6 @@ from optuna.samplers import (
     BaseSampler,
     CmaEsSampler,
     GPSampler,
-    RandomSampler,
 )
 from optuna.study import Study
 from optuna.trial import FrozenTrial
@@ -25,7 +24,7 @@ from bigbatch.tune.strategies.bad_ends import BadEndsSampler
 from bigbatch.tune.strategies.judgement import REDUCTION_FACTOR, JudgedTPESampler
 from bigbatch.tune.strategies.older_constraints import knowing_constraints
 from bigbatch.tune.strategies.passing_sampler import Asked, PassingSampler
-from bigbatch.tune.strategies.qmc import SobolSampler, value_at
+from bigbatch.tune.strategies.qmc import SobolSampler, random_part, value_at
 from bigbatch.tune.strategies.study_view import BestAndRecent, view_of
 
 MODEL_BASED = ("tpe", "gp", "cmaes")
@@ -60,20 +59,27 @@ class SomeTrialsSampler(PassingSampler):
         return Asked(self._sampler, view_of(study, self._history.among), trial)
 
 
-class PriorSampler(RandomSampler):
-    """Draws each parameter at random: from its soft prior if it has one, else as Optuna's random sampler."""
+class PriorSampler(BaseSampler):
+    """Draws each parameter at random, by seed, trial and name: from its soft prior if it has one, or from its range."""
 
     def __init__(self, seed: int, priors: Mapping[str, LogNormal]) -> None:
-        super().__init__(seed=seed)
-        self._priors = priors
+        self._seed, self._priors = seed, priors
+
+    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        """Empty: each parameter is drawn by itself."""
+        return {}
+
+    def sample_relative(
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, object]:
+        return {}
 
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> object:
         """A random value of one parameter."""
-        if param_name not in self._priors:
-            return super().sample_independent(study, trial, param_name, param_distribution)
-        return value_at(float(self._rng.rng.random()), param_distribution, self._priors[param_name])
+        part = random_part(self._seed, trial.number, param_name)
+        return value_at(part, param_distribution, self._priors.get(param_name))
 
 
 def sampler_factory(
@@ -104,7 +110,7 @@ def sampler_factory(
     def make(number: int) -> BaseSampler:
         own = (seed * 1_000_003 + number * 7919) % 2**31
         if name == "random":
-            return PriorSampler(own, known)
+            return PriorSampler(seed, known)
         design = SobolSampler(names, seed, known)
         if name == "cmaes":
             return _cmaes(own, startup, design, source_trials)

@@ -94,13 +94,12 @@ def position(value: object, distribution: BaseDistribution) -> float:
 def words_of(facts: SearchFacts) -> dict[str, set[object]]:
     """By parameter, the choices that have no order, e.g. the names of optimizers.
 
-    Of parameters that every configuration has, but not of the frontier's, and only where all choices are scalars.
+    Of parameters that every configuration has, but not of the frontier's.
     """
     return {
         d.name: set(d.distribution.choices)
         for d in facts.dimensions
         if isinstance(d.distribution, CategoricalDistribution)
-        and all(choice is None or isinstance(choice, (str, bool, int, float)) for choice in d.distribution.choices)
         and not _is_numeric(d.distribution)
         and d.always
         and not d.active_when

@@ -18,6 +18,7 @@ from typing import TypeVar
 from optuna.exceptions import StorageInternalError, UpdateFinishedTrialError
 from optuna.storages import RDBStorage
 from optuna.storages._rdb import models
+from optuna.storages._rdb.storage import _create_scoped_session
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.orm import Session
@@ -81,6 +82,17 @@ class PatientStorage(RDBStorage):
             return done or (attempts > 1 and RDBStorage.get_trial(self, trial_id).state == state)
 
         return self._repeat(attempt)
+
+    def drop_proposal(self, trial_id: int) -> None:
+        """Forget the parameters of a trial that is half drawn, and its sampler's notes. Optuna has no such call."""
+        params, notes = models.TrialParamModel, models.TrialSystemAttributeModel
+
+        def drop() -> None:
+            with _create_scoped_session(self.scoped_session) as session:
+                session.query(params).filter(params.trial_id == trial_id).delete()
+                session.query(notes).filter(notes.trial_id == trial_id, notes.key != "fixed_params").delete()
+
+        self._repeat(drop)
 
     def _create_new_trial(self, study_id: int, template_trial: FrozenTrial | None = None) -> FrozenTrial:
         def newest() -> int:

@@ -261,6 +261,11 @@ class Drivers:
         key = str(trial.user_attrs.get(OWNER_ATTR, "")).partition(".")[0]
         return next((entry for entry in self._others if entry.key == key), None)
 
+    def drop_half_drawn(self, trial: FrozenTrial) -> None:
+        """Forget the parameters of a trial whose driver died before it had them all: all are drawn again."""
+        if "config" not in trial.user_attrs:
+            self._storage.drop_proposal(trial._trial_id)
+
     # Checkpoints
 
     def bring_checkpoint(self, trials: Sequence[FrozenTrial], number: int, goal: Path) -> None:

@@ -20,7 +20,7 @@ STATES = ("RUNNING", "COMPLETE", "PRUNED", "FAIL", "WAITING")
 """By Optuna's numbers."""
 ENDED_STATES = ("COMPLETE", "PRUNED", "FAIL")
 EPOCH_PREFIX = "epoch/"
-_CREATE_STUDY, _DELETE_STUDY, _CREATE_TRIAL, _PARAM, _STATE, _USER_ATTR = 0, 1, 4, 5, 6, 8
+_CREATE_STUDY, _DELETE_STUDY, _CREATE_TRIAL, _PARAM, _STATE, _USER_ATTR, _SYSTEM_ATTR = 0, 1, 4, 5, 6, 8, 9
 _MAXIMIZE = 2
 
 
@@ -204,6 +204,30 @@ class _Replay:
                     trial.epochs, trial.last_record = epoch, record
             else:
                 trial.attrs[key] = value
+
+
+def end_of_whole_trials(data: bytes) -> int:
+    """Where a journal ends without an incomplete last line and without what was written of a trial that is half drawn.
+
+    A driver draws one trial at a time, and notes its configuration once all its parameters are there. Until then, what
+    follows the trial's begin are its parameters and notes of the sampler.
+    """
+    complete = keep = place = data.rfind(b"\n") + 1
+    trial: object = None
+    while place:
+        begin = data.rfind(b"\n", 0, place - 1) + 1
+        try:
+            entry = json_values.json_object(data[begin:place])
+        except ValueError:  # damaged: who opens the journal says so
+            return complete
+        code, of = entry.get("op_code"), entry.get("trial_id", trial)
+        trial = of if trial is None else trial
+        if of != trial or code not in (_PARAM, _USER_ATTR, _SYSTEM_ATTR):
+            return keep if code == _CREATE_TRIAL or (code == _STATE and of == trial) else complete
+        if "config" in json_values.mapping(entry, "user_attr"):
+            return complete
+        keep, place = begin if code != _USER_ATTR else keep, begin
+    return keep
 
 
 def external_value(internal: object, distribution: str) -> object:

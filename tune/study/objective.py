@@ -75,8 +75,8 @@ class Objective:
         return value if self.direction == "maximize" else -value
 
     def best(self, values: Sequence[float]) -> float | None:
-        """The best of some values; None if none is a number."""
-        return max((value for value in values if not math.isnan(value)), key=self.gain, default=None)
+        """The best of some values; None if none is a finite number."""
+        return max((value for value in values if math.isfinite(value)), key=self.gain, default=None)
 
     @property
     def has_interval(self) -> bool:

@@ -16,6 +16,7 @@ from pathlib import Path
 from optuna.storages.journal import JournalFileBackend
 
 from bigbatch.train_loop.host.disk_full import FULL, QUOTA, DiskFull, describe_full_disk, full_errno
+from bigbatch.tune.study.journal_reader import end_of_whole_trials
 
 JOB_VARIABLE = "BIGBATCH_JOB_FOLDER"
 """A job of ``cluster/`` sets this variable for its driver."""
@@ -165,17 +166,17 @@ class LineLog:
 
 
 def repair_journal(path: Path) -> None:
-    """Remove the remains of a killed writer: an incomplete last line, and its lock.
+    """Remove the remains of a killed writer: its lock, an incomplete last line, the parameters of a half-drawn trial.
 
-    Optuna cannot read a journal in which something follows an incomplete line. No other writer exists, because this
-    process holds the study's lease.
+    Optuna cannot read a journal in which something follows an incomplete line. A trial that is drawn on would differ
+    from one that is drawn at once. No other writer exists, because this process holds the study's lease.
     """
     for lock in path.parent.glob(f"{path.name}.lock*"):
         lock.unlink(missing_ok=True)
     if not path.exists():
         return
     data = path.read_bytes()
-    keep = data.rfind(b"\n") + 1
+    keep = end_of_whole_trials(data)
     if keep < len(data):
         with path.open("r+b") as journal:
             journal.truncate(keep)

@@ -233,8 +233,10 @@ class StudyStore:
         The trials of this process, and those of another driver that may live, stay as they are.
         """
         for trial in self.study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,)):
-            if self.drivers is not None and not self.drivers.is_left(trial):
-                continue
+            if self.drivers is not None:
+                if not self.drivers.is_left(trial):
+                    continue
+                self.drivers.drop_half_drawn(trial)
             records = tables.epoch_records(trial)
             self.study._storage.set_trial_user_attr(
                 trial._trial_id, "gpu_hours", self.ledger.trial_s(trial.number) / 3600
@@ -263,7 +265,7 @@ class StudyStore:
         """End a trial whose last epoch is in the study, but whose end is not."""
         live = optuna.trial.Trial(self.study, trial._trial_id)
         tables.report_missing(live, trial, self.objectives)
-        live.set_user_attr("ended_because", verdict.because)
+        verdict.note(live)
         hours = hours_of_run(self.study, self.ledger, trial.number)
         feasible.note_constraints(live, feasible.excesses(feasible.constraints_of(trial.user_attrs), records, hours))
         self.study.tell(live, values=verdict.values, state=verdict.state)

@@ -126,8 +126,11 @@ def with_record(trial: FrozenTrial, record: Mapping[str, object]) -> FrozenTrial
 
 
 def report(live: Trial, record: Mapping[str, object], objectives: Objectives) -> None:
-    """Report what an epoch is worth. With several objectives Optuna takes no reports."""
-    if not objectives.several:
+    """Report what an epoch is worth. With several objectives Optuna takes no reports.
+
+    An epoch in which the trial has diverged is worth nothing: samplers and pruners compare numbers.
+    """
+    if not objectives.several and objectives.first.has_learnt(record):
         live.report(objectives.first.value(record), epoch_of(record))
 
 

@@ -6,14 +6,16 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from optuna.trial import TrialState
+from optuna.trial import Trial, TrialState
 
 from bigbatch.search_spaces.constraints import Constraint
+from bigbatch.train_loop.errors import FailureKind
 from bigbatch.tune.study import feasible, metrics
 from bigbatch.tune.study.fidelity import CHEAP_RUN
 from bigbatch.tune.study.metrics import Record
+from bigbatch.tune.study.objective import failure_of_epoch
 from bigbatch.tune.study.objectives import Objectives
-from bigbatch.tune.study.trial_facts import PAUSED_ATTR, STOPPED_ATTR
+from bigbatch.tune.study.trial_facts import DIVERGED_ATTR, FAILURE_ATTR, PAUSED_ATTR, STOPPED_ATTR
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,16 @@ class Verdict:
     because: str
     values: Sequence[float] | None = None
     """One for each objective, if it is COMPLETE."""
+    failure: FailureKind | None = None
+    """Of a trial that has failed, the kind if it is known."""
+
+    def note(self, trial: Trial) -> None:
+        """Write into the trial's attributes why it ends, before it is told."""
+        if self.failure is not None:
+            trial.set_user_attr(FAILURE_ATTR, self.failure.value)
+        if self.failure == FailureKind.DIVERGED:
+            trial.set_user_attr(DIVERGED_ATTR, True)
+        trial.set_user_attr("ended_because", self.because)
 
 
 def stopped(epoch: int) -> Verdict:
@@ -70,6 +82,8 @@ def verdict_on(
         cheap: whether it is a cheap run of ``--fidelity``.
         returned: whether the training has ended by itself, perhaps before its last epoch.
     """
+    if failure := failure_of_epoch(objectives.first, records[-1]):
+        return Verdict(TrialState.FAIL, failure[0], failure=failure[1])
     because = feasible.why_infeasible(constraints, records, gpu_hours)
     if because is not None:
         return Verdict(TrialState.PRUNED, because)

@@ -24,15 +24,13 @@ from bigbatch.tune.strategies.protocol import Fits, Strategy, TrialDecision
 from bigbatch.tune.strategies.samplers import PerTrialSampler
 from bigbatch.tune.study import retry
 from bigbatch.tune.study.feasible import constraints_of, excesses, note_constraints, why_infeasible
-from bigbatch.tune.study.objective import Objective, failure_of_epoch
+from bigbatch.tune.study.objective import Objective
 from bigbatch.tune.study.objectives import Objectives
 from bigbatch.tune.study.tables import epoch_of, epoch_records, report, report_missing, with_record
 from bigbatch.tune.study.trial_facts import (
     CHEAP_ATTR,
     CONFIRMS_ATTR,
     CONTINUES_ATTR,
-    DIVERGED_ATTR,
-    FAILURE_ATTR,
     PAUSED_ATTR,
     REFUSED_ATTR,
     STOPPED_ATTR,
@@ -302,9 +300,6 @@ class Conductor(LiveTrials):
         epoch = epoch_of(record)
         if epoch <= live.view.epoch:
             return TrialDecision.GO_ON
-        if failure := failure_of_epoch(self._objectives.first, record):
-            self._tell_failure(trial_id, *failure)
-            return TrialDecision.STOP
         self.runs(live.view.number)
         if live.waiting_for_first:
             live.waiting_for_first = False
@@ -377,20 +372,13 @@ class Conductor(LiveTrials):
         elif self.stopping or self._ending():
             self.put_back(trial_id, f"failed while the search was stopping; --resume continues it ({because})")
         else:
-            self._tell_failure(trial_id, because, kind)
-
-    def _tell_failure(self, trial_id: str, because: str, kind: FailureKind) -> None:
-        trial = self._live[trial_id].trial
-        trial.set_user_attr(FAILURE_ATTR, kind.value)
-        if kind == FailureKind.DIVERGED:
-            trial.set_user_attr(DIVERGED_ATTR, True)
-        self._tell(trial_id, Verdict(TrialState.FAIL, because))
+            self._tell(trial_id, Verdict(TrialState.FAIL, because, failure=kind))
 
     def _tell(self, trial_id: str, verdict: Verdict) -> None:
         live = self._live.pop(trial_id)
         live.record_epochs()
         hours = self._note_cost(live)
-        live.trial.set_user_attr("ended_because", verdict.because)
+        verdict.note(live.trial)
         note_constraints(live.trial, excesses(live.constraints, live.view.records, hours))
         self._study.tell(live.trial, values=verdict.values, state=verdict.state)
         live.view.values = verdict.values or ()

@@ -124,6 +124,7 @@ def test_large_batch_and_lr_warmup_compare_by_batch(tmp_path):
     [
         ("trial.suggest_categorical('x', [8, 2, 4])", (2, 4, 8)),
         ("trial.suggest_categorical('x', ['poly', 'cosine'])", ("poly", "cosine")),
+        ("trial.suggest_categorical('x', [(3, 3), (1, 7)])", ("[3, 3]", "[1, 7]")),
         ("trial.suggest_int('x', 2, 8, step=3)", (2, 5, 8)),
     ],
 )
@@ -145,10 +146,6 @@ def test_an_own_space_declares_a_choice_or_a_few_whole_numbers(tmp_path, suggest
         ),
         ("trial.suggest_float('x', 0.0, 1.0)", "with the range 0 … 1"),
         ("trial.suggest_int('x', 1, 1000)", "with the range 1 … 1000"),
-        (
-            "trial.suggest_categorical('x', [[0.3, 0.6], [0.5]])",
-            r"with the choice \[0.3, 0.6\]. Name each choice by a word",
-        ),
     ],
 )
 def test_other_frontiers_are_refused_in_one_line(tmp_path, suggestion, message):

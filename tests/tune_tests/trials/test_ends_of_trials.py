@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 import optuna
+import pyarrow.parquet as pq
 import pytest
 from optuna.trial import TrialState
 
 from bigbatch.search_spaces.registry import load_space
+from bigbatch.tune.report.page import report_page
+from bigbatch.tune.report.recorded_study import open_recorded
+from bigbatch.tune.simulate.readers import read_curves
 from bigbatch.tune.study.feasible import furthest_excess
 from bigbatch.tune.study.store import StudyStore
 from bigbatch.tune.watch.views import trial_views
-from helpers.bridges import EPOCHS, make_bridge, record
+from helpers.bridges import EPOCHS, make_bridge, record, reopen
 
 
 class BoundedSpace:
@@ -119,3 +124,60 @@ def test_what_the_space_knows_to_be_too_much_is_not_trained(store):
     assert first.state == TrialState.PRUNED and first.user_attrs["infeasible"] == {"known": 0.5}
     assert first.user_attrs["ended_because"] == "infeasible: known is 3, allowed is at most 2"
     assert furthest_excess(first) == [0.5] and not first.intermediate_values
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["told", "killed before it is told"])
+def test_the_epoch_in_which_a_trial_diverges_is_recorded_as_every_other_one(tmp_path, told):
+    """Samplers and pruners, which compare numbers, are not told what it is worth."""
+    store = store_of(tmp_path, "val_top1:max")
+    bridge = bridge_of(store, trials=2, concurrency=1)
+    bridge.suggest("a")
+    assert not report(bridge, "a", 1, 0.5, train_s=10.0)
+    if told:
+        assert report(bridge, "a", 2, 0.1, train_s=20.0, val_loss=math.nan)
+    else:
+        trial = bridge._live["a"].trial
+        trial.set_user_attr("epoch/00002", record(2, 0.1, train_s=20.0, val_loss=math.nan))
+        store = reopen(store)
+        store.recover()
+    (trial,) = store.study.trials
+    assert (trial.state, trial.user_attrs["ended_because"]) == (TrialState.FAIL, "validation was not finite in epoch 2")
+    assert trial.user_attrs["diverged"] is True and trial.user_attrs["failure_kind"] == "diverged"
+    assert trial.intermediate_values == {1: 0.5}
+    store.refresh(force=True)
+    row = pq.read_table(store.folder / "trials.parquet").to_pylist()[0]
+    assert (row["epochs"], row["best_value"], row["diverged"]) == (2, 0.5, True)
+    epochs = pq.read_table(store.folder / "epochs.parquet").to_pylist()
+    assert [(one["epoch"], one["train_s"]) for one in epochs] == [(1, 10.0), (2, 20.0)]
+    assert math.isnan(epochs[1]["val_loss"])
+    (view,) = trial_views(store.study.trials, store.objectives)
+    assert (view.epoch, view.state) == (2, "FAIL")
+    store.close()
+    page = report_page([open_recorded(store.folder)])
+    assert "diverged" in page and "could not be" not in page
+
+
+def test_a_metric_that_diverges_to_infinity_is_no_best_value(tmp_path):
+    store = store_of(tmp_path, "val_top1:max")
+    bridge = bridge_of(store, trials=1)
+    bridge.suggest("a")
+    report(bridge, "a", 1, 0.4)
+    assert report(bridge, "a", 2, math.inf)
+    store.refresh(force=True)
+    assert pq.read_table(store.folder / "trials.parquet")["best_value"].to_pylist() == [0.4]
+    assert trial_views(store.study.trials, store.objectives)[0].worth == "–"
+    store.close()
+
+
+def test_a_run_that_diverges_in_its_last_epoch_is_replayed_as_diverged(tmp_path):
+    store = store_of(tmp_path, "val_top1:max")
+    bridge = bridge_of(store, trials=2)
+    for ray_id, loss in (("a", 1.0), ("b", math.nan)):
+        bridge.suggest(ray_id)
+        for epoch in range(1, EPOCHS + 1):
+            report(bridge, ray_id, epoch, 0.1 * epoch, train_s=5.0, val_loss=loss if epoch == EPOCHS else 1.0)
+    store.refresh(force=True)
+    store.close()
+    whole, diverged = read_curves([store.folder]).curves
+    assert (whole.diverged, len(whole.values)) == (False, EPOCHS)
+    assert (diverged.diverged, len(diverged.values), len(diverged.seconds)) == (True, EPOCHS - 1, EPOCHS)

@@ -1,0 +1,152 @@
+"""Choices of any kind, and grids: what a space is given back, what a study keeps, and what is refused in one line."""
+
+from __future__ import annotations
+
+import enum
+import json
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+import pytest
+
+from bigbatch.search_spaces import Workload, check_space
+from bigbatch.search_spaces.constraints import SpaceTrial
+from bigbatch.search_spaces.fixed_parameters import check_parameters
+from bigbatch.search_spaces.registry import Space, load_space
+from bigbatch.search_spaces.trial import PinnedTrial, StandInTrial
+from bigbatch.train_loop.config import ConfigError
+
+WORKLOAD = Workload(
+    data="digits", train_size=1437, num_classes=10, image_size=32, model="resnet18", epochs=4, max_micro_size=256
+)
+
+
+class Word(enum.StrEnum):
+    A = "a"
+    B = "b"
+
+
+def space_of(folder: Path, body: str, points: str = "[]") -> Space:
+    lines = "".join(f"    {line}\n" for line in [*body.splitlines(), "return workload.config()"])
+    text = f"import math\nimport numpy as np\n\ndef space(trial, workload):\n{lines}"
+    (folder / "own.py").write_text(f"{text}\ndef initial_points(workload):\n    return {points}\n")
+    return load_space(str(folder / "own.py"))
+
+
+def refusal(space: Space, **pinned: object) -> str:
+    with pytest.raises(ConfigError) as caught:
+        check_space(space, WORKLOAD, pinned=check_parameters(space, WORKLOAD, pinned))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("choices", "kept"),
+    [
+        ([(3, 3), (1, 7)], ["[3, 3]", "[1, 7]"]),
+        ([[1, 2], [3]], ["[1, 2]", "[3]"]),
+        ([((1, 2), [None, "a"]), ()], ['[[1, 2], [null, "a"]]', "[]"]),
+        ([None, True, "a", 0.5, 3, math.inf], [None, True, "a", 0.5, 3, math.inf]),
+        (np.array([64, 128]), [64, 128]),
+        ([np.float32(0.5), np.bool_(True), np.str_("x")], [0.5, True, "x"]),
+        ([(np.int64(1), 2.0), None], ["[1, 2.0]", None]),
+        ([Word.A, Word.B], ["a", "b"]),
+    ],
+)
+def test_each_choice_comes_back_as_it_was_declared_from_a_study_that_keeps_json(choices: Any, kept: list[object]):
+    declared = [one.item() if isinstance(one, np.generic) else one for one in choices]
+    stand_in = StandInTrial(random.Random(1))
+    assert stand_in.suggest_categorical("c", choices) in declared
+    assert stand_in.distributions["c"].choices == tuple(kept) == tuple(json.loads(json.dumps(kept)))
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    for one, stored in zip(declared, kept, strict=True):
+        study.enqueue_trial(json.loads(json.dumps({"c": stored})))
+        trial = study.ask()
+        found = SpaceTrial(trial).suggest_categorical("c", choices)
+        assert type(found) is type(one) and found == one
+        assert (trial.params["c"], type(trial.params["c"])) == (stored, type(stored))
+        pinned = PinnedTrial(StandInTrial(None), {}, {}, {"c": stored})
+        assert type(pinned.suggest_categorical("c", choices)) is type(one)
+
+
+def test_numpys_numbers_also_bound_ranges():
+    trial = StandInTrial(random.Random(0))
+    trial.suggest_int("i", np.int64(1), np.int64(3))  # type: ignore[arg-type]
+    trial.suggest_float("x", np.float32(0), np.float64(1))  # type: ignore[arg-type]
+    assert all(json.dumps(vars(one)) for one in trial.distributions.values())
+
+
+@pytest.mark.parametrize(
+    ("choices", "words"),
+    [
+        ("[0.1, math.nan]", "the choice nan, which no study can keep: a choice is None, true, false, a number"),
+        ("[(1, math.nan)]", "the choice nan"),
+        ("[{'a': 1}, {}]", "the choice {'a': 1}"),
+        ("[len, max]", "the choice <built-in function len>"),
+        ("[np.zeros(2)]", "the choice array"),
+        ("[True, 1]", "the choices True and 1, which no study can tell apart"),
+        ("[(1, 2), [1, 2]]", "the choices (1, 2) and [1, 2], which no study can tell apart"),
+        ("[]", "no choices"),
+    ],
+)
+def test_a_choice_that_no_study_can_keep_is_refused_in_one_line(tmp_path, choices, words):
+    message = refusal(space_of(tmp_path, f"trial.suggest_categorical('c', {choices})"))
+    assert f"parameter 'c' has {words}" in message
+
+
+def test_initial_points_and_set_name_a_choice_as_the_space_or_as_json_does(tmp_path):
+    body = "k = trial.suggest_categorical('k', [(3, 3), (1, 7)])\nassert k in [(3, 3), (1, 7)] and type(k) is tuple"
+    space = space_of(tmp_path, body, "[{'k': (1, 7)}, {'k': [3, 3]}]")
+    assert check_space(space, WORKLOAD)["k"].describe() == "[3, 3], [1, 7]"
+    assert space.initial_points(WORKLOAD) == [{"k": "[1, 7]"}, {"k": "[3, 3]"}]
+    assert check_parameters(space, WORKLOAD, {"k": [1, 7]}) == {"k": "[1, 7]"}
+    check_space(space, WORKLOAD, pinned={"k": "[1, 7]"})
+    assert "k must be one of [3, 3], [1, 7]" in refusal(space, k=[7, 1])
+    assert "'k' cannot be '[7, 1]': it takes [3, 3], [1, 7]" in refusal(space_of(tmp_path, body, "[{'k': (7, 1)}]"))
+
+
+GRIDS = "trial.suggest_int('j', 0, 10, step=3)\ntrial.suggest_float('x', 0, 1, step=0.3)"
+
+
+def test_the_plan_says_where_a_grid_ends(tmp_path):
+    ranges = check_space(space_of(tmp_path, GRIDS, "[{'j': 9, 'x': 0.9}]"), WORKLOAD)
+    assert [ranges[name].describe() for name in "jx"] == ["0 … 9 by 3", "0 … 0.9 by 0.3"]
+    drawn = [StandInTrial(random.Random(seed)) for seed in range(200)]
+    for trial in drawn:
+        trial.suggest_int("j", 0, 10, step=3)
+        trial.suggest_float("x", 0, 1, step=0.3)
+    assert {trial.params["j"] for trial in drawn} == {0, 3, 6, 9}
+    assert {trial.params["x"] for trial in drawn} == {0.0, 0.3, 0.6, 0.9}
+
+
+@pytest.mark.parametrize("point", ["{'j': 4}", "{'j': 10}", "{'x': 0.5}", "{'x': 1}"])
+def test_an_initial_point_beside_the_grid_is_refused(tmp_path, point):
+    assert "in initial_points" in refusal(space_of(tmp_path, GRIDS, f"[{point}]"))
+
+
+@pytest.mark.parametrize(
+    ("pinned", "words"),
+    [
+        ({"j": 4}, "j must be a whole number of 0 to 9 in steps of 3"),
+        ({"j": 10}, "got 10. Write e.g. --set j=0"),
+        ({"x": 0.5}, "x must be a number of 0 to 0.9 in steps of 0.3"),
+    ],
+)
+def test_set_takes_values_of_the_grid_alone(tmp_path, pinned, words):
+    space = space_of(tmp_path, GRIDS)
+    assert words in refusal(space, **pinned)
+    assert check_parameters(space, WORKLOAD, {"j": 6, "x": 0.6}) == {"j": 6, "x": 0.6}
+
+
+def test_a_grid_that_moves_from_trial_to_trial_is_none():
+    def moving(trial, workload):
+        trial.suggest_int("j", trial.suggest_categorical("from", [0, 1]), 10, step=3)
+        return workload.config()
+
+    space = Space("moving", moving, "built-in", "", "")
+    found = check_space(space, WORKLOAD)["j"]
+    assert (found.low, found.high, found.step) == (0, 10, None)
