@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,10 +28,12 @@ MARKS = np.array([1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0])
 """The model takes a curve's values at these fractions of the run, and its last one."""
 FEWEST_CURVES = 3
 """The model needs this many curves."""
-GOOD_SHARE, NOTHING, MISLED_BY = 0.15, 0.1, 1
+NOTHING = 0.1
+"""A run has learnt nothing if it diverged, or if it is, after half of its way, within this part of the way from chance to
+the best value."""
+GOOD_SHARE, MISLED_BY = 0.15, 1
 """A study has misled if of the runs that it predicted to be good (their expected rank share is above the first figure)
-at least so many, and most of them, have learnt nothing: they diverged, or ended within a tenth of the way from chance
-to the best value."""
+at least so many, and most of them, have learnt nothing."""
 FIT_AGAIN = 50
 """Of a study with more curves than the model takes, the hyperparameters are those of the first trials, up to a multiple
 of this many and as far as all have ended. These do not change any more, so a resumed search finds the same."""
@@ -82,7 +84,7 @@ class CurveEncoder:
             also: numbers of curves that the model needs, although it takes only a part of those of a large study.
         """
         self.history.update(study)
-        curves = self.history.shown(also)
+        curves = self._judged(self.history.shown(also))
         key = None if alone else self._trusted(curves)
         theta = self._settled_theta(study, key) if len(self.history) > MOST_CURVES else None
         return self._learned(curves, key, also if len(curves) < len(self.history) else (), theta)
@@ -90,7 +92,7 @@ class CurveEncoder:
     def learn_all(self, trials: Sequence[FrozenTrial]) -> Learned | None:
         """The model of these trials' curves, with the end of every one of them."""
         self.history.take_in(trials)
-        curves = self.history.curves()
+        curves = self._judged(self.history.curves())
         return self._learned(curves, self._trusted(curves))
 
     def _settled_theta(self, study: Study, key: KnownKey) -> Array | None:
@@ -100,7 +102,7 @@ class CurveEncoder:
             return None
         self._settled.update(study, until=settled)
         if (settled, key) not in self._settled.theta:
-            learned = self._learned(self._settled.shown(), key)
+            learned = self._learned(self._judged(self._settled.shown()), key)
             self._settled.theta[settled, key] = None if learned is None else learned.model.theta
         return self._settled.theta[settled, key]
 
@@ -133,7 +135,21 @@ class CurveEncoder:
     def trusted(self, study: Study) -> tuple[int, ...]:
         """The places of the other studies that this one does not refute."""
         self.history.update(study)
-        return self._trusted(self.history.shown())
+        return self._trusted(self._judged(self.history.shown()))
+
+    def _judged(self, curves: Sequence[Curve]) -> list[Curve]:
+        """The curves, where runs that have learnt nothing count as diverged: what both are worth is known, and neither is
+        a point of a smooth curve that neighbours share."""
+        bar = self._nothing(curves)
+        stuck = {c.number for c in curves if c.gains and c.part >= 0.5 and c.last <= bar}
+        return [replace(c, diverged=True) if c.number in stuck else c for c in curves]
+
+    def _nothing(self, curves: Sequence[Curve]) -> float:
+        """What a run that has learnt nothing ends with at most; −inf where nobody knows what chance gives."""
+        worst = self.facts.objective.gain(self.facts.objective.worst)
+        if not math.isfinite(worst):
+            return -math.inf
+        return worst + NOTHING * max(0.0, max((c.best for c in curves), default=worst) - worst)
 
     def _trusted(self, curves: Sequence[Curve]) -> tuple[int, ...]:
         """The places of the other studies, without those that rank this one's curves no better than by chance.
@@ -155,9 +171,10 @@ class CurveEncoder:
             self._predicted.update({(place, c.number): float(p) for c, p in zip(new, predicted, strict=True)})
         if self._has_misled(place, curves):
             return False
-        ends = [-math.inf if c.diverged else c.gains[max(c.gains)] for c in curves]
-        # Curves of the same length compare; one that has diverged compares with those that have ended.
-        groups = [(c.params.get(self.facts.frontier or ""), c.epochs if c.diverged else max(c.gains)) for c in curves]
+        ends = [-math.inf if c.diverged else c.last for c in curves]
+        # Curves compare at about the same part of their runs; one that has diverged compares with those that have ended.
+        parts = [0 if c.diverged or c.finished else min(-1, round(math.log2(c.part))) for c in curves]
+        groups = [(c.params.get(self.facts.frontier or ""), part) for c, part in zip(curves, parts, strict=True)]
         found = rank_correlation([self._predicted[place, c.number] for c in curves], ends, groups)
         return found is None or found > 0
 
@@ -168,7 +185,7 @@ class CurveEncoder:
         promised = [
             c
             for c in curves
-            if (c.diverged or max(c.gains) >= c.epochs / 2)
+            if (c.diverged or c.part >= 0.5)
             and (self._predicted[place, c.number] > GOOD_SHARE or (c.number < asked and c.number % 2 == 0))
         ]
         best = max((c.best for c in curves), default=-math.inf)
@@ -176,7 +193,7 @@ class CurveEncoder:
         best = max([best, *map(self.facts.objective.gain, known)])
         worst = self.facts.objective.gain(self.facts.objective.worst)
         bar = worst + NOTHING * (best - worst) if math.isfinite(worst) else -math.inf
-        empty = sum(c.diverged or c.gains[max(c.gains)] <= bar for c in promised)
+        empty = sum(c.diverged or c.last <= bar for c in promised)
         return empty >= MISLED_BY and 2 * empty > len(promised)
 
     def _points(self, curve: Curve, lost: float) -> list[tuple[int, float]]:
@@ -194,8 +211,8 @@ class CurveEncoder:
 def _ends(curves: Sequence[Curve]) -> list[float]:
     """The last gains of the curves that have gone at least half of their way; of all if none has."""
     sound = [c for c in curves if not c.diverged]
-    late = [c for c in sound if max(c.gains) >= c.epochs / 2]
-    return [c.gains[max(c.gains)] for c in late or sound]
+    late = [c for c in sound if c.part >= 0.5]
+    return [c.last for c in late or sound]
 
 
 @dataclass(frozen=True)
