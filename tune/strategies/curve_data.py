@@ -14,7 +14,15 @@ from scipy.special import ndtr
 
 from bigbatch.tune.strategies.curve_history import MOST_CURVES, Curve, CurveHistory
 from bigbatch.tune.strategies.curve_history import curves_of as curves_of
-from bigbatch.tune.strategies.curve_model import MAX_POINTS, CurveModel, CurvePoints, Scale, low_and_lost, thinned
+from bigbatch.tune.strategies.curve_model import (
+    MAX_POINTS,
+    CurveModel,
+    CurvePoints,
+    Scale,
+    low_and_lost,
+    nothing_learnt,
+    thinned,
+)
 from bigbatch.tune.strategies.known_curves import KnownCurves, known_curves
 from bigbatch.tune.strategies.known_prediction import known_prediction, rank_correlation
 from bigbatch.tune.strategies.look_value import first_looks
@@ -28,9 +36,6 @@ MARKS = np.array([1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0])
 """The model takes a curve's values at these fractions of the run, and its last one."""
 FEWEST_CURVES = 3
 """The model needs this many curves."""
-NOTHING = 0.1
-"""A run has learnt nothing if it diverged, or if it is, after half of its way, within this part of the way from chance to
-the best value."""
 GOOD_SHARE, MISLED_BY = 0.15, 1
 """A study has misled if of the runs that it predicted to be good (their expected rank share is above the first figure)
 at least so many, and most of them, have learnt nothing."""
@@ -138,18 +143,14 @@ class CurveEncoder:
         return self._trusted(self._judged(self.history.shown()))
 
     def _judged(self, curves: Sequence[Curve]) -> list[Curve]:
-        """The curves, where runs that have learnt nothing count as diverged: what both are worth is known, and neither is
-        a point of a smooth curve that neighbours share."""
-        bar = self._nothing(curves)
+        """The curves, where runs that have learnt nothing count as diverged: neither is a point of a smooth curve."""
+        bar = self._nothing([c.best for c in curves])
         stuck = {c.number for c in curves if c.gains and c.part >= 0.5 and c.last <= bar}
         return [replace(c, diverged=True) if c.number in stuck else c for c in curves]
 
-    def _nothing(self, curves: Sequence[Curve]) -> float:
-        """What a run that has learnt nothing ends with at most; −inf where nobody knows what chance gives."""
-        worst = self.facts.objective.gain(self.facts.objective.worst)
-        if not math.isfinite(worst):
-            return -math.inf
-        return worst + NOTHING * max(0.0, max((c.best for c in curves), default=worst) - worst)
+    def _nothing(self, gains: Sequence[float]) -> float:
+        """``nothing_learnt`` where these gains were met."""
+        return nothing_learnt(max(gains, default=-math.inf), self.facts.objective.gain(self.facts.objective.worst))
 
     def _trusted(self, curves: Sequence[Curve]) -> tuple[int, ...]:
         """The places of the other studies, without those that rank this one's curves no better than by chance.
@@ -172,7 +173,7 @@ class CurveEncoder:
         if self._has_misled(place, curves):
             return False
         ends = [-math.inf if c.diverged else c.last for c in curves]
-        # Curves compare at about the same part of their runs; one that has diverged compares with those that have ended.
+        # Curves compare at about the same part of their runs; a diverged one compares with those that have ended.
         parts = [0 if c.diverged or c.finished else min(-1, round(math.log2(c.part))) for c in curves]
         groups = [(c.params.get(self.facts.frontier or ""), part) for c, part in zip(curves, parts, strict=True)]
         found = rank_correlation([self._predicted[place, c.number] for c in curves], ends, groups)
@@ -188,11 +189,8 @@ class CurveEncoder:
             if (c.diverged or c.part >= 0.5)
             and (self._predicted[place, c.number] > GOOD_SHARE or (c.number < asked and c.number % 2 == 0))
         ]
-        best = max((c.best for c in curves), default=-math.inf)
         known = (value for trial in self.facts.knowledge[place].trials for value in trial.values.values())
-        best = max([best, *map(self.facts.objective.gain, known)])
-        worst = self.facts.objective.gain(self.facts.objective.worst)
-        bar = worst + NOTHING * (best - worst) if math.isfinite(worst) else -math.inf
+        bar = self._nothing([*(c.best for c in curves), *map(self.facts.objective.gain, known)])
         empty = sum(c.diverged or c.last <= bar for c in promised)
         return empty >= MISLED_BY and 2 * empty > len(promised)
 

@@ -48,6 +48,8 @@ FIT_EVALUATIONS = 20
 """Evaluations of the posterior's density and gradient for one fit."""
 MARGIN = 0.05
 """In ``Scale``: the part of the span that the best value is away from the pole of the logarithm."""
+NOTHING = 0.1
+"""See ``nothing_learnt``."""
 _AMPLITUDES = np.log([1.0, 4.0, 0.7, 0.4, 0.2, 0.08, 0.1, 0.1, 0.01])
 """Priors' medians: common, rise, end, early, late, offset, curve, drift, noise."""
 _AMPLITUDE_SDS = np.array([0.5, 0.8, 0.7, 0.7, 0.8, 0.8, 0.8, 0.8, 0.8])
@@ -101,6 +103,12 @@ def low_and_lost(ends: Sequence[float], worst: float) -> tuple[float, float]:
         return 0.0, 0.0
     low, lost = float(np.median(ends)), float(np.quantile(ends, 0.1))
     return (low if low < max(ends) else min(ends)), lost
+
+
+def nothing_learnt(best: float, worst: float) -> float:
+    """A run has learnt nothing if after half of its way it is no better than this: ``NOTHING`` of the way from what
+    chance gives to the best value. −inf where nobody knows what chance gives. Larger is better."""
+    return worst + NOTHING * max(0.0, best - worst) if math.isfinite(worst) else -math.inf
 
 
 @dataclass(frozen=True)

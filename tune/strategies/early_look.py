@@ -235,7 +235,7 @@ def predicted_ends(trials: Sequence[FrozenTrial], facts: SearchFacts) -> dict[in
 
 
 def _ends(learned: Learned | None, encoder: CurveEncoder) -> dict[int, float]:
-    """Number of each curve of the model → its predicted value at the end. Without a model, the rank of its last value."""
+    """Number of each curve → its predicted value at the end. Without a model, ``ranks_so_far``."""
     if learned is None:
         return ranks_so_far(encoder.history.curves())
     return {c.number: float(end) for c, end in zip(learned.curves, learned.ends(), strict=True)}
