@@ -39,7 +39,7 @@ from store import store  # noqa: E402
 from bigbatch.tune.simulate import CurveTable  # noqa: E402
 from bigbatch.tune.simulate.curves import RecordedCurve  # noqa: E402
 from bigbatch.tune.simulate.replay import replay  # noqa: E402
-from bigbatch.tune.strategies.curve_data import CurveEncoder  # noqa: E402
+from bigbatch.tune.strategies.curve_data import CurveEncoder, Learned  # noqa: E402
 from bigbatch.tune.strategies.curve_model import CurvePoints  # noqa: E402
 from bigbatch.tune.strategies.named import make_strategy  # noqa: E402
 from bigbatch.tune.strategies.protocol import Fits, Lasts, SearchFacts, Strategy, TrialDecision  # noqa: E402
@@ -82,11 +82,9 @@ class Watched:
             number = self.encoder.history.first_number(trial.number)
             learned = self.encoder.learn(study, also=[number])
             if learned is not None:
-                place = next(i for i, curve in enumerate(learned.curves) if curve.number == number)
-                at = CurvePoints(learned.features[[place]], np.ones(1), np.array([number]))
-                mean, sd = learned.model.predict(at)
-                error = (learned.standardised(end) - mean[0]) / sd[0]
-                self.scores.append((self.encoder.history.any_ended, float(error)))
+                mean, sd = predicted_end(learned, number)
+                error = (learned.standardised(end) - mean) / sd
+                self.scores.append((self.encoder.history.any_ended, error))
         return decision
 
     def _end(self, trial: FrozenTrial, epoch: int) -> float | None:
@@ -100,6 +98,17 @@ class Watched:
 
     def _is_of(self, trial: FrozenTrial, met: Sequence[float], row: int, curve: RecordedCurve) -> bool:
         return list(curve.values[: len(met)]) == met and self.table.params(row) == trial.params
+
+
+def predicted_end(learned: Learned, number: int) -> tuple[float, float]:
+    """Mean and standard deviation; of commits that only have the model's own, these."""
+    if hasattr(learned, "end"):
+        found = learned.end(number)
+        assert found is not None
+        return found
+    place = next(i for i, curve in enumerate(learned.curves) if curve.number == number)
+    mean, sd = learned.model.predict(CurvePoints(learned.features[[place]], np.ones(1), np.array([number])))
+    return float(mean[0]), float(sd[0])
 
 
 def scores_of(table: CurveTable, seed: int, equivalents: float) -> list[tuple[bool, float]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +40,11 @@ FEWEST_CURVES = 3
 GOOD_SHARE, MISLED_BY = 0.15, 1
 """A study has misled if of the runs that it predicted to be good (their expected rank share is above the first figure)
 at least so many, and most of them, have learnt nothing."""
+LOOKED = 0.15
+"""Errors are those of predictions from values up to this part of a run: about what a look has met."""
+ERROR_BEFORE, ERRORS_BEFORE = 2.5, 4
+"""The error of an end's prediction in standard deviations of the model, as it is expected before any run has ended, and
+as how many runs that counts (docs/decisions/058)."""
 FIT_AGAIN = 50
 """Of a study with more curves than the model takes, the hyperparameters are those of the first trials, up to a multiple
 of this many and as far as all have ended. These do not change any more, so a resumed search finds the same."""
@@ -230,13 +236,30 @@ class Learned:
         numbers = np.array([c.number for c in self.curves])
         return self.model.predict(CurvePoints(self.features, np.ones(len(numbers)), numbers))[0]
 
-    def chance(self, number: int, gain: float) -> float:
-        """That the curve of this number is at least as good as ``gain`` at the end of its run. 1 for an unknown one."""
+    def end(self, number: int) -> tuple[float, float] | None:
+        """Mean and standard deviation of one curve's end, in standardised warped values; None for an unknown curve.
+
+        How far ends lay from what early values said of them is measured, and not only modelled: the model's standard
+        deviation is multiplied by the root mean square of the errors of runs that have ended, in its units, with
+        ``ERRORS_BEFORE`` errors of ``ERROR_BEFORE`` before any run has.
+        """
         place = next((i for i, curve in enumerate(self.curves) if curve.number == number), None)
         if place is None:
-            return 1.0
+            return None
         mean, sd = self.model.predict(CurvePoints(self.features[[place]], np.ones(1), np.array([number])))
-        return float(ndtr((mean[0] - self.standardised(gain)) / sd[0]))
+        return float(mean[0]), float(sd[0]) * self._error
+
+    @cached_property
+    def _error(self) -> float:
+        met = self.model.errors_at_the_end(LOOKED)
+        square = ERRORS_BEFORE * ERROR_BEFORE**2 + float((met**2).sum())
+        return math.sqrt(square / (ERRORS_BEFORE + len(met)))
+
+    def chance(self, number: int, gain: float) -> float:
+        """That the curve of this number is at least as good as ``gain`` at the end of its run. 1 for an unknown one."""
+        if (end := self.end(number)) is None:
+            return 1.0
+        return float(ndtr((end[0] - self.standardised(gain)) / end[1]))
 
     def standardised(self, gain: float) -> float:
         """A gain in the units of ``ends``."""

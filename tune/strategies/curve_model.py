@@ -2,18 +2,15 @@
 
 The covariance of two values, of configurations x and x′ at the fractions f and f′ of their runs, is
 
-    common · c + rise · (1 + u)(1 + u′)      the course that all curves share
-  + ρ · k · [end + early · e + late · l]     what hyperparameters do to the end, and to the way there
-  + same · [offset + curve · e + drift · l]  what a trial has of its own: its seed, its data order
-  + noise · (1.32 − f)                       at equal trial and fraction: the noise of one validation
+    common(f, f′)                                 the course that all curves share
+  + ρ · k(x, x′) · [end + early · t(f, f′) · w]   what hyperparameters do to the end, and to the way there
+  + same · [offset + curve · t(f, f′) · w]        what a trial has of its own: its seed, its data order
+  + noise · (1.32 − f)                            at equal trial and fraction: the noise of one validation
 
-with k(x, x′) the Matérn-5/2 kernel with a length for each coordinate (Rasmussen and Williams 2006, eq. 4.17 and 5.1);
-c = exp(−(u − u′)² / 0.72) with u = log2(f) / 5; e = exp(−1.5|u − u′| − |f − f′|) · (1.02 − f)(1.02 − f′), so that what
-is early fades towards the end; and l = f · f′, what early values do not tell: it grows with the part of the run that is
-done, for near the best value the scale (``Scale``) spreads what differs little. How far all rise until the end is not
-known before one has ended (``rise``). Without ``rise`` and l, ends lay beyond two standard deviations of their
-prediction at a tenth in 40 % of the cases (docs/decisions/058). The idea of such a sum is Swersky et al. 2014, arXiv
-1406.3896 (freeze-thaw); the kernels over fractions are others, because values here are warped and curves may cross.
+with w = (1.02 − f)(1.02 − f′), so that what is early fades towards the end; k the Matérn-5/2 kernel with a length for
+each coordinate (Rasmussen and Williams 2006, eq. 4.17 and 5.1); t = exp(−1.5|u − u′| − |f − f′|) and common =
+exp(−(u − u′)² / 0.72) with u = log2(f) / 5. The idea of such a sum is Swersky et al. 2014, arXiv 1406.3896
+(freeze-thaw); the kernel over fractions is another one, because values here are warped and curves may cross.
 
 A value may belong to another study, a task of its own. Then ρ is the correlation of the two tasks: 1 within one, ρ_j
 between this study (0) and task j, ρ_i ρ_j between tasks i and j, as if each were ρ_j times this study's landscape and
@@ -50,9 +47,9 @@ MARGIN = 0.05
 """In ``Scale``: the part of the span that the best value is away from the pole of the logarithm."""
 NOTHING = 0.1
 """See ``nothing_learnt``."""
-_AMPLITUDES = np.log([1.0, 4.0, 0.7, 0.4, 0.2, 0.08, 0.1, 0.1, 0.01])
-"""Priors' medians: common, rise, end, early, late, offset, curve, drift, noise."""
-_AMPLITUDE_SDS = np.array([0.5, 0.8, 0.7, 0.7, 0.8, 0.8, 0.8, 0.8, 0.8])
+_AMPLITUDES = np.log([1.0, 0.7, 0.4, 0.08, 0.1, 0.01])
+"""Priors' medians: common, end, early, offset, curve, noise."""
+_AMPLITUDE_SDS = np.array([0.5, 0.7, 0.7, 0.8, 0.8, 0.8])
 """Narrower ones were worse by replay at 8 slots: with 0.4 times these, 15 of 24 searches on invented tables found a
 good configuration later and 4 earlier (docs/decisions/026)."""
 _LENGTH_SD = 0.8
@@ -172,7 +169,7 @@ class CurveModel:
     """The posterior given observed points. Made by ``fit``."""
 
     theta: Array
-    """(d + 9 + others,): logarithms of d lengths and of the nine amplitudes, and the logit of each other task's ρ."""
+    """(d + 6 + others,): logarithms of d lengths and of the six amplitudes, and the logit of each other task's ρ."""
     points: CurvePoints
     mean: float
     sd: float
@@ -200,18 +197,39 @@ class CurveModel:
     @on_one_thread
     def predict(self, at: CurvePoints) -> tuple[Array, Array]:
         """Mean and standard deviation (m,) of the curves without noise, in standardised warped values."""
+        d = at.features.shape[1]
         cross = covariance(self.theta, self.points, at)
         solved = solve_triangular(self.factor, cross, lower=True, check_finite=False)
-        common, rise, end, early, late, offset, curve, drift, _ = _amplitudes(self.theta, at)
-        fading, grown, owned = (1.02 - at.fraction) ** 2, at.fraction**2, at.owner >= 0
-        before = common + rise * _risen(at.fraction) ** 2 + end + early * fading + late * grown
-        before += owned * (offset + curve * fading + drift * grown)
+        common, end, early, offset, curve, _ = np.exp(self.theta[d : d + 6])
+        fading, owned = (1.02 - at.fraction) ** 2, at.owner >= 0
+        before = common + end + early * fading + owned * (offset + curve * fading)
         return solved.T @ self.whitened, np.sqrt(np.maximum(before - (solved**2).sum(0), 1e-8))
 
     @on_one_thread
     def resemblance(self, one: Array, other: Array) -> Array:
         """The correlation k (n, m) of what two sets of configurations, (n, d) and (m, d), do to a run."""
         return matern_52(squared_distances(one, other, np.exp(-self.theta[: one.shape[1]])))[0]
+
+    @on_one_thread
+    def errors_at_the_end(self, after: float) -> Array:
+        """Of each trial of this study that ran to its end: the error of its end's prediction from its values up to the
+        fraction ``after`` and from all other trials, in standard deviations of that prediction.
+
+        What is left out of a Gaussian process is predicted by its inverse covariance (Rasmussen and Williams 2006, eq.
+        5.12, for groups). Trials without a value up to there are left out.
+        """
+        inverse = cho_solve((self.factor, True), np.eye(len(self.points)), check_finite=False)
+        weights = solve_triangular(self.factor, self.whitened, lower=True, trans="T", check_finite=False)
+        late, own = self.points.fraction > after, (self.points.tasks == 0) & (self.points.owner >= 0)
+        errors = []
+        for owner in np.unique(self.points.owner[own & (self.points.fraction > 0.999)]):
+            mine = self.points.owner == owner
+            left = np.flatnonzero(mine & late)
+            if len(left) == mine.sum():
+                continue
+            spread, end = np.linalg.inv(inverse[np.ix_(left, left)]), self.points.fraction[left].argmax()
+            errors.append(float((spread @ weights[left])[end] / np.sqrt(spread[end, end])))
+        return np.array(errors)
 
     def standardised(self, warped: Array | float) -> Array:
         """Warped values in the units of ``predict``."""
@@ -243,17 +261,11 @@ def _standardised(points: CurvePoints, values: Array) -> tuple[Array, float, flo
 def covariance(theta: Array, one: CurvePoints, other: CurvePoints) -> Array:
     """The covariance (n, m) of two sets of curve values, without noise."""
     d = one.features.shape[1]
+    common, end, early, offset, curve, _ = np.exp(theta[d : d + 6])
     parts = _Parts.of(one, other)
     matern, _ = matern_52(squared_distances(one.features, other.features, np.exp(-theta[:d])))
-    matern = matern * related(theta[d + len(_AMPLITUDES) :], one.tasks, other.tasks)
-    shared, effect, own = parts.weighted(_amplitudes(theta, one))
-    return shared + matern * effect + own
-
-
-def _amplitudes(theta: Array, points: CurvePoints) -> Array:
-    """The amplitudes, in the order of ``_AMPLITUDES``."""
-    d = points.features.shape[1]
-    return np.asarray(np.exp(theta[d : d + len(_AMPLITUDES)]))
+    matern = matern * related(theta[d + 6 :], one.tasks, other.tasks)
+    return common * parts.common + matern * (end + early * parts.fading) + parts.same * (offset + curve * parts.fading)
 
 
 def related(logits: Array, one: Owners, other: Owners) -> Array:
@@ -267,9 +279,7 @@ class _Parts:
     """What of the covariance does not depend on the hyperparameters, each (n, m)."""
 
     common: Array
-    rising: Array
     fading: Array
-    growing: Array
     same: Array
 
     @classmethod
@@ -279,21 +289,7 @@ class _Parts:
         fading = np.exp(-1.5 * apart - np.abs(f - g)) * (1.02 - f) * (1.02 - g)
         same = (one.owner[:, None] == other.owner[None]) & (one.owner >= 0)[:, None]
         same_task = one.tasks[:, None] == other.tasks[None]
-        common = np.exp(-((apart / 0.6) ** 2) / 2) * same_task
-        return cls(common, _risen(f) * _risen(g) * same_task, fading, f * g, same.astype(float))
-
-    def weighted(self, amplitudes: Array) -> tuple[Array, Array, Array]:
-        """The common course, what is to be multiplied by the kernel of configurations, and what trials have of their
-        own."""
-        common, rise, end, early, late, offset, curve, drift, _ = amplitudes
-        shared = common * self.common + rise * self.rising
-        effect = end + early * self.fading + late * self.growing
-        return shared, effect, self.same * (offset + curve * self.fading + drift * self.growing)
-
-
-def _risen(fraction: Array) -> Array:
-    """1 + u: on the model's scale the mean curve rises about evenly with the logarithm of the fraction."""
-    return np.asarray(1 + np.log2(fraction) / 5)
+        return cls(np.exp(-((apart / 0.6) ** 2) / 2) * same_task, fading, same.astype(float))
 
 
 def squared_distances(one: Array, other: Array, scale: Array | float) -> Array:
@@ -312,12 +308,14 @@ def matern_52(squared: Array) -> tuple[Array, Array]:
 def _noisy(theta: Array, points: CurvePoints) -> Array:
     """The covariance (n, n) of observed values."""
     matrix = covariance(theta, points, points)
-    matrix[np.diag_indices_from(matrix)] += _amplitudes(theta, points)[-1] * (1.32 - points.fraction) + _JITTER
+    matrix[np.diag_indices_from(matrix)] += (
+        np.exp(theta[points.features.shape[1] + 5]) * (1.32 - points.fraction) + _JITTER
+    )
     return matrix
 
 
 def prior(d: int, others: int = 0) -> tuple[Array, Array]:
-    """Median and standard deviation (d + 9 + others,) of the hyperparameters' logarithms, and of the logits of ρ."""
+    """Median and standard deviation (d + 6 + others,) of the hyperparameters' logarithms, and of the logits of ρ."""
     lengths = np.full(d, np.log(0.5 * np.sqrt(max(d, 1))))
     middle = np.concatenate([lengths, _AMPLITUDES, np.zeros(others)])
     return middle, np.concatenate([np.full(d, _LENGTH_SD), _AMPLITUDE_SDS, np.full(others, _TASK_SD)])
@@ -328,16 +326,16 @@ def negative_log_posterior(
 ) -> tuple[float, Array]:
     """−log p(theta | y) up to a constant, and its gradient (Rasmussen and Williams 2006, eq. 5.8 and 5.9)."""
     d = points.features.shape[1]
-    logits = theta[d + len(_AMPLITUDES) :]
-    middle, sd = prior(d, len(logits))
+    middle, sd = prior(d, len(theta) - d - 6)
     parts = parts or _Parts.of(points, points)
-    amplitudes, scale = _amplitudes(theta, points), np.exp(-theta[:d])
+    common, end, early, offset, curve, noise = np.exp(theta[d : d + 6])
+    scale = np.exp(-theta[:d])
     matern, slope = matern_52(squared_distances(points.features, points.features, scale))
-    tasks = related(logits, points.tasks, points.tasks)
+    tasks = related(theta[d + 6 :], points.tasks, points.tasks)
     matern, slope = matern * tasks, slope * tasks
-    shared, effect, own = parts.weighted(amplitudes)
-    matrix = shared + matern * effect + own
-    diagonal = amplitudes[-1] * (1.32 - points.fraction)
+    effect = end + early * parts.fading
+    matrix = common * parts.common + matern * effect + parts.same * (offset + curve * parts.fading)
+    diagonal = noise * (1.32 - points.fraction)
     matrix[np.diag_indices_from(matrix)] += diagonal + _JITTER
     factor = cholesky(matrix, lower=True, check_finite=False)
     inverse = cho_solve((factor, True), np.eye(len(y)), check_finite=False)
@@ -348,20 +346,17 @@ def negative_log_posterior(
     pull = inner * slope * effect
     scaled = points.features * scale
     lengths = 2 * (pull.sum(1) @ scaled**2 - np.einsum("id,id->d", scaled, pull @ scaled))
-    by_kernel, by_trial = inner * matern, inner * parts.same
-    by_part = [
-        (inner * parts.common).sum(),
-        (inner * parts.rising).sum(),
-        by_kernel.sum(),
-        (by_kernel * parts.fading).sum(),
-        (by_kernel * parts.growing).sum(),
-        by_trial.sum(),
-        (by_trial * parts.fading).sum(),
-        (by_trial * parts.growing).sum(),
-        np.diag(inner) @ (1.32 - points.fraction),
+    own = inner * parts.same
+    amplitudes = [
+        common * (inner * parts.common).sum(),
+        end * (inner * matern).sum(),
+        early * (inner * matern * parts.fading).sum(),
+        offset * own.sum(),
+        curve * (own * parts.fading).sum(),
+        np.diag(inner) @ diagonal,
     ]
-    rhos = _task_gradient(by_kernel * effect, logits, points.tasks)
-    return float(value), np.concatenate([lengths, amplitudes * by_part, rhos]) + away / sd
+    rhos = _task_gradient(inner * matern * effect, theta[d + 6 :], points.tasks)
+    return float(value), np.concatenate([lengths, amplitudes, rhos]) + away / sd
 
 
 def _task_gradient(pull: Array, logits: Array, tasks: Owners) -> Array:

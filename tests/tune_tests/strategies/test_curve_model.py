@@ -28,15 +28,13 @@ def some_points(n: int, d: int, seed: int = 0) -> CurvePoints:
 def one_covariance(theta, x, f, i, y, g, j) -> float:
     """The module's formula for a pair of points, term by term, without numpy's arrays."""
     d = len(x)
-    lengths, (common, rise, end, early, late, offset, curve, drift, _) = np.exp(theta[:d]), np.exp(theta[d:])
+    lengths, (common, end, early, offset, curve, _) = np.exp(theta[:d]), np.exp(theta[d:])
     r = np.sqrt(5 * sum(((a - b) / length) ** 2 for a, b, length in zip(x, y, lengths, strict=True)))
     k = (1 + r + r**2 / 3) * np.exp(-r)
     u, v = np.log2(f) / 5, np.log2(g) / 5
     fading = np.exp(-1.5 * abs(u - v) - abs(f - g)) * (1.02 - f) * (1.02 - g)
-    shared = (
-        common * np.exp(-((u - v) ** 2) / 0.72) + rise * (1 + u) * (1 + v) + k * (end + early * fading + late * f * g)
-    )
-    return shared + (offset + curve * fading + drift * f * g if i == j and i >= 0 else 0.0)
+    shared = common * np.exp(-((u - v) ** 2) / 0.72) + k * (end + early * fading)
+    return shared + (offset + curve * fading if i == j and i >= 0 else 0.0)
 
 
 def test_the_posterior_is_that_of_a_normal_distribution_conditioned_by_hand():
@@ -67,10 +65,10 @@ def test_density_and_gradient_are_those_of_the_normal_distribution_and_its_diffe
         away = (theta - middle) / sd
         return -multivariate_normal(np.zeros(32), K).logpdf(y) - 16 * np.log(2 * np.pi) + away @ away / 2
 
-    theta = middle + 0.4 * rng.normal(size=d + 9)
+    theta = middle + 0.4 * rng.normal(size=d + 6)
     value, gradient = negative_log_posterior(theta, points, y)
     assert value == pytest.approx(reference(theta), abs=1e-7)
-    steps = np.eye(d + 9) * 1e-5
+    steps = np.eye(d + 6) * 1e-5
     differences = [(reference(theta + step) - reference(theta - step)) / 2e-5 for step in steps]
     assert gradient == pytest.approx(np.array(differences), abs=1e-4)
 
@@ -133,24 +131,24 @@ def test_with_other_studies_too_density_and_gradient_are_those_of_the_normal_dis
     points, d = some_tasks(48, 3), 3
     rng = np.random.default_rng(6)
     middle, sd = prior(d, 2)
-    y, theta = rng.normal(size=48), middle + 0.4 * rng.normal(size=d + 11)
+    y, theta = rng.normal(size=48), middle + 0.4 * rng.normal(size=d + 8)
 
     def reference(theta):
-        rho = [1.0, *(1 / (1 + np.exp(-theta[d + 9 :])))]
+        rho = [1.0, *(1 / (1 + np.exp(-theta[d + 6 :])))]
         each = [*zip(points.features, points.fraction, points.owner, points.tasks, strict=True)]
-        K = np.diag(np.exp(theta[d + 8]) * (1.32 - points.fraction) + 1e-5)
+        K = np.diag(np.exp(theta[d + 5]) * (1.32 - points.fraction) + 1e-5)
         for i, (*a, s) in enumerate(each):
             for j, (*b, t) in enumerate(each):
-                alone = theta[: d + 9].copy()
-                alone[d : d + 2] = -np.inf if s != t else alone[d : d + 2]  # no common course
+                alone = theta[: d + 6].copy()
+                alone[d] = -np.inf if s != t else alone[d]  # no common course
                 K[i, j] += one_covariance(alone, *a, *b) * (1.0 if s == t else rho[s] * rho[t])
         away = (theta - middle) / sd
         return -multivariate_normal(np.zeros(48), K).logpdf(y) - 24 * np.log(2 * np.pi) + away @ away / 2
 
     value, gradient = negative_log_posterior(theta, points, y)
     assert value == pytest.approx(reference(theta), abs=1e-7)
-    which = [0, d + 1, d + 4, d + 9, d + 10]
-    steps = (np.eye(d + 11) * 1e-5)[which]
+    which = [0, d + 1, d + 6, d + 7]
+    steps = (np.eye(d + 8) * 1e-5)[which]
     differences = [(reference(theta + step) - reference(theta - step)) / 2e-5 for step in steps]
     assert gradient[which] == pytest.approx(np.array(differences), abs=1e-4)
 
