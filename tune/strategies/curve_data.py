@@ -42,9 +42,9 @@ GOOD_SHARE, MISLED_BY = 0.15, 1
 at least so many, and most of them, have learnt nothing."""
 LOOKED = 0.15
 """Errors are those of predictions from values up to this part of a run: about what a look has met."""
-ERROR_BEFORE, ERRORS_BEFORE = 2.5, 4
-"""The error of an end's prediction in standard deviations of the model, as it is expected before any run has ended, and
-as how many runs that counts (docs/decisions/058)."""
+ERROR_BEFORE = 2.5
+"""The error of an end's prediction, in standard deviations of the model, that counts as that of one run more
+(docs/decisions/058)."""
 FIT_AGAIN = 50
 """Of a study with more curves than the model takes, the hyperparameters are those of the first trials, up to a multiple
 of this many and as far as all have ended. These do not change any more, so a resumed search finds the same."""
@@ -239,9 +239,8 @@ class Learned:
     def end(self, number: int) -> tuple[float, float] | None:
         """Mean and standard deviation of one curve's end, in standardised warped values; None for an unknown curve.
 
-        How far ends lay from what early values said of them is measured, and not only modelled: the model's standard
-        deviation is multiplied by the root mean square of the errors of runs that have ended, in its units, with
-        ``ERRORS_BEFORE`` errors of ``ERROR_BEFORE`` before any run has.
+        How far ends lie from what early values say of them is measured, and not only modelled: the model's standard
+        deviation is multiplied by the root mean square of the errors of the runs that have ended, in its units.
         """
         place = next((i for i, curve in enumerate(self.curves) if curve.number == number), None)
         if place is None:
@@ -252,8 +251,7 @@ class Learned:
     @cached_property
     def _error(self) -> float:
         met = self.model.errors_at_the_end(LOOKED)
-        square = ERRORS_BEFORE * ERROR_BEFORE**2 + float((met**2).sum())
-        return math.sqrt(square / (ERRORS_BEFORE + len(met)))
+        return math.sqrt((ERROR_BEFORE**2 + float((met**2).sum())) / (1 + len(met)))
 
     def chance(self, number: int, gain: float) -> float:
         """That the curve of this number is at least as good as ``gain`` at the end of its run. 1 for an unknown one."""
