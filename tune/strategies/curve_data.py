@@ -42,8 +42,8 @@ GOOD_SHARE, MISLED_BY = 0.15, 1
 at least so many, and most of them, have learnt nothing."""
 LOOKED = 0.15
 """Errors are those of predictions from values up to this part of a run: about what a look has met."""
-ERROR_BEFORE = 2.5
-"""The error of an end's prediction, in standard deviations of the model, that counts as that of one run more
+ERROR_BEFORE, ERRORS_BEFORE = 2.5, 4
+"""The error of an end's prediction, in standard deviations of the model, that counts as that of so many runs more
 (docs/decisions/058)."""
 FIT_AGAIN = 50
 """Of a study with more curves than the model takes, the hyperparameters are those of the first trials, up to a multiple
@@ -251,7 +251,8 @@ class Learned:
     @cached_property
     def _error(self) -> float:
         met = self.model.errors_at_the_end(LOOKED)
-        return math.sqrt((ERROR_BEFORE**2 + float((met**2).sum())) / (1 + len(met)))
+        square = ERRORS_BEFORE * ERROR_BEFORE**2 + float((met**2).sum())
+        return math.sqrt(square / (ERRORS_BEFORE + len(met)))
 
     def chance(self, number: int, gain: float) -> float:
         """That the curve of this number is at least as good as ``gain`` at the end of its run. 1 for an unknown one."""
