@@ -1,7 +1,8 @@
 """How many full runs a search needs: strategies replayed over recorded and invented learning curves.
 
     python benchmarks/search_efficiency.py --raw RUNS.jsonl [--curves FILE …] [--families wide projected]
-        [--arms ours previous …] [--slots 8] [--seeds 16] [--processes 2] [--no-run] [--output FILE.json]
+        [--arms ours previous …] [--slots 8] [--seeds 16] [--processes 2] [--no-run] [--earlier RESULT.json]
+        [--output FILE.json]
 
 The unit is one **equivalent**: the slot hours of a mean whole run of the table. A search's **hit** is how many
 equivalents are spent when the first row of the best hundredth has finished; a search that has none by the end of its
@@ -17,7 +18,8 @@ as if an epoch took ``--epoch-seconds`` (300), so that what a resume costs is in
 
 Each finished search is appended to ``--raw`` at once; what is there is not run again, unless ``--without`` or
 ``--budget`` was another one. So the benchmark may be stopped at any moment, and continued later or with more arms; it
-says how many of its searches are from other commits. Prints the tables and, last, one JSON line.
+says how many of its searches are from other commits. ``--earlier`` also compares with the searches of a stored result,
+seed by seed. Prints the tables and, last, one JSON line.
 """
 
 from __future__ import annotations
@@ -44,7 +46,18 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 
 from search_arms import FIXED, run  # noqa: E402
-from search_figures import CUTS, against_table, early_table, early_values, markdown, overall, print_rows, summary  # noqa: E402
+from search_figures import (  # noqa: E402  # noqa: E402
+    CUTS,
+    against_earlier,
+    against_table,
+    earlier_table,
+    early_table,
+    early_values,
+    markdown,
+    overall,
+    print_rows,
+    summary,
+)
 from store import store  # noqa: E402
 
 from bigbatch.tune.simulate import CurveTable, ReplayedEpoch, read_curves, synthetic_table  # noqa: E402
@@ -229,6 +242,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--epoch-seconds", type=float, default=300.0)
     add("--processes", type=int, default=1)
     add("--raw", type=Path, required=True, help="JSON lines; continued where it exists")
+    add("--earlier", type=Path, metavar="RESULT.json", help="a stored result of an earlier commit")
     add("--no-run", action="store_true", help="summarise what the raw file has")
     add("--output", type=Path)
     return p.parse_args(argv)
@@ -260,9 +274,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         for arm in args.arms
         if (table := against_table(rows, slots, arm, groups))
     }
+    then = json.loads(args.earlier.read_text())["raw"] if args.earlier else []
+    changes = against_earlier([line for line in then if fits(line, sources)], lines, groups)
     early = {group: early_values(tables_of(group, sources)) for group in groups}
-    print("", *tables.values(), "", *against.values(), "", early_table(early), sep="\n")
+    print("", *tables.values(), "", *against.values(), "", early_table(early), earlier_table(changes), sep="\n")
     figures = {"rows": rows, "overall": overall(rows, args.aside), "tables": tables, "against_previous": against}
+    figures |= {"against_earlier": changes, "earlier_table": earlier_table(changes)} if args.earlier else {}
     figures |= {"early_values": early, "early_table": early_table(early)}
     result = {"provenance": facts, "budget": args.budget, **figures, "raw": lines}
     store(result, args.output)

@@ -98,6 +98,44 @@ def less_previous(others: Sequence[Mapping[str, Any]], own: Sequence[Mapping[str
     return found
 
 
+def against_earlier(
+    earlier: Sequence[Mapping[str, Any]], lines: Sequence[Mapping[str, Any]], groups: Sequence[str]
+) -> list[dict[str, Any]]:
+    """For each group the searches less those of an earlier commit with the same arm, slots and seed.
+
+    ``hits``: the geometric mean of the ratios of their hits, with its interval; below 1 is earlier.
+    """
+    theirs = {(line["group"], line["arm"], line["slots"], line["seed"]): line for line in earlier}
+    found = []
+    for group in groups:
+        own = [line for line in lines if line["group"] == group]
+        pairs = [
+            (line, theirs[key]) for line in own if (key := (group, line["arm"], line["slots"], line["seed"])) in theirs
+        ]
+        if not pairs:
+            continue
+        mine, others = [one for one, _ in pairs], [other for _, other in pairs]
+        logs = np.log(hits(mine) / hits(others))
+        row: dict[str, Any] = {"group": group, "searches": len(pairs)}
+        row["hits"] = [round(v, 2) for v in bootstrap([logs], lambda values: float(np.exp(np.mean(values))))]
+        row["missed"] = [sum(line["hit"] is None for line in some) for some in (others, mine)]
+        row["alike"] = sum(one["hit"] == other["hit"] and one["regret"] == other["regret"] for one, other in pairs)
+        found.append({**row, **less_previous(others, mine)})
+    return found
+
+
+def earlier_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The figures of ``against_earlier`` for the page of results."""
+    head = "".join(f" regret at {cut} |" for cut in CUTS)
+    lines = [f"| less the commit before | searches | hits | missed |{head}", "|---|---|---|---|" + "---|" * len(CUTS)]
+    for row in rows:
+        ratio, low, high = row["hits"]
+        cells = [f"{row['searches']}, {row['alike']} alike", f"× {ratio:.2f} ({low:.2f} … {high:.2f})"]
+        cells += ["{} → {}".format(*row["missed"]), *(_against_cell(row[f"less_previous_{cut}"]) for cut in CUTS)]
+        lines.append(f"| {row['group']} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def _paired(others: Sequence[Mapping[str, Any]], own: Sequence[Mapping[str, Any]]) -> list[np.ndarray]:
     """Hits of both with the same seeds; empty if they share none."""
     seeds = {line["seed"] for line in others} & {line["seed"] for line in own}

@@ -96,6 +96,16 @@ def test_figures_of_a_group_by_hand(bench: Any) -> None:
     assert not bench.against_table([row], 4, "ours", ["g"])
     (mean,) = [row for row in bench.overall(list(rows.values())) if row["arm"] == "ours"]
     assert mean["times_random"] == 2.0
+    earlier = [
+        line("ours", s, hit, regret) for s, (hit, regret) in enumerate([(40.0, 1.5), (25.0, 1.0), (None, 9.0)], 1)
+    ]
+    (change,) = bench.against_earlier(earlier, lines, ["other", "g"])
+    assert (change["searches"], change["alike"], change["missed"]) == (2, 0, [0, 0]), "the seeds 1 and 2"
+    assert change["hits"][0] == pytest.approx((25 / 40 * 30 / 25) ** 0.5, abs=0.01)
+    assert change["less_previous_40"]["mean"][0] == -0.25
+    assert "| g | 2, 0 alike | × 0.87 (0.62 … 1.20) | 0 → 0 | −0.25 (−0.50 … +0.00), 1 : 0 |" in bench.earlier_table(
+        [change]
+    )
 
 
 def test_early_values_are_compared_with_the_end_among_the_better_half(bench: Any) -> None:

@@ -62,6 +62,18 @@ def test_how_many_runs_a_search_needs() -> None:
     assert f"{len(again)} are those of the tables before" in text
 
 
+def test_what_the_curve_model_predicts() -> None:
+    before, now = (
+        {(row["group"], row["a_run_has_ended"]): row for row in raw(name)["rows"]}
+        for name in ("prediction_errors_before_2cpu", "prediction_errors_2cpu")
+    )
+    text = PAGE[PAGE.index("### What the curve model predicts") :]
+    for group in {group for group, _ in now}:
+        found = [of[group, ended] for ended in (False, True) for of in (before, now)]
+        cells = [f"{100 * (one['above'] + one['below']):.0f} % of {one['looks']}" for one in found]
+        assert f"| {group} | {' | '.join(cells)} |" in text
+
+
 def test_the_main_command() -> None:
     (run,) = raw("default_run_2cpu")["runs"]
     optimizer, batch = run["best_config"]["optimizer"]["name"], run["best_config"]["batch"]["global_size"]

@@ -24,7 +24,7 @@ def look_findings(stopping: str, facts: SearchFacts, trials: Sequence[FrozenTria
     """One line, for a search with ``--stopping look`` and enough runs to their end.
 
     The runs are those that the strategy sees (search_only.py): no confirmations, and of a search in two parts those of
-    the first part. The correlation is Spearman's, among the runs of one value of the frontier and of as many epochs.
+    the first part. The correlation is Spearman's, among the runs of one value of the frontier.
     The runs that went on were chosen for their early values, so that it is lower than among all configurations.
     """
     if stopping != "look":

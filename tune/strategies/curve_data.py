@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +15,15 @@ from scipy.special import ndtr
 
 from bigbatch.tune.strategies.curve_history import MOST_CURVES, Curve, CurveHistory
 from bigbatch.tune.strategies.curve_history import curves_of as curves_of
-from bigbatch.tune.strategies.curve_model import MAX_POINTS, CurveModel, CurvePoints, Scale, low_and_lost, thinned
+from bigbatch.tune.strategies.curve_model import (
+    MAX_POINTS,
+    CurveModel,
+    CurvePoints,
+    Scale,
+    low_and_lost,
+    nothing_learnt,
+    thinned,
+)
 from bigbatch.tune.strategies.feasibility import Feasibility
 from bigbatch.tune.strategies.known_curves import KnownCurves, known_curves
 from bigbatch.tune.strategies.known_prediction import known_prediction, rank_correlation
@@ -29,10 +38,14 @@ MARKS = np.array([1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0])
 """The model takes a curve's values at these fractions of the run, and its last one."""
 FEWEST_CURVES = 3
 """The model needs this many curves."""
-GOOD_SHARE, NOTHING, MISLED_BY = 0.15, 0.1, 1
+GOOD_SHARE, MISLED_BY = 0.15, 1
 """A study has misled if of the runs that it predicted to be good (their expected rank share is above the first figure)
-at least so many, and most of them, have learnt nothing: they diverged, or ended within a tenth of the way from chance
-to the best value."""
+at least so many, and most of them, have learnt nothing."""
+LOOKED = 0.15
+"""Errors are those of predictions from values up to this part of a run: about what a look has met."""
+ERROR_BEFORE, ERRORS_BEFORE = 2.5, 4
+"""The error of an end's prediction, in standard deviations of the model, that counts as that of so many runs more
+(docs/decisions/058)."""
 FIT_AGAIN = 50
 """Of a study with more curves than the model takes, the hyperparameters are those of the first trials, up to a multiple
 of this many and as far as all have ended. These do not change any more, so a resumed search finds the same."""
@@ -84,7 +97,7 @@ class CurveEncoder:
             also: numbers of curves that the model needs, although it takes only a part of those of a large study.
         """
         self.history.update(study)
-        curves = self.history.shown(also)
+        curves = self._judged(self.history.shown(also))
         key = None if alone else self._trusted(curves)
         theta = self._settled_theta(study, key) if len(self.history) > MOST_CURVES else None
         return self._learned(curves, key, also if len(curves) < len(self.history) else (), theta)
@@ -92,7 +105,7 @@ class CurveEncoder:
     def learn_all(self, trials: Sequence[FrozenTrial]) -> Learned | None:
         """The model of these trials' curves, with the end of every one of them."""
         self.history.take_in(trials)
-        curves = self.history.curves()
+        curves = self._judged(self.history.curves())
         return self._learned(curves, self._trusted(curves))
 
     def _settled_theta(self, study: Study, key: KnownKey) -> Array | None:
@@ -102,7 +115,7 @@ class CurveEncoder:
             return None
         self._settled.update(study, until=settled)
         if (settled, key) not in self._settled.theta:
-            learned = self._learned(self._settled.shown(), key)
+            learned = self._learned(self._judged(self._settled.shown()), key)
             self._settled.theta[settled, key] = None if learned is None else learned.model.theta
         return self._settled.theta[settled, key]
 
@@ -135,7 +148,17 @@ class CurveEncoder:
     def trusted(self, study: Study) -> tuple[int, ...]:
         """The places of the other studies that this one does not refute."""
         self.history.update(study)
-        return self._trusted(self.history.shown())
+        return self._trusted(self._judged(self.history.shown()))
+
+    def _judged(self, curves: Sequence[Curve]) -> list[Curve]:
+        """The curves, where runs that have learnt nothing count as diverged: neither is a point of a smooth curve."""
+        bar = self._nothing([c.best for c in curves])
+        stuck = {c.number for c in curves if c.gains and c.part >= 0.5 and c.last <= bar}
+        return [replace(c, diverged=True) if c.number in stuck else c for c in curves]
+
+    def _nothing(self, gains: Sequence[float]) -> float:
+        """``nothing_learnt`` where these gains were met."""
+        return nothing_learnt(max(gains, default=-math.inf), self.facts.objective.gain(self.facts.objective.worst))
 
     def _trusted(self, curves: Sequence[Curve]) -> tuple[int, ...]:
         """The places of the other studies, without those that rank this one's curves no better than by chance.
@@ -157,9 +180,10 @@ class CurveEncoder:
             self._predicted.update({(place, c.number): float(p) for c, p in zip(new, predicted, strict=True)})
         if self._has_misled(place, curves):
             return False
-        ends = [-math.inf if c.diverged else c.gains[max(c.gains)] for c in curves]
-        # Curves of the same length compare; one that has diverged compares with those that have ended.
-        groups = [(c.params.get(self.facts.frontier or ""), c.epochs if c.diverged else max(c.gains)) for c in curves]
+        ends = [-math.inf if c.diverged else c.last for c in curves]
+        # Curves compare at about the same part of their runs; a diverged one compares with those that have ended.
+        parts = [0 if c.diverged or c.finished else min(-1, round(math.log2(c.part))) for c in curves]
+        groups = [(c.params.get(self.facts.frontier or ""), part) for c, part in zip(curves, parts, strict=True)]
         found = rank_correlation([self._predicted[place, c.number] for c in curves], ends, groups)
         return found is None or found > 0
 
@@ -170,15 +194,12 @@ class CurveEncoder:
         promised = [
             c
             for c in curves
-            if (c.diverged or max(c.gains) >= c.epochs / 2)
+            if (c.diverged or c.part >= 0.5)
             and (self._predicted[place, c.number] > GOOD_SHARE or (c.number < asked and c.number % 2 == 0))
         ]
-        best = max((c.best for c in curves if not c.infeasible), default=-math.inf)
         known = (value for trial in self.facts.knowledge[place].trials for value in trial.values.values())
-        best = max([best, *map(self.facts.objective.gain, known)])
-        worst = self.facts.objective.gain(self.facts.objective.worst)
-        bar = worst + NOTHING * (best - worst) if math.isfinite(worst) else -math.inf
-        empty = sum(c.diverged or c.gains[max(c.gains)] <= bar for c in promised)
+        bar = self._nothing([*(c.best for c in curves if not c.infeasible), *map(self.facts.objective.gain, known)])
+        empty = sum(c.diverged or c.last <= bar for c in promised)
         return empty >= MISLED_BY and 2 * empty > len(promised)
 
     def _points(self, curve: Curve, lost: float) -> list[tuple[int, float]]:
@@ -196,8 +217,8 @@ class CurveEncoder:
 def _ends(curves: Sequence[Curve]) -> list[float]:
     """The last gains of the curves that have gone at least half of their way; of all if none has."""
     sound = [c for c in curves if not c.diverged]
-    late = [c for c in sound if max(c.gains) >= c.epochs / 2]
-    return [c.gains[max(c.gains)] for c in late or sound]
+    late = [c for c in sound if c.part >= 0.5]
+    return [c.last for c in late or sound]
 
 
 @dataclass(frozen=True)
@@ -217,13 +238,29 @@ class Learned:
         numbers = np.array([c.number for c in self.curves])
         return self.model.predict(CurvePoints(self.features, np.ones(len(numbers)), numbers))[0]
 
-    def chance(self, number: int, gain: float) -> float:
-        """That the curve of this number is at least as good as ``gain`` at the end of its run. 1 for an unknown one."""
+    def end(self, number: int) -> tuple[float, float] | None:
+        """Mean and standard deviation of one curve's end, in standardised warped values; None for an unknown curve.
+
+        How far ends lie from what early values say of them is measured, and not only modelled: the model's standard
+        deviation is multiplied by the root mean square of the errors of the runs that have ended, in its units.
+        """
         place = next((i for i, curve in enumerate(self.curves) if curve.number == number), None)
         if place is None:
-            return 1.0
+            return None
         mean, sd = self.model.predict(CurvePoints(self.features[[place]], np.ones(1), np.array([number])))
-        return float(ndtr((mean[0] - self.standardised(gain)) / sd[0]))
+        return float(mean[0]), float(sd[0]) * self._error
+
+    @cached_property
+    def _error(self) -> float:
+        met = self.model.errors_at_the_end(LOOKED)
+        square = ERRORS_BEFORE * ERROR_BEFORE**2 + float((met**2).sum())
+        return math.sqrt(square / (ERRORS_BEFORE + len(met)))
+
+    def chance(self, number: int, gain: float) -> float:
+        """That the curve of this number is at least as good as ``gain`` at the end of its run. 1 for an unknown one."""
+        if (end := self.end(number)) is None:
+            return 1.0
+        return float(ndtr((end[0] - self.standardised(gain)) / end[1]))
 
     def standardised(self, gain: float) -> float:
         """A gain in the units of ``ends``."""

@@ -36,6 +36,7 @@ class Curve:
     epochs: int
     """Of its whole run."""
     diverged: bool = False
+    """Its values before that say nothing of its end."""
     infeasible: bool = False
     """Whether it violates a constraint. Its values tell the model what they tell; it is no best run."""
     epoch_s: float | None = None
@@ -46,6 +47,20 @@ class Curve:
     def best(self) -> float:
         """The best value so far; −inf without one."""
         return max(self.gains.values(), default=-math.inf)
+
+    @property
+    def last(self) -> float:
+        """The latest value; −inf without one."""
+        return self.gains[max(self.gains)] if self.gains else -math.inf
+
+    @property
+    def part(self) -> float:
+        """Of its run, up to the latest value."""
+        return max(self.gains, default=0) / self.epochs
+
+    def at(self, part: float) -> float | None:
+        """The value at this part of its run, rounded up to whole epochs; None if it is not known."""
+        return self.gains.get(math.ceil(part * self.epochs - 1e-9))
 
     @property
     def run_s(self) -> float | None:
@@ -168,6 +183,18 @@ def curves_of(trials: Sequence[FrozenTrial], facts: SearchFacts) -> list[Curve]:
     history = CurveHistory(facts)
     history.take_in(trials)
     return history.curves()
+
+
+def ranks_so_far(curves: Sequence[Curve]) -> dict[int, float]:
+    """Number of each curve with values → the rank of its latest one among those of all curves at that part of their
+    runs, −½ to ½. Values of different epochs do not compare, and runs need not be equally long."""
+    ranks = {}
+    for curve in curves:
+        if curve.gains:
+            met = [gain for other in curves if (gain := other.at(curve.part)) is not None]
+            below, equal = sum(gain < curve.last for gain in met), sum(gain == curve.last for gain in met)
+            ranks[curve.number] = (below + equal / 2) / len(met) - 0.5
+    return ranks
 
 
 def _says_something(trial: FrozenTrial) -> bool:

@@ -33,6 +33,8 @@ from numpy.typing import NDArray
 from scipy.linalg import cho_solve, cholesky, solve_triangular
 from scipy.optimize import minimize
 
+from bigbatch.tune.strategies.one_thread import on_one_thread
+
 Array = NDArray[np.float64]
 Owners = NDArray[np.int64]
 
@@ -43,6 +45,8 @@ FIT_EVALUATIONS = 20
 """Evaluations of the posterior's density and gradient for one fit."""
 MARGIN = 0.05
 """In ``Scale``: the part of the span that the best value is away from the pole of the logarithm."""
+NOTHING = 0.1
+"""See ``nothing_learnt``."""
 _AMPLITUDES = np.log([1.0, 0.7, 0.4, 0.08, 0.1, 0.01])
 """Priors' medians: common, end, early, offset, curve, noise."""
 _AMPLITUDE_SDS = np.array([0.5, 0.7, 0.7, 0.8, 0.8, 0.8])
@@ -59,16 +63,20 @@ _JITTER = 1e-5
 @dataclass(frozen=True)
 class Scale:
     """Values, larger is better, as −log((best − value) / span + MARGIN): equal ratios of what is missing to the best
-    become equal distances."""
+    become equal distances. Nothing depends on the unit of the values."""
 
     best: float
     span: float
 
     @classmethod
     def of(cls, values: Array, low: float) -> Scale:
-        """The scale of these values, whose span reaches from the best one down to ``low``."""
+        """The scale of these values, whose span reaches from the best one down to ``low``.
+
+        Where none is above ``low``, it reaches down to the worst one; where all are equal, any span is as good.
+        """
         best = float(values.max())
-        return cls(best, max(best - low, 1e-3))
+        low = low if low < best else float(values.min())
+        return cls(best, best - low if low < best else abs(best) or 1.0)
 
     def warp(self, value: Array | float) -> Array:
         """Values on the model's scale."""
@@ -92,6 +100,12 @@ def low_and_lost(ends: Sequence[float], worst: float) -> tuple[float, float]:
         return 0.0, 0.0
     low, lost = float(np.median(ends)), float(np.quantile(ends, 0.1))
     return (low if low < max(ends) else min(ends)), lost
+
+
+def nothing_learnt(best: float, worst: float) -> float:
+    """A run has learnt nothing if after half of its way it is no better than this: ``NOTHING`` of the way from what
+    chance gives to the best value. −inf where nobody knows what chance gives. Larger is better."""
+    return worst + NOTHING * max(0.0, best - worst) if math.isfinite(worst) else -math.inf
 
 
 @dataclass(frozen=True)
@@ -166,6 +180,7 @@ class CurveModel:
     """(n,): factor⁻¹ · values."""
 
     @classmethod
+    @on_one_thread
     def fit(
         cls, points: CurvePoints, values: Array, evaluations: int = FIT_EVALUATIONS, theta: Array | None = None
     ) -> Self:
@@ -179,6 +194,7 @@ class CurveModel:
         factor = cholesky(_noisy(theta, points), lower=True, check_finite=False)
         return cls(theta, points, mean, sd, factor, solve_triangular(factor, y, lower=True, check_finite=False))
 
+    @on_one_thread
     def predict(self, at: CurvePoints) -> tuple[Array, Array]:
         """Mean and standard deviation (m,) of the curves without noise, in standardised warped values."""
         d = at.features.shape[1]
@@ -189,9 +205,31 @@ class CurveModel:
         before = common + end + early * fading + owned * (offset + curve * fading)
         return solved.T @ self.whitened, np.sqrt(np.maximum(before - (solved**2).sum(0), 1e-8))
 
+    @on_one_thread
     def resemblance(self, one: Array, other: Array) -> Array:
         """The correlation k (n, m) of what two sets of configurations, (n, d) and (m, d), do to a run."""
         return matern_52(squared_distances(one, other, np.exp(-self.theta[: one.shape[1]])))[0]
+
+    @on_one_thread
+    def errors_at_the_end(self, after: float) -> Array:
+        """Of each trial of this study that ran to its end: the error of its end's prediction from its values up to the
+        fraction ``after`` and from all other trials, in standard deviations of that prediction.
+
+        What is left out of a Gaussian process is predicted by its inverse covariance (Rasmussen and Williams 2006, eq.
+        5.12, for groups). Trials without a value up to there are left out.
+        """
+        inverse = cho_solve((self.factor, True), np.eye(len(self.points)), check_finite=False)
+        weights = solve_triangular(self.factor, self.whitened, lower=True, trans="T", check_finite=False)
+        late, own = self.points.fraction > after, (self.points.tasks == 0) & (self.points.owner >= 0)
+        errors = []
+        for owner in np.unique(self.points.owner[own & (self.points.fraction > 0.999)]):
+            mine = self.points.owner == owner
+            left = np.flatnonzero(mine & late)
+            if len(left) == mine.sum():
+                continue
+            spread, end = np.linalg.inv(inverse[np.ix_(left, left)]), self.points.fraction[left].argmax()
+            errors.append(float((spread @ weights[left])[end] / np.sqrt(spread[end, end])))
+        return np.array(errors)
 
     def standardised(self, warped: Array | float) -> Array:
         """Warped values in the units of ``predict``."""

@@ -15,8 +15,8 @@ given for it: what is published is measured there, and not only guessed from a t
 
 The best one is the one whose end the curve model (curve_model.py) predicts to be the best, whatever strategy proposes:
 values of different epochs do not compare, and it knows how curves go on. It learns that from runs that have ended.
-Until one has, and if no other study says anything, the best one has the best value at its look. In a study of
-thousands the model predicts the most promising ones alone.
+Until one has, and if no other study says anything, the best one has the highest rank at its look, among the values of
+all runs at that part of them. In a study of thousands the model predicts the most promising ones alone.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial
 
 from bigbatch.tune.strategies.curve_data import CurveEncoder, Learned
-from bigbatch.tune.strategies.curve_history import MOST_CURVES
+from bigbatch.tune.strategies.curve_history import MOST_CURVES, ranks_so_far
 from bigbatch.tune.strategies.look_index import LookIndex
 from bigbatch.tune.strategies.look_value import first_looks, is_let_go, look_epoch
 from bigbatch.tune.strategies.protocol import Fits, Lasts, SearchFacts, TrialDecision
@@ -200,7 +200,7 @@ class EarlyLook:
         history = self.encoder.history
         history.update(study)
         also = [history.first_number(t.number) for t in waiting]
-        # The values at the look, until a run has ended from which the model learns how curves go on.
+        # The ranks at the look, until a run has ended from which the model learns how curves go on.
         knows = history.any_ended or (self.facts.knowledge and self.encoder.trusted(study))
         learned = self.encoder.learn(study, also=also) if knows else None
         ends = _ends(learned, self.encoder)
@@ -227,7 +227,7 @@ def _goes_on(trial: FrozenTrial, at: int, epoch: int, study: Study) -> bool:
 def predicted_ends(trials: Sequence[FrozenTrial], facts: SearchFacts) -> dict[int, float]:
     """Number of each trial with values → its predicted value at the end of its run, larger is better.
 
-    With too few trials for a model, the last value instead.
+    With too few trials for a model, the rank of its last value instead (``ranks_so_far``).
     """
     encoder = CurveEncoder(facts)
     ends, first_of = _ends(encoder.learn_all(trials), encoder), encoder.history.first_number
@@ -235,9 +235,9 @@ def predicted_ends(trials: Sequence[FrozenTrial], facts: SearchFacts) -> dict[in
 
 
 def _ends(learned: Learned | None, encoder: CurveEncoder) -> dict[int, float]:
-    """Number of each curve of the model → its predicted value at the end. Without a model, the last value."""
+    """Number of each curve → its predicted value at the end. Without a model, ``ranks_so_far``."""
     if learned is None:
-        return {c.number: c.gains[max(c.gains)] for c in encoder.history.curves() if c.gains}
+        return ranks_so_far(encoder.history.curves())
     return {c.number: float(end) for c, end in zip(learned.curves, learned.ends(), strict=True)}
 
 

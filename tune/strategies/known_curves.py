@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bigbatch.tune.strategies.curve_model import CurvePoints, Scale, low_and_lost, thinned
+from bigbatch.tune.strategies.curve_model import CurvePoints, Scale, low_and_lost, nothing_learnt, thinned
 from bigbatch.tune.strategies.protocol import SearchFacts
 from bigbatch.tune.strategies.unit_space import UnitSpace
 from bigbatch.tune.study.knowledge import KnownStudy, KnownTrial
@@ -47,7 +48,7 @@ def known_curves(facts: SearchFacts, space: UnitSpace, studies: Sequence[KnownSt
     """The curves of these studies; None if they have none."""
     features, fraction, owner, task, warped = list[Array](), list[float](), list[int](), list[int](), list[float]()
     best: list[Mapping[str, object]] = []
-    groups = [trials for study in studies for trials in study.groups().values()]
+    groups = [_judged(trials, facts) for study in studies for trials in study.groups().values()]
     groups = [trials for trials in groups if any(trial.values for trial in trials)]
     for place, trials in enumerate(groups, 1):
         scale, worst = _scale(trials, facts)
@@ -65,6 +66,19 @@ def known_curves(facts: SearchFacts, space: UnitSpace, studies: Sequence[KnownSt
     points = CurvePoints(np.array(features), np.array(fraction), np.array(owner), np.array(task))
     kept = thinned(points, np.array(warped), KNOWN_POINTS)
     return KnownCurves(points.take(kept), np.array(warped)[kept], tuple(best))
+
+
+def _judged(trials: Sequence[KnownTrial], facts: SearchFacts) -> list[KnownTrial]:
+    """The trials, where those that have learnt nothing count as diverged, as this study's own do."""
+    gain = facts.objective.gain
+    met = [gain(value) for trial in trials for value in trial.values.values()]
+    bar = nothing_learnt(max(met, default=-math.inf), gain(facts.objective.worst))
+
+    def is_stuck(trial: KnownTrial) -> bool:
+        last = max(trial.values, default=0)
+        return bool(last) and last >= trial.epochs / 2 and gain(trial.values[last]) <= bar
+
+    return [replace(trial, diverged=trial.diverged or is_stuck(trial)) for trial in trials]
 
 
 def _scale(trials: Sequence[KnownTrial], facts: SearchFacts) -> tuple[Scale, float]:

@@ -8,6 +8,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
+from bigbatch.tune.strategies.one_thread import on_one_thread
 from bigbatch.tune.strategies.protocol import SearchFacts
 from bigbatch.tune.strategies.unit_space import UnitSpace
 from bigbatch.tune.study.knowledge import KnownStudy, KnownTrial
@@ -35,6 +36,7 @@ def normal_scores(values: Sequence[float]) -> list[float]:
     return [_NORMAL.inv_cdf(share + 0.5) for share in rank_shares(values)]
 
 
+@on_one_thread
 def known_prediction(study: KnownStudy, facts: SearchFacts, asked: Sequence[Mapping[str, object]]) -> Array:
     """The expected rank share (n,) of each configuration in the other study.
 

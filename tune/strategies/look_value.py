@@ -34,8 +34,8 @@ class LookedRun(NamedTuple):
 
     early: float
     end: float
-    group: tuple[object, int | None]
-    """The frontier's value and the planned epochs."""
+    group: object = None
+    """The frontier's value. Runs of different lengths compare: the look is at the same part of each."""
 
 
 def look_epoch(trial: FrozenTrial, max_epochs: int) -> int:
@@ -60,7 +60,7 @@ def looked_of(trial: FrozenTrial, facts: SearchFacts) -> LookedRun | None:
         return None
     value = trial.params.get(facts.frontier) if facts.frontier else None
     gain = facts.objective.gain
-    return LookedRun(gain(early), gain(trial.values[0]), (value, planned_epochs(trial)))
+    return LookedRun(gain(early), gain(trial.values[0]), value)
 
 
 def correlation(runs: Sequence[LookedRun]) -> float | None:

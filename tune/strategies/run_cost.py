@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from bigbatch.tune.strategies.curve_history import Curve
 from bigbatch.tune.strategies.curve_model import matern_52, squared_distances
+from bigbatch.tune.strategies.one_thread import on_one_thread
 
 Array = NDArray[np.float64]
 USUAL = 1.5
@@ -25,6 +26,7 @@ NOISE = 0.05
 """Variance of the noise, as a part of the variance of the logarithms."""
 
 
+@on_one_thread
 def surcharge(curves: Sequence[Curve], features: Array, peers: Sequence[int], at: Array) -> Array:
     """How much more expensive than usual the runs of other configurations will be.
 

@@ -73,6 +73,7 @@ def run_next(study: optuna.Study, strategy: Strategy, end: float | None = None) 
         trial.set_user_attr(PAUSED_ATTR, frozen(study, trial).last_step)
         study.tell(trial, state=TrialState.PRUNED)
     else:
+        trial.report(0.1 + (end - 0.1) * EPOCHS / (EPOCHS + 1), EPOCHS)
         study.tell(trial, end)
     return trial.number
 
@@ -135,16 +136,17 @@ def test_the_best_of_the_configurations_that_were_given_for_a_value_runs_to_its_
 def test_each_configuration_that_was_given_and_may_be_as_good_as_the_best_runs_to_its_end():
     strategy, study = make_strategy("random", "look", facts_of(frontier="batch")), new_study()
     good = (0.3, 0.302, 0.298, 0.304, 0.296)  # 0.3 is the best possible; the others lose 0.002, and 0.005 are tolerated
-    given = (*good, 0.99)
-    for x in given:
-        study.enqueue_trial({"x": x, "batch": 256}, user_attrs={GIVEN_ATTR: {}})
+    # At two batches 0.99 is the only one that was given, and so it runs to its end there.
+    given = [*((x, 256) for x in good), (0.99, 1024), (0.99, 4096), (0.99, 256)]
+    for x, batch in given:
+        study.enqueue_trial({"x": x, "batch": batch}, user_attrs={GIVEN_ATTR: {}})
         run_next(study, strategy)
     slots: list[str] = []
     while not slots or slots[-1] != "over":
         slots.append(one_slot(study, strategy, len(given) + slots.count("new"), (256,)))
     assert strategy.is_over(study)
-    done = {t.params["x"] for t in study.trials if t.state == TrialState.COMPLETE}
-    assert done >= set(good) and 0.99 not in done
+    done = {(t.params["x"], t.params["batch"]) for t in study.trials if t.state == TrialState.COMPLETE}
+    assert done >= set(given[:-1]) and given[-1] not in done
     assert len(done) > math.ceil(12 / 3), "beyond the third that runs to its end"
 
 
@@ -187,6 +189,39 @@ def test_predictions_compare_trials_that_were_looked_at_in_different_epochs():
     ends = predicted_ends(study.trials, facts_of())
     assert study.trials[5].intermediate_values[6] < study.trials[4].intermediate_values[2]
     assert ends[5] > ends[4]
+
+
+def look_of(study: optuna.Study, values: Mapping[int, float], epochs: int = EPOCHS) -> None:
+    """A trial that was paused after these values."""
+    study.enqueue_trial({"x": 0.5, "batch": 256})
+    trial = study.ask()
+    trial._suggest("x", X), trial._suggest("batch", BATCH)
+    trial.set_user_attr("config", {"epochs": epochs})
+    for epoch, value in values.items():
+        trial.report(value, epoch)
+    trial.set_user_attr(PAUSED_ATTR, max(values))
+    study.tell(trial, state=TrialState.PRUNED)
+
+
+def test_until_a_run_has_ended_the_looks_of_unequal_epochs_are_ranked_at_the_same_part_of_the_run() -> None:
+    """All later values are higher. The trial that was looked at first is the best of all in that epoch."""
+    study, strategy = new_study(), make_strategy("random", "look", facts_of())
+    look_of(study, {1: 0.3, 2: 0.45})
+    for place in range(7):
+        look_of(study, {1: 0.2, 2: 0.40 - 0.02 * place, 3: 0.5, 4: 0.6 + 0.01 * place})
+    paused = strategy.to_continue(study)
+    assert paused is not None and paused.number == 0
+    study.enqueue_trial(paused.params, user_attrs={CONTINUES_ATTR: 0})
+    study.ask()
+    order = sorted(predicted_ends(study.trials[:2], facts_of()).items())
+    assert order == [(0, 0.25), (1, 0.0)], "the better of two at their second epoch; the only one at its fourth"
+
+
+def test_looks_of_unequal_runs_are_ranked_at_the_same_part_of_the_run() -> None:
+    study = new_study()
+    look_of(study, {1: 0.3, 2: 0.40}, epochs=20)
+    look_of(study, {1: 0.2, 2: 0.30, 3: 0.35, 4: 0.39}, epochs=40)
+    assert predicted_ends(study.trials, facts_of()) == {0: 0.25, 1: -0.25}
 
 
 def test_checkpoints_go_worst_predicted_first_until_the_others_fit():

@@ -27,7 +27,7 @@ FACTS = SearchFacts((Dimension("x", FloatDistribution(0, 1)),), 40, 20, objectiv
 
 
 def runs(early: list[float], ends: list[float], group: object = None) -> list[LookedRun]:
-    return [LookedRun(a, b, (group, 20)) for a, b in zip(early, ends, strict=True)]
+    return [LookedRun(a, b, group) for a, b in zip(early, ends, strict=True)]
 
 
 def chance_on_a_grid(z: float, free: int) -> float:
@@ -48,7 +48,7 @@ def test_the_chance_is_bayes_rule_on_fishers_z(seed: int) -> None:
 
 def test_runs_that_do_not_compare_leave_what_is_expected_before_any_run() -> None:
     against = ([0.1, 0.2, 0.3, 0.4, 0.5, 0.6], [0.6, 0.5, 0.4, 0.3, 0.2, 0.1])
-    alone = [run._replace(group=(i, 20)) for i, run in enumerate(runs(*against))]
+    alone = [run._replace(group=i) for i, run in enumerate(runs(*against))]
     for nothing in ([], runs(against[0][:2], against[1][:2]), runs([0.3] * 9, against[1] + [0.0] * 3), alone):
         assert chance_of_little(nothing) == pytest.approx(0.3446, abs=1e-4), "of z < -0.4 in a table of the normal"
     assert chance_of_little(runs(*against)) > 0.9 and chance_of_little(runs(against[0], against[0])) < 0.02
