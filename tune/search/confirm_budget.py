@@ -11,7 +11,7 @@ from optuna.trial import FrozenTrial
 
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.plan.search_plan import SearchPlan
-from bigbatch.tune.search.budgeting import devices_at_least, more_than
+from bigbatch.tune.search.budgeting import budget_unit, devices_at_least, more_than
 from bigbatch.tune.study.confirm_reserve import ConfirmationReserve
 from bigbatch.tune.study.confirmation import (
     AFFORDABLE_SHARE,
@@ -187,8 +187,3 @@ def _left(plan: SearchPlan, store: StudyStore, pace: Pace | None = None) -> tupl
 
 def _runs(count: int) -> str:
     return f"{count} run{'s' * (count != 1)}"
-
-
-def budget_unit(plan: SearchPlan) -> str:
-    """The unit of the plan's budget."""
-    return "GPU hours" if plan.machine.gpus else "worker hours"

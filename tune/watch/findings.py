@@ -47,6 +47,7 @@ from bigbatch.tune.watch.frontier_table import WIDTH, answer_in_words, frontier_
 from bigbatch.tune.watch.observer import TrialView, ranked
 from bigbatch.tune.watch.outcome import best_in_words, ends_in_words, no_interval, objective_lines, print_front
 from bigbatch.tune.watch.setting_words import own_next_step
+from bigbatch.tune.watch.wrapped import say
 
 RUNNER_UPS = 4
 STEMS = {
@@ -59,14 +60,13 @@ STEMS = {
 def print_plan(plan: SearchPlan, console: Console) -> None:
     """Print what the search will do, its highest cost, and where its results go."""
     for key, text in _trainable_lines(plan):
-        console.print(f"{key:11}{text}", markup=False, soft_wrap=True)
+        say(console, text, f"{key:11}")
 
 
 def print_machine(plan: SearchPlan, console: Console) -> None:
     """Print the resources of a joined cluster, and how the search uses them."""
     model = "" if _searches_models(plan) else f"; {plan.model}{_why_model(plan)}"
-    text = f"The cluster has {plan.machine.describe()}: {plan.share.describe()}{model}"
-    console.print(text, markup=False, soft_wrap=True)
+    say(console, f"The cluster has {plan.machine.describe()}: {plan.share.describe()}{model}")
 
 
 def _trainable_lines(plan: SearchPlan) -> list[tuple[str, str]]:
@@ -309,7 +309,7 @@ def say_retries(retries: Mapping[int, int], console: Console) -> None:
     """Print which failed trials ``--retry-failed`` repeats."""
     words = ", ".join(f"{failed} as trial {number}" for failed, number in sorted(retries.items()))
     text = f"Tried again: trial {words}." if words else "--retry-failed: there is no failed trial to try again."
-    console.print(f"\n{text}", markup=False, soft_wrap=True)
+    say(console, f"\n{text}")
 
 
 def _compared_with(plan: SearchPlan) -> str:
