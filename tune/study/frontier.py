@@ -94,7 +94,7 @@ class BestOfValue:
     gpu_hours: float | None
     """Epochs × median epoch × workers. Without GPUs these are worker hours."""
     noise_scale: float | None
-    """The critical batch, in images: median over the epochs in which it was measured."""
+    """The gradient noise scale, in images: median over the epochs in which it was measured."""
     holdout: float | None
     """Top-1 on the images that did not choose, after the last epoch of the trial itself; None without such images."""
     config: Mapping[str, object]

@@ -17,7 +17,7 @@ WIDTH = 100
 GAP = "  "
 WORDS = {"global_batch_size": "batch", "batch.global_size": "batch"}
 """Parameters that people know by another word."""
-OPTIONAL = ("images/s", "critical", "epoch", "held out")
+OPTIONAL = ("images/s", "noise scale", "epoch", "held out")
 """Columns that a narrow terminal leaves out, the first ones first."""
 Row = Mapping[str, object]
 
@@ -44,7 +44,7 @@ def frontier_lines(values: Mapping[str, object], hours: str, width: int = WIDTH)
         ("images/s", "images_per_s", _whole),
         ("epoch", "epoch_s", _seconds),
         (hours, "gpu_hours", _short),
-        ("critical", "noise_scale", _whole),
+        ("noise scale", "noise_scale", _whole),
     ):
         if any(row.get(key) is not None for row in rows):  # a training function of the user's own has no steps
             table[title] = [text(row.get(key)) for row in rows]

@@ -33,17 +33,19 @@ def wrapped(text: str, width: int | None, first: str = "") -> str:
     """
     lines = []
     for number, line in enumerate(text.split("\n")):
-        own = re.match(r" *(\S+ {2,})?", line)
-        indent = len(first) + (own.end() if own else 0)
-        lead = first if number == 0 else " " * len(first)
-        if width is None or len(lead + line) <= width:
-            lines.append((lead + line).rstrip())
+        body = line.lstrip(" ")
+        begins = (first if number == 0 else " " * len(first)) + " " * (len(line) - len(body))
+        if width is None or len(begins + body) <= width:
+            lines.append((begins + body).rstrip())
             continue
-        room = max(width, min(indent, width - NARROWEST) + NARROWEST)
+        column = re.match(r"\S+ {2,}", body)
+        indent = min(len(begins) + (column.end() if column else 0), max(0, width - NARROWEST))
+        room = max(width, indent + NARROWEST)
         lines += textwrap.wrap(
-            lead + line,
+            body,
             room,
-            subsequent_indent=" " * max(0, min(indent, width - NARROWEST)),
+            initial_indent=begins,
+            subsequent_indent=" " * indent,
             break_long_words=False,
             break_on_hyphens=False,
         )

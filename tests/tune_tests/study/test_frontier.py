@@ -102,7 +102,7 @@ def test_each_value_has_its_best_trial_and_what_a_full_run_costs():
     assert TrainConfig.from_dict(large.best.config).batch.global_size == 512
 
 
-def test_the_critical_batch_is_the_median_of_the_epochs_that_measured_it():
+def test_the_noise_scale_is_the_median_of_the_epochs_that_measured_it():
     study = new_study()
     trial = begin(study, 256)
     for epoch, scale in enumerate((None, 100.0, 300.0), 1):
