@@ -9,8 +9,10 @@ import re
 import shutil
 import sys
 import textwrap
+from typing import TYPE_CHECKING
 
-from rich.console import Console
+if TYPE_CHECKING:
+    from rich.console import Console
 
 NARROWEST = 20
 """Characters that a line has beside its indent, however narrow the terminal is."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import random
+import re
 import shlex
 from pathlib import Path
 
@@ -12,8 +13,12 @@ from rich.console import Console
 
 from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.options import SearchOptions
+from bigbatch.tune.study.summary import summarize
 from bigbatch.tune.watch.findings import print_plan
+from bigbatch.tune.watch.show_command import study_text
+from bigbatch.tune.watch.studies_command import studies_text
 from bigbatch.tune.watch.wrapped import say, say_command, wrapped, wrapped_command
+from helpers.invented_studies import invented_study
 
 
 def terminal(width: int) -> Console:
@@ -83,3 +88,34 @@ def test_a_broken_command_can_be_pasted() -> None:
     console = terminal(40)
     say_command(console, shlex.join(words))
     assert len(shown(console)) > 1 and all(line.endswith(" \\") for line in shown(console)[:-1])
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return invented_study(tmp_path_factory.mktemp("runs") / "kept", 40)
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_a_shown_study_fits_the_terminal_and_says_what_it_leaves_out(study: Path, width: int) -> None:
+    found = summarize(study)
+    narrow, wide = (study_text(found, width=w) for w in (width, None))
+    lines = narrow.splitlines()
+    assert all(len(line) <= width or "/" in line.split()[-1] for line in lines), "only a path may be longer"
+    (left_out,) = re.findall(r"A wider terminal also shows ([^.]*)\.", " ".join(narrow.split()))
+    (head,) = (line.split() for line in lines if " TRIAL " in line)
+    (all_columns,) = (line.split() for line in wide.splitlines() if " TRIAL " in line)
+    assert head[:2] == ["TRIAL", "STATE"] and head[-3:] == ["EPOCHS", "VALUE", "HOURS"]
+    assert head[:-3] + left_out.upper().split(", ") == all_columns[:-3], "the last settings are left out first"
+    words = set(wide.split()) - set(all_columns)
+    prose = [word for word in words if re.fullmatch(r"[a-z]{5,}", word)]
+    assert set(prose) <= set(narrow.split()), "no word is cut"
+
+
+def test_a_list_of_studies_goes_on_below_its_last_column(study: Path) -> None:
+    found = summarize(study)
+    found.why = "a reason that is longer than what is left of this line"
+    lines = studies_text([found], width=70).splitlines()
+    assert len(lines) > 2 and all(len(line) <= 70 for line in lines)
+    at = lines[1].index("a reason")
+    assert all(line[:at].isspace() for line in lines[2:])
+    assert found.why in studies_text([found])
