@@ -18,6 +18,7 @@ from bigbatch.tune.search.running import SearchRun
 from bigbatch.tune.study.budget import BUDGET_SPENT, TIME_SPENT
 from bigbatch.tune.study.store import StudyStore
 from bigbatch.tune.watch.interrupts import StopRequest
+from bigbatch.tune.watch.wrapped import say
 
 STEPS = 100
 POLL_S = 0.5
@@ -35,7 +36,7 @@ def find_rates(run: SearchRun, store: StudyStore, stop: StopRequest, console: Co
         return True
     missing = {name: config for name, config in tests.items() if not range_test_file(store.folder, name).exists()}
     if missing:
-        console.print(f"Range tests before the first trial: {', '.join(missing)} …", style="dim", markup=False)
+        say(console, f"Range tests before the first trial: {', '.join(missing)} …", style="dim")
         _run_tests(run, store, stop, console, missing)
         if stop.is_set():
             return False
@@ -43,7 +44,7 @@ def find_rates(run: SearchRun, store: StudyStore, stop: StopRequest, console: Co
     for name in tests:
         factor = plan.workload.lr_factors.get(name)
         text = "no rate was found; it is searched as without a test" if factor is None else f"× {factor:.3g}"
-        console.print(f"{f'prior[{name}]':24} {text}", markup=False, soft_wrap=True)
+        say(console, text, f"{f'prior[{name}]':24} ")
     store.describe(plan.to_dict())
     run.plan = plan
     return True
@@ -79,7 +80,7 @@ def _run_tests(
                 ray.get(reference)
             except Exception as error:  # Ray raises the test's own errors, and its own
                 reason = (str(error).strip().splitlines() or ["no message"])[-1]
-                console.print(f"The range test of {name} failed: {reason}", markup=False, soft_wrap=True)
+                say(console, f"The range test of {name} failed: {reason}")
         if store.ledger.has_spent(plan.budget_gpu_hours):
             stop.set(BUDGET_SPENT)
         if plan.time_budget_s is not None and time.monotonic() - run.started >= plan.time_budget_s:
