@@ -131,8 +131,7 @@ def _run_search(plan: SearchPlan, stop: StopRequest, console: Console, talk: Con
             raise
         except KeyboardInterrupt:  # a second Ctrl-C
             outcome = "interrupted"
-            say(console, "\nStopped at once; continue with:")
-            say_command(console, resume_command(plan))
+            say_command(console, resume_command(plan), "\nStopped at once; continue with:")
             return 128 + signal.SIGINT
         except DatabaseLost as error:
             print(
@@ -215,11 +214,7 @@ def _search(
         return
     store.ledger.watch_processors(open_processor_energy() if plan.address == "local" else None)
     store.ledger.hold(devices_held(plan.machine, plan.share) if plan.address == "local" else 0)
-    console.print("Starting Ray …" if plan.address == "local" else f"Joining Ray at {plan.address} …", style="dim")
-    held_since = time.monotonic()
-    connection = stack.enter_context(_session(plan, store))
-    if connection.local:
-        store.ledger.note(ray_start_s=time.monotonic() - held_since)
+    connection = _start_ray(plan, store, stack, console)
     interrupts.take_again()  # starting Ray has replaced the handler for SIGTERM
     if not connection.local:
         plan = run.plan = _fitted_to_cluster(plan, store, console)
@@ -252,6 +247,16 @@ def _search(
             observers += [watch, lines, display, IdleGpus(bridge.say)]
             with interrupts.shown_by(display), watch.running():
                 _fit(run, store, stop, watch, ray_storage)
+
+
+def _start_ray(plan: SearchPlan, store: StudyStore, stack: ExitStack, console: Console) -> RayConnection:
+    """Start Ray, or join one, until ``stack`` ends. Notes how long a start took: the next budget keeps room for it."""
+    is_local, since = plan.address == "local", time.monotonic()
+    console.print("Starting Ray …" if is_local else f"Joining Ray at {plan.address} …", style="dim")
+    connection = stack.enter_context(_session(plan, store))
+    if is_local:
+        store.ledger.note(ray_start_s=time.monotonic() - since)
+    return connection
 
 
 def _fitted_to_cluster(plan: SearchPlan, store: StudyStore, console: Console) -> SearchPlan:

@@ -34,10 +34,9 @@ def end_search(run: SearchRun, trials: list[TrialView], stop: StopRequest, conso
         return 128 + stop.signal if stop.signal is not None else FAILED
     fatal = run.bridge.fatal if run.bridge is not None else None
     if wandb is not None and wandb.sync_command():
-        say(console, "\nSend the W&B runs from a machine with a network:")
-        say_command(console, f"bigbatch wandb-sync {quoted_path(plan.folder)}")
-        say(console, "or with W&B's own command:")
-        say_command(console, wandb.sync_command())
+        ours = f"bigbatch wandb-sync {quoted_path(plan.folder)}"
+        say_command(console, ours, "\nSend the W&B runs from a machine with a network:")
+        say_command(console, wandb.sync_command(), "or with W&B's own command:")
     for words in _about_the_budget(run, stop, store):
         say(console, f"\n{words}")
     if fatal:
@@ -49,8 +48,7 @@ def end_search(run: SearchRun, trials: list[TrialView], stop: StopRequest, conso
         is_spent = stop.reason in (BUDGET_SPENT, NO_ROOM_IN_BUDGET)
         command = resume_command(plan, _hours_needed(run, trials, store) if is_spent else None)
         why = "" if fatal else f"Stopped: {stop.reason or END_OF_ALLOCATION}. "
-        say(console, f"\n{why}Everything is saved; continue with:")
-        say_command(console, command)
+        say_command(console, command, f"\n{why}Everything is saved; continue with:")
     if stop.signal is not None and unfinished:  # else the signal came while the findings were printed
         return 128 + stop.signal
     if cut_short and not fatal:

@@ -1,13 +1,15 @@
 """What a session of a search takes beside its training: Ray's start, the first trial's start, and the end.
 
 Each session writes what it has measured to its file in the ledger. A budget keeps room for these times, so the next
-session reads them: those of its own study, else of the latest ones in the studies beside it, by the same host.
+session reads them: those of its own study, else of the latest ones in the studies beside it, by the same host. The
+median counts, so that one session on a busy machine decides nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -20,6 +22,8 @@ ENDING_S = 8.0
 """How long the end of a search takes beside its checkpoints, until it was measured: Ray's end, tables, findings."""
 MOST_READ = 20
 """Sessions of other studies that are read, the latest ones."""
+MOST_COUNTED = 5
+"""Values of which the median is taken, the latest ones."""
 
 
 @dataclass(frozen=True)
@@ -46,14 +50,14 @@ def read_session_times(study: Path) -> SessionTimes:
 
 
 def _measured(sessions: Iterable[Mapping[str, object]]) -> dict[str, float]:
-    """The first value of each time."""
-    found: dict[str, float] = {}
+    """Of each time that was measured the median of the latest values. ``sessions``: the latest first."""
+    values: dict[str, list[float]] = {}
     for session in sessions:
         for field in fields(SessionTimes):
             seconds = json_values.number_or_none(session, field.name)
             if seconds is not None and seconds >= 0:
-                found.setdefault(field.name, seconds)
-    return found
+                values.setdefault(field.name, []).append(seconds)
+    return {name: statistics.median(found[:MOST_COUNTED]) for name, found in values.items()}
 
 
 def _latest(output: Path) -> list[Path]:

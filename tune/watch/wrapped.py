@@ -74,8 +74,9 @@ def say(console: Console, text: str, first: str = "", style: str = "") -> None:
     console.print(wrapped(text, width_of(console), first), style=style, markup=False, soft_wrap=True)
 
 
-def say_command(console: Console, command: str) -> None:
-    """Print a command of the shell as an indented line, or several."""
+def say_command(console: Console, command: str, before: str) -> None:
+    """Print a sentence, and below it a command of the shell as an indented line, or several."""
+    say(console, before)
     console.print(wrapped_command(command, width_of(console)), markup=False, soft_wrap=True)
 
 

@@ -182,6 +182,9 @@ def test_a_session_tells_the_next_one_what_its_start_and_its_end_take(tmp_path):
     found = read_session_times(plan.folder)
     assert (found.ray_start_s, found.trial_start_s) == (3.0, 30.0), "its own, and what only the other one has measured"
     assert 0.0 <= found.ending_s < 10.0, "its own"
+    for ending_s in (11.0, 12.0, 900.0):
+        earlier_session(tmp_path / "beside" / "ledger", ending_s=ending_s)
+    assert read_session_times(tmp_path / "new").ending_s in (11.0, 11.5), "one busy machine decides nothing"
 
 
 def test_what_is_left_of_a_budget_is_not_worth_starting_ray_for_if_no_epoch_fits(tmp_path):

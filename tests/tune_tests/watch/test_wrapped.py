@@ -86,8 +86,9 @@ def test_a_broken_command_can_be_pasted() -> None:
         assert shlex.split(command.replace("\\\n", "")) == words and remark == "  (a remark)"
         assert width is not None or "\\" not in command
     console = terminal(40)
-    say_command(console, shlex.join(words))
-    assert len(shown(console)) > 1 and all(line.endswith(" \\") for line in shown(console)[:-1])
+    say_command(console, shlex.join(words), "Continue with:")
+    first, *lines = shown(console)
+    assert first == "Continue with:" and len(lines) > 1 and all(line.endswith(" \\") for line in lines[:-1])
 
 
 @pytest.fixture(scope="module")
