@@ -21,6 +21,9 @@ from bigbatch.tune.study.store import StudyStore
 from bigbatch.tune.study.target import TimeToTarget
 from bigbatch.tune.watch.observer import TrialView
 
+MARGIN = 1.1
+"""What is advised is this multiple of the least: the next start may take a little longer."""
+
 
 def make_budget(plan: SearchPlan, store: StudyStore, capacity: Capacity, began: float) -> Budget:
     """The budget of a search whose cluster is known. ``began``: when the session did, by the monotonic clock."""
@@ -97,14 +100,14 @@ def _check_lasts(
     least_h = billed_s * devices / 3600
     if plan.budget_gpu_hours is not None and plan.budget_gpu_hours < least_h:
         raise ConfigError(
-            f"at least {least_h:.2g} {budget_unit(plan)} are needed: {words}; got --budget-gpu-hours "
-            f"{plan.budget_gpu_hours:g}. Write --budget-gpu-hours {more_than(used_s / 3600 + least_h)} or "
+            f"at least {more_than(least_h)} {budget_unit(plan)} are needed: {words}; got --budget-gpu-hours "
+            f"{plan.budget_gpu_hours:g}. Write --budget-gpu-hours {more_than(MARGIN * (used_s / 3600 + least_h))} or "
             f"more{_used_in_words(used_s)}."
         )
     if plan.time_budget_s is not None and plan.time_budget_s < least_s:
         raise ConfigError(
             f"at least {math.ceil(least_s)} s are needed: {words}; got --time-budget {plan.time_budget_s:g}s. Write "
-            f"--time-budget {math.ceil(1.06 * least_s)}s or more."
+            f"--time-budget {math.ceil(MARGIN * least_s)}s or more."
         )
 
 
@@ -148,7 +151,10 @@ def budget_unit(plan: SearchPlan) -> str:
 
 def more_than(hours: float) -> str:
     """``hours`` in two digits, rounded up."""
-    return f"{float(f'{1.06 * hours:.1e}'):g}"
+    if hours <= 0:
+        return "0"
+    digit = math.floor(math.log10(hours)) - 1
+    return f"{float(f'{math.ceil(hours / 10**digit)}e{digit}'):g}"
 
 
 def what_more_would_bring(plan: SearchPlan, store: StudyStore, objective: Objective) -> str:

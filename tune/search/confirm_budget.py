@@ -11,7 +11,7 @@ from optuna.trial import FrozenTrial
 
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.plan.search_plan import SearchPlan
-from bigbatch.tune.search.budgeting import budget_unit, devices_at_least, more_than
+from bigbatch.tune.search.budgeting import MARGIN, budget_unit, devices_at_least, more_than
 from bigbatch.tune.study.confirm_reserve import ConfirmationReserve
 from bigbatch.tune.study.confirmation import (
     AFFORDABLE_SHARE,
@@ -74,7 +74,7 @@ def check_confirm_fits(plan: SearchPlan, store: StudyStore) -> None:
     raise ConfigError(
         f"--confirm must fit into --budget-gpu-hours; got {plan.confirm}, at least {least_h:.2g} hours by this study's "
         f"epochs, and {plan.budget_gpu_hours:g} hours. Write --budget-gpu-hours "
-        f"{more_than(store.ledger.held_s / 3600 + least_h)} or more, or a smaller --confirm."
+        f"{more_than(MARGIN * (store.ledger.held_s / 3600 + least_h))} or more, or a smaller --confirm."
     )
 
 
