@@ -76,5 +76,5 @@ def folder_path(name: str) -> str:
     near = difflib.get_close_matches(name.lower(), NAMES, n=1)
     hint = f"Did you mean {near[0]!r}?" if near else "Write one of these names, or the path of an image folder."
     raise ConfigError(
-        f"data.name (--data) must be {', '.join(NAMES)}, or a folder that exists; there is no folder {name!r}. {hint}"
+        f"data.name (--data) must be {', '.join(NAMES)}, or an image folder that exists; there is no {name!r}. {hint}"
     )
