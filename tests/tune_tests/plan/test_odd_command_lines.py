@@ -82,8 +82,8 @@ TUNE_LINES = {
     "--wandb yes": "got 'yes'. Write --wandb disabled, or online to send runs to the server, or offline to send",
     "--wandb on": "got 'on'. Did you mean 'online'?",
     "--quiet --verbose": "error: --quiet and --verbose exclude each other; got both. Leave out one of them.",
-    "--data nonexist": "data.name (--data) must be digits, cifar10, imagenette, imagewoof, imagenet, or an image folder "
-    "that exists; there is no 'nonexist'. Write one of these names, or the path of an image folder.",
+    "--data nonexist": "data.name (--data) must be digits, cifar10, imagenette, imagewoof, imagenet, or an image "
+    "folder that exists; there is no 'nonexist'. Write one of these names, or the path of an image folder.",
     "--model resnet": "resnet",
     "--model vgg99": "vgg99",
     "--data digit": "Did you mean 'digits'?",
