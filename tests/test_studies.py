@@ -15,6 +15,7 @@ import pandas as pd
 import pytest
 
 from bigbatch import compare, open_study, search, studies
+from bigbatch.child_process import check_exit
 from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.tune.plan.arguments import parse_options, tune_parser
 from bigbatch.tune.study.store import StudyStore
@@ -96,7 +97,7 @@ def test_a_folder_without_a_study_and_an_empty_one(tmp_path: Path) -> None:
     (tmp_path / "no-study").mkdir()
     with pytest.raises(ConfigError) as error:
         open_study(tmp_path / "no-study")
-    assert "there is none called" in one_line(error)
+    assert "a study is a folder with study.json; got" in one_line(error) and "a folder without it." in one_line(error)
     StudyStore.create(tmp_path / "empty", "empty", {}, None).close()
     study = open_study("empty", tmp_path)
     assert study.trials.empty and study.epochs.empty and "config.optimizer.peak_lr" in study.trials
@@ -191,22 +192,37 @@ def test_studies_side_by_side(folder: Path, tmp_path: Path) -> None:
 def test_options_of_a_search_are_those_of_the_command() -> None:
     options = {
         "trials": 3, "max_epochs": None, "join": False, "dry_run": True, "batch": [64, 256], "confirm": "none",
-        "set": {"image_size": 16, "optimizer.name": "lars"}, "warm_start": ["runs/a", "runs/b"], "tolerance": "-0.5pt",
+        "set": {"image_size": 16, "optimizer.name": "lars"}, "warm_start": ["runs/a", "runs/b"], "tolerance": "0.25pt",
     }  # fmt: skip
     read = parse_options(tune_parser("t"), studies._words(options))
     given = {name: value for name, value in read.items() if value not in (None, False, ())}
     assert given == {
-        "trials": 3, "dry_run": True, "batch": "64,256", "confirm": "none", "tolerance": "-0.5pt",
+        "trials": 3, "dry_run": True, "batch": "64,256", "confirm": "none", "tolerance": "0.25pt",
         "set": ("image_size=16", "optimizer.name=lars"), "warm_start": ("runs/a", "runs/b"),
     }  # fmt: skip
 
 
 def test_a_wrong_option_of_a_search_is_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    for options, words in (({"trails": 3}, "--trails"), ({"strategy": "luck"}, "'luck'")):
+    for options, words in (({"trails": 3}, "got 'trails=3'. Did you mean trials?"), ({"strategy": "luck"}, "'luck'")):
         with pytest.raises(ConfigError, match=words) as error:
             search("s", output=tmp_path, **options)
-        assert "\n" not in str(error.value) and "error" not in str(error.value)
+        assert not any(word in str(error.value) for word in ("\n", "error", "--", "run.py"))
     assert list(tmp_path.iterdir()) == []
+    assert "run.py" not in capfd.readouterr().out
+
+
+def test_an_error_of_a_search_speaks_of_arguments_and_leaves_commands_as_they_are_typed() -> None:
+    for code, line, kind, said in (
+        (2, "tune/run.py: error: --max-epochs must be at least 1; got 0. Write --max-epochs 1 or more.", ConfigError,
+         "max_epochs must be at least 1; got 0. Write max_epochs 1 or more."),
+        (1, "tune/run.py: failed: Ray has not started", RuntimeError,
+         "the search ended with exit code 1: Ray has not started"),
+        (2, "error: the disk is full. Run: bigbatch tune --resume --study s", ConfigError,
+         "the disk is full. Run: bigbatch tune --resume --study s"),
+    ):  # fmt: skip
+        with pytest.raises(kind) as error:
+            check_exit(code, line, "the search")
+        assert str(error.value) == said
 
 
 def test_an_interrupt_of_the_notebook_lets_the_search_save(tmp_path: Path) -> None:

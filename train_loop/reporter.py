@@ -179,7 +179,7 @@ class EpochRecord:
             "null where it was not measured, or the steps did not show it",
         ),
     )
-    """The critical batch size, estimated from the epoch's gradients (``noise_scale.noise_scale``). None if a step
+    """Estimated from the epoch's gradients (``noise_scale.noise_scale``). None if a step
     is one micro-batch, or the epoch has too few steps to estimate the gradient's mean."""
     resumed_from_epoch: int | None = field(
         default=None,

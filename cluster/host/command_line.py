@@ -18,12 +18,16 @@ DONE, FAILED, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
 
 
 OURS = (
-    (r"^argument (\S+): (?=must be )", r"\1 "),
+    (r"^argument (\S+): (?=must (?:not )?be )", r"\1 "),
     (r"^argument (\S+): expected .*argument.*", r"\1 takes a value; got none. Write one after it; see --help."),
     (r"^argument (\S+): ignored explicit argument (.*)", r"\1 takes no value; got \2. Write \1 alone."),
     (
         r"^argument (\S+): invalid choice: (.*) \(choose from (.*)\)",
         r"\1 must be one of \3; got \2. Write one of them.",
+    ),
+    (
+        r"^argument (\S+): not allowed with argument (\S+)",
+        r"\2 and \1 exclude each other; got both. Leave out one of them.",
     ),
     (r"^the following arguments are required: (.*)", r"the command needs \1; got none. See --help."),
     (r"^one of the arguments (.*) is required", r"the command needs one of \1; got none. See --help."),
@@ -49,6 +53,8 @@ class OneLineParser(argparse.ArgumentParser):
         super().__init__(*args, **kwargs)
         self.register("type", int, parse_whole_number)  # argparse's own message has neither rule nor fix
         self.register("type", float, parse_decimal_number)
+        # So that "--time-budget -4h" has a value, as "--trials -4" has. Newer versions of argparse do the same.
+        self._negative_number_matcher = re.compile(r"-\.?\d")
 
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
         # Every value of every option and positional comes here. An empty value would count as the default.

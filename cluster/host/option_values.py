@@ -18,11 +18,12 @@ THOUSANDS = {"k": 1_000, "m": 1_000_000}
 
 def parse_whole_number(text: str) -> int:
     """Parse ``1000``, ``1e3`` or ``1_000``."""
+    value: float | None
     try:
-        return int(text)
+        value = int(text)
     except ValueError:
-        pass
-    value = _float(text)
+        value = _float(text)
+    _refuse_negative(text, value, "e.g. 10")
     if value is not None and math.isfinite(value) and value == int(value):
         return int(value)
     raise argparse.ArgumentTypeError(
@@ -37,11 +38,13 @@ def parse_decimal_number(text: str) -> float:
         raise argparse.ArgumentTypeError(
             f"must be a number; got {text!r}. Write {plain_number_example(text, 'e.g. 0.5', percent=True)}."
         )
+    _refuse_negative(text, value, "e.g. 0.5")
     return value
 
 
 def parse_port(text: str) -> int:
     """A TCP port that needs no root, 1024 to 65535."""
+    _refuse_negative(text, _float(text), "e.g. 9400")
     if text.isascii() and text.isdigit() and 1024 <= int(text) <= 65535:
         return int(text)
     raise argparse.ArgumentTypeError(f"must be a port from 1024 to 65535; got {text!r}. Write e.g. 9400.")
@@ -53,7 +56,14 @@ def parse_fraction(text: str) -> float:
     value = percent / 100 if percent is not None else _float(text)
     if value is None:
         raise argparse.ArgumentTypeError(f"must be a part of the whole; got {text!r}. Write e.g. 0.1 or 10%.")
+    _refuse_negative(text, value, "e.g. 0.1 or 10%")
     return value
+
+
+def _refuse_negative(text: str, value: float | None, example: str) -> None:
+    """No option of ours takes a number below 0."""
+    if value is not None and value < 0:
+        raise argparse.ArgumentTypeError(f"must not be negative; got {text}. Write {example}.")
 
 
 def plain_number_example(text: str, otherwise: str, percent: bool = False) -> str:
@@ -67,8 +77,14 @@ def plain_number_example(text: str, otherwise: str, percent: bool = False) -> st
 
 
 def nearest_word(word: str, known: Iterable[str]) -> str | None:
-    """The known word that the user probably meant, ignoring case; None if none is near enough."""
+    """The known word that the user probably meant, ignoring case; None if none is near enough.
+
+    The beginning of a single known word, two letters or more, means that word: ``on`` for ``online``.
+    """
     by_lower = {one.lower(): one for one in known}
+    begun = [one for one in by_lower if one.startswith(word.lower())] if len(word) > 1 else []
+    if len(begun) == 1:
+        return by_lower[begun[0]]
     found = difflib.get_close_matches(word.lower(), list(by_lower), n=1, cutoff=NEAR)
     return by_lower[found[0]] if found else None
 

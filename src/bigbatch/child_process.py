@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -38,7 +39,7 @@ def run_child(
             search takes a Ctrl-C and the SIGTERM after it for one request.
         apart: the child alone gets ``stop``, once: it is in a process group of its own, which no terminal interrupts.
     """
-    last = ""
+    last, program = "", f"{'/'.join(Path(words[1]).parts[-2:])}: "
     with subprocess.Popen(
         words,
         stdout=subprocess.PIPE,
@@ -51,6 +52,7 @@ def run_child(
         assert process.stdout is not None
         try:
             for line in process.stdout:
+                line = line.removeprefix(program)
                 say(line)
                 last = line.strip() or last
         except KeyboardInterrupt:
@@ -66,7 +68,18 @@ def check_exit(code: int, last: str, what: str) -> None:
 
     ``last``: the last line of its output. ``what``: names it, e.g. ``the search of 'digits'``.
     """
+    said = _for_python(last)
     if code == WRONG_INPUT:
-        raise ConfigError(last.partition("error: ")[2] or last)
+        raise ConfigError(said)
     if code != 0:
-        raise RuntimeError(f"{what} ended with exit code {code}: {last}")
+        raise RuntimeError(f"{what} ended with exit code {code}: {said}")
+
+
+def _for_python(line: str) -> str:
+    """An error of the command line without the command's name, and with options as arguments: ``max_epochs``.
+
+    A whole command in it stays as it is typed in a shell.
+    """
+    said = re.sub(r"^(\S+: )?(error|failed): ", "", line)
+    options = r"(`?bigbatch [a-z-]+ .*)|(?<![\w-])--([a-z][a-z-]*)"
+    return re.sub(options, lambda found: found[1] or found[2].replace("-", "_"), said)

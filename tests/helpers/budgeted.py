@@ -22,6 +22,7 @@ from bigbatch.tune.study.confirmation import ConfirmationFacts, missing_confirma
 from bigbatch.tune.study.ledger import Ledger
 from bigbatch.tune.study.objective import accuracy
 from bigbatch.tune.study.pace import Pace
+from bigbatch.tune.study.session_times import SessionTimes
 from bigbatch.tune.study.store import StudyStore
 from bigbatch.tune.trials.admission import Admission
 from bigbatch.tune.trials.conductor import Conductor, LiveTrial, Over, StudyKeeper
@@ -60,8 +61,11 @@ class BudgetedSearch:
     slots: int = 2
     owned: bool = True
     seconds: Callable[[int], float] = lambda batch: 10.0
+    ray_s: float = 0.0
     start_s: float = 5.0
     end_s: float = 8.0
+    expected: SessionTimes = SessionTimes(trial_start_s=0.0)
+    """What the budget keeps room for before it has measured anything."""
     trials: int = 10**6
     guess: int = 20
     """How many trials strategies are told."""
@@ -77,13 +81,17 @@ class BudgetedSearch:
     def open(self) -> None:
         self.store = made = self._store()
         self.ledger = ledger = made.ledger
+        began = self.clock.now_s
         ledger.hold(self.slots if self.owned else None)
+        self.clock.now_s += self.ray_s
         budget = Budget(
             self.limits,
-            Pace(made.study.get_trials(deepcopy=False)),
+            Pace(made.study.get_trials(deepcopy=False), self.expected.trial_start_s),
             held_s=lambda: ledger.held_s,
             devices=lambda: self.slots if self.owned else None,
             clock=self.clock,
+            ending_s=self.expected.ending_s,
+            began=began,
         )
         self.budget, facts = budget, self.facts
         reserve = None if facts is None else ConfirmationReserve(facts, EPOCHS)

@@ -59,7 +59,7 @@ BAD_INPUT = {
     "model": ((*GOOD, "--model", "resnet51"), "resnet50"),
     "data path missing": ((*GOOD, "--data", "./no/such/folder"), "no/such/folder"),
     "time budget": ((*GOOD, "--time-budget", "soon"), "4h"),
-    "gpu hours": ((*GOOD, "--budget-gpu-hours", "-1"), "above 0"),
+    "gpu hours": ((*GOOD, "--budget-gpu-hours", "-1"), "not be negative"),
     "gpu hours without end": ((*GOOD, "--budget-gpu-hours", "inf"), "--budget-gpu-hours"),
     "output with too long a name": ((*GOOD, "--output", "x" * 300), "--output"),
     "address without a port": ((*GOOD, "--address", "somewhere"), "HOST:PORT"),

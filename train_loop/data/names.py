@@ -74,5 +74,7 @@ def folder_path(name: str) -> str:
     if os.sep in name or name.startswith((".", "~")):
         raise ConfigError(f"the data path must exist; got {name!r}. Write the path of a folder with train/ and val/.")
     near = difflib.get_close_matches(name.lower(), NAMES, n=1)
-    hint = f"Did you mean {near[0]!r}?" if near else f"Write {' or '.join(NAMES)} or the path of an image folder."
-    raise ConfigError(f"data.name must be one of {', '.join(NAMES)} or an image folder; got {name!r}. {hint}")
+    hint = f"Did you mean {near[0]!r}?" if near else "Write one of these names, or the path of an image folder."
+    raise ConfigError(
+        f"data.name (--data) must be {', '.join(NAMES)}, or an image folder that exists; there is no {name!r}. {hint}"
+    )

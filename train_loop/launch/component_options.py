@@ -40,7 +40,7 @@ def read_source_config(
     ``more``: further keys that options set; None: not given. Raises ConfigError; SystemExit(2) without any of them.
     """
     if args.config is None and args.recipe is None and not any((args.model, args.loss, args.optimizer)):
-        p.error("one of the arguments --config --recipe is required, or --model of your own")
+        p.error("the command needs one of --config, --recipe and --model; got none. Write e.g. --config best.json.")
     changes = with_subset(parse_assignments([text for group in args.set for text in group]), args.subset)
     given = {option: getattr(args, option.removeprefix("--")) for option in KEYS}
     for option, value in given.items():

@@ -23,6 +23,8 @@ def parse_batches(text: str | None) -> tuple[int, ...]:
     found = []
     for word in text.split(","):
         match = re.fullmatch(r"\s*(\d+)\s*([kK]?)\s*", word)
+        if re.fullmatch(r"\s*-\d.*", word):
+            raise ConfigError(f"--batch must not be negative; got {text!r}. {EXAMPLE}")
         if not match or not int(match[1]):
             raise ConfigError(
                 f"--batch takes numbers of images above 0, with commas between them; got {text!r}. {EXAMPLE}"

@@ -76,6 +76,7 @@ KEYS_WITH_OPTIONS = {
 OPTION_EXPLANATIONS = {
     "--strategy": ", or by name curves or tpe, the Bayesian ones (Gaussian process, tree-structured Parzen estimator)",
     "--stopping": ", or by name look (one early look) or asha (successive halving)",
+    "--wandb": ", or online to send runs to the server, or offline to send them later",
 }
 """Explains the first value of an option to a reader who does not know its name."""
 DEFAULT_SPACE = "large_batch"
@@ -83,13 +84,18 @@ DEFAULT_OUTPUT = "runs"
 
 
 def parse_duration(text: str, option: str = "--time-budget") -> float:
-    """``90``, ``90s``, ``30m``, ``4h``, ``1h30m`` → seconds. Raises ConfigError otherwise."""
-    duration = text.strip() + ("s" if re.fullmatch(r"\d+(\.\d+)?", text.strip()) else "")
-    match = re.fullmatch(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?", duration)
+    """``90s``, ``30min``, ``30m``, ``4h``, ``1h30m`` → seconds. Raises ConfigError otherwise, also without a unit."""
+    written = text.strip()
+    if re.fullmatch(r"\d+(\.\d+)?", written):
+        raise ConfigError(f"{option} needs a unit; got {text!r}. Write e.g. {written}h, {written}min or {written}s.")
+    if written.startswith("-"):
+        raise ConfigError(f"{option} must not be negative; got {text!r}. Write e.g. 4h, 30min or 90s.")
+    number = r"(\d+(?:\.\d+)?)"
+    match = re.fullmatch(f"(?:{number}h)?(?:{number}m(?:in)?)?(?:{number}s)?", written)
     hours, minutes, rest = (float(part or 0) for part in match.groups()) if match else (0.0, 0.0, 0.0)
     total = 3600 * hours + 60 * minutes + rest
     if total <= 0:
-        raise ConfigError(f"{option} is a duration above 0; got {text!r}. Write e.g. 4h, 30m or 90s.")
+        raise ConfigError(f"{option} is a duration above 0; got {text!r}. Write e.g. 4h, 30min or 90s.")
     return total
 
 

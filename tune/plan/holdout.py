@@ -23,10 +23,12 @@ def parse_holdout(text: str) -> float:
         return 0.0
     try:
         return parse_fraction(text)
-    except argparse.ArgumentTypeError:
+    except argparse.ArgumentTypeError as error:
+        if text.strip().startswith("-"):
+            raise
         raise argparse.ArgumentTypeError(
             f"must be a part of the validation images, or none; got {text!r}. Write e.g. 50%."
-        ) from None
+        ) from error
 
 
 def divide_validation(

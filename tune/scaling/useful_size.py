@@ -1,12 +1,12 @@
 """The number of workers past which more of them are waste: from the step's time and the gradient noise scale.
 
 A batch of B images needs 1 + B/B_noise times the images of a very small one for the same progress, so 1 + B_noise/B
-times the fewest steps (McCandlish et al. 2018, arXiv 1812.06162, section 2.3, where B_noise is the critical batch). The
+times the fewest steps (McCandlish et al. 2018, arXiv 1812.06162, section 2.3, where B_noise is the noise scale). The
 device hours for the same progress at n workers, compared with the smallest size, are then
 
     efficiency(n) = speed of a worker(n) / speed of a worker(smallest) · (1 + B(smallest)/B_noise) / (1 + B(n)/B_noise)
 
-At half of it every second device hour buys nothing: that is the limit here, as it is for the critical batch itself, at
+At half of it every second device hour buys nothing: that is the limit here, as it is for the noise scale itself, at
 which twice the images are needed.
 """
 

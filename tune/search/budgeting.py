@@ -1,9 +1,11 @@
-"""The budget of a running search: what it may use, whether that lasts for an epoch, and what more would bring."""
+"""The budget of a running search: what it may use, whether that lasts for a first epoch, and what more would bring."""
 
 from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.plan.machine import devices_held
@@ -11,15 +13,21 @@ from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.search.capacity import Capacity
 from bigbatch.tune.study.budget import Budget, Limits
 from bigbatch.tune.study.forecast import forecast_words, more_hours
+from bigbatch.tune.study.ledger import owns_cluster
 from bigbatch.tune.study.objective import Objective
-from bigbatch.tune.study.pace import Pace
+from bigbatch.tune.study.pace import Pace, pace_key
+from bigbatch.tune.study.session_times import SessionTimes, read_session_times
 from bigbatch.tune.study.store import StudyStore
 from bigbatch.tune.study.target import TimeToTarget
+from bigbatch.tune.watch.observer import TrialView
+
+MARGIN = 1.1
+"""What is advised is this multiple of the least: the next start may take a little longer."""
 
 
-def make_budget(plan: SearchPlan, store: StudyStore, capacity: Capacity) -> Budget:
-    """The budget of a search whose cluster is known. The time budget begins now."""
-    hours = plan.budget_gpu_hours
+def make_budget(plan: SearchPlan, store: StudyStore, capacity: Capacity, began: float) -> Budget:
+    """The budget of a search whose cluster is known. ``began``: when the session did, by the monotonic clock."""
+    hours, times = plan.budget_gpu_hours, read_session_times(plan.folder)
 
     def devices() -> float | None:
         """Those of the study's other drivers are billed to the same budget."""
@@ -28,54 +36,97 @@ def make_budget(plan: SearchPlan, store: StudyStore, capacity: Capacity) -> Budg
 
     return Budget(
         Limits(None if hours is None else hours * 3600, plan.time_budget_s),
-        Pace(store.study.get_trials(deepcopy=False)),
+        Pace(store.study.get_trials(deepcopy=False), times.trial_start_s),
         held_s=lambda: store.ledger.held_s,
         devices=devices,
         clock=time.monotonic,
-        ending_s=store.ledger.last_ending_s,
+        ending_s=times.ending_s,
+        began=began,
     )
 
 
+# What it must at least last for
+
+
+def check_budget_starts(plan: SearchPlan) -> None:
+    """Raise ConfigError if the whole budget is below the start of a search and its end. Nothing has started yet."""
+    _check_lasts(plan, _times_of(plan), devices_at_least(plan))
+
+
 def check_budget_lasts(plan: SearchPlan, store: StudyStore) -> None:
-    """Raise ConfigError, and close the study, if the whole budget is below one epoch that the study has measured."""
+    """As ``check_budget_starts``, with the shortest epoch of the study. Closes the study if it raises."""
+    shortest_s = Pace(store.study.get_trials(deepcopy=False)).shortest_s or 0.0
     try:
-        _check_budget_lasts(plan, store)
+        _check_lasts(plan, _times_of(plan), devices_at_least(plan), shortest_s, store.ledger.held_s)
     except ConfigError:
         store.close()
         raise
 
 
-def _check_budget_lasts(plan: SearchPlan, store: StudyStore) -> None:
-    shortest_s = Pace(store.study.get_trials(deepcopy=False)).shortest_s
-    if shortest_s is None:
+def check_rest_lasts(plan: SearchPlan, store: StudyStore, capacity: Capacity, elapsed_s: float) -> None:
+    """Raise ConfigError if the start of Ray has left a new search no room for its first trial.
+
+    A study that goes on is not refused for what it has used before: it ends in order.
+    """
+    if plan.resume:
         return
-    devices = devices_at_least(plan)
-    least_h = shortest_s * devices / 3600
+    devices = capacity.devices(plan.machine)
+    started_s = store.ledger.held_s / devices if devices else elapsed_s
+    _check_lasts(plan, replace(_times_of(plan), ray_start_s=started_s), devices or plan.workers)
+
+
+def _times_of(plan: SearchPlan) -> SessionTimes:
+    """What the sessions of the plan's study take. A Ray that runs already has its start behind it."""
+    times = read_session_times(plan.folder)
+    return times if plan.address == "local" else replace(times, ray_start_s=0.0)
+
+
+def _check_lasts(
+    plan: SearchPlan, times: SessionTimes, devices: int, epoch_s: float = 0.0, used_s: float = 0.0
+) -> None:
+    """Raise ConfigError if the whole budget is below the start of a search, one epoch and the end.
+
+    Args:
+        used_s: device seconds that the study has used before.
+    """
+    start_s = times.ray_start_s + times.trial_start_s
+    least_s = start_s + epoch_s + times.ending_s
+    billed_s = least_s if owns_cluster(local=plan.address == "local") else times.trial_start_s + epoch_s
+    first = f", the shortest epoch of this study {epoch_s:.2g} s" if epoch_s else ""
+    words = (
+        f"starting {'Ray and ' if times.ray_start_s else ''}the first trial takes about {start_s:.0f} s{first} and the "
+        f"end {times.ending_s:.0f} s, on {devices} device{'s' * (devices != 1)}"
+    )
+    least_h = billed_s * devices / 3600
     if plan.budget_gpu_hours is not None and plan.budget_gpu_hours < least_h:
         raise ConfigError(
-            f"--budget-gpu-hours must last for an epoch; got {plan.budget_gpu_hours:g}, and the shortest epoch of this "
-            f"study took {shortest_s:.2g} s of {devices} device{'s' * (devices != 1)} = {least_h:.2g} hours. "
-            f"Write {more_than(store.ledger.held_s / 3600 + 10 * least_h)} or more: the study has used "
-            f"{store.ledger.held_s / 3600:.3g}."
+            f"at least {more_than(least_h)} {budget_unit(plan)} are needed: {words}; got --budget-gpu-hours "
+            f"{plan.budget_gpu_hours:g}. Write --budget-gpu-hours {more_than(MARGIN * (used_s / 3600 + least_h))} or "
+            f"more{_used_in_words(used_s)}."
         )
-    if plan.time_budget_s is not None and plan.time_budget_s < shortest_s:
+    if plan.time_budget_s is not None and plan.time_budget_s < least_s:
         raise ConfigError(
-            f"--time-budget must last for an epoch; got {plan.time_budget_s:g} s, and the shortest epoch of this study "
-            f"took {shortest_s:.2g} s. Write e.g. --time-budget {max(1, round(10 * shortest_s))}s."
+            f"at least {math.ceil(least_s)} s are needed: {words}; got --time-budget {plan.time_budget_s:g}s. Write "
+            f"--time-budget {math.ceil(MARGIN * least_s)}s or more."
         )
+
+
+def _used_in_words(used_s: float) -> str:
+    return f": the study has used {used_s / 3600:.3g}" if used_s else ""
 
 
 def refused_at_once(plan: SearchPlan, store: StudyStore) -> str | None:
     """Why the rest of the budget is not worth starting Ray for; None if an epoch fits into it."""
     if plan.budget_gpu_hours is None:
         return None
+    times = _times_of(plan)
     budget = Budget(
         Limits(plan.budget_gpu_hours * 3600),
-        Pace(store.study.get_trials(deepcopy=False)),
+        Pace(store.study.get_trials(deepcopy=False), times.ray_start_s + times.trial_start_s),
         held_s=lambda: store.ledger.held_s,
         devices=lambda: devices_at_least(plan),
         clock=time.monotonic,
-        ending_s=store.ledger.last_ending_s,
+        ending_s=times.ending_s,
     )
     return None if budget.admits_any() else budget.refused
 
@@ -86,9 +137,24 @@ def devices_at_least(plan: SearchPlan) -> int:
     return max(devices_held(plan.machine, plan.share) if known else 0, plan.workers)
 
 
+def run_that_lacked_room_s(budget: Budget, trials: Sequence[TrialView]) -> float | None:
+    """Seconds of the shortest whole run of these trials, with its start; None before an epoch was measured."""
+    configs = [trial.config for trial in trials if trial.config is not None]
+    runs_s = [budget.pace.run_s((pace_key(config.to_dict()), config.epochs)) for config in configs]
+    return min(filter(None, runs_s), default=None)
+
+
+def budget_unit(plan: SearchPlan) -> str:
+    """The unit of the plan's budget."""
+    return "GPU hours" if plan.machine.gpus else "worker hours"
+
+
 def more_than(hours: float) -> str:
     """``hours`` in two digits, rounded up."""
-    return f"{float(f'{1.06 * hours:.1e}'):g}"
+    if hours <= 0:
+        return "0"
+    digit = math.floor(math.log10(hours)) - 1
+    return f"{float(f'{math.ceil(hours / 10**digit)}e{digit}'):g}"
 
 
 def what_more_would_bring(plan: SearchPlan, store: StudyStore, objective: Objective) -> str:
@@ -102,5 +168,4 @@ def what_more_would_bring(plan: SearchPlan, store: StudyStore, objective: Object
         return ""  # the forecast is made from the values of one metric, and one of a diverged trial
     used_h = store.ledger.held_s / 3600
     hours = more_hours(used_h if plan.budget_gpu_hours is None else plan.budget_gpu_hours)
-    unit = "GPU hours" if plan.machine.gpus else "worker hours"
-    return forecast_words(store.study.get_trials(deepcopy=False), objective, used_h, hours, unit)
+    return forecast_words(store.study.get_trials(deepcopy=False), objective, used_h, hours, budget_unit(plan))

@@ -10,7 +10,7 @@ from optuna.trial import FrozenTrial
 
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.plan.search_plan import SearchPlan
-from bigbatch.tune.search.budgeting import devices_at_least, more_than
+from bigbatch.tune.search.budgeting import MARGIN, budget_unit, devices_at_least, more_than
 from bigbatch.tune.study.confirm_reserve import ConfirmationReserve
 from bigbatch.tune.study.confirmation import (
     AFFORDABLE_SHARE,
@@ -69,7 +69,7 @@ def check_confirm_fits(plan: SearchPlan, store: StudyStore) -> None:
     raise ConfigError(
         f"--confirm must fit into --budget-gpu-hours; got {plan.confirm}, at least {least_h:.2g} hours by this study's "
         f"epochs, and {plan.budget_gpu_hours:g} hours. Write --budget-gpu-hours "
-        f"{more_than(store.ledger.held_s / 3600 + least_h)} or more, or a smaller --confirm."
+        f"{more_than(MARGIN * (store.ledger.held_s / 3600 + least_h))} or more, or a smaller --confirm."
     )
 
 
@@ -150,8 +150,3 @@ def left_to_confirm(plan: SearchPlan, store: StudyStore, pace: Pace | None = Non
 
 def _runs(count: int) -> str:
     return f"{count} run{'s' * (count != 1)}"
-
-
-def budget_unit(plan: SearchPlan) -> str:
-    """The unit of the plan's budget."""
-    return "GPU hours" if plan.machine.gpus else "worker hours"

@@ -26,7 +26,13 @@ from bigbatch.tune.plan.machine import devices_held
 from bigbatch.tune.plan.metrics_port import check_metrics_port
 from bigbatch.tune.plan.same_study import check_same_values
 from bigbatch.tune.plan.search_plan import SearchPlan
-from bigbatch.tune.search.budgeting import check_budget_lasts, make_budget, refused_at_once
+from bigbatch.tune.search.budgeting import (
+    check_budget_lasts,
+    check_budget_starts,
+    check_rest_lasts,
+    make_budget,
+    refused_at_once,
+)
 from bigbatch.tune.search.capacity import Capacity
 from bigbatch.tune.search.confirm_budget import check_confirm_fits, cost_in_words
 from bigbatch.tune.search.ending import DONE, FAILED, end_search
@@ -73,6 +79,7 @@ from bigbatch.tune.watch.observer import TrialView
 from bigbatch.tune.watch.outcome import why_nothing
 from bigbatch.tune.watch.views import ended_trials
 from bigbatch.tune.watch.watch_thread import ClusterLost, SearchWatch
+from bigbatch.tune.watch.wrapped import say, say_command
 
 _log = logging.getLogger(__name__)
 
@@ -85,6 +92,7 @@ def run_search(plan: SearchPlan) -> int:
     console = Console(soft_wrap=not sys.stdout.isatty(), highlight=False)
     end_of_allocation()  # checked before anything starts
     check_metrics_port(plan.options.metrics_port, plan.address, remove_stale_folders)
+    check_budget_starts(plan)
     talk = Console(quiet=True) if plan.options.quiet else console
     print_plan(plan, talk)
     if plan.options.dry_run:
@@ -124,7 +132,7 @@ def _run_search(plan: SearchPlan, stop: StopRequest, console: Console, talk: Con
             raise
         except KeyboardInterrupt:  # a second Ctrl-C
             outcome = "interrupted"
-            console.print(f"\nStopped at once; continue with:\n  {resume_command(plan)}", markup=False, soft_wrap=True)
+            say_command(console, resume_command(plan), "\nStopped at once; continue with:")
             return 128 + signal.SIGINT
         except DatabaseLost as error:
             print(
@@ -155,7 +163,7 @@ def _say_findings(
     facts = facts_of(plan)
     known, looked = known_findings(plan.warm_start, facts, trials), look_findings(plan.stopping, facts, trials)
     for line in (*refusals_in_words(trials), *known, *follow_up_findings(trials, plan.objectives.first), *looked):
-        console.print(line, markup=False, soft_wrap=True)
+        say(console, line)
 
 
 def _say_report(store: StudyStore, stop: StopRequest, console: Console, late: LateReport) -> None:
@@ -168,7 +176,7 @@ def _say_report(store: StudyStore, stop: StopRequest, console: Console, late: La
         return
     from bigbatch.tune.report.writing import report_at_end  # needed only now
 
-    console.print(f"\n{report_at_end(store.folder, trials)}", markup=False, soft_wrap=True)
+    say(console, f"\n{report_at_end(store.folder, trials)}")
 
 
 def _has_nothing_to_do(plan: SearchPlan, store: StudyStore) -> bool:
@@ -186,7 +194,7 @@ def _nothing_to_do(plan: SearchPlan, store: StudyStore, console: Console) -> int
     store.describe({"tolerance": str(plan.tolerance), "baseline": dict(plan.baseline)})
     store.refresh(force=True)
     ended = retry.count_ended(store.study.get_trials(deepcopy=False))
-    console.print(f"\nAll {ended} trials have ended; write e.g. --trials {2 * ended} for more.", markup=False)
+    say(console, f"\nAll {ended} trials have ended; write e.g. --trials {2 * ended} for more.")
     trials = views_of(store)
     _say_findings(SearchRun(plan), store, trials, 0.0, console)
     if any(t.state == "COMPLETE" for t in trials):
@@ -208,8 +216,7 @@ def _search(
         return
     store.ledger.watch_processors(open_processor_energy() if plan.address == "local" else None)
     store.ledger.hold(devices_held(plan.machine, plan.share) if plan.address == "local" else 0)
-    console.print("Starting Ray …" if plan.address == "local" else f"Joining Ray at {plan.address} …", style="dim")
-    connection = stack.enter_context(_session(plan, store))
+    connection = _start_ray(plan, store, stack, console)
     interrupts.take_again()  # starting Ray has replaced the handler for SIGTERM
     if not connection.local:
         plan = run.plan = _fitted_to_cluster(plan, store, console)
@@ -219,11 +226,12 @@ def _search(
     at_once = sys.maxsize if plan.open_ended and on_gpus else plan.trials
     run.capacity = Capacity(plan.share, at_once, on_gpus, nodes, lambda line: run.bridge.say(line))
     store.ledger.hold(run.capacity.devices(plan.machine))
+    check_rest_lasts(plan, store, run.capacity, time.monotonic() - run.started)
     if not find_rates(run, store, stop, console):
         return
     plan = run.plan
     observers = [*recorders(run, store, stack), *gauge_observers(run, store, stack, console)]
-    run.budget = make_budget(plan, store, run.capacity)
+    run.budget = make_budget(plan, store, run.capacity, run.started)
     ray_storage = _ray_storage(plan, connection)
     bridge = run.bridge = make_bridge(run, store, ray_storage, observers, stop)
     bridge.recover()
@@ -241,6 +249,16 @@ def _search(
             observers += [watch, lines, display, IdleGpus(bridge.say)]
             with interrupts.shown_by(display), watch.running():
                 _fit(run, store, stop, watch, ray_storage)
+
+
+def _start_ray(plan: SearchPlan, store: StudyStore, stack: ExitStack, console: Console) -> RayConnection:
+    """Start Ray, or join one, until ``stack`` ends. Notes how long a start took: the next budget keeps room for it."""
+    is_local, since = plan.address == "local", time.monotonic()
+    console.print("Starting Ray …" if is_local else f"Joining Ray at {plan.address} …", style="dim")
+    connection = stack.enter_context(_session(plan, store))
+    if is_local:
+        store.ledger.note(ray_start_s=time.monotonic() - since)
+    return connection
 
 
 def _fitted_to_cluster(plan: SearchPlan, store: StudyStore, console: Console) -> SearchPlan:
@@ -277,7 +295,7 @@ def _open_store(plan: SearchPlan, console: Console) -> StudyStore:
         check_budget_lasts(plan, store)
         check_confirm_fits(plan, store)
         if cost := cost_in_words(plan, store):
-            console.print(cost, markup=False, soft_wrap=True)
+            say(console, cost)
         _check_waiting(plan, store)
         if plan.options.retry_failed:
             with store.in_turn():
@@ -321,4 +339,4 @@ def _ray_storage(plan: SearchPlan, connection: RayConnection) -> Path:
 def _say_dashboard(connection: RayConnection, console: Console) -> None:
     if connection.dashboard_url:
         token = f" (token in {connection.token_path})" if connection.token_path else ""
-        console.print(f"Ray dashboard: {connection.dashboard_url}{token}\n", markup=False, soft_wrap=True)
+        say(console, f"Ray dashboard: {connection.dashboard_url}{token}\n")

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import os
 import sys
-from functools import partial
 
 from rich.console import Console
 
-from bigbatch.tune.search.budgeting import what_more_would_bring
+from bigbatch.tune.search.budgeting import devices_at_least, run_that_lacked_room_s, what_more_would_bring
 from bigbatch.tune.search.joining import others_at_work
 from bigbatch.tune.search.running import SearchRun, is_complete
-from bigbatch.tune.study.budget import BUDGET_SPENT, NO_ROOM_IN_BUDGET
+from bigbatch.tune.study.budget import BUDGET_SPENT, NO_ROOM_IN_BUDGET, NO_ROOM_IN_TIME, TIME_SPENT
 from bigbatch.tune.study.store import StudyStore
 from bigbatch.tune.trials.allocation_deadline import END_OF_ALLOCATION
 from bigbatch.tune.watch.findings import print_disk_full, quoted_path, resume_command
 from bigbatch.tune.watch.interrupts import StopRequest
 from bigbatch.tune.watch.observer import TrialView
 from bigbatch.tune.watch.outcome import why_nothing
+from bigbatch.tune.watch.wrapped import say, say_command
 
+BUDGET_REASONS = (BUDGET_SPENT, NO_ROOM_IN_BUDGET, NO_ROOM_IN_TIME, TIME_SPENT)
 DONE, FAILED = 0, 1
 TRY_AGAIN = os.EX_TEMPFAIL
 """Exit code 75: the allocation ended; resume the study in another one."""
@@ -31,12 +32,12 @@ def end_search(run: SearchRun, trials: list[TrialView], stop: StopRequest, conso
         print_disk_full(plan, store.disk.full)
         return 128 + stop.signal if stop.signal is not None else FAILED
     fatal = run.bridge.fatal if run.bridge is not None else None
-    say = partial(console.print, markup=False, soft_wrap=True)
     if wandb is not None and wandb.sync_command():
-        ours, theirs = f"bigbatch wandb-sync {quoted_path(plan.folder)}", wandb.sync_command()
-        say(f"\nSend the W&B runs from a machine with a network:\n  {ours}\nor with W&B's own command:\n  {theirs}")
+        ours = f"bigbatch wandb-sync {quoted_path(plan.folder)}"
+        say_command(console, ours, "\nSend the W&B runs from a machine with a network:")
+        say_command(console, wandb.sync_command(), "or with W&B's own command:")
     if more := what_more_would_bring(plan, store, plan.objectives.first):
-        say(f"\n{more}")
+        say(console, f"\n{more}")
     if fatal:
         print(f"error: {fatal}. See {quoted_path(plan.folder / 'logs')}.", file=sys.stderr)
     refused = run.deadline.refused or (run.capacity is not None and run.capacity.lost())
@@ -44,18 +45,34 @@ def end_search(run: SearchRun, trials: list[TrialView], stop: StopRequest, conso
     cut_short, stopped = refused and unfinished, stop.is_set() and unfinished
     if stopped or cut_short:
         is_spent = stop.reason in (BUDGET_SPENT, NO_ROOM_IN_BUDGET)
-        command = resume_command(plan, store.ledger.held_s / 3600 if is_spent else None)
+        command = resume_command(plan, _hours_needed(run, trials, store) if is_spent else None)
         why = "" if fatal else f"Stopped: {stop.reason or END_OF_ALLOCATION}. "
-        say(f"\n{why}Everything is saved; continue with:\n  {command}")
+        say_command(console, command, f"\n{why}Everything is saved; continue with:")
     if stop.signal is not None and unfinished:  # else the signal came while the findings were printed
         return 128 + stop.signal
     if cut_short and not fatal:
         return TRY_AGAIN
     if unfinished and not fatal and (others := others_at_work(store)):
-        say(f"\nThe last trials of the study run in its other drivers: {others}.")
+        say(console, f"\nThe last trials of the study run in its other drivers: {others}.")
         return DONE
     complete = any(t.state == "COMPLETE" for t in trials)
     if not complete:
-        why = why_nothing(plan, trials) or "no trial ran to its end."
+        why = why_nothing(plan, trials) or f"no trial ran to its end{_beyond_the_budget(run, trials, stop)}."
         print(f"error: {why} The logs: {quoted_path(plan.folder / 'logs')}", file=sys.stderr)
     return DONE if complete and not fatal else FAILED
+
+
+def _beyond_the_budget(run: SearchRun, trials: list[TrialView], stop: StopRequest) -> str:
+    """Why no run fitted into the budget, where that has ended the search."""
+    if run.budget is None or stop.reason not in BUDGET_REASONS:
+        return ""
+    run_s = run_that_lacked_room_s(run.budget, trials)
+    return ": no epoch ended within the budget" if run_s is None else f": a whole run takes about {run_s:.0f} s"
+
+
+def _hours_needed(run: SearchRun, trials: list[TrialView], store: StudyStore) -> float:
+    """Device hours that the study has used, and those of a first whole run if it has none."""
+    used_h = store.ledger.held_s / 3600
+    if run.budget is None or any(trial.state == "COMPLETE" for trial in trials):
+        return used_h
+    return used_h + devices_at_least(run.plan) * (run_that_lacked_room_s(run.budget, trials) or 0.0) / 3600

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,9 +15,10 @@ from bigbatch.train_loop.launch.lr_find import default_range, lr_find, write_ran
 from bigbatch.train_loop.launch.ray_worker import use_assigned_cores
 from bigbatch.tune.plan.range_tests import plan_with_tests, range_test_file, wanted_tests
 from bigbatch.tune.search.running import SearchRun
-from bigbatch.tune.study.budget import BUDGET_SPENT
+from bigbatch.tune.study.budget import BUDGET_SPENT, TIME_SPENT
 from bigbatch.tune.study.store import StudyStore
 from bigbatch.tune.watch.interrupts import StopRequest
+from bigbatch.tune.watch.wrapped import say
 
 STEPS = 100
 POLL_S = 0.5
@@ -34,21 +34,18 @@ def find_rates(run: SearchRun, store: StudyStore, stop: StopRequest, console: Co
     tests = wanted_tests(plan)
     if not tests or store.study.get_trials(deepcopy=False):
         return True
-    started = time.monotonic()
     missing = {name: config for name, config in tests.items() if not range_test_file(store.folder, name).exists()}
     if missing:
-        console.print(f"Range tests before the first trial: {', '.join(missing)} …", style="dim", markup=False)
-        _run_tests(run, store, stop, console, missing, started)
+        say(console, f"Range tests before the first trial: {', '.join(missing)} …", style="dim")
+        _run_tests(run, store, stop, console, missing)
         if stop.is_set():
             return False
     plan = plan_with_tests(plan, list(tests))
     for name in tests:
         factor = plan.workload.lr_factors.get(name)
         text = "no rate was found; it is searched as without a test" if factor is None else f"× {factor:.3g}"
-        console.print(f"{f'prior[{name}]':24} {text}", markup=False, soft_wrap=True)
+        say(console, text, f"{f'prior[{name}]':24} ")
     store.describe(plan.to_dict())
-    if plan.time_budget_s is not None:  # what is left of it
-        plan = dataclasses.replace(plan, time_budget_s=max(1.0, plan.time_budget_s - (time.monotonic() - started)))
     run.plan = plan
     return True
 
@@ -59,7 +56,6 @@ def _run_tests(
     stop: StopRequest,
     console: Console,
     tests: Mapping[str, TrainConfig],
-    started: float,
 ) -> None:
     """Run the tests, as many at a time as fit, until all have ended or the search should stop."""
     import ray
@@ -84,11 +80,11 @@ def _run_tests(
                 ray.get(reference)
             except Exception as error:  # Ray raises the test's own errors, and its own
                 reason = (str(error).strip().splitlines() or ["no message"])[-1]
-                console.print(f"The range test of {name} failed: {reason}", markup=False, soft_wrap=True)
+                say(console, f"The range test of {name} failed: {reason}")
         if store.ledger.has_spent(plan.budget_gpu_hours):
             stop.set(BUDGET_SPENT)
-        if plan.time_budget_s is not None and time.monotonic() - started >= plan.time_budget_s:
-            stop.set("the time budget is spent")
+        if plan.time_budget_s is not None and time.monotonic() - run.started >= plan.time_budget_s:
+            stop.set(TIME_SPENT)
         if stop.is_set():
             for reference in waiting:
                 with contextlib.suppress(ray.exceptions.RayError):

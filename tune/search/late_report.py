@@ -16,6 +16,7 @@ from rich.console import Console
 
 from bigbatch.cluster.host.waits import REPORT_BEGINS_S, REPORT_S
 from bigbatch.tune.watch.interrupts import StopRequest
+from bigbatch.tune.watch.wrapped import say
 
 
 class LateReport:
@@ -46,7 +47,7 @@ class LateReport:
             writing.start()
             writing.join(most_s)
         text = said[0] if said else f"For a report: bigbatch report {shlex.quote(str(self._folder))}"
-        self._console.print(text, markup=False, soft_wrap=True)
+        say(self._console, text)
 
     def _report(self) -> str:
         from bigbatch.tune.report.writing import report_at_end  # needed only now

@@ -269,6 +269,8 @@ def over_function(run: SearchRun, store: StudyStore, stop: StopRequest) -> Calla
 
     def over() -> bool:
         ledger.hold(run.capacity.devices(plan.machine))
+        if run.budget is not None and run.budget.first_start_s is not None:
+            ledger.note(trial_start_s=run.budget.first_start_s)
         if run.budget is not None and (spent := run.budget.spent()):
             stop.set(spent)
         if store.disk.full:

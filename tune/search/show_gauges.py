@@ -16,6 +16,7 @@ from bigbatch.tune.study.store import StudyStore
 from bigbatch.tune.watch.findings import quoted_path
 from bigbatch.tune.watch.observer import Observer
 from bigbatch.tune.watch.study_gauges import StudyGauges
+from bigbatch.tune.watch.wrapped import say
 
 
 def gauge_observers(run: SearchRun, store: StudyStore, stack: ExitStack, console: Console) -> list[Observer]:
@@ -30,12 +31,12 @@ def gauge_observers(run: SearchRun, store: StudyStore, stack: ExitStack, console
 
     nodes = ray.nodes()
     targets = metrics_targets(nodes)
-    file, ends_at = TargetsFile(store.folder, ray.nodes, time.monotonic), _ends_at(plan)
+    file, ends_at = TargetsFile(store.folder, ray.nodes, time.monotonic), _ends_at(run)
     if targets:  # before the line that names the file
         file.look()
         stack.callback(file.close)
     for line in _words(plan, targets, sum(bool(node["Alive"]) for node in nodes)):
-        console.print(line, markup=False, soft_wrap=True)
+        say(console, line)
     if not targets:
         return []
     run.shows_gauges = True
@@ -69,8 +70,8 @@ def _words(plan: SearchPlan, targets: tuple[str, ...], nodes: int) -> list[str]:
     ]
 
 
-def _ends_at(plan: SearchPlan) -> float | None:
-    return None if plan.time_budget_s is None else time.monotonic() + plan.time_budget_s
+def _ends_at(run: SearchRun) -> float | None:
+    return None if run.plan.time_budget_s is None else run.started + run.plan.time_budget_s
 
 
 def _set_budget(board: GaugeBoard, plan: SearchPlan, held_s: float, ends_at: float | None) -> None:

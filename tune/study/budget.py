@@ -26,15 +26,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from bigbatch.tune.study.pace import Pace, PaceKey, PaceRun
+from bigbatch.tune.study.session_times import ENDING_S
 
 BUDGET_SPENT = "the budget of GPU hours is spent"
 TIME_SPENT = "the time budget is spent"
 NO_ROOM_IN_BUDGET = "the rest of the budget of GPU hours is too short for another trial"
 NO_ROOM_IN_TIME = "the rest of the time budget is too short for another trial"
-ENDING_S = 8.0
-"""How long the end of a search takes beside its checkpoints, until it was measured: Ray's end, tables, findings."""
-MOST_FOR_ENDING = 0.1
-"""At most this part of a budget is kept for the end. It matters to budgets of minutes."""
 KEPT_MARGIN = 1.05
 """What is kept back is this multiple of the mean times: of runs beside each other, the slowest one counts."""
 MOST_KEPT = 0.5
@@ -48,7 +45,7 @@ class Limits:
     device_s: float | None = None
     """Device seconds of the whole study."""
     time_s: float | None = None
-    """Seconds of this session, from the moment at which its ``Budget`` is made."""
+    """Seconds of this session, from its beginning."""
 
 
 class KeptBack(Protocol):
@@ -88,7 +85,8 @@ class Budget:
         held_s: returns the device seconds that the study has used, over all sessions.
         devices: returns the devices that are billed now. None: those of running trials.
         clock: seconds.
-        ending_s: how long an end of the search has taken before; None: not measured.
+        ending_s: how long an end of the search takes, beside its checkpoints.
+        began: when the session began, by the clock. None: now.
     """
 
     def __init__(
@@ -99,13 +97,20 @@ class Budget:
         held_s: Callable[[], float],
         devices: Callable[[], float | None],
         clock: Callable[[], float],
-        ending_s: float | None = None,
+        ending_s: float = ENDING_S,
+        began: float | None = None,
     ) -> None:
         self._limits, self.pace = limits, pace
         self._held_s, self._devices, self._clock = held_s, devices, clock
-        self._ending_s = ENDING_S if ending_s is None else ending_s
-        self._checkpoint_s = 0.0
-        self._ends_at = math.inf if limits.time_s is None else clock() + limits.time_s
+        self._ending_s, self._checkpoint_s = ending_s, 0.0
+        self._made_at = clock()
+        self._ends_at = math.inf if limits.time_s is None else (clock() if began is None else began) + limits.time_s
+        self._first_began: float | None = None
+        self.first_start_s: float | None = None
+        """From the moment at which this object was made to the first step of a trial; None before it.
+
+        What the trial has waited for devices is not in it.
+        """
         self._runs: dict[int, _Run] = {}
         self._most_at_once = 1
         self.refused: str | None = None
@@ -116,6 +121,7 @@ class Budget:
     def begins(self, number: int, key: PaceKey, epochs_left: int, workers: int) -> None:
         """Note that a trial has begun, or begins only now because it had waited for devices."""
         self._runs[number] = _Run(key, workers, epochs_left, self._clock())
+        self._first_began = self._clock() if self._first_began is None else self._first_began
         self._most_at_once = max(self._most_at_once, len(self._runs))
 
     def epoch_ended(self, number: int, seconds: float, checkpoint_s: float = 0.0) -> None:
@@ -132,7 +138,10 @@ class Budget:
         self.pace.add_epoch(run.key, seconds)
         now = self._clock()
         if run.starts:
-            self.pace.add_start(now - run.since - seconds)
+            start_s = now - run.since - seconds
+            self.pace.add_start(start_s)
+            if self.first_start_s is None and self._first_began is not None:
+                self.first_start_s = max(0.0, self._first_began - self._made_at + start_s)
         run.epochs_left, run.since, run.starts = max(0, run.epochs_left - 1), now, False
 
     def ends(self, number: int) -> None:
@@ -148,8 +157,8 @@ class Budget:
             kept: runs for which there must still be room when the trial has ended.
         """
         self.refused = self.spent()
-        needed_s = self._needed_s(_Run(key, workers, epochs_left, self._clock()))
-        if self.refused is None and needed_s is not None:
+        if self.refused is None:
+            needed_s = self._needed_s(_Run(key, workers, epochs_left, self._clock()))
             self.refused = self._too_long(needed_s, workers)
             if self.refused is None and kept is not None:
                 self.refused = self._eats(kept, needed_s, workers, KEPT_MARGIN)
@@ -177,17 +186,15 @@ class Budget:
 
     def admits_any(self) -> bool:
         """Whether even the shortest piece of work fits, one epoch of the fastest key. If not, no trial need be made."""
-        self.refused = self.spent()
-        if self.refused is None and self.pace.shortest_s is not None:
-            self.refused = self._too_long(self.pace.start_s + self.pace.shortest_s, 1)
+        self.refused = self.spent() or self._too_long(self.pace.start_s + (self.pace.shortest_s or 0.0), 1)
         return self.refused is None
 
     def spent(self) -> str | None:
         """Why the search must end now: what is left is what its end takes. None: it may go on."""
-        if self._clock() + self._time_to_end_s() >= self._ends_at:
+        if self._clock() + self._to_end_s() >= self._ends_at:
             return TIME_SPENT
         billed = self._billed_now()
-        if self._limits.device_s is not None and self._held_s() + billed * self._to_end_s(billed) >= self.limit_s:
+        if self._limits.device_s is not None and self._held_s() + billed * self._to_end_s() >= self.limit_s:
             return BUDGET_SPENT
         return None
 
@@ -202,7 +209,7 @@ class Budget:
 
         Of the device seconds or of the session's time, whichever is more.
         """
-        needed_s = [(self._needed_s(run) or 0.0, run.workers) for run in self._runs.values()]
+        needed_s = [(self._needed_s(run), run.workers) for run in self._runs.values()]
         longest_s, devices = max((seconds for seconds, _ in needed_s), default=0.0), self._devices()
         left_s = self._ends_at - self._clock() - longest_s
         of_time = 0.0 if self._limits.time_s is None else 1 - left_s / self._limits.time_s
@@ -230,13 +237,13 @@ class Budget:
         after_s = together_s(kept, slots)
         time_s = math.inf if self._limits.time_s is None else self._limits.time_s
         kept_s = after_s if after_s <= time_s else most_kept * time_s
-        if self._clock() + needed_s + kept_s + self._time_to_end_s() > self._ends_at:
+        if self._clock() + needed_s + kept_s + self._to_end_s() > self._ends_at:
             return NO_ROOM_IN_TIME
         if devices is None:
-            running_s = sum((self._needed_s(run) or 0.0) * run.workers for run in self._runs.values())
+            running_s = sum(self._needed_s(run) * run.workers for run in self._runs.values())
             billed_s, after_s = running_s + needed_s * workers, sum(kept) * workers
         else:
-            billed_s, after_s = devices * (needed_s + self._to_end_s(devices)), devices * after_s
+            billed_s, after_s = devices * (needed_s + self._to_end_s()), devices * after_s
         kept_s = after_s if after_s <= self.limit_s else most_kept * self.limit_s
         return NO_ROOM_IN_BUDGET if self._held_s() + billed_s + kept_s > self.limit_s else None
 
@@ -251,22 +258,14 @@ class Budget:
             return None
         return self._too_long(needed_s, workers, [margin * self.pace.run_s(run) for run in kept.runs()])
 
-    def _needed_s(self, run: _Run) -> float | None:
-        """Seconds that a run still takes; None if nothing was measured."""
-        epoch_s = self.pace.epoch_s(run.key)
-        if epoch_s is None:
-            return None
-        whole_s = run.epochs_left * epoch_s + (self.pace.start_s if run.starts else 0.0)
+    def _needed_s(self, run: _Run) -> float:
+        """Seconds that a run still takes; its start alone if no epoch was measured."""
+        epochs_s = run.epochs_left * (self.pace.epoch_s(run.key) or 0.0)
+        whole_s = epochs_s + (self.pace.start_s if run.starts else 0.0)
         return max(0.0, whole_s - (self._clock() - run.since))
 
-    def _to_end_s(self, devices: float) -> float:
-        """Seconds from the decision to end until ``devices`` devices are given back."""
-        return min(self._plain_end_s(), MOST_FOR_ENDING * self.limit_s / devices if devices else math.inf)
-
-    def _time_to_end_s(self) -> float:
-        return min(self._plain_end_s(), MOST_FOR_ENDING * (self._limits.time_s or math.inf))
-
-    def _plain_end_s(self) -> float:
+    def _to_end_s(self) -> float:
+        """Seconds from the decision to end until the devices are given back."""
         return self._ending_s + (self._checkpoint_s if self._runs else 0.0)
 
     def _billed_now(self) -> float:

@@ -113,8 +113,6 @@ class Ledger:
         self._before = read_ledger(folder)
         self._others_read = _others(folder)
         self._ending_since: float | None = None
-        self.last_ending_s = _last_ending_s(folder)
-        """How long the end of the latest session took that ended in order; None if none did."""
         self._session = DeviceSeconds()
         self._elsewhere, self._devices_elsewhere = DeviceSeconds(), 0.0
         self._running: dict[int, float] = {}
@@ -221,6 +219,11 @@ class Ledger:
         with self._lock:
             self._advance()
             self._running.pop(trial, None)
+
+    def note(self, **seconds: float) -> None:
+        """Write what this session has measured of itself; see ``tune/study/session_times.py``."""
+        with self._lock:
+            self._facts |= {name: round(value, 3) for name, value in seconds.items()}
 
     def ending(self) -> None:
         """Note that the search ends from now on. ``close`` records how long that took."""
@@ -355,12 +358,6 @@ def _others(folder: Path) -> float:
     """Device seconds in the files that are not a driver's. A damaged one counts nothing; it was named before."""
     used = [read_session(path) for pattern in ("lent-*.json", "job-*.json") for path in folder.glob(pattern)]
     return sum(one.held_s for one in used if one is not None)
-
-
-def _last_ending_s(folder: Path) -> float | None:
-    sessions = [path for path in ledger_files(folder) if path.stem.isdecimal()]
-    found = (json_values.number_or_none(read_json(path), "ending_s") for path in reversed(sessions))
-    return next((seconds for seconds in found if seconds is not None), None)
 
 
 def _seconds(written_at: str) -> float:

@@ -47,9 +47,10 @@ class _Mean:
 class Pace:
     """Mean seconds of epochs by key, and of start-ups."""
 
-    def __init__(self, trials: Iterable[FrozenTrial] = ()) -> None:
+    def __init__(self, trials: Iterable[FrozenTrial] = (), start_s: float = 0.0) -> None:
+        """``start_s``: what a start-up is taken to last before one was measured."""
         self._epochs: dict[PaceKey, _Mean] = {}
-        self._starts = _Mean()
+        self._starts, self._expected_s = _Mean(), start_s
         self.shortest_s: float | None = None
         """The shortest epoch that was measured; None before the first."""
         for trial in trials:
@@ -69,8 +70,8 @@ class Pace:
 
     @property
     def start_s(self) -> float:
-        """Mean seconds of a start-up; 0 before one was measured."""
-        return self._starts.value if self._starts.count else 0.0
+        """Mean seconds of a start-up."""
+        return self._starts.value if self._starts.count else self._expected_s
 
     def run_s(self, run: PaceRun) -> float:
         """Seconds of a whole run with its start-up; 0 if nothing was measured."""

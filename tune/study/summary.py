@@ -101,12 +101,22 @@ def find_study(text: str, output: Path) -> Path:
     for folder in (output / text, Path(text), Path(text).parent):
         if _is_study(folder) and (folder.name == Path(text).name or Path(text).is_file()):
             return folder
-    known = [path.parent.name for path in sorted(output.glob(f"*/{STUDY_FILE}"))]
-    listed = f" It has {', '.join(known[:5])}{' …' * (len(known) > 5)}." if known else ""
+    if Path(text).is_dir():
+        raise ConfigError(
+            f"a study is a folder with {STUDY_FILE}; got {text!r}, a folder without it.{_listed(Path(text))} "
+            "Write a study's path, or its name and --output DIR."
+        )
+    listed = _listed(output)
     raise ConfigError(
         f"a study is named by its folder; there is none called {text!r} in {str(output)!r}.{listed} "
         "Write its path, or --output DIR."
     )
+
+
+def _listed(folder: Path) -> str:
+    """Which studies lie in a folder, in a sentence; empty if none does."""
+    known = [path.parent.name for path in sorted(folder.glob(f"*/{STUDY_FILE}"))]
+    return f" It has {', '.join(known[:5])}{' …' * (len(known) > 5)}." if known else ""
 
 
 def list_studies(output: Path) -> list[StudySummary]:

@@ -144,8 +144,8 @@ class LiveTrials:
 
     @property
     def at_work(self) -> int:
-        """The number of trials that have their resources."""
-        return sum(live.view.phase != "waiting" for live in self._live.values())
+        """The number of trials that train: those that only start have nothing yet that could be lost."""
+        return sum(live.view.phase == "running" for live in self._live.values())
 
     @property
     def finished(self) -> int:

@@ -40,6 +40,7 @@ from bigbatch.tune.watch.frontier_table import WIDTH, frontier_lines, of_the_ans
 from bigbatch.tune.watch.observer import TrialView, ranked
 from bigbatch.tune.watch.outcome import best_in_words, ends_in_words, objective_lines, print_front
 from bigbatch.tune.watch.setting_words import own_next_step
+from bigbatch.tune.watch.wrapped import say, say_command
 
 RUNNER_UPS = 4
 
@@ -70,14 +71,13 @@ NO_ANSWER = SearchAnswer()
 def print_plan(plan: SearchPlan, console: Console) -> None:
     """Print what the search will do, its highest cost, and where its results go."""
     for key, text in _trainable_lines(plan):
-        console.print(f"{key:11}{text}", markup=False, soft_wrap=True)
+        say(console, text, f"{key:11}")
 
 
 def print_machine(plan: SearchPlan, console: Console) -> None:
     """Print the resources of a joined cluster, and how the search uses them."""
     model = "" if _searches_models(plan) else f"; {plan.model}{_why_model(plan)}"
-    text = f"The cluster has {plan.machine.describe()}: {plan.share.describe()}{model}"
-    console.print(text, markup=False, soft_wrap=True)
+    say(console, f"The cluster has {plan.machine.describe()}: {plan.share.describe()}{model}")
 
 
 def _trainable_lines(plan: SearchPlan) -> list[tuple[str, str]]:
@@ -222,13 +222,13 @@ def print_findings(
     hours = "GPU h" if plan.machine.gpus else "worker h"
     headline, *sentences = answer_in_words(found.values, hours) if found.values else [best_in_words(done[0])]
     print_frontier(found.values, hours, console)
-    console.print(f"\n{headline}", style="bold", markup=False, soft_wrap=True)
+    say(console, f"\n{headline}", style="bold")
     if found.values.get(USABLE) is False:
         return
     done = of_the_answer(done, json_values.mapping(found.values, "answer"), plan.frontier)
     columns = columns_of(plan.space, plan.workload, plan.overrides, plan.ranges)
     for name, value in columns.of(done[0]).items():
-        console.print(f"  {name:10} {value}", markup=False)
+        say(console, f"  {name:10} {value}")
     if plan.objectives.several:
         print_front(plan, done, columns, console)
     if found.values:
@@ -236,16 +236,17 @@ def print_findings(
             confirmation_in_words(found.values, plan.to_dict(), resume_command(plan), hours, found.unconfirmed)
         )
     for text in sentences:
-        console.print(text, markup=False, soft_wrap=True)
+        say(console, text)
     if not plan.objectives.several:
         _print_runner_ups(plan, done, found.confirmed, columns, console)
     if plan.frontier and plan.frontier.searched:
         each = quoted_path(plan.folder / FRONTIER_FOLDER)
-        console.print(f"\nEach row's configuration: {each}/VALUE.json", markup=False, soft_wrap=True)
+        say(console, f"\nEach row's configuration: {each}/VALUE.json")
     best_file = quoted_path(plan.folder / "best.json")
-    next_step = f"Train it in full:\n  {train_command(plan)}"
-    next_step = own_next_step(plan.model, best_file) if plan.trainable else next_step
-    console.print(f"\n{next_step}", markup=False, soft_wrap=True)
+    if plan.trainable:
+        say(console, f"\n{own_next_step(plan.model, best_file)}")
+    else:
+        say_command(console, train_command(plan), "\nTrain it in full:")
 
 
 def _print_counts(
@@ -287,14 +288,14 @@ def _print_runner_ups(
         seeds, worth = confirmed.get(trial.number), ends_in_words(trial)
         if seeds is not None:
             worth, mark = plan.objectives.first.worth(seeds.mean), f" ({seeds_in_words(seeds)})"
-        console.print(f"  {worth:>7}  trial {trial.number}{mark}: {columns.line(trial)}", markup=False, soft_wrap=True)
+        say(console, f"  {worth:>7}  trial {trial.number}{mark}: {columns.line(trial)}")
 
 
 def say_retries(retries: Mapping[int, int], console: Console) -> None:
     """Print which failed trials ``--retry-failed`` repeats."""
     words = ", ".join(f"{failed} as trial {number}" for failed, number in sorted(retries.items()))
     text = f"Tried again: trial {words}." if words else "--retry-failed: there is no failed trial to try again."
-    console.print(f"\n{text}", markup=False, soft_wrap=True)
+    say(console, f"\n{text}")
 
 
 def train_command(plan: SearchPlan) -> str:

@@ -31,7 +31,7 @@ from bigbatch.tune.study.summary import (
     find_study,
     summarize,
 )
-from bigbatch.tune.watch.frontier_table import frontier_lines
+from bigbatch.tune.watch.frontier_table import WIDTH, frontier_lines
 from bigbatch.tune.watch.no_result import UnfinishedTrial, no_result_in_words
 from bigbatch.tune.watch.setting_words import SHOWN_KEYS, own_next_step, shown_settings
 from bigbatch.tune.watch.studies_command import (
@@ -41,6 +41,7 @@ from bigbatch.tune.watch.studies_command import (
     trials_words,
     value_words,
 )
+from bigbatch.tune.watch.wrapped import terminal_width, wrapped, wrapped_command
 
 CONFIRMS = "confirms"
 """``CONFIRMS_ATTR`` of trial_facts.py, which loads Optuna."""
@@ -64,20 +65,26 @@ def show_main(argv: Sequence[str]) -> int:
         if found.state == UNREADABLE:
             raise ConfigError(f"the study must be readable; got {str(found.folder)!r}: {found.why}")
         ask_queue([found])
-        print(study_text(found, None if args.all else MOST_TRIALS))
+        print(study_text(found, None if args.all else MOST_TRIALS, width=terminal_width()))
 
     return said_in_one_line("bigbatch show", shown)
 
 
-def study_text(found: StudySummary, most: int | None = MOST_TRIALS, now: float | None = None) -> str:
+def study_text(
+    found: StudySummary, most: int | None = MOST_TRIALS, now: float | None = None, width: int | None = None
+) -> str:
     """A study in full.
 
     Args:
         most: how many trials the table shows; None: all.
         now: seconds since the epoch; None: the current time.
+        width: the most characters of a line; None: lines are as long as they are.
     """
-    parts = [aligned([*_head(found, now), *_plan(found), *_spent(found)]), _trials(found, most)]
-    parts += [_answer(found) or _best(found), _front(found), _commands(found)]
+    facts = [*_head(found, now), *_plan(found), *_spent(found)]
+    keys = max(len(key) for key, _ in facts)
+    parts = ["\n".join(wrapped(text, width, f"{key:{keys}}  ") for key, text in facts)]
+    parts += [_trials(found, most, width), _answer(found, width) or wrapped(_best(found), width)]
+    parts += [wrapped(_front(found), width), _commands(found, width)]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -161,7 +168,8 @@ def _count(number: int, noun: str) -> str:
 # Trials
 
 
-def _trials(found: StudySummary, most: int | None) -> str:
+def _trials(found: StudySummary, most: int | None, width: int | None) -> str:
+    """The table of the trials. In a narrow terminal it leaves out settings, the last ones first."""
     trials = found.study.begun
     shown = trials if most is None or len(trials) <= most else _chosen(found, trials, most)
     if not shown:
@@ -169,6 +177,21 @@ def _trials(found: StudySummary, most: int | None) -> str:
     settings = [_settings(found, trial) for trial in shown]
     names = list(dict.fromkeys(name for one in settings for name in one))
     varying = [name for name in names if len({one.get(name) for one in settings}) > 1]
+    text = _table(found, shown, settings, varying)
+    left_out: list[str] = []
+    while varying and width is not None and max(map(len, text.splitlines())) > width:
+        left_out.insert(0, varying.pop())
+        text = _table(found, shown, settings, varying)
+    left = len(trials) - len(shown)
+    notes = [f"{left} more trials; --all prints them."] if left else []
+    notes += [f"A wider terminal also shows {', '.join(left_out)}."] if left_out else []
+    return "\n".join([text, *(wrapped(note, width) for note in notes)])
+
+
+def _table(
+    found: StudySummary, shown: list[StoredTrial], settings: list[dict[str, str]], varying: Sequence[str]
+) -> str:
+    """``shown``, with these of their settings."""
     best = _best_trial(found)
     head = ("", "TRIAL", "STATE", *(name.upper() for name in varying), "EPOCHS", "VALUE", "HOURS")
     rows: list[tuple[str, ...]] = [head]
@@ -187,9 +210,7 @@ def _trials(found: StudySummary, most: int | None) -> str:
                 "–" if hours is None else f"{hours:.2f}",
             )
         )
-    left = len(trials) - len(shown)
-    note = f"\n{left} more trials; --all prints them." if left else ""
-    return aligned(rows, right=(1, *range(len(head) - 3, len(head)))) + note
+    return aligned(rows, right=(1, *range(len(head) - 3, len(head))))
 
 
 def _chosen(found: StudySummary, trials: list[StoredTrial], most: int) -> list[StoredTrial]:
@@ -241,7 +262,7 @@ def _epochs(trial: StoredTrial) -> str:
 # What came out
 
 
-def _answer(found: StudySummary) -> str:
+def _answer(found: StudySummary, width: int | None) -> str:
     """The frontier's table and what follows from it, as at the end of a search. Empty without a finished trial."""
     values = _answer_values(found)
     if not values:
@@ -249,18 +270,19 @@ def _answer(found: StudySummary) -> str:
     hours = "GPU h" if found.has_gpus else "worker h"
     try:
         headline, *sentences = answer_in_words(values, hours)
-        lines = [line for line, _ in frontier_lines(values, hours)]
+        lines = [line for line, _ in frontier_lines(values, hours, width or WIDTH)]
         if values.get(USABLE) is not False:
             sentences.append(confirmation_in_words(values, found.description, resume_words(found), hours))
     except (KeyError, StopIteration, TypeError, ValueError, ConfigError):
         note = f"{FRONTIER_FILE} cannot be read; the next --resume writes it again."
-        return "\n".join(part for part in (_best(found), note) if part)
+        return "\n".join(wrapped(part, width) for part in (_best(found), note) if part)
     if lines:
         lines.append("")
     best = _best_trial(found)
     settings = [f"  {name:10} {text}" for name, text in _settings(found, best).items()] if best else []
     each = [f"Each row's configuration: {found.folder / FRONTIER_FOLDER}/VALUE.json"] if lines and best else []
-    return "\n".join([*lines, headline, *settings, *sentences, *each])
+    said = (wrapped(text, width) for text in (headline, *settings, *sentences, *each))
+    return "\n".join([*lines, *said])
 
 
 def _answer_values(found: StudySummary) -> dict[str, object]:
@@ -305,24 +327,24 @@ def _best(found: StudySummary) -> str:
     return "\n".join(lines + [f"  {name:10} {text}" for name, text in _settings(found, best).items()])
 
 
-def _commands(found: StudySummary) -> str:
+def _commands(found: StudySummary, width: int | None) -> str:
     lines = []
     budget = json_values.number(found.description, "budget_gpu_hours")
     if found.state == DONE and found.planned is None and budget:
-        lines += ["Continue it with twice the budget:", f"  {resume_words(found)} --budget-gpu-hours {2 * budget:g}"]
+        command = f"{resume_words(found)} --budget-gpu-hours {2 * budget:g}"
+        lines += ["Continue it with twice the budget:", wrapped_command(command, width)]
     elif found.state not in (RUNNING, DONE):
-        lines += ["Continue it:", f"  {resume_words(found)}"]
+        lines += ["Continue it:", wrapped_command(resume_words(found), width)]
     best_file = found.folder / "best.json"
     if _answer_values(found).get(USABLE) is False:
         pass  # nothing to train: the answer says why
     elif best_file.exists() and found.description.get("trainable"):
-        lines.append(own_next_step(json_values.text(found.description, "model"), shlex.quote(str(best_file))))
+        step = own_next_step(json_values.text(found.description, "model"), shlex.quote(str(best_file)))
+        lines.append(wrapped(step, width))
     elif best_file.exists():
         epochs = max(30, 2 * json_values.whole_number(found.description, "max_epochs"))
-        lines += [
-            "Train the best in full:",
-            f"  bigbatch train --config {shlex.quote(str(best_file))} --set epochs={epochs}",
-        ]
+        command = f"bigbatch train --config {shlex.quote(str(best_file))} --set epochs={epochs}"
+        lines += ["Train the best in full:", wrapped_command(command, width)]
     return "\n".join(lines)
 
 

@@ -13,6 +13,7 @@ from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.study.frontier_file import FRONTIER_FILE
 from bigbatch.tune.study.objectives import objectives_of
 from bigbatch.tune.study.summary import UNREADABLE, StudySummary, changed_words, list_studies
+from bigbatch.tune.watch.wrapped import terminal_width, wrapped
 
 DEFAULT_OUTPUT = "runs"
 
@@ -26,7 +27,8 @@ def studies_main(argv: Sequence[str]) -> int:
 
     def listed() -> None:
         found = list_studies(output) if given or output.exists() else []
-        print(studies_text(found) if found else f"No study in {output}. Begin one: bigbatch tune")
+        none = f"No study in {output}. Begin one: bigbatch tune"
+        print(studies_text(found, width=terminal_width()) if found else none)
 
     return said_in_one_line("bigbatch studies", listed)
 
@@ -41,14 +43,16 @@ def said_in_one_line(prog: str, run: Callable[[], None]) -> int:
     return DONE
 
 
-def studies_text(found: Sequence[StudySummary], now: float | None = None) -> str:
+def studies_text(found: Sequence[StudySummary], now: float | None = None, width: int | None = None) -> str:
     """The studies as a table, the one that changed last at the end.
 
     Args:
         now: seconds since the epoch; None: the current time.
+        width: the most characters of a line, where that is possible. The last column goes on below itself.
     """
-    rows = [("STUDY", "STATE", "TRIALS", "BEST", "HOURS", "CHANGED", "")]
-    return aligned([*rows, *(_row(one, now) for one in found)], right=(2, 3, 4))
+    rows = [("STUDY", "STATE", "TRIALS", "BEST", "HOURS", "CHANGED", ""), *(_row(one, now) for one in found)]
+    lines = aligned([(*row[:-1], "|") for row in rows], right=(2, 3, 4)).splitlines()
+    return "\n".join(wrapped(row[-1], width, line[:-1]) for line, row in zip(lines, rows, strict=True))
 
 
 def _row(one: StudySummary, now: float | None) -> tuple[str, ...]:

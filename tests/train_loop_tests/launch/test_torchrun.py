@@ -164,7 +164,7 @@ BAD_INPUT: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     "workers": (lambda p: ["--workers", "0"], "--workers must be at least 1; got 0"),
     "data": (lambda p: ["--data", "nowhere/at/all"], "the data path must exist; got 'nowhere/at/all'"),
     "data twice": (lambda p: ["--data", "digits", "--set", "data.name=digits"], "set once"),
-    "time": (lambda p: ["--checkpoint-every-s", "-1"], "--checkpoint-every-s must be at least 0; got -1"),
+    "time": (lambda p: ["--checkpoint-every-s", "-1"], "--checkpoint-every-s must not be negative; got -1"),
     "time that is none": (lambda p: ["--checkpoint-every-s", "nan"], "--checkpoint-every-s must be at least 0"),
     "option": (lambda p: ["--epoch", "3"], "no such option; got '--epoch'"),
     "output is a file": (lambda p: ["--output", str(p / "best.json")], "--output must be a writable folder"),

@@ -6,6 +6,8 @@ import dataclasses
 import io
 import json
 import math
+import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +16,21 @@ from rich.console import Console
 
 from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.tune.plan.checked_plan import make_plan
-from bigbatch.tune.plan.machine import Machine, Node, share_out, trials_for_slots
+from bigbatch.tune.plan.machine import Machine, Node, devices_held, share_out, trials_for_slots
 from bigbatch.tune.plan.notes import plan_notes
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.plan.search_plan import SearchPlan
-from bigbatch.tune.search.budgeting import check_budget_lasts, refused_at_once, what_more_would_bring
+from bigbatch.tune.search.budgeting import (
+    check_budget_lasts,
+    check_budget_starts,
+    check_rest_lasts,
+    refused_at_once,
+    what_more_would_bring,
+)
+from bigbatch.tune.search.capacity import Capacity
 from bigbatch.tune.study.budget import BUDGET_SPENT, NO_ROOM_IN_BUDGET
 from bigbatch.tune.study.objective import accuracy
+from bigbatch.tune.study.session_times import SessionTimes, read_session_times
 from bigbatch.tune.study.store import StudyStore
 from bigbatch.tune.watch.display import SearchProgress, summary_line
 from bigbatch.tune.watch.findings import print_plan
@@ -102,13 +112,82 @@ def test_a_budget_below_one_epoch_is_refused_in_one_line_and_nothing_is_lost(tmp
         check_budget_lasts(plan, store)
         store.close()
 
-    with pytest.raises(ConfigError, match=r"--budget-gpu-hours must last for an epoch; got 0.005, .*36 s of \d") as met:
+    with pytest.raises(
+        ConfigError, match=r"the shortest epoch of this study 36 s .* got --budget-gpu-hours 0.005\."
+    ) as met:
         resumed(budget_gpu_hours=0.005)
     assert "\n" not in str(met.value) and "or more" in str(met.value)
-    with pytest.raises(ConfigError, match=r"--time-budget must last for an epoch; got 20 s.*Write e.g. --time-budget"):
+    with pytest.raises(
+        ConfigError, match=r"at least \d+ s are needed: .*36 s.*got --time-budget 20s. Write --time-budget"
+    ):
         resumed(time_budget="20s", budget_gpu_hours=1.0)
     resumed(budget_gpu_hours=0.1)
     assert before == {path: path.read_bytes() for path in store.folder.rglob("*") if path.is_file()}
+
+
+def earlier_session(folder: Path, host: str = os.uname().nodename, **seconds: float) -> None:
+    """A session that some study beside ours has ended."""
+    folder.mkdir(parents=True, exist_ok=True)
+    facts = {"schema_version": 1, "host": host, "held_device_s": 1.0, "trial_device_s": {}, **seconds}
+    (folder / f"{len(list(folder.iterdir())) + 1:04d}.json").write_text(json.dumps(facts))
+
+
+def test_a_budget_below_the_start_of_a_search_is_refused_with_the_number_before_anything_starts(tmp_path):
+    """Here Ray took 20 s to start, the first trial 30 s, the end 10 s: 60 s of each device."""
+    earlier_session(tmp_path / "other" / "ledger", ray_start_s=20.0, trial_start_s=30.0, ending_s=10.0)
+    earlier_session(tmp_path / "strange" / "ledger", host="elsewhere", ray_start_s=2000.0)
+    (tmp_path / "strange" / "ledger" / "0002.json").write_text("{damaged")
+    devices = devices_held(plan_of(tmp_path).machine, plan_of(tmp_path).share)
+    with pytest.raises(ConfigError) as met:
+        check_budget_starts(plan_of(tmp_path, budget_gpu_hours=59.0 * devices / 3600))
+    words = str(met.value)
+    least = re.match(r"at least (\S+) worker hours are needed: ", words)
+    assert least is not None and "\n" not in words
+    assert 60 * devices / 3600 <= float(least[1]) <= 1.1 * 60 * devices / 3600
+    assert f"starting Ray and the first trial takes about 50 s and the end 10 s, on {devices} device" in words
+    enough = re.search(r"Write --budget-gpu-hours (\S+) or more", words)
+    assert enough is not None
+    for hours in (enough[1], least[1]):
+        check_budget_starts(plan_of(tmp_path, budget_gpu_hours=float(hours)))
+    with pytest.raises(
+        ConfigError, match=r"at least 60 s are needed: .* got --time-budget 59s. Write --time-budget 66s"
+    ):
+        check_budget_starts(plan_of(tmp_path, time_budget="59s"))
+    check_budget_starts(plan_of(tmp_path, time_budget="60s"))
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_start_that_takes_longer_than_expected_is_refused_as_soon_as_it_is_measured(tmp_path):
+    """By the defaults the budget lasts; then Ray has taken a minute of it."""
+    plan = plan_of(tmp_path, budget_gpu_hours=70.0 * 2 / 3600, workers=2)
+    check_budget_starts(plan)
+    store = StudyStore.create(plan.folder, plan.study, plan.to_dict(), None)
+    capacity = Capacity(plan.share, 16)
+    check_rest_lasts(plan, store, capacity, 1.0)
+    store.ledger.begin(0, 2, since_s=60.0)
+    with pytest.raises(
+        ConfigError, match=r"Ray and the first trial takes about 6[78] s .*Write --budget-gpu-hours 0\.0\d+ or"
+    ):
+        check_rest_lasts(plan, store, capacity, 60.0)
+    check_rest_lasts(dataclasses.replace(plan, resume=True), store, capacity, 60.0)
+    store.close()
+
+
+def test_a_session_tells_the_next_one_what_its_start_and_its_end_take(tmp_path):
+    plan = plan_of(tmp_path)
+    assert read_session_times(plan.folder) == SessionTimes()
+    earlier_session(tmp_path / "other" / "ledger", ray_start_s=20.0, trial_start_s=30.0, ending_s=10.0)
+    store = StudyStore.create(plan.folder, plan.study, plan.to_dict(), None)
+    store.ledger.hold(1)
+    store.ledger.note(ray_start_s=3.0)
+    store.ledger.ending()
+    store.close()
+    found = read_session_times(plan.folder)
+    assert (found.ray_start_s, found.trial_start_s) == (3.0, 30.0), "its own, and what only the other one has measured"
+    assert 0.0 <= found.ending_s < 10.0, "its own"
+    for ending_s in (11.0, 12.0, 900.0):
+        earlier_session(tmp_path / "beside" / "ledger", ending_s=ending_s)
+    assert read_session_times(tmp_path / "new").ending_s in (11.0, 11.5), "one busy machine decides nothing"
 
 
 def test_what_is_left_of_a_budget_is_not_worth_starting_ray_for_if_no_epoch_fits(tmp_path):

@@ -45,6 +45,14 @@ def test_every_figure_has_data_and_nothing_is_loaded(browser: Page, report: Path
     assert browser.errors == [] and browser.requests == []
 
 
+@pytest.mark.parametrize("width", [660, 700, 800])
+def test_the_frontiers_table_fits_a_small_window(browser: Page, report: Path, width: int) -> None:
+    browser.look(width)
+    browser.open(report)
+    beyond = "[...document.querySelectorAll('.scroll:has(.stacked)')].map((one) => one.scrollWidth - one.clientWidth)"
+    assert set(browser.evaluate(beyond)) == {0} and browser.evaluate(BROKEN_WORDS) == []
+
+
 def test_the_figures_follow_the_look_of_the_system(browser: Page, report: Path) -> None:
     ink = "getComputedStyle(document.querySelector('.plot .xtick text')).fill"
     browser.look(dark=False)

@@ -8,7 +8,7 @@ from bigbatch.tune.scaling.useful_size import SizeSpeed, progress_efficiencies, 
 
 
 def test_at_the_noise_scale_twice_the_images_are_needed() -> None:
-    """McCandlish et al. 2018, figure 1: at the critical batch a run takes twice the images of a tiny batch."""
+    """McCandlish et al. 2018, figure 1: at the noise scale a run takes twice the images of a tiny batch."""
     assert statistical_efficiency(4096, 1e-9, 4096) == pytest.approx(0.5)
     assert statistical_efficiency(128, 128, 4096) == 1
 

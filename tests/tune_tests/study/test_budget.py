@@ -188,13 +188,48 @@ def test_a_time_budget_admits_by_the_same_rule(tmp_path):
     assert cut.why == TIME_SPENT and 3598 <= cut.clock.now - begun <= 3601
 
 
-def test_a_budget_of_seconds_is_not_eaten_by_its_end(tmp_path):
-    found = search(tmp_path, Limits(device_s=20.0, time_s=12.0), slots=1, seconds=lambda key: 0.5, start_s=0.0)
-    assert found.budget.spent() is None
-    found.clock.now += 10
-    assert found.budget.spent() is None
-    found.clock.now += 1
-    assert found.budget.spent() == TIME_SPENT
+def test_a_time_budget_begins_with_the_session_and_keeps_its_whole_end(tmp_path):
+    """Ray took 30 s to start before the budget was made; the end takes 8 s, however small the budget is."""
+    clock = Clock()
+    budget = Budget(
+        Limits(time_s=60.0), Pace(), held_s=lambda: 0.0, devices=lambda: 1, clock=clock, began=clock.now - 30.0
+    )
+    clock.now += 21.5
+    assert budget.spent() is None
+    clock.now += 1
+    assert budget.spent() == TIME_SPENT
+
+
+@pytest.mark.parametrize("limits", [Limits(device_s=40.0), Limits(time_s=40.0)])
+def test_a_first_trial_is_begun_only_if_its_start_fits(limits):
+    """Nothing was measured in this session, but a start took 25 s in an earlier one; the end takes 8 s."""
+    clock = Clock()
+    began = clock.now
+    budget = Budget(
+        limits, Pace(start_s=25.0), held_s=lambda: clock.now - began, devices=lambda: 1, clock=clock, began=began
+    )
+    clock.now += 6.0
+    assert budget.admits_any() and budget.admits(SMALL, 3, 1)
+    clock.now += 2.0
+    assert not budget.admits_any() and not budget.admits(SMALL, 3, 1)
+    assert budget.refused == (NO_ROOM_IN_TIME if limits.device_s is None else NO_ROOM_IN_BUDGET)
+
+
+def test_the_first_start_counts_from_the_budget_and_without_the_wait_for_devices():
+    clock = Clock()
+    budget = Budget(Limits(), Pace(), held_s=lambda: 0.0, devices=lambda: 1, clock=clock)
+    clock.now += 4.0  # Ray Tune starts
+    budget.begins(0, SMALL, 3, 1)
+    clock.now += 100.0
+    budget.begins(0, SMALL, 3, 1)  # there were no devices before
+    clock.now += 12.0 + 60.0
+    assert budget.first_start_s is None
+    budget.epoch_ended(0, 60.0)
+    assert budget.first_start_s == pytest.approx(16.0)
+    budget.begins(1, SMALL, 3, 1)
+    clock.now += 99.0
+    budget.epoch_ended(1, 60.0)
+    assert budget.first_start_s == pytest.approx(16.0), "the first trial's"
 
 
 def test_without_limits_everything_is_admitted(tmp_path):

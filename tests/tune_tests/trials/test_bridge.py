@@ -14,6 +14,7 @@ from ray.tune.search import Searcher
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.tune.study.store import StudyStore
 from bigbatch.tune.trials.conductor import MOST_REFUSED
+from bigbatch.tune.trials.tune_hooks import StopWhen
 from helpers.bridges import EPOCHS, BrokenSpace, Recorder, make_bridge, number_of, record, reopen, run_out, set_space
 
 
@@ -136,6 +137,19 @@ def test_it_suggests_as_many_as_were_asked_for_and_no_more_at_once_than_fit(stor
 def test_a_spent_budget_starts_no_further_trial(store):
     bridge = make_bridge(store, may_start=lambda: False)
     assert bridge.suggest("a") == Searcher.FINISHED and not store.study.trials
+
+
+def test_the_end_waits_for_trials_that_train_and_not_for_those_that_only_start(store, tmp_path):
+    """A trial whose workers have not reported has nothing to save, however long they would still start."""
+    bridge = make_bridge(store)
+    bridge.suggest("ray-a")
+    stop = StopWhen(bridge, lambda: True, tmp_path / "stop-a")
+    assert stop.stop_all() and (tmp_path / "stop-a").exists()
+    bridge.stopping = False
+    run_out(bridge, "ray-a", [0.1])
+    assert not StopWhen(bridge, lambda: True, tmp_path / "stop-b").stop_all(), "it writes a checkpoint first"
+    bridge.release()
+    assert store.study.trials[0].state == TrialState.WAITING
 
 
 def test_a_resumed_search_samples_what_an_uninterrupted_one_would(tmp_path):
