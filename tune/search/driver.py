@@ -14,6 +14,7 @@ from rich.console import Console
 from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.train_loop.errors import RayStartError
 from bigbatch.train_loop.host.processor_energy import open_processor_energy
+from bigbatch.train_loop.launch.ray_internals import FOR_SEARCHES, note_of_missing
 from bigbatch.train_loop.launch.ray_session import (
     JoinedRay,
     LocalRay,
@@ -212,6 +213,8 @@ def _search(
     if not connection.local:
         plan = run.plan = _fitted_to_cluster(plan, store, console)
     _say_dashboard(connection, console)
+    if note := note_of_missing(FOR_SEARCHES):
+        console.print(note, markup=False, soft_wrap=True)
     nodes = None if connection.local else living_nodes
     on_gpus = plan.machine.gpus > 0
     at_once = sys.maxsize if plan.open_ended and on_gpus else plan.trials
