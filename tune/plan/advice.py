@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from bigbatch.tune.strategies.names import CAPABILITIES
+from bigbatch.train_loop.config.plug_ins import shown_name
+from bigbatch.tune.strategies.names import capabilities_of
 
 TRIALS_A_SLOT = 4
 """A search learns little with fewer trials for each place at which one runs."""
@@ -15,7 +16,7 @@ def strategy_weakness(name: str, stopping: str, conditional: bool, categorical: 
         conditional: some parameters exist only with some values of another.
         categorical: some parameters are choices.
     """
-    can, weaknesses = CAPABILITIES[name], []
+    can, weaknesses = capabilities_of(name), []
     if not can.learns_from_stopped and stopping != "none":
         weaknesses.append(
             "learns only from trials that run to their end, and early stopping leaves few (--stopping none)"
@@ -24,7 +25,9 @@ def strategy_weakness(name: str, stopping: str, conditional: bool, categorical: 
         weaknesses.append("draws choices at random")
     if conditional and not can.conditional:
         weaknesses.append("draws conditional parameters at random")
-    return f"{name} {'; '.join(weaknesses)}. curves and tpe have none of these limits." if weaknesses else None
+    return (
+        f"{shown_name(name)} {'; '.join(weaknesses)}. curves and tpe have none of these limits." if weaknesses else None
+    )
 
 
 def nothing_to_search(parameters: int, trials: int) -> str | None:
@@ -43,11 +46,11 @@ def nothing_to_search(parameters: int, trials: int) -> str | None:
 
 def only_tries_the_best(name: str, *, warm_start: bool) -> str | None:
     """A sentence for a warm start whose strategy does not learn from other studies; None for one that does."""
-    if not warm_start or CAPABILITIES[name].knows_others:
+    if not warm_start or capabilities_of(name).knows_others:
         return None
     return (
-        f"{name} tries the best of the other studies first, and learns nothing else from them; curves, tpe, gp and "
-        "cmaes do."
+        f"{shown_name(name)} tries the best of the other studies first, and learns nothing else from them; curves, "
+        "tpe, gp and cmaes do."
     )
 
 
@@ -58,7 +61,7 @@ def nothing_to_learn_from(name: str, trials: int, slots: int, workers: int) -> s
         slots: trials that run at the same time.
         workers: of each trial.
     """
-    if not CAPABILITIES[name].learns or not 1 < trials <= slots:
+    if not capabilities_of(name).learns or not 1 < trials <= slots:
         return None
     fewer = workers * TRIALS_A_SLOT
     return (

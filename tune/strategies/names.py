@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from bigbatch.train_loop.config.plug_ins import is_own
+
 
 @dataclass(frozen=True)
 class Capabilities:
@@ -41,11 +43,19 @@ CAPABILITIES = {
     "random": Capabilities(learns=False, knows_others=False, objectives=MANY),
 }
 """By the name of ``--strategy``."""
+OWN = Capabilities(learns=False, knows_others=False, constraints=True, objectives=MANY)
+"""Of a sampler of the user's own, ``FILE.py:FUNCTION``. Nothing is known about it, so no weakness is claimed. It
+proposes every trial itself, as the designs do, and the values of a frontier are chosen beside it."""
 STRATEGIES = ("auto", *CAPABILITIES)
 STOPPINGS = ("auto", "look", "asha", "hyperband", "median", "none")
 LOOK_FROM_TRIALS, LOOK_FROM_EPOCHS = 16, 10
 """A third of the looked-at trials goes on: of fewer than 16 that is at most five, too few to know each batch. A tenth
 of a run is less than an epoch if the run has fewer than ten."""
+
+
+def capabilities_of(name: str) -> Capabilities:
+    """What the strategy of that name can do."""
+    return OWN if is_own(name) else CAPABILITIES[name]
 
 
 def resolved(strategy: str, stopping: str, trials: int, max_epochs: int) -> tuple[str, str]:

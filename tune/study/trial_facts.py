@@ -24,6 +24,8 @@ CONTINUES_ATTR = "continues"
 DIVERGED_ATTR = "diverged"
 """User attribute of a trial whose loss or validation was not finite: True. Its hyperparameters are the reason. A trial
 that fails otherwise (a lost process, no memory, an unreadable image) does not have it, and says nothing about them."""
+EXHAUSTED_ATTR = "exhausted"
+"""User attribute of a study whose sampler has no other configuration: True."""
 ENQUEUED_ATTR = "enqueued"
 """User attribute of a trial that ``--enqueue`` asked for, e.g. ``recipe:lamb-32k at batch 512``."""
 GIVEN_ATTR = "given_config"
@@ -113,3 +115,8 @@ def waiting_to_continue(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
 def dropped_checkpoints(study: Study) -> set[int]:
     """Numbers of paused trials whose checkpoint was removed to make room."""
     return {int(key.removeprefix(DROPPED_ATTR)) for key in study.user_attrs if key.startswith(DROPPED_ATTR)}
+
+
+def is_exhausted(study: Study) -> bool:
+    """Whether the study's sampler, one of the user's own, has said that it has no other configuration."""
+    return EXHAUSTED_ATTR in study._storage.get_study_user_attrs(study._study_id)

@@ -36,6 +36,7 @@ from bigbatch.tune.study.trial_facts import (
     PAUSED_ATTR,
     STOPPED_ATTR,
     WORKERS_ATTR,
+    is_exhausted,
 )
 from bigbatch.tune.study.verdict import Verdict, paused, stopped
 from bigbatch.tune.trials.admission import Admission
@@ -203,7 +204,12 @@ class Conductor(LiveTrials):
         """Whether the last trial of the search has begun. What then waits in the study is for a longer search."""
         if self.closed_by is not None:
             return True
-        return self.finished + self._searching >= self._trials and self._strategy.is_over(self._study)
+        return self._all_proposed and self._strategy.is_over(self._study)
+
+    @property
+    def _all_proposed(self) -> bool:
+        """Whether no new configuration is asked for: there are enough, or the sampler has no other."""
+        return self.finished + self._searching >= self._trials or is_exhausted(self._study)
 
     @property
     def _only_confirms(self) -> bool:
@@ -222,7 +228,7 @@ class Conductor(LiveTrials):
             return not self._searching  # which trials are the best is known when all have ended
         if self._one_waits() and not self._follow_ups.holds_back():
             return True
-        if self.finished + self._searching < self._trials:
+        if not self._all_proposed:
             return self._follow_ups.may_begin_another()
         if not (self._live or self._searching) or self._all_searched:
             raise Over
