@@ -68,6 +68,7 @@ def train(
     stage_folder: str | None = None,
     scan: FolderScan | None = None,
     accept_changed_code: bool = False,
+    accept_changed_rates: bool = False,
 ) -> TrainResult:
     """Train ``config`` to its last epoch, on all ranks of torch.distributed if it is initialised.
 
@@ -85,6 +86,8 @@ def train(
         stage_folder: where each node keeps a copy of a packed data set; it changes no result.
         scan: the images of an image folder, on rank 0, where they were listed before; else rank 0 lists them.
         accept_changed_code: resume also if a user's file has changed since the checkpoint.
+        accept_changed_rates: resume also if the numbers of the optimizer (rate, momentum, decay, …), the schedule or
+            label smoothing differ. From then on the new ones hold, with the optimizer's state of the checkpoint.
 
     Raises:
         ConfigError: batch, model, data, device or checkpoint do not suit the configuration, or its code has changed.
@@ -95,7 +98,8 @@ def train(
         NodeMemoryError, OwnCodeError: as DeviceMemoryError, on CPUs; a user's function raised an exception.
         TrainingStopped: see ``Reporter``.
     """
-    checkpoints = CheckpointFolder(checkpoint_dir, checkpoint_every_s, accept_changed_code=accept_changed_code)
+    accepted = {"accept_changed_code": accept_changed_code, "accept_changed_rates": accept_changed_rates}
+    checkpoints = CheckpointFolder(checkpoint_dir, checkpoint_every_s, **accepted)
     device = device or pick_device()
 
     def begin(halvings: Sequence[Halving]) -> Run:
