@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ def space(trial, workload):
 
 def made(*arguments: Any, **options: Any) -> Any:
     """What the processes of trials are handed."""
-    (cell,) = bigbatch.trainable(*arguments, **options).__closure__  # type: ignore[attr-defined, misc]
+    (cell,) = bigbatch.trainable(*arguments, **options).__closure__  # type: ignore[attr-defined]
     return cell.cell_contents
 
 
@@ -97,3 +98,35 @@ def test_the_built_in_space_gets_its_own_defaults() -> None:
     config = made(model="shufflenet_v2_x0_5", max_epochs=3).train_config({"optimizer": "lamb", "lr": 0.01})
     assert isinstance(config, TrainConfig)
     assert (config.optimizer.name, config.optimizer.peak_lr) == ("lamb", 0.01)
+
+
+def test_each_epoch_is_reported_with_a_checkpoint_from_which_another_rate_goes_on(
+    own: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Without Ray's processes: what Tune would be told, and what it would hand back."""
+    import ray.tune
+
+    from bigbatch.train_loop.launch import ray_worker
+
+    told: list[tuple[dict[str, Any], list[str]]] = []
+    given: list[Any] = [None]
+
+    def report(metrics: dict[str, Any], checkpoint: Any) -> None:
+        told.append((metrics, sorted(path.name for path in Path(checkpoint.path).glob("*.pt"))))
+        if metrics["epoch"] == 2:
+            shutil.copytree(checkpoint.path, tmp_path, dirs_exist_ok=True)
+            raise SystemExit(0)  # as Ray ends a trial that the scheduler has stopped
+
+    monkeypatch.setattr(ray.tune, "report", report)
+    monkeypatch.setattr(ray.tune, "get_checkpoint", lambda: given[-1])
+    monkeypatch.setattr(ray_worker, "use_assigned_cores", lambda: None)
+    wanted = {"batch": 256, "optimizer.name": "sgd", "warmup_epochs": 0, "schedule": "constant", "precise_bn": "off"}
+    with pytest.raises(SystemExit):
+        own({**wanted, "lr": 0.01, "momentum": 0.9})
+    given.append(ray.tune.Checkpoint.from_directory(tmp_path))
+    own({**wanted, "lr": 0.02, "momentum": 0.5})
+    assert [metrics["epoch"] for metrics, _ in told] == [1, 2, 3, 4]
+    assert [files for _, files in told] == [["latest.pt"]] * 4
+    assert [metrics["learning_rate"] for metrics, _ in told] == pytest.approx([0.01, 0.01, 0.02, 0.02])
+    assert all(isinstance(metrics["val_top1"], float) and None not in metrics.values() for metrics, _ in told)
+    assert told[2][0]["resumed_from_epoch"] == 2

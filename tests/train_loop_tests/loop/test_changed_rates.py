@@ -14,7 +14,7 @@ from bigbatch.train_loop.loop.train import TrainResult, train
 from bigbatch.train_loop.reporter import EpochRecord, ListReporter
 from helpers.tiny_training import CONFIG, changed, install
 
-NUMBERS = {
+NUMBERS: dict[str, dict[str, Any]] = {
     "sgd": {"peak_lr": 0.05, "momentum": 0.5, "weight_decay": 1e-2, "schedule__name": "cosine", "label_smoothing": 0.0},
     "lars": {"peak_lr": 0.05, "momentum": 0.5, "trust_coefficient": 0.02},
     "lamb": {"peak_lr": 0.05, "beta1": 0.8, "weight_decay": 0.1},
