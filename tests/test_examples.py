@@ -155,7 +155,7 @@ def test_own_sampler_tries_every_choice_once_and_ends_the_search(tmp_path: Path)
 @pytest.mark.slow
 @pytest.mark.xdist_group("beside")
 def test_population_based_training_changes_rates_and_takes_over_checkpoints(tmp_path: Path) -> None:
-    said = run(EXAMPLES / "population_based_training.py", 4, cwd=tmp_path)
+    said = run(EXAMPLES / "population_based_training.py", 4, cwd=tmp_path, timeout_s=1200)
     found = re.findall(
         r"^top-1 ([\d.]+)% after 4 epochs, with (\{.*\}) at the end; rates ([\d.e -]+)$", said, flags=re.MULTILINE
     )

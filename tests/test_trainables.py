@@ -86,6 +86,8 @@ def test_what_trials_are_handed_says_where_the_space_is(own: Any) -> None:
         ({"data": "/nonexist"}, "nonexist"),
         ({"set": {"learning": 1}}, "learning"),
         ({"max_epochs": 0}, "--max-epochs must be at least 1"),
+        ({"trials": 4}, "arguments about training; got 'trials'"),
+        ({"max_epoch": 4}, "Did you mean 'max_epochs'"),
     ],
 )
 def test_wrong_arguments_are_refused_at_once(options: dict[str, Any], said: str) -> None:

@@ -21,6 +21,9 @@ from bigbatch.train_loop.reporter import EpochRecord
 from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.options import SearchOptions
 
+KNOWN = (
+    "space", "data", "max_epochs", "set", "model", "loss", "optimizer", "metric", "subset", "holdout", "batch", "seed",
+)  # fmt: skip
 TuneFunction = Callable[[dict[str, object]], None]
 
 
@@ -28,15 +31,9 @@ def trainable(
     space: str | Path = "large_batch",
     *,
     data: str | Path = "digits",
-    model: str = "auto",
     max_epochs: int | None = None,
     set: Mapping[str, object] | None = None,
-    loss: str | None = None,
-    optimizer: str | None = None,
-    metric: tuple[str, ...] = (),
-    subset: float | None = None,
-    holdout: float | None = None,
-    seed: int = 0,
+    **options: object,
 ) -> TuneFunction:
     """A function trainable for ``ray.tune.Tuner``, with any search algorithm or scheduler.
 
@@ -53,33 +50,38 @@ def trainable(
     Args:
         space: as ``--space`` of ``bigbatch tune``. The other arguments, too, are those of its options. All nodes must
             see the files that they name.
+        options: ``model``, ``loss``, ``optimizer``, ``metric`` (a list), ``subset``, ``holdout``, ``batch``, ``seed``.
 
     Raises ConfigError for what ``bigbatch tune --dry-run`` refuses, in one line. So does a trial whose ``config`` has
     another name.
     """
-    options = SearchOptions(
-        space=str(space),
-        data=str(data),
-        model=model,
-        max_epochs=max_epochs,
-        set=tuple(f"{name}={value}" for name, value in (set or {}).items()),
-        loss=loss,
-        optimizer=optimizer,
-        metric=tuple(metric),
-        subset=subset,
-        holdout=holdout,
-        seed=seed,
-        output=tempfile.gettempdir(),  # nothing is written there
-    )
-    plan = make_plan(options)
-    where = str(options.kept()["space"])
+    wanted = _options(options | {"space": str(space), "data": str(data), "max_epochs": max_epochs, "set": set})
+    plan = make_plan(wanted)
     parameters = tuple(name for name, found in plan.ranges.items() if found.kind != "derived")
-    function = _TuneFunction(where, plan.workload, dict(plan.overrides), parameters, seed)
+    function = _TuneFunction(str(wanted.kept()["space"]), plan.workload, dict(plan.overrides), parameters, plan.seed)
 
     def train_one(config: dict[str, object]) -> None:
         function(config)
 
     return train_one
+
+
+def _options(given: Mapping[str, object]) -> SearchOptions:
+    """As options of a search. Raises ConfigError for one that says nothing about training."""
+    for name in given:
+        if name not in KNOWN:
+            near = nearest_word(name, KNOWN)
+            fix = f"Did you mean {near!r}?" if near else f"The arguments are {', '.join(KNOWN)}."
+            raise ConfigError(f"bigbatch.trainable takes arguments about training; got {name!r}. {fix}")
+    values = dict(given)
+    fixed = values.pop("set") or {}
+    metric = values.pop("metric", ())
+    return SearchOptions(
+        set=tuple(f"{name}={value}" for name, value in fixed.items()),  # type: ignore[attr-defined]
+        metric=(metric,) if isinstance(metric, str) else tuple(metric),  # type: ignore[arg-type]
+        output=tempfile.gettempdir(),  # nothing is written there
+        **values,  # type: ignore[arg-type]
+    )
 
 
 @dataclass(frozen=True)

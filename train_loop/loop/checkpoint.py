@@ -75,13 +75,13 @@ class CheckpointFolder:
         self,
         folder: Path | None,
         every_s: float,
-        *,
         accept_changed_code: bool = False,
         accept_changed_rates: bool = False,
     ) -> None:
         self.folder = folder
         self.accept_changed_rates = accept_changed_rates
-        """Whether a checkpoint may be of a run with another rate, momentum or schedule: see ``train``."""
+        """Whether a checkpoint may be of a run with other numbers of the optimizer (rate, momentum, decay, …), another
+        schedule or label smoothing. The new ones then hold, with the optimizer's state of the checkpoint."""
         self.accept_changed_code = accept_changed_code
         """Whether a checkpoint may be of other code of the user's: see ``own/fingerprints.py``."""
         self._every_s = every_s

@@ -104,18 +104,9 @@ def _add_objectives(add: Callable[..., object]) -> None:
 def _add_how(p: argparse.ArgumentParser) -> None:
     """The options that say how the search is carried out, and where its results go."""
     add = p.add_argument
-    own = "or FILE.py:FN, a function that returns Optuna's"
+    add("--strategy", "--sampler", metavar="NAME", help="auto (default), curves, tpe, gp, cmaes, qmc, random, FILE:FN")
     add(
-        "--strategy",
-        "--sampler",
-        metavar="NAME",
-        help=f"auto (default), curves, tpe, gp, cmaes, qmc, random, {own} sampler",
-    )
-    add(
-        "--stopping",
-        "--scheduler",
-        metavar="NAME",
-        help=f"auto (default), look, asha, hyperband, median, none, {own} pruner",
+        "--stopping", "--scheduler", metavar="NAME", help="auto (default), look, asha, hyperband, median, none, FILE:FN"
     )
     add("--workers", type=int, metavar="N", help="data-parallel workers of each trial (default 1)")
     add("--set", action="append", nargs="+", default=[], metavar="KEY=VALUE", help="fix a key of the configuration")

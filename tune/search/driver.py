@@ -213,8 +213,6 @@ def _search(
     if not connection.local:
         plan = run.plan = _fitted_to_cluster(plan, store, console)
     _say_dashboard(connection, console)
-    if note := note_of_missing(FOR_SEARCHES):
-        console.print(note, markup=False, soft_wrap=True)
     nodes = None if connection.local else living_nodes
     on_gpus = plan.machine.gpus > 0
     at_once = sys.maxsize if plan.open_ended and on_gpus else plan.trials
@@ -320,6 +318,8 @@ def _ray_storage(plan: SearchPlan, connection: RayConnection) -> Path:
 
 
 def _say_dashboard(connection: RayConnection, console: Console) -> None:
+    if note := note_of_missing(FOR_SEARCHES):
+        console.print(note, markup=False, soft_wrap=True)
     if connection.dashboard_url:
         token = f" (token in {connection.token_path})" if connection.token_path else ""
         console.print(f"Ray dashboard: {connection.dashboard_url}{token}\n", markup=False, soft_wrap=True)

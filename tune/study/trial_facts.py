@@ -117,6 +117,11 @@ def dropped_checkpoints(study: Study) -> set[int]:
     return {int(key.removeprefix(DROPPED_ATTR)) for key in study.user_attrs if key.startswith(DROPPED_ATTR)}
 
 
+def has_enough(study: Study, configurations: int, wanted: float) -> bool:
+    """Whether a study with so many configurations gets no new one: it has as many as wanted, or there is no other."""
+    return configurations >= wanted or is_exhausted(study)
+
+
 def is_exhausted(study: Study) -> bool:
     """Whether the study's sampler, one of the user's own, has said that it has no other configuration."""
     return EXHAUSTED_ATTR in study._storage.get_study_user_attrs(study._study_id)
