@@ -57,6 +57,7 @@ from bigbatch.tune.study.patient_journal import LineLog
 from bigbatch.tune.study.provenance import provenance
 from bigbatch.tune.study.storage_url import DatabaseLost
 from bigbatch.tune.study.store import StudyStore
+from bigbatch.tune.study.trial_facts import is_exhausted
 from bigbatch.tune.trials.allocation_deadline import end_of_allocation
 from bigbatch.tune.watch.columns import columns_of
 from bigbatch.tune.watch.display import PlainLines, SearchProgress, make_display
@@ -75,6 +76,7 @@ from bigbatch.tune.watch.views import ended_trials
 from bigbatch.tune.watch.watch_thread import ClusterLost, SearchWatch
 
 _log = logging.getLogger(__name__)
+NO_OTHER = "The sampler has no other configuration, so the search has ended."
 
 
 def run_search(plan: SearchPlan) -> int:
@@ -154,7 +156,8 @@ def _say_findings(
     trials = store.study.get_trials(deepcopy=False)
     facts = facts_of(plan)
     known, looked = known_findings(plan.warm_start, facts, trials), look_findings(plan.stopping, facts, trials)
-    for line in (*known, *follow_up_findings(trials, plan.objectives.first), *looked):
+    ended = [NO_OTHER] if is_exhausted(store.study) else []
+    for line in (*ended, *known, *follow_up_findings(trials, plan.objectives.first), *looked):
         console.print(line, markup=False, soft_wrap=True)
 
 
