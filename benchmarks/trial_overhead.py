@@ -69,13 +69,13 @@ def our_trial(task: dict[str, Any]) -> None:
     import ray.train
     import ray.tune
 
-    from bigbatch.tune.trials import inline_trainer
+    from bigbatch.tune.trials import trial_run
 
     trial_id = ray.tune.get_context().get_trial_id()
     Path(task["storage"], trial_id + ".running").write_text(str(running))
     run = ray.train.RunConfig(name=trial_id, storage_path=task["storage"])
     scaling = ray.train.ScalingConfig(num_workers=1, resources_per_worker={"CPU": 1})
-    inline_trainer.make_trainer(train_empty, task, scaling, run).fit()
+    trial_run.make_trainer(train_empty, task, scaling, run).fit()
 
 
 def run_arm(arm: str, trials: int, epochs: int) -> list[dict[str, float]]:

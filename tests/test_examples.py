@@ -125,6 +125,47 @@ def test_ray_program_starts_a_private_ray(tmp_path: Path) -> None:
     assert re.findall(r"^(LARS|LAMB): [\d.]+ ms a step$", said, flags=re.MULTILINE) == ["LARS", "LAMB"]
 
 
+def test_own_sampler_is_accepted(tmp_path: Path) -> None:
+    file = EXAMPLES / "own_sampler.py"
+    chosen = ("--strategy", f"{file}:sampler", "--stopping", f"{file}:pruner")
+    said = run(TUNE, *chosen, "--dry-run", cwd=tmp_path)
+    assert "strategy own_sampler.py:sampler, stopping own_sampler.py:pruner" in said
+    assert str(file) in said, "as code of one's own"
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("beside")
+def test_own_sampler_tries_every_choice_once_and_ends_the_search(tmp_path: Path) -> None:
+    (tmp_path / "four.py").write_text(
+        "def space(trial, workload):\n"
+        "    rate = trial.suggest_categorical('rate', [0.01, 0.1])\n"
+        "    m = trial.suggest_categorical('m', [0.5, 0.9])\n"
+        "    return workload.config({'lr': rate, 'momentum': m, 'batch': 128})\n"
+    )
+    small = ("--space", "four.py", "--model", "shufflenet_v2_x0_5", "--set", "image_size=16", "--max-epochs", 2)
+    own = ("--strategy", f"{EXAMPLES / 'own_sampler.py'}:every_choice", "--stopping", "none")
+    few = ("--trials", 9, "--confirm", "none", "--study", "mine", "--output", tmp_path)
+    run(TUNE, *small, *own, *few, cwd=tmp_path)
+    rows = pq.read_table(tmp_path / "mine" / "trials.parquet").to_pylist()
+    tried = [(row["param_rate"], row["param_m"]) if "param_rate" in row else row["params"] for row in rows]
+    assert {row["state"] for row in rows} == {"COMPLETE"}
+    assert len(rows) <= 5 and len({str(one) for one in tried}) == 4, "two run at a time, so that one may come twice"
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("beside")
+def test_population_based_training_changes_rates_and_takes_over_checkpoints(tmp_path: Path) -> None:
+    said = run(EXAMPLES / "population_based_training.py", 4, cwd=tmp_path, timeout_s=1200)
+    found = re.findall(
+        r"^top-1 ([\d.]+)% after 4 epochs, with (\{.*\}) at the end; rates ([\d.e -]+)$", said, flags=re.MULTILINE
+    )
+    assert len(found) == 2, said
+    rates = [[float(rate) for rate in row[2].split()] for row in found]
+    slow = min(rates, key=lambda row: row[0])
+    assert slow[0] < 1e-3 < slow[-1], "it began with a rate at which nothing learns, and took over the other's"
+    assert min(float(row[0]) for row in found) > 30, "with the other's weights: chance is 10 %"
+
+
 @pytest.mark.exhaustive  # searches of own components: tests/tune_tests/test_own_searches.py
 @pytest.mark.xdist_group("beside")
 @pytest.mark.parametrize(

@@ -15,10 +15,10 @@ from helpers.paths import ROOT
 INIT = ROOT / "src" / "bigbatch" / "__init__.py"
 PUBLIC = {
     "ConfigError", "Study", "TrainConfig", "cancel", "compare", "logs", "open_study", "queue", "search", "simulate",
-    "submit", "train",
+    "submit", "train", "trainable",
 }  # fmt: skip
 """A name leaves this list only with a new major version (docs/decisions/048)."""
-WITHOUT_OPTUNA = ("ConfigError", "TrainConfig", "cancel", "logs", "queue", "submit", "train")
+WITHOUT_OPTUNA = ("ConfigError", "TrainConfig", "cancel", "logs", "queue", "submit", "train", "trainable")
 
 
 def loaded_after(names: tuple[str, ...], packages: tuple[str, ...]) -> str:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from bigbatch.studies import search as search
     from bigbatch.train_loop.config import ConfigError as ConfigError
     from bigbatch.train_loop.config import TrainConfig as TrainConfig
+    from bigbatch.trainables import trainable as trainable
     from bigbatch.training import train as train
     from bigbatch.tune.simulate.replay import simulate as simulate
 
@@ -41,6 +42,7 @@ _PLACES = {
     "simulate": "bigbatch.tune.simulate.replay",
     "submit": "bigbatch.cluster",
     "train": "bigbatch.training",
+    "trainable": "bigbatch.trainables",
 }
 __all__ = [
     "ConfigError",
@@ -55,6 +57,7 @@ __all__ = [
     "simulate",
     "submit",
     "train",
+    "trainable",
 ]
 
 

@@ -229,18 +229,14 @@ def test_it_joins_a_running_cluster_and_leaves_it_running(tiny, tiny_images, tmp
         cluster.wait(120)
 
 
-@pytest.mark.exhaustive
-def test_the_stock_trainer_takes_over_where_rays_private_names_have_changed(tiny, tmp_path):
+@pytest.mark.slow
+def test_a_search_works_without_any_private_name_of_ray_and_says_once_what_is_different(tiny, tmp_path):
     arguments = (*tiny, "--study", "s", "--trials", 2, "--max-epochs", 2, "--scheduler", "none")
-    search = Search(*arguments, cwd=tmp_path, BIGBATCH_INLINE_CONTROLLER="0")
+    search = Search(*arguments, cwd=tmp_path, BIGBATCH_RAY_INTERNALS="0")
     assert search.end() == 0, search.stderr()
+    notes = [line for line in search.lines if "private names of Ray" in line]
+    assert len(notes) == 1 and notes[0].startswith("note: BIGBATCH_RAY_INTERNALS=0") and "longer" in notes[0]
     assert [t.state for t in load(tmp_path / "runs" / "s").trials] == [TrialState.COMPLETE] * 2
-
-
-def test_the_inline_trainer_fits_the_installed_ray():
-    from bigbatch.tune.trials import inline_trainer
-
-    assert inline_trainer.is_ray_supported()
 
 
 @pytest.mark.slow

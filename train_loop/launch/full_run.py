@@ -28,6 +28,7 @@ from bigbatch.train_loop.host.disk_full import DiskFull
 from bigbatch.train_loop.host.node_memory import count_memory_kills
 from bigbatch.train_loop.host.signals import SAVING, StopSignals, say_from_handler
 from bigbatch.train_loop.launch.local_workers import local_gpu_count, worker_resources
+from bigbatch.train_loop.launch.ray_internals import FOR_TRAINING, note_of_missing
 from bigbatch.train_loop.launch.ray_session import LocalRay
 from bigbatch.train_loop.launch.ray_worker import train_worker
 from bigbatch.train_loop.launch.record_lines import RecordPrinter, read_lines, records_of
@@ -112,6 +113,8 @@ def _fit_on_own_ray(task: TrialTask, cpus: int, gpus: int, signals: StopSignals,
         (output / RECORDS_FILE).unlink(missing_ok=True)  # a resumed run sends the checkpoint's records again
         storage = Path(connection.token_path or output).parent / "train"
         print(f"Ray dashboard: {connection.dashboard_url} (token in {connection.token_path})", flush=True)
+        if note := note_of_missing(FOR_TRAINING):
+            print(note, flush=True)
         leave_images(scan, storage)
         return _fit_until_stopped(replace(task, ray_storage=storage), signals)
 

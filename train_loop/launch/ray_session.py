@@ -8,7 +8,6 @@ a ``RAY_ADDRESS`` that is known before the first process starts. It is a child o
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import os
 import secrets
@@ -17,7 +16,7 @@ import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -30,6 +29,7 @@ from bigbatch.cluster.host.root import IMPORT_ROOT
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.errors import RayStartError
 from bigbatch.train_loop.host.disk_full import FULL, LogFile, describe_full_disk, free_bytes, full_errno
+from bigbatch.train_loop.launch.ray_internals import own_path_only, own_process_groups, refuse_unsafe
 
 _log = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ class LocalRay:
         metrics_port: where Prometheus finds Ray's metrics, on loopback; None: nowhere.
 
     Raises:
-        ConfigError: the temporary folder's path is too long for Unix sockets.
+        ConfigError: the temporary folder's path is too long for Unix sockets; Ray cannot keep its files private.
         RayStartError: Ray did not start after a few attempts; its logs are kept beside ``log_file``.
     """
 
@@ -151,6 +151,7 @@ class LocalRay:
         )
         import ray  # only now: its core reads the authentication's variables when it is loaded
 
+        refuse_unsafe(with_metrics=self._metrics_port is not None)
         last = ""
         for _ in range(START_ATTEMPTS):
             port = free_port()
@@ -174,7 +175,7 @@ class LocalRay:
         import ray
 
         send_ray_logs_to(self._log_file)
-        with _own_process_groups():
+        with own_process_groups():
             context = ray.init(
                 address="local",
                 num_cpus=self._cpus,
@@ -187,7 +188,7 @@ class LocalRay:
                 job_config=own_path_only(),
                 runtime_env=worker_python() or None,
                 _temp_dir=str(self.folder / "r") if self.folder else None,
-                _metrics_export_port=self._metrics_port,
+                **({} if self._metrics_port is None else {"_metrics_export_port": self._metrics_port}),
             )
         send_ray_logs_to(self._log_file)  # again: starting Ray sets its loggers up anew
         started = context.address_info["gcs_address"]
@@ -203,27 +204,6 @@ class LocalRay:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-
-
-@contextlib.contextmanager
-def _own_process_groups() -> Iterator[None]:
-    """Within the block, processes that Ray starts lead their own process groups.
-
-    A terminal's Ctrl-C or hang-up, ``timeout`` and ``kill -- -PGID`` signal the whole group of the driver.
-    Ray's processes would die of it before trials have saved. They still end with the driver: the kernel signals them.
-    ``ConsolePopen`` is a private name of Ray; without it they stay in the driver's group.
-    """
-    from ray._private import services
-
-    popen = getattr(services, "ConsolePopen", None)
-    if popen is None:
-        yield
-        return
-    services.ConsolePopen = functools.partial(popen, process_group=0)
-    try:
-        yield
-    finally:
-        services.ConsolePopen = popen
 
 
 class JoinedRay:
@@ -295,22 +275,6 @@ def check_reachable(address: str) -> None:
 def _inherited() -> dict[str, str]:
     """Settings of this project that driver and workers must agree on."""
     return {name: value for name, value in os.environ.items() if name.startswith("BIGBATCH_")}
-
-
-def own_path_only() -> object:
-    """A ``JobConfig`` with which workers import only from PYTHONPATH and the installation.
-
-    Ray puts the driver's current folder and its script's folder first on the path of each worker. A ``tune.py`` or
-    ``torch.py`` there would replace ours or the library. Ray leaves both folders out if the job has its own working
-    folder. A private method answers that question; if Ray renames it, Ray behaves as before.
-    """
-    from ray.job_config import JobConfig
-
-    class OwnPathOnly(JobConfig):
-        def _runtime_env_has_working_dir(self) -> bool:
-            return True
-
-    return OwnPathOnly()
 
 
 def worker_python() -> dict[str, str]:

@@ -24,6 +24,7 @@ from bigbatch.train_loop.errors import (
 from bigbatch.train_loop.host.disk_full import DiskFull, LogFile
 from bigbatch.train_loop.launch.histogram_lines import append_histograms
 from bigbatch.train_loop.launch.own_training import train_own
+from bigbatch.train_loop.launch.ray_internals import is_preempted
 from bigbatch.train_loop.launch.record_lines import (
     NOTES,
     RESUMED,
@@ -117,10 +118,7 @@ class RayReporter:
 
     def checkpoint_requested(self) -> bool:
         """True once, when Ray announces that a node of this run will be removed."""
-        # Ray tells each rank. Its public call would be a collective; the local note is enough here.
-        from ray.train.v2._internal.execution.context import get_train_context
-
-        noticed = get_train_context().preemption_context.preemption_info is not None
+        noticed = is_preempted()
         first, self._preemption_noticed = noticed and not self._preemption_noticed, noticed
         return first
 

@@ -69,6 +69,7 @@ def train(
     stage_folder: str | None = None,
     scan: FolderScan | None = None,
     accept_changed_code: bool = False,
+    accept_changed_rates: bool = False,
 ) -> TrainResult:
     """Train ``config`` to its last epoch, on all ranks of torch.distributed if it is initialised.
 
@@ -76,9 +77,8 @@ def train(
     workers, weights and records are bit for bit those of an uninterrupted run, except the last digits of sums over
     several workers. docs/training.md, "Checkpoints and resuming", lists what else may round differently.
 
-    A checkpoint is written between steps when ``checkpoint_every_s`` have passed since the last one, when the
-    reporter asks for one, and after the last epoch. At the end of an epoch it comes before the report. The resumed
-    run trains and reports again an epoch that was reported but is in no checkpoint.
+    A checkpoint is written between steps when ``checkpoint_every_s`` have passed since the last one, when the reporter
+    asks for one, and after the last epoch; at the end of an epoch before the report. What it lacks is trained again.
 
     Args:
         checkpoint_every_s: 0 means at the end of each epoch, and not within epochs.
@@ -86,6 +86,7 @@ def train(
         stage_folder: where each node keeps a copy of a packed data set; it changes no result.
         scan: the images of an image folder, on rank 0, where they were listed before; else rank 0 lists them.
         accept_changed_code: resume also if a user's file has changed since the checkpoint.
+        accept_changed_rates: and if rate, momentum, schedule … differ: see ``CheckpointFolder``.
 
     Raises:
         ConfigError: batch, model, data, device or checkpoint do not suit the configuration, or its code has changed.
@@ -93,11 +94,10 @@ def train(
         CheckpointError: no checkpoint in the folder can be read, or the ranks see different ones.
         DeviceMemoryError: a step does not fit into the device's memory. One worker first tries smaller micro-batches,
             down to one image. Of several the one that failed raises; if ``healed`` is true, start all of them again.
-        NodeMemoryError, OwnCodeError: as DeviceMemoryError, on CPUs; a user's function raised an exception.
-        TrainingStopped: see ``Reporter``.
+        NodeMemoryError, OwnCodeError, TrainingStopped: as DeviceMemoryError, on CPUs; a user's function; ``Reporter``.
     """
-    checkpoints = CheckpointFolder(checkpoint_dir, checkpoint_every_s, accept_changed_code=accept_changed_code)
-    device = device or pick_device()
+    accepted = (accept_changed_code, accept_changed_rates)
+    checkpoints, device = CheckpointFolder(checkpoint_dir, checkpoint_every_s, *accepted), device or pick_device()
 
     def begin(halvings: Sequence[Halving]) -> Run:
         return set_up(config, reporter, checkpoints, device, stage_folder, scan, halvings)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from bigbatch.tune.strategies.names import CAPABILITIES, Capabilities, lacking
+from bigbatch.train_loop.config.plug_ins import shown_name
+from bigbatch.tune.strategies.names import CAPABILITIES, Capabilities, capabilities_of, lacking
 
 TRIALS_A_VALUE = 3
 """With fewer configurations for each value that is compared, luck decides which one has a good one."""
@@ -30,7 +31,7 @@ def strategy_weakness(name: str, needs: Capabilities) -> str | None:
     better = [other for other, can in CAPABILITIES.items() if can.learns and not lacking(other, needs)]
     listed = " and ".join([", ".join(better[:-1])] * (len(better) > 1) + better[-1:])
     fix = f" {listed} {'have' if len(better) > 1 else 'has'} none of these limits." if better else ""
-    return f"{name} {'; '.join(short)}.{fix}"
+    return f"{shown_name(name)} {'; '.join(short)}.{fix}"
 
 
 def nothing_to_search(parameters: int, trials: int) -> str | None:
@@ -71,7 +72,7 @@ def nothing_to_learn_from(name: str, trials: int, slots: int, workers: int) -> s
         slots: trials that run at the same time.
         workers: of each trial.
     """
-    if not CAPABILITIES[name].learns or not 1 < trials <= slots:
+    if not capabilities_of(name).learns or not 1 < trials <= slots:
         return None
     fewer = workers * TRIALS_A_SLOT
     return (

@@ -17,6 +17,7 @@ from bigbatch.search_spaces.fixed_parameters import read_fixed
 from bigbatch.search_spaces.registry import Space, load_space
 from bigbatch.train_loop.config import ConfigError, DataConfig, TrainConfig, data_config
 from bigbatch.train_loop.config.own_names import absolute
+from bigbatch.train_loop.config.plug_ins import is_own
 from bigbatch.train_loop.data.catalogue import check_stage, look
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.host.command_line import check_writable, with_subset
@@ -40,7 +41,13 @@ from bigbatch.tune.plan.objective_options import (
     with_studys_objective,
 )
 from bigbatch.tune.plan.options import EARLIER_NAMES, SearchOptions
-from bigbatch.tune.plan.own_components import check_components, own_code, with_accepted_code, with_components
+from bigbatch.tune.plan.own_components import (
+    check_components,
+    check_own_search,
+    own_code,
+    with_accepted_code,
+    with_components,
+)
 from bigbatch.tune.plan.prior import RatePrior
 from bigbatch.tune.plan.range_tests import wanted_tests
 from bigbatch.tune.plan.same_study import check_same_study, check_same_values
@@ -74,8 +81,9 @@ KEYS_WITH_OPTIONS = {
     "metrics": "--metric",
 }  # fmt: skip
 OPTION_EXPLANATIONS = {
-    "--strategy": ", or by name curves or tpe, the Bayesian ones (Gaussian process, tree-structured Parzen estimator)",
-    "--stopping": ", or by name look (one early look) or asha (successive halving)",
+    "--strategy": ", or by name curves or tpe, the Bayesian ones (Gaussian process, tree-structured Parzen estimator), "
+    "or FILE.py:FUNCTION",
+    "--stopping": ", or by name look (one early look) or asha (successive halving), or FILE.py:FUNCTION",
     "--wandb": ", or online to send runs to the server, or offline to send them later",
 }
 """Explains the first value of an option to a reader who does not know its name."""
@@ -178,6 +186,7 @@ def make_plan(options: SearchOptions) -> SearchPlan:
         options = with_studys_objective(options, stored)
         _refuse_late_tests(options, stored)
     plan = _in_parts(_plan(options, stored))
+    check_own_search(plan)
     check_study_fits(plan)
     wanted_tests(plan)  # refuses a space without rates to find
     plan = dataclasses.replace(plan, enqueued=stored_trials(stored) if stored else first_trials(plan))
@@ -269,8 +278,8 @@ def check_option_values(o: SearchOptions) -> CheckedOptions:
     _at_least_one("--trials", 1, o.trials)
     _at_least_one("--max-epochs", 1, o.max_epochs)
     return CheckedOptions(
-        strategy=checked_choice("--strategy", o.strategy or "auto", STRATEGIES),
-        stopping=checked_choice("--stopping", o.stopping or "auto", STOPPINGS),
+        strategy=_named_or_own("--strategy", o.strategy or "auto", STRATEGIES),
+        stopping=_named_or_own("--stopping", o.stopping or "auto", STOPPINGS),
         wandb=wandb,
         workers=_at_least_one("--workers", o.workers or 1, o.workers),
         seed=seed,
@@ -280,6 +289,11 @@ def check_option_values(o: SearchOptions) -> CheckedOptions:
         budget_gpu_hours=_positive("--budget-gpu-hours", o.budget_gpu_hours),
         time_budget_s=parse_duration(o.time_budget) if o.time_budget else None,
     )
+
+
+def _named_or_own(option: str, value: str, allowed: tuple[str, ...]) -> str:
+    """One of ``allowed``, or a function of the user's with an absolute path. Raises ConfigError."""
+    return absolute(option, value) if is_own(value) else checked_choice(option, value, allowed)
 
 
 def _overrides(o: SearchOptions) -> dict[str, object]:

@@ -24,9 +24,8 @@ from bigbatch.train_loop.config.recipes import recipe_names, recipe_path
 from bigbatch.tune.plan.enqueued_trial import EnqueuedTrial
 from bigbatch.tune.plan.scaled_recipe import scaled
 from bigbatch.tune.plan.search_plan import SearchPlan
+from bigbatch.tune.strategies.names import capabilities_of
 
-DESIGNS = ("random", "qmc")
-"""Strategies that draw every trial by themselves, unless they are asked to try something else."""
 NONE, PREFIX = "none", "recipe:"
 PUBLISHED = {"lars": "nus-lars-32k", "lamb": "lamb-32k", "sgd": "goyal-sgd-8k"}
 """For each optimizer the recipe that a search tries if the command line says nothing: the ones for the largest batches,
@@ -197,7 +196,7 @@ def first_trials(plan: SearchPlan) -> tuple[EnqueuedTrial, ...]:
     )
     if plan.options.enqueue:
         return enqueued_trials(read_sources(plan.options.enqueue), search)
-    return () if plan.strategy in DESIGNS else enqueued_trials(None, search)
+    return enqueued_trials(None, search) if capabilities_of(plan.strategy).learns else ()  # designs stay as they are
 
 
 def parameters_of_trial(trial: EnqueuedTrial, plan: SearchPlan) -> dict[str, object]:

@@ -111,7 +111,7 @@ class SearchOptions:
             )
             if key in values and values[key] not in (*BUILT_IN, *NAMES) and (path or Path(values[key])).exists():
                 values[key] = os.path.abspath(values[key])
-        for key in ("model", "loss", "optimizer"):
+        for key in ("model", "loss", "optimizer", "strategy", "stopping"):
             if key in values:
                 values[key] = absolute(f"--{key}", str(values[key]))
         return values

@@ -55,12 +55,30 @@ def with_components(overrides: Mapping[str, object], o: SearchOptions) -> dict[s
 
 def own_code(plan: SearchPlan) -> dict[str, str]:
     """Fingerprints of the users' files that a search may use. Raises ConfigError for one that is not there."""
+    search = (plan.strategy, plan.stopping)
     if plan.trainable:
-        return code_fingerprints([plan.trainable])
+        return code_fingerprints([plan.trainable, *search])
     texts = [plan.model, plan.data.path or "", *map(str, plan.overrides.values())]
     texts += [str(choice) for one in plan.ranges.values() for choice in one.choices]
     words = [word for config in _configurations(plan) for word in own_words(config).values()]
-    return code_fingerprints([*words, *(text for text in texts if is_own(text) and text.startswith("/"))])
+    return code_fingerprints([*words, *search, *(text for text in texts if is_own(text) and text.startswith("/"))])
+
+
+def check_own_search(plan: SearchPlan) -> None:
+    """Let a sampler and a pruner of the user's own be made, and the sampler propose.
+
+    Raises ConfigError and OwnCodeError.
+    """
+    if not is_own(plan.strategy) and not is_own(plan.stopping):
+        return
+    from bigbatch.tune.strategies.dimensions import dimensions_of  # they load Optuna
+    from bigbatch.tune.strategies.own_strategy import check_own_strategy
+    from bigbatch.tune.strategies.samplers import quiet_optuna
+
+    quiet_optuna()
+    chosen_beside = plan.frontier.searched if plan.frontier else None
+    dimensions = [one for one in dimensions_of(plan.ranges) if one.name != chosen_beside]
+    check_own_strategy(plan.strategy, plan.stopping, dimensions, [each.direction for each in plan.objectives.each])
 
 
 def with_accepted_code(plan: SearchPlan, stored: Mapping[str, object]) -> dict[str, object]:
@@ -88,7 +106,8 @@ def check_components(plan: SearchPlan, stored: Mapping[str, object]) -> None:
     if plan.trainable:  # nothing is known of its batches
         return
     _check_options_are_taken(plan)
-    if o.no_check or not plan.own_code or (stored and before == plan.own_code):
+    trained = plan.own_code.keys() - {plan.strategy, plan.stopping}
+    if o.no_check or not trained or (stored and before == plan.own_code):
         return
     needs_top1 = any(objective.shown.name == "val_top1" for objective in plan.objectives.each)
     seen: list[str] = []

@@ -15,7 +15,7 @@ import json
 import os
 import runpy
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -118,10 +118,8 @@ def check_by_parts(options: SearchOptions) -> list[str]:
         check_model_name(options.model or "resnet50") if options.model != "auto" else None
     except ImportError:
         left.append(f"whether there is a network {options.model}")
-    for key, word in (("--model", options.model), ("--loss", options.loss), ("--optimizer", options.optimizer)):
-        if word and is_own(word):
-            own_file = own_name(key, word)
-            look_for_function(own_file.path, own_file.function, key)
+    _look_for_functions({"--model": options.model, "--loss": options.loss, "--optimizer": options.optimizer})
+    _look_for_functions({"--strategy": options.strategy, "--stopping": options.stopping})
     _check_places(options)
     read_sources(options.enqueue)
     for path in options.warm_start:
@@ -131,12 +129,21 @@ def check_by_parts(options: SearchOptions) -> list[str]:
     return left
 
 
+def _look_for_functions(words: Mapping[str, str | None]) -> None:
+    """Look for those that name a file of the user's. Raises ConfigError."""
+    for key, word in words.items():
+        if word and is_own(word):
+            own_file = own_name(key, word)
+            look_for_function(own_file.path, own_file.function, key)
+
+
 def _check_trainable(options: SearchOptions, word: str) -> list[str]:
     """``check_by_parts`` of a search over a whole training function."""
     name = trainable_name(word)
     look_for_function(name.path, name.function, OPTION)
     look_for_function(*own_space_file(options.space, str(name)))
     given_baseline(read_own_objectives(options), options.baseline)
+    _look_for_functions({"--strategy": options.strategy, "--stopping": options.stopping})
     check_option_values(options)
     _check_places(options)
     for path in options.warm_start:

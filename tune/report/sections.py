@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 from bigbatch.cluster.host import json_values
+from bigbatch.train_loop.config.plug_ins import shown_name
 from bigbatch.tune.report.answer_figures import history_over_hours, history_over_trials
 from bigbatch.tune.report.answer_section import best_trials, seconds_words
 from bigbatch.tune.report.cost_figures import SlotUse, device_hours, hours_by_outcome, slot_timeline, slot_use
@@ -76,7 +77,9 @@ def _plan(points: StudyPoints) -> list[tuple[str, object]]:
     budget, time_s = json_values.number(d, "budget_gpu_hours"), json_values.number(d, "time_budget_s")
     limits += [f"{budget:g} {points.study.hours}"] if budget else []
     limits += [f"{seconds_words(time_s)} of time"] if time_s else []
-    strategy = [f"{key} {d[key]}" for key in ("strategy", "sampler", "stopping", "scheduler") if d.get(key)]
+    strategy = [
+        f"{key} {shown_name(str(d[key]))}" for key in ("strategy", "sampler", "stopping", "scheduler") if d.get(key)
+    ]
     fixed = [f"{key}={value}" for key, value in json_values.mapping(d, "overrides").items()]
     frontier = points.study.frontier
     values = (

@@ -14,6 +14,7 @@ from rich.console import Console
 from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.train_loop.errors import RayStartError
 from bigbatch.train_loop.host.processor_energy import open_processor_energy
+from bigbatch.train_loop.launch.ray_internals import FOR_SEARCHES, note_of_missing
 from bigbatch.train_loop.launch.ray_session import (
     JoinedRay,
     LocalRay,
@@ -62,6 +63,7 @@ from bigbatch.tune.study.patient_journal import LineLog
 from bigbatch.tune.study.provenance import provenance
 from bigbatch.tune.study.storage_url import DatabaseLost
 from bigbatch.tune.study.store import StudyStore
+from bigbatch.tune.study.trial_facts import is_exhausted
 from bigbatch.tune.trials.allocation_deadline import end_of_allocation
 from bigbatch.tune.watch.columns import columns_of
 from bigbatch.tune.watch.display import PlainLines, SearchProgress, make_display
@@ -82,6 +84,7 @@ from bigbatch.tune.watch.watch_thread import ClusterLost, SearchWatch
 from bigbatch.tune.watch.wrapped import say, say_command
 
 _log = logging.getLogger(__name__)
+NO_OTHER = "The sampler has no other configuration, so the search has ended."
 
 
 def run_search(plan: SearchPlan) -> int:
@@ -162,7 +165,9 @@ def _say_findings(
     print_findings(plan, views, elapsed_s, store.ledger.used(), console, search_answer(run, store))
     facts = facts_of(plan)
     known, looked = known_findings(plan.warm_start, facts, trials), look_findings(plan.stopping, facts, trials)
-    for line in (*refusals_in_words(trials), *known, *follow_up_findings(trials, plan.objectives.first), *looked):
+    said = [NO_OTHER] if is_exhausted(store.study) else []
+    said += [*refusals_in_words(trials), *known, *follow_up_findings(trials, plan.objectives.first), *looked]
+    for line in said:
         say(console, line)
 
 
@@ -337,6 +342,8 @@ def _ray_storage(plan: SearchPlan, connection: RayConnection) -> Path:
 
 
 def _say_dashboard(connection: RayConnection, console: Console) -> None:
+    if note := note_of_missing(FOR_SEARCHES):
+        console.print(note, markup=False, soft_wrap=True)
     if connection.dashboard_url:
         token = f" (token in {connection.token_path})" if connection.token_path else ""
         say(console, f"Ray dashboard: {connection.dashboard_url}{token}\n")

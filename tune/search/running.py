@@ -41,6 +41,7 @@ from bigbatch.tune.study.frontier import answer_of
 from bigbatch.tune.study.frontier_file import frontier_json
 from bigbatch.tune.study.retry import count_ended
 from bigbatch.tune.study.store import StudyStore
+from bigbatch.tune.study.trial_facts import has_enough
 from bigbatch.tune.trials.admission import Admission
 from bigbatch.tune.trials.allocation_deadline import Deadline, end_of_allocation
 from bigbatch.tune.trials.configurations import SpaceConfigurations
@@ -145,7 +146,8 @@ def missing_in(plan: SearchPlan) -> MissingConfirmations | None:
 def is_complete(plan: SearchPlan, store: StudyStore) -> bool:
     """Whether the study has all its trials, its strategy continues none of them, and none is to be confirmed."""
     ended = count_ended(store.study.get_trials(deepcopy=False))
-    if plan.open_ended or ended < plan.trials or not strategy_of(plan).is_over(store.study):
+    wanted = math.inf if plan.open_ended else plan.trials
+    if not has_enough(store.study, ended, wanted) or not strategy_of(plan).is_over(store.study):
         return False
     return not ConfirmationQueue(store.study, missing_in(plan)).left()
 

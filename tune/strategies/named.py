@@ -8,14 +8,16 @@ from dataclasses import dataclass
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial
 
+from bigbatch.train_loop.config.plug_ins import is_own
 from bigbatch.tune.strategies.curve_data import CurveEncoder
 from bigbatch.tune.strategies.curves import CurvesProposer
 from bigbatch.tune.strategies.early_look import EarlyLook
 from bigbatch.tune.strategies.frontier_sampler import FrontierProposer
 from bigbatch.tune.strategies.known_trials import KnowingProposer
-from bigbatch.tune.strategies.names import CAPABILITIES, STOPPINGS, STRATEGIES, resolved
+from bigbatch.tune.strategies.names import STOPPINGS, STRATEGIES, capabilities_of, resolved
+from bigbatch.tune.strategies.own_strategy import own_sampler
 from bigbatch.tune.strategies.protocol import Capabilities, Combined, Proposer, SearchFacts, Stopping, Strategy
-from bigbatch.tune.strategies.samplers import sampler_factory
+from bigbatch.tune.strategies.samplers import sampler_factory, trial_seed
 from bigbatch.tune.strategies.stopping import PrunerStopping
 from bigbatch.tune.strategies.study_view import BestAndRecent
 
@@ -34,8 +36,8 @@ class SamplerProposer:
 
 
 def make_strategy(strategy: str, stopping: str, facts: SearchFacts) -> Strategy:
-    """The strategy of these names. Raises ValueError for an unknown one."""
-    if strategy not in STRATEGIES or stopping not in STOPPINGS:
+    """The strategy of these names, or of users' files. Raises ValueError for an unknown one."""
+    if any(name not in known and not is_own(name) for name, known in ((strategy, STRATEGIES), (stopping, STOPPINGS))):
         raise ValueError(f"no such strategy: {strategy!r} with {stopping!r}")
     strategy, stopping = resolved(strategy, stopping, facts.most_trials, facts.max_epochs)
     encoder = CurveEncoder(facts)  # curves and look learn from the same curves
@@ -48,6 +50,8 @@ def make_strategy(strategy: str, stopping: str, facts: SearchFacts) -> Strategy:
 def _proposer(name: str, facts: SearchFacts, encoder: CurveEncoder) -> Proposer:
     if name == "curves":
         return CurvesProposer(facts, encoder)
+    if is_own(name):
+        return SamplerProposer(name, capabilities_of(name), lambda n: own_sampler(name, trial_seed(facts.seed, n)))
     # With a frontier, FrontierProposer chooses the trials to see.
     history = BestAndRecent(maximize=facts.objective.direction == "maximize") if facts.frontier is None else None
 
@@ -58,8 +62,8 @@ def _proposer(name: str, facts: SearchFacts, encoder: CurveEncoder) -> Proposer:
         )
         return factory(number)
 
-    proposer: Proposer = SamplerProposer(name, CAPABILITIES[name], make)
-    if facts.knowledge and CAPABILITIES[name].knows_others:
+    proposer: Proposer = SamplerProposer(name, capabilities_of(name), make)
+    if facts.knowledge and capabilities_of(name).knows_others:
         return KnowingProposer(proposer, facts, begins_with=make if name == "cmaes" else None)
     return proposer
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from bigbatch.train_loop.config.plug_ins import is_own
+
 
 @dataclass(frozen=True)
 class Capabilities:
@@ -46,6 +48,9 @@ CAPABILITIES = {
     "random": Capabilities(learns=False, knows_others=False, objectives=MANY, frontier=True),
 }
 """By the name of ``--strategy``."""
+OWN = Capabilities(learns=False, knows_others=False, constraints=True, objectives=MANY, frontier=True)
+"""Of a sampler of the user's own, ``FILE.py:FUNCTION``. Nothing is known about it, so no weakness is claimed. It
+proposes every trial itself, as the designs do, and the values of a frontier are chosen beside it."""
 STRATEGIES = ("auto", *CAPABILITIES)
 STOPPINGS = ("auto", "look", "asha", "hyperband", "median", "none")
 LOOK_FROM_TRIALS, LOOK_FROM_EPOCHS = 16, 10
@@ -53,9 +58,14 @@ LOOK_FROM_TRIALS, LOOK_FROM_EPOCHS = 16, 10
 of a run is less than an epoch if the run has fewer than ten."""
 
 
+def capabilities_of(name: str) -> Capabilities:
+    """What the strategy of that name can do."""
+    return OWN if is_own(name) else CAPABILITIES[name]
+
+
 def lacking(strategy: str, needs: Capabilities) -> list[str]:
     """The names of the capabilities in which a strategy falls short of what a search needs."""
-    can = CAPABILITIES[strategy]
+    can = capabilities_of(strategy)
     return [one.name for one in fields(can) if getattr(can, one.name) < getattr(needs, one.name)]
 
 

@@ -20,9 +20,11 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial
 
 from bigbatch.search_spaces.log_normal import LogNormal
+from bigbatch.train_loop.config.plug_ins import is_own
 from bigbatch.tune.strategies.bad_ends import BadEndsSampler
 from bigbatch.tune.strategies.judgement import REDUCTION_FACTOR, JudgedTPESampler
 from bigbatch.tune.strategies.older_constraints import knowing_constraints
+from bigbatch.tune.strategies.own_strategy import own_pruner
 from bigbatch.tune.strategies.passing_sampler import Asked, PassingSampler
 from bigbatch.tune.strategies.qmc import SobolSampler, random_part, value_at
 from bigbatch.tune.strategies.study_view import BestAndRecent, view_of
@@ -82,6 +84,11 @@ class PriorSampler(BaseSampler):
         return value_at(part, param_distribution, self._priors.get(param_name))
 
 
+def trial_seed(seed: int, number: int) -> int:
+    """The seed of the sampler that is made for trial ``number``."""
+    return (seed * 1_000_003 + number * 7919) % 2**31
+
+
 def sampler_factory(
     name: str,
     seed: int,
@@ -108,7 +115,7 @@ def sampler_factory(
     known = {parameter: prior for parameter, prior in (priors or {}).items() if prior is not None}
 
     def make(number: int) -> BaseSampler:
-        own = (seed * 1_000_003 + number * 7919) % 2**31
+        own = trial_seed(seed, number)
         if name == "random":
             return PriorSampler(seed, known)
         design = SobolSampler(names, seed, known)
@@ -174,17 +181,16 @@ class SeededHyperband(HyperbandPruner):
         named = SimpleNamespace(study_name=f"seed-{self._seed}")
         return super()._get_bracket_id(cast(Study, named), trial)
 
-    def _create_bracket_study(self, study: Study, bracket_id: int) -> Study:
-        """The study with the bracket's trials. Optuna's method would read the storage and so undo a view."""
-        return view_of(study, lambda trials: [t for t in trials if self._get_bracket_id(study, t) == bracket_id])
-
 
 def make_pruner(name: str, max_epochs: int, seed: int = 0) -> BasePruner:
-    """The pruner for ``--scheduler``. ``asha``: a trial continues after epoch r, 3r, 9r … if it is in the best third.
+    """The pruner for ``--stopping``, also a user's own.
 
-    The first rung r is a quarter of the epochs or less. Earlier values predict the end badly (rank correlation .53 to
-    .76 at 10 % of the budget, .84 to .92 at 25 %).
+    ``asha``: a trial continues after epoch r, 3r, 9r … if it is in the best third. The first rung r is a quarter of the
+    epochs or less. Earlier values predict the end badly (rank correlation .53 to .76 at 10 % of the budget, .84 to .92
+    at 25 %).
     """
+    if is_own(name):
+        return own_pruner(name)
     first = max(1, max_epochs // 4)
     if name == "asha":
         return SuccessiveHalvingPruner(min_resource=first, reduction_factor=REDUCTION_FACTOR)

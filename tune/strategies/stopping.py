@@ -14,7 +14,7 @@ a first rung behind the longest warmup of the space would come at a third of the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 from optuna.pruners import BasePruner
@@ -41,14 +41,15 @@ _RUNGS = [f"completed_rung_{k}" for k in range(20)]
 
 @dataclass(frozen=True)
 class PrunerStopping:
-    """Stops trials for good, by Optuna's pruner of that name: asha, hyperband, median or none."""
+    """Stops trials for good, by Optuna's pruner of that name: asha, hyperband, median, none or ``FILE.py:FUNCTION``."""
 
     name: str
     facts: SearchFacts
-    pruner: BasePruner = field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "pruner", make_pruner(self.name, self.facts.max_epochs, self.facts.seed))
+    @property
+    def pruner(self) -> BasePruner:
+        """A new one for each look, which depends on the study alone."""
+        return make_pruner(self.name, self.facts.max_epochs, self.facts.seed)
 
     def look(self, study: Study, trial: FrozenTrial, epoch: int) -> TrialDecision:
         """STOP if the pruner says so and the trial may be judged yet.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Callable, Container, Sequence
 from itertools import islice
-from typing import cast
+from typing import Any, cast
 
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
@@ -67,27 +67,43 @@ Notes = list[tuple[int, str, object]]
 """What a pruner wants to note: id of a trial, name of a system attribute, its value."""
 
 
-class _NotingStorage:
-    """A storage that takes down what a pruner notes about a trial; everything else is passed to the storage."""
+class _ShownStorage:
+    """The storage of a view. Some samplers and pruners (``BruteForceSampler``, ``HyperbandPruner``) ask it for trials.
 
-    def __init__(self, storage: object, notes: Notes) -> None:
-        self._inner, self._notes = storage, notes
+    Args:
+        notes: what a pruner notes about a trial is taken down here. None: it is written. All else is passed on.
+    """
+
+    def __init__(self, storage: Any, view: _StudyView, notes: Notes | None) -> None:
+        self._inner, self._view, self._notes = storage, view, notes
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._inner, name)
 
+    def get_all_trials(
+        self, study_id: int, deepcopy: bool = True, states: Container[TrialState] | None = None
+    ) -> list[FrozenTrial]:
+        """The shown trials in ``states``, or in any."""
+        return self._view.get_trials(deepcopy, states)
+
     def set_trial_system_attr(self, trial_id: int, key: str, value: object) -> None:
-        """Take it down."""
-        self._notes.append((trial_id, key, value))
+        """Take it down, or write it."""
+        if self._notes is None:
+            self._inner.set_trial_system_attr(trial_id, key, value)
+        else:
+            self._notes.append((trial_id, key, value))
 
 
 class _StudyView:
     """A study with other trials; everything else is passed to the study."""
 
-    def __init__(self, study: Study, shown: Shown, storage: object | None) -> None:
+    def __init__(
+        self, study: Study, shown: Shown, storage: object | None, notes: Notes | None, stop: Callable[[], None] | None
+    ) -> None:
         self._inner, self._shown = study, shown
-        if storage is not None:
-            self._storage = storage
+        self._storage = _ShownStorage(storage or study._storage, self, notes)
+        if stop is not None:
+            self.stop = stop
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._inner, name)
@@ -108,16 +124,22 @@ class _StudyView:
         return [t for t in trials if states is None or t.state in states]
 
 
-def view_of(study: Study, shown: Shown, *, notes: Notes | None = None, storage: object | None = None) -> Study:
+def view_of(
+    study: Study,
+    shown: Shown,
+    *,
+    notes: Notes | None = None,
+    storage: object | None = None,
+    stop: Callable[[], None] | None = None,
+) -> Study:
     """``study`` with the trials that ``shown`` makes of its trials.
 
     Args:
         notes: what a pruner notes about a trial is added here, instead of being written.
         storage: in place of the study's; None: that.
+        stop: what ``study.stop()`` does. None: as the study, which refuses it outside of ``optimize``.
     """
-    if notes is not None:
-        storage = _NotingStorage(storage or study._storage, notes)
-    return cast(Study, _StudyView(study, shown, storage))
+    return cast(Study, _StudyView(study, shown, storage, notes, stop))
 
 
 def whole_study(study: Study) -> Study:

@@ -27,6 +27,8 @@ that fails otherwise (a lost process, no memory, an unreadable image) does not h
 REFUSED_ATTR = "refused"
 """User attribute of a trial that could not begin: True. The space gave no valid configuration, or one of which it knows
 that it violates a constraint. Nothing was trained, so it is none of ``--trials``."""
+EXHAUSTED_ATTR = "exhausted"
+"""User attribute of a study whose sampler has no other configuration: True."""
 ENQUEUED_ATTR = "enqueued"
 """User attribute of a trial that ``--enqueue`` asked for, e.g. ``recipe:lamb-32k at batch 512``."""
 GIVEN_ATTR = "given_config"
@@ -121,3 +123,13 @@ def waiting_to_continue(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
 def dropped_checkpoints(study: Study) -> set[int]:
     """Numbers of paused trials whose checkpoint was removed to make room."""
     return {int(key.removeprefix(DROPPED_ATTR)) for key in study.user_attrs if key.startswith(DROPPED_ATTR)}
+
+
+def has_enough(study: Study, configurations: int, wanted: float) -> bool:
+    """Whether a study with so many configurations gets no new one: it has as many as wanted, or there is no other."""
+    return configurations >= wanted or is_exhausted(study)
+
+
+def is_exhausted(study: Study) -> bool:
+    """Whether the study's sampler, one of the user's own, has said that it has no other configuration."""
+    return EXHAUSTED_ATTR in study._storage.get_study_user_attrs(study._study_id)

@@ -22,7 +22,7 @@ from bigbatch.train_loop.host.disk_full import NO_ROOM
 from bigbatch.tune.strategies.follow_up import FollowUp
 from bigbatch.tune.strategies.protocol import Fits, Strategy, TrialDecision
 from bigbatch.tune.strategies.samplers import PerTrialSampler
-from bigbatch.tune.study import retry
+from bigbatch.tune.study import retry, trial_facts
 from bigbatch.tune.study.feasible import constraints_of, excesses, note_constraints, why_infeasible
 from bigbatch.tune.study.objective import Objective
 from bigbatch.tune.study.objectives import Objectives
@@ -203,7 +203,8 @@ class Conductor(LiveTrials):
         """Whether the last trial of the search has begun. What then waits in the study is for a longer search."""
         if self.closed_by is not None:
             return True
-        return self.finished + self._searching >= self._trials and self._strategy.is_over(self._study)
+        begun = self.finished + self._searching
+        return trial_facts.has_enough(self._study, begun, self._trials) and self._strategy.is_over(self._study)
 
     @property
     def _only_confirms(self) -> bool:
@@ -222,7 +223,7 @@ class Conductor(LiveTrials):
             return not self._searching  # which trials are the best is known when all have ended
         if self._one_waits() and not self._follow_ups.holds_back():
             return True
-        if self.finished + self._searching < self._trials:
+        if not trial_facts.has_enough(self._study, self.finished + self._searching, self._trials):
             return self._follow_ups.may_begin_another()
         if not (self._live or self._searching) or self._all_searched:
             raise Over

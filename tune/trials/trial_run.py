@@ -6,46 +6,38 @@ runs again from its last checkpoint.
 
 from __future__ import annotations
 
-import os
+import contextlib
 import shutil
 from collections.abc import Callable
 from functools import partial
 
 import ray.tune
-from ray.train import FailureConfig, RunConfig, ScalingConfig
+from ray.train import FailureConfig, RunConfig, ScalingConfig, UserCallback
+from ray.train.torch import TorchTrainer
 from ray.tune import PlacementGroupFactory
 
 from bigbatch.cluster.host.waits import TRIAL_END_S
 from bigbatch.train_loop.host.node_memory import count_memory_kills
+from bigbatch.train_loop.launch import ray_internals
 from bigbatch.train_loop.launch.ray_worker import FAILURE, FAILURE_KIND, RECORDS, train_worker
 from bigbatch.train_loop.launch.trial_task import TrialTask, WorkersEnd
 from bigbatch.train_loop.launch.worker_failures import failed_end, fit_until_it_fits
 
-try:
-    from bigbatch.tune.trials import inline_trainer
-
-    INLINE = inline_trainer.is_ray_supported() and os.environ.get("BIGBATCH_INLINE_CONTROLLER", "1") != "0"
-except ImportError:  # an untested Ray: its stock trainer does the same, but slower
-    INLINE = False
+INLINE = ray_internals.has(ray_internals.INLINE_CONTROLLER)
+"""Whether the trial's own process controls its workers. If not, Ray's stock trainer does the same, but slower."""
 
 
 class _EndsItsWorkers:
     """A mixin for the Tune trainable: a trial ends only after its workers have ended."""
 
     def cleanup(self) -> None:
-        if INLINE:
-            inline_trainer.request_stop()
-        try:
-            from ray.train._internal.session import get_session
-
-            get_session().finish(timeout=TRIAL_END_S)
-        except Exception:
-            pass  # the trial's own errors were reported while it ran
+        ray_internals.request_stop()
+        with contextlib.suppress(Exception):  # the trial's own errors were reported while it ran
+            ray_internals.finish_session(TRIAL_END_S)
         super().cleanup()  # type: ignore[misc]
 
     def reset_config(self, new_config: dict[str, object]) -> bool:
-        if INLINE:
-            inline_trainer.request_stop()
+        ray_internals.request_stop()
         return bool(super().reset_config(new_config))  # type: ignore[misc]
 
 
@@ -66,7 +58,7 @@ def run_trial(handed: dict[str, object]) -> None:
 
 
 def _is_stopping() -> bool:
-    return INLINE and inline_trainer.is_stop_requested()
+    return INLINE and ray_internals.is_stop_requested()
 
 
 def _fit(task: TrialTask) -> WorkersEnd:
@@ -80,14 +72,7 @@ def _fit(task: TrialTask) -> WorkersEnd:
         storage_path=str(task.ray_storage),
         failure_config=FailureConfig(max_failures=task.restarts),
     )
-    if INLINE:
-        trainer = inline_trainer.make_trainer(train_worker, task.to_dict(), scaling, run)
-    else:
-        from ray.train.torch import TorchTrainer
-        from ray.tune.integration.ray_train import TuneReportCallback
-
-        run.callbacks = [TuneReportCallback()]
-        trainer = TorchTrainer(train_worker, train_loop_config=task.to_dict(), scaling_config=scaling, run_config=run)
+    trainer = make_trainer(train_worker, task.to_dict(), scaling, run)
     task.failure_file.unlink(missing_ok=True)
     try:
         end: WorkersEnd | None = trainer.fit().return_value
@@ -95,6 +80,44 @@ def _fit(task: TrialTask) -> WorkersEnd:
     finally:
         # Nobody reads these three files again, and a search of a thousand trials could exceed a quota of inodes.
         shutil.rmtree(task.ray_storage / task.name, ignore_errors=True)
+
+
+class _ReportToTune(UserCallback):
+    """Reports rank 0's metrics to Tune, in this process. The loop reduces metrics, so they are equal on all ranks.
+
+    ``ray.tune.report`` raises SystemExit if Tune has stopped the trial.
+    """
+
+    def after_report(self, run_context: object, metrics: list[dict[str, object]], checkpoint: object) -> None:
+        ray.tune.report(dict(metrics[0]))
+
+
+def make_trainer(
+    train_function: Callable[[dict[str, object]], object],
+    train_config: dict[str, object],
+    scaling_config: ScalingConfig,
+    run_config: RunConfig,
+) -> TorchTrainer:
+    """The trainer of a trial, whose reports reach Tune. Call it inside a Tune function.
+
+    For each trial, stock Ray Train starts not only workers but also a controller, a queue and a cleaner, with a second
+    placement group. On two cores that takes most of a short trial's time. A stopped trial returns its resources only
+    after the cleaner has learnt of the stop through the dashboard.
+
+    With ``INLINE`` the controller's coroutine runs in the trial's thread, reports go directly to Tune, and the workers
+    use the placement group that Tune made for the trial. So Tune alone accounts for the resources, and stopping a trial
+    first ends its workers. See docs/decisions/002.
+    """
+    if INLINE:
+        trainer_of, callback = ray_internals.trainer_in_process(), _ReportToTune()
+    else:
+        from ray.tune.integration.ray_train import TuneReportCallback
+
+        trainer_of, callback = TorchTrainer, TuneReportCallback()
+    run_config.callbacks = [*(run_config.callbacks or []), callback]
+    return trainer_of(
+        train_function, train_loop_config=train_config, scaling_config=scaling_config, run_config=run_config
+    )
 
 
 def trainable() -> Callable[[dict[str, object]], None]:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
 import ray
-from ray.air.execution._internal.actor_manager import RayActorManager
-from ray.exceptions import OutOfMemoryError, RayActorError
+from ray.exceptions import RayActorError
 from ray.tune import Callback
 from ray.tune.execution.tune_controller import TuneController
 from ray.tune.experiment import Trial
@@ -22,6 +20,7 @@ from ray.tune.stopper import Stopper
 
 from bigbatch.train_loop.errors import FailureKind
 from bigbatch.train_loop.host.node_memory import NODE_MEMORY_FIX
+from bigbatch.train_loop.launch import ray_internals
 from bigbatch.tune.trials.bridge import OptunaBridge
 from bigbatch.tune.watch.display import duration
 from bigbatch.tune.watch.watch_thread import SearchWatch
@@ -77,11 +76,9 @@ class PrunerScheduler(FIFOScheduler):
             # Only this key: TrialTask.from_dict checks the whole configuration, and Tune calls this often.
             if trial.is_finished() or self._capacity.holds(trial.config["worker_resources"]):
                 continue
+            if not ray_internals.unstage(controller, trial):
+                return
             self._bridge.put_back(trial.trial_id, NODES_LOST)
-            # Private names: stop_trial does not remove a waiting trial from the trials for which Tune keeps processes.
-            if trial in controller._staged_trials:
-                controller._staged_trials.remove(trial)
-                controller._actor_cache.decrease_max(trial.placement_group_factory)
             controller.stop_trial(trial)
 
     def __getstate__(self) -> dict[str, object]:
@@ -144,12 +141,14 @@ class RemoveEmptyTrialFolders(Callback):
 class SilentProgress(TrialProgressCallback):
     """Replaces Tune's own reporter, which prints even with verbose 0 if a trial ends without a last result."""
 
-    def _print(self, msg: str) -> None:
-        pass
-
-    def log_result(self, *_: object, **__: object) -> None:
+    def on_trial_result(self, *_: object, **__: object) -> None:
         """Print nothing."""
-        pass
+
+    def on_trial_error(self, *_: object, **__: object) -> None:
+        """Print nothing."""
+
+    def on_trial_complete(self, *_: object, **__: object) -> None:
+        """Print nothing."""
 
 
 class TickCallback(Callback):
@@ -166,22 +165,9 @@ class TickCallback(Callback):
         return {}
 
 
-@contextlib.contextmanager
-def memory_kills_fail_trials() -> Iterator[None]:
+def memory_kills_fail_trials() -> contextlib.AbstractContextManager[None]:
     """Within the block, a trial whose process Ray ended for lack of memory counts as any other failed trial.
 
     It continues from its checkpoint, or fails for good. Without this, Tune (Ray 2.60) would end the whole search.
     """
-    before = RayActorManager._actor_task_failed
-
-    @functools.wraps(before)
-    def failed(self: RayActorManager, tracked_actor_task: object, exception: Exception) -> None:
-        if isinstance(exception, OutOfMemoryError):
-            exception = MemoryKill(error_msg=str(exception))
-        before(self, tracked_actor_task=tracked_actor_task, exception=exception)
-
-    RayActorManager._actor_task_failed = failed
-    try:
-        yield
-    finally:
-        RayActorManager._actor_task_failed = before
+    return ray_internals.memory_kills_as(lambda message: MemoryKill(error_msg=message))

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bigbatch.cluster.host.waits import RAY_ANSWER_S
+from bigbatch.train_loop.launch.ray_internals import head_client
 
 ALIVE = 0
 """State of a living node: gcs.proto, GcsNodeInfo.ALIVE."""
@@ -66,10 +67,17 @@ class RayHead:
         context = ray.get_runtime_context()
         self.address: str = context.gcs_address
         self._job = context.get_job_id()
-        self._client = ray._raylet.GcsClient(address=self.address)
+        self._client = head_client(self.address)
 
     def ask(self) -> ClusterView:
-        """The cluster now. Without an answer within ``RAY_ANSWER_S``, raises the error of Ray's transport."""
+        """The cluster now. Without an answer within ``RAY_ANSWER_S``, raises the error of Ray's transport.
+
+        A Ray without that client of its own says which nodes it has, and nothing of placement groups.
+        """
+        import ray
+
+        if self._client is None:
+            return ClusterView(tuple(map(_public_view, ray.nodes())))
         usage = self._client.get_all_resource_usage(timeout=RAY_ANSWER_S).resource_usage_data
         free = {node.node_id: dict(node.resources_available) for node in usage.batch}
         nodes = [
@@ -85,6 +93,12 @@ class RayHead:
         groups = [_group(row) for row in usage.placement_group_load.placement_group_data]
         own = [group for job, group in groups if job == self._job and group.state not in PLACED]
         return ClusterView(tuple(nodes), tuple(own))
+
+
+def _public_view(node: Mapping[str, Any]) -> NodeView:
+    total = dict(node["Resources"])
+    name = f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
+    return NodeView(name, bool(node["Alive"]), total, total, node.get("DeathReasonMessage") or "")
 
 
 def _group(row: Any) -> tuple[str, GroupView]:

@@ -93,7 +93,7 @@ def _trainable_lines(plan: SearchPlan) -> list[tuple[str, str]]:
     )
     factors = plan.workload.lr_factors.items()
     lines += [("", f"{f'prior[{name}]':24} × {factor:.3g}, by its range test") for name, factor in factors]
-    stops = f"strategy {plan.strategy}, stopping {plan.stopping}"
+    stops = f"strategy {shown_name(plan.strategy)}, stopping {shown_name(plan.stopping)}"
     return [
         *lines,
         *(trainable_lines(plan.space) or _data_lines(plan)),

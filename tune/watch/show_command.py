@@ -14,6 +14,7 @@ from bigbatch.cluster.host.atomic_files import read_json
 from bigbatch.cluster.host.command_line import OneLineParser
 from bigbatch.train_loop.config import ConfigError, TrainConfig, known_key
 from bigbatch.train_loop.config.files import USABLE
+from bigbatch.train_loop.config.plug_ins import shown_name
 from bigbatch.train_loop.config.words import epochs_text
 from bigbatch.tune.study.answer_words import answer_in_words, confirmation_in_words
 from bigbatch.tune.study.fidelity import CHEAP_RUN
@@ -102,7 +103,9 @@ def _plan(found: StudySummary) -> list[tuple[str, str]]:
     text, number = (lambda key: json_values.text(d, key, "–")), (lambda key: json_values.whole_number_or_none(d, key))
     pixels = f"images, {number('image_size')} px" if number("image_size") else "items"
     images = f" ({number('train_size'):,} training {pixels})" if number("train_size") else ""
-    strategy = [f"{key} {d[key]}" for key in ("strategy", "sampler", "stopping", "scheduler") if d.get(key)]
+    strategy = [
+        f"{key} {shown_name(str(d[key]))}" for key in ("strategy", "sampler", "stopping", "scheduler") if d.get(key)
+    ]
     limits = ["as many trials as the budget allows" if found.planned is None else _count(found.planned, "trial")]
     limits += [f"{d['budget_gpu_hours']:g} {_unit(found)}"] if d.get("budget_gpu_hours") else []
     limits += [f"{d['time_budget_s'] / 3600:.3g} h of time"] if d.get("time_budget_s") else []

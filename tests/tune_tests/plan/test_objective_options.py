@@ -12,7 +12,7 @@ from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.objective_options import check_strategy_suits
 from bigbatch.tune.plan.options import SearchOptions
-from bigbatch.tune.strategies.named import CAPABILITIES
+from bigbatch.tune.strategies.names import CAPABILITIES
 from bigbatch.tune.study.objectives import read_objectives
 from bigbatch.tune.study.store import StudyStore
 from helpers.paths import ROOT

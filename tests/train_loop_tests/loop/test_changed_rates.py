@@ -1,0 +1,143 @@
+"""A run goes on from a checkpoint with another rate and momentum, as Population Based Training asks for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bigbatch.train_loop.config import ConfigError, TrainConfig
+from bigbatch.train_loop.loop import assembly
+from bigbatch.train_loop.loop.train import TrainResult, train
+from bigbatch.train_loop.reporter import EpochRecord, ListReporter
+from helpers.tiny_training import CONFIG, changed, install
+
+NUMBERS: dict[str, dict[str, Any]] = {
+    "sgd": {"peak_lr": 0.05, "momentum": 0.5, "weight_decay": 1e-2, "schedule__name": "cosine", "label_smoothing": 0.0},
+    "lars": {"peak_lr": 0.05, "momentum": 0.5, "trust_coefficient": 0.02},
+    "lamb": {"peak_lr": 0.05, "beta1": 0.8, "weight_decay": 0.1},
+}
+
+
+class Leaves(ListReporter):
+    """The process ends when the first epoch is reported: its checkpoint is written."""
+
+    def report(self, record: EpochRecord) -> None:
+        raise KeyboardInterrupt
+
+
+def run(config: TrainConfig, folder: Path, reporter: Any = None, *, accept: bool = True) -> TrainResult:
+    return train(
+        config,
+        reporter=reporter or ListReporter(),
+        checkpoint_dir=folder,
+        checkpoint_every_s=0,
+        device=torch.device("cpu"),
+        accept_changed_rates=accept,
+    )
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_the_state_of_the_optimizer_stays_and_the_new_numbers_hold(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    before = changed(CONFIG, optimizer__name=name)
+    after = changed(before, **NUMBERS[name])
+    install(monkeypatch.setattr)
+    with pytest.raises(KeyboardInterrupt):
+        run(before, tmp_path, Leaves())
+    kept = torch.load(tmp_path / "latest.pt", weights_only=True)["optimizer"]["state"]
+    seen: list[dict[str, Any]] = []
+    real = assembly.build_optimizer
+
+    def watched(*arguments: Any) -> torch.optim.Optimizer:
+        optimizer = real(*arguments)
+        fresh = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+
+        def before(*_: object) -> None:
+            if not seen:
+                seen.append({"fresh": fresh, **_copy(optimizer.state_dict())})
+
+        optimizer.register_step_pre_hook(before)
+        return optimizer
+
+    monkeypatch.setattr(assembly, "build_optimizer", watched)
+    result = run(after, tmp_path)
+    assert [record.epoch for record in result.history] == [1, 2, 3]
+    for group, fresh in zip(seen[0]["param_groups"], seen[0]["fresh"], strict=True):
+        assert {key: value for key, value in group.items() if key not in ("params", "lr")} == {
+            key: value for key, value in fresh.items() if key != "lr"
+        }, "as of a new optimizer with the new configuration"
+    torch.testing.assert_close(seen[0]["state"], kept, rtol=0, atol=0)
+    assert kept[0], "there is a state to keep"
+    rates = [record.learning_rate for record in result.history]
+    assert rates[1] <= 0.05 < rates[0]
+
+
+def _copy(state: dict[str, Any]) -> dict[str, Any]:
+    tensors = {number: {name: _cloned(v) for name, v in values.items()} for number, values in state["state"].items()}
+    return {"state": tensors, "param_groups": [dict(group) for group in state["param_groups"]]}
+
+
+def _cloned(value: object) -> object:
+    return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+def test_a_step_with_the_new_momentum_is_the_formulas(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """b ← m·b + g + λw and w ← w − lr·b in float64, with b of the checkpoint and m, λ and lr of the new numbers."""
+    config = changed(CONFIG, nesterov=False, schedule__warmup_epochs=0.0)
+    install(monkeypatch.setattr)
+    with pytest.raises(KeyboardInterrupt):
+        run(config, tmp_path, Leaves())
+    steps: list[tuple[list[torch.Tensor], ...]] = []
+    real = assembly.build_optimizer
+
+    def watched(*arguments: Any) -> torch.optim.Optimizer:
+        optimizer = real(*arguments)
+
+        def before(*_: object) -> None:
+            group = optimizer.param_groups[0]  # loading has replaced the first ones
+            if not steps:
+                buffers = [optimizer.state[p]["momentum_buffer"] for p in group["params"]]
+                steps.append(tuple([t.double().clone() for t in ts] for ts in (
+                    group["params"], [p.grad for p in group["params"]], buffers,
+                )))  # fmt: skip
+
+        def after(*_: object) -> None:
+            group = optimizer.param_groups[0]
+            if len(steps) == 1:
+                steps.append(([p.detach().double().clone() for p in group["params"]], [torch.tensor(group["lr"])]))
+
+        optimizer.register_step_pre_hook(before)
+        optimizer.register_step_post_hook(after)
+        return optimizer
+
+    monkeypatch.setattr(assembly, "build_optimizer", watched)
+    run(changed(config, momentum=0.5, weight_decay=0.25, peak_lr=0.1), tmp_path)
+    (params, grads, buffers), (moved, (rate,)) = steps
+    assert 0 < float(rate) <= 0.1 + 1e-6
+    for w, g, b, found in zip(params, grads, buffers, moved, strict=True):
+        expected = w - float(rate) * (0.5 * b + g + 0.25 * w)
+        torch.testing.assert_close(found, expected.detach(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("change", "accept", "named"),
+    [
+        ({"peak_lr": 0.1}, False, "optimizer.peak_lr 0.2 → 0.1"),
+        ({"optimizer__name": "lars", "peak_lr": 0.1}, True, "optimizer.name 'sgd' → 'lars'"),
+        ({"batch__global_size": 8}, True, "batch.global_size 16 → 8"),
+        ({"epochs": 4}, True, "epochs 3 → 4"),
+    ],
+)
+def test_what_would_be_another_run_is_refused(
+    change: dict[str, object], accept: bool, named: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    install(monkeypatch.setattr)
+    with pytest.raises(KeyboardInterrupt):
+        run(CONFIG, tmp_path, Leaves())
+    with pytest.raises(ConfigError, match=named) as met:
+        run(changed(CONFIG, **change), tmp_path, accept=accept)
+    assert "peak_lr" not in str(met.value) or not accept

@@ -1,0 +1,375 @@
+"""All private names of Ray that this package uses, and what happens with a Ray that lacks some of them.
+
+Ray renames such names without notice. So nothing else in the package may touch one (a test looks), each use is checked
+before the first trial, and each has a fallback: the search then runs with what Ray does by itself, and one note says
+what is different. Only what would leave a search unsafe is refused.
+
+``BIGBATCH_RAY_INTERNALS=0`` uses none of them, as with a Ray that lacks all. Importing this file does not load Ray,
+whose core reads the variables of its authentication when it is loaded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import importlib
+import inspect
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bigbatch.train_loop.config import ConfigError
+
+SWITCH = "BIGBATCH_RAY_INTERNALS"
+TESTED = "2.60"
+"""The Ray with which all of this was tested, as in ``pyproject.toml``."""
+
+
+@dataclass(frozen=True)
+class PrivateUse:
+    """Private names that one feature needs together."""
+
+    names: tuple[str, ...]
+    """``module:Class.name``: an attribute, what ``__init__`` sets, or a parameter of a function."""
+    without: str
+    """What is different without them, for the note."""
+
+
+_TRAIN = "ray.train.v2._internal"
+_CONTROLLER = f"{_TRAIN}.execution.controller.controller:TrainController"
+_GROUP = f"{_TRAIN}.execution.worker_group.worker_group:WorkerGroup"
+INLINE_CONTROLLER = PrivateUse(
+    (
+        "ray.train.torch:TorchTrainer._initialize_and_run_controller",
+        "ray.train.torch:TorchTrainer._create_default_callbacks",
+        f"{_CONTROLLER}.worker_group_cls",
+        f"{_CONTROLLER}._run_control_loop_iteration",
+        f"{_CONTROLLER}._worker_group",
+        f"{_GROUP}._create_placement_group",
+        f"{_GROUP}._get_worker_runtime_env",
+        f"{_TRAIN}.execution.worker_group.placement_group_handle:DefaultPlacementGroupHandle",
+        f"{_TRAIN}.callbacks.placement_group_callback:PlacementGroupCleanerCallback",
+        f"{_TRAIN}.callbacks.datasets:DatasetsCallback",
+        "ray.tune.trainable.function_trainable:wrap_function.__mixins__",
+    ),
+    "each trial starts Ray Train's own processes, which takes some seconds longer",
+)
+MEMORY_KILLS = PrivateUse(
+    ("ray.air.execution._internal.actor_manager:RayActorManager._actor_task_failed",),
+    "a node that runs short of memory ends the search; --resume continues it",
+)
+STAGED_TRIALS = PrivateUse(
+    (
+        "ray.tune.execution.tune_controller:TuneController._staged_trials",
+        "ray.tune.execution.tune_controller:TuneController._actor_cache",
+    ),
+    "a trial that does not fit on the nodes that are left waits for other nodes",
+)
+SESSION = PrivateUse(
+    ("ray.train._internal.session:get_session",), "a trial that is stopped may still run while the next one starts"
+)
+PREEMPTION = PrivateUse(
+    (
+        f"{_TRAIN}.execution.context:get_train_context",
+        f"{_TRAIN}.execution.context:TrainContext.preemption_context",
+        f"{_TRAIN}.execution.preemption:PreemptionContext.preemption_info",
+    ),
+    "no checkpoint is written when a node is announced to go; those by time stay",
+)
+PROCESS_GROUPS = PrivateUse(
+    ("ray._private.services:ConsolePopen",),
+    "Ctrl-C in a terminal also reaches Ray's processes, and may end trials before they have saved",
+)
+OWN_PATH = PrivateUse(
+    ("ray.job_config:JobConfig._runtime_env_has_working_dir",),
+    "workers look for modules in the current folder first: keep no torch.py and the like there",
+)
+HEAD = PrivateUse(("ray._raylet:GcsClient",), "the search does not say why a trial waits for its place")
+FOR_TRAINING = (PREEMPTION, PROCESS_GROUPS, OWN_PATH)
+FOR_SEARCHES = (*FOR_TRAINING, INLINE_CONTROLLER, MEMORY_KILLS, STAGED_TRIALS, SESSION, HEAD)
+PRIVATE_FOLDER = "ray:init._temp_dir"
+"""Without it Ray's sockets and logs would lie where all users of the machine see them."""
+METRICS_PORT = "ray:init._metrics_export_port"
+
+
+def has(use: PrivateUse) -> bool:
+    """Whether this Ray has all names of ``use``, and they may be used."""
+    return os.environ.get(SWITCH, "1") != "0" and not missing_names(use.names)
+
+
+def missing_names(names: Iterable[str]) -> list[str]:
+    """Those of ``names`` that this Ray lacks."""
+    return [name for name in names if not _is_there(name)]
+
+
+def note_of_missing(uses: Iterable[PrivateUse]) -> str | None:
+    """A sentence about the uses for which this Ray lacks a name; None if it has all."""
+    lost = [use for use in uses if not has(use)]
+    if not lost:
+        return None
+    effects = "; ".join(use.without for use in lost)
+    return f"note: {_why(lost)}. The search works without them, but: {effects}."
+
+
+def _why(lost: Iterable[PrivateUse]) -> str:
+    if os.environ.get(SWITCH, "1") == "0":
+        return f"{SWITCH}=0, so no private names of Ray are used"
+    import ray
+
+    names = [name.rpartition(":")[2] for use in lost for name in missing_names(use.names)]
+    more = f" and {len(names) - 1} more" if names[1:] else ""
+    return f"Ray {ray.__version__} lacks names that Ray {TESTED} has ({names[0]}{more})"
+
+
+def refuse_unsafe(with_metrics: bool) -> None:
+    """Raise ConfigError for a Ray whose files cannot be kept private, or that cannot show metrics where asked to."""
+    import ray
+
+    for name in (PRIVATE_FOLDER, *([METRICS_PORT] if with_metrics else [])):
+        if missing_names([name]):
+            option = name.rpartition(".")[2]
+            fix = " Leave --metrics-port out, or" if name == METRICS_PORT else ""
+            raise ConfigError(
+                f"a private Ray needs ray.init({option}=…); got Ray {ray.__version__}, which has no such option."
+                f"{fix or ' Write'} pip install 'ray[default,train,tune]=={TESTED}.*'."
+            )
+
+
+def _is_there(name: str) -> bool:
+    module, _, path = name.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+    except ImportError:
+        return False
+    *owners, last = path.split(".")
+    for owner in owners:
+        if not hasattr(found, owner):
+            return False
+        found = getattr(found, owner)
+    return hasattr(found, last) or last in _mentioned(found)
+
+
+def _mentioned(owner: Any) -> set[str]:
+    """The fields of a class, and the names in the code of its ``__init__`` or of a function."""
+    function = inspect.unwrap(owner.__init__ if inspect.isclass(owner) else owner)
+    code = getattr(function, "__code__", None)
+    words = {*code.co_names, *code.co_varnames, *(c for c in code.co_consts if isinstance(c, str))} if code else set()
+    return words | set(getattr(owner, "__annotations__", {}))
+
+
+# Workers and nodes
+
+
+def is_preempted() -> bool:
+    """Whether Ray has told this worker that a node of its run will be removed. False where that is not known.
+
+    Ray tells each rank. Its public call would be a collective.
+    """
+    if not _has_preemption():
+        return False
+    from ray.train.v2._internal.execution.context import get_train_context
+
+    return get_train_context().preemption_context.preemption_info is not None
+
+
+@functools.cache
+def _has_preemption() -> bool:
+    return has(PREEMPTION)  # the loop asks after each step
+
+
+@contextlib.contextmanager
+def own_process_groups() -> Iterator[None]:
+    """Within the block, processes that Ray starts lead their own process groups.
+
+    A terminal's Ctrl-C or hang-up, ``timeout`` and ``kill -- -PGID`` signal the whole group of the driver.
+    Ray's processes would die of it before trials have saved. They still end with the driver: the kernel signals them.
+    """
+    if not has(PROCESS_GROUPS):
+        yield
+        return
+    from ray._private import services
+
+    popen = services.ConsolePopen
+    services.ConsolePopen = functools.partial(popen, process_group=0)
+    try:
+        yield
+    finally:
+        services.ConsolePopen = popen
+
+
+def own_path_only() -> object:
+    """A ``JobConfig`` with which workers import only from PYTHONPATH and the installation.
+
+    Ray puts the driver's current folder and its script's folder first on the path of each worker. A ``tune.py`` or
+    ``torch.py`` there would replace ours or the library. Ray leaves both folders out if the job has its own working
+    folder. A private method answers that question.
+    """
+    from ray.job_config import JobConfig
+
+    if not has(OWN_PATH):
+        return JobConfig()
+
+    class OwnPathOnly(JobConfig):
+        def _runtime_env_has_working_dir(self) -> bool:
+            return True
+
+    return OwnPathOnly()
+
+
+def head_client(address: str) -> Any:
+    """Ray's own client of its head, whose calls have a timeout; None if it is not there."""
+    if not has(HEAD):
+        return None
+    import ray
+
+    return ray._raylet.GcsClient(address=address)
+
+
+# Ray Tune
+
+
+def unstage(controller: Any, trial: Any) -> bool:
+    """Take a trial that has no place yet from those for which Tune keeps processes. False if this Ray cannot do that.
+
+    ``TuneController.stop_trial`` does not do it.
+    """
+    if not has(STAGED_TRIALS):
+        return False
+    if trial in controller._staged_trials:
+        controller._staged_trials.remove(trial)
+        controller._actor_cache.decrease_max(trial.placement_group_factory)
+    return True
+
+
+@contextlib.contextmanager
+def memory_kills_as(error_of: Callable[[str], Exception]) -> Iterator[None]:
+    """Within the block, Tune hears ``error_of(message)`` where Ray ended a trial's process for lack of memory.
+
+    Without this, Tune (Ray 2.60) would end the whole search.
+    """
+    if not has(MEMORY_KILLS):
+        yield
+        return
+    from ray.air.execution._internal.actor_manager import RayActorManager
+    from ray.exceptions import OutOfMemoryError
+
+    before = RayActorManager._actor_task_failed
+
+    @functools.wraps(before)
+    def failed(self: Any, tracked_actor_task: object, exception: Exception) -> None:
+        if isinstance(exception, OutOfMemoryError):
+            exception = error_of(str(exception))
+        before(self, tracked_actor_task=tracked_actor_task, exception=exception)
+
+    RayActorManager._actor_task_failed = failed
+    try:
+        yield
+    finally:
+        RayActorManager._actor_task_failed = before
+
+
+def finish_session(timeout_s: float) -> None:
+    """Wait until the function of this process's trial has ended."""
+    if has(SESSION):
+        from ray.train._internal.session import get_session
+
+        get_session().finish(timeout=timeout_s)
+
+
+# Ray Train's controller in the trial's own process: docs/decisions/002
+
+# A process runs one trial at a time, so one flag for each process is enough.
+_stop_requested = threading.Event()
+
+
+def request_stop() -> None:
+    """Ask the trial in this process to end. Its controller notices at its next poll (about 0.1 s)."""
+    _stop_requested.set()
+
+
+def is_stop_requested() -> bool:
+    """Whether the trial in this process was asked to end."""
+    return _stop_requested.is_set()
+
+
+class _InTrial:
+    """Over ``TrainController``: ends when the trial is stopped, and its workers with it."""
+
+    _worker_group: Any
+
+    async def _run_control_loop_iteration(self) -> None:
+        if _stop_requested.is_set():
+            raise SystemExit(0)
+        await super()._run_control_loop_iteration()  # type: ignore[misc]
+
+    def end_workers(self) -> None:
+        """End the workers of a run that ended early. Does nothing after a normal end."""
+        group = getattr(self, "_worker_group", None)
+        if group is not None:
+            group.shutdown()
+            self._worker_group = None
+
+
+class _Borrowed:
+    """Over ``DefaultPlacementGroupHandle``: Tune made the group and removes it; the workers only use it."""
+
+    def shutdown(self) -> None:
+        pass
+
+
+class _PlacedByTune:
+    """Over ``WorkerGroup``: its workers use the placement group that Tune made for the trial."""
+
+    def _create_placement_group(self, *_: object) -> object:
+        import ray
+        from ray.train.v2._internal.execution.worker_group.placement_group_handle import DefaultPlacementGroupHandle
+
+        handle: Any = type("BorrowedPlacementGroup", (_Borrowed, DefaultPlacementGroupHandle), {})
+        return handle(ray.util.get_current_placement_group())
+
+    @staticmethod
+    def _get_worker_runtime_env(custom_runtime_env: Mapping[str, object] | None) -> dict[str, object]:
+        # Workers inherit the job's environment. With another environment they could not use the worker
+        # processes that Ray has already started.
+        return dict(custom_runtime_env or {})
+
+
+class _WithoutActors:
+    """Over ``TorchTrainer``: its controller runs in the calling process."""
+
+    def _create_default_callbacks(self) -> list[object]:
+        from ray.train.v2._internal.callbacks.datasets import DatasetsCallback
+        from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
+
+        # Each of these two would start an actor. The cleaner has nothing to clean, and there are no Ray data sets.
+        unneeded = (PlacementGroupCleanerCallback, DatasetsCallback)
+        made = super()._create_default_callbacks()  # type: ignore[misc]
+        return [callback for callback in made if not isinstance(callback, unneeded)]
+
+    def _initialize_and_run_controller(self, **controller_kwargs: object) -> object:
+        from ray.train.v2._internal.execution.controller.controller import TrainController
+        from ray.train.v2._internal.execution.worker_group.worker_group import WorkerGroup
+
+        group = type("TrialWorkerGroup", (_PlacedByTune, WorkerGroup), {})
+        controller_of: Any = type("TrialController", (_InTrial, TrainController), {"worker_group_cls": group})
+
+        async def run() -> object:
+            controller = controller_of(**controller_kwargs)
+            try:
+                await controller.run()
+                return controller.get_result()
+            finally:
+                controller.end_workers()
+
+        _stop_requested.clear()
+        return asyncio.run(run())
+
+
+def trainer_in_process() -> Any:
+    """``TorchTrainer`` with its controller in the calling process: a Tune trial. Only if ``has(INLINE_CONTROLLER)``."""
+    from ray.train.torch import TorchTrainer
+
+    return type("InlineTorchTrainer", (_WithoutActors, TorchTrainer), {})
