@@ -146,7 +146,7 @@ def line_of(plan: SearchPlan, store: StudyStore) -> str:
 
 def test_what_was_not_confirmed_is_said_in_one_line_with_its_cost_and_the_command(tmp_path):
     cost = "3 fresh seeds would take about 0.06 worker h: bigbatch tune --resume --confirm 1x3"
-    why = {
+    why: dict[str, tuple[dict[str, Any], int, str]] = {
         "default": ({"budget_gpu_hours": 0.01}, 8, "it would take more than a fifth of the budget"),
         "explicit": ({"confirm": "2x3"}, 8, "these runs had no room in what the search was given"),
         "none": ({"confirm": "none"}, 8, "--confirm none was given"),
