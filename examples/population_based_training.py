@@ -23,7 +23,7 @@ train = bigbatch.trainable(
     data="digits",
     model="shufflenet_v2_x0_5",
     max_epochs=EPOCHS,
-    set={"batch": 128, "optimizer": "sgd", "data.image_size": 16, "warmup_epochs": 1},
+    set={"batch": 32, "optimizer": "sgd", "data.image_size": 16, "warmup_epochs": 0.5, "schedule.name": "constant"},
 )
 scheduler = PopulationBasedTraining(
     time_attr="epoch",
@@ -31,14 +31,14 @@ scheduler = PopulationBasedTraining(
     mode="max",
     perturbation_interval=2,
     quantile_fraction=0.5,
-    hyperparam_mutations={"lr": tune.loguniform(0.003, 1.0), "momentum": tune.uniform(0.5, 0.97)},
+    hyperparam_mutations={"lr": tune.loguniform(0.01, 0.2), "momentum": tune.uniform(0.5, 0.97)},
     synch=True,
 )
 # "local" never joins another Ray that happens to run on this machine.
 ray.init(address=os.environ.get("RAY_ADDRESS", "local"), log_to_driver=False)
 tuner = tune.Tuner(
     tune.with_resources(train, {"CPU": 1}),
-    param_space={"lr": tune.grid_search([0.0001, 0.3]), "momentum": 0.9},
+    param_space={"lr": tune.grid_search([0.0001, 0.05]), "momentum": 0.9},
     tune_config=tune.TuneConfig(scheduler=scheduler),
     run_config=tune.RunConfig(name="pbt", storage_path=tempfile.mkdtemp(prefix="pbt-"), verbose=0),
 )
