@@ -27,7 +27,7 @@ def space(trial, workload):
 
 def made(*arguments: Any, **options: Any) -> Any:
     """What the processes of trials are handed."""
-    (cell,) = bigbatch.trainable(*arguments, **options).__closure__  # type: ignore[attr-defined]
+    (cell,) = bigbatch.trainable(*arguments, **options).__closure__
     return cell.cell_contents
 
 

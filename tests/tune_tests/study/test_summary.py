@@ -289,7 +289,12 @@ def test_the_frontier_is_shown_and_its_answer_is_the_best(tmp_path, capsys):
     answer = {"value": 512, "trial": 4, "is_certain": False}
     for row in rows:
         row |= {"chosen_at": row["objective"], "reported": row["objective"], "reported_by": "chosen"}
-    values: dict[str, object] = {"dimension": "global_batch_size", "objective": "val_top1", "direction": "maximize", "tolerance": "0.5pt"}
+    values: dict[str, object] = {
+        "dimension": "global_batch_size",
+        "objective": "val_top1",
+        "direction": "maximize",
+        "tolerance": "0.5pt",
+    }
     values |= {"usable": True, "answer": answer}
     (store.folder / "frontier.json").write_text(json.dumps({**values, "rows": rows}))
     assert show_main([str(store.folder)]) == 0
