@@ -262,8 +262,7 @@ class Drivers:
         return next((entry for entry in self._others if entry.key == key), None)
 
     def takes_over(self, trial: FrozenTrial) -> bool:
-        """Whether nobody runs the trial, see ``is_left``. If it is half drawn its parameters are forgotten: all are drawn
-        again."""
+        """Whether nobody runs the trial (``is_left``). What is half drawn is forgotten, to be drawn again."""
         if not self.is_left(trial):
             return False
         if "config" not in trial.user_attrs:
