@@ -261,10 +261,13 @@ class Drivers:
         key = str(trial.user_attrs.get(OWNER_ATTR, "")).partition(".")[0]
         return next((entry for entry in self._others if entry.key == key), None)
 
-    def drop_half_drawn(self, trial: FrozenTrial) -> None:
-        """Forget the parameters of a trial whose driver died before it had them all: all are drawn again."""
+    def takes_over(self, trial: FrozenTrial) -> bool:
+        """Whether nobody runs the trial (``is_left``). What is half drawn is forgotten, to be drawn again."""
+        if not self.is_left(trial):
+            return False
         if "config" not in trial.user_attrs:
             self._storage.drop_proposal(trial._trial_id)
+        return True
 
     # Checkpoints
 

@@ -233,10 +233,8 @@ class StudyStore:
         The trials of this process, and those of another driver that may live, stay as they are.
         """
         for trial in self.study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,)):
-            if self.drivers is not None:
-                if not self.drivers.is_left(trial):
-                    continue
-                self.drivers.drop_half_drawn(trial)
+            if self.drivers is not None and not self.drivers.takes_over(trial):
+                continue
             records = tables.epoch_records(trial)
             self.study._storage.set_trial_user_attr(
                 trial._trial_id, "gpu_hours", self.ledger.trial_s(trial.number) / 3600
