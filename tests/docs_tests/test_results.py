@@ -74,6 +74,16 @@ def test_what_the_curve_model_predicts() -> None:
         assert f"| {group} | {' | '.join(cells)} |" in text
 
 
+def test_searches_with_measured_errors_are_not_worse_than_the_commit_before() -> None:
+    result = raw("search_efficiency_measured_errors_2cpu")
+    assert result["earlier_table"] in PAGE
+    rows = {row["group"]: row for row in result["against_earlier"]}
+    assert rows["wide"]["searches"] == rows["steps"]["searches"] == 64
+    for row in rows.values():
+        intervals = [row["hits"][1] - 1, *(row[f"less_previous_{cut}"]["mean"][1] for cut in (16, 24, 40))]
+        assert max(intervals) <= 0, (row["group"], "the whole interval is above")
+
+
 def test_the_main_command() -> None:
     (run,) = raw("default_run_2cpu")["runs"]
     optimizer, batch = run["best_config"]["optimizer"]["name"], run["best_config"]["batch"]["global_size"]
