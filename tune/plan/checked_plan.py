@@ -94,7 +94,7 @@ DEFAULT_OUTPUT = "runs"
 def parse_duration(text: str, option: str = "--time-budget") -> float:
     """``90s``, ``30min``, ``30m``, ``4h``, ``1h30m`` → seconds. Raises ConfigError otherwise, also without a unit."""
     written = text.strip()
-    if re.fullmatch(r"\d+(\.\d+)?", written):
+    if re.fullmatch(r"\d+(\.\d+)?", written) and float(written):
         raise ConfigError(f"{option} needs a unit; got {text!r}. Write e.g. {written}h, {written}min or {written}s.")
     if written.startswith("-"):
         raise ConfigError(f"{option} must not be negative; got {text!r}. Write e.g. 4h, 30min or 90s.")

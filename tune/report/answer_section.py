@@ -28,6 +28,7 @@ from bigbatch.tune.study.answer_words import (
 from bigbatch.tune.study.frontier import Frontier
 from bigbatch.tune.study.frontier_file import config_file, frontier_json
 from bigbatch.tune.study.reported import FRESH_SEEDS, HELD_OUT
+from bigbatch.tune.study.summary import RUNNING
 
 MOST_TILES = 6
 """Parameters of a training function in the first row of the answer; the configuration below has all."""
@@ -77,7 +78,8 @@ def _file(points: StudyPoints, found: Frontier | None) -> str:
 def _confirmation(points: StudyPoints, found: Frontier) -> str:
     summary = points.study.summary
     command = f"bigbatch tune --resume --study {shlex.quote(summary.folder.name)}"
-    return confirmation_in_words(frontier_json(found), summary.description, command, points.study.hours)
+    values, running = frontier_json(found), summary.state == RUNNING
+    return confirmation_in_words(values, summary.description, command, points.study.hours, running=running)
 
 
 def _nothing_yet(points: StudyPoints, prefix: str) -> Markup:

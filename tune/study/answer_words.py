@@ -56,6 +56,8 @@ def confirmation_in_words(
     command: str,
     hours: str = "GPU h",
     missing: tuple[int, float] | None = None,
+    *,
+    running: bool = False,
 ) -> str:
     """The one line that says whether the answer was confirmed with fresh seeds: with what result; or why not, what it
     would cost, and the command.
@@ -64,6 +66,7 @@ def confirmation_in_words(
         values, description: the content of frontier.json and study.json.
         command: continues the study.
         missing: confirmations that are still to be made, and what they take in ``hours``; None: nobody counted.
+        running: whether the search goes on.
     """
     words = AnswerWords(values)
     if words.own is None:
@@ -72,6 +75,8 @@ def confirmation_in_words(
     left = f" {_count(runs, 'more run')} had no room (about {short_number(took)} {hours}): {command}" if runs else ""
     if seeds := json_values.whole_number(words.own, "seeds"):
         return f"Confirmed with {_count(seeds, 'fresh seed')}{words.of_each_seed()}.{left}"
+    if running:
+        return "Not confirmed with fresh seeds yet: the search goes on."
     one = json_values.number_or_none(words.own, "gpu_hours")
     cost = f"; {USUAL_SEEDS} fresh seeds would take about {short_number(USUAL_SEEDS * one)} {hours}" if one else ""
     why = _why_not(words, description, runs)

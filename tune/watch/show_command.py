@@ -275,7 +275,8 @@ def _answer(found: StudySummary, width: int | None) -> str:
         headline, *sentences = answer_in_words(values, hours)
         lines = [line for line, _ in frontier_lines(values, hours, width or WIDTH)]
         if values.get(USABLE) is not False:
-            sentences.append(confirmation_in_words(values, found.description, resume_words(found), hours))
+            command, running = resume_words(found), found.state == RUNNING
+            sentences.append(confirmation_in_words(values, found.description, command, hours, running=running))
     except (KeyError, StopIteration, TypeError, ValueError, ConfigError):
         note = f"{FRONTIER_FILE} cannot be read; the next --resume writes it again."
         return "\n".join(wrapped(part, width) for part in (_best(found), note) if part)
@@ -307,7 +308,9 @@ def _front(found: StudySummary) -> str:
         for t in begun
         if t.number not in replaced
     ]
-    if not unfinished or found.state == RUNNING or any(t.state == "COMPLETE" for t in unfinished):
+    if not unfinished or any(t.state == "COMPLETE" for t in unfinished):
+        return ""
+    if found.state == RUNNING and not any(several or t.infeasible for t in unfinished):
         return ""
     why = no_result_in_words(unfinished, several=several)
     return f"{why[0].upper()}{why[1:]}"

@@ -20,14 +20,16 @@ GIB = 2**30
 
 
 @pytest.mark.parametrize(
-    ("text", "value"), [("90", 90), ("90s", 90), ("30m", 1800), ("4h", 14400), ("1h30m", 5400), ("0.5h", 1800)]
+    ("text", "value"), [("90s", 90), ("30m", 1800), ("30min", 1800), ("4h", 14400), ("1h30m", 5400), ("0.5h", 1800)]
 )
 def test_durations(text, value):
     assert parse_duration(text) == value
 
 
-@pytest.mark.parametrize("text", ["", "0", "soon", "-4h", "4 hours", "h", "30m4h", "1h30"])
+@pytest.mark.parametrize("text", ["", "0", "0s", "soon", "-4h", "4 hours", "h", "30m4h", "1h30"])
 def test_what_is_no_duration_is_refused(text):
+    with pytest.raises(ConfigError, match=r"needs a unit; got '90'\. Write e\.g\. 90h, 90min or 90s"):
+        parse_duration("90")
     with pytest.raises(ConfigError, match="4h"):
         parse_duration(text)
 

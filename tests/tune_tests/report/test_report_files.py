@@ -63,8 +63,8 @@ def test_the_answer_comes_first_and_is_that_of_frontier_json(study: Path, capsys
     row = next(row for row in found["rows"] if row["value"] == found["answer"]["value"])
     text = report_of(study, capsys)
     seen = words_of(text)
-    assert f"The largest batch within 0.5 points of the best is {row['value']:,}" in seen
-    assert f"{100 * row['objective']:.1f} %" in seen and f"(trial {row['trial']})" in seen
+    assert f"The answer is batch {row['value']:,} (trial {row['trial']}): validation top-1" in seen
+    assert f"{100 * row['reported']:.1f} %" in seen
     assert f"95 %: {100 * row['low']:.1f} to {100 * row['high']:.1f} %" in seen
     order = [text.index(f'id="{name}"') for name, _ in page.PARTS]
     assert order == sorted(order)
@@ -106,7 +106,7 @@ def test_a_study_whose_trials_never_reported(tmp_path: Path, capsys: pytest.Capt
             found.tell(trial, state=state)
     write_journal(folder, lines)
     seen = words_of(report_of(folder, capsys))
-    assert "3 trials have begun, none has finished." in seen and "could not be drawn" not in seen
+    assert "3 trials have begun, none has finished (" in seen and "could not be drawn" not in seen
     assert "1 failed otherwise" in seen
 
 
@@ -122,7 +122,7 @@ def test_a_running_study_with_a_half_line(study: Path, capsys: pytest.CaptureFix
         store.close()
     captured = capsys.readouterr()
     seen = words_of((study / "report.html").read_text(encoding="utf-8"))
-    assert "The search is running" in seen and "The largest batch within" in seen and captured.err == ""
+    assert "The search is running" in seen and "The answer is batch" in seen and captured.err == ""
 
 
 def test_a_damaged_journal_shows_what_comes_before(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -224,7 +224,7 @@ def test_without_plotly_there_is_a_report_with_tables(
     seen = words_of(text)
     assert "This report has no figures, because plotly is not installed" in seen and "pip install plotly" in seen
     assert "“Learning curves”" in seen and "“The frontier: how good each batch gets”" in seen
-    assert "data-figure=" not in text and len(text) < 300_000 and "The largest batch within" in seen
+    assert "data-figure=" not in text and len(text) < 300_000 and "The answer is batch" in seen
 
 
 def test_several_studies_side_by_side(kept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,6 +17,7 @@ from bigbatch.tune.report.recorded_study import RecordedStudy, open_recorded
 from bigbatch.tune.report.theme import number_text
 from bigbatch.tune.report.trial_points import StudyPoints
 from bigbatch.tune.study.objectives import Objectives, read_objectives
+from bigbatch.tune.study.frontier import answer_of
 from bigbatch.tune.study.summary import StudySummary
 from bigbatch.tune.study.target import UNREACHED_H
 from helpers.invented_studies import invented_study
@@ -37,7 +38,8 @@ def searched(objectives: Objectives, values: list[tuple[float, ...]]) -> Recorde
         trial.set_user_attr("gpu_hours", 0.1)
         study.tell(trial, list(found), state=TrialState.COMPLETE)
     summary = StudySummary(Path("runs/s"), "done", description={"val_size": 100, "workers": 1})
-    return RecordedStudy(summary, tuple(study.trials), objectives)
+    answer = answer_of(study.trials, summary.description, objectives)
+    return RecordedStudy(summary, tuple(study.trials), objectives, answer)
 
 
 def seen(study: RecordedStudy) -> str:
@@ -54,13 +56,13 @@ def test_several_objectives_have_a_front() -> None:
     assert "The Pareto front: no other trial is better in every objective" in text
     front = text[text.index("The Pareto front") : text.index("The configuration to copy")]
     assert "0 90.0 % 3 h" in front and "2 80.0 % 1 h" in front and "70.0 %" not in front
-    assert "The best trial is 0 , with 90.0 %." in text
+    assert "The best trial is 0, with 90.0 % in the first objective." in text
 
 
 def test_a_target_that_some_trials_missed() -> None:
     objectives = read_objectives("x", "val_top1=0.6", 10)
     text = seen(searched(objectives, [(0.5,), (UNREACHED_H + 0.1,), (0.25,)]))
-    assert "The best trial is 2 , with 0.25 h." in text and "fewer are better" in text
+    assert "The best trial is 2, with 0.25 h in the first objective." in text and "fewer are better" in text
     assert str(UNREACHED_H) not in text and "1,000,000" not in text
 
 
@@ -69,7 +71,8 @@ def test_another_metric_has_its_own_units(text: str) -> None:
     objectives = read_objectives("x", text, 10)
     words = seen(searched(objectives, [(2.0 + i / 7,) for i in range(12)]))
     best = 0 if text.endswith("min") else 11
-    assert f"The best trial is {best} , with {objectives.first.worth(2.0 + best / 7)}." in words
+    objective = objectives.first
+    assert f"The best is trial {best}: {objective.metric.title} {objective.worth(2.0 + best / 7)} on the" in words
 
 
 def test_what_is_not_finite_is_a_dash() -> None:

@@ -58,8 +58,7 @@ def test_show_has_the_functions_parameters_and_says_what_to_do_with_the_best(
     assert show_main([str(study)]) == 0
     said = capsys.readouterr().out
     assert (
-        "trainable  /a/my.py:train" in said
-        and "The best is trial 8: accuracy 1.8 on the examples that chose it" in said
+        "trainable  /a/my.py:train" in said and "The best is trial 8: score 1.8 on the examples that chose it" in said
     )
     assert "call my.py:train with it" in said and "bigbatch train" not in said and "images" not in said
 

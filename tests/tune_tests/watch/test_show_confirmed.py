@@ -38,6 +38,7 @@ def test_the_best_is_the_one_with_the_best_mean_over_fresh_seeds(
     for number, values in ((lucky, (0.6, 0.7)), (steady, (0.75, 0.81)), (wild, (0.99, None))):
         for seed, value in enumerate(values, 1):
             finish(store.study, value, 1.0, confirms=number, confirmation_seed=seed)
+    store.refresh(force=True)
     store.close()
     assert show_main([str(tmp_path / "s")]) == 0
     text = capsys.readouterr().out
