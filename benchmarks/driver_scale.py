@@ -211,7 +211,7 @@ def measure(
         while goes_on and time.perf_counter() - began < limit_s:
             goes_on = search.go_on()
             count = search.conductor.finished
-            if count >= before + trials // windows:
+            if count >= begin_at + (len(found) + 1) * trials // windows:
                 now, bytes_now = (time.perf_counter(), time.process_time()), _used(home, journal)
                 wall_ms, cpu_ms = (1e3 * (b - a) / (count - before) for a, b in zip(at, now, strict=True))
                 found.append(Window(count, wall_ms, cpu_ms, (bytes_now - used) / (count - before)))

@@ -20,8 +20,8 @@ from bigbatch.tune.report import comparison, pictures
 from bigbatch.tune.report.figure import ReportFigure
 from bigbatch.tune.report.recorded_study import RecordedStudy, open_recorded, shown_apart
 from bigbatch.tune.report.trial_points import StudyPoints
+from bigbatch.tune.study.answer import leading_trial
 from bigbatch.tune.study.answer_words import answer_in_words
-from bigbatch.tune.study.frontier import leading_trial
 from bigbatch.tune.study.frontier_file import frontier_json
 from bigbatch.tune.study.journal_reader import JOURNAL_NAME
 from bigbatch.tune.study.study_tables import read_tables

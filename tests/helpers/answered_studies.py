@@ -32,7 +32,7 @@ from bigbatch.tune.report.answer_section import answer_section  # noqa: E402
 from bigbatch.tune.report.figure_book import FigureBook  # noqa: E402
 from bigbatch.tune.report.recorded_study import open_recorded  # noqa: E402
 from bigbatch.tune.report.trial_points import StudyPoints  # noqa: E402
-from bigbatch.tune.study.frontier import answer_of, leading_trial  # noqa: E402
+from bigbatch.tune.study.answer import answer_of, leading_trial  # noqa: E402
 from bigbatch.tune.study.frontier_file import FRONTIER_FILE, write_frontier  # noqa: E402
 from bigbatch.tune.study.objectives import objectives_of  # noqa: E402
 from bigbatch.tune.study.summary import summarize  # noqa: E402

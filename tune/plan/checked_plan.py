@@ -26,6 +26,7 @@ from bigbatch.tune.plan import wandb_mode
 from bigbatch.tune.plan.baseline_options import read_baseline, stated_baseline
 from bigbatch.tune.plan.batches import parse_batches, pinned_batch
 from bigbatch.tune.plan.confirm import checked_confirm
+from bigbatch.tune.plan.duration import parse_duration
 from bigbatch.tune.plan.enqueued import first_trials
 from bigbatch.tune.plan.enqueued_trial import stored_trials
 from bigbatch.tune.plan.fidelity_plan import fidelity_plan, refuse_other_searches
@@ -89,22 +90,6 @@ OPTION_EXPLANATIONS = {
 """Explains the first value of an option to a reader who does not know its name."""
 DEFAULT_SPACE = "large_batch"
 DEFAULT_OUTPUT = "runs"
-
-
-def parse_duration(text: str, option: str = "--time-budget") -> float:
-    """``90s``, ``30min``, ``30m``, ``4h``, ``1h30m`` → seconds. Raises ConfigError otherwise, also without a unit."""
-    written = text.strip()
-    if re.fullmatch(r"\d+(\.\d+)?", written) and float(written):
-        raise ConfigError(f"{option} needs a unit; got {text!r}. Write e.g. {written}h, {written}min or {written}s.")
-    if written.startswith("-"):
-        raise ConfigError(f"{option} must not be negative; got {text!r}. Write e.g. 4h, 30min or 90s.")
-    number = r"(\d+(?:\.\d+)?)"
-    match = re.fullmatch(f"(?:{number}h)?(?:{number}m(?:in)?)?(?:{number}s)?", written)
-    hours, minutes, rest = (float(part or 0) for part in match.groups()) if match else (0.0, 0.0, 0.0)
-    total = 3600 * hours + 60 * minutes + rest
-    if total <= 0:
-        raise ConfigError(f"{option} is a duration above 0; got {text!r}. Write e.g. 4h, 30min or 90s.")
-    return total
 
 
 def checked_choice(option: str, value: str, allowed: tuple[str, ...]) -> str:

@@ -19,13 +19,13 @@ from bigbatch.tune.report.theme import number_text
 from bigbatch.tune.report.trial_points import StudyPoints, TrialPoint
 from bigbatch.tune.study.answer_words import (
     answer_in_words,
-    confirmation_in_words,
-    frontier_cells,
     interval_text,
     seconds_words,
     short_number,
 )
+from bigbatch.tune.study.confirmation_words import confirmation_in_words
 from bigbatch.tune.study.frontier import Frontier
+from bigbatch.tune.study.frontier_cells import frontier_cells
 from bigbatch.tune.study.frontier_file import config_file, frontier_json
 from bigbatch.tune.study.reported import FRESH_SEEDS, HELD_OUT
 from bigbatch.tune.study.summary import RUNNING

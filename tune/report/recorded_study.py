@@ -27,7 +27,8 @@ from optuna.storages.journal import BaseJournalBackend
 from optuna.trial import FrozenTrial, TrialState
 
 from bigbatch.train_loop.config import ConfigError
-from bigbatch.tune.study.frontier import Frontier, answer_of
+from bigbatch.tune.study.answer import answer_of
+from bigbatch.tune.study.frontier import Frontier
 from bigbatch.tune.study.journal_reader import JOURNAL_NAME, StoredTrial
 from bigbatch.tune.study.objectives import Objectives, objectives_of
 from bigbatch.tune.study.retry import count_ended

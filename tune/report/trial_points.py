@@ -14,9 +14,9 @@ from optuna.trial import FrozenTrial, TrialState
 from bigbatch.cluster.host import json_values
 from bigbatch.train_loop.config.earlier_keys import migrated
 from bigbatch.tune.report.recorded_study import RecordedStudy
+from bigbatch.tune.study.answer import leading_trial
 from bigbatch.tune.study.confirmed import Confirmed, confirmed_trials
 from bigbatch.tune.study.feasible import INFEASIBLE_ATTR
-from bigbatch.tune.study.frontier import leading_trial
 from bigbatch.tune.study.retry import DIVERGED
 from bigbatch.tune.study.tables import epoch_records
 from bigbatch.tune.study.target import UNREACHED_H

@@ -34,10 +34,10 @@ from bigbatch.tune.strategies.named import make_strategy
 from bigbatch.tune.strategies.protocol import SearchFacts, Strategy
 from bigbatch.tune.strategies.search_only import SearchOnly
 from bigbatch.tune.strategies.transfer import Transfer, TransferFacts
+from bigbatch.tune.study.answer import answer_of
 from bigbatch.tune.study.budget import Budget
 from bigbatch.tune.study.confirmation import missing_confirmations
 from bigbatch.tune.study.confirmed import confirmed_trials
-from bigbatch.tune.study.frontier import answer_of
 from bigbatch.tune.study.frontier_file import frontier_json
 from bigbatch.tune.study.retry import count_ended
 from bigbatch.tune.study.store import StudyStore

@@ -11,7 +11,6 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from bigbatch.cluster.host import json_values
-from bigbatch.tune.study.confirm_rule import LEAST_TRIALS
 from bigbatch.tune.study.metrics import Metric, known_metrics
 from bigbatch.tune.study.objective import Objective
 from bigbatch.tune.study.tolerance import read_tolerance
@@ -21,8 +20,8 @@ NAMES = {"global_batch_size": "batch", "batch.global_size": "batch"}
 HELD_OUT, FRESH_SEEDS = "held_out", "fresh_seeds"
 """``reported_by`` of a row, as in reported.py, which loads Optuna."""
 INDISTINCT = "indistinct"
-USUAL_SEEDS, FEW = 3, 5
-"""Fresh seeds that a line proposes, and the most whose values it names one by one."""
+FEW = 5
+"""A line names at most this many values of seeds one by one."""
 Row = Mapping[str, object]
 
 
@@ -48,52 +47,6 @@ def answer_in_words(values: Mapping[str, object], hours: str = "GPU h") -> list[
 def name_in_words(name: str) -> str:
     """The frontier's parameter as people call it: ``batch``."""
     return NAMES.get(name, name.removesuffix(".name").rpartition(".")[2])
-
-
-def confirmation_in_words(
-    values: Mapping[str, object],
-    description: Mapping[str, object],
-    command: str,
-    hours: str = "GPU h",
-    missing: tuple[int, float] | None = None,
-    *,
-    running: bool = False,
-) -> str:
-    """The one line that says whether the answer was confirmed with fresh seeds: with what result; or why not, what it
-    would cost, and the command.
-
-    Args:
-        values, description: the content of frontier.json and study.json.
-        command: continues the study.
-        missing: confirmations that are still to be made, and what they take in ``hours``; None: nobody counted.
-        running: whether the search goes on.
-    """
-    words = AnswerWords(values)
-    if words.own is None:
-        return "Not confirmed: there is no answer to confirm."
-    runs, took = missing or (0, 0.0)
-    left = f" {_count(runs, 'more run')} had no room (about {short_number(took)} {hours}): {command}" if runs else ""
-    if seeds := json_values.whole_number(words.own, "seeds"):
-        return f"Confirmed with {_count(seeds, 'fresh seed')}{words.of_each_seed()}.{left}"
-    if running:
-        return "Not confirmed with fresh seeds yet: the search goes on."
-    one = json_values.number_or_none(words.own, "gpu_hours")
-    cost = f"; {USUAL_SEEDS} fresh seeds would take about {short_number(USUAL_SEEDS * one)} {hours}" if one else ""
-    why = _why_not(words, description, runs)
-    return f"Not confirmed with fresh seeds: {why}{cost}: {command} --confirm 1x{USUAL_SEEDS}"
-
-
-def _why_not(words: AnswerWords, description: Mapping[str, object], missing: int) -> str:
-    rule = json_values.text(description, "confirm", "auto")
-    if rule == "none":
-        by_default = words.metric.is_proportion
-        return "--confirm none was given" if by_default else "only accuracies are confirmed without --confirm"
-    if sum(json_values.whole_number(row, "tried") for row in words.rows) < LEAST_TRIALS and rule == "auto":
-        return f"a search of fewer than {LEAST_TRIALS} trials is too small for it"
-    if missing or rule != "auto":
-        return "the search ended before" if not missing else "these runs had no room in what the search was given"
-    budget = any(description.get(key) for key in ("budget_gpu_hours", "time_budget_s"))
-    return f"it would take more than a fifth of the {'budget' if budget else 'search’s time'}"
 
 
 class AnswerWords:
@@ -128,7 +81,7 @@ class AnswerWords:
         steps, epochs = (json_values.whole_number(best, key) for key in ("optimizer_steps", "epochs"))
         length = f"{epochs} epoch{'s' * (epochs != 1)}" + (f" of {steps} optimizer steps together" if steps else "")
         return (
-            f"Nothing has learned yet: {which} reached {self.metric.title} {self._worth(best, 'objective')}{on} after "
+            f"Nothing has learned yet: {which} reached {self.metric.title} {self.worth(best, 'objective')}{on} after "
             f"{length}; a constant prediction reaches {self._text(self.values.get('baseline'))}, and the difference is "
             "within the uncertainty of that. No configuration is recommended. What may change it: more epochs "
             "(--max-epochs), more steps in an epoch (smaller batches), other learning rates"
@@ -158,12 +111,12 @@ class AnswerWords:
         if self.dimension is None:
             what = f"The best is trial {own.get('trial')}"
         else:
-            what = f"The answer is {self.word} {_value(own.get('value'))} (trial {own.get('trial')})"
+            what = f"The answer is {self.word} {value_text(own.get('value'))} (trial {own.get('trial')})"
             what = f"Only {what[14:]} has finished" if len(self.done) == 1 and len(self.rows) > 1 else what
-        value = f"{self.metric.title} {self._worth(own, 'reported')}"
+        value = f"{self.metric.title} {self.worth(own, 'reported')}"
         seeds = json_values.whole_number(own, "seeds")
-        mean = f", the mean of {_count(seeds, 'fresh seed')}," if seeds else ""
-        chosen = self._worth(own, "chosen_at")
+        mean = f", the mean of {counted_noun(seeds, 'fresh seed')}," if seeds else ""
+        chosen = self.worth(own, "chosen_at")
         by = own.get("reported_by")
         if by == HELD_OUT:
             then = f"{chosen} on the {self.choosing:,} {self.noun} that chose it"
@@ -188,8 +141,8 @@ class AnswerWords:
         near = f"It is the {which} within {self.tolerance} of the best {by}"
         if not own.get("worse_by"):
             return f"{near}: none that was {'confirmed' if fresh else 'tried'} is better."
-        worth, top = self._worth(own, "objective"), self._worth(best, "objective")
-        return f"{near}: {worth}, and {top} at {self.word} {_value(best.get('value'))}."
+        worth, top = self.worth(own, "objective"), self.worth(best, "objective")
+        return f"{near}: {worth}, and {top} at {self.word} {value_text(best.get('value'))}."
 
     def against_others(self) -> str:
         """Which other values cannot be told apart from the answer by what is reported, and which come before it."""
@@ -216,7 +169,7 @@ class AnswerWords:
                     "the tolerance on those that choose"
                 )
         if refuted:
-            worth = " and ".join(self._worth(row, "reported") for row in refuted)
+            worth = " and ".join(self.worth(row, "reported") for row in refuted)
             are = "are" if len(refuted) > 1 else "is"
             said.append(f"{on}{self._names(refuted)} ({worth}) {are} clearly worse than the best, and so no answer")
         elif not same:
@@ -259,7 +212,7 @@ class AnswerWords:
         flat = [row for row in self.done if row.get("learned") is False]
         if not flat:
             return ""
-        reached = " and ".join(f"{_value(row.get('value'))} ({self._worth(row, 'objective')})" for row in flat)
+        reached = " and ".join(f"{value_text(row.get('value'))} ({self.worth(row, 'objective')})" for row in flat)
         chance = self._text(self.values.get("baseline"))
         return (
             f"Nothing has learned at {self.word} {reached}: a constant prediction reaches {chance}. Nothing else is "
@@ -302,14 +255,14 @@ class AnswerWords:
             return f"No larger {self.word} that was tried comes that near, so nothing is saved."
         parts = []
         for key, text, unit in (
-            ("optimizer_steps", _whole, " optimizer steps"),
+            ("optimizer_steps", whole_text, " optimizer steps"),
             ("epoch_s", seconds_words, " for an epoch"),
             ("gpu_hours", short_number, f" {hours} for the run"),
         ):
             mine, theirs = json_values.number_or_none(own, key), json_values.number_or_none(first, key)
             if mine is not None and theirs and text(mine) != text(theirs):
                 parts.append(f"{text(mine)} instead of {text(theirs)}{unit} (× {mine / theirs:.2g})")
-        return f"Against {self.word} {_value(first.get('value'))} it takes {', '.join(parts)}." if parts else ""
+        return f"Against {self.word} {value_text(first.get('value'))} it takes {', '.join(parts)}." if parts else ""
 
     def of_each_seed(self) -> str:
         """``: 94.4, 95.0 and 93.9 % on the images that did not choose it``."""
@@ -360,13 +313,13 @@ class AnswerWords:
 
     def _names(self, rows: Sequence[Row]) -> str:
         """``batch 128, 256 and 1,024``."""
-        names = [_value(row.get("value")) for row in rows]
+        names = [value_text(row.get("value")) for row in rows]
         return f"{self.word} {', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else f"{self.word} {names[0]}"
 
     def _text(self, value: object) -> str:
         return self.metric.text(float(value)) if _is_number(value) else "–"  # type: ignore[arg-type]
 
-    def _worth(self, row: Row, key: str) -> str:
+    def worth(self, row: Row, key: str) -> str:
         return self._text(row.get(key))
 
     def _difference(self, value: float) -> str:
@@ -377,42 +330,6 @@ class AnswerWords:
         return f" ({found} at 95 %)" if found else ""
 
 
-def frontier_cells(values: Mapping[str, object], hours: str) -> dict[str, list[str]]:
-    """The columns of the frontier's table: title → a text for each row. A column that says nothing is left out."""
-    words = AnswerWords(values)
-    rows, metric = words.rows, words.metric
-    measured = {row.get("reported_by") for row in words.done}
-    table = {
-        words.word: [_value(row.get("value")) for row in rows],
-        f"{metric.short} held out" if measured == {HELD_OUT} else metric.short: [
-            words._worth(row, "reported") for row in rows
-        ],
-        "95 % range": [interval_text(row, metric) for row in rows],
-        "when chosen": [words._worth(row, "chosen_at") if measured & {HELD_OUT, FRESH_SEEDS} else "" for row in rows],
-    }
-    for title, key, text in (
-        ("steps", "optimizer_steps", _whole),
-        ("images/s", "images_per_s", _whole),
-        ("epoch", "epoch_s", seconds_words),
-        (hours, "gpu_hours", short_number),
-        ("noise scale", "noise_scale", _whole),
-    ):
-        numbers = [json_values.number_or_none(row, key) for row in rows]
-        table[title] = ["" if number is None else text(number) for number in numbers]
-    table = {title: [cell or "–" for cell in cells] for title, cells in table.items() if any(cells)}
-    return {**table, "done/tried": [_counts(row) for row in rows]}
-
-
-def _counts(row: Row) -> str:
-    """Trials that ran to their end, of those that were tried: ``3/5``, ``3/5, 1 div.`` if one diverged."""
-    tried, diverged = json_values.whole_number(row, "tried"), json_values.whole_number(row, "diverged")
-    if not tried:
-        return "not tried"
-    said = [f"{json_values.whole_number(row, 'finished')}/{tried}"]
-    said += [f"{diverged} div."] if diverged else []
-    return ", ".join(said + ["not learned"] * (row.get("learned") is False))
-
-
 def interval_text(row: Row, metric: Metric) -> str:
     """``90.0 to 97.3 %``; empty without an interval."""
     low, high = json_values.number_or_none(row, "low"), json_values.number_or_none(row, "high")
@@ -421,7 +338,7 @@ def interval_text(row: Row, metric: Metric) -> str:
     return f"{metric.text(low).removesuffix(' %')} to {metric.text(high)}"
 
 
-def _count(number: int, noun: str) -> str:
+def counted_noun(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' * (number != 1)}"
 
 
@@ -429,12 +346,12 @@ def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _value(value: object) -> str:
+def value_text(value: object) -> str:
     """A value of the frontier: ``1,024``, ``0.3``, ``cosine``."""
     return f"{value:,}" if _is_number(value) else str(value)
 
 
-def _whole(value: float) -> str:
+def whole_text(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 or float(value).is_integer() else f"{value:.3g}"
 
 

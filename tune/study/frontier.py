@@ -6,8 +6,8 @@ trials and from study.json, so it can be made again at any time.
 
 *What chooses, and what reports.* Rows compare by the value that chose: that of the search's own run, or the mean over
 fresh seeds where a trial was confirmed. Confirmed rows are preferred, because the value for which a trial was chosen is
-too good by luck. A person is told what did not choose (``Reported``): the value on the held-out examples, else the mean
-over fresh seeds, and only else the value that chose.
+too good by luck. A person is told what did not choose (``ReportedValue``): the value on the held-out examples, else the
+mean over fresh seeds, and only else the value that chose.
 
 *Nothing learned.* A row whose best run is not better than a constant prediction (``learned.py``) is no candidate. If no
 row is left, or no run can be told apart from another, there is no answer: ``usable`` is false.
@@ -20,7 +20,6 @@ the two as independent. They share their examples, which makes the difference mo
 
 from __future__ import annotations
 
-import copy
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,8 +35,15 @@ from bigbatch.tune.study.baseline import baseline_of
 from bigbatch.tune.study.confirmed import confirmed_trials
 from bigbatch.tune.study.metrics import COSTS
 from bigbatch.tune.study.objective import Objective
-from bigbatch.tune.study.objectives import Objectives
-from bigbatch.tune.study.reported import HELD_OUT, Examples, Reported, by_choice, on_held_out, uncertainty
+from bigbatch.tune.study.reported import (
+    HELD_OUT,
+    Examples,
+    ReportedValue,
+    by_choice,
+    difference,
+    on_held_out,
+    uncertainty,
+)
 from bigbatch.tune.study.retry import given_trials, retried_trials
 from bigbatch.tune.study.tables import epoch_records, epoch_s
 from bigbatch.tune.study.tolerance import HALF_A_POINT, Tolerance, stored_tolerance
@@ -88,7 +94,7 @@ class BestOfValue:
     """By which rows compare: of its last epoch; the mean over the seeds where it was confirmed."""
     chosen_at: float
     """Of its own last epoch: the value for which the search chose it."""
-    reported: Reported
+    reported: ReportedValue
     seeds: int
     """Fresh seeds with which the trial was confirmed; 0: none."""
     seeds_diverged: int
@@ -208,42 +214,6 @@ def frontier_facts(description: Mapping[str, object], objective: Objective = Obj
         objective=objective,
         description=description,
     )
-
-
-def answer_of(
-    trials: Sequence[FrozenTrial], description: Mapping[str, object], objectives: Objectives
-) -> Frontier | None:
-    """The answer of a study; None before a trial has finished.
-
-    Several objectives have a front instead, so there is an answer only if it is that nothing has learned, in the first
-    objective that training improves. A time to a target has none: a run that missed it says so itself.
-    """
-    if objectives.one_metric:
-        return frontier_of(trials, frontier_facts(description, objectives.first))
-    place = next((i for i, one in enumerate(objectives.each) if not one.name.endswith(COSTS)), None)
-    if not objectives.several or place is None:
-        return None
-    whole = replace(frontier_facts(description, objectives.each[place]), name=None, values=(None,))
-    found = frontier_of([_in_one_objective(trial, place) for trial in trials], whole)
-    return found if found is not None and found.unusable_because == NOTHING_LEARNED else None
-
-
-def _in_one_objective(trial: FrozenTrial, place: int) -> FrozenTrial:
-    """The trial as one of a search for this objective alone."""
-    if not trial.values:
-        return trial
-    alone = copy.copy(trial)  # the study caches the original
-    alone.values = [trial.values[place]]
-    return alone
-
-
-def leading_trial(
-    trials: Sequence[FrozenTrial], frontier: Frontier | None, objectives: Objectives
-) -> FrozenTrial | None:
-    """The trial of best.json: that of the answer; without one the best in the first objective, or None."""
-    if frontier is not None:
-        return next(trial for trial in trials if trial.number == frontier.leading.trial)
-    return objectives.best([trial for trial in trials if CONFIRMS_ATTR not in trial.user_attrs])
 
 
 def ordered_values(values: Sequence[object]) -> tuple[object, ...]:
@@ -408,9 +378,9 @@ def _refuted(rows: Sequence[FrontierRow], facts: FrontierFacts) -> list[Frontier
     learnt = [row.best for row in rows if row.best is not None and row.best.learned is not False]
     held = [best.reported for best in learnt if best.reported.by == HELD_OUT]
 
-    def is_refuted(one: Reported) -> bool:
+    def is_refuted(one: ReportedValue) -> bool:
         allowance = facts.tolerance.allowance(max((other.value for other in held), key=facts.objective.gain))
-        gaps = (_difference(one, other, facts.objective) for other in held if other is not one)
+        gaps = (difference(one, other, facts.objective) for other in held if other is not one)
         return any(gap[0] - gap[2] > allowance for gap in gaps if gap is not None)
 
     return [
@@ -419,21 +389,10 @@ def _refuted(rows: Sequence[FrontierRow], facts: FrontierFacts) -> list[Frontier
     ]
 
 
-def _difference(one: Reported, other: Reported, objective: Objective) -> tuple[float, float, float] | None:
-    """By how much ``other`` is better, and how much more and how much less it may be at 95 % (Newcombe 1998, method
-    10); None without intervals."""
-    if one.low is None or one.high is None or other.low is None or other.high is None:
-        return None
-    up, down = (1, -1) if objective.direction == "maximize" else (-1, 1)
-    reach = {up: (other.high - other.value, one.value - one.low), down: (other.value - other.low, one.high - one.value)}
-    gap = objective.gain(other.value) - objective.gain(one.value)
-    return gap, math.hypot(*reach[1]), math.hypot(*reach[-1])
-
-
 def _worse_at_most(row: FrontierRow, rows: Sequence[FrontierRow], facts: FrontierFacts) -> float | None:
     """By how much the value may be worse than any other one, at 95 %: Newcombe's upper bound of the difference."""
     own = row.best.reported if row.best else None
     if own is None or own.low is None or own.high is None:
         return None
-    gaps = [_difference(own, other.best.reported, facts.objective) for other in rows if other is not row and other.best]
+    gaps = [difference(own, other.best.reported, facts.objective) for other in rows if other is not row and other.best]
     return max([0.0, *(gap[0] + gap[1] for gap in gaps if gap is not None)])

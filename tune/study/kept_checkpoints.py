@@ -8,7 +8,8 @@ from typing import Protocol
 
 from optuna.trial import FrozenTrial, TrialState
 
-from bigbatch.tune.study.frontier import FrontierFacts, before_equal_ones, frontier_of, leading_trial, value_of_trial
+from bigbatch.tune.study.answer import leading_trial
+from bigbatch.tune.study.frontier import FrontierFacts, before_equal_ones, frontier_of, value_of_trial
 from bigbatch.tune.study.objectives import Objectives
 from bigbatch.tune.study.paused_checkpoints import CheckpointKeeper
 from bigbatch.tune.study.retry import may_need_checkpoint, note_given

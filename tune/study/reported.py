@@ -41,7 +41,7 @@ class Examples:
 
 
 @dataclass(frozen=True)
-class Reported:
+class ReportedValue:
     """What a person is told of a trial: its value by what did not choose it, as far as there is such a thing."""
 
     value: float
@@ -58,23 +58,23 @@ class Reported:
 
 def on_held_out(
     trial: FrozenTrial, confirmed: Confirmed | None, examples: Examples, objective: Objective
-) -> Reported | None:
+) -> ReportedValue | None:
     """What the examples that made no choice say of the trial; None without them."""
     values = confirmed.holdout if confirmed else ()
     values = values or (held_out(trial, objective),)
     if not all(map(math.isfinite, values)):
         return None
     low, high = _interval(values, examples.held_out, 1, objective)
-    return Reported(statistics.fmean(values), low, high, HELD_OUT, examples.held_out, values)
+    return ReportedValue(statistics.fmean(values), low, high, HELD_OUT, examples.held_out, values)
 
 
 def by_choice(
     value: float, confirmed: Confirmed | None, among: int, examples: Examples, objective: Objective
-) -> Reported:
+) -> ReportedValue:
     """What the examples that chose say of the best of ``among`` trials, or of its fresh seeds."""
     values = confirmed.values if confirmed else (value,)
     low, high = _interval(values, examples.choosing, among, objective)
-    return Reported(value, low, high, FRESH_SEEDS if confirmed else CHOSEN, examples.choosing, values)
+    return ReportedValue(value, low, high, FRESH_SEEDS if confirmed else CHOSEN, examples.choosing, values)
 
 
 def _interval(
@@ -91,8 +91,19 @@ def _interval(
     return clopper_pearson(right_answers(values[0], examples), examples, rate)
 
 
-def uncertainty(chosen: Reported, curve: Sequence[float], objective: Objective) -> float:
+def uncertainty(chosen: ReportedValue, curve: Sequence[float], objective: Objective) -> float:
     """How far a value may be from the truth on the side where it is worse."""
     if objective.has_interval and chosen.low is not None and chosen.high is not None:
         return chosen.value - chosen.low if objective.direction == "maximize" else chosen.high - chosen.value
     return learned.last_change(curve) or 0.0
+
+
+def difference(one: ReportedValue, other: ReportedValue, objective: Objective) -> tuple[float, float, float] | None:
+    """By how much ``other`` is better, and how much more and how much less it may be at 95 % (Newcombe 1998, method
+    10); None without intervals."""
+    if one.low is None or one.high is None or other.low is None or other.high is None:
+        return None
+    up, down = (1, -1) if objective.direction == "maximize" else (-1, 1)
+    reach = {up: (other.high - other.value, one.value - one.low), down: (other.value - other.low, one.high - one.value)}
+    gap = objective.gain(other.value) - objective.gain(one.value)
+    return gap, math.hypot(*reach[1]), math.hypot(*reach[-1])

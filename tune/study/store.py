@@ -32,9 +32,10 @@ from bigbatch.train_loop.config.earlier_keys import migrated
 from bigbatch.train_loop.config.files import unusable_config
 from bigbatch.train_loop.host.folder_hold import FolderHold, hold_folder
 from bigbatch.tune.study import feasible, tables
+from bigbatch.tune.study.answer import answer_of, leading_trial
 from bigbatch.tune.study.description import SCHEMA_VERSION, STUDY_FILE, Description, read_description
 from bigbatch.tune.study.front import PARETO_FILE, write_front
-from bigbatch.tune.study.frontier import FrontierFacts, answer_of, frontier_facts, leading_trial
+from bigbatch.tune.study.frontier import FrontierFacts, frontier_facts
 from bigbatch.tune.study.frontier_file import write_frontier
 from bigbatch.tune.study.kept_checkpoints import EndedCheckpoints
 from bigbatch.tune.study.ledger import Ledger, open_bill

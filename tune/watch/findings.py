@@ -25,8 +25,9 @@ from bigbatch.tune.plan.own_components import own_component_lines
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.plan.trainable_plan import trainable_lines
 from bigbatch.tune.plan.warm_start import known_in_words
-from bigbatch.tune.study.answer_words import answer_in_words, confirmation_in_words
+from bigbatch.tune.study.answer_words import answer_in_words
 from bigbatch.tune.study.certainty import compare_with_best
+from bigbatch.tune.study.confirmation_words import confirmation_in_words
 from bigbatch.tune.study.confirmed import Confirmed
 from bigbatch.tune.study.frontier_file import FRONTIER_FOLDER
 from bigbatch.tune.study.ledger import DeviceSeconds

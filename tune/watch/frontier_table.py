@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from bigbatch.tune.study.answer_words import AnswerWords, Row, frontier_cells
+from bigbatch.tune.study.answer_words import AnswerWords, Row
+from bigbatch.tune.study.frontier_cells import frontier_cells
 
 if TYPE_CHECKING:
     from bigbatch.tune.plan.frontier_plan import FrontierPlan

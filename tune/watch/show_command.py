@@ -16,7 +16,8 @@ from bigbatch.train_loop.config import ConfigError, TrainConfig, known_key
 from bigbatch.train_loop.config.files import USABLE
 from bigbatch.train_loop.config.plug_ins import shown_name
 from bigbatch.train_loop.config.words import epochs_text
-from bigbatch.tune.study.answer_words import answer_in_words, confirmation_in_words
+from bigbatch.tune.study.answer_words import answer_in_words
+from bigbatch.tune.study.confirmation_words import confirmation_in_words
 from bigbatch.tune.study.fidelity import CHEAP_RUN
 from bigbatch.tune.study.front import PARETO_FILE
 from bigbatch.tune.study.frontier_file import FRONTIER_FILE, FRONTIER_FOLDER

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from bigbatch.train_loop.config import ConfigError
-from bigbatch.tune.plan.checked_plan import make_plan, parse_duration
+from bigbatch.tune.plan.checked_plan import make_plan
+from bigbatch.tune.plan.duration import parse_duration
 from bigbatch.tune.plan.machine import Machine, Node, share_out
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.study.store import StudyStore

@@ -16,7 +16,7 @@ from bigbatch.tune.report.page import report_page
 from bigbatch.tune.report.recorded_study import RecordedStudy, open_recorded
 from bigbatch.tune.report.theme import number_text
 from bigbatch.tune.report.trial_points import StudyPoints
-from bigbatch.tune.study.frontier import answer_of
+from bigbatch.tune.study.answer import answer_of
 from bigbatch.tune.study.objectives import Objectives, read_objectives
 from bigbatch.tune.study.summary import StudySummary
 from bigbatch.tune.study.target import UNREACHED_H

@@ -143,7 +143,7 @@ WRONG: list[tuple[list[str], str]] = [
     (["--mode", "linear"], "--mode must be one of"),
     (["--workers", "1,2", "--only", "4"], "--only names sizes of --workers; got 4. Write one of 1,2."),
     (["--workers", "1", "--profile-steps", "0"], "--profile-steps must be at least 1; got 0"),
-    (["--workers", "1", "--epochs", "-1"], "--epochs must be at least 0; got -1"),
+    (["--workers", "1", "--epochs", "-1"], "--epochs must not be negative; got -1"),
     (["--workers", "1", "--epochs", "1", "--set", "epochs=2"], "a key is set once; got --epochs and --set epochs"),
     (["--workers", "1", "--objective", "top9"], "--objective names a metric"),
     (["--workers", "1", "--retune", "1"], "--retune searches with 2 trials or more; got 1"),

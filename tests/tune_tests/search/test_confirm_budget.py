@@ -21,8 +21,8 @@ from bigbatch.tune.search.confirm_budget import (
     cost_in_words,
     left_to_confirm,
 )
-from bigbatch.tune.study.answer_words import confirmation_in_words
-from bigbatch.tune.study.frontier import answer_of
+from bigbatch.tune.study.answer import answer_of
+from bigbatch.tune.study.confirmation_words import confirmation_in_words
 from bigbatch.tune.study.frontier_file import frontier_json
 from bigbatch.tune.study.store import StudyStore
 from bigbatch.tune.watch.findings import print_plan

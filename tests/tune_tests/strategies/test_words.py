@@ -182,14 +182,13 @@ def test_words_that_another_study_tried_are_known_only_if_it_agrees(agrees: bool
     assert tried[10:].count("optimizer d") >= (18 if agrees else 9)
 
 
-def test_numbers_lists_the_frontier_and_what_some_configurations_lack_are_no_words() -> None:
+def test_numbers_the_frontier_and_what_some_configurations_lack_are_no_words() -> None:
     dims = (
         *MANY_WORDS,
         Dimension("grafting", CategoricalDistribution(("adam", "sgd")), {"optimizer": ("optimizer a",)}),
         Dimension("shape", CategoricalDistribution(("linear", "cosine")), always=False),
         Dimension("batch", CategoricalDistribution((256, 4096))),
         Dimension("network", CategoricalDistribution(("resnet18", "resnet50"))),
-        Dimension("milestones", CategoricalDistribution(([0.3, 0.6], [0.5]))),  # type: ignore[arg-type]
         Dimension("nesterov", CategoricalDistribution((None, True, False))),
     )
     history = CurveHistory(SearchFacts(dims, 60, EPOCHS, frontier="network"))

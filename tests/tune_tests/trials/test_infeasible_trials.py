@@ -96,10 +96,10 @@ def test_early_stopping_compares_with_no_infeasible_trial(tmp_path):
         return {"val_top1": params["x"] + 0.01 * epoch, "memory_bytes": 2.0 if params["x"] > 0.33 else 0.5}
 
     xs = {"x": FloatDistribution(0.0, 1.0)}
-    trials = SimulatedSearch(tmp_path, xs, space, record, strategy="random", stopping="asha", trials=40).run()
+    trials = SimulatedSearch(tmp_path, xs, space, record, strategy="random", stopping="asha", trials=120).run()
     allowed = [t for t in trials if not is_infeasible(t)]
     done = [t for t in allowed if t.state == TrialState.COMPLETE]
-    assert allowed and len(done) >= len(allowed) / 4, "a third of those that compare goes on"
+    assert allowed and len(done) >= len(allowed) / 9, "at two rungs, a third of those that compare goes on"
 
 
 ODD = {"n": IntDistribution(0, 99), "x": FloatDistribution(0.0, 1.0)}

@@ -1,0 +1,50 @@
+"""The answer of a study with any objective, and the trial that its best.json holds."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from optuna.trial import FrozenTrial
+
+from bigbatch.tune.study.frontier import NOTHING_LEARNED, Frontier, frontier_facts, frontier_of
+from bigbatch.tune.study.metrics import COSTS
+from bigbatch.tune.study.objectives import Objectives
+from bigbatch.tune.study.trial_facts import CONFIRMS_ATTR
+
+
+def answer_of(
+    trials: Sequence[FrozenTrial], description: Mapping[str, object], objectives: Objectives
+) -> Frontier | None:
+    """The answer of a study; None before a trial has finished.
+
+    Several objectives have a front instead, so there is an answer only if it is that nothing has learned, in the first
+    objective that training improves. A time to a target has none: a run that missed it says so itself.
+    """
+    if objectives.one_metric:
+        return frontier_of(trials, frontier_facts(description, objectives.first))
+    place = next((i for i, one in enumerate(objectives.each) if not one.name.endswith(COSTS)), None)
+    if not objectives.several or place is None:
+        return None
+    whole = replace(frontier_facts(description, objectives.each[place]), name=None, values=(None,))
+    found = frontier_of([_in_one_objective(trial, place) for trial in trials], whole)
+    return found if found is not None and found.unusable_because == NOTHING_LEARNED else None
+
+
+def _in_one_objective(trial: FrozenTrial, place: int) -> FrozenTrial:
+    """The trial as one of a search for this objective alone."""
+    if not trial.values:
+        return trial
+    alone = copy.copy(trial)  # the study caches the original
+    alone.values = [trial.values[place]]
+    return alone
+
+
+def leading_trial(
+    trials: Sequence[FrozenTrial], frontier: Frontier | None, objectives: Objectives
+) -> FrozenTrial | None:
+    """The trial of best.json: that of the answer; without one the best in the first objective, or None."""
+    if frontier is not None:
+        return next(trial for trial in trials if trial.number == frontier.leading.trial)
+    return objectives.best([trial for trial in trials if CONFIRMS_ATTR not in trial.user_attrs])
