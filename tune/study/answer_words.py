@@ -255,7 +255,7 @@ class AnswerWords:
             return f"No larger {self.word} that was tried comes that near, so nothing is saved."
         parts = []
         for key, text, unit in (
-            ("optimizer_steps", whole_text, " optimizer steps"),
+            ("optimizer_steps", rounded_text, " optimizer steps"),
             ("epoch_s", seconds_words, " for an epoch"),
             ("gpu_hours", short_number, f" {hours} for the run"),
         ):
@@ -351,7 +351,7 @@ def value_text(value: object) -> str:
     return f"{value:,}" if _is_number(value) else str(value)
 
 
-def whole_text(value: float) -> str:
+def rounded_text(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 or float(value).is_integer() else f"{value:.3g}"
 
 

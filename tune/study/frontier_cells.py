@@ -11,10 +11,10 @@ from bigbatch.tune.study.answer_words import (
     AnswerWords,
     Row,
     interval_text,
+    rounded_text,
     seconds_words,
     short_number,
     value_text,
-    whole_text,
 )
 
 
@@ -32,11 +32,11 @@ def frontier_cells(values: Mapping[str, object], hours: str) -> dict[str, list[s
         "when chosen": [words.worth(row, "chosen_at") if measured & {HELD_OUT, FRESH_SEEDS} else "" for row in rows],
     }
     for title, key, text in (
-        ("steps", "optimizer_steps", whole_text),
-        ("images/s", "images_per_s", whole_text),
+        ("steps", "optimizer_steps", rounded_text),
+        ("images/s", "images_per_s", rounded_text),
         ("epoch", "epoch_s", seconds_words),
         (hours, "gpu_hours", short_number),
-        ("noise scale", "noise_scale", whole_text),
+        ("noise scale", "noise_scale", rounded_text),
     ):
         numbers = [json_values.number_or_none(row, key) for row in rows]
         table[title] = ["" if number is None else text(number) for number in numbers]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scipy.stats import beta
 
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.config.files import read_config, unusable_config
@@ -101,3 +102,29 @@ def test_values_are_compared_alike_in_any_unit(tmp_path):
         values = json.loads((write_study(tmp_path / f"{scale}", spec) / FRONTIER_FILE).read_text())
         found.append((values["answer"]["value"], values["usable"], [row["learned"] for row in values["rows"]]))
     assert found == [(256, True, [True, True, True])] * 3
+
+
+@pytest.mark.parametrize(
+    ("values", "answer"),
+    [
+        ({128: (0.950, 0.960), 256: (0.951, 0.900)}, 128),  # 6 points worse where both had no part in the choice
+        ({128: (0.950, 0.952), 256: (0.951, 0.940)}, 256),  # 1.2 points, within chance on 2,000 images
+        ({128: (0.900, 0.960), 256: (0.951, 0.900)}, 128),  # also where it alone is within the tolerance
+    ],
+)
+def test_a_value_that_held_out_images_refute_is_no_answer(tmp_path, values, answer):
+    runs = [RunSpec(batch, [0.1, chosen], held) for batch, (chosen, held) in values.items()]
+    found = values_of(tmp_path, StudySpec(runs, {"val_size": 2000, "holdout_size": 2000}, values=(128, 256)))
+    assert found["answer"]["value"] == answer
+    assert [row["value"] for row in found["rows"] if row["refuted"]] == ([256] if answer == 128 else [])
+
+
+def test_what_did_not_choose_is_reported_with_an_interval_of_its_own(tmp_path):
+    """Clopper-Pearson of 1,860 of 2,000, without an allowance: the held-out images had no part in the choice."""
+    runs = [RunSpec(256, [0.1, 0.90], 0.96), RunSpec(256, [0.1, 0.95], 0.93)]
+    found = values_of(tmp_path, StudySpec(runs, {"val_size": 2000, "holdout_size": 2000}, values=(256,)))
+    (row,) = found["rows"]
+    assert (row["trial"], row["objective"], row["chosen_at"]) == (1, 0.95, 0.95), "what reports does not choose"
+    assert (row["reported"], row["reported_by"], row["values"]) == (0.93, "held_out", [0.93])
+    interval = beta.ppf(0.025, 1860, 141), beta.ppf(0.975, 1861, 140)
+    assert (row["low"], row["high"]) == pytest.approx(interval)

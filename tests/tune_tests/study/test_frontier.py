@@ -37,7 +37,7 @@ from bigbatch.tune.study.frontier import (
 from bigbatch.tune.study.frontier_file import FRONTIER_FILE, config_file, frontier_json
 from bigbatch.tune.study.ledger import DeviceSeconds
 from bigbatch.tune.study.objective import Objective
-from bigbatch.tune.study.reported import CHOSEN, HELD_OUT, Examples
+from bigbatch.tune.study.reported import CHOSEN, Examples
 from bigbatch.tune.study.store import StudyStore
 from bigbatch.tune.study.tables import EPOCH_ATTR
 from bigbatch.tune.study.tolerance import HALF_A_POINT, POINTS, Tolerance
@@ -173,40 +173,6 @@ def test_the_interval_is_that_of_the_best_of_so_many():
     assert (first.low, first.high) == pytest.approx(clopper_pearson(1900, 2000, 0.05 / 3))
     assert (second.low, second.high) == pytest.approx(clopper_pearson(1880, 2000, 0.05))
     assert first.by == second.by == CHOSEN
-
-
-def test_what_did_not_choose_is_reported_with_an_interval_of_its_own():
-    """No allowance for the choice: the held-out images had no part in it."""
-    study = new_study()
-    for chosen, held in ((0.90, 0.96), (0.95, 0.93)):
-        trial = begin(study, 256)
-        trial.set_user_attr(f"{EPOCH_ATTR}00001", record(1, chosen, 256, holdout_top1=held))
-        study.tell(trial, chosen)
-    found = frontier_of(study.trials, FACTS)
-    assert found is not None
-    best = found.leading
-    assert (best.trial, best.objective, best.chosen_at) == (1, 0.95, 0.95), "what reports does not choose"
-    assert (best.reported.value, best.reported.by, best.reported.examples) == (0.93, HELD_OUT, 2000)
-    assert (best.reported.low, best.reported.high) == pytest.approx(clopper_pearson(1860, 2000, 0.05))
-
-
-@pytest.mark.parametrize(
-    ("values", "answer"),
-    [
-        ({128: (0.950, 0.960), 256: (0.951, 0.900)}, 128),  # 6 points worse where both had no part in the choice
-        ({128: (0.950, 0.952), 256: (0.951, 0.940)}, 256),  # 1.2 points, within chance on 2,000 images
-        ({128: (0.900, 0.960), 256: (0.951, 0.900)}, 128),  # also where it alone is within the tolerance
-    ],
-)
-def test_a_value_that_held_out_images_refute_is_no_answer(values, answer):
-    study = new_study()
-    for batch, (chosen, held) in values.items():
-        trial = begin(study, batch)
-        trial.set_user_attr(f"{EPOCH_ATTR}00001", record(1, chosen, batch, holdout_top1=held))
-        study.tell(trial, chosen)
-    found = frontier_of(study.trials, FACTS)
-    assert found is not None and found.answer_row is not None and found.answer_row.value == answer
-    assert [row.value for row in found.rows if row.refuted] == ([256] if answer == 128 else [])
 
 
 def test_the_interval_covers_a_chosen_best_in_95_percent_of_studies():
