@@ -153,6 +153,8 @@ class Suggestions(abc.ABC):
 
     def suggest_categorical(self, name: str, choices: Sequence[T]) -> T:
         """One of ``choices``: the very value that the space declares, whatever a study keeps of it."""
+        if isinstance(choices, (set, frozenset)):  # another process may have another order
+            raise ValueError(f"parameter {name!r} has a set of choices, which has no order; write a list")
         own = [python_value(choice) for choice in choices]
         distribution = Distribution("categorical", choices=_kept_choices(name, own))
         found = self._suggest(name, distribution)

@@ -75,9 +75,16 @@ def _options(given: Mapping[str, object]) -> SearchOptions:
             raise ConfigError(f"bigbatch.trainable takes arguments about training; got {name!r}. {fix}")
     values = dict(given)
     fixed = values.pop("set") or {}
+    if not isinstance(fixed, Mapping):
+        raise ConfigError(f"set must be a dict of keys; got {fixed!r}. Write e.g. set={{'image_size': 16}}.")
+    for name in ("max_epochs", "seed"):
+        if not isinstance(values.get(name, 0), (int, type(None))):
+            raise ConfigError(f"{name} must be a whole number; got {values[name]!r}. Write e.g. {name}=1.")
+    if values.get("batch") is not None:
+        values["batch"] = str(values["batch"])
     metric = values.pop("metric", ())
     return SearchOptions(
-        set=tuple(f"{name}={value}" for name, value in fixed.items()),  # type: ignore[attr-defined]
+        set=tuple(f"{name}={value}" for name, value in fixed.items()),
         metric=(metric,) if isinstance(metric, str) else tuple(metric),  # type: ignore[arg-type]
         output=tempfile.gettempdir(),  # nothing is written there
         **values,  # type: ignore[arg-type]
@@ -127,7 +134,8 @@ class _TuneFunction:
                 where = f"of the space {self.space!r}"
                 raise ConfigError(f"param_space names parameters {where} or keys of TrainConfig; got {name!r}. {fix}")
         pinned = {**self.overrides, **{key: value for key, value in keys.items() if key is not None}}
-        return load_space(self.space)(_GivenTrial(given), self.workload, pinned).replace_keys({"seed": self.seed})
+        seed = pinned.pop("seed", self.seed)
+        return load_space(self.space)(_GivenTrial(given), self.workload, pinned).replace_keys({"seed": seed})
 
 
 class _GivenTrial(StandInTrial):
@@ -142,8 +150,8 @@ class _GivenTrial(StandInTrial):
             return super()._suggest(name, distribution)
         value = self._given[name]
         is_choice = distribution.kind == "categorical"
-        if is_choice and distribution.contains(value):
-            return value
+        if is_choice and distribution.contains(kept := distribution.kept(value)):
+            return kept
         if not is_choice and isinstance(value, (int, float)) and not isinstance(value, bool):
             return round(value) if distribution.kind == "int" else value
         what = f"one of {', '.join(map(str, distribution.choices))}" if is_choice else "a number"

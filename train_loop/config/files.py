@@ -13,9 +13,13 @@ USABLE = "usable"
 """False in the best.json of a search that has no usable answer."""
 
 
-def unusable_config(config: Mapping[str, object]) -> dict[str, object]:
+BECAUSE = {"nothing_learned": "nothing has learned", "indistinct": "no run can be told apart from another"}
+"""Why a search has none, by ``unusable_because`` of its frontier.json."""
+
+
+def unusable_config(config: Mapping[str, object], because: str) -> dict[str, object]:
     """The content of such a best.json: ``read_config`` refuses it."""
-    return {USABLE: False, "config": dict(config)}
+    return {USABLE: False, "because": because, "config": dict(config)}
 
 
 def read_config(path: Path) -> TrainConfig:
@@ -35,8 +39,9 @@ def read_config(path: Path) -> TrainConfig:
         values = None
     if isinstance(values, dict) and values.get(USABLE) is False:
         raise ConfigError(
-            f"--config must be worth training; {str(path)!r} is from a search in which nothing was learned. Search on, "
-            "with more epochs or steps; or copy its value config into a file of its own to train it all the same."
+            f"a configuration must be worth training; {str(path)!r} is from a search in which "
+            f"{BECAUSE.get(str(values.get('because')), 'nothing is recommended')}. Search on, with more epochs or "
+            "steps; or copy its value config into a file of its own to train it all the same."
         )
     if isinstance(values, dict) and "config" in values:
         text = json.dumps(values["config"])

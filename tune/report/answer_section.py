@@ -22,13 +22,14 @@ from bigbatch.tune.study.answer_words import (
     interval_text,
     seconds_words,
     short_number,
+    value_text,
 )
 from bigbatch.tune.study.confirmation_words import confirmation_in_words
 from bigbatch.tune.study.frontier import Frontier
 from bigbatch.tune.study.frontier_cells import frontier_cells
 from bigbatch.tune.study.frontier_file import config_file, frontier_json
 from bigbatch.tune.study.reported import FRESH_SEEDS, HELD_OUT
-from bigbatch.tune.study.summary import RUNNING
+from bigbatch.tune.study.summary import DONE, RUNNING, resume_words
 
 MOST_TILES = 6
 """Parameters of a training function in the first row of the answer; the configuration below has all."""
@@ -77,9 +78,14 @@ def _file(points: StudyPoints, found: Frontier | None) -> str:
 
 def _confirmation(points: StudyPoints, found: Frontier) -> str:
     summary = points.study.summary
-    command = f"bigbatch tune --resume --study {shlex.quote(summary.folder.name)}"
-    values, running = frontier_json(found), summary.state == RUNNING
-    return confirmation_in_words(values, summary.description, command, points.study.hours, running=running)
+    return confirmation_in_words(
+        frontier_json(found),
+        summary.description,
+        resume_words(summary),
+        points.study.hours,
+        running=summary.state == RUNNING,
+        ended_early=summary.state not in (RUNNING, DONE),
+    )
 
 
 def _nothing_yet(points: StudyPoints, prefix: str) -> Markup:
@@ -112,7 +118,7 @@ def _tiles(points: StudyPoints, found: Frontier) -> list[Markup]:
         settings = _settings(points, own) if own else []
     else:
         name = "global batch" if found.facts.name == BATCH_PARAMETER else found.facts.name
-        settings = [_tile(f"{row.value:,}" if isinstance(row.value, int) else row.value, name)]
+        settings = [_tile(value_text(row.value), name)]
     interval = interval_text(dataclasses.asdict(best.reported), found.facts.objective.metric)
     metric = points.study.objectives.first.metric.title
     by = {HELD_OUT: ", held out", FRESH_SEEDS: f", mean of {best.seeds} fresh seeds"}.get(

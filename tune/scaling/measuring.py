@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bigbatch.cluster.host.allocation import usable_cpus
 from bigbatch.cluster.host.atomic_files import write_text
-from bigbatch.train_loop.config import TrainConfig
+from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.train_loop.config.files import read_config
 from bigbatch.train_loop.host.folder_hold import hold_folder
 from bigbatch.tune.scaling.child_process import SizeDiverged, SizeFailed, run_child
@@ -93,7 +93,10 @@ def _searched(plan: ScalePlan, size: SizePlan, carry_out: Callable[[SizeCommand]
         found = searched_config(plan, size)
     if found is None:
         raise SizeFailed(f"the size of {size.workers} workers: its search ended without a finished trial")
-    config = same_run(size.config, read_config(found))
+    try:
+        config = same_run(size.config, read_config(found))
+    except ConfigError as error:  # its search has no usable answer
+        raise SizeFailed(f"the size of {size.workers} workers: {error}") from None
     write_text(config_path(plan, size), config.to_json())
     return dataclasses.replace(size, config=config)
 

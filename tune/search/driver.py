@@ -12,6 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from bigbatch.train_loop.config import ConfigError, TrainConfig
+from bigbatch.train_loop.config.files import USABLE
 from bigbatch.train_loop.errors import RayStartError
 from bigbatch.train_loop.host.processor_energy import open_processor_energy
 from bigbatch.train_loop.launch.ray_internals import FOR_SEARCHES, note_of_missing
@@ -162,11 +163,15 @@ def _say_findings(
     run: SearchRun, store: StudyStore, views: list[TrialView], elapsed_s: float, console: Console
 ) -> None:
     plan, trials = run.plan, store.study.get_trials(deepcopy=False)
-    print_findings(plan, views, elapsed_s, store.ledger.used(), console, search_answer(run, store))
+    answer = search_answer(run, store)
+    print_findings(plan, views, elapsed_s, store.ledger.used(), console, answer)
+    run.is_usable = answer.values.get(USABLE) is not False
     facts = facts_of(plan)
     known, looked = known_findings(plan.warm_start, facts, trials), look_findings(plan.stopping, facts, trials)
     said = [NO_OTHER] if is_exhausted(store.study) else []
-    said += [*refusals_in_words(trials), *known, *follow_up_findings(trials, plan.objectives.first), *looked]
+    said += refusals_in_words(trials)
+    if run.is_usable:
+        said += [*known, *follow_up_findings(trials, plan.objectives.first), *looked]
     for line in said:
         say(console, line)
 

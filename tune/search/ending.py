@@ -36,7 +36,7 @@ def end_search(run: SearchRun, trials: list[TrialView], stop: StopRequest, conso
         ours = f"bigbatch wandb-sync {quoted_path(plan.folder)}"
         say_command(console, ours, "\nSend the W&B runs from a machine with a network:")
         say_command(console, wandb.sync_command(), "or with W&B's own command:")
-    if more := what_more_would_bring(plan, store, plan.objectives.first):
+    if run.is_usable and (more := what_more_would_bring(plan, store, plan.objectives.first)):
         say(console, f"\n{more}")
     if fatal:
         print(f"error: {fatal}. See {quoted_path(plan.folder / 'logs')}.", file=sys.stderr)

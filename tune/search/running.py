@@ -71,6 +71,8 @@ class SearchRun:
     """When the search began, by the monotonic clock."""
     in_order: bool = False
     """Whether the driver's thread has left the search and will print the last lines itself."""
+    is_usable: bool = True
+    """False if nothing has learned, so that nothing else is to be said of the trials."""
     bridge: Any = None
     wandb: Any = None
     capacity: Any = None
@@ -160,7 +162,7 @@ def search_answer(run: SearchRun, store: StudyStore) -> SearchAnswer:
     return SearchAnswer(
         frontier_json(answer) if answer else {},
         confirmed_trials(trials, plan.objectives.first),
-        left_to_confirm(plan, store, pace) if plan.confirm.best else None,
+        left_to_confirm(plan, store, pace) if plan.confirm.best else (0, 0.0),
     )
 
 

@@ -14,9 +14,8 @@ from optuna.trial import FrozenTrial
 from bigbatch.tune.strategies.follow_up import NextTrial, first_part, second_part
 from bigbatch.tune.study.cheap_runs import cheap_value, ran_cheaply
 from bigbatch.tune.study.fidelity import Fidelity
-from bigbatch.tune.study.frontier import ordered_values
 from bigbatch.tune.study.objective import Objective
-from bigbatch.tune.study.trial_facts import ENQUEUED_ATTR, FOLLOWS_ATTR, GIVEN_ATTR, configuration
+from bigbatch.tune.study.trial_facts import ENQUEUED_ATTR, FOLLOWS_ATTR, GIVEN_ATTR, configuration, ordered_values
 
 
 @dataclass(frozen=True)

@@ -32,11 +32,11 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
 from bigbatch.tune.strategies.protocol import SearchFacts
-from bigbatch.tune.study.frontier import answer_index, ordered_values
+from bigbatch.tune.study.frontier import answer_index
 from bigbatch.tune.study.metrics import ceiling_of
 from bigbatch.tune.study.retry import RETRIES_ATTR
 from bigbatch.tune.study.study_index import StudyIndex
-from bigbatch.tune.study.trial_facts import CONFIRMS_ATTR, CONTINUES_ATTR
+from bigbatch.tune.study.trial_facts import CONFIRMS_ATTR, CONTINUES_ATTR, ordered_values
 
 
 class _Tried(NamedTuple):

@@ -10,7 +10,9 @@ from optuna.trial import FrozenTrial
 
 from bigbatch.tune.study.frontier import NOTHING_LEARNED, Frontier, frontier_facts, frontier_of
 from bigbatch.tune.study.metrics import COSTS
+from bigbatch.tune.study.objective import Objective
 from bigbatch.tune.study.objectives import Objectives
+from bigbatch.tune.study.tables import epoch_records
 from bigbatch.tune.study.trial_facts import CONFIRMS_ATTR
 
 
@@ -19,25 +21,26 @@ def answer_of(
 ) -> Frontier | None:
     """The answer of a study; None before a trial has finished.
 
-    Several objectives have a front instead, so there is an answer only if it is that nothing has learned, in the first
-    objective that training improves. A time to a target has none: a run that missed it says so itself.
+    Several objectives have a front instead, and a target the run that reached it first. So there is an answer only if
+    it is that nothing has learned, by the first metric that training improves.
     """
     if objectives.one_metric:
         return frontier_of(trials, frontier_facts(description, objectives.first))
-    place = next((i for i, one in enumerate(objectives.each) if not one.name.endswith(COSTS)), None)
-    if not objectives.several or place is None:
+    improved = next((one.shown for one in objectives.each if not one.shown.name.endswith(COSTS)), None)
+    if improved is None:
         return None
-    whole = replace(frontier_facts(description, objectives.each[place]), name=None, values=(None,))
-    found = frontier_of([_in_one_objective(trial, place) for trial in trials], whole)
+    whole = replace(frontier_facts(description, improved), name=None, values=(None,))
+    found = frontier_of([_by_last_epoch(trial, improved) for trial in trials], whole)
     return found if found is not None and found.unusable_because == NOTHING_LEARNED else None
 
 
-def _in_one_objective(trial: FrozenTrial, place: int) -> FrozenTrial:
+def _by_last_epoch(trial: FrozenTrial, objective: Objective) -> FrozenTrial:
     """The trial as one of a search for this objective alone."""
-    if not trial.values:
+    records = epoch_records(trial)
+    if not trial.values or not records:
         return trial
     alone = copy.copy(trial)  # the study caches the original
-    alone.values = [trial.values[place]]
+    alone.values = [objective.value(records[-1])]
     return alone
 
 

@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from bigbatch.cluster.host import json_values
-from bigbatch.tune.study.metrics import Metric, known_metrics
+from bigbatch.tune.study.metrics import COSTS, Metric, known_metrics
 from bigbatch.tune.study.objective import Objective
 from bigbatch.tune.study.tolerance import read_tolerance
 
@@ -77,13 +77,20 @@ class AnswerWords:
         best = max(self.done, key=lambda row: self.sign * json_values.number(row, "objective"))
         runs = sum(json_values.whole_number(row, "finished") for row in self.rows)
         which = f"the best of {runs} finished runs" if runs > 1 else "the only finished run"
-        on = f" on {self.choosing:,} {self.noun}" if self.choosing else ""
+        on = f" on {self._examples(self.choosing)}" if self.choosing else ""
+        baseline = json_values.number(self.values, "baseline")
+        worse = self.sign * json_values.number(best, "reported") < self.sign * baseline
+        than = (
+            "which is better: are labels, loss and the stated baseline right?"
+            if worse
+            else "and the difference is within the uncertainty of that."
+        )
         steps, epochs = (json_values.whole_number(best, key) for key in ("optimizer_steps", "epochs"))
         length = f"{epochs} epoch{'s' * (epochs != 1)}" + (f" of {steps} optimizer steps together" if steps else "")
         return (
             f"Nothing has learned yet: {which} reached {self.metric.title} {self.worth(best, 'objective')}{on} after "
-            f"{length}; a constant prediction reaches {self._text(self.values.get('baseline'))}, and the difference is "
-            "within the uncertainty of that. No configuration is recommended. What may change it: more epochs "
+            f"{length}; a constant prediction reaches {self._text(baseline)}, {than} No configuration is recommended. "
+            "What may change it: more epochs "
             "(--max-epochs), more steps in an epoch (smaller batches), other learning rates"
             f"{', larger images' if self.noun == 'images' else ''}."
         )
@@ -118,11 +125,13 @@ class AnswerWords:
         mean = f", the mean of {counted_noun(seeds, 'fresh seed')}," if seeds else ""
         chosen = self.worth(own, "chosen_at")
         by = own.get("reported_by")
+        if self.metric.name.endswith(COSTS):  # no examples measure it
+            return f"{what}: {value}{mean}{self._range(own)}."
         if by == HELD_OUT:
-            then = f"{chosen} on the {self.choosing:,} {self.noun} that chose it"
-            on = f"the {self.held_out:,} {self.noun} that did not choose it"
+            then = f"{chosen} on the {self._examples(self.choosing)} that chose it"
+            on = f"the {self._examples(self.held_out)} that did not choose it"
             return f"{what}: {value}{mean} on {on}{self._range(own)}; {then}."
-        on = f"the {self.choosing:,} {self.noun}" if self.choosing else f"the {self.noun}"
+        on = f"the {self._examples(self.choosing)}" if self.choosing else f"the {self.noun}"
         if by == FRESH_SEEDS:
             return f"{what}: {value}{mean} on {on} that chose it{self._range(own)}; {chosen} when it was chosen."
         return f"{what}: {value} on {on} that chose it{self._range(own)}."
@@ -133,14 +142,15 @@ class AnswerWords:
         if self.dimension is None or len(self.done) < 2:
             return ""
         fresh = bool(own.get("seeds"))
-        if fresh and len(compared) == 1:
+        if fresh and sum(bool(row.get("seeds")) for row in self.done) == 1:
             return f"It is the only {self.word} that was confirmed with fresh seeds."
         best = min(compared, key=lambda row: json_values.number(row, "worse_by"))
         which = f"{self._largest} that was confirmed and is" if fresh else f"{self._largest}"
         by = "by the fresh seeds" if fresh else f"by the {self.noun} that choose"
         near = f"It is the {which} within {self.tolerance} of the best {by}"
         if not own.get("worse_by"):
-            return f"{near}: none that was {'confirmed' if fresh else 'tried'} is better."
+            left = "confirmed" if fresh else "tried" if len(compared) == len(self.done) else "tried and is left"
+            return f"{near}: none that was {left} is better."
         worth, top = self.worth(own, "objective"), self.worth(best, "objective")
         return f"{near}: {worth}, and {top} at {self.word} {value_text(best.get('value'))}."
 
@@ -152,11 +162,13 @@ class AnswerWords:
         if self.dimension is None or not others:
             return ""
         if None in map(self._half_widths, [own, *others]):
-            return "How certain this order is, is not known: only fresh seeds would give an interval of this metric."
+            why = "only fresh seeds of each would tell" if not self.metric.is_proportion else "not all have an interval"
+            return f"How certain this order is, is not known: {why}."
         refuted = [row for row in others if row.get("refuted")]
         same = [row for row in others if row not in refuted and self._is_same(own, row)]
         held = own.get("reported_by") == HELD_OUT
-        ahead = [row for row in others if held and self._gain(row) > self._gain(own)]
+        better = [row for row in others if self._gain(row) > self._gain(own)]
+        ahead = [row for row in better if held]
         on = f"on the {self.held_out:,} {self.noun} that did not choose, " if held else ""
         said = []
         if same:
@@ -172,7 +184,10 @@ class AnswerWords:
             worth = " and ".join(self.worth(row, "reported") for row in refuted)
             are = "are" if len(refuted) > 1 else "is"
             said.append(f"{on}{self._names(refuted)} ({worth}) {are} clearly worse than the best, and so no answer")
-        elif not same:
+        if surely := [row for row in better if row not in same]:
+            are = "are" if len(surely) > 1 else "is"
+            said.append(f"{on}{self._names(surely)} {are} clearly better, though not by more than the tolerance")
+        elif not same and not refuted:
             said.append(f"{on}{'every other one' if len(others) > 1 else 'the other one'} is worse")
         at_most = json_values.number_or_none(own, "worse_at_most")
         if at_most is not None and at_most >= self._least_shown:
@@ -252,7 +267,9 @@ class AnswerWords:
         if self.dimension is None or len(self.done) < 2:
             return ""
         if own is first:
-            return f"No larger {self.word} that was tried comes that near, so nothing is saved."
+            later = [row for row in self.rows if row is not own]
+            known = all(row.get("worse_by") is not None for row in later)
+            return f"No larger {self.word} comes that near, so nothing is saved." if known and self._has_numbers else ""
         parts = []
         for key, text, unit in (
             ("optimizer_steps", rounded_text, " optimizer steps"),
@@ -285,9 +302,16 @@ class AnswerWords:
         return self.own
 
     @property
+    def _has_numbers(self) -> bool:
+        return all(_is_number(row.get("value")) for row in self.rows)
+
+    @property
     def _largest(self) -> str:
-        values = [row.get("value") for row in self.rows]
-        return f"{'largest' if all(map(_is_number, values)) else 'last'} {self.word}"
+        return f"{'largest' if self._has_numbers else 'last'} {self.word}"
+
+    def _examples(self, count: int) -> str:
+        """``180 images``, ``1 image``."""
+        return counted_noun(count, self.noun.removesuffix("s"))
 
     @property
     def _least_shown(self) -> float:
@@ -339,7 +363,7 @@ def interval_text(row: Row, metric: Metric) -> str:
 
 
 def counted_noun(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"
+    return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def _is_number(value: object) -> bool:

@@ -22,14 +22,8 @@ from dataclasses import dataclass
 from optuna.trial import FrozenTrial, TrialState
 
 from bigbatch.tune.study.confirm_rule import LEAST_TRIALS, ConfirmRule
-from bigbatch.tune.study.frontier import (
-    FrontierFacts,
-    before_equal_ones,
-    counted_trials,
-    frontier_of,
-    value_of_trial,
-)
-from bigbatch.tune.study.retry import given_trials
+from bigbatch.tune.study.frontier import FrontierFacts, counted_trials, frontier_of, value_of_trial
+from bigbatch.tune.study.retry import before_equal_ones, given_trials
 from bigbatch.tune.study.tables import epoch_records, epoch_s
 from bigbatch.tune.study.trial_facts import CONFIRMS_ATTR, SEED_ATTR, configuration, planned_epochs
 

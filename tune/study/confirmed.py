@@ -49,6 +49,12 @@ def diverged_confirmations(trials: Sequence[FrozenTrial]) -> Counter[int]:
     return Counter(int(t.user_attrs[CONFIRMS_ATTR]) for t in confirmations(trials) if has_diverged(t))
 
 
+def failed_confirmations(trials: Sequence[FrozenTrial]) -> Counter[int]:
+    """Number of a trial → how many of its runs with other seeds ended without a result."""
+    failed = (t for t in confirmations(trials) if t.state == TrialState.FAIL and not has_diverged(t))
+    return Counter(int(t.user_attrs[CONFIRMS_ATTR]) for t in failed)
+
+
 def confirmed_trials(trials: Sequence[FrozenTrial], objective: Objective) -> dict[int, Confirmed]:
     """Number of a confirmed trial → what came out. Runs that have not ended, or failed otherwise, are left out."""
     found: dict[int, list[tuple[int, float, float]]] = {}

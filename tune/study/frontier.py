@@ -32,7 +32,7 @@ from bigbatch.cluster.host import json_values
 from bigbatch.train_loop.config.earlier_keys import migrated
 from bigbatch.tune.study import learned
 from bigbatch.tune.study.baseline import baseline_of
-from bigbatch.tune.study.confirmed import confirmed_trials
+from bigbatch.tune.study.confirmed import confirmed_trials, failed_confirmations
 from bigbatch.tune.study.metrics import COSTS
 from bigbatch.tune.study.objective import Objective
 from bigbatch.tune.study.reported import (
@@ -44,7 +44,7 @@ from bigbatch.tune.study.reported import (
     on_held_out,
     uncertainty,
 )
-from bigbatch.tune.study.retry import given_trials, retried_trials
+from bigbatch.tune.study.retry import before_equal_ones, given_trials, retried_trials
 from bigbatch.tune.study.tables import epoch_records, epoch_s
 from bigbatch.tune.study.tolerance import HALF_A_POINT, Tolerance, stored_tolerance
 from bigbatch.tune.study.trial_facts import (
@@ -99,6 +99,8 @@ class BestOfValue:
     """Fresh seeds with which the trial was confirmed; 0: none."""
     seeds_diverged: int
     """With how many of them it diverged. Such a trial is the best only where the value has no other."""
+    seeds_failed: int
+    """Runs with fresh seeds that ended without a result; ``--retry-failed`` repeats them."""
     learned: bool | None
     """Whether it is better than a constant prediction. None: nobody knows what that reaches."""
     still_rises: bool
@@ -216,13 +218,6 @@ def frontier_facts(description: Mapping[str, object], objective: Objective = Obj
     )
 
 
-def ordered_values(values: Sequence[object]) -> tuple[object, ...]:
-    """Numbers by size; other values in the order in which the space lists them."""
-    if all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values):
-        return tuple(sorted(values, key=lambda value: float(value)))  # type: ignore[arg-type]
-    return tuple(values)
-
-
 def counted_trials(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
     """One trial for each configuration that began: without those that were repeated, continued or trained in full after
     a cheap run, and without confirmations."""
@@ -279,22 +274,13 @@ def value_of_trial(trial: FrozenTrial, facts: FrontierFacts) -> object:
     return only if facts.name is None else trial.params.get(facts.name, only)
 
 
-def before_equal_ones(trial: FrozenTrial, given: Mapping[int, int]) -> tuple[bool, int]:
-    """Of trials that are equally good, the one for which this is smallest comes first: a configuration that was given,
-    as published recipes are, because it has proved itself elsewhere too; then the earliest one.
-
-    Args:
-        given: as ``given_trials``.
-    """
-    return trial.number not in given, given.get(trial.number, trial.number)
-
-
 class _Trials:
     """The trials of a study, sorted by what an answer needs of them."""
 
     def __init__(self, trials: Sequence[FrozenTrial], facts: FrontierFacts) -> None:
         self.facts = facts
         self.confirmed = confirmed_trials(trials, facts.objective)
+        self.failed = failed_confirmations(trials)
         self.given = given_trials(trials)
         self.baseline = baseline_of(trials, facts.description, facts.objective)
         self.by_value: dict[object, list[FrozenTrial]] = {value: [] for value in facts.values}
@@ -332,17 +318,19 @@ class _Trials:
         worth = {t.number: self.confirmed[t.number].mean if t.number in self.confirmed else t.values[0] for t in among}
         best = min(among, key=lambda t: (-objective.gain(worth[t.number]), before_equal_ones(t, self.given)))
         confirmed, value = self.confirmed.get(best.number), worth[best.number]
+        reported = on_held_out(best, confirmed, self.facts.examples, objective)
+        reported = reported or by_choice(value, confirmed, len(among), self.facts.examples, objective)
         curve, records = self._curve(best), epoch_records(best)
         epochs, one_epoch_s = planned_epochs(best) or len(records), _median(map(epoch_s, records))
         return BestOfValue(
             trial=best.number,
             objective=value,
             chosen_at=best.values[0],
-            reported=on_held_out(best, confirmed, self.facts.examples, objective)
-            or by_choice(value, confirmed, len(among), self.facts.examples, objective),
+            reported=reported,
             seeds=len(confirmed.seeds) if confirmed else 0,
             seeds_diverged=confirmed.diverged if confirmed else 0,
-            learned=self._has_learned(best, curve, len(among)),
+            seeds_failed=self.failed[best.number],
+            learned=self._has_learned(best, reported, len(done)),
             still_rises=learned.still_rises(curve, self.baseline, objective),
             last_change=learned.last_change(curve),
             epochs=epochs,
@@ -354,11 +342,21 @@ class _Trials:
             config=migrated(configuration(best)),
         )
 
-    def _has_learned(self, trial: FrozenTrial, curve: Sequence[float], among: int) -> bool | None:
-        """Whether the run that was chosen has learned. What fresh seeds came to is another question."""
-        objective = self.facts.objective
-        own = by_choice(trial.values[0], None, among, self.facts.examples, objective)
-        return learned.has_learned(own.value, uncertainty(own, curve, objective), self.baseline, objective)
+    def _has_learned(self, trial: FrozenTrial, reported: ReportedValue, tried: int) -> bool | None:
+        """Whether the run that was chosen from ``tried`` ones has learned, and what did not choose it agrees.
+
+        A fresh seed that diverged is no sign of that; such a trial is compared only where nothing else is left.
+        """
+        objective, curve = self.facts.objective, self._curve(trial)
+        chosen = by_choice(trial.values[0], None, tried, self.facts.examples, objective)
+        confirmed = self.confirmed.get(trial.number)
+        if confirmed and confirmed.diverged:
+            reported = replace(reported, low=reported.value, high=reported.value)
+        found = [
+            learned.has_learned(one.value, uncertainty(one, curve, objective), self.baseline, objective)
+            for one in (chosen, reported)
+        ]
+        return None if None in found else all(found)
 
 
 def _finished(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:

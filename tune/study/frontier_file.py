@@ -16,8 +16,8 @@ if TYPE_CHECKING:  # what only reads these files needs no Optuna
 SCHEMA_VERSION = 1
 FRONTIER_FILE, FRONTIER_FOLDER = "frontier.json", "frontier"
 _OF_BEST = (
-    "trial", "objective", "chosen_at", "seeds", "seeds_diverged", "learned", "still_rises", "last_change", "epochs",
-    "optimizer_steps", "images_per_s", "epoch_s", "gpu_hours", "noise_scale", "config",
+    "trial", "objective", "chosen_at", "seeds", "seeds_diverged", "seeds_failed", "learned", "still_rises",
+    "last_change", "epochs", "optimizer_steps", "images_per_s", "epoch_s", "gpu_hours", "noise_scale", "config",
 )  # fmt: skip
 
 

@@ -9,10 +9,10 @@ from typing import Protocol
 from optuna.trial import FrozenTrial, TrialState
 
 from bigbatch.tune.study.answer import leading_trial
-from bigbatch.tune.study.frontier import FrontierFacts, before_equal_ones, frontier_of, value_of_trial
+from bigbatch.tune.study.frontier import FrontierFacts, frontier_of, value_of_trial
 from bigbatch.tune.study.objectives import Objectives
 from bigbatch.tune.study.paused_checkpoints import CheckpointKeeper
-from bigbatch.tune.study.retry import may_need_checkpoint, note_given
+from bigbatch.tune.study.retry import before_equal_ones, may_need_checkpoint, note_given
 from bigbatch.tune.study.study_index import StudyIndex
 from bigbatch.tune.study.trial_facts import CONFIRMS_ATTR
 

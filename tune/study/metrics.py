@@ -84,6 +84,8 @@ class Metric:
             return f"{value:.3g} s"
         if self.name == GPU_HOURS:
             return f"{value:.3g} h"
+        if abs(value) >= 1e12:
+            return f"{value:.4g}"
         return f"{value:,.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:.4g}"
 
 

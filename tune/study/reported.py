@@ -60,9 +60,8 @@ def on_held_out(
     trial: FrozenTrial, confirmed: Confirmed | None, examples: Examples, objective: Objective
 ) -> ReportedValue | None:
     """What the examples that made no choice say of the trial; None without them."""
-    values = confirmed.holdout if confirmed else ()
-    values = values or (held_out(trial, objective),)
-    if not all(map(math.isfinite, values)):
+    values = confirmed.holdout if confirmed else (held_out(trial, objective),)
+    if not values or not all(map(math.isfinite, values)):
         return None
     low, high = _interval(values, examples.held_out, 1, objective)
     return ReportedValue(statistics.fmean(values), low, high, HELD_OUT, examples.held_out, values)
@@ -91,11 +90,11 @@ def _interval(
     return clopper_pearson(right_answers(values[0], examples), examples, rate)
 
 
-def uncertainty(chosen: ReportedValue, curve: Sequence[float], objective: Objective) -> float:
+def uncertainty(value: ReportedValue, curve: Sequence[float], objective: Objective) -> float:
     """How far a value may be from the truth on the side where it is worse."""
-    if objective.has_interval and chosen.low is not None and chosen.high is not None:
-        return chosen.value - chosen.low if objective.direction == "maximize" else chosen.high - chosen.value
-    return learned.last_change(curve) or 0.0
+    if value.low is not None and value.high is not None:
+        return value.value - value.low if objective.direction == "maximize" else value.high - value.value
+    return learned.worst_setback(curve, objective)
 
 
 def difference(one: ReportedValue, other: ReportedValue, objective: Objective) -> tuple[float, float, float] | None:

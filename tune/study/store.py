@@ -36,7 +36,7 @@ from bigbatch.tune.study.answer import answer_of, leading_trial
 from bigbatch.tune.study.description import SCHEMA_VERSION, STUDY_FILE, Description, read_description
 from bigbatch.tune.study.front import PARETO_FILE, write_front
 from bigbatch.tune.study.frontier import FrontierFacts, frontier_facts
-from bigbatch.tune.study.frontier_file import write_frontier
+from bigbatch.tune.study.frontier_file import FRONTIER_FILE, write_frontier
 from bigbatch.tune.study.kept_checkpoints import EndedCheckpoints
 from bigbatch.tune.study.ledger import Ledger, open_bill
 from bigbatch.tune.study.objectives import Objectives, objectives_of
@@ -316,12 +316,15 @@ class StudyStore:
         best = leading_trial(trials, frontier, self.objectives)
         if frontier is not None:
             write_frontier(frontier, self.folder)
+        else:  # of several objectives, what had not learned may have learned since
+            (self.folder / FRONTIER_FILE).unlink(missing_ok=True)
         if self.objectives.several:
             write_front(self.objectives, trials, self.folder / PARETO_FILE)
         if best is not None:
             config = migrated(best.user_attrs["config"])
-            usable = frontier is None or frontier.usable
-            write_json(self.best_file, config if usable else unusable_config(config), indent=2, durable=True)
+            because = frontier.unusable_because if frontier else None
+            content = unusable_config(config, because) if because else config
+            write_json(self.best_file, content, indent=2, durable=True)
         self._next_refresh = time.monotonic() + (time.monotonic() - started) / REFRESH_SHARE
 
     def drop_checkpoints(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,6 +33,8 @@ from bigbatch.tune.study.ledger import ledger_files, read_session
 from bigbatch.tune.study.metrics import COSTS
 
 TRIALS_TABLE, EPOCHS_TABLE, PROGRESS_NAME = "trials.parquet", "epochs.parquet", "progress.json"
+DEFAULT_RUNS = "runs"
+"""The folder of studies that commands look into, if they are told no other."""
 QUEUE_ANSWER_S = 5.0
 """How long Slurm is waited for. Without its answer a study counts as interrupted."""
 RUNNING, QUEUED, INTERRUPTED, DONE, FAILED, UNREADABLE = (
@@ -299,3 +302,14 @@ def counted(states: Iterable[str]) -> dict[str, int]:
     """How often each state occurs, in the order in which they are named."""
     listed = list(states)
     return {state: listed.count(state) for state in (*ENDED_STATES, "RUNNING", "WAITING") if state in listed}
+
+
+def resume_words(found: StudySummary) -> str:
+    """The command that continues a study."""
+    parts = ["bigbatch", "tune", "--resume", "--study", found.folder.name]
+    parent = found.folder.parent
+    if parent != Path(DEFAULT_RUNS):
+        parts += ["--output", str(parent)]
+    if not (found.folder / "optuna.journal").exists():
+        parts += ["--storage", "URL"]  # of its database; study.json does not keep it
+    return shlex.join(parts)

@@ -67,6 +67,8 @@ def read_tolerance(text: str | None, objective: Objective) -> Tolerance:
         raise ConfigError(f"--tolerance must not be negative; got {text}. Write e.g. {default}.")
     if not math.isfinite(found.amount):
         raise ConfigError(f"--tolerance must be a finite number; got {text}. Write e.g. {default}.")
+    if found.unit != ABSOLUTE and found.amount >= 100:
+        raise ConfigError(f"--tolerance of {found} would make every value an answer. Write e.g. {default}.")
     if found.unit == POINTS and not proportion:
         raise ConfigError(
             f"--tolerance in points is for a proportion; got {text} for {objective.name}. Write e.g. {ONE_PER_CENT}."

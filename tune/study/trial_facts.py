@@ -133,3 +133,10 @@ def has_enough(study: Study, configurations: int, wanted: float) -> bool:
 def is_exhausted(study: Study) -> bool:
     """Whether the study's sampler, one of the user's own, has said that it has no other configuration."""
     return EXHAUSTED_ATTR in study._storage.get_study_user_attrs(study._study_id)
+
+
+def ordered_values(values: Sequence[object]) -> tuple[object, ...]:
+    """Numbers by size; other values in the order in which the space lists them."""
+    if all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values):
+        return tuple(sorted(values, key=lambda value: float(value)))  # type: ignore[arg-type]
+    return tuple(values)

@@ -54,7 +54,7 @@ class SearchAnswer:
     """The content of frontier.json; empty where there is none: several objectives, or a time to a target."""
     confirmed: Mapping[int, Confirmed] = field(default_factory=dict)
     """Number of a confirmed trial → what its fresh seeds came to."""
-    unconfirmed: tuple[int, float] | None = None
+    unconfirmed: tuple[int, float] = (0, 0.0)
     """Confirmations that are still to be made, and the device hours that they take."""
 
 
@@ -136,7 +136,9 @@ def _frontier(plan: SearchPlan) -> list[tuple[str, str]]:
     if plan.frontier is None or plan.frontier.searched is None:
         return []
     within = plan.tolerance.words(plan.objectives.first.metric)
-    text = f"the best for each {plan.frontier.name}; the answer is the largest within {within} of the best"
+    numbers = all(isinstance(value, (int, float)) for value in plan.frontier.values)
+    which = "largest" if numbers else "last"
+    text = f"the best for each {plan.frontier.name}; the answer is the {which} within {within} of the best"
     return [("frontier", text)]
 
 

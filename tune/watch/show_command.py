@@ -23,6 +23,7 @@ from bigbatch.tune.study.front import PARETO_FILE
 from bigbatch.tune.study.frontier_file import FRONTIER_FILE, FRONTIER_FOLDER
 from bigbatch.tune.study.journal_reader import StoredTrial
 from bigbatch.tune.study.summary import (
+    DEFAULT_RUNS,
     DONE,
     RUNNING,
     UNREADABLE,
@@ -31,13 +32,13 @@ from bigbatch.tune.study.summary import (
     changed_words,
     counted,
     find_study,
+    resume_words,
     summarize,
 )
 from bigbatch.tune.watch.frontier_table import WIDTH, frontier_lines
 from bigbatch.tune.watch.no_result import UnfinishedTrial, no_result_in_words
 from bigbatch.tune.watch.setting_words import SHOWN_KEYS, own_next_step, shown_settings
 from bigbatch.tune.watch.studies_command import (
-    DEFAULT_OUTPUT,
     aligned,
     said_in_one_line,
     trials_words,
@@ -58,7 +59,7 @@ def show_main(argv: Sequence[str]) -> int:
     """Print one study. Returns the exit code."""
     parser = OneLineParser(prog="bigbatch show", description="Print one study, running or not.", allow_abbrev=False)
     parser.add_argument("study", metavar="STUDY|PATH", help="a study's name in --output, or its folder")
-    parser.add_argument("--output", metavar="DIR", default=DEFAULT_OUTPUT, help="the folder of studies (default: runs)")
+    parser.add_argument("--output", metavar="DIR", default=DEFAULT_RUNS, help="the folder of studies (default: runs)")
     parser.add_argument("--all", action="store_true", help=f"print every trial, not only {MOST_TRIALS}")
     args = parser.parse_args(argv)
 
@@ -276,8 +277,9 @@ def _answer(found: StudySummary, width: int | None) -> str:
         headline, *sentences = answer_in_words(values, hours)
         lines = [line for line, _ in frontier_lines(values, hours, width or WIDTH)]
         if values.get(USABLE) is not False:
-            command, running = resume_words(found), found.state == RUNNING
-            sentences.append(confirmation_in_words(values, found.description, command, hours, running=running))
+            command, running, early = resume_words(found), found.state == RUNNING, found.state not in (RUNNING, DONE)
+            line = confirmation_in_words(values, found.description, command, hours, running=running, ended_early=early)
+            sentences.append(line)
     except (KeyError, StopIteration, TypeError, ValueError, ConfigError):
         note = f"{FRONTIER_FILE} cannot be read; the next --resume writes it again."
         return "\n".join(wrapped(part, width) for part in (_best(found), note) if part)
@@ -299,7 +301,7 @@ def _front(found: StudySummary) -> str:
     """The trials on the Pareto front of several objectives, or why there are none; also where nothing is feasible."""
     several = "," in json_values.text(found.description, "objective")
     front = json_values.objects(read_json(found.folder / PARETO_FILE), "front") if several else []
-    if front:
+    if front and _answer_values(found).get(USABLE) is not False:
         numbers = ", ".join(str(json_values.whole_number(trial, "trial")) for trial in front)
         return f"On the Pareto front: trial {numbers} ({found.folder / PARETO_FILE})"
     begun = [t for t in found.study.begun if t.config and CONFIRMS not in t.attrs]
@@ -353,14 +355,3 @@ def _commands(found: StudySummary, width: int | None) -> str:
         command = f"bigbatch train --config {shlex.quote(str(best_file))} --set epochs={epochs}"
         lines += ["Train the best in full:", wrapped_command(command, width)]
     return "\n".join(lines)
-
-
-def resume_words(found: StudySummary) -> str:
-    """The command that continues a study."""
-    parts = ["bigbatch", "tune", "--resume", "--study", found.folder.name]
-    parent = found.folder.parent
-    if parent != Path(DEFAULT_OUTPUT):
-        parts += ["--output", str(parent)]
-    if not (found.folder / "optuna.journal").exists():
-        parts += ["--storage", "URL"]  # of its database; study.json does not keep it
-    return shlex.join(parts)

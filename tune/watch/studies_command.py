@@ -12,10 +12,8 @@ from bigbatch.cluster.host.command_line import DONE, WRONG_INPUT, OneLineParser
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.study.frontier_file import FRONTIER_FILE
 from bigbatch.tune.study.objectives import objectives_of
-from bigbatch.tune.study.summary import UNREADABLE, StudySummary, changed_words, list_studies
+from bigbatch.tune.study.summary import DEFAULT_RUNS, UNREADABLE, StudySummary, changed_words, list_studies
 from bigbatch.tune.watch.wrapped import terminal_width, wrapped
-
-DEFAULT_OUTPUT = "runs"
 
 
 def studies_main(argv: Sequence[str]) -> int:
@@ -23,7 +21,7 @@ def studies_main(argv: Sequence[str]) -> int:
     parser = OneLineParser(prog="bigbatch studies", description="List the studies of a folder.", allow_abbrev=False)
     parser.add_argument("--output", metavar="DIR", help="the folder of studies (default: runs)")
     given = parser.parse_args(argv).output
-    output = Path(given or DEFAULT_OUTPUT)
+    output = Path(given or DEFAULT_RUNS)
 
     def listed() -> None:
         found = list_studies(output) if given or output.exists() else []

@@ -12,8 +12,7 @@ from pathlib import Path
 from bigbatch.cluster.host.command_line import DONE, FAILED, INTERRUPTED, WRONG_INPUT, OneLineParser
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.config.words import epochs_text
-from bigbatch.tune.study.summary import QUEUED, RUNNING, ask_queue, find_study, summarize
-from bigbatch.tune.watch.studies_command import DEFAULT_OUTPUT
+from bigbatch.tune.study.summary import DEFAULT_RUNS, QUEUED, RUNNING, ask_queue, find_study, summarize
 from bigbatch.tune.watch.wandb_server_lines import wandb_key, wandb_url
 from bigbatch.tune.watch.wandb_uploads import LIVE_SINCE, UploadRound, WandbUploads, wandb_release
 
@@ -32,7 +31,7 @@ def wandb_sync_parser() -> argparse.ArgumentParser:
     add("--follow", action="store_true", help="go on until the search has ended, and send the runs as they grow")
     add("--jobs", type=int, default=JOBS, metavar="N", help=f"runs at a time ({JOBS})")
     add("--every", type=float, default=EVERY_S, metavar="S", help=f"seconds between looks with --follow ({EVERY_S:g})")
-    add("--output", metavar="DIR", default=DEFAULT_OUTPUT, help="the folder of studies (default: runs)")
+    add("--output", metavar="DIR", default=DEFAULT_RUNS, help="the folder of studies (default: runs)")
     return p
 
 

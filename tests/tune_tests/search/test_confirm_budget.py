@@ -140,15 +140,15 @@ def line_of(plan: SearchPlan, store: StudyStore) -> str:
     """The line about confirmations at the end of such a search."""
     answer = answer_of(store.study.trials, plan.to_dict(), plan.objectives)
     assert answer is not None
-    left = left_to_confirm(plan, store) if plan.confirm.best else None
+    left = left_to_confirm(plan, store) if plan.confirm.best else (0, 0.0)
     return confirmation_in_words(frontier_json(answer), plan.to_dict(), "bigbatch tune --resume", "worker h", left)
 
 
 def test_what_was_not_confirmed_is_said_in_one_line_with_its_cost_and_the_command(tmp_path):
-    cost = "3 fresh seeds would take about 0.06 worker h: bigbatch tune --resume --confirm 1x3"
+    cost = "3 fresh seeds would train for about 0.06 worker h: bigbatch tune --resume --confirm 1x3"
     why: dict[str, tuple[dict[str, Any], int, str]] = {
         "default": ({"budget_gpu_hours": 0.01}, 8, "it would take more than a fifth of the budget"),
-        "explicit": ({"confirm": "2x3"}, 8, "these runs had no room in what the search was given"),
+        "explicit": ({"confirm": "2x3"}, 8, "the search ended before"),
         "none": ({"confirm": "none"}, 8, "--confirm none was given"),
         "small": ({}, 5, "a search of fewer than 6 trials is too small for it"),
     }  # fmt: skip

@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from optuna.trial import TrialState
 from scipy.stats import beta
 
-from bigbatch.train_loop.config import ConfigError
+from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.train_loop.config.files import read_config, unusable_config
 from bigbatch.tune.study.frontier_file import FRONTIER_FILE
-from helpers.answered_studies import GOLDEN, STUDIES, RunSpec, StudySpec, said_of, write_study
+from bigbatch.tune.study.store import StudyStore
+from helpers.answered_studies import GOLDEN, STUDIES, RunSpec, StudySpec, confirms, said_of, write_study
 
 
 @pytest.mark.parametrize("name", STUDIES)
@@ -83,8 +85,8 @@ def test_a_loss_below_the_baseline_by_less_than_it_changes_is_no_learning(tmp_pa
 
 def test_the_best_json_of_such_a_study_is_not_trained(tmp_path):
     path = tmp_path / "best.json"
-    path.write_text(json.dumps(unusable_config({"epochs": 3})))
-    with pytest.raises(ConfigError, match=r"--config must be worth training.*Search on.*train it all the same"):
+    path.write_text(json.dumps(unusable_config({"epochs": 3}, "nothing_learned")))
+    with pytest.raises(ConfigError, match="worth training.*nothing has learned.*Search on.*train it all the same"):
         read_config(path)
     path.write_text(json.dumps(json.loads(path.read_text())["config"]))
     assert read_config(path).epochs == 3
@@ -128,3 +130,44 @@ def test_what_did_not_choose_is_reported_with_an_interval_of_its_own(tmp_path):
     assert (row["reported"], row["reported_by"], row["values"]) == (0.93, "held_out", [0.93])
     interval = beta.ppf(0.025, 1860, 141), beta.ppf(0.975, 1861, 140)
     assert (row["low"], row["high"]) == pytest.approx(interval)
+
+
+def confirmed_study(ends: list[float], held: list[float]) -> StudySpec:
+    """Ten trials, of which the best one reaches 30 %, and its runs with fresh seeds."""
+    runs = [RunSpec(128, [0.1, 0.1 + 0.01 * n]) for n in range(9)] + [RunSpec(128, [0.1, 0.3], 0.29 if held else None)]
+    return StudySpec([*runs, *confirms(9, 128, ends, held)], {"val_size": 100, "holdout_size": 100}, values=(128,))
+
+
+@pytest.mark.parametrize(
+    ("ends", "held", "usable"),
+    [([0.28, 0.29, 0.31], [], True), ([0.1, 0.09, 0.11], [], False), ([0.3, 0.3, 0.3], [0.1, 0.09, 0.11], False)],
+)
+def test_what_did_not_choose_must_agree_that_something_was_learned(tmp_path, ends, held, usable):
+    """30 % of 100 images is far from chance, but fresh seeds, or images that did not choose, say that it was luck."""
+    assert values_of(tmp_path, confirmed_study(ends, held))["usable"] is usable
+
+
+def test_fresh_seeds_that_all_diverged_are_worth_chance(tmp_path):
+    lost = [
+        RunSpec(128, [0.1], state=TrialState.FAIL, attrs={"confirms": 0, "confirmation_seed": n, "diverged": True})
+        for n in (1, 2, 3)
+    ]
+    spec = StudySpec([RunSpec(128, [0.1, 0.97], 0.96), *lost], {"val_size": 180, "holdout_size": 180}, values=(128,))
+    found = values_of(tmp_path, spec)
+    assert (found["rows"][0]["reported"], found["usable"]) == (pytest.approx(0.1), False)
+
+
+@pytest.mark.parametrize("objectives", ["val_top1:max,gpu_hours:min", "val_top1=0.9"])
+def test_what_had_not_learned_may_learn_later(tmp_path, objectives):
+    """Of several objectives, and of a target: there is a frontier.json only as long as nothing has learned."""
+    about = {"trials": 4, "num_classes": 10, "val_size": 100, "objective": objectives}
+    store = StudyStore.create(tmp_path / "s", "s", about, None)
+    for end, there in ((0.11, True), (0.95, False)):
+        trial = store.study.ask()
+        trial.set_user_attr("config", TrainConfig(epochs=1).to_dict())
+        trial.set_user_attr("epoch/00001", {"epoch": 1, "val_top1": end, "val_loss": 1.0, "train_s": 1.0})
+        store.study.tell(trial, [end, 0.1] if "," in objectives else [1e6 + (0.9 - end) / 0.9 if end < 0.9 else 0.1])
+        store.refresh(force=True)
+        assert (store.folder / FRONTIER_FILE).exists() is there
+        assert ("usable" in json.loads(store.best_file.read_text())) is there
+    store.close()

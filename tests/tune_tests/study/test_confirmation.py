@@ -342,7 +342,7 @@ def test_the_range_of_another_metrics_mean_is_students_and_a_diverged_run_has_no
     lost = trial(9, None, 256, confirms=2, confirmation_seed=3, state=TrialState.FAIL, diverged=True)
     found = confirmed_trials([*SEARCH, *runs, lost], loss)[2]
     assert found.diverged == 1 and math.isnan(found.mean)
-    worse = trial(10, 3.0, 256, confirms=1, confirmation_seed=1)
+    worse = trial(10, 1.5, 256, confirms=1, confirmation_seed=1)
     assert best_of([*SEARCH, *runs, lost, worse], loss) == 1, "any mean is better than none"
     frontier = frontier_of([*SEARCH, *runs, lost, worse], on_loss)
     assert frontier is not None and frontier.leading.trial == 1

@@ -32,7 +32,6 @@ from bigbatch.tune.study.frontier import (
     counted_trials,
     frontier_facts,
     frontier_of,
-    ordered_values,
 )
 from bigbatch.tune.study.frontier_file import FRONTIER_FILE, config_file, frontier_json
 from bigbatch.tune.study.ledger import DeviceSeconds
@@ -41,7 +40,7 @@ from bigbatch.tune.study.reported import CHOSEN, Examples
 from bigbatch.tune.study.store import StudyStore
 from bigbatch.tune.study.tables import EPOCH_ATTR
 from bigbatch.tune.study.tolerance import HALF_A_POINT, POINTS, Tolerance
-from bigbatch.tune.study.trial_facts import CONTINUES_ATTR, DIVERGED_ATTR, PAUSED_ATTR
+from bigbatch.tune.study.trial_facts import CONTINUES_ATTR, DIVERGED_ATTR, PAUSED_ATTR, ordered_values
 from bigbatch.tune.watch.findings import SearchAnswer, print_findings
 from bigbatch.tune.watch.frontier_table import frontier_lines
 from bigbatch.tune.watch.views import trial_views
@@ -344,7 +343,8 @@ def test_the_table_shows_the_images_that_did_not_choose():
 def test_words_of_other_ends():
     assert "none that was tried is better" in shown(trials_of({128: [0.9], 1024: [0.97]}))[1]
     assert "The other one is worse." in shown(trials_of({128: [0.9], 1024: [0.97]}))[1]
-    assert "nothing is saved" in shown(trials_of({128: [0.97], 1024: [0.9]}))[1]
+    assert "nothing is saved" in shown(trials_of({128: [0.97], 256: [0.95], 512: [0.93], 1024: [0.9]}))[1]
+    assert "nothing is saved" not in shown(trials_of({128: [0.97], 1024: [0.9]}))[1], "others were not tried"
     assert "Only batch 256 (trial 0) has finished: validation top-1 95.0 %" in shown(trials_of({256: [0.95]}))[1]
 
 

@@ -52,6 +52,8 @@ def test_a_tolerance_has_a_unit(text, objective, best, allowance, words):
             "needs a unit, because none is known of val_iou; got 0.02. Write a part of the best value, e.g. 1%",
         ),
         ("1e999pt", TOP1, "must be a finite number"),
+        ("200pt", TOP1, "would make every value an answer"),
+        ("500%", LOSS, "would make every value an answer"),
     ],
 )
 def test_what_is_no_tolerance_is_refused_in_one_line(text, objective, message):
