@@ -99,8 +99,8 @@ def test_the_main_command() -> None:
         )
     assert min(run["trials_by_batch"].values()) >= 2 and set(run["trials_by_batch"]) == {"128", "256", "512", "1024"}
     (answer,) = [row for row in run["frontier"]["rows"] if row["value"] == run["frontier"]["answer"]["value"]]
-    images = f"{run['frontier']['validation_images']} validation images"
-    says("the main command", f"{answer['holdout']:.1%}".replace("%", " %"), images)
+    images = f"{run['frontier']['examples']['held_out']} validation images"
+    says("the main command", f"{answer['reported']:.1%}".replace("%", " %"), images)
 
 
 def test_trials_and_reports() -> None:

@@ -19,5 +19,5 @@ def parse_duration(text: str, option: str = "--time-budget") -> float:
     hours, minutes, rest = (float(part or 0) for part in match.groups()) if match else (0.0, 0.0, 0.0)
     total = 3600 * hours + 60 * minutes + rest
     if total <= 0:
-        raise ConfigError(f"{option} is a duration above 0 in h, min and s; got {text!r}. Write e.g. 4h, 1h30m or 90s.")
+        raise ConfigError(f"{option} is a duration above 0; got {text!r}. Write e.g. 4h, 30min or 90s.")
     return total

@@ -316,15 +316,14 @@ class StudyStore:
         best = leading_trial(trials, frontier, self.objectives)
         if frontier is not None:
             write_frontier(frontier, self.folder)
-        else:  # of several objectives, what had not learned may have learned since
+        else:  # what had not learned may have learned since
             (self.folder / FRONTIER_FILE).unlink(missing_ok=True)
         if self.objectives.several:
             write_front(self.objectives, trials, self.folder / PARETO_FILE)
         if best is not None:
             config = migrated(best.user_attrs["config"])
             because = frontier.unusable_because if frontier else None
-            content = unusable_config(config, because) if because else config
-            write_json(self.best_file, content, indent=2, durable=True)
+            write_json(self.best_file, unusable_config(config, because) if because else config, indent=2, durable=True)
         self._next_refresh = time.monotonic() + (time.monotonic() - started) / REFRESH_SHARE
 
     def drop_checkpoints(self) -> None:

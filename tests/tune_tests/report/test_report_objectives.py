@@ -72,7 +72,7 @@ def test_another_metric_has_its_own_units(text: str) -> None:
     words = seen(searched(objectives, [(2.0 + i / 7,) for i in range(12)]))
     best = 0 if text.endswith("min") else 11
     objective = objectives.first
-    assert f"The best is trial {best}: {objective.metric.title} {objective.worth(2.0 + best / 7)} on the" in words
+    assert f"The best is trial {best}: {objective.metric.title} {objective.worth(2.0 + best / 7)}" in words
 
 
 def test_what_is_not_finite_is_a_dash() -> None:
