@@ -127,7 +127,7 @@ def test_the_command_takes_a_recipe_and_says_what_is_wrong_with_it(run_command, 
         (["--recipe", "rsb"], "rsb-a3"),
         (["--recipe", "rsb-a3"], "data set imagenet must be packed"),
         (["--recipe", "rsb-a3", "--config", "x.json"], "exclude each other"),
-        ([], "needs one of --config --recipe"),
+        ([], "needs one of --config, --recipe"),
     ):
         done = run_command(TRAIN, *arguments)
         assert done.returncode == 2 and words in done.stderr, done.stderr
