@@ -28,8 +28,8 @@ from bigbatch.tune.report.theme import (
 )
 from bigbatch.tune.report.trial_points import FINISHED, StudyPoints, TrialPoint
 from bigbatch.tune.study.frontier import BestOfValue, Frontier, FrontierRow
+from bigbatch.tune.study.learned import CHOSEN, FRESH_SEEDS, HELD_OUT
 from bigbatch.tune.study.objective import Objective
-from bigbatch.tune.study.reported import CHOSEN, FRESH_SEEDS, HELD_OUT
 
 NO_FINISHED = "No trial has finished yet, so there is nothing to compare."
 

@@ -28,7 +28,7 @@ from bigbatch.tune.study.confirmation_words import confirmation_in_words
 from bigbatch.tune.study.frontier import Frontier
 from bigbatch.tune.study.frontier_cells import frontier_cells
 from bigbatch.tune.study.frontier_file import config_file, frontier_json
-from bigbatch.tune.study.reported import FRESH_SEEDS, HELD_OUT
+from bigbatch.tune.study.learned import FRESH_SEEDS, HELD_OUT
 from bigbatch.tune.study.summary import DONE, RUNNING, resume_words
 
 MOST_TILES = 6

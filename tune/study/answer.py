@@ -8,7 +8,8 @@ from dataclasses import replace
 
 from optuna.trial import FrozenTrial
 
-from bigbatch.tune.study.frontier import NOTHING_LEARNED, Frontier, frontier_facts, frontier_of
+from bigbatch.tune.study.frontier import Frontier, frontier_facts, frontier_of
+from bigbatch.tune.study.learned import NOTHING_LEARNED
 from bigbatch.tune.study.metrics import COSTS
 from bigbatch.tune.study.objective import Objective
 from bigbatch.tune.study.objectives import Objectives

@@ -11,15 +11,13 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from bigbatch.cluster.host import json_values
+from bigbatch.tune.study.learned import FRESH_SEEDS, HELD_OUT, INDISTINCT
 from bigbatch.tune.study.metrics import COSTS, Metric, known_metrics
 from bigbatch.tune.study.objective import Objective
 from bigbatch.tune.study.tolerance import read_tolerance
 
 NAMES = {"global_batch_size": "batch", "batch.global_size": "batch"}
 """Parameters that people know by another word."""
-HELD_OUT, FRESH_SEEDS = "held_out", "fresh_seeds"
-"""``reported_by`` of a row, as in reported.py, which loads Optuna."""
-INDISTINCT = "indistinct"
 FEW = 5
 """A line names at most this many values of seeds one by one."""
 Row = Mapping[str, object]

@@ -33,10 +33,10 @@ from bigbatch.train_loop.config.earlier_keys import migrated
 from bigbatch.tune.study import learned
 from bigbatch.tune.study.baseline import baseline_of
 from bigbatch.tune.study.confirmed import confirmed_trials, failed_confirmations
+from bigbatch.tune.study.learned import HELD_OUT, INDISTINCT, NOTHING_LEARNED
 from bigbatch.tune.study.metrics import COSTS
 from bigbatch.tune.study.objective import Objective
 from bigbatch.tune.study.reported import (
-    HELD_OUT,
     Examples,
     ReportedValue,
     by_choice,
@@ -57,8 +57,6 @@ from bigbatch.tune.study.trial_facts import (
     was_refused,
 )
 
-NOTHING_LEARNED, INDISTINCT = "nothing_learned", "indistinct"
-"""Why an answer is not usable."""
 _SLACK = 1e-9
 """For sums of decimal fractions: 0.997 − 0.992 is a little more than 0.005."""
 

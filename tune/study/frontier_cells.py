@@ -6,8 +6,6 @@ from collections.abc import Mapping
 
 from bigbatch.cluster.host import json_values
 from bigbatch.tune.study.answer_words import (
-    FRESH_SEEDS,
-    HELD_OUT,
     AnswerWords,
     Row,
     interval_text,
@@ -16,6 +14,7 @@ from bigbatch.tune.study.answer_words import (
     short_number,
     value_text,
 )
+from bigbatch.tune.study.learned import FRESH_SEEDS, HELD_OUT
 
 
 def frontier_cells(values: Mapping[str, object], hours: str) -> dict[str, list[str]]:

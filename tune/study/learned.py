@@ -12,6 +12,10 @@ from collections.abc import Sequence
 
 from bigbatch.tune.study.objective import Objective
 
+HELD_OUT, FRESH_SEEDS, CHOSEN = "held_out", "fresh_seeds", "chosen"
+"""What a reported value was measured by: examples that did not choose, seeds that did not, or the choice itself."""
+NOTHING_LEARNED, INDISTINCT = "nothing_learned", "indistinct"
+"""Why an answer is not usable."""
 LAST_PART = 3
 """Changes from epoch to epoch are those of the last third of a run, when its rate is low."""
 STEEP = 0.2

@@ -22,10 +22,8 @@ from bigbatch.tune.study.certainty import (
     right_answers,
 )
 from bigbatch.tune.study.confirmed import Confirmed, held_out
+from bigbatch.tune.study.learned import CHOSEN, FRESH_SEEDS, HELD_OUT
 from bigbatch.tune.study.objective import Objective
-
-HELD_OUT, FRESH_SEEDS, CHOSEN = "held_out", "fresh_seeds", "chosen"
-"""What a reported value was measured by: examples that did not choose, seeds that did not, or the choice itself."""
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import shlex
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from bigbatch.cluster.host import json_values, slurm_commands
@@ -22,6 +23,7 @@ from bigbatch.cluster.host.waits import STALE_S
 from bigbatch.train_loop.config import ConfigError, Options, config_keys
 from bigbatch.tune.study.description import STUDY_FILE, Description, read_description
 from bigbatch.tune.study.energy import StudyEnergy
+from bigbatch.tune.study.frontier_file import FRONTIER_FILE
 from bigbatch.tune.study.journal_reader import (
     ENDED_STATES,
     JOURNAL_NAME,
@@ -71,6 +73,11 @@ class StudySummary:
     def name(self) -> str:
         """The study's name, that of its folder if study.json does not say it."""
         return json_values.text(self.description, "name") or self.folder.name
+
+    @cached_property
+    def answer(self) -> Mapping[str, object]:
+        """The content of frontier.json; empty without one."""
+        return read_json(self.folder / FRONTIER_FILE)
 
     @property
     def planned(self) -> int | None:

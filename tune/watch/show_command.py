@@ -269,7 +269,7 @@ def _epochs(trial: StoredTrial) -> str:
 
 def _answer(found: StudySummary, width: int | None) -> str:
     """The frontier's table and what follows from it, as at the end of a search. Empty without a finished trial."""
-    values = _answer_values(found)
+    values = found.answer
     if not values:
         return ""
     hours = "GPU h" if found.has_gpus else "worker h"
@@ -292,16 +292,11 @@ def _answer(found: StudySummary, width: int | None) -> str:
     return "\n".join([*lines, *said])
 
 
-def _answer_values(found: StudySummary) -> dict[str, object]:
-    """The content of frontier.json; empty without one."""
-    return read_json(found.folder / FRONTIER_FILE)
-
-
 def _front(found: StudySummary) -> str:
     """The trials on the Pareto front of several objectives, or why there are none; also where nothing is feasible."""
     several = "," in json_values.text(found.description, "objective")
     front = json_values.objects(read_json(found.folder / PARETO_FILE), "front") if several else []
-    if front and _answer_values(found).get(USABLE) is not False:
+    if front and found.answer.get(USABLE) is not False:
         numbers = ", ".join(str(json_values.whole_number(trial, "trial")) for trial in front)
         return f"On the Pareto front: trial {numbers} ({found.folder / PARETO_FILE})"
     begun = [t for t in found.study.begun if t.config and CONFIRMS not in t.attrs]
@@ -321,7 +316,7 @@ def _front(found: StudySummary) -> str:
 
 def _best_trial(found: StudySummary) -> StoredTrial | None:
     """The trial of best.json that somebody may train: the answer's; None where there is no usable answer."""
-    values = _answer_values(found)
+    values = found.answer
     answer = json_values.mapping(values, "answer").get("trial")
     other = None if values.get(USABLE) is False else found.study.best
     return next((trial for trial in found.study.trials if trial.number == answer), other)
@@ -345,7 +340,7 @@ def _commands(found: StudySummary, width: int | None) -> str:
     elif found.state not in (RUNNING, DONE):
         lines += ["Continue it:", wrapped_command(resume_words(found), width)]
     best_file = found.folder / "best.json"
-    if _answer_values(found).get(USABLE) is False:
+    if found.answer.get(USABLE) is False:
         pass  # nothing to train: the answer says why
     elif best_file.exists() and found.description.get("trainable"):
         step = own_next_step(json_values.text(found.description, "model"), shlex.quote(str(best_file)))

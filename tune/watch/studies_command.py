@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bigbatch.cluster.host import json_values
-from bigbatch.cluster.host.atomic_files import read_json
 from bigbatch.cluster.host.command_line import DONE, WRONG_INPUT, OneLineParser
 from bigbatch.train_loop.config import ConfigError
-from bigbatch.tune.study.frontier_file import FRONTIER_FILE
+from bigbatch.train_loop.config.files import USABLE
+from bigbatch.tune.study.learned import FRESH_SEEDS, HELD_OUT, NOTHING_LEARNED
 from bigbatch.tune.study.objectives import objectives_of
 from bigbatch.tune.study.summary import DEFAULT_RUNS, UNREADABLE, StudySummary, changed_words, list_studies
 from bigbatch.tune.watch.wrapped import terminal_width, wrapped
@@ -70,20 +70,15 @@ def _row(one: StudySummary, now: float | None) -> tuple[str, ...]:
 
 def _best_words(one: StudySummary) -> str:
     """The answer's value by what did not choose it, and what that is; else the best value so far."""
-    values = read_json(one.folder / FRONTIER_FILE)
-    if values.get("usable") is False:
-        return "nothing learned" if values.get("unusable_because") == "nothing_learned" else "no difference"
-    trial = json_values.mapping(values, "answer").get("trial")
-    row = (
-        next((row for row in json_values.objects(values, "rows") if row.get("trial") == trial), {})
-        if trial is not None
-        else {}
-    )
+    if one.answer.get(USABLE) is False:
+        return "nothing learned" if one.answer.get("unusable_because") == NOTHING_LEARNED else "no difference"
+    trial, rows = json_values.mapping(one.answer, "answer").get("trial"), json_values.objects(one.answer, "rows")
+    row = next((row for row in rows if trial is not None and row.get("trial") == trial), {})
     value = json_values.number_or_none(row, "reported")
     if value is None:
         return value_words(one, one.best)
     seeds = json_values.whole_number(row, "seeds")
-    mark = {"held_out": "held out", "fresh_seeds": f"{seeds} seeds"}.get(str(row.get("reported_by")), "chosen")
+    mark = {HELD_OUT: "held out", FRESH_SEEDS: f"{seeds} seeds"}.get(str(row.get("reported_by")), "chosen")
     return f"{value_words(one, value)} {mark}"
 
 

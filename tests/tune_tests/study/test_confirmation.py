@@ -25,8 +25,9 @@ from bigbatch.tune.study.confirmation import (
 from bigbatch.tune.study.confirmed import confirmed_trials
 from bigbatch.tune.study.frontier import FrontierFacts, frontier_of
 from bigbatch.tune.study.frontier_file import frontier_json
+from bigbatch.tune.study.learned import FRESH_SEEDS
 from bigbatch.tune.study.objective import Objective, accuracy
-from bigbatch.tune.study.reported import FRESH_SEEDS, Examples
+from bigbatch.tune.study.reported import Examples
 from bigbatch.tune.study.retry import count_ended
 
 BATCHES = FrontierFacts(

@@ -34,9 +34,10 @@ from bigbatch.tune.study.frontier import (
     frontier_of,
 )
 from bigbatch.tune.study.frontier_file import FRONTIER_FILE, config_file, frontier_json
+from bigbatch.tune.study.learned import CHOSEN
 from bigbatch.tune.study.ledger import DeviceSeconds
 from bigbatch.tune.study.objective import Objective
-from bigbatch.tune.study.reported import CHOSEN, Examples
+from bigbatch.tune.study.reported import Examples
 from bigbatch.tune.study.store import StudyStore
 from bigbatch.tune.study.tables import EPOCH_ATTR
 from bigbatch.tune.study.tolerance import HALF_A_POINT, POINTS, Tolerance
