@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import zlib
 from collections.abc import Callable
@@ -194,6 +195,34 @@ def in_memory(folder: Path) -> Callable[[], StudyStore]:
         return store
 
     return opened
+
+
+def in_journal(folder: Path) -> Callable[[], StudyStore]:
+    """Opens the study of ``folder`` as the next process would, at each call."""
+    return lambda: StudyStore.open(folder, None) if folder.exists() else StudyStore.create(folder, "s", {}, None)
+
+
+def same_after_kills(
+    strategy: str, stopping: str, make: Callable[[Path], Callable[[], StudyStore]], folder: Path
+) -> list[FrozenTrial]:
+    """The trials of a search that is never killed; one that is killed every few steps makes the same decisions.
+
+    Args:
+        make: ``in_memory``, ``in_journal`` or alike: how the study in a folder is opened.
+    """
+    whole = Search(strategy, stopping, make(folder / "whole")).run()
+    check_whole(whole.trials)
+    killed = Search(strategy, stopping, make(folder / "killed"))
+    for stop in itertools.count(7, 11):
+        killed.run(until=stop)
+        if stop >= whole.steps:
+            break
+        killed.kill()
+    killed.run()
+    assert summary(killed.trials) == summary(whole.trials)
+    for search in (whole, killed):
+        search.store.close()
+    return whole.trials
 
 
 def kill_at_write(storage: Any, number: int, but: tuple[str, ...] = ()) -> None:

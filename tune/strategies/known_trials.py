@@ -172,8 +172,8 @@ class _ShowingSampler(PassingSampler):
         if self._old is None:  # the same for the whole proposal
             done = sum(t.state == TrialState.COMPLETE for t in trials)
             self._old = self._known.told(study, most=max(0, MOST_KNOWN - done))
-            for place, old in enumerate(self._old):
-                old.number = place - len(self._old)  # TPE weighs by number, and these are the oldest
+            for old in self._old:  # TPE weighs by number, and these are the oldest;
+                old.number = -1  # IntersectionSearchSpace overlooks all trials before a smaller one
         if not self._old:
             return trials
         return [*self._old, *self._known.scored(study, trials)]

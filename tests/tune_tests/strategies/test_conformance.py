@@ -12,7 +12,7 @@ from optuna.trial import TrialState
 from bigbatch.tune.strategies.names import CAPABILITIES, STOPPINGS
 from bigbatch.tune.study.store import StudyStore
 from bigbatch.tune.study.trial_facts import CONTINUES_ATTR
-from helpers.conducted import Killed, Search, check_whole, in_memory, kill_at_write, summary
+from helpers.conducted import Killed, Search, check_whole, in_journal, in_memory, kill_at_write, same_after_kills
 from helpers.waiting import wait_until
 
 pytestmark = pytest.mark.without_ray
@@ -24,27 +24,6 @@ ALL = [
     pair if pair in SOME else pytest.param(*pair, marks=pytest.mark.slow)
     for pair in itertools.product(CAPABILITIES, NAMED)
 ]
-
-
-def in_journal(folder: Path) -> Callable[[], StudyStore]:
-    return lambda: StudyStore.open(folder, None) if folder.exists() else StudyStore.create(folder, "s", {}, None)
-
-
-def same_after_kills(strategy: str, stopping: str, make: Callable[[Path], Callable[[], StudyStore]], folder: Path):
-    """A search that is never killed, and one that is killed every few steps, make the same decisions."""
-    whole = Search(strategy, stopping, make(folder / "whole")).run()
-    check_whole(whole.trials)
-    killed = Search(strategy, stopping, make(folder / "killed"))
-    for stop in itertools.count(7, 11):
-        killed.run(until=stop)
-        if stop >= whole.steps:
-            break
-        killed.kill()
-    killed.run()
-    assert summary(killed.trials) == summary(whole.trials)
-    for search in (whole, killed):
-        search.store.close()
-    return whole.trials
 
 
 @pytest.mark.parametrize(("strategy", "stopping"), ALL)

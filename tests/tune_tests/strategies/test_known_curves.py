@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import runpy
 import sys
 from dataclasses import dataclass, replace
@@ -24,7 +23,7 @@ from bigbatch.tune.strategies.unit_space import UnitSpace
 from bigbatch.tune.study.knowledge import KnownStudy, KnownTrial
 from bigbatch.tune.study.objective import Objective
 from helpers import conducted
-from helpers.conducted import Search, in_memory, summary
+from helpers.conducted import Search, in_memory, same_after_kills, summary
 from helpers.paths import ROOT
 
 RATE = Dimension("lr", FloatDistribution(0.001, 1.0, log=True))
@@ -117,12 +116,5 @@ def test_a_search_with_knowledge_makes_the_same_decisions_after_kills(tmp_path: 
         if t.intermediate_values
     )
     monkeypatch.setattr(conducted, "make_strategy", _Knowing((KnownStudy("first", known),)))
-    whole = Search("curves", "look", in_memory(tmp_path / "whole")).run()
-    killed = Search("curves", "look", in_memory(tmp_path / "killed"))
-    for stop in itertools.count(7, 11):
-        killed.run(until=stop)
-        if stop >= whole.steps:
-            break
-        killed.kill()
-    killed.run()
-    assert summary(killed.trials) == summary(whole.trials) != summary(first.trials)
+    trials = same_after_kills("curves", "look", in_memory, tmp_path)
+    assert summary(trials) != summary(first.trials)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from pathlib import Path
 
 import optuna
@@ -16,9 +15,8 @@ from bigbatch.tune.strategies.named import make_strategy
 from bigbatch.tune.strategies.own_strategy import check_own_strategy, own_pruner, own_sampler
 from bigbatch.tune.strategies.protocol import SearchFacts
 from bigbatch.tune.strategies.study_view import view_of
-from bigbatch.tune.study.store import StudyStore
 from bigbatch.tune.study.trial_facts import is_exhausted
-from helpers.conducted import DIMENSIONS, TRIALS, Search, check_whole, in_memory, summary
+from helpers.conducted import DIMENSIONS, TRIALS, Search, in_journal, in_memory, same_after_kills
 
 pytestmark = pytest.mark.without_ray
 
@@ -87,11 +85,6 @@ async def later():
 '''
 
 
-def in_journal(folder: Path) -> Callable[[], StudyStore]:
-    """Names and attributes of the study count too: Hyperband's brackets, a genetic algorithm's parents."""
-    return lambda: StudyStore.open(folder, None) if folder.exists() else StudyStore.create(folder, "s", {}, None)
-
-
 @pytest.fixture
 def mine(tmp_path: Path) -> str:
     (tmp_path / "mine.py").write_text(MINE)
@@ -107,18 +100,9 @@ def test_an_own_sampler_and_pruner_decide_alike_after_kills(
 ) -> None:
     """The study is the only memory: nothing of them outlives a trial or a look."""
     names = f"{mine}:{strategy}", stopping if stopping == "look" else f"{mine}:{stopping}"
-    whole = Search(*names, in_journal(tmp_path / "whole")).run()
-    check_whole(whole.trials)
-    killed = Search(*names, in_journal(tmp_path / "killed"))
-    for stop in itertools.count(7, 11):
-        killed.run(until=stop)
-        if stop >= whole.steps:
-            break
-        killed.kill()
-    killed.run()
-    assert summary(killed.trials) == summary(whole.trials)
+    trials = same_after_kills(*names, in_journal, tmp_path)
     if stopping == "hyperband":  # the curves rise, so that patience stops none
-        assert any(trial.state == TrialState.PRUNED for trial in whole.trials)
+        assert any(trial.state == TrialState.PRUNED for trial in trials)
 
 
 def test_each_trial_gets_a_seed_of_its_own_that_follows_from_the_searchs(mine: str, tmp_path: Path) -> None:
