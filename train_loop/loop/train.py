@@ -78,15 +78,14 @@ def train(
     several workers. docs/training.md, "Checkpoints and resuming", lists what else may round differently.
 
     A checkpoint is written between steps when ``checkpoint_every_s`` have passed since the last one, when the reporter
-    asks for one, and after the last epoch; at the end of an epoch before the report. What it lacks is trained again.
+    asks for one, and after the last epoch. A resumed run trains and reports again what came after the last one.
 
     Args:
-        checkpoint_every_s: 0 means at the end of each epoch, and not within epochs.
+        checkpoint_every_s: 0 means at the end of each epoch, before its report, and not within epochs.
         device: None: the current CUDA device, else the CPU. ``train`` seeds torch's global generators.
         stage_folder: where each node keeps a copy of a packed data set; it changes no result.
         scan: the images of an image folder, on rank 0, where they were listed before; else rank 0 lists them.
-        accept_changed_code: resume also if a user's file has changed since the checkpoint.
-        accept_changed_rates: and if rate, momentum, schedule … differ: see ``CheckpointFolder``.
+        accept_changed_code, accept_changed_rates: resume from such a checkpoint too; see ``CheckpointFolder``.
 
     Raises:
         ConfigError: batch, model, data, device or checkpoint do not suit the configuration, or its code has changed.
@@ -94,10 +93,11 @@ def train(
         CheckpointError: no checkpoint in the folder can be read, or the ranks see different ones.
         DeviceMemoryError: a step does not fit into the device's memory. One worker first tries smaller micro-batches,
             down to one image. Of several the one that failed raises; if ``healed`` is true, start all of them again.
-        NodeMemoryError, OwnCodeError, TrainingStopped: as DeviceMemoryError, on CPUs; a user's function; ``Reporter``.
+        NodeMemoryError, OwnCodeError: as DeviceMemoryError, on CPUs; a user's function raised an exception.
+        TrainingStopped: see ``Reporter``.
     """
-    accepted = (accept_changed_code, accept_changed_rates)
-    checkpoints, device = CheckpointFolder(checkpoint_dir, checkpoint_every_s, *accepted), device or pick_device()
+    checkpoints = CheckpointFolder(checkpoint_dir, checkpoint_every_s, accept_changed_code, accept_changed_rates)
+    device = device or pick_device()
 
     def begin(halvings: Sequence[Halving]) -> Run:
         return set_up(config, reporter, checkpoints, device, stage_folder, scan, halvings)

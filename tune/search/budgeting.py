@@ -162,7 +162,7 @@ def what_more_would_bring(plan: SearchPlan, store: StudyStore, objective: Object
 
     A trial that missed its target has no time, so such values have no common scale.
     """
-    if (plan.budget_gpu_hours is None and plan.time_budget_s is None) or isinstance(objective, TimeToTarget):
+    if plan.budget_gpu_hours is None and plan.time_budget_s is None:
         return ""
     if plan.objectives.several or isinstance(objective, TimeToTarget) or math.isnan(objective.worst):
         return ""  # the forecast is made from the values of one metric, and one of a diverged trial

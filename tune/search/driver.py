@@ -34,6 +34,7 @@ from bigbatch.tune.search.budgeting import (
     check_rest_lasts,
     make_budget,
     refused_at_once,
+    what_more_would_bring,
 )
 from bigbatch.tune.search.capacity import Capacity
 from bigbatch.tune.search.confirm_budget import check_confirm_fits, cost_in_words
@@ -165,13 +166,14 @@ def _say_findings(
     plan, trials = run.plan, store.study.get_trials(deepcopy=False)
     answer = search_answer(run, store)
     print_findings(plan, views, elapsed_s, store.ledger.used(), console, answer)
-    run.is_usable = answer.values.get(USABLE) is not False
-    facts = facts_of(plan)
-    known, looked = known_findings(plan.warm_start, facts, trials), look_findings(plan.stopping, facts, trials)
     said = [NO_OTHER] if is_exhausted(store.study) else []
     said += refusals_in_words(trials)
-    if run.is_usable:
-        said += [*known, *follow_up_findings(trials, plan.objectives.first), *looked]
+    if answer.values.get(USABLE) is not False:  # else nothing has learned, and no more is to be said of the trials
+        facts, objective = facts_of(plan), plan.objectives.first
+        said += [*known_findings(plan.warm_start, facts, trials), *follow_up_findings(trials, objective)]
+        said += look_findings(plan.stopping, facts, trials)
+        if more := what_more_would_bring(plan, store, objective):
+            said += [f"\n{more}"]
     for line in said:
         say(console, line)
 
@@ -348,7 +350,7 @@ def _ray_storage(plan: SearchPlan, connection: RayConnection) -> Path:
 
 def _say_dashboard(connection: RayConnection, console: Console) -> None:
     if note := note_of_missing(FOR_SEARCHES):
-        console.print(note, markup=False, soft_wrap=True)
+        say(console, note)
     if connection.dashboard_url:
         token = f" (token in {connection.token_path})" if connection.token_path else ""
         say(console, f"Ray dashboard: {connection.dashboard_url}{token}\n")

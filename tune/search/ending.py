@@ -7,7 +7,7 @@ import sys
 
 from rich.console import Console
 
-from bigbatch.tune.search.budgeting import devices_at_least, run_that_lacked_room_s, what_more_would_bring
+from bigbatch.tune.search.budgeting import devices_at_least, run_that_lacked_room_s
 from bigbatch.tune.search.joining import others_at_work
 from bigbatch.tune.search.running import SearchRun, is_complete
 from bigbatch.tune.study.budget import BUDGET_SPENT, NO_ROOM_IN_BUDGET, NO_ROOM_IN_TIME, TIME_SPENT
@@ -36,8 +36,6 @@ def end_search(run: SearchRun, trials: list[TrialView], stop: StopRequest, conso
         ours = f"bigbatch wandb-sync {quoted_path(plan.folder)}"
         say_command(console, ours, "\nSend the W&B runs from a machine with a network:")
         say_command(console, wandb.sync_command(), "or with W&B's own command:")
-    if run.is_usable and (more := what_more_would_bring(plan, store, plan.objectives.first)):
-        say(console, f"\n{more}")
     if fatal:
         print(f"error: {fatal}. See {quoted_path(plan.folder / 'logs')}.", file=sys.stderr)
     refused = run.deadline.refused or (run.capacity is not None and run.capacity.lost())

@@ -71,8 +71,6 @@ class SearchRun:
     """When the search began, by the monotonic clock."""
     in_order: bool = False
     """Whether the driver's thread has left the search and will print the last lines itself."""
-    is_usable: bool = True
-    """False if nothing has learned, so that nothing else is to be said of the trials."""
     bridge: Any = None
     wandb: Any = None
     capacity: Any = None

@@ -1,12 +1,12 @@
-"""Statistics that say which trials are worse than the best one, and how accurate the best one is.
+"""Statistics that say which trials are worse than the best one, and how accurate one is.
 
 The best of many trials is chosen for its value, so part of that value is luck. The more trials there are, the larger
-is this part. Both statements here account for the choice and hold at 95 %:
+is this part. Both statements account for the choice and hold at 95 %:
 
 - *Clearly worse* than the best: Fisher's exact test of the two counts of right answers. Its level is 5 % divided by
   the number of pairs of trials (Bonferroni). If all trials were equally good, at most 5 % of studies would call any
   trial worse, however the pair was picked.
-- *The range* of the best: its Clopper-Pearson interval, at a level of 5 % divided by the number of trials.
+- *The range* of the best (reported.py): its Clopper-Pearson interval, at a level of 5 % divided by the trials' number.
 
 Fisher's test assumes that the two trials were validated on different images. All trials of a study use the same images
 and fail on the same hard ones, so luck separates them less than the test assumes: it says "worse" too seldom rather
@@ -18,37 +18,20 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 ERROR_RATE = 0.05
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """The result for trials sorted by value, the best first. Values are fractions from 0 to 1."""
-
-    low: float
-    high: float
-    """Interval of the best trial's accuracy."""
-    worse: tuple[bool, ...]
-    """For each other trial: whether it is clearly worse than the best."""
-
-
-def compare_with_best(values: Sequence[float], images: int) -> Comparison:
-    """Compare the best trial with the others.
+def clearly_worse(values: Sequence[float], images: int) -> list[bool]:
+    """For each trial but the first, the best one: whether it is clearly worse.
 
     Args:
         values: validation top-1 (0 to 1) of the trials that ran to their end, the best first.
         images: number of validation images.
     """
-    best = values[0]
     level = ERROR_RATE / max(1, len(values) * (len(values) - 1) / 2)
-    low, high = clopper_pearson(right_answers(best, images), images, ERROR_RATE / len(values))
-    return Comparison(
-        low,
-        high,
-        tuple(differ_clearly(right_answers(best, images), right_answers(v, images), images, level) for v in values[1:]),
-    )
+    best, *others = (right_answers(value, images) for value in values)
+    return [differ_clearly(best, other, images, level) for other in others]
 
 
 def right_answers(value: float, images: int) -> int:

@@ -26,7 +26,7 @@ from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.plan.trainable_plan import trainable_lines
 from bigbatch.tune.plan.warm_start import known_in_words
 from bigbatch.tune.study.answer_words import answer_in_words
-from bigbatch.tune.study.certainty import compare_with_best
+from bigbatch.tune.study.certainty import clearly_worse
 from bigbatch.tune.study.confirmation_words import confirmation_in_words
 from bigbatch.tune.study.confirmed import Confirmed
 from bigbatch.tune.study.frontier_file import FRONTIER_FOLDER
@@ -283,8 +283,8 @@ def _print_runner_ups(
     """The next best trials after the first of ``done``, by the values that choose."""
     marks = ["" for _ in done[1:]]
     if plan.objectives.first.has_interval and done[0].number not in confirmed:
-        found = compare_with_best([t.value or 0.0 for t in done], plan.data.val_size)
-        marks = [" (clearly worse)" if worse else " (cannot be told apart)" for worse in found.worse]
+        verdicts = clearly_worse([t.value or 0.0 for t in done], plan.data.val_size)
+        marks = [" (clearly worse)" if worse else " (cannot be told apart)" for worse in verdicts]
     if done[1:]:
         console.print("\nRunner-ups, by the values that choose:", markup=False)
     for trial, mark in list(zip(done[1:], marks, strict=True))[:RUNNER_UPS]:

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest, fisher_exact
 
-from bigbatch.tune.study.certainty import clopper_pearson, compare_with_best, differ_clearly
+from bigbatch.tune.study.certainty import clearly_worse, clopper_pearson, differ_clearly
+from bigbatch.tune.study.objective import accuracy
+from bigbatch.tune.study.reported import Examples, by_choice
 
 
 def counts(rng: np.random.Generator, accuracy: float, trials: int, images: int, shared: bool) -> np.ndarray:
@@ -33,13 +35,12 @@ def test_of_equally_good_trials_one_is_called_worse_in_at_most_5_percent_of_stud
 
 def test_the_verdict_uses_that_level_and_large_differences_are_found():
     values = [0.95, 0.94, 0.80, 0.31]
-    found = compare_with_best(values, 2000)
-    assert found.worse == (False, True, True)
-    assert not any(compare_with_best([0.986, 0.981, 0.972], 360).worse)
+    assert clearly_worse(values, 2000) == [False, True, True]
+    assert not any(clearly_worse([0.986, 0.981, 0.972], 360))
     rng = np.random.default_rng(1)
     for _ in range(200):
         drawn = sorted(rng.binomial(10_000, [0.76, 0.72, 0.72, 0.72]) / 10_000, reverse=True)
-        assert all(compare_with_best(drawn, 10_000).worse)
+        assert all(clearly_worse(drawn, 10_000))
 
 
 @pytest.mark.parametrize(("a", "b"), [(355, 342), (360, 351), (180, 150), (10, 1), (300, 300)])
@@ -56,7 +57,8 @@ def test_the_range_of_a_chosen_best_holds_in_95_percent_of_studies():
     for _ in range(studies):
         drawn = rng.binomial(360, truth)
         best = int(np.argmax(drawn))
-        found = compare_with_best([drawn[best] / 360, *[0.9] * 5], 360)
+        found = by_choice(drawn[best] / 360, None, len(truth), Examples(360), accuracy(10))
+        assert found.low is not None and found.high is not None
         missed += not found.low <= truth[best] <= found.high
     assert missed / studies < 0.05
     reference = binomtest(355, 360).proportion_ci(0.95, method="exact")
