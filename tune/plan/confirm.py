@@ -13,7 +13,7 @@ def checked_confirm(text: str | None, trials: int, objectives: Objectives) -> Co
     Raises ConfigError for a wrong one, and if the search has several objectives or a target.
     """
     rule = confirm_rule(text, trials)
-    if objectives.first.has_interval and not objectives.several:
+    if objectives.first.metric.is_proportion and not objectives.several:
         return rule
     if rule in (AFFORDABLE, NOTHING):
         return NOTHING

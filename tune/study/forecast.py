@@ -139,7 +139,7 @@ def forecast_words(
     if used_hours <= 0 or not values:
         return ""
     more = round(len(values) * hours / used_hours)
-    is_accuracy = objective.has_interval
+    is_accuracy = objective.metric.is_proportion
     found = forecast(values, more, 1 - max(values) if is_accuracy else math.inf)
     if found is None:
         few = f"{len(values)} ended trials" if len(values) < LEAST_DRAWS else "less than one trial"

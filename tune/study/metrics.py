@@ -69,7 +69,8 @@ class Metric:
 
     @property
     def is_proportion(self) -> bool:
-        """Whether it is right answers over images. Only the images that validate are each counted once."""
+        """Whether it is right answers over images, so that an interval follows from their number. Only the images that
+        validate are each counted once."""
         return self.name == "val_top1"
 
     def text(self, value: float | None) -> str:

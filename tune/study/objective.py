@@ -78,11 +78,6 @@ class Objective:
         """The best of some values; None if none is a finite number."""
         return max((value for value in values if math.isfinite(value)), key=self.gain, default=None)
 
-    @property
-    def has_interval(self) -> bool:
-        """Whether its value is a count of right answers, so that an interval follows from the number of images."""
-        return self.metric.is_proportion
-
     # In words
 
     @property

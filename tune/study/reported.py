@@ -79,7 +79,7 @@ def _interval(
 ) -> tuple[float | None, float | None]:
     """Interval of the mean of ``values``, the best of ``chosen_from``; see the top of this file."""
     rate = ERROR_RATE / chosen_from
-    if not objective.has_interval:
+    if not objective.metric.is_proportion:
         return mean_interval(values, rate) or (None, None)
     if not examples or not all(map(math.isfinite, values)):
         return None, None

@@ -282,7 +282,7 @@ def _print_runner_ups(
 ) -> None:
     """The next best trials after the first of ``done``, by the values that choose."""
     marks = ["" for _ in done[1:]]
-    if plan.objectives.first.has_interval and done[0].number not in confirmed:
+    if plan.objectives.first.metric.is_proportion and done[0].number not in confirmed:
         verdicts = clearly_worse([t.value or 0.0 for t in done], plan.data.val_size)
         marks = [" (clearly worse)" if worse else " (cannot be told apart)" for worse in verdicts]
     if done[1:]:

@@ -183,7 +183,7 @@ OWN = Reported(10, ("net.py:miou", "net.py:scores"))
 def test_a_metric_of_the_users_own_is_an_objective_with_its_direction():
     found = read_objectives("--objective", "val_miou:max", OWN).first
     assert (found.text, found.metric.title, found.metric.short) == ("val_miou:max", "validation miou", "miou")
-    assert math.isnan(found.worst) and not found.has_interval  # nobody knows its chance level, or what it counts
+    assert math.isnan(found.worst) and not found.metric.is_proportion  # nobody knows chance, or what it counts
     record = {"epoch": 1, "val_loss": 1.0, "val_top1": None, "metrics": {"val_miou": 0.5, "val_scores_dice": None}}
     assert found.value(record) == 0.5 and failure_of_epoch(found, record) is None
     dice = read_objectives("study.json", "val_scores_dice:max", Reported(10, None)).first
