@@ -18,7 +18,7 @@ APART = ("helpers", "older", "slurm")
 CLAIMS = (
     *("raises", "warns", "fail"),
     *("assert_close", "assert_allclose", "assert_array_equal"),
-    *("wait_until", "wait_log", "wait_end", "wait_state", "check_against"),
+    *("wait_until", "wait_log", "wait_end", "wait_state", "check_against", "same_after_kills"),
 )
 """The names of calls that fail where a claim does not hold: pytest's, those of torch and NumPy, and of our helpers."""
 

@@ -40,18 +40,13 @@ class EndedCheckpoints(StudyIndex):
         super().__init__()
 
     def drop(self) -> None:
-        """Remove those that nobody needs. Looks only at the folders that may exist."""
-        is_first = self._seen == 0
+        """Remove those that nobody needs. The folder is listed each time: the processes of a trial that was stopped may
+        write one more checkpoint before they end."""
         self._facts = self._read_facts()
         trials = self.update(self._store.study)
-        if is_first:
-            self._perhaps_there &= self._listed()
-        kept = self._kept(trials) if self._perhaps_there else set()
-        for number in sorted(self._perhaps_there - kept):
-            folder = self._store.checkpoint_folder(number)
-            shutil.rmtree(folder, ignore_errors=True)
-            if not folder.exists():
-                self._perhaps_there.discard(number)
+        there = self._listed() & self._unneeded
+        for number in there - self._kept(trials) if there else ():
+            shutil.rmtree(self._store.checkpoint_folder(number), ignore_errors=True)
 
     def _listed(self) -> set[int]:
         """The numbers of the trials that have a folder."""
@@ -71,7 +66,7 @@ class EndedCheckpoints(StudyIndex):
         return set() if best is None else {best.number}
 
     def _forget(self) -> None:
-        self._perhaps_there: set[int] = set()
+        self._unneeded: set[int] = set()
         self._best: dict[tuple[str, object], int] = {}
         self._ranks: dict[tuple[str, object], tuple[float, ...]] = {}
         self._given: dict[int, int] = {}
@@ -84,7 +79,7 @@ class EndedCheckpoints(StudyIndex):
         if not trial.state.is_finished():
             return
         if not may_need_checkpoint(trial):  # paused ones have a budget
-            self._perhaps_there.add(trial.number)
+            self._unneeded.add(trial.number)
         if trial.state == TrialState.COMPLETE and trial.values:
             gains = self._store.objectives.gains(trial.values)
             self._compare(ALL, (*gains, -trial.number), place)

@@ -59,3 +59,18 @@ def test_the_best_of_each_batch_is_the_one_whose_checkpoint_stays(tmp_path: Path
     there = {int(path.name.removeprefix("trial-")) for path in (store.folder / "checkpoints").iterdir()}
     assert best == {2, 3, 5} and there == best
     store.close()
+
+
+def test_what_a_stopped_trial_writes_after_its_end_goes_too(tmp_path: Path) -> None:
+    """The study stops it first, and its processes may just be writing a checkpoint then."""
+    plan = make_plan(SearchOptions(output=str(tmp_path / "runs"), model="resnet18", study="s"))
+    store = StudyStore.create(plan.folder, plan.study, plan.to_dict(), None)
+    add(store, 0.9, 256, TrialState.COMPLETE)
+    add(store, 0.1, 256, TrialState.PRUNED)
+    late = store.checkpoint_folder(1)
+    for _ in range(2):
+        late.mkdir()
+        (late / "latest.pt.partial").write_text("half")
+        store.drop_checkpoints()
+        assert not late.exists() and store.checkpoint_folder(0).exists()
+    store.close()
