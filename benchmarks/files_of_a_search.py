@@ -28,7 +28,7 @@ from virtual_cluster import VirtualCluster  # noqa: E402
 
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT")
 SEARCH = ("--space", "smoke", "--data", "digits", "--subset", "0.1", "--model", "shufflenet_v2_x0_5")
-CHEAP = ("--max-epochs", "1", "--scheduler", "none", "--sampler", "random", "--set", "image_size=16", "precise_bn=off")
+CHEAP = ("--max-epochs", "1", "--stopping", "none", "--strategy", "random", "--set", "image_size=16", "precise_bn=off")
 EVERY = 10
 TARGET_TRIALS, TARGET_FILES = 1000, 2000
 

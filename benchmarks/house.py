@@ -50,8 +50,8 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("train_loop", "train_loop/data", "cluster", "tune")
 FUNCTION_LINES, FILE_LINES, LINE_CHARACTERS = 45, 400, 100
 SLEEPS = "time.sleep calls in tests outside tests/slurm"
-MAY_SLEEP = ("tests/slurm/", "tests/helpers/waiting.py", "tests/older/make_files.py")
-"""The tests of Slurm, the helper that waits, and a script that is no test: it runs alone, at an older commit."""
+MAY_SLEEP = ("tests/slurm/", "tests/helpers/waiting.py")
+"""The tests of Slurm, and the helper that waits."""
 KINDS = ("classes", "public functions", "private functions")
 SHARED_NAMES = {
     "main": "each command's entry point",

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-if (
-    __name__ == "cluster"
-):  # `python -m cluster.job`, as batch scripts of earlier versions say, and `python -m cluster.cli`
+if __name__ == "cluster":  # `python -m cluster.cli` in a clone
     import runpy
     from pathlib import Path
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, SupportsFloat
 
 from bigbatch.search_spaces import large_batch, lr_warmup, priors, smoke
-from bigbatch.search_spaces.earlier import EARLIER, earlier_priors_texts
 from bigbatch.search_spaces.log_normal import LogNormal
 from bigbatch.search_spaces.trial import BATCH_KEY, Convert, PinnedTrial, StandInTrial
 from bigbatch.search_spaces.workload import Workload
@@ -43,8 +42,6 @@ class Space:
     """First line of the function's docstring, or of the file's."""
     fingerprint: str
     """SHA-256 of the source text. If it differs, the space may have changed."""
-    earlier_fingerprints: tuple[str, ...] = ()
-    """Fingerprints of the same space with other comments, as earlier commits had it."""
     defaults: Mapping[str, int] = field(default_factory=dict)
     """Default ``trials`` and ``max_epochs`` of the space; from the file's ``DEFAULTS``."""
     parameter_keys: Mapping[str, tuple[str, Convert]] = field(default_factory=dict)
@@ -191,7 +188,6 @@ def _execute(path: Path, source: str) -> types.ModuleType:
     sys.modules[module.__name__] = module  # dataclasses and pickle look their module up
     try:
         with folder_first(path.parent):
-            _answer_to_earlier_names(path.parent)
             exec(compile(source, str(path), "exec"), module.__dict__)
     except (Exception, SystemExit) as error:
         del sys.modules[module.__name__]
@@ -201,26 +197,6 @@ def _execute(path: Path, source: str) -> types.ModuleType:
             f"Run `python '{path}'` to see where."
         ) from None
     return module
-
-
-def _answer_to_earlier_names(folder: Path) -> None:
-    """Let a space say ``from search_spaces.priors import …``, as spaces did before the package was ``bigbatch``.
-
-    The old names refer to the same modules. A user's own module of such a name stays: one that is already imported,
-    and one that lies in ``folder``, beside the space.
-    """
-    own = {name for name in ("search_spaces", "train_loop") if _is_the_users(folder / name)}
-    for name in list(sys.modules):
-        if name.startswith(("bigbatch.search_spaces", "bigbatch.train_loop.config")) or name == "bigbatch.train_loop":
-            earlier = name.partition(".")[2]
-            if earlier.partition(".")[0] not in own:
-                sys.modules.setdefault(earlier, sys.modules[name])
-
-
-def _is_the_users(module: Path) -> bool:
-    """Whether a module of this path is there and is not ours: a space may lie in a clone's root."""
-    ours = Path(str(sys.modules[f"bigbatch.{module.name}"].__file__)).resolve().parent
-    return module.with_suffix(".py").exists() or (module.is_dir() and module.resolve() != ours)
 
 
 def _space(name: str, function: Callable[..., TrainConfig], module: types.ModuleType, source: str, where: str) -> Space:
@@ -238,7 +214,6 @@ def _space(name: str, function: Callable[..., TrainConfig], module: types.Module
         source=where,
         doc=doc.splitlines()[0] if doc else "",
         fingerprint=_digest(source + (_priors_text() if _uses_priors(module) else "")),
-        earlier_fingerprints=_earlier_fingerprints(name, module, source, where),
         defaults=_defaults(getattr(module, "DEFAULTS", {}), where),
         parameter_keys=dict(getattr(module, "PARAMETER_KEYS", {})),
         initial=getattr(module, "initial_points", None),
@@ -282,14 +257,6 @@ def _baseline(stated: object, where: str) -> dict[str, float]:
 
 def _uses_priors(module: types.ModuleType) -> bool:
     return any(v is priors or getattr(v, "__module__", None) == priors.__name__ for v in vars(module).values())
-
-
-def _earlier_fingerprints(name: str, module: types.ModuleType, source: str, where: str) -> tuple[str, ...]:
-    if where == "built-in":
-        return EARLIER.get(name, ())
-    if not _uses_priors(module):
-        return ()
-    return tuple(_digest(source + text) for text in earlier_priors_texts())
 
 
 def _priors_text() -> str:

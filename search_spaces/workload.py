@@ -14,7 +14,6 @@ from bigbatch.train_loop.config import (
     TrainConfig,
     resolve_key,
 )
-from bigbatch.train_loop.config.earlier_keys import EARLIER_KEYS
 
 _SMALLEST = {
     "train_size": 2,
@@ -25,20 +24,6 @@ _SMALLEST = {
     "memory_bytes": 0,
     "max_micro_size": 0,
 }
-
-
-class FixedKeys(dict[str, Any]):
-    """Configuration keys and their values; a key's earlier name finds its value too."""
-
-    def __getitem__(self, key: str) -> Any:
-        return super().__getitem__(EARLIER_KEYS.get(key, key))
-
-    def __contains__(self, key: object) -> bool:
-        return super().__contains__(EARLIER_KEYS.get(key, key) if isinstance(key, str) else key)
-
-    def get(self, key: str, default: Any = None) -> Any:
-        """The value of ``key``, by its present or an earlier name; ``default`` if it is not fixed."""
-        return super().get(EARLIER_KEYS.get(key, key), default)
 
 
 @dataclass(frozen=True)
@@ -69,18 +54,16 @@ class Workload:
     lr_factors: Mapping[str, float] = field(default_factory=dict)
     """For each optimizer, the factor that a range test puts on the centre of its learning rate (``--prior-from``)."""
     lr_spread: float = 16.0
-    """Rates are searched from 1/lr_spread to lr_spread times the centre: 16, and 4 where range tests found the centres.
-    Studies of earlier versions have 4."""
+    """Rates are searched from 1/lr_spread to lr_spread times the centre: 16; 4 where range tests found the centres."""
     fixed: Mapping[str, Any] = field(default_factory=dict)
     """Dotted keys with the values that ``--set`` gives to every configuration. They override the space."""
     batches: tuple[int, ...] = ()
     """The global batches that ``--batch`` names, smallest first. Empty: the space chooses them."""
     smaller_step: bool = True
     """Whether the images that fill no global batch make a smaller last step where they are many
-    (``train_loop.config.last_step``). False where ``--set`` or the space decides, and in earlier versions' studies."""
+    (``train_loop.config.last_step``). False where ``--set`` or the space decides."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "fixed", FixedKeys(self.fixed))
         for name, smallest in _SMALLEST.items():
             value = getattr(self, name)
             if value < smallest:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,12 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from bigbatch.tune.study.store import StudyStore
+from helpers.invented_studies import invented_study
 from helpers.paths import ROOT, TUNE
 from helpers.processes import clean_environment
 
 EXAMPLES = ROOT / "examples"
-FINISHED = ROOT / "tests" / "older" / "data" / "6dde4d6" / "runs.tar.xz"
-"""Studies made by an earlier commit; the one called ``finished`` has trials of every kind."""
 
 
 def run(*words: object, cwd: Path, timeout_s: float = 600) -> str:
@@ -67,9 +66,10 @@ def test_submit_from_python_needs_only_python_3_9(old_python: str, tmp_path: Pat
 
 
 def test_read_study_shows_the_best_trial_of_a_stored_study(tmp_path: Path) -> None:
-    with tarfile.open(FINISHED) as archive:
-        archive.extractall(tmp_path, filter="fully_trusted")
-    study = tmp_path / "runs" / "finished"
+    study = invented_study(tmp_path / "finished", 12)
+    store = StudyStore.open(study, None)
+    store.refresh(force=True)
+    store.close()
     said = run(EXAMPLES / "read_study.py", study, cwd=tmp_path)
     rows = pq.read_table(study / "trials.parquet").to_pylist()
     best = max((row for row in rows if row["value"] is not None), key=lambda row: row["value"])

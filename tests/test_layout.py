@@ -13,8 +13,8 @@ from helpers.paths import ROOT
 TESTS = ROOT / "tests"
 FILES = sorted(TESTS.rglob("test_*.py"))
 MIRRORS = ("benchmarks", "cluster", "docs", "search_spaces", "train_loop", "tune")
-APART = ("helpers", "older", "slurm")
-"""Folders of ``tests/`` that mirror nothing: helpers, files of older commits, jobs in a real Slurm."""
+APART = ("helpers", "slurm")
+"""Folders of ``tests/`` that mirror nothing: helpers, jobs in a real Slurm."""
 CLAIMS = (
     *("raises", "warns", "fail"),
     *("assert_close", "assert_allclose", "assert_array_equal"),

@@ -212,7 +212,7 @@ class EpochRecord:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> EpochRecord:
-        """Inverse of ``to_dict``. Fields that an earlier version lacked get their defaults."""
+        """Inverse of ``to_dict``. Missing fields get their defaults."""
         return cls(**values)
 
     @classmethod

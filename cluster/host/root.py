@@ -32,15 +32,8 @@ def make_importable(script: str) -> None:
 def alias_package(package: str) -> None:
     """Let the name ``package`` refer to ``bigbatch.<package>``, so that no module is imported under two names.
 
-    ``python -m cluster.job`` and similar commands in a clone's root need it. Batch scripts that were queued before the
-    packages moved into ``bigbatch`` contain them.
+    ``python -m cluster.cli`` in a clone's root needs it.
     """
     if str(IMPORT_ROOT) not in sys.path:
         sys.path.insert(0, str(IMPORT_ROOT))
     sys.modules[package] = importlib.import_module(f"bigbatch.{package}")
-    if package == "cluster":
-        for wing in ("job", "node"):  # packages that are run by `python -m`
-            sys.modules[f"cluster.{wing}"] = importlib.import_module(f"bigbatch.cluster.{wing}")
-        # Jobs that run while the repository is updated call `python -m cluster.gcs` and similar modules.
-        for wing in ("node", "doctor", "submission"):
-            sys.modules[package].__path__.append(str(ROOT / "cluster" / wing))

@@ -288,15 +288,6 @@ def test_an_impossible_workload_is_refused() -> None:
         dataclasses.replace(WORKLOAD, train_size=0)
 
 
-def test_a_fixed_key_is_found_by_its_earlier_name_too() -> None:
-    workload = dataclasses.replace(WORKLOAD, fixed={"data.augment.enabled": False})
-    assert "data.augment" in workload.fixed
-    assert workload.fixed["data.augment"] is False
-    assert workload.fixed.get("data.augment.enabled") is False
-    assert workload.fixed.get("data.mixup_alpha", 7) == 7
-    assert list(workload.fixed) == ["data.augment.enabled"]
-
-
 @pytest.mark.parametrize("name", ["search_spaces", "train_loop"])
 def test_a_users_own_package_beside_a_space_is_the_users(name: str, tmp_path: Path) -> None:
     """In a process of its own: names that were once imported stay."""

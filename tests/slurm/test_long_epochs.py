@@ -75,7 +75,7 @@ def test_an_epoch_that_is_longer_than_an_allocation_is_trained_in_the_next_ones(
         "--model",
         "shufflenet_v2_x0_5",
     )
-    search += ("--set", "image_size=16", "--trials", str(TRIALS), "--max-epochs", "1", "--scheduler", "none")
+    search += ("--set", "image_size=16", "--trials", str(TRIALS), "--max-epochs", "1", "--stopping", "none")
     search += ("--confirm", "none")
     job = RayJob(cluster, "alice", ("--time=30",), search)
     saved: dict[str, tuple[float, int]] = {}

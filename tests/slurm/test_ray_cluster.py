@@ -178,7 +178,7 @@ def search(cluster: VirtualCluster, submit, tiny_images: Path, tiny_space: Path)
         # A slow machine needs more than ten minutes, of which the last two start nothing more.
         keywords["sbatch"] = ("--time=30", *keywords.get("sbatch", ()))
         more = ("--set", "image_size=16", "--seed", "1", "--trials", str(trials), "--max-epochs", "2")
-        return submit(*job_options, *tiny, *more, "--scheduler", "none", "--confirm", "none", *arguments, **keywords)
+        return submit(*job_options, *tiny, *more, "--stopping", "none", "--confirm", "none", *arguments, **keywords)
 
     return start
 
@@ -337,7 +337,7 @@ def test_folders_that_cannot_be_written_are_refused(submit):
 @pytest.mark.exhaustive
 def test_a_search_that_cannot_be_is_refused_before_a_node_starts_ray(submit):
     for words, expected in (
-        (("--space", "smoke", "--sampler", "tpee"), "--sampler"),
+        (("--space", "smoke", "--strategy", "tpee"), "--strategy"),
         (("--space", "no.py"), "'no.py'"),
     ):
         job = submit(*words)

@@ -52,8 +52,8 @@ BAD_INPUT = {
     "key with an option of its own": ((*GOOD, "--set", "epochs=3"), "--max-epochs"),
     "batch that does not divide": ((*GOOD, "--set", "global_size=100", "--set", "micro_size=48"), "micro_size"),
     "batch larger than the data": ((*GOOD, "--set", "global_size=4096"), "1437"),
-    "sampler": ((*GOOD, "--sampler", "tpee"), "tpe"),
-    "scheduler": ((*GOOD, "--scheduler", "asah"), "asha"),
+    "sampler": ((*GOOD, "--strategy", "tpee"), "tpe"),
+    "scheduler": ((*GOOD, "--stopping", "asah"), "asha"),
     "wandb": ((*GOOD, "--wandb", "offlin"), "offline"),
     "wandb online without a key": ((*GOOD, "--wandb", "online"), "WANDB_API_KEY"),
     "model": ((*GOOD, "--model", "resnet51"), "resnet50"),
@@ -211,9 +211,9 @@ def test_a_full_disk_or_a_closed_stdout_is_no_traceback(tmp_path):
 def test_the_plan_says_what_a_sampler_cannot_do(tmp_path):
     plain = run("--space", "large_batch", "--dry-run", cwd=tmp_path)
     assert "note" not in plain.stdout
-    gp = run("--space", "large_batch", "--sampler", "gp", "--dry-run", cwd=tmp_path)
+    gp = run("--space", "large_batch", "--strategy", "gp", "--dry-run", cwd=tmp_path, COLUMNS="0")
     assert "early stopping" in gp.stdout and "conditional" in gp.stdout
-    single = run("--space", "smoke", "--sampler", "gp", "--scheduler", "none", "--dry-run", cwd=tmp_path)
+    single = run("--space", "smoke", "--strategy", "gp", "--stopping", "none", "--dry-run", cwd=tmp_path)
     assert "note" not in single.stdout
 
 

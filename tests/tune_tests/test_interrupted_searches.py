@@ -26,7 +26,7 @@ from helpers.waiting import wait_until
 
 
 def test_ctrl_c_saves_prints_the_resume_command_and_that_command_finishes(tiny, tmp_path):
-    search = Search(*tiny, "--study", "s", "--trials", 3, "--max-epochs", 12, "--scheduler", "none", cwd=tmp_path)
+    search = Search(*tiny, "--study", "s", "--trials", 3, "--max-epochs", 12, "--stopping", "none", cwd=tmp_path)
     search.wait_for(r"epoch 2/12")
     search.process.send_signal(signal.SIGINT)
     assert search.end() == 130
@@ -224,7 +224,7 @@ def wait_for_growth(journal: Path, search: Search) -> None:
 @pytest.mark.parametrize("every", [3, 1])
 def test_no_trial_is_lost_or_doubled_over_many_kills(tiny, tmp_path, every):
     """kill -9 of the whole process tree at twelve moments, or every third, from before the first trial to the end."""
-    arguments = [*tiny, "--study", "s", "--trials", 8, "--max-epochs", 60, "--scheduler", "none", "--confirm", "none"]
+    arguments = [*tiny, "--study", "s", "--trials", 8, "--max-epochs", 60, "--stopping", "none", "--confirm", "none"]
     moments = [
         "results ",
         "Starting Ray",

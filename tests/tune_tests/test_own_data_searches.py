@@ -19,7 +19,7 @@ OWN = ("--data", f"{FILE}:data", "--model", f"{FILE}:net", "--loss", f"{FILE}:di
 @pytest.mark.exhaustive
 def test_a_killed_search_for_a_metric_of_ones_own_goes_on(tmp_path: Path) -> None:
     words = ("--objective", "val_miou:max", "--study", "s", "--trials", 2, "--max-epochs", 20, "--batch", 32)
-    search = Search(*OWN, *words, "--scheduler", "none", "--set", "data.options.size=16", cwd=tmp_path)
+    search = Search(*OWN, *words, "--stopping", "none", "--set", "data.options.size=16", cwd=tmp_path)
     search.wait_for(r"epoch 2/20")
     search.process.kill()
     search.end()

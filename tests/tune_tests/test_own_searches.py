@@ -52,7 +52,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_a_killed_search_over_own_components_goes_on_and_other_code_is_refused(folder: Path) -> None:
-    words = ("--study", "s", "--trials", 2, "--max-epochs", 30, "--batch", 128, "--scheduler", "none")
+    words = ("--study", "s", "--trials", 2, "--max-epochs", 30, "--batch", 128, "--stopping", "none")
     options = ("--set", "model.options.width=8", "loss_options.gamma=1.5")
     search = Search(*COMPONENTS, *words, *options, cwd=folder)
     search.wait_for(r"epoch 3/30")

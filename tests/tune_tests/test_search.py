@@ -231,7 +231,7 @@ def test_it_joins_a_running_cluster_and_leaves_it_running(tiny, tiny_images, tmp
 
 @pytest.mark.slow
 def test_a_search_works_without_any_private_name_of_ray_and_says_once_what_is_different(tiny, tmp_path):
-    arguments = (*tiny, "--study", "s", "--trials", 2, "--max-epochs", 2, "--scheduler", "none")
+    arguments = (*tiny, "--study", "s", "--trials", 2, "--max-epochs", 2, "--stopping", "none")
     search = Search(*arguments, cwd=tmp_path, BIGBATCH_RAY_INTERNALS="0")
     assert search.end() == 0, search.stderr()
     notes = [line for line in search.lines if "private names of Ray" in line]

@@ -15,7 +15,7 @@ from helpers.searches import Search
 @pytest.mark.exhaustive
 def test_two_searches_share_a_study_and_the_one_that_lives_ends_it(postgres, tiny, tmp_path):
     pytest.importorskip("psycopg", reason="needs the database's driver: pip install 'psycopg[binary]'")
-    arguments = (*tiny, "--study", "s", "--trials", 8, "--max-epochs", 100, "--scheduler", "none", "--confirm", "none")
+    arguments = (*tiny, "--study", "s", "--trials", 8, "--max-epochs", 100, "--stopping", "none", "--confirm", "none")
     shared = ("--storage", postgres, "--join")
     places = [tmp_path / name for name in "abc"]
     for place in places:

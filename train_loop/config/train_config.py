@@ -20,14 +20,6 @@ from typing import Any, TypeVar
 
 from bigbatch.cluster.host.option_values import plain_number_example
 from bigbatch.train_loop.config.data_sections import DataConfig
-from bigbatch.train_loop.config.earlier_keys import (
-    EARLIER_KEYS,
-    READABLE_VERSIONS,
-    SCHEMA_VERSION,
-    SHORT,
-    in_schema_1,
-    migrated,
-)
 from bigbatch.train_loop.config.own_options import Options, is_open, read_options
 from bigbatch.train_loop.config.plug_ins import LOSSES as LOSSES_GROUP
 from bigbatch.train_loop.config.plug_ins import check_component
@@ -53,6 +45,7 @@ RUNTIME_KEYS = (
 """How fast a run is, not what it computes: it may resume with others. ``on_bad_image`` is one of them,
 because a run that stopped at a bad image has not used it."""
 
+SCHEMA_VERSION = 2
 LOSSES = ("cross_entropy", "bce")
 PRECISIONS = ("auto", "off", "bf16", "fp16")
 PRECISE_BN = ("auto", "on", "off")
@@ -149,26 +142,26 @@ class TrainConfig:
     def outcome_json(self) -> str:
         """The configuration with each of ``RUNTIME_KEYS`` at its default: equal where runs may resume each other.
 
-        In the form of schema 1, as its hash names the folders of full runs, also those of earlier versions.
+        Only what is not the default, so that a key that comes later leaves it as it is: its hash names folders.
         """
         defaults = TrainConfig()
         values = self.replace_keys({key: _at(defaults, key) for key in RUNTIME_KEYS}).to_dict()
-        return json.dumps(in_schema_1(values, defaults.to_dict()), indent=2) + "\n"
+        return json.dumps(_changed(values, defaults.to_dict()), indent=2) + "\n"
 
     @classmethod
     def from_dict(cls, values: Mapping[str, object]) -> TrainConfig:
-        """Inverse of ``to_dict``, also for what earlier versions wrote. Missing keys take their defaults.
+        """Inverse of ``to_dict``. Missing keys take their defaults.
 
-        Raises ConfigError for unknown keys, impossible values, and files of later versions.
+        Raises ConfigError for unknown keys, impossible values, and files of other versions.
         """
         version = values.get("schema_version", SCHEMA_VERSION)
         require(
-            version in READABLE_VERSIONS,
-            f"this version reads TrainConfig schema {' and '.join(map(str, READABLE_VERSIONS))}",
+            version == SCHEMA_VERSION,
+            f"this version reads TrainConfig schema {SCHEMA_VERSION}",
             version,
             "Use the bigbatch that wrote the file.",
         )
-        return _build(cls, {key: value for key, value in migrated(values).items() if key != "schema_version"}, "")
+        return _build(cls, {key: value for key, value in values.items() if key != "schema_version"}, "")
 
     @classmethod
     def from_json(cls, text: str) -> TrainConfig:
@@ -273,6 +266,15 @@ def coerced(kind: object, value: object, key: str) -> object:
     raise ConfigError(f"{key} must be {word}; got {value!r}. Write {key}={shown}.")
 
 
+def _changed(values: Nested, defaults: Nested) -> Nested:
+    """What of ``values`` differs from ``defaults``, also within sections."""
+    return {
+        key: _changed(value, defaults[key]) if isinstance(value, dict) else value
+        for key, value in values.items()
+        if value != defaults.get(key)
+    }
+
+
 def _default(key: str) -> str:
     """The key's default, as one would write it."""
     value = _at(TrainConfig(), resolve_key(key))
@@ -298,21 +300,18 @@ def config_keys() -> Mapping[str, object]:
 
 @functools.cache
 def short_keys() -> Mapping[str, str]:
-    """Short forms: a leaf that occurs once (``peak_lr``), or a section for its name (``optimizer``).
-
-    Keys of a section within a section have those of ``earlier_keys.SHORT`` (``loader_workers``).
-    """
+    """Short forms of keys with two parts: a leaf that occurs once (``peak_lr``), or a section for its name."""
     leaves: dict[str, list[str]] = {}
     outer = [key for key in config_keys() if key.count(".") < 2]
     for key in outer:
         leaves.setdefault(key.rsplit(".", 1)[-1], []).append(key)
     short = {leaf: full[0] for leaf, full in leaves.items() if len(full) == 1}
     short |= {key.split(".")[0]: key for key in outer if key.endswith(".name")}
-    return types.MappingProxyType({**short, **SHORT})
+    return types.MappingProxyType(short)
 
 
 def resolve_key(key: str) -> str:
-    """The dotted key that ``key`` stands for: itself, a short form, an alias, or an earlier name.
+    """The dotted key that ``key`` stands for: itself, a short form, or an alias.
 
     Raises ConfigError, which names the nearest key.
     """
@@ -323,11 +322,7 @@ def resolve_key(key: str) -> str:
 
 def known_key(key: str) -> str | None:
     """As ``resolve_key``, but None for a word that is no key."""
-    return (
-        key
-        if key in config_keys() or is_open(key)
-        else short_keys().get(key) or ALIASES.get(key) or EARLIER_KEYS.get(key)
-    )
+    return key if key in config_keys() or is_open(key) else short_keys().get(key) or ALIASES.get(key)
 
 
 def differing_keys(old: Mapping[str, object], new: Mapping[str, object], prefix: str = "") -> list[str]:

@@ -18,9 +18,27 @@ ALIASES: Mapping[str, str] = types.MappingProxyType(
         "batch_size": "batch.global_size",
         "global_batch": "batch.global_size",
         "global_batch_size": "batch.global_size",
+        "augment": "data.augment.enabled",
+        "auto_augment": "data.augment.policy",
+        "rand_ops": "data.augment.rand_ops",
+        "rand_magnitude": "data.augment.rand_magnitude",
+        "rand_magnitude_std": "data.augment.rand_magnitude_std",
+        "rand_probability": "data.augment.rand_probability",
+        "augment_repeats": "data.augment.repeats",
+        "random_erasing": "data.augment.random_erasing",
+        "mixup_alpha": "data.mix.mixup_alpha",
+        "cutmix_alpha": "data.mix.cutmix_alpha",
+        "loader": "data.loader.name",
+        "loader_workers": "data.loader.workers",
+        "loader_slots": "data.loader.slots",
+        "prefetch_factor": "data.loader.prefetch_factor",
+        "persistent_workers": "data.loader.persistent_workers",
+        "pin_memory": "data.loader.pin_memory",
+        "non_blocking": "data.loader.non_blocking",
     }
 )
-"""The one table of other names of a key: the words of the live table and the plan, and the usual ones."""
+"""The one table of other names of a key: the words of the live table and the plan, the usual ones, and short forms of
+keys with three parts, whose last part (``workers``, ``policy``) would say too little."""
 
 SPACE_PARAMETERS: Mapping[str, tuple[str, str]] = types.MappingProxyType(
     {

@@ -38,7 +38,7 @@ def check_output(output: Path, config: TrainConfig, accept_changed_code: bool = 
                 f"values: {', '.join(changes)}. Write --output with another folder."
             )
     before: dict[str, str] = {}
-    with contextlib.suppress(OSError, ValueError):  # none: a run without users' files, or of an earlier version
+    with contextlib.suppress(OSError, ValueError):  # none: a run without users' files
         values = json_object((output / OWN_CODE_FILE).read_text())
         before = {word: str(digest) for word, digest in values.items()}
     check_same_code(before, code_fingerprints(own_words(config).values()), "a run", accept_changed_code)

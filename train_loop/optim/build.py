@@ -46,7 +46,7 @@ GROUP_NUMBERS = (
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Set each group's rate to ``rate`` times its own factor. Checkpoints of older versions lack the factor."""
+    """Set each group's rate to ``rate`` times its own factor."""
     for group in optimizer.param_groups:
         group["lr"] = rate * group.get(LR_FACTOR, 1.0)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import ParamsT, StateDict
+from torch.optim.optimizer import ParamsT
 
 from bigbatch.train_loop.optim.layerwise import (
     Bucket,
@@ -112,13 +112,6 @@ class LAMB(LayerwiseOptimizer):
         check_hyperparameter(ok, "betas must be two numbers, each at least 0 and below 1", betas)
         ok = len(bounds) == 2 and 0 <= bounds[0] <= bounds[1] and bounds[1] > 0
         check_hyperparameter(ok, "trust_bounds must be two rising numbers of at least 0", bounds)
-
-    def load_state_dict(self, state_dict: StateDict) -> None:
-        """As the base class. A step number that an older version stored as an int becomes a tensor."""
-        super().load_state_dict(state_dict)
-        for state in self.state.values():
-            if isinstance(state.get("step"), int):
-                state["step"] = torch.tensor(float(state["step"]))
 
     def _before_update(self) -> None:
         self._gradient_scale = None

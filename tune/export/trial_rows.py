@@ -76,8 +76,6 @@ def _row(
     known = ("trial", "state", "value", "values", "parameters", "started_at", "ended_at")
     facts = {name: value for name, value in row.items() if name not in known and not name.startswith(CONFIG_PREFIX)}
     values = json.loads(row.get("values") or "{}")
-    if not values and row["value"] is not None:  # of an earlier version
-        values = {tables.objectives.first.name: row["value"]}
     started = row["started_at"].timestamp() if row.get("started_at") else None
     return TrialRow(
         number=row["trial"],

@@ -111,10 +111,8 @@ def _add_objectives(add: Callable[..., object]) -> None:
 def _add_how(p: argparse.ArgumentParser) -> None:
     """The options that say how the search is carried out, and where its results go."""
     add = p.add_argument
-    add("--strategy", "--sampler", metavar="NAME", help="auto (default), curves, tpe, gp, cmaes, qmc, random, FILE:FN")
-    add(
-        "--stopping", "--scheduler", metavar="NAME", help="auto (default), look, asha, hyperband, median, none, FILE:FN"
-    )
+    add("--strategy", metavar="NAME", help="auto (default), curves, tpe, gp, cmaes, qmc, random, FILE:FN")
+    add("--stopping", metavar="NAME", help="auto (default), look, asha, hyperband, median, none, FILE:FN")
     add("--workers", type=int, metavar="N", help="data-parallel workers of each trial (default 1)")
     add("--set", action="append", nargs="+", default=[], metavar="KEY=VALUE", help="fix a key of the configuration")
     add("--on-bad-image", metavar="fail|skip", help="what to do with an unreadable image (default: fail)")

@@ -41,7 +41,7 @@ from bigbatch.tune.plan.objective_options import (
     suited,
     with_studys_objective,
 )
-from bigbatch.tune.plan.options import EARLIER_NAMES, SearchOptions
+from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.plan.own_components import (
     check_components,
     check_own_search,
@@ -74,7 +74,7 @@ DEFAULT_TRIALS = {"digits": 12}
 """Default number of trials, by data set."""
 DEFAULT_TRIALS_OTHER = 16
 DEFAULT_EPOCHS = {"digits": 8}
-"""Default number of epochs, by data set. With 8 on digits, two fresh seeds can confirm the answer in reasonable time."""
+"""Default number of epochs, by data set. With 8 on digits, two fresh seeds can confirm the answer cheaply."""
 DEFAULT_EPOCHS_OTHER = 18
 KEYS_WITH_OPTIONS = {
     "epochs": "--max-epochs", "seed": "--seed", "model.name": "--model", "data.name": "--data",
@@ -164,8 +164,8 @@ def make_plan(options: SearchOptions) -> SearchPlan:
         if stored.get("trainable"):  # the function's own
             del known["model"], known["holdout"]
         if not one_of_objective_options(options):  # another objective is refused later, in its own words
-            known["strategy"] = stored.get("strategy", stored.get("sampler"))
-            known["stopping"] = stored.get("stopping", stored.get("scheduler"))
+            known["strategy"] = stored.get("strategy")
+            known["stopping"] = stored.get("stopping")
         given = {name: value for name, value in _kept_options(stored).items() if value is not None}
         options = options.over({**known, **given})
         options = with_studys_objective(options, stored)
@@ -178,8 +178,6 @@ def make_plan(options: SearchOptions) -> SearchPlan:
     plan = dataclasses.replace(plan, warm_start=knowledge_of(plan, stored), own_code=own_code(plan))
     if stored:
         stored = with_accepted_code(plan, stored)
-        if stored.get("space_fingerprint") in plan.space.earlier_fingerprints:
-            stored = {**stored, "space_fingerprint": plan.space.fingerprint}
         check_same_study(plan.identity(), stored)
         if plan.machine.nodes:
             check_same_values(plan.frontier, plan.workers, stored)
@@ -212,7 +210,6 @@ def _kept_options(stored: Mapping[str, object]) -> dict[str, object]:
         "warm_start": (),
         "options": (),
     }
-    kinds |= {earlier: kinds[name] for earlier, name in EARLIER_NAMES.items()}
     wrong = [key for key, value in options.items() if key in kinds and not isinstance(value, kinds[key])]
     if wrong:
         raise ConfigError(
@@ -299,8 +296,6 @@ def _space_of(o: SearchOptions) -> Space:
 
 def _fitted(search: SearchRequest, machine: Machine, stored: Description) -> FittedSearch:
     rates = RatePrior.of_study(stored) if stored else None  # a requeued job repeats --prior-from
-    if stored and not stored.get("smaller_step"):  # also a study of an earlier version
-        search = dataclasses.replace(search, smaller_step=False)
     return fit_search(search, machine, rates) if machine.nodes else fit_search_to_unknown_cluster(search, rates)
 
 

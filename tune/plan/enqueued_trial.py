@@ -27,6 +27,6 @@ class EnqueuedTrial:
 
 
 def stored_trials(stored: Mapping[str, object]) -> tuple[EnqueuedTrial, ...]:
-    """The trials in study.json. Studies of earlier versions have none."""
+    """The trials in study.json."""
     found = json_values.objects(stored, "enqueued")
     return tuple(EnqueuedTrial(str(one["source"]), TrainConfig.from_dict(one["config"])) for one in found)  # type: ignore[arg-type]

@@ -42,8 +42,6 @@ class SearchRequest:
     """Of ``--batch``. Empty: the space chooses them."""
     transfer_to: int | None = None
     """The batch of ``--transfer-to``, which is searched as well."""
-    smaller_step: bool = True
-    """See ``Workload.smaller_step``."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +128,7 @@ def _workload(search: SearchRequest, model: str, machine: Machine) -> Workload:
         memory_bytes=machine.device_memory_bytes,
         max_micro_size=search.overrides.get("batch.max_micro_size", BatchConfig().max_micro_size),
         batches=search.batches if len(search.batches) > 1 else (),  # a single one is fixed, as by --set
-        smaller_step=search.smaller_step and not search.space.decides_last_step and KEY not in search.overrides,
+        smaller_step=not search.space.decides_last_step and KEY not in search.overrides,
     )
 
 

@@ -46,7 +46,7 @@ def divide_validation(
 
 
 def stored_holdout(stored: Mapping[str, object]) -> float:
-    """The holdout of the study whose study.json is ``stored``. Studies of earlier versions had none."""
+    """The holdout of the study whose study.json is ``stored``; 0: none."""
     overrides = stored.get("overrides")
     part = overrides.get(KEY) if isinstance(overrides, Mapping) else None
     return float(part) if isinstance(part, (int, float)) else 0.0

@@ -17,8 +17,6 @@ from bigbatch.train_loop.config import ConfigError, known_key
 from bigbatch.train_loop.config.own_names import absolute
 from bigbatch.train_loop.data.names import NAMES
 
-EARLIER_NAMES = {"sampler": "strategy", "scheduler": "stopping"}
-"""Options under their names in studies of earlier versions. The command line takes both."""
 RESUMED_OPTIONS = (
     "space", "data", "subset", "holdout", "model", "trials", "max_epochs", "budget_gpu_hours", "strategy", "stopping",
     "workers", "set", "loss", "optimizer", "batch", "transfer_to", "fidelity", "tolerance", "confirm", "seed",
@@ -118,9 +116,7 @@ class SearchOptions:
 
     def over(self, earlier: Mapping[str, object]) -> SearchOptions:
         """These options, completed from ``earlier`` ones. The keys of ``--set`` are completed one by one."""
-        earlier = {EARLIER_NAMES.get(k, k): v for k, v in earlier.items()}
-        # Earlier versions stored an empty text as "not given".
-        known = {k: v for k, v in earlier.items() if k in RESUMED_OPTIONS and v != ""}
+        known = {k: v for k, v in earlier.items() if k in RESUMED_OPTIONS}
         single = [k for k in known if k not in ("set", "metric")]
         gaps: dict[str, Any] = {k: known[k] for k in single if getattr(self, k) is None}
         gaps |= {"metric": tuple(json_values.texts(earlier, "metric"))} if not self.metric else {}

@@ -37,7 +37,7 @@ class RatePrior:
 
     @classmethod
     def of_study(cls, stored: Mapping[str, object]) -> RatePrior:
-        """The prior in study.json. Studies of earlier versions have no spread there; theirs was narrow."""
+        """The prior in study.json."""
         factors = stored.get("lr_factors")
         return cls(factors if isinstance(factors, dict) else {}, json_values.number(stored, "lr_spread", NARROW))
 

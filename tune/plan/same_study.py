@@ -8,9 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from bigbatch.train_loop.config import RUNTIME_KEYS, ConfigError
-from bigbatch.train_loop.config.earlier_keys import EARLIER_KEYS
 from bigbatch.tune.plan.frontier_plan import FrontierPlan
-from bigbatch.tune.study.objectives import DEFAULT_OBJECTIVE
 
 OPTIONS = {
     "space": "--space",
@@ -25,12 +23,8 @@ OPTIONS = {
     "fidelity": "--fidelity",
     "workers": "--workers",
 }
-ADDED_LATER = ("classes_digest", "lr_spread")
 OF_THE_DATA = ("image_size", "train_size", "val_size", "holdout_size", "num_classes")
 OWN_OPTIONS = {"data.subset": "--subset", "data.holdout": "--holdout"}
-
-DEFAULTS: Mapping[str, object] = {"objective": DEFAULT_OBJECTIVE, "holdout_size": 0, "smaller_step": False}
-"""Facts of studies of earlier versions, which did not write them."""
 
 
 def check_same_study(identity: Mapping[str, object], stored: Mapping[str, object]) -> None:
@@ -41,9 +35,7 @@ def check_same_study(identity: Mapping[str, object], stored: Mapping[str, object
         stored: the facts in study.json.
     """
     for key, value in identity.items():
-        if key in ADDED_LATER and key not in stored:  # a study of an earlier version
-            continue
-        before = stored.get(key, DEFAULTS.get(key))
+        before = stored.get(key)
         if key == "overrides" and isinstance(before, dict) and isinstance(value, Mapping):
             _check_overrides(before, value)
         elif before != value:
@@ -58,7 +50,7 @@ def check_same_values(frontier: FrontierPlan | None, workers: int, stored: Mappi
     Args:
         frontier: that of the plan.
         workers: those of the plan.
-        stored: the facts in study.json. Studies of earlier versions have no frontier.
+        stored: the facts in study.json.
     """
     before = stored.get("frontier")
     if frontier is None or not isinstance(before, Mapping) or before.get("name") != frontier.name:
@@ -100,7 +92,6 @@ class NotSameStudy(ConfigError):
 
 
 def _check_overrides(before: Mapping[str, object], now: Mapping[str, object]) -> None:
-    before = {EARLIER_KEYS.get(name, name): value for name, value in before.items()}
     for name in {**before, **now}:
         if name in RUNTIME_KEYS or before.get(name) == now.get(name):
             continue
@@ -117,8 +108,6 @@ def _difference(key: str, before: object, value: object) -> tuple[str, str]:
         return "the names of the data's classes have changed, or their order", "Restore the data"
     if key in OF_THE_DATA:
         return f"the data's {key} was {before!r}; got {value!r}", "Restore the data"
-    if key == "smaller_step":
-        return "an earlier version began it, and it leaves out the images that fill no global batch", "Go on without it"
     if key == "objective":
         return f"the objective was {before}; got {value}", "Leave it out (it is kept)"
     name = OPTIONS.get(key, key)

@@ -12,12 +12,10 @@ from functools import cached_property
 from optuna.trial import FrozenTrial, TrialState
 
 from bigbatch.cluster.host import json_values
-from bigbatch.train_loop.config.earlier_keys import migrated
 from bigbatch.tune.report.recorded_study import RecordedStudy
 from bigbatch.tune.study.answer import leading_trial
 from bigbatch.tune.study.confirmed import Confirmed, confirmed_trials
 from bigbatch.tune.study.feasible import INFEASIBLE_ATTR
-from bigbatch.tune.study.retry import DIVERGED
 from bigbatch.tune.study.tables import epoch_records
 from bigbatch.tune.study.target import UNREACHED_H
 from bigbatch.tune.study.trial_facts import (
@@ -220,7 +218,7 @@ def _point(trial: FrozenTrial, study: RecordedStudy, continued: Mapping[int, int
         outcome=_outcome(trial, continued),
         why=json_values.text(attrs, "ended_because"),
         params=trial.params,
-        config=_config_of(trial),
+        config=configuration(trial),
         value=_final(trial),
         curve=tuple((epoch, value) for epoch, value in values if epoch > 0 and math.isfinite(value)),
         planned=planned_epochs(trial),
@@ -233,13 +231,6 @@ def _point(trial: FrozenTrial, study: RecordedStudy, continued: Mapping[int, int
     )
 
 
-def _config_of(trial: FrozenTrial) -> Mapping[str, object]:
-    try:
-        return dict(migrated(configuration(trial)))
-    except Exception:  # an edited configuration
-        return configuration(trial)
-
-
 def _outcome(trial: FrozenTrial, continued: Mapping[int, int]) -> str:
     if trial.state == TrialState.COMPLETE:
         return FINISHED
@@ -249,8 +240,7 @@ def _outcome(trial: FrozenTrial, continued: Mapping[int, int]) -> str:
         paused = is_paused(trial) or PAUSED_ATTR in trial.user_attrs
         return (CONTINUED if trial.number in continued else PAUSED) if paused else STOPPED
     if trial.state == TrialState.FAIL:
-        because = json_values.text(trial.user_attrs, "ended_because")
-        return DIVERGENT if has_diverged(trial) or any(word in because for word in DIVERGED) else BROKEN
+        return DIVERGENT if has_diverged(trial) else BROKEN
     return UNDER_WAY if trial.state == TrialState.RUNNING else WAITING
 
 

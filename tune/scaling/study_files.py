@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bigbatch.cluster.host import json_values
 from bigbatch.cluster.host.atomic_files import write_json
-from bigbatch.train_loop.config import ConfigError, TrainConfig, differing_keys
+from bigbatch.train_loop.config import ConfigError, differing_keys
 from bigbatch.tune.scaling.analysis import ScalingAnalysis, as_json
 from bigbatch.tune.scaling.scale_plan import ScalePlan
 from bigbatch.tune.study.provenance import provenance
@@ -54,10 +54,8 @@ def check_same_scaling(plan: ScalePlan) -> None:
     stored = stored_plan(plan.output)
     if stored is None:
         return
-    kept = dict(stored)
-    kept["config"] = TrainConfig.from_dict(json_values.mapping(stored, "config")).to_dict()  # of an earlier version
     planned = plan_values(plan)
-    changes = differing_keys({key: kept.get(key) for key in planned}, planned)
+    changes = differing_keys({key: stored.get(key) for key in planned}, planned)
     if changes:
         raise ConfigError(
             f"a scaling study goes on as it began; {str(plan.output)!r} holds one with other values: "

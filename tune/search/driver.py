@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
 import time
@@ -94,6 +95,8 @@ def run_search(plan: SearchPlan) -> int:
 
     Raises ConfigError if the study's folder, the database or the cluster cannot be used.
     """
+    if os.environ.get("COLUMNS") == "0":  # where it is not known, as in some containers; rich would print nothing
+        del os.environ["COLUMNS"]
     console = Console(soft_wrap=not sys.stdout.isatty(), highlight=False)
     end_of_allocation()  # checked before anything starts
     check_metrics_port(plan.options.metrics_port, plan.address, remove_stale_folders)

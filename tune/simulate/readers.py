@@ -34,7 +34,6 @@ from bigbatch.tune.strategies.protocol import Dimension
 from bigbatch.tune.study import metrics
 from bigbatch.tune.study.objective import Direction, Objective, Reported
 from bigbatch.tune.study.objectives import DEFAULT_OBJECTIVE, read_objectives
-from bigbatch.tune.study.retry import DIVERGED
 from bigbatch.tune.study.tables import EPOCH_PARTS, OBJECTIVE_KEY
 
 PARAM = "param."
@@ -274,7 +273,7 @@ def _read_study(folder: Path) -> RecordedRuns:
 
 def _trial_curve(trial: Mapping[str, object], epochs: Rows, objective: Objective) -> RecordedCurve | None:
     """The trial's curve; None unless it reached its end or diverged."""
-    diverged = _has_diverged(trial)
+    diverged = trial["state"] == "FAIL" and json_values.flag(trial, "diverged")
     planned = json_values.whole_number(trial, "epochs_planned")
     whole = trial["state"] == "COMPLETE" and planned == len(epochs)  # a search for a target ends trials sooner
     if not whole and not (diverged and planned >= len(epochs)):
@@ -295,12 +294,3 @@ def _trial_curve(trial: Mapping[str, object], epochs: Rows, objective: Objective
 def _there(row: Mapping[str, object]) -> dict[str, object]:
     """An epoch's record, of its row in a table."""
     return {name: value for name, value in row.items() if value is not None}
-
-
-def _has_diverged(trial: Mapping[str, object]) -> bool:
-    """Whether the trial's hyperparameters ended it, as its row says. Earlier versions only wrote it into a text."""
-    if trial["state"] != "FAIL" or json_values.flag(trial, "diverged"):
-        return trial["state"] == "FAIL"
-    if json_values.text_or_none(trial, "failure_kind") is not None:
-        return False
-    return any(word in json_values.text(trial, "ended_because") for word in DIVERGED)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bigbatch.cluster.host.atomic_files import write_json
-from bigbatch.train_loop.config.earlier_keys import migrated
 from bigbatch.tune.study.objectives import Objectives
 
 if TYPE_CHECKING:  # who only reads the file needs no Optuna
@@ -24,7 +23,7 @@ def write_front(objectives: Objectives, trials: Sequence[FrozenTrial], path: Pat
             "trial": trial.number,
             "values": objectives.named(trial.values),
             "parameters": trial.params,
-            "config": migrated(trial.user_attrs.get("config", {})),
+            "config": trial.user_attrs.get("config", {}),
         }
         for trial in objectives.front(trials)
     ]

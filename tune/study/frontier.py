@@ -29,7 +29,6 @@ from functools import cached_property
 from optuna.trial import FrozenTrial, TrialState
 
 from bigbatch.cluster.host import json_values
-from bigbatch.train_loop.config.earlier_keys import migrated
 from bigbatch.tune.study import learned
 from bigbatch.tune.study.baseline import baseline_of
 from bigbatch.tune.study.confirmed import confirmed_trials, failed_confirmations
@@ -337,7 +336,7 @@ class _Trials:
             epoch_s=one_epoch_s,
             gpu_hours=None if one_epoch_s is None else epochs * one_epoch_s * self.facts.workers / 3600,
             noise_scale=_median(json_values.number_or_none(record, "noise_scale") for record in records),
-            config=migrated(configuration(best)),
+            config=configuration(best),
         )
 
     def _has_learned(self, trial: FrozenTrial, reported: ReportedValue, tried: int) -> bool | None:

@@ -60,7 +60,7 @@ class KnownStudy:
 
 
 def stored_knowledge(stored: Mapping[str, object]) -> tuple[KnownStudy, ...]:
-    """The knowledge in study.json. Studies of earlier versions have none."""
+    """The knowledge in study.json."""
     return tuple(
         KnownStudy(json_values.text(one, "study"), tuple(map(_trial, json_values.objects(one, "trials"))))
         for one in json_values.objects(stored, WARM_START)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # the plan imports this file, and answers before Optuna is lo
 
 T = TypeVar("T")
 DEFAULT_OBJECTIVE = "val_top1:max"
-"""The objective of a study that does not say any: an earlier version wrote it."""
+"""The objective of a search of classes that does not say any."""
 WITHOUT_CLASSES = "val_loss:min"
 """What is optimised where targets are no classes and nothing was asked for."""
 

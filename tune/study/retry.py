@@ -20,7 +20,6 @@ from bigbatch.tune.study.tables import EPOCH_ATTR, epoch_of
 from bigbatch.tune.study.trial_facts import (
     CONFIRMS_ATTR,
     CONTINUES_ATTR,
-    FAILURE_ATTR,
     FOLLOWS_ATTR,
     GIVEN_ATTR,
     SEED_ATTR,
@@ -32,8 +31,6 @@ from bigbatch.tune.study.trial_facts import (
 
 RETRIES_ATTR = "retries"
 """User attribute of a retry: the number of the failed trial."""
-DIVERGED = ("NonFiniteLossError", "was not finite")
-"""Texts in ``ended_because`` of a diverged trial, in studies of versions that did not note the kind of a failure."""
 
 
 class LedgerOfTrials(Protocol):
@@ -189,12 +186,8 @@ class EndedCount(StudyIndex):
 
 def may_need_checkpoint(trial: FrozenTrial) -> bool:
     """Whether a retry or a continuation of an ended trial would begin from its checkpoint."""
-    if is_paused(trial):
-        return True
-    if trial.state != TrialState.FAIL or has_diverged(trial):  # from there it would only diverge again
-        return False
-    because = str(trial.user_attrs.get("ended_because"))
-    return FAILURE_ATTR in trial.user_attrs or not any(word in because for word in DIVERGED)
+    failed = trial.state == TrialState.FAIL and not has_diverged(trial)  # from there it would only diverge again
+    return failed or is_paused(trial)
 
 
 def before_equal_ones(trial: FrozenTrial, given: Mapping[int, int]) -> tuple[bool, int]:

@@ -28,7 +28,6 @@ from bigbatch.cluster.host import json_values
 from bigbatch.cluster.host.atomic_files import write_json
 from bigbatch.cluster.host.pulse import Pulse
 from bigbatch.train_loop.config import ConfigError
-from bigbatch.train_loop.config.earlier_keys import migrated
 from bigbatch.train_loop.config.files import unusable_config
 from bigbatch.train_loop.host.folder_hold import FolderHold, hold_folder
 from bigbatch.tune.study import feasible, tables
@@ -321,7 +320,7 @@ class StudyStore:
         if self.objectives.several:
             write_front(self.objectives, trials, self.folder / PARETO_FILE)
         if best is not None:
-            config = migrated(best.user_attrs["config"])
+            config = best.user_attrs["config"]
             because = frontier.unusable_because if frontier else None
             write_json(self.best_file, unusable_config(config, because) if because else config, indent=2, durable=True)
         self._next_refresh = time.monotonic() + (time.monotonic() - started) / REFRESH_SHARE

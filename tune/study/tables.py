@@ -18,7 +18,6 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from bigbatch.cluster.host import json_values
 from bigbatch.cluster.host.atomic_files import replacing
 from bigbatch.train_loop import config
-from bigbatch.train_loop.config.earlier_keys import migrated
 from bigbatch.train_loop.reporter import EpochRecord
 from bigbatch.tune.study import metrics
 from bigbatch.tune.study.energy import GPU, PROCESSORS, energy_of
@@ -140,7 +139,7 @@ def trial_row(trial: FrozenTrial, objectives: Objectives) -> dict[str, object]:
     values = trial.values if trial.state == TrialState.COMPLETE else None
     shown = objectives.first.shown
     attrs = trial.user_attrs
-    configuration = migrated(attrs.get("config", {}))
+    configuration = attrs.get("config", {})
     return {
         "trial": trial.number,
         "state": trial.state.name,

@@ -105,9 +105,7 @@ def _plan(found: StudySummary) -> list[tuple[str, str]]:
     text, number = (lambda key: json_values.text(d, key, "–")), (lambda key: json_values.whole_number_or_none(d, key))
     pixels = f"images, {number('image_size')} px" if number("image_size") else "items"
     images = f" ({number('train_size'):,} training {pixels})" if number("train_size") else ""
-    strategy = [
-        f"{key} {shown_name(str(d[key]))}" for key in ("strategy", "sampler", "stopping", "scheduler") if d.get(key)
-    ]
+    strategy = [f"{key} {shown_name(str(d[key]))}" for key in ("strategy", "stopping") if d.get(key)]
     limits = ["as many trials as the budget allows" if found.planned is None else _count(found.planned, "trial")]
     limits += [f"{d['budget_gpu_hours']:g} {_unit(found)}"] if d.get("budget_gpu_hours") else []
     limits += [f"{d['time_budget_s'] / 3600:.3g} h of time"] if d.get("time_budget_s") else []

@@ -64,7 +64,7 @@ REFUSED = {
     "function missing": (("--space", "mine.py:space"), "'space'"),
     "data missing": (("--data", "/nosuch"), "/nosuch"),
     "no trials": (("--trials", "0"), "--trials must be at least 1; got 0"),
-    "sampler": (("--sampler", "bayes"), "--strategy must be one of auto"),
+    "sampler": (("--strategy", "bayes"), "--strategy must be one of auto"),
     "study to resume": (("--resume", "--study", "first"), "--resume needs a study"),
     "range test": (("--model", "resnet18", "--prior-from", "none.json"), "'none.json' (No such file"),
     "study to learn from": (("--warm-start", "runs/nothing"), "'runs/nothing', which holds no study.json"),
@@ -253,7 +253,7 @@ def test_a_resumed_study_fills_in_what_the_command_line_leaves_out(tmp_path, mon
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "runs" / "first"
     folder.mkdir(parents=True)
-    study = {"schema_version": 1, "options": {"space": "/gone/space.py", "sampler": "random"}}
+    study = {"schema_version": 1, "options": {"space": "/gone/space.py", "strategy": "random"}}
     (folder / "study.json").write_text(json.dumps(study))
     with pytest.raises(ConfigError, match="/gone/space.py"):
         by_parts("--resume", "--study", "first")

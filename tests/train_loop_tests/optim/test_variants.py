@@ -155,23 +155,6 @@ def test_lamb_clips_narrow_and_zero_gradients() -> None:
     assert torch.isfinite(params[0]).all() and (params[0] < 1).all()
 
 
-def test_a_state_with_a_plain_step_number_is_taken_up() -> None:
-    params = [nn.Parameter(torch.ones(2))]
-    other = [nn.Parameter(torch.ones(2))]
-    for ps in (params, other):
-        ps[0].grad = torch.tensor([0.3, -0.2])
-    first, second = LAMB(params), LAMB(other)
-    first.step()
-    saved = first.state_dict()
-    saved["state"][0]["step"] = 1
-    other[0].data.copy_(params[0])
-    second.load_state_dict(saved)
-    second.step()
-    saved["state"][0]["step"] = torch.tensor(1.0)
-    first.step()
-    assert torch.equal(params[0], other[0])
-
-
 # --- properties ---
 
 BOTH = pytest.mark.parametrize(

@@ -10,16 +10,14 @@ import pytest
 
 from bigbatch.search_spaces import BUILT_IN, Workload, load_space
 from bigbatch.search_spaces.trial import StandInTrial
-from bigbatch.train_loop.config import ConfigError, TrainConfig
+from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.config.last_step import last_step_in_words, left_out, suits_smaller_step
 from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.notes import smaller_steps
 from bigbatch.tune.plan.options import SearchOptions
-from bigbatch.tune.plan.same_study import check_joins
 from bigbatch.tune.plan.scaled_recipe import scaled
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.study.fidelity import Fidelity
-from bigbatch.tune.study.store import StudyStore
 
 DIGITS = 1437
 WORKLOAD = Workload("digits", train_size=DIGITS, num_classes=10, image_size=32, model="resnet18", epochs=12)
@@ -102,26 +100,6 @@ def test_the_plan_says_so_and_names_the_batches(tmp_path: Path) -> None:
     assert smaller_steps(search_plan(tmp_path, batch="64")) is None
     assert smaller_steps(search_plan(tmp_path, set=("drop_last=true",))) is None
     assert smaller_steps(search_plan(tmp_path, batch="1024", set=("max_micro_size=4",))) is None, "413 are under 512"
-
-
-def test_a_study_of_an_earlier_version_goes_on_leaving_them_out(tmp_path: Path) -> None:
-    described = search_plan(tmp_path).to_dict()
-    for name, smaller in (("older", {}), ("newer", {"smaller_step": True})):
-        stored = {key: value for key, value in described.items() if key != "smaller_step"} | smaller
-        StudyStore.create(tmp_path / name, name, stored, None).close()
-        resumed = search_plan(tmp_path, resume=True, study=name)
-        config = resumed.space(StandInTrial(None), resumed.workload, {"batch.global_size": 1024})
-        assert config.data.drop_last is not bool(smaller)
-        assert (smaller_steps(resumed) is None) is not bool(smaller)
-
-
-def test_a_driver_of_this_version_does_not_join_such_a_study(tmp_path: Path) -> None:
-    identity = search_plan(tmp_path).identity()
-    check_joins(identity, identity)
-    older = {key: value for key, value in identity.items() if key != "smaller_step"}
-    for stored in (older, {**older, "smaller_step": False}):
-        with pytest.raises(ConfigError, match="an earlier version began it, and it leaves out the images"):
-            check_joins(identity, stored)
 
 
 def test_a_full_run_is_told_of_many_images_left_out_and_of_a_step_of_few() -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from bigbatch.search_spaces.registry import BUILT_IN
 from bigbatch.search_spaces.trial import StandInTrial
 from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.train_loop.launch.lr_find import _write, range_test
@@ -159,15 +158,3 @@ def test_one_optimizer_without_a_test_keeps_the_range_wide(tmp_path: Path) -> No
         for r in (plan_of(tmp_path, sgd, set=o).ranges["lr_multiplier"] for o in ((), ("optimizer=sgd",)))
     ]
     assert ends == [(1 / 16, 16.0), (1 / 4, 4.0)]
-
-
-def test_a_study_of_an_earlier_version_goes_on_with_its_narrow_range(tmp_path: Path) -> None:
-    plan = plan_of(tmp_path)
-    earlier = {key: value for key, value in plan.to_dict().items() if key != "lr_spread"}
-    fingerprints = BUILT_IN["large_batch"].earlier_fingerprints
-    for number, fingerprint in enumerate(fingerprints):
-        folder = tmp_path / "runs" / f"old{number}"
-        StudyStore.create(folder, folder.name, {**earlier, "space_fingerprint": fingerprint}, None).close()
-        resumed = make_plan(SearchOptions(resume=True, study=folder.name, output=str(tmp_path / "runs")))
-        assert (resumed.ranges["lr_multiplier"].low, resumed.ranges["lr_multiplier"].high) == (1 / 4, 4.0)
-    assert fingerprints

@@ -64,11 +64,3 @@ def test_a_study_keeps_its_holdout(tmp_path: Path) -> None:
         assert again.data == before.data and again.overrides == before.overrides
     with pytest.raises(ConfigError, match=r"--holdout was 0\.2; got 0\.5\. Leave --holdout out"):
         plan_of(tmp_path, "--study", "fifth", "--resume", "--holdout", "50%")
-
-
-def test_a_study_from_before_the_option_chooses_by_all_images(tmp_path: Path) -> None:
-    begin(plan_of(tmp_path, "--study", "old", "--holdout", "none"), drop=("holdout_size", "options"))
-    again = plan_of(tmp_path, "--study", "old", "--resume")
-    assert (again.data.val_size, again.data.holdout_size) == (360, 0) and "data.holdout" not in again.overrides
-    with pytest.raises(ConfigError, match="--holdout was not given; got 0.5. Leave --holdout out"):
-        plan_of(tmp_path, "--study", "old", "--resume", "--holdout", "50%")

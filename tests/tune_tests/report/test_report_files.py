@@ -7,7 +7,6 @@ import json
 import re
 import shutil
 import sys
-import tarfile
 from pathlib import Path
 
 import optuna
@@ -21,11 +20,8 @@ from bigbatch.tune.report.recorded_study import open_recorded
 from bigbatch.tune.study.store import StudyStore
 from helpers.browser import chromium
 from helpers.invented_studies import Lines, description, hostile_study, invented_study, write_journal
-from helpers.paths import ROOT
 
 pytestmark = pytest.mark.without_ray
-
-OLDER = ROOT / "tests" / "older" / "data" / "6dde4d6" / "runs.tar.xz"
 
 
 @pytest.fixture(scope="module")
@@ -197,15 +193,6 @@ def test_a_description_with_values_of_other_kinds(study: Path, capsys: pytest.Ca
         text = (study / "report.html").read_text(encoding="utf-8")
         assert "could not be drawn" not in words_of(text) and "<other>" not in text, key
     assert "Traceback" not in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("name", ["finished", "interrupted"])
-def test_a_study_of_an_older_commit(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
-    with tarfile.open(OLDER) as opened:
-        opened.extractall(tmp_path, filter="fully_trusted")
-    seen = words_of(report_of(tmp_path / "runs" / name, capsys))
-    assert "The answer" in seen and "could not be drawn" not in seen and "cannot be" not in seen
-    assert "finished trials" in seen
 
 
 def test_html_in_a_study_is_text_in_its_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

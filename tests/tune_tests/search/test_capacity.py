@@ -148,7 +148,7 @@ def test_a_search_goes_on_with_smaller_workers_when_a_node_is_lost_and_grows_whe
         arguments = ("--space", tiny_space, "--data", tiny_images, *TINY, "--study", "s", "--trials", 3)
         address = ray.stdout.readline().strip()
         search = Search(
-            *arguments, "--max-epochs", 20, "--scheduler", "none", "--address", address,
+            *arguments, "--max-epochs", 20, "--stopping", "none", "--address", address,
             cwd=tmp_path, RAY_AUTH_MODE="disabled",
         )  # fmt: skip
         search.wait_for(r"trial 1 epoch 2/20")

@@ -21,7 +21,7 @@ from helpers.waiting import wait_until
 @pytest.mark.exhaustive
 def test_a_search_in_postgresql_survives_kill_and_restart_and_hides_its_password(server, postgres, tiny, tmp_path):  # noqa: F811
     pytest.importorskip("psycopg", reason="needs the database's driver: pip install 'psycopg[binary]'")
-    arguments = (*tiny, "--study", "s", "--trials", 3, "--max-epochs", 40, "--scheduler", "none")
+    arguments = (*tiny, "--study", "s", "--trials", 3, "--max-epochs", 40, "--stopping", "none")
     first = Search(*arguments, "--storage", postgres, cwd=tmp_path)
     first.wait_for(r"epoch \d+/40", count=20)
     first.kill_tree()

@@ -42,7 +42,7 @@ def search(folder: Path, space: Path, data: Path, *, more_cpus: int, epochs: int
         2,
         "--max-epochs",
         epochs,
-        "--scheduler",
+        "--stopping",
         "none",
     )
     return subprocess.Popen(
