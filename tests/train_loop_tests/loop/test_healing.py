@@ -16,7 +16,7 @@ from bigbatch.train_loop.loop.healing import Halving, Healing
 from bigbatch.train_loop.reporter import EpochRecord, ListReporter
 from helpers.full_device import SmallDevice
 from helpers.loop_references import run
-from helpers.tiny_training import CONFIG, StopsAt, changed, install, plain_model, untimed
+from helpers.tiny_training import CLASSES, CONFIG, StopsAt, changed, install, plain_model, untimed
 
 WHOLE = changed(CONFIG, global_size=16, micro_size=16, precise_bn="off")
 """4 steps an epoch of one micro-batch of 16 images."""
@@ -77,6 +77,31 @@ def test_what_does_not_fit_at_one_image_fails_and_says_so(monkeypatch, tmp_path)
     with pytest.raises(DeviceMemoryError, match=r"too small for micro-batches of one image \(CUDA out of memory"):
         run(WHOLE, reporter=(reporter := Told()), checkpoint_dir=tmp_path)
     assert [one.micro_size for one in reporter.halvings[-1]] == [8, 4, 2, 1]
+
+
+def bn_on_one_value() -> torch.nn.Module:
+    """BatchNorm after a global pool: one image leaves it one value of each channel."""
+    pooled = [torch.nn.AdaptiveAvgPool2d(1), torch.nn.BatchNorm2d(3), torch.nn.Flatten(), torch.nn.Linear(3, CLASSES)]
+    return torch.nn.Sequential(*pooled)
+
+
+def test_a_network_that_cannot_train_with_one_image_fails_for_lack_of_memory(monkeypatch, tmp_path) -> None:
+    """16 → 8 → 4 → 2 → 1, where BatchNorm refuses."""
+    install(monkeypatch.setattr, bn_on_one_value)
+    SmallDevice(monkeypatch, images=1)
+    with pytest.raises(
+        DeviceMemoryError, match="micro-batches of two images.*BatchNorm of model.name=resnet18"
+    ) as found:
+        run(WHOLE, reporter=(reporter := Told()), checkpoint_dir=tmp_path)
+    assert not found.value.healed and [one.micro_size for one in reporter.halvings[-1]] == [8, 4, 2, 1]
+
+
+def test_single_images_that_were_asked_for_are_refused_by_a_network_that_needs_more(monkeypatch) -> None:
+    install(monkeypatch.setattr, bn_on_one_value)
+    with pytest.raises(ConfigError, match=r"with micro-batches of one image.*got batch.micro_size=1.*Use 2 or more"):
+        run(changed(WHOLE, micro_size=1))
+    install(monkeypatch.setattr, plain_model)
+    assert run(changed(WHOLE, micro_size=1))[-1].train_loss == pytest.approx(run(WHOLE)[-1].train_loss, rel=1e-5)
 
 
 def test_the_network_alone_does_not_fit(monkeypatch, tmp_path) -> None:
