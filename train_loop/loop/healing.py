@@ -29,8 +29,21 @@ if TYPE_CHECKING:
     import torch
 
 HEALED_FILE = "micro_batch.json"
-_FULL = re.compile(r"(CUDA|HIP)( error:)? out of memory|(CUBLAS|CUDNN|HIPBLAS)_STATUS_ALLOC_FAILED")
-"""How libraries below torch say that the device's memory is full. Its own allocator has a class of errors for it."""
+_FULL = re.compile(
+    r"""(CUDA|HIP)(\ driver)?(\ error:)?\ out\ of\ memory
+    | CUDA\ ran\ out\ of\ memory                             # torch, on cuDNN's engines for new shapes
+    | Triton\ Error\ \[\w+\]:\ out\ of\ memory
+    | (Cuda|HIP)\ failure\ (\d+\ )?'out\ of\ memory'         # NCCL and RCCL, after their first line
+    | _ALLOC(ATION)?_FAILED                                   # cuBLAS, cuDNN, cuFFT, cuSOLVER, cuSPARSE
+    | (BLAS|CUDNN|SOLVER|SPARSE)_STATUS_NOT_INITIALIZED       # no memory for the library's handle
+    | [Uu]nable\ to\ find\ (an\ engine|a\ valid\ cuDNN\ algorithm)  # no engine's workspace fits
+    """,
+    re.VERBOSE,
+)
+"""How libraries below torch say that the device's memory is full. Its own allocator has a class of errors for it.
+
+The last two may have another reason. It shows at the smallest micro-batch, whose error has the text.
+"""
 
 _log = logging.getLogger(__name__)
 
