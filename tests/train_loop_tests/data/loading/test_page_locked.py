@@ -74,9 +74,10 @@ def test_a_refusal_leaves_no_error_for_the_next_kernel_and_is_said_once(
 
 
 def test_a_runtime_without_visible_names_changes_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    installed(monkeypatch, 801)
+    runtime = installed(monkeypatch, 801)
     monkeypatch.setattr(ctypes, "CDLL", lambda name: types.SimpleNamespace())
     page_lock(mmap.mmap(-1, mmap.PAGESIZE))
+    assert runtime.last == 801 and not runtime.answers
 
 
 def test_torch_loads_cudas_runtime_with_its_names() -> None:
