@@ -27,6 +27,7 @@ sys.path[:0] = [str(ROOT / "src"), str(Path(__file__).resolve().parent)]
 from bigbatch.train_loop.config import ConfigError, TrainConfig  # noqa: E402
 from bigbatch.train_loop.data.catalogue import describe_data_set  # noqa: E402
 from bigbatch.train_loop.loop import memory_probe  # noqa: E402
+from bigbatch.train_loop.loop.healing import is_device_memory_full  # noqa: E402
 
 
 def configuration(o: argparse.Namespace, model: str, precision: str) -> TrainConfig:
@@ -69,7 +70,9 @@ def train_steps(o: argparse.Namespace, config: TrainConfig, size: int) -> float 
         for _ in range(o.steps):
             take_step(run, [(pixels, labels)], 0.01)
             run.progress.step += 1
-    except torch.cuda.OutOfMemoryError:
+    except RuntimeError as error:
+        if not is_device_memory_full(error, torch.device(o.device)):
+            raise
         return None
     return float(torch.cuda.max_memory_reserved()) if o.device == "cuda" else 0.0
 

@@ -43,7 +43,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(Path(__file__).resolve().parent)]
 
 from input_pipeline import generated  # noqa: E402
-from optimizer_step import spread, timm_version  # noqa: E402
+from optimizer_step import present, spread, timm_version  # noqa: E402
 
 from bigbatch.train_loop.config import DataConfig, TrainConfig  # noqa: E402
 
@@ -253,14 +253,22 @@ def seconds(arm: Arm, batches: Iterator[Batch], steps: int, device: str) -> floa
     return time.perf_counter() - start
 
 
+def arms_here(
+    o: argparse.Namespace, folder: Path, classes: int
+) -> dict[str, tuple[Arm, Callable[[], Iterator[Batch]]]]:
+    """Each loop's steps and batches; timm's where the installed version has what its train.py uses."""
+    makers = {"ours": lambda: our_arm(o, folder)}
+    if timm_version():
+        makers["timm"] = lambda: timm_arm(o, folder, classes)
+    makers["torchvision"] = lambda: torchvision_arm(o, folder, classes)
+    return present(makers)
+
+
 def measure(o: argparse.Namespace, folder: Path) -> dict[str, Any]:
     from bigbatch.train_loop.data.catalogue import describe_data_set
 
     classes = describe_data_set(DataConfig(name=str(folder), image_size=o.size)).num_classes
-    arms = {"ours": our_arm(o, folder)}
-    if timm_version():
-        arms["timm"] = timm_arm(o, folder, classes)
-    arms["torchvision"] = torchvision_arm(o, folder, classes)
+    arms = arms_here(o, folder, classes)
     result: dict[str, Any] = {}
     for kind in ("synthetic", "real"):
         if not getattr(o, kind):

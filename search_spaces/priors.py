@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 
 from bigbatch.search_spaces.workload import Workload
-from bigbatch.train_loop.config import DEFAULT_MICRO_SIZE, OPTIMIZERS, ConfigError, TrainConfig
+from bigbatch.train_loop.config import OPTIMIZERS, ConfigError, TrainConfig, divisible
 from bigbatch.train_loop.config.plug_ins import OPTIMIZERS_GROUP, is_own, is_plug_in
 
 LARGEST_BATCH = 32768
@@ -60,14 +60,6 @@ def global_batch_sizes(workload: Workload) -> tuple[int, ...]:
             f"{highest} of the {size} training images. Use --workers {max(1, highest // 2)} or fewer."
         )
     return tuple(fitting)
-
-
-def divisible(batch: int, workers: int, max_micro_size: int) -> int:
-    """The largest number up to ``batch`` that divides into workers × accumulation steps × equal micro-batches."""
-    if batch % workers == 0 and (batch // workers) & (batch // workers - 1) == 0:
-        return batch  # each worker gets a power of two, in micro-batches of at least max_micro_size / 2
-    steps = math.ceil(batch // workers / (max_micro_size or DEFAULT_MICRO_SIZE))
-    return batch // (workers * steps) * workers * steps
 
 
 def total_steps(workload: Workload, batch: int) -> int:

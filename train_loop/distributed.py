@@ -140,13 +140,16 @@ class World:
 class RankMeetings:
     """Decides at which steps the ranks communicate: about once every ``interval_s``.
 
-    Each meeting costs a collective and waits for the device. So rank 0 measures how long steps take and tells the
-    others when to meet next. A single worker on a CPU need not wait, and meets at every step.
+    Each meeting costs a collective and waits for the device. A single worker looks at the clock after each step; on a
+    CPU, where nothing is waited for, it meets at every step. Of several workers rank 0 measures how long steps take and
+    tells the others when to meet next: at most twice as many steps on as before, because the first steps, and steps of
+    a new shape, take a hundred times as long as others.
     """
 
     def __init__(self, world: World, interval_s: float = 1.0) -> None:
         self._world = world
-        self._interval_s = interval_s
+        self._alone = world.workers == 1
+        self._interval_s = 0.0 if self._alone and world.device.type == "cpu" else interval_s
         self._steps = 1
         self._left = 1
         self._last = time.monotonic()
@@ -154,16 +157,14 @@ class RankMeetings:
     def due(self) -> bool:
         """Whether the ranks meet after this step. Call it once for each step, on every rank."""
         self._left -= 1
-        return self._left <= 0
+        return self._left <= 0 or (self._alone and time.monotonic() - self._last >= self._interval_s)
 
     def meet(self, values: Sequence[float]) -> list[float]:
         """The maximum of each value over the ranks. Also sets the next meeting."""
         now = time.monotonic()
         step_s = max((now - self._last) / max(self._steps - self._left, 1), 1e-6)
-        steps = max(1.0, min(self._interval_s / step_s, 1000.0))
-        alone = self._world.workers == 1 and self._world.device.type == "cpu"
-        proposal = 1.0 if alone else steps if self._world.rank == 0 else 0.0
-        *agreed, steps = self._world.max([*values, proposal])
+        steps = max(1.0, min(self._interval_s / step_s, 2.0 * self._steps, 1000.0))
+        *agreed, steps = self._world.max([*values, steps if self._world.rank == 0 else 0.0])
         self._steps = self._left = int(steps)
         self._last = time.monotonic()
         return agreed

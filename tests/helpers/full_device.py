@@ -12,6 +12,24 @@ from bigbatch.train_loop.loop.step import TrainStep
 
 MESSAGE = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 15.00 GiB"
 
+BELOW_TORCH = (
+    "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported at some other API call",
+    "CUDA driver error: out of memory",
+    "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+    "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+    "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+    "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
+    "GET was unable to find an engine to execute this computation",
+    "FIND was unable to find an engine to execute this computation",
+    "Unable to find a valid cuDNN algorithm to run convolution",
+    "Triton Error [CUDA]: out of memory",
+    "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:77, unhandled cuda error (run with "
+    "NCCL_DEBUG=INFO for details), NCCL version 2.27.5\nncclUnhandledCudaError: Call to CUDA function failed.\n"
+    "Last error:\nCuda failure 2 'out of memory'",
+    "HIP out of memory. Tried to allocate 20.00 MiB",
+)
+"""How libraries below torch's allocator say that a device's memory is full, as RuntimeErrors."""
+
 HOOK = """
 import importlib.abc, importlib.util, os, sys
 

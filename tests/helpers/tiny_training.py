@@ -90,6 +90,12 @@ def plain_model() -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(6 * SIDE * SIDE, CLASSES))
 
 
+def bn_on_one_value() -> nn.Module:
+    """BatchNorm after a global pool: one image leaves it one value of each channel."""
+    pooled = [nn.AdaptiveAvgPool2d(1), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(3, CLASSES)]
+    return nn.Sequential(*pooled)
+
+
 class Installed:
     """What ``train`` built: the last model, and the learning rate of each step the optimizer took."""
 

@@ -13,13 +13,12 @@ import pytest
 from bigbatch.search_spaces import BUILT_IN, Space, Workload, check_space
 from bigbatch.search_spaces.distribution import Distribution
 from bigbatch.search_spaces.priors import (
-    divisible,
     global_batch_sizes,
     peak_lr_centre,
     trust_coefficient,
 )
 from bigbatch.search_spaces.trial import StandInTrial
-from bigbatch.train_loop.config import ConfigError, TrainConfig, sections
+from bigbatch.train_loop.config import ConfigError, TrainConfig, divisible, sections
 from helpers.paths import ROOT
 
 DIGITS = Workload("digits", train_size=1437, num_classes=10, image_size=32, model="resnet18", epochs=12)

@@ -8,7 +8,6 @@ from bigbatch.train_loop.config.data_sections import AugmentConfig, DataConfig, 
 from bigbatch.train_loop.config.own_options import Options
 from bigbatch.train_loop.config.rules import ConfigError
 from bigbatch.train_loop.config.sections import (
-    DEFAULT_MICRO_SIZE,
     OPTIMIZERS,
     BatchConfig,
     BatchSplit,
@@ -16,6 +15,7 @@ from bigbatch.train_loop.config.sections import (
     OptimizerConfig,
     ScheduleConfig,
     TrainableConfig,
+    divisible,
 )
 from bigbatch.train_loop.config.train_config import (
     RUNTIME_KEYS,
@@ -33,7 +33,6 @@ __all__ = [
     "BatchConfig",
     "BatchSplit",
     "ConfigError",
-    "DEFAULT_MICRO_SIZE",
     "DataConfig",
     "LoaderConfig",
     "MixConfig",
@@ -48,6 +47,7 @@ __all__ = [
     "check_each",
     "data_config",
     "differing_keys",
+    "divisible",
     "config_keys",
     "json_or_word",
     "known_key",

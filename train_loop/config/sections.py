@@ -16,6 +16,9 @@ LARS_MOMENTUM = ("in", "out")
 
 DEFAULT_MICRO_SIZE = 256
 """Bound of the automatic micro-batch if none is set or measured."""
+LEAST_MICRO_SIZE = 2
+"""Of the automatic micro-batch. BatchNorm cannot train with one value of each channel, and one image with a map of 1×1
+has no more. To train another network with single images, write ``micro_size=1``."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,7 @@ class BatchConfig:
     """Images an optimiser step over all workers and accumulation steps."""
     micro_size: int = 0
     """Images a forward pass on one worker, also the ghost batch of BatchNorm; 0 = the largest
-    divisor of the worker's share that is at most ``max_micro_size``."""
+    divisor of the worker's share that is at most ``max_micro_size``, and at least 2."""
     max_micro_size: int = DEFAULT_MICRO_SIZE
     """Bound for the automatic micro-batch: what the device's memory holds; 0 = measured on a GPU
     (``memory_probe``), ``DEFAULT_MICRO_SIZE`` on a CPU."""
@@ -88,13 +91,17 @@ class BatchConfig:
             )
 
     def split(self, workers: int) -> BatchSplit:
-        """Cut the global batch over ``workers``; raises ConfigError where it does not divide."""
+        """Cut the global batch over ``workers``.
+
+        Raises ConfigError where it does not divide, or only into automatic micro-batches of one image.
+        """
         require(workers >= 1, "workers must be at least 1", workers, "Write --workers 1.")
+        bound = self.max_micro_size or DEFAULT_MICRO_SIZE
+        lower = divisible(self.global_size, workers, bound)
         if self.global_size % workers:
-            lower = self.global_size // workers * workers
-            fix = f"Use batch.global_size={lower or workers} or another number of workers."
             raise ConfigError(
-                f"batch.global_size must divide over the workers; got {self.global_size} over {workers}. {fix}"
+                f"batch.global_size must divide over the workers; got {self.global_size} over {workers}. "
+                f"Use batch.global_size={lower} or another number of workers."
             )
         share = self.global_size // workers
         if self.micro_size:
@@ -104,8 +111,26 @@ class BatchConfig:
                     f"{workers} × {self.micro_size}. Use micro_size={math.gcd(share, self.micro_size)}."
                 )
             return BatchSplit(workers, share // self.micro_size, self.micro_size)
-        micro = next(m for m in range(min(share, self.max_micro_size or DEFAULT_MICRO_SIZE), 0, -1) if share % m == 0)
+        least = min(LEAST_MICRO_SIZE, bound)
+        micro = next((m for m in range(min(share, bound), least - 1, -1) if share % m == 0), 0)
+        if not micro:
+            raise ConfigError(
+                f"batch.global_size must divide into micro-batches of {least} to {bound} images on each worker; got "
+                f"{self.global_size} over {workers}. Use batch.global_size={lower}, or batch.micro_size=1 if the "
+                "network can train with one image."
+            )
         return BatchSplit(workers, share // micro, micro)
+
+
+def divisible(batch: int, workers: int, max_micro_size: int) -> int:
+    """The largest batch up to ``batch`` that divides into workers × accumulation steps × equal micro-batches, none of
+    them much smaller than ``max_micro_size``; at least two images for each worker."""
+    share = max(batch // workers, LEAST_MICRO_SIZE)
+    if share & (share - 1) == 0:
+        return share * workers  # a power of two, in micro-batches of at least max_micro_size / 2
+    bound = max_micro_size or DEFAULT_MICRO_SIZE
+    steps = min(math.ceil(share / bound), share // min(LEAST_MICRO_SIZE, bound))
+    return share // steps * steps * workers
 
 
 @dataclass(frozen=True)

@@ -106,7 +106,7 @@ class TrainConfig:
             self.label_smoothing,
             "Write e.g. 0.1.",
         )
-        require(self.precise_bn_images >= 1, "precise_bn_images must be at least 1", self.precise_bn_images, "2048.")
+        require(self.precise_bn_images >= 2, "precise_bn_images must be at least 2", self.precise_bn_images, "2048.")
         if self.schedule.warmup_epochs > self.epochs:
             raise ConflictError(
                 f"schedule.warmup_epochs must not exceed epochs; got {self.schedule.warmup_epochs:g} of {self.epochs}. "

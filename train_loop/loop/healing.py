@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from bigbatch.cluster.host import json_values
 from bigbatch.cluster.host.atomic_files import write_json
-from bigbatch.train_loop.config import BatchConfig, BatchSplit, TrainConfig
+from bigbatch.train_loop.config import BatchConfig, BatchSplit, ConfigError, TrainConfig
 from bigbatch.train_loop.errors import DeviceMemoryError, NodeMemoryError
 from bigbatch.train_loop.host.node_memory import NODE_MEMORY_FIX, is_node_memory_full
 from bigbatch.train_loop.reporter import Reporter
@@ -29,8 +29,21 @@ if TYPE_CHECKING:
     import torch
 
 HEALED_FILE = "micro_batch.json"
-_FULL = re.compile(r"(CUDA|HIP)( error:)? out of memory|(CUBLAS|CUDNN|HIPBLAS)_STATUS_ALLOC_FAILED")
-"""How libraries below torch say that the device's memory is full. Its own allocator has a class of errors for it."""
+_FULL = re.compile(
+    r"""(CUDA|HIP)(\ driver)?(\ error:)?\ out\ of\ memory
+    | CUDA\ ran\ out\ of\ memory                             # torch, on cuDNN's engines for new shapes
+    | Triton\ Error\ \[\w+\]:\ out\ of\ memory
+    | (Cuda|HIP)\ failure\ (\d+\ )?'out\ of\ memory'         # NCCL and RCCL, after their first line
+    | _ALLOC(ATION)?_FAILED                                   # cuBLAS, cuDNN, cuFFT, cuSOLVER, cuSPARSE
+    | (BLAS|CUDNN|SOLVER|SPARSE)_STATUS_NOT_INITIALIZED       # no memory for the library's handle
+    | [Uu]nable\ to\ find\ (an\ engine|a\ valid\ cuDNN\ algorithm)  # no engine's workspace fits
+    """,
+    re.VERBOSE,
+)
+"""How libraries below torch say that the device's memory is full. Its own allocator has a class of errors for it.
+
+The last two may have another reason. It shows at the smallest micro-batch, whose error has the text.
+"""
 
 _log = logging.getLogger(__name__)
 
@@ -119,6 +132,11 @@ def is_device_memory_full(error: BaseException, device: torch.device) -> bool:
     return isinstance(error, RuntimeError) and bool(_FULL.search(str(error)))
 
 
+def needs_more_images(error: BaseException) -> bool:
+    """Whether the error is that of BatchNorm in training with one value of each channel: one image with a 1×1 map."""
+    return "Expected more than 1 value per channel when training" in str(error)
+
+
 class Healing:
     """The halvings of a run, in its checkpoints' folder. Without a folder they are only in this object."""
 
@@ -150,6 +168,17 @@ class Healing:
             self._write(others)
         self.halvings = others
         return DeviceMemoryError(f"{others[-1]} ({reason})", healed=True)
+
+    def refuse_single_images(self, config: TrainConfig) -> DeviceMemoryError | ConfigError:
+        """The error for a network that ``needs_more_images`` in micro-batches of one image."""
+        what = f"BatchNorm of model.name={config.model.name} cannot train with micro-batches of one image"
+        measured = config.batch.max_micro_size == 0 and config.batch.micro_size == 0
+        if self.halvings or measured:
+            return DeviceMemoryError(f"the device's memory is too small for micro-batches of two images, and {what}")
+        return ConfigError(
+            f"{what}, which leave it one value of each channel; got batch.micro_size={config.batch.micro_size} and "
+            f"batch.max_micro_size={config.batch.max_micro_size}. Use 2 or more."
+        )
 
     def _write(self, halvings: Sequence[Halving]) -> None:
         if self._folder is not None:

@@ -1,25 +1,30 @@
-"""Find the largest micro-batch that fits into a device's memory, once for each device and model.
+"""Find the largest micro-batch that fits into a device's memory, once for each device and model, whatever the batch.
 
 ``batch.max_micro_size=0`` requests it. Larger batches accumulate gradients, so any global batch runs on one GPU.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import gc
 import hashlib
 import json
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch.amp.grad_scaler import GradScaler
 
+from bigbatch.cluster.host import json_values
 from bigbatch.cluster.host.atomic_files import write_json
-from bigbatch.train_loop.config import DEFAULT_MICRO_SIZE, ConfigError, TrainConfig
+from bigbatch.train_loop.config import ConfigError, TrainConfig
+from bigbatch.train_loop.config.sections import DEFAULT_MICRO_SIZE
 from bigbatch.train_loop.data.info import DataInfo
+from bigbatch.train_loop.loop.healing import is_device_memory_full, needs_more_images
 from bigbatch.train_loop.loop.step import TrainStep, placed
 from bigbatch.train_loop.model.networks import build_model
 from bigbatch.train_loop.model.weight_average import WeightAverage
@@ -39,50 +44,58 @@ class DeviceMemory:
     """The device's name in the cache."""
     total_bytes: int
     peak_bytes: Callable[[int], float]
-    """Peak bytes of a training step with this many images; infinite if they do not fit."""
+    """Peak bytes of a training step with this many images; infinite if they do not fit. Where the network cannot train
+    with so few, what its forward pass took until then: the search goes on to more images."""
 
 
-def largest_micro_batch(fits: Callable[[int], bool], limit: int = MAX_MICRO_BATCH) -> int:
-    """The largest m from 1 to ``limit`` with ``fits(m)``; 0 if there is none. If m does not fit, no larger m may fit.
-    Doubles from 1, then halves the gap: at most 2·log2(limit) + 1 calls."""
-    good, bad = 0, limit + 1
-    size = 1
-    while size <= limit and fits(size):
-        good, size = size, size * 2
-    bad = min(size, bad)
-    while bad - good > 1:
-        middle = (good + bad) // 2
-        if fits(middle):
-            good = middle
-        else:
-            bad = middle
-    return good
+@dataclass(frozen=True)
+class Bracket:
+    """What is known of a device's bound: so many images fit, and so many do not."""
+
+    fits: int = 0
+    too_many: int = MAX_MICRO_BATCH + 1
+    """No more than ``MAX_MICRO_BATCH`` are tried."""
+
+    def is_enough(self, limit: int) -> bool:
+        """Whether this says how many of at most ``limit`` images fit."""
+        return self.fits >= limit or self.too_many - self.fits == 1
+
+
+def narrowed(known: Bracket, fits: Callable[[int], bool], limit: int) -> Bracket:
+    """``known``, until it is enough for ``limit``, from 1 to ``MAX_MICRO_BATCH``. If m does not fit, no larger m may.
+
+    Doubles what fits, then halves the gap: at most 2·log2(limit) + 1 calls.
+    """
+    while not known.is_enough(limit):
+        doubled = min(max(2 * known.fits, 1), limit)
+        size = doubled if doubled < known.too_many else (known.fits + known.too_many) // 2
+        known = Bracket(size, known.too_many) if fits(size) else Bracket(known.fits, size)
+    return known
 
 
 def probe_micro_batch(memory: DeviceMemory, key: str, cache: Path | None, limit: int = MAX_MICRO_BATCH) -> int:
-    """The device's bound for a configuration, from the cache or measured.
+    """The device's bound for a configuration, at most ``limit``: from the cache, else measured.
+
+    A larger limit, of a larger batch, goes on from what was measured for a smaller one.
 
     Args:
         key: identifies everything that decides a step's memory, see ``step_key``.
-        cache: JSON file with ``{device: {key: micro-batch}}``; None: no cache.
+        cache: JSON file with ``{device: {key: Bracket}}``; None: no cache.
 
     Raises ConfigError if a single image does not fit.
     """
     device = f"{memory.name}, {memory.total_bytes} bytes"
-    known = _read(cache)
-    found = known.get(device, {}).get(key)
-    if isinstance(found, int) and 1 <= found <= limit:
-        return found
+    before = _bracket(_read(cache), device, key)
     allowed = (1 - HEADROOM) * memory.total_bytes
-    size = largest_micro_batch(lambda m: memory.peak_bytes(m) <= allowed, limit)
-    if size == 0:
+    found = narrowed(before, lambda m: memory.peak_bytes(m) <= allowed, limit)
+    if found.fits == 0:
         raise ConfigError(
             f"a training step of one image must fit into the device's memory; got {memory.total_bytes / 2**30:.1f} GiB "
             f"on {memory.name}. Set model.activation_checkpointing=true, a smaller data.image_size or another model."
         )
-    known.setdefault(device, {})[key] = size
-    _write(cache, known)
-    return size
+    if found != before:
+        _write(cache, device, key, found)
+    return min(found.fits, limit)
 
 
 def step_key(config: TrainConfig, info: DataInfo, precision: str) -> str:
@@ -111,7 +124,7 @@ def max_micro_size(config: TrainConfig, info: DataInfo, device: torch.device, pr
         return DEFAULT_MICRO_SIZE
     memory = cuda_memory(config, info, device, precision)
     limit = min(MAX_MICRO_BATCH, config.batch.global_size)
-    return min(probe_micro_batch(memory, step_key(config, info, precision) + f"-{limit}", cache_file(), limit), limit)
+    return probe_micro_batch(memory, step_key(config, info, precision), cache_file(), limit)
 
 
 def cuda_memory(config: TrainConfig, info: DataInfo, device: torch.device, precision: str) -> DeviceMemory:
@@ -119,17 +132,33 @@ def cuda_memory(config: TrainConfig, info: DataInfo, device: torch.device, preci
     properties = torch.cuda.get_device_properties(device)
 
     def peak_bytes(images: int) -> float:
+        torch.cuda.reset_peak_memory_stats(device)
         try:
-            torch.cuda.reset_peak_memory_stats(device)
-            _train_step(config, info, device, precision, images)
-            return float(torch.cuda.max_memory_reserved(device))
-        except torch.cuda.OutOfMemoryError:
-            return float("inf")
+            with _untuned():
+                _train_step(config, info, device, precision, images)
+        except Exception as error:
+            if is_device_memory_full(error, device):
+                return float("inf")
+            if not needs_more_images(error):
+                raise
         finally:
             gc.collect()
             torch.cuda.empty_cache()
+        return float(torch.cuda.max_memory_reserved(device))
 
     return DeviceMemory(properties.name, properties.total_memory, peak_bytes)
+
+
+@contextlib.contextmanager
+def _untuned() -> Iterator[None]:
+    """Within the block cuDNN does not time its algorithms, which takes seconds for each new shape: most sizes that are
+    tried are not used."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
 
 
 def _train_step(config: TrainConfig, info: DataInfo, device: torch.device, precision: str, images: int) -> None:
@@ -159,20 +188,26 @@ def _train_step(config: TrainConfig, info: DataInfo, device: torch.device, preci
     del buckets
 
 
-def _read(cache: Path | None) -> dict[str, dict[str, int]]:
+def _read(cache: Path | None) -> dict[str, object]:
     try:
-        values = json.loads(cache.read_text()) if cache else {}
+        return json_values.json_object(cache.read_text()) if cache else {}
     except (OSError, ValueError):
         return {}
-    if not isinstance(values, dict):
-        return {}
-    return {device: sizes for device, sizes in values.items() if isinstance(sizes, dict)}
 
 
-def _write(cache: Path | None, known: dict[str, dict[str, int]]) -> None:
+def _bracket(known: Mapping[str, object], device: str, key: str) -> Bracket:
+    """What was measured; nothing where it makes no sense."""
+    values = json_values.mapping(json_values.mapping(known, device), key)
+    found = Bracket(*(json_values.whole_number(values, name) for name in ("fits", "too_many")))
+    return found if 1 <= found.fits < found.too_many <= MAX_MICRO_BATCH + 1 else Bracket()
+
+
+def _write(cache: Path | None, device: str, key: str, found: Bracket) -> None:
     """Replaced whole: other processes may read or write it. Without a writable home the probe runs each time."""
     if cache is None:
         return
+    known = _read(cache)  # again: others may have written meanwhile
+    known[device] = {**json_values.mapping(known, device), key: dataclasses.asdict(found)}
     try:
         cache.parent.mkdir(parents=True, exist_ok=True)
         write_json(cache, known, indent=1)

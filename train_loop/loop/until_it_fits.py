@@ -12,7 +12,7 @@ import torch
 
 from bigbatch.train_loop.errors import DeviceMemoryError
 from bigbatch.train_loop.loop.assembly import Run
-from bigbatch.train_loop.loop.healing import Halving, Healing, is_device_memory_full
+from bigbatch.train_loop.loop.healing import Halving, Healing, is_device_memory_full, needs_more_images
 
 T = TypeVar("T")
 
@@ -27,6 +27,7 @@ def until_it_fits(
         folder: of the checkpoints.
 
     Raises:
+        ConfigError: the micro-batch that was asked for is one image, with which the network cannot train.
         DeviceMemoryError: nothing fits; or another worker must also start again (``healed``).
         NodeMemoryError: nothing fits into the memory of CPUs.
     """
@@ -37,6 +38,8 @@ def until_it_fits(
         try:
             return go_on(run)
         except Exception as error:
+            if needs_more_images(error) and run.split.micro_size == 1:
+                raise healing.refuse_single_images(run.config) from error
             if not is_device_memory_full(error, device):
                 raise
             failed = healing.meet(error, run.split, (run.progress.epoch, run.progress.step), run.world.rank)

@@ -6,11 +6,10 @@ import re
 from collections.abc import Mapping, Sequence
 
 from bigbatch.search_spaces.check import ParamRange
-from bigbatch.search_spaces.priors import divisible
 from bigbatch.search_spaces.registry import Space
 from bigbatch.search_spaces.trial import BATCH_KEY
 from bigbatch.search_spaces.workload import Workload
-from bigbatch.train_loop.config import ConfigError
+from bigbatch.train_loop.config import BatchConfig, ConfigError, divisible
 
 UNITS = {"": 1, "k": 1024}
 EXAMPLE = "Write e.g. --batch 8192 or --batch 2k,8k,32k (k = 1024)."
@@ -54,13 +53,21 @@ def check_batches(batches: Sequence[int], workload: Workload) -> None:
                 f"--batch must be at most the {workload.train_size:,} training images; got {batch}. "
                 f"Write --batch {workload.train_size} or less."
             )
-        fits = divisible(batch, workload.workers, workload.max_micro_size) if batch >= 2 * workload.workers else 0
-        if fits != batch:
-            fix = fits or 2 * workload.workers
+        if not divides(batch, workload):
+            fix = divisible(batch, workload.workers, workload.max_micro_size)
             raise ConfigError(
                 f"--batch must divide over the {workload.workers} workers of a trial, in equal micro-batches of 2 "
                 f"images or more; got {batch}. Write e.g. --batch {fix}."
             )
+
+
+def divides(batch: int, workload: Workload) -> bool:
+    """Whether the workers of a trial can train this global batch."""
+    try:
+        BatchConfig(batch, max_micro_size=workload.max_micro_size).split(workload.workers)
+    except ConfigError:
+        return False
+    return True
 
 
 def check_batches_are_searched(space: Space, workload: Workload, ranges: Mapping[str, ParamRange]) -> None:

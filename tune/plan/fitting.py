@@ -14,7 +14,7 @@ from bigbatch.search_spaces.trainable_space import TrainableSpace
 from bigbatch.search_spaces.workload import Workload
 from bigbatch.train_loop.config import BatchConfig, ConfigError, ModelConfig, TrainConfig
 from bigbatch.train_loop.config.last_step import KEY
-from bigbatch.train_loop.data.info import DataInfo
+from bigbatch.train_loop.data.info import SMALL_IMAGE_SIZE, DataInfo
 from bigbatch.train_loop.model.networks import check_model
 from bigbatch.tune.plan.batches import check_batches, check_batches_are_searched
 from bigbatch.tune.plan.frontier_plan import FrontierPlan, frontier_plan
@@ -24,6 +24,8 @@ from bigbatch.tune.plan.transfer_plan import with_target
 
 SOME_GPU = Machine((Node(1, 1),))
 """Stands for a cluster with GPUs while nothing else is known about it."""
+MANY_IMAGES = 5_000
+"""Training images from which on ``--model auto`` may be ResNet-50."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class SearchRequest:
     space: Space
     data: DataInfo
     model: str | None
-    """None: the machine decides."""
+    """None: data and machine decide."""
     epochs: int
     workers: int
     overrides: Mapping[str, Any]
@@ -62,7 +64,7 @@ def fit_search(search: SearchRequest, machine: Machine, rates: RatePrior | None 
     """
     if isinstance(search.space, TrainableSpace):
         return _fit_trainable(search, search.space, machine)
-    space, model = search.space, search.model or auto_model(machine)
+    space, model = search.space, search.model or auto_model(machine, search.data)
     check_search_model(model, search.overrides, search.data, machine)
     workload = _workload(search, model, machine)
     check_batches(search.batches, workload)
@@ -132,9 +134,19 @@ def _workload(search: SearchRequest, model: str, machine: Machine) -> Workload:
     )
 
 
-def auto_model(machine: Machine) -> str:
-    """The network that ``--model auto`` means on this machine."""
-    return "resnet50" if machine.gpus else "resnet18"
+def auto_model(machine: Machine, data: DataInfo) -> str:
+    """The network that ``--model auto`` means on this machine for these data."""
+    return "resnet50" if machine.gpus and suits_resnet50(data) else "resnet18"
+
+
+def suits_resnet50(data: DataInfo) -> bool:
+    """Whether there are many images, and large ones. See docs/decisions/063."""
+    return data.train_size >= MANY_IMAGES and side_of_images(data) > SMALL_IMAGE_SIZE
+
+
+def side_of_images(data: DataInfo) -> int:
+    """Pixels a side that the images have themselves: enlarging adds none."""
+    return min(data.image_size, data.largest_side or data.image_size)
 
 
 def check_search_model(name: str, overrides: Mapping[str, object], data: DataInfo, machine: Machine) -> None:

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from bigbatch.search_spaces.check import ParamRange
-from bigbatch.search_spaces.priors import divisible
 from bigbatch.search_spaces.registry import Space
 from bigbatch.search_spaces.trial import BATCH_KEY
 from bigbatch.search_spaces.workload import Workload
-from bigbatch.train_loop.config import ConfigError
-from bigbatch.tune.plan.batches import parse_batches
+from bigbatch.train_loop.config import ConfigError, divisible
+from bigbatch.tune.plan.batches import divides, parse_batches
 from bigbatch.tune.plan.frontier_plan import FrontierPlan, frontier_plan
 from bigbatch.tune.study.objectives import Objectives
 
@@ -87,10 +86,10 @@ def with_target(
     if target > workload.train_size:
         _refuse(f"takes at most the {workload.train_size:,} training images", str(target),
                 f"Write --transfer-to {workload.train_size} or less")  # fmt: skip
-    fits = divisible(target, workload.workers, workload.max_micro_size) if target >= 2 * workload.workers else 0
-    if fits != target:
+    if not divides(target, workload):
+        fix = divisible(target, workload.workers, workload.max_micro_size)
         _refuse(f"must divide over the {workload.workers} workers of a trial, in equal micro-batches", str(target),
-                f"Write e.g. --transfer-to {fits or 2 * workload.workers}")  # fmt: skip
+                f"Write e.g. --transfer-to {fix}")  # fmt: skip
     own = [value for value in frontier.values if isinstance(value, int)]
     tuned = sorted(batches) or [value for value in own if value < target]
     if not tuned or tuned[-1] >= target:

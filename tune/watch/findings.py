@@ -19,6 +19,7 @@ from bigbatch.train_loop.config.plug_ins import shown_name
 from bigbatch.train_loop.config.words import epochs_text
 from bigbatch.train_loop.host.disk_space import quota_lines
 from bigbatch.tune.plan.enqueued import in_words
+from bigbatch.tune.plan.fitting import side_of_images, suits_resnet50
 from bigbatch.tune.plan.holdout import images_in_words, kinds_in_words
 from bigbatch.tune.plan.notes import plan_notes, smaller_steps
 from bigbatch.tune.plan.own_components import own_component_lines
@@ -172,13 +173,14 @@ def _resumed(plan: SearchPlan) -> str:
 def _why_model(plan: SearchPlan) -> str:
     if not plan.model_was_auto:
         return ""
+    have = f"{plan.data.train_size:,} images of {side_of_images(plan.data)} px"
+    if not suits_resnet50(plan.data):
+        return f" (auto: {have}; --model resnet50 works too)"
     if not plan.machine.nodes:
-        return " (auto: resnet50 if the cluster has GPUs)"
-    return (
-        " (auto: there is an accelerator)"
-        if plan.machine.gpus
-        else " (auto: no accelerator here; --model resnet50 works too)"
-    )
+        return f" (auto: {have}; resnet50 if the cluster has GPUs)"
+    if not plan.machine.gpus:
+        return " (auto: no accelerator here; --model resnet50 works too)"
+    return f" (auto: {have}, and there is an accelerator)"
 
 
 def _resources(plan: SearchPlan) -> str:

@@ -134,19 +134,34 @@ def test_assignments_as_people_type_them():
             parse_assignments(wrong)
 
 
-@pytest.mark.parametrize("global_size", [2, 96, 250, 1000, 1024, 8192])
+@pytest.mark.parametrize("global_size", [2, 96, 250, 257, 514, 771, 1000, 1024, 8192])
 @pytest.mark.parametrize("workers", [1, 2, 3, 5, 8])
 @pytest.mark.parametrize("largest", [1, 64, 256])
 def test_a_split_gives_the_global_batch_exactly_or_is_refused(global_size, workers, largest):
     batch = BatchConfig(global_size, max_micro_size=largest)
     if global_size % workers:
-        with pytest.raises(ConfigError, match="divide over the workers"):
+        with pytest.raises(ConfigError, match="divide over the workers") as refused:
             batch.split(workers)
+        _accepts_the_fix(refused.value, largest, workers)
+        return
+    share = global_size // workers
+    fitting = max(m for m in range(1, largest + 1) if share % m == 0)
+    if fitting == 1 < largest:  # BatchNorm cannot train with one image
+        with pytest.raises(ConfigError, match=f"micro-batches of 2 to {largest} images") as refused:
+            batch.split(workers)
+        _accepts_the_fix(refused.value, largest, workers)
+        assert BatchConfig(global_size, micro_size=1).split(workers).accumulation_steps == share
         return
     split = batch.split(workers)
     assert split.workers * split.accumulation_steps * split.micro_size == global_size
-    share = global_size // workers
-    assert split.micro_size == max(m for m in range(1, largest + 1) if share % m == 0)
+    assert split.micro_size == fitting
+
+
+def _accepts_the_fix(refused: ConfigError, largest: int, workers: int) -> None:
+    """What the message says to write instead."""
+    size = int(str(refused).partition("batch.global_size=")[2].split()[0].rstrip(",."))
+    split = BatchConfig(size, max_micro_size=largest).split(workers)
+    assert split.global_size == size and 2 * split.micro_size >= min(size // workers, largest)
 
 
 def test_a_given_micro_batch_is_kept_and_must_divide_over_the_workers():

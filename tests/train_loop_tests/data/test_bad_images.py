@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from bigbatch.train_loop.config import (
     BatchConfig,
@@ -108,9 +109,11 @@ def test_an_epoch_that_was_interrupted_counts_its_bad_images_once(images: Path, 
     spoil(Path(listing.val.path(0)))
     for number in (1, 1):  # after its first step, and after the next one
         with pytest.raises(TrainingStopped):
-            train(config, reporter=StopsAt(number), checkpoint_dir=tmp_path / "run")
-    resumed = train(config, reporter=ListReporter(), checkpoint_dir=tmp_path / "run").record
-    whole = train(config, reporter=ListReporter()).record
+            train(config, reporter=StopsAt(number), checkpoint_dir=tmp_path / "run", device=torch.device("cpu"))
+    resumed, whole = (
+        train(config, reporter=ListReporter(), checkpoint_dir=folder, device=torch.device("cpu")).record
+        for folder in (tmp_path / "run", None)
+    )
     assert (resumed.bad_images, resumed.resumed_from_epoch) == (3, 0)
     assert whole.bad_images == 3 and resumed.val_loss == whole.val_loss
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -12,12 +13,16 @@ import pytest
 import torch
 
 from bigbatch.train_loop.config import TrainConfig
+from bigbatch.train_loop.distributed import RankMeetings
+from bigbatch.train_loop.loop import assembly
 from bigbatch.train_loop.loop.train import TrainingStopped, train
 from bigbatch.train_loop.reporter import EpochRecord, ListReporter
 from helpers.paths import TRAIN
 from helpers.processes import clean_environment
 from helpers.tiny_training import CONFIG, StopsAt, TinySource, changed, install, plain_model, untimed
 
+PACKAGES = {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+"""Where a machine with a GPU may have torch and Ray."""
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
@@ -59,14 +64,20 @@ def test_half_precision_stays_near_float32(device: str, precision: str, monkeypa
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_stopped_run_goes_on_to_the_same_result(device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU with the same algorithms: ``use_deterministic_algorithms``; atomic sums differ in the last digits."""
+    """On a GPU with the same algorithms: ``use_deterministic_algorithms``; atomic sums differ in the last digits.
+
+    The reporter is asked after each step, on a GPU too; else it would be about once a second.
+    """
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    install(monkeypatch.setattr)
+    monkeypatch.setattr(assembly, "RankMeetings", lambda world: RankMeetings(world, interval_s=0.0))
+    built = install(monkeypatch.setattr)
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         whole = run(CONFIG, device)
-        with pytest.raises(TrainingStopped):
+        built.rates.clear()
+        with pytest.raises(TrainingStopped, match="in epoch 2 after step 2"):
             run(CONFIG, device, StopsAt(6), checkpoint_dir=tmp_path)
+        assert len(built.rates) == 6
         resumed = run(CONFIG, device, checkpoint_dir=tmp_path)
     finally:
         torch.use_deterministic_algorithms(False)
@@ -99,7 +110,7 @@ def test_images_from_loader_processes_train_on_the_device(device: str, tiny_imag
 
 @pytest.mark.gpu
 def test_torchrun_trains_over_nccl(tmp_path: Path, tiny_images: Path) -> None:
-    """One rank a GPU, on all GPUs that are here."""
+    """One rank a GPU, on all GPUs that are here. A single one has nobody to talk to, and NCCL says nothing."""
     words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(torch.cuda.device_count()),
              str(TRAIN), "--config", "best.json", "--output", "out"]  # fmt: skip
     config = TrainConfig(epochs=2).replace_keys(
@@ -107,11 +118,13 @@ def test_torchrun_trains_over_nccl(tmp_path: Path, tiny_images: Path) -> None:
     )
     (tmp_path / "best.json").write_text(config.to_json())
     done = subprocess.run(
-        [sys.executable, *words], cwd=tmp_path, env={**clean_environment(), "NCCL_DEBUG": "INFO"},
+        [sys.executable, *words], cwd=tmp_path, env={**clean_environment(), **PACKAGES, "NCCL_DEBUG": "INFO"},
         capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "NCCL version" in done.stdout + done.stderr
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert len(result["history"]) == 2
+    assert torch.cuda.device_count() == 1 or "NCCL version" in done.stdout + done.stderr
 
 
 @pytest.mark.gpu
@@ -122,6 +135,7 @@ def test_a_search_trains_on_the_gpu(run_command, tiny_images: Path, tiny_space: 
     done = run_command(
         TUNE, "--space", tiny_space, "--data", tiny_images, "--model", "resnet18", "--trials", 2, "--max-epochs", 1,
         "--study", "on-gpu", timeout_s=600, CUDA_VISIBLE_DEVICES=os.environ.get("CUDA_VISIBLE_DEVICES", "0"),
+        **PACKAGES,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert "GPU" in done.stdout and (tmp_path / "runs" / "on-gpu" / "best.json").exists()

@@ -14,9 +14,9 @@ from bigbatch.train_loop.errors import DeviceMemoryError, NodeMemoryError, Train
 from bigbatch.train_loop.loop import healing, memory_probe
 from bigbatch.train_loop.loop.healing import Halving, Healing
 from bigbatch.train_loop.reporter import EpochRecord, ListReporter
-from helpers.full_device import SmallDevice
+from helpers.full_device import BELOW_TORCH, SmallDevice
 from helpers.loop_references import run
-from helpers.tiny_training import CONFIG, StopsAt, changed, install, plain_model, untimed
+from helpers.tiny_training import CONFIG, StopsAt, bn_on_one_value, changed, install, plain_model, untimed
 
 WHOLE = changed(CONFIG, global_size=16, micro_size=16, precise_bn="off")
 """4 steps an epoch of one micro-batch of 16 images."""
@@ -77,6 +77,25 @@ def test_what_does_not_fit_at_one_image_fails_and_says_so(monkeypatch, tmp_path)
     with pytest.raises(DeviceMemoryError, match=r"too small for micro-batches of one image \(CUDA out of memory"):
         run(WHOLE, reporter=(reporter := Told()), checkpoint_dir=tmp_path)
     assert [one.micro_size for one in reporter.halvings[-1]] == [8, 4, 2, 1]
+
+
+def test_a_network_that_cannot_train_with_one_image_fails_for_lack_of_memory(monkeypatch, tmp_path) -> None:
+    """16 → 8 → 4 → 2 → 1, where BatchNorm refuses."""
+    install(monkeypatch.setattr, bn_on_one_value)
+    SmallDevice(monkeypatch, images=1)
+    with pytest.raises(
+        DeviceMemoryError, match="micro-batches of two images.*BatchNorm of model.name=resnet18"
+    ) as found:
+        run(WHOLE, reporter=(reporter := Told()), checkpoint_dir=tmp_path)
+    assert not found.value.healed and [one.micro_size for one in reporter.halvings[-1]] == [8, 4, 2, 1]
+
+
+def test_single_images_that_were_asked_for_are_refused_by_a_network_that_needs_more(monkeypatch) -> None:
+    install(monkeypatch.setattr, bn_on_one_value)
+    with pytest.raises(ConfigError, match=r"with micro-batches of one image.*got batch.micro_size=1.*Use 2 or more"):
+        run(changed(WHOLE, micro_size=1))
+    install(monkeypatch.setattr, plain_model)
+    assert run(changed(WHOLE, micro_size=1))[-1].train_loss == pytest.approx(run(WHOLE)[-1].train_loss, rel=1e-5)
 
 
 def test_the_network_alone_does_not_fit(monkeypatch, tmp_path) -> None:
@@ -157,17 +176,14 @@ def test_ranks_that_fail_together_note_one_halving(tmp_path) -> None:
 
 def test_the_errors_of_full_devices_and_full_nodes_are_told_apart() -> None:
     cuda = torch.device("cuda", 0)
-    for text in (
-        "CUDA error: out of memory",
-        "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
-        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
-        "HIP out of memory. Tried to allocate 20.00 MiB",
-    ):
+    for text in BELOW_TORCH:
         assert healing.is_device_memory_full(RuntimeError(text), cuda), text
     with pytest.raises(RuntimeError) as full:  # torch's own error: a petabyte of the host's memory
         torch.empty(1 << 50)
     assert healing.is_device_memory_full(full.value, CPU) and not healing.is_device_memory_full(full.value, cuda)
-    for other in (MemoryError(), RuntimeError("CUDA error: device-side assert triggered"), ValueError("out of memory")):
+    other_failure = RuntimeError("ncclUnhandledCudaError: Last error:\nCuda failure 999 'unknown error'")
+    asserted = RuntimeError("CUDA error: device-side assert triggered")
+    for other in (MemoryError(), asserted, other_failure, ValueError("out of memory")):
         assert not healing.is_device_memory_full(other, cuda) and not healing.is_device_memory_full(other, CPU)
 
 

@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import json
 import math
+import types
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from bigbatch.train_loop.config import BatchConfig, ConfigError, ModelConfig, TrainConfig
+from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.distributed import World
 from bigbatch.train_loop.loop import assembly, memory_probe
 from bigbatch.train_loop.loop.memory_probe import (
     HEADROOM,
+    MAX_MICRO_BATCH,
+    Bracket,
     DeviceMemory,
-    largest_micro_batch,
+    narrowed,
     probe_micro_batch,
     step_key,
 )
+from bigbatch.train_loop.loop.step import TrainStep
 from bigbatch.train_loop.loop.train import train
 from bigbatch.train_loop.reporter import ListReporter
-from helpers.tiny_training import CONFIG, TinySource, changed, install
+from helpers.full_device import BELOW_TORCH, MESSAGE
+from helpers.tiny_training import CONFIG, TinySource, bn_on_one_value, changed, install
 
 GIB = 2**30
 
@@ -44,7 +51,7 @@ class Device:
 
 
 @pytest.mark.parametrize("largest", [0, 1, 2, 3, 63, 64, 65, 1000, 1024, 4095, 4096, 9999])
-@pytest.mark.parametrize("limit", [1, 7, 1024, 4096])
+@pytest.mark.parametrize("limit", [1, 7, 1000, 1024, 4096])
 def test_the_search_finds_the_largest_in_few_calls(largest: int, limit: int) -> None:
     tried: list[int] = []
 
@@ -52,9 +59,13 @@ def test_the_search_finds_the_largest_in_few_calls(largest: int, limit: int) -> 
         tried.append(size)
         return size <= largest
 
-    assert largest_micro_batch(fits, limit) == min(largest, limit)
+    found = narrowed(Bracket(), fits, limit)
+    assert min(found.fits, limit) == min(largest, limit)
     assert len(tried) == len(set(tried)) <= 2 * math.log2(limit) + 2
     assert all(1 <= size <= limit for size in tried)
+    again = narrowed(found, fits, 4096)
+    assert min(again.fits, 4096) == min(largest, 4096), "a larger limit goes on from there"
+    assert len(tried) == len(set(tried)) and narrowed(again, fits, 7) == again
 
 
 def test_headroom_is_kept() -> None:
@@ -62,6 +73,15 @@ def test_headroom_is_kept() -> None:
     size = probe_micro_batch(device.memory, "key", None)
     assert size == math.floor(((1 - HEADROOM) * 16 - 1) / 0.05)
     assert device.fixed + device.each * size <= (1 - HEADROOM) * device.total
+
+
+def test_other_batches_are_not_measured_again(tmp_path: Path) -> None:
+    """A search over batches of 128 to 4,096 images: the bound is the device's, and no batch's."""
+    device, cache = Device(GIB, GIB / 20), tmp_path / "cache.json"
+    found = {batch: probe_micro_batch(device.memory, "a", cache, batch) for batch in (256, 128, 2048, 1024, 4096)}
+    largest = probe_micro_batch(Device(GIB, GIB / 20).memory, "a", None)
+    assert found == {batch: min(batch, largest) for batch in found} and 256 < largest < 512
+    assert len(device.tried) == len(set(device.tried)) and not [size for size in device.tried if size > 512]
 
 
 def test_it_is_measured_once_a_device_and_configuration(tmp_path: Path) -> None:
@@ -78,8 +98,12 @@ def test_it_is_measured_once_a_device_and_configuration(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{", '{"fake, 17179869184 bytes": 3}', '{"fake, 17179869184 bytes": {"a": "x"}}']
-)
+    "text",
+    [
+        "", "[]", "{", '{"fake, 17179869184 bytes": 3}', '{"fake, 17179869184 bytes": {"a": "x"}}',
+        '{"fake, 17179869184 bytes": {"a": {"fits": 9, "too_many": 3}}}',
+    ],
+)  # fmt: skip
 def test_a_damaged_cache_is_measured_anew(tmp_path: Path, text: str) -> None:
     cache = tmp_path / "cache.json"
     cache.write_text(text)
@@ -154,11 +178,65 @@ def test_the_device_is_chosen_before_it_is_measured(monkeypatch: pytest.MonkeyPa
     assert seen == [torch.device("cuda", 1)] * 2
 
 
+class CudaOnCpu:
+    """A CUDA device whose steps are computed here, for a network that cannot train with one image.
+
+    With more than ``holds`` images a step raises ``full``.
+    """
+
+    def __init__(self, patch: pytest.MonkeyPatch, holds: int, full: Exception) -> None:
+        self.tried: list[int] = []
+        self.tuned: list[bool] = []
+        gradients, step = TrainStep.gradients, memory_probe._train_step
+
+        def limited(this: TrainStep, images: torch.Tensor, *arguments: Any, **keywords: Any) -> object:
+            self.tuned.append(torch.backends.cudnn.benchmark)
+            if len(images) > holds:
+                raise full
+            return gradients(this, images, *arguments, **keywords)
+
+        def here(config: TrainConfig, info: DataInfo, device: torch.device, precision: str, images: int) -> None:
+            self.tried.append(images)
+            step(config, info, torch.device("cpu"), precision, images)
+
+        patch.setattr(memory_probe, "build_model", lambda *_: bn_on_one_value())
+        patch.setattr(TrainStep, "gradients", limited)
+        patch.setattr(memory_probe, "_train_step", here)
+        properties = types.SimpleNamespace(name="a GPU", total_memory=16 * GIB)
+        patch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+        patch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
+        patch.setattr(torch.cuda, "max_memory_reserved", lambda device: GIB)
+        patch.setattr(torch.backends.cudnn, "benchmark", True)
+        patch.setattr(memory_probe.gc, "collect", lambda: 0)  # half a second each, with all that pytest has loaded
+
+
+@pytest.mark.parametrize("full", [torch.OutOfMemoryError(MESSAGE), *map(RuntimeError, BELOW_TORCH)])
+def test_every_librarys_lack_of_memory_is_a_size_that_does_not_fit(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, full: Exception
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    device, config = CudaOnCpu(monkeypatch, 5, full), TrainConfig(batch=BatchConfig(64), model=ModelConfig("resnet18"))
+    assert memory_probe.max_micro_size(config, TinySource().info, torch.device("cuda", 0), "off") == 5
+    assert device.tried == [1, 2, 4, 8, 6, 5]
+    assert not any(device.tuned) and torch.backends.cudnn.benchmark, "cuDNN tunes the size that is trained, no other"
+
+
+def test_another_error_of_a_step_is_no_lack_of_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    CudaOnCpu(monkeypatch, 5, RuntimeError("CUDA error: device-side assert triggered"))
+    config = TrainConfig(batch=BatchConfig(64), model=ModelConfig("resnet18"))
+    with pytest.raises(RuntimeError, match="device-side assert"):
+        memory_probe.max_micro_size(config, TinySource().info, torch.device("cuda", 0), "off")
+
+
 @pytest.mark.gpu
 def test_a_real_device_runs_what_was_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ResNet-18 cannot train with one image of 8 pixels: its last map is 1×1. Another batch is not measured."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     device, info = torch.device("cuda", 0), TinySource().info
-    config = TrainConfig(batch=BatchConfig(512, max_micro_size=0), model=ModelConfig(name="resnet18"))
+    config = TrainConfig(batch=BatchConfig(MAX_MICRO_BATCH, max_micro_size=0), model=ModelConfig(name="resnet18"))
     size = memory_probe.max_micro_size(config, info, device, "off")
     memory_probe._train_step(config, info, device, "off", size)
-    assert 1 <= size <= 512 and memory_probe.cache_file().exists()
+    assert 2 <= size <= MAX_MICRO_BATCH and memory_probe.cache_file().exists()
+    monkeypatch.delattr(memory_probe, "_train_step")
+    assert memory_probe.max_micro_size(changed(config, global_size=2), info, device, "off") == 2

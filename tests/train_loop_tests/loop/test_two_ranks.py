@@ -10,9 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from bigbatch.train_loop import distributed
 from bigbatch.train_loop.data.sampling import holdout_rows
-from bigbatch.train_loop.distributed import RankMeetings, World
 from bigbatch.train_loop.reporter import EpochRecord
 from helpers.loop_references import (
     run,
@@ -135,37 +133,6 @@ def test_two_ranks_that_were_stopped_within_an_epoch_end_bit_identical(
 
 def _without_scale(records: Sequence[EpochRecord]) -> list[dict[str, Any]]:
     return [{key: value for key, value in row.items() if key != "noise_scale"} for row in untimed(records)]
-
-
-class Follower(World):
-    """A second rank, to which rank 0 says ``proposal`` in the last place."""
-
-    proposal = 0.0
-
-    def max(self, values: Sequence[float]) -> list[float]:
-        return [max(a, b) for a, b in zip(values, [*([0.0] * (len(values) - 1)), self.proposal], strict=True)]
-
-
-def test_ranks_meet_about_once_a_second_when_rank_0_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = [0.0]
-    monkeypatch.setattr(distributed.time, "monotonic", lambda: clock[0])
-    cpu = torch.device("cpu")
-
-    def meetings(world: World, steps: int, step_s: float) -> list[int]:
-        heartbeat, met = RankMeetings(world), []
-        for step in range(1, steps + 1):
-            clock[0] += step_s
-            if heartbeat.due():
-                assert heartbeat.meet([float(step), -1.0])[0] == step
-                met.append(step)
-        return met
-
-    assert meetings(World(0, 1, cpu), 5, 0.1) == [1, 2, 3, 4, 5]
-    assert meetings(World(0, 1, torch.device("cuda", 0)), 30, 0.0999) == [1, 11, 21]
-    assert meetings(World(0, 1, torch.device("cuda", 0)), 4, 3.0) == [1, 2, 3, 4]
-    follower = Follower(1, 2, cpu)
-    object.__setattr__(follower, "proposal", 7.0)
-    assert meetings(follower, 20, 0.0999) == [1, 8, 15]
 
 
 def test_the_mean_of_image_and_mirror_is_validated_on_any_number_of_ranks(

@@ -10,8 +10,11 @@ from pathlib import Path
 import pytest
 
 from bigbatch.train_loop.config import ConfigError
+from bigbatch.train_loop.data.info import DataInfo
+from bigbatch.tune.plan import fitting
 from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.duration import parse_duration
+from bigbatch.tune.plan.fitting import auto_model
 from bigbatch.tune.plan.machine import Machine, Node, share_out
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.study.store import StudyStore
@@ -60,12 +63,36 @@ def test_a_worker_has_one_gpu_and_its_share_of_the_cores(gpus, cpus):
         share_out(Machine((Node(cpus, gpus, 64 * GIB),)), gpus + 1, 16)
 
 
+@pytest.mark.parametrize(
+    ("images", "size", "largest", "on_gpus"),
+    [
+        (1_437, 32, 0, "resnet18"),  # digits
+        (1_437, 224, 0, "resnet18"),
+        (50_000, 32, 0, "resnet18"),  # CIFAR-10
+        (50_000, 224, 32, "resnet18"),  # CIFAR-10 as a folder of images, enlarged
+        (2_040, 224, 750, "resnet18"),  # Flowers-102
+        (9_469, 224, 500, "resnet50"),  # Imagenette
+        (1_281_167, 224, 0, "resnet50"),  # ImageNet
+    ],
+)
+def test_auto_is_the_large_network_for_many_large_images_on_gpus(images, size, largest, on_gpus):
+    """README's first command has the same result with and without a GPU."""
+    facts = {"val_size": 10, "num_classes": 10, "channels": 3, "class_names": (), "stem": "imagenet"}
+    info = DataInfo("some", None, images, image_size=size, largest_side=largest, **facts)
+    assert auto_model(Machine((Node(8, 2, 64 * GIB, 80 * GIB),)), info) == on_gpus
+    assert auto_model(Machine((Node(8, 0, 64 * GIB),)), info) == "resnet18"
+
+
 def test_auto_takes_the_large_network_only_where_there_is_an_accelerator(tmp_path, monkeypatch):
-    options = SearchOptions(space="smoke", output=str(tmp_path))
+    """And not for digits, until they are many and large."""
+    options = SearchOptions(space="smoke", output=str(tmp_path), set=("image_size=96",))
     monkeypatch.setattr(
         "bigbatch.tune.plan.checked_plan.local_machine", lambda: Machine((Node(8, 2, 64 * GIB, 80 * GIB),))
     )
+    assert make_plan(options).model == "resnet18"
+    monkeypatch.setattr(fitting, "MANY_IMAGES", 1000)
     assert make_plan(options).model == "resnet50"
+    assert make_plan(SearchOptions(space="smoke", output=str(tmp_path))).model == "resnet18"
     monkeypatch.setattr("bigbatch.tune.plan.checked_plan.local_machine", lambda: Machine((Node(8, 0, 64 * GIB),)))
     plan = make_plan(options)
     assert plan.model == "resnet18" and plan.model_was_auto
@@ -94,7 +121,7 @@ def test_a_resume_may_change_how_fast_trials_read_and_what_they_forgive(tmp_path
 
 
 def test_a_prior_that_somebody_wrote_into_study_json_is_refused(tmp_path):
-    first = make_plan(SearchOptions(space="smoke", study="s", output=str(tmp_path)))
+    first = make_plan(SearchOptions(space="smoke", study="s", output=str(tmp_path), set=("image_size=96",)))
     StudyStore.create(first.folder, "s", first.to_dict(), None).close()
     path = first.folder / "study.json"
     study = json.loads(path.read_text())
@@ -134,10 +161,11 @@ def test_what_a_killed_search_left_before_its_first_entry_is_no_study(tmp_path):
 
 
 def test_a_resumed_study_keeps_the_network_that_auto_meant_where_it_began(tmp_path, monkeypatch):
+    monkeypatch.setattr(fitting, "MANY_IMAGES", 1000)
     monkeypatch.setattr(
         "bigbatch.tune.plan.checked_plan.local_machine", lambda: Machine((Node(8, 2, 64 * GIB, 80 * GIB),))
     )
-    first = make_plan(SearchOptions(space="smoke", study="s", output=str(tmp_path)))
+    first = make_plan(SearchOptions(space="smoke", study="s", output=str(tmp_path), set=("image_size=96",)))
     StudyStore.create(first.folder, "s", first.to_dict(), None).close()
     monkeypatch.setattr("bigbatch.tune.plan.checked_plan.local_machine", lambda: Machine((Node(8, 0, 64 * GIB),)))
     again = make_plan(SearchOptions(study="s", output=str(tmp_path), resume=True))

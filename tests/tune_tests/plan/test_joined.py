@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from bigbatch.train_loop.config import ConfigError
+from bigbatch.tune.plan import fitting
 from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.joined import plan_for_cluster
 from bigbatch.tune.plan.machine import Machine, Node
@@ -40,8 +41,9 @@ def plan(tmp_path: Path):
     return make
 
 
-def test_a_plan_takes_the_clusters_devices_memory_model_and_ranges(plan):
-    before = plan()
+def test_a_plan_takes_the_clusters_devices_memory_model_and_ranges(plan, monkeypatch):
+    monkeypatch.setattr(fitting, "MANY_IMAGES", 1000)
+    before = plan(set=("image_size=96",))
     assert before.workload.memory_bytes == 0 and before.workload.accelerator == "cpu"
     after = plan_for_cluster(before, GPUS)
     assert (after.workload.memory_bytes, after.workload.accelerator, after.model) == (40 * GIB, "cuda", "resnet50")
@@ -84,7 +86,7 @@ def test_a_space_for_gpus_alone_can_be_planned_before_the_cluster_is_joined(plan
     only = "    if workload.accelerator == 'cpu':\n        raise ValueError('this space needs GPUs')\n    size ="
     path.write_text(NEEDY.format(wants=1).replace("    size =", only))
     before = plan(space=str(path))
-    assert plan_for_cluster(before, GPUS).model == "resnet50"
+    assert plan_for_cluster(before, GPUS).workload.accelerator == "cuda"
     with pytest.raises(ConfigError, match="2 nodes|a node with 8 CPU cores.*needs GPUs"):
         plan_for_cluster(before, CORES)
     with pytest.raises(ConfigError, match="this space needs GPUs"):

@@ -38,6 +38,7 @@ import torch
 
 from bigbatch.train_loop.data.loading.loader_processes import LoaderProcesses
 from bigbatch.train_loop.data.loading.malloc import raise_malloc_thresholds
+from bigbatch.train_loop.data.loading.page_locked import page_lock
 from bigbatch.train_loop.data.loading.read_ahead import (
     MAX_TASKS_ASKED_AT_ONCE,
     Indices,
@@ -198,7 +199,7 @@ class Ring:
         for descriptor in (self._results.fileno(), *(process.sentinel for process in self.processes)):
             self._poll.register(descriptor, select.POLLIN)
         if pin:
-            _pin(self.slots)
+            page_lock(self.slots.map)
 
     def _start_processes(self, fill: FillBatch, context: BaseContext) -> None:
         """Start the loader processes, each at the other ends of our two sockets."""
@@ -347,14 +348,6 @@ def _shut_down(processes: LoaderProcesses, *ends: socket.socket) -> None:
     for end in ends:
         end.close()
     processes.close()
-
-
-def _pin(slots: Slots) -> None:
-    """Tell CUDA of the slots, so that copies to the device need not wait; where it will not, they are copied twice."""
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        address, cudart = np.frombuffer(slots.map, np.uint8).ctypes.data, torch.cuda.cudart()
-        if int(cudart.cudaHostRegister(address, slots.bytes, 0)) == 0:
-            weakref.finalize(slots.map, cudart.cudaHostUnregister, address).atexit = False
 
 
 # --- in a loader process ---

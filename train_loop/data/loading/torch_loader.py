@@ -29,7 +29,8 @@ class KeyedReader(Generic[Item, Collated]):
             batch_sampler=self._order,
             num_workers=workers,
             collate_fn=collate,
-            pin_memory=config.loader.pin_memory and torch.cuda.is_available(),
+            # In this process the upload does it, for what is not on the device already.
+            pin_memory=config.loader.pin_memory and workers > 0 and torch.cuda.is_available(),
             persistent_workers=config.loader.persistent_workers and workers > 0,
             prefetch_factor=config.loader.prefetch_factor if workers else None,
             multiprocessing_context="fork" if workers else None,  # a user's data set need not pickle

@@ -64,4 +64,5 @@ class Uploader:
 
 
 def _pinned(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor if tensor.is_pinned() else tensor.pin_memory()
+    on_device = tensor.device.type != "cpu"  # a data set of the user's own may keep its items there
+    return tensor if on_device or tensor.is_pinned() else tensor.pin_memory()

@@ -18,7 +18,7 @@ from bigbatch.train_loop.data.sets.own_sets import OwnSet, known_labels, own_set
 from bigbatch.train_loop.data.sets.subset import subset_rows
 from bigbatch.train_loop.data.source import Batch, Epoch
 from bigbatch.train_loop.errors import OwnCodeError
-from bigbatch.train_loop.own.nested import Nested
+from bigbatch.train_loop.own.nested import Nested, tensors_of
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,9 @@ class OwnSource(KeyedSource["tuple[int, tuple[Nested, Nested]] | Refused", "Batc
 
     def __init__(self, config: DataConfig, info: DataInfo, note: Callable[[str], None]) -> None:
         sets, workers = own_sets(config), loader_workers(config)
+        if workers and (device := _other_device(sets.train)):
+            workers = 0
+            note(f"no loader processes: the items of {sets.train.word} are on {device}, where only this process reads")
         super().__init__(
             info,
             workers,
@@ -54,7 +57,7 @@ class OwnSource(KeyedSource["tuple[int, tuple[Nested, Nested]] | Refused", "Batc
         self._rows = subset_rows(labels, config.subset) if config.subset < 1 else np.arange(sets.train.size)
 
     def read_train(self, batches: Sequence[sampling.Indices], epoch: Epoch) -> Iterator[Batch]:
-        """Batches as ``collate_fn`` makes them, on the CPU.
+        """Batches as ``collate_fn`` makes them, where the items are.
 
         Raises OwnCodeError for what the user's code raises and for items that make no batch, and LoaderError.
         """
@@ -75,6 +78,11 @@ class OwnSource(KeyedSource["tuple[int, tuple[Nested, Nested]] | Refused", "Batc
                 raise OwnCodeError(found.message)  # ConfigErrors are those that all ranks meet
             yield found
             del found
+
+
+def _other_device(items: OwnSet) -> str | None:
+    """Where a tensor of the first item is, if not on the CPU. A forked process could not use it."""
+    return next((str(one.device) for one in tensors_of(items.item(0, 0, 0)) if one.device.type != "cpu"), None)
 
 
 class _Items(Dataset["tuple[int, tuple[Nested, Nested]] | Refused"]):

@@ -83,15 +83,20 @@ class LateDevice:
         self.current = before
 
     def _in_slot(self, tensor: torch.Tensor) -> bool:
-        assert self.slots is not None
+        if self.slots is None:
+            return False
         memory = np.frombuffer(self.slots.map, np.uint8)
         return 0 <= tensor.data_ptr() - memory.ctypes.data < len(memory)
 
     def _lock(self, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.device.type != "cpu":
+            raise RuntimeError(f"cannot pin '{tensor.type()}' only dense CPU tensors can be pinned")
         self._locked.append(tensor.clone())  # torch keeps memory that it locked itself until copies of it have ended
         return self._locked[-1]
 
     def _to(self, tensor: torch.Tensor, device: torch.device, non_blocking: bool = False) -> torch.Tensor:
+        if tensor.device.type != "cpu":
+            return tensor  # it is there
         there, source, size = torch.zeros_like(tensor), tensor.data_ptr(), tensor.numel() * tensor.element_size()
         if not self._in_slot(tensor):
             return there.copy_(tensor)
@@ -125,6 +130,19 @@ def test_a_slot_is_not_written_again_before_its_copy_has_arrived(
         source.close()
     for (images, labels), (want, want_labels) in zip(there, wanted, strict=True):
         assert torch.equal(images, want) and torch.equal(labels, want_labels)
+
+
+@pytest.mark.parametrize("device", ["meta", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: f"pin {way['pin_memory']}, free {way['non_blocking']}")
+def test_what_is_on_the_device_already_is_passed_on(device: str, way: dict[str, Any], monkeypatch) -> None:
+    """Of a data set of the user's own, whose labels may be elsewhere. ``meta`` stands for a device, on a CPU."""
+    if device == "meta":
+        LateDevice(monkeypatch)
+    upload = Uploader(torch.device("cuda", 0), LoaderConfig(**way))
+    images, labels = torch.ones(4, 3, device=device), torch.arange(4)
+    for _ in range(3):
+        there, targets = upload(({"pixels": images}, labels))
+        assert there["pixels"] is images and torch.equal(targets.cpu(), labels)
 
 
 def test_normalising_brings_nothing_to_the_device_after_the_first_batch(

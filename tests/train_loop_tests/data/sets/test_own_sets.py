@@ -54,6 +54,29 @@ def test_batches_are_the_same_for_any_number_of_processes_and_leave_the_generato
     here.close(), beside.close()
 
 
+ON_DEVICE = """
+import torch
+from torch.utils.data import TensorDataset
+
+
+def data(device="meta"):
+    sets = [TensorDataset(torch.ones(size, 3).to(device), torch.arange(size) % 2) for size in (12, 4)]
+    return sets[0], sets[1]
+"""
+
+
+@pytest.mark.parametrize("device", ["meta", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_items_on_a_device_are_read_by_the_training_process_and_stay_there(tmp_path: Path, device: str) -> None:
+    """torch's device ``meta``, like ``cuda``, is one whose tensors a loader process cannot send and nobody can pin."""
+    (tmp_path / "on.py").write_text(ON_DEVICE)
+    word, notes = f"{tmp_path}/on.py:data", list[str]()
+    config = data_config({"data.name": word, "data.loader.workers": 2, "data.options.device": device})
+    opened = open_data(config, note=notes.append)
+    assert opened.processes == 0 and device in notes[0] and "no loader processes" in notes[0]
+    read = [batch for step in opened.train_batches(1, 0, BatchSplit(1, 1, 4), 0) for batch in step]
+    assert [(images.device.type, labels.device.type) for images, labels in read] == [(device, "cpu")] * 3
+
+
 def test_two_ranks_see_what_one_rank_sees(tmp_path: Path) -> None:
     word = write_points(tmp_path)
     alone, ranks = source(word), [source(word), source(word)]

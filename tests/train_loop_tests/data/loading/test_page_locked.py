@@ -1,0 +1,94 @@
+"""The loader's slots are page-locked; where CUDA refuses, training goes on, and one line says so."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import types
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from bigbatch.train_loop.data.loading import page_locked
+from bigbatch.train_loop.data.loading.page_locked import page_lock
+
+
+class Runtime:
+    """CUDA's runtime as far as it is used: it keeps an error until ``cudaGetLastError`` takes it."""
+
+    def __init__(self, answers: list[int]) -> None:
+        self.answers, self.last, self.locked = answers, 0, list[int]()
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
+        answer = self.answers.pop(0)
+        self.last = answer or self.last
+        self.locked += [] if answer else [address]
+        return answer
+
+    def cudaHostUnregister(self, address: int) -> int:
+        self.locked.remove(address)
+        return 0
+
+    def cudaGetErrorString(self, error: int) -> str:
+        return {2: "out of memory", 801: "operation not supported"}[error]
+
+    def cudaGetLastError(self) -> int:
+        last, self.last = self.last, 0
+        return last
+
+
+@pytest.fixture(autouse=True)
+def nothing_said() -> Iterator[None]:
+    page_locked._say_once.cache_clear()
+    yield
+    page_locked._say_once.cache_clear()
+
+
+def installed(patch: pytest.MonkeyPatch, *answers: int) -> Runtime:
+    runtime = Runtime(list(answers))
+    for name in ("is_available", "is_initialized"):
+        patch.setattr(torch.cuda, name, lambda: True)
+    patch.setattr(torch.cuda, "cudart", lambda: runtime)
+    patch.setattr(ctypes, "CDLL", lambda name: runtime)
+    return runtime
+
+
+def test_memory_is_locked_until_it_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime, memory = installed(monkeypatch, 0), mmap.mmap(-1, mmap.PAGESIZE)
+    page_lock(memory)
+    assert len(runtime.locked) == 1
+    del memory
+    assert not runtime.locked
+
+
+def test_a_refusal_leaves_no_error_for_the_next_kernel_and_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    runtime, memories = installed(monkeypatch, 2, 2, 2), [mmap.mmap(-1, n * mmap.PAGESIZE) for n in (1, 2, 3)]
+    for memory in memories:
+        page_lock(memory)
+        assert runtime.last == 0, "torch would raise it at the next kernel"
+    assert len(caplog.records) == 1
+    assert "(out of memory)" in caplog.text and "--set data.loader.slots=4" in caplog.text
+
+
+def test_a_runtime_without_visible_names_changes_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = installed(monkeypatch, 801)
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: types.SimpleNamespace())
+    page_lock(mmap.mmap(-1, mmap.PAGESIZE))
+    assert runtime.last == 801 and not runtime.answers
+
+
+def test_torch_loads_cudas_runtime_with_its_names() -> None:
+    """Also without a GPU, where torch was built for CUDA."""
+    assert torch.version.cuda is None or hasattr(ctypes.CDLL(None), "cudaGetLastError")
+
+
+@pytest.mark.gpu
+def test_a_gpu_goes_on_after_a_refusal(caplog: pytest.LogCaptureFixture) -> None:
+    """CUDA refuses memory that is locked already."""
+    ones, memory = torch.ones(3, device="cuda"), mmap.mmap(-1, 16 * mmap.PAGESIZE)
+    for _ in range(3):
+        page_lock(memory)
+    assert (ones + 1).sum().item() == 6 and len(caplog.records) == 1

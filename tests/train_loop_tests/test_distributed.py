@@ -1,0 +1,96 @@
+"""When the ranks meet: about once a second, and soon also while steps are slow."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import types
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from bigbatch.train_loop import distributed
+from bigbatch.train_loop.distributed import RankMeetings, World
+from bigbatch.train_loop.errors import TrainingStopped
+from bigbatch.train_loop.loop import assembly
+from bigbatch.train_loop.loop.step import TrainStep
+from bigbatch.train_loop.reporter import ListReporter
+from helpers.loop_references import run
+from helpers.tiny_training import CONFIG, changed, install, plain_model
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+
+
+class OneOfTwo(World):
+    """One of two ranks, with nobody at the other end: the other one says ``proposal`` in the last place."""
+
+    proposal = 0.0
+
+    def max(self, values: Sequence[float]) -> list[float]:
+        return [max(a, b) for a, b in zip(values, [*([0.0] * (len(values) - 1)), self.proposal], strict=True)]
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds that the meetings see."""
+    now = [0.0]
+    monkeypatch.setattr(distributed, "time", types.SimpleNamespace(monotonic=lambda: now[0]))
+    return now
+
+
+def meetings(world: World, clock: list[float], step_s: Sequence[float]) -> list[int]:
+    """The steps, 1-based, after which the ranks meet, where steps take ``step_s``."""
+    heartbeat, met = RankMeetings(world), []
+    for step, seconds in enumerate(step_s, 1):
+        clock[0] += seconds
+        if heartbeat.due():
+            assert heartbeat.meet([float(step), -1.0])[0] == step
+            met.append(step)
+    return met
+
+
+def test_ranks_meet_about_once_a_second_when_rank_0_says(clock: list[float]) -> None:
+    assert meetings(World(0, 1, CPU), clock, [0.1] * 5) == [1, 2, 3, 4, 5]
+    tenths = [0.0999] * 45
+    assert meetings(OneOfTwo(0, 2, CPU), clock, tenths) == [1, 3, 7, 15, 25, 35, 45]
+    assert meetings(World(0, 1, GPU), clock, tenths) == [1, 3, 7, 15, 25, 35, 45]
+    assert meetings(World(0, 1, GPU), clock, [3.0] * 4) == [1, 2, 3, 4]
+    follower = OneOfTwo(1, 2, CPU)
+    object.__setattr__(follower, "proposal", 7.0)
+    assert meetings(follower, clock, tenths[:20]) == [1, 8, 15]
+
+
+WARMING_UP = [8.0, 0.02, 5.0, 5.0, 0.02, 3.0, 3.0, 3.0, *[0.1] * 27]
+"""Seconds of the first steps on a GPU: the loader starts, cuDNN tunes, torch compiles. One fast step says nothing."""
+
+
+def test_several_ranks_meet_soon_also_while_the_first_steps_are_slow(clock: list[float]) -> None:
+    met = meetings(OneOfTwo(0, 2, GPU), clock, WARMING_UP)
+    assert met[:6] == [1, 2, 4, 5, 7, 8], "never more than one slow step is in between"
+    assert met[6:10] == [9, 11, 15, 23], "twice as many steps each time, until a second is full"
+
+
+@pytest.mark.parametrize("asked_at", [0.5, 8.01, 9.0, 16.0, 20.0, 27.05, 28.5])
+def test_a_stop_is_met_within_a_second_of_steps_also_while_the_first_are_slow(
+    asked_at: float, clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU, by the clock of the steps: at the first step that ends a second after the request, if not before."""
+    built = install(monkeypatch.setattr, plain_model)
+    monkeypatch.setattr(assembly, "RankMeetings", lambda world: RankMeetings(dataclasses.replace(world, device=GPU)))
+    real = TrainStep.update
+
+    def update(step: TrainStep, *arguments: Any) -> bool:
+        clock[0] += WARMING_UP[len(built.rates)]
+        return real(step, *arguments)
+
+    monkeypatch.setattr(TrainStep, "update", update)
+    reporter = ListReporter()
+    reporter.stop_requested = lambda: clock[0] >= asked_at  # type: ignore[attr-defined]
+    with pytest.raises(TrainingStopped):
+        run(changed(CONFIG, epochs=1, global_size=2, micro_size=2, precise_bn="off"), reporter=reporter)
+    ends = list(itertools.accumulate(WARMING_UP))
+    latest = next(number for number, end in enumerate(ends, 1) if end >= asked_at + 1.0)
+    assert len(built.rates) <= latest
+    assert ends[len(built.rates) - 1] >= asked_at
