@@ -62,6 +62,17 @@ class OwnCodeError(RuntimeError):
     """A function of the user's raised an exception. The message has its traceback, in the user's files alone."""
 
 
+class UnusedParameterError(OwnCodeError):
+    """A network gave a parameter no gradient on this rank, so that the ranks cannot sum it. The message names it.
+
+    Other ranks wait for the sum. Only this one knows why it does not come.
+    """
+
+
+class LostPeerError(RuntimeError):
+    """Another rank has ended. That rank has the cause."""
+
+
 def is_lost_peer(error: BaseException) -> bool:
     """Whether a collective call found that another rank has ended. That rank has the cause, not the caller."""
     text = str(error)
