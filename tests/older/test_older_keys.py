@@ -72,6 +72,15 @@ HASHES = {
 }
 """What ``bigbatch train --recipe`` of commit 6dde4d6 put after a recipe's name to name the folder of a run: the first
 eight digits of SHA-256 of ``outcome_json``. Computed by that commit's code."""
+CORRECTED: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(
+        ("mlperf-lars-4k", "mlperf-lars-8k", "mlperf-lars-32k", "nado-nesterov-32k"),
+        {"data.augment.min_crop_area": 0.08},
+    ),
+    **dict.fromkeys(("nus-lars-4k", "nus-lars-32k", "nvidia-dle-90"), {"model.zero_init_last_gamma": True}),
+    "rsb-a3": {"data.val_crop": 0.875},
+}
+"""Recipes that say more of their source since then, with the values that they had."""
 ALMOST_ALL_CHANGED = "f8091369"
 """The same for the default configuration with the values of RENAMED and KEPT, without ``auto_augment``."""
 
@@ -86,6 +95,10 @@ LATER = {
     "metrics": [],
     "trainable.name": "",
     "trainable.options": "{}",
+    "model.find_unused_parameters": False,
+    "data.augment.min_crop_area": 0.08,
+    "data.augment.max_crop_ratio": 4 / 3,
+    "data.val_crop": 0.875,
 }
 """Keys that came after that commit, with what their columns hold for older runs."""
 
@@ -149,7 +162,7 @@ def test_a_file_without_a_version_may_have_both_kinds_of_keys_but_none_twice() -
 
 @pytest.mark.parametrize("recipe", HASHES)
 def test_the_hash_that_names_a_runs_folder_is_as_it_was(recipe: str) -> None:
-    text = read_config(recipe_path(recipe)).outcome_json()
+    text = read_config(recipe_path(recipe)).replace_keys(CORRECTED.get(recipe, {})).outcome_json()
     assert hashlib.sha256(text.encode()).hexdigest()[:8] == HASHES[recipe]
 
 
