@@ -83,7 +83,7 @@ def _without_decay(model: nn.Module) -> set[int]:
     found: set[int] = set()
     for module in model.modules():
         method = getattr(module, "no_weight_decay", None)
-        if callable(method) and (patterns := list(method())):
+        if callable(method) and (patterns := list(method() or ())):
             named = module.named_parameters(remove_duplicate=False)
             found |= {id(p) for name, p in named if any(fnmatchcase(name, pattern) for pattern in patterns)}
     return found
