@@ -62,11 +62,47 @@ class OwnCodeError(RuntimeError):
     """A function of the user's raised an exception. The message has its traceback, in the user's files alone."""
 
 
+class UnusedParameterError(OwnCodeError):
+    """A network gave a parameter no gradient on this rank, so that the ranks cannot sum it. The message names it.
+
+    Other ranks wait for the sum. Only this one knows why it does not come.
+    """
+
+
+class LostPeerError(RuntimeError):
+    """Another rank has ended. That rank has the cause."""
+
+
+_RAYS_LOSSES = frozenset(
+    ("RayActorError", "NodeDiedError", "WorkerCrashedError", "LocalRayletDiedError", "OwnerDiedError", "RpcError",
+     "ObjectLostError", "ActorPlacementGroupRemoved", "TaskPlacementGroupRemoved", "SynchronizationBarrierResetError")
+)  # fmt: skip
+"""Ray's errors, by the names of their classes, of what asks a process or a node that has ended."""
+_TORCHS_LOSSES = frozenset(("DistNetworkError", "DistStoreError"))
+"""torch.distributed's, of what asks its store, which ends with rank 0."""
+_GLOOS_WORDS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
+_NCCLS_WORDS = ("ncclRemoteError", "NCCL communicator was aborted")
+
+
 def is_lost_peer(error: BaseException) -> bool:
-    """Whether a collective call found that another rank has ended. That rank has the cause, not the caller."""
+    """Whether the caller met the end of another process or node: a rank, or an actor of Ray's. The cause is there.
+
+    Also where other code, such as a library's around a report, raised an error of its own because of that.
+    """
+    reason = error.__cause__ or error.__context__
+    return _is_loss(error) or (reason is not None and is_lost_peer(reason))
+
+
+def _is_loss(error: BaseException) -> bool:
+    kinds = [(kind.__module__.partition(".")[0], kind.__name__) for kind in type(error).__mro__]
+    if any(
+        (library == "ray" and name in _RAYS_LOSSES) or (library == "torch" and name in _TORCHS_LOSSES)
+        for library, name in kinds
+    ):
+        return True
     text = str(error)
-    of_gloo = "gloo" in text and ("Connection closed by peer" in text or "Connection reset by peer" in text)
-    return isinstance(error, RuntimeError) and (of_gloo or "ncclRemoteError" in text)
+    of_gloo = "gloo" in text and any(words in text for words in _GLOOS_WORDS)
+    return isinstance(error, RuntimeError) and (of_gloo or any(words in text for words in _NCCLS_WORDS))
 
 
 def in_one_line(text: str) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from optuna.trial import FrozenTrial
 
 from bigbatch.train_loop.config import TrainConfig
+from bigbatch.train_loop.errors import FailureKind
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.search.first_trials import enqueue_first_trials
 from bigbatch.tune.search.running import configurations_of, follow_up_of, missing_in, strategy_of
@@ -88,7 +89,7 @@ class PlannedSearch:
             self._fill(name)
             return
         if self.fails(self.trials[live.trial.number]):
-            self.conductor.fail(name, f"process {live.trial.number} died")
+            self.conductor.fail(name, f"ImageError in trial {live.trial.number}", FailureKind.IMAGES)
             self.slots[name] = None
             return
         epoch = live.view.epoch + 1

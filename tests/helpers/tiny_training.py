@@ -45,6 +45,8 @@ CONFIG = TrainConfig(
     schedule=ScheduleConfig(name="linear"),
 )
 """4 steps an epoch of 2 micro-batches. The model's name is not used: see ``install``."""
+FOUND = CONFIG.replace_keys({"find_unused_parameters": True, "precise_bn": "off"})
+"""For ``LeavesOut``."""
 
 
 class TinySource(DataSource):
@@ -94,6 +96,19 @@ def bn_on_one_value() -> nn.Module:
     """BatchNorm after a global pool: one image leaves it one value of each channel."""
     pooled = [nn.AdaptiveAvgPool2d(1), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(3, CLASSES)]
     return nn.Sequential(*pooled)
+
+
+class LeavesOut(nn.Module):
+    """Leaves its second layer out in about half of the training forward passes. Draws as a seeded generator does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = plain_model(), plain_model()
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Logits of images."""
+        outputs: torch.Tensor = self.first(images)
+        return outputs if self.training and torch.rand(()) < 0.5 else outputs + self.second(images)
 
 
 class Installed:
@@ -177,9 +192,10 @@ def _outcome(
     config: TrainConfig,
     source: DataSource | None = None,
     reporter: ListReporter | None = None,
+    build: Callable[[], nn.Module] = bn_model,
 ) -> dict[str, Any]:
     """One run on this rank: records and buffers, or the error."""
-    built = install(setattr, source=source)
+    built = install(setattr, build, source)
     reporter = reporter or ListReporter()
     try:
         train(
@@ -221,6 +237,9 @@ def _case_loop(folder: Path, rank: int) -> dict[str, Any]:
         "stopped": outcome("stopped", CONFIG, reporter=StopsAt(1 if rank == 1 else 1000)),
         "resumed": outcome("stopped", CONFIG),
         "apart": _apart(folder, rank),
+        "found": outcome("found", FOUND, build=LeavesOut),
+        "found_accumulated": outcome("found_accumulated", changed(FOUND, global_size=32), build=LeavesOut),
+        "unused": outcome("unused", changed(FOUND, find_unused_parameters=False), build=LeavesOut),  # the group's end
     }
 
 

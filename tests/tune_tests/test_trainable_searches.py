@@ -6,6 +6,7 @@ import os
 import signal
 from pathlib import Path
 
+import psutil
 import pyarrow.parquet as pq
 import pytest
 from optuna.trial import FrozenTrial, TrialState
@@ -123,3 +124,27 @@ def test_each_end_of_a_function_is_told_as_what_it_is(tmp_path):
     ]  # fmt: skip
     assert all(row["train_loss"] is None and row["train_s"] >= 0 for row in found)
     assert "this is late" in (tmp_path / "runs" / "s" / "logs" / f"trial-{trials['late'].number:04d}.log").read_text()
+
+
+SLOW = CURVES.replace("        report(epoch=epoch", "        __import__('time').sleep(0.5)\n        report(epoch=epoch")
+"""Each epoch takes half a second, so that there is one in which a process can be killed."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "victim", ["ray::SynchronizationActor", pytest.param("ray::RayTrainWorker", marks=pytest.mark.exhaustive)]
+)
+def test_a_function_whose_peers_are_killed_goes_on_from_its_checkpoint(tmp_path, victim):
+    (tmp_path / "own.py").write_text(SLOW)
+    own = ("--trainable", "own.py:train", "--space", "own.py", "--objective", "value:max", "--stopping", "none")
+    search = Search(*own, "--trials", 1, "--max-epochs", EPOCHS, "--confirm", "none", "--study", "s", cwd=tmp_path)
+    search.wait_for("epoch 3/")
+    below = psutil.Process(search.process.pid).children(recursive=True)
+    (found,) = (process for process in below if victim in " ".join(process.cmdline()))
+    found.kill()
+    assert search.end() == 0, search.stderr()
+    (trial,) = load(tmp_path / "runs" / "s").trials
+    assert (trial.state, FAILURE_ATTR in trial.user_attrs) == (TrialState.COMPLETE, False), trial.user_attrs
+    records = epoch_records(trial)
+    assert [record["epoch"] for record in records] == list(range(1, EPOCHS + 1))
+    assert int(str(records[-1]["resumed_from_epoch"])) >= 3 and shown(trial)[-1] == pytest.approx(trial.params["lr"])

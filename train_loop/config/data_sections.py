@@ -62,6 +62,11 @@ class AugmentConfig:
 
     enabled: bool = True
     """False: no augmentation at all; the rest of this section and ``data.mix`` then do nothing."""
+    min_crop_area: float = 0.08
+    """Photographs: least share of the image's area that a random crop has; the largest is 1 (Szegedy et al. 2015, §6;
+    MLPerf's is 0.05)."""
+    max_crop_ratio: float = 4 / 3
+    """Photographs: the width : height of a random crop is between 1 / this and this."""
     policy: str = "none"
     """After crop and flip: ``trivial`` (TrivialAugment Wide, Müller & Hutter 2021) or ``rand`` (RandAugment,
     Cubuk et al. 2020). Not for digits."""
@@ -80,6 +85,8 @@ class AugmentConfig:
     """Part of the training images of which a rectangle becomes the mean colour (Zhong et al. 2020)."""
 
     def __post_init__(self) -> None:
+        require_in_range("data.augment.min_crop_area", self.min_crop_area, 0.0, 1.0, open_low=True)
+        require_in_range("data.augment.max_crop_ratio", self.max_crop_ratio, 1.0, 16.0)
         require_one_of("data.augment.policy", self.policy, POLICIES)
         require(1 <= self.rand_ops <= 16, "data.augment.rand_ops must be 1 to 16", self.rand_ops, "Write 2.")
         require(
@@ -123,6 +130,8 @@ class DataConfig:
     """Pixels a side; 0 = the data set's own (32 for digits, 224 for image folders)."""
     val_image_size: int = 0
     """Of validation; 0 = ``image_size``. A little more than in training is best (Touvron et al. 2019, FixRes)."""
+    val_crop: float = 0.875
+    """Photographs: side of the central crop of validation, as a part of the image's shorter side: 224 of 256."""
     progressive_from: int = 0
     """Progressive resizing: pixels a side in the first epochs, a multiple of 32; ``image_size`` is then the last ones'.
     0 = off."""
@@ -155,6 +164,7 @@ class DataConfig:
         )
         require_one_of("data.on_bad_image", self.on_bad_image, ON_BAD_IMAGE)
         require(0 < self.subset <= 1, "data.subset must be above 0 and at most 1", self.subset, "Write e.g. 0.1.")
+        require_in_range("data.val_crop", self.val_crop, 0.25, 1.0)  # images are resized to image_size / val_crop
         require(0 <= self.holdout < 1, "data.holdout must be at least 0 and below 1", self.holdout, "Write e.g. 0.5.")
         self._check_sizes()
         if self.loader.name == "torchvision":

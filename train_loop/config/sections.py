@@ -41,6 +41,9 @@ class ModelConfig:
     memory for about a third more time (Chen et al. 2016). ResNets."""
     compile: bool = False
     """Training's forward and backward pass through ``torch.compile``."""
+    find_unused_parameters: bool = False
+    """Several workers: DDP looks in each step for parameters that got no gradient, as of layers that are left out at
+    random, and goes on without them. Costs time. Without it, a step must give each parameter a gradient."""
     options: Options = field(default_factory=Options)
     """Arguments of a model of the user's own or of timm's: ``model.options.width=64``."""
     pretrained: str = ""

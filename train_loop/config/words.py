@@ -26,6 +26,8 @@ ALIASES: Mapping[str, str] = types.MappingProxyType(
         "rand_probability": "data.augment.rand_probability",
         "augment_repeats": "data.augment.repeats",
         "random_erasing": "data.augment.random_erasing",
+        "min_crop_area": "data.augment.min_crop_area",
+        "max_crop_ratio": "data.augment.max_crop_ratio",
         "mixup_alpha": "data.mix.mixup_alpha",
         "cutmix_alpha": "data.mix.cutmix_alpha",
         "loader": "data.loader.name",

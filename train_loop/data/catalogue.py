@@ -213,6 +213,7 @@ def _describe_digits(config: DataConfig) -> DataInfo:
         raise ConfigError(
             f"digits has its own augmentation; got data.augment.policy={config.augment.policy}. Write none."
         )
+    _refuse_crop_keys(config, "digits are enlarged as a whole")
     if config.loader.name == "torchvision":
         raise ConfigError(
             "data.loader.name=torchvision reads image folders; got digits, which are in memory. "
@@ -232,6 +233,18 @@ def _describe_digits(config: DataConfig) -> DataInfo:
     )
 
 
+def _refuse_crop_keys(config: DataConfig, what_is_done: str) -> None:
+    """Raise ConfigError for a key about crops that is not at its default, as it would do nothing."""
+    usual = DataConfig()
+    for key, value, default in (
+        ("data.augment.min_crop_area", config.augment.min_crop_area, usual.augment.min_crop_area),
+        ("data.augment.max_crop_ratio", config.augment.max_crop_ratio, usual.augment.max_crop_ratio),
+        ("data.val_crop", config.val_crop, usual.val_crop),
+    ):
+        if value != default:
+            raise ConfigError(f"{what_is_done}, not cropped; got {key}={value:g}. Leave {key} out.")
+
+
 def _describe_packed(config: DataConfig, path: str, open_some: bool) -> DataInfo:
     from bigbatch.train_loop.data.packed import schema
 
@@ -240,6 +253,8 @@ def _describe_packed(config: DataConfig, path: str, open_some: bool) -> DataInfo
         from bigbatch.train_loop.data.packed.records import PackedFiles
 
         PackedFiles(path).check_records(32 if config.on_bad_image == "fail" else 0)
+    if packed.largest_side <= SMALL_IMAGE_SIZE:
+        _refuse_crop_keys(config, f"packed images of at most {SMALL_IMAGE_SIZE} px are shifted")
     size = config.image_size or (224 if packed.largest_side > SMALL_IMAGE_SIZE else max(packed.largest_side, 8))
     return DataInfo(
         name=os.path.basename(path),

@@ -33,11 +33,13 @@ from bigbatch.train_loop.errors import (
     DeviceMemoryError,
     ImageError,
     LoaderError,
+    LostPeerError,
     NodeMemoryError,
     NonFiniteLossError,
     OwnCodeError,
     RayStartError,
     TrainingStopped,
+    UnusedParameterError,
 )
 from bigbatch.train_loop.host import disk_space
 from bigbatch.train_loop.host.command_line import (
@@ -364,14 +366,14 @@ def _main(argv: Sequence[str] | None) -> int:
             write_result(task, history)
         return 0
     except (ConfigError, OwnCodeError) as error:
-        return _say(f"{prog}: error: {error}", WRONG_INPUT, speaks)
+        return _say(f"{prog}: error: {error}", WRONG_INPUT, speaks or isinstance(error, UnusedParameterError))
     except (KeyboardInterrupt, TrainingStopped) as stop:
         signum = getattr(stop, "signum", None)
         code = 128 + signum if signum else INTERRUPTED
         words = sys.argv[1:] if argv is None else argv
         again = "measure again" if any(word.startswith("--profile-steps") for word in words) else "resume"
         return _say(f"stopped. To {again}: {typed_command(prog, argv, launch)}", code, speaks)
-    except (NonFiniteLossError, CheckpointError, RayStartError) as error:
+    except (NonFiniteLossError, CheckpointError, RayStartError, LostPeerError) as error:
         return _say(f"{prog}: failed: {error}", 1, speaks)
     except OSError as error:
         number = full_errno(error)

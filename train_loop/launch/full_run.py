@@ -23,6 +23,7 @@ from bigbatch.train_loop.errors import (
     OwnCodeError,
     RayStartError,
     TrainingStopped,
+    UnusedParameterError,
 )
 from bigbatch.train_loop.host.disk_full import DiskFull
 from bigbatch.train_loop.host.node_memory import count_memory_kills
@@ -185,7 +186,7 @@ def _as_error(text: str) -> Exception:
     name, _, message = text.partition(": ")
     known: tuple[type[Exception], ...] = (
         NonFiniteLossError, CheckpointError, ConfigError, ImageError, DiskFull, DeviceMemoryError, NodeMemoryError,
-        OwnCodeError,
+        OwnCodeError, UnusedParameterError,
     )  # fmt: skip
     kinds = {kind.__name__: kind for kind in known}
     return kinds.get(name, RuntimeError)(message or text)

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from bigbatch.train_loop.config import ConfigError, DataConfig
 from bigbatch.train_loop.data.catalogue import stage_ahead
 from bigbatch.train_loop.distributed import Meeting
+from bigbatch.train_loop.errors import LostPeerError, is_lost_peer
 from bigbatch.train_loop.host.ranks import Launch
 
 
@@ -28,6 +29,7 @@ def joined_ranks(
 
     Raises:
         ConfigError: a node has fewer GPUs than ranks.
+        LostPeerError: in the block, another rank has ended.
     """
     gpus = torch.cuda.device_count()
     device = torch.device("cuda", gpu_of(launch, gpus)) if gpus else torch.device("cpu")
@@ -39,6 +41,10 @@ def joined_ranks(
         (meeting or Meeting()).join("nccl" if gpus else "gloo", staged)
     try:
         yield device
+    except RuntimeError as error:
+        if not is_lost_peer(error):
+            raise
+        raise LostPeerError("another worker has ended; its own message says why") from error
     finally:
         if dist.is_initialized():
             gc.collect()  # DDP's cycles keep gloo's threads, which would abort the interpreter's exit

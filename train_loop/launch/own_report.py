@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, SupportsFloat, SupportsIndex
 
-from bigbatch.train_loop.errors import ReportError, TrainingStopped
+from bigbatch.train_loop.errors import ReportError, TrainingStopped, is_lost_peer
 from bigbatch.train_loop.host.disk_full import full_errno
 from bigbatch.train_loop.own.kept_folders import KeptFolder, KeptFolders
 from bigbatch.train_loop.reporter import EpochRecord
@@ -59,6 +59,8 @@ class Report:
         self._since = time.monotonic()
         self.stopped = False
         """Whether the run was told to stop."""
+        self.lost: Exception | None = None
+        """What a report met, if another process or node had ended. The function may catch it."""
 
     @property
     def epoch(self) -> int:
@@ -96,6 +98,22 @@ class Report:
         """
         if self.stopped:
             raise TrainingStopped(f"stopped after epoch {self.epoch}")
+        if self.lost is not None:
+            raise self.lost
+        try:
+            self._report(epoch, value, checkpoint, metrics)
+        except Exception as error:
+            if is_lost_peer(error):
+                self.lost = error
+            raise
+
+    def _report(
+        self,
+        epoch: SupportsIndex,
+        value: SupportsFloat | None,
+        checkpoint: str | Path | None,
+        metrics: Mapping[str, SupportsFloat],
+    ) -> None:
         record = self._record(self._next_epoch(epoch), value, metrics)
         record |= {"train_s": time.monotonic() - self._since, **self._measured()}
         record["checkpoint_s"] = self._keep(checkpoint, record)

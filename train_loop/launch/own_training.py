@@ -49,6 +49,7 @@ def train_own(task: TrialTask, reporter: RecordSender, world: World, log: loggin
     Raises:
         TrainingStopped: the reporter asked for it.
         OwnCodeError: the function raised an exception, or returned without a report.
+        Exception: another process or node has ended, as ``is_lost_peer`` says.
         ConfigError: there is no such function.
     """
     from bigbatch.train_loop.loop.worker_use import open_use_meter
@@ -117,9 +118,11 @@ def _call(
             with users_code(OPTION, word):
                 function(config_of(task.config), report, kept.path if kept else None)
         except Exception:
-            if not report.stopped:
+            if not report.stopped and report.lost is None:
                 raise
-            log.info("the function ended after it was stopped", exc_info=True)
+            log.info("the function ended after its report was stopped, or lost another process", exc_info=True)
+    if report.lost is not None:  # also where the function went on, or returned: it ends here, and goes on from there
+        raise report.lost
     if report.stopped:
         raise TrainingStopped(f"stopped after epoch {report.epoch}")
     if not report.epoch:

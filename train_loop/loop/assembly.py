@@ -121,7 +121,8 @@ def set_up(
         _check_steps(content.get("steps_per_epoch", run.steps_per_epoch), run.steps_per_epoch)
         _resume(run, content)
     called = _compiled(run.model, config, source.info) if config.model.compile else run.model
-    parallel = _parallel(called, world)  # after reading the weights: it copies rank 0's to all ranks
+    # After reading the weights: it copies rank 0's to all ranks.
+    parallel = _parallel(called, world, config.model.find_unused_parameters)
     run.step = dataclasses.replace(run.step, parallel=parallel)
     run.norms.watch(parallel)
     return run
@@ -268,15 +269,16 @@ def _compiled(model: nn.Module, config: TrainConfig, info: DataInfo) -> nn.Modul
     return cast(nn.Module, torch.compile(model, dynamic=False, **limits))
 
 
-def _parallel(model: nn.Module, world: World) -> nn.Module:
+def _parallel(model: nn.Module, world: World, find_unused: bool) -> nn.Module:
     """Over all workers."""
     if world.workers == 1:
         return model
     # BatchNorm's running averages matter only in validation, and are shared before it, not in each step.
     new_name = "forward_sync_buffers" in inspect.signature(DistributedDataParallel.__init__).parameters
-    quiet: dict[str, Any] = {"forward_sync_buffers" if new_name else "broadcast_buffers": False}
+    how: dict[str, Any] = {"forward_sync_buffers" if new_name else "broadcast_buffers": False}
+    how |= {"gradient_as_bucket_view": True, "find_unused_parameters": find_unused}
     devices = [world.device.index] if world.device.type == "cuda" else None
-    return DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True, **quiet)
+    return DistributedDataParallel(model, device_ids=devices, **how)
 
 
 def choose_precision(choice: str, device: torch.device) -> str:

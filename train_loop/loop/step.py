@@ -7,7 +7,8 @@ made-up images, so it measures what a run does. Nothing here waits for the devic
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,11 +19,14 @@ from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
 from bigbatch.train_loop.config import TrainConfig
+from bigbatch.train_loop.errors import UnusedParameterError
 from bigbatch.train_loop.model.losses import LossFunction, loss_function
 from bigbatch.train_loop.model.weight_average import WeightAverage
 from bigbatch.train_loop.optim import set_learning_rate
 from bigbatch.train_loop.own.nested import Nested, map_tensors
 
+_WITHOUT_GRADIENT = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
+"""Where DDP's error lists the numbers of parameters."""
 _NOTHING: AbstractContextManager[None] = contextlib.nullcontext()
 
 
@@ -80,6 +84,8 @@ class TrainStep:
 
         Returns the micro-batch's mean loss ``[]``, float32, and the model's outputs, of a classifier logits ``[N, K]``,
         in the run's precision, detached.
+
+        Raises UnusedParameterError, on the ranks that it happens on, if the last micro-batch left a parameter out.
         """
         with contextlib.nullcontext() if last else self._gradients_stay_local():
             with self.phase("forward"):
@@ -88,6 +94,8 @@ class TrainStep:
                 loss = self.loss(outputs, targets)
             with self.phase("backward"):
                 self.scaler.scale(loss / count).backward()
+        if last and isinstance(self.parallel, DistributedDataParallel):
+            self._check_all_are_summed(self.parallel)
         return loss.detach(), map_tensors(torch.Tensor.detach, outputs)
 
     def update(self, rate: float, number: int) -> bool:
@@ -125,9 +133,44 @@ class TrainStep:
         self.scaler.update()
         return self.scaler.get_scale() >= before
 
+    def _check_all_are_summed(self, parallel: DistributedDataParallel) -> None:
+        """Raise UnusedParameterError if this rank's backward pass has not handed DDP every gradient.
+
+        DDP itself would say so in the next forward pass. Until then this rank steps with gradients that are not
+        summed, and its next collective meets the sum that other ranks still wait for: gloo's and NCCL's raw errors.
+        """
+        try:
+            parallel._check_reducer_finalized()
+        except RuntimeError as error:
+            names = [name for name, p in self.model.named_parameters() if p.requires_grad]  # in DDP's order
+            found = _WITHOUT_GRADIENT.search(str(error))
+            raise UnusedParameterError(
+                unused_in_words(
+                    [names[int(number)] for number in found[1].split()] if found else [],
+                    self.config,
+                    parallel.process_group.size(),
+                    f"in a step on rank {parallel.process_group.rank()}",
+                )
+            ) from error
+
     def _gradients_stay_local(self) -> contextlib.AbstractContextManager[None]:
         ddp = isinstance(self.parallel, DistributedDataParallel)
         return self.parallel.no_sync() if ddp else contextlib.nullcontext()  # type: ignore[operator]
+
+
+def unused_in_words(names: Sequence[str], config: TrainConfig, workers: int, when: str) -> str:
+    """What is wrong with a network that gives the parameters ``names`` no gradient, in one line with the fix.
+
+    ``when``: in which of the steps that were looked at.
+    """
+    shown = f"{names[0]!r}{f' and {len(names) - 1} more' if names[1:] else ''}" if names else "a parameter"
+    rule = f"with {workers} workers each parameter must get a gradient in each step"
+    if config.model.find_unused_parameters:  # then DDP looks at the outputs, not at the loss
+        rule = "with model.find_unused_parameters=true each output of a network must enter the loss"
+        fix = "Return what the loss uses."
+    else:
+        fix = "Use it in each forward pass, write model.find_unused_parameters=true, or set requires_grad=False."
+    return f"{rule}; {shown} of model.name={config.model.name} got none {when}. {fix}"
 
 
 def placed(model: nn.Module, config: TrainConfig, device: torch.device) -> nn.Module:

@@ -1,11 +1,12 @@
-"""Two batches through model, loss, optimizer and validation on the CPU, before anything expensive starts."""
+"""A few batches through model, loss, optimizer and validation on the CPU, before anything expensive starts."""
 
 from __future__ import annotations
 
+import contextlib
 import io
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import nn
@@ -15,9 +16,11 @@ from bigbatch.train_loop.config.own_names import own_words
 from bigbatch.train_loop.config.train_config import LOSSES
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.data.sets.scan import FolderScan
+from bigbatch.train_loop.data.source import Step
 from bigbatch.train_loop.errors import ImageError, LoaderError, OwnCodeError
 from bigbatch.train_loop.loop.assembly import Run, set_up
 from bigbatch.train_loop.loop.checkpoint import CheckpointFolder
+from bigbatch.train_loop.loop.step import unused_in_words
 from bigbatch.train_loop.loop.train import take_step
 from bigbatch.train_loop.loop.validation import measure
 from bigbatch.train_loop.own.code import whose_error
@@ -25,6 +28,8 @@ from bigbatch.train_loop.reporter import ListReporter
 
 IMAGES = 4
 """Of a batch: BatchNorm needs two, and a loss that mixes up examples and classes shows with four."""
+STEPS = 4
+"""Eight micro-batches: a layer that is left out every other time is used in all of them once in 256 checks."""
 
 
 def check_two_batches(
@@ -32,9 +37,12 @@ def check_two_batches(
 ) -> None:
     """Train one step of two micro-batches of a few images, and validate one, on the CPU in float32.
 
+    With several workers, whose gradients DDP sums, ``STEPS`` steps: a network may leave out layers at random, or later.
+
     Args:
         scan: the images of an image folder, where they were listed before.
-        workers: of the run. With several, each parameter must get a gradient in each step (DDP).
+        workers: of the run. With several, each parameter must get a gradient in each step, unless DDP looks for those
+            that get none (``model.find_unused_parameters``).
         needs_top1: whether a search optimises right answers, which outputs and targets must then have.
 
     Raises:
@@ -77,23 +85,14 @@ def _small(config: TrainConfig) -> TrainConfig:
 def _train_and_validate(run: Run, workers: int, needs_top1: bool) -> None:
     config = run.config
     handle = run.model.register_forward_hook(_check_logits(run)) if _counts_classes(run) else None
-    without: list[str] = []
-    hook = run.optimizer.register_step_pre_hook(lambda *_: without.extend(_without_gradient(run.model)))
-    step = next(iter(run.source.train_steps(config.seed, 0, run.split, 0)))
-    take_step(run, step, config.optimizer.peak_lr * 1e-3)  # a whole rate without warmup may explode at once
-    hook.remove()
-    bad, loss = run.watch.codes()
-    if bad > -math.inf:
-        raise ConfigError(
-            f"the loss of the first batch must be a finite number; got {'nan' if loss == 3.0 else 'inf'} from "
-            f"loss={config.loss} and model.name={config.model.name}. Look for a division by or a logarithm of zero."
-        )
-    if without and workers > 1:
-        raise ConfigError(
-            f"with {workers} workers each parameter must get a gradient in each step; {without[0]!r} of "
-            f"model.name={config.model.name} gets none{f', and {len(without) - 1} more' if without[1:] else ''}. "
-            "Use it in the forward pass, or set requires_grad=False."
-        )
+    steps = iter(run.source.train_steps(config.seed, 0, run.split, 0))
+    with _gradients_of(run.model) as got:
+        _take_next(run, steps)
+        _check_loss(run)
+        if workers > 1 and not config.model.find_unused_parameters:
+            for _ in range(STEPS - 1):
+                _take_next(run, steps)
+            _check_gradients(run, got, workers)
     run.model.eval()
     with torch.inference_mode():
         _, answers, _ = measure(run, itertools.islice(run.source.val_batches(IMAGES, 0, 1), 1)).tolist()
@@ -128,8 +127,47 @@ def _check_logits(run: Run) -> Callable[[nn.Module, object, object], None]:
     return check
 
 
-def _without_gradient(model: nn.Module) -> list[str]:
-    return [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
+def _take_next(run: Run, steps: Iterator[Step]) -> None:
+    """Take the next step, if the data set has images for one."""
+    for step in itertools.islice(steps, 1):
+        take_step(run, step, run.config.optimizer.peak_lr * 1e-3)  # a whole rate without warmup may explode at once
+        run.progress.step += 1  # other draws
+
+
+def _check_loss(run: Run) -> None:
+    bad, loss = run.watch.codes()
+    if bad > -math.inf:
+        raise ConfigError(
+            f"the loss of the first batch must be a finite number; got {'nan' if loss == 3.0 else 'inf'} from "
+            f"loss={run.config.loss} and model.name={run.config.model.name}. "
+            "Look for a division by or a logarithm of zero."
+        )
+
+
+@contextlib.contextmanager
+def _gradients_of(model: nn.Module) -> Iterator[list[set[str]]]:
+    """A list that gets, for each forward pass within the block, the parameters that then get a gradient."""
+    got: list[set[str]] = []
+    handles = [model.register_forward_pre_hook(lambda *_: got.append(set()))]
+    for name, p in model.named_parameters():
+        if p.requires_grad:
+            handles.append(p.register_post_accumulate_grad_hook(lambda _, name=name: got[-1].add(name)))
+    try:
+        yield got
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _check_gradients(run: Run, got: Sequence[set[str]], workers: int) -> None:
+    """Raise ConfigError for a parameter that gets no gradient in some micro-batch: it may be the last one of a step,
+    with which DDP sums."""
+    names = [name for name, p in run.model.named_parameters() if p.requires_grad]
+    without = [name for name in names if any(name not in one for one in got)]
+    if without:
+        times = sum(without[0] not in one for one in got)
+        when = f"in {times} of {len(got)} micro-batches"
+        raise ConfigError(unused_in_words(without, run.config, workers, when))
 
 
 def _check_state(run: Run) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -57,11 +58,13 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[ParamGroup]:
     Without: all parameters of normalisation layers, and every tensor of at most one dimension
     (biases, scales). So are scales of a channel each that are stored as ``[C, 1, 1]`` (ConvNeXt's
     ``layer_scale``), where they belong to no layer with a weight matrix. Found by module type and
-    shape, never by name: torchvision's ``downsample.1`` is a BatchNorm. A parameter that several
+    shape, never by name: torchvision's ``downsample.1`` is a BatchNorm. So are the parameters that
+    the model or a part of it names itself, in timm's ``no_weight_decay()``. A parameter that several
     modules share occurs once, and is a norm layer's if any of them is one. Groups follow the
     model's parameter order; an empty one is left out.
     """
     scales = {id(p) for module in model.modules() for p in module.parameters(recurse=False) if _is_scale(module, p)}
+    scales |= _without_decay(model)
     decay: list[nn.Parameter] = []
     no_decay: list[nn.Parameter] = []
     for p in model.parameters():  # yields shared parameters once
@@ -72,6 +75,18 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[ParamGroup]:
         {"params": no_decay, "weight_decay": 0.0, "trust_ratio": False},
     ]
     return [group for group in groups if group["params"]]
+
+
+def _without_decay(model: nn.Module) -> set[int]:
+    """Ids of the parameters that match what a module's ``no_weight_decay()`` returns: names, or patterns such as
+    ``pos_embed.*``, as timm's own optimizers read it (``timm.optim.param_groups_weight_decay``)."""
+    found: set[int] = set()
+    for module in model.modules():
+        method = getattr(module, "no_weight_decay", None)
+        if callable(method) and (patterns := list(method() or ())):
+            named = module.named_parameters(remove_duplicate=False)
+            found |= {id(p) for name, p in named if any(fnmatchcase(name, pattern) for pattern in patterns)}
+    return found
 
 
 def _is_scale(module: nn.Module, p: nn.Parameter) -> bool:

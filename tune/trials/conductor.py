@@ -17,7 +17,7 @@ import optuna
 from optuna.trial import TrialState
 
 from bigbatch.train_loop.config import TrainConfig
-from bigbatch.train_loop.errors import FailureKind
+from bigbatch.train_loop.errors import FailureKind, in_one_line
 from bigbatch.train_loop.host.disk_full import NO_ROOM
 from bigbatch.tune.strategies.follow_up import FollowUp
 from bigbatch.tune.strategies.protocol import Fits, Strategy, TrialDecision
@@ -284,6 +284,7 @@ class Conductor(LiveTrials):
         live = self._live[trial_id] = LiveTrial(trial, view, config, self._clock(), constraints_of(attrs))
         live.run = retry.trials_of_run(self._study.get_trials(deepcopy=False), trial.number)
         live.reported = max(frozen.intermediate_values, default=0)
+        live.begun_after = view.epoch
         self._store.ledger.begin(trial.number, self.workers)
         self._admission.begins(trial.number, config, self._epochs_done(trial))
         return live
@@ -364,14 +365,19 @@ class Conductor(LiveTrials):
 
     def fail(self, trial_id: str, because: str, kind: FailureKind = FailureKind.PROCESS) -> None:
         """Tell a failure. While the search is ending, put the trial back instead: it may have failed because its
-        processes and connections were ending."""
-        if self._held(trial_id) is None:
+        processes and connections were ending. So is one put back whose processes died after it had got on: what takes
+        them from it is not the trial's own, and it goes on from its checkpoint."""
+        if (live := self._held(trial_id)) is None:
             return
         if NO_ROOM in because or self._store.disk.full:
             self.put_back(trial_id, f"stopped because the disk is full; --resume continues it ({because})")
             self._store.disk.trial_met(because)
         elif self.stopping or self._ending():
             self.put_back(trial_id, f"failed while the search was stopping; --resume continues it ({because})")
+        elif kind == FailureKind.PROCESS and live.view.epoch > live.begun_after:
+            self.put_back(
+                trial_id, f"its processes died; it continues from its last checkpoint ({in_one_line(because)})"
+            )
         else:
             self._tell(trial_id, Verdict(TrialState.FAIL, because, failure=kind))
 

@@ -12,6 +12,7 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
 from bigbatch.cluster.record import study_progress
+from bigbatch.train_loop.errors import FailureKind
 from bigbatch.tune.study import tables
 from bigbatch.tune.study.store import StudyStore
 from bigbatch.tune.watch.progress_file import ProgressFileWriter
@@ -159,7 +160,7 @@ def test_a_study_in_a_database_is_read_from_what_its_driver_noted(tmp_path):
     for name, values in {"a": [0.1, 0.2, 0.3, 0.4], "b": [0.5], "c": [0.2, 0.3, 0.4, 0.7], "d": [0.25]}.items():
         bridge.suggest(name)
         run_out(bridge, name, values)
-    bridge.on_trial_complete("b", error=True)
+    bridge.fail("b", "ImageError: cannot read a.png", FailureKind.IMAGES)
     found, states = study_progress.read_study_progress(store.folder), [t.state for t in store.study.trials]
     assert (found.name, found.planned, found.best) == ("s", 9, store.study.best_value) == ("s", 9, 0.7)
     assert found.complete == states.count(TrialState.COMPLETE) == 2

@@ -45,6 +45,7 @@ def test_every_key_survives_the_round_trip_through_json():
         "metrics": ["f1", "net.py:iou"],
         "schedule.name": "step",
         "model.stem": "small",
+        "data.augment.max_crop_ratio": 1.5,
         "data.image_size": 64,
         "data.val_image_size": 96,
         "data.progressive_from": 32,

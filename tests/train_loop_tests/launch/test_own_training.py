@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from ray.exceptions import ActorDiedError
 
 from bigbatch.train_loop.config import Options, TrainableConfig, TrainConfig
 from bigbatch.train_loop.distributed import World
 from bigbatch.train_loop.host.processor_energy import ProcessorEnergy
 from bigbatch.train_loop.launch.own_training import train_own
+from bigbatch.train_loop.launch.ray_worker import _end_of_all_ranks
 from bigbatch.train_loop.launch.trial_task import TrialTask
 from bigbatch.train_loop.loop import worker_use
 
@@ -28,21 +30,41 @@ def train(config, report, resume):
 """
 
 
-class Sent:
-    """Keeps the records."""
+PATIENT = """
+def train(config, report, resume):
+    done = int((resume / "epoch").read_text()) if resume else 0
+    for epoch in range(done + 1, config["epochs"] + 1):
+        (report.checkpoint_folder / "epoch").write_text(str(epoch))
+        try:
+            report(epoch=epoch, value=0.5)
+        except Exception as error:
+            if config["then"] == "returns":
+                return
+            if config["then"] == "raises":
+                raise ValueError("of a library") from None
+            if config["then"] == "passes":
+                raise
+"""
 
-    def __init__(self) -> None:
+
+class Sent:
+    """Keeps the records. ``dies_at``: an actor that it asks is gone when it is to send this epoch."""
+
+    def __init__(self, dies_at: int | None = None) -> None:
         self.records: list[Mapping[str, object]] = []
+        self.dies_at = dies_at
 
     def send(self, records: Sequence[Mapping[str, object]]) -> None:
+        if any(record["epoch"] == self.dies_at for record in records):
+            raise ActorDiedError()
         self.records += records
 
     def stop_requested(self) -> bool:
         return False
 
 
-def task_of(folder: Path, options: Options) -> TrialTask:
-    (folder / "own.py").write_text(OWN)
+def task_of(folder: Path, options: Options, text: str = OWN) -> TrialTask:
+    (folder / "own.py").write_text(text)
     trainable = TrainableConfig(f"{folder}/own.py:train", options)
     return TrialTask(
         name="t",
@@ -83,3 +105,18 @@ def test_a_machine_without_counters_measures_nothing(tmp_path: Path, monkeypatch
     options = Options({"counter": str(tmp_path / "counter"), "joules": [3, 7], "bytes": 1})
     train_own(task_of(tmp_path, options), sent, ALONE, logging.getLogger("test"))
     assert {record["cpu_energy_j"] for record in sent.records} == {None}
+
+
+@pytest.mark.parametrize("then", ["passes", "returns", "raises", "goes on"])
+def test_a_lost_actor_is_no_end_of_the_function_whatever_it_makes_of_it(tmp_path: Path, then: str) -> None:
+    """Ray is to start the workers again, and the function goes on from its checkpoint. No epoch comes twice."""
+    task = task_of(tmp_path, Options({"then": then}), PATIENT)
+    first, second = Sent(dies_at=2), Sent()
+    with pytest.raises(ActorDiedError) as lost:
+        train_own(task, first, ALONE, logging.getLogger("test"))
+    for workers in (1, 2):
+        assert _end_of_all_ranks(lost.value, task, workers) is None, "no reason to end the trial"
+    assert not task.failure_file.exists(), "nor for the workers that Ray starts next"
+    train_own(task, second, ALONE, logging.getLogger("test"))
+    assert [record["epoch"] for record in first.records] == [1]
+    assert [record["epoch"] for record in second.records] == [1, 2], "of the checkpoint, which was kept before"

@@ -232,6 +232,21 @@ def test_output_of_another_configuration_is_refused(
     expect_refusal(["--config", str(best), "--output", "out"], "epochs 5 → 4", tmp_path, monkeypatch, capfd)
 
 
+def test_a_rank_that_waited_for_another_says_that_it_ended(monkeypatch, capsys, best: Path) -> None:
+    """In place of gloo's traceback: the other rank's message has the cause."""
+    monkeypatch.chdir(best.parent)
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+
+    def lost(*_: object, **__: object) -> None:
+        raise RuntimeError("[/pytorch/gloo/transport/tcp/pair.cc:561] Connection closed by peer [127.0.0.1]:10640")
+
+    monkeypatch.setattr("bigbatch.train_loop.loop.train.train", lost)
+    assert main(["--config", "best.json", "--output", "out"]) == 1
+    errors = capsys.readouterr().err
+    assert errors.endswith("failed: another worker has ended; its own message says why\n") and errors.count("\n") == 1
+
+
 def test_workers_that_contradict_torchrun_are_refused(
     best: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from bigbatch.train_loop.data.sampling import holdout_rows
+from bigbatch.train_loop.errors import is_lost_peer
 from bigbatch.train_loop.reporter import EpochRecord
 from helpers.loop_references import (
     run,
@@ -18,6 +19,8 @@ from helpers.loop_references import (
 )
 from helpers.tiny_training import (
     CONFIG,
+    FOUND,
+    LeavesOut,
     TinySource,
     changed,
     install,
@@ -101,6 +104,29 @@ def test_what_one_rank_finds_wrong_all_ranks_raise(pair: tuple[Path, list[dict[s
     for outcomes in pair[1]:
         assert outcomes["sync_bn"]["error"].startswith("ConfigError: SyncBatchNorm needs GPUs; got model.sync_bn=true")
         assert outcomes["apart"]["error"].startswith("CheckpointError: all ranks must see the same checkpoint; got")
+
+
+def test_layers_that_are_left_out_at_random_train_as_on_one_worker(
+    monkeypatch: pytest.MonkeyPatch, pair: tuple[Path, list[dict[str, Any]]]
+) -> None:
+    """The same draws in the same micro-batches: in some steps no rank uses the layer, in others one of two does."""
+    for name, config in (("found", FOUND), ("found_accumulated", changed(FOUND, global_size=32))):
+        install(monkeypatch.setattr, LeavesOut)
+        assert pair[1][0][name] == pair[1][1][name]
+        for one, two in zip(run(config), pair[1][0][name]["records"], strict=True):
+            for key in ("train_loss", "val_loss"):
+                assert two[key] == pytest.approx(getattr(one, key), rel=1e-4), (name, one.epoch, key)
+
+
+def test_a_step_without_a_gradient_names_the_parameter_on_the_rank_that_lacks_it(
+    pair: tuple[Path, list[dict[str, Any]]],
+) -> None:
+    """In place of what gloo says when the next collective meets a sum that is still waited for."""
+    errors = [outcomes["unused"]["error"] for outcomes in pair[1]]
+    named = [error for error in errors if error.startswith("UnusedParameterError: with 2 workers each parameter must")]
+    assert named and "'second.0.weight' and 3 more of model.name=resnet18 got none in a step on rank" in named[0]
+    others = [error for error in errors if error not in named]
+    assert all(is_lost_peer(RuntimeError(error)) for error in others), "they waited, and lost it"
 
 
 def test_stop_that_one_rank_asks_for_stops_all_and_one_worker_can_go_on(

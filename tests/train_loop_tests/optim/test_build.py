@@ -87,6 +87,35 @@ def test_a_scale_of_each_channel_has_no_decay_and_no_trust_ratio():
     assert {"class_token", "encoder.pos_embedding"} <= names_of(vit, parameter_groups(vit, 0.1)[0])
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "vit_tiny_patch16_224",
+        "xcit_nano_12_p16_224",
+        "convit_tiny",
+        "levit_128s",
+        "eva02_tiny_patch14_224",
+        "twins_svt_small",
+    ],
+)
+def test_what_a_network_of_timm_names_has_no_decay(name: str) -> None:
+    """Against the groups that timm's own optimizers get. Ours also hold norms and scales."""
+    timm, timm_optim = pytest.importorskip("timm"), pytest.importorskip("timm.optim")
+    with torch.device("meta"):
+        model = timm.create_model(name)
+    patterns = model.no_weight_decay()
+    theirs = timm_optim.param_groups_weight_decay(model, 0.1, no_weight_decay_list=patterns)
+    (kept,) = (names_of(model, group) for group in theirs if not group["weight_decay"])
+    decay, no_decay = parameter_groups(model, 0.1)
+    assert kept <= names_of(model, no_decay) and any(p.ndim > 1 for p in no_decay["params"])
+    for parameter in no_decay["params"]:
+        assert parameter.ndim <= 1 or names_of(model, {"params": [parameter]}) <= kept or parameter[0].numel() == 1
+    inside = nn.Sequential(model)
+    assert [len(group["params"]) for group in parameter_groups(inside, 0.1)] == [
+        len(decay["params"]), len(no_decay["params"])
+    ]  # fmt: skip
+
+
 def test_empty_groups_are_left_out():
     (only,) = parameter_groups(nn.Linear(2, 2, bias=False), 0.1)
     assert only["weight_decay"] == 0.1

@@ -45,7 +45,7 @@ def search(folder: Path) -> list[tuple]:
     bridge.suggest("b")
     for epoch in range(1, EPOCHS + 1):
         bridge.observe("a", {"records": [record(epoch, 0.1 * epoch)]})
-    bridge.observe("b", {"records": [record(1, 0.5)], "failure": "out of memory"})
+    bridge.observe("b", {"records": [record(1, 0.5)], "failure": "bad", "failure_kind": "images"})
     bridge.suggest("c")
     bridge.observe("c", {"records": [record(1, 0.3)]})
     bridge.release()

@@ -80,7 +80,7 @@ def fail_some(store: StudyStore, monkeypatch: pytest.MonkeyPatch) -> list[dict]:
         (folder / "latest.pt").write_text(name)
         run_out(bridge, name, records)
         if failure:
-            kind = "diverged" if name == "c" else "process"
+            kind = "diverged" if name == "c" else "images"
             bridge.observe(name, {"records": [], "failure": failure, "failure_kind": kind})
     assert [t.state.name for t in store.study.trials] == ["COMPLETE", "FAIL", "FAIL", "FAIL"]
     return tasks

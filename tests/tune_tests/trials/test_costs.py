@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bigbatch.train_loop.config import ConfigError
+from bigbatch.train_loop.errors import FailureKind
 from bigbatch.tune.study import retry
 from bigbatch.tune.trials.allocation_deadline import Deadline, end_of_allocation
 from helpers.bridges import EPOCHS, make_bridge, record, run_out
@@ -105,7 +106,7 @@ def test_a_run_that_is_repeated_costs_what_all_its_trials_cost(store, monkeypatc
     for one in past:
         now[0] += 100.0
         bridge.observe("a", {"records": [one]})
-    bridge.on_trial_complete("a", error=True)
+    bridge.fail("a", "ImageError: cannot read a.png", FailureKind.IMAGES)
     assert [t.state.name for t in store.study.trials] == ["FAIL"]
     retry.retry_failed(store)
     bridge = make_bridge(store, trials=1)

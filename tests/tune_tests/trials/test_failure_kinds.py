@@ -28,7 +28,6 @@ def test_each_kind_of_failure_is_in_the_study_and_only_divergence_counts(store, 
     """The words are those of another kind: nobody reads them."""
     bridge = make_bridge(store)
     bridge.suggest("a")
-    bridge.observe("a", {"records": [record(1, 0.9)]})
     bridge.observe("a", {"records": [], "failure": "NonFiniteLossError: was not finite", "failure_kind": str(kind)})
     trial = reopen(store).study.trials[0]
     assert trial.state == TrialState.FAIL and trial.user_attrs[FAILURE_ATTR] == str(kind)
@@ -36,6 +35,32 @@ def test_each_kind_of_failure_is_in_the_study_and_only_divergence_counts(store, 
     assert has_diverged(trial) == (DIVERGED_ATTR in trial.user_attrs) == diverged
     assert len(curves_of([trial], FACTS)) == diverged, "the curve model learns from the others nothing at all"
     assert may_need_checkpoint(trial) == (not diverged)
+
+
+@pytest.mark.parametrize("how", ["its workers", "its own process"])
+def test_a_trial_whose_processes_die_goes_on_as_long_as_it_gets_on(store, how) -> None:
+    """Each attempt that ends an epoch is followed by another; one that ends none is the last."""
+    bridge = make_bridge(store)
+
+    def die(ray_id: str) -> None:
+        if how == "its workers":
+            bridge.observe(ray_id, {"records": [], "failure": "worker 1: ActorDiedError", "failure_kind": "process"})
+        bridge.on_trial_complete(ray_id, error=how == "its own process")
+
+    for attempt, ray_id in enumerate("abc"):
+        task = bridge.suggest(ray_id)
+        assert isinstance(task, dict) and task["name"] == "trial-0000", "the same trial, before any new one"
+        bridge.observe(ray_id, {"records": [record(epoch, 0.5) for epoch in range(1, attempt + 2)]})  # the past again
+        die(ray_id)
+        (trial,) = store.study.trials
+        assert trial.state == TrialState.WAITING and FAILURE_ATTR not in trial.user_attrs
+        assert sorted(trial.intermediate_values) == list(range(1, attempt + 2))
+    bridge.suggest("d")
+    bridge.observe("d", {"records": [record(epoch, 0.5) for epoch in (1, 2, 3)]})
+    die("d")
+    (trial,) = store.study.trials
+    assert (trial.state, trial.user_attrs[FAILURE_ATTR]) == (TrialState.FAIL, "process")
+    assert may_need_checkpoint(trial) and trial.user_attrs["attempts"] == 4
 
 
 def test_a_validation_that_is_not_finite_diverged_and_a_lost_process_did_not(store) -> None:

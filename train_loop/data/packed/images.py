@@ -38,14 +38,17 @@ def open_packed(config: DataConfig, info: DataInfo, path: str) -> LoadedSource:
     small = packed.largest_side <= SMALL_IMAGE_SIZE
     # Photographs as an image folder does, so that runs on either compare.
     mean, std = (packed.mean, packed.std) if small else (crops.MEAN, crops.STD)
-    return LoadedSource(config, info, PackedImages(files, train, small), PackedImages(files, val, small), mean, std)
+    parts = [PackedImages(files, records, small, config) for records in (train, val)]
+    return LoadedSource(config, info, parts[0], parts[1], mean, std)
 
 
 class PackedImages(IndexedImages):
     """Index i is record ``records[i]``."""
 
-    def __init__(self, files: PackedFiles, records: sampling.Indices, small: bool) -> None:
-        self._files, self._records, self._small = files, records, small
+    def __init__(
+        self, files: PackedFiles, records: sampling.Indices, small: bool, config: DataConfig = boxes.USUAL
+    ) -> None:
+        self._files, self._records, self._small, self._config = files, records, small, config
 
     def labels(self, indices: sampling.Indices) -> npt.NDArray[np.int64]:
         """The classes, int64 ``[len(indices)]``."""
@@ -80,7 +83,7 @@ class PackedImages(IndexedImages):
 
         def write(out: torch.Tensor) -> None:
             size = out.shape[0]
-            image = decode_box(data, boxes.central_box(width, height, size), size)
+            image = decode_box(data, boxes.central_box(width, height, size, self._config.val_crop), size)
             out.copy_(torch.from_numpy(np.array(image)))
 
         return lambda out: self._named(record, write, out)
@@ -90,7 +93,7 @@ class PackedImages(IndexedImages):
         if self._small:
             whole = self._crop(record, data, (0, 0, width, height))
             return lambda out: _shift(whole, draws, out)
-        return self._crop(record, data, boxes.random_box(width, height, draws))
+        return self._crop(record, data, boxes.random_box(width, height, draws, self._config.augment))
 
     def _crop(self, record: int, data: bytes, box: boxes.Box) -> WriteImage:
         """Crop the record; the bytes outside the box are released at once."""

@@ -9,6 +9,9 @@ from __future__ import annotations
 import math
 import random
 
+from bigbatch.train_loop.config import DataConfig
+from bigbatch.train_loop.config.data_sections import AugmentConfig
+
 Box = tuple[int, int, int, int]
 """In pixels."""
 FractionBox = tuple[float, float, float, float]
@@ -16,26 +19,27 @@ FractionBox = tuple[float, float, float, float]
 Size = tuple[int, int]
 """Width, height; pixels."""
 
-CROP_AREA = (0.08, 1.0)
-CROP_RATIO = (3 / 4, 4 / 3)
-"""Range of a random crop's share of the image's area, and of its width : height (Szegedy et al. 2015, §6)."""
-RESIZE_BEFORE_CROP = 256 / 224
-"""Validation resizes an image's shorter side to this multiple of the crop's, then cuts the centre out."""
+USUAL = DataConfig()
+"""How images are cropped if nothing else is said."""
 LONGEST_RATIO = 16
 """If the longer side is more than this many times the shorter one, validation ignores the ends of the image."""
 
 
-def random_box(width: int, height: int, draws: random.Random) -> Box:
-    """A random part; the largest allowed central box where ten draws do not fit the image."""
+def random_box(width: int, height: int, draws: random.Random, augment: AugmentConfig = USUAL.augment) -> Box:
+    """A random part (Szegedy et al. 2015, §6); the largest allowed central box where ten draws do not fit the image.
+
+    ``augment``: least area and largest ratio.
+    """
+    least, most = augment.min_crop_area, augment.max_crop_ratio
     for _ in range(10):
-        area = width * height * draws.uniform(*CROP_AREA)
-        ratio = math.exp(draws.uniform(math.log(CROP_RATIO[0]), math.log(CROP_RATIO[1])))
+        area = width * height * draws.uniform(least, 1.0)
+        ratio = math.exp(draws.uniform(-math.log(most), math.log(most)))
         w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
         if 0 < w <= width and 0 < h <= height:
             left, upper = draws.randint(0, width - w), draws.randint(0, height - h)
             return left, upper, left + w, upper + h
-    w = min(width, max(round(height * CROP_RATIO[1]), 1))
-    h = min(height, max(round(width / CROP_RATIO[0]), 1))
+    w = min(width, max(round(height * most), 1))
+    h = min(height, max(round(width * most), 1))
     return _middle(width, height, w, h)
 
 
@@ -49,14 +53,14 @@ def _middle(width: int, height: int, w: int, h: int) -> Box:
     return left, upper, left + w, upper + h
 
 
-def short_side(size: int) -> int:
-    """Pixels of the shorter side from which validation cuts ``size`` × ``size``."""
-    return round(size * RESIZE_BEFORE_CROP)
+def short_side(size: int, part: float = USUAL.val_crop) -> int:
+    """Pixels of the shorter side of which validation cuts out this ``part``, ``size`` × ``size``."""
+    return round(size / part)
 
 
-def size_before_crop(width: int, height: int, size: int) -> Size:
+def size_before_crop(width: int, height: int, size: int, part: float = USUAL.val_crop) -> Size:
     """To what validation resizes an image before it cuts ``size`` × ``size`` out of its centre."""
-    short = short_side(size)
+    short = short_side(size, part)
     return (short, int(short * height / width)) if width <= height else (int(short * width / height), short)
 
 
@@ -66,11 +70,14 @@ def centre(scaled: Size, size: int) -> Box:
     return left, upper, left + size, upper + size
 
 
-def central_box(width: int, height: int, size: int) -> FractionBox:
-    """The part of an image that validation sees at ``size`` × ``size``, in the image's own pixels."""
+def central_box(width: int, height: int, size: int, part: float = USUAL.val_crop) -> FractionBox:
+    """The part of an image that validation sees at ``size`` × ``size``, in the image's own pixels.
+
+    ``part``: of the shorter side.
+    """
     x, y, right, lower = without_far_ends(width, height)
     w, h = right - x, lower - y
-    scaled = size_before_crop(w, h, size)
+    scaled = size_before_crop(w, h, size, part)
     left, upper = centre(scaled, size)[:2]
     left_there, upper_there = left * w / scaled[0], upper * h / scaled[1]
     return (

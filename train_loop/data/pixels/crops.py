@@ -6,6 +6,7 @@ import random
 
 from PIL import Image
 
+from bigbatch.train_loop.config.data_sections import AugmentConfig
 from bigbatch.train_loop.data.pixels import boxes
 from bigbatch.train_loop.data.pixels.depth import to_8_bits
 from bigbatch.train_loop.errors import ImageError
@@ -24,18 +25,17 @@ def decode_rgb(path: str) -> Image.Image:
         raise ImageError(f"cannot read image {path}: {error}. Remove or replace the file.") from None
 
 
-def random_crop(image: Image.Image, size: int, draws: random.Random) -> Image.Image:
-    """A random part of the image, resized to ``size`` × ``size``.
+def random_crop(
+    image: Image.Image, size: int, draws: random.Random, augment: AugmentConfig = boxes.USUAL.augment
+) -> Image.Image:
+    """A random part of the image (``boxes.random_box``), resized to ``size`` × ``size``."""
+    return image.crop(boxes.random_box(*image.size, draws, augment)).resize((size, size), Image.Resampling.BILINEAR)
 
-    Area 8 to 100 % of the image, aspect ratio 3:4 to 4:3 (Szegedy et al. 2015, §6).
-    """
-    return image.crop(boxes.random_box(*image.size, draws)).resize((size, size), Image.Resampling.BILINEAR)
 
-
-def central_crop(image: Image.Image, size: int) -> Image.Image:
-    """The shorter side to 256/224 of ``size``, then the central ``size`` × ``size``."""
+def central_crop(image: Image.Image, size: int, part: float = boxes.USUAL.val_crop) -> Image.Image:
+    """The shorter side to ``size / part``, then the central ``size`` × ``size``."""
     middle = boxes.without_far_ends(*image.size)
     if middle != (0, 0, *image.size):
         image = image.crop(middle)
-    scaled = boxes.size_before_crop(*image.size, size)
+    scaled = boxes.size_before_crop(*image.size, size, part)
     return image.resize(scaled, Image.Resampling.BILINEAR).crop(boxes.centre(scaled, size))

@@ -13,6 +13,7 @@ from bigbatch.train_loop.config import DataConfig
 from bigbatch.train_loop.data import sampling
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.data.loading.loader import IndexedImages, LoadedSource, WriteImage
+from bigbatch.train_loop.data.pixels.boxes import USUAL
 from bigbatch.train_loop.data.pixels.crops import MEAN, STD, central_crop, decode_rgb, random_crop
 from bigbatch.train_loop.data.sets.scan import FolderScan, Listing
 from bigbatch.train_loop.data.sets.subset import subset_rows
@@ -26,7 +27,7 @@ def open_folder(config: DataConfig, info: DataInfo, scan: FolderScan) -> DataSou
         from bigbatch.train_loop.data.sets.torchvision_folder import TorchvisionSource
 
         return TorchvisionSource(config, info, train, scan.val)
-    return LoadedSource(config, info, FolderImages(train), FolderImages(scan.val), MEAN, STD)
+    return LoadedSource(config, info, FolderImages(train, config), FolderImages(scan.val, config), MEAN, STD)
 
 
 def _part_of(listing: Listing, part: float) -> Listing:
@@ -39,8 +40,8 @@ def _part_of(listing: Listing, part: float) -> Listing:
 class FolderImages(IndexedImages):
     """Images that are read from files when they are needed."""
 
-    def __init__(self, listing: Listing) -> None:
-        self._listing = listing
+    def __init__(self, listing: Listing, config: DataConfig = USUAL) -> None:
+        self._listing, self._config = listing, config
 
     def labels(self, indices: sampling.Indices) -> npt.NDArray[np.int64]:
         """The classes, int64 ``[len(indices)]``."""
@@ -50,11 +51,13 @@ class FolderImages(IndexedImages):
 
     def open_plain(self, index: int) -> WriteImage:
         """A function that writes an image's central crop into ``[size, size, 3]`` bytes. It may raise ImageError."""
-        return lambda out: _write(central_crop(decode_rgb(self._listing.path(index)), out.shape[0]), out)
+        part = self._config.val_crop
+        return lambda out: _write(central_crop(decode_rgb(self._listing.path(index)), out.shape[0], part), out)
 
     def open_random(self, index: int, draws: random.Random) -> WriteImage:
         """A function that writes a random crop of an image into such bytes. It may raise ImageError."""
-        return lambda out: _write(random_crop(decode_rgb(self._listing.path(index)), out.shape[0], draws), out)
+        augment = self._config.augment
+        return lambda out: _write(random_crop(decode_rgb(self._listing.path(index)), out.shape[0], draws, augment), out)
 
 
 def _write(image: Image.Image, out: torch.Tensor) -> None:

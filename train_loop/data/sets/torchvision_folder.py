@@ -37,14 +37,16 @@ class TorchvisionSource(KeyedSource[Item, Collated]):
 
     def __init__(self, config: DataConfig, info: DataInfo, train: Listing, val: Listing) -> None:
         workers, size, val_size = loader_workers(config), info.image_size, config.val_image_size or info.image_size
-        random = [transforms.RandomResizedCrop(size), transforms.RandomHorizontalFlip()]
-        central = _central(size)
+        least, most = config.augment.min_crop_area, config.augment.max_crop_ratio
+        crop = transforms.RandomResizedCrop(size, scale=(least, 1.0), ratio=(1 / most, most))
+        random = [crop, transforms.RandomHorizontalFlip()]
+        central = _central(size, config.val_crop)
         augmented = TorchvisionDataset(train, random if config.augment.enabled else central)
         super().__init__(
             info,
             workers,
             KeyedReader(augmented, _replace, config, workers),
-            KeyedReader(TorchvisionDataset(val, _central(val_size)), _leave_out, config, workers),
+            KeyedReader(TorchvisionDataset(val, _central(val_size, config.val_crop)), _leave_out, config, workers),
         )
         self._config, self._val_labels = config, val.labels
 
@@ -78,8 +80,8 @@ class TorchvisionSource(KeyedSource[Item, Collated]):
                 raise ImageError(f"no image of a batch of {len(bad)} can be read; the first: {bad[0][1]}")
 
 
-def _central(size: int) -> list[object]:
-    return [transforms.Resize(boxes.short_side(size)), transforms.CenterCrop(size)]
+def _central(size: int, part: float) -> list[object]:
+    return [transforms.Resize(boxes.short_side(size, part)), transforms.CenterCrop(size)]
 
 
 class TorchvisionDataset(Dataset[Item]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import os
@@ -24,6 +25,7 @@ from bigbatch.train_loop.config import (
     LoaderConfig,
     ModelConfig,
     TrainConfig,
+    data_config,
 )
 from bigbatch.train_loop.data.catalogue import describe_data_set, open_data
 from bigbatch.train_loop.data.packing import command
@@ -31,7 +33,8 @@ from bigbatch.train_loop.data.packing.convert import PackProfile, RejectedImage,
 from bigbatch.train_loop.data.packing.sources import find_source
 from bigbatch.train_loop.data.sets import folder
 from bigbatch.train_loop.data.sets.scan import scan_folder
-from helpers.packed_sets import CLASSES, jpeg_bytes, pack_here, rows, run_pack, write_images
+from bigbatch.train_loop.data.source import DataSource, Epoch
+from helpers.packed_sets import CLASSES, cifar_pickles, jpeg_bytes, pack_here, rows, run_pack, write_images
 from helpers.photographs import photograph
 
 
@@ -227,6 +230,48 @@ def test_crops_are_those_of_the_image_folder(images: Path, packed: Path) -> None
     expected = next(theirs.val_batches(100, 0, 1))
     assert torch.equal(labels, expected[1])
     assert (mine.finish(images_) - theirs.finish(expected[0])).abs().mean() < 0.03
+
+
+@pytest.mark.parametrize(("kind", "loader"), [("images", "ring"), ("images", "torchvision"), ("packed", "ring")])
+def test_area_ratio_and_the_part_that_validation_sees_are_keys(
+    images: Path, packed: Path, kind: str, loader: str
+) -> None:
+    """Crops of the whole area and of ratio 1 fit no image of 3:4: then all are its middle square, as Pillow cuts it."""
+    path = {"images": images, "packed": packed}[kind]
+    usual = DataConfig(name=str(path), image_size=96, loader=LoaderConfig(loader))
+    whole = dataclasses.replace(usual, val_crop=1.0, augment=AugmentConfig(min_crop_area=1.0, max_crop_ratio=1.0))
+
+    def pixels(source: DataSource, batch: torch.Tensor) -> torch.Tensor:
+        std, mean = (torch.tensor(values)[:, None, None] for values in (folder.STD, folder.MEAN))
+        return source.finish(batch) * std + mean
+
+    def middle(file: str) -> torch.Tensor:
+        image = Image.open(file).convert("RGB")
+        left = (image.width - image.height) // 2
+        square = image.crop((left, 0, left + image.height, image.height)).resize((96, 96), Image.Resampling.BILINEAR)
+        return torch.from_numpy(np.array(square)).permute(2, 0, 1) / 255
+
+    scan = scan_folder(str(images))
+    for config, is_middle in ((whole, True), (usual, False)):
+        source = open_data(config)
+        (batch, _), (later, _) = source.read_train([np.arange(15), np.arange(15)], Epoch(1, 1))
+        assert (pixels(source, batch) - pixels(source, later)).abs().max() < 1e-6, "a function of the epoch"
+        seen = [*pixels(source, batch), *pixels(source, next(source.val_batches(100, 0, 1))[0])]
+        files = [*map(scan.train.path, range(15)), *map(scan.val.path, range(6))]
+        for image, file in zip(seen, files, strict=True):
+            off = min((image - middle(file)).abs().mean(), (image.flip(2) - middle(file)).abs().mean())
+            assert (off < 0.02) == is_middle, (file, off)
+
+
+@pytest.mark.parametrize("key", ["data.augment.min_crop_area", "data.augment.max_crop_ratio", "data.val_crop"])
+def test_keys_of_crops_are_refused_where_nothing_is_cropped(tmp_path: Path, key: str) -> None:
+    small = pack_here(cifar_pickles(tmp_path / "cifar"), tmp_path / "small")
+    value = 1.5 if "ratio" in key else 0.5
+    for name, what in (("digits", "digits are enlarged as a whole"), (str(small), "at most 64 px are shifted")):
+        with pytest.raises(ConfigError, match=rf"{what}, not cropped; got {key}={value}. Leave {key} out"):
+            describe_data_set(data_config({"data.name": name, key: value}))
+    with pytest.raises(ConfigError, match=rf"{key} must be"):
+        data_config({key: 0.0})
 
 
 def test_loader_processes_change_nothing(packed: Path) -> None:
