@@ -84,6 +84,8 @@ LATER = {
     "optimizer.options": "{}",
     "loss_options": "{}",
     "metrics": [],
+    "schedule.base_momentum": 0.85,
+    "schedule.max_momentum": 0.95,
     "trainable.name": "",
     "trainable.options": "{}",
 }

@@ -57,7 +57,15 @@ SHORT: Mapping[str, str] = types.MappingProxyType({old.removeprefix("data."): ne
 """The same without ``data.``. They stay as the short forms: ``workers`` or ``policy`` alone would say too little."""
 
 
-LATER_KEYS = ("model.options", "model.pretrained", "optimizer.options", "loss_options", "metrics")
+LATER_KEYS = (
+    "model.options",
+    "model.pretrained",
+    "optimizer.options",
+    "loss_options",
+    "metrics",
+    "schedule.base_momentum",
+    "schedule.max_momentum",
+)
 """Keys outside ``data`` that did not exist when full runs were first named by the text of ``in_schema_1``."""
 
 
