@@ -13,6 +13,7 @@ OPTIMIZERS = ("sgd", "lars", "lamb", "adamw")
 SCHEDULES = ("cosine", "poly", "linear", "onecycle", "step", "constant")
 STEMS = ("auto", "imagenet", "small", "small_pool")
 LARS_MOMENTUM = ("in", "out")
+LARC = ("off", "clip", "trust")
 
 DEFAULT_MICRO_SIZE = 256
 """Bound of the automatic micro-batch if none is set or measured."""
@@ -134,6 +135,19 @@ class OptimizerConfig:
     """lars: learning rate ``in`` the momentum buffer (paper, MLPerf) or ``out`` (NVIDIA, timm)."""
     lars_eps: float = 0.0
     """lars: added to the denominator of the trust ratio."""
+    larc: str = "off"
+    """lars: NVIDIA's LARC, with momentum ``out``: ``clip``, a layer's rate is at most the schedule's; ``trust``, it is
+    multiplied by it."""
+    min_trust_ratio: float = 0.0
+    """lamb: lower bound of the trust ratio; DeepSpeed's is 0.01."""
+    max_trust_ratio: float = 0.0
+    """lamb: upper bound; 0 = none. DeepSpeed's is 10, LAMBC's 1."""
+    nvlamb: bool = False
+    """lamb: BatchNorm parameters and biases have a trust ratio too (apex's ``use_nvlamb``)."""
+    pre_normalise: bool = False
+    """lamb: the whole gradient is divided by its norm before each step (NVIDIA's NVLAMB)."""
+    bias_correction: bool = True
+    """lamb: divide the moments by 1 − β^t."""
     no_decay_lr_factor: float = 1.0
     """Rate of BatchNorm parameters and biases, as a part of that of the other parameters."""
     clip_grad_norm: float = 0.0
@@ -144,6 +158,7 @@ class OptimizerConfig:
     def __post_init__(self) -> None:
         check_component("optimizer.name", self.name, OPTIMIZERS, OPTIMIZERS_GROUP)
         require_one_of("optimizer.lars_momentum", self.lars_momentum, LARS_MOMENTUM)
+        require_one_of("optimizer.larc", self.larc, LARC)
         require_in_range("optimizer.peak_lr", self.peak_lr, 0.0, 1e4, open_low=True)
         for name in ("momentum", "beta1", "beta2"):
             value = getattr(self, name)
@@ -152,6 +167,13 @@ class OptimizerConfig:
         require_in_range("optimizer.weight_decay", self.weight_decay, 0.0, 10.0)
         require_in_range("optimizer.trust_coefficient", self.trust_coefficient, 0.0, 10.0, open_low=True)
         require_in_range("optimizer.lars_eps", self.lars_eps, 0.0, 1.0)
+        for name in ("min_trust_ratio", "max_trust_ratio"):
+            require_in_range(f"optimizer.{name}", getattr(self, name), 0.0, 1e6)
+        if 0.0 < self.max_trust_ratio < self.min_trust_ratio:
+            raise ConflictError(
+                f"optimizer.min_trust_ratio must not exceed optimizer.max_trust_ratio; got {self.min_trust_ratio:g} "
+                f"and {self.max_trust_ratio:g}. Write min_trust_ratio=0, or max_trust_ratio=0 for no upper bound."
+            )
         require_in_range("optimizer.no_decay_lr_factor", self.no_decay_lr_factor, 0.0, 1e4)
         require_in_range("optimizer.clip_grad_norm", self.clip_grad_norm, 0.0)
         if self.name == "sgd" and self.nesterov and self.momentum == 0.0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -40,7 +41,8 @@ LR_FACTOR = "lr_factor"
 """A group's own factor of the learning rate."""
 
 GROUP_NUMBERS = (
-    "momentum", "weight_decay", "betas", "eps", "nesterov", "trust_coefficient", "momentum_convention", LR_FACTOR,
+    "momentum", "weight_decay", "betas", "eps", "nesterov", "trust_coefficient", "momentum_convention", "larc",
+    "trust_bounds", "trust_ratio", "bias_correction", LR_FACTOR,
 )  # fmt: skip
 """What the configuration says of a group, besides its learning rate, which each step sets."""
 
@@ -117,10 +119,9 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig, grad_scaler: bool
         return _torchs_own(groups, config, grad_scaler)
     if is_component(OPTIMIZERS_GROUP, config.name):
         return _users_own(groups, config)
-    betas = (config.beta1, config.beta2)
     match config.name:
         case "lamb":
-            return LAMB(groups, lr=config.peak_lr, betas=betas, eps=config.eps)
+            return _lamb(groups, config)
         case "lars":
             return LARS(
                 groups,
@@ -128,10 +129,25 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig, grad_scaler: bool
                 momentum=config.momentum,
                 trust_coefficient=config.trust_coefficient,
                 nesterov=config.nesterov,
-                momentum_convention=config.lars_momentum,
+                momentum_convention="out" if config.larc != "off" else config.lars_momentum,
                 eps=config.lars_eps,
+                larc=config.larc,
             )
     raise ValueError(f"optimizer.name must be one of sgd, lars, lamb, adamw; got {config.name!r}")
+
+
+def _lamb(groups: list[ParamGroup], config: OptimizerConfig) -> LAMB:
+    if config.nvlamb:
+        groups = [{**group, "trust_ratio": True} for group in groups]
+    return LAMB(
+        groups,
+        lr=config.peak_lr,
+        betas=(config.beta1, config.beta2),
+        eps=config.eps,
+        bias_correction=config.bias_correction,
+        pre_normalise=config.pre_normalise,
+        trust_bounds=(config.min_trust_ratio, config.max_trust_ratio or math.inf),
+    )
 
 
 def _users_own(groups: list[ParamGroup], config: OptimizerConfig) -> torch.optim.Optimizer:
