@@ -28,6 +28,7 @@ from bigbatch.train_loop.config import (
 )
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.data.source import Batch, DataSource
+from bigbatch.train_loop.logged_steps import StepRecord
 from bigbatch.train_loop.loop import assembly
 from bigbatch.train_loop.loop.train import train
 from bigbatch.train_loop.reporter import EpochRecord, ListReporter
@@ -125,6 +126,8 @@ def install(
 class StopsAt(ListReporter):
     """Asks for a stop when it is asked for the n-th time."""
 
+    log_every_steps = "100%"
+
     def __init__(self, polls: int) -> None:
         super().__init__()
         self.left = polls
@@ -132,6 +135,19 @@ class StopsAt(ListReporter):
     def stop_requested(self) -> bool:
         self.left -= 1
         return self.left == 0
+
+
+class LogsEpochs(ListReporter):
+    """Keeps what ``log_every_steps`` reports at the end of each epoch."""
+
+    log_every_steps = "100%"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.logged: list[StepRecord] = []
+
+    def steps_logged(self, records: Sequence[StepRecord]) -> None:
+        self.logged += records
 
 
 def untimed(records: Sequence[EpochRecord]) -> list[dict[str, Any]]:
@@ -174,7 +190,7 @@ def _outcome(
 ) -> dict[str, Any]:
     """One run on this rank: records and buffers, or the error."""
     built = install(setattr, source=source)
-    reporter = reporter or ListReporter()
+    reporter = reporter or LogsEpochs()
     try:
         train(
             config,
@@ -186,6 +202,7 @@ def _outcome(
         return {"error": f"{type(error).__name__}: {error}", "records": len(reporter.records)}
     return {
         "records": [dataclasses.asdict(record) for record in reporter.records],
+        "logged": [[one.number, one.train_loss, one.train_top1] for one in getattr(reporter, "logged", [])],
         "buffers": [buffer.double().sum().item() for buffer in built.model.buffers()],
     }
 

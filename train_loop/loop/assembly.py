@@ -27,6 +27,7 @@ from bigbatch.train_loop.data.source import DataSource
 from bigbatch.train_loop.distributed import RankMeetings, World
 from bigbatch.train_loop.errors import CheckpointError, OwnCodeError
 from bigbatch.train_loop.host.device_use import UseMeter
+from bigbatch.train_loop.logged_steps import read_interval
 from bigbatch.train_loop.loop import memory_probe
 from bigbatch.train_loop.loop.checkpoint import CheckpointFolder, Content, RunState, check_same_run
 from bigbatch.train_loop.loop.chronometer import Chronometer
@@ -34,6 +35,7 @@ from bigbatch.train_loop.loop.healing import Halving, healed_split, report_halvi
 from bigbatch.train_loop.loop.metrics import LossWatch, MetricSums
 from bigbatch.train_loop.loop.own_metrics import ValidationMetric, build_metrics
 from bigbatch.train_loop.loop.step import TrainStep, placed
+from bigbatch.train_loop.loop.step_log import StepLog
 from bigbatch.train_loop.loop.worker_use import open_use_meter
 from bigbatch.train_loop.model.networks import build_model
 from bigbatch.train_loop.model.weight_average import WeightAverage
@@ -71,6 +73,7 @@ class Run:
     """Beside loss and top-1."""
     own_code: Mapping[str, str]
     """Fingerprints of the users' files when the run began here."""
+    log: StepLog
 
     @property
     def model(self) -> nn.Module:
@@ -148,7 +151,7 @@ def _fresh(
     split: BatchSplit,
 ) -> Run:
     """A run before its first step, with the same weights on all ranks; its step calls the bare model."""
-    device = world.device
+    device, sums = world.device, MetricSums(world.device)
     return Run(
         config=config,
         world=world,
@@ -161,7 +164,7 @@ def _fresh(
         checkpoints=checkpoints,
         progress=RunState(),
         resumed_from_epoch=None,
-        sums=MetricSums(device),
+        sums=sums,
         norms=GradientNorms(device, split.accumulation_steps, world.workers),
         watch=LossWatch(device),
         clock=Chronometer(device),
@@ -169,7 +172,12 @@ def _fresh(
         use=open_use_meter(world),
         metrics=build_metrics(config.metrics, source.info, world),
         own_code=code_fingerprints(own_words(config).values()),
+        log=_step_log(reporter, world, sums),
     )
+
+
+def _step_log(reporter: Reporter, world: World, sums: MetricSums, before: Sequence[float] = ()) -> StepLog:
+    return StepLog(read_interval(getattr(reporter, "log_every_steps", None)), world, sums.values, before)
 
 
 def _fresh_step(config: TrainConfig, source: DataSource, device: torch.device) -> TrainStep:
@@ -209,6 +217,7 @@ def _resume(run: Run, content: Mapping[str, Any]) -> None:
         if content.get("micro_size", run.split.micro_size) == run.split.micro_size:  # else they do not compare
             run.norms.sums.copy_(torch.tensor(progress.gradient_norms, dtype=torch.float64))
         run.source.resume_bad(progress.bad_images)
+    run.log = _step_log(run.reporter, run.world, run.sums, progress.not_logged)
 
 
 def _open(
