@@ -172,6 +172,15 @@ class EpochRecord:
             tracked=True,
         ),
     )
+    gpu_peak_power_w: float | None = field(
+        default=None,
+        metadata=_column(
+            "float64",
+            "the most watts that the GPU of any worker drew in that time, of a look every 5 s; null where it was not "
+            "measured",
+            tracked=True,
+        ),
+    )
     noise_scale: float | None = field(
         default=None,
         metadata=_column(

@@ -130,7 +130,7 @@ def train_parser(prog: str) -> OneLineParser:
     add("--accept-changed-code", action="store_true", help="resume although code of your own has changed")
     add_profile_options(p)
     add_verbosity(p, "print the result and errors alone; the epochs are in trace.jsonl")
-    add("--log-every-steps", default="", metavar="N|PART", help=LOG_EVERY_STEPS)
+    add("--log-every-steps", metavar="N|PART", help=LOG_EVERY_STEPS)
     add("--checkpoint-every-s", type=float, default=60.0, metavar="S", help="seconds between checkpoints (default 60)")
     return p
 
@@ -170,7 +170,7 @@ def make_run_plan(argv: Sequence[str] | None, prog: str, launch: Launch | None) 
         check_output_room(output, config, info)
     kept = (output, args.checkpoint_every_s, launch, args.stage, args.loader_report)
     last_step = last_step_in_words(config, info.train_size, split)
-    return RunPlan(config, workers, *kept, scan, meeting, profile, args.quiet, args.log_every_steps, last_step)
+    return RunPlan(config, workers, *kept, scan, meeting, profile, args.quiet, args.log_every_steps or "", last_step)
 
 
 def look_together(data: DataConfig, launch: Launch | None) -> tuple[DataInfo, FolderScan | None, Meeting | None]:

@@ -25,7 +25,7 @@ from bigbatch.train_loop.loop.assembly import Run, set_up
 from bigbatch.train_loop.loop.checkpoint import CheckpointFolder
 from bigbatch.train_loop.loop.chronometer import Chronometer
 from bigbatch.train_loop.loop.step_profile import measure_steps, trace_steps
-from bigbatch.train_loop.loop.step_timer import OTHER, PHASES, StepTimer
+from bigbatch.train_loop.loop.step_timer import OTHER, PHASES, STEP, StepTimer
 from bigbatch.train_loop.reporter import ListReporter
 from helpers.tiny_training import CLASSES, CONFIG, SIDE, TRAIN_SIZE, VAL_SIZE, TinySource, changed, install
 
@@ -112,6 +112,8 @@ def test_each_phase_gets_the_time_that_it_took(slow_run: tuple[Run, Clock]) -> N
     assert profile.validation.median_s == READ_S + FORWARD_S
     assert profile.communication is None and profile.communication_share == 0
     assert profile.share("data") == 1.0 / sum(expected.values())
+    raw = {name: [seconds] * 7 for name, seconds in expected.items()}
+    assert profile.seconds == {**raw, STEP: [sum(expected.values())] * 7, "validation": [READ_S + FORWARD_S]}
 
 
 def test_estimates_are_those_of_a_run(slow_run: tuple[Run, Clock]) -> None:
@@ -137,7 +139,7 @@ class MeteredGpu:
         return 200_000 * self._clock.now
 
     def nvmlDeviceGetPowerUsage(self, _: object) -> int:
-        return 200_000
+        return 200_000 + 150_000 * (self._clock.now > 12)
 
     def nvmlDeviceGetUtilizationRates(self, _: object) -> SimpleNamespace:
         return SimpleNamespace(gpu=50)
@@ -149,6 +151,7 @@ def test_power_is_that_of_the_measured_steps(slow_run: tuple[Run, Clock]) -> Non
     profile = measure_steps(run, 3)
     assert (profile.gpu_power_w, profile.gpu_utilization) == (200.0, 0.5)
     assert profile.gpu_energy_j == 200.0 * profile.run_s
+    assert profile.gpu_peak_power_w == 350.0, "the highest, seen at the end"
     assert profile.cpu_power_w is None, "its counters are not there"
 
 
