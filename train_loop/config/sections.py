@@ -35,8 +35,8 @@ class ModelConfig:
     """BatchNorm statistics over all workers instead of per micro-batch."""
     channels_last: bool = True
     activation_checkpointing: bool = False
-    """Residual blocks keep only their input and compute the rest again in the backward pass: less
-    memory for about a third more time (Chen et al. 2016). ResNets."""
+    """Residual blocks of ResNets, else segments of each ``nn.Sequential``, keep only their input and compute the rest
+    again in the backward pass: less memory for about a third more time (Chen et al. 2016)."""
     compile: bool = False
     """Training's forward and backward pass through ``torch.compile``."""
     options: Options = field(default_factory=Options)
