@@ -151,7 +151,7 @@ def _fresh(
     split: BatchSplit,
 ) -> Run:
     """A run before its first step, with the same weights on all ranks; its step calls the bare model."""
-    device, sums = world.device, MetricSums(world.device)
+    device, sums, clock = world.device, MetricSums(world.device), Chronometer(world.device)
     return Run(
         config=config,
         world=world,
@@ -160,14 +160,14 @@ def _fresh(
         source=source,
         upload=Uploader(device, config.data.loader),
         steps_per_epoch=len(micro_sizes(source.info.train_size, split, config.data.drop_last)),
-        step=_fresh_step(config, source, device),
+        step=dataclasses.replace(_fresh_step(config, source, device), phase=clock.phase),
         checkpoints=checkpoints,
         progress=RunState(),
         resumed_from_epoch=None,
         sums=sums,
         norms=GradientNorms(device, split.accumulation_steps, world.workers),
         watch=LossWatch(device),
-        clock=Chronometer(device),
+        clock=clock,
         heartbeat=RankMeetings(world),
         use=open_use_meter(world),
         metrics=build_metrics(config.metrics, source.info, world),
