@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TextIO
 
+from bigbatch.train_loop.logged_steps import StepRecord, StepsFile
 from bigbatch.train_loop.progress import WRITE_EVERY_S, ProgressLines, ProgressPace
 
 _log = logging.getLogger(__name__)
@@ -171,6 +172,15 @@ class EpochRecord:
             tracked=True,
         ),
     )
+    gpu_peak_power_w: float | None = field(
+        default=None,
+        metadata=_column(
+            "float64",
+            "the most watts that the GPU of any worker drew in that time, of a look every 5 s; null where it was not "
+            "measured",
+            tracked=True,
+        ),
+    )
     noise_scale: float | None = field(
         default=None,
         metadata=_column(
@@ -236,6 +246,8 @@ class Reporter(Protocol):
       run write a checkpoint and raise ``TrainingStopped`` on all of them.
     - ``steps_done(epoch, step, steps, images_per_step)``, as often as those are polled: ``step`` of the ``steps`` of
       ``epoch`` (1-based) are finished.
+    - ``steps_logged(records: Sequence[StepRecord])``, as often, with the steps that were logged since, if the attribute
+      ``log_every_steps`` says how many are (``logged_steps.read_interval``). All ranks have the same attribute.
     - ``trust_ratios(quantiles: Mapping[float, float])``, with LARS and LAMB, before each report: the quantiles of the
       layers' trust ratios in the epoch's last step.
     - ``histograms(epoch, found: Mapping[str, TensorHistogram])``, on rank 0, at the last step of each epoch, if the
@@ -290,11 +302,20 @@ class ListReporter:
 
 
 class PrintReporter:
-    """Prints a line for each epoch, on rank 0 only, and hands the record to ``also``."""
+    """Prints a line for each epoch, on rank 0 only, and hands the record to ``also``.
+
+    ``log_every_steps``: the steps that get a line too; rank 0 writes them to ``steps``, if there is one.
+    """
 
     def __init__(
-        self, rank: int = 0, file: TextIO | None = None, also: Callable[[EpochRecord], None] | None = None
+        self,
+        rank: int = 0,
+        file: TextIO | None = None,
+        also: Callable[[EpochRecord], None] | None = None,
+        log_every_steps: str = "",
+        steps: StepsFile | None = None,
     ) -> None:
+        self.log_every_steps, self._steps = log_every_steps, steps if rank == 0 else None
         self._file = (file or sys.stdout) if rank == 0 else None
         self._also = also if rank == 0 else None
         self._pace, self._lines = ProgressPace(WRITE_EVERY_S), ProgressLines()
@@ -309,6 +330,16 @@ class PrintReporter:
         """Print a line every minute within longer epochs."""
         if line := self._lines.line(self._pace.after(epoch, step, steps, images_per_step)):
             self._say(line)
+
+    def steps_logged(self, records: Sequence[StepRecord]) -> None:
+        """Print a line for each record, and write it."""
+        try:
+            fresh = records if self._steps is None else self._steps.append(records)
+        except OSError as error:
+            _log.warning("the steps since %s are not written: %s", records[0], error)
+            fresh = records
+        for record in fresh:
+            self._say(str(record))
 
     def resumed(self, history: Sequence[EpochRecord]) -> None:
         """Print how many epochs the checkpoint holds."""

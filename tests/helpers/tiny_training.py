@@ -28,6 +28,7 @@ from bigbatch.train_loop.config import (
 )
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.data.source import Batch, DataSource
+from bigbatch.train_loop.logged_steps import StepRecord
 from bigbatch.train_loop.loop import assembly
 from bigbatch.train_loop.loop.train import train
 from bigbatch.train_loop.reporter import EpochRecord, ListReporter
@@ -146,6 +147,8 @@ def install(
 class StopsAt(ListReporter):
     """Asks for a stop when it is asked for the n-th time."""
 
+    log_every_steps = "100%"
+
     def __init__(self, polls: int) -> None:
         super().__init__()
         self.left = polls
@@ -155,9 +158,29 @@ class StopsAt(ListReporter):
         return self.left == 0
 
 
+class LogsEpochs(ListReporter):
+    """Keeps what ``log_every_steps`` reports at the end of each epoch."""
+
+    log_every_steps = "100%"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.logged: list[StepRecord] = []
+
+    def steps_logged(self, records: Sequence[StepRecord]) -> None:
+        self.logged += records
+
+
 def untimed(records: Sequence[EpochRecord]) -> list[dict[str, Any]]:
     """Records without what is measured with a clock, or of the process's memory, or says where the run was resumed."""
-    left_out = ("memory_bytes", "resumed_from_epoch", "gpu_energy_j", "cpu_energy_j", "gpu_utilization")
+    left_out = (
+        "memory_bytes",
+        "resumed_from_epoch",
+        "gpu_energy_j",
+        "cpu_energy_j",
+        "gpu_utilization",
+        "gpu_peak_power_w",
+    )
     return [{k: v for k, v in r.to_dict().items() if not k.endswith("_s") and k not in left_out} for r in records]
 
 
@@ -196,7 +219,7 @@ def _outcome(
 ) -> dict[str, Any]:
     """One run on this rank: records and buffers, or the error."""
     built = install(setattr, build, source)
-    reporter = reporter or ListReporter()
+    reporter = reporter or LogsEpochs()
     try:
         train(
             config,
@@ -208,6 +231,7 @@ def _outcome(
         return {"error": f"{type(error).__name__}: {error}", "records": len(reporter.records)}
     return {
         "records": [dataclasses.asdict(record) for record in reporter.records],
+        "logged": [[one.number, one.train_loss, one.train_top1] for one in getattr(reporter, "logged", [])],
         "buffers": [buffer.double().sum().item() for buffer in built.model.buffers()],
     }
 

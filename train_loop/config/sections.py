@@ -10,9 +10,10 @@ from bigbatch.train_loop.config.plug_ins import OPTIMIZERS_GROUP, check_componen
 from bigbatch.train_loop.config.rules import ConfigError, ConflictError, require, require_in_range, require_one_of
 
 OPTIMIZERS = ("sgd", "lars", "lamb", "adamw")
-SCHEDULES = ("cosine", "poly", "linear", "one_cycle", "step", "constant")
+SCHEDULES = ("cosine", "poly", "linear", "onecycle", "step", "constant")
 STEMS = ("auto", "imagenet", "small", "small_pool")
 LARS_MOMENTUM = ("in", "out")
+LARC = ("off", "clip", "trust")
 
 DEFAULT_MICRO_SIZE = 256
 """Bound of the automatic micro-batch if none is set or measured."""
@@ -37,8 +38,8 @@ class ModelConfig:
     """BatchNorm statistics over all workers instead of per micro-batch."""
     channels_last: bool = True
     activation_checkpointing: bool = False
-    """Residual blocks keep only their input and compute the rest again in the backward pass: less
-    memory for about a third more time (Chen et al. 2016). ResNets."""
+    """Residual blocks of ResNets, else segments of each ``nn.Sequential``, keep only their input and compute the rest
+    again in the backward pass: less memory for about a third more time (Chen et al. 2016)."""
     compile: bool = False
     """Training's forward and backward pass through ``torch.compile``."""
     find_unused_parameters: bool = False
@@ -162,6 +163,19 @@ class OptimizerConfig:
     """lars: learning rate ``in`` the momentum buffer (paper, MLPerf) or ``out`` (NVIDIA, timm)."""
     lars_eps: float = 0.0
     """lars: added to the denominator of the trust ratio."""
+    larc: str = "off"
+    """lars: NVIDIA's LARC, with momentum ``out``: ``clip``, a layer's rate is at most the schedule's; ``trust``, it is
+    multiplied by it."""
+    min_trust_ratio: float = 0.0
+    """lamb: lower bound of the trust ratio; DeepSpeed's is 0.01."""
+    max_trust_ratio: float = 0.0
+    """lamb: upper bound; 0 = none. DeepSpeed's is 10, LAMBC's 1."""
+    nvlamb: bool = False
+    """lamb: BatchNorm parameters and biases have a trust ratio too (apex's ``use_nvlamb``)."""
+    pre_normalise: bool = False
+    """lamb: the whole gradient is divided by its norm before each step (NVIDIA's NVLAMB)."""
+    bias_correction: bool = True
+    """lamb: divide the moments by 1 − β^t."""
     no_decay_lr_factor: float = 1.0
     """Rate of BatchNorm parameters and biases, as a part of that of the other parameters."""
     clip_grad_norm: float = 0.0
@@ -172,6 +186,7 @@ class OptimizerConfig:
     def __post_init__(self) -> None:
         check_component("optimizer.name", self.name, OPTIMIZERS, OPTIMIZERS_GROUP)
         require_one_of("optimizer.lars_momentum", self.lars_momentum, LARS_MOMENTUM)
+        require_one_of("optimizer.larc", self.larc, LARC)
         require_in_range("optimizer.peak_lr", self.peak_lr, 0.0, 1e4, open_low=True)
         for name in ("momentum", "beta1", "beta2"):
             value = getattr(self, name)
@@ -180,6 +195,13 @@ class OptimizerConfig:
         require_in_range("optimizer.weight_decay", self.weight_decay, 0.0, 10.0)
         require_in_range("optimizer.trust_coefficient", self.trust_coefficient, 0.0, 10.0, open_low=True)
         require_in_range("optimizer.lars_eps", self.lars_eps, 0.0, 1.0)
+        for name in ("min_trust_ratio", "max_trust_ratio"):
+            require_in_range(f"optimizer.{name}", getattr(self, name), 0.0, 1e6)
+        if 0.0 < self.max_trust_ratio < self.min_trust_ratio:
+            raise ConflictError(
+                f"optimizer.min_trust_ratio must not exceed optimizer.max_trust_ratio; got {self.min_trust_ratio:g} "
+                f"and {self.max_trust_ratio:g}. Write min_trust_ratio=0, or max_trust_ratio=0 for no upper bound."
+            )
         require_in_range("optimizer.no_decay_lr_factor", self.no_decay_lr_factor, 0.0, 1e4)
         require_in_range("optimizer.clip_grad_norm", self.clip_grad_norm, 0.0)
         if self.name == "sgd" and self.nesterov and self.momentum == 0.0:
@@ -190,15 +212,25 @@ class OptimizerConfig:
 
 @dataclass(frozen=True)
 class ScheduleConfig:
-    """Learning rate over steps: linear warmup to the peak, then a decay to ``end_lr_factor``·peak."""
+    """Learning rate over steps: linear warmup to the peak, then a decay to ``end_lr_factor``·peak.
+
+    ``onecycle`` is torch's ``OneCycleLR``, and moves the momentum too. Where a key of it is 0, torch's default holds.
+    """
 
     name: str = "cosine"
     warmup_epochs: float = 0.0
+    """onecycle: 0 = 30 % of the steps (torch's ``pct_start``)."""
     warmup_steps: int = 0
     """In place of ``warmup_epochs``; 0 = those."""
     warmup_start_factor: float = 0.0
-    """Learning rate before the first step, as a part of the peak."""
+    """Learning rate before the first step, as a part of the peak; onecycle: in the first step, 0 = 1/25 (torch's
+    ``1 / div_factor``)."""
     end_lr_factor: float = 0.0
+    """onecycle: in the last step, 0 = 1/10,000 of the first one's (torch's ``1 / final_div_factor``)."""
+    base_momentum: float = 0.85
+    """onecycle: momentum, or beta1, at the peak of the rate."""
+    max_momentum: float = 0.95
+    """onecycle: momentum, or beta1, in the first and in the last step; 0 = the optimiser's own in all steps."""
     power: float = 2.0
     """poly: (1 − t)^power; MLPerf uses 2."""
     step_epochs: tuple[float, ...] = ()
@@ -216,6 +248,14 @@ class ScheduleConfig:
             )
         require_in_range("schedule.warmup_start_factor", self.warmup_start_factor, 0.0, 1.0)
         require_in_range("schedule.end_lr_factor", self.end_lr_factor, 0.0, 1.0)
+        for name in ("base_momentum", "max_momentum"):
+            value = getattr(self, name)
+            require(0.0 <= value < 1.0, f"schedule.{name} must be at least 0 and below 1", value, "Write e.g. 0.9.")
+        if 0.0 < self.max_momentum < self.base_momentum:
+            raise ConflictError(
+                f"schedule.base_momentum must not exceed schedule.max_momentum; got {self.base_momentum:g} and "
+                f"{self.max_momentum:g}. Write base_momentum={self.max_momentum:g}, or max_momentum=0 for none."
+            )
         require_in_range("schedule.power", self.power, 0.0, 10.0, open_low=True)
         require_in_range("schedule.step_factor", self.step_factor, 0.0, 1.0)
         object.__setattr__(self, "step_epochs", tuple(float(e) for e in self.step_epochs))

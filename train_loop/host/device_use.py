@@ -31,6 +31,8 @@ class DeviceUse:
     """Of whole processors, whoever uses them. 0 if another worker of this machine counts them."""
     gpu_utilization: float
     """The part of the time in which the GPU computed anything, 0 to 1."""
+    gpu_peak_power_w: float = math.nan
+    """The most that the GPU drew at any look."""
 
 
 class UseMeter:
@@ -41,7 +43,11 @@ class UseMeter:
         processors: this machine's; None: they cannot be measured.
         counts_processors: whether this worker counts them for its machine.
         where: the worker in words, for the log.
+
+    ``sample_s``, which may be set before it is entered: the time between two looks.
     """
+
+    sample_s = SAMPLE_S
 
     def __init__(
         self,
@@ -59,6 +65,7 @@ class UseMeter:
         self._gpu_j = self._cpu_j = self._taken_gpu_j = self._taken_cpu_j = 0.0
         self._before = (0.0, 0.0)
         self._utilizations: list[float] = []
+        self._powers_w: list[float] = []
 
     def __enter__(self) -> UseMeter:
         if self._gpu or (self._processors and self._counts):
@@ -80,6 +87,7 @@ class UseMeter:
                 self._gpu_j - self._taken_gpu_j + self._before[0],
                 self._cpu_j - self._taken_cpu_j + self._before[1],
                 sum(seen) / len(seen) if seen else math.nan,
+                max(self._powers_w, default=math.nan),
             )
 
     def take(self) -> DeviceUse:
@@ -87,7 +95,7 @@ class UseMeter:
         use = self.used()
         with self._lock:
             self._taken_gpu_j, self._taken_cpu_j, self._before = self._gpu_j, self._cpu_j, (0.0, 0.0)
-            self._utilizations = []
+            self._utilizations, self._powers_w = [], []
         return use
 
     def resume(self, gpu_energy_j: float, cpu_energy_j: float) -> None:
@@ -103,11 +111,14 @@ class UseMeter:
             utilization = self._gpu.utilization() if self._gpu else math.nan
             if not math.isnan(utilization):
                 self._utilizations.append(utilization)
+            power_w = self._gpu.power_w() if self._gpu else math.nan
+            if not math.isnan(power_w):
+                self._powers_w.append(power_w)
         if text := self._idle.add(utilization):
             _log.warning("%s", text)
 
     def _run(self) -> None:
-        while not self._stop.wait(SAMPLE_S):
+        while not self._stop.wait(self.sample_s):
             self.sample()
 
 

@@ -56,6 +56,7 @@ from bigbatch.train_loop.launch.component_options import add_component_options, 
 from bigbatch.train_loop.launch.local_workers import check_workers_fit_machine
 from bigbatch.train_loop.launch.profile_options import ProfileOptions, add_profile_options, read_profile_options
 from bigbatch.train_loop.launch.run_folder import check_output, check_output_room, write_own_code
+from bigbatch.train_loop.logged_steps import LOG_EVERY_STEPS, StepsFile, read_interval, steps_file
 from bigbatch.train_loop.loop.healing import healed_config, read_halvings
 from bigbatch.train_loop.own.metric_names import checked_metrics
 from bigbatch.train_loop.reporter import EpochRecord, best_record
@@ -89,6 +90,7 @@ class RunPlan:
     profile: ProfileOptions | None = None
     """None: train."""
     quiet: bool = False
+    log_every_steps: str = ""
     last_step: str | None = None
     """A warning about the images that fill no global batch."""
 
@@ -108,12 +110,8 @@ def train_parser(prog: str) -> OneLineParser:
     add("--set", action="append", nargs="+", default=[], metavar="KEY=VALUE", help="change a key, e.g. epochs=90")
     add("--data", metavar="NAME|PATH", help="use this data set, not the configuration's: digits, or an image folder")
     add_component_options(p)
-    add(
-        "--subset",
-        type=parse_fraction,
-        metavar="PART",
-        help="train on this part of each class, e.g. 10%%; validate on all",
-    )
+    part = "train on this part of each class, e.g. 10%%; validate on all"
+    add("--subset", type=parse_fraction, metavar="PART", help=part)
     add(
         "--metric",
         action="append",
@@ -121,10 +119,7 @@ def train_parser(prog: str) -> OneLineParser:
         help="report this metric of validation too, as val_FN",
     )
     add(
-        "--workers",
-        type=int,
-        metavar="N",
-        help="data-parallel workers (default 1; under torchrun and srun: their number)",
+        "--workers", type=int, metavar="N", help="data-parallel workers (default 1; under torchrun, srun: their number)"
     )
     add("--output", metavar="DIR", help="results' folder (default: runs/train/<file>-<hash of the configuration>)")
     add("--on-bad-image", metavar="fail|skip", help="what to do with an unreadable image, whatever the file says")
@@ -137,6 +132,7 @@ def train_parser(prog: str) -> OneLineParser:
     add("--accept-changed-code", action="store_true", help="resume although code of your own has changed")
     add_profile_options(p)
     add_verbosity(p, "print the result and errors alone; the epochs are in trace.jsonl")
+    add("--log-every-steps", metavar="N|PART", help=LOG_EVERY_STEPS)
     add("--checkpoint-every-s", type=float, default=60.0, metavar="S", help="seconds between checkpoints (default 60)")
     return p
 
@@ -146,6 +142,7 @@ def make_run_plan(argv: Sequence[str] | None, prog: str, launch: Launch | None) 
     parser = train_parser(prog)
     args = parser.parse_args(argv)
     log_steps(args.verbose)
+    read_interval(args.log_every_steps)
     source, config = read_source_config(parser, args, {BAD_IMAGE: args.on_bad_image, "metrics": args.metric})
     workers = worker_count(args.workers, launch)
     info, scan, meeting = look_together(config.data, launch)
@@ -175,7 +172,7 @@ def make_run_plan(argv: Sequence[str] | None, prog: str, launch: Launch | None) 
         check_output_room(output, config, info)
     kept = (output, args.checkpoint_every_s, launch, args.stage, args.loader_report)
     last_step = last_step_in_words(config, info.train_size, split)
-    return RunPlan(config, workers, *kept, scan, meeting, profile, args.quiet, last_step)
+    return RunPlan(config, workers, *kept, scan, meeting, profile, args.quiet, args.log_every_steps or "", last_step)
 
 
 def look_together(data: DataConfig, launch: Launch | None) -> tuple[DataInfo, FolderScan | None, Meeting | None]:
@@ -226,7 +223,9 @@ def train_without_ray(task: RunPlan, launch: Launch) -> Sequence[EpochRecord]:
 
     with joined_ranks(launch, task.config.data, task.stage_folder, task.meeting) as device:
         signals = STOP_SIGNALS if launch.by == "srun" else (signal.SIGINT,)
-        reporter = StopOnSignal(launch.rank, signals, trace_writer(task.output, task.workers))
+        steps = StepsFile(steps_file(task.output / "train.log")) if task.log_every_steps and launch.rank == 0 else None
+        trace = trace_writer(task.output, task.workers)
+        reporter = StopOnSignal(launch.rank, signals, trace, task.log_every_steps, steps)
         try:
             result = train(
                 task.config,
@@ -255,6 +254,7 @@ def train_under_ray(task: RunPlan) -> Sequence[EpochRecord]:
         checkpoint_every_s=task.checkpoint_every_s,
         stage_folder=task.stage_folder,
         scan=task.scan,
+        log_every_steps=task.log_every_steps,
     )
 
 

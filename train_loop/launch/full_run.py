@@ -36,6 +36,7 @@ from bigbatch.train_loop.launch.record_lines import RecordPrinter, read_lines, r
 from bigbatch.train_loop.launch.trace_file import trace_writer
 from bigbatch.train_loop.launch.trial_task import TrialTask, WorkersEnd, leave_images
 from bigbatch.train_loop.launch.worker_failures import failed_end, fit_until_it_fits, telling_error
+from bigbatch.train_loop.logged_steps import steps_file
 from bigbatch.train_loop.progress import progress_file
 from bigbatch.train_loop.reporter import EpochRecord
 
@@ -52,10 +53,12 @@ def fit_full_run(
     checkpoint_every_s: float = 60.0,
     stage_folder: str | None = None,
     scan: FolderScan | None = None,
+    log_every_steps: str = "",
 ) -> tuple[EpochRecord, ...]:
     """A full run under Ray Train on this machine. Prints a line for each epoch. Resumes from ``output``.
 
-    Returns the records of all epochs, with those from before a resume. ``scan``: as for ``train``.
+    Returns the records of all epochs, with those from before a resume. ``scan``: as for ``train``. ``log_every_steps``:
+    the steps that get a line, see ``logged_steps.read_interval``.
 
     Raises:
         ConfigError: anything that ``train`` refuses.
@@ -77,6 +80,7 @@ def fit_full_run(
         stop_file=output / ".stop",
         stage_folder=stage_folder,
         records_file=output / RECORDS_FILE,
+        log_every_steps=log_every_steps,
     )
     _fit_or_stop(task, cpus, gpus, scan)
     return tuple(records_of(read_lines(output / RECORDS_FILE)).values())
@@ -134,7 +138,8 @@ def _fit_until_stopped(task: TrialTask, signals: StopSignals) -> WorkersEnd:
 
     thread = threading.Thread(target=run, daemon=True, name="trainer")
     also = trace_writer(task.log_file.parent, task.workers)
-    printer = RecordPrinter(task.log_file.with_name(RECORDS_FILE), progress_file(task.log_file), also)
+    steps = steps_file(task.log_file) if task.log_every_steps else None
+    printer = RecordPrinter(task.log_file.with_name(RECORDS_FILE), progress_file(task.log_file), also, steps)
     thread.start()
     try:
         while thread.is_alive() and signals.waited_s() < RUN_SAVE_S:

@@ -83,7 +83,8 @@ def _energy(p: StepProfile) -> str:
     parts = []
     if p.gpu_power_w is not None and p.gpu_energy_j is not None:
         busy = f", computing {100 * p.gpu_utilization:.0f} % of the time" if p.gpu_utilization is not None else ""
-        parts.append(f"GPUs {p.gpu_power_w:,.0f} W{busy}: {p.gpu_energy_j / 3.6e6:.3g} kWh for the whole run")
+        peak = f", one at most {p.gpu_peak_power_w:,.0f} W" if p.gpu_peak_power_w is not None else ""
+        parts.append(f"GPUs {p.gpu_power_w:,.0f} W{peak}{busy}: {p.gpu_energy_j / 3.6e6:.3g} kWh for the whole run")
     if p.cpu_power_w is not None:
         parts.append(f"processors {p.cpu_power_w:,.0f} W, whoever used them")
     return "; ".join(parts) or "not measured"

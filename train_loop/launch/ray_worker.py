@@ -32,6 +32,7 @@ from bigbatch.train_loop.launch.record_lines import (
 from bigbatch.train_loop.launch.trial_task import TrialTask, WorkersEnd
 from bigbatch.train_loop.launch.worker_failures import kind_of
 from bigbatch.train_loop.launch.worker_gauges import worker_gauges
+from bigbatch.train_loop.logged_steps import StepRecord, StepsFile, steps_file
 from bigbatch.train_loop.progress import ProgressFile, progress_file
 from bigbatch.train_loop.reporter import EpochRecord
 
@@ -59,6 +60,7 @@ class RayReporter:
         records_file: gets a JSON line a record, for a driver that Ray's reports do not reach.
         progress: rank 0's file for the progress within an epoch.
         watched: which histograms of the network it takes, and the file for them.
+        log_every_steps: which steps are logged; ``steps``: rank 0's file for them.
     """
 
     def __init__(
@@ -68,7 +70,10 @@ class RayReporter:
         records_file: Path | None = None,
         progress: ProgressFile | None = None,
         watched: tuple[Sequence[str], Path] | None = None,
+        log_every_steps: str = "",
+        steps: StepsFile | None = None,
     ) -> None:
+        self.log_every_steps, self._steps = log_every_steps, steps
         self._log, self._stop_files, self._records_file = log, stop_files, records_file
         self._progress = progress
         self.watched: Sequence[str] = watched[0] if watched else ()
@@ -79,6 +84,15 @@ class RayReporter:
         """Write the progress within the epoch, for the displays."""
         if self._progress is not None:
             self._progress.steps_done(epoch, step, steps, images_per_step)
+
+    def steps_logged(self, records: Sequence[StepRecord]) -> None:
+        """Write them to the log, and for the driver."""
+        if self._steps is not None:
+            try:
+                for record in self._steps.append(records):
+                    self._log.info("%s", record)
+            except OSError as error:
+                self._log.warning("the steps since %s are not written: %s", records[0], error)
 
     def histograms(self, epoch: int, found: Mapping[str, TensorHistogram]) -> None:
         """Write them for the driver. Without room the epoch has none."""
@@ -194,10 +208,12 @@ def _make_reporter(task: TrialTask, rank: int, log: logging.Logger) -> RayReport
     """The reporter of this rank. Rank 0's also writes the files that others read during an epoch."""
     stop_files = (task.stop_file, task.pause_file)
     if rank != 0:
-        return RayReporter(log, stop_files)
+        return RayReporter(log, stop_files, log_every_steps=task.log_every_steps)
     progress = ProgressFile(progress_file(task.log_file))
     progress.begin()
-    return RayReporter(log, stop_files, task.records_file, progress, (task.watched, task.histograms_file))
+    steps = StepsFile(steps_file(task.log_file)) if task.log_every_steps else None
+    watched = task.watched, task.histograms_file
+    return RayReporter(log, stop_files, task.records_file, progress, watched, task.log_every_steps, steps)
 
 
 def _train(task: TrialTask, reporter: RayReporter, device: torch.device, rank: int) -> None:

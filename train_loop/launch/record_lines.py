@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bigbatch.cluster.host import json_values
+from bigbatch.train_loop.logged_steps import StepRecord, StepsReader
 from bigbatch.train_loop.progress import ProgressLines, read_progress
 from bigbatch.train_loop.reporter import EpochRecord, PrintReporter
 
@@ -22,11 +23,21 @@ NOTES = "notes"
 class RecordPrinter:
     """Prints new records of the workers, each epoch once, and the steps within long epochs.
 
-    ``also`` gets each record.
+    ``also`` gets each record. ``steps``: the file of logged steps, of which the new ones get a line.
     """
 
-    def __init__(self, path: Path, progress: Path, also: Callable[[EpochRecord], None] | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        progress: Path,
+        also: Callable[[EpochRecord], None] | None = None,
+        steps: Path | None = None,
+    ) -> None:
         self._path, self._progress = path, progress
+        self._steps = StepsReader(steps) if steps else None
+        self._waiting: list[StepRecord] = []
+        if self._steps:
+            self._steps.new()  # an earlier process has printed these
         self._printed, self._told = 0, 0
         self._reporter = PrintReporter(also=also)
         self._lines = ProgressLines()
@@ -48,13 +59,24 @@ class RecordPrinter:
         if resumed_after > self._printed:
             print(f"resumed after {resumed_after} finished epochs", flush=True)
             self._printed = resumed_after
+        self._waiting += self._steps.new() if self._steps else []
         for epoch, record in records_of(lines).items():
             if epoch > self._printed:
+                self._print_steps(epoch)
                 self._reporter.report(record)
                 self._printed = epoch
                 self._lines.something_was_said()
+        self._print_steps(self._printed + 1)  # those of a later epoch wait for the record of this one
         if line := self._lines.line(read_progress(self._progress)):
             print(line, flush=True)
+
+    def _print_steps(self, epoch: int) -> None:
+        """Print the logged steps up to those of ``epoch``."""
+        due = [step for step in self._waiting if step.epoch <= epoch]
+        self._waiting = self._waiting[len(due) :]
+        if due:
+            self._reporter.steps_logged(due)
+            self._lines.something_was_said()
 
 
 def read_lines(path: Path) -> list[dict[str, object]]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from bigbatch.cluster.host.waits import SAME_SIGNAL_S
 from bigbatch.train_loop.host.signals import SAVING, StopSignals, say_from_handler
+from bigbatch.train_loop.logged_steps import StepsFile
 from bigbatch.train_loop.reporter import EpochRecord, PrintReporter
 
 
@@ -18,6 +19,7 @@ class StopOnSignal(PrintReporter):
         signals: the signals that stop the run. If a rank fails, torchrun ends the others with SIGTERM; under torchrun
             SIGTERM is therefore no stop request.
         also: gets each record on rank 0.
+        log_every_steps, steps: see ``PrintReporter``.
     """
 
     def __init__(
@@ -25,8 +27,10 @@ class StopOnSignal(PrintReporter):
         rank: int,
         signals: Sequence[int] = (signal.SIGINT,),
         also: Callable[[EpochRecord], None] | None = None,
+        log_every_steps: str = "",
+        steps: StepsFile | None = None,
     ) -> None:
-        super().__init__(rank, also=also)
+        super().__init__(rank, also=also, log_every_steps=log_every_steps, steps=steps)
         self._rank = rank
         self._signals = StopSignals(self._asked, signals, also_ignored=True, same_signal_s=SAME_SIGNAL_S)
         self._signals.take()

@@ -60,6 +60,8 @@ class TrialTask:
     """The tags ``study`` and ``trial`` of its gauges for Prometheus (``launch/gauges.py``). Empty: it sets none."""
     watched: tuple[str, ...] = ()
     """``gradients``, ``parameters``: rank 0 writes their histograms, once an epoch (``launch/histogram_lines.py``)."""
+    log_every_steps: str = ""
+    """Which steps rank 0 writes to the log and to ``logged_steps.steps_file`` (``logged_steps.read_interval``)."""
     reported: tuple[str, ...] = ()
     """What each report of a whole training function must have, the objective first (``launch/own_report.py``)."""
 
@@ -125,6 +127,7 @@ class TrialTask:
             records_file=Path(path) if (path := read.text_or_none("records_file")) else None,
             gauge_tags={key: str(value) for key, value in read.mapping("gauge_tags").items()},
             watched=read.texts("watched"),
+            log_every_steps=read.text("log_every_steps"),
             reported=read.texts("reported"),
         )
 

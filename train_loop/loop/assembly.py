@@ -27,6 +27,7 @@ from bigbatch.train_loop.data.source import DataSource
 from bigbatch.train_loop.distributed import RankMeetings, World
 from bigbatch.train_loop.errors import CheckpointError, OwnCodeError
 from bigbatch.train_loop.host.device_use import UseMeter
+from bigbatch.train_loop.logged_steps import read_interval
 from bigbatch.train_loop.loop import memory_probe
 from bigbatch.train_loop.loop.checkpoint import CheckpointFolder, Content, RunState, check_same_run
 from bigbatch.train_loop.loop.chronometer import Chronometer
@@ -34,6 +35,7 @@ from bigbatch.train_loop.loop.healing import Halving, healed_split, report_halvi
 from bigbatch.train_loop.loop.metrics import LossWatch, MetricSums
 from bigbatch.train_loop.loop.own_metrics import ValidationMetric, build_metrics
 from bigbatch.train_loop.loop.step import TrainStep, placed
+from bigbatch.train_loop.loop.step_log import StepLog
 from bigbatch.train_loop.loop.worker_use import open_use_meter
 from bigbatch.train_loop.model.networks import build_model
 from bigbatch.train_loop.model.weight_average import WeightAverage
@@ -41,6 +43,7 @@ from bigbatch.train_loop.optim import build_optimizer
 from bigbatch.train_loop.optim.build import GROUP_NUMBERS
 from bigbatch.train_loop.optim.fused import begin_momentum
 from bigbatch.train_loop.optim.noise_scale import GradientNorms
+from bigbatch.train_loop.optim.schedules import optimizer_at_start
 from bigbatch.train_loop.own.fingerprints import check_same_code, code_fingerprints
 from bigbatch.train_loop.reporter import Reporter, report_notes
 
@@ -70,6 +73,7 @@ class Run:
     """Beside loss and top-1."""
     own_code: Mapping[str, str]
     """Fingerprints of the users' files when the run began here."""
+    log: StepLog
 
     @property
     def model(self) -> nn.Module:
@@ -148,7 +152,7 @@ def _fresh(
     split: BatchSplit,
 ) -> Run:
     """A run before its first step, with the same weights on all ranks; its step calls the bare model."""
-    device = world.device
+    device, sums, clock = world.device, MetricSums(world.device), Chronometer(world.device)
     return Run(
         config=config,
         world=world,
@@ -157,19 +161,24 @@ def _fresh(
         source=source,
         upload=Uploader(device, config.data.loader),
         steps_per_epoch=len(micro_sizes(source.info.train_size, split, config.data.drop_last)),
-        step=_fresh_step(config, source, device),
+        step=dataclasses.replace(_fresh_step(config, source, device), phase=clock.phase),
         checkpoints=checkpoints,
         progress=RunState(),
         resumed_from_epoch=None,
-        sums=MetricSums(device),
+        sums=sums,
         norms=GradientNorms(device, split.accumulation_steps, world.workers),
         watch=LossWatch(device),
-        clock=Chronometer(device),
+        clock=clock,
         heartbeat=RankMeetings(world),
         use=open_use_meter(world),
         metrics=build_metrics(config.metrics, source.info, world),
         own_code=code_fingerprints(own_words(config).values()),
+        log=_step_log(reporter, world, sums),
     )
+
+
+def _step_log(reporter: Reporter, world: World, sums: MetricSums, before: Sequence[float] = ()) -> StepLog:
+    return StepLog(read_interval(getattr(reporter, "log_every_steps", None)), world, sums.values, before)
 
 
 def _fresh_step(config: TrainConfig, source: DataSource, device: torch.device) -> TrainStep:
@@ -185,7 +194,7 @@ def _fresh_step(config: TrainConfig, source: DataSource, device: torch.device) -
         normalise=source.finish,
         model=model.train(),
         parallel=model,
-        optimizer=build_optimizer(model, config.optimizer, precision == "fp16"),
+        optimizer=build_optimizer(model, optimizer_at_start(config), precision == "fp16"),
         scaler=GradScaler(device.type, enabled=precision == "fp16"),
         average=WeightAverage(model, config.ema_decay) if config.ema_decay > 0 else None,
         precision=precision,
@@ -209,6 +218,7 @@ def _resume(run: Run, content: Mapping[str, Any]) -> None:
         if content.get("micro_size", run.split.micro_size) == run.split.micro_size:  # else they do not compare
             run.norms.sums.copy_(torch.tensor(progress.gradient_norms, dtype=torch.float64))
         run.source.resume_bad(progress.bad_images)
+    run.log = _step_log(run.reporter, run.world, run.sums, progress.not_logged)
 
 
 def _open(

@@ -53,6 +53,8 @@ class RunState:
     sums: list[float] = field(default_factory=lambda: [0.0] * len(metrics.NAMES))
     """Sums of the unfinished epoch over all ranks: see ``metrics.NAMES``. A checkpoint of another version may hold
     fewer or more."""
+    not_logged: list[float] = field(default_factory=list)
+    """Sums over all ranks since the last logged step: see ``step_log.StepLog``. Empty where no steps are logged."""
     gradient_norms: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
     """Gradient norms of the unfinished epoch over all ranks: see ``noise_scale.GradientNorms``."""
     bad_images: int = 0

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TypeVar
 
@@ -13,6 +14,15 @@ PARTS = ("data_s", "step_s", "bn_s", "val_s", "checkpoint_s")
 
 T = TypeVar("T")
 _NOTHING: AbstractContextManager[None] = nullcontext()
+NSIGHT = ("NSYS_PROFILING_SESSION_ID", "NV_NSIGHT_INJECTION_TRANSPORT_TYPE")
+"""Variables that Nsight Systems and Nsight Compute set for the processes that they record."""
+
+
+def named_ranges() -> Callable[[str], AbstractContextManager[None]]:
+    """Marks a block for Nsight by its name (NVTX), if Nsight records this process; else it does nothing."""
+    if any(os.environ.get(name) for name in NSIGHT) and hasattr(torch._C, "_nvtx"):
+        return lambda name: torch.cuda.nvtx.range(name.removesuffix("_s"))
+    return lambda _: _NOTHING
 
 
 class Chronometer:
@@ -21,12 +31,15 @@ class Chronometer:
     On an accelerator the host runs ahead of the device. The host times the steps; ``step_s`` also includes the wait for
     the device when the loop reads its sums (about once a second and at the end of an epoch). Within an epoch the clock
     itself causes no synchronisation.
+
+    Each part and each phase is a range in what Nsight records.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self.seconds = dict.fromkeys(PARTS, 0.0)
         self._within = 0.0
+        self._range = named_ranges()
 
     @contextmanager
     def part(self, name: str, *, synchronize: bool = False) -> Iterator[None]:
@@ -34,7 +47,8 @@ class Chronometer:
         start, outer = time.perf_counter(), self._within
         self._within = 0.0
         try:
-            yield
+            with self._range(name):
+                yield
             if synchronize and self._device.type == "cuda":
                 torch.cuda.synchronize(self._device)
         finally:
@@ -55,8 +69,8 @@ class Chronometer:
             del item  # it may hold memory that the next one needs
 
     def phase(self, name: str) -> AbstractContextManager[None]:
-        """A block of a step that only a profile times (``step_timer.StepTimer``). Here it does nothing."""
-        return _NOTHING
+        """A block of a step that only a profile times (``step_timer.StepTimer``)."""
+        return self._range(name)
 
     def reset(self) -> None:
         """Set all parts back to 0 s."""

@@ -29,6 +29,7 @@ from bigbatch.train_loop.loop.step import TrainStep, placed
 from bigbatch.train_loop.model.networks import build_model
 from bigbatch.train_loop.model.weight_average import WeightAverage
 from bigbatch.train_loop.optim import build_optimizer
+from bigbatch.train_loop.optim.schedules import optimizer_at_start
 
 HEADROOM = 0.1
 """Part of the memory that stays free, for fragments, NCCL's buffers and validation batches."""
@@ -174,7 +175,7 @@ def _train_step(config: TrainConfig, info: DataInfo, device: torch.device, preci
         normalise=lambda pixels: pixels,
         model=model,
         parallel=model,
-        optimizer=build_optimizer(model, config.optimizer, precision == "fp16"),
+        optimizer=build_optimizer(model, optimizer_at_start(config), precision == "fp16"),
         scaler=GradScaler(device.type, enabled=False),
         average=WeightAverage(model, config.ema_decay) if config.ema_decay > 0 else None,
         precision=precision,

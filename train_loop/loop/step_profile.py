@@ -11,8 +11,8 @@ import dataclasses
 import itertools
 import math
 import statistics
-from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 import torch.profiler
@@ -27,6 +27,8 @@ from bigbatch.train_loop.loop.step_timer import OTHER, PHASES, STEP, StepTimer
 from bigbatch.train_loop.loop.train import take_step
 from bigbatch.train_loop.loop.validation import measure, prepare_batch_norm
 
+POWER_S = 0.1
+"""Between two looks at a GPU's power."""
 WARMUP_STEPS = 5
 """Not measured: kernels are chosen and compiled, memory is reserved, loader processes fill their slots."""
 
@@ -88,6 +90,11 @@ class StepProfile:
     """The processors of the workers' machines, whoever used them. None: not measured."""
     gpu_utilization: float | None = None
     """0 to 1; of the worker whose GPU computed least. None: not measured."""
+    gpu_peak_power_w: float | None = None
+    """The most that one worker's GPU drew at any look, ten times a second. None: not measured."""
+    seconds: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """Of each measured step, by the names in ``phases``, ``step``, and ``communication`` if there is some: means over
+    the workers. ``validation``: of each measured batch on rank 0."""
 
     @property
     def images_per_s(self) -> float:
@@ -140,6 +147,7 @@ def measure_steps(run: Run, steps: int) -> StepProfile:
         _timed_step(run, timer, batches)
     timer.take()
     forget_peak(device)
+    run.use.sample_s = POWER_S
     with run.use:
         run.use.take()
         began = timer.clock.wait()
@@ -150,6 +158,7 @@ def measure_steps(run: Run, steps: int) -> StepProfile:
     names = (*PHASES, OTHER, STEP)
     mean = _mean_over_ranks(run, [[one[name] for name in names] for one in times])
     by_name = {name: [row[column] for row in mean] for column, name in enumerate(names)}
+    communication = _communication(run, times, local)
     slowest = world.max([statistics.median(one["data"] for one in times), *_as_list(Spread.of(batch_s)), count, bn_s])
     properties = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
     return StepProfile(
@@ -160,9 +169,9 @@ def measure_steps(run: Run, steps: int) -> StepProfile:
         micro_size=run.split.micro_size,
         loader_processes=run.source.processes,
         steps=steps,
-        step=Spread.of(by_name.pop(STEP)),
-        phases={name: Spread.of(values) for name, values in by_name.items()},
-        communication=_communication(run, times, local),
+        step=Spread.of(by_name[STEP]),
+        phases={name: Spread.of(by_name[name]) for name in (*PHASES, OTHER)},
+        communication=Spread.of(communication) if communication else None,
         slowest_data_s=slowest[0],
         validation=Spread(*slowest[1:5]),
         validation_batches=int(slowest[5]),
@@ -172,6 +181,7 @@ def measure_steps(run: Run, steps: int) -> StepProfile:
         memory_bytes=int(world.max([float(peak_bytes(device))])[0]),
         device_memory_bytes=properties.total_memory if properties else None,
         last_step=_last_step(run),
+        seconds={**by_name, **({"communication": communication} if communication else {}), "validation": batch_s},
         **_power(run, use, took_s),
     )
 
@@ -239,11 +249,12 @@ def _mean_over_ranks(run: Run, rows: list[list[float]]) -> list[list[float]]:
     return mean
 
 
-def _communication(run: Run, times: list[dict[str, float]], local: list[dict[str, float]]) -> Spread | None:
+def _communication(run: Run, times: list[dict[str, float]], local: list[dict[str, float]]) -> list[float]:
+    """Seconds of each step; none of one worker."""
     if not local:
-        return None
+        return []
     pairs = zip(times, local, strict=True)
-    return Spread.of([row[0] for row in _mean_over_ranks(run, [[a["backward"] - b["backward"]] for a, b in pairs])])
+    return [row[0] for row in _mean_over_ranks(run, [[a["backward"] - b["backward"]] for a, b in pairs])]
 
 
 def _validation(run: Run, timer: StepTimer, most: int) -> tuple[list[float], int]:
@@ -279,11 +290,13 @@ def _power(run: Run, use: DeviceUse, took_s: float) -> dict[str, float | None]:
     joules = torch.tensor([use.gpu_energy_j, use.cpu_energy_j], dtype=torch.float64, device=run.world.device)
     gpu_w, cpu_w = (run.world.sum(joules) / took_s).tolist()
     idle = 2.0 if math.isnan(use.gpu_utilization) else 1.0 - use.gpu_utilization  # 2: not measured
-    idlest = run.world.max([idle])[0]
+    power = 0.0 if math.isnan(use.gpu_peak_power_w) else use.gpu_peak_power_w  # 0: not measured
+    idlest, peak_w = run.world.max([idle, power])
     return {
         "gpu_power_w": None if math.isnan(gpu_w) else gpu_w,
         "cpu_power_w": None if math.isnan(cpu_w) else cpu_w,
         "gpu_utilization": None if idlest > 1 else 1.0 - idlest,
+        "gpu_peak_power_w": peak_w or None,
     }
 
 

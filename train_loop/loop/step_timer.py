@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch.profiler import record_function
@@ -65,7 +65,7 @@ class StepTimer(Chronometer):
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Time the block as a phase of the step."""
-        with record_function(name):
+        with self._range(name), record_function(name):
             begin = self.clock.now()
             try:
                 yield
@@ -75,7 +75,7 @@ class StepTimer(Chronometer):
     @contextmanager
     def part(self, name: str, *, synchronize: bool = False) -> Iterator[None]:
         """As ``Chronometer.part``; the wait for images is a phase as well."""
-        waiting: AbstractContextManager[None] = self.phase("data") if name == "data_s" else super().phase(name)
+        waiting: AbstractContextManager[None] = self.phase("data") if name == "data_s" else nullcontext()
         with waiting, super().part(name, synchronize=synchronize):
             yield
 

@@ -34,7 +34,8 @@ from bigbatch.train_loop.loop.trust_ratios import keep_trust_ratios, report_trus
 from bigbatch.train_loop.loop.until_it_fits import until_it_fits
 from bigbatch.train_loop.loop.validation import part_of, prepare_batch_norm, validate, validation_values
 from bigbatch.train_loop.loop.watched_model import watched_model
-from bigbatch.train_loop.optim.schedules import learning_rate
+from bigbatch.train_loop.optim.build import set_momentum
+from bigbatch.train_loop.optim.schedules import cycled_momentum, learning_rate
 from bigbatch.train_loop.own.code import whose_error
 from bigbatch.train_loop.own.nested import Nested, example_count
 from bigbatch.train_loop.reporter import EpochRecord, Reporter, best_record
@@ -146,24 +147,26 @@ def _train_epoch(run: Run) -> None:
         start_step=progress.step,
         drop_last=run.config.data.drop_last,
     )
+    run.log.epoch_begins()
     for step in run.clock.waiting(steps, "data_s"):
         with run.clock.part("step_s"):
             _optimizer_step(run, step)
             progress.step += 1
+            run.log.step_done(progress, run.steps_per_epoch)
         last = progress.step == run.steps_per_epoch
         if run.heartbeat.due() or last:
             _meet(run, last)
+    run.log.epoch_ends()
 
 
 def _optimizer_step(run: Run, step: Step) -> None:
-    """Train one global batch at the schedule's rate."""
-    rate = learning_rate(
-        run.progress.optimizer_steps,
-        total_steps=run.config.epochs * run.steps_per_epoch,
-        steps_per_epoch=run.steps_per_epoch,
-        peak_lr=run.config.optimizer.peak_lr,
-        schedule=run.config.schedule,
-    )
+    """Train one global batch at the schedule's rate and momentum."""
+    number, schedule = run.progress.optimizer_steps, run.config.schedule
+    length = {"total_steps": run.config.epochs * run.steps_per_epoch, "steps_per_epoch": run.steps_per_epoch}
+    momentum = cycled_momentum(number, **length, schedule=schedule)
+    if momentum is not None:
+        set_momentum(run.optimizer, momentum)
+    rate = learning_rate(number, **length, peak_lr=run.config.optimizer.peak_lr, schedule=schedule)
     take_step(run, step, rate)
 
 
@@ -216,6 +219,9 @@ def _meet(run: Run, last_of_epoch: bool) -> None:
     """Exchange what all ranks must know or do at the same step: a bad loss, a checkpoint, a stop."""
     with run.clock.part("step_s"):
         bad_step, bad_kind = run.watch.codes()  # waits for the device
+        logged = run.log.take()
+    if logged and hasattr(run.reporter, "steps_logged"):
+        run.reporter.steps_logged(logged)
     # At the end of an epoch the checkpoint waits for the record, unless it was requested.
     due = not last_of_epoch and run.checkpoints.due(within_epoch=True)
     wanted = run.reporter.checkpoint_requested() or due
@@ -241,8 +247,11 @@ def _end_epoch(run: Run, val_sums: torch.Tensor, shared: dict[str, Any], bad_ima
     shared = {**shared, **validation_values(run, sums[3:9])}
     due_here = float(run.checkpoints.due(within_epoch=False))
     idle = 2.0 if math.isnan(use.gpu_utilization) else 1.0 - use.gpu_utilization  # 2: not measured
-    most_here = (float(run.source.processes), float(peak_bytes(run.world.device)), idle, due_here)
-    *slowest, processes, memory_bytes, idlest, due = run.world.max([*run.clock.seconds.values(), *most_here])
+    power = 0.0 if math.isnan(use.gpu_peak_power_w) else use.gpu_peak_power_w  # 0: not measured
+    most_here = (float(run.source.processes), float(peak_bytes(run.world.device)), power, idle, due_here)
+    *slowest, processes, memory_bytes, peak_power, idlest, due = run.world.max(
+        [*run.clock.seconds.values(), *most_here]
+    )
     times: dict[str, Any] = dict(zip(run.clock.seconds, slowest, strict=True))
     progress.epoch += 1
     record = EpochRecord(
@@ -262,6 +271,7 @@ def _end_epoch(run: Run, val_sums: torch.Tensor, shared: dict[str, Any], bad_ima
         gpu_energy_j=_measured(gpu_j),
         cpu_energy_j=_measured(cpu_j),
         gpu_utilization=None if idlest > 1 else 1.0 - idlest,
+        gpu_peak_power_w=peak_power or None,
         resumed_from_epoch=run.resumed_from_epoch,
         **shared,
         **times,
@@ -284,6 +294,7 @@ def _write_checkpoint(run: Run) -> None:
     """Write a checkpoint. All ranks must call this: it sums the unfinished epoch over the ranks."""
     with run.clock.part("checkpoint_s"):
         run.progress.sums = run.world.sum(run.sums.values.clone()).tolist()
+        run.progress.not_logged = run.log.not_logged()
         run.progress.gradient_norms = run.world.sum(run.norms.sums.clone()).tolist()
         run.progress.bad_images = int(run.world.sum(run.sums.values.new_tensor([run.source.bad_images])).item())
         run.progress.seconds = dict(run.clock.seconds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -41,7 +42,8 @@ LR_FACTOR = "lr_factor"
 """A group's own factor of the learning rate."""
 
 GROUP_NUMBERS = (
-    "momentum", "weight_decay", "betas", "eps", "nesterov", "trust_coefficient", "momentum_convention", LR_FACTOR,
+    "momentum", "weight_decay", "betas", "eps", "nesterov", "trust_coefficient", "momentum_convention", "larc",
+    "trust_bounds", "trust_ratio", "bias_correction", LR_FACTOR,
 )  # fmt: skip
 """What the configuration says of a group, besides its learning rate, which each step sets."""
 
@@ -50,6 +52,23 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     """Set each group's rate to ``rate`` times its own factor."""
     for group in optimizer.param_groups:
         group["lr"] = rate * group.get(LR_FACTOR, 1.0)
+
+
+def set_momentum(optimizer: torch.optim.Optimizer, momentum: float) -> None:
+    """Set each group's momentum, or its beta1, as torch's ``OneCycleLR`` does.
+
+    Raises ConfigError if a group has neither: the optimizer is a user's own.
+    """
+    for group in optimizer.param_groups:
+        if "betas" in group:
+            group["betas"] = (momentum, *group["betas"][1:])
+        elif "momentum" in group:
+            group["momentum"] = momentum
+        else:
+            raise ConfigError(
+                "schedule.name=onecycle moves the optimizer's momentum or beta1; got a group of "
+                f"{type(optimizer).__name__} that has neither. Write schedule.max_momentum=0."
+            )
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[ParamGroup]:
@@ -115,10 +134,9 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig, grad_scaler: bool
         return _torchs_own(groups, config, grad_scaler)
     if is_component(OPTIMIZERS_GROUP, config.name):
         return _users_own(groups, config)
-    betas = (config.beta1, config.beta2)
     match config.name:
         case "lamb":
-            return LAMB(groups, lr=config.peak_lr, betas=betas, eps=config.eps)
+            return _lamb(groups, config)
         case "lars":
             return LARS(
                 groups,
@@ -126,10 +144,25 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig, grad_scaler: bool
                 momentum=config.momentum,
                 trust_coefficient=config.trust_coefficient,
                 nesterov=config.nesterov,
-                momentum_convention=config.lars_momentum,
+                momentum_convention="out" if config.larc != "off" else config.lars_momentum,
                 eps=config.lars_eps,
+                larc=config.larc,
             )
     raise ValueError(f"optimizer.name must be one of sgd, lars, lamb, adamw; got {config.name!r}")
+
+
+def _lamb(groups: list[ParamGroup], config: OptimizerConfig) -> LAMB:
+    if config.nvlamb:
+        groups = [{**group, "trust_ratio": True} for group in groups]
+    return LAMB(
+        groups,
+        lr=config.peak_lr,
+        betas=(config.beta1, config.beta2),
+        eps=config.eps,
+        bias_correction=config.bias_correction,
+        pre_normalise=config.pre_normalise,
+        trust_bounds=(config.min_trust_ratio, config.max_trust_ratio or math.inf),
+    )
 
 
 def _users_own(groups: list[ParamGroup], config: OptimizerConfig) -> torch.optim.Optimizer:

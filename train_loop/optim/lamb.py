@@ -28,6 +28,7 @@ class LAMB(LayerwiseOptimizer):
     For each parameter tensor w with gradient g, weight decay λ, at its step number t (from 1)::
 
         g ← g · min(1, c / ‖G‖)             with max_grad_norm = c > 0; G is all parameters' gradient
+        g ← g / ‖G‖                         with pre_normalise (NVIDIA's NVLAMB), whatever ‖G‖ is
         m ← β1·m + (1 − β1)·g               v ← β2·v + (1 − β2)·g²
         m̂ = m / (1 − β1^t)                  v̂ = v / (1 − β2^t)      (m and v without bias_correction)
         u = m̂ / (√v̂ + eps) + λw             decoupled decay, inside the ratio's norm
@@ -44,7 +45,7 @@ class LAMB(LayerwiseOptimizer):
     ``trust_ratio=False`` the step is AdamW's. apex and timm clip the global gradient norm to 1;
     here it is off unless ``max_grad_norm`` or ``clip_grad_norm_`` is used.
 
-    A parameter group may set any hyperparameter but max_grad_norm. bf16 and fp16 parameters have
+    A parameter group may set any hyperparameter but max_grad_norm and pre_normalise. bf16 and fp16 parameters have
     float32 moments and arithmetic, and are rounded once a step. Gradients are left unchanged; those
     of a GradScaler must be unscaled first (``scaler.step`` does that).
 
@@ -56,6 +57,7 @@ class LAMB(LayerwiseOptimizer):
         weight_decay: λ.
         bias_correction: divide the moments as above.
         max_grad_norm: c, of all groups together; 0 does not clip.
+        pre_normalise: divide all groups' gradient by its norm; not with max_grad_norm.
         decay_in_ratio: whether u has the decay.
         nvlamb: use the ratio even if the decay is 0.
         trust_bounds: (lowest, highest) ratio.
@@ -79,6 +81,7 @@ class LAMB(LayerwiseOptimizer):
         bias_correction: bool = True,
         *,
         max_grad_norm: float = 0.0,
+        pre_normalise: bool = False,
         decay_in_ratio: bool = True,
         nvlamb: bool = True,
         trust_bounds: tuple[float, float] = (0.0, math.inf),
@@ -101,7 +104,10 @@ class LAMB(LayerwiseOptimizer):
         }
         ok = math.isfinite(max_grad_norm) and max_grad_norm >= 0
         check_hyperparameter(ok, "max_grad_norm must be finite and at least 0", max_grad_norm)
-        self.max_grad_norm = max_grad_norm
+        check_hyperparameter(
+            not (pre_normalise and max_grad_norm), "max_grad_norm must be 0 with pre_normalise", max_grad_norm
+        )
+        self.max_grad_norm, self.pre_normalise = max_grad_norm, pre_normalise
         self._gradient_scale: Tensor | None = None
         super().__init__(params, defaults)
 
@@ -116,8 +122,12 @@ class LAMB(LayerwiseOptimizer):
     def _before_update(self) -> None:
         self._gradient_scale = None
         grads = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
-        if self.max_grad_norm > 0 and grads:
-            norm = torch.nn.utils.get_total_norm([g.float() if g.dtype.itemsize < 4 else g for g in grads])
+        if not grads or not (self.pre_normalise or self.max_grad_norm > 0):
+            return
+        norm = torch.nn.utils.get_total_norm([g.float() if g.dtype.itemsize < 4 else g for g in grads])
+        if self.pre_normalise:
+            self._gradient_scale = torch.where(norm > 0, 1.0 / norm, 1.0)
+        else:
             self._gradient_scale = torch.clamp(self.max_grad_norm / norm, max=1.0)  # also where the norm is 0
 
     def _buckets(self, group: ParamGroup) -> Iterator[Bucket]:

@@ -19,6 +19,7 @@ from bigbatch.train_loop.optim.layerwise import (
 )
 
 CONVENTIONS = ("in", "out")
+LARC = ("off", "clip", "trust")
 
 
 class LARS(LayerwiseOptimizer):
@@ -27,7 +28,7 @@ class LARS(LayerwiseOptimizer):
     For each parameter tensor w with gradient g, weight decay λ and trust coefficient η::
 
         r = η‖w‖ / (‖g‖ + λ‖w‖ + eps)      1 where ‖w‖ = 0 or ‖g‖ = 0, or in groups with trust_ratio=False
-        r ← min(r / lr, 1)                  with trust_clip: the step's rate lr·r is at most lr (LARC)
+        r ← min(r / lr, 1)                  with larc="clip": the step's rate lr·r is at most lr
         d = r · (g + λw)                    the decay is coupled (L2) and scaled along
 
     ``momentum_convention`` decides where the learning rate enters; m is the momentum::
@@ -37,9 +38,10 @@ class LARS(LayerwiseOptimizer):
         w ← w − b                           w ← w − lr·b
         Nesterov: w ← w − (lr·d + m·b)      Nesterov: w ← w − lr·(d + m·b)
 
-    ``trust_clip`` is LARC as NVIDIA's apex has it (apex/parallel/LARC.py, removed in 2025): with
-    momentum "out", trust_coefficient=0.02 and eps=1e-8 the steps are the same. There the ratio is
-    the layer's own learning rate and lr is its upper bound. Where a norm is 0 the rate is lr.
+    ``larc`` is LARC as NVIDIA's apex has it around SGD (apex/parallel/LARC.py, removed in 2025): with momentum "out",
+    trust_coefficient=0.02 and eps=1e-8 the steps are the same. "clip": the ratio is the layer's own learning rate and
+    lr is its upper bound. "trust" (apex: clip=False): both are multiplied, as in LARS. Where ‖w‖ = 0 the rate is lr;
+    where ‖g‖ = 0 the decay is left out too.
 
     At a constant learning rate both take the same steps. While it changes they differ: "in" keeps
     old steps at the rate they were made with, "out" rescales the whole buffer at once. b starts at
@@ -60,7 +62,7 @@ class LARS(LayerwiseOptimizer):
         nesterov: look ahead along the momentum.
         momentum_convention: ``"in"`` or ``"out"``.
         eps: added to the ratio's denominator; 0 in the paper.
-        trust_clip: LARC's clipping of the ratio.
+        larc: ``"off"``, ``"clip"`` or ``"trust"``.
         maximize: ascend instead of descend.
         trust_ratio: default of the group flag.
 
@@ -80,7 +82,7 @@ class LARS(LayerwiseOptimizer):
         momentum_convention: str = "in",
         eps: float = 0.0,
         *,
-        trust_clip: bool = False,
+        larc: str = "off",
         maximize: bool = False,
         trust_ratio: bool = True,
     ) -> None:
@@ -92,7 +94,7 @@ class LARS(LayerwiseOptimizer):
             "nesterov": nesterov,
             "momentum_convention": momentum_convention,
             "eps": eps,
-            "trust_clip": trust_clip,
+            "larc": larc,
             "maximize": maximize,
             "trust_ratio": trust_ratio,
         }
@@ -106,6 +108,7 @@ class LARS(LayerwiseOptimizer):
         check_hyperparameter(0 <= group["momentum"] < 1, "momentum must be at least 0 and below 1", group["momentum"])
         convention = group["momentum_convention"]
         check_hyperparameter(convention in CONVENTIONS, "momentum_convention must be 'in' or 'out'", convention)
+        check_hyperparameter(group["larc"] in LARC, "larc must be 'off', 'clip' or 'trust'", group["larc"])
 
     def _update(self, group: ParamGroup, bucket: Bucket) -> None:
         lr = learning_rate_of(group, bucket)
@@ -143,6 +146,8 @@ def lars_trust_ratios(group: ParamGroup, bucket: Bucket, lr: float | Tensor) -> 
     """r of each parameter, shape [parameters of the bucket] (You et al. 2017, Alg. 1, with eps)."""
     w, g = norms(bucket.weights), norms(bucket.grads)
     ratios = group["trust_coefficient"] * w / (g + group["weight_decay"] * w + group["eps"])
-    if group["trust_clip"]:
+    if group["larc"] == "clip":
         ratios = torch.clamp(ratios / lr, max=1.0)  # at lr = 0 the infinite ratio becomes 1
+    if group["larc"] != "off":
+        return torch.where(g > 0, torch.where(w > 0, ratios, 1.0), 0.0)
     return torch.where((w > 0) & (g > 0), ratios, 1.0)

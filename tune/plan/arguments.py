@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from bigbatch.cluster.host.command_line import OneLineParser
 from bigbatch.cluster.host.option_values import parse_fraction, parse_port
 from bigbatch.cluster.host.verbosity import add_verbosity
+from bigbatch.train_loop.logged_steps import LOG_EVERY_STEPS
 from bigbatch.tune.plan.holdout import parse_holdout
 
 
@@ -140,6 +141,7 @@ def _add_how(p: argparse.ArgumentParser) -> None:
     add("--address", metavar="ADDR", help="local (default): start a private Ray; auto or HOST:PORT: join a running one")
     add("--wandb", metavar="MODE", help="disabled (default), offline, online, or auto: online if its server answers")
     add("--wandb-watch", metavar="WHAT", help="with --wandb: histograms of gradients, parameters, or all")
+    add("--log-every-steps", metavar="N|PART", help=f"{LOG_EVERY_STEPS}, in each trial's log and to W&B")
     add(
         "--metrics-port",
         type=parse_port,

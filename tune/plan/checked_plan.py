@@ -21,6 +21,7 @@ from bigbatch.train_loop.config.plug_ins import is_own
 from bigbatch.train_loop.data.catalogue import check_stage, look
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.host.command_line import check_writable, with_subset
+from bigbatch.train_loop.logged_steps import read_interval
 from bigbatch.train_loop.own.metric_names import checked_metrics
 from bigbatch.tune.plan import wandb_mode
 from bigbatch.tune.plan.baseline_options import read_baseline, stated_baseline
@@ -238,6 +239,7 @@ def check_option_values(o: SearchOptions) -> CheckedOptions:
     wandb = checked_choice("--wandb", o.wandb or "disabled", wandb_mode.MODES)
     wandb_mode.check_wandb_key(wandb)
     wandb_mode.check_wandb_watch(o.wandb_watch, wandb)
+    read_interval(o.log_every_steps)
     seed = 0 if o.seed is None else o.seed
     TrainConfig(seed=seed)  # checks its range
     overrides = _overrides(o)

@@ -20,7 +20,7 @@ from bigbatch.train_loop.data.names import NAMES
 RESUMED_OPTIONS = (
     "space", "data", "subset", "holdout", "model", "trials", "max_epochs", "budget_gpu_hours", "strategy", "stopping",
     "workers", "set", "loss", "optimizer", "batch", "transfer_to", "fidelity", "tolerance", "confirm", "seed",
-    "wandb", "wandb_watch", "on_bad_image", "stage", "find_lr", "trainable", "metric",
+    "wandb", "wandb_watch", "log_every_steps", "on_bad_image", "stage", "find_lr", "trainable", "metric",
 )  # fmt: skip
 
 
@@ -79,6 +79,7 @@ class SearchOptions:
     address: str | None = None
     wandb: str | None = None
     wandb_watch: str | None = None
+    log_every_steps: str | None = None
     metrics_port: int | None = None
     """Not kept for a resume: whoever opens a port says so each time."""
     dry_run: bool = False

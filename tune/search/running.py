@@ -174,8 +174,7 @@ def recorders(run: SearchRun, store: StudyStore, stack: ExitStack) -> list[Obser
     plan = run.plan
     observers: list[Observer] = [ConfirmBudgetNote(plan, lambda text: run.bridge.say(text))]
     if plan.wandb != "disabled":
-        logs = store.trial_log if watched_kinds(plan.options.wandb_watch) else None
-        run.wandb = wandb_log.WandbObserver(plan.wandb, plan.study, plan.folder / "wandb", logs_with_histograms=logs)
+        run.wandb = wandb_log.WandbObserver(plan.wandb, plan.study, plan.folder / "wandb", logs=store.trial_log)
         stack.callback(run.wandb.close)
         observers.append(run.wandb)
     if plan.storage is not None:
@@ -261,6 +260,7 @@ def _task(run: SearchRun, store: StudyStore, ray_storage: Path, number: int, con
         stage_folder=plan.options.stage,
         gauge_tags={"study": plan.study, "trial": str(number)} if run.shows_gauges else {},
         watched=watched_kinds(plan.options.wandb_watch),
+        log_every_steps=plan.options.log_every_steps or "",
         reported=reported_names(plan.objectives) if plan.trainable else (),
     )
 

@@ -26,7 +26,16 @@ BASELINE = "baseline"
 """The field of a record with what a constant prediction reaches; in study.json what the user states."""
 MAPS = tuple(name for name, column in EpochRecord.columns().items() if column.arrow == "map")
 """Fields of a record that hold numbers by name."""
-NOT_ALWAYS = ("noise_scale", "holdout_loss", "holdout_top1", "gpu_energy_j", "cpu_energy_j", "gpu_utilization", *MAPS)
+NOT_ALWAYS = (
+    "noise_scale",
+    "holdout_loss",
+    "holdout_top1",
+    "gpu_energy_j",
+    "cpu_energy_j",
+    "gpu_utilization",
+    "gpu_peak_power_w",
+    *MAPS,
+)
 """Fields that a run need not measure, or that make no choice: a trial could end without a value."""
 EPOCH_PARTS = tuple(name for name, column in EpochRecord.columns().items() if column.epoch_part)
 """Fields of a record: together the seconds that the epoch took."""

@@ -15,6 +15,7 @@ from typing import Any
 from bigbatch.cluster.host import json_values
 from bigbatch.cluster.host.allocation import slurm_job
 from bigbatch.train_loop.launch.histogram_lines import histograms_file, read_histograms
+from bigbatch.train_loop.logged_steps import StepRecord, StepsReader, steps_file
 from bigbatch.train_loop.reporter import EpochRecord
 from bigbatch.tune.study import metrics
 from bigbatch.tune.study.tables import epoch_of
@@ -24,13 +25,15 @@ FLUSH, FLUSH_S = "x_transaction_log_flush_interval", 1.0
 """wandb writes an offline file at least this often. By its own 15 s a killed search would lose more."""
 REQUIREMENTS = "x_save_requirements"
 """wandb would list all installed packages for each run. The list of a search's first run is that of all."""
+STEP_METRICS = ("train_loss", "train_top1", "learning_rate", "images_per_s")
 METRICS = tuple(name for name, column in EpochRecord.columns().items() if column.tracked)
 
 
 class WandbObserver:
     """Writes each trial to ``folder`` (named ``wandb``) as a run ``<study>-<number>`` of the group ``<study>``.
 
-    ``logs_with_histograms``: the log file of a trial, beside which its worker writes histograms; None: it writes none.
+    ``logs``: the log file of a trial, beside which its worker may write histograms and logged steps; None: it does not.
+    A run with logged steps counts W&B's steps in optimizer steps, any other one in epochs.
     """
 
     def __init__(
@@ -39,7 +42,7 @@ class WandbObserver:
         study: str,
         folder: Path,
         project: str = "bigbatch",
-        logs_with_histograms: Callable[[int], Path] | None = None,
+        logs: Callable[[int], Path] | None = None,
     ) -> None:
         os.environ.setdefault("WANDB_SILENT", "true")
         os.environ.setdefault("WANDB_CONSOLE", "off")
@@ -48,10 +51,11 @@ class WandbObserver:
         self._wandb, self._mode, self._study, self._project = wandb, mode, study, project
         # Older versions write at a pace of their own.
         self._settings: dict[str, Any] = {FLUSH: FLUSH_S} if FLUSH in wandb.Settings.model_fields else {}
-        self._folder, self._logs = folder, logs_with_histograms
+        self._folder, self._logs = folder, logs
         job = slurm_job()
         self._job = {} if job is None else {"slurm_job_id": job.job_id, "slurm_restart_count": job.restart_count}
         self._runs: dict[int, wandb.Run] = {}
+        self._steps: dict[int, LoggedSteps] = {}
         folder.mkdir(parents=True, exist_ok=True)
 
     def trial_started(self, trial: TrialView) -> None:
@@ -76,11 +80,18 @@ class WandbObserver:
                 silent=True, console="off", x_disable_stats=True, disable_git=True, disable_code=True, **self._settings
             ),
         )  # fmt: skip
+        if self._logs is not None:
+            self._steps[trial.number] = LoggedSteps(self._runs[trial.number], steps_file(self._logs(trial.number)))
         if REQUIREMENTS in self._wandb.Settings.model_fields:
             self._settings[REQUIREMENTS] = False
         if self._mode == "offline":  # a trial that goes on has a new file, which takes the place of the earlier one
             for record in trial.records:
                 self.epoch_ended(trial, record)
+
+    def steps_done(self, trial: TrialView) -> None:
+        """Log the steps of the epoch that runs. Those of a later one wait until this one's metrics are logged."""
+        if trial.number in self._steps:
+            self._steps[trial.number].log_until(len(trial.records) + 1)
 
     def epoch_ended(self, trial: TrialView, record: dict[str, object]) -> None:
         """Log the epoch's metrics."""
@@ -89,7 +100,9 @@ class WandbObserver:
             values = {"epoch": record["epoch"], **{k: record[k] for k in METRICS if k in record}}
             values |= json_values.mapping(record, metrics.OWN)
             values |= self._histograms(trial.number, epoch_of(record))
-            run.log(values, step=record["epoch"], commit=True)  # else it is written when the next epoch ends
+            steps = self._steps.get(trial.number)
+            number = steps.number_after(record) if steps else record["epoch"]
+            run.log(values, step=number, commit=True)  # else it is written when the next epoch ends
 
     def _histograms(self, number: int, epoch: int) -> dict[str, object]:
         """Under the names of ``wandb.watch``, which W&B's pages show in sections of their own."""
@@ -105,7 +118,7 @@ class WandbObserver:
 
     def trial_ended(self, trial: TrialView) -> None:
         """Close the trial's run."""
-        run = self._runs.pop(trial.number, None)
+        run, _ = self._runs.pop(trial.number, None), self._steps.pop(trial.number, None)
         if run is not None:
             run.summary["state"] = trial.state
             run.summary["ended_because"] = trial.ended_because
@@ -124,3 +137,33 @@ class WandbObserver:
         if self._mode != "offline" or not list(self._folder.glob("offline-run-*")):
             return None
         return f"wandb sync {shlex.quote(str(self._folder))}/offline-run-*"
+
+
+class LoggedSteps:
+    """The logged steps of a trial, as ``step/train_loss`` and so on, each once in the trial's run.
+
+    W&B takes no step below one that it has. So a run on the server that goes on gets only what came after its last one.
+    """
+
+    def __init__(self, run: Any, path: Path) -> None:
+        self._run, self._path, self._reader = run, path, StepsReader(path)
+        self._waiting: list[StepRecord] = []
+        self._first = int(run.step)  # the next one, of a run that goes on
+
+    def log_until(self, epoch: int) -> None:
+        """Log the steps up to the end of ``epoch``."""
+        self._waiting += self._reader.new()
+        due = [one for one in self._waiting if one.epoch <= epoch]
+        self._waiting = self._waiting[len(due) :]
+        for one in due:
+            if one.number >= self._first:
+                values = {f"step/{name}": getattr(one, name) for name in STEP_METRICS}
+                # The last step of an epoch is logged together with the epoch.
+                self._run.log(values, step=one.number, commit=one.step < one.steps)
+
+    def number_after(self, record: dict[str, object]) -> int:
+        """Log the steps of a finished epoch. Returns W&B's step for its metrics."""
+        self.log_until(json_values.whole_number(record, "epoch"))
+        if not self._path.exists():
+            return json_values.whole_number(record, "epoch")
+        return sum(json_values.whole_number(record, name) for name in ("optimizer_steps", "skipped_steps"))

@@ -143,9 +143,13 @@ def test_a_meter_tells_what_was_used_since_it_was_asked(powercap: Powercap) -> N
     assert meter.used() == meter.used(), "asking changes nothing"
     use = meter.take()
     assert (use.gpu_energy_j, use.cpu_energy_j, use.gpu_utilization) == (14.0, 22.0, pytest.approx(0.9))
-    nvml.mj, nvml.busy = nvml.mj + 500, 10
+    assert use.gpu_peak_power_w == 300.0
+    nvml.mj, nvml.busy, nvml.power_w = nvml.mj + 500, 10, 550.0
+    meter.sample()
+    nvml.power_w = 80.0
     use = meter.take()
     assert (use.gpu_energy_j, use.cpu_energy_j, use.gpu_utilization) == (0.5, 0.0, 0.1)
+    assert use.gpu_peak_power_w == 550.0 and meter.take().gpu_peak_power_w == 80.0, "since it was asked"
 
 
 def test_one_worker_counts_the_processors_of_its_machine(powercap: Powercap) -> None:

@@ -130,6 +130,7 @@ def test_a_profile_is_printed_and_kept(tmp_path: Path, capsys: pytest.CaptureFix
     parts = sum(spread["mean_s"] for spread in first["phases"].values())
     assert parts == pytest.approx(first["step"]["mean_s"])
     assert first["images_per_s"] == pytest.approx(32 / first["step"]["mean_s"])
+    assert sum(first["seconds"]["step"]) / 3 == pytest.approx(first["step"]["mean_s"]), "the raw times"
     assert len(list(traces.glob("rank0.*.pt.trace.json"))) == 1
     assert sorted(path.name for path in out.iterdir()) == ["profile.jsonl"], "nothing that looks like a run"
 

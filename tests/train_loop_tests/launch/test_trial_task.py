@@ -25,6 +25,7 @@ TASK = TrialTask(
     stop_file=Path("/study/.stop"),
     stage_folder="/local",
     records_file=Path("/study/records.jsonl"),
+    log_every_steps="10%",
 )
 
 

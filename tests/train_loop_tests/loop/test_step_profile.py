@@ -23,9 +23,10 @@ from bigbatch.train_loop.host.gpu_counters import GpuCounters
 from bigbatch.train_loop.loop import step_profile, step_timer
 from bigbatch.train_loop.loop.assembly import Run, set_up
 from bigbatch.train_loop.loop.checkpoint import CheckpointFolder
-from bigbatch.train_loop.loop.chronometer import Chronometer
+from bigbatch.train_loop.loop.chronometer import NSIGHT, Chronometer
 from bigbatch.train_loop.loop.step_profile import measure_steps, trace_steps
-from bigbatch.train_loop.loop.step_timer import OTHER, PHASES, StepTimer
+from bigbatch.train_loop.loop.step_timer import OTHER, PHASES, STEP, StepTimer
+from bigbatch.train_loop.loop.train import train
 from bigbatch.train_loop.reporter import ListReporter
 from helpers.tiny_training import CLASSES, CONFIG, SIDE, TRAIN_SIZE, VAL_SIZE, TinySource, changed, install
 
@@ -112,6 +113,8 @@ def test_each_phase_gets_the_time_that_it_took(slow_run: tuple[Run, Clock]) -> N
     assert profile.validation.median_s == READ_S + FORWARD_S
     assert profile.communication is None and profile.communication_share == 0
     assert profile.share("data") == 1.0 / sum(expected.values())
+    raw = {name: [seconds] * 7 for name, seconds in expected.items()}
+    assert profile.seconds == {**raw, STEP: [sum(expected.values())] * 7, "validation": [READ_S + FORWARD_S]}
 
 
 def test_estimates_are_those_of_a_run(slow_run: tuple[Run, Clock]) -> None:
@@ -137,7 +140,7 @@ class MeteredGpu:
         return 200_000 * self._clock.now
 
     def nvmlDeviceGetPowerUsage(self, _: object) -> int:
-        return 200_000
+        return 200_000 + 150_000 * (self._clock.now > 12)
 
     def nvmlDeviceGetUtilizationRates(self, _: object) -> SimpleNamespace:
         return SimpleNamespace(gpu=50)
@@ -149,6 +152,7 @@ def test_power_is_that_of_the_measured_steps(slow_run: tuple[Run, Clock]) -> Non
     profile = measure_steps(run, 3)
     assert (profile.gpu_power_w, profile.gpu_utilization) == (200.0, 0.5)
     assert profile.gpu_energy_j == 200.0 * profile.run_s
+    assert profile.gpu_peak_power_w == 350.0, "the highest, seen at the end"
     assert profile.cpu_power_w is None, "its counters are not there"
 
 
@@ -246,3 +250,30 @@ def test_training_itself_times_no_phase() -> None:
     with timer.step(), timer.phase("forward"):
         pass
     assert timer.take()[0]["step"] >= 0 and timer.take() == []
+
+
+@pytest.mark.parametrize("variable", ["", *NSIGHT])
+def test_nsight_sees_named_ranges_and_nobody_else_pays_for_them(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVTX's own functions are replaced: recording takes Nsight."""
+    said: list[str] = []
+    for name in NSIGHT:
+        monkeypatch.delenv(name, raising=False)
+    if variable:
+        monkeypatch.setenv(variable, "1")
+    monkeypatch.setattr(torch._C, "_nvtx", object(), raising=False)
+    monkeypatch.setattr(torch.cuda.nvtx, "range_push", said.append)
+    monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: said.append(""))
+    install(monkeypatch.setattr)
+    train(changed(CONFIG, epochs=1), reporter=ListReporter(), device=torch.device("cpu"))
+    if not variable:
+        assert said == []
+        return
+    open_ranges: list[str] = []
+    seen = []
+    for name in said:  # pushed and popped like brackets
+        open_ranges = [*open_ranges, name] if name else open_ranges[:-1]
+        if name:
+            seen.append("/".join(open_ranges))
+    assert open_ranges == []
+    assert [seen.count(f"step/{phase}") for phase in ("transfer", "forward", "backward", "optimizer")] == [8, 8, 8, 4]
+    assert {"data", "bn", "val"} <= set(seen) and "step/data" in seen

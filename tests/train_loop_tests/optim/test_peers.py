@@ -66,13 +66,15 @@ def told(optimizer: Any, foreach: bool) -> dict[str, bool]:
 @pytest.mark.parametrize("trust_clip", [False, True])
 def test_timm_lars(nesterov: bool, trust_clip: bool, foreach: bool) -> None:
     optim = pytest.importorskip("timm.optim", reason="timm is not installed (extra: test)")
-    options: dict[str, Any] = {"momentum": 0.9, "weight_decay": 0.02, "nesterov": nesterov, "trust_clip": trust_clip}
+    options: dict[str, Any] = {"momentum": 0.9, "weight_decay": 0.02, "nesterov": nesterov}
+    larc = "clip" if trust_clip else "off"
     rates = [0.3 * r for r in RATES]  # with η = 0.1 on both sides of the clip
     theirs = torch_weights(
-        lambda p: optim.Lars(p, lr=1.0, trust_coeff=0.1, **told(optim.Lars, foreach), **options), rates
+        lambda p: optim.Lars(p, lr=1.0, trust_coeff=0.1, trust_clip=trust_clip, **told(optim.Lars, foreach), **options),
+        rates,
     )
     ours = torch_weights(
-        lambda p: LARS(p, 1.0, trust_coefficient=0.1, eps=1e-8, momentum_convention="out", **options), rates
+        lambda p: LARS(p, 1.0, trust_coefficient=0.1, eps=1e-8, momentum_convention="out", larc=larc, **options), rates
     )
     agree(ours, theirs, 1e-10)
 

@@ -41,40 +41,46 @@ def norm(x: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
-def test_trust_clip_is_larc_around_sgd(nesterov: bool) -> None:
+@pytest.mark.parametrize("mode", ["clip", "trust"])
+@pytest.mark.parametrize(("no_weight", "no_gradient"), [(False, False), (True, False), (False, True)])
+def test_larc_is_apexs_around_sgd(mode: str, nesterov: bool, no_weight: bool, no_gradient: bool) -> None:
     eta, wd, m, eps = 0.4, 0.02, 0.9, 1e-8
 
-    def larc(w, grads):
+    def apex(w, grads):
         w, b = np.array(w), np.zeros_like(w)
         clipped = []
         for g, lr in zip(grads, RATES, strict=True):
-            adaptive = eta * norm(w) / (norm(g) + wd * norm(w) + eps)
-            clipped.append(adaptive > lr)
-            d = (g + wd * w) * min(adaptive / lr, 1.0)
-            b = m * b + d
-            w = w - lr * ((d + m * b) if nesterov else b)
+            if norm(w) != 0 and norm(g) != 0:
+                adaptive = eta * norm(w) / (norm(g) + norm(w) * wd + eps)
+                clipped.append(adaptive > lr)
+                if mode == "clip":
+                    adaptive = min(adaptive / lr, 1)
+                g = (g + wd * w) * adaptive
+            b = m * b + g
+            w = w - lr * ((g + m * b) if nesterov else b)
         return w, clipped
 
     def optimizer_of(params):
-        return LARS(
-            params, 1.0, m, wd, eta, nesterov, momentum_convention="out", eps=eps, trust_clip=True
-        )  # fmt: skip
+        return LARS(params, 1.0, m, wd, eta, nesterov, momentum_convention="out", eps=eps, larc=mode)
 
-    weights = arrays(1)
-    found = step_through(optimizer_of, weights, RATES, lambda t: arrays(10 + t, 0.3))
+    def grads_of(t):
+        return [0 * g if no_gradient and t % 2 else g for g in arrays(10 + t, 0.3)]
+
+    weights = arrays(1, 0.0 if no_weight else 1.0)
+    found = step_through(optimizer_of, weights, RATES, grads_of)
     sides: list[bool] = []
     for i, w in enumerate(weights):
-        expected, clipped = larc(w, [arrays(10 + t, 0.3)[i] for t in range(len(RATES))])
+        expected, clipped = apex(w, [grads_of(t)[i] for t in range(len(RATES))])
         np.testing.assert_allclose(found[i], expected, rtol=1e-12, atol=1e-13)
         sides += clipped
-    assert any(sides) and not all(sides), "the test must meet both sides of the clip"
+    assert any(sides) and (no_weight or not all(sides)), "the test must meet both sides of the clip"
 
 
-def test_trust_clip_at_a_rate_of_zero_moves_nothing() -> None:
+def test_larcs_clip_at_a_rate_of_zero_moves_nothing() -> None:
     for convention in ("in", "out"):
         w = arrays(1)
         found = step_through(
-            lambda p, c=convention: LARS(p, 1.0, momentum_convention=c, trust_clip=True), w, [0.0], lambda t: arrays(2)
+            lambda p, c=convention: LARS(p, 1.0, momentum_convention=c, larc="clip"), w, [0.0], lambda t: arrays(2)
         )
         for before, after in zip(w, found, strict=True):
             np.testing.assert_array_equal(before, after)
@@ -321,6 +327,7 @@ def test_sharded_parameters_are_refused_with_the_way_out(optimizer_of) -> None:
         ({"trust_bounds": (2.0, 1.0)}, r"trust_bounds .*got \(2.0, 1.0\)"),
         ({"trust_bounds": (-1.0, 1.0)}, "trust_bounds"),
         ({"max_grad_norm": -1.0}, "max_grad_norm .*got -1.0"),
+        ({"max_grad_norm": 1.0, "pre_normalise": True}, "max_grad_norm must be 0 with pre_normalise; got 1.0"),
         ({"max_grad_norm": math.nan}, "max_grad_norm .*got nan"),
     ],
 )

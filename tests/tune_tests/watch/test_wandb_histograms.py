@@ -1,4 +1,4 @@
-"""``--wandb-watch``: what a worker measures is in W&B's real offline file, and the option is checked."""
+"""``--wandb-watch`` and ``--log-every-steps``: what workers measure is in W&B's real offline file."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.train_loop.launch.histogram_lines import append_histograms, histograms_file
+from bigbatch.train_loop.logged_steps import StepRecord, StepsFile, steps_file
 from bigbatch.train_loop.loop.watched_model import TensorHistogram
 from bigbatch.tune.plan.checked_plan import check_option_values
 from bigbatch.tune.plan.options import SearchOptions
@@ -22,15 +23,7 @@ from helpers.waiting import wait_until
 
 def history_of(path: Path) -> dict[int, dict]:
     """Epoch → what the file has logged."""
-    from wandb.proto import wandb_internal_pb2
-
-    found = {}
-    for data in _records(path.read_bytes()):
-        record = wandb_internal_pb2.Record.FromString(data)  # type: ignore[attr-defined]  # made while it is loaded
-        if record.HasField("history"):
-            items = {i.key or ".".join(i.nested_key): json.loads(i.value_json) for i in record.history.item}
-            found[items["epoch"]] = items
-    return found
+    return {row["epoch"]: row for row in rows_of(path)}
 
 
 def test_the_offline_file_has_the_histograms(tmp_path: Path) -> None:
@@ -40,7 +33,7 @@ def test_the_offline_file_has_the_histograms(tmp_path: Path) -> None:
     file = histograms_file(log(7))
     append_histograms(file, 1, {"gradients/fc.weight": TensorHistogram(-1.0, 1.0, (5, 0, 7, 1))})
     append_histograms(file, 2, {"gradients/fc.weight": TensorHistogram(-2.0, 2.0, (1, 2, 3, 4))})
-    observer = WandbObserver("offline", "s", tmp_path / "wandb", logs_with_histograms=log)
+    observer = WandbObserver("offline", "s", tmp_path / "wandb", logs=log)
     # It was interrupted after its first epoch: the new file begins with that.
     trial = TrialView(7, {"rate": 0.5}, TrainConfig(epochs=3), records=[epoch_record(1, 0.1)])
     observer.trial_started(trial)
@@ -67,6 +60,50 @@ def test_the_offline_file_has_the_histograms(tmp_path: Path) -> None:
     ]
 
 
+def test_the_offline_file_has_the_logged_steps_in_order_and_once(tmp_path: Path) -> None:
+    def log(number: int) -> Path:
+        return tmp_path / f"trial-{number:04d}.log"
+
+    def step(number: int) -> StepRecord:
+        epoch = (number - 1) // 10 + 1
+        return StepRecord(number, epoch, number - 10 * (epoch - 1), 10, 1 / number, 0.5, 0.1, 99.0)
+
+    writer = StepsFile(steps_file(log(7)))
+    writer.append(
+        [step(5), step(10), step(15)]
+    )  # it was interrupted in its second epoch: the new file begins with these
+    observer = WandbObserver("offline", "s", tmp_path / "wandb", logs=log)
+    trial = TrialView(7, {"rate": 0.5}, TrainConfig(epochs=3), records=[epoch_record(1, 0.1)])
+    observer.trial_started(trial)
+    writer.append([step(20), step(25)])
+    observer.steps_done(trial)  # the 25th waits for the record of the second epoch
+    trial.records.append(epoch_record(2, 0.2))
+    observer.epoch_ended(trial, trial.records[-1])
+    observer.steps_done(trial)
+    writer.append([step(30)])
+    observer.epoch_ended(trial, epoch_record(3, 0.3))
+    trial.state = "COMPLETE"
+    observer.trial_ended(trial)
+    (path,) = (tmp_path / "wandb").glob("offline-run-*/run-s-0007.wandb")
+    wait_until(lambda: len(rows_of(path)) == 6, "W&B's own process does not write the file")
+    rows = rows_of(path)
+    assert [row["_step"] for row in rows] == [5, 10, 15, 20, 25, 30]
+    assert [row["step/train_loss"] for row in rows] == [1 / number for number in (5, 10, 15, 20, 25, 30)]
+    assert [row.get("val_top1") for row in rows] == [None, 0.1, None, 0.2, None, 0.3]
+
+
+def rows_of(path: Path) -> list[dict]:
+    """What the file has logged, in order."""
+    from wandb.proto import wandb_internal_pb2
+
+    found = []
+    for data in _records(path.read_bytes()):
+        record = wandb_internal_pb2.Record.FromString(data)  # type: ignore[attr-defined]  # made while it is loaded
+        if record.HasField("history"):
+            found.append({i.key or ".".join(i.nested_key): json.loads(i.value_json) for i in record.history.item})
+    return found
+
+
 def test_the_first_run_lists_the_installed_packages_for_all(tmp_path: Path) -> None:
     observer = WandbObserver("offline", "s", tmp_path / "wandb")
     for number in range(3):
@@ -87,6 +124,7 @@ def test_the_option_is_checked_with_wandb() -> None:
     check_option_values(SearchOptions(wandb_watch="none"))
     for options, words in (
         (SearchOptions(wandb="offline", wandb_watch="weights"), "must be one of gradients, parameters, all, none"),
+        (SearchOptions(log_every_steps="often"), "--log-every-steps must be .*got 'often'. Write e.g. 50, or 10%"),
         (SearchOptions(wandb_watch="all"), "got all without --wandb. Write --wandb offline"),
     ):
         with pytest.raises(ConfigError, match=words) as refused:
@@ -96,6 +134,8 @@ def test_the_option_is_checked_with_wandb() -> None:
 
 
 def test_a_resumed_study_keeps_it() -> None:
-    kept = SearchOptions(wandb="offline", wandb_watch="gradients").kept()
+    kept = SearchOptions(wandb="offline", wandb_watch="gradients", log_every_steps="10%").kept()
+    assert SearchOptions(resume=True).over(kept).log_every_steps == "10%"
+    assert SearchOptions(resume=True, log_every_steps="0").over(kept).log_every_steps == "0"
     assert SearchOptions(resume=True).over(kept).wandb_watch == "gradients"
     assert SearchOptions(resume=True, wandb_watch="none").over(kept).wandb_watch == "none"
