@@ -136,10 +136,10 @@ class NodeSteps:
         """Names of the nodes whose step runs."""
         return [name for name in self._steps if name not in self.gone]
 
-    def signalled(self) -> bool:
-        """Whether Slurm has sent SIGTERM to a step."""
-        found = [self.status(name) for name in self.living()]
-        return any(status is not None and status.signalled for status in found)
+    def signalled(self) -> list[str]:
+        """Names of the nodes whose step has got SIGTERM from Slurm."""
+        found = {name: self.status(name) for name in self.living()}
+        return [name for name, status in found.items() if status is not None and status.signalled]
 
     def hung(self) -> tuple[list[str], list[str]]:
         """The own living nodes that hang, and the lent ones that hang, named as in ``lent``.

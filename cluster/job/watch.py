@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from bigbatch.cluster.host import slurm_commands, slurm_values, waits
-from bigbatch.cluster.host.waits import CRASH_OR_SIGNAL_S, HUNG_DRAIN_S
+from bigbatch.cluster.host.waits import CRASH_OR_SIGNAL_S, HOLD_S, HUNG_DRAIN_S
 from bigbatch.cluster.job.driver import drain_in_ray
 from bigbatch.cluster.job.node_steps import NodeSteps
 from bigbatch.cluster.job.policy import Cause, cause_of_signal
@@ -108,7 +108,10 @@ class JobWatch:
         """
         if self._question is None or self._question.answer(0) is not None:  # an old answer may be out of date
             self._question = Question(self._record.job_id)
-        fields = self._question.answer(FIRST_ANSWER_S)
+        fields = self._question.answer(min(FIRST_ANSWER_S, HOLD_S / 3))
+        if fields is None and not only_if_certain:
+            self._nodes.hold()  # else nodes that were signalled too end before the trials have saved
+        fields = fields or self._question.answer(FIRST_ANSWER_S)
         if fields is not None:
             self._judge(what, fields, only_if_certain)
         elif not only_if_certain:
@@ -159,8 +162,10 @@ class JobWatch:
             self._record.attached = lenders
             self._say(f"nodes are lent by {', '.join(lenders) or 'nobody any more'}")
             self._save()
-        if self._nodes.signalled() and not self._signals:
-            self.classify("SIGTERM to the steps", only_if_certain=True)
+        signalled = self._nodes.signalled()
+        if signalled and not self._signals:
+            # With the head's step the cluster ends: if Slurm ends nothing, it was `scancel --signal=TERM`, and trials save.
+            self.classify("SIGTERM to the steps", only_if_certain=self._head not in signalled)
 
     def _give_up_hung_nodes(self) -> None:
         own, lent = self._nodes.hung()

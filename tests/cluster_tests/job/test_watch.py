@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import signal
+from unittest.mock import Mock
 
 import pytest
 
 from bigbatch.cluster.job import watch
+from bigbatch.cluster.job.node_steps import NodeSteps
 from bigbatch.cluster.job.policy import Cause
 from bigbatch.cluster.record import job_record
 from helpers.stand_in_slurm import stand_in
@@ -28,8 +30,10 @@ def test_a_signal_is_explained_whenever_slurm_answers(answer, cause, killed_soon
     monkeypatch.setattr(watch, "ASK_AGAIN_S", 0.05)
     said: list[str] = []
     job = job_record.JobRecord("7", "driver")
-    look = watch.JobWatch(job, None, "n1", 0.0, [signal.SIGTERM], [], said.append, lambda: None)
+    nodes = Mock(spec=NodeSteps)
+    look = watch.JobWatch(job, nodes, "n1", 0.0, [signal.SIGTERM], [], said.append, lambda: None)
     assert look.interruption() is Cause.UNEXPLAINED and "saving in any case" in said[-1]
+    nodes.hold.assert_called_once_with()  # else they end after HOLD_S, and the trials on them
     assert not look.explain(0.2) and look.cause is Cause.UNEXPLAINED
     awake.touch()
     assert look.explain(60) and (look.cause, look.killed_soon) == (cause, killed_soon)
