@@ -71,14 +71,14 @@ def hostnames(node_list: str) -> list[str]:
 
 
 def job_fields(job_id: str, timeout_s: float = COMMAND_S) -> dict[str, str]:
-    """The fields of ``scontrol show job``, by name; for a heterogeneous job, of its first component. Raises
+    """The fields of ``scontrol --details show job``, by name; for a heterogeneous job, of its first component. Raises
     SlurmError."""
     return component_fields(job_id, timeout_s)[0]
 
 
 def component_fields(job_id: str, timeout_s: float = COMMAND_S) -> list[dict[str, str]]:
     """The fields of each component of a job, in order. A usual job has one component. Raises SlurmError."""
-    text = run("scontrol", "--oneliner", "show", "job", job_id, timeout_s=timeout_s)
+    text = run("scontrol", "--oneliner", "--details", "show", "job", job_id, timeout_s=timeout_s)
     return slurm_values.parse_job_fields(text) or [{}]
 
 
@@ -156,6 +156,14 @@ def kill_wait_s(timeout_s: float = COMMAND_S) -> float:
     except SlurmError:
         answer = {}
     return float(slurm_values.read_count(answer.get("KillWait", "").partition(" ")[0]) or KILL_WAIT_S)  # "30 sec"
+
+
+def node_hosts() -> list[str]:
+    """The host names of all nodes of the cluster; empty if Slurm does not say."""
+    try:
+        return run("sinfo", "--noheader", "--Node", "--format=%n").split()
+    except SlurmError:
+        return []
 
 
 def usable_nodes(partition: str, features: str = "", gres: str = "") -> list[str]:
