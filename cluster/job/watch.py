@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from bigbatch.cluster.host import slurm_commands, slurm_values, waits
 from bigbatch.cluster.host.waits import CRASH_OR_SIGNAL_S, HOLD_S, HUNG_DRAIN_S
-from bigbatch.cluster.job.driver import drain_in_ray
+from bigbatch.cluster.job.driver import drain_in_ray, forget_in_ray
 from bigbatch.cluster.job.node_steps import NodeSteps
 from bigbatch.cluster.job.policy import Cause, cause_of_signal
 from bigbatch.cluster.node.node_status import NodeStatus
@@ -156,6 +156,9 @@ class JobWatch:
                 return
             self._say(f"node {name} is gone: {reason}; continuing with {len(self._nodes.living())}")
             self.exclude(name, reason)
+            status = self._nodes.status(name)
+            if self.env and status is not None and status.ip:  # trials there go on elsewhere at once
+                forget_in_ray(self._record.job_id, status.ip, reason, self.env)
         self._give_up_hung_nodes()
         lenders = sorted({status.job for name, status in self._nodes.lent().items() if name not in self._lost_loans})
         if self._record.attached != lenders:
@@ -164,7 +167,7 @@ class JobWatch:
             self._save()
         signalled = self._nodes.signalled()
         if signalled and not self._signals:
-            # With the head's step the cluster ends: if Slurm ends nothing, it was `scancel --signal=TERM`, and trials save.
+            # With the head's step the cluster ends. If Slurm ends nothing, it was `scancel --signal=TERM`: trials save.
             self.classify("SIGTERM to the steps", only_if_certain=self._head not in signalled)
 
     def _give_up_hung_nodes(self) -> None:
