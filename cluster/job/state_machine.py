@@ -115,6 +115,7 @@ class Job:
         self._again = before is not None or allocation.restart_count > 0
         self._default_study = restart.default_study_name(allocation.job_id)
         self._study = options.study_folder(self._options, self._default_study, self._cwd)
+        checks.check_places(self._study, self._cwd, allocation)
         self._record = restart.first_record(allocation, self._options, self._study, before)
         self._early = early_signal.last_early_signal(before)
         self._folder = job_record.job_folder(allocation.job_id)
@@ -137,9 +138,9 @@ class Job:
             self._authority = credentials.make_authority(self._folder) if self._options.tls else None
             # The driver's temporary files are removed with the job.
             self._tmp = self._clean_up.enter_context(private_folder.temporary_folder(self._allocation.job_id))
-            run_id = f"{self._allocation.job_id}.{self._allocation.restart_count}"
-            tls, metrics_port = self._options.tls, self._options.metrics_port
-            self._nodes = NodeSteps(self._allocation.job_id, run_id, self._folder, tls, metrics_port)
+            allocation, tls, metrics_port = self._allocation, self._options.tls, self._options.metrics_port
+            places = checks.places(self._options, self._study, self._cwd)
+            self._nodes = NodeSteps(allocation.job_id, allocation.start_id, self._folder, tls, metrics_port, places)
             self._nodes.prepare()
         except (credentials.CredentialError, OSError) as error:
             raise BadInput(str(error)) from None
@@ -202,6 +203,7 @@ class Job:
         while True:
             if self._job_watch.interruption():
                 return State.DRAINING
+            checks.check_nodes_see(self._nodes.blind, self._allocation)
             statuses = {name: self._nodes.status(name) for name in self._nodes.living()}
             reported = [status for status in statuses.values() if status is not None]
             expected = (len(statuses), sum(s.cpus for s in reported), sum(s.gpus for s in reported))

@@ -75,7 +75,9 @@ def test_a_signal_that_nobody_explains_saves_and_is_settled_when_slurm_answers(s
 def test_a_sigterm_to_the_steps_alone_saves_and_requeues(start, tmp_path):
     """``scancel --signal=TERM 7`` reaches the steps, not the batch script."""
     job = start()
-    step = next(pid for pid in processes.descendants(job.process.pid) if "bigbatch.cluster.node --" in command_line(pid))
+    step = next(
+        pid for pid in processes.descendants(job.process.pid) if "bigbatch.cluster.node --" in command_line(pid)
+    )
     os.kill(step, signal.SIGTERM)
     assert job.end() == 143, job.log
     assert "SAVED" in job.log and "is gone" not in job.log and "requeue 7" in job.calls, job.log
@@ -284,6 +286,22 @@ def test_a_job_without_slurms_commands_is_refused_before_anything_starts(tmp_pat
     assert job.end() == 2
     assert job.log.startswith("ray_head_workers.slurm: error: ") and len(job.log.splitlines()) == 1, job.log
     assert f" {missing} " in job.log and "is not on PATH" in job.log and not (folder / "home").exists()
+
+
+@pytest.mark.parametrize(
+    ("env", "answer", "expected"),
+    [
+        ({"SLURM_SUBMIT_HOST": "login7.site"}, "", "a study must be on a file system that the nodes share; got"),
+        ({}, "WorkDir=/home/me/only there", "the job's work folder must be on a file system that the nodes see; got"),
+    ],
+)
+def test_a_study_never_lands_on_a_nodes_own_disk_in_silence(tmp_path, env, answer, expected):
+    """Where Slurm cannot go to the work folder, it runs the job in the node's /tmp."""
+    env |= {"TMPDIR": str(tmp_path)}  # each node has such a folder of its own
+    job = StandInJob(tmp_path, "7", "--space", "smoke", answer=f"JobState=RUNNING {answer}", **env)
+    assert job.end() == 2
+    assert job.log.startswith("ray_head_workers.slurm: error: ") and len(job.log.splitlines()) == 1, job.log
+    assert expected in job.log and not (tmp_path / "runs").exists() and not (tmp_path / "home").exists()
 
 
 REFUSES = """#!/bin/sh

@@ -92,6 +92,27 @@ def test_no_check_submits_what_only_the_nodes_can_judge(site, tmp_path):
     assert done.returncode == 0 and (tmp_path / "submitted").exists() and done.stderr == ""
 
 
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (("--space", "smoke"), "the work folder"),
+        (("--", "true"), "the work folder"),
+        (("--sbatch=--chdir=/", "--data", "{tmp}"), "--data"),
+        (("--sbatch=--chdir=/", "--output", "{tmp}"), "--output"),
+    ],
+)
+def test_a_folder_that_only_the_login_node_sees_is_refused(words, what, site, tmp_path):
+    sinfo = "#!/bin/sh\ncase $* in *%n*) echo {}; echo n2;; *) exit 1;; esac\n"
+    (tmp_path / "bin" / "sinfo").write_text(sinfo.format("n1"))
+    words = [word.format(tmp=tmp_path) for word in words]
+    done = site(*words, TMPDIR=str(tmp_path))
+    is_refused(done, tmp_path, f"{what} must be on a file system that the nodes see; got ")
+    assert "--no-check" in done.stderr and site("--no-check", *words).returncode == 0
+    (tmp_path / "bin" / "sinfo").write_text(sinfo.format(os.uname().nodename).replace("; echo n2", ""))
+    if words == ["--", "true"]:
+        assert site(*words, TMPDIR=str(tmp_path)).returncode == 0, "this machine is the only node"
+
+
 def test_a_good_search_is_submitted_without_a_word_and_checked_in_the_jobs_environment(site, tmp_path):
     """The space is run there: it needs what the prelude sets. No machine is looked at: this one lacks the workers."""
     (tmp_path / "prelude.sh").write_text("export NEEDED=$BIGBATCH_CHECK\n")
