@@ -26,6 +26,7 @@ from bigbatch.cluster.job import billing, checks, drain, early_signal, options, 
 from bigbatch.cluster.job.allocated_nodes import Allocation, NoAllocation, await_allocation
 from bigbatch.cluster.job.checks import WRONG_INPUT, BadInput
 from bigbatch.cluster.job.driver import Driver, GcsWatch, driver_environment
+from bigbatch.cluster.job.grant import Grant
 from bigbatch.cluster.job.node_steps import NodeSteps
 from bigbatch.cluster.job.policy import Action, Cause, Decision, Situation, decide
 from bigbatch.cluster.job.watch import POLL_S, JobWatch
@@ -154,7 +155,7 @@ class Job:
             record=self._record,
             nodes=self._nodes,
             head=self._allocation.head.name,
-            deadline=self._left.deadline(),
+            grant=Grant(self._record, self._left, self._early, self._say, self._save),
             signals=self._signals,
             chores=chores,
             say=self._say,
@@ -178,11 +179,7 @@ class Job:
             status = self._nodes.status(head.name)
         self._record.address = f"{status.ip}:{status.ports.gcs}"
         self._record.dashboard_port = status.ports.dashboard
-        certificates = None
-        if self._authority:
-            certificates = credentials.make_certificate(
-                self._authority, self._authority / "driver", ["localhost", head.name], [status.ip, "127.0.0.1"]
-            )
+        certificates = credentials.driver_certificate(self._authority, head.name, status.ip)
         self._env = self._job_watch.env = ray_commands.ray_environment(
             self._record.address, self._token, certificates, metrics=self._options.metrics_port is not None
         )
@@ -242,6 +239,7 @@ class Job:
 
     def _drain(self) -> State:
         assert self._job_watch.cause is not None
+        self._job_start.ends_at = self._left.end_time  # an administrator may have moved it
         self._job_start.driver_is_to_end()
         self._note_early_signal()
         code = None
@@ -323,7 +321,7 @@ class Job:
         )
 
     def _note_early_signal(self) -> None:
-        usr1, end = self._job_watch.usr1_at, self._allocation.end_time
+        usr1, end = self._job_watch.usr1_at, self._left.end_time
         self._early = early_signal.note_early_signal(usr1, time.time(), end, self._options.margin_s, self._early)
         self._record.early_signal = dataclasses.asdict(self._early) if self._early else None
         if self._early and usr1:

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from bigbatch.cluster.host import slurm_commands, slurm_values, waits
 from bigbatch.cluster.host.waits import CRASH_OR_SIGNAL_S, HOLD_S, HUNG_DRAIN_S
@@ -15,6 +16,9 @@ from bigbatch.cluster.job.node_steps import NodeSteps
 from bigbatch.cluster.job.policy import Cause, cause_of_signal
 from bigbatch.cluster.node.node_status import NodeStatus
 from bigbatch.cluster.record.job_record import JobRecord
+
+if TYPE_CHECKING:
+    from bigbatch.cluster.job.grant import Grant
 
 POLL_S = 0.1
 LOOK_S = 0.5
@@ -54,7 +58,7 @@ class JobWatch:
     Args:
         record: the job's record. Nodes that are given up and jobs that lend nodes are noted in it.
         head: the head's name.
-        deadline: when trials must save, seconds since the epoch; 0: no time limit.
+        grant: knows when trials must save.
         chores: other tasks to do regularly; an error in one of them ends the wait.
         say: writes a line to the job's log.
         save: writes the record.
@@ -65,13 +69,13 @@ class JobWatch:
         record: JobRecord,
         nodes: NodeSteps,
         head: str,
-        deadline: float,
+        grant: Grant,
         signals: list[int],
         chores: Sequence[Callable[[], None]],
         say: Callable[[str], None],
         save: Callable[[], None],
     ) -> None:
-        self._record, self._nodes, self._head, self._deadline = record, nodes, head, deadline
+        self._record, self._nodes, self._head, self._grant = record, nodes, head, grant
         self._signals, self._chores, self._say, self._save = signals, chores, say, save
         self._next_look = 0.0
         self._lost_loans: set[str] = set()
@@ -141,11 +145,11 @@ class JobWatch:
         elif signal.SIGUSR1 in self._signals:
             self.usr1_at = time.time()
             self.stop_because(Cause.TIME_LIMIT, "SIGUSR1: the time limit is near")
-        elif self._deadline and time.time() >= self._deadline:
+        elif self._grant.is_near_its_end():
             self.stop_because(Cause.TIME_LIMIT, "the time limit is near (--margin)")
         elif time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + LOOK_S
-            for chore in self._chores:
+            for chore in (self._grant.look, *self._chores):
                 chore()
             self._look_at_nodes()
 

@@ -8,6 +8,7 @@ from unittest.mock import Mock
 import pytest
 
 from bigbatch.cluster.job import watch
+from bigbatch.cluster.job.grant import Grant
 from bigbatch.cluster.job.node_steps import NodeSteps
 from bigbatch.cluster.job.policy import Cause
 from bigbatch.cluster.node.node_status import NodeStatus
@@ -32,7 +33,7 @@ def test_a_signal_is_explained_whenever_slurm_answers(answer, cause, killed_soon
     said: list[str] = []
     job = job_record.JobRecord("7", "driver")
     nodes = Mock(spec=NodeSteps)
-    look = watch.JobWatch(job, nodes, "n1", 0.0, [signal.SIGTERM], [], said.append, lambda: None)
+    look = watch.JobWatch(job, nodes, "n1", Mock(spec=Grant), [signal.SIGTERM], [], said.append, lambda: None)
     assert look.interruption() is Cause.UNEXPLAINED and "saving in any case" in said[-1]
     nodes.hold.assert_called_once_with()  # else they end after HOLD_S, and the trials on them
     assert not look.explain(0.2) and look.cause is Cause.UNEXPLAINED
@@ -67,7 +68,8 @@ def test_ray_is_told_of_a_node_whose_step_has_ended_before_it_notices(monkeypatc
         "status.side_effect": {"n2": NodeStatus("7.0", ip="10.0.0.2"), "n3": None}.get,
     })  # fmt: skip
     job = job_record.JobRecord("7", "driver")
-    look = watch.JobWatch(job, nodes, "n1", 0.0, [], [], lambda line: None, lambda: None)
+    grant = Mock(spec=Grant, **{"is_near_its_end.return_value": False})
+    look = watch.JobWatch(job, nodes, "n1", grant, [], [], lambda line: None, lambda: None)
     look.env = {"RAY_ADDRESS": "10.0.0.1:20000"}
     assert look.interruption() is None
     assert told == [("7", "10.0.0.2", "lost", look.env)]
