@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from bigbatch.cluster.host import mounts, slurm_commands
+from bigbatch.cluster.host import mounts, processes, slurm_commands
 from bigbatch.cluster.host.allocation import PLANNED_NODES, planned_nodes_text
 from bigbatch.cluster.host.lease import FILE, Lease, StudyHeld
 from bigbatch.cluster.host.private_folder import base_folders
@@ -34,6 +34,14 @@ def check_commands() -> None:
                 f"{name} starts or ends nodes, and is not on PATH of {os.uname().nodename}. "
                 "Set BIGBATCH_PRELUDE to a shell file that loads Slurm's commands."
             )
+
+
+def check_thread_limit() -> None:
+    """Raise BadInput if the user's limit of processes and threads is too low for Ray's head."""
+    try:
+        processes.check_thread_limit(processes.HEAD_THREADS)
+    except OSError as error:
+        raise BadInput(str(error)) from None
 
 
 def check_workers_fit_allocation(chosen: options.JobOptions, allocation: Allocation) -> None:

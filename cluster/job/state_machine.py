@@ -106,6 +106,7 @@ class Job:
         except (NoAllocation, slurm_commands.SlurmError) as error:
             raise BadInput(str(error)) from None
         checks.check_commands()
+        checks.check_thread_limit()
         checks.check_workers_fit_allocation(self._options, allocation)
         checks.check_time(self._options, allocation)
         kill_wait_s = slurm_commands.kill_wait_s(timeout_s=5)  # ask now: later the controller may be too busy

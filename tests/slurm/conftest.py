@@ -49,9 +49,9 @@ def stand_in(cluster: VirtualCluster) -> Path:
 def submit_stand_in(cluster: VirtualCluster, stand_in: Path) -> Callable[..., RayJob]:
     """Submits jobs whose Ray is a stand-in."""
 
-    def start(*arguments: str, sbatch: tuple = (), outer: tuple = (), **env: str) -> RayJob:
+    def start(*arguments: str, sbatch: tuple = (), outer: tuple = (), before: tuple = (), **env: str) -> RayJob:
         state = cluster.folder("alice", "state")
         env |= {"PYTHONPATH": str(stand_in), "STAND_IN_STATE": str(state)}
-        return RayJob(cluster, "alice", sbatch, arguments, outer, **env)
+        return RayJob(cluster, "alice", sbatch, arguments, outer=outer, before=before, **env)
 
     return start

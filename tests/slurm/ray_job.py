@@ -30,17 +30,27 @@ class RayJob:
 
     Args:
         outer: options of a job in whose shell the user submits it; empty: on the login node.
+        before: a command that runs ``sbatch`` on the login node.
     """
 
     def __init__(
-        self, cluster: VirtualCluster, user: str, sbatch: tuple, arguments: tuple, outer: tuple = (), **env: str
+        self,
+        cluster: VirtualCluster,
+        user: str,
+        sbatch: tuple,
+        arguments: tuple,
+        *,
+        outer: tuple = (),
+        before: tuple = (),
+        **env: str,
     ) -> None:
         self.cluster, self.user, self.env = cluster, user, env
         self.folder = cluster.folder(user, "j")
         words = ("-c2", "--time=10", f"--output={self.folder}/bigbatch-%j.log", *sbatch, SCRIPT, *arguments)
         values = {"BIGBATCH_PYTHON": sys.executable, "OMP_NUM_THREADS": "1", **env}
         if not outer:
-            self.id = cluster.sbatch(user, *words, cwd=self.folder, env=values)
+            command = (*before, "sbatch", "--parsable", *words)
+            self.id = cluster.run("ctl", *command, user=user, cwd=self.folder, env=values).stdout.strip()
             return
         said = self.folder / "id"
         shell = f"#!/bin/bash\nsbatch --parsable {shlex.join(map(str, words))} > {said}\n"

@@ -41,8 +41,8 @@ def test_folders_that_the_nodes_do_not_see_are_refused(cluster: VirtualCluster, 
     assert "a study must be on a file system that the nodes share; got '/tmp/runs', which is n2's" in refused(output)
     shared = submit_stand_in("--", "true", sbatch=("--chdir=/tmp/own", "-N2", "-w", "n1,n2"))
     assert "must be on a file system that all nodes share; n2 does not see /tmp/own" in refused(shared)
-    for job in (work, output, shared):
-        assert job.leftovers() == []
+    cluster.run("n1", "rmdir", "/tmp/own", user="alice")
+    assert [job.leftovers() for job in (work, output, shared)] == [[], [], []]
 
 
 def test_a_job_from_the_shell_of_another_one_has_variables_of_its_own(cluster: VirtualCluster, submit_stand_in):
@@ -55,3 +55,9 @@ def test_a_job_from_the_shell_of_another_one_has_variables_of_its_own(cluster: V
     job.wait_log("→ requeueing")
     assert "SAVED" in job.log and "is gone" not in job.log, job.everything()
     cluster.run("ctl", "scancel", job.id, user="alice")
+
+
+def test_a_limit_of_processes_that_came_with_the_submission_is_refused(cluster: VirtualCluster, submit_stand_in):
+    """Slurm hands the limits of the shell on to the job; Ray would die in it without a word."""
+    job = submit_stand_in("--space", "smoke", before=("prlimit", "--nproc=120"))
+    assert "Ray needs at least 300 processes and threads on n" in refused(job) and "limit of 120 (ulimit -u)" in job.log
