@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from bigbatch.cluster.host import private_folder, slurm_commands
@@ -151,7 +152,8 @@ class Job:
         if not self._options.command and not self._again:
             command = options.driver_command(self._options, self._default_study, "auto", self._study, self._again)
             self._check = checks.ArgumentCheck(command, self._cwd, self._tmp, self._allocation)
-        chores = [task for task in (self._check and self._check.look, self._lease and self._lease.renew) if task]
+        see = partial(checks.check_nodes_see, self._nodes.blind, self._allocation)
+        chores = [task for task in (self._check and self._check.look, self._lease and self._lease.renew, see) if task]
         self._job_watch = JobWatch(
             record=self._record,
             nodes=self._nodes,
@@ -201,7 +203,6 @@ class Job:
         while True:
             if self._job_watch.interruption():
                 return State.DRAINING
-            checks.check_nodes_see(self._nodes.blind, self._allocation)
             statuses = {name: self._nodes.status(name) for name in self._nodes.living()}
             reported = [status for status in statuses.values() if status is not None]
             expected = (len(statuses), sum(s.cpus for s in reported), sum(s.gpus for s in reported))

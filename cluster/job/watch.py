@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from bigbatch.cluster.host import slurm_commands, slurm_values, waits
-from bigbatch.cluster.host.waits import CRASH_OR_SIGNAL_S, HOLD_S, HUNG_DRAIN_S
+from bigbatch.cluster.host.waits import CRASH_OR_SIGNAL_S, HUNG_DRAIN_S
 from bigbatch.cluster.job.driver import drain_in_ray, forget_in_ray
 from bigbatch.cluster.job.node_steps import NodeSteps
 from bigbatch.cluster.job.policy import Cause, cause_of_signal
@@ -112,10 +112,7 @@ class JobWatch:
         """
         if self._question is None or self._question.answer(0) is not None:  # an old answer may be out of date
             self._question = Question(self._record.job_id)
-        fields = self._question.answer(min(FIRST_ANSWER_S, HOLD_S / 3))
-        if fields is None and not only_if_certain:
-            self._nodes.hold()  # else nodes that were signalled too end before the trials have saved
-        fields = fields or self._question.answer(FIRST_ANSWER_S)
+        fields = self._question.answer(FIRST_ANSWER_S)
         if fields is not None:
             self._judge(what, fields, only_if_certain)
         elif not only_if_certain:
@@ -141,6 +138,7 @@ class JobWatch:
 
     def _take_notice(self) -> None:
         if signal.SIGTERM in self._signals or signal.SIGINT in self._signals:
+            self._nodes.hold()  # before Slurm is asked: it may take longer to answer than a node waits
             self.classify("SIGTERM")
         elif signal.SIGUSR1 in self._signals:
             self.usr1_at = time.time()
@@ -172,7 +170,10 @@ class JobWatch:
         signalled = self._nodes.signalled()
         if signalled and not self._signals:
             # With the head's step the cluster ends. If Slurm ends nothing, it was `scancel --signal=TERM`: trials save.
-            self.classify("SIGTERM to the steps", only_if_certain=self._head not in signalled)
+            head = self._head in signalled
+            if head:
+                self._nodes.hold()
+            self.classify("SIGTERM to the steps", only_if_certain=not head)
 
     def _give_up_hung_nodes(self) -> None:
         own, lent = self._nodes.hung()
