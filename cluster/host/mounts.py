@@ -45,14 +45,24 @@ def is_shared(path: Path, mounts: Path = MOUNTS) -> bool:
     return file_system_type(path, mounts) in SHARED
 
 
-def is_of_one_host(path: Path, temporary: Iterable[str], mounts: Path = MOUNTS) -> bool:
+def is_of_one_host(path: Path, temporary: Iterable[str], shared: Path, mounts: Path = MOUNTS) -> bool:
     """Whether only this host sees a path, as far as that can be known here.
 
-    ``temporary``: folders that each host has to itself, unless they lie on a shared file system.
+    Args:
+        temporary: folders that each host has to itself, unless they lie on a shared file system.
+        shared: a folder that all hosts see. What is on its file system is seen by all.
     """
+    if _device(path) == _device(shared):
+        return False
     kind, place = file_system_type(path, mounts), os.path.join(os.path.realpath(path), "")
     inside = any(place.startswith(os.path.join(os.path.realpath(base), "")) for base in temporary)
     return kind in IN_MEMORY or (inside and kind not in SHARED)
+
+
+def _device(path: Path) -> int:
+    """The number of the file system of a path, or of its nearest existing parent."""
+    existing = next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
+    return existing.stat().st_dev
 
 
 def _unescaped(text: str) -> str:

@@ -80,11 +80,15 @@ def check_places(study: Path | None, cwd: Path, allocation: Allocation) -> None:
         )
     submitted_on = os.environ.get("SLURM_SUBMIT_HOST", "").partition(".")[0]
     here = {os.uname().nodename.partition(".")[0], os.environ.get("SLURMD_NODENAME", "")}
-    if study and submitted_on and submitted_on not in here and mounts.is_of_one_host(study, base_folders()):
+    if study and submitted_on and submitted_on not in here and _is_of_one_host(study):
         raise BadInput(
             f"a study must be on a file system that the nodes share; got {str(study.parent)!r}, which is "
             f"{allocation.head.name}'s own. Write --output with a shared folder."
         )
+
+
+def _is_of_one_host(study: Path) -> bool:
+    return mounts.is_of_one_host(study, base_folders(), job_record.records_home())
 
 
 def places(chosen: options.JobOptions, study: Path | None, cwd: Path) -> list[Path]:

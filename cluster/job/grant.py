@@ -63,7 +63,10 @@ class Grant:
         return bool(deadline) and time.time() >= deadline
 
     def _take_in(self, fields: Mapping[str, str]) -> None:
-        if fields.get("JobState") != "RUNNING":
+        preempted = (
+            slurm_values.seconds_since_epoch(fields.get("PreemptTime")) is not None
+        )  # its end is that of its grace
+        if fields.get("JobState") != "RUNNING" or preempted:
             return
         changed = self._take_end(fields)
         if self._take_nodes(fields) or changed:

@@ -159,7 +159,7 @@ def check_folders(request: Request, env: Mapping[str, str]) -> None:
     study = options.study_folder(chosen, request.name, cwd)
     places = {"the work folder": cwd, "--output": study and study.parent, "--data": options.data_folder(chosen, cwd)}
     for what, place in places.items():
-        if place is None or not mounts.is_of_one_host(place, base_folders(env)):
+        if place is None or not mounts.is_of_one_host(place, base_folders(env), job_record.records_home(env)):
             continue
         here = os.uname().nodename.partition(".")[0]
         if any(host.partition(".")[0] not in (here, "localhost") for host in slurm_commands.node_hosts()):

@@ -81,6 +81,13 @@ def test_slurm_is_asked_before_trials_save_for_a_limit(slurm: Slurm, monkeypatch
     assert job(60.0)[2].is_near_its_end(), "where it does not answer, trials save"
 
 
+def test_the_end_of_a_grace_time_is_no_time_limit(slurm: Slurm) -> None:
+    _, left, one, said = job(60.0)
+    before = left.end_time
+    slurm.says("JobState=RUNNING TimeLimit=01:00:00 EndTime=2026-11-26T10:00:08 PreemptTime=2026-11-26T10:00:00")
+    assert one.is_near_its_end() and left.end_time == before and said == []
+
+
 def test_nodes_that_slurm_takes_away_are_not_billed_any_more(slurm: Slurm) -> None:
     record, _, one, said = job(1800.0)
     slurm.says("JobState=RUNNING NumNodes=2 NodeList=n[1,3]")

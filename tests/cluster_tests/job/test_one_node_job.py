@@ -297,11 +297,12 @@ def test_a_job_without_slurms_commands_is_refused_before_anything_starts(tmp_pat
 )
 def test_a_study_never_lands_on_a_nodes_own_disk_in_silence(tmp_path, env, answer, expected):
     """Where Slurm cannot go to the work folder, it runs the job in the node's /tmp."""
-    env |= {"TMPDIR": str(tmp_path)}  # each node has such a folder of its own
-    job = StandInJob(tmp_path, "7", "--space", "smoke", answer=f"JobState=RUNNING {answer}", **env)
-    assert job.end() == 2
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as own:  # each node has such a folder of its own
+        words = ("--space", "smoke", "--output", f"{own}/runs")
+        job = StandInJob(tmp_path, "7", *words, answer=f"JobState=RUNNING {answer}", **env)
+        assert job.end() == 2 and os.listdir(own) == []
     assert job.log.startswith("ray_head_workers.slurm: error: ") and len(job.log.splitlines()) == 1, job.log
-    assert expected in job.log and not (tmp_path / "runs").exists() and not (tmp_path / "home").exists()
+    assert expected in job.log and not (tmp_path / "home").exists()
 
 
 REFUSES = """#!/bin/sh
