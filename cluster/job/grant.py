@@ -63,10 +63,8 @@ class Grant:
         return bool(deadline) and time.time() >= deadline
 
     def _take_in(self, fields: Mapping[str, str]) -> None:
-        preempted = (
-            slurm_values.seconds_since_epoch(fields.get("PreemptTime")) is not None
-        )  # its end is that of its grace
-        if fields.get("JobState") != "RUNNING" or preempted:
+        preempted = slurm_values.seconds_since_epoch(fields.get("PreemptTime")) is not None
+        if fields.get("JobState") != "RUNNING" or preempted:  # the end of a preempted job is that of its grace time
             return
         changed = self._take_end(fields)
         if self._take_nodes(fields) or changed:
