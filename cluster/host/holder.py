@@ -10,10 +10,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from bigbatch.cluster.host import json_values
+from bigbatch.cluster.host.atomic_files import read_json
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 JOB_FOLDER = "BIGBATCH_JOB_FOLDER"
 """A job of BigBatch sets this variable for its driver."""
+JOB_RECORD = "job.json"
+"""The job's record of itself in that folder (``cluster/record/job_record.py``)."""
+
+
+def record_of_job(env: Mapping[str, str] | None = None) -> dict[str, object]:
+    """What the job of BigBatch around this process has last written about itself; empty outside of one."""
+    folder = (os.environ if env is None else env).get(JOB_FOLDER)
+    return read_json(Path(folder) / JOB_RECORD) if folder else {}
 
 
 @dataclass(frozen=True)

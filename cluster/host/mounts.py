@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 MOUNTS = Path("/proc/self/mountinfo")
@@ -13,6 +14,8 @@ SHARED = frozenset(
     "fuse.weka".split()
 )
 """The kernel's names of the types of file systems that several hosts may mount."""
+IN_MEMORY = frozenset(("tmpfs", "ramfs", "devtmpfs"))
+"""Types of file systems that no other host can mount."""
 
 
 def file_system_type(path: Path, mounts: Path = MOUNTS) -> str:
@@ -40,6 +43,26 @@ def file_system_type(path: Path, mounts: Path = MOUNTS) -> str:
 def is_shared(path: Path, mounts: Path = MOUNTS) -> bool:
     """Whether several hosts may share the path's file system."""
     return file_system_type(path, mounts) in SHARED
+
+
+def is_of_one_host(path: Path, temporary: Iterable[str], shared: Path, mounts: Path = MOUNTS) -> bool:
+    """Whether only this host sees a path, as far as that can be known here.
+
+    Args:
+        temporary: folders that each host has to itself, unless they lie on a shared file system.
+        shared: a folder that all hosts see. What is on its file system is seen by all.
+    """
+    if _device(path) == _device(shared):
+        return False
+    kind, place = file_system_type(path, mounts), os.path.join(os.path.realpath(path), "")
+    inside = any(place.startswith(os.path.join(os.path.realpath(base), "")) for base in temporary)
+    return kind in IN_MEMORY or (inside and kind not in SHARED)
+
+
+def _device(path: Path) -> int:
+    """The number of the file system of a path, or of its nearest existing parent."""
+    existing = next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
+    return existing.stat().st_dev
 
 
 def _unescaped(text: str) -> str:

@@ -27,6 +27,8 @@ USER_TMPDIR = "BIGBATCH_USER_TMPDIR"
 """If TMPDIR is our private folder, this variable holds its earlier value; empty if it was not set."""
 SOCKET_PATH_LIMIT = 107  # bytes, AF_UNIX
 RAY_ADDS = 75  # bytes: /session_<date>_<time>_<pid>/sockets/plasma_store
+LEAST_FREE_BYTES = 32 << 20
+"""Ray's processes die without a message where their logs and sockets have no room."""
 OWNERLESS_S = 60.0
 """A folder that has had no owner for this long belongs to nobody."""
 OURS = frozenset(("r", "tls", "token", "start.log", f"{OWNER}.new"))
@@ -55,15 +57,32 @@ def make_private_folder(prefix: str, candidates: Sequence[str]) -> tuple[Path, I
     A lock on that file tells others that the folder is in use; it ends with this process in any case. Raises OSError
     with a message of one line if no candidate is suitable.
     """
+    reasons = []
     for base in candidates:
-        if is_short_enough(base, prefix) and os.access(base, os.W_OK | os.X_OK):
+        if why_not := _why_unsuitable(base, prefix):
+            reasons.append(f"{base} {why_not}")
+        else:
             folder = Path(base) / f"{prefix}{secrets.token_hex(2)}"
             folder.mkdir(mode=0o700)
             owner = (folder / f"{OWNER}.new").open("w")
             fcntl.flock(owner, fcntl.LOCK_EX)
             os.rename(folder / f"{OWNER}.new", folder / OWNER)  # visible only after it is locked
             return folder, owner
-    raise OSError(f"no writable, short node-local folder among {', '.join(candidates)}. Set TMPDIR to one.")
+    raise OSError(
+        f"Ray's files need a short, writable folder on {os.uname().nodename}, with {LEAST_FREE_BYTES >> 20} MiB free; "
+        f"got {', '.join(reasons)}. Make room, or set TMPDIR to such a folder."
+    )
+
+
+def _why_unsuitable(base: str, prefix: str) -> str | None:
+    """Why Ray's files cannot be in ``base``, in words; None if they can."""
+    if not is_short_enough(base, prefix):
+        return "(too long for sockets)"
+    if not os.access(base, os.W_OK | os.X_OK):
+        return "(not writable)"
+    stat = os.statvfs(base)
+    free = stat.f_bavail * stat.f_frsize
+    return f"({free >> 20} MiB free)" if free < LEAST_FREE_BYTES else None
 
 
 def temporary_folder_variables(folder: Path, env: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import os
 import re
+import resource
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -104,6 +105,39 @@ def wait_until(condition: Callable[[], bool], timeout_s: float, poll_s: float = 
             return False
         time.sleep(poll_s)
     return True
+
+
+RAY_THREADS, HEAD_THREADS = 150, 300
+"""What Ray needs at least of the limit ``ulimit -u``, on a node and on the head: with 2 CPUs and no work, Ray 2.60 has
+about 100 and 350 threads, and each thread counts. Beyond the limit its processes end without a word."""
+
+
+def check_thread_limit(least: int) -> None:
+    """Raise the user's limit of processes and threads as far as it goes. Raises OSError, in one line, if that is not
+    enough for ``least`` more. Root has no such limit."""
+    if os.geteuid() == 0:
+        return
+    limit, most = resource.getrlimit(resource.RLIMIT_NPROC)
+    if limit != most:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
+            limit = most
+    used = _threads_of_user()
+    if limit != resource.RLIM_INFINITY and used + least > limit:
+        raise OSError(
+            f"Ray needs at least {least} processes and threads on {os.uname().nodename}; got a limit of {limit} "
+            f"(ulimit -u), of which this user has {used}. Raise it in the shell that starts or submits this: ulimit -u "
+            f"{used + 10 * least}."
+        )
+
+
+def _threads_of_user() -> int:
+    """All threads of this user on this machine."""
+    count = 0
+    for pid in (*_own_pids(), os.getpid()):
+        with contextlib.suppress(OSError):
+            count += len(list((PROC / str(pid) / "task").iterdir()))
+    return count
 
 
 def _others(keep: Sequence[int]) -> list[int]:

@@ -6,6 +6,7 @@ Standard library only, Python 3.9: login nodes may have nothing else.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -57,9 +58,10 @@ def run(
     except subprocess.TimeoutExpired:
         raise SlurmSilent(f"{name} did not answer within {timeout_s:g} s. Try again later.") from None
     if done.returncode:
-        lines = (done.stderr or done.stdout).strip().splitlines()
+        lines = (done.stderr or done.stdout).strip().splitlines() or [f"exit code {done.returncode}"]
         kind = SlurmSilent if any(words in line for words in NO_ANSWER for line in lines) else SlurmError
-        raise kind(f"{name} failed: {lines[-1] if lines else f'exit code {done.returncode}'}")
+        # A site's wrapper or plug-in may say more, before and after Slurm's own words.
+        raise kind(f"{name} failed: {([line for line in lines if 'error: ' in line] or lines)[-1]}")
     return done.stdout
 
 
@@ -69,14 +71,14 @@ def hostnames(node_list: str) -> list[str]:
 
 
 def job_fields(job_id: str, timeout_s: float = COMMAND_S) -> dict[str, str]:
-    """The fields of ``scontrol show job``, by name; for a heterogeneous job, of its first component. Raises
+    """The fields of ``scontrol --details show job``, by name; for a heterogeneous job, of its first component. Raises
     SlurmError."""
     return component_fields(job_id, timeout_s)[0]
 
 
 def component_fields(job_id: str, timeout_s: float = COMMAND_S) -> list[dict[str, str]]:
     """The fields of each component of a job, in order. A usual job has one component. Raises SlurmError."""
-    text = run("scontrol", "--oneliner", "show", "job", job_id, timeout_s=timeout_s)
+    text = run("scontrol", "--oneliner", "--details", "show", "job", job_id, timeout_s=timeout_s)
     return slurm_values.parse_job_fields(text) or [{}]
 
 
@@ -87,8 +89,18 @@ def sbatch(
     arguments: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
 ) -> str:
-    """Run ``sbatch --parsable options script arguments``. Returns the job's id."""
-    return run("sbatch", "--parsable", *options, script, *arguments, env=env).strip().split(";")[0]
+    """Run ``sbatch --parsable options script arguments``. Returns the job's id.
+
+    A site's wrapper around sbatch may print a banner, and may leave ``--parsable`` out. Raises SlurmError if no line of
+    the output names a job.
+    """
+    said = run("sbatch", "--parsable", *options, script, *arguments, env=env).splitlines()
+    for line in reversed(said):
+        found = re.fullmatch(r"(?:Submitted batch job )?(\d+)(?:;\S+| on cluster \S+)?", line.strip())
+        if found:
+            return found[1]
+    last = repr(said[-1]) if said else "nothing"
+    raise SlurmError(f"sbatch must print the job's id; got {last}. `squeue --me` shows whether the job is there.")
 
 
 def scancel(job_id: str, *, signal: str | None = None, steps_only: bool = False) -> None:
@@ -144,6 +156,14 @@ def kill_wait_s(timeout_s: float = COMMAND_S) -> float:
     except SlurmError:
         answer = {}
     return float(slurm_values.read_count(answer.get("KillWait", "").partition(" ")[0]) or KILL_WAIT_S)  # "30 sec"
+
+
+def node_hosts() -> list[str]:
+    """The host names of all nodes of the cluster; empty if Slurm does not say."""
+    try:
+        return run("sinfo", "--noheader", "--Node", "--format=%n").split()
+    except SlurmError:
+        return []
 
 
 def usable_nodes(partition: str, features: str = "", gres: str = "") -> list[str]:

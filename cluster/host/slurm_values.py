@@ -149,8 +149,11 @@ def parse_config(text: str) -> dict[str, str]:
 
 
 def first_host(node_list: str) -> str:
-    """``jwb[0021-0024,0101],x1`` → ``jwb0021``. Does not need Slurm, which a container may lack. Raises ValueError."""
-    match = re.match(r"([^,\[]+)(?:\[(\d+)[^\]]*\]([^,\[]*))?", node_list)
-    if match is None:
+    """``jwb[0021-0024,0101],x1`` → ``jwb0021``, ``r[1-2]n[03-04]`` → ``r1n03``.
+
+    Does not need Slurm, which a container may lack. Raises ValueError.
+    """
+    first = re.sub(r"\[(\d+)[^\]]*\]", r"\1", node_list).partition(",")[0]
+    if not first or "[" in first:
         raise ValueError(f"not a node list of Slurm: {node_list!r}")
-    return "".join(part or "" for part in match.groups())
+    return first

@@ -59,6 +59,7 @@ Signs of life.
 A controller of Slurm that does not answer.
 
     SILENT_S 300             a job, for any answer
+      GRANT_S 60             between two questions whether Slurm has changed the job's end or its nodes
       COMMAND_S 30           one command
 """
 
@@ -148,5 +149,7 @@ HUNG_DRAIN_S = 5.0
 
 SILENT_S = 300.0
 """How long a job waits for a silent controller. A cancelled job is killed earlier."""
+GRANT_S = 60.0
+"""Interval between two questions about a running job: an administrator may have changed its time limit."""
 COMMAND_S = 30.0
 """Timeout of one Slurm command."""

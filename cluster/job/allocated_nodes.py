@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 
 from bigbatch.cluster.host import slurm_commands, slurm_values, waits
+from bigbatch.cluster.job.successor import DEVICE_VARIABLES
 
 ASK_AGAIN_S = 1.0
 
@@ -34,6 +35,13 @@ class Allocation:
     gpus_per_node: int
     end_time: float | None
     restart_count: int
+    work_folder: str | None = None
+    """Where Slurm was told to run the job; None if it did not answer."""
+
+    @property
+    def start_id(self) -> str:
+        """This start of the job: its id and the number of its restart."""
+        return f"{self.job_id}.{self.restart_count}"
 
     @property
     def head(self) -> AllocatedNode:
@@ -54,31 +62,83 @@ class Allocation:
 
 
 def read_allocation(
-    env: Mapping[str, str] | None = None,
+    env: MutableMapping[str, str] | None = None,
     hostnames: Callable[[str], list[str]] = slurm_commands.hostnames,
     fields: Callable[[str], dict[str, str]] = slurm_commands.job_fields,
 ) -> Allocation:
-    """The allocation around this process. Raises NoAllocation outside one, SlurmError if Slurm does not answer."""
+    """The allocation around this process. Removes other jobs' variables from ``env`` (default: this process's).
+
+    Raises NoAllocation outside an allocation, SlurmError if Slurm does not say what no variable does.
+    """
     env = os.environ if env is None else env
     if not env.get("SLURM_JOB_ID") or not env.get("SLURM_JOB_NODELIST"):
         raise NoAllocation(
             "this runs inside a Slurm job; got no SLURM_JOB_ID. Write: sbatch [-N 4 …] cluster/ray_head_workers.slurm "
             "--space large_batch …"
         )
+    job_id = env["SLURM_JOB_ID"]
+    end_time = slurm_values.seconds_since_epoch(env.get("SLURM_JOB_END_TIME"))
+    about = _about(job_id, fields, needed=end_time is None or bool(env.get("SLURM_ARRAY_TASK_ID")))
+    forget_outer_job(env, about)
     if env.get("SLURM_ARRAY_TASK_ID"):  # one task's id may mean the whole array, and would end the other tasks
         raise NoAllocation(
             f"a search must be its own job, not a task of an array; got --array (task {env['SLURM_ARRAY_TASK_ID']}). "
             "Submit it once for each search, with --study NAME."
         )
-    job_id = env["SLURM_JOB_ID"]
     gpus = slurm_values.granted_gpus_here(env)
     return Allocation(
         job_id=job_id,
         nodes=tuple(_nodes(env, hostnames)),
         gpus_per_node=slurm_values.count_listed_devices(env.get("CUDA_VISIBLE_DEVICES")) if gpus is None else gpus,
-        end_time=_end_time(env, job_id, fields),
+        end_time=slurm_values.seconds_since_epoch(about.get("EndTime")) if end_time is None else end_time,
         restart_count=slurm_values.read_count(env.get("SLURM_RESTART_COUNT")) or 0,
+        work_folder=about.get("WorkDir"),
     )
+
+
+def _about(job_id: str, fields: Callable[[str], dict[str, str]], *, needed: bool) -> dict[str, str]:
+    """What Slurm says about the job; empty if it says nothing and that is not ``needed``."""
+    try:
+        return fields(job_id)
+    except slurm_commands.SlurmError:
+        if needed:
+            raise
+        return {}
+
+
+OF_GPUS = (
+    *("SLURM_GPUS", "SLURM_JOB_GPUS", "SLURM_STEP_GPUS", "SLURM_GRES", "SLURM_TRES_PER_TASK", "SLURM_NTASKS_PER_GPU"),
+    *("SLURM_GPU_", "SLURM_MEM_PER_GPU", "SLURM_CPUS_PER_GPU", *DEVICE_VARIABLES),
+)
+MEMORY_FIELDS = {
+    "SLURM_MEM_PER_GPU": "MemPerTres",
+    "SLURM_MEM_PER_CPU": "MinMemoryCPU",
+    "SLURM_MEM_PER_NODE": "MinMemoryNode",
+}
+
+
+def forget_outer_job(env: MutableMapping[str, str], about: Mapping[str, str]) -> None:
+    """Remove the variables of another job, from whose shell or task this one was submitted.
+
+    sbatch hands its whole environment on, and Slurm replaces only what it sets for the new job. What stays would make
+    this job a task of the other one's array, or give it that one's memory; srun then refuses every step ("mutually
+    exclusive").
+
+    Args:
+        about: what ``scontrol --details show job`` says about this job; empty: nothing is removed.
+    """
+    if not about:
+        return
+    others = ["SLURM_STEP"]  # a batch script is no step of srun
+    others += [] if "ArrayTaskId" in about else ["SLURM_ARRAY_"]
+    others += ["SLURM_RESTART_COUNT"] if about.get("Restarts") == "0" else []
+    if "HetJobId" not in about:  # else this is said of the first component alone
+        others += ["SLURM_HET_"]
+        others += OF_GPUS if "JOB_GRES" in about and not slurm_values.gres_count(about["JOB_GRES"], "gpu") else []
+        asked = next((name for name, field in MEMORY_FIELDS.items() if slurm_values.is_set(about.get(field))), None)
+        others += [name for name in MEMORY_FIELDS if asked not in (None, name)]
+    for name in [name for name in env if name.startswith(tuple(others))]:
+        del env[name]
 
 
 def await_allocation(stop: Sequence[int], say: Callable[[str], None]) -> Allocation:
@@ -128,12 +188,3 @@ def node_cpus(env: Mapping[str, str], nodes: int, suffix: str = "") -> list[int]
         return [per_task * count for count in tasks]
     counts = slurm_values.per_node(env.get(f"SLURM_JOB_CPUS_PER_NODE{suffix}"))
     return counts if len(counts) == nodes else []
-
-
-def _end_time(env: Mapping[str, str], job_id: str, fields: Callable[[str], dict[str, str]]) -> float | None:
-    from_environment = slurm_values.seconds_since_epoch(env.get("SLURM_JOB_END_TIME"))
-    return (
-        slurm_values.seconds_since_epoch(fields(job_id).get("EndTime"))
-        if from_environment is None
-        else from_environment
-    )

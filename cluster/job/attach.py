@@ -15,11 +15,12 @@ from pathlib import Path
 
 from bigbatch.cluster.host import slurm_commands
 from bigbatch.cluster.host.allocation import job_start
+from bigbatch.cluster.host.lease import FILE as LEASE
 from bigbatch.cluster.host.waits import LENT_LEAVE_S
 from bigbatch.cluster.job import billing
 from bigbatch.cluster.job.allocated_nodes import Allocation, NoAllocation, await_allocation
 from bigbatch.cluster.job.checks import WRONG_INPUT, BadInput
-from bigbatch.cluster.job.driver import drain_in_ray
+from bigbatch.cluster.job.driver import drain_in_ray, forget_in_ray
 from bigbatch.cluster.job.node_steps import NodeSteps
 from bigbatch.cluster.node import credentials, ray_commands
 from bigbatch.cluster.node.node_process import CONTROL_FILE
@@ -63,7 +64,8 @@ class Attachment:
             folder = job_record.job_folder(self._main_id)
             own = f"{allocation.job_id}.{allocation.restart_count}.{len(stays)}"
             tls = (folder / credentials.TLS_FOLDER).exists()
-            nodes = NodeSteps(allocation.job_id, own, folder, tls, main.metrics_port)
+            sees = [Path(main.study_folder) / LEASE] if main.study_folder else []
+            nodes = NodeSteps(allocation.job_id, own, folder, tls, main.metrics_port, sees=sees)
             nodes.follow(run_id)
             try:
                 nodes.prepare()
@@ -162,6 +164,7 @@ class Attachment:
         """Wait until the nodes have ended or a signal comes. Returns whether one of them was in the cluster."""
         for node in allocation.nodes:
             nodes.start(node, main.address)
+        env = self._ray_environment(main, folder)
         said: set[str] = set()
         next_look = 0.0
         while nodes.living() and not self._signals:
@@ -175,6 +178,8 @@ class Attachment:
             for name, reason in nodes.look().items():
                 self._lent.left([name])
                 self._say(f"{name} has left: {reason}")
+                if (status := nodes.status(name)) is not None and status.ip:
+                    forget_in_ray(allocation.job_id, status.ip, reason, env)
             if time.monotonic() >= next_look:
                 next_look = time.monotonic() + LOOK_S
                 for name in nodes.hung()[0]:  # the job that borrows the node drains it
@@ -186,17 +191,18 @@ class Attachment:
             nodes.hold()
             statuses = [nodes.status(name) for name in nodes.living()]
             addresses = [status.ip for status in statuses if status is not None]
-            certificates = folder / credentials.TLS_FOLDER / "driver"
-            token = folder / credentials.TOKEN_FILE
-            env = ray_commands.ray_environment(
-                main.address or "", token, certificates if certificates.exists() else None
-            )
             if signal.SIGUSR1 in self._signals:
                 drain_in_ray(addresses, "the lent allocation ends", env)
                 self._wait_for_work(nodes)
         else:
             self._say(f"no node is left in the cluster of job {self._main_id}; waiting for its next start")
         return bool(said)
+
+    def _ray_environment(self, main: job_record.JobRecord, folder: Path) -> dict[str, str]:
+        """The environment of a process that talks to the borrowing job's Ray."""
+        certificates = folder / credentials.TLS_FOLDER / "driver"
+        token = folder / credentials.TOKEN_FILE
+        return ray_commands.ray_environment(main.address or "", token, certificates if certificates.exists() else None)
 
     def _wait_for_work(self, nodes: NodeSteps) -> None:
         deadline = time.monotonic() + LENT_LEAVE_S

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from bigbatch.cluster.host import slurm_commands
+from bigbatch.cluster.host import mounts, processes, slurm_commands
 from bigbatch.cluster.host.allocation import PLANNED_NODES, planned_nodes_text
-from bigbatch.cluster.host.lease import Lease, StudyHeld
+from bigbatch.cluster.host.lease import FILE, Lease, StudyHeld
+from bigbatch.cluster.host.private_folder import base_folders
 from bigbatch.cluster.job import options
 from bigbatch.cluster.job.allocated_nodes import Allocation
 from bigbatch.cluster.record import job_record
@@ -35,6 +36,14 @@ def check_commands() -> None:
             )
 
 
+def check_thread_limit() -> None:
+    """Raise BadInput if the user's limit of processes and threads is too low for Ray's head."""
+    try:
+        processes.check_thread_limit(processes.HEAD_THREADS)
+    except OSError as error:
+        raise BadInput(str(error)) from None
+
+
 def check_workers_fit_allocation(chosen: options.JobOptions, allocation: Allocation) -> None:
     """Raise BadInput if a trial needs more than the allocation has: it would wait for ever."""
     wanted = options.workers(chosen)
@@ -54,6 +63,51 @@ def check_time(chosen: options.JobOptions, allocation: Allocation) -> None:
         raise BadInput(
             f"the job's time limit must leave {SHORTEST_RUN_S:.0f} s before trials save themselves, "
             f"{chosen.margin_s:.0f} s (--margin) from its end; got {left:.0f} s. Write sbatch --time={least} or more."
+        )
+
+
+def check_places(study: Path | None, cwd: Path, allocation: Allocation) -> None:
+    """Raise BadInput if Slurm could not go to the job's work folder, or the study would lie on this node's own disk.
+
+    Slurm then goes to /tmp without ending the job. What lies there is lost with the job, or found by nobody.
+    """
+    asked = allocation.work_folder
+    if asked and not os.path.isdir(asked):
+        raise BadInput(
+            f"the job's work folder must be on a file system that the nodes see; got {asked!r}, which "
+            f"{allocation.head.name} does not have (Slurm went to {str(cwd)!r}). Submit from a shared folder, or write "
+            "sbatch --chdir=FOLDER."
+        )
+    submitted_on = os.environ.get("SLURM_SUBMIT_HOST", "").partition(".")[0]
+    here = {os.uname().nodename.partition(".")[0], os.environ.get("SLURMD_NODENAME", "")}
+    if study and submitted_on and submitted_on not in here and _is_of_one_host(study):
+        raise BadInput(
+            f"a study must be on a file system that the nodes share; got {str(study.parent)!r}, which is "
+            f"{allocation.head.name}'s own. Write --output with a shared folder."
+        )
+
+
+def _is_of_one_host(study: Path) -> bool:
+    return mounts.is_of_one_host(study, base_folders(), job_record.records_home())
+
+
+def places(chosen: options.JobOptions, study: Path | None, cwd: Path) -> list[Path]:
+    """What every node of a job must see. The study's lease is new: an older folder of the same name has another."""
+    found = [cwd, study and study / FILE, options.data_folder(chosen, cwd)]
+    return [path for path in found if path is not None]
+
+
+def check_nodes_see(blind: Mapping[str, str], allocation: Allocation) -> None:
+    """Raise BadInput if no other node sees what the first one sees.
+
+    ``blind``: name → reason of each node that does not. If only some do not, they are at fault, and the job goes on
+    without them.
+    """
+    others = [node.name for node in allocation.nodes[1:]]
+    if others and blind.keys() >= set(others):
+        raise BadInput(
+            f"work folder, --output and --data must be on a file system that all nodes share; {blind[others[0]]}. "
+            "Write folders that are."
         )
 
 

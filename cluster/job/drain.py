@@ -32,17 +32,17 @@ class TimeLeft:
     """
 
     def __init__(self, end_time: float | None, margin_s: float, kill_wait_s: float) -> None:
-        self._end_time, self._margin_s, self._kill_wait_s = end_time, margin_s, kill_wait_s
+        self.end_time, self._margin_s, self._kill_wait_s = end_time, margin_s, kill_wait_s
 
     def deadline(self, early: EarlySignal | None = None) -> float:
         """When trials must save, seconds since the epoch; 0 without a limit.
 
         ``early``: the early signal of the last start. If it is known to come again, this is its time.
         """
-        if not self._end_time:
+        if not self.end_time:
             return 0.0
-        signalled = self._end_time - early.left_s if early is not None and early.sure else 0.0
-        return signalled if signalled > time.time() else self._end_time - self._margin_s
+        signalled = self.end_time - early.left_s if early is not None and early.sure else 0.0
+        return signalled if signalled > time.time() else self.end_time - self._margin_s
 
     def environment(self, early: EarlySignal | None) -> dict[str, str]:
         """Variables that tell the driver how much time it has."""
@@ -52,7 +52,7 @@ class TimeLeft:
 
     def patience_s(self) -> float:
         """Seconds to wait for a silent controller."""
-        left = self._end_time - time.time() - GIVE_UP_REST_S if self._end_time else SILENT_S
+        left = self.end_time - time.time() - GIVE_UP_REST_S if self.end_time else SILENT_S
         return max(0.0, min(SILENT_S, left))
 
     @property
@@ -66,7 +66,7 @@ class TimeLeft:
             return CANCELLED_SAVE_S
         if watch.killed_soon or watch.cause is Cause.UNEXPLAINED:
             return max(2.0, self._kill_wait_s - KILLED_REST_S)
-        left = self._end_time - time.time() - LIMIT_REST_S if self._end_time else SAVE_S
+        left = self.end_time - time.time() - LIMIT_REST_S if self.end_time else SAVE_S
         return max(2.0, min(self.save_s, left))
 
 

@@ -83,9 +83,19 @@ def drain_in_ray(addresses: Sequence[str], reason: str, env: Mapping[str, str], 
 
     Ray asks the node itself. A hung node does not answer, so the timeout is short.
     """
+    _ask_gcs(["drain", reason, *addresses], env, timeout_s)
+
+
+def forget_in_ray(job_id: str, address: str, reason: str, env: Mapping[str, str]) -> None:
+    """Tell Ray that a node of ``job_id`` has ended, in the background: the process takes seconds to load Ray."""
+    words, timeout_s = ["gone", job_id, reason, address], 30.0
+    threading.Thread(target=_ask_gcs, args=(words, env, timeout_s), daemon=True).start()
+
+
+def _ask_gcs(words: Sequence[str], env: Mapping[str, str], timeout_s: float) -> None:
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         subprocess.run(
-            [ray_python(), "-m", "bigbatch.cluster.node.gcs", "drain", reason, *addresses],
+            [ray_python(), "-m", "bigbatch.cluster.node.gcs", *words],
             cwd=IMPORT_ROOT,
             env=dict(env),
             stdout=subprocess.DEVNULL,

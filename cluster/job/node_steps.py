@@ -6,7 +6,7 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from bigbatch.cluster.host.root import IMPORT_ROOT
 from bigbatch.cluster.host.waits import NODES_END_S
 from bigbatch.cluster.job.allocated_nodes import AllocatedNode
 from bigbatch.cluster.node.heartbeats import Heartbeats
-from bigbatch.cluster.node.node_process import CONTROL_FILE, NODES_FOLDER
+from bigbatch.cluster.node.node_process import BLIND, CONTROL_FILE, NODES_FOLDER
 from bigbatch.cluster.node.node_status import NodeOrders, NodeStatus
 
 # Variables that sbatch leaves for srun. They would ask for more, or less, than one task on each node.
@@ -29,11 +29,24 @@ MEMORY = ("SLURM_MEM_PER_NODE", "SLURM_MEM_PER_CPU", "SLURM_MEM_PER_GPU")
 
 
 class NodeSteps:
-    """The steps of one start of a job (``run_id``); the folder is on a file system that all nodes share."""
+    """The steps of one start of a job (``run_id``).
 
-    def __init__(self, job_id: str, run_id: str, record: Path, tls: bool, metrics_port: int | None = None) -> None:
+    Args:
+        record: the job's folder, on a file system that all nodes share.
+        sees: files and folders that every node must see.
+    """
+
+    def __init__(
+        self,
+        job_id: str,
+        run_id: str,
+        record: Path,
+        tls: bool,
+        metrics_port: int | None = None,
+        sees: Sequence[Path] = (),
+    ) -> None:
         self._job_id, self._run_id, self._record, self._tls = job_id, run_id, record, tls
-        self._metrics_port = metrics_port
+        self._metrics_port, self._sees = metrics_port, sees
         self._steps: dict[str, subprocess.Popen[bytes]] = {}
         self._started: dict[str, tuple[AllocatedNode, str | None]] = {}
         self._not_again: set[str] = set()
@@ -42,6 +55,8 @@ class NodeSteps:
         self._control_file, self._suffix, self._follow = CONTROL_FILE, "", ""
         self.gone: dict[str, str] = {}
         """Name → reason of each node whose step has ended."""
+        self.blind: dict[str, str] = {}
+        """Those of them that do not see the job's folders."""
 
     def follow(self, run_id: str) -> None:
         """Lend these nodes to the run ``run_id`` of another job, whose folder we use. The nodes end with that run."""
@@ -101,6 +116,7 @@ class NodeSteps:
             self._suffix,
         ]
         command += ["--follow", self._follow] if self._follow else []
+        command += [word for path in self._sees for word in ("--sees", str(path))]
         command += [] if self._metrics_port is None else ["--metrics-port", str(self._metrics_port)]
         return command + (["--join", address] if address else []) + (["--tls"] if self._tls else [])
 
@@ -122,13 +138,19 @@ class NodeSteps:
         for name, step in list(self._steps.items()):
             if name not in self.gone and step.poll() is not None:
                 status = self.status(name)
-                if status is None and not (name in self._not_again or self._orders.stop):
+                if step.returncode == BLIND:
+                    self.blind[name] = (status and status.reason) or f"{name} does not see {self._record}"
+                elif status is None and not (name in self._not_again or self._orders.stop):
                     self._not_again.add(name)
                     self.start(*self._started[name])
                     continue
                 lost = f"lost: its step ended without a report (exit code {step.returncode})"
                 has_reported_end = status is not None and status.state == "ended"
-                news[name] = (status and status.reason) or ("as it was told" if has_reported_end else lost)
+                news[name] = (
+                    self.blind.get(name)
+                    or (status and status.reason)
+                    or ("as it was told" if has_reported_end else lost)
+                )
         self.gone.update(news)
         return news
 
@@ -136,10 +158,10 @@ class NodeSteps:
         """Names of the nodes whose step runs."""
         return [name for name in self._steps if name not in self.gone]
 
-    def signalled(self) -> bool:
-        """Whether Slurm has sent SIGTERM to a step."""
-        found = [self.status(name) for name in self.living()]
-        return any(status is not None and status.signalled for status in found)
+    def signalled(self) -> list[str]:
+        """Names of the nodes whose step has got SIGTERM from Slurm."""
+        found = {name: self.status(name) for name in self.living()}
+        return [name for name, status in found.items() if status is not None and status.signalled]
 
     def hung(self) -> tuple[list[str], list[str]]:
         """The own living nodes that hang, and the lent ones that hang, named as in ``lent``.

@@ -129,6 +129,13 @@ def study_folder(options: JobOptions, default_name: str, cwd: Path) -> Path | No
     return Path(os.path.abspath(cwd / os.path.expanduser(output) / study))
 
 
+def data_folder(options: JobOptions, cwd: Path) -> Path | None:
+    """The folder of ``--data``; None if that names no path, and for a command of the user's own."""
+    data = value_of(options.arguments, "--data") or ""
+    path = cwd / os.path.expanduser(data)
+    return Path(os.path.abspath(path)) if data and (path.is_dir() or (os.sep in data and ".py" not in data)) else None
+
+
 def driver_command(options: JobOptions, default_name: str, address: str, folder: Path | None, again: bool) -> list[str]:
     """The driver's command line.
 

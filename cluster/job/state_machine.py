@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from bigbatch.cluster.host import private_folder, slurm_commands
@@ -26,6 +27,7 @@ from bigbatch.cluster.job import billing, checks, drain, early_signal, options, 
 from bigbatch.cluster.job.allocated_nodes import Allocation, NoAllocation, await_allocation
 from bigbatch.cluster.job.checks import WRONG_INPUT, BadInput
 from bigbatch.cluster.job.driver import Driver, GcsWatch, driver_environment
+from bigbatch.cluster.job.grant import Grant
 from bigbatch.cluster.job.node_steps import NodeSteps
 from bigbatch.cluster.job.policy import Action, Cause, Decision, Situation, decide
 from bigbatch.cluster.job.watch import POLL_S, JobWatch
@@ -105,6 +107,7 @@ class Job:
         except (NoAllocation, slurm_commands.SlurmError) as error:
             raise BadInput(str(error)) from None
         checks.check_commands()
+        checks.check_thread_limit()
         checks.check_workers_fit_allocation(self._options, allocation)
         checks.check_time(self._options, allocation)
         kill_wait_s = slurm_commands.kill_wait_s(timeout_s=5)  # ask now: later the controller may be too busy
@@ -115,6 +118,7 @@ class Job:
         self._again = before is not None or allocation.restart_count > 0
         self._default_study = restart.default_study_name(allocation.job_id)
         self._study = options.study_folder(self._options, self._default_study, self._cwd)
+        checks.check_places(self._study, self._cwd, allocation)
         self._record = restart.first_record(allocation, self._options, self._study, before)
         self._early = early_signal.last_early_signal(before)
         self._folder = job_record.job_folder(allocation.job_id)
@@ -137,9 +141,9 @@ class Job:
             self._authority = credentials.make_authority(self._folder) if self._options.tls else None
             # The driver's temporary files are removed with the job.
             self._tmp = self._clean_up.enter_context(private_folder.temporary_folder(self._allocation.job_id))
-            run_id = f"{self._allocation.job_id}.{self._allocation.restart_count}"
-            tls, metrics_port = self._options.tls, self._options.metrics_port
-            self._nodes = NodeSteps(self._allocation.job_id, run_id, self._folder, tls, metrics_port)
+            allocation, tls, metrics_port = self._allocation, self._options.tls, self._options.metrics_port
+            places = checks.places(self._options, self._study, self._cwd)
+            self._nodes = NodeSteps(allocation.job_id, allocation.start_id, self._folder, tls, metrics_port, places)
             self._nodes.prepare()
         except (credentials.CredentialError, OSError) as error:
             raise BadInput(str(error)) from None
@@ -148,12 +152,13 @@ class Job:
         if not self._options.command and not self._again:
             command = options.driver_command(self._options, self._default_study, "auto", self._study, self._again)
             self._check = checks.ArgumentCheck(command, self._cwd, self._tmp, self._allocation)
-        chores = [task for task in (self._check and self._check.look, self._lease and self._lease.renew) if task]
+        see = partial(checks.check_nodes_see, self._nodes.blind, self._allocation)
+        chores = [task for task in (self._check and self._check.look, self._lease and self._lease.renew, see) if task]
         self._job_watch = JobWatch(
             record=self._record,
             nodes=self._nodes,
             head=self._allocation.head.name,
-            deadline=self._left.deadline(),
+            grant=Grant(self._record, self._left, self._early, self._say, self._save),
             signals=self._signals,
             chores=chores,
             say=self._say,
@@ -177,11 +182,7 @@ class Job:
             status = self._nodes.status(head.name)
         self._record.address = f"{status.ip}:{status.ports.gcs}"
         self._record.dashboard_port = status.ports.dashboard
-        certificates = None
-        if self._authority:
-            certificates = credentials.make_certificate(
-                self._authority, self._authority / "driver", ["localhost", head.name], [status.ip, "127.0.0.1"]
-            )
+        certificates = credentials.driver_certificate(self._authority, head.name, status.ip)
         self._env = self._job_watch.env = ray_commands.ray_environment(
             self._record.address, self._token, certificates, metrics=self._options.metrics_port is not None
         )
@@ -240,6 +241,7 @@ class Job:
 
     def _drain(self) -> State:
         assert self._job_watch.cause is not None
+        self._job_start.ends_at = self._left.end_time  # an administrator may have moved it
         self._job_start.driver_is_to_end()
         self._note_early_signal()
         code = None
@@ -321,7 +323,7 @@ class Job:
         )
 
     def _note_early_signal(self) -> None:
-        usr1, end = self._job_watch.usr1_at, self._allocation.end_time
+        usr1, end = self._job_watch.usr1_at, self._left.end_time
         self._early = early_signal.note_early_signal(usr1, time.time(), end, self._options.margin_s, self._early)
         self._record.early_signal = dataclasses.asdict(self._early) if self._early else None
         if self._early and usr1:

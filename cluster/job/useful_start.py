@@ -81,7 +81,7 @@ class JobStart:
     """
 
     def __init__(self, study: Path | None, ends_at: float | None, margin_s: float) -> None:
-        self._study, self._ends_at, self._margin_s = study, ends_at, margin_s
+        self._study, self.ends_at, self._margin_s = study, ends_at, margin_s
         self._before = saved_work(study)
         self._began_at = time.time()
         self._driver_began_at = self._driver_ended_at = 0.0
@@ -90,9 +90,9 @@ class JobStart:
         """A message, before nodes start, if an epoch of this study is known to be too long for this start; else
         None."""
         longest = self._longest_epoch_s()
-        if self._ends_at is None or not longest:
+        if self.ends_at is None or not longest:
             return None
-        left = self._ends_at - self._margin_s - self._began_at
+        left = self.ends_at - self._margin_s - self._began_at
         if longest <= left:
             return None
         enough = _minutes(longest + self._margin_s + USUAL_START_UP_S)
@@ -120,12 +120,12 @@ class JobStart:
         return StartResult(useful=False, epochs=False, too_short=self._too_short(early))
 
     def _too_short(self, early: EarlySignal | None) -> str | None:
-        if self._ends_at is None or not self._driver_began_at:
+        if self.ends_at is None or not self._driver_began_at:
             return None
         each_start = early is not None and early.sure
-        if self._ends_at - self._driver_ended_at > self._margin_s + SLURM_EARLY_S and not each_start:
+        if self.ends_at - self._driver_ended_at > self._margin_s + SLURM_EARLY_S and not each_start:
             return None  # somebody may have ended it by hand
-        whole = self._ends_at - self._began_at
+        whole = self.ends_at - self._began_at
         had = self._driver_ended_at - self._driver_began_at
         needed = max(2 * whole, whole - had + self._longest_epoch_s())
         return (

@@ -7,14 +7,18 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from bigbatch.cluster.host import slurm_commands, slurm_values, waits
 from bigbatch.cluster.host.waits import CRASH_OR_SIGNAL_S, HUNG_DRAIN_S
-from bigbatch.cluster.job.driver import drain_in_ray
+from bigbatch.cluster.job.driver import drain_in_ray, forget_in_ray
 from bigbatch.cluster.job.node_steps import NodeSteps
 from bigbatch.cluster.job.policy import Cause, cause_of_signal
 from bigbatch.cluster.node.node_status import NodeStatus
 from bigbatch.cluster.record.job_record import JobRecord
+
+if TYPE_CHECKING:
+    from bigbatch.cluster.job.grant import Grant
 
 POLL_S = 0.1
 LOOK_S = 0.5
@@ -54,7 +58,7 @@ class JobWatch:
     Args:
         record: the job's record. Nodes that are given up and jobs that lend nodes are noted in it.
         head: the head's name.
-        deadline: when trials must save, seconds since the epoch; 0: no time limit.
+        grant: knows when trials must save.
         chores: other tasks to do regularly; an error in one of them ends the wait.
         say: writes a line to the job's log.
         save: writes the record.
@@ -65,13 +69,13 @@ class JobWatch:
         record: JobRecord,
         nodes: NodeSteps,
         head: str,
-        deadline: float,
+        grant: Grant,
         signals: list[int],
         chores: Sequence[Callable[[], None]],
         say: Callable[[str], None],
         save: Callable[[], None],
     ) -> None:
-        self._record, self._nodes, self._head, self._deadline = record, nodes, head, deadline
+        self._record, self._nodes, self._head, self._grant = record, nodes, head, grant
         self._signals, self._chores, self._say, self._save = signals, chores, say, save
         self._next_look = 0.0
         self._lost_loans: set[str] = set()
@@ -134,15 +138,16 @@ class JobWatch:
 
     def _take_notice(self) -> None:
         if signal.SIGTERM in self._signals or signal.SIGINT in self._signals:
+            self._nodes.hold()  # before Slurm is asked: it may take longer to answer than a node waits
             self.classify("SIGTERM")
         elif signal.SIGUSR1 in self._signals:
             self.usr1_at = time.time()
             self.stop_because(Cause.TIME_LIMIT, "SIGUSR1: the time limit is near")
-        elif self._deadline and time.time() >= self._deadline:
+        elif self._grant.is_near_its_end():
             self.stop_because(Cause.TIME_LIMIT, "the time limit is near (--margin)")
         elif time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + LOOK_S
-            for chore in self._chores:
+            for chore in (self._grant.look, *self._chores):
                 chore()
             self._look_at_nodes()
 
@@ -153,14 +158,22 @@ class JobWatch:
                 return
             self._say(f"node {name} is gone: {reason}; continuing with {len(self._nodes.living())}")
             self.exclude(name, reason)
+            status = self._nodes.status(name)
+            if self.env and status is not None and status.ip:  # trials there go on elsewhere at once
+                forget_in_ray(self._record.job_id, status.ip, reason, self.env)
         self._give_up_hung_nodes()
         lenders = sorted({status.job for name, status in self._nodes.lent().items() if name not in self._lost_loans})
         if self._record.attached != lenders:
             self._record.attached = lenders
             self._say(f"nodes are lent by {', '.join(lenders) or 'nobody any more'}")
             self._save()
-        if self._nodes.signalled() and not self._signals:
-            self.classify("SIGTERM to the steps", only_if_certain=True)
+        signalled = self._nodes.signalled()
+        if signalled and not self._signals:
+            # With the head's step the cluster ends. If Slurm ends nothing, it was `scancel --signal=TERM`: trials save.
+            head = self._head in signalled
+            if head:
+                self._nodes.hold()
+            self.classify("SIGTERM to the steps", only_if_certain=not head)
 
     def _give_up_hung_nodes(self) -> None:
         own, lent = self._nodes.hung()

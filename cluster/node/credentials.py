@@ -61,6 +61,13 @@ def make_certificate(authority: Path, folder: Path, names: Sequence[str], addres
     return folder
 
 
+def driver_certificate(authority: Path | None, head: str, address: str) -> Path | None:
+    """The certificate of processes that the job itself starts on the head; None without an authority."""
+    if authority is None:
+        return None
+    return make_certificate(authority, authority / "driver", ["localhost", head], [address, "127.0.0.1"])
+
+
 def credential_variables(token: Path, certificates: Path | None) -> dict[str, str]:
     """Variables with which a Ray process shows the job's credentials and demands them from others."""
     values = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}

@@ -36,6 +36,10 @@ POLL_S = 0.1
 CONTROL_POLL_S = 0.5
 KEPT_LOG_BYTES = 20 * 2**20
 STARTED = "Ray runtime started"
+BLIND = 3
+"""Exit code of a node that does not see the job's folders: it may not be able to report that."""
+SEE_S = 5.0
+"""Time for a file that another node has just made to be seen on a network file system."""
 
 
 class NodeProcess:
@@ -47,6 +51,7 @@ class NodeProcess:
         self._run_id: str = arguments.run_id
         self._gcs: str | None = arguments.join
         self._tls: bool = arguments.tls
+        self._sees: list[Path] = [self._record, *arguments.sees]
         self._metrics_port: int | None = arguments.metrics_port
         self._job_id: str = arguments.job
         self._control_file, self._follow = self._record / arguments.control, arguments.follow
@@ -57,12 +62,16 @@ class NodeProcess:
         self._orders = NodeOrders()
 
     def run(self) -> int:
-        """Run until the end. Returns the exit code: 0 if it ended as told, 1 if Ray or the node failed."""
+        """Run until the end. Returns the exit code: 0 if it ended as told, 1 if Ray or the node failed, or BLIND."""
         self._take_signals()
+        if not processes.wait_until(lambda: all(path.exists() for path in self._sees), SEE_S):
+            unseen = next(path for path in self._sees if not path.exists())
+            return self._fail(f"{self._name} does not see {unseen}", BLIND)
         processes.adopt_orphans()
         for folder in private_folder.remove_stale():
             print(f"removed {folder}, left behind by a killed job", flush=True)
         try:
+            processes.check_thread_limit(processes.RAY_THREADS if self._gcs else processes.HEAD_THREADS)
             self._ip = network.own_address(self._name)
             self._share = ray_commands.node_resources()
             self._report(replace(self._status, state="starting", ip=self._ip, **asdict(self._share)))
@@ -70,10 +79,15 @@ class NodeProcess:
                 failure = self._serve(folder)
         except (OSError, credentials.CredentialError) as error:
             failure = str(error)
-        self._report(replace(self._status, state="failed" if failure else "ended", reason=failure))
         if failure:
-            print(f"error: {failure}", file=sys.stderr, flush=True)
-        return 1 if failure else 0
+            return self._fail(failure, 1)
+        self._report(replace(self._status, state="ended"))
+        return 0
+
+    def _fail(self, reason: str, code: int) -> int:
+        self._report(replace(self._status, state="failed", reason=reason))
+        print(f"error: {reason}", file=sys.stderr, flush=True)
+        return code
 
     def _serve(self, folder: Path) -> str | None:
         """Keep Ray running until told to end. Returns why it failed, or None."""
@@ -230,6 +244,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--control", default=CONTROL_FILE, help="the job's orders, a file in its folder")
     parser.add_argument("--follow", default="", help="for nodes that are lent: the run of the job they are lent to")
     parser.add_argument("--suffix", default="", help="suffix of this node's report: two jobs may use one node")
+    parser.add_argument("--sees", action="append", type=Path, default=[], help="what this node must see: a path")
     parser.add_argument("--metrics-port", type=int, help="show Ray's metrics at this port, to everybody")
     parser.add_argument("--tls", action="store_true", help="certificates are in the job's folder")
     return NodeProcess(parser.parse_args(argv)).run()

@@ -18,10 +18,10 @@ from pathlib import Path
 
 from bigbatch.cluster.host import json_values
 from bigbatch.cluster.host.atomic_files import PRIVATE, write_json
+from bigbatch.cluster.host.holder import JOB_RECORD as FILE
 
 SCHEMA_VERSION = 1
 HOME_VARIABLE = "BIGBATCH_HOME"
-FILE = "job.json"
 
 
 def records_home(env: Mapping[str, str] | None = None) -> Path:
@@ -45,6 +45,7 @@ class JobRecord:
     command: list[str] = field(default_factory=list)
     """The driver's command line."""
     nodes: list[str] = field(default_factory=list)
+    """All nodes that Slurm bills, also those whose Ray did not start."""
     head: str | None = None
     address: str | None = None
     """Ray's, ``ip:port``."""
@@ -60,6 +61,8 @@ class JobRecord:
     """The folder of the nodes' logs."""
     end_time: float | None = None
     """When Slurm will end the job."""
+    deadline: float | None = None
+    """When trials must have saved."""
     restarts: int = 0
     fruitless_restarts: int = 0
     """Restarts in a row in which no epoch was finished and no checkpoint written."""
@@ -97,6 +100,7 @@ class JobRecord:
             log=read.text_or_none(values, "log"),
             node_logs=read.text_or_none(values, "node_logs"),
             end_time=read.number_or_none(values, "end_time"),
+            deadline=read.number_or_none(values, "deadline"),
             restarts=read.whole_number(values, "restarts"),
             fruitless_restarts=read.whole_number(values, "fruitless_restarts"),
             early_signal={key: read.number(early, key) for key in early} or None,

@@ -17,9 +17,10 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
-from bigbatch.cluster.host import slurm_commands
+from bigbatch.cluster.host import mounts, slurm_commands
 from bigbatch.cluster.host.allocation import PLANNED_NODES, planned_nodes_text
 from bigbatch.cluster.host.atomic_files import write_text
+from bigbatch.cluster.host.private_folder import base_folders
 from bigbatch.cluster.host.root import ROOT
 from bigbatch.cluster.host.site.profiles import (
     BUILT_IN,
@@ -32,6 +33,7 @@ from bigbatch.cluster.host.site.profiles import (
 )
 from bigbatch.cluster.host.waits import MARGIN_S
 from bigbatch.cluster.job import options
+from bigbatch.cluster.job.successor import DEVICE_VARIABLES
 from bigbatch.cluster.record import job_record
 from bigbatch.cluster.submission import request_checks, search_check
 from bigbatch.cluster.submission.request import Request
@@ -91,6 +93,8 @@ def submit_request(
     check_files(request)
     live = slurm_partitions()
     script = render_batch_script(request, site, env=env, live=live)
+    if check:
+        check_folders(request, env)
     if check and request.is_search:
         needs = job_resources(request, site, env=env, live=live)
         _log.info("the request fits the site %s; checking the search", site.name)
@@ -107,8 +111,7 @@ def submit_request(
 
 def _check_search(request: Request, needs: JobResources, script: str) -> None:
     """Raise InputError if the job would refuse the search. Prints what could not be checked."""
-    folders = [option.partition("=")[2] for option in request.options if option.startswith("--chdir=")]
-    cwd = os.path.abspath(folders[-1]) if folders else os.getcwd()
+    cwd = work_folder(request)
     arguments = options.parse_job_options([*request.job_options, *request.arguments]).arguments
     env = _outside_of_jobs(os.environ)
     if not any(option.startswith(COUNTED_OTHERWISE) for option in request.options):
@@ -120,7 +123,8 @@ def _check_search(request: Request, needs: JobResources, script: str) -> None:
 
 def _outside_of_jobs(env: Mapping[str, str]) -> dict[str, str]:
     """The environment without the variables of a surrounding job (JupyterHub, salloc): the new job would get them."""
-    return {k: v for k, v in env.items() if not k.startswith(("SLURM_", "SRUN_")) or k == "SLURM_CONF"}
+    kept = {k: v for k, v in env.items() if not k.startswith(("SLURM_", "SRUN_")) or k == "SLURM_CONF"}
+    return {k: v for k, v in kept.items() if k not in DEVICE_VARIABLES} if env.get("SLURM_JOB_ID") else kept
 
 
 def _keep(script: str, request: Request, env: Mapping[str, str]) -> Path:
@@ -138,6 +142,31 @@ def _keep(script: str, request: Request, env: Mapping[str, str]) -> Path:
             f"got {str(job_record.records_home(env))!r} ({error.strerror}). Set it to one that all nodes see."
         ) from None
     return path
+
+
+def work_folder(request: Request) -> str:
+    """The folder in which the job will run."""
+    folders = [option.partition("=")[2] for option in request.options if option.startswith("--chdir=")]
+    return os.path.abspath(folders[-1]) if folders else os.getcwd()
+
+
+def check_folders(request: Request, env: Mapping[str, str]) -> None:
+    """Raise InputError if the job would use a folder that only this machine sees. Where the nodes are not known, or
+    this machine is the only one, nothing is refused."""
+    if request.attach_to is not None:
+        return
+    chosen, cwd = options.parse_job_options([*request.job_options, *request.arguments]), Path(work_folder(request))
+    study = options.study_folder(chosen, request.name, cwd)
+    places = {"the work folder": cwd, "--output": study and study.parent, "--data": options.data_folder(chosen, cwd)}
+    for what, place in places.items():
+        if place is None or not mounts.is_of_one_host(place, base_folders(env), job_record.records_home(env)):
+            continue
+        here = os.uname().nodename.partition(".")[0]
+        if any(host.partition(".")[0] not in (here, "localhost") for host in slurm_commands.node_hosts()):
+            raise InputError(
+                f"{what} must be on a file system that the nodes see; got {str(place)!r}, which is {here}'s own. "
+                "Write a folder on a shared file system. If the nodes have one of that name, write --no-check."
+            )
 
 
 def check_files(request: Request) -> None:

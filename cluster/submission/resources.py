@@ -14,6 +14,7 @@ from bigbatch.cluster.host import slurm_commands, slurm_values
 from bigbatch.cluster.host.site.profiles import (
     NO_LIMIT_S,
     InputError,
+    NodeKind,
     Partition,
     Qos,
     Site,
@@ -70,6 +71,7 @@ def job_resources(
             f"Write --nodes {partition.max_nodes} or less."
         )
     cpus = _cpus(request, site, partition, gpus)
+    _check_enough_nodes(request, partition, gpus, cpus)
     _check_workers(request, gpus or cpus, "GPUs" if gpus else "cores")
     return JobResources(
         partition=partition,
@@ -150,6 +152,7 @@ def _tightest(profile: Partition | None, live: Partition | None) -> Partition | 
         gpus_per_node=profile.gpus_per_node or live.gpus_per_node,
         cores_per_node=profile.cores_per_node or live.cores_per_node,
         gpu_types=live.gpu_types,
+        kinds=() if profile.gpus_per_node or profile.cores_per_node else live.kinds,
     )
 
 
@@ -169,7 +172,7 @@ def _gpus(
     counts = [int(one.count) for one in gpu_options if one.count is not None and one.count == int(one.count)]
     wanted = counts[0] if counts else None
     if wanted is None:
-        return most or (1 if request.gres else 0)
+        return (partition and partition.gpus_on(request.nodes)) or most or (1 if request.gres else 0)
     if most is not None and wanted > most and partition:
         if not any(one.own and one.count is not None for one in gpu_options):
             return most
@@ -182,7 +185,8 @@ def _gpus(
 
 def _cpus(request: Request, site: Site, partition: Partition | None, gpus: int) -> int:
     """CPUs of each node: the requested number, the site's rule for each GPU, or the GPUs' share of the node."""
-    cores = partition.cores_per_node if partition else None
+    most = partition.cores_per_node if partition else None
+    cores = partition.cores_on(request.nodes, gpus) if partition else None
     per_gpu = request.cpus_per_gpu or (partition.cores_per_gpu if partition else None)
     if request.cpus_per_node is not None:
         cpus = request.cpus_per_node
@@ -199,12 +203,27 @@ def _cpus(request: Request, site: Site, partition: Partition | None, gpus: int) 
         )
     if cpus < 1:
         raise InputError(f"a job needs at least 1 CPU on each node; got {cpus}. Write --cpus-per-node 1 or more.")
-    if cores and cpus > cores and partition:
+    if most and cpus > most and partition:
         raise InputError(
-            f"a node of {site.name}'s partition {partition.name} has {cores} cores; got {cpus}. "
-            f"Write --cpus-per-node {cores} or less."
+            f"a node of {site.name}'s partition {partition.name} has {most} cores; got {cpus}. "
+            f"Write --cpus-per-node {most} or less."
         )
     return cpus
+
+
+def _check_enough_nodes(request: Request, partition: Partition | None, gpus: int, cpus: int) -> None:
+    """Raise InputError if too few nodes of a mixed partition have what is asked of each: the job would never start."""
+    if partition is None or not partition.kinds or any(option.startswith("--nodes") for option in request.options):
+        return
+    able = sum(kind.nodes for kind in partition.kinds if kind.gpus >= gpus and kind.cores >= cpus)
+    if able >= request.nodes:
+        return
+    has = ", ".join(f"{kind.nodes} with {kind.gpus} GPUs and {kind.cores} cores" for kind in partition.kinds)
+    fewer = f"--nodes {able} or less, or " if able else ""
+    raise InputError(
+        f"each node gets {gpus} GPUs and {cpus} cores, and partition {partition.name} has {able} such nodes (of its "
+        f"nodes {has}); got --nodes {request.nodes}. Write {fewer}less --gpus-per-node or --cpus-per-node."
+    )
 
 
 def _time_and_qos(request: Request, partition: Partition | None, gpus: int) -> tuple[int, str | None]:
@@ -278,22 +297,25 @@ def slurm_partitions() -> dict[str, Partition] | None:
     if not slurm_commands.is_installed("sinfo"):
         return None
     try:
-        text = slurm_commands.run("sinfo", "--noheader", "--format=%P|%l|%s|%c|%G")
+        # --exact: else unlike nodes are one row, with the least of their cores ("1+").
+        text = slurm_commands.run("sinfo", "--exact", "--noheader", "--format=%P|%l|%s|%c|%G|%D")
     except slurm_commands.SlurmError:
         return None
     found: dict[str, Partition] = {}
     for line in text.splitlines():
-        if line.count("|") != 4:
+        if line.count("|") != 5:
             continue
-        name, time, size, cpus, gres = (part.strip() for part in line.split("|"))
+        name, time, size, cpus, gres, nodes = (part.strip() for part in line.split("|"))
+        gpus, cores = slurm_values.gres_count(gres, "gpu"), slurm_values.read_count(cpus) or 0
         row = Partition(
             name.rstrip("*"),
-            gpus_per_node=slurm_values.gres_count(gres, "gpu"),
+            gpus_per_node=gpus,
             gpu_types=_types(gres),
-            cores_per_node=slurm_values.read_count(cpus) or 0,
+            cores_per_node=cores,
             max_nodes=slurm_values.largest_count(size),
             max_time_s=_slurm_time(time),
             is_default=name.endswith("*"),
+            kinds=(NodeKind(slurm_values.read_count(nodes) or 0, cores, gpus),),
         )
         found[row.name] = _largest(found[row.name], row) if row.name in found else row
     return found
@@ -306,6 +328,7 @@ def _largest(one: Partition, other: Partition) -> Partition:
         gpus_per_node=max(one.gpus_per_node or 0, other.gpus_per_node or 0),
         cores_per_node=max(one.cores_per_node or 0, other.cores_per_node or 0),
         gpu_types=tuple(dict.fromkeys((*one.gpu_types, *other.gpu_types))),
+        kinds=(*one.kinds, *other.kinds),
     )
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
+from helpers import stand_in_ray
+from ray_job import RayJob
 from virtual_cluster import VirtualCluster
 
 
@@ -32,3 +35,23 @@ def _tidy_cluster(request: pytest.FixtureRequest) -> Iterator[None]:
     running: VirtualCluster = request.getfixturevalue("cluster")
     yield
     running.tidy()
+
+
+@pytest.fixture(scope="session")
+def stand_in(cluster: VirtualCluster) -> Path:
+    """A folder with a package ``ray``."""
+    folder = cluster.folder("alice", "stand-in")
+    stand_in_ray.install(folder)
+    return folder
+
+
+@pytest.fixture
+def submit_stand_in(cluster: VirtualCluster, stand_in: Path) -> Callable[..., RayJob]:
+    """Submits jobs whose Ray is a stand-in."""
+
+    def start(*arguments: str, sbatch: tuple = (), outer: tuple = (), before: tuple = (), **env: str) -> RayJob:
+        state = cluster.folder("alice", "state")
+        env |= {"PYTHONPATH": str(stand_in), "STAND_IN_STATE": str(state)}
+        return RayJob(cluster, "alice", sbatch, arguments, outer=outer, before=before, **env)
+
+    return start

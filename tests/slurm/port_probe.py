@@ -16,7 +16,10 @@ import ssl
 import sys
 from pathlib import Path
 
-PATHS = ("/", "/metrics", "/nodes?view=summary", "/api/jobs/", "/api/v0/tasks", "/api/job_agent/jobs/", "/api/version")
+PATHS = (
+    *("/", "/metrics", "/nodes?view=summary", "/api/jobs/", "/api/v0/tasks", "/api/job_agent/jobs/", "/api/version"),
+    "/api/gcs_healthz",
+)
 POSTS = ("/get_or_create_runtime_env", "/get_runtime_envs_info")
 TIMEOUT_S = 1.5
 BARE = "bare"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 import sys
 import textwrap
@@ -25,14 +26,37 @@ START_S = 300
 
 
 class RayJob:
-    """A job of the script under test, submitted as a user does."""
+    """A job of the script under test, submitted as a user does.
 
-    def __init__(self, cluster: VirtualCluster, user: str, sbatch: tuple, arguments: tuple, **env: str) -> None:
+    Args:
+        outer: options of a job in whose shell the user submits it; empty: on the login node.
+        before: a command that runs ``sbatch`` on the login node.
+    """
+
+    def __init__(
+        self,
+        cluster: VirtualCluster,
+        user: str,
+        sbatch: tuple,
+        arguments: tuple,
+        *,
+        outer: tuple = (),
+        before: tuple = (),
+        **env: str,
+    ) -> None:
         self.cluster, self.user, self.env = cluster, user, env
         self.folder = cluster.folder(user, "j")
-        options = ("-c2", "--time=10", *sbatch)
+        words = ("-c2", "--time=10", f"--output={self.folder}/bigbatch-%j.log", *sbatch, SCRIPT, *arguments)
         values = {"BIGBATCH_PYTHON": sys.executable, "OMP_NUM_THREADS": "1", **env}
-        self.id = cluster.sbatch(user, *options, SCRIPT, *arguments, cwd=self.folder, env=values)
+        if not outer:
+            command = (*before, "sbatch", "--parsable", *words)
+            self.id = cluster.run("ctl", *command, user=user, cwd=self.folder, env=values).stdout.strip()
+            return
+        said = self.folder / "id"
+        shell = f"#!/bin/bash\nsbatch --parsable {shlex.join(map(str, words))} > {said}\n"
+        shell_id = cluster.sbatch(user, *outer, script=shell, cwd=self.folder, env=values)
+        wait_until(lambda: said.exists() and said.read_text(), f"no job of {shell_id}'s shell", START_S, LOOK_EVERY_S)
+        self.id = said.read_text().strip()
 
     @property
     def log(self) -> str:

@@ -10,12 +10,12 @@ import re
 import sys
 import textwrap
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from helpers import stand_in_ray
 from helpers.waiting import wait_until
 from ray_job import ENDED, SCRIPT, START_S, RayJob
 from virtual_cluster import VirtualCluster
@@ -23,22 +23,9 @@ from virtual_cluster import VirtualCluster
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
 
-@pytest.fixture(scope="session")
-def stand_in(cluster: VirtualCluster) -> Path:
-    """A folder with a package ``ray``."""
-    folder = cluster.folder("alice", "stand-in")
-    stand_in_ray.install(folder)
-    return folder
-
-
 @pytest.fixture
-def submit(cluster: VirtualCluster, stand_in: Path):
-    def start(*arguments: str, sbatch: tuple = (), **env: str) -> RayJob:
-        state = cluster.folder("alice", "state")
-        env |= {"PYTHONPATH": str(stand_in), "STAND_IN_STATE": str(state)}
-        return RayJob(cluster, "alice", sbatch, arguments, **env)
-
-    return start
+def submit(submit_stand_in: Callable[..., RayJob]) -> Callable[..., RayJob]:
+    return submit_stand_in
 
 
 def driver(text: str) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from virtual_cluster import VirtualCluster
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
 WRONG_TOKEN = "f" * 64
-HARMLESS = {"/", "/api/version", "/grpc.health.v1.Health/Check"}
+HARMLESS = {"/", "/api/version", "/api/gcs_healthz", "/grpc.health.v1.Health/Check"}
 
 
 def probe(cluster: VirtualCluster, node: str, address: str, port: int, user: str, *words: object) -> dict[str, list]:

@@ -294,11 +294,15 @@ def python_path() -> str:
 
 
 def private_ray_folder() -> tuple[Path, IO[str]]:
-    """A private folder for this search's Ray, and its owner's file, to be held open."""
+    """A private folder for this search's Ray, and its owner's file, to be held open.
+
+    Raises ConfigError if there is no place for it, or if Ray may not start enough processes.
+    """
     try:
+        processes.check_thread_limit(processes.HEAD_THREADS)
         return private_folder.make_private_folder(PREFIX, _bases())
     except OSError as error:
-        raise ConfigError(f"Ray needs a temporary folder for its sockets; got {error}") from None
+        raise ConfigError(str(error)) from None
 
 
 def _bases() -> list[str]:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+from collections.abc import Mapping
 from typing import Any
 
+from bigbatch.cluster.host import json_values
+from bigbatch.cluster.host.holder import record_of_job
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.plan.batches import parse_batches
 from bigbatch.tune.plan.fitting import SearchRequest, fit_search
@@ -58,6 +62,16 @@ def living_nodes() -> dict[str, Node]:
             has = node["Resources"]
             found[node["NodeID"]] = Node(*(int(has.get(kind, 0)) for kind in ("CPU", "GPU", "memory")))
     return found
+
+
+def absent_nodes(env: Mapping[str, str] = os.environ) -> int:
+    """How many nodes the job around this search pays for whose Ray does not run; 0 outside of a job of BigBatch."""
+    import ray
+
+    billed = set(json_values.texts(record_of_job(env), "nodes"))
+    labels = [node.get("Labels") or {} for node in ray.nodes() if node["Alive"]]
+    own = [one["slurm_node"] for one in labels if one.get("slurm_job") == env.get("SLURM_JOB_ID")]
+    return len(billed.difference(own)) if own else 0
 
 
 def cluster_machine() -> Machine:

@@ -21,6 +21,7 @@ class Capacity:
         gpus: whether trials train on GPUs, as decided at the start.
         nodes: returns the living nodes by name. None: the nodes never change.
         say: receives a line for each change.
+        absent: returns how many nodes the job around this search pays for that are not among the living ones.
     """
 
     def __init__(
@@ -30,10 +31,12 @@ class Capacity:
         gpus: bool = False,
         nodes: Callable[[], dict[str, Node]] | None = None,
         say: Callable[[str], None] = lambda line: None,
+        absent: Callable[[], int] = lambda: 0,
     ) -> None:
         self._share: Share | None = share
         self._workers, self._trials, self._gpus = share.workers, trials, gpus
-        self._nodes, self._say = nodes, say
+        self._nodes, self._say, self._ask_absent = nodes, say, absent
+        self._absent, self._devices_of_node = 0, 0.0
         self._known: dict[str, Node] = {}
         self._bundles: dict[int, dict[str, float]] = {}
         self._last = share
@@ -63,15 +66,22 @@ class Capacity:
         self._look()
         return self._nodes is None or Share(1, self._workers, dict(bundle)).fits(self._machine())
 
-    def devices(self, machine: Machine) -> int | None:
+    def devices(self, machine: Machine) -> float | None:
         """The number of devices that the search holds now. None on a cluster that it does not own: it then holds the
         devices of its running trials.
+
+        In a Slurm job a node counts also while its Ray does not run: with the devices of the mean node.
 
         ``machine``: the nodes at the start; the nodes of its own Ray never change.
         """
         if not owns_cluster(local=self._nodes is None):
             return None
-        return devices_held(self._machine() if self._known else machine, self._share)
+        self._look()
+        known = self._machine() if self._known else machine
+        held, nodes = devices_held(known, self._share), len(known.nodes)
+        if held and nodes:
+            self._devices_of_node = held / nodes
+        return (held or self._devices_of_node * nodes) + self._devices_of_node * self._absent
 
     def lost(self) -> str | None:
         """Why no trial fits on the remaining nodes, if that has lasted for long enough; else None."""
@@ -87,7 +97,7 @@ class Capacity:
             return
         self._next_look = time.monotonic() + LOOK_EVERY_S
         try:
-            now = self._nodes()
+            now, self._absent = self._nodes(), self._ask_absent()
         except Exception:  # any error of Ray's transport; the next look may succeed
             return
         if now != self._known:

@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -24,7 +25,7 @@ from bigbatch.train_loop.launch.ray_session import (
     check_reachable,
     remove_stale_folders,
 )
-from bigbatch.tune.plan.joined import cluster_machine, living_nodes, plan_for_cluster
+from bigbatch.tune.plan.joined import absent_nodes, cluster_machine, living_nodes, plan_for_cluster
 from bigbatch.tune.plan.machine import devices_held
 from bigbatch.tune.plan.metrics_port import check_metrics_port
 from bigbatch.tune.plan.same_study import check_same_values
@@ -239,7 +240,7 @@ def _search(
     nodes = None if connection.local else living_nodes
     on_gpus = plan.machine.gpus > 0
     at_once = sys.maxsize if plan.open_ended and on_gpus else plan.trials
-    run.capacity = Capacity(plan.share, at_once, on_gpus, nodes, lambda line: run.bridge.say(line))
+    run.capacity = Capacity(plan.share, at_once, on_gpus, nodes, partial(_tell, run, console), absent_nodes)
     store.ledger.hold(run.capacity.devices(plan.machine))
     check_rest_lasts(plan, store, run.capacity, time.monotonic() - run.started)
     if not find_rates(run, store, stop, console):
@@ -264,6 +265,11 @@ def _search(
             observers += [watch, lines, display, IdleGpus(bridge.say)]
             with interrupts.shown_by(display), watch.running():
                 _fit(run, store, stop, watch, ray_storage)
+
+
+def _tell(run: SearchRun, console: Console, line: str) -> None:
+    """Show a line: beside the trials, or before there are any."""
+    say(console, line) if run.bridge is None else run.bridge.say(line)
 
 
 def _start_ray(plan: SearchPlan, store: StudyStore, stack: ExitStack, console: Console) -> RayConnection:

@@ -43,7 +43,7 @@ from bigbatch.tune.study.retry import count_ended
 from bigbatch.tune.study.store import StudyStore
 from bigbatch.tune.study.trial_facts import has_enough
 from bigbatch.tune.trials.admission import Admission
-from bigbatch.tune.trials.allocation_deadline import Deadline, end_of_allocation
+from bigbatch.tune.trials.allocation_deadline import Deadline, allocation_end
 from bigbatch.tune.trials.configurations import SpaceConfigurations
 from bigbatch.tune.trials.confirmation_queue import ConfirmationQueue, MissingConfirmations
 from bigbatch.tune.watch import wandb_log
@@ -77,7 +77,7 @@ class SearchRun:
     budget: Budget | None = None
     shows_gauges: bool = False
     """Whether Prometheus can see gauges of this search (``tune/search/show_gauges.py``)."""
-    deadline: Deadline = field(default_factory=lambda: Deadline(None, lambda: None))
+    deadline: Deadline = field(default_factory=lambda: Deadline(lambda: None, lambda: None))
 
 
 def facts_of(plan: SearchPlan) -> SearchFacts:
@@ -239,7 +239,7 @@ def make_bridge(
         follow_up=within_budget(follow_up_of(plan), run.budget),
         may_start=lambda: not stop.is_set() and run.deadline.allows_a_trial() and not lost(),
     )
-    run.deadline = Deadline(end_of_allocation(), bridge.first_result_s)
+    run.deadline = Deadline(allocation_end(), bridge.first_result_s)
     return bridge
 
 

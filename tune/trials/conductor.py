@@ -303,9 +303,9 @@ class Conductor(LiveTrials):
         if epoch <= live.view.epoch:
             return TrialDecision.GO_ON
         self.runs(live.view.number)
-        if live.waiting_for_first:
-            live.waiting_for_first = False
-            self._first_result_s = max(self._first_result_s or 0.0, self._clock() - live.started)
+        since_start_s = self._clock() - live.started if live.waiting_for_first else None
+        self._result_times().add_epoch(live.config.to_dict(), record, since_start_s)
+        live.waiting_for_first = False
         if epoch > live.reported:  # else an earlier driver was killed between this and the record
             report(live.trial, record, self._objectives)
         live.view.records.append(record)

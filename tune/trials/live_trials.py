@@ -13,10 +13,11 @@ from bigbatch.train_loop.errors import in_one_line
 from bigbatch.train_loop.progress import StepProgress
 from bigbatch.tune.study.objectives import Objectives
 from bigbatch.tune.study.retry import run_hours
-from bigbatch.tune.study.tables import epoch_records, epoch_s
+from bigbatch.tune.study.tables import epoch_records
 from bigbatch.tune.study.trial_facts import DIVERGED_ATTR, epochs_before
 from bigbatch.tune.study.verdict import Verdict, verdict_on
 from bigbatch.tune.trials.admission import Admission
+from bigbatch.tune.trials.allocation_deadline import FirstResultTimes
 from bigbatch.tune.trials.live_trial import LiveTrial, StudyKeeper
 from bigbatch.tune.trials.save_time import stop_wait_s
 from bigbatch.tune.trials.shared_study import TAKEN_OVER, SharedStudy
@@ -90,7 +91,7 @@ class LiveTrials:
         self._observers, self._admission, self._clock = observers, admission, clock
         self._live: dict[str, LiveTrial] = {}
         self._finished = 0
-        self._first_result_s: float | None = None
+        self._first_results: FirstResultTimes | None = None
         self._warned = False
         self.workers = workers
 
@@ -118,14 +119,13 @@ class LiveTrials:
                     self._notify("steps_done", live.view)
 
     def first_result_s(self) -> float | None:
-        """The longest measured time in seconds from a trial's start to its first finished epoch.
+        """The expected seconds from a trial's start to its first finished epoch; None before any epoch has ended."""
+        return self._result_times().expected_s()
 
-        If this driver has measured none yet, the longest epoch of the study; None if the study has none.
-        """
-        if self._first_result_s is None:
-            trials = self._study.get_trials(deepcopy=False)
-            return max((epoch_s(record) for t in trials for record in epoch_records(t)), default=None)
-        return self._first_result_s
+    def _result_times(self) -> FirstResultTimes:
+        if self._first_results is None:
+            self._first_results = FirstResultTimes(self._study.get_trials(deepcopy=False))
+        return self._first_results
 
     def stop_wait_s(self) -> float:
         """How long the running trials may take to stop by themselves."""

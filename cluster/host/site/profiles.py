@@ -41,6 +41,15 @@ class Qos:
 
 
 @dataclass(frozen=True)
+class NodeKind:
+    """Nodes of a partition that are alike, as Slurm counts them."""
+
+    nodes: int
+    cores: int
+    gpus: int
+
+
+@dataclass(frozen=True)
 class Partition:
     """A partition of a site. None and 0: not known."""
 
@@ -64,6 +73,17 @@ class Partition:
     qos: Mapping[str, Qos] = field(default_factory=dict)
     is_default: bool = False
     """Whether Slurm chooses this partition if none is named."""
+    kinds: tuple[NodeKind, ...] = ()
+    """The kinds of its nodes, if Slurm has been asked. A job may get nodes of several kinds."""
+
+    def gpus_on(self, nodes: int) -> int | None:
+        """The most GPUs that each of so many nodes has."""
+        return _most([(kind.gpus, kind.nodes) for kind in self.kinds], nodes, self.gpus_per_node)
+
+    def cores_on(self, nodes: int, gpus: int) -> int | None:
+        """The most cores that each of so many nodes with at least ``gpus`` GPUs has."""
+        able = [(kind.cores, kind.nodes) for kind in self.kinds if kind.gpus >= gpus]
+        return _most(able, nodes, self.cores_per_node)
 
 
 @dataclass(frozen=True)
@@ -95,6 +115,12 @@ class Site:
     accounting_unit: str | None = None
     accounting_command: str | None = None
     partitions: Mapping[str, Partition] = field(default_factory=dict)
+
+
+def _most(counts: list[tuple[int, int]], nodes: int, otherwise: int | None) -> int | None:
+    """The largest number that at least ``nodes`` nodes have. ``counts``: a number, and how many nodes have it."""
+    able = (least for least, _ in counts if sum(n for number, n in counts if number >= least) >= nodes)
+    return max(able, default=otherwise)
 
 
 # The profile's tables: key → (field of the dataclass, type). A duration is read into seconds.

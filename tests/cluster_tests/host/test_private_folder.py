@@ -10,8 +10,11 @@ import tempfile
 import time
 from pathlib import Path
 
+import pytest
+
 from bigbatch.cluster.host import private_folder, processes
 from helpers.paths import ROOT
+from helpers.small_disk import fill
 
 
 def test_a_nodes_folder_is_private_short_and_removed(tmp_path, monkeypatch):
@@ -24,6 +27,17 @@ def test_a_nodes_folder_is_private_short_and_removed(tmp_path, monkeypatch):
         (folder / "r").mkdir()
         (folder / "r" / "file").touch()
     assert not folder.exists()
+
+
+def test_a_folder_without_room_is_not_taken_and_said(small_disk, monkeypatch):
+    fill(small_disk, leave_bytes=1 << 20)
+    folder, owner = private_folder.make_private_folder("bbn-7-", [str(small_disk), "/tmp"])
+    with owner:
+        assert folder.parent == Path("/tmp")
+        private_folder.remove_folder(folder)
+    with pytest.raises(OSError, match=rf"with 32 MiB free; got {small_disk} \([01] MiB free\), /x \(not wri") as no:
+        private_folder.make_private_folder("bbn-7-", [str(small_disk), "/x"])
+    assert "\n" not in str(no.value) and list(small_disk.iterdir()) == [small_disk / "hog"]
 
 
 def test_what_a_killed_job_left_is_removed_with_its_processes(monkeypatch):

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 
+import pytest
+
+from bigbatch.cluster.host import processes
 from helpers.paths import ROOT
 
 
@@ -29,3 +33,16 @@ print(processes.end_descendants(grace_s=0.5) == [stubborn.pid], processes.descen
     assert bystander.poll() is None
     bystander.kill()
     bystander.wait()
+
+
+@pytest.mark.parametrize(("soft", "hard", "refused"), [(120, 120, True), (120, 100_000, False), (-1, -1, False)])
+def test_a_limit_of_processes_that_ray_exceeds_is_raised_or_said_in_one_line(soft, hard, refused, monkeypatch):
+    """``ulimit -u 120`` in the shell in which a job is submitted; root, as whom tests may run, has no such limit."""
+    limits = [(soft, hard)]
+    monkeypatch.setattr(processes.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(processes.resource, "getrlimit", lambda which: limits[-1])
+    monkeypatch.setattr(processes.resource, "setrlimit", lambda which, new: limits.append(new))
+    said = pytest.raises(OSError, match=r"at least 300 .* limit of 120 \(ulimit -u\), of which this user has")
+    with said if refused else contextlib.nullcontext() as error:
+        processes.check_thread_limit(processes.HEAD_THREADS)
+    assert limits[-1] == (hard, hard) and (not refused or "\n" not in str(error.value))

@@ -45,6 +45,7 @@ WITHIN = {
     "a node may miss a few heartbeats": (4 * w.HEARTBEAT_S, w.HUNG_S),
     "Ray hears of a hung node before the next one hangs": (w.HUNG_DRAIN_S, w.HUNG_S),
     "a silent controller is asked several times": (4 * w.COMMAND_S, w.SILENT_S),
+    "a time limit that was moved is known before trials save for it": (w.GRANT_S, w.MARGIN_S),
 }
 
 SAID = {

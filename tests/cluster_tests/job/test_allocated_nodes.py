@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from bigbatch.cluster.host.allocation import granted_gpus, usable_memory_bytes
+from bigbatch.cluster.host.slurm_values import parse_job_fields
 from bigbatch.cluster.job import node_steps
 from bigbatch.cluster.job.allocated_nodes import NoAllocation, node_cpus, read_allocation
 from helpers.stand_in_slurm import names
@@ -68,4 +69,33 @@ def test_a_node_of_a_heterogeneous_job_is_told_of_its_own_memory():
 def test_a_task_of_an_array_is_refused():
     env = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1", "SLURM_ARRAY_TASK_ID": "2"}
     with pytest.raises(NoAllocation, match="array"):
-        read_allocation(env, lambda nodes: ["n1"], lambda job: {})
+        read_allocation(env, lambda nodes: ["n1"], lambda job: {"ArrayJobId": "6", "ArrayTaskId": "2"})
+
+
+ABOUT = "JobId=2 Restarts=0 EndTime=Unknown JOB_GRES={gres} Nodes=n1 CPU_IDs=0 Mem=4000 GRES= {memory} WorkDir=/home/a"
+"""Words of ``scontrol --details --oneliner show job`` of Slurm 22.05."""
+SHELL = {
+    **{"SLURM_ARRAY_JOB_ID": "1", "SLURM_ARRAY_TASK_ID": "3", "SLURM_HET_SIZE": "2", "SLURM_RESTART_COUNT": "2"},
+    **{"SLURM_GPUS_ON_NODE": "1", "SLURM_GPUS_PER_NODE": "1", "SLURM_STEP_GPUS": "0", "CUDA_VISIBLE_DEVICES": "0"},
+    **{"SLURM_STEP_NUM_TASKS": "4", "SLURM_MEM_PER_NODE": "500"},
+}
+"""What a shell of ``srun --gres=gpu --mem=500`` in a task of an array hands on to ``sbatch``."""
+BATCH = {"SLURM_JOB_ID": "2", "SLURM_JOB_NODELIST": "n1", "SLURM_JOB_CPUS_PER_NODE": "2", "SLURM_MEM_PER_CPU": "4000"}
+
+
+def test_variables_of_the_job_from_whose_shell_a_job_was_submitted_are_forgotten():
+    env = {**SHELL, **BATCH, "HOME": "/home/a"}
+    about = parse_job_fields(ABOUT.format(gres="(null)", memory="MinMemoryCPU=4000M"))[0]
+    allocation = read_allocation(env, names, lambda job: about)
+    assert env == {**BATCH, "HOME": "/home/a"}
+    assert (allocation.restart_count, allocation.gpus, allocation.cpus, allocation.end_time) == (0, 0, 2, None)
+    assert allocation.work_folder == "/home/a"
+
+
+def test_variables_that_slurm_confirms_stay():
+    own = {"SLURM_JOB_ID": "2", "SLURM_JOB_NODELIST": "n1", "SLURM_GPUS_ON_NODE": "2", "CUDA_VISIBLE_DEVICES": "0,1"}
+    own |= {"SLURM_MEM_PER_NODE": "500", "SLURM_JOB_END_TIME": "1", "SLURM_GPUS_PER_NODE": "2"}
+    for memory, answer in (("MinMemoryNode=500M", True), ("", True), ("", False)):
+        about = parse_job_fields(ABOUT.format(gres="gpu:2", memory=memory))[0] if answer else {}
+        env = dict(own)
+        assert read_allocation(env, names, lambda job, about=about: about).gpus == 2 and env == own

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import functools
+import sys
+
+import pytest
 
 from bigbatch.cluster.host import processes
 from bigbatch.cluster.host.atomic_files import write_json
-from bigbatch.cluster.job import node_steps
-from bigbatch.cluster.job.allocated_nodes import AllocatedNode
-from bigbatch.cluster.node import heartbeats
+from bigbatch.cluster.job import checks, node_steps
+from bigbatch.cluster.job.allocated_nodes import AllocatedNode, Allocation
+from bigbatch.cluster.node import heartbeats, node_process
+from helpers.paths import ROOT
 from helpers.stand_in_slurm import stand_in
 
 
@@ -35,6 +39,29 @@ def test_a_step_that_slurm_could_not_launch_is_started_once_more(tmp_path, monke
         end()  # given up, or told to end: not started again
         assert processes.wait_until(functools.partial(is_gone, name), 60)
     assert (tmp_path / "calls").read_text() == "x\n" * 4
+
+
+def test_nodes_that_do_not_see_what_the_first_one_sees_are_named_and_not_started_again(tmp_path, monkeypatch):
+    """What ``bigbatch.cluster.node`` ends with there, whether or not it can report it."""
+    there, missing = tmp_path / "there", tmp_path / "runs" / "s" / ".lease"
+    there.mkdir()
+    impatient = "from bigbatch.cluster.node import node_process as n; n.SEE_S = 0.1; import sys; sys.exit(n.main())"
+    skip = 'for word; do shift; [ "$word" = bigbatch.cluster.node ] && break; done'
+    stand_in(tmp_path, monkeypatch, srun=f'{skip}\nexec "{sys.executable}" -c "{impatient}" "$@"', scancel="exit 0")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
+    steps = node_steps.NodeSteps("7", "7.0", tmp_path, tls=False, sees=[there, missing])
+    steps.prepare()
+    steps.start(AllocatedNode("n2", 1), "127.0.0.1:1")
+    assert processes.wait_until(lambda: bool(steps.look()), 60)
+    assert steps.blind == steps.gone == {"n2": f"n2 does not see {missing}"}
+    stand_in(tmp_path, monkeypatch, srun=f"exit {node_process.BLIND}")
+    steps.start(AllocatedNode("n3", 1), "127.0.0.1:1")
+    assert processes.wait_until(lambda: bool(steps.look()), 60)
+    assert steps.blind["n3"] == f"n3 does not see {tmp_path}", "not even the place of its report"
+    nodes = tuple(AllocatedNode(name, 1) for name in ("n1", "n2", "n3"))
+    checks.check_nodes_see({"n2": ""}, Allocation("7", nodes, 0, None, 0))  # its own fault: the others go on
+    with pytest.raises(checks.BadInput, match="must be on a file system that all nodes share; n2 does not see"):
+        checks.check_nodes_see(steps.blind, Allocation("7", nodes, 0, None, 0))
 
 
 def test_hung_nodes_are_the_own_ones_and_those_that_are_lent(tmp_path, monkeypatch):

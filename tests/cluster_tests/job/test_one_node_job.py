@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from bigbatch.cluster.host import processes
 from bigbatch.cluster.job import checks
 from bigbatch.cluster.job.allocated_nodes import AllocatedNode, Allocation
 from bigbatch.cluster.record import job_record
@@ -35,6 +36,10 @@ DRIVER = textwrap.dedent("""
     signal.pause()
 """)
 PREEMPTED = "JobState=RUNNING PreemptTime=2026-11-21T10:00:00"
+
+
+def command_line(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
 
 
 @pytest.fixture
@@ -65,6 +70,17 @@ def test_a_signal_that_nobody_explains_saves_and_is_settled_when_slurm_answers(s
     (tmp_path / "down").unlink()
     assert job.end() == 143
     assert "requeue 7" in job.calls and "→ requeueing (143): the job is preempted" in job.log
+
+
+def test_a_sigterm_to_the_steps_alone_saves_and_requeues(start, tmp_path):
+    """``scancel --signal=TERM 7`` reaches the steps, not the batch script."""
+    job = start()
+    step = next(
+        pid for pid in processes.descendants(job.process.pid) if "bigbatch.cluster.node --" in command_line(pid)
+    )
+    os.kill(step, signal.SIGTERM)
+    assert job.end() == 143, job.log
+    assert "SAVED" in job.log and "is gone" not in job.log and "requeue 7" in job.calls, job.log
 
 
 def test_a_cancelled_job_whose_signal_nobody_explained_is_not_requeued(start, tmp_path):
@@ -270,6 +286,23 @@ def test_a_job_without_slurms_commands_is_refused_before_anything_starts(tmp_pat
     assert job.end() == 2
     assert job.log.startswith("ray_head_workers.slurm: error: ") and len(job.log.splitlines()) == 1, job.log
     assert f" {missing} " in job.log and "is not on PATH" in job.log and not (folder / "home").exists()
+
+
+@pytest.mark.parametrize(
+    ("env", "answer", "expected"),
+    [
+        ({"SLURM_SUBMIT_HOST": "login7.site"}, "", "a study must be on a file system that the nodes share; got"),
+        ({}, "WorkDir=/home/me/only there", "the job's work folder must be on a file system that the nodes see; got"),
+    ],
+)
+def test_a_study_never_lands_on_a_nodes_own_disk_in_silence(tmp_path, env, answer, expected):
+    """Where Slurm cannot go to the work folder, it runs the job in the node's /tmp."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as own:  # each node has such a folder of its own
+        words = ("--space", "smoke", "--output", f"{own}/runs")
+        job = StandInJob(tmp_path, "7", *words, answer=f"JobState=RUNNING {answer}", **env)
+        assert job.end() == 2 and os.listdir(own) == []
+    assert job.log.startswith("ray_head_workers.slurm: error: ") and len(job.log.splitlines()) == 1, job.log
+    assert expected in job.log and not (tmp_path / "home").exists()
 
 
 REFUSES = """#!/bin/sh

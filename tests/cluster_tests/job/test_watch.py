@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import signal
+from unittest.mock import Mock
 
 import pytest
 
 from bigbatch.cluster.job import watch
+from bigbatch.cluster.job.grant import Grant
+from bigbatch.cluster.job.node_steps import NodeSteps
 from bigbatch.cluster.job.policy import Cause
+from bigbatch.cluster.node.node_status import NodeStatus
 from bigbatch.cluster.record import job_record
 from helpers.stand_in_slurm import stand_in
 
@@ -28,8 +32,10 @@ def test_a_signal_is_explained_whenever_slurm_answers(answer, cause, killed_soon
     monkeypatch.setattr(watch, "ASK_AGAIN_S", 0.05)
     said: list[str] = []
     job = job_record.JobRecord("7", "driver")
-    look = watch.JobWatch(job, None, "n1", 0.0, [signal.SIGTERM], [], said.append, lambda: None)
+    nodes = Mock(spec=NodeSteps)
+    look = watch.JobWatch(job, nodes, "n1", Mock(spec=Grant), [signal.SIGTERM], [], said.append, lambda: None)
     assert look.interruption() is Cause.UNEXPLAINED and "saving in any case" in said[-1]
+    nodes.hold.assert_called_once_with()  # else they end after HOLD_S, and the trials on them
     assert not look.explain(0.2) and look.cause is Cause.UNEXPLAINED
     awake.touch()
     assert look.explain(60) and (look.cause, look.killed_soon) == (cause, killed_soon)
@@ -51,3 +57,20 @@ def test_only_an_unknown_job_is_taken_for_a_cancelled_one(tmp_path, monkeypatch)
     fields = watch.Question("7").answer(60)
     assert fields is not None and fields["JobState"] == "RUNNING"
     assert (tmp_path / "left").read_text() == "", "every error was met"
+
+
+def test_ray_is_told_of_a_node_whose_step_has_ended_before_it_notices(monkeypatch):
+    told: list[tuple[object, ...]] = []
+    monkeypatch.setattr(watch, "forget_in_ray", lambda *words: told.append(words))
+    nodes = Mock(spec=NodeSteps, **{
+        "look.return_value": {"n2": "lost", "n3": "n3 does not see /runs"}, "hung.return_value": ([], []),
+        "lent.return_value": {}, "signalled.return_value": [], "living.return_value": ["n1"],
+        "status.side_effect": {"n2": NodeStatus("7.0", ip="10.0.0.2"), "n3": None}.get,
+    })  # fmt: skip
+    job = job_record.JobRecord("7", "driver")
+    grant = Mock(spec=Grant, **{"is_near_its_end.return_value": False})
+    look = watch.JobWatch(job, nodes, "n1", grant, [], [], lambda line: None, lambda: None)
+    look.env = {"RAY_ADDRESS": "10.0.0.1:20000"}
+    assert look.interruption() is None
+    assert told == [("7", "10.0.0.2", "lost", look.env)]
+    assert job.excluded == {"n2": "lost", "n3": "n3 does not see /runs"}

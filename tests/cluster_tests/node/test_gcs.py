@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from bigbatch.cluster.job.driver import forget_in_ray
 from bigbatch.cluster.node import credentials, ports, ray_commands
 from helpers.paths import ROOT
 from helpers.waiting import wait_until
@@ -48,6 +49,11 @@ class TwoNodes:
             log_file = local / "log"
             wait_until(functools.partial(has_started, log_file), log_file.read_text)
             self.pids[ip] = started.pid
+
+    def freeze(self, ip: str) -> None:
+        """Stop all processes of a node: it answers nobody, and no connection to it is closed."""
+        for process in (psutil.Process(self.pids[ip]), *psutil.Process(self.pids[ip]).children(recursive=True)):
+            process.suspend()
 
     def nodes(self) -> list[dict]:
         """The first line of ``bigbatch.cluster.node.gcs watch``."""
@@ -116,3 +122,38 @@ def test_a_node_that_is_drained_gets_no_work_and_goes(two_nodes):
     assert draining == worker and worker not in placed.split() and worked == "True"
     assert "no heartbeat" in death, death
     assert [node["id"] for node in two_nodes.nodes()] == [n["id"] for ip, n in before.items() if ip != WORKER]
+
+
+def test_what_ran_on_a_node_that_is_gone_fails_at_once(two_nodes):
+    """A frozen node, as one without power: Ray alone finds that after more than a minute (5 questions of 13 s)."""
+    worker = next(node for node in two_nodes.nodes() if node["ip"] == WORKER)
+    with subprocess.Popen(
+        [sys.executable, "-u", "-c", WORKS_ON.format(node=worker["id"], address=two_nodes.address)],
+        env=two_nodes.env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as driver:  # fmt: skip
+        assert driver.stdout.readline() == "works\n"
+        two_nodes.freeze(WORKER)
+        forget_in_ray("1", WORKER, "of another job, whose node has the same address", two_nodes.env)
+        forget_in_ray(JOB, WORKER, "its step ended", two_nodes.env)
+        said = driver.stdout.readline()
+        assert said.startswith("failed ActorDiedError") and "its step ended" in said, said
+    assert [node["ip"] for node in two_nodes.nodes()] == [HEAD]
+
+
+WORKS_ON = """
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+ray.init({address!r}, log_to_driver=False, configure_logging=False)
+@ray.remote(num_cpus=0.5, scheduling_strategy=NodeAffinitySchedulingStrategy({node!r}, soft=False))
+class Work:
+    def go_on(self, seconds):
+        import time; time.sleep(seconds)
+work = Work.remote()
+ray.get(work.go_on.remote(0))
+print("works")
+try:
+    ray.get(work.go_on.remote(600))
+except ray.exceptions.RayError as error:
+    death = next(node["DeathReasonMessage"] for node in ray.nodes() if node["NodeID"] == {node!r})
+    print("failed", type(error).__name__, death)
+"""

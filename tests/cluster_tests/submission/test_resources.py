@@ -185,21 +185,65 @@ def test_without_a_profile_slurms_own_default_is_taken():
         ask(site="generic", live=live, partition="cpu", gpus_per_node=1)
 
 
-SINFO = """\
-cpu|infinite|1-infinite|128|(null)
-gpu*|1-00:00:00|1-64|64+|gpu:a100:4(S:0-1)
-gpu*|1-00:00:00|1-64|96|gpu:h100:8,tmpdisk:1
-mig|12:00:00|1|32|gpu:1g.10gb:4,gpu:2g.20gb:2
+MIXED = """\
+cpu|infinite|1-infinite|128|(null)|3
+gpu*|1-00:00:00|1-64|64|gpu:a100:4(S:0-1)|40
+gpu*|1-00:00:00|1-64|96|gpu:h100:8,tmpdisk:1|2
+mig|12:00:00|1|32|gpu:1g.10gb:4,gpu:2g.20gb:2|1
+main|infinite|1-infinite|2|(null)|2
+main|infinite|1-infinite|1|(null)|1
 """
+AS_ONE_ROW = """\
+main|infinite|1-infinite|1+|(null)|3
+"""
+"""What sinfo of Slurm 22.05 prints of two nodes with two cores and one with one, with and without ``--exact``."""
 
 
-def test_slurms_partitions_are_read_from_what_sinfo_prints(tmp_path, monkeypatch):
-    command(tmp_path, "sinfo", f"cat <<'END'\n{SINFO}END")
+@pytest.fixture
+def live(tmp_path, monkeypatch):
+    """The partitions of a Slurm whose nodes differ."""
+    script = f"case \"$*\" in *--exact*) cat <<'END'\n{MIXED}END\n;; *) cat <<'END'\n{AS_ONE_ROW}END\n;; esac"
+    command(tmp_path, "sinfo", script)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    found = resources.slurm_partitions()
-    assert found["cpu"].max_time_s is None and found["cpu"].max_nodes is None and found["cpu"].gpus_per_node == 0
-    gpu = found["gpu"]
+    return resources.slurm_partitions()
+
+
+def test_slurms_partitions_are_read_from_what_sinfo_prints(live):
+    assert live["cpu"].max_time_s is None and live["cpu"].max_nodes is None and live["cpu"].gpus_per_node == 0
+    gpu = live["gpu"]
     assert (gpu.gpus_per_node, gpu.cores_per_node, gpu.max_nodes, gpu.is_default) == (8, 96, 64, True)
-    assert gpu.gpu_types == ("a100", "h100") and found["cpu"].gpu_types == ()
+    assert gpu.gpu_types == ("a100", "h100") and live["cpu"].gpu_types == ()
     assert format_time(gpu.max_time_s) == "1-00:00:00"
-    assert found["mig"].gpus_per_node == 6 and found["mig"].max_nodes == 1
+    assert live["mig"].gpus_per_node == 6 and live["mig"].max_nodes == 1
+
+
+@pytest.mark.parametrize(
+    ("wishes", "gpus", "cpus"),
+    [
+        ({"partition": "main"}, 0, 2),
+        ({"partition": "main", "nodes": 2, "cpus_per_node": 2}, 0, 2),
+        ({"partition": "main", "nodes": 3}, 0, 1),
+        ({"nodes": 2}, 8, 96),
+        ({"nodes": 3}, 4, 64),
+        ({"nodes": 42, "gpus_per_node": 4}, 4, 64),
+    ],
+)
+def test_a_job_in_a_mixed_partition_gets_what_so_many_of_its_nodes_have(live, wishes, gpus, cpus):
+    granted = ask(site="generic", live=live, **wishes)
+    assert granted.gpus_per_node == gpus and granted.cpus_per_node >= min(cpus, 32)
+    assert granted.cpus_per_node <= cpus
+
+
+@pytest.mark.parametrize(
+    ("wishes", "expected"),
+    [
+        ({"partition": "main", "nodes": 3, "cpus_per_node": 2}, "has 2 such nodes"),
+        ({"nodes": 3, "gpus_per_node": 8}, "Write --nodes 2 or less"),
+        ({"gpus_per_node": 8, "cpus_per_node": 97}, "has 96 cores; got 97"),
+        ({"nodes": 3, "cpus_per_node": 96}, "each node gets 4 GPUs and 96 cores"),
+    ],
+)
+def test_a_job_for_which_a_mixed_partition_has_too_few_nodes_is_refused(live, wishes, expected):
+    with pytest.raises(InputError) as caught:
+        ask(site="generic", live=live, **wishes)
+    assert expected in str(caught.value) and "\n" not in str(caught.value)

@@ -29,6 +29,8 @@ from helpers.ranks import STEP, start_ranks, without_gloo
         ("r3i2n[7,9-11],r4i0n0", "r3i2n7"),
         ("gpu-a,gpu-b", "gpu-a"),
         ("c[12-14].hpc", "c12.hpc"),
+        ("r[1-2]n[03-04]", "r1n03"),
+        ("r[1,3]c[2-4]n[007,9-12]-ib,x[1-2]", "r1c2n007-ib"),
     ],
 )
 def test_the_master_is_the_first_node_of_the_list(node_list, host):
