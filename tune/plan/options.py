@@ -20,9 +20,9 @@ from bigbatch.train_loop.data.names import NAMES
 EARLIER_NAMES = {"sampler": "strategy", "scheduler": "stopping"}
 """Options under their names in studies of earlier versions. The command line takes both."""
 RESUMED_OPTIONS = (
-    "space", "data", "subset", "holdout", "model", "trials", "max_epochs", "budget_gpu_hours", "strategy", "stopping",
-    "workers", "set", "loss", "optimizer", "batch", "transfer_to", "fidelity", "tolerance", "confirm", "seed",
-    "wandb", "wandb_watch", "on_bad_image", "stage", "find_lr", "trainable", "metric",
+    "space", "data", "subset", "val_part", "holdout", "model", "trials", "max_epochs", "budget_gpu_hours", "strategy",
+    "stopping", "workers", "set", "loss", "optimizer", "batch", "transfer_to", "fidelity", "tolerance", "confirm",
+    "seed", "wandb", "wandb_watch", "on_bad_image", "stage", "find_lr", "trainable", "metric",
 )  # fmt: skip
 
 
@@ -34,6 +34,7 @@ class SearchOptions:
     trainable: str | None = None
     data: str | None = None
     subset: float | None = None
+    val_part: float | None = None
     holdout: float | None = None
     """0: none."""
     batch: str | None = None

@@ -27,7 +27,7 @@ OPTIONS = {
 }
 ADDED_LATER = ("classes_digest", "lr_spread")
 OF_THE_DATA = ("image_size", "train_size", "val_size", "holdout_size", "num_classes")
-OWN_OPTIONS = {"data.subset": "--subset", "data.holdout": "--holdout"}
+OWN_OPTIONS = {"data.subset": "--subset", "data.val_part": "--val-part", "data.holdout": "--holdout"}
 
 DEFAULTS: Mapping[str, object] = {"objective": DEFAULT_OBJECTIVE, "holdout_size": 0, "smaller_step": False}
 """Facts of studies of earlier versions, which did not write them."""
