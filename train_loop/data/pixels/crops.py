@@ -26,7 +26,7 @@ def decode_rgb(path: str) -> Image.Image:
             turn = turn_of(image)
             return turned(to_8_bits(image).convert("RGB"), turn)
     except Exception as error:  # Pillow raises OSError, SyntaxError, ValueError, struct.error and others
-        raise ImageError(f"cannot read image {path}: {error}. Remove or replace the file.") from None
+        raise ImageError(f"cannot read image {path!r}: {error}. Remove or replace the file.") from None
 
 
 def random_crop(image: Image.Image, size: int, draws: random.Random) -> Image.Image:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from bigbatch.train_loop.config import ConfigError
-from bigbatch.train_loop.data.sets.walk import is_folder, visible_entries
+from bigbatch.train_loop.data.sets.walk import is_folder, printable, visible_entries
 
 TRAIN_FOLDERS = ("train",)
 VAL_FOLDERS = ("val", "validation", "valid", "test")
@@ -37,12 +37,12 @@ def find_layout(root: str, val_part: float) -> Layout | None:
         return None
     if val is None and not val_part:
         lacks = VAL_FOLDERS if train else TRAIN_FOLDERS
-        some = ", ".join(f"{name}/" for name in folders[:5]) + (", …" if len(folders) > 5 else "")
+        some = ", ".join(f"{printable(name)}/" for name in folders[:5]) + (", …" if len(folders) > 5 else "")
         raise ConfigError(
             f"an image folder needs {' or '.join(f'{name}/' for name in lacks)}; got {some} in {root!r}. Make "
             f"{lacks[0]}/<class>/*.jpg there, or write --val-part 10% to hold training images out."
         )
-    others = [f"{name}/" for name in folders if train is not None and name not in (train, val)]
+    others = [f"{printable(name)}/" for name in folders if train is not None and name not in (train, val)]
     paths = (os.path.join(root, train) if train else root, os.path.join(root, val) if val else None)
     return Layout(*paths, part_notes(val, val_part, others))
 

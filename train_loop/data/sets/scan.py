@@ -24,6 +24,7 @@ from bigbatch.train_loop.data.sets.walk import (
     is_image,
     left_out_in_words,
     note_left_out,
+    printable,
     visible_entries,
 )
 
@@ -141,13 +142,13 @@ def check_images(listing: Listing, count: int = 32) -> int:
         except Exception as error:  # Pillow raises OSError, SyntaxError, ValueError and others
             reason = "it is no image" if isinstance(error, UnidentifiedImageError) else str(error)
             raise ConfigError(
-                f"the data must be images that can be read; got {path}: {reason}. Remove or replace the file."
+                f"the data must be images that can be read; got {path!r}: {reason}. Remove or replace the file."
             ) from None
     return longest
 
 
 def _no_layout(root: str) -> ConfigError:
-    found = sorted(entry.name + "/" * is_folder(entry) for entry in visible_entries(root))
+    found = sorted(printable(entry.name) + "/" * is_folder(entry) for entry in visible_entries(root))
     some = ", ".join(found[:5]) + (", …" if len(found) > 5 else "") if found else "an empty folder"
     return ConfigError(
         f"an image folder needs {TRAIN_FOLDERS[0]}/; got {some} in {root!r}. "

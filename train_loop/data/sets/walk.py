@@ -27,7 +27,12 @@ def is_image(name: str) -> bool:
 def note_left_out(left_out: LeftOut, name: str) -> None:
     """Count a file that is not read."""
     kind = os.path.splitext(name)[1].lower() or "without suffix"
-    left_out[kind if kind.isprintable() else ascii(kind)] += 1
+    left_out[printable(kind)] += 1
+
+
+def printable(name: str) -> str:
+    """The name of a file as a terminal can show it: bytes that are no UTF-8 and line breaks are written as escapes."""
+    return name if name.isprintable() else ascii(name)
 
 
 def left_out_in_words(left_out: LeftOut) -> str:
