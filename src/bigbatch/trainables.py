@@ -22,7 +22,8 @@ from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.options import SearchOptions
 
 KNOWN = (
-    "space", "data", "max_epochs", "set", "model", "loss", "optimizer", "metric", "subset", "holdout", "batch", "seed",
+    "space", "data", "max_epochs", "set", "model", "loss", "optimizer", "metric", "subset", "val_part", "holdout",
+    "batch", "seed",
 )  # fmt: skip
 TuneFunction = Callable[[dict[str, object]], None]
 
@@ -50,7 +51,8 @@ def trainable(
     Args:
         space: as ``--space`` of ``bigbatch tune``. The other arguments, too, are those of its options. All nodes must
             see the files that they name.
-        options: ``model``, ``loss``, ``optimizer``, ``metric`` (a list), ``subset``, ``holdout``, ``batch``, ``seed``.
+        options: ``model``, ``loss``, ``optimizer``, ``metric`` (a list), ``subset``, ``val_part``, ``holdout``,
+            ``batch``, ``seed``.
 
     Raises ConfigError for what ``bigbatch tune --dry-run`` refuses, in one line. So does a trial whose ``config`` has
     another name.

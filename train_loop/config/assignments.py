@@ -13,7 +13,7 @@ from bigbatch.train_loop.config.own_options import is_open
 from bigbatch.train_loop.config.rules import ConfigError, ConflictError
 from bigbatch.train_loop.config.train_config import TrainConfig, coerced, config_keys, known_key, resolve_key
 
-PARTS = ("data.subset", "data.holdout")
+PARTS = ("data.subset", "data.val_part", "data.holdout")
 """Keys that take ``10%`` too."""
 
 

@@ -141,6 +141,9 @@ class DataConfig:
     """From this epoch on it is ``image_size``; in between on a line, in multiples of 32."""
     subset: float = 1.0
     """Part of the training images to use, of each class alike; validation stays whole."""
+    val_part: float = 0.0
+    """Part of the training images, of each class alike, that is held out to validate, where an image folder has none
+    for it. The same images with any seed, and those of ``bigbatch pack --val-part``. 0 = none."""
     holdout: float = 0.0
     """Part of the validation images, of each class alike, that makes no choice: ``holdout_top1`` is measured on it, and
     ``val_top1`` on the others. The same images with any seed. 0 = none."""
@@ -165,7 +168,8 @@ class DataConfig:
         require_one_of("data.on_bad_image", self.on_bad_image, ON_BAD_IMAGE)
         require(0 < self.subset <= 1, "data.subset must be above 0 and at most 1", self.subset, "Write e.g. 0.1.")
         require_in_range("data.val_crop", self.val_crop, 0.25, 1.0)  # images are resized to image_size / val_crop
-        require(0 <= self.holdout < 1, "data.holdout must be at least 0 and below 1", self.holdout, "Write e.g. 0.5.")
+        for name, part in (("val_part", self.val_part), ("holdout", self.holdout)):
+            require(0 <= part < 1, f"data.{name} must be at least 0 and below 1", part, "Write e.g. 0.5.")
         self._check_sizes()
         if self.loader.name == "torchvision":
             self._check_plain()

@@ -48,7 +48,7 @@ def look(config: DataConfig, *, open_some: bool = False, scan: FolderScan | None
     take minutes on a shared file system.
 
     Args:
-        scan: of this folder, where it was listed before. One of another folder is passed over.
+        scan: of this folder, where it was listed before. One of another folder or division is passed over.
 
     Raises:
         ConfigError: an unknown name, a path without a complete image folder, a file that is no image; a function of
@@ -84,14 +84,21 @@ def list_folder(config: DataConfig, scan: FolderScan | None = None) -> FolderSca
     path = folder_path(config.name)
     if is_packed(path):
         return None
-    if scan is not None and scan.root == path:
+    if scan is not None and (scan.root, scan.val_part) == (path, config.val_part):
         return scan
     from bigbatch.train_loop.data.sets.scan import scan_folder
 
-    return scan_folder(path)
+    return scan_folder(path, config.val_part)
 
 
 def _look_at_whole(config: DataConfig, open_some: bool, scan: FolderScan | None) -> Looked:
+    from bigbatch.train_loop.data.sets.layout import HELD
+
+    if config.val_part and (config.name == "digits" or is_users(config.name) or is_packed(folder_path(config.name))):
+        raise ConfigError(
+            f"{HELD}; got {config.val_part:g} for {config.name!r}, which has some. "
+            "Leave --val-part out, or write --set data.val_part=0."
+        )
     if config.name == "digits":
         return Looked(_describe_digits(config), None)
     if is_users(config.name):
@@ -125,6 +132,7 @@ def _look_at_whole(config: DataConfig, open_some: bool, scan: FolderScan | None)
         class_names=scan.class_names,
         stem="small" if size <= SMALL_IMAGE_SIZE else "imagenet",
         largest_side=largest_side,
+        notes=scan.notes,
     )
     return Looked(info, scan)
 

@@ -42,6 +42,8 @@ class DataInfo:
     """Whether targets are classes, ``[N]`` whole numbers, so that top-1 can be counted."""
     largest_side: int = 0
     """Pixels of the longer side of the largest image that was opened to look at an image folder; 0: none was."""
+    notes: tuple[str, ...] = ()
+    """Of an image folder: which files and folders are left out, and what validates if not val/."""
 
     def with_holdout(self, part: float) -> DataInfo:
         """This data set with its validation images divided: ``part`` of them report and make no choice.

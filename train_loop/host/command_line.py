@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from bigbatch.cluster.host.command_line import INTERRUPTED, WRONG_INPUT, OneLineParser
+from bigbatch.cluster.host.option_values import parse_fraction
 from bigbatch.train_loop.config import ConfigError
 
-__all__ = ["INTERRUPTED", "WRONG_INPUT", "OneLineParser", "check_page", "check_writable", "with_subset"]
+__all__ = [
+    "INTERRUPTED",
+    "WRONG_INPUT",
+    "OneLineParser",
+    "add_part_options",
+    "check_page",
+    "check_writable",
+    "with_parts",
+]
 
 PAGE_BEGINS = b"<!doctype html"
 
@@ -43,10 +53,27 @@ def check_page(option: str, path: Path) -> None:
         )
 
 
-def with_subset(changes: dict[str, object], subset: float | None) -> dict[str, object]:
-    """The keys of ``--set`` together with that of ``--subset``. Raises ConfigError if both set it."""
-    if subset is None:
-        return changes
-    if "data.subset" in changes:
-        raise ConfigError("a key is set once; got --subset and --set data.subset. Keep --subset.")
-    return {**changes, "data.subset": subset}
+def add_part_options(add: Callable[..., object]) -> None:
+    """``--subset`` and ``--val-part``: which parts of the images train and validate."""
+    add(
+        "--subset",
+        type=parse_fraction,
+        metavar="PART",
+        help="train on this part of each class, e.g. 10%%; validate on all",
+    )
+    add(
+        "--val-part",
+        type=parse_fraction,
+        metavar="PART",
+        help="validate on this part of each class, e.g. 10%%, if an image folder has no validation images",
+    )
+
+
+def with_parts(changes: dict[str, object], subset: float | None, val_part: float | None) -> dict[str, object]:
+    """The keys of ``--set`` together with those of ``add_part_options``. Raises ConfigError if both set one."""
+    parts = {"--subset": ("data.subset", subset), "--val-part": ("data.val_part", val_part)}
+    given = {option: (key, value) for option, (key, value) in parts.items() if value is not None}
+    for option, (key, _) in given.items():
+        if key in changes:
+            raise ConfigError(f"a key is set once; got {option} and --set {key}. Keep {option}.")
+    return {**changes, **dict(given.values())}

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bigbatch.cluster.host.atomic_files import write_json, write_text
-from bigbatch.cluster.host.option_values import parse_fraction
 from bigbatch.cluster.host.streams import reader_may_leave
 from bigbatch.cluster.host.verbosity import add_verbosity, log_steps, silent_output
 from bigbatch.train_loop.config import ConfigError, DataConfig, TrainConfig
@@ -46,6 +45,7 @@ from bigbatch.train_loop.host.command_line import (
     INTERRUPTED,
     WRONG_INPUT,
     OneLineParser,
+    add_part_options,
     check_writable,
 )
 from bigbatch.train_loop.host.disk_full import DiskFull, describe_full_disk, full_errno
@@ -91,8 +91,8 @@ class RunPlan:
     """None: train."""
     quiet: bool = False
     log_every_steps: str = ""
-    last_step: str | None = None
-    """A warning about the images that fill no global batch."""
+    notes: tuple[str, ...] = ()
+    """What the data leave out, and a warning about the images that fill no global batch."""
 
     @property
     def checkpoint_dir(self) -> Path:
@@ -110,8 +110,7 @@ def train_parser(prog: str) -> OneLineParser:
     add("--set", action="append", nargs="+", default=[], metavar="KEY=VALUE", help="change a key, e.g. epochs=90")
     add("--data", metavar="NAME|PATH", help="use this data set, not the configuration's: digits, or an image folder")
     add_component_options(p)
-    part = "train on this part of each class, e.g. 10%%; validate on all"
-    add("--subset", type=parse_fraction, metavar="PART", help=part)
+    add_part_options(add)
     add(
         "--metric",
         action="append",
@@ -172,7 +171,8 @@ def make_run_plan(argv: Sequence[str] | None, prog: str, launch: Launch | None) 
         check_output_room(output, config, info)
     kept = (output, args.checkpoint_every_s, launch, args.stage, args.loader_report)
     last_step = last_step_in_words(config, info.train_size, split)
-    return RunPlan(config, workers, *kept, scan, meeting, profile, args.quiet, args.log_every_steps or "", last_step)
+    notes = (*info.notes, *([last_step] if last_step else []))
+    return RunPlan(config, workers, *kept, scan, meeting, profile, args.quiet, args.log_every_steps or "", notes)
 
 
 def look_together(data: DataConfig, launch: Launch | None) -> tuple[DataInfo, FolderScan | None, Meeting | None]:
@@ -323,7 +323,7 @@ def announce(task: RunPlan) -> None:
         f"{model} on {data}, {epochs_text(c.epochs)}, {optimizer} at lr {c.optimizer.peak_lr:g}, global "
         f"batch {split.global_size} = {split.workers} workers × {split.accumulation_steps} × {split.micro_size}\n"
         f"results go to {task.output}",
-        *([f"note: {task.last_step}"] if task.last_step else []),
+        *(f"note: {text}" for text in task.notes),
         *disk_space.quota_lines(),
         sep="\n",
         flush=True,

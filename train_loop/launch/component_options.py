@@ -10,7 +10,7 @@ from bigbatch.train_loop.config import ConfigError, TrainConfig, parse_assignmen
 from bigbatch.train_loop.config.files import read_config
 from bigbatch.train_loop.config.own_names import with_absolute_words
 from bigbatch.train_loop.config.recipes import recipe_path
-from bigbatch.train_loop.host.command_line import OneLineParser, with_subset
+from bigbatch.train_loop.host.command_line import OneLineParser, with_parts
 from bigbatch.train_loop.launch.checks import NO_CHECK
 
 KEYS = {"--model": "model.name", "--loss": "loss", "--optimizer": "optimizer.name", "--data": "data.name"}
@@ -41,7 +41,7 @@ def read_source_config(
     """
     if args.config is None and args.recipe is None and not any((args.model, args.loss, args.optimizer)):
         p.error("the command needs one of --config, --recipe and --model; got none. Write e.g. --config best.json.")
-    changes = with_subset(parse_assignments([text for group in args.set for text in group]), args.subset)
+    changes = with_parts(parse_assignments([text for group in args.set for text in group]), args.subset, args.val_part)
     given = {option: getattr(args, option.removeprefix("--")) for option in KEYS}
     for option, value in given.items():
         if value is not None and KEYS[option] in changes:

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from bigbatch.cluster.host.atomic_files import write_json, write_text
-from bigbatch.cluster.host.option_values import parse_fraction
 from bigbatch.train_loop.config import ConfigError, OptimizerConfig, TrainConfig
 from bigbatch.train_loop.config.own_names import own_words
 from bigbatch.train_loop.config.plug_ins import shown_name
@@ -27,6 +26,7 @@ from bigbatch.train_loop.host.command_line import (
     INTERRUPTED,
     WRONG_INPUT,
     OneLineParser,
+    add_part_options,
     check_writable,
 )
 from bigbatch.train_loop.launch.component_options import add_component_options, add_source_options, read_source_config
@@ -221,7 +221,7 @@ def lr_find_parser(prog: str) -> OneLineParser:
     add = p.add_argument
     add("--set", action="append", nargs="+", default=[], metavar="KEY=VALUE", help="change a key, e.g. optimizer=lars")
     add("--data", metavar="NAME|PATH", help="use this data set, not the configuration's: digits, or an image folder")
-    add("--subset", type=parse_fraction, metavar="PART", help="test on this part of each class, e.g. 10%%")
+    add_part_options(add)
     add("--first", type=float, metavar="LR", help="lowest rate (default: depends on the optimizer)")
     add("--last", type=float, metavar="LR", help="highest rate (default: depends on the optimizer)")
     add("--steps", type=int, default=100, metavar="N", help="at most N optimizer steps (default 100)")
@@ -301,6 +301,8 @@ def _task(parser: OneLineParser, args: argparse.Namespace) -> tuple[TrainConfig,
         config = config.replace_keys({"data.name": info.path})
     info.steps_per_epoch(config.batch.global_size)
     check_run_model(config, info)
+    for text in info.notes:
+        print(f"note: {text}")
     output = Path(args.output)
     check_writable("--output", output.absolute())
     if not args.no_check:

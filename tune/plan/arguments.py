@@ -6,8 +6,9 @@ import argparse
 from collections.abc import Callable, Sequence
 
 from bigbatch.cluster.host.command_line import OneLineParser
-from bigbatch.cluster.host.option_values import parse_fraction, parse_port
+from bigbatch.cluster.host.option_values import parse_port
 from bigbatch.cluster.host.verbosity import add_verbosity
+from bigbatch.train_loop.host.command_line import add_part_options
 from bigbatch.train_loop.logged_steps import LOG_EVERY_STEPS
 from bigbatch.tune.plan.holdout import parse_holdout
 
@@ -76,12 +77,7 @@ def _add_data(add: Callable[..., object]) -> None:
         metavar="NAME|PATH|FILE.py:FN",
         help="digits (default), cifar10, …, a packed folder, an image folder, or data sets of your own",
     )
-    add(
-        "--subset",
-        type=parse_fraction,
-        metavar="PART",
-        help="train on this part of each class, e.g. 10%%; validate on all",
-    )
+    add_part_options(add)
 
 
 def _add_objectives(add: Callable[..., object]) -> None:

@@ -20,7 +20,7 @@ from bigbatch.train_loop.config.own_names import absolute
 from bigbatch.train_loop.config.plug_ins import is_own
 from bigbatch.train_loop.data.catalogue import check_stage, look
 from bigbatch.train_loop.data.info import DataInfo
-from bigbatch.train_loop.host.command_line import check_writable, with_subset
+from bigbatch.train_loop.host.command_line import check_writable, with_parts
 from bigbatch.train_loop.logged_steps import read_interval
 from bigbatch.train_loop.own.metric_names import checked_metrics
 from bigbatch.tune.plan import wandb_mode
@@ -286,7 +286,7 @@ def _overrides(o: SearchOptions) -> dict[str, object]:
         refuse_options_of_the_loop(o)
         return own_values(o.set)
     refuse_keys_with_options(o.set)
-    overrides = with_subset(read_fixed(o.set), o.subset)
+    overrides = with_parts(read_fixed(o.set), o.subset, o.val_part)
     overrides |= {"data.on_bad_image": o.on_bad_image} if o.on_bad_image else {}
     overrides |= {"metrics": list(checked_metrics(o.metric))} if o.metric else {}
     return with_components(overrides | ({"data.holdout": o.holdout} if o.holdout else {}), o)

@@ -31,6 +31,7 @@ def plan_notes(plan: SearchPlan) -> list[str]:
     """The warnings, each a sentence or two."""
     searched = [r for r in plan.ranges.values() if r.kind != "derived"]
     said = [
+        *plan.data.notes,
         enlarged_images(plan.data) if "data.image_size" not in plan.overrides else None,
         strategy_weakness(plan.strategy, needs_of(plan)),
         nothing_to_search(len(searched), plan.trials)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bigbatch.cluster.host import json_values
-from bigbatch.cluster.host.command_line import empty_value
+from bigbatch.cluster.host.command_line import empty_value, is_utf8, no_utf8
 from bigbatch.search_spaces.fixed_parameters import read_fixed
 from bigbatch.search_spaces.registry import BUILT_IN
 from bigbatch.train_loop.config import ConfigError, known_key
@@ -18,9 +18,9 @@ from bigbatch.train_loop.config.own_names import absolute
 from bigbatch.train_loop.data.names import NAMES
 
 RESUMED_OPTIONS = (
-    "space", "data", "subset", "holdout", "model", "trials", "max_epochs", "budget_gpu_hours", "strategy", "stopping",
-    "workers", "set", "loss", "optimizer", "batch", "transfer_to", "fidelity", "tolerance", "confirm", "seed",
-    "wandb", "wandb_watch", "log_every_steps", "on_bad_image", "stage", "find_lr", "trainable", "metric",
+    "space", "data", "subset", "val_part", "holdout", "model", "trials", "max_epochs", "budget_gpu_hours", "strategy",
+    "stopping", "workers", "set", "loss", "optimizer", "batch", "transfer_to", "fidelity", "tolerance", "confirm",
+    "seed", "wandb", "wandb_watch", "log_every_steps", "on_bad_image", "stage", "find_lr", "trainable", "metric",
 )  # fmt: skip
 
 
@@ -32,6 +32,7 @@ class SearchOptions:
     trainable: str | None = None
     data: str | None = None
     subset: float | None = None
+    val_part: float | None = None
     holdout: float | None = None
     """0: none."""
     batch: str | None = None
@@ -91,6 +92,8 @@ class SearchOptions:
             for text in value if isinstance(value, tuple) else (value,):
                 if isinstance(text, str) and not text.strip():
                     raise ConfigError(empty_value(f"--{name.replace('_', '-')}", text))
+                if isinstance(text, str) and not is_utf8(text):  # from Python
+                    raise ConfigError(no_utf8(f"--{name.replace('_', '-')}", text))
 
     @property
     def is_open_ended(self) -> bool:

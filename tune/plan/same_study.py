@@ -24,7 +24,7 @@ OPTIONS = {
     "workers": "--workers",
 }
 OF_THE_DATA = ("image_size", "train_size", "val_size", "holdout_size", "num_classes")
-OWN_OPTIONS = {"data.subset": "--subset", "data.holdout": "--holdout"}
+OWN_OPTIONS = {"data.subset": "--subset", "data.val_part": "--val-part", "data.holdout": "--holdout"}
 
 
 def check_same_study(identity: Mapping[str, object], stored: Mapping[str, object]) -> None:

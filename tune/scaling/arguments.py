@@ -9,14 +9,13 @@ from pathlib import Path
 from bigbatch.cluster.host import json_values
 from bigbatch.cluster.host.allocation import slurm_job, usable_cpus
 from bigbatch.cluster.host.command_line import OneLineParser
-from bigbatch.cluster.host.option_values import parse_fraction
 from bigbatch.train_loop.config import ConfigError, TrainConfig, parse_assignments
 from bigbatch.train_loop.config.files import read_config
 from bigbatch.train_loop.config.recipes import recipe_path
 from bigbatch.train_loop.config.train_config import LOSSES
 from bigbatch.train_loop.data.catalogue import check_stage, look
 from bigbatch.train_loop.data.info import DataInfo
-from bigbatch.train_loop.host.command_line import check_writable, with_subset
+from bigbatch.train_loop.host.command_line import add_part_options, check_writable, with_parts
 from bigbatch.train_loop.host.ranks import find_launch
 from bigbatch.train_loop.launch.checks import check_run_model
 from bigbatch.train_loop.launch.local_workers import local_gpu_count
@@ -56,7 +55,7 @@ def scale_parser(prog: str) -> OneLineParser:
     which.add_argument("--recipe", metavar="NAME", help="a published configuration: train_loop/recipes/NAME.json")
     add("--set", action="append", nargs="+", default=[], metavar="KEY=VALUE", help="change a key, e.g. model=resnet50")
     add("--data", metavar="NAME|PATH", help="use this data set, not the configuration's")
-    add("--subset", type=parse_fraction, metavar="PART", help="train on this part of each class, e.g. 10%%")
+    add_part_options(add)
     add("--workers", metavar="N,N,…", help="the sizes, e.g. 1,2,4,8 (default: powers of two up to the devices here)")
     add("--mode", choices=MODES, default=WEAK, help="weak (default): batch grows with workers; strong: it stays")
     add(
@@ -166,7 +165,7 @@ def config_source(text: str) -> Path:
 
 
 def _read(args: argparse.Namespace, source: Path) -> TrainConfig:
-    changes = with_subset(parse_assignments([text for group in args.set for text in group]), args.subset)
+    changes = with_parts(parse_assignments([text for group in args.set for text in group]), args.subset, args.val_part)
     if "epochs" in changes and args.epochs is not None:
         raise ConfigError("a key is set once; got --epochs and --set epochs. Keep --epochs.")
     if args.data is not None:

@@ -39,6 +39,7 @@ def plan_lines(plan: ScalePlan, done: Sequence[int], epoch_s: Mapping[int, float
         f"{plan.mode} scaling of {shown_path(plan.source)}: {what}; {same}",
         f"each size: {plan.profile_steps} profiled steps, {trained}{search}; {plan.machine.unit}",
     ]
+    lines += [f"note: {text}" for text in plan.info.notes]
     if plan.mode == WEAK:
         lines.append(f"peak rate follows the batch of {c.optimizer.name}: {rate_rule_words(c.optimizer.name)}")
     for size in plan.sizes:

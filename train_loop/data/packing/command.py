@@ -143,7 +143,7 @@ def _pack(args: argparse.Namespace) -> int:
         )
     check_writable("DST", destination.parent)
     refuse_packed(args.paths[0])
-    source = find_source(args.paths[0], args.val_part)
+    source = find_source(args.paths[0], args.val_part or 0.0)
     profile = make_profile(args, source)
     if profile.name == "full" and not profile.jpegtran:
         print("no jpegtran found: JPEGs are encoded again with their own tables and sampling, not losslessly")
@@ -154,6 +154,8 @@ def _pack(args: argparse.Namespace) -> int:
 
 def pack(source: PackSource, destination: Path, profile: PackProfile, workers: int, shard_bytes: int) -> int:
     """Pack ``source``; returns the exit code. Raises ConfigError before anything is written, else PackFailed."""
+    for text in source.notes:
+        print(f"note: {text}")
     folder = destination.with_name(f"{destination.name}.packing")
     tasks = _tasks(source, folder, profile, shard_bytes)
     check_pack_fits(folder.parent, [task for task in tasks if not task.note.exists()])

@@ -9,13 +9,11 @@ from io import BytesIO
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError
 
 from bigbatch.train_loop.data.pixels import jpeg
 from bigbatch.train_loop.data.pixels.depth import to_8_bits
-
-ORIENTATION = 0x0112
-"""The EXIF tag of how the camera was held."""
+from bigbatch.train_loop.data.pixels.orientation import turn_of, turned
 
 
 class RejectedImage(ValueError):
@@ -70,7 +68,8 @@ def convert(data: bytes, profile: PackProfile) -> StoredImage:
 
 
 def _store(data: bytes, image: Image.Image, profile: PackProfile) -> bytes:
-    plain = image.mode in ("RGB", "L") and image.getexif().get(ORIENTATION, 1) == 1
+    turn = turn_of(image)
+    plain = image.mode in ("RGB", "L") and turn is None
     small = image.width * image.height < jpeg.MIN_PIXELS
     if plain and small and image.format in ("JPEG", "PNG"):
         return data
@@ -81,7 +80,7 @@ def _store(data: bytes, image: Image.Image, profile: PackProfile) -> bytes:
             except jpeg.JpegError:
                 pass  # damaged in a way that Pillow reads over
         return jpeg.encode(image, quality=None)
-    upright = _as_rgb(ImageOps.exif_transpose(image) or image)
+    upright = turned(_as_rgb(image), turn)
     if profile.name == "fast":
         upright = _shrink(upright, profile.short_side)
     elif small:

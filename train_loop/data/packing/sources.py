@@ -13,14 +13,29 @@ import os
 import pickle
 import re
 import tarfile
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.data.packing import tables, tars
 from bigbatch.train_loop.data.packing.entry import Labelled, SourceEntry
-from bigbatch.train_loop.data.sets.scan import EXTENSIONS, TRAIN_FOLDERS, VAL_FOLDERS
+from bigbatch.train_loop.data.sets.held_out import hold_out
+from bigbatch.train_loop.data.sets.layout import PARTS, check_same_classes, choose_parts, find_layout, part_notes
+from bigbatch.train_loop.data.sets.scan import Listing, scan_folder
+from bigbatch.train_loop.data.sets.walk import (
+    EXTENSIONS,
+    LeftOut,
+    images_below,
+    is_folder,
+    is_image,
+    left_out_in_words,
+    note_left_out,
+    visible_entries,
+)
 
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
 WORDNET = re.compile(r"n\d{8}(?=_)")
@@ -43,6 +58,8 @@ class PackSource:
     class_names: tuple[str, ...]
     train: list[PackItem]
     val: list[PackItem]
+    notes: tuple[str, ...] = ()
+    """What is left out, and what validates."""
 
     def fingerprint(self) -> str:
         """Of names, labels and sizes, and of the containers' times: another one, another source."""
@@ -56,7 +73,7 @@ class PackSource:
         return digest.hexdigest()
 
 
-def find_source(path: str, val_part: float | None = None) -> PackSource:
+def find_source(path: str, val_part: float = 0.0) -> PackSource:
     """List ``path``. Raises ConfigError if there is no image, or the classes are unknown.
 
     Args:
@@ -66,21 +83,15 @@ def find_source(path: str, val_part: float | None = None) -> PackSource:
     if not os.path.exists(root):
         raise ConfigError(f"the source must exist; got {path!r}. Write a folder, a tar or a Parquet file.")
     try:
-        kind, labelled, names = _labelled(root)
+        listed = _listed(root)
+        folder = _folder_of_classes(root, val_part) if listed is None else None
+        if folder is not None:
+            return _image_folder(root, folder, val_part)
+        return _by_parts(root, listed or _loose_folder(root), val_part)
     except (OSError, tarfile.TarError, ValueError, EOFError, pickle.UnpicklingError) as error:
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(f"the source must be readable; got {path!r}: {error}. Check the file.") from None
-    parts: dict[str, list[tuple[SourceEntry, str]]] = {}
-    for part, class_name, entry in labelled:
-        parts.setdefault(part, []).append((entry, class_name))
-    train, val = _choose_parts(root, parts, val_part)
-    for entry, class_name in (*train, *val):
-        if not class_name:
-            raise ConfigError(f"each image needs a class folder; got {entry.name!r} in {root}. Make train/<class>/….")
-    names = names or tuple(sorted({class_name for _, class_name in train}))
-    ordered = [_items(root, pairs, names, by_class=kind == "folder") for pairs in (train, val)]
-    return PackSource(root, kind, names, *ordered)
 
 
 def read_entry(entry: SourceEntry) -> bytes:
@@ -92,88 +103,148 @@ def read_entry(entry: SourceEntry) -> bytes:
     return tables.cifar_image(entry.file, entry.offset)
 
 
-def _labelled(root: str) -> tuple[str, Labelled, tuple[str, ...] | None]:
-    """Kind, images, and the class names if the source gives them (else they are sorted)."""
-    files = [root] if os.path.isfile(root) else [e.path for e in tars.visible_entries(root) if e.is_file()]
+# --- image folders ---
+
+
+def _folder_of_classes(root: str, val_part: float) -> str | None:
+    """The folder with train/<class>/ or <class>/ that training reads too: the source, or the only folder in it."""
+    folders = [entry for entry in visible_entries(root) if is_folder(entry)]
+    if len(folders) == 1 and folders[0].name not in PARTS:
+        return _folder_of_classes(folders[0].path, val_part)
+    layout = find_layout(root, val_part)
+    return root if layout and any(is_folder(entry) for entry in visible_entries(layout.train)) else None
+
+
+def _image_folder(root: str, folder: str, val_part: float) -> PackSource:
+    """The images that training on the folder itself would read, in its order."""
+    scan = scan_folder(folder, val_part)
+    train, val = _items_of(folder, scan.train), _items_of(folder, scan.val)
+    return PackSource(root, "folder", scan.class_names, train, val, scan.notes)
+
+
+def _items_of(folder: str, listing: Listing) -> list[PackItem]:
+    items = []
+    for index, label in enumerate(listing.labels.tolist()):
+        path = listing.path(index)
+        items.append(PackItem(SourceEntry(os.path.relpath(path, folder), path, -1, os.stat(path).st_size), label))
+    return items
+
+
+# --- everything else: names → part and class ---
+
+
+class _Listed(NamedTuple):
+    """The images of a source, and what of it is left out."""
+
+    kind: str
+    images: Labelled
+    names: tuple[str, ...] | None
+    """Of the classes, if the source states them; else they are sorted."""
+    left_out: LeftOut
+    unread: tuple[str, ...] = ()
+    """Parts."""
+
+
+def _listed(root: str) -> _Listed | None:
+    """What a source of files holds; None for a folder of images."""
+    files = [root] if os.path.isfile(root) else [e.path for e in visible_entries(root) if e.is_file()]
     parquet = sorted(file for file in files if file.endswith(".parquet"))
     if not parquet and os.path.isdir(os.path.join(root, "data")):
-        parquet = sorted(
-            e.path for e in tars.visible_entries(os.path.join(root, "data")) if e.name.endswith(".parquet")
-        )
+        parquet = sorted(e.path for e in visible_entries(os.path.join(root, "data")) if e.name.endswith(".parquet"))
     if parquet:
-        return ("parquet", *tables.parquet_entries(parquet))
+        wanted = tables.wanted_files(parquet)
+        unread = ("test/",) if len(wanted) < len(parquet) else ()
+        return _Listed("parquet", *tables.parquet_entries(wanted), Counter(), unread)
     pickles = next((p for p in (root, os.path.join(root, "cifar-10-batches-py")) if tables.is_cifar(p)), None)
     if pickles:
-        return ("cifar10-pickle", *tables.cifar_entries(pickles))
+        return _Listed("cifar10-pickle", *tables.cifar_entries(pickles), Counter())
     tar_files = sorted(file for file in files if file.endswith(ARCHIVES) and "devkit" not in os.path.basename(file))
     if tar_files:
-        entries = [entry for file in tar_files for entry in tars.tar_entries(file, root)]
+        left_out: LeftOut = Counter()
+        entries = [entry for file in tar_files for entry in tars.tar_entries(file, left_out)]
         if any(entry.name.endswith(".cls") for entry in entries):
-            return "webdataset", tars.webdataset_entries(entries), None
-        return "tar", _by_name(entries), None
+            return _Listed("webdataset", tars.webdataset_entries(entries, left_out), None, left_out)
+        return _Listed("tar", _by_name(root, entries, left_out), None, left_out)
     if os.path.isfile(root):
         raise ConfigError(f"the source must be a folder, a tar or a Parquet file; got {root!r}. Unpack or convert it.")
-    return "folder", _by_name(tars.folder_entries(root, "")), None
+    return None
 
 
-# --- names → part and class ---
+def _loose_folder(root: str) -> _Listed:
+    """A folder whose images tell their classes by their names, as ImageNet's do."""
+    left_out: LeftOut = Counter()
+    entries = [SourceEntry(name, entry.path, -1, entry.stat().st_size) for name, entry in images_below(root, left_out)]
+    return _Listed("folder", _by_name(root, entries, left_out), None, left_out)
 
 
-def _by_name(entries: Iterable[SourceEntry]) -> Labelled:
+def _by_name(root: str, entries: Iterable[SourceEntry], left_out: LeftOut) -> Labelled:
     """``…/train/ant/7.jpg``; without such a part, the folder is the class, or ImageNet's own file names tell it.
 
-    The class is empty where nothing tells it: that may be a test part, which is not packed.
+    The class is empty where nothing tells it: that may be a test part, which is not packed. Raises ConfigError for an
+    empty folder of a class (``train/bee/``).
     """
     found: Labelled = []
+    empty: dict[tuple[str, str], str] = {}
     for entry in entries:
-        if not entry.name.lower().endswith(EXTENSIONS):
-            continue
         *folders, name = entry.name.split("/")
-        at = next((i for i, word in enumerate(folders) if word in TRAIN_FOLDERS + VAL_FOLDERS), None)
+        at = next((i for i, word in enumerate(folders) if word in PARTS), None)
+        part = folders[at] if at is not None else ""
         inside = folders[at + 1 :] if at is not None else folders[-1:]
-        wordnet = WORDNET.match(name)
-        if inside:
-            found.append((folders[at] if at is not None else "", inside[0], entry))
+        if not name:
+            if part and inside:
+                empty.setdefault((part, inside[0]), entry.name)
+        elif is_image(name):
+            wordnet = WORDNET.match(name)
+            found.append((part, inside[0] if inside else wordnet.group() if wordnet else "", entry))
         else:
-            found.append((folders[at] if at is not None else "", wordnet.group() if wordnet else "", entry))
+            note_left_out(left_out, name)
+    for place in {(part, class_name) for part, class_name, _ in found}:
+        empty.pop(place, None)
+    for name in empty.values():
+        raise ConfigError(
+            f"each class needs at least one image; got none in {name!r} of {root!r}. "
+            f"Add images ({' '.join(EXTENSIONS)}) or remove the folder from both parts."
+        )
     return found
 
 
-def _choose_parts(
-    root: str, parts: dict[str, list[tuple[SourceEntry, str]]], val_part: float | None
-) -> tuple[list[tuple[SourceEntry, str]], list[tuple[SourceEntry, str]]]:
+def _by_parts(root: str, listed: _Listed, val_part: float) -> PackSource:
+    """The source, with its parts chosen or held out. Raises ConfigError."""
+    parts: dict[str, list[tuple[SourceEntry, str]]] = {}
+    for part, class_name, entry in listed.images:
+        parts.setdefault(part, []).append((entry, class_name))
     if not parts:
+        but = f"; {words}" if (words := left_out_in_words(listed.left_out)) else ""
         raise ConfigError(
-            f"the source must hold images; got none in {root!r} ({' '.join(EXTENSIONS)}). Check the path."
+            f"the source must hold images; got none in {root!r} ({' '.join(EXTENSIONS)}){but}. Check the path."
         )
-    val = next((parts[name] for name in VAL_FOLDERS if name in parts), None)
-    train = next((parts[name] for name in (*TRAIN_FOLDERS, "") if name in parts), None)
+    train, val = choose_parts(root, parts, val_part)
+    if train is None and "" in parts:
+        train = ""
     if train is None:
         raise ConfigError(f"a data set needs training images; got only {', '.join(parts)} in {root!r}. Add train/.")
-    if val is not None and val_part is not None:
-        held = next(name for name in VAL_FOLDERS if name in parts)
+    if val is None and not val_part:
         raise ConfigError(
-            f"--val-part holds images out where there are no validation images; got {val_part:g} for {root!r}, which "
-            f"has {held}/. Leave --val-part out, or pack its training folder alone."
+            f"a data set needs validation images; got only one part in {root!r}. Write --val-part 10% to hold some out."
         )
+    for entry, class_name in (*parts[train], *(parts[val] if val else ())):
+        if not class_name:
+            raise ConfigError(f"each image needs a class folder; got {entry.name!r} in {root!r}. Make train/<class>/….")
+    names = listed.names or tuple(sorted({class_name for _, class_name in parts[train]}))
+    in_order = listed.kind == "folder"
+    items = _items(root, parts[train], names, in_order)
     if val is not None:
-        return train, val
-    if val_part is None:
-        raise ConfigError(
-            f"a data set needs validation images; got only one part in {root!r}. Write --val-part 0.1 to hold some out."
-        )
-    return _hold_out(train, val_part)
-
-
-def _hold_out(
-    pairs: list[tuple[SourceEntry, str]], part: float
-) -> tuple[list[tuple[SourceEntry, str]], list[tuple[SourceEntry, str]]]:
-    """Evenly spaced images of a list sorted by class and hash of the name: stratified, and always the same."""
-    ranked = sorted(pairs, key=lambda pair: (pair[1], hashlib.sha256(os.fsencode(pair[0].name)).digest()))
-    count = max(round(len(ranked) * part), 1)
-    picked = {(i * len(ranked) + len(ranked) // 2) // count for i in range(count)}
-    train = [pair for i, pair in enumerate(ranked) if i not in picked]
-    return train, [pair for i, pair in enumerate(ranked) if i in picked]
+        if listed.kind in ("folder", "tar"):
+            check_same_classes(train, names, val, {class_name for _, class_name in parts[val]})
+        held = _items(root, parts[val], names, in_order)
+    else:
+        rows = hold_out([item.entry.name for item in items], np.array([item.label for item in items]), val_part)
+        items, held = ([items[row] for row in chosen] for chosen in rows)
+    others = [f"{part}/" if part else f"{len(parts['']):,} images in no part" for part in parts]
+    unread = [word for word, part in zip(others, parts, strict=True) if part not in (train, val)]
+    words = left_out_in_words(listed.left_out)
+    notes = (*part_notes(val, val_part, [*unread, *listed.unread]), *([words] if words else []))
+    return PackSource(root, listed.kind, names, items, held, notes)
 
 
 def _items(root: str, pairs: list[tuple[SourceEntry, str]], names: Sequence[str], by_class: bool) -> list[PackItem]:

@@ -30,8 +30,6 @@ def parquet_entries(files: Sequence[str]) -> tuple[Labelled, tuple[str, ...] | N
     found: Labelled = []
     names: tuple[str, ...] | None = None
     highest = 0
-    if {part_of_file(file) for file in files} & {"val", "validation", "valid"}:
-        files = [file for file in files if part_of_file(file) != "test"]  # of no use, and ImageNet's has no labels
     for file in files:
         try:
             schema = pq.read_schema(file)
@@ -57,6 +55,13 @@ def parquet_entries(files: Sequence[str]) -> tuple[Labelled, tuple[str, ...] | N
     if highest >= len(names):
         raise ConfigError(f"labels must be below the {len(names)} classes of the file; got {highest}. Mend its names.")
     return [(part, names[int(number)], entry) for part, number, entry in found], names
+
+
+def wanted_files(files: Sequence[str]) -> Sequence[str]:
+    """Those that are read: not a test part beside a validation part, which is of no use; ImageNet's has no labels."""
+    if {part_of_file(file) for file in files} & {"val", "validation", "valid"}:
+        return [file for file in files if part_of_file(file) != "test"]
+    return files
 
 
 def _image_column(names: Sequence[str]) -> str | None:

@@ -1,4 +1,4 @@
-"""Images in folders and in tars, also tars in tars and WebDataset's: listed without unpacking, read in place."""
+"""Images in tars, also tars in tars and WebDataset's: listed without unpacking, read in place."""
 
 from __future__ import annotations
 
@@ -12,26 +12,18 @@ from typing import IO
 
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.data.packing.entry import Labelled, SourceEntry, part_of_file
-from bigbatch.train_loop.data.sets.scan import EXTENSIONS, TRAIN_FOLDERS, VAL_FOLDERS
+from bigbatch.train_loop.data.sets.layout import PARTS
+from bigbatch.train_loop.data.sets.walk import LeftOut, is_image, note_left_out
 
 
-def visible_entries(folder: str) -> list[os.DirEntry[str]]:
-    """The content of a folder without hidden files."""
-    with os.scandir(folder) as entries:
-        return [entry for entry in entries if not entry.name.startswith(".")]
+def tar_entries(file: str, left_out: LeftOut) -> Iterator[SourceEntry]:
+    """Members of a tar and of tars in it; the name of a folder ends with a slash.
 
+    Args:
+        left_out: is told of links, which have no bytes of their own.
 
-def folder_entries(folder: str, prefix: str) -> Iterator[SourceEntry]:
-    """Every file below a folder, with its path from there after ``prefix``."""
-    for entry in visible_entries(folder):
-        if entry.is_file():
-            yield SourceEntry(prefix + entry.name, entry.path, -1, entry.stat().st_size)
-        elif entry.is_dir(follow_symlinks=prefix.count("/") < 2):  # parts and classes may be links, as in subsets
-            yield from folder_entries(entry.path, f"{prefix}{entry.name}/")
-
-
-def tar_entries(file: str, root: str) -> Iterator[SourceEntry]:
-    """Members of a tar and of tars in it. Raises ConfigError if it is compressed: its members have no fixed place."""
+    Raises ConfigError if it is compressed: its members have no fixed place.
+    """
     if not file.endswith(".tar"):
         raise ConfigError(
             f"a tar must be uncompressed, because images are read directly from it; got {file!r}. "
@@ -41,13 +33,13 @@ def tar_entries(file: str, root: str) -> Iterator[SourceEntry]:
     wordnet_ids = _imagenet_val_classes(os.path.dirname(file)) if "ILSVRC2012_img_val" in file else None
     try:
         with open(file, "rb") as stream, tarfile.open(fileobj=stream, mode="r:") as archive:
-            for member in _members(archive, stream, 0, ""):
+            for member in _members(archive, stream, 0, "", left_out):
                 name = member[0]
-                if wordnet_ids:
+                if wordnet_ids and is_image(name):
                     number = int(name.split(".")[0].rsplit("_", 1)[1])
                     name = f"{wordnet_ids[number - 1]}/{name}"
                 inside = name.split("/")
-                if part and not any(word in TRAIN_FOLDERS + VAL_FOLDERS for word in inside[:-1]):
+                if part and not any(word in PARTS for word in inside[:-1]):
                     name = f"{part}/{name}"
                 yield SourceEntry(name, file, member[1], member[2])
     except tarfile.TarError as error:
@@ -56,16 +48,23 @@ def tar_entries(file: str, root: str) -> Iterator[SourceEntry]:
         ) from None
 
 
-def _members(archive: tarfile.TarFile, stream: IO[bytes], base: int, prefix: str) -> Iterator[tuple[str, int, int]]:
+def _members(
+    archive: tarfile.TarFile, stream: IO[bytes], base: int, prefix: str, left_out: LeftOut
+) -> Iterator[tuple[str, int, int]]:
     """Name, offset in the outermost file, size. A tar inside is read through the file that holds it."""
     for member in archive:
         name = prefix + os.path.normpath(member.name)
-        if not member.isfile() or os.path.basename(name).startswith("."):
+        if any(word.startswith(".") and word != ".." for word in name.split("/")):  # hidden, or the top folder itself
             continue
-        if name.endswith(".tar"):
+        if member.isdir():
+            yield name + "/", base + member.offset_data, 0
+        elif not member.isfile():
+            left_out["link" if member.issym() or member.islnk() else "no file"] += 1
+        elif name.endswith(".tar"):
             within = _Window(stream, base + member.offset_data, member.size)
             with tarfile.open(fileobj=within, mode="r:") as inner:  # type: ignore[call-overload]
-                yield from _members(inner, stream, base + member.offset_data, name.removesuffix(".tar") + "/")
+                folder = name.removesuffix(".tar") + "/"
+                yield from _members(inner, stream, base + member.offset_data, folder, left_out)
         else:
             yield name, base + member.offset_data, member.size
     archive.fileobj.seek(archive.offset)
@@ -115,8 +114,8 @@ def _imagenet_val_classes(folder: str) -> list[str]:
         return [wordnet[int(line)] for line in truth.read().split()]
 
 
-def webdataset_entries(entries: Sequence[SourceEntry]) -> Labelled:
-    """``000017.jpg`` and ``000017.cls``, whose text is the label."""
+def webdataset_entries(entries: Sequence[SourceEntry], left_out: LeftOut) -> Labelled:
+    """``000017.jpg`` and ``000017.cls``, whose text is the label. ``left_out`` is told of all other files."""
     labels: dict[tuple[str, str], str] = {}
     classes = (entry for entry in entries if entry.name.endswith(".cls"))
     for file, group in itertools.groupby(classes, key=lambda entry: entry.file):
@@ -124,7 +123,10 @@ def webdataset_entries(entries: Sequence[SourceEntry]) -> Labelled:
             for entry in group:
                 label = os.pread(stream.fileno(), entry.size, entry.offset)
                 labels[file, os.path.splitext(entry.name)[0]] = label.decode().strip()
-    images = [entry for entry in entries if entry.name.lower().endswith(EXTENSIONS)]
+    images = [entry for entry in entries if is_image(entry.name)]
+    for entry in entries:
+        if not (is_image(entry.name) or entry.name.endswith((".cls", "/"))):
+            note_left_out(left_out, entry.name)
     width = max((len(text) for text in labels.values()), default=1)
     found: Labelled = []
     for entry in images:

@@ -15,6 +15,7 @@ from bigbatch.train_loop.data.packed import schema
 from bigbatch.train_loop.data.packed.records import PackedFiles
 from bigbatch.train_loop.data.packed.schema import PackedInfo
 from bigbatch.train_loop.data.pixels.jpeg import JpegError, read_layout
+from bigbatch.train_loop.data.sets.walk import printable
 from bigbatch.train_loop.errors import ImageError
 
 SHEET, TILE, GAP = "contact_sheet.png", 128, 6
@@ -85,7 +86,7 @@ def _facts(folder: str, files: PackedFiles, info: PackedInfo) -> list[tuple[str,
     counts = np.bincount(sizes["label"][: info.train_size], minlength=len(info.class_names))
     sample = np.unique(np.linspace(0, files.records - 1, 256).astype(int))
     cut = np.mean([_can_be_cut(files.read(int(record))) for record in sample])
-    some = ", ".join(info.class_names[:5]) + (", …" if len(info.class_names) > 5 else "")
+    some = ", ".join(map(printable, info.class_names[:5])) + (", …" if len(info.class_names) > 5 else "")
     way = info.profile["name"] + (
         f", short side {info.profile['short_side']}" if info.profile["name"] == "fast" else ""
     )

@@ -9,6 +9,7 @@ from PIL import Image
 from bigbatch.train_loop.config.data_sections import AugmentConfig
 from bigbatch.train_loop.data.pixels import boxes
 from bigbatch.train_loop.data.pixels.depth import to_8_bits
+from bigbatch.train_loop.data.pixels.orientation import turn_of, turned
 from bigbatch.train_loop.errors import ImageError
 
 MEAN = (0.485, 0.456, 0.406)
@@ -17,12 +18,16 @@ STD = (0.229, 0.224, 0.225)
 
 
 def decode_rgb(path: str) -> Image.Image:
-    """The image as RGB, from any mode (grey, CMYK, palette). Raises ImageError with the file's name."""
+    """The image as a viewer shows it, as RGB, from any mode (grey, CMYK, palette).
+
+    Raises ImageError with the file's name.
+    """
     try:
         with Image.open(path) as image:
-            return to_8_bits(image).convert("RGB")
+            turn = turn_of(image)
+            return turned(to_8_bits(image).convert("RGB"), turn)
     except Exception as error:  # Pillow raises OSError, SyntaxError, ValueError, struct.error and others
-        raise ImageError(f"cannot read image {path}: {error}. Remove or replace the file.") from None
+        raise ImageError(f"cannot read image {path!r}: {error}. Remove or replace the file.") from None
 
 
 def random_crop(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,10 +14,19 @@ import numpy.typing as npt
 
 from bigbatch.cluster.host.atomic_files import replacing
 from bigbatch.train_loop.config import ConfigError
-
-EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
-TRAIN_FOLDERS = ("train",)
-VAL_FOLDERS = ("val", "validation", "valid", "test")
+from bigbatch.train_loop.data.sets.held_out import hold_out
+from bigbatch.train_loop.data.sets.layout import TRAIN_FOLDERS, check_same_classes, find_layout
+from bigbatch.train_loop.data.sets.walk import (
+    EXTENSIONS,
+    LeftOut,
+    images_below,
+    is_folder,
+    is_image,
+    left_out_in_words,
+    note_left_out,
+    printable,
+    visible_entries,
+)
 
 
 @dataclass(frozen=True)
@@ -34,6 +43,10 @@ class Listing:
         """The whole path of an image."""
         return os.path.join(self.folder, os.fsdecode(bytes(self.paths[index])))
 
+    def rows(self, chosen: npt.NDArray[np.int64]) -> Listing:
+        """Some of the images."""
+        return Listing(self.folder, self.paths[chosen], self.labels[chosen])
+
 
 @dataclass(frozen=True)
 class FolderScan:
@@ -43,6 +56,10 @@ class FolderScan:
     class_names: tuple[str, ...]
     train: Listing
     val: Listing
+    val_part: float = 0.0
+    """The part of each class's images that is held out as ``val``; 0: it has a folder of its own."""
+    notes: tuple[str, ...] = ()
+    """What a reader of a plan must know: which files and folders are left out, and what validates."""
 
     def write(self, path: Path) -> None:
         """For processes that are started later, on any node that sees ``path``. Raises OSError."""
@@ -56,6 +73,8 @@ class FolderScan:
                 train_labels=self.train.labels,
                 val_paths=self.val.paths,
                 val_labels=self.val.labels,
+                val_part=self.val_part,
+                notes=np.array(self.notes, dtype=np.str_),
             )
 
     @classmethod
@@ -69,32 +88,42 @@ class FolderScan:
                     tuple(os.fsdecode(bytes(name)) for name in found["class_names"]),
                     Listing(train, found["train_paths"], found["train_labels"]),
                     Listing(val, found["val_paths"], found["val_labels"]),
+                    float(found["val_part"]),
+                    tuple(map(str, found["notes"])),
                 )
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error):
             return None
 
 
-def scan_folder(root: str) -> FolderScan:
-    """List an image folder. Raises ConfigError for content that would break or mislead a training run."""
-    train = _part(root, TRAIN_FOLDERS)
-    val = _part(root, VAL_FOLDERS)
-    class_names = _class_names(train)
-    val_names = _class_names(val)
-    for missing, folder in (
-        (sorted(set(class_names) - set(val_names)), val),
-        (sorted(set(val_names) - set(class_names)), train),
-    ):
-        if missing:
-            raise ConfigError(
-                f"training and validation need the same classes; got no {missing[0]!r} in {folder} "
-                f"({len(missing)} missing). Add {'it' if len(missing) == 1 else 'them'} or remove the other half."
-            )
+def scan_folder(root: str, val_part: float = 0.0) -> FolderScan:
+    """List an image folder.
+
+    Args:
+        val_part: 0 to 1: the part of each class to hold out for validation, where the folder has no images for it.
+
+    Raises ConfigError for content that would break or mislead a training run.
+    """
+    layout = find_layout(root, val_part)
+    if layout is None:
+        raise _no_layout(root)
+    left_out: LeftOut = Counter()
+    class_names = _class_names(root, layout.train, left_out)
+    if layout.val is not None:
+        check_same_classes(layout.train, class_names, layout.val, _class_names(root, layout.val, left_out))
     if len(class_names) < 2:
         raise ConfigError(
-            f"an image folder needs at least 2 classes; got {len(class_names)} in {train}. "
+            f"an image folder needs at least 2 classes; got {len(class_names)} in {layout.train!r}. "
             "Put each class into its own folder: train/<class>/*.jpg."
         )
-    return FolderScan(root, class_names, _list_part(train, class_names), _list_part(val, class_names))
+    train = _list_part(layout.train, class_names, left_out)
+    if layout.val is not None:
+        val = _list_part(layout.val, class_names, left_out)
+    else:
+        folder = b"" if layout.train == root else os.fsencode(os.path.basename(layout.train)) + b"/"
+        rows = hold_out([folder + bytes(path) for path in train.paths], train.labels, val_part)
+        train, val = train.rows(rows[0]), train.rows(rows[1])
+    words = left_out_in_words(left_out)
+    return FolderScan(root, class_names, train, val, val_part, (*layout.notes, *([words] if words else [])))
 
 
 def check_images(listing: Listing, count: int = 32) -> int:
@@ -113,56 +142,50 @@ def check_images(listing: Listing, count: int = 32) -> int:
         except Exception as error:  # Pillow raises OSError, SyntaxError, ValueError and others
             reason = "it is no image" if isinstance(error, UnidentifiedImageError) else str(error)
             raise ConfigError(
-                f"the data must be images that can be read; got {path}: {reason}. Remove or replace the file."
+                f"the data must be images that can be read; got {path!r}: {reason}. Remove or replace the file."
             ) from None
     return longest
 
 
-def _part(root: str, names: tuple[str, ...]) -> str:
-    for name in names:
-        if os.path.isdir(os.path.join(root, name)):
-            return os.path.join(root, name)
-    found = sorted(entry.name + "/" * entry.is_dir() for entry in _entries(root))
+def _no_layout(root: str) -> ConfigError:
+    found = sorted(printable(entry.name) + "/" * is_folder(entry) for entry in visible_entries(root))
     some = ", ".join(found[:5]) + (", …" if len(found) > 5 else "") if found else "an empty folder"
-    raise ConfigError(
-        f"an image folder needs {' or '.join(name + '/' for name in names)}; got {some} in {root}. "
-        f"Make {names[0]}/<class>/*.jpg there or give another path."
+    return ConfigError(
+        f"an image folder needs {TRAIN_FOLDERS[0]}/; got {some} in {root!r}. "
+        f"Make {TRAIN_FOLDERS[0]}/<class>/*.jpg there or give another path."
     )
 
 
-def _class_names(folder: str) -> tuple[str, ...]:
-    return tuple(sorted(entry.name for entry in _entries(folder) if entry.is_dir()))
+def _class_names(root: str, part: str, left_out: LeftOut) -> tuple[str, ...]:
+    """The folders in a part, which also may hold files that are no images."""
+    names = []
+    for entry in visible_entries(part):
+        if is_folder(entry):
+            names.append(entry.name)
+        elif is_image(entry.name):
+            raise ConfigError(
+                f"each image needs a class folder; got {os.path.relpath(entry.path, root)!r} in {root!r}. "
+                "Move it into the folder of its class: train/<class>/*.jpg."
+            )
+        else:
+            note_left_out(left_out, entry.name)
+    return tuple(sorted(names))
 
 
-def _list_part(folder: str, class_names: tuple[str, ...]) -> Listing:
+def _list_part(folder: str, class_names: tuple[str, ...], left_out: LeftOut) -> Listing:
     paths: list[bytes] = []
     counts: list[int] = []
     for name in class_names:
-        images = sorted(_images(os.path.join(folder, name), os.fsencode(name)))
+        unread: LeftOut = Counter()
+        found = images_below(os.path.join(folder, name), unread, f"{name}/")
+        images = sorted(os.fsencode(path) for path, _ in found)
         if not images:
+            but = f" ({words})" if (words := left_out_in_words(unread)) else ""
             raise ConfigError(
-                f"each class needs at least one image; got none in {os.path.join(folder, name)}. "
+                f"each class needs at least one image; got none in {os.path.join(folder, name)!r}{but}. "
                 f"Add images ({' '.join(EXTENSIONS)}) or remove the folder from both parts."
             )
         paths += images
         counts.append(len(images))
+        left_out.update(unread)
     return Listing(folder, np.array(paths), np.repeat(np.arange(len(class_names), dtype=np.int64), counts))
-
-
-def _images(folder: str, relative: bytes) -> Iterator[bytes]:
-    """Also in folders below: Tiny ImageNet keeps its images in ``<class>/images``."""
-    for entry in _entries(folder):
-        path = os.path.join(relative, os.fsencode(entry.name))
-        if entry.name.lower().endswith(EXTENSIONS) and entry.is_file():
-            yield path
-        elif entry.is_dir(follow_symlinks=False):  # a link may lead back up
-            yield from _images(entry.path, path)
-
-
-def _entries(folder: str) -> Iterator[os.DirEntry[str]]:
-    """A folder's entries without hidden ones, such as ``.ipynb_checkpoints`` or ``._photo.jpg``."""
-    try:
-        with os.scandir(folder) as entries:
-            yield from (entry for entry in entries if not entry.name.startswith("."))
-    except OSError as error:
-        raise ConfigError(f"the data must be readable; got {error}. Check the folder's permissions.") from None

@@ -35,7 +35,7 @@ def run(*words: object) -> int:
         ("--quality 80", "Write --profile fast --quality 80, or leave --quality out."),
         ("--profile full --quality 80", "got --quality 80 for a source of JPEGs alone"),
         ("--val-part 0.1", "got 0.1 for"),
-        ("--val-part 10%", "which has val/. Leave --val-part out, or pack its training folder alone."),
+        ("--val-part 10%", "which has val/. Leave --val-part out"),
         ("--val-part 1.5", "--val-part must be above 0 and below 1"),
         ("--workers many", "--workers must be a whole number"),
         ("--quality 200 --profile fast", "--quality must be 1 to 100"),

@@ -196,7 +196,7 @@ def test_a_pickle_that_would_run_code_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_source_without_validation_part_gives_some_of_each_class(images: Path) -> None:
-    with pytest.raises(ConfigError, match="--val-part 0.1"):
+    with pytest.raises(ConfigError, match="--val-part 10%"):
         find_source(str(images / "train"))
     source = find_source(str(images / "train"), val_part=0.4)
     assert [item.label for item in source.val] == [0, 0, 1, 1, 2, 2] and len(source.train) == 9

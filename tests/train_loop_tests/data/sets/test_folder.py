@@ -171,7 +171,7 @@ def write_tree(root: Path, *files: str) -> Path:
         (("train/a/1.jpg", "val/a/1.jpg", "val/b/1.jpg"), ("same classes", "'b'", "train")),
         (("train/a/1.jpg", "train/b/", "val/a/1.jpg", "val/b/1.jpg"), ("at least one image", "train/b")),
         (("train/a/1.jpg", "train/b/1.jpg", "val/a/1.jpg", "val/b/notes.txt"), ("at least one image", "val/b")),
-        (("train/1.jpg", "val/1.jpg"), ("at least 2 classes", "got 0")),
+        (("train/1.jpg", "val/1.jpg"), ("needs a class folder", "'train/1.jpg'")),
         (("train/images/1.jpg", "val/images/1.jpg"), ("at least 2 classes", "got 1")),
     ],
 )

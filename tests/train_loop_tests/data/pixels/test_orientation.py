@@ -1,0 +1,151 @@
+"""Images are trained on as a viewer shows them, whatever holds them and whatever reads them."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from PIL import Image, PngImagePlugin
+
+from bigbatch.train_loop.config import DataConfig, LoaderConfig
+from bigbatch.train_loop.data.catalogue import open_data
+from bigbatch.train_loop.data.packing.convert import PackProfile, convert
+from bigbatch.train_loop.data.pixels.crops import decode_rgb
+from bigbatch.train_loop.data.source import Epoch
+from helpers.packed_sets import pack_here
+from helpers.photographs import photograph
+
+Pixels = npt.NDArray[np.uint8]
+SHOWN: dict[int, Callable[[Pixels], Pixels]] = {
+    1: lambda stored: stored,
+    2: lambda stored: stored[:, ::-1],
+    3: lambda stored: stored[::-1, ::-1],
+    4: lambda stored: stored[::-1],
+    5: lambda stored: stored.transpose(1, 0, 2),
+    6: lambda stored: np.rot90(stored, -1),
+    7: lambda stored: stored[::-1, ::-1].transpose(1, 0, 2),
+    8: lambda stored: np.rot90(stored),
+}
+"""What a viewer shows, from where the stored row 0 and column 0 are (Exif 3.0, table 6): 6 has them right and above."""
+FORMATS: dict[str, dict[str, object]] = {
+    "jpg": {"quality": 95, "subsampling": 0},
+    "png": {},
+    "webp": {"lossless": True},
+    "tif": {"compression": "tiff_lzw"},
+    "tiff": {},
+}
+
+
+def exif(orientation: int) -> Image.Exif:
+    tags = Image.Exif()
+    tags[0x0112] = orientation
+    return tags
+
+
+def quarters(side: int = 80) -> Image.Image:
+    """Each orientation shows other colours in the corners, and another shape."""
+    pixels = np.zeros((side, side * 2, 3), np.uint8)
+    for row, column, colour in (
+        (0, 0, (250, 20, 20)),
+        (0, 1, (20, 250, 20)),
+        (1, 0, (20, 20, 250)),
+        (1, 1, (240,) * 3),
+    ):
+        pixels[row * side // 2 : (row + 1) * side // 2, column * side : (column + 1) * side] = colour
+    return Image.fromarray(pixels)
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_every_orientation_is_read_and_packed_as_it_is_shown(tmp_path: Path, suffix: str) -> None:
+    stored = quarters()
+    for orientation, shown in SHOWN.items():
+        path = tmp_path / f"{orientation}.{suffix}"
+        stored.save(path, exif=exif(orientation), **FORMATS[suffix])
+        expected = shown(np.asarray(stored)).astype(int)
+        found = {"folder": np.asarray(decode_rgb(str(path)))}
+        for profile in (PackProfile(), PackProfile("fast", short_side=80)):
+            packed = convert(path.read_bytes(), profile)
+            assert packed.data and (packed.height, packed.width) == expected.shape[:2], (orientation, profile.name)
+            with Image.open(io.BytesIO(packed.data)) as image:
+                assert image.getexif().get(0x0112, 1) == 1, "another viewer would turn it again"
+                found[profile.name] = np.asarray(image.convert("RGB"))
+        for reader, pixels in found.items():
+            assert pixels.shape == expected.shape, (orientation, reader)
+            assert np.abs(pixels - expected).mean() < 4, (orientation, reader)  # of 255: what JPEG changes
+
+
+def test_exif_that_cannot_be_read_turns_nothing(tmp_path: Path) -> None:
+    stored = quarters()
+    stored.save(tmp_path / "a.jpg", exif=b"Exif\0\0XX*\0 not a list of tags", quality=95)
+    stored.save(tmp_path / "b.jpg", exif=exif(9), quality=95)
+    for name in ("a.jpg", "b.jpg"):
+        assert decode_rgb(str(tmp_path / name)).size == stored.size
+        assert convert((tmp_path / name).read_bytes(), PackProfile()).width == stored.width
+
+
+def test_a_png_tells_its_orientation_after_its_pixels_too(tmp_path: Path) -> None:
+    """The chunk ``eXIf`` may come before or after the pixels (PNG 3, §11.3.4.5); ImageMagick writes a text instead."""
+    tags, stored = exif(6).tobytes(), quarters()
+    text = PngImagePlugin.PngInfo()
+    text.add_text("Raw profile type exif", f"\nexif\n{len(tags):8}\n{tags.hex()}\n")
+    stored.save(tmp_path / "text.png", pnginfo=text)
+    plain = io.BytesIO()
+    stored.save(plain, "PNG")
+    chunk = io.BytesIO()
+    PngImagePlugin.putchunk(chunk, b"eXIf", tags.removeprefix(b"Exif\0\0"))
+    data = plain.getvalue()
+    (tmp_path / "late.png").write_bytes(data[:-12] + chunk.getvalue() + data[-12:])  # before IEND
+    for name in ("text.png", "late.png"):
+        assert decode_rgb(str(tmp_path / name)).size == (80, 160), name
+        stored_as = convert((tmp_path / name).read_bytes(), PackProfile())
+        assert (stored_as.width, stored_as.height) == (80, 160), name
+
+
+def turned_photographs(root: Path) -> Path:
+    """Two classes in which every picture was taken with the camera held in another way."""
+    suffixes = list(FORMATS)
+    for part, count in (("train", 8), ("val", 8)):
+        for label, name in enumerate(("ant", "bee")):
+            (root / part / name).mkdir(parents=True)
+            for number in range(count):
+                suffix = suffixes[number % len(suffixes)]
+                image = photograph(200 + 8 * number, 150, 100 * label + number + 50 * (part == "val"))
+                image.save(root / part / name / f"{number}.{suffix}", exif=exif(1 + number % 8), **FORMATS[suffix])
+    return root
+
+
+def test_all_ways_to_read_a_set_show_the_same_images(tmp_path: Path) -> None:
+    """Training and validation, by each loader, from the folder and from packed sets, against an upright folder."""
+    turned = turned_photographs(tmp_path / "turned")
+    upright = tmp_path / "upright"
+    for path in turned.rglob("*.*"):
+        with Image.open(path) as image:
+            image.load()
+            number = 1 if path.suffix in (".tif", ".tiff") else image.getexif()[0x0112]  # Pillow turned those itself
+            target = (upright / path.relative_to(turned)).with_suffix(".png")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(np.ascontiguousarray(SHOWN[number](np.asarray(image.convert("RGB"))))).save(target)
+    full, fast = pack_here(turned, tmp_path / "full"), pack_here(turned, tmp_path / "fast", name="fast", short_side=256)
+    for loader, readers in (
+        (LoaderConfig(workers=0), ((turned, 1e-6), (full, 0.1), (fast, 0.15))),
+        (LoaderConfig("torchvision", workers=0), ((turned, 1e-6),)),
+    ):
+        for part in ("train", "val"):
+            wanted = _images(DataConfig(str(upright), image_size=32, loader=loader), part)
+            for folder, tolerance in readers:
+                found = _images(DataConfig(str(folder), image_size=32, loader=loader), part)
+                assert found.shape == wanted.shape
+                assert np.abs(found - wanted).mean() < tolerance, (folder, part)
+
+
+def _images(config: DataConfig, part: str) -> npt.NDArray[np.float32]:
+    source, order = open_data(config), [np.arange(16)]
+    batches = source.read_train(order, Epoch(0, 0)) if part == "train" else source.read_val(order)
+    images = source.finish(next(iter(batches))[0])
+    assert isinstance(images, torch.Tensor)
+    return images.contiguous().numpy()

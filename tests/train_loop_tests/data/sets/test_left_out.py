@@ -1,0 +1,300 @@
+"""What a folder of images holds besides images: training, searching and packing read, name or refuse it alike."""
+
+from __future__ import annotations
+
+import os
+import socket
+import tarfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from bigbatch.train_loop.config import ConfigError, DataConfig
+from bigbatch.train_loop.data.catalogue import describe_data_set, look, open_data
+from bigbatch.train_loop.data.packing import command as pack_command
+from bigbatch.train_loop.data.packing.sources import PackSource, find_source
+from bigbatch.train_loop.data.sets.held_out import hold_out
+from bigbatch.train_loop.data.sets.scan import FolderScan, scan_folder
+from bigbatch.train_loop.launch.command import announce, make_run_plan
+from bigbatch.tune.search.command import tune_main
+
+CLASSES = ("ant", "bee", "cat")
+
+
+def write(path: Path, shade: int = 0) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    kind = {".jfif": "JPEG", ".JPE": "JPEG"}.get(path.suffix)
+    Image.new("RGB", (20, 20), (shade % 256, 0, 0)).save(path, kind)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Eight training and two validation images of each class."""
+    for part, count in (("train", 8), ("val", 2)):
+        for label, name in enumerate(CLASSES):
+            for number in range(count):
+                write(tmp_path / "set" / part / name / f"{number}.png", 60 * label + number)
+    return tmp_path / "set"
+
+
+def training(root: Path) -> tuple[list[str], list[str], Sequence[str]]:
+    """The training and the validation images by their names in the folder, and what is said of it."""
+    looked = look(DataConfig(name=str(root)))
+    assert looked.scan is not None
+    return *names(looked.scan), looked.info.notes
+
+
+def names(scan: FolderScan) -> tuple[list[str], list[str]]:
+    train, val = (
+        [os.path.relpath(part.path(index), scan.root) for index in range(len(part.labels))]
+        for part in (scan.train, scan.val)
+    )
+    return train, val
+
+
+def packed_names(source: PackSource) -> tuple[list[str], list[str]]:
+    return [item.entry.name for item in source.train], [item.entry.name for item in source.val]
+
+
+def others(root: Path) -> None:
+    for number in range(15):
+        (root / "train" / "ant" / f"{number}.gif").write_bytes(b"GIF89a")
+    (root / "val" / "bee" / "notes.txt").touch()
+    (root / "val" / "labels.csv").touch()
+    (root / "train" / "README").touch()
+    (root / "train" / "bee" / ".hidden.gif").touch()
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(os.path.relpath(root / "train" / "bee" / "talk.sock"))
+
+
+def part_for_tests(root: Path) -> None:
+    write(root / "test" / "1.png")
+    (root / "annotations").mkdir()
+
+
+def only_a_test_part(root: Path) -> None:
+    (root / "val").rename(root / "test")
+
+
+def other_names_of_jpeg(root: Path) -> None:
+    write(root / "train" / "ant" / "x.jfif")
+    write(root / "train" / "ant" / "y.JPE")
+
+
+def linked_folders(root: Path) -> None:
+    elsewhere = root.parent / "elsewhere"
+    write(elsewhere / "deep" / "far.png")
+    (root / "train" / "ant" / "more").symlink_to(elsewhere, target_is_directory=True)
+    (root / "val" / "bee" / "1.png").rename(root.parent / "one.png")
+    (root / "val" / "bee" / "1.png").symlink_to("../../../one.png")
+
+
+READ: dict[Callable[[Path], None], tuple[int, int, tuple[str, ...]]] = {
+    others: (24, 6, ("19 files left out: .gif 15, .csv 1, .sock 1, .txt 1, without suffix 1",)),
+    part_for_tests: (24, 6, ("left out: annotations/, test/",)),
+    only_a_test_part: (
+        24, 6, ("test/ validates, as there is no val/; --val-part 10% would hold training images out instead",),
+    ),
+    other_names_of_jpeg: (26, 6, ()),
+    linked_folders: (25, 6, ()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("change", READ, ids=lambda change: change.__name__)
+def test_all_read_the_same_and_say_what_they_leave_out(
+    change: Callable[[Path], None], root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    change(root)
+    train, val, notes = training(root)
+    expected = READ[change]
+    assert (len(train), len(val), notes) == expected
+    source = find_source(str(root))
+    assert (*packed_names(source), source.notes) == (train, val, notes)
+    if not notes:
+        return
+    # each command says so
+    plan = make_run_plan(["--model", "resnet18", "--data", str(root), "--set", "batch=8", "--no-check"], "run.py", None)
+    announce(plan)
+    assert tune_main(["--data", str(root), "--model", "resnet18", "--space", "smoke", "--dry-run"]) == 0
+    assert pack_command.main([str(root), "packed", "--workers", "1"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    for note in expected[2]:
+        assert said.count(" ".join(note.split())) == 3, said
+
+
+def nothing_behind_an_image(root: Path) -> None:
+    (root / "train" / "ant" / "9.jpg").symlink_to("/mnt/gone/9.jpg")
+
+
+def nothing_behind_a_class(root: Path) -> None:
+    for part in ("train", "val"):
+        (root / part / "dog").symlink_to(f"/mnt/gone/{part}")
+
+
+def nothing_behind_validation(root: Path) -> None:
+    (root / "val").rename(root / "test")
+    (root / "val").symlink_to("/mnt/gone")
+
+
+def link_to_itself(root: Path) -> None:
+    (root / "train" / "ant" / "x.jpg").symlink_to("x.jpg")
+
+
+def link_upwards(root: Path) -> None:
+    (root / "train" / "ant" / "up").symlink_to("../..", target_is_directory=True)
+
+
+def two_links_around(root: Path) -> None:
+    (root / "train" / "ant" / "over").symlink_to("../bee", target_is_directory=True)
+    (root / "train" / "bee" / "back").symlink_to("../ant", target_is_directory=True)
+
+
+def empty_class(root: Path) -> None:
+    for part in ("train", "val"):
+        (root / part / "dog").mkdir()
+
+
+def class_of_animations(root: Path) -> None:
+    for part in ("train", "val"):
+        (root / part / "dog").mkdir()
+        (root / part / "dog" / "1.GIF").touch()
+
+
+def class_without_validation(root: Path) -> None:
+    write(root / "train" / "dog" / "1.png")
+
+
+def image_in_no_class(root: Path) -> None:
+    write(root / "train" / "preview.png")
+
+
+REFUSED = {
+    nothing_behind_an_image: ("'/mnt/gone/9.jpg': No such file", "Mount its target or remove it", "-xtype l"),
+    nothing_behind_a_class: ("/dog' to '/mnt/gone/", "Mount its target"),
+    nothing_behind_validation: ("/val' to '/mnt/gone'",),
+    link_to_itself: ("/x.jpg' to 'x.jpg': Too many levels of symbolic links",),
+    link_upwards: ("must not lead to a folder around it", "/up' to "),
+    two_links_around: ("must not lead to a folder around it", "Remove the link"),
+    empty_class: ("at least one image; got none in ", "/dog'", "remove the folder"),
+    class_of_animations: ("/dog' (1 file left out: .gif 1)",),
+    class_without_validation: ("same classes; got no 'dog' in ", "(1 missing)"),
+    image_in_no_class: ("needs a class folder; got 'train/preview.png'",),
+}
+
+
+@pytest.mark.parametrize("change", REFUSED, ids=lambda change: change.__name__)
+def test_what_would_be_lost_is_refused_alike_in_one_line(change: Callable[[Path], None], root: Path) -> None:
+    change(root)
+    said = []
+    for reader in (training, lambda folder: find_source(str(folder))):
+        with pytest.raises(ConfigError) as caught:
+            reader(root)
+        said.append(str(caught.value))
+    assert said[0] == said[1] and "\n" not in said[0]
+    for words in REFUSED[change]:
+        assert words in said[0], said[0]
+
+
+# --- --val-part ---
+
+
+@pytest.mark.parametrize("layout", ["train and nothing else", "train and test", "classes"])
+def test_the_held_out_images_are_those_of_a_packed_set(layout: str, root: Path, tmp_path: Path) -> None:
+    """Each class gives its share, whatever reads it: the folder or its packed set."""
+    if layout == "train and test":
+        (root / "val").rename(root / "test")
+    else:
+        for path in sorted((root / "val").rglob("*"), reverse=True):
+            path.unlink() if path.is_file() else path.rmdir()
+        (root / "val").rmdir()
+    folder = root / "train" if layout == "classes" else root
+    scan = scan_folder(str(folder), 0.25)
+    train, val = names(scan)
+    assert [sum(f"{name}/" in path for path in val) for name in CLASSES] == [2, 2, 2]
+    assert len(train) == 18 and not set(train) & set(val)
+    source = find_source(str(folder), 0.25)
+    assert packed_names(source) == (train, val) and source.notes == scan.notes
+    assert scan.notes[0] == "25 % of each class's training images are held out to validate"
+    assert ("left out: test/" in scan.notes) == (layout == "train and test")
+    # other parts are other images, the same part always the same ones
+    assert names(scan_folder(str(folder), 0.25)) == (train, val)
+    # what is trained on: every pixel of both
+    assert pack_command.pack(source, tmp_path / "packed", pack_command.PackProfile(), 1, 1 << 30) == 0
+    keys = {"image_size": 8}
+    by_folder = open_data(DataConfig(name=str(folder), val_part=0.25, **keys))
+    by_set = open_data(DataConfig(name=str(tmp_path / "packed"), **keys))
+    assert by_folder.val_labels().tolist() == by_set.val_labels().tolist()
+
+
+def test_a_listing_of_another_division_is_not_used(root: Path, tmp_path: Path) -> None:
+    folder = root / "train"
+    scan = scan_folder(str(folder), 0.25)
+    scan.write(tmp_path / "images.npz")
+    read = FolderScan.read(tmp_path / "images.npz")
+    assert read is not None and (read.val_part, read.notes) == (0.25, scan.notes)
+    for part, size in ((0.25, 6), (0.5, 12)):
+        assert look(DataConfig(name=str(folder), val_part=part), scan=read).info.val_size == size
+
+
+@pytest.mark.parametrize("part", [0.05, 0.34, 0.5, 0.9, 0.99])
+def test_a_class_keeps_an_image_to_train_on(part: float) -> None:
+    """Also a class of one image, and a part that would take all of a class."""
+    labels = np.repeat(np.arange(5), [1, 2, 3, 50, 1])
+    train, val = hold_out([f"{row}.jpg" for row in range(len(labels))], labels, part)
+    assert set(labels[train]) == set(range(5))
+    assert sorted([*train, *val]) == list(range(len(labels)))
+    assert abs(np.bincount(labels[val], minlength=5)[3] - min(part * 50, 49)) <= 1
+    with pytest.raises(ConfigError, match="classes that have more than one; got"):
+        hold_out(["a", "b"], np.array([0, 1]), part)
+
+
+def test_validation_images_and_a_held_out_part_exclude_each_other(root: Path, tmp_path: Path) -> None:
+    rule = "--val-part holds images out where a data set has none to validate on; got 0.1 for "
+    pack_command.pack(find_source(str(root)), tmp_path / "packed", pack_command.PackProfile(), 1, 1 << 30)
+    for name in (str(root), str(tmp_path / "packed"), "digits"):
+        with pytest.raises(ConfigError) as caught:
+            describe_data_set(DataConfig(name=name, val_part=0.1))
+        assert rule in str(caught.value) and "data.val_part=0" in str(caught.value)
+    with pytest.raises(ConfigError, match="write --val-part 10% to hold training images out"):
+        describe_data_set(DataConfig(name=str(root / "train")))
+
+
+def test_a_search_on_held_out_images_may_hold_some_of_them_out_again(tmp_path: Path, monkeypatch, capsys) -> None:
+    """A class of one image validates nowhere, and half of the validation images report."""
+    monkeypatch.chdir(tmp_path)
+    for label, (name, count) in enumerate({"ant": 90, "bee": 90, "cat": 1, "dog": 60}.items()):
+        for number in range(count):
+            write(tmp_path / "set" / name / f"{number}.png", 60 * label + number)
+    words = ["--data", "set", "--val-part", "90%", "--model", "resnet18", "--space", "smoke", "--set", "image_size=8"]
+    assert tune_main([*words, "--dry-run"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "25 training images; 108 validation images choose, 108 others report" in said, said
+    assert "90 % of each class's training images are held out to validate" in said
+    source = open_data(DataConfig(name=str(tmp_path / "set"), val_part=0.9, holdout=0.5, image_size=8))
+    seen = [labels.tolist() for _, labels in source.holdout_batches(64, 0, 1)]
+    assert np.bincount(sum(seen, []), minlength=4).tolist() == [40, 41, 0, 27]
+
+
+# --- other sources ---
+
+
+def test_a_tar_says_and_refuses_what_the_folder_does(root: Path, tmp_path: Path) -> None:
+    (root / "train" / "ant" / "1.gif").touch()
+    write(root / "train" / "ant" / ".thumbs" / "0.png")
+    (root / "train" / "ant" / "same.png").symlink_to("0.png")
+    with tarfile.open(tmp_path / "set.tar", "w") as archive:
+        archive.add(root, arcname=".")
+    source = find_source(str(tmp_path / "set.tar"))
+    assert len(source.train) == 24
+    assert source.notes == ("2 files left out: .gif 1, link 1",)
+    (root / "train" / "dog").mkdir()
+    for words in ("got none in 'train/dog/'", "no 'dog' in 'val'"):
+        with tarfile.open(tmp_path / "other.tar", "w") as archive:
+            archive.add(root, arcname=".")
+        with pytest.raises(ConfigError, match=words):
+            find_source(str(tmp_path / "other.tar"))
+        write(root / "train" / "dog" / "1.png")
