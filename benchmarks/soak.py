@@ -115,7 +115,8 @@ def soak(cluster: VirtualCluster, loop: str, options: argparse.Namespace) -> dic
     resumed = sum(any(row["trial"] == t.number and row["resumed_from_epoch"] for row in rows) for t in found)
     return {
         "took_s": round(took_s, 1), "in_time": in_time, "kills": len(killed), "killed": dict(Counter(killed)),
-        "trials": len(found), "complete": sum(trial.state.name == "COMPLETE" for trial in found), "epochs": len(rows),
+        "trials": len(found),
+        "complete": sum(trial.state.name == "COMPLETE" for trial in found), "epochs": len(rows),
         "resumed_trials": resumed, "attempts_of_trials": dict(Counter(attempts)), "wrong": wrong,
     }  # fmt: skip
 

@@ -147,4 +147,6 @@ def test_a_function_whose_peers_are_killed_goes_on_from_its_checkpoint(tmp_path,
     assert (trial.state, FAILURE_ATTR in trial.user_attrs) == (TrialState.COMPLETE, False), trial.user_attrs
     records = epoch_records(trial)
     assert [record["epoch"] for record in records] == list(range(1, EPOCHS + 1))
-    assert int(str(records[-1]["resumed_from_epoch"])) >= 3 and shown(trial)[-1] == pytest.approx(trial.params["lr"])
+    assert records[-1]["resumed_from_epoch"] in range(3, EPOCHS) and shown(trial)[-1] == pytest.approx(
+        trial.params["lr"]
+    )

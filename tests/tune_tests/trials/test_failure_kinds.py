@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import random
 from typing import Any
 
 import pytest
 import ray
 from optuna.trial import TrialState
+from ray.tune.search import Searcher
 
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.errors import FailureKind
@@ -18,7 +21,7 @@ from bigbatch.tune.study.retry import may_need_checkpoint
 from bigbatch.tune.study.trial_facts import DIVERGED_ATTR, FAILURE_ATTR, HEALED_ATTR, has_diverged
 from bigbatch.tune.trials.bridge import OptunaBridge
 from bigbatch.tune.trials.tune_hooks import MemoryKill, PrunerScheduler
-from helpers.bridges import EPOCHS, make_bridge, record, reopen
+from helpers.bridges import EPOCHS, make_bridge, number_of, record, reopen
 
 FACTS = SearchFacts((), 6, EPOCHS, 2, 3)
 
@@ -48,8 +51,7 @@ def test_a_trial_whose_processes_die_goes_on_as_long_as_it_gets_on(store, how) -
         bridge.on_trial_complete(ray_id, error=how == "its own process")
 
     for attempt, ray_id in enumerate("abc"):
-        task = bridge.suggest(ray_id)
-        assert isinstance(task, dict) and task["name"] == "trial-0000", "the same trial, before any new one"
+        assert number_of(bridge.suggest(ray_id)) == 0, "the same trial, before any new one"
         bridge.observe(ray_id, {"records": [record(epoch, 0.5) for epoch in range(1, attempt + 2)]})  # the past again
         die(ray_id)
         (trial,) = store.study.trials
@@ -61,6 +63,34 @@ def test_a_trial_whose_processes_die_goes_on_as_long_as_it_gets_on(store, how) -
     (trial,) = store.study.trials
     assert (trial.state, trial.user_attrs[FAILURE_ATTR]) == (TrialState.FAIL, "process")
     assert may_need_checkpoint(trial) and trial.user_attrs["attempts"] == 4
+
+
+def test_sixty_trials_whose_processes_die_at_random_lose_and_double_nothing(store) -> None:
+    """As the soak of a real cluster (``benchmarks/soak.py``), where each death has used up all of Ray's restarts."""
+    draws, bridge = random.Random(1), make_bridge(store, trials=60, concurrency=3, strategy="random")
+    live: dict[str, tuple[int, int]] = {}  # from Tune's name to the trial, and how many epochs this attempt has sent
+    names, deaths = map(str, itertools.count()), 0
+    while (task := bridge.suggest(name := next(names))) != Searcher.FINISHED or live:
+        if isinstance(task, dict):
+            trial = number_of(task)
+            live[name] = trial, len(store.study.trials[trial].intermediate_values)
+            past = [record(epoch, trial + epoch / 10) for epoch in range(1, live[name][1] + 1)]
+            bridge.observe(name, {"records": past})
+            continue
+        name = draws.choice(sorted(live))
+        trial, done = live[name]
+        bridge.observe(name, {"records": [record(done + 1, trial + (done + 1) / 10)]})
+        live[name] = trial, done + 1
+        if done + 1 == EPOCHS or draws.random() < 0.3:
+            deaths += done + 1 < EPOCHS
+            bridge.on_trial_complete(name, error=done + 1 < EPOCHS)
+            del live[name]
+    trials = store.study.trials
+    assert [trial.number for trial in trials] == list(range(60)) and deaths > 30
+    for trial in trials:
+        assert trial.state == TrialState.COMPLETE
+        assert trial.intermediate_values == {e: pytest.approx(trial.number + e / 10) for e in range(1, EPOCHS + 1)}
+    assert sum(trial.user_attrs["attempts"] for trial in trials) == 60 + deaths
 
 
 def test_a_validation_that_is_not_finite_diverged_and_a_lost_process_did_not(store) -> None:
