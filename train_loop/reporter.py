@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TextIO
 
-from bigbatch.train_loop.logged_steps import StepRecord, StepsFile
-from bigbatch.train_loop.progress import WRITE_EVERY_S, ProgressLines, ProgressPace
+from bigbatch.train_loop.progress import WRITE_EVERY_S, ProgressLines, ProgressPace, StepRecord, StepsFile
 
 _log = logging.getLogger(__name__)
 
@@ -247,7 +246,7 @@ class Reporter(Protocol):
     - ``steps_done(epoch, step, steps, images_per_step)``, as often as those are polled: ``step`` of the ``steps`` of
       ``epoch`` (1-based) are finished.
     - ``steps_logged(records: Sequence[StepRecord])``, as often, with the steps that were logged since, if the attribute
-      ``log_every_steps`` says how many are (``logged_steps.read_interval``). All ranks have the same attribute.
+      ``log_every_steps`` says how many are (``progress.read_interval``). All ranks have the same attribute.
     - ``trust_ratios(quantiles: Mapping[float, float])``, with LARS and LAMB, before each report: the quantiles of the
       layers' trust ratios in the epoch's last step.
     - ``histograms(epoch, found: Mapping[str, TensorHistogram])``, on rank 0, at the last step of each epoch, if the

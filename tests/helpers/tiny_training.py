@@ -28,9 +28,9 @@ from bigbatch.train_loop.config import (
 )
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.data.source import Batch, DataSource
-from bigbatch.train_loop.logged_steps import StepRecord
 from bigbatch.train_loop.loop import assembly
 from bigbatch.train_loop.loop.train import train
+from bigbatch.train_loop.progress import StepRecord
 from bigbatch.train_loop.reporter import EpochRecord, ListReporter
 from helpers.paths import ROOT
 

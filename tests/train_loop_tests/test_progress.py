@@ -8,15 +8,17 @@ import json
 import torch
 
 from bigbatch.train_loop.launch.record_lines import RecordPrinter
-from bigbatch.train_loop.logged_steps import StepRecord, StepsFile, steps_file
 from bigbatch.train_loop.loop.train import train
 from bigbatch.train_loop.progress import (
     ProgressFile,
     ProgressLines,
     ProgressPace,
     StepProgress,
+    StepRecord,
+    StepsFile,
     progress_file,
     read_progress,
+    steps_file,
 )
 from bigbatch.train_loop.reporter import EpochRecord, ListReporter, PrintReporter
 from helpers.tiny_training import CONFIG, install

@@ -34,6 +34,12 @@ class DeviceUse:
     gpu_peak_power_w: float = math.nan
     """The most that the GPU drew at any look."""
 
+    @property
+    def for_maximum(self) -> list[float]:
+        """Idle part and peak power, for their maximum over the workers: 2 and 0 where they were not measured."""
+        idle = 2.0 if math.isnan(self.gpu_utilization) else 1.0 - self.gpu_utilization
+        return [idle, 0.0 if math.isnan(self.gpu_peak_power_w) else self.gpu_peak_power_w]
+
 
 class UseMeter:
     """Measures while it is entered. Without anything to measure it starts no thread.

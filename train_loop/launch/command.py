@@ -56,9 +56,9 @@ from bigbatch.train_loop.launch.component_options import add_component_options, 
 from bigbatch.train_loop.launch.local_workers import check_workers_fit_machine
 from bigbatch.train_loop.launch.profile_options import ProfileOptions, add_profile_options, read_profile_options
 from bigbatch.train_loop.launch.run_folder import check_output, check_output_room, write_own_code
-from bigbatch.train_loop.logged_steps import LOG_EVERY_STEPS, StepsFile, read_interval, steps_file
 from bigbatch.train_loop.loop.healing import healed_config, read_halvings
 from bigbatch.train_loop.own.metric_names import checked_metrics
+from bigbatch.train_loop.progress import LOG_EVERY_STEPS, StepsFile, read_interval, steps_file
 from bigbatch.train_loop.reporter import EpochRecord, best_record
 
 if TYPE_CHECKING:

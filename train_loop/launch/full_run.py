@@ -36,8 +36,7 @@ from bigbatch.train_loop.launch.record_lines import RecordPrinter, read_lines, r
 from bigbatch.train_loop.launch.trace_file import trace_writer
 from bigbatch.train_loop.launch.trial_task import TrialTask, WorkersEnd, leave_images
 from bigbatch.train_loop.launch.worker_failures import failed_end, fit_until_it_fits, telling_error
-from bigbatch.train_loop.logged_steps import steps_file
-from bigbatch.train_loop.progress import progress_file
+from bigbatch.train_loop.progress import progress_file, steps_file
 from bigbatch.train_loop.reporter import EpochRecord
 
 RECORDS_FILE = "records.jsonl"
@@ -58,7 +57,7 @@ def fit_full_run(
     """A full run under Ray Train on this machine. Prints a line for each epoch. Resumes from ``output``.
 
     Returns the records of all epochs, with those from before a resume. ``scan``: as for ``train``. ``log_every_steps``:
-    the steps that get a line, see ``logged_steps.read_interval``.
+    the steps that get a line, see ``progress.read_interval``.
 
     Raises:
         ConfigError: anything that ``train`` refuses.

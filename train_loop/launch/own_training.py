@@ -72,9 +72,7 @@ def _used(meter: UseMeter, world: World) -> dict[str, object]:
 
     use = meter.take()
     joules = torch.tensor([use.gpu_energy_j, use.cpu_energy_j], dtype=torch.float64, device=world.device)
-    idle = 2.0 if math.isnan(use.gpu_utilization) else 1.0 - use.gpu_utilization  # 2: not measured
-    power = 0.0 if math.isnan(use.gpu_peak_power_w) else use.gpu_peak_power_w  # 0: not measured
-    memory_bytes, peak_w, idlest = world.max([float(peak_bytes(world.device)), power, idle])
+    memory_bytes, idlest, peak_w = world.max([float(peak_bytes(world.device)), *use.for_maximum])
     gpu_j, cpu_j = (None if math.isnan(value) else value for value in world.sum(joules).tolist())
     return {
         "memory_bytes": int(memory_bytes) or None,

@@ -32,8 +32,7 @@ from bigbatch.train_loop.launch.record_lines import (
 from bigbatch.train_loop.launch.trial_task import TrialTask, WorkersEnd
 from bigbatch.train_loop.launch.worker_failures import kind_of
 from bigbatch.train_loop.launch.worker_gauges import worker_gauges
-from bigbatch.train_loop.logged_steps import StepRecord, StepsFile, steps_file
-from bigbatch.train_loop.progress import ProgressFile, progress_file
+from bigbatch.train_loop.progress import ProgressFile, StepRecord, StepsFile, progress_file, steps_file
 from bigbatch.train_loop.reporter import EpochRecord
 
 if TYPE_CHECKING:

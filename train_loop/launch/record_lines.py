@@ -10,8 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bigbatch.cluster.host import json_values
-from bigbatch.train_loop.logged_steps import StepRecord, StepsReader
-from bigbatch.train_loop.progress import ProgressLines, read_progress
+from bigbatch.train_loop.progress import ProgressLines, StepRecord, StepsReader, read_progress
 from bigbatch.train_loop.reporter import EpochRecord, PrintReporter
 
 RESUMED = "resumed_after"

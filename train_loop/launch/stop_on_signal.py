@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from bigbatch.cluster.host.waits import SAME_SIGNAL_S
 from bigbatch.train_loop.host.signals import SAVING, StopSignals, say_from_handler
-from bigbatch.train_loop.logged_steps import StepsFile
+from bigbatch.train_loop.progress import StepsFile
 from bigbatch.train_loop.reporter import EpochRecord, PrintReporter
 
 

@@ -61,7 +61,7 @@ class TrialTask:
     watched: tuple[str, ...] = ()
     """``gradients``, ``parameters``: rank 0 writes their histograms, once an epoch (``launch/histogram_lines.py``)."""
     log_every_steps: str = ""
-    """Which steps rank 0 writes to the log and to ``logged_steps.steps_file`` (``logged_steps.read_interval``)."""
+    """Which steps rank 0 writes to the log and to ``progress.steps_file`` (``progress.read_interval``)."""
     reported: tuple[str, ...] = ()
     """What each report of a whole training function must have, the objective first (``launch/own_report.py``)."""
 

@@ -27,7 +27,6 @@ from bigbatch.train_loop.data.source import DataSource
 from bigbatch.train_loop.distributed import RankMeetings, World
 from bigbatch.train_loop.errors import CheckpointError, OwnCodeError
 from bigbatch.train_loop.host.device_use import UseMeter
-from bigbatch.train_loop.logged_steps import read_interval
 from bigbatch.train_loop.loop import memory_probe
 from bigbatch.train_loop.loop.checkpoint import CheckpointFolder, Content, RunState, check_same_run
 from bigbatch.train_loop.loop.chronometer import Chronometer
@@ -45,6 +44,7 @@ from bigbatch.train_loop.optim.fused import begin_momentum
 from bigbatch.train_loop.optim.noise_scale import GradientNorms
 from bigbatch.train_loop.optim.schedules import optimizer_at_start
 from bigbatch.train_loop.own.fingerprints import check_same_code, code_fingerprints
+from bigbatch.train_loop.progress import read_interval
 from bigbatch.train_loop.reporter import Reporter, report_notes
 
 

@@ -147,7 +147,6 @@ def measure_steps(run: Run, steps: int) -> StepProfile:
         _timed_step(run, timer, batches)
     timer.take()
     forget_peak(device)
-    run.use.sample_s = POWER_S
     with run.use:
         run.use.take()
         began = timer.clock.wait()
@@ -155,9 +154,7 @@ def measure_steps(run: Run, steps: int) -> StepProfile:
         use, took_s = run.use.take(), timer.clock.wait() - began
     batches.close()
     (batch_s, count), bn_s = _validation(run, timer, steps), _batch_norm_s(run, timer)
-    names = (*PHASES, OTHER, STEP)
-    mean = _mean_over_ranks(run, [[one[name] for name in names] for one in times])
-    by_name = {name: [row[column] for row in mean] for column, name in enumerate(names)}
+    by_name = _by_name(run, times)
     communication = _communication(run, times, local)
     slowest = world.max([statistics.median(one["data"] for one in times), *_as_list(Spread.of(batch_s)), count, bn_s])
     properties = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
@@ -209,7 +206,7 @@ def trace_steps(run: Run, steps: int, folder: str) -> None:
 
 def _timed(run: Run) -> StepTimer:
     """Make the run time its phases from now on."""
-    timer = StepTimer(run.world.device)
+    timer, run.use.sample_s = StepTimer(run.world.device), POWER_S
     run.clock, run.step = timer, dataclasses.replace(run.step, phase=timer.phase)
     return timer
 
@@ -241,6 +238,13 @@ def _steps_and_local_steps(
                 _timed_step(run, timer, batches)
     times = timer.take()
     return (times, []) if alone else (times[::2], times[1::2])
+
+
+def _by_name(run: Run, times: list[dict[str, float]]) -> dict[str, list[float]]:
+    """The seconds of each step by phase, mean over the ranks."""
+    names = (*PHASES, OTHER, STEP)
+    mean = _mean_over_ranks(run, [[one[name] for name in names] for one in times])
+    return {name: [row[column] for row in mean] for column, name in enumerate(names)}
 
 
 def _mean_over_ranks(run: Run, rows: list[list[float]]) -> list[list[float]]:
@@ -289,9 +293,7 @@ def _power(run: Run, use: DeviceUse, took_s: float) -> dict[str, float | None]:
     """The fields of the profile that say what the devices drew and how busy they were."""
     joules = torch.tensor([use.gpu_energy_j, use.cpu_energy_j], dtype=torch.float64, device=run.world.device)
     gpu_w, cpu_w = (run.world.sum(joules) / took_s).tolist()
-    idle = 2.0 if math.isnan(use.gpu_utilization) else 1.0 - use.gpu_utilization  # 2: not measured
-    power = 0.0 if math.isnan(use.gpu_peak_power_w) else use.gpu_peak_power_w  # 0: not measured
-    idlest, peak_w = run.world.max([idle, power])
+    idlest, peak_w = run.world.max(use.for_maximum)
     return {
         "gpu_power_w": None if math.isnan(gpu_w) else gpu_w,
         "cpu_power_w": None if math.isnan(cpu_w) else cpu_w,

@@ -246,12 +246,8 @@ def _end_epoch(run: Run, val_sums: torch.Tensor, shared: dict[str, Any], bad_ima
     (train_loss, train_correct, train_images), (bad_of_all, gpu_j, cpu_j, *norms) = sums[:3], sums[9:]
     shared = {**shared, **validation_values(run, sums[3:9])}
     due_here = float(run.checkpoints.due(within_epoch=False))
-    idle = 2.0 if math.isnan(use.gpu_utilization) else 1.0 - use.gpu_utilization  # 2: not measured
-    power = 0.0 if math.isnan(use.gpu_peak_power_w) else use.gpu_peak_power_w  # 0: not measured
-    most_here = (float(run.source.processes), float(peak_bytes(run.world.device)), power, idle, due_here)
-    *slowest, processes, memory_bytes, peak_power, idlest, due = run.world.max(
-        [*run.clock.seconds.values(), *most_here]
-    )
+    most_here = (float(run.source.processes), float(peak_bytes(run.world.device)), *use.for_maximum, due_here)
+    *slowest, processes, memory_bytes, idlest, peak_w, due = run.world.max([*run.clock.seconds.values(), *most_here])
     times: dict[str, Any] = dict(zip(run.clock.seconds, slowest, strict=True))
     progress.epoch += 1
     record = EpochRecord(
@@ -271,7 +267,7 @@ def _end_epoch(run: Run, val_sums: torch.Tensor, shared: dict[str, Any], bad_ima
         gpu_energy_j=_measured(gpu_j),
         cpu_energy_j=_measured(cpu_j),
         gpu_utilization=None if idlest > 1 else 1.0 - idlest,
-        gpu_peak_power_w=peak_power or None,
+        gpu_peak_power_w=peak_w or None,
         resumed_from_epoch=run.resumed_from_epoch,
         **shared,
         **times,

@@ -9,7 +9,7 @@ from bigbatch.cluster.host.command_line import OneLineParser
 from bigbatch.cluster.host.option_values import parse_port
 from bigbatch.cluster.host.verbosity import add_verbosity
 from bigbatch.train_loop.host.command_line import add_part_options
-from bigbatch.train_loop.logged_steps import LOG_EVERY_STEPS
+from bigbatch.train_loop.progress import LOG_EVERY_STEPS
 from bigbatch.tune.plan.holdout import parse_holdout
 
 

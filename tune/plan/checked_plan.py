@@ -21,8 +21,8 @@ from bigbatch.train_loop.config.plug_ins import is_own
 from bigbatch.train_loop.data.catalogue import check_stage, look
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.host.command_line import check_writable, with_parts
-from bigbatch.train_loop.logged_steps import read_interval
 from bigbatch.train_loop.own.metric_names import checked_metrics
+from bigbatch.train_loop.progress import read_interval
 from bigbatch.tune.plan import wandb_mode
 from bigbatch.tune.plan.baseline_options import read_baseline, stated_baseline
 from bigbatch.tune.plan.batches import parse_batches, pinned_batch

@@ -15,7 +15,7 @@ from typing import Any
 from bigbatch.cluster.host import json_values
 from bigbatch.cluster.host.allocation import slurm_job
 from bigbatch.train_loop.launch.histogram_lines import histograms_file, read_histograms
-from bigbatch.train_loop.logged_steps import StepRecord, StepsReader, steps_file
+from bigbatch.train_loop.progress import StepRecord, StepsReader, steps_file
 from bigbatch.train_loop.reporter import EpochRecord
 from bigbatch.tune.study import metrics
 from bigbatch.tune.study.tables import epoch_of

@@ -13,7 +13,10 @@ import pytest
 import torch
 
 from bigbatch.train_loop.config import ConfigError, ScheduleConfig, TrainConfig
-from bigbatch.train_loop.logged_steps import (
+from bigbatch.train_loop.loop.metrics import MetricSums
+from bigbatch.train_loop.loop.train import TrainingStopped, train
+from bigbatch.train_loop.optim.schedules import learning_rate
+from bigbatch.train_loop.progress import (
     StepInterval,
     StepRecord,
     StepsFile,
@@ -21,9 +24,6 @@ from bigbatch.train_loop.logged_steps import (
     read_interval,
     steps_file,
 )
-from bigbatch.train_loop.loop.metrics import MetricSums
-from bigbatch.train_loop.loop.train import TrainingStopped, train
-from bigbatch.train_loop.optim.schedules import learning_rate
 from bigbatch.train_loop.reporter import EpochRecord, PrintReporter
 from helpers.tiny_training import CONFIG, install
 

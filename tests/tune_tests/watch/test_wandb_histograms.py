@@ -9,8 +9,8 @@ import pytest
 
 from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.train_loop.launch.histogram_lines import append_histograms, histograms_file
-from bigbatch.train_loop.logged_steps import StepRecord, StepsFile, steps_file
 from bigbatch.train_loop.loop.watched_model import TensorHistogram
+from bigbatch.train_loop.progress import StepRecord, StepsFile, steps_file
 from bigbatch.tune.plan.checked_plan import check_option_values
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.plan.wandb_mode import watched_kinds
