@@ -52,6 +52,6 @@ def submit_stand_in(cluster: VirtualCluster, stand_in: Path) -> Callable[..., Ra
     def start(*arguments: str, sbatch: tuple = (), outer: tuple = (), before: tuple = (), **env: str) -> RayJob:
         state = cluster.folder("alice", "state")
         env |= {"PYTHONPATH": str(stand_in), "STAND_IN_STATE": str(state)}
-        return RayJob(cluster, "alice", sbatch, arguments, outer=outer, before=before, **env)
+        return RayJob(cluster, "alice", sbatch, arguments, outer, before, **env)
 
     return start

@@ -39,9 +39,9 @@ class RayJob:
         user: str,
         sbatch: tuple,
         arguments: tuple,
-        *,
         outer: tuple = (),
         before: tuple = (),
+        /,
         **env: str,
     ) -> None:
         self.cluster, self.user, self.env = cluster, user, env

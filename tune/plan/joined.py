@@ -69,8 +69,10 @@ def absent_nodes(env: Mapping[str, str] = os.environ) -> int:
     import ray
 
     billed = set(json_values.texts(record_of_job(env), "nodes"))
+    if not billed:
+        return 0
     labels = [node.get("Labels") or {} for node in ray.nodes() if node["Alive"]]
-    own = [one["slurm_node"] for one in labels if one.get("slurm_job") == env.get("SLURM_JOB_ID")]
+    own = [one.get("slurm_node") for one in labels if one.get("slurm_job") == env.get("SLURM_JOB_ID")]
     return len(billed.difference(own)) if own else 0
 
 

@@ -82,7 +82,7 @@ def _times_of(plan: SearchPlan) -> SessionTimes:
 
 
 def _check_lasts(
-    plan: SearchPlan, times: SessionTimes, devices: float, epoch_s: float = 0.0, used_s: float = 0.0
+    plan: SearchPlan, times: SessionTimes, devices: int, epoch_s: float = 0.0, used_s: float = 0.0
 ) -> None:
     """Raise ConfigError if the whole budget is below the start of a search, one epoch and the end.
 

@@ -66,7 +66,7 @@ class Capacity:
         self._look()
         return self._nodes is None or Share(1, self._workers, dict(bundle)).fits(self._machine())
 
-    def devices(self, machine: Machine) -> float | None:
+    def devices(self, machine: Machine) -> int | None:
         """The number of devices that the search holds now. None on a cluster that it does not own: it then holds the
         devices of its running trials.
 
@@ -81,7 +81,7 @@ class Capacity:
         held, nodes = devices_held(known, self._share), len(known.nodes)
         if held and nodes:
             self._devices_of_node = held / nodes
-        return (held or self._devices_of_node * nodes) + self._devices_of_node * self._absent
+        return round((held or self._devices_of_node * nodes) + self._devices_of_node * self._absent)
 
     def lost(self) -> str | None:
         """Why no trial fits on the remaining nodes, if that has lasted for long enough; else None."""

@@ -116,6 +116,7 @@ def test_absent_nodes_are_those_of_the_job_that_ray_does_not_have(monkeypatch, t
     monkeypatch.setattr("ray.nodes", lambda: rays)
     assert absent_nodes(env) == 2 and absent_nodes({"SLURM_JOB_ID": "7"}) == 0
     rays[0]["Labels"] = {}
+    assert absent_nodes({}) == 0, "outside of a job, on nodes without labels"
     assert absent_nodes(env) == 0, "a Ray without labels: nobody knows"
 
 
