@@ -29,6 +29,9 @@ NO_ANSWER = (
 UNKNOWN_JOB = "Invalid job id"
 """Their message about a job that the controller has forgotten, or never knew."""
 
+NOT_WAITING = (UNKNOWN_JOB, "Job is no longer pending execution", "Job has already finished")
+"""Their messages about a job that does not wait for its start (any more)."""
+
 
 class SlurmError(RuntimeError):
     """A Slurm command is missing, failed or did not answer. The message is one line."""
@@ -91,13 +94,13 @@ def sbatch(
     return run("sbatch", "--parsable", *options, script, *arguments, env=env).strip().split(";")[0]
 
 
-def scancel(job_id: str, *, signal: str | None = None, steps_only: bool = False) -> None:
+def scancel(job_id: str, *, signal: str | None = None, steps_only: bool = False, timeout_s: float = COMMAND_S) -> None:
     """Cancel a job, or send it ``signal``; with ``steps_only`` only its steps get it, not its batch script."""
     how = ["-s", signal] if signal else []
     # With a signal and without --batch or --full, scancel reaches only the steps.
     if signal and not steps_only:
         how.append("--full")
-    run("scancel", *how, job_id)
+    run("scancel", *how, job_id, timeout_s=timeout_s)
 
 
 def scontrol_requeue(job_id: str) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -156,15 +157,21 @@ class NodeSteps:
 
     def hold(self) -> None:
         """Tell the nodes to ignore Slurm's SIGTERM for now: trials still save."""
-        self._tell(replace(self._orders, hold=True))
+        if not self._orders.hold:
+            self._tell(replace(self._orders, hold=True))
 
-    def stop(self, *, keep_logs: bool, timeout_s: float = NODES_END_S) -> list[str]:
-        """End every node. Returns the nodes that did not end in time and whose steps were killed."""
+    def stop(self, *, keep_logs: bool, timeout_s: float = NODES_END_S, signalled: bool = False) -> list[str]:
+        """End every node. Returns the nodes that did not end in time and whose steps were killed.
+
+        ``signalled``: Slurm has ended the job, and with it signalled the steps. It would refuse to do so again, and
+        scancel would ask for most of a minute ("Job can not be altered now, try again later").
+        """
+        ends = time.monotonic() + timeout_s
         self._tell(replace(self._orders, stop=True, keep_logs=keep_logs))
-        if self.living():
+        if self.living() and not signalled:
             with contextlib.suppress(slurm_commands.SlurmError):  # the nodes also read the control file, a little later
-                slurm_commands.scancel(self._job_id, signal="TERM", steps_only=True)
-        processes.wait_until(lambda: not (self.look() or self.living()), timeout_s)
+                slurm_commands.scancel(self._job_id, signal="TERM", steps_only=True, timeout_s=timeout_s / 2)
+        processes.wait_until(lambda: not (self.look() or self.living()), ends - time.monotonic())
         late = self.living()
         for name in late:
             self.kill(name)

@@ -66,17 +66,21 @@ def log_path() -> str | None:
 
 def start_again(
     action: Action, job: job_record.JobRecord, default_study: str, say: Callable[[str], None], *, again: bool = False
-) -> None:
-    """Have ``job``, or a successor, started. ``again``: Slurm did not answer before. Raises SlurmError."""
+) -> bool:
+    """Have ``job``, or a successor, started. ``again``: Slurm did not answer before. Raises SlurmError.
+
+    Returns False if the job was cancelled after it was put back into the queue.
+    """
     if action is Action.CHAIN:
         # A controller that did not answer may still have accepted the successor.
         known = successor.find_successor(job.job_id) if again else None
         job.successor = known or submit_successor(job.job_id, list(job.excluded), default_study)
         say(f"job {job.successor} goes on when this one has ended")
     elif action is Action.REQUEUE:
-        requeue_job(job.job_id, job.excluded, say)
+        return requeue_job(job.job_id, job.excluded, say)
     elif action is Action.LEAVE_TO_SLURM:
-        start_soon(job.job_id, say)
+        return start_soon(job.job_id, say)
+    return True
 
 
 def resume_options(study: Path | None) -> str | None:
@@ -87,8 +91,11 @@ def resume_options(study: Path | None) -> str | None:
     return words if (study / JOURNAL).exists() else f"{words}, and its --storage if it had one"
 
 
-def requeue_job(job_id: str, excluded: Mapping[str, str], say: Callable[[str], None]) -> None:
-    """Requeue this job so that it starts soon. Slurm ends this process a moment later. Raises SlurmError."""
+def requeue_job(job_id: str, excluded: Mapping[str, str], say: Callable[[str], None]) -> bool:
+    """Requeue this job so that it starts soon. Slurm ends this process a moment later. Raises SlurmError.
+
+    Returns False if it was cancelled meanwhile.
+    """
     avoid = bool(excluded) and may_exclude(job_id, list(excluded))  # ask now: Slurm will soon end our commands too
     avoided = excluded_by_user(slurm_commands.job_fields(job_id)) if avoid else []
     slurm_commands.scontrol_requeue(job_id)
@@ -98,7 +105,7 @@ def requeue_job(job_id: str, excluded: Mapping[str, str], say: Callable[[str], N
             say(f"nodes that the job avoids from now on: {', '.join(f'{n} ({r})' for n, r in excluded.items())}")
         except slurm_commands.SlurmError as error:
             say(f"nodes are not excluded: {error}")
-    start_soon(job_id, say)
+    return start_soon(job_id, say)
 
 
 def excluded_by_user(fields: Mapping[str, str]) -> list[str]:
@@ -106,15 +113,18 @@ def excluded_by_user(fields: Mapping[str, str]) -> list[str]:
     return slurm_commands.hostnames(fields["ExcNodeList"]) if slurm_values.is_set(fields.get("ExcNodeList")) else []
 
 
-def start_soon(job_id: str, say: Callable[[str], None]) -> None:
-    """Let a requeued job start earlier than after Slurm's two minutes."""
+def start_soon(job_id: str, say: Callable[[str], None]) -> bool:
+    """Let a requeued job start earlier than after Slurm's two minutes. Returns False if it was cancelled."""
     for _ in range(START_ATTEMPTS):  # Slurm's SIGTERM for this job may also end the command
         try:
             slurm_commands.start_after(job_id, START_DELAY_S)
-            return
-        except slurm_commands.SlurmError:
+            return True
+        except slurm_commands.SlurmError as error:
+            if any(words in str(error) for words in slurm_commands.NOT_WAITING):
+                return False
             time.sleep(0.2)
     say("Slurm does not move the start time; the job starts in about two minutes")
+    return True
 
 
 def may_exclude(job_id: str, nodes: list[str]) -> bool:

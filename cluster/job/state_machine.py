@@ -15,14 +15,14 @@ import enum
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
 from bigbatch.cluster.host import private_folder, slurm_commands
 from bigbatch.cluster.host.lease import Lease
 from bigbatch.cluster.host.waits import CANCELLED_NODES_S, NODES_END_S
-from bigbatch.cluster.job import billing, checks, drain, early_signal, options, restart, useful_start
+from bigbatch.cluster.job import billing, checks, drain, early_signal, options, restart, start_up, useful_start
 from bigbatch.cluster.job.allocated_nodes import Allocation, NoAllocation, await_allocation
 from bigbatch.cluster.job.checks import WRONG_INPUT, BadInput
 from bigbatch.cluster.job.driver import Driver, GcsWatch, driver_environment
@@ -30,7 +30,6 @@ from bigbatch.cluster.job.node_steps import NodeSteps
 from bigbatch.cluster.job.policy import Action, Cause, Decision, Situation, decide
 from bigbatch.cluster.job.watch import POLL_S, JobWatch
 from bigbatch.cluster.node import credentials, ray_commands
-from bigbatch.cluster.node.node_status import NodeStatus
 from bigbatch.cluster.record import job_record
 
 
@@ -153,6 +152,7 @@ class Job:
             record=self._record,
             nodes=self._nodes,
             head=self._allocation.head.name,
+            restart_count=self._allocation.restart_count,
             deadline=self._left.deadline(),
             signals=self._signals,
             chores=chores,
@@ -166,15 +166,9 @@ class Job:
         if self._check is not None and self._check.wait(self._job_watch.interruption):
             return State.DRAINING
         self._nodes.start(head, None)
-        status: NodeStatus | None = None
-        deadline = time.monotonic() + self._options.start_timeout_s
-        while status is None or status.state != "ready" or status.ports is None:
-            if self._job_watch.interruption():
-                return State.DRAINING
-            if time.monotonic() > deadline:
-                return self._stop_because(Cause.START_FAILED, "the head is not ready in time (--start-timeout)")
-            time.sleep(POLL_S)
-            status = self._nodes.status(head.name)
+        status = start_up.await_head(self._nodes, self._job_watch, head.name, self._options.start_timeout_s)
+        if status is None or status.ports is None:
+            return State.DRAINING
         self._record.address = f"{status.ip}:{status.ports.gcs}"
         self._record.dashboard_port = status.ports.dashboard
         certificates = None
@@ -198,21 +192,11 @@ class Job:
 
     def _wait_registered(self) -> State:
         assert self._gcs_watch is not None
-        deadline = time.monotonic() + self._options.start_timeout_s
-        while True:
-            if self._job_watch.interruption():
-                return State.DRAINING
-            statuses = {name: self._nodes.status(name) for name in self._nodes.living()}
-            reported = [status for status in statuses.values() if status is not None]
-            expected = (len(statuses), sum(s.cpus for s in reported), sum(s.gpus for s in reported))
-            all_ready = all(status is not None and status.state == "ready" for status in statuses.values())
-            if all_ready and self._gcs_watch.sum(self._allocation.job_id) == expected:
-                break
-            if time.monotonic() > deadline:
-                return self._go_on_with(statuses)
-            time.sleep(POLL_S)
-        self._say("registered: {} nodes, {} CPUs, {} GPUs".format(*expected))
-        return State.DRIVER
+        job_id, head, timeout_s = self._allocation.job_id, self._allocation.head.name, self._options.start_timeout_s
+        all_in = start_up.await_registered(
+            self._nodes, self._job_watch, self._gcs_watch, job_id, head, timeout_s, self._say
+        )
+        return State.DRIVER if all_in else State.DRAINING
 
     def _run_driver(self) -> State:
         assert self._gcs_watch is not None
@@ -249,6 +233,8 @@ class Job:
             self._check.close()
         self._clean_up.close()  # before waiting for the nodes: after scancel there may be no time
         self._job_watch.explain()
+        if self._job_watch.cause is Cause.REQUEUED:
+            restart.start_soon(self._record.job_id, self._say)  # first: Slurm may kill this process soon
         failed = self._job_watch.cause in (Cause.START_FAILED, Cause.HEAD_DIED) or (
             self._job_watch.cause is Cause.DRIVER_ENDED and code != 0
         )
@@ -268,7 +254,10 @@ class Job:
             if signal.SIGTERM in self._signals and self._cancelled_meanwhile():
                 return State.ENDED
             try:
-                restart.start_again(self._decision.action, self._record, self._default_study, self._say, again=again)
+                if not restart.start_again(
+                    self._decision.action, self._record, self._default_study, self._say, again=again
+                ):
+                    self._note_scancel()
             except slurm_commands.SlurmSilent as error:
                 again = True
                 if time.monotonic() < ends:
@@ -284,13 +273,16 @@ class Job:
         self._signals.clear()
         self._job_watch.classify("SIGTERM while draining")
         self._job_watch.explain(self._left.patience_s())
-        if self._job_watch.slurm_requeues:  # it was preempted without, or at the end of, a grace time
+        if self._job_watch.cause is Cause.REQUEUED:  # e.g. preempted without, or at the end of, a grace time
             self._decision = Decision(Action.LEAVE_TO_SLURM, 143, self._decision.reason)
         if self._job_watch.cause is not Cause.CANCELLED:
             return False
+        self._note_scancel()
+        return True
+
+    def _note_scancel(self) -> None:
         self._decision = Decision(Action.END, 143, Cause.CANCELLED.value)
         self._record.reason = self._decision.reason
-        return True
 
     def _give_up(self, error: slurm_commands.SlurmError) -> None:
         self._say(f"cannot start again: {error}")
@@ -315,7 +307,6 @@ class Job:
                 fruitless=self._record.fruitless_restarts,
                 max_restarts=self._options.max_restarts,
                 chain=self._options.chain,
-                slurm_requeues=self._job_watch.slurm_requeues,
                 too_short=result.too_short if none_was_useful else None,
             )
         )
@@ -327,20 +318,10 @@ class Job:
         if self._early and usr1:
             self._say(self._early.words(self._options.margin_s))
 
-    def _go_on_with(self, statuses: Mapping[str, NodeStatus | None]) -> State:
-        """After the deadline for registering: continue without the nodes that are not ready."""
-        absent = [name for name, status in statuses.items() if status is None or status.state != "ready"]
-        if self._allocation.head.name in absent or not absent:
-            return self._stop_because(Cause.START_FAILED, "the nodes did not register in time")
-        for name in absent:
-            self._job_watch.exclude(name, "did not register in time")
-            self._nodes.kill(name)
-        self._say(f"going on without {', '.join(absent)}, which did not register in time")
-        return State.DRIVER
-
     def _stop_nodes(self, *, keep_logs: bool) -> None:
-        patience = CANCELLED_NODES_S if self._job_watch.cause is Cause.CANCELLED else NODES_END_S
-        late = self._nodes.stop(keep_logs=keep_logs or self._options.keep_logs, timeout_s=patience)
+        ended = self._job_watch.killed_soon
+        patience = CANCELLED_NODES_S if ended else NODES_END_S
+        late = self._nodes.stop(keep_logs=keep_logs or self._options.keep_logs, timeout_s=patience, signalled=ended)
         if late:
             self._say(f"nodes that did not end in time, and were killed: {', '.join(late)}")
 

@@ -54,6 +54,7 @@ class JobWatch:
     Args:
         record: the job's record. Nodes that are given up and jobs that lend nodes are noted in it.
         head: the head's name.
+        restart_count: how often Slurm had started the job again before this start.
         deadline: when trials must save, seconds since the epoch; 0: no time limit.
         chores: other tasks to do regularly; an error in one of them ends the wait.
         say: writes a line to the job's log.
@@ -65,6 +66,7 @@ class JobWatch:
         record: JobRecord,
         nodes: NodeSteps,
         head: str,
+        restart_count: int,
         deadline: float,
         signals: list[int],
         chores: Sequence[Callable[[], None]],
@@ -72,6 +74,7 @@ class JobWatch:
         save: Callable[[], None],
     ) -> None:
         self._record, self._nodes, self._head, self._deadline = record, nodes, head, deadline
+        self._restart_count = restart_count
         self._signals, self._chores, self._say, self._save = signals, chores, say, save
         self._next_look = 0.0
         self._lost_loans: set[str] = set()
@@ -79,7 +82,6 @@ class JobWatch:
         self.cause: Cause | None = None
         self.usr1_at: float | None = None
         """When Slurm's signal came, seconds since the epoch; None if it is not the cause."""
-        self.slurm_requeues = False
         self.killed_soon = False
         """Whether Slurm has ended the job: then SIGKILL follows SIGTERM after KillWait."""
         self.env: Mapping[str, str] | None = None
@@ -128,12 +130,14 @@ class JobWatch:
         state = fields.get("JobState", "CANCELLED")
         if only_if_certain and not preempted and state == "RUNNING":
             return
-        cause, self.slurm_requeues = cause_of_signal(state, preempted)
+        requeued = (slurm_values.read_count(fields.get("Restarts")) or 0) > self._restart_count
+        cause = cause_of_signal(state, preempted, requeued)
         self.killed_soon = state != "RUNNING"
         self.stop_because(cause, f"{what}; Slurm says {state}: {cause.value}")
 
     def _take_notice(self) -> None:
         if signal.SIGTERM in self._signals or signal.SIGINT in self._signals:
+            self._nodes.hold()  # before Slurm is asked: it may take longer to answer than a node waits
             self.classify("SIGTERM")
         elif signal.SIGUSR1 in self._signals:
             self.usr1_at = time.time()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from unittest.mock import Mock, call
 
 import pytest
 
@@ -17,6 +18,8 @@ from helpers.stand_in_slurm import stand_in
     [
         ("echo JobState=RUNNING PreemptTime=2026-11-21T10:00:00", Cause.PREEMPTED, False),
         ("echo JobState=CANCELLED PreemptTime=None", Cause.CANCELLED, True),
+        ("echo JobState=COMPLETING Restarts=2 PreemptTime=None", Cause.CANCELLED, True),
+        ("echo JobState=COMPLETING Restarts=3 PreemptTime=None", Cause.REQUEUED, True),
         ("echo 'Invalid job id specified' >&2; exit 1", Cause.CANCELLED, True),
     ],
 )
@@ -28,8 +31,10 @@ def test_a_signal_is_explained_whenever_slurm_answers(answer, cause, killed_soon
     monkeypatch.setattr(watch, "ASK_AGAIN_S", 0.05)
     said: list[str] = []
     job = job_record.JobRecord("7", "driver")
-    look = watch.JobWatch(job, None, "n1", 0.0, [signal.SIGTERM], [], said.append, lambda: None)
+    nodes = Mock()
+    look = watch.JobWatch(job, nodes, "n1", 2, 0.0, [signal.SIGTERM], [], said.append, lambda: None)
     assert look.interruption() is Cause.UNEXPLAINED and "saving in any case" in said[-1]
+    assert nodes.mock_calls == [call.hold()], "else the nodes end before Slurm answers"
     assert not look.explain(0.2) and look.cause is Cause.UNEXPLAINED
     awake.touch()
     assert look.explain(60) and (look.cause, look.killed_soon) == (cause, killed_soon)
