@@ -56,6 +56,11 @@ Signs of life.
       HEARTBEAT_S 5          a node's heartbeat
       HUNG_DRAIN_S 5         the job, for Ray to hear of it; nothing else is noticed meanwhile
 
+The start of a job's nodes.
+
+    START_TIMEOUT_S 300      default of ``--start-timeout``: Ray's start is tried again, then the job goes on or ends
+      RAY_START_S 30         Ray waits for its own processes, and no setting changes that
+
 A controller of Slurm that does not answer.
 
     SILENT_S 300             a job, for any answer
@@ -145,6 +150,11 @@ HEARTBEAT_S = 5.0
 """Interval between two heartbeats of a node."""
 HUNG_DRAIN_S = 5.0
 """Timeout for telling Ray to place nothing on a hung node. Meanwhile the job notices nothing else."""
+
+START_TIMEOUT_S = 300.0
+"""Default of ``--start-timeout``: the time for all nodes to register."""
+RAY_START_S = 30.0
+"""Ray's own limit: if its processes are not up by then, ``ray start`` fails."""
 
 SILENT_S = 300.0
 """How long a job waits for a silent controller. A cancelled job is killed earlier."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from bigbatch.cluster.host import processes, slurm_commands
 from bigbatch.cluster.host.atomic_files import PRIVATE, write_json
 from bigbatch.cluster.host.root import IMPORT_ROOT
-from bigbatch.cluster.host.waits import NODES_END_S
+from bigbatch.cluster.host.waits import NODES_END_S, START_TIMEOUT_S
 from bigbatch.cluster.job.allocated_nodes import AllocatedNode
 from bigbatch.cluster.node.heartbeats import Heartbeats
 from bigbatch.cluster.node.node_process import CONTROL_FILE, NODES_FOLDER
@@ -32,9 +32,17 @@ MEMORY = ("SLURM_MEM_PER_NODE", "SLURM_MEM_PER_CPU", "SLURM_MEM_PER_GPU")
 class NodeSteps:
     """The steps of one start of a job (``run_id``); the folder is on a file system that all nodes share."""
 
-    def __init__(self, job_id: str, run_id: str, record: Path, tls: bool, metrics_port: int | None = None) -> None:
+    def __init__(
+        self,
+        job_id: str,
+        run_id: str,
+        record: Path,
+        tls: bool,
+        metrics_port: int | None = None,
+        start_timeout_s: float = START_TIMEOUT_S,
+    ) -> None:
         self._job_id, self._run_id, self._record, self._tls = job_id, run_id, record, tls
-        self._metrics_port = metrics_port
+        self._metrics_port, self._start_timeout_s = metrics_port, start_timeout_s
         self._steps: dict[str, subprocess.Popen[bytes]] = {}
         self._started: dict[str, tuple[AllocatedNode, str | None]] = {}
         self._not_again: set[str] = set()
@@ -91,16 +99,8 @@ class NodeSteps:
 
     def _node_command(self, name: str, address: str | None) -> list[str]:
         command = [sys.executable, "-m", "bigbatch.cluster.node", "--record", str(self._record), "--node", name]
-        command += [
-            "--job",
-            self._job_id,
-            "--run-id",
-            self._run_id,
-            "--control",
-            self._control_file,
-            "--suffix",
-            self._suffix,
-        ]
+        command += ["--job", self._job_id, "--run-id", self._run_id, "--control", self._control_file]
+        command += ["--suffix", self._suffix, "--start-timeout", f"{self._start_timeout_s:g}"]
         command += ["--follow", self._follow] if self._follow else []
         command += [] if self._metrics_port is None else ["--metrics-port", str(self._metrics_port)]
         return command + (["--join", address] if address else []) + (["--tls"] if self._tls else [])

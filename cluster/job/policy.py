@@ -43,6 +43,7 @@ class Situation:
 
     Attributes:
         exit_code: the driver's exit code; None if it had to be killed or never ran.
+        progress: there is work that another start would continue; asked for a cluster that did not start.
         fruitless: restarts in a row, with this run, in which nothing was finished or saved.
         too_short: why another start with this walltime would be useless too, if that is known.
     """
@@ -52,6 +53,7 @@ class Situation:
     fruitless: int
     max_restarts: int
     chain: bool = False
+    progress: bool = False
     too_short: str | None = None
 
 
@@ -77,7 +79,7 @@ def decide(situation: Situation) -> Decision:
         return Decision(Action.LEAVE_TO_SLURM, 143, reason + finished)
     if situation.exit_code == 0:
         return Decision(Action.END, 0, f"{reason}, and the driver had finished")
-    if situation.cause is Cause.START_FAILED:
+    if situation.cause is Cause.START_FAILED and not situation.progress:
         return Decision(Action.END, 1, reason)
     if situation.cause is Cause.UNEXPLAINED:  # it may be a scancel; and a silent controller cannot requeue
         return Decision(Action.END, 143, reason)

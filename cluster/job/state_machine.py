@@ -22,12 +22,13 @@ from pathlib import Path
 from bigbatch.cluster.host import private_folder, slurm_commands
 from bigbatch.cluster.host.lease import Lease
 from bigbatch.cluster.host.waits import CANCELLED_NODES_S, NODES_END_S
-from bigbatch.cluster.job import billing, checks, drain, early_signal, options, restart, start_up, useful_start
+from bigbatch.cluster.job import billing, checks, drain, early_signal, options, restart, useful_start
 from bigbatch.cluster.job.allocated_nodes import Allocation, NoAllocation, await_allocation
 from bigbatch.cluster.job.checks import WRONG_INPUT, BadInput
 from bigbatch.cluster.job.driver import Driver, GcsWatch, driver_environment
 from bigbatch.cluster.job.node_steps import NodeSteps
 from bigbatch.cluster.job.policy import Action, Cause, Decision, Situation, decide
+from bigbatch.cluster.job.start_up import StartUp
 from bigbatch.cluster.job.watch import POLL_S, JobWatch
 from bigbatch.cluster.node import credentials, ray_commands
 from bigbatch.cluster.record import job_record
@@ -137,8 +138,14 @@ class Job:
             # The driver's temporary files are removed with the job.
             self._tmp = self._clean_up.enter_context(private_folder.temporary_folder(self._allocation.job_id))
             run_id = f"{self._allocation.job_id}.{self._allocation.restart_count}"
-            tls, metrics_port = self._options.tls, self._options.metrics_port
-            self._nodes = NodeSteps(self._allocation.job_id, run_id, self._folder, tls, metrics_port)
+            self._nodes = NodeSteps(
+                self._allocation.job_id,
+                run_id,
+                self._folder,
+                self._options.tls,
+                self._options.metrics_port,
+                self._options.start_timeout_s,
+            )
             self._nodes.prepare()
         except (credentials.CredentialError, OSError) as error:
             raise BadInput(str(error)) from None
@@ -159,6 +166,7 @@ class Job:
             say=self._say,
             save=self._save,
         )
+        self._start_up = StartUp(self._nodes, self._job_watch, self._options.start_timeout_s, self._say)
         return State.HEAD
 
     def _start_head(self) -> State:
@@ -166,7 +174,7 @@ class Job:
         if self._check is not None and self._check.wait(self._job_watch.interruption):
             return State.DRAINING
         self._nodes.start(head, None)
-        status = start_up.await_head(self._nodes, self._job_watch, head.name, self._options.start_timeout_s)
+        status = self._start_up.await_head(head.name)
         if status is None or status.ports is None:
             return State.DRAINING
         self._record.address = f"{status.ip}:{status.ports.gcs}"
@@ -192,10 +200,8 @@ class Job:
 
     def _wait_registered(self) -> State:
         assert self._gcs_watch is not None
-        job_id, head, timeout_s = self._allocation.job_id, self._allocation.head.name, self._options.start_timeout_s
-        all_in = start_up.await_registered(
-            self._nodes, self._job_watch, self._gcs_watch, job_id, head, timeout_s, self._say
-        )
+        job_id, head = self._allocation.job_id, self._allocation.head.name
+        all_in = self._start_up.await_registered(self._gcs_watch, job_id, head)
         return State.DRIVER if all_in else State.DRAINING
 
     def _run_driver(self) -> State:
@@ -307,6 +313,7 @@ class Job:
                 fruitless=self._record.fruitless_restarts,
                 max_restarts=self._options.max_restarts,
                 chain=self._options.chain,
+                progress=self._job_start.had_work() or not none_was_useful,
                 too_short=result.too_short if none_was_useful else None,
             )
         )

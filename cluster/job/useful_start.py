@@ -86,6 +86,11 @@ class JobStart:
         self._began_at = time.time()
         self._driver_began_at = self._driver_ended_at = 0.0
 
+    def had_work(self) -> bool:
+        """Whether the study had saved work when this start began."""
+        before = self._before
+        return before is not None and bool(before.epochs or before.finished or before.checkpoints)
+
     def too_short_for_an_epoch(self) -> str | None:
         """A message, before nodes start, if an epoch of this study is known to be too long for this start; else
         None."""

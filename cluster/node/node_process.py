@@ -24,7 +24,7 @@ from types import FrameType
 from bigbatch.cluster.host import network, private_folder, processes
 from bigbatch.cluster.host.atomic_files import PRIVATE, write_json
 from bigbatch.cluster.host.root import IMPORT_ROOT
-from bigbatch.cluster.host.waits import HOLD_S, RAY_END_S
+from bigbatch.cluster.host.waits import HOLD_S, RAY_END_S, START_TIMEOUT_S
 from bigbatch.cluster.node import credentials, ports, ray_commands
 from bigbatch.cluster.node.heartbeats import HEARTBEAT_S
 from bigbatch.cluster.node.node_status import NodeOrders, NodeStatus
@@ -36,6 +36,8 @@ POLL_S = 0.1
 CONTROL_POLL_S = 0.5
 KEPT_LOG_BYTES = 20 * 2**20
 STARTED = "Ray runtime started"
+AT_ONCE_S = 10.0
+"""A start of Ray that fails sooner would fail again: a module is missing, an option is wrong."""
 
 
 class NodeProcess:
@@ -47,6 +49,7 @@ class NodeProcess:
         self._run_id: str = arguments.run_id
         self._gcs: str | None = arguments.join
         self._tls: bool = arguments.tls
+        self._start_timeout_s: float = arguments.start_timeout
         self._metrics_port: int | None = arguments.metrics_port
         self._job_id: str = arguments.job
         self._control_file, self._follow = self._record / arguments.control, arguments.follow
@@ -76,10 +79,15 @@ class NodeProcess:
         return 1 if failure else 0
 
     def _serve(self, folder: Path) -> str | None:
-        """Keep Ray running until told to end. Returns why it failed, or None."""
+        """Keep Ray running until told to end. Returns why it failed, or None.
+
+        On a busy machine Ray may give up its start: it waits 30 s for its own processes, and no setting changes that.
+        Such a start is tried again.
+        """
         certificates = self._make_certificate(folder) if self._tls else None
-        attempt = 0
+        attempt, began = 0, time.monotonic()
         while True:
+            tried_at = time.monotonic()
             found = ports.free_ports(self._job_id, attempt, head=self._gcs is None)
             if found is None:
                 return f"every block of ports is taken on {self._name}. Ask whose servers fill 20000-32000."
@@ -89,10 +97,18 @@ class NodeProcess:
                 failure = self._watch(ray, folder, chosen)
             finally:
                 self._end_ray(ray, folder)
-            attempt += 1
-            if failure is None or not ports.taken_ports(chosen):
+            if failure is None or self._status.state == "ready":
                 return failure
-            print(f"another program took a port of {chosen.used()}; trying others", flush=True)
+            if ports.taken_ports(chosen):
+                attempt += 1
+                print(f"another program took a port of {chosen.used()}; trying others", flush=True)
+                continue
+            now = time.monotonic()
+            at_once = now - tried_at < min(AT_ONCE_S, self._start_timeout_s / 30)
+            if at_once or now - began > self._start_timeout_s:
+                return failure
+            self._report(replace(self._status, reason=failure))
+            print(f"{failure}; trying again", flush=True)
 
     def _make_certificate(self, folder: Path) -> Path:
         names = ["localhost", self._name]
@@ -141,7 +157,7 @@ class NodeProcess:
                 )
             if not ready and STARTED in (folder / "start.log").read_text(errors="replace"):
                 ready = True
-                self._report(replace(self._status, state="ready", ports=chosen, folder=str(folder)))
+                self._report(replace(self._status, state="ready", ports=chosen, folder=str(folder), reason=None))
             if time.monotonic() >= self._next_beat:
                 self._report(self._status)
             processes.reap(keep=[ray.pid])
@@ -227,6 +243,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--job", required=True, help="the job's id; a component of a heterogeneous job has another")
     parser.add_argument("--run-id", required=True, help="which start of the job this is")
     parser.add_argument("--join", metavar="IP:PORT", help="the head's GCS; left out on the head")
+    parser.add_argument("--start-timeout", type=float, default=START_TIMEOUT_S, help="seconds for Ray to start")
     parser.add_argument("--control", default=CONTROL_FILE, help="the job's orders, a file in its folder")
     parser.add_argument("--follow", default="", help="for nodes that are lent: the run of the job they are lent to")
     parser.add_argument("--suffix", default="", help="suffix of this node's report: two jobs may use one node")

@@ -41,7 +41,7 @@ class NodeStatus:
     signalled: bool = False
     """Whether Slurm has sent SIGTERM to the step."""
     reason: str | None = None
-    """Why the node failed."""
+    """Why the node failed; in the state ``starting``: why Ray's last start failed, which is tried again."""
 
     def to_dict(self) -> dict[str, object]:
         """The fields as a dict, for the JSON file."""

@@ -8,58 +8,23 @@ from __future__ import annotations
 
 import re
 import sys
-import textwrap
 import time
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from helpers import stand_in_ray
 from helpers.waiting import wait_until
 from ray_job import ENDED, SCRIPT, START_S, RayJob
+from stand_in_jobs import ONCE, WAIT, driver, starts
 from virtual_cluster import VirtualCluster
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
 
-@pytest.fixture(scope="session")
-def stand_in(cluster: VirtualCluster) -> Path:
-    """A folder with a package ``ray``."""
-    folder = cluster.folder("alice", "stand-in")
-    stand_in_ray.install(folder)
-    return folder
-
-
 @pytest.fixture
-def submit(cluster: VirtualCluster, stand_in: Path):
-    def start(*arguments: str, sbatch: tuple = (), **env: str) -> RayJob:
-        state = cluster.folder("alice", "state")
-        env |= {"PYTHONPATH": str(stand_in), "STAND_IN_STATE": str(state)}
-        return RayJob(cluster, "alice", sbatch, arguments, **env)
-
-    return start
-
-
-def driver(text: str) -> tuple[str, ...]:
-    """A driver that saves when it is told to, for half a second."""
-    head = """
-        import os, signal, sys, time
-        def save(*_):
-            print("SAVING", flush=True); time.sleep(0.5); print("SAVED", flush=True); sys.exit(143)
-        signal.signal(signal.SIGTERM, save)
-        print("RUNNING", os.environ.get("SLURM_RESTART_COUNT", "0"), flush=True)
-    """
-    return ("--", "python", "-u", "-c", textwrap.dedent(head) + textwrap.dedent(text))
-
-
-def starts(job: RayJob) -> int:
-    """How often the driver has begun, that of a successor included, which writes into the same log."""
-    return len(re.findall("^RUNNING", job.log, re.MULTILINE))
-
-
-WAIT = "time.sleep(600)"
-ONCE = "os.environ.get('SLURM_RESTART_COUNT') or time.sleep(600)"
+def submit(submit_stand_in):
+    return submit_stand_in
 
 
 def test_the_states_of_a_job_that_goes_well(cluster, submit):
@@ -126,32 +91,6 @@ def test_a_preempted_job_saves_in_its_grace_time_and_comes_back(cluster, submit)
     log = job.wait_end("COMPLETED") if job.wait_log("RUNNING 1") else ""
     assert "SAVED" in log, log
     assert job.leftovers() == []
-
-
-@pytest.mark.parametrize("by", ["scontrol", pytest.param("preemption", marks=pytest.mark.exhaustive)])
-def test_a_job_that_slurm_requeues_without_a_warning_saves_and_starts_again_soon(cluster, submit, by):
-    """Its state is COMPLETING, as a cancelled job's; Slurm kills it after KillWait, 30 s, and then makes it wait."""
-    slow = f"""
-        def save_slowly(*_):
-            time.sleep({8 if by == "scontrol" else 22})
-            print("NODES", len(os.listdir(os.environ["STAND_IN_STATE"])), flush=True)
-            save()
-        signal.signal(signal.SIGTERM, save_slowly)
-        {ONCE}
-    """
-    job = submit(*driver(slow), sbatch=("-N2", "-p", "abrupt"))
-    job.wait_log("RUNNING 0")
-    if by == "scontrol":
-        cluster.run("ctl", "scontrol", "requeue", job.id, user="alice")
-    else:
-        other = cluster.sbatch("bob", "-p", "urgent", "-N3", "--exclusive", script="#!/bin/bash\nexec sleep 1\n")
-    job.wait_log(r"→ requeueing \(143\): Slurm has put the job back into the queue")
-    assert by == "scontrol" or cluster.wait_state(other, "COMPLETED")
-    log = job.wait_end("COMPLETED") if job.wait_log("RUNNING 1") else ""
-    assert "NODES 2\nSAVING\nSAVED\n" in log and "driver saved and ended with exit code 143" in log
-    assert "the job is cancelled" not in log
-    assert "did not end in time" not in log and "does not move the start time" not in log, log
-    assert job.record["restarts"] == 1 and job.leftovers() == []
 
 
 @pytest.mark.exhaustive
