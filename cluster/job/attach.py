@@ -63,7 +63,8 @@ class Attachment:
             folder = job_record.job_folder(self._main_id)
             own = f"{allocation.job_id}.{allocation.restart_count}.{len(stays)}"
             tls = (folder / credentials.TLS_FOLDER).exists()
-            nodes = NodeSteps(allocation.job_id, own, folder, tls, main.metrics_port)
+            end = ["scancel", allocation.job_id]
+            nodes = NodeSteps(allocation.job_id, own, folder, tls, main.metrics_port, if_lost=end)
             nodes.follow(run_id)
             try:
                 nodes.prepare()

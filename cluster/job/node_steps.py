@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,7 +30,10 @@ MEMORY = ("SLURM_MEM_PER_NODE", "SLURM_MEM_PER_CPU", "SLURM_MEM_PER_GPU")
 
 
 class NodeSteps:
-    """The steps of one start of a job (``run_id``); the folder is on a file system that all nodes share."""
+    """The steps of one start of a job (``run_id``); the folder is on a file system that all nodes share.
+
+    ``if_lost``: the command that another node runs if the first one, which is started first, is lost with this process.
+    """
 
     def __init__(
         self,
@@ -40,6 +43,7 @@ class NodeSteps:
         tls: bool,
         metrics_port: int | None = None,
         start_timeout_s: float = START_TIMEOUT_S,
+        if_lost: Sequence[str] = (),
     ) -> None:
         self._job_id, self._run_id, self._record, self._tls = job_id, run_id, record, tls
         self._metrics_port, self._start_timeout_s = metrics_port, start_timeout_s
@@ -47,7 +51,7 @@ class NodeSteps:
         self._started: dict[str, tuple[AllocatedNode, str | None]] = {}
         self._not_again: set[str] = set()
         self._heartbeats = Heartbeats()
-        self._orders = NodeOrders(run_id)
+        self._orders = NodeOrders(run_id, if_lost=tuple(if_lost))
         self._control_file, self._suffix, self._follow = CONTROL_FILE, "", ""
         self.gone: dict[str, str] = {}
         """Name → reason of each node whose step has ended."""
@@ -101,6 +105,7 @@ class NodeSteps:
         command = [sys.executable, "-m", "bigbatch.cluster.node", "--record", str(self._record), "--node", name]
         command += ["--job", self._job_id, "--run-id", self._run_id, "--control", self._control_file]
         command += ["--suffix", self._suffix, "--start-timeout", f"{self._start_timeout_s:g}"]
+        command += ["--batch-host", next(iter(self._started))]
         command += ["--follow", self._follow] if self._follow else []
         command += [] if self._metrics_port is None else ["--metrics-port", str(self._metrics_port)]
         return command + (["--join", address] if address else []) + (["--tls"] if self._tls else [])

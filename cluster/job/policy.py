@@ -24,6 +24,7 @@ class Cause(enum.Enum):
     CANCELLED = "the job is cancelled"
     UNEXPLAINED = "Slurm has signalled the job and does not say why"
     HEAD_DIED = "the head node's Ray died"
+    HEAD_LOST = "the head node is lost, and the batch script with it"
     START_FAILED = "the cluster did not start"
     BAD_INPUT = "the driver refuses its arguments"
 
@@ -85,7 +86,8 @@ def decide(situation: Situation) -> Decision:
         return Decision(Action.END, 143, reason)
     if situation.too_short and situation.cause is Cause.TIME_LIMIT:
         return Decision(Action.END, 1, f"{reason}, and {situation.too_short}")
-    most = min(HEAD_RESTARTS, situation.max_restarts) if situation.cause is Cause.HEAD_DIED else situation.max_restarts
+    of_head = situation.cause in (Cause.HEAD_DIED, Cause.HEAD_LOST)
+    most = min(HEAD_RESTARTS, situation.max_restarts) if of_head else situation.max_restarts
     if situation.fruitless > most:
         times = f"{situation.fruitless} times in a row" if situation.fruitless > 1 else "this time"
         return Decision(

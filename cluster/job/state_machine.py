@@ -22,7 +22,7 @@ from pathlib import Path
 from bigbatch.cluster.host import private_folder, slurm_commands
 from bigbatch.cluster.host.lease import Lease
 from bigbatch.cluster.host.waits import CANCELLED_NODES_S, NODES_END_S
-from bigbatch.cluster.job import billing, checks, drain, early_signal, options, restart, useful_start
+from bigbatch.cluster.job import billing, checks, drain, early_signal, lost_host, options, restart, useful_start
 from bigbatch.cluster.job.allocated_nodes import Allocation, NoAllocation, await_allocation
 from bigbatch.cluster.job.checks import WRONG_INPUT, BadInput
 from bigbatch.cluster.job.driver import Driver, GcsWatch, driver_environment
@@ -145,6 +145,7 @@ class Job:
                 self._options.tls,
                 self._options.metrics_port,
                 self._options.start_timeout_s,
+                if_lost=lost_host.command(),
             )
             self._nodes.prepare()
         except (credentials.CredentialError, OSError) as error:
@@ -155,6 +156,7 @@ class Job:
             command = options.driver_command(self._options, self._default_study, "auto", self._study, self._again)
             self._check = checks.ArgumentCheck(command, self._cwd, self._tmp, self._allocation)
         chores = [task for task in (self._check and self._check.look, self._lease and self._lease.renew) if task]
+        chores.append(self._note_progress)
         self._job_watch = JobWatch(
             record=self._record,
             nodes=self._nodes,
@@ -297,6 +299,12 @@ class Job:
 
     # Parts
 
+    def _note_progress(self) -> None:
+        """Note that this start was of use as soon as it is known: it may end without a word."""
+        if self._record.fruitless_restarts and self._job_start.is_useful_by_now():
+            self._record.fruitless_restarts = 0
+            self._save()
+
     def _decide(self, code: int | None) -> Decision:
         """Decide what follows from this start; ``code``: the driver's exit code."""
         assert self._job_watch.cause is not None
@@ -304,8 +312,9 @@ class Job:
         if self._job_watch.cause is Cause.TIME_LIMIT and result.useful and not result.epochs:
             self._say("no epoch ended in this start; trials continue from checkpoints within an epoch")
         # Where an earlier start of this walltime was useful, it is not too short.
-        none_was_useful = self._record.fruitless_restarts == self._record.restarts
-        self._record.fruitless_restarts = 0 if result.useful else self._record.fruitless_restarts + 1
+        none_was_useful = self._record.fruitless_restarts == self._record.restarts + 1
+        if result.useful:
+            self._record.fruitless_restarts = 0
         return decide(
             Situation(
                 cause=self._job_watch.cause,

@@ -24,8 +24,9 @@ from types import FrameType
 from bigbatch.cluster.host import network, private_folder, processes
 from bigbatch.cluster.host.atomic_files import PRIVATE, write_json
 from bigbatch.cluster.host.root import IMPORT_ROOT
-from bigbatch.cluster.host.waits import HOLD_S, RAY_END_S, START_TIMEOUT_S
+from bigbatch.cluster.host.waits import HOLD_S, RAY_END_S, SILENT_S, START_TIMEOUT_S
 from bigbatch.cluster.node import credentials, ports, ray_commands
+from bigbatch.cluster.node.batch_host import BatchHost
 from bigbatch.cluster.node.heartbeats import HEARTBEAT_S
 from bigbatch.cluster.node.node_status import NodeOrders, NodeStatus
 
@@ -36,6 +37,7 @@ POLL_S = 0.1
 CONTROL_POLL_S = 0.5
 KEPT_LOG_BYTES = 20 * 2**20
 STARTED = "Ray runtime started"
+HOST_LOST = "the job's first node is lost, and its batch script with it"
 AT_ONCE_S = 10.0
 """A start of Ray that fails sooner would fail again: a module is missing, an option is wrong."""
 
@@ -58,6 +60,9 @@ class NodeProcess:
         self._next_beat = self._next_control = 0.0
         self._signalled_at: float | None = None
         self._orders = NodeOrders()
+        host = self._status_file.with_name(f"{arguments.batch_host}{arguments.suffix}.json")
+        self._host = BatchHost(self._job_id, arguments.batch_host, host, self._status_file)
+        self._is_host = host == self._status_file
 
     def run(self) -> int:
         """Run until the end. Returns the exit code: 0 if it ended as told, 1 if Ray or the node failed."""
@@ -97,7 +102,7 @@ class NodeProcess:
                 failure = self._watch(ray, folder, chosen)
             finally:
                 self._end_ray(ray, folder)
-            if failure is None or self._status.state == "ready":
+            if failure in (None, HOST_LOST) or self._status.state == "ready":
                 return failure
             if ports.taken_ports(chosen):
                 attempt += 1
@@ -150,6 +155,8 @@ class NodeProcess:
         ready = False
         while not self._told_to_end():
             if ray.poll() is not None:
+                if self._is_left_alone():
+                    return HOST_LOST
                 lines = (folder / "start.log").read_text(errors="replace").strip().splitlines()
                 stage = "ended" if ready else "did not start"
                 return (
@@ -160,9 +167,33 @@ class NodeProcess:
                 self._report(replace(self._status, state="ready", ports=chosen, folder=str(folder), reason=None))
             if time.monotonic() >= self._next_beat:
                 self._report(self._status)
+            if self._has_acted_for_host():
+                return HOST_LOST
             processes.reap(keep=[ray.pid])
             time.sleep(POLL_S)
         return None
+
+    def _is_left_alone(self) -> bool:
+        """Whether Ray has ended because the first node is lost. Ray may give it up before this node does."""
+        while not (self._is_host or self._told_to_end() or self._host.answers()):
+            if self._has_acted_for_host():
+                return True
+            if time.monotonic() >= self._next_beat:
+                self._report(self._status)
+            time.sleep(CONTROL_POLL_S)
+        return False
+
+    def _has_acted_for_host(self) -> bool:
+        """If the first node is lost, run the command that its batch script has left for that case."""
+        command = self._orders.if_lost
+        if self._is_host or not command or not self._host.is_lost():
+            return False
+        print(f"{HOST_LOST}; running {' '.join(command)}", flush=True)
+        try:
+            subprocess.run(command, stdin=subprocess.DEVNULL, timeout=SILENT_S)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            print(f"error: {error}", file=sys.stderr, flush=True)
+        return True
 
     def _told_to_end(self) -> bool:
         now = time.monotonic()
@@ -243,6 +274,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--job", required=True, help="the job's id; a component of a heterogeneous job has another")
     parser.add_argument("--run-id", required=True, help="which start of the job this is")
     parser.add_argument("--join", metavar="IP:PORT", help="the head's GCS; left out on the head")
+    parser.add_argument("--batch-host", required=True, help="the job's first node, which runs its batch script")
     parser.add_argument("--start-timeout", type=float, default=START_TIMEOUT_S, help="seconds for Ray to start")
     parser.add_argument("--control", default=CONTROL_FILE, help="the job's orders, a file in its folder")
     parser.add_argument("--follow", default="", help="for nodes that are lent: the run of the job they are lent to")

@@ -34,3 +34,16 @@ def test_a_job_that_slurm_requeues_without_a_warning_saves_and_starts_again_soon
     assert "the job is cancelled" not in log
     assert "did not end in time" not in log and "does not move the start time" not in log, log
     assert job.record["restarts"] == 1 and job.leftovers() == []
+
+
+def test_a_job_whose_first_node_loses_its_power_goes_on_without_it(cluster, submit_stand_in):
+    """Slurm keeps it RUNNING (--no-kill), with nothing in it: the batch script was on that node."""
+    job = submit_stand_in(*driver(ONCE), sbatch=("-N2",), BIGBATCH_HUNG_S="8")
+    job.wait_log("RUNNING 0")
+    head = job.record["head"]
+    cluster.poweroff(head)
+    other = job.wait_log(r"node (n\d): requeue: the head node is lost")[1]
+    assert other in job.record["nodes"] and other != head
+    log = job.wait_end("COMPLETED") if job.wait_log("RUNNING 1") else ""
+    assert log.count("the head node is lost") == 1 and head not in job.record["nodes"], log
+    assert (job.record["restarts"], list(job.record["excluded"])) == (1, [head]) and job.leftovers() == []
