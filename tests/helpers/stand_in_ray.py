@@ -15,12 +15,12 @@ from helpers.waiting import wait_until
 
 RAY_START = '''
 """Takes `ray start`'s options, says that it runs, and does until it is ended."""
-import glob, json, os, signal, subprocess, sys, time
+import glob, json, os, signal, subprocess, sys, threading
 tries = os.path.join(os.environ["STAND_IN_STATE"], "tries")
 with open(tries, "a") as file:
     file.write("x")
 if os.path.getsize(tries) <= int(os.environ.get("STAND_IN_FAILS", "0")):
-    time.sleep(float(os.environ["STAND_IN_FAILS_AFTER_S"]))
+    threading.Event().wait(float(os.environ["STAND_IN_FAILS_AFTER_S"]))
     sys.exit("Exception: The current node timed out during startup.")
 options = dict(a[2:].split("=", 1) for a in sys.argv[1:] if a.startswith("--") and "=" in a)
 path = os.path.join(os.environ["STAND_IN_STATE"], options["node-ip-address"] + ".json")
