@@ -73,7 +73,7 @@ def test_images_and_classes_of_such_names_are_read_and_shown(tmp_path: Path, mon
     source = open_data(DataConfig(name=str(tmp_path / "link"), image_size=8))
     ((images, labels),) = source.val_batches(8, 0, 1)
     assert labels.tolist() == [0, 0, 1, 1]
-    assert np.unique(source.finish(images)[:, 0].numpy().round(3)).size == 2  # type: ignore[call-overload]
+    assert np.unique(source.finish(images)[:, 0].numpy().round(3)).size == 2
     monkeypatch.chdir(tmp_path)
     assert pack_command.main(["link", "packed", "--workers", "1"]) == 0
     assert pack_command.main(["--info", "--verify", "packed"]) == 0

@@ -27,8 +27,12 @@ NO_ANSWER = (
     "Protocol authentication error",
 )
 """Messages of Slurm's commands if the controller or munge is down, failing over or too busy (slurm_errno.c)."""
+SLURMD_TIMEOUT_S = 300.0
 UNKNOWN_JOB = "Invalid job id"
 """Their message about a job that the controller has forgotten, or never knew."""
+
+NOT_WAITING = (UNKNOWN_JOB, "Job is no longer pending execution", "Job has already finished")
+"""Their messages about a job that does not wait for its start (any more)."""
 
 
 class SlurmError(RuntimeError):
@@ -103,13 +107,13 @@ def sbatch(
     raise SlurmError(f"sbatch must print the job's id; got {last}. `squeue --me` shows whether the job is there.")
 
 
-def scancel(job_id: str, *, signal: str | None = None, steps_only: bool = False) -> None:
+def scancel(job_id: str, *, signal: str | None = None, steps_only: bool = False, timeout_s: float = COMMAND_S) -> None:
     """Cancel a job, or send it ``signal``; with ``steps_only`` only its steps get it, not its batch script."""
     how = ["-s", signal] if signal else []
     # With a signal and without --batch or --full, scancel reaches only the steps.
     if signal and not steps_only:
         how.append("--full")
-    run("scancel", *how, job_id)
+    run("scancel", *how, job_id, timeout_s=timeout_s)
 
 
 def scontrol_requeue(job_id: str) -> None:
@@ -151,11 +155,20 @@ def _is_listed(job_id: str, states: str) -> bool | None:
 
 def kill_wait_s(timeout_s: float = COMMAND_S) -> float:
     """Seconds between Slurm's SIGTERM and its SIGKILL; Slurm's default if it does not say."""
+    return _configured_s("KillWait", KILL_WAIT_S, timeout_s)
+
+
+def slurmd_timeout_s(timeout_s: float = COMMAND_S) -> float:
+    """Seconds after which Slurm gives up a node that does not answer; Slurm's default if it does not say."""
+    return _configured_s("SlurmdTimeout", SLURMD_TIMEOUT_S, timeout_s)
+
+
+def _configured_s(name: str, default_s: float, timeout_s: float) -> float:
     try:
         answer = slurm_values.parse_config(run("scontrol", "show", "config", timeout_s=timeout_s))
     except SlurmError:
         answer = {}
-    return float(slurm_values.read_count(answer.get("KillWait", "").partition(" ")[0]) or KILL_WAIT_S)  # "30 sec"
+    return float(slurm_values.read_count(answer.get(name, "").partition(" ")[0]) or default_s)  # "30 sec"
 
 
 def node_hosts() -> list[str]:

@@ -54,7 +54,13 @@ Signs of life.
       CLAIM_S 10             one who has claimed a dead one's lease has written its own by then
     HUNG_S 60                a node without a heartbeat is given up
       HEARTBEAT_S 5          a node's heartbeat
+      HOST_LOST_S 45         then other nodes act for a first node that does not answer: its job would run on, empty
       HUNG_DRAIN_S 5         the job, for Ray to hear of it; nothing else is noticed meanwhile
+
+The start of a job's nodes.
+
+    START_TIMEOUT_S 300      default of ``--start-timeout``: Ray's start is tried again, then the job goes on or ends
+      RAY_START_S 30         Ray waits for its own processes, and no setting changes that
 
 A controller of Slurm that does not answer.
 
@@ -144,8 +150,15 @@ HUNG_S = 60.0
 """A node without a heartbeat for this long counts as hung."""
 HEARTBEAT_S = 5.0
 """Interval between two heartbeats of a node."""
+HOST_LOST_S = 45.0
+"""A job's first node that gives no sign of life for this long, and does not answer, is lost: another node acts."""
 HUNG_DRAIN_S = 5.0
 """Timeout for telling Ray to place nothing on a hung node. Meanwhile the job notices nothing else."""
+
+START_TIMEOUT_S = 300.0
+"""Default of ``--start-timeout``: the time for all nodes to register."""
+RAY_START_S = 30.0
+"""Ray's own limit: if its processes are not up by then, ``ray start`` fails."""
 
 SILENT_S = 300.0
 """How long a job waits for a silent controller. A cancelled job is killed earlier."""

@@ -65,7 +65,8 @@ class Attachment:
             own = f"{allocation.job_id}.{allocation.restart_count}.{len(stays)}"
             tls = (folder / credentials.TLS_FOLDER).exists()
             sees = [Path(main.study_folder) / LEASE] if main.study_folder else []
-            nodes = NodeSteps(allocation.job_id, own, folder, tls, main.metrics_port, sees=sees)
+            end = ["scancel", allocation.job_id]
+            nodes = NodeSteps(allocation.job_id, own, folder, tls, main.metrics_port, sees=sees, if_lost=end)
             nodes.follow(run_id)
             try:
                 nodes.prepare()

@@ -79,8 +79,7 @@ def end_driver(
         return None
     code = driver.exit_code()
     if code is None:
-        if watch.cause is not Cause.CANCELLED:
-            nodes.hold()
+        nodes.hold()
         signals.clear()
         driver.terminate()
         code = _await_end(driver, watch, signals, left)

@@ -6,6 +6,7 @@ import contextlib
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from pathlib import Path
 from bigbatch.cluster.host import processes, slurm_commands
 from bigbatch.cluster.host.atomic_files import PRIVATE, write_json
 from bigbatch.cluster.host.root import IMPORT_ROOT
-from bigbatch.cluster.host.waits import NODES_END_S
+from bigbatch.cluster.host.waits import NODES_END_S, START_TIMEOUT_S
 from bigbatch.cluster.job.allocated_nodes import AllocatedNode
 from bigbatch.cluster.node.heartbeats import Heartbeats
 from bigbatch.cluster.node.node_process import BLIND, CONTROL_FILE, NODES_FOLDER
@@ -34,6 +35,8 @@ class NodeSteps:
     Args:
         record: the job's folder, on a file system that all nodes share.
         sees: files and folders that every node must see.
+        start_timeout_s: within which a node tries to start Ray again.
+        if_lost: the command that another node runs if the first one, which is started first, is lost with this process.
     """
 
     def __init__(
@@ -44,14 +47,16 @@ class NodeSteps:
         tls: bool,
         metrics_port: int | None = None,
         sees: Sequence[Path] = (),
+        start_timeout_s: float = START_TIMEOUT_S,
+        if_lost: Sequence[str] = (),
     ) -> None:
         self._job_id, self._run_id, self._record, self._tls = job_id, run_id, record, tls
-        self._metrics_port, self._sees = metrics_port, sees
+        self._metrics_port, self._sees, self._start_timeout_s = metrics_port, sees, start_timeout_s
         self._steps: dict[str, subprocess.Popen[bytes]] = {}
         self._started: dict[str, tuple[AllocatedNode, str | None]] = {}
         self._not_again: set[str] = set()
         self._heartbeats = Heartbeats()
-        self._orders = NodeOrders(run_id)
+        self._orders = NodeOrders(run_id, if_lost=tuple(if_lost))
         self._control_file, self._suffix, self._follow = CONTROL_FILE, "", ""
         self.gone: dict[str, str] = {}
         """Name → reason of each node whose step has ended."""
@@ -105,16 +110,9 @@ class NodeSteps:
 
     def _node_command(self, name: str, address: str | None) -> list[str]:
         command = [sys.executable, "-m", "bigbatch.cluster.node", "--record", str(self._record), "--node", name]
-        command += [
-            "--job",
-            self._job_id,
-            "--run-id",
-            self._run_id,
-            "--control",
-            self._control_file,
-            "--suffix",
-            self._suffix,
-        ]
+        command += ["--job", self._job_id, "--run-id", self._run_id, "--control", self._control_file]
+        command += ["--suffix", self._suffix, "--start-timeout", f"{self._start_timeout_s:g}"]
+        command += ["--batch-host", next(iter(self._started))]
         command += ["--follow", self._follow] if self._follow else []
         command += [word for path in self._sees for word in ("--sees", str(path))]
         command += [] if self._metrics_port is None else ["--metrics-port", str(self._metrics_port)]
@@ -178,15 +176,21 @@ class NodeSteps:
 
     def hold(self) -> None:
         """Tell the nodes to ignore Slurm's SIGTERM for now: trials still save."""
-        self._tell(replace(self._orders, hold=True))
+        if not self._orders.hold:
+            self._tell(replace(self._orders, hold=True))
 
-    def stop(self, *, keep_logs: bool, timeout_s: float = NODES_END_S) -> list[str]:
-        """End every node. Returns the nodes that did not end in time and whose steps were killed."""
+    def stop(self, *, keep_logs: bool, timeout_s: float = NODES_END_S, signalled: bool = False) -> list[str]:
+        """End every node. Returns the nodes that did not end in time and whose steps were killed.
+
+        ``signalled``: Slurm has ended the job, and with it signalled the steps. It would refuse to do so again, and
+        scancel would ask for most of a minute ("Job can not be altered now, try again later").
+        """
+        ends = time.monotonic() + timeout_s
         self._tell(replace(self._orders, stop=True, keep_logs=keep_logs))
-        if self.living():
+        if self.living() and not signalled:
             with contextlib.suppress(slurm_commands.SlurmError):  # the nodes also read the control file, a little later
-                slurm_commands.scancel(self._job_id, signal="TERM", steps_only=True)
-        processes.wait_until(lambda: not (self.look() or self.living()), timeout_s)
+                slurm_commands.scancel(self._job_id, signal="TERM", steps_only=True, timeout_s=timeout_s / 2)
+        processes.wait_until(lambda: not (self.look() or self.living()), ends - time.monotonic())
         late = self.living()
         for name in late:
             self.kill(name)

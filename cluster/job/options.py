@@ -11,7 +11,7 @@ from pathlib import Path
 from bigbatch.cluster.host.command_line import empty_value
 from bigbatch.cluster.host.option_values import parse_port, parse_whole_number
 from bigbatch.cluster.host.root import ROOT
-from bigbatch.cluster.host.waits import MARGIN_S
+from bigbatch.cluster.host.waits import MARGIN_S, START_TIMEOUT_S
 from bigbatch.cluster.node.ray_commands import in_container_if_any, ray_python
 
 TUNE_SCRIPT = ROOT / "tune" / "run.py"
@@ -32,7 +32,7 @@ class JobOptions:
         max_restarts: give up after this many restarts in a row without an epoch or a checkpoint.
         keep_logs: copy Ray's logs into the job's folder even if the run went well.
         margin_s: seconds before the time limit at which trials save and the driver ends.
-        start_timeout_s: seconds that the nodes may take to register.
+        start_timeout_s: seconds that the nodes may take to register; meanwhile Ray's start is tried again.
         metrics_port: where each node shows Ray's metrics to Prometheus, without a token; None: nowhere.
         arguments: for tune/run.py; empty if there is a command.
         command: what to run in place of tune/run.py.
@@ -43,7 +43,7 @@ class JobOptions:
     max_restarts: int = 3
     keep_logs: bool = False
     margin_s: float = float(MARGIN_S)
-    start_timeout_s: float = 300.0
+    start_timeout_s: float = START_TIMEOUT_S
     metrics_port: int | None = None
     arguments: tuple[str, ...] = ()
     command: tuple[str, ...] = ()

@@ -20,9 +20,11 @@ class Cause(enum.Enum):
     DRIVER_ENDED = "the driver ended"
     TIME_LIMIT = "the time limit is near"
     PREEMPTED = "the job is preempted"
+    REQUEUED = "Slurm has put the job back into the queue"
     CANCELLED = "the job is cancelled"
     UNEXPLAINED = "Slurm has signalled the job and does not say why"
     HEAD_DIED = "the head node's Ray died"
+    HEAD_LOST = "the head node is lost, and the batch script with it"
     START_FAILED = "the cluster did not start"
     BAD_INPUT = "the driver refuses its arguments"
 
@@ -42,9 +44,9 @@ class Situation:
 
     Attributes:
         exit_code: the driver's exit code; None if it had to be killed or never ran.
+        progress: there is work that another start would continue; asked for a cluster that did not start.
         fruitless: restarts in a row, with this run, in which nothing was finished or saved.
         too_short: why another start with this walltime would be useless too, if that is known.
-        slurm_requeues: Slurm has already put the job back into the queue.
     """
 
     cause: Cause
@@ -52,7 +54,7 @@ class Situation:
     fruitless: int
     max_restarts: int
     chain: bool = False
-    slurm_requeues: bool = False
+    progress: bool = False
     too_short: str | None = None
 
 
@@ -73,17 +75,19 @@ def decide(situation: Situation) -> Decision:
         return Decision(Action.END, code, f"{reason} with exit code {code}")
     if situation.cause is Cause.CANCELLED:
         return Decision(Action.END, 143, reason)
+    if situation.cause is Cause.REQUEUED:  # whatever the driver has done, Slurm starts the job again
+        finished = ", though the driver had finished" if situation.exit_code == 0 else ""
+        return Decision(Action.LEAVE_TO_SLURM, 143, reason + finished)
     if situation.exit_code == 0:
         return Decision(Action.END, 0, f"{reason}, and the driver had finished")
-    if situation.cause is Cause.START_FAILED:
+    if situation.cause is Cause.START_FAILED and not situation.progress:
         return Decision(Action.END, 1, reason)
     if situation.cause is Cause.UNEXPLAINED:  # it may be a scancel; and a silent controller cannot requeue
         return Decision(Action.END, 143, reason)
-    if situation.slurm_requeues:
-        return Decision(Action.LEAVE_TO_SLURM, 143, reason)
     if situation.too_short and situation.cause is Cause.TIME_LIMIT:
         return Decision(Action.END, 1, f"{reason}, and {situation.too_short}")
-    most = min(HEAD_RESTARTS, situation.max_restarts) if situation.cause is Cause.HEAD_DIED else situation.max_restarts
+    of_head = situation.cause in (Cause.HEAD_DIED, Cause.HEAD_LOST)
+    most = min(HEAD_RESTARTS, situation.max_restarts) if of_head else situation.max_restarts
     if situation.fruitless > most:
         times = f"{situation.fruitless} times in a row" if situation.fruitless > 1 else "this time"
         return Decision(
@@ -94,23 +98,23 @@ def decide(situation: Situation) -> Decision:
     return Decision(Action.CHAIN if situation.chain else Action.REQUEUE, 143, reason)
 
 
-def cause_of_signal(state: str, preempted: bool) -> tuple[Cause, bool]:
-    """Why SIGTERM came, according to Slurm's state of the job; and whether Slurm requeues the job by itself.
+def cause_of_signal(state: str, preempted: bool, requeued: bool) -> Cause:
+    """Why SIGTERM came, according to Slurm's state of the job.
 
     Args:
         state: JobState of ``scontrol show job``; it may have several parts, as in ``PENDING,COMPLETING``.
         preempted: whether PreemptTime is set.
+        requeued: whether Slurm has counted another restart of the job since this start.
     """
     states = set(state.replace("+", ",").split(","))
     if states & {"CANCELLED", "FAILED", "DEADLINE"}:
-        return Cause.CANCELLED, False
+        return Cause.CANCELLED
+    # Some versions of Slurm call a job that ends COMPLETING, whether it is cancelled, requeued or preempted.
+    if requeued or states & {"PENDING", "REQUEUED", "REQUEUE_FED", "NODE_FAIL"}:
+        return Cause.REQUEUED
     if "TIMEOUT" in states:
-        return Cause.TIME_LIMIT, False
-    if states & {"PENDING", "REQUEUED", "REQUEUE_FED", "NODE_FAIL"}:
-        return Cause.PREEMPTED, True
-    if "PREEMPTED" in states:
-        return Cause.PREEMPTED, False
-    if "COMPLETING" in states and not preempted:
-        return Cause.CANCELLED, False
-    # Still running: a preemption's grace time, or someone's `scancel --batch -s TERM`.
-    return Cause.PREEMPTED, False
+        return Cause.TIME_LIMIT
+    if "COMPLETING" in states and not preempted and "PREEMPTED" not in states:
+        return Cause.CANCELLED
+    # Preempted; or still running: a preemption's grace time, or someone's `scancel --batch -s TERM`.
+    return Cause.PREEMPTED

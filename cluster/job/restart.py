@@ -21,6 +21,8 @@ PREDECESSOR_VARIABLE = "BIGBATCH_PREDECESSOR"
 STUDY_VARIABLE = "BIGBATCH_DEFAULT_STUDY"
 START_DELAY_S = 12
 START_ATTEMPTS = 10
+LOST_NODE_S = 30.0
+"""How long the steps of other nodes take to end after Slurm has given up a lost node: they still try to reach it."""
 
 
 def default_study_name(job_id: str, env: Mapping[str, str] | None = None) -> str:
@@ -50,7 +52,7 @@ def first_record(
         log=log_path(),
         end_time=allocation.end_time,
         restarts=before.restarts + 1 if before else 0,
-        fruitless_restarts=before.fruitless_restarts if before else 0,
+        fruitless_restarts=before.fruitless_restarts + 1 if before else 1,
         excluded=dict(before.excluded) if before else {},
     )
 
@@ -65,18 +67,32 @@ def log_path() -> str | None:
 
 
 def start_again(
-    action: Action, job: job_record.JobRecord, default_study: str, say: Callable[[str], None], *, again: bool = False
-) -> None:
-    """Have ``job``, or a successor, started. ``again``: Slurm did not answer before. Raises SlurmError."""
+    action: Action,
+    job: job_record.JobRecord,
+    default_study: str,
+    say: Callable[[str], None],
+    *,
+    again: bool = False,
+    delay_s: float = START_DELAY_S,
+) -> bool:
+    """Have ``job``, or a successor, started. Raises SlurmError.
+
+    Args:
+        again: Slurm did not answer before.
+        delay_s: until a requeued job may start; longer than its processes need to end.
+
+    Returns False if the job was cancelled after it was put back into the queue.
+    """
     if action is Action.CHAIN:
         # A controller that did not answer may still have accepted the successor.
         known = successor.find_successor(job.job_id) if again else None
         job.successor = known or submit_successor(job.job_id, list(job.excluded), default_study)
         say(f"job {job.successor} goes on when this one has ended")
     elif action is Action.REQUEUE:
-        requeue_job(job.job_id, job.excluded, say)
+        return requeue_job(job.job_id, job.excluded, say, delay_s)
     elif action is Action.LEAVE_TO_SLURM:
-        start_soon(job.job_id, say)
+        return start_soon(job.job_id, say)
+    return True
 
 
 def resume_options(study: Path | None) -> str | None:
@@ -87,8 +103,13 @@ def resume_options(study: Path | None) -> str | None:
     return words if (study / JOURNAL).exists() else f"{words}, and its --storage if it had one"
 
 
-def requeue_job(job_id: str, excluded: Mapping[str, str], say: Callable[[str], None]) -> None:
-    """Requeue this job so that it starts soon. Slurm ends this process a moment later. Raises SlurmError."""
+def requeue_job(
+    job_id: str, excluded: Mapping[str, str], say: Callable[[str], None], delay_s: float = START_DELAY_S
+) -> bool:
+    """Requeue this job so that it starts soon. Slurm ends this process a moment later. Raises SlurmError.
+
+    Returns False if it was cancelled meanwhile.
+    """
     avoid = bool(excluded) and may_exclude(job_id, list(excluded))  # ask now: Slurm will soon end our commands too
     avoided = excluded_by_user(slurm_commands.job_fields(job_id)) if avoid else []
     slurm_commands.scontrol_requeue(job_id)
@@ -98,7 +119,7 @@ def requeue_job(job_id: str, excluded: Mapping[str, str], say: Callable[[str], N
             say(f"nodes that the job avoids from now on: {', '.join(f'{n} ({r})' for n, r in excluded.items())}")
         except slurm_commands.SlurmError as error:
             say(f"nodes are not excluded: {error}")
-    start_soon(job_id, say)
+    return start_soon(job_id, say, delay_s)
 
 
 def excluded_by_user(fields: Mapping[str, str]) -> list[str]:
@@ -106,15 +127,18 @@ def excluded_by_user(fields: Mapping[str, str]) -> list[str]:
     return slurm_commands.hostnames(fields["ExcNodeList"]) if slurm_values.is_set(fields.get("ExcNodeList")) else []
 
 
-def start_soon(job_id: str, say: Callable[[str], None]) -> None:
-    """Let a requeued job start earlier than after Slurm's two minutes."""
+def start_soon(job_id: str, say: Callable[[str], None], delay_s: float = START_DELAY_S) -> bool:
+    """Let a requeued job start earlier than after Slurm's two minutes. Returns False if it was cancelled."""
     for _ in range(START_ATTEMPTS):  # Slurm's SIGTERM for this job may also end the command
         try:
-            slurm_commands.start_after(job_id, START_DELAY_S)
-            return
-        except slurm_commands.SlurmError:
+            slurm_commands.start_after(job_id, int(delay_s))
+            return True
+        except slurm_commands.SlurmError as error:
+            if any(words in str(error) for words in slurm_commands.NOT_WAITING):
+                return False
             time.sleep(0.2)
     say("Slurm does not move the start time; the job starts in about two minutes")
+    return True
 
 
 def may_exclude(job_id: str, nodes: list[str]) -> bool:
@@ -164,7 +188,8 @@ def submit_successor(job_id: str, excluded: list[str], default_study: str) -> st
         options += [":", *successor.component_options(others)]
         if kept_off := excluded_by_user(others):
             options.append(f"--exclude={','.join(kept_off)}")
-    return slurm_commands.sbatch(batch_script_of(fields["Command"]), options=options, arguments=sys.argv[1:], env=env)
+    arguments = sys.argv[2:] if sys.argv[1:2] == [successor.HOST_LOST] else sys.argv[1:]
+    return slurm_commands.sbatch(batch_script_of(fields["Command"]), options=options, arguments=arguments, env=env)
 
 
 def batch_script_of(command: str) -> str:

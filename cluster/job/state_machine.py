@@ -15,7 +15,7 @@ import enum
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -23,16 +23,16 @@ from pathlib import Path
 from bigbatch.cluster.host import private_folder, slurm_commands
 from bigbatch.cluster.host.lease import Lease
 from bigbatch.cluster.host.waits import CANCELLED_NODES_S, NODES_END_S
-from bigbatch.cluster.job import billing, checks, drain, early_signal, options, restart, useful_start
+from bigbatch.cluster.job import billing, checks, drain, early_signal, lost_host, options, restart, useful_start
 from bigbatch.cluster.job.allocated_nodes import Allocation, NoAllocation, await_allocation
 from bigbatch.cluster.job.checks import WRONG_INPUT, BadInput
 from bigbatch.cluster.job.driver import Driver, GcsWatch, driver_environment
 from bigbatch.cluster.job.grant import Grant
 from bigbatch.cluster.job.node_steps import NodeSteps
 from bigbatch.cluster.job.policy import Action, Cause, Decision, Situation, decide
+from bigbatch.cluster.job.start_up import StartUp
 from bigbatch.cluster.job.watch import POLL_S, JobWatch
 from bigbatch.cluster.node import credentials, ray_commands
-from bigbatch.cluster.node.node_status import NodeStatus
 from bigbatch.cluster.record import job_record
 
 
@@ -142,8 +142,16 @@ class Job:
             # The driver's temporary files are removed with the job.
             self._tmp = self._clean_up.enter_context(private_folder.temporary_folder(self._allocation.job_id))
             allocation, tls, metrics_port = self._allocation, self._options.tls, self._options.metrics_port
-            places = checks.places(self._options, self._study, self._cwd)
-            self._nodes = NodeSteps(allocation.job_id, allocation.start_id, self._folder, tls, metrics_port, places)
+            self._nodes = NodeSteps(
+                allocation.job_id,
+                allocation.start_id,
+                self._folder,
+                tls,
+                metrics_port,
+                checks.places(self._options, self._study, self._cwd),
+                self._options.start_timeout_s,
+                lost_host.command(),
+            )
             self._nodes.prepare()
         except (credentials.CredentialError, OSError) as error:
             raise BadInput(str(error)) from None
@@ -154,16 +162,19 @@ class Job:
             self._check = checks.ArgumentCheck(command, self._cwd, self._tmp, self._allocation)
         see = partial(checks.check_nodes_see, self._nodes.blind, self._allocation)
         chores = [task for task in (self._check and self._check.look, self._lease and self._lease.renew, see) if task]
+        chores.append(self._note_progress)
         self._job_watch = JobWatch(
             record=self._record,
             nodes=self._nodes,
             head=self._allocation.head.name,
             grant=Grant(self._record, self._left, self._early, self._say, self._save),
+            restart_count=self._allocation.restart_count,
             signals=self._signals,
             chores=chores,
             say=self._say,
             save=self._save,
         )
+        self._start_up = StartUp(self._nodes, self._job_watch, self._options.start_timeout_s, self._say)
         return State.HEAD
 
     def _start_head(self) -> State:
@@ -171,15 +182,9 @@ class Job:
         if self._check is not None and self._check.wait(self._job_watch.interruption):
             return State.DRAINING
         self._nodes.start(head, None)
-        status: NodeStatus | None = None
-        deadline = time.monotonic() + self._options.start_timeout_s
-        while status is None or status.state != "ready" or status.ports is None:
-            if self._job_watch.interruption():
-                return State.DRAINING
-            if time.monotonic() > deadline:
-                return self._stop_because(Cause.START_FAILED, "the head is not ready in time (--start-timeout)")
-            time.sleep(POLL_S)
-            status = self._nodes.status(head.name)
+        status = self._start_up.await_head(head.name)
+        if status is None or status.ports is None:
+            return State.DRAINING
         self._record.address = f"{status.ip}:{status.ports.gcs}"
         self._record.dashboard_port = status.ports.dashboard
         certificates = credentials.driver_certificate(self._authority, head.name, status.ip)
@@ -199,21 +204,9 @@ class Job:
 
     def _wait_registered(self) -> State:
         assert self._gcs_watch is not None
-        deadline = time.monotonic() + self._options.start_timeout_s
-        while True:
-            if self._job_watch.interruption():
-                return State.DRAINING
-            statuses = {name: self._nodes.status(name) for name in self._nodes.living()}
-            reported = [status for status in statuses.values() if status is not None]
-            expected = (len(statuses), sum(s.cpus for s in reported), sum(s.gpus for s in reported))
-            all_ready = all(status is not None and status.state == "ready" for status in statuses.values())
-            if all_ready and self._gcs_watch.sum(self._allocation.job_id) == expected:
-                break
-            if time.monotonic() > deadline:
-                return self._go_on_with(statuses)
-            time.sleep(POLL_S)
-        self._say("registered: {} nodes, {} CPUs, {} GPUs".format(*expected))
-        return State.DRIVER
+        job_id, head = self._allocation.job_id, self._allocation.head.name
+        all_in = self._start_up.await_registered(self._gcs_watch, job_id, head)
+        return State.DRIVER if all_in else State.DRAINING
 
     def _run_driver(self) -> State:
         assert self._gcs_watch is not None
@@ -251,6 +244,8 @@ class Job:
             self._check.close()
         self._clean_up.close()  # before waiting for the nodes: after scancel there may be no time
         self._job_watch.explain()
+        if self._job_watch.cause is Cause.REQUEUED:
+            restart.start_soon(self._record.job_id, self._say)  # first: Slurm may kill this process soon
         failed = self._job_watch.cause in (Cause.START_FAILED, Cause.HEAD_DIED) or (
             self._job_watch.cause is Cause.DRIVER_ENDED and code != 0
         )
@@ -270,7 +265,10 @@ class Job:
             if signal.SIGTERM in self._signals and self._cancelled_meanwhile():
                 return State.ENDED
             try:
-                restart.start_again(self._decision.action, self._record, self._default_study, self._say, again=again)
+                if not restart.start_again(
+                    self._decision.action, self._record, self._default_study, self._say, again=again
+                ):
+                    self._note_scancel()
             except slurm_commands.SlurmSilent as error:
                 again = True
                 if time.monotonic() < ends:
@@ -286,13 +284,16 @@ class Job:
         self._signals.clear()
         self._job_watch.classify("SIGTERM while draining")
         self._job_watch.explain(self._left.patience_s())
-        if self._job_watch.slurm_requeues:  # it was preempted without, or at the end of, a grace time
+        if self._job_watch.cause is Cause.REQUEUED:  # e.g. preempted without, or at the end of, a grace time
             self._decision = Decision(Action.LEAVE_TO_SLURM, 143, self._decision.reason)
         if self._job_watch.cause is not Cause.CANCELLED:
             return False
+        self._note_scancel()
+        return True
+
+    def _note_scancel(self) -> None:
         self._decision = Decision(Action.END, 143, Cause.CANCELLED.value)
         self._record.reason = self._decision.reason
-        return True
 
     def _give_up(self, error: slurm_commands.SlurmError) -> None:
         self._say(f"cannot start again: {error}")
@@ -301,6 +302,12 @@ class Job:
 
     # Parts
 
+    def _note_progress(self) -> None:
+        """Note that this start was of use as soon as it is known: it may end without a word."""
+        if self._record.fruitless_restarts and self._job_start.is_useful_by_now():
+            self._record.fruitless_restarts = 0
+            self._save()
+
     def _decide(self, code: int | None) -> Decision:
         """Decide what follows from this start; ``code``: the driver's exit code."""
         assert self._job_watch.cause is not None
@@ -308,8 +315,9 @@ class Job:
         if self._job_watch.cause is Cause.TIME_LIMIT and result.useful and not result.epochs:
             self._say("no epoch ended in this start; trials continue from checkpoints within an epoch")
         # Where an earlier start of this walltime was useful, it is not too short.
-        none_was_useful = self._record.fruitless_restarts == self._record.restarts
-        self._record.fruitless_restarts = 0 if result.useful else self._record.fruitless_restarts + 1
+        none_was_useful = self._record.fruitless_restarts == self._record.restarts + 1
+        if result.useful:
+            self._record.fruitless_restarts = 0
         return decide(
             Situation(
                 cause=self._job_watch.cause,
@@ -317,7 +325,7 @@ class Job:
                 fruitless=self._record.fruitless_restarts,
                 max_restarts=self._options.max_restarts,
                 chain=self._options.chain,
-                slurm_requeues=self._job_watch.slurm_requeues,
+                progress=self._job_start.had_work() or not none_was_useful,
                 too_short=result.too_short if none_was_useful else None,
             )
         )
@@ -329,20 +337,10 @@ class Job:
         if self._early and usr1:
             self._say(self._early.words(self._options.margin_s))
 
-    def _go_on_with(self, statuses: Mapping[str, NodeStatus | None]) -> State:
-        """After the deadline for registering: continue without the nodes that are not ready."""
-        absent = [name for name, status in statuses.items() if status is None or status.state != "ready"]
-        if self._allocation.head.name in absent or not absent:
-            return self._stop_because(Cause.START_FAILED, "the nodes did not register in time")
-        for name in absent:
-            self._job_watch.exclude(name, "did not register in time")
-            self._nodes.kill(name)
-        self._say(f"going on without {', '.join(absent)}, which did not register in time")
-        return State.DRIVER
-
     def _stop_nodes(self, *, keep_logs: bool) -> None:
-        patience = CANCELLED_NODES_S if self._job_watch.cause is Cause.CANCELLED else NODES_END_S
-        late = self._nodes.stop(keep_logs=keep_logs or self._options.keep_logs, timeout_s=patience)
+        ended = self._job_watch.killed_soon
+        patience = CANCELLED_NODES_S if ended else NODES_END_S
+        late = self._nodes.stop(keep_logs=keep_logs or self._options.keep_logs, timeout_s=patience, signalled=ended)
         if late:
             self._say(f"nodes that did not end in time, and were killed: {', '.join(late)}")
 

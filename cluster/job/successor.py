@@ -8,6 +8,8 @@ from bigbatch.cluster.host import slurm_commands, slurm_values
 
 MARK = "bigbatch-after-"
 """This word and the predecessor's id are in the successor's comment. They identify it in the queue."""
+HOST_LOST = "--host-lost"
+"""Before the batch script's arguments where another node acts for it (``bigbatch.cluster.job.lost_host``)."""
 SBATCH_OPTIONS = {
     "JobName": "--job-name",
     "Partition": "--partition",

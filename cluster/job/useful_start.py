@@ -17,6 +17,7 @@ from bigbatch.cluster.record import study_progress
 
 CHECKPOINTS = "checkpoints/*/latest.pt"
 LONG_ENOUGH_S = 600.0
+LOOK_AGAIN_S = 30.0
 USUAL_START_UP_S = 60.0
 """Time until the nodes are up and trials begin."""
 
@@ -85,6 +86,12 @@ class JobStart:
         self._before = saved_work(study)
         self._began_at = time.time()
         self._driver_began_at = self._driver_ended_at = 0.0
+        self._next_look = time.monotonic() + LOOK_AGAIN_S
+
+    def had_work(self) -> bool:
+        """Whether the study had saved work when this start began."""
+        before = self._before
+        return before is not None and bool(before.epochs or before.finished or before.checkpoints)
 
     def too_short_for_an_epoch(self) -> str | None:
         """A message, before nodes start, if an epoch of this study is known to be too long for this start; else
@@ -108,6 +115,13 @@ class JobStart:
     def driver_is_to_end(self) -> None:
         """Note the time from which trials save."""
         self._driver_ended_at = time.time()
+
+    def is_useful_by_now(self) -> bool:
+        """Whether this start has already added something; looked up every ``LOOK_AGAIN_S``, else False."""
+        if time.monotonic() < self._next_look:
+            return False
+        self._next_look = time.monotonic() + LOOK_AGAIN_S
+        return self.look().useful
 
     def look(self, early: EarlySignal | None = None) -> StartResult:
         """The progress of this start so far. ``early``: Slurm's signal, if it came long before the margin."""

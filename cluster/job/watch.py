@@ -59,6 +59,7 @@ class JobWatch:
         record: the job's record. Nodes that are given up and jobs that lend nodes are noted in it.
         head: the head's name.
         grant: knows when trials must save.
+        restart_count: how often Slurm had started the job again before this start.
         chores: other tasks to do regularly; an error in one of them ends the wait.
         say: writes a line to the job's log.
         save: writes the record.
@@ -70,12 +71,14 @@ class JobWatch:
         nodes: NodeSteps,
         head: str,
         grant: Grant,
+        restart_count: int,
         signals: list[int],
         chores: Sequence[Callable[[], None]],
         say: Callable[[str], None],
         save: Callable[[], None],
     ) -> None:
         self._record, self._nodes, self._head, self._grant = record, nodes, head, grant
+        self._restart_count = restart_count
         self._signals, self._chores, self._say, self._save = signals, chores, say, save
         self._next_look = 0.0
         self._lost_loans: set[str] = set()
@@ -83,7 +86,6 @@ class JobWatch:
         self.cause: Cause | None = None
         self.usr1_at: float | None = None
         """When Slurm's signal came, seconds since the epoch; None if it is not the cause."""
-        self.slurm_requeues = False
         self.killed_soon = False
         """Whether Slurm has ended the job: then SIGKILL follows SIGTERM after KillWait."""
         self.env: Mapping[str, str] | None = None
@@ -132,7 +134,8 @@ class JobWatch:
         state = fields.get("JobState", "CANCELLED")
         if only_if_certain and not preempted and state == "RUNNING":
             return
-        cause, self.slurm_requeues = cause_of_signal(state, preempted)
+        requeued = (slurm_values.read_count(fields.get("Restarts")) or 0) > self._restart_count
+        cause = cause_of_signal(state, preempted, requeued)
         self.killed_soon = state != "RUNNING"
         self.stop_because(cause, f"{what}; Slurm says {state}: {cause.value}")
 

@@ -24,8 +24,9 @@ from types import FrameType
 from bigbatch.cluster.host import network, private_folder, processes
 from bigbatch.cluster.host.atomic_files import PRIVATE, write_json
 from bigbatch.cluster.host.root import IMPORT_ROOT
-from bigbatch.cluster.host.waits import HOLD_S, RAY_END_S
+from bigbatch.cluster.host.waits import HOLD_S, RAY_END_S, SILENT_S, START_TIMEOUT_S
 from bigbatch.cluster.node import credentials, ports, ray_commands
+from bigbatch.cluster.node.batch_host import BatchHost
 from bigbatch.cluster.node.heartbeats import HEARTBEAT_S
 from bigbatch.cluster.node.node_status import NodeOrders, NodeStatus
 
@@ -40,6 +41,9 @@ BLIND = 3
 """Exit code of a node that does not see the job's folders: it may not be able to report that."""
 SEE_S = 5.0
 """Time for a file that another node has just made to be seen on a network file system."""
+HOST_LOST = "the job's first node is lost, and its batch script with it"
+AT_ONCE_S = 10.0
+"""A start of Ray that fails sooner would fail again: a module is missing, an option is wrong."""
 
 
 class NodeProcess:
@@ -52,6 +56,7 @@ class NodeProcess:
         self._gcs: str | None = arguments.join
         self._tls: bool = arguments.tls
         self._sees: list[Path] = [self._record, *arguments.sees]
+        self._start_timeout_s: float = arguments.start_timeout
         self._metrics_port: int | None = arguments.metrics_port
         self._job_id: str = arguments.job
         self._control_file, self._follow = self._record / arguments.control, arguments.follow
@@ -60,6 +65,9 @@ class NodeProcess:
         self._next_beat = self._next_control = 0.0
         self._signalled_at: float | None = None
         self._orders = NodeOrders()
+        host = self._status_file.with_name(f"{arguments.batch_host}{arguments.suffix}.json")
+        self._host = BatchHost(self._job_id, arguments.batch_host, host, self._status_file)
+        self._is_host = host == self._status_file
 
     def run(self) -> int:
         """Run until the end. Returns the exit code: 0 if it ended as told, 1 if Ray or the node failed, or BLIND."""
@@ -90,10 +98,15 @@ class NodeProcess:
         return code
 
     def _serve(self, folder: Path) -> str | None:
-        """Keep Ray running until told to end. Returns why it failed, or None."""
+        """Keep Ray running until told to end. Returns why it failed, or None.
+
+        On a busy machine Ray may give up its start: it waits 30 s for its own processes, and no setting changes that.
+        Such a start is tried again.
+        """
         certificates = self._make_certificate(folder) if self._tls else None
-        attempt = 0
+        attempt, began = 0, time.monotonic()
         while True:
+            tried_at = time.monotonic()
             found = ports.free_ports(self._job_id, attempt, head=self._gcs is None)
             if found is None:
                 return f"every block of ports is taken on {self._name}. Ask whose servers fill 20000-32000."
@@ -103,10 +116,18 @@ class NodeProcess:
                 failure = self._watch(ray, folder, chosen)
             finally:
                 self._end_ray(ray, folder)
-            attempt += 1
-            if failure is None or not ports.taken_ports(chosen):
+            if failure in (None, HOST_LOST) or self._status.state == "ready":
                 return failure
-            print(f"another program took a port of {chosen.used()}; trying others", flush=True)
+            if ports.taken_ports(chosen):
+                attempt += 1
+                print(f"another program took a port of {chosen.used()}; trying others", flush=True)
+                continue
+            now = time.monotonic()
+            at_once = now - tried_at < min(AT_ONCE_S, self._start_timeout_s / 30)
+            if at_once or now - began > self._start_timeout_s:
+                return failure
+            self._report(replace(self._status, reason=failure))
+            print(f"{failure}; trying again", flush=True)
 
     def _make_certificate(self, folder: Path) -> Path:
         names = ["localhost", self._name]
@@ -148,6 +169,8 @@ class NodeProcess:
         ready = False
         while not self._told_to_end():
             if ray.poll() is not None:
+                if self._is_left_alone():
+                    return HOST_LOST
                 lines = (folder / "start.log").read_text(errors="replace").strip().splitlines()
                 stage = "ended" if ready else "did not start"
                 return (
@@ -155,12 +178,36 @@ class NodeProcess:
                 )
             if not ready and STARTED in (folder / "start.log").read_text(errors="replace"):
                 ready = True
-                self._report(replace(self._status, state="ready", ports=chosen, folder=str(folder)))
+                self._report(replace(self._status, state="ready", ports=chosen, folder=str(folder), reason=None))
             if time.monotonic() >= self._next_beat:
                 self._report(self._status)
+            if self._has_acted_for_host():
+                return HOST_LOST
             processes.reap(keep=[ray.pid])
             time.sleep(POLL_S)
         return None
+
+    def _is_left_alone(self) -> bool:
+        """Whether Ray has ended because the first node is lost. Ray may give it up before this node does."""
+        while not (self._is_host or self._told_to_end() or self._host.answers()):
+            if self._has_acted_for_host():
+                return True
+            if time.monotonic() >= self._next_beat:
+                self._report(self._status)
+            time.sleep(CONTROL_POLL_S)
+        return False
+
+    def _has_acted_for_host(self) -> bool:
+        """If the first node is lost, run the command that its batch script has left for that case."""
+        command = self._orders.if_lost
+        if self._is_host or not command or not self._host.is_lost():
+            return False
+        print(f"{HOST_LOST}; running {' '.join(command)}", flush=True)
+        try:
+            subprocess.run(command, stdin=subprocess.DEVNULL, timeout=SILENT_S)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            print(f"error: {error}", file=sys.stderr, flush=True)
+        return True
 
     def _told_to_end(self) -> bool:
         now = time.monotonic()
@@ -241,6 +288,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--job", required=True, help="the job's id; a component of a heterogeneous job has another")
     parser.add_argument("--run-id", required=True, help="which start of the job this is")
     parser.add_argument("--join", metavar="IP:PORT", help="the head's GCS; left out on the head")
+    parser.add_argument("--batch-host", required=True, help="the job's first node, which runs its batch script")
+    parser.add_argument("--start-timeout", type=float, default=START_TIMEOUT_S, help="seconds for Ray to start")
     parser.add_argument("--control", default=CONTROL_FILE, help="the job's orders, a file in its folder")
     parser.add_argument("--follow", default="", help="for nodes that are lent: the run of the job they are lent to")
     parser.add_argument("--suffix", default="", help="suffix of this node's report: two jobs may use one node")

@@ -41,7 +41,7 @@ class NodeStatus:
     signalled: bool = False
     """Whether Slurm has sent SIGTERM to the step."""
     reason: str | None = None
-    """Why the node failed."""
+    """Why the node failed; in the state ``starting``: why Ray's last start failed, which is tried again."""
 
     def to_dict(self) -> dict[str, object]:
         """The fields as a dict, for the JSON file."""
@@ -86,6 +86,8 @@ class NodeOrders:
     """Do not obey Slurm's SIGTERM for now: trials still save."""
     keep_logs: bool = False
     """Keep Ray's logs when the node ends."""
+    if_lost: tuple[str, ...] = ()
+    """The command with which another node ends or requeues the job if its first node is lost."""
 
     def to_dict(self) -> dict[str, object]:
         """The fields as a dict, for the JSON file."""
@@ -99,6 +101,7 @@ class NodeOrders:
             stop=json_values.flag(values, "stop"),
             hold=json_values.flag(values, "hold"),
             keep_logs=json_values.flag(values, "keep_logs"),
+            if_lost=tuple(json_values.texts(values, "if_lost")),
         )
 
     @classmethod

@@ -65,7 +65,7 @@ class JobRecord:
     """When trials must have saved."""
     restarts: int = 0
     fruitless_restarts: int = 0
-    """Restarts in a row in which no epoch was finished and no checkpoint written."""
+    """Starts in a row in which no epoch was finished and no checkpoint written; with this one, until it has."""
     early_signal: dict[str, float] | None = None
     """The early signal of the last start; see ``bigbatch.cluster.job.early_signal``."""
     excluded: dict[str, str] = field(default_factory=dict)

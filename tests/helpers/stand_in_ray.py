@@ -15,7 +15,13 @@ from helpers.waiting import wait_until
 
 RAY_START = '''
 """Takes `ray start`'s options, says that it runs, and does until it is ended."""
-import glob, json, os, signal, subprocess, sys
+import glob, json, os, signal, subprocess, sys, threading
+tries = os.path.join(os.environ["STAND_IN_STATE"], "tries")
+with open(tries, "a") as file:
+    file.write("x")
+if os.path.getsize(tries) <= int(os.environ.get("STAND_IN_FAILS", "0")):
+    threading.Event().wait(float(os.environ["STAND_IN_FAILS_AFTER_S"]))
+    sys.exit("Exception: The current node timed out during startup.")
 options = dict(a[2:].split("=", 1) for a in sys.argv[1:] if a.startswith("--") and "=" in a)
 path = os.path.join(os.environ["STAND_IN_STATE"], options["node-ip-address"] + ".json")
 def remove(path):
@@ -89,6 +95,7 @@ esac""",
 class StandInJob:
     """``python -m bigbatch.cluster.job ARGUMENTS`` on one node of job ``job_id``, without Slurm and Ray.
 
+    ``STAND_IN_FAILS``: how many starts of Ray fail, each after ``STAND_IN_FAILS_AFTER_S``.
     ``answer``: the fields of ``scontrol show job``. ``python``: what runs the job and its nodes. ``without``: one of
     Slurm's commands, which is missing.
     ``command``: what is run in place of the module. ``KILL_WAIT``: a variable, what the configuration has.

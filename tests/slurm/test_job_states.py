@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import sys
-import textwrap
 import time
 from collections.abc import Callable
 from functools import partial
@@ -18,6 +17,7 @@ import pytest
 
 from helpers.waiting import wait_until
 from ray_job import ENDED, SCRIPT, START_S, RayJob
+from stand_in_jobs import ONCE, WAIT, driver, starts
 from virtual_cluster import VirtualCluster
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
@@ -26,27 +26,6 @@ pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 @pytest.fixture
 def submit(submit_stand_in: Callable[..., RayJob]) -> Callable[..., RayJob]:
     return submit_stand_in
-
-
-def driver(text: str) -> tuple[str, ...]:
-    """A driver that saves when it is told to, for half a second."""
-    head = """
-        import os, signal, sys, time
-        def save(*_):
-            print("SAVING", flush=True); time.sleep(0.5); print("SAVED", flush=True); sys.exit(143)
-        signal.signal(signal.SIGTERM, save)
-        print("RUNNING", os.environ.get("SLURM_RESTART_COUNT", "0"), flush=True)
-    """
-    return ("--", "python", "-u", "-c", textwrap.dedent(head) + textwrap.dedent(text))
-
-
-def starts(job: RayJob) -> int:
-    """How often the driver has begun, that of a successor included, which writes into the same log."""
-    return len(re.findall("^RUNNING", job.log, re.MULTILINE))
-
-
-WAIT = "time.sleep(600)"
-ONCE = "os.environ.get('SLURM_RESTART_COUNT') or time.sleep(600)"
 
 
 def test_the_states_of_a_job_that_goes_well(cluster, submit):

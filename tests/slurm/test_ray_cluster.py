@@ -248,6 +248,19 @@ def test_a_search_outlives_a_worker_node_that_is_powered_off(cluster, search):
 
 
 @pytest.mark.exhaustive
+def test_a_search_goes_on_after_its_first_node_was_powered_off(cluster, search):
+    job = search(6, sbatch=("-N2", "-c1"))
+    job.wait_log(r"trial \d+ epoch 1/2")
+    head = job.record["head"]
+    cluster.poweroff(head)
+    job.wait_log(r"node n\d: requeue: the head node is lost")
+    job.wait_log("start 2;")
+    job.wait_end("COMPLETED")
+    assert_every_trial_once(job, 6)
+    assert job.record["excluded"].keys() == {head} and job.leftovers() == []
+
+
+@pytest.mark.exhaustive
 def test_a_hung_worker_node_is_given_up(cluster, search):
     job = search(6, sbatch=("-N2", "-c1"), BIGBATCH_HUNG_S="15")
     job.wait_log(r"trial \d+ epoch 1/2")

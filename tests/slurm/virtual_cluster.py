@@ -43,7 +43,7 @@ class VirtualCluster(Jobs):
     """A controller, ``ctl``, which is the login node too, and nodes ``n1``…; users ``alice`` and ``bob``.
 
     Partitions: ``main``, the default, whose jobs are requeued when ``urgent`` needs their nodes; ``patient``, the same
-    with a longer grace time; ``scrap``, whose jobs are then cancelled.
+    with a longer grace time; ``abrupt``, with none; ``scrap``, whose jobs are then cancelled.
     ``readable``: further files and folders that ordinary users shall reach at the same path on every node,
     wherever they lie; the repository and this Python are always among them. Nodes see them read-only.
     """

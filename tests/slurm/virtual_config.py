@@ -187,6 +187,7 @@ def _partitions(plan: Plan) -> str:
     return f"""PartitionName=DEFAULT Nodes=ALL MaxTime=INFINITE OverSubscribe=NO State=UP
 PartitionName=main Default=YES PriorityTier=1 PreemptMode=REQUEUE GraceTime={plan.grace_s}
 PartitionName=patient PriorityTier=1 PreemptMode=REQUEUE GraceTime={PATIENT_GRACE_S}
+PartitionName=abrupt PriorityTier=1 PreemptMode=REQUEUE GraceTime=0
 PartitionName=scrap PriorityTier=1 PreemptMode=CANCEL GraceTime={plan.grace_s}
 PartitionName=urgent PriorityTier=10 PreemptMode=OFF
 """

@@ -64,6 +64,19 @@ def test_nodes_that_do_not_see_what_the_first_one_sees_are_named_and_not_started
         checks.check_nodes_see(steps.blind, Allocation("7", nodes, 0, None, 0))
 
 
+def test_steps_that_slurm_has_signalled_are_told_to_end_by_the_jobs_orders_alone(tmp_path, monkeypatch):
+    """For a job that is back in the queue scancel asks again and again: "Job can not be altered now"."""
+    told = f"until grep -q '\"stop\": *true' {tmp_path}/control.json; do sleep 0.1; done"
+    stand_in(tmp_path, monkeypatch, srun=told, scancel=f"touch {tmp_path}/called; exec sleep 600")
+    for signalled in (True, False):
+        steps = node_steps.NodeSteps("7", "7.0", tmp_path, tls=False)
+        steps.prepare()
+        write_json(tmp_path / "nodes" / "n1.json", {"run_id": "7.0", "state": "ended", "beat": 1})
+        steps.start(AllocatedNode("n1", 1), None)
+        assert steps.stop(keep_logs=False, timeout_s=60 if signalled else 4, signalled=signalled) == []
+        assert (tmp_path / "called").exists() is not signalled
+
+
 def test_hung_nodes_are_the_own_ones_and_those_that_are_lent(tmp_path, monkeypatch):
     """Job 7 with its nodes n1 and n-2, and n-2 lent by job 9: the reports as ``bigbatch.cluster.node`` writes them."""
     now = [100.0]

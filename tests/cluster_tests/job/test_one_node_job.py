@@ -116,6 +116,26 @@ def test_a_job_that_slurm_requeues_while_it_is_about_to_is_left_to_slurm(start, 
     assert "requeue 7" not in job.calls and "StartTime=now" in job.calls and "→ requeueing (143)" in job.log
 
 
+REQUEUED = "JobState=COMPLETING Restarts=3 PreemptTime=None"
+
+
+@pytest.mark.parametrize("cancelled", [False, True], ids=["starts again", "cancelled after that"])
+def test_a_job_that_somebody_requeues_is_left_to_slurm_and_says_so(start, tmp_path, cancelled):
+    job = start(SLURM_RESTART_COUNT="2")
+    if cancelled:
+        update = '#!/bin/sh\ncase "$*" in *StartTime*) echo "Job is no longer pending execution" >&2; exit 1;; esac\n'
+        scontrol = tmp_path / "bin" / "scontrol"
+        scontrol.write_text(update + scontrol.read_text())
+    job.says(REQUEUED)
+    job.process.send_signal(signal.SIGTERM)
+    assert job.end() == 143
+    assert "SAVED" in job.log and "requeue 7" not in job.calls
+    if cancelled:
+        assert "→ ended (143): the job is cancelled" in job.log and job.calls == ""
+    else:
+        assert "→ requeueing (143): Slurm has put the job back" in job.log and "StartTime=now" in job.calls
+
+
 def test_a_preempted_job_with_chain_submits_a_successor_and_names_it(start, tmp_path):
     job = start("--chain")
     job.says(PREEMPTED)

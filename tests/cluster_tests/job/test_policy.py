@@ -28,10 +28,15 @@ def situation(cause: Cause, **known) -> Situation:
         (situation(Cause.TIME_LIMIT, fruitless=4), Action.END, 1),
         (situation(Cause.TIME_LIMIT, max_restarts=0), Action.END, 1),
         (situation(Cause.PREEMPTED), Action.REQUEUE, 143),
-        (situation(Cause.PREEMPTED, slurm_requeues=True, fruitless=9), Action.LEAVE_TO_SLURM, 143),
+        (situation(Cause.REQUEUED, fruitless=9), Action.LEAVE_TO_SLURM, 143),
+        (situation(Cause.REQUEUED, exit_code=0, chain=True), Action.LEAVE_TO_SLURM, 143),
+        (situation(Cause.REQUEUED, exit_code=None), Action.LEAVE_TO_SLURM, 143),
         (situation(Cause.HEAD_DIED, exit_code=None), Action.REQUEUE, 143),
         (situation(Cause.HEAD_DIED, exit_code=None, fruitless=2), Action.END, 1),
         (situation(Cause.START_FAILED, exit_code=None), Action.END, 1),
+        (situation(Cause.START_FAILED, exit_code=None, progress=True), Action.REQUEUE, 143),
+        (situation(Cause.START_FAILED, exit_code=None, progress=True, chain=True), Action.CHAIN, 143),
+        (situation(Cause.START_FAILED, exit_code=None, progress=True, fruitless=4), Action.END, 1),
         (situation(Cause.TIME_LIMIT, too_short="no checkpoint"), Action.END, 1),
         (situation(Cause.PREEMPTED, too_short="no checkpoint"), Action.REQUEUE, 143),
         (situation(Cause.DRIVER_ENDED, exit_code=75, too_short="no checkpoint"), Action.END, 1),
@@ -51,18 +56,21 @@ def test_a_search_that_can_start_nothing_more_is_not_said_to_be_near_the_time_li
 
 
 @pytest.mark.parametrize(
-    ("state", "preempted", "cause", "slurm_requeues"),
+    ("state", "preempted", "requeued", "cause"),
     [
-        ("CANCELLED", False, Cause.CANCELLED, False),
-        ("CANCELLED,COMPLETING", False, Cause.CANCELLED, False),
-        ("RUNNING", True, Cause.PREEMPTED, False),
-        ("RUNNING", False, Cause.PREEMPTED, False),
-        ("PENDING,COMPLETING", True, Cause.PREEMPTED, True),
-        ("REQUEUED,COMPLETING", False, Cause.PREEMPTED, True),
-        ("PREEMPTED,COMPLETING", True, Cause.PREEMPTED, False),
-        ("TIMEOUT", False, Cause.TIME_LIMIT, False),
-        ("COMPLETING", False, Cause.CANCELLED, False),
+        ("CANCELLED", False, False, Cause.CANCELLED),
+        ("CANCELLED,COMPLETING", False, True, Cause.CANCELLED),
+        ("RUNNING", True, False, Cause.PREEMPTED),
+        ("RUNNING", False, False, Cause.PREEMPTED),
+        ("PENDING,COMPLETING", True, True, Cause.REQUEUED),
+        ("REQUEUED,COMPLETING", False, False, Cause.REQUEUED),
+        ("PREEMPTED,COMPLETING", True, False, Cause.PREEMPTED),
+        ("TIMEOUT", False, False, Cause.TIME_LIMIT),
+        ("COMPLETING", False, False, Cause.CANCELLED),
+        ("COMPLETING", True, False, Cause.PREEMPTED),
+        ("COMPLETING", False, True, Cause.REQUEUED),
+        ("COMPLETING", True, True, Cause.REQUEUED),
     ],
 )
-def test_why_slurm_sends_sigterm(state, preempted, cause, slurm_requeues):
-    assert policy.cause_of_signal(state, preempted) == (cause, slurm_requeues)
+def test_why_slurm_sends_sigterm(state, preempted, requeued, cause):
+    assert policy.cause_of_signal(state, preempted, requeued) is cause

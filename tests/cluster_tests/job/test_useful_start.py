@@ -40,6 +40,19 @@ def test_epochs_are_counted_in_the_journal(tmp_path):
     assert useful_start.saved_work(tmp_path).epochs == 2
 
 
+def test_a_start_is_known_to_be_useful_before_its_end(tmp_path, monkeypatch):
+    """Its batch script may be killed with its node."""
+    now = [100.0]
+    monkeypatch.setattr(useful_start.time, "monotonic", lambda: now[0])
+    start = useful_start.JobStart(tmp_path, None, 120.0)
+    now[0] += 60.0
+    assert not start.is_useful_by_now()
+    (tmp_path / "optuna.journal").write_text(EPOCH % 1.0)
+    assert not start.is_useful_by_now(), "it has just looked"
+    now[0] += 60.0
+    assert start.is_useful_by_now()
+
+
 def test_no_wording_of_a_log_counts_as_progress(tmp_path):
     start = useful_start.JobStart(tmp_path, None, 120.0)
     (tmp_path / "logs").mkdir()

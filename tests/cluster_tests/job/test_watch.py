@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from unittest.mock import Mock
+from unittest.mock import Mock, call
 
 import pytest
 
@@ -21,6 +21,8 @@ from helpers.stand_in_slurm import stand_in
     [
         ("echo JobState=RUNNING PreemptTime=2026-11-21T10:00:00", Cause.PREEMPTED, False),
         ("echo JobState=CANCELLED PreemptTime=None", Cause.CANCELLED, True),
+        ("echo JobState=COMPLETING Restarts=2 PreemptTime=None", Cause.CANCELLED, True),
+        ("echo JobState=COMPLETING Restarts=3 PreemptTime=None", Cause.REQUEUED, True),
         ("echo 'Invalid job id specified' >&2; exit 1", Cause.CANCELLED, True),
     ],
 )
@@ -33,9 +35,9 @@ def test_a_signal_is_explained_whenever_slurm_answers(answer, cause, killed_soon
     said: list[str] = []
     job = job_record.JobRecord("7", "driver")
     nodes = Mock(spec=NodeSteps)
-    look = watch.JobWatch(job, nodes, "n1", Mock(spec=Grant), [signal.SIGTERM], [], said.append, lambda: None)
+    look = watch.JobWatch(job, nodes, "n1", Mock(spec=Grant), 2, [signal.SIGTERM], [], said.append, lambda: None)
     assert look.interruption() is Cause.UNEXPLAINED and "saving in any case" in said[-1]
-    nodes.hold.assert_called_once_with()  # else they end after HOLD_S, and the trials on them
+    assert nodes.mock_calls == [call.hold()], "else the nodes end before Slurm answers, and the trials on them"
     assert not look.explain(0.2) and look.cause is Cause.UNEXPLAINED
     awake.touch()
     assert look.explain(60) and (look.cause, look.killed_soon) == (cause, killed_soon)
@@ -69,7 +71,7 @@ def test_ray_is_told_of_a_node_whose_step_has_ended_before_it_notices(monkeypatc
     })  # fmt: skip
     job = job_record.JobRecord("7", "driver")
     grant = Mock(spec=Grant, **{"is_near_its_end.return_value": False})
-    look = watch.JobWatch(job, nodes, "n1", grant, [], [], lambda line: None, lambda: None)
+    look = watch.JobWatch(job, nodes, "n1", grant, 0, [], [], lambda line: None, lambda: None)
     look.env = {"RAY_ADDRESS": "10.0.0.1:20000"}
     assert look.interruption() is None
     assert told == [("7", "10.0.0.2", "lost", look.env)]

@@ -33,7 +33,7 @@ STATUS = NodeStatus(
     signalled=True,
     reason="Ray ended",
 )
-ORDERS = NodeOrders(run_id="7.0", stop=True, hold=True, keep_logs=True)
+ORDERS = NodeOrders(run_id="7.0", stop=True, hold=True, keep_logs=True, if_lost=("scancel", "7"))
 RAY_NODE = RayNode(id="ab", ip="10.0.0.3", cpus=8, gpus=2, job="7")
 RECORD = JobRecord(
     job_id="7",

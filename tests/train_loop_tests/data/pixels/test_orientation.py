@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +33,7 @@ SHOWN: dict[int, Callable[[Pixels], Pixels]] = {
     8: lambda stored: np.rot90(stored),
 }
 """What a viewer shows, from where the stored row 0 and column 0 are (Exif 3.0, table 6): 6 has them right and above."""
-FORMATS: dict[str, dict[str, object]] = {
+FORMATS: dict[str, dict[str, Any]] = {
     "jpg": {"quality": 95, "subsampling": 0},
     "png": {},
     "webp": {"lossless": True},

@@ -172,7 +172,7 @@ def image_in_no_class(root: Path) -> None:
     write(root / "train" / "preview.png")
 
 
-REFUSED = {
+REFUSED: dict[Callable[[Path], None], tuple[str, ...]] = {
     nothing_behind_an_image: ("'/mnt/gone/9.jpg': No such file", "Mount its target or remove it", "-xtype l"),
     nothing_behind_a_class: ("/dog' to '/mnt/gone/", "Mount its target"),
     nothing_behind_validation: ("/val' to '/mnt/gone'",),
@@ -224,9 +224,8 @@ def test_the_held_out_images_are_those_of_a_packed_set(layout: str, root: Path, 
     assert names(scan_folder(str(folder), 0.25)) == (train, val)
     # what is trained on: every pixel of both
     assert pack_command.pack(source, tmp_path / "packed", pack_command.PackProfile(), 1, 1 << 30) == 0
-    keys = {"image_size": 8}
-    by_folder = open_data(DataConfig(name=str(folder), val_part=0.25, **keys))
-    by_set = open_data(DataConfig(name=str(tmp_path / "packed"), **keys))
+    by_folder = open_data(DataConfig(name=str(folder), val_part=0.25, image_size=8))
+    by_set = open_data(DataConfig(name=str(tmp_path / "packed"), image_size=8))
     assert by_folder.val_labels().tolist() == by_set.val_labels().tolist()
 
 

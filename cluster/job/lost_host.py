@@ -1,0 +1,95 @@
+"""Do the batch script's last duty on another node of its job: ``python -m bigbatch.cluster.job --host-lost …``.
+
+The script is gone with the job's first node (``bigbatch.cluster.node.batch_host`` notices it). The job goes back into
+the queue, or ends, as after any other loss of its head.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from bigbatch.cluster.host import slurm_commands, slurm_values
+from bigbatch.cluster.host.allocation import SlurmJob, slurm_job
+from bigbatch.cluster.host.waits import SILENT_S
+from bigbatch.cluster.job import billing, options, restart
+from bigbatch.cluster.job.policy import Action, Cause, Situation, decide
+from bigbatch.cluster.job.successor import HOST_LOST
+from bigbatch.cluster.record import job_record
+
+ASK_AGAIN_S = 5.0
+
+
+def command() -> list[str]:
+    """The command that the batch script leaves to its other nodes, with its own arguments."""
+    return [sys.executable, "-m", "bigbatch.cluster.job", HOST_LOST, *sys.argv[1:]]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """End or requeue the job. Returns 1 if Slurm does not answer."""
+    for number in (signal.SIGTERM, signal.SIGHUP):  # on some sites a requeue signals all processes of the job
+        signal.signal(number, lambda signum, frame: None)
+    job = slurm_job()
+    record = job_record.read_record(job.job_id) if job else None
+    if job is None or record is None:
+        print("error: --host-lost runs on a node of a job that has a record", file=sys.stderr)
+        return 1
+    ends = time.monotonic() + SILENT_S
+    while True:
+        try:
+            _act(job, record, options.parse_job_options(arguments))
+            return 0
+        except slurm_commands.SlurmSilent as error:
+            if time.monotonic() > ends:
+                print(f"error: {error}", file=sys.stderr)
+                return 1
+            time.sleep(ASK_AGAIN_S)
+
+
+def _act(job: SlurmJob, record: job_record.JobRecord, chosen: options.JobOptions) -> None:
+    if not _runs(job):
+        return  # another node was faster, or it was cancelled
+    fruitless = record.fruitless_restarts
+    decision = decide(Situation(Cause.HEAD_LOST, None, fruitless, chosen.max_restarts, chain=chosen.chain))
+    action, record.reason = decision.action, decision.reason
+    _say(record, f"{action.value}: {record.reason} ({record.head})")
+    record.excluded.setdefault(record.head or "", "lost: no heartbeat and no answer")
+    billing.JobBill(Path(record.study_folder) if record.study_folder else None, gpus=0).note_end()
+    try:
+        study, delay_s = restart.default_study_name(job.job_id), slurm_commands.slurmd_timeout_s() + restart.LOST_NODE_S
+        restart.start_again(action, record, study, lambda text: _say(record, text), again=True, delay_s=delay_s)
+    except slurm_commands.SlurmSilent:
+        raise
+    except slurm_commands.SlurmError as error:
+        if not _runs(job):
+            return
+        action, record.reason = Action.END, f"{record.reason}; {error}"
+        _say(record, f"cannot start again: {error}")
+    record.state = "ended" if action is Action.END else "requeueing"
+    try:
+        record.write()
+    except OSError as error:  # a full quota
+        _say(record, f"cannot write the job's record: {error}")
+    if action is not Action.REQUEUE:
+        slurm_commands.scancel(job.job_id)
+
+
+def _runs(job: SlurmJob) -> bool:
+    """Whether this start of the job still runs, according to Slurm. Raises SlurmError."""
+    fields = slurm_commands.job_fields(job.job_id)
+    restarts = slurm_values.read_count(fields.get("Restarts")) or 0
+    return fields.get("JobState") == "RUNNING" and restarts <= job.restart_count
+
+
+def _say(record: job_record.JobRecord, text: str) -> None:
+    """Write a line to the job's log. This process's own output went to the node that is lost."""
+    line = f"bigbatch {time.strftime('%H:%M:%S')} node {os.uname().nodename}: {text}\n"
+    try:
+        with open(record.log or os.devnull, "a") as log:
+            log.write(line)
+    except OSError:
+        print(line, end="", flush=True)

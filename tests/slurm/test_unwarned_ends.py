@@ -1,0 +1,49 @@
+"""Ends of a start that Slurm does not announce, in a real Slurm with a stand-in for Ray: it is requeued, or loses its
+head."""
+
+from __future__ import annotations
+
+import pytest
+
+from stand_in_jobs import ONCE, driver
+
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+
+
+@pytest.mark.parametrize("by", ["scontrol", pytest.param("preemption", marks=pytest.mark.exhaustive)])
+def test_a_job_that_slurm_requeues_without_a_warning_saves_and_starts_again_soon(cluster, submit_stand_in, by):
+    """Its state is COMPLETING, as a cancelled job's; Slurm kills it after KillWait, 30 s, and then makes it wait."""
+    slow = f"""
+        def save_slowly(*_):
+            time.sleep({8 if by == "scontrol" else 22})
+            print("NODES", sum(name.endswith(".json") for name in os.listdir(os.environ["STAND_IN_STATE"])), flush=True)
+            save()
+        signal.signal(signal.SIGTERM, save_slowly)
+        {ONCE}
+    """
+    job = submit_stand_in(*driver(slow), sbatch=("-N2", "-p", "abrupt"))
+    job.wait_log("RUNNING 0")
+    if by == "scontrol":
+        cluster.run("ctl", "scontrol", "requeue", job.id, user="alice")
+    else:
+        other = cluster.sbatch("bob", "-p", "urgent", "-N3", "--exclusive", script="#!/bin/bash\nexec sleep 1\n")
+    job.wait_log(r"→ requeueing \(143\): Slurm has put the job back into the queue")
+    assert by == "scontrol" or cluster.wait_state(other, "COMPLETED")
+    log = job.wait_end("COMPLETED") if job.wait_log("RUNNING 1") else ""
+    assert "NODES 2\nSAVING\nSAVED\n" in log and "driver saved and ended with exit code 143" in log
+    assert "the job is cancelled" not in log
+    assert "did not end in time" not in log and "does not move the start time" not in log, log
+    assert job.record["restarts"] == 1 and job.leftovers() == []
+
+
+def test_a_job_whose_first_node_loses_its_power_goes_on_without_it(cluster, submit_stand_in):
+    """Slurm keeps it RUNNING (--no-kill), with nothing in it: the batch script was on that node."""
+    job = submit_stand_in(*driver(ONCE), sbatch=("-N2",), BIGBATCH_HUNG_S="8")
+    job.wait_log("RUNNING 0")
+    head = job.record["head"]
+    cluster.poweroff(head)
+    other = job.wait_log(r"node (n\d): requeue: the head node is lost")[1]
+    assert other in job.record["nodes"] and other != head
+    log = job.wait_end("COMPLETED") if job.wait_log("RUNNING 1") else ""
+    assert log.count("the head node is lost") == 1 and head not in job.record["nodes"], log
+    assert (job.record["restarts"], list(job.record["excluded"])) == (1, [head]) and job.leftovers() == []
