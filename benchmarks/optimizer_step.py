@@ -101,9 +101,7 @@ def with_ratio(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{**group, "trust_ratio": group["weight_decay"] > 0} for group in groups]
 
 
-def build(
-    make: Callable[[list[dict[str, Any]]], torch.optim.Optimizer], device: str, network: str
-) -> torch.optim.Optimizer:
+def build(make: Callable[[list[dict[str, Any]]], Arm], device: str, network: str) -> Arm:
     import torchvision
 
     torch.manual_seed(0)

@@ -77,8 +77,7 @@ def test_a_worker_has_one_gpu_and_its_share_of_the_cores(gpus, cpus):
 )
 def test_auto_is_the_large_network_for_many_large_images_on_gpus(images, size, largest, on_gpus):
     """README's first command has the same result with and without a GPU."""
-    facts = {"val_size": 10, "num_classes": 10, "channels": 3, "class_names": (), "stem": "imagenet"}
-    info = DataInfo("some", None, images, image_size=size, largest_side=largest, **facts)
+    info = DataInfo("some", None, images, 10, 10, size, 3, (), "imagenet", largest_side=largest)
     assert auto_model(Machine((Node(8, 2, 64 * GIB, 80 * GIB),)), info) == on_gpus
     assert auto_model(Machine((Node(8, 0, 64 * GIB),)), info) == "resnet18"
 
