@@ -117,7 +117,7 @@ def _folder_of_classes(root: str, val_part: float) -> str | None:
 
 def _image_folder(root: str, folder: str, val_part: float) -> PackSource:
     """The images that training on the folder itself would read, in its order."""
-    scan = scan_folder(folder, val_part)
+    scan = scan_folder(folder, val_part, least_classes=1)
     train, val = _items_of(folder, scan.train), _items_of(folder, scan.val)
     return PackSource(root, "folder", scan.class_names, train, val, scan.notes)
 

@@ -95,11 +95,12 @@ class FolderScan:
             return None
 
 
-def scan_folder(root: str, val_part: float = 0.0) -> FolderScan:
+def scan_folder(root: str, val_part: float = 0.0, least_classes: int = 2) -> FolderScan:
     """List an image folder.
 
     Args:
         val_part: 0 to 1: the part of each class to hold out for validation, where the folder has no images for it.
+        least_classes: fewer are nothing to train on; but they may be packed.
 
     Raises ConfigError for content that would break or mislead a training run.
     """
@@ -110,9 +111,9 @@ def scan_folder(root: str, val_part: float = 0.0) -> FolderScan:
     class_names = _class_names(root, layout.train, left_out)
     if layout.val is not None:
         check_same_classes(layout.train, class_names, layout.val, _class_names(root, layout.val, left_out))
-    if len(class_names) < 2:
+    if len(class_names) < least_classes:
         raise ConfigError(
-            f"an image folder needs at least 2 classes; got {len(class_names)} in {layout.train!r}. "
+            f"an image folder needs at least {least_classes} classes; got {len(class_names)} in {layout.train!r}. "
             "Put each class into its own folder: train/<class>/*.jpg."
         )
     train = _list_part(layout.train, class_names, left_out)
