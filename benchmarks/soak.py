@@ -85,8 +85,11 @@ def main() -> None:
         for loop in options.loops:
             raw[loop] = soak(cluster, loop, options)
             print(in_words(loop, raw[loop]), flush=True)
+            keep(raw, options)
             cluster.tidy()
-    report(raw, options)
+    print(json.dumps(raw))
+    if any(one["wrong"] for one in raw.values()):
+        raise SystemExit(1)
 
 
 def soak(cluster: VirtualCluster, loop: str, options: argparse.Namespace) -> dict[str, Any]:
@@ -206,8 +209,8 @@ def in_words(loop: str, result: dict[str, Any]) -> str:
     )
 
 
-def report(raw: dict[str, Any], options: argparse.Namespace) -> None:
-    """Store the result and print it."""
+def keep(raw: dict[str, Any], options: argparse.Namespace) -> None:
+    """Store what there is."""
     from store import store
 
     from bigbatch.tune.study.provenance import provenance
@@ -218,9 +221,6 @@ def report(raw: dict[str, Any], options: argparse.Namespace) -> None:
     }  # fmt: skip
     result = {"benchmark": "soak", "settings": settings, "provenance": provenance(), "cpus": os.cpu_count(), "raw": raw}
     store(result, options.output)
-    print(json.dumps({loop: {k: v for k, v in one.items() if k != "attempts_of_trials"} for loop, one in raw.items()}))
-    if any(one["wrong"] for one in raw.values()):
-        raise SystemExit(1)
 
 
 if __name__ == "__main__":
