@@ -99,7 +99,6 @@ def test_a_model_that_reads_values_while_it_is_built_is_counted_too(file):
         ({"name": "lazy"}, r"must know its shapes .*'1.weight' of the Sequential from .*:lazy has none yet"),
         ({"name": "net", "options": Options(depth=3)}, r"got .*my.py:net.*unexpected keyword argument 'depth'"),
         ({"name": "net", "stem": "small"}, "model.stem=small needs a ResNet"),
-        ("activation_checkpointing needs a ResNet, or an nn.Seq",),
         ({"name": "net", "pretrained": "nowhere.pth"}, "model.pretrained must name a file that is there"),
         ({"name": "nett"}, "Did you mean 'my.py:net'"),
     ],
