@@ -150,9 +150,9 @@ class JobWatch:
             self.stop_because(Cause.TIME_LIMIT, "the time limit is near (--margin)")
         elif time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + LOOK_S
+            self._look_at_nodes()
             for chore in (self._grant.look, *self._chores):
                 chore()
-            self._look_at_nodes()
 
     def _look_at_nodes(self) -> None:
         for name, reason in self._nodes.look().items():
