@@ -36,7 +36,7 @@ def check_commands() -> None:
             )
 
 
-def check_thread_limit() -> None:
+def check_head_threads() -> None:
     """Raise BadInput if the user's limit of processes and threads is too low for Ray's head."""
     try:
         processes.check_thread_limit(processes.HEAD_THREADS)

@@ -6,16 +6,100 @@ The job's record says what holds now. The driver reads there until when it may s
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping
 
 from bigbatch.cluster.host import slurm_commands, slurm_values, waits
-from bigbatch.cluster.job.drain import TimeLeft
+from bigbatch.cluster.host.waits import (
+    CANCELLED_SAVE_S,
+    GIVE_UP_REST_S,
+    KILLED_REST_S,
+    LIMIT_REST_S,
+    MARGIN_REST_S,
+    SAVE_S,
+    SILENT_S,
+)
 from bigbatch.cluster.job.early_signal import EarlySignal
-from bigbatch.cluster.job.watch import FIRST_ANSWER_S, Question
+from bigbatch.cluster.job.policy import Cause
 from bigbatch.cluster.record.job_record import JobRecord
 
 ASK_S = float(os.environ.get("BIGBATCH_ASK_SLURM_S") or waits.GRANT_S)
+FIRST_ANSWER_S = float(os.environ.get("BIGBATCH_FIRST_ANSWER_S") or waits.FIRST_ANSWER_S)
+ASK_AGAIN_S = 1.0
+
+
+class Question:
+    """Asks Slurm about the job, in the background until it answers: a busy controller may take long."""
+
+    def __init__(self, job_id: str) -> None:
+        self._job_id = job_id
+        self._answer: dict[str, str] | None = None
+        self._answered = threading.Event()
+        threading.Thread(target=self._ask, daemon=True).start()
+
+    def _ask(self) -> None:
+        while self._answer is None:
+            try:
+                self._answer = slurm_commands.job_fields(self._job_id)
+            except slurm_commands.SlurmError as error:
+                if slurm_commands.UNKNOWN_JOB in str(error):
+                    self._answer = {"JobState": "CANCELLED"}
+                else:  # another error says nothing about the job
+                    time.sleep(ASK_AGAIN_S)
+        self._answered.set()
+
+    def answer(self, timeout_s: float) -> dict[str, str] | None:
+        """The fields of ``scontrol show job``; None if they do not come in time."""
+        return self._answer if self._answered.wait(timeout_s) else None
+
+
+class TimeLeft:
+    """The time that is left of an allocation.
+
+    Args:
+        end_time: when Slurm ends the job, seconds since the epoch; None: no limit.
+        margin_s: trials begin to save this many seconds before the end.
+        kill_wait_s: seconds from Slurm's SIGTERM to its SIGKILL.
+    """
+
+    def __init__(self, end_time: float | None, margin_s: float, kill_wait_s: float) -> None:
+        self.end_time, self._margin_s, self._kill_wait_s = end_time, margin_s, kill_wait_s
+
+    def deadline(self, early: EarlySignal | None = None) -> float:
+        """When trials must save, seconds since the epoch; 0 without a limit.
+
+        ``early``: the early signal of the last start. If it is known to come again, this is its time.
+        """
+        if not self.end_time:
+            return 0.0
+        signalled = self.end_time - early.left_s if early is not None and early.sure else 0.0
+        return signalled if signalled > time.time() else self.end_time - self._margin_s
+
+    def environment(self, early: EarlySignal | None) -> dict[str, str]:
+        """Variables that tell the driver how much time it has."""
+        words = {"BIGBATCH_SAVE_S": f"{self.save_s:.0f}"}
+        deadline = self.deadline(early)
+        return words | ({"BIGBATCH_DEADLINE": f"{deadline:.0f}"} if deadline else {})
+
+    def patience_s(self) -> float:
+        """Seconds to wait for a silent controller."""
+        left = self.end_time - time.time() - GIVE_UP_REST_S if self.end_time else SILENT_S
+        return max(0.0, min(SILENT_S, left))
+
+    @property
+    def save_s(self) -> float:
+        """Seconds for the driver near the time limit. A longer ``--margin`` gives trials with long steps more time."""
+        return max(SAVE_S, self._margin_s - MARGIN_REST_S)
+
+    def to_save_s(self, cause: Cause | None, killed_soon: bool) -> float:
+        """Seconds for the driver; fewer if Slurm's SIGKILL is near."""
+        if cause is Cause.CANCELLED:
+            return CANCELLED_SAVE_S
+        if killed_soon or cause is Cause.UNEXPLAINED:
+            return max(2.0, self._kill_wait_s - KILLED_REST_S)
+        left = self.end_time - time.time() - LIMIT_REST_S if self.end_time else SAVE_S
+        return max(2.0, min(self.save_s, left))
 
 
 class Grant:

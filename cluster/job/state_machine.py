@@ -27,7 +27,7 @@ from bigbatch.cluster.job import billing, checks, drain, early_signal, lost_host
 from bigbatch.cluster.job.allocated_nodes import Allocation, NoAllocation, await_allocation
 from bigbatch.cluster.job.checks import WRONG_INPUT, BadInput
 from bigbatch.cluster.job.driver import Driver, GcsWatch, driver_environment
-from bigbatch.cluster.job.grant import Grant
+from bigbatch.cluster.job.grant import Grant, TimeLeft
 from bigbatch.cluster.job.node_steps import NodeSteps
 from bigbatch.cluster.job.policy import Action, Cause, Decision, Situation, decide
 from bigbatch.cluster.job.start_up import StartUp
@@ -79,7 +79,7 @@ class Job:
         self._record: job_record.JobRecord
         self._nodes: NodeSteps
         self._job_watch: JobWatch
-        self._left: drain.TimeLeft
+        self._left: TimeLeft
         self._job_start: useful_start.JobStart
 
     def run(self) -> int:
@@ -107,11 +107,11 @@ class Job:
         except (NoAllocation, slurm_commands.SlurmError) as error:
             raise BadInput(str(error)) from None
         checks.check_commands()
-        checks.check_thread_limit()
+        checks.check_head_threads()
         checks.check_workers_fit_allocation(self._options, allocation)
         checks.check_time(self._options, allocation)
         kill_wait_s = slurm_commands.kill_wait_s(timeout_s=5)  # ask now: later the controller may be too busy
-        self._left = drain.TimeLeft(allocation.end_time, self._options.margin_s, kill_wait_s)
+        self._left = TimeLeft(allocation.end_time, self._options.margin_s, kill_wait_s)
         before = (
             job_record.read_record(allocation.job_id) if allocation.restart_count else restart.record_of_predecessor()
         )

@@ -2,54 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
-from bigbatch.cluster.host import slurm_commands, slurm_values, waits
+from bigbatch.cluster.host import slurm_values
 from bigbatch.cluster.host.waits import CRASH_OR_SIGNAL_S, HUNG_DRAIN_S
 from bigbatch.cluster.job.driver import drain_in_ray, forget_in_ray
+from bigbatch.cluster.job.grant import FIRST_ANSWER_S, Grant, Question
 from bigbatch.cluster.job.node_steps import NodeSteps
 from bigbatch.cluster.job.policy import Cause, cause_of_signal
 from bigbatch.cluster.node.node_status import NodeStatus
 from bigbatch.cluster.record.job_record import JobRecord
 
-if TYPE_CHECKING:
-    from bigbatch.cluster.job.grant import Grant
-
 POLL_S = 0.1
 LOOK_S = 0.5
 """Time between two looks at the nodes' files on the shared file system."""
-FIRST_ANSWER_S = float(os.environ.get("BIGBATCH_FIRST_ANSWER_S") or waits.FIRST_ANSWER_S)
-ASK_AGAIN_S = 1.0
-
-
-class Question:
-    """Asks Slurm about the job, in the background until it answers: a busy controller may take long."""
-
-    def __init__(self, job_id: str) -> None:
-        self._job_id = job_id
-        self._answer: dict[str, str] | None = None
-        self._answered = threading.Event()
-        threading.Thread(target=self._ask, daemon=True).start()
-
-    def _ask(self) -> None:
-        while self._answer is None:
-            try:
-                self._answer = slurm_commands.job_fields(self._job_id)
-            except slurm_commands.SlurmError as error:
-                if slurm_commands.UNKNOWN_JOB in str(error):
-                    self._answer = {"JobState": "CANCELLED"}
-                else:  # another error says nothing about the job
-                    time.sleep(ASK_AGAIN_S)
-        self._answered.set()
-
-    def answer(self, timeout_s: float) -> dict[str, str] | None:
-        """The fields of ``scontrol show job``; None if they do not come in time."""
-        return self._answer if self._answered.wait(timeout_s) else None
 
 
 class JobWatch:

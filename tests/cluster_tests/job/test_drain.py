@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from bigbatch.cluster.job import drain
+from bigbatch.cluster.job.grant import TimeLeft
 from bigbatch.cluster.job.policy import Cause
 
 
@@ -77,7 +78,7 @@ def test_a_late_answer_does_not_give_the_driver_time_that_slurm_does_not_give(
     monkeypatch.setattr(drain, "time", clock)
     driver, watch = NeverSaves(clock), Watch(clock, answers_after_s, Cause.PREEMPTED, killed_soon=True)
     said: list[str] = []
-    parts: tuple[Any, ...] = (driver, watch, Nodes(), [], drain.TimeLeft(None, 120.0, 12.0), said.append)
+    parts: tuple[Any, ...] = (driver, watch, Nodes(), [], TimeLeft(None, 120.0, 12.0), said.append)
     assert drain.end_driver(*parts) is None
     assert said == ["driver killed"]
     assert 8.0 <= driver.killed_at - 1000.0 < 8.0 + 3 * drain.POLL_S
@@ -89,6 +90,6 @@ def test_a_driver_that_slurm_does_not_kill_soon_has_its_whole_time_from_the_answ
     clock = Clock()
     monkeypatch.setattr(drain, "time", clock)
     driver, watch = NeverSaves(clock), Watch(clock, 4.0, Cause.TIME_LIMIT, killed_soon=False)
-    parts: tuple[Any, ...] = (driver, watch, Nodes(), [], drain.TimeLeft(None, 120.0, 12.0), print)
+    parts: tuple[Any, ...] = (driver, watch, Nodes(), [], TimeLeft(None, 120.0, 12.0), print)
     assert drain.end_driver(*parts) is None
     assert 4.0 + 60.0 <= driver.killed_at - 1000.0 < 4.0 + 60.0 + 3 * drain.POLL_S

@@ -10,7 +10,7 @@ import pytest
 
 from bigbatch.cluster.host import processes
 from bigbatch.cluster.job import grant
-from bigbatch.cluster.job.drain import TimeLeft
+from bigbatch.cluster.job.grant import TimeLeft
 from bigbatch.cluster.record.job_record import JobRecord
 from helpers.stand_in_slurm import stand_in
 

@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -22,10 +21,8 @@ import pytest
 from bigbatch.cluster.host import processes
 from bigbatch.cluster.job import checks
 from bigbatch.cluster.job.allocated_nodes import AllocatedNode, Allocation
-from bigbatch.cluster.record import job_record
 from helpers.paths import ROOT
-from helpers.stand_in_ray import StandInJob
-from helpers.waiting import wait_until
+from helpers.stand_in_ray import StandInJob, record_of, start_search
 
 DRIVER = textwrap.dedent("""
     import signal, sys
@@ -367,66 +364,3 @@ def test_nodes_do_not_wait_for_a_check_that_takes_long_nor_after_a_signal(tmp_pa
     assert check.wait(lambda: None) is False
     check.close()
     assert check.wait(lambda: None) is False
-
-
-# A search's progress, and a walltime that allows none
-
-
-def test_a_walltime_of_less_than_a_minute_before_the_margin_is_refused_before_anything_starts(tmp_path):
-    end = f"{time.time() + 170:.0f}"
-    job = StandInJob(tmp_path, "7", "--study", "s", "--space", "smoke", SLURM_JOB_END_TIME=end)
-    assert job.end() == 2
-    assert job.log.startswith("ray_head_workers.slurm: error: ") and len(job.log.splitlines()) == 1
-    assert "Write sbatch --time=4 or more" in job.log and not (tmp_path / "home").exists()
-
-
-SEARCH = """#!/bin/sh
-case "$1" in */tune/run.py) ;; *) exec "{python}" "$@";; esac
-case "$*" in *--dry-run*) exit 0;; esac
-trap '{saves}; echo SAVED; exit 143' TERM
-echo RUNNING
-while :; do sleep 0.1; done
-"""
-
-
-def start_search(folder: Path, saves: str, *options: str, **env: str) -> StandInJob:
-    """Job 7 with a stand-in for ``tune/run.py`` that does ``saves`` when it is told to end."""
-    python = folder / "python"
-    python.write_text(SEARCH.format(python=sys.executable, saves=saves))
-    python.chmod(0o755)
-    env |= {"BIGBATCH_NODE_PYTHON": str(python)}
-    job = StandInJob(folder, "7", *options, "--study", "s", "--space", "smoke", **env)
-    job.wait_log("RUNNING")
-    return job
-
-
-def record_of(folder: Path) -> dict:
-    return json.loads((folder / "home" / "jobs" / "7" / "job.json").read_text())
-
-
-@pytest.mark.parametrize("saves", ["a checkpoint", "nothing"])
-def test_a_start_that_saved_a_checkpoint_within_an_epoch_was_of_use(tmp_path, saves):
-    place = tmp_path / "runs" / "s" / "checkpoints" / "trial-0003"
-    job = start_search(tmp_path, f"mkdir -p {place} && echo state > {place}/latest.pt" if saves != "nothing" else ":")
-    job.process.send_signal(signal.SIGUSR1)
-    assert job.end() == 143 and "requeue 7" in job.calls
-    assert record_of(tmp_path)["fruitless_restarts"] == (0 if saves == "a checkpoint" else 1)
-    assert ("no epoch ended in this start; trials continue" in job.log) is (saves == "a checkpoint")
-
-
-@pytest.mark.exhaustive  # waits for a time limit
-@pytest.mark.parametrize("useful_before", [False, True])
-def test_a_walltime_that_is_too_short_for_a_first_checkpoint_ends_the_job_at_once(tmp_path, useful_before):
-    """Of no further start, unless an earlier one of the same length was of use."""
-    if useful_before:
-        env = {"BIGBATCH_HOME": str(tmp_path / "home")}
-        job_record.JobRecord("7", "requeueing", restarts=2, fruitless_restarts=0).write(env)
-    end = time.time() + 60 + 60 + 10  # a margin of 60 s, the least that is taken, and 10 s of which it uses some
-    env = {"SLURM_JOB_END_TIME": f"{end:.0f}", "SLURM_RESTART_COUNT": "3" if useful_before else "0"}
-    job = start_search(tmp_path, ":", "--margin", "60", **env)
-    wait_until(lambda: time.time() > end - 119, "a moment that the clock must reach")
-    job.process.send_signal(signal.SIGUSR1)  # Slurm's may come a minute before the margin
-    assert job.end() == (143 if useful_before else 1)
-    assert ("requeue 7" in job.calls) is useful_before
-    reason = "no trial came to a first checkpoint in the"
-    assert (reason in record_of(tmp_path)["reason"] and "Write sbatch --time=5 or more" in job.log) is not useful_before

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from bigbatch.cluster.job import drain, useful_start
+from bigbatch.cluster.job import useful_start
 from bigbatch.cluster.job.early_signal import EarlySignal, note_early_signal
+from bigbatch.cluster.job.grant import TimeLeft
 from bigbatch.cluster.record import study_progress
 from bigbatch.train_loop.loop.checkpoint import CheckpointFolder
 from bigbatch.tune.study.store import StudyStore
@@ -208,8 +209,8 @@ def test_which_starts_say_that_the_signal_comes_early():
 
 def test_trials_are_held_back_by_a_signal_that_is_known_to_come_early():
     end = time.time() + 600.0
-    left = drain.TimeLeft(end, 120.0, 30.0)
+    left = TimeLeft(end, 120.0, 30.0)
     assert left.deadline() == left.deadline(EarlySignal(540.0)) == end - 120.0
     assert left.deadline(EarlySignal(540.0, starts=2)) == end - 540.0
     assert left.deadline(EarlySignal(900.0, starts=2)) == end - 120.0, "of a start that had a longer limit"
-    assert drain.TimeLeft(None, 120.0, 30.0).deadline(EarlySignal(540.0, starts=2)) == 0.0
+    assert TimeLeft(None, 120.0, 30.0).deadline(EarlySignal(540.0, starts=2)) == 0.0

@@ -7,8 +7,9 @@ from unittest.mock import Mock, call
 
 import pytest
 
+from bigbatch.cluster.job import grant as grant_file
 from bigbatch.cluster.job import watch
-from bigbatch.cluster.job.grant import Grant
+from bigbatch.cluster.job.grant import Grant, Question
 from bigbatch.cluster.job.node_steps import NodeSteps
 from bigbatch.cluster.job.policy import Cause
 from bigbatch.cluster.node.node_status import NodeStatus
@@ -31,7 +32,7 @@ def test_a_signal_is_explained_whenever_slurm_answers(answer, cause, killed_soon
     down = "echo 'Unable to contact slurm controller' >&2; exit 1"
     stand_in(tmp_path, monkeypatch, scontrol=f"[ -e {awake} ] || {{ {down}; }}\n{answer}")
     monkeypatch.setattr(watch, "FIRST_ANSWER_S", 0.2)
-    monkeypatch.setattr(watch, "ASK_AGAIN_S", 0.05)
+    monkeypatch.setattr(grant_file, "ASK_AGAIN_S", 0.05)
     said: list[str] = []
     job = job_record.JobRecord("7", "driver")
     nodes = Mock(spec=NodeSteps)
@@ -55,8 +56,8 @@ def test_only_an_unknown_job_is_taken_for_a_cancelled_one(tmp_path, monkeypatch)
     (tmp_path / "left").write_text("".join(f"scontrol: error: {words}\n" for words in OTHER_ERRORS))
     fail = f"[ -s {tmp_path}/left ] && {{ head -n1 {tmp_path}/left >&2; sed -i 1d {tmp_path}/left; exit 1; }}"
     stand_in(tmp_path, monkeypatch, scontrol=f"{fail}\necho JobState=RUNNING PreemptTime=2026-11-21T10:00:00")
-    monkeypatch.setattr(watch, "ASK_AGAIN_S", 0.01)
-    fields = watch.Question("7").answer(60)
+    monkeypatch.setattr(grant_file, "ASK_AGAIN_S", 0.01)
+    fields = Question("7").answer(60)
     assert fields is not None and fields["JobState"] == "RUNNING"
     assert (tmp_path / "left").read_text() == "", "every error was met"
 

@@ -147,7 +147,7 @@ ray.init({address!r}, log_to_driver=False, configure_logging=False)
 @ray.remote(num_cpus=0.5, scheduling_strategy=NodeAffinitySchedulingStrategy({node!r}, soft=False))
 class Work:
     def go_on(self, seconds):
-        import time; time.sleep(seconds)
+        import threading; threading.Event().wait(seconds)
 work = Work.remote()
 ray.get(work.go_on.remote(0))
 print("works")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bigbatch.cluster.job.drain import TimeLeft
+from bigbatch.cluster.job.grant import TimeLeft
 from bigbatch.tune.study.store import StudyStore
 from bigbatch.tune.trials.save_time import (
     LEAST_WAIT_S,
