@@ -17,7 +17,7 @@ PARTS = TRAIN_FOLDERS + VAL_FOLDERS
 HELD = "--val-part holds images out where a data set has none to validate on"
 
 
-class FolderLayout(NamedTuple):
+class ClassFolders(NamedTuple):
     """The folders that hold a folder for each class."""
 
     train: str
@@ -26,7 +26,7 @@ class FolderLayout(NamedTuple):
     notes: tuple[str, ...]
 
 
-def find_layout(root: str, val_part: float) -> FolderLayout | None:
+def find_layout(root: str, val_part: float) -> ClassFolders | None:
     """Where the classes of an image folder are; None if it has neither train/ nor folders that may be classes.
 
     Raises ConfigError where there are no images to validate on, or both such images and ``val_part``.
@@ -44,7 +44,7 @@ def find_layout(root: str, val_part: float) -> FolderLayout | None:
         )
     others = [f"{printable(name)}/" for name in folders if train is not None and name not in (train, val)]
     paths = (os.path.join(root, train) if train else root, os.path.join(root, val) if val else None)
-    return FolderLayout(*paths, part_notes(val, val_part, others))
+    return ClassFolders(*paths, part_notes(val, val_part, others))
 
 
 def choose_parts(root: str, names: Collection[str], val_part: float) -> tuple[str | None, str | None]:
