@@ -102,8 +102,3 @@ def test_a_job_refuses_them_before_it_takes_a_study(words):
     """As ``sbatch cluster/ray_head_workers.slurm --study "$UNSET"`` would have taken the lease of all of ``runs``."""
     with pytest.raises(options.UsageError, match="must not be empty"):
         options.parse_job_options(words)
-
-
-def test_a_study_that_was_begun_with_an_empty_value_can_still_be_resumed():
-    resumed = SearchOptions(resume=True, study="old").over({"data": "", "space": "smoke", "model": "resnet18"})
-    assert (resumed.data, resumed.space, resumed.model) == (None, "smoke", "resnet18")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import sys
 from pathlib import Path
 
 import pytest
 
-from bigbatch.cluster.host import json_values
+from bigbatch.cluster.host import json_values, processes
 from bigbatch.cluster.job import command
 from bigbatch.cluster.record import job_record
 from helpers.stand_in_ray import StandInJob
@@ -93,7 +95,11 @@ def test_a_job_that_may_not_be_requeued_ends_and_says_so(act, tmp_path):
 def test_a_start_that_ends_without_a_word_counts_as_fruitless(tmp_path):
     job = StandInJob(tmp_path, "7", "--", "sleep", "600")
     job.wait_log("→ driver")
+    steps = processes.descendants(job.process.pid)
     job.process.kill()
     job.process.wait()
+    for pid in steps:  # as Slurm does
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     record = job_record.read_record("7", {"BIGBATCH_HOME": str(tmp_path / "home")})
     assert record is not None and (record.restarts, record.fruitless_restarts) == (0, 1)

@@ -49,6 +49,7 @@ RECORD = JobRecord(
     log="/home/u/7.log",
     node_logs="/home/u/nodes",
     end_time=99.5,
+    deadline=79.5,
     restarts=3,
     fruitless_restarts=1,
     early_signal={"left_s": 300.0, "starts": 2},

@@ -17,6 +17,7 @@ from bigbatch.train_loop.host.signals import STOP_SIGNALS, StopSignals
 TAKES_SIGNALS = {
     "cluster/host/streams.py",  # a process that has lost its reader and is about to end
     "cluster/job/attach.py",  # a batch script asks Slurm what each signal means
+    "cluster/job/lost_host.py",  # it acts for the batch script to its end
     "cluster/job/state_machine.py",
     "cluster/node/node_process.py",  # a node ends when its job says so
     "train_loop/data/loading/ring.py",  # loader processes leave signals to the trainer

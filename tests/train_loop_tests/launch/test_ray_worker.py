@@ -120,7 +120,9 @@ def test_wrong_input_is_one_line_and_exit_code_2(arguments, expected, best_json,
 
 
 def test_more_workers_than_cores_are_refused_with_their_number(best_json, tmp_path):
-    process = start("--config", best_json, "--set", "global_size=64", "--workers", 64, "--output", "o", cwd=tmp_path)
+    process = start(
+        "--config", best_json, *"--set global_size=64 micro_size=1 --workers 64 --output o".split(), cwd=tmp_path
+    )
     output, errors = process.communicate(timeout=240)
     assert process.returncode == 2 and f"at most {usable_cpus()}, the number of" in errors and "--workers" in errors
     assert output == "" and not (tmp_path / "o").exists()

@@ -10,6 +10,7 @@ import optuna
 import pytest
 import torch
 
+from bigbatch.cluster.host import private_folder
 from bigbatch.train_loop.errors import RayStartError
 from bigbatch.train_loop.host.disk_full import DiskFull, describe_full_disk, full_errno, mount_of
 from bigbatch.train_loop.launch.ray_session import LocalRay
@@ -114,6 +115,7 @@ def test_a_log_leaves_out_lines_for_which_there_is_no_room(small_disk):
 
 def test_a_full_temporary_folder_is_named_when_ray_cannot_start(small_disk, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(small_disk))
+    monkeypatch.setattr(private_folder, "LEAST_FREE_BYTES", 0)  # as if it became full after that was looked at
     fill(small_disk)
     with pytest.raises(RayStartError, match=f"{small_disk}.* is full") as caught, LocalRay(1, 0, tmp_path / "ray.log"):
         pass

@@ -90,7 +90,7 @@ OWN_SPACE = """
 def space(trial, workload):
     lr = trial.suggest_float("lr_factor", 0.25, 8.0, log=True)
     changes = {"optimizer": "sgd", "global_size": 128, "peak_lr": 0.1 * lr, "momentum": 0.9}
-    changes["data.mixup_alpha"] = trial.suggest_float("data.mixup_alpha", 0.0, 0.4)
+    changes["data.mix.mixup_alpha"] = trial.suggest_float("data.mix.mixup_alpha", 0.0, 0.4)
     changes["weight_decay"] = trial.suggest_float("weight_decay", 1e-5, 1e-3, log=True)
     trial.suggest_categorical("colour", ["red", "ultramarine"])
     trial.suggest_categorical("always", ["same"])
@@ -105,7 +105,7 @@ def test_own_parameters_are_shown_in_table_line_and_findings_and_constant_ones_o
     columns = columns_of(plan.space, plan.workload, plan.overrides, plan.ranges)
     params = {
         "lr_factor": 2.0,
-        "data.mixup_alpha": 0.123,
+        "data.mix.mixup_alpha": 0.123,
         "weight_decay": 2e-4,
         "colour": "ultramarine",
         "always": "same",
