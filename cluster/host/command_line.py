@@ -139,12 +139,17 @@ def met_parser(run: Callable[[Sequence[str]], int]) -> argparse.ArgumentParser:
     raise ValueError(f"a command must parse its arguments; {run} does not")
 
 
+CALLED_ELSEWHERE = {"--sampler": "--strategy", "--pruner": "--stopping", "--scheduler": "--stopping"}
+"""What Optuna and Ray Tune call an option of ours."""
+
+
 def no_such_option(word: str, known: Sequence[str]) -> str:
     """The message for an unknown option, with the nearest known one."""
     if not word.startswith("-"):
         fix = f"Write --set {word}." if "=" in word and "--set" in known else "Options begin with --; see --help."
         return f"an argument must belong to an option; got {word!r}. {fix}"
-    near = nearest_word(word.split("=")[0], known)
+    name = word.split("=")[0]
+    near = elsewhere if (elsewhere := CALLED_ELSEWHERE.get(name)) in known else nearest_word(name, known)
     return f"no such option; got {word!r}. " + (f"Did you mean {near}?" if near else "See --help for all of them.")
 
 

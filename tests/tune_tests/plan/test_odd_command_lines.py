@@ -78,6 +78,8 @@ TUNE_LINES = {
     "--strategy TPE": "Did you mean 'tpe'?",
     "--strategy cmae": "Did you mean 'cmaes'?",
     "--stopping pbt": "--stopping must be one of",
+    "--sampler tpe": "no such option; got '--sampler'. Did you mean --strategy?",
+    "--pruner=median": "Did you mean --stopping?",
     "--stopping Asha": "Did you mean 'asha'?",
     "--wandb yes": "got 'yes'. Write --wandb disabled, or online to send runs to the server, or offline to send",
     "--wandb on": "got 'on'. Did you mean 'online'?",
