@@ -90,8 +90,8 @@ def test_the_main_command() -> None:
     stopped, minutes = f"{run['stopped_early']} of them", f"{run['wall_s'] / 60:.1f} minutes"
     says("the main command", f"{run['best_val_top1']:.1%}".replace("%", " %"), optimizer.upper(), f"batch {batch:,}")
     says("the main command", f"{run['trials']} trials", stopped, minutes, f"{run['confirmations']} runs that confirm")
-    for earlier in ("default_run_twelve_epochs_2cpu", "default_run_before_last_step_2cpu"):
-        (before,) = raw(earlier)["runs"]
+    for other in ("eight_epochs", "twelve_epochs", "before_last_step"):
+        (before,) = raw(f"default_run_{other}_2cpu")["runs"]
         says(
             "the main command",
             f"{before['wall_s'] / 60:.1f} minutes",
