@@ -260,18 +260,6 @@ class StepsFile:
 
 def _record(line: str) -> StepRecord | None:
     try:
-        values = json_values.json_object(line)
-        if values.keys() != {field.name for field in fields(StepRecord)}:
-            return None
-        return StepRecord(
-            number=json_values.whole_number(values, "number"),
-            epoch=json_values.whole_number(values, "epoch"),
-            step=json_values.whole_number(values, "step"),
-            steps=json_values.whole_number(values, "steps"),
-            train_loss=json_values.number_or_none(values, "train_loss"),
-            train_top1=json_values.number_or_none(values, "train_top1"),
-            learning_rate=json_values.number(values, "learning_rate"),
-            images_per_s=json_values.number(values, "images_per_s"),
-        )
-    except ValueError:
+        return StepRecord(**json.loads(line))
+    except (ValueError, TypeError):  # no JSON, or no record
         return None
