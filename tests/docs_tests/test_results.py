@@ -36,20 +36,26 @@ def test_accuracy_over_the_batch() -> None:
 
 def test_how_many_runs_a_search_needs() -> None:
     result = raw("search_efficiency_64_2cpu")
-    assert all(table in PAGE for table in (result["tables"]["8"], result["against_previous"]["ours, 8 slots"]))
-    assert result["early_table"] in PAGE
+    assert result["tables"]["8"] in PAGE and result["early_table"] in PAGE
     assert {row["searches"] for row in result["rows"]} == {64}
     (mean,) = (m for m in result["overall"] if m["arm"] == "ours" and not m["aside"])
     text = " ".join(PAGE.split())
     assert f"`auto` is {mean['times_random']} times random search, and {mean['times_stock']} times Ray's" in text
 
 
-def test_searches_with_other_seeds_have_less_regret_too() -> None:
-    others = raw("search_efficiency_other_seeds_2cpu")
+def less_regret(result: dict[str, Any]) -> dict[tuple[str, int], list[float]]:
+    """By table and cut: the mean difference to the strategy before, and its interval."""
+    rows = [row for row in result["rows"] if row["arm"] == "ours"]
+    return {(row["group"], cut): row[f"less_previous_{cut}"]["mean"] for row in rows for cut in (16, 24, 40)}
+
+
+def test_searches_have_less_regret_than_before_with_other_seeds_too() -> None:
+    first, others = raw("search_efficiency_64_2cpu"), raw("search_efficiency_other_seeds_2cpu")
     assert {line["seed"] for line in others["raw"]} == set(range(352, 480))
-    rows = [row for row in others["rows"] if row["arm"] == "ours"]
-    cells = [row[f"less_previous_{cut}"] for row in rows for cut in (16, 24, 40)]
-    assert len(cells) == 18 and all(cell["mean"][0] < 0 for cell in cells)
+    for found in (less_regret(first), less_regret(others)):
+        assert len(found) == 18 and all(mean <= 0 for mean, _, _ in found.values())
+    noise = {place for place, (_, _, high) in less_regret(first).items() if high > 0}
+    assert noise == {("steps", 16), ("algoperf_resnet", 40)}
 
 
 def test_searches_with_measured_errors_are_not_worse_than_the_commit_before() -> None:
