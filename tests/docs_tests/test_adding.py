@@ -59,20 +59,6 @@ def test_the_metric_counts_what_a_loop_over_the_images_counts() -> None:
         assert int(counted) == expected
 
 
-def test_the_optimizer_takes_the_steps_of_its_equation() -> None:
-    weight = torch.nn.Parameter(torch.tensor([1.0, -2.0], dtype=torch.float64))
-    optimizer = run("train_loop/optim/lion.py")["Lion"]([weight], lr=0.1, betas=(0.9, 0.99), weight_decay=0.5)
-    w, m = [1.0, -2.0], [0.0, 0.0]
-    for gradient in ([3.0, -1.0], [-0.2, 5.0], [-0.1, 0.0]):
-        weight.grad = torch.tensor(gradient, dtype=torch.float64)
-        optimizer.step()
-        for i, g in enumerate(gradient):
-            c = 0.9 * m[i] + 0.1 * g
-            w[i] -= 0.1 * ((c > 0) - (c < 0) + 0.5 * w[i])
-            m[i] = 0.99 * m[i] + 0.01 * g
-    assert weight.tolist() == pytest.approx(w, rel=1e-12)
-
-
 def test_the_site_is_read_as_the_page_says_and_gets_a_batch_script(tmp_path: Path) -> None:
     path = tmp_path / "my_cluster.toml"
     path.write_text(example("cluster/sites/my_cluster.toml"))
