@@ -147,9 +147,14 @@ def search(table: CurveTable, strategy: str, stopping: str, seed: int, trials: i
     return replay(table, make, more.get("slots", 1), seed, more.get("budget_h", math.inf), trials=trials)
 
 
-def regrets(table: CurveTable, found: Replay, after_h: Sequence[float]) -> list[float]:
-    outcome = outcome_of(table, found)
-    return [min(WORST, regret_at(table, outcome, hours)) for hours in after_h]
+def regrets(table: CurveTable, found: Replay) -> list[float]:
+    """The regret after each number of AFTER runs that have ended, diverged ones included."""
+    ends = [epoch for epoch in found.epochs if epoch.finished or epoch.value is None]
+    best: list[float | None] = [None]
+    for end in ends:
+        values = [value for value in (best[-1], end.value) if value is not None]
+        best.append(table.objective.best(values))
+    return [min(WORST, table.regret(best[min(n, len(ends))])) for n in AFTER]
 
 
 # The second part of --transfer-to, in the parameters of a table
@@ -244,7 +249,6 @@ def larger_batch(table: CurveTable, seed: int) -> dict[str, list[float]]:
     done = [trial for trial in known if trial.finished]
     study = (KnownStudy("first", tuple(known)),)
     ranked = [dict(t.params) for t in _ranked(study[0], batches[-1], table.objective)]
-    after_h = [1.001 * n * longest_h(target) for n in AFTER]
     rule = Transferred(target, batches[-1], done, seed)
     arms = {
         "transfer": search(target, "random", "none", seed, SECOND, first=[rule.next] * SECOND) if done else None,
@@ -258,12 +262,7 @@ def larger_batch(table: CurveTable, seed: int) -> dict[str, list[float]]:
         kept = KnownStudy("scaled", tuple(t for t in scaled if found._contains(t.params[rate])))
         best = [dict(t.params) for t in _ranked(kept, batches[-1], table.objective)]
         arms["scaled"] = search(target, "curves", "none", seed, SECOND, known=(kept,), first=best[:1])
-    return {arm: regrets(target, found, after_h) for arm, found in arms.items() if found is not None}
-
-
-def longest_h(table: CurveTable) -> float:
-    """Hours of the longest whole run: the time in which any has finished."""
-    return max(curve.seconds[-1] for curve in table.curves if not curve.diverged) / 3600
+    return {arm: regrets(target, found) for arm, found in arms.items() if found is not None}
 
 
 def cheap_runs(table: CurveTable, cheap: CurveTable, cost: float, seed: int) -> dict[str, list[float]]:
@@ -272,16 +271,17 @@ def cheap_runs(table: CurveTable, cheap: CurveTable, cost: float, seed: int) -> 
     known = known_of(cheap, first.epochs, None)
     study = (KnownStudy("cheap", tuple(known)),)
     ranked = [dict(t.params) for t in _ranked(study[0], None, table.objective)]
-    after_h = [1.001 * n * longest_h(table) for n in AFTER]
-    spent_h = len(first.epochs) / cheap.max_epochs * cost * table.run_s / 3600
-    plain = search(table, "auto", "auto", seed, None, budget_h=spent_h + after_h[-1])
+    run_h = table.run_s / 3600
+    spent_h = len(first.epochs) / cheap.max_epochs * cost * run_h
+    plain = search(table, "auto", "auto", seed, None, budget_h=spent_h + SECOND * run_h)
+    outcome = outcome_of(table, plain)
     arms = {
         "finalists": search(table, "random", "none", seed, SECOND, first=ranked[:SECOND]),
         "warm": search(table, "curves", "none", seed, SECOND, known=study, first=ranked[: max(1, SECOND // 4)]),
         "half": search(table, "curves", "none", seed, SECOND, known=study, first=ranked[: SECOND // 2]),
     }
-    found = {arm: regrets(table, one, after_h) for arm, one in arms.items()}
-    return {**found, "plain": regrets(table, plain, [spent_h + hours for hours in after_h])}
+    found = {arm: regrets(table, one) for arm, one in arms.items()}
+    return {**found, "plain": [min(WORST, regret_at(table, outcome, spent_h + n * run_h)) for n in AFTER]}
 
 
 def figures(runs: Sequence[Mapping[str, list[float]]], one_command: str) -> dict[str, Any]:
