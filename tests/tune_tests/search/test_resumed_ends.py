@@ -30,7 +30,7 @@ def test_confirmations_that_ran_when_the_driver_was_killed_are_left(tmp_path: Pa
             set=("optimizer=sgd",), enqueue=("none",), confirm="1x1", stopping="none", strategy="random",
         )
     )  # fmt: skip
-    search = PlannedSearch(plan, tmp_path, lambda config, epoch: 0.5 + 0.1 * epoch, on_disk=True)
+    search = PlannedSearch(plan, lambda config, epoch: 0.5 + 0.1 * epoch)
     while sum(CONFIRMS_ATTR in t.user_attrs for t in search.trials if t.state == TrialState.RUNNING) < 2:
         search.step()
     search.store.close()  # what a kill leaves: nobody tells the two trials
