@@ -60,7 +60,7 @@ from search_figures import (  # noqa: E402  # noqa: E402
     print_rows,
     summary,
 )
-from search_outcomes import at_epoch_s, outcome_of, regret_at, top_rows  # noqa: E402
+from search_outcomes import outcome_of, regret_at, top_rows  # noqa: E402
 from store import store  # noqa: E402
 
 from bigbatch.tune.simulate import CurveTable, ReplayedEpoch, read_curves  # noqa: E402
@@ -132,7 +132,7 @@ def _recorded(path: Path, without: tuple[str, ...], epoch_s: float) -> CurveTabl
     table = read_table(path)
     if without:
         table = table.without(without)
-    return at_epoch_s(table, epoch_s) if table.run_s < SMALL_RUN_S else table
+    return table.at_epoch_s(epoch_s) if table.run_s < SMALL_RUN_S else table
 
 
 def tables_of(group: str, sources: Sources) -> list[CurveTable]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from bigbatch.tune.simulate import CurveTable
 from bigbatch.tune.simulate.replay import Replay
@@ -51,9 +51,3 @@ def regret_at(table: CurveTable, outcome: Outcome, hours: float) -> float:
     """The regret after so many hours; before the first finished run, that of the worst value."""
     known = [regret for at, regret in outcome.improved if at <= hours]
     return known[-1] if known else table.regret(None)
-
-
-def at_epoch_s(table: CurveTable, epoch_s: float) -> CurveTable:
-    """The table as if its mean epoch took ``epoch_s``: small recorded runs stand for large ones."""
-    factor = epoch_s / table.epoch_s
-    return replace(table, curves=tuple(replace(c, seconds=tuple(factor * s for s in c.seconds)) for c in table.curves))

@@ -13,7 +13,7 @@ import pytest
 import search_arms as arms
 import search_efficiency as bench
 from invented_curves import invented_table
-from search_outcomes import at_epoch_s, outcome_of, regret_at
+from search_outcomes import outcome_of, regret_at
 
 from bigbatch.tune.simulate import CurveTable, RecordedCurve, ReplayedEpoch
 from bigbatch.tune.simulate.replay import Replay
@@ -168,11 +168,6 @@ def test_an_outcome_is_the_regret_of_finished_runs() -> None:
     hit = outcome_of(TABLE, Replay([*found, epoch(0.7, 0.5)], [], 6))
     assert hit.hit_h == 0.7 and hit.improved[-1] == (0.7, 0.0)
     assert [regret_at(TABLE, hit, hours) for hours in (0.05, 0.2, 0.4, 1.0)] == pytest.approx([0.4, 0.3, 0.1, 0.0])
-
-
-def test_small_recorded_runs_stand_for_large_ones() -> None:
-    slower = at_epoch_s(TABLE, 300)
-    assert slower.epoch_s == pytest.approx(300) and slower.curves[0].seconds == pytest.approx((300,))
 
 
 def algoperf(

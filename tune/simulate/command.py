@@ -63,6 +63,7 @@ def simulate_parser() -> argparse.ArgumentParser:
     add("--trials", type=int, metavar="N", help="configurations that a search tries at most (all rows)")
     add("--without", nargs="+", default=[], metavar="NAME", help="leave out parameters that follow from others")
     add("--minimize", action="store_true", help="smaller values are better")
+    add("--epoch-seconds", type=float, metavar="S", help="replay as if a mean epoch took so long (as recorded)")
     add("--processes", type=int, default=1, metavar="N", help="simulated searches at the same time (1)")
     return p
 
@@ -94,7 +95,7 @@ def _check(args: argparse.Namespace) -> None:
             f"--stopping takes one name, or one for each of the {len(args.strategy)} strategies; "
             f"got {len(args.stopping)}. Write one."
         )
-    for option in ("seeds", "trials", "budget_hours", "processes"):
+    for option in ("seeds", "trials", "budget_hours", "epoch_seconds", "processes"):
         value = getattr(args, option)
         if value is not None and not 0 < value < math.inf:
             raise ConfigError(
@@ -109,6 +110,8 @@ def _simulate(args: argparse.Namespace) -> None:
 
     direction: Direction = "minimize" if args.minimize else "maximize"
     table = read_curves([Path(path) for path in args.curves], direction).without(args.without)
+    if args.epoch_seconds is not None:
+        table = table.at_epoch_s(args.epoch_seconds)
     budget_h = args.budget_hours or min(BUDGET_RUNS, len(table.curves)) * table.run_s / 3600
     diverged = sum(curve.diverged for curve in table.curves)
     names = ", ".join(dimension.name for dimension in table.dimensions)

@@ -115,6 +115,12 @@ class CurveTable:
                 )
         return replace(self, curves=curves, declared=declared)
 
+    def at_epoch_s(self, epoch_s: float) -> CurveTable:
+        """The table as if its mean epoch took ``epoch_s``: small recorded runs stand for large ones."""
+        factor = epoch_s / self.epoch_s
+        curves = tuple(replace(c, seconds=tuple(factor * s for s in c.seconds)) for c in self.curves)
+        return replace(self, curves=curves)
+
     @property
     def max_epochs(self) -> int:
         """Of the longest run."""

@@ -66,6 +66,7 @@ def test_the_command_compares_with_random_search(tmp_path: Path, capsys: pytest.
         (["--seeds", "0"], "--seeds must be more than 0"),
         (["--slots", "0"], "--slots must be at least 1"),
         (["--budget-hours", "0"], "--budget-hours must be more than 0"),
+        (["--epoch-seconds", "inf"], "--epoch-seconds must be more than 0 and finite; got inf"),
         (["--budget-hours", "nan"], "--budget-hours must be more than 0 and finite; got nan"),
         (["--without", "xx"], "no run has a parameter 'xx'; got optimizer"),
         (["--curves", "absent.parquet"], "absent.parquet"),

@@ -46,6 +46,8 @@ def test_json_lines_become_a_table_with_a_diverged_run(tmp_path: Path) -> None:
     assert table.regret(0.4) == pytest.approx(0.1) and table.regret(None) == pytest.approx(0.4)
     less = read_curves([path], "minimize")
     assert (less.best, less.worst, less.regret(0.5)) == (0.4, 0.3, pytest.approx(0.1))
+    slower = table.at_epoch_s(300)
+    assert slower.epoch_s == pytest.approx(300) and slower.curves[0].seconds == pytest.approx((300, 600))
     assert [d.name for d in table.without(["wd"]).dimensions] == ["lr"]
 
 
