@@ -26,6 +26,7 @@ from optuna.pruners import SuccessiveHalvingPruner
 from optuna.samplers import TPESampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial
+from search_outcomes import top_rows
 
 from bigbatch.tune.simulate import CurveTable, ReplayedEpoch
 from bigbatch.tune.simulate.events import SimulatedClock, StartedTrial
@@ -70,7 +71,8 @@ FIXED = {
 
 
 def _driven(driver: Stock | Omniscient, table: CurveTable, slots: int, budget_h: float, enough: Enough) -> Replay:
-    return Replay(drive(driver, table, slots, budget_h, driver.clock, enough=enough), driver.decision_s)
+    found = drive(driver, table, slots, budget_h, driver.clock, enough=enough)
+    return Replay(found, driver.decision_s, len({epoch.trial for epoch in found}))
 
 
 # What came before
@@ -175,6 +177,7 @@ class Omniscient:
 
     def __post_init__(self) -> None:
         rows = np.random.default_rng(self.seed).permutation(len(self.table.curves)).tolist()
+        self.top = set(top_rows(self.table))
         self.waiting = list(self.table.order) if self.best_first else rows
         self.row: list[int] = []
 
@@ -188,5 +191,5 @@ class Omniscient:
     def observe(self, number: int, epoch: int, value: float | None) -> bool:
         """Losers end after a tenth of their run, unless all rows are wanted."""
         epochs = self.table.curves[self.row[number]].epochs
-        stopped = not self.best_first and self.row[number] not in self.table.top and epoch >= LOOK * epochs
+        stopped = not self.best_first and self.row[number] not in self.top and epoch >= LOOK * epochs
         return value is None or epoch >= epochs or stopped

@@ -45,6 +45,8 @@ import numpy as np  # noqa: E402
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 
+from algoperf_curves import algoperf_table  # noqa: E402
+from invented_curves import invented_table  # noqa: E402
 from search_arms import FIXED, run  # noqa: E402
 from search_figures import (  # noqa: E402  # noqa: E402
     CUTS,
@@ -58,10 +60,10 @@ from search_figures import (  # noqa: E402  # noqa: E402
     print_rows,
     summary,
 )
+from search_outcomes import outcome_of, regret_at, top_rows  # noqa: E402
 from store import store  # noqa: E402
 
-from bigbatch.tune.simulate import CurveTable, ReplayedEpoch, read_curves, synthetic_table  # noqa: E402
-from bigbatch.tune.simulate.compare import outcome_of, regret_at, unit_of  # noqa: E402
+from bigbatch.tune.simulate import CurveTable, ReplayedEpoch, read_curves  # noqa: E402
 from bigbatch.tune.study.provenance import git_state, provenance  # noqa: E402
 
 FEW = 8
@@ -102,7 +104,7 @@ class Sources:
         for path in self.files:
             if group_of(path) == job.group:
                 return _recorded(path, self.left_out(job.group), self.epoch_s)
-        return synthetic_table(job.group, job.seed, self.rows)
+        return invented_table(job.group, job.seed, self.rows)
 
     def left_out(self, group: str) -> tuple[str, ...]:
         """Those of ``without`` that a group's table has. An invented table keeps all of its parameters."""
@@ -115,14 +117,19 @@ def group_of(path: Path) -> str:
     return path.resolve().name.split(".")[0]
 
 
+def read_table(path: Path) -> CurveTable:
+    """The curves of a file or a study: Parquet files are AlgoPerf's."""
+    return algoperf_table(path) if path.suffix == ".parquet" else read_curves([path])
+
+
 @cache
 def _parameters(path: Path) -> frozenset[str]:
-    return frozenset(name for curve in read_curves([path]).curves for name in curve.params)
+    return frozenset(name for curve in read_table(path).curves for name in curve.params)
 
 
 @cache
 def _recorded(path: Path, without: tuple[str, ...], epoch_s: float) -> CurveTable:
-    table = read_curves([path])
+    table = read_table(path)
     if without:
         table = table.without(without)
     return table.at_epoch_s(epoch_s) if table.run_s < SMALL_RUN_S else table
@@ -138,7 +145,7 @@ def search(job: Job, sources: Sources) -> dict[str, Any]:
     """One simulated search, as a line of the raw file."""
     table = sources.table(job)
     eq_h, began = table.run_s / 3600, time.perf_counter()
-    bar = min(table.objective.gain(table.curves[row].values[-1]) for row in table.top)
+    bar = min(table.objective.gain(table.curves[row].values[-1]) for row in top_rows(table))
     hit = False
 
     def enough(epoch: ReplayedEpoch) -> bool:
@@ -158,7 +165,7 @@ def search(job: Job, sources: Sources) -> dict[str, Any]:
         "budget": sources.budget,
         "without": list(sources.left_out(job.group)),
         "hit": None if outcome.hit_h is None else round(outcome.hit_h / eq_h, 3),
-        "regret": {str(cut): round(unit_of(table) * regret_at(table, outcome, cut * eq_h), 4) for cut in CUTS},
+        "regret": {str(cut): round(table.scale * regret_at(table, outcome, cut * eq_h), 4) for cut in CUTS},
         "trials": outcome.trials,
         "finished": outcome.finished,
         "decision_ms": round(1000 * sum(decisions) / max(1, outcome.trials), 2),

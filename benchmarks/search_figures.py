@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from scipy.stats import spearmanr
 from search_arms import FIXED
+from search_outcomes import MISSED
 
 from bigbatch.tune.simulate import CurveTable
-from bigbatch.tune.simulate.compare import MISSED
 
 PARTS = (0.1, 0.25, 0.5)
 """Of a run: where early values are compared with the end."""

@@ -19,15 +19,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from invented_curves import invented_table
 from store import store
 
 from bigbatch.tune.simulate.curves import CurveTable
-from bigbatch.tune.simulate.known_rows import known_rows, rows_of
 from bigbatch.tune.simulate.replay import replay
-from bigbatch.tune.simulate.synthetic import synthetic_table
 from bigbatch.tune.strategies.named import make_strategy
 from bigbatch.tune.strategies.protocol import SearchFacts, Strategy
-from bigbatch.tune.study.knowledge import KnownStudy
+from bigbatch.tune.study.knowledge import KnownStudy, KnownTrial
 from bigbatch.tune.study.provenance import provenance
 
 BATCH, ROWS, KNOWN, NOISE, SLOTS, TRIALS = "global_batch_size", 300, 40, 0.003, 2, 16
@@ -37,7 +36,7 @@ ARMS = ("none", "related", "reversed")
 
 def setting(family: str, seed: int) -> tuple[CurveTable, dict[str, tuple[KnownStudy, ...]]]:
     """A table of the two largest batches, and for each arm what is known from the two smallest ones."""
-    whole = synthetic_table(family, seed, ROWS)
+    whole = invented_table(family, seed, ROWS)
     batches = sorted({int(str(whole.params(row)[BATCH])) for row in range(ROWS)})
     small = rows_of(whole, BATCH, batches[:2])[:KNOWN]
     large = [whole.curves[row] for row in rows_of(whole, BATCH, batches[-2:])]
@@ -47,6 +46,34 @@ def setting(family: str, seed: int) -> tuple[CurveTable, dict[str, tuple[KnownSt
         "reversed": (known_rows(whole, small, NOISE, reversed_values=True),),
     }
     return replace(whole, curves=tuple(large), declared=whole.dimensions), known
+
+
+def known_rows(
+    table: CurveTable, rows: Sequence[int], noise: float = 0.0, *, reversed_values: bool = False
+) -> KnownStudy:
+    """A study that has tried these rows.
+
+    Args:
+        noise: standard deviation of what is added to every value.
+        reversed_values: the best row has the worst values, and a diverged one the best: the study misleads.
+    """
+    rng = np.random.default_rng(0)
+    top = max(max(table.curves[row].values, default=0.0) for row in rows)
+    trials = []
+    for number, row in enumerate(rows):
+        curve = table.curves[row]
+        values = np.array(curve.values) + rng.normal(0, noise, len(curve.values))
+        epochs = len(values) if curve.diverged and reversed_values else curve.epochs
+        if epochs:
+            shown = top - values if reversed_values else values
+            known = dict(enumerate(shown.tolist(), 1))
+            trials.append(KnownTrial(number, curve.params, known, epochs, curve.diverged and not reversed_values))
+    return KnownStudy("reversed" if reversed_values else "related", tuple(trials))
+
+
+def rows_of(table: CurveTable, name: str, values: Sequence[object]) -> list[int]:
+    """The rows whose parameter ``name`` has one of these values."""
+    return [row for row in range(len(table.curves)) if table.params(row).get(name) in values]
 
 
 def regrets(table: CurveTable, known: tuple[KnownStudy, ...], seed: int, strategy: str) -> list[float]:

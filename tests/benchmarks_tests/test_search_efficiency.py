@@ -7,53 +7,42 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import search_arms as arms
+import search_efficiency as bench
+from invented_curves import invented_table
+from search_outcomes import outcome_of, regret_at
 
-from bigbatch.tune.simulate import CurveTable, synthetic_table
-from helpers.paths import ROOT
-
-
-@pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The script as a module."""
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    import search_efficiency as module
-
-    return module
+from bigbatch.tune.simulate import CurveTable, RecordedCurve, ReplayedEpoch
+from bigbatch.tune.simulate.replay import Replay
 
 
-@pytest.fixture
-def arms(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    import search_arms as module
-
-    return module
-
-
-def run(bench: Any, folder: Path, *options: str) -> dict[str, Any]:
+def run(folder: Path, *options: str) -> dict[str, Any]:
     small = ["--raw", str(folder / "raw.jsonl"), "--families", "projected", "--rows", "40", "--budget", "12"]
     assert bench.main([*small, "--slots", "4", "--output", str(folder / "out.json"), *options]) == 0
     found: dict[str, Any] = json.loads((folder / "out.json").read_text())
     return found
 
 
-def test_every_arm_runs_and_what_is_done_is_not_run_again(bench: Any, tmp_path: Path) -> None:
-    first = run(bench, tmp_path, "--seeds", "1")
+def test_every_arm_runs_and_what_is_done_is_not_run_again(tmp_path: Path) -> None:
+    first = run(tmp_path, "--seeds", "1")
     raw = (tmp_path / "raw.jsonl").read_text()
     assert {row["arm"] for row in first["rows"]} == set(bench.FIXED) and len(raw.splitlines()) == len(bench.FIXED)
     with (tmp_path / "raw.jsonl").open("a") as file:
         file.write('{"group": "proj')  # a kill in the middle of a line
         file.write("\n")
-    second = run(bench, tmp_path, "--seeds", "2", "--arms", "random", "bound_best_first", "qmc+none")
+    second = run(tmp_path, "--seeds", "2", "--arms", "random", "bound_best_first", "qmc+none")
     assert (tmp_path / "raw.jsonl").read_text().startswith(raw), "appended"
-    assert run(bench, tmp_path, "--seeds", "9", "--arms", "random", "--no-run")["rows"][0]["searches"] == 2
+    assert run(tmp_path, "--seeds", "9", "--arms", "random", "--no-run")["rows"][0]["searches"] == 2
     rows = {row["arm"]: row for row in second["rows"]}
     assert {arm: row["searches"] for arm, row in rows.items()} == {"random": 2, "bound_best_first": 2, "qmc+none": 2}
     assert rows["bound_best_first"]["regret_16"][0] == 0.0 and second["provenance"]["packages"]["optuna"]
 
 
-def test_searches_without_a_parameter_are_others_than_those_with_it(bench: Any, tmp_path: Path) -> None:
-    table = synthetic_table("projected", 0, rows=30)
+def test_searches_without_a_parameter_are_others_than_those_with_it(tmp_path: Path) -> None:
+    table = invented_table("projected", 0, rows=30)
     file = tmp_path / "own.jsonl"
     lines: list[dict[str, Any]] = [
         {"params": {**curve.params, "twice": 1.0}, "curve": [[60.0 * (e + 1), v] for e, v in enumerate(curve.values)]}
@@ -62,12 +51,12 @@ def test_searches_without_a_parameter_are_others_than_those_with_it(bench: Any, 
     ]
     file.write_text("\n".join(map(json.dumps, lines)))
     options = ["--curves", str(file), "--seeds", "1", "--arms", "random"]
-    assert {row["group"] for row in run(bench, tmp_path, *options)["rows"]} == {"own", "projected"}
-    left_out = run(bench, tmp_path, *options, "--no-run", "--without", "twice", "nothing")
+    assert {row["group"] for row in run(tmp_path, *options)["rows"]} == {"own", "projected"}
+    left_out = run(tmp_path, *options, "--no-run", "--without", "twice", "nothing")
     assert [row["group"] for row in left_out["rows"]] == ["projected"], "an invented table keeps its parameters"
 
 
-def test_figures_of_a_group_by_hand(bench: Any) -> None:
+def test_figures_of_a_group_by_hand() -> None:
     def line(arm: str, seed: int, hit: float | None, regret: float) -> dict[str, Any]:
         figures = {"hit": hit, "regret": dict.fromkeys(("16", "24", "40"), regret), "decision_ms": 1.0}
         return {"group": "g", "arm": arm, "slots": 8, "seed": seed, "budget": 60.0, **figures}
@@ -108,11 +97,11 @@ def test_figures_of_a_group_by_hand(bench: Any) -> None:
     )
 
 
-def test_early_values_are_compared_with_the_end_among_the_better_half(bench: Any) -> None:
+def test_early_values_are_compared_with_the_end_among_the_better_half() -> None:
     """Of forty runs the better half is ahead early as it is late, or the other way round."""
     from dataclasses import replace
 
-    table = synthetic_table("projected", 0, rows=40)
+    table = invented_table("projected", 0, rows=40)
     whole = [c for c in table.curves if len(c.values) == table.max_epochs]
     for sign in (1, -1):
         ends = 0.5 + np.arange(len(whole)) / 100
@@ -126,13 +115,13 @@ def test_early_values_are_compared_with_the_end_among_the_better_half(bench: Any
     assert "| after 10 % of the run | −0.04 |" in text and "| after 50 % of the run | +1.00 |" in text
 
 
-def test_stocks_rungs_are_those_of_rays_scheduler(arms: Any) -> None:
+def test_stocks_rungs_are_those_of_rays_scheduler() -> None:
     """Against ``_Bracket`` of the installed Ray."""
     from types import SimpleNamespace
 
     from ray.tune.schedulers.async_hyperband import _Bracket
 
-    table: CurveTable = synthetic_table("projected", 0, rows=40)
+    table: CurveTable = invented_table("projected", 0, rows=40)
     ours = arms.Stock(table, seed=0)
     rays = _Bracket(1, table.max_epochs, arms.RAYS_FACTOR, 0)
     rng, stopped = np.random.default_rng(0), set()
@@ -147,11 +136,61 @@ def test_stocks_rungs_are_those_of_rays_scheduler(arms: Any) -> None:
     assert 5 < len(stopped) < 30
 
 
-def test_bounds_know_the_end(arms: Any) -> None:
-    table = synthetic_table("projected", 1, rows=60)
+def test_bounds_know_the_end() -> None:
+    table = invented_table("projected", 1, rows=60)
     best = arms.run("bound_best_first", table, 4, 0, 1e9, lambda epoch: epoch.finished)
     assert best.epochs[-1].value in [table.curves[row].values[-1] for row in table.order[:4]]
     losers = arms.run("bound_losers_stopped", table, 4, 0, 1e9, lambda epoch: False)
     assert [e.value for e in losers.epochs if e.finished] == [table.best], "one row is the best hundredth of sixty"
     stock = arms.run("stock", table, 4, 0, 1e9, lambda epoch: False)
     assert len({e.trial for e in stock.epochs}) == 60
+
+
+TABLE = CurveTable("t", tuple(RecordedCurve({"lr": 0.1 * i}, (0.1 * i,), (36.0,), 1) for i in range(1, 6)))
+
+
+def epoch(hours: float, value: float | None, finished: bool = True) -> ReplayedEpoch:
+    return ReplayedEpoch(hours, round(10 * hours), {}, value, finished)
+
+
+def test_an_outcome_is_the_regret_of_finished_runs() -> None:
+    found = [
+        epoch(0.1, 0.2),
+        epoch(0.2, 0.5, finished=False),
+        epoch(0.3, 0.1),
+        epoch(0.4, 0.4),
+        epoch(0.5, None, False),
+    ]
+    outcome = outcome_of(TABLE, Replay(found, [], 5))
+    assert outcome.hit_h is None, "the best row was seen, but has not finished"
+    assert outcome.improved == ((0.1, pytest.approx(0.3)), (0.4, pytest.approx(0.1)))
+    assert (outcome.trials, outcome.finished) == (5, 3)
+    hit = outcome_of(TABLE, Replay([*found, epoch(0.7, 0.5)], [], 6))
+    assert hit.hit_h == 0.7 and hit.improved[-1] == (0.7, 0.0)
+    assert [regret_at(TABLE, hit, hours) for hours in (0.05, 0.2, 0.4, 1.0)] == pytest.approx([0.4, 0.3, 0.1, 0.0])
+
+
+def algoperf(
+    config: int, study: int, steps: list[int], params: dict[str, object], name: str
+) -> list[dict[str, object]]:
+    """Rows of AlgoPerf's logs. The accuracy is missing at step 300."""
+    return [
+        {"submission": name, "study": study, "config": config, "params": json.dumps(params), "step": s,
+         "seconds": 3.0 * s, "val_accuracy": None if s == 300 else s / 1e4}
+        for s in steps
+    ]  # fmt: skip
+
+
+def test_algoperfs_table(tmp_path: Path) -> None:
+    steps = [1, *range(100, 12_201, 100)]
+    rows = algoperf(0, 0, steps, {"lr": 0.1}, "adam") + algoperf(0, 1, steps, {"lr": 0.1}, "adam")
+    rows += algoperf(1, 0, steps, {"lr": 0.2, "wd": 0.1}, "adam") + algoperf(2, 0, steps[:60], {}, "free")
+    rows += algoperf(3, 0, [1], {}, "crashed")
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "resnet.parquet")
+    table = bench.read_table(tmp_path / "resnet.parquet")
+    assert table.name == "resnet"
+    assert [c.params["submission"] for c in table.curves] == ["adam", "adam", "adam 2", "free"]
+    curve = table.curves[0]
+    assert (curve.epochs, curve.values[-1], curve.seconds[-1]) == (50, 1.22, 36_600.0), "thinned, with the last"
+    assert 0.03 not in {v for c in table.curves for v in c.values}
+    assert len(set(np.diff(curve.seconds).round())) <= 3, "evenly"

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from optuna.trial import FrozenTrial
 
@@ -12,11 +11,10 @@ from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.errors import FailureKind
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.search.first_trials import enqueue_first_trials
-from bigbatch.tune.search.running import configurations_of, follow_up_of, missing_in, strategy_of
+from bigbatch.tune.search.running import configurations_of, missing_in, strategy_of
 from bigbatch.tune.strategies.protocol import TrialDecision
 from bigbatch.tune.study.store import StudyStore
 from bigbatch.tune.trials.conductor import Conductor, LiveTrial, Over
-from helpers.conducted import Killed, MemoryStore, kill_at_write
 
 Curve = Callable[[TrainConfig, int], float]
 """From a configuration and an epoch to its validation top-1."""
@@ -27,12 +25,9 @@ class PlannedSearch:
     """A search that is driven step by step: a step starts a trial in a free slot, or ends an epoch in a busy one."""
 
     plan: SearchPlan
-    folder: Path
     curve: Curve
     fails: Callable[[FrozenTrial], bool] = lambda _: False
     """Whether the trial's process dies in its first epoch."""
-    on_disk: bool = False
-    """Whether the study is in the plan's folder, with its tables; else it is in memory."""
     slots: dict[str, LiveTrial | None] = field(default_factory=lambda: dict.fromkeys("AB"))
     store: StudyStore = field(init=False)
     conductor: Conductor = field(init=False)
@@ -40,24 +35,16 @@ class PlannedSearch:
     over: bool = False
 
     def __post_init__(self) -> None:
-        self.open(None)
+        self._begin(StudyStore.create(self.plan.folder, self.plan.study, self.plan.to_dict(), None))
 
-    def open(self, earlier: StudyStore | None) -> None:
-        """Begin, or go on as the next process does."""
-        if not self.on_disk:
-            self.store = MemoryStore(self.folder / str(self.steps), earlier.study if earlier else None)
-            self.store.objectives = self.plan.objectives
-        elif earlier is None:
-            self.store = StudyStore.create(self.plan.folder, self.plan.study, self.plan.to_dict(), None)
-        else:
-            self.store = StudyStore.open(self.plan.folder, None)
+    def _begin(self, store: StudyStore) -> None:
+        self.store = store
         self.conductor = Conductor(
             self.store,
             strategy_of(self.plan),
             configurations_of(self.plan),
             objective=self.plan.objectives.first,
             confirm=missing_in(self.plan),
-            follow_up=follow_up_of(self.plan),
             trials=self.plan.trials,
             workers=1,
             observers=[],
@@ -68,7 +55,7 @@ class PlannedSearch:
     def kill(self) -> None:
         """Forget all but the study; the next driver finds the trials that ran waiting, and goes on with them."""
         self.store.close()
-        self.open(self.store)
+        self._begin(StudyStore.open(self.plan.folder, None))
         busy = {name: live.trial.number for name, live in self.slots.items() if live is not None}
         self.slots, self.over = dict.fromkeys(self.slots), False
         for name in sorted(busy, key=lambda name: busy[name]):
@@ -109,21 +96,6 @@ class PlannedSearch:
             assert self.steps < 2000, "it does not end"
         return self
 
-    def run_with_kills_at_writes(self, numbers: Iterable[int]) -> PlannedSearch:
-        """To its end; each driver is killed at its write of that number, in the middle of whatever it decides."""
-        for number in numbers:
-            kill_at_write(self.store.study._storage, number)
-            try:
-                return self.run()
-            except Killed:
-                self.kill()
-        return self.run()
-
     @property
     def trials(self) -> list[FrozenTrial]:
         return self.store.study.get_trials(deepcopy=False)
-
-
-def config_of(trial: FrozenTrial) -> TrainConfig:
-    """What the trial trains."""
-    return TrainConfig.from_dict(trial.user_attrs["config"])

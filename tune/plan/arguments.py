@@ -34,12 +34,6 @@ def _add_what(p: argparse.ArgumentParser) -> None:
     _add_data(add)
     add("--batch", metavar="B[,B…]", help="search these global batches only, e.g. 8192 or 2k,8k,32k (k = 1024)")
     add(
-        "--fidelity",
-        metavar="KIND[=VALUE]",
-        help="first cheap runs: epochs, subset or image_size, e.g. epochs=4; then the best of each batch in full",
-    )
-    add("--transfer-to", metavar="B", help="tune at smaller batches, then search shortly at this one, e.g. 32k")
-    add(
         "--holdout",
         type=parse_holdout,
         metavar="PART|none",

@@ -30,7 +30,6 @@ from bigbatch.tune.plan.confirm import checked_confirm
 from bigbatch.tune.plan.duration import parse_duration
 from bigbatch.tune.plan.enqueued import first_trials
 from bigbatch.tune.plan.enqueued_trial import stored_trials
-from bigbatch.tune.plan.fidelity_plan import fidelity_plan, refuse_other_searches
 from bigbatch.tune.plan.fitting import FittedSearch, SearchRequest, fit_search, fit_search_to_unknown_cluster
 from bigbatch.tune.plan.holdout import divide_validation, stored_holdout
 from bigbatch.tune.plan.join import check_join
@@ -62,7 +61,6 @@ from bigbatch.tune.plan.trainable_plan import (
     refuse_options_of_the_loop,
     trainable_data,
 )
-from bigbatch.tune.plan.transfer_plan import parse_target, transfer_plan
 from bigbatch.tune.plan.warm_start import knowledge_of
 from bigbatch.tune.strategies.names import STOPPINGS, STRATEGIES, resolved
 from bigbatch.tune.study.description import Description, read_description
@@ -171,7 +169,9 @@ def make_plan(options: SearchOptions) -> SearchPlan:
         options = options.over({**known, **given})
         options = with_studys_objective(options, stored)
         _refuse_late_tests(options, stored)
-    plan = _in_parts(_plan(options, stored))
+    plan = _plan(options, stored)
+    strategy, stopping = resolved(plan.strategy, plan.stopping, plan.most_trials, plan.max_epochs)
+    plan = dataclasses.replace(plan, strategy=strategy, stopping=stopping)
     check_own_search(plan)
     check_study_fits(plan)
     wanted_tests(plan)  # refuses a space without rates to find
@@ -244,9 +244,7 @@ def check_option_values(o: SearchOptions) -> CheckedOptions:
     TrainConfig(seed=seed)  # checks its range
     overrides = _overrides(o)
     batches = parse_batches(o.batch)
-    if parse_target(o.transfer_to) is None:
-        overrides |= pinned_batch(batches, overrides)
-    refuse_other_searches(o)
+    overrides |= pinned_batch(batches, overrides)
     data_keys = {key: value for key, value in overrides.items() if key.startswith("data.")}
     if o.retry_failed and not o.resume:
         raise ConfigError(
@@ -312,8 +310,7 @@ def _plan(o: SearchOptions, stored: Description) -> SearchPlan:
     at_once = trials_for_slots(machine, trials, o.is_open_ended)
     share = share_out(machine, checked.workers, at_once) if machine.nodes else Share(1, checked.workers, {"CPU": 1.0})
     model = None if (o.model or "auto") == "auto" else absolute("--model", str(o.model))
-    target, workers = parse_target(o.transfer_to), checked.workers
-    search = SearchRequest(space, data, model, max_epochs, workers, overrides, o.prior_from, checked.batches, target)
+    search = SearchRequest(space, data, model, max_epochs, checked.workers, overrides, o.prior_from, checked.batches)
     fitted = _fitted(search, machine, stored)
     name = study_name(o.study, space, data)
     return SearchPlan(
@@ -346,18 +343,6 @@ def _plan(o: SearchOptions, stored: Description) -> SearchPlan:
         constraints=constraints_in_words(space, fitted.workload, fitted.overrides),
         confirm=checked_confirm(o.confirm, sys.maxsize if o.is_open_ended else trials, objectives),
     )
-
-
-def _in_parts(plan: SearchPlan) -> SearchPlan:
-    """The plan of a search of two parts, if options ask for one, with the names that ``auto`` stands for in the first.
-
-    Raises ConfigError as ``transfer_plan`` and ``fidelity_plan``.
-    """
-    target = parse_target(plan.options.transfer_to)
-    transfer = transfer_plan(target, plan.frontier, plan.trials, plan.objectives, plan.open_ended)
-    plan = dataclasses.replace(plan, transfer=transfer, fidelity=fidelity_plan(plan))
-    strategy, stopping = resolved(plan.strategy, plan.stopping, plan.most_first_trials, plan.first_epochs)
-    return dataclasses.replace(plan, strategy=strategy, stopping=stopping)
 
 
 def _data_of(o: SearchOptions, checked: CheckedOptions) -> tuple[FolderScan | None, DataInfo, dict[str, object]]:

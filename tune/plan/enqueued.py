@@ -190,10 +190,8 @@ def _parts(config: TrainConfig) -> tuple[object, ...]:
 def first_trials(plan: SearchPlan) -> tuple[EnqueuedTrial, ...]:
     """The trials with which a new search begins, by its options. Raises ConfigError as ``enqueued_trials``."""
     frontier = plan.frontier if plan.frontier and plan.space.key_of(plan.frontier.name) == BATCH_KEY else None
-    batches = tuple(value for value in plan.strategy_values if isinstance(value, int)) if frontier else ()
-    search = SearchToFit(
-        plan.space, plan.workload, plan.overrides, plan.first_trials, plan.seed, batches, plan.open_ended
-    )
+    batches = tuple(value for value in frontier.values if isinstance(value, int)) if frontier else ()
+    search = SearchToFit(plan.space, plan.workload, plan.overrides, plan.trials, plan.seed, batches, plan.open_ended)
     if plan.options.enqueue:
         return enqueued_trials(read_sources(plan.options.enqueue), search)
     return enqueued_trials(None, search) if capabilities_of(plan.strategy).learns else ()  # designs stay as they are

@@ -20,7 +20,6 @@ from bigbatch.tune.plan.batches import check_batches, check_batches_are_searched
 from bigbatch.tune.plan.frontier_plan import FrontierPlan, frontier_plan
 from bigbatch.tune.plan.machine import Machine, Node
 from bigbatch.tune.plan.prior import RatePrior, rate_prior, read_priors
-from bigbatch.tune.plan.transfer_plan import with_target
 
 SOME_GPU = Machine((Node(1, 1),))
 """Stands for a cluster with GPUs while nothing else is known about it."""
@@ -42,8 +41,6 @@ class SearchRequest:
     prior_from: Sequence[str] = ()
     batches: tuple[int, ...] = ()
     """Of ``--batch``. Empty: the space chooses them."""
-    transfer_to: int | None = None
-    """The batch of ``--transfer-to``, which is searched as well."""
 
 
 @dataclass(frozen=True)
@@ -70,9 +67,6 @@ def fit_search(search: SearchRequest, machine: Machine, rates: RatePrior | None 
     check_batches(search.batches, workload)
     overrides = check_parameters(space, workload, search.overrides)
     ranges = check_space(space, workload, pinned=overrides)
-    if search.transfer_to is not None:
-        workload = with_target(space, workload, ranges, overrides, search.transfer_to, search.batches)
-        ranges = check_space(space, workload, pinned=overrides)
     if rates is None:
         rates = rate_prior(read_priors(search.prior_from, space, workload, overrides), ranges)
     if rates.apply(workload) != workload:

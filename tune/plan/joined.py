@@ -43,7 +43,6 @@ def _on_cluster(plan: SearchPlan, machine: Machine) -> SearchPlan:
         overrides=plan.overrides,
         prior_from=plan.options.prior_from,
         batches=parse_batches(plan.options.batch),
-        transfer_to=plan.transfer.target if plan.transfer else None,
     )
     rates = RatePrior(plan.workload.lr_factors, plan.workload.lr_spread)
     fitted = fit_search(search, machine, rates if plan.resume else None)

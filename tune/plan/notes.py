@@ -35,7 +35,7 @@ def plan_notes(plan: SearchPlan) -> list[str]:
         enlarged_images(plan.data) if "data.image_size" not in plan.overrides else None,
         strategy_weakness(plan.strategy, needs_of(plan)),
         nothing_to_search(len(searched), plan.trials)
-        or nothing_to_learn_from(plan.strategy, plan.most_first_trials, plan.share.concurrency, plan.workers),
+        or nothing_to_learn_from(plan.strategy, plan.most_trials, plan.share.concurrency, plan.workers),
         too_few_for_the_values(sys.maxsize if plan.open_ended else plan.trials, *_compared(plan)),
         shared_file_warning(plan.storage),
         only_at_the_beginning(plan),

@@ -19,7 +19,7 @@ from bigbatch.train_loop.data.names import NAMES
 
 RESUMED_OPTIONS = (
     "space", "data", "subset", "val_part", "holdout", "model", "trials", "max_epochs", "budget_gpu_hours", "strategy",
-    "stopping", "workers", "set", "loss", "optimizer", "batch", "transfer_to", "fidelity", "tolerance", "confirm",
+    "stopping", "workers", "set", "loss", "optimizer", "batch", "tolerance", "confirm",
     "seed", "wandb", "wandb_watch", "log_every_steps", "on_bad_image", "stage", "find_lr", "trainable", "metric",
 )  # fmt: skip
 
@@ -36,8 +36,6 @@ class SearchOptions:
     holdout: float | None = None
     """0: none."""
     batch: str | None = None
-    transfer_to: str | None = None
-    fidelity: str | None = None
     model: str | None = None
     loss: str | None = None
     optimizer: str | None = None

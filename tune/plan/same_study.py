@@ -19,8 +19,6 @@ OPTIONS = {
     "seed": "--seed",
     "lr_factors": "--prior-from",
     "batches": "--batch",
-    "transfer_to": "--transfer-to",
-    "fidelity": "--fidelity",
     "workers": "--workers",
 }
 OF_THE_DATA = ("image_size", "train_size", "val_size", "holdout_size", "num_classes")

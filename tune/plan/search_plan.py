@@ -19,9 +19,7 @@ from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.tune.plan.frontier_plan import FrontierPlan
 from bigbatch.tune.plan.machine import Machine, Share
 from bigbatch.tune.plan.options import SearchOptions
-from bigbatch.tune.plan.transfer_plan import TransferPlan
 from bigbatch.tune.study.confirm_rule import NOTHING, ConfirmRule
-from bigbatch.tune.study.fidelity import FidelityPlan
 from bigbatch.tune.study.knowledge import WARM_START, KnownStudy
 from bigbatch.tune.study.objectives import Objectives
 from bigbatch.tune.study.target import TimeToTarget
@@ -63,8 +61,6 @@ class SearchPlan:
     options: SearchOptions
     frontier: FrontierPlan | None = None
     """The values that the search compares, each with its own best configuration. None: all trials compare."""
-    transfer: TransferPlan | None = None
-    fidelity: FidelityPlan | None = None
     tolerance: Tolerance = HALF_A_POINT
     """By how much the answer may be worse than the best."""
     confirm: ConfirmRule = NOTHING
@@ -101,27 +97,9 @@ class SearchPlan:
         return 1 if self.address == "local" else 5
 
     @property
-    def first_trials(self) -> int:
-        """How many configurations the strategy proposes: all, or those before the second part of the search."""
-        second = self.transfer or self.fidelity
-        return second.first if second else self.trials
-
-    @property
-    def most_first_trials(self) -> int:
-        """As ``first_trials``; without an end where a budget is the only limit."""
-        return sys.maxsize if self.open_ended else self.first_trials
-
-    @property
-    def first_epochs(self) -> int:
-        """Epochs of the longest run that the strategy proposes."""
-        by_epochs = self.fidelity is not None and self.fidelity.runs.kind == "epochs"
-        return int(self.fidelity.runs.cheap) if self.fidelity and by_epochs else self.max_epochs
-
-    @property
-    def strategy_values(self) -> tuple[object, ...]:
-        """The frontier's values among which the strategy chooses: all, or those before the target of a transfer."""
-        values = self.frontier.values if self.frontier else ()
-        return tuple(value for value in values if self.transfer is None or value != self.transfer.target)
+    def most_trials(self) -> int:
+        """How many configurations the strategy proposes; without an end where a budget is the only limit."""
+        return sys.maxsize if self.open_ended else self.trials
 
     @property
     def trial_limit(self) -> int | None:
@@ -145,8 +123,6 @@ class SearchPlan:
             "batches": list(self.workload.batches) or None,
             "lr_spread": self.workload.lr_spread,
             "smaller_step": self.workload.smaller_step,
-            "fidelity": self.fidelity.runs.text if self.fidelity else None,
-            "transfer_to": self.transfer.target if self.transfer else None,
             "image_size": self.data.image_size,
             "train_size": self.data.train_size,
             "val_size": self.data.val_size,

@@ -18,7 +18,7 @@ from bigbatch.tune.study.objectives import Objectives, own_objectives
 OPTION = "--trainable"
 ARGUMENTS = ("config", "report", "resume")
 OF_THE_LOOP = (
-    "data", "subset", "val_part", "holdout", "batch", "transfer_to", "fidelity", "model", "loss", "optimizer",
+    "data", "subset", "val_part", "holdout", "batch", "model", "loss", "optimizer",
     "on_bad_image", "stage", "find_lr", "prior_from", "enqueue", "wandb_watch", "log_every_steps", "metric",
 )  # fmt: skip
 """Options of our own training loop: the function brings its own data and network."""

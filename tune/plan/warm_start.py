@@ -82,8 +82,7 @@ def _read(path: str, plan: SearchPlan) -> KnownStudy:
     if summary.state == UNREADABLE:
         raise ConfigError(f"--warm-start must be able to read the study; got {path!r} ({summary.why}). Restore it.")
     told = [trial for trial in summary.study.trials if trial.state in ("COMPLETE", "PRUNED") or _diverged(trial)]
-    # Values of cheap runs (--fidelity) are those of another search. Infeasible trials are no answer.
-    left_out = ("confirms", "fidelity", "infeasible")
+    left_out = ("confirms", "infeasible")  # infeasible trials are no answer
     told = [t for t in told if t.params and not any(name in t.attrs for name in left_out)]
     if not told:
         raise ConfigError(
@@ -285,8 +284,8 @@ def best_known(plan: SearchPlan) -> list[tuple[str, dict[str, object]]]:
 
     They are a quarter of the trials at most, but one. The studies take turns, from the largest batch to the smallest.
     """
-    room, name = max(1, plan.first_trials // 4), plan.frontier.searched if plan.frontier else None
-    values: tuple[object, ...] = plan.strategy_values[::-1] if name else (None,)
+    room, name = max(1, plan.trials // 4), plan.frontier.searched if plan.frontier else None
+    values: tuple[object, ...] = plan.frontier.values[::-1] if plan.frontier and name else (None,)
     found: list[tuple[str, dict[str, object]]] = []
     for place in range(room):
         for value in values:

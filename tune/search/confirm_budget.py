@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Mapping
 
 from optuna.trial import FrozenTrial
@@ -45,9 +44,7 @@ def confirmation_facts(plan: SearchPlan) -> ConfirmationFacts | None:
 def reserve_of(plan: SearchPlan) -> ConfirmationReserve | None:
     """What is kept back of the plan's budget for confirmations; None without any."""
     facts = confirmation_facts(plan)
-    # The time of cheap runs bounds none of a full one, so there the runs are always counted one by one.
-    most_epochs = plan.max_epochs if plan.fidelity is None else sys.maxsize
-    return None if facts is None else ConfirmationReserve(facts, most_epochs)
+    return None if facts is None else ConfirmationReserve(facts, plan.max_epochs)
 
 
 # Beforehand

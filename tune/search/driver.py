@@ -43,7 +43,6 @@ from bigbatch.tune.search.confirm_budget import check_confirm_fits, cost_in_word
 from bigbatch.tune.search.ending import DONE, FAILED, end_search
 from bigbatch.tune.search.find_rates import find_rates
 from bigbatch.tune.search.first_trials import enqueue_first_trials
-from bigbatch.tune.search.follow_up_findings import follow_up_findings
 from bigbatch.tune.search.joining import agreement, check_same_model
 from bigbatch.tune.search.known_findings import known_findings
 from bigbatch.tune.search.late_report import LateReport
@@ -173,10 +172,9 @@ def _say_findings(
     said = [NO_OTHER] if is_exhausted(store.study) else []
     said += refusals_in_words(trials)
     if answer.values.get(USABLE) is not False:  # else nothing has learned, and no more is to be said of the trials
-        facts, objective = facts_of(plan), plan.objectives.first
-        said += [*known_findings(plan.warm_start, facts, trials), *follow_up_findings(trials, objective)]
-        said += look_findings(plan.stopping, facts, trials)
-        if more := what_more_would_bring(plan, store, objective):
+        facts = facts_of(plan)
+        said += [*known_findings(plan.warm_start, facts, trials), *look_findings(plan.stopping, facts, trials)]
+        if more := what_more_would_bring(plan, store, plan.objectives.first):
             said += [f"\n{more}"]
     for line in said:
         say(console, line)

@@ -27,15 +27,5 @@ def enqueue_first_trials(plan: SearchPlan, study: optuna.Study) -> None:
             attrs = {ENQUEUED_ATTR: trial.label, GIVEN_ATTR: config.to_dict()}
             study.enqueue_trial(parameters_of_trial(trial, plan), user_attrs=attrs)
     if strategy_of(plan).capabilities.learns:  # the designs random and qmc stay as they are
-        points = [_before_target(point, plan) for point in plan.space.initial_points(plan.workload, plan.overrides)]
-        if plan.first_trials < plan.trials:  # the others are for the second part
-            points = points[: max(0, plan.first_trials - len(study.get_trials(deepcopy=False)))]
-        for point in points:
+        for point in plan.space.initial_points(plan.workload, plan.overrides):
             study.enqueue_trial(point, skip_if_exists=True)
-
-
-def _before_target(point: dict[str, object], plan: SearchPlan) -> dict[str, object]:
-    """The point; at the largest tuned batch if it is one at the target of a transfer."""
-    if plan.transfer is None or plan.frontier is None or point.get(plan.frontier.name) != plan.transfer.target:
-        return point
-    return {**point, plan.frontier.name: plan.transfer.batches[-1]}

@@ -28,12 +28,9 @@ from bigbatch.tune.search.confirm_budget import (
 )
 from bigbatch.tune.strategies.dimensions import dimensions_of
 from bigbatch.tune.strategies.early_look import checkpoints_to_drop
-from bigbatch.tune.strategies.finalists import Finalists
-from bigbatch.tune.strategies.follow_up import FollowUp, FollowUpInBudget
 from bigbatch.tune.strategies.named import make_strategy
 from bigbatch.tune.strategies.protocol import SearchFacts, Strategy
 from bigbatch.tune.strategies.search_only import SearchOnly
-from bigbatch.tune.strategies.transfer import Transfer, TransferFacts
 from bigbatch.tune.study.answer import answer_of
 from bigbatch.tune.study.budget import Budget
 from bigbatch.tune.study.confirmation import missing_confirmations
@@ -84,50 +81,21 @@ def facts_of(plan: SearchPlan) -> SearchFacts:
     """What a strategy knows about a plan."""
     return SearchFacts(
         dimensions=dimensions_of(plan.ranges),
-        trials=plan.first_trials,
-        max_epochs=plan.first_epochs,
+        trials=plan.trials,
+        max_epochs=plan.max_epochs,
         slots=plan.share.concurrency,
         seed=plan.seed,
         objective=plan.objectives.first,
         frontier=plan.frontier.searched if plan.frontier else None,
-        kept_for_later=plan.transfer.target if plan.transfer else None,
         tolerance=plan.tolerance,
         knowledge=plan.warm_start,
         open_ended=plan.open_ended,
     )
 
 
-def follow_up_of(plan: SearchPlan) -> FollowUp | None:
-    """What decides the second part of a search; None if it has none."""
-    if plan.fidelity is not None:
-        searched = plan.frontier.searched if plan.frontier else None
-        first = math.inf if plan.open_ended else plan.fidelity.first
-        return Finalists(plan.fidelity.runs, plan.objectives.first, searched, first)
-    if plan.transfer is None or plan.frontier is None:
-        return None
-    facts = TransferFacts(
-        name=plan.frontier.name,
-        target=plan.transfer.target,
-        first=math.inf if plan.open_ended else plan.transfer.first,
-        space=plan.space,
-        workload=plan.workload,
-        fixed=plan.overrides,
-        dimensions=dimensions_of(plan.ranges),
-        objective=plan.objectives.first,
-        seed=plan.seed,
-    )
-    return Transfer(facts)
-
-
-def within_budget(follow_up: FollowUp | None, budget: Budget | None) -> FollowUp | None:
-    """The second part of a search, which also begins when the first one has used its share of the budget."""
-    return follow_up if follow_up is None or budget is None else FollowUpInBudget(follow_up, budget.used_share)
-
-
 def configurations_of(plan: SearchPlan) -> SpaceConfigurations:
     """What makes the configurations of a plan's trials."""
-    fidelity = plan.fidelity.runs if plan.fidelity else None
-    return SpaceConfigurations(plan.space, plan.workload, plan.overrides, plan.seed, plan.share.workers, fidelity)
+    return SpaceConfigurations(plan.space, plan.workload, plan.overrides, plan.seed, plan.share.workers)
 
 
 def strategy_of(plan: SearchPlan) -> Strategy:
@@ -236,7 +204,6 @@ def make_bridge(
         ending=stop.is_set,
         admission=Admission(run.budget, plan.share.workers, reserve_of(plan)),
         confirm=missing_in(plan),
-        follow_up=within_budget(follow_up_of(plan), run.budget),
         may_start=lambda: not stop.is_set() and run.deadline.allows_a_trial() and not lost(),
     )
     run.deadline = Deadline(allocation_end(), bridge.first_result_s)

@@ -3,6 +3,5 @@
 from bigbatch.tune.simulate.curves import CurveTable, RecordedCurve
 from bigbatch.tune.simulate.readers import read_curves
 from bigbatch.tune.simulate.replay import ReplayedEpoch, simulate
-from bigbatch.tune.simulate.synthetic import synthetic_table
 
-__all__ = ["RecordedCurve", "CurveTable", "ReplayedEpoch", "read_curves", "simulate", "synthetic_table"]
+__all__ = ["RecordedCurve", "CurveTable", "ReplayedEpoch", "read_curves", "simulate"]

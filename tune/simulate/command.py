@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
+import multiprocessing
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,14 +17,33 @@ from bigbatch.cluster.host.command_line import DONE, INTERRUPTED, WRONG_INPUT, O
 from bigbatch.train_loop.config import ConfigError
 
 if TYPE_CHECKING:
-    from bigbatch.tune.simulate.compare import Arm, Outcome, Setting
+    from bigbatch.tune.simulate.curves import CurveTable
     from bigbatch.tune.simulate.replay import Replay
+    from bigbatch.tune.strategies.protocol import SearchFacts, Strategy
     from bigbatch.tune.study.objective import Direction
 
 BUDGET_RUNS = 40
 """Default budget: as many mean runs."""
 FEW_RUNS = 60
-PLOT, RAW = "regret.svg", "epochs.parquet"
+PARTS = (0.25, 0.5, 1.0)
+"""Of the budget: when a search's regret is told."""
+
+
+@dataclass(frozen=True)
+class Search:
+    """What is simulated with each seed."""
+
+    strategy: str
+    stopping: str
+    slots: int
+    budget_h: float
+    trials: int | None
+
+    @property
+    def label(self) -> str:
+        """E.g. ``tpe + asha, 8 slots``."""
+        stopping = "" if self.stopping == "none" else f" + {self.stopping}"
+        return f"{self.strategy}{stopping}, {self.slots} slot{'s' * (self.slots > 1)}"
 
 
 def simulate_parser() -> argparse.ArgumentParser:
@@ -33,20 +54,17 @@ def simulate_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = p.add_argument
-    add("--curves", nargs="+", required=True, metavar="FILE", help="curves as .parquet or .jsonl, or studies' folders")
+    add("--curves", nargs="+", required=True, metavar="FILE", help="studies' folders, or curves as .jsonl")
     add("--strategy", nargs="+", default=["auto"], metavar="NAME", help="strategies to compare, as in bigbatch tune")
     add("--stopping", nargs="+", default=["auto"], metavar="NAME", help="early stopping: one for all, or one for each")
     add("--slots", nargs="+", type=int, default=[8], metavar="N", help="trials at a time; several are compared (8)")
     add("--seeds", type=int, default=20, metavar="N", help="simulated searches for each (20)")
     add("--budget-hours", type=float, metavar="H", help=f"slot hours of a search ({BUDGET_RUNS} mean runs)")
     add("--trials", type=int, metavar="N", help="configurations that a search tries at most (all rows)")
-    add("--task", metavar="NAME", help="the task to take from a file that holds several")
     add("--without", nargs="+", default=[], metavar="NAME", help="leave out parameters that follow from others")
     add("--minimize", action="store_true", help="smaller values are better")
     add("--epoch-seconds", type=float, metavar="S", help="replay as if a mean epoch took so long (as recorded)")
-    add("--resume-seconds", type=float, default=10.0, metavar="S", help="what continuing a paused trial costs (10)")
     add("--processes", type=int, default=1, metavar="N", help="simulated searches at the same time (1)")
-    add("--output", type=Path, metavar="FOLDER", help=f"write {PLOT} and {RAW} there")
     return p
 
 
@@ -85,95 +103,75 @@ def _check(args: argparse.Namespace) -> None:
             )
     if min(args.slots) < 1:
         raise ConfigError(f"--slots must be at least 1; got {min(args.slots)}. Write e.g. 8.")
-    if not 0 <= args.resume_seconds < math.inf:
-        raise ConfigError(
-            f"--resume-seconds must not be negative or infinite; got {args.resume_seconds}. Write e.g. 10."
-        )
-    if args.output is not None:
-        try:
-            args.output.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(
-                f"--output must be a folder that can be written; got {str(args.output)!r} ({error.strerror}). "
-                "Write another."
-            ) from None
 
 
 def _simulate(args: argparse.Namespace) -> None:
-    from bigbatch.tune.simulate.compare import outcome_of, run_all, table_lines
-
-    setting = _setting(args)
-    table = setting.table
-    diverged = sum(curve.diverged for curve in table.curves)
-    names = ", ".join(dimension.name for dimension in table.dimensions)
-    print(f"{table.name}: {len(table.curves)} runs ({diverged} diverged), searched over {names}; ", end="")
-    print(f"a mean run {table.run_s / 3600:.3g} h, best value {table.best:.4g}; budget {setting.budget_h:.3g} h")
-    if len(table.curves) < FEW_RUNS:
-        print(f"note: {len(table.curves)} runs are few: random search looks better than it is (docs/simulate.md)")
-    for slots in args.slots:
-        if slots * table.run_s > 3600 * setting.budget_h:
-            print(f"note: {setting.budget_h:.3g} h over {slots} slots end before a mean run does: raise --budget-hours")
-    arms = _arms(args)
-    found: dict[Arm, list[Outcome]] = {arm: [] for arm in arms}
-    raw: list[tuple[Arm, int, Replay]] = []
-    for arm, seed, replayed in run_all(setting, arms, args.seeds, min(args.processes, os.cpu_count() or 1)):
-        found[arm].append(outcome_of(table, replayed))
-        if args.output is not None:
-            raw.append((arm, seed, replayed))
-    print("\n".join(table_lines(setting, found)))
-    if args.output is not None:
-        _write(args.output, setting, found, raw)
-
-
-def _setting(args: argparse.Namespace) -> Setting:
-    from bigbatch.tune.simulate.compare import Setting
     from bigbatch.tune.simulate.readers import read_curves
 
     direction: Direction = "minimize" if args.minimize else "maximize"
-    table = read_curves([Path(path) for path in args.curves], direction, args.task).without(args.without)
+    table = read_curves([Path(path) for path in args.curves], direction).without(args.without)
     if args.epoch_seconds is not None:
         table = table.at_epoch_s(args.epoch_seconds)
-    all_h = table.run_s * len(table.curves) / 3600
-    budget_h = min(BUDGET_RUNS * table.run_s / 3600, all_h) if args.budget_hours is None else args.budget_hours
-    return Setting(table, budget_h, args.trials, args.resume_seconds)
-
-
-def _arms(args: argparse.Namespace) -> list[Arm]:
-    """Random search without stopping first, then what was asked for, with each number of slots."""
-    from bigbatch.tune.simulate.compare import Arm
-
+    budget_h = args.budget_hours or min(BUDGET_RUNS, len(table.curves)) * table.run_s / 3600
+    diverged = sum(curve.diverged for curve in table.curves)
+    names = ", ".join(dimension.name for dimension in table.dimensions)
+    print(f"{table.name}: {len(table.curves)} runs ({diverged} diverged), searched over {names}; ", end="")
+    print(f"a mean run {table.run_s / 3600:.3g} h, best value {table.best:.4g}; budget {budget_h:.3g} h")
+    if len(table.curves) < FEW_RUNS:
+        print(f"note: {len(table.curves)} runs are few: random search looks better than it is (docs/simulate.md)")
+    for slots in args.slots:
+        if slots * table.run_s > 3600 * budget_h:
+            print(f"note: {budget_h:.3g} h over {slots} slots end before a mean run does: raise --budget-hours")
     stoppings = args.stopping * (len(args.strategy) if len(args.stopping) == 1 else 1)
     pairs = [("random", "none"), *zip(args.strategy, stoppings, strict=True)]
-    return list(dict.fromkeys(Arm(strategy, stopping, slots) for strategy, stopping in pairs for slots in args.slots))
+    searches = [Search(*pair, slots, budget_h, args.trials) for pair in pairs for slots in args.slots]
+    found: dict[Search, list[Replay]] = {search: [] for search in searches}
+    for search, replayed in _replays(table, list(found), args.seeds, min(args.processes, os.cpu_count() or 1)):
+        found[search].append(replayed)
+    print("\n".join(_lines(table, found, budget_h)))
 
 
-def _write(
-    folder: Path, setting: Setting, found: dict[Arm, list[Outcome]], raw: Sequence[tuple[Arm, int, Replay]]
-) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+def _replay(table: CurveTable, search: Search, seed: int) -> Replay:
+    from bigbatch.tune.simulate.replay import replay
+    from bigbatch.tune.strategies.named import make_strategy
 
-    from bigbatch.tune.simulate.compare import regret_bands, unit_of
-    from bigbatch.tune.simulate.plot import hours_axis, regret_svg
+    def make(facts: SearchFacts) -> Strategy:
+        return make_strategy(search.strategy, search.stopping, facts)
 
-    table, hours, scale = setting.table, hours_axis(setting.budget_h), unit_of(setting.table)
-    bands = {arm.label: regret_bands(table, outcomes, hours) * scale for arm, outcomes in found.items()}
-    unit = "points" if scale == 100 else "units of the value"
-    (folder / PLOT).write_text(regret_svg(table.name, unit, hours, bands), encoding="utf-8")
-    rows = [
-        {
-            "strategy": arm.strategy,
-            "stopping": arm.stopping,
-            "slots": arm.slots,
-            "seed": seed,
-            "hours": epoch.hours,
-            "trial": epoch.trial,
-            "parameters": json.dumps(epoch.parameters, sort_keys=True),
-            "value": epoch.value,
-            "finished": epoch.finished,
-        }
-        for arm, seed, replayed in raw
-        for epoch in replayed.epochs
-    ]
-    pq.write_table(pa.Table.from_pylist(rows), folder / RAW)
-    print(f"wrote {folder / PLOT} and {folder / RAW}")
+    return replay(table, make, search.slots, seed, search.budget_h, trials=search.trials)
+
+
+def _replays(
+    table: CurveTable, searches: Sequence[Search], seeds: int, processes: int
+) -> Iterator[tuple[Search, Replay]]:
+    """Every search with every seed, in order. With several processes, as many at a time."""
+    jobs = [(search, seed) for search in searches for seed in range(seeds)]
+    if processes == 1:
+        yield from ((search, _replay(table, search, seed)) for search, seed in jobs)
+        return
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
+        waiting = [(search, pool.submit(_replay, table, search, seed)) for search, seed in jobs]
+        yield from ((search, future.result()) for search, future in waiting)
+
+
+def _lines(table: CurveTable, found: Mapping[Search, Sequence[Replay]], budget_h: float) -> list[str]:
+    """The comparison as lines of text: the regret at parts of the budget, its median and 10 to 90 % of the seeds."""
+    import numpy as np
+
+    rows = [["search", *(f"regret at {budget_h * part:.3g} h" for part in PARTS), "runs"]]
+    for search, replays in found.items():
+        cells = []
+        for part in PARTS:
+            regrets = [table.regret(_best_by(table, replayed, part * budget_h)) for replayed in replays]
+            low, mid, high = np.quantile(regrets, (0.1, 0.5, 0.9)) * table.scale
+            cells.append(f"{mid:.2f} ({low:.2f} … {high:.2f})")
+        finished = np.mean([sum(epoch.finished for epoch in replayed.epochs) for replayed in replays])
+        rows.append([search.label, *cells, f"{finished:.0f} of {np.mean([r.begun for r in replays]):.0f}"])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _best_by(table: CurveTable, replayed: Replay, hours: float) -> float | None:
+    """The best value of the runs that had finished by then; None before the first."""
+    done = [epoch.value for epoch in replayed.epochs if epoch.finished and epoch.hours <= hours]
+    return table.objective.best([value for value in done if value is not None])

@@ -19,9 +19,6 @@ from bigbatch.tune.strategies.protocol import Dimension
 from bigbatch.tune.strategies.unit_space import UnitSpace
 from bigbatch.tune.study.objective import Objective
 
-TOP_SHARE = 0.01
-"""The share of the rows that count as found: the best one in a hundred, at least one."""
-
 
 @dataclass(frozen=True)
 class RecordedCurve:
@@ -154,15 +151,15 @@ class CurveTable:
         return _end(self.curves[self.order[0]])
 
     @cached_property
-    def top(self) -> frozenset[int]:
-        """The best hundredth of all rows."""
-        return frozenset(self.order[: max(1, round(TOP_SHARE * len(self.curves)))])
-
-    @cached_property
     def worst(self) -> float:
         """What a diverged run is worth: the worst first value of all runs, about chance level."""
         first = [curve.values[0] for curve in self.curves if curve.values]
         return min(first) if self.objective.direction == "maximize" else max(first)
+
+    @cached_property
+    def scale(self) -> float:
+        """100 if all values are shares, so that a difference times this is one in points; else 1."""
+        return 100.0 if all(0 <= v <= 1 for curve in self.curves for v in curve.values) else 1.0
 
     def regret(self, value: float | None) -> float:
         """How much worse than the best row ``value`` is; None: as the worst."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from optuna.distributions import (
@@ -16,7 +16,6 @@ from optuna.distributions import (
 
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.strategies.protocol import Dimension
-from bigbatch.tune.strategies.qmc import value_at
 
 Params = Mapping[str, object]
 
@@ -138,16 +137,3 @@ def _declared(name: str, facts: object) -> Dimension:
             f'dimensions must look like {{"lr": {{"low": 0.001, "high": 10, "log": true}}}}; got {name!r} with '
             f"{facts!r} ({reason}). Correct the file."
         ) from None
-
-
-def random_params(
-    dimensions: Iterable[Dimension], rng: np.random.Generator
-) -> tuple[dict[str, object], dict[str, float]]:
-    """Random parameters of a space, and each one's place in its range, 0 to 1."""
-    params: dict[str, object] = {}
-    places: dict[str, float] = {}
-    for dimension in dimensions:
-        if dimension.is_active(params):
-            places[dimension.name] = float(rng.random())
-            params[dimension.name] = value_at(places[dimension.name], dimension.distribution)
-    return params, places

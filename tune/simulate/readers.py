@@ -1,25 +1,21 @@
-"""Reads tables of learning curves: our plain format as Parquet or JSON lines, and our own studies.
+"""Reads tables of learning curves: JSON lines, and our own studies.
 
 **JSON lines**: a run a line, ``{"params": {"lr": 0.1, "optimizer": "sgd"}, "curve": [[61.0, 0.31], [120.5, 0.42]]}``.
 ``curve`` has a pair for each epoch: seconds since the run's begin, and the value. More keys, each optional: ``epochs``
 (those the run was to train; the length of the curve), ``diverged`` (false; the last pair may have the value null: it
 says when), ``warmup_epochs`` (0). A first line ``{"dimensions": {…}}`` declares the space (dimensions.py).
 
-**Parquet**: an epoch a row, with the columns ``run``, ``epoch`` (1, 2, …), ``seconds``, ``value``, and a column
-``param.NAME`` for each parameter, null where it does not exist. Optional: ``epochs``, ``diverged``, ``warmup_epochs``.
-The metadata key ``bigbatch.dimensions`` of the schema declares the space, as JSON.
-
 **A study**: its folder, with ``trials.parquet`` and ``epochs.parquet``.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
 from pathlib import Path
 
 import pyarrow as pa
@@ -29,48 +25,39 @@ from bigbatch.cluster.host import json_values
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.simulate.curves import CurveTable, RecordedCurve, RecordedRuns, pooled
 from bigbatch.tune.simulate.dimensions import declared_dimensions
-from bigbatch.tune.simulate.importers import is_algoperf, is_pd1, opened, read_algoperf, read_pd1
 from bigbatch.tune.strategies.protocol import Dimension
 from bigbatch.tune.study import metrics
 from bigbatch.tune.study.objective import Direction, Objective, Reported
 from bigbatch.tune.study.objectives import DEFAULT_OBJECTIVE, read_objectives
 from bigbatch.tune.study.tables import EPOCH_PARTS, OBJECTIVE_KEY
 
-PARAM = "param."
-DIMENSIONS, DIMENSIONS_KEY = "dimensions", b"bigbatch.dimensions"
+DIMENSIONS = "dimensions"
 JSON_KEYS = ("params", "curve")
-COLUMNS = ("run", "epoch", "seconds", "value")
-RUN_FACTS = ("epochs", "diverged", "warmup_epochs")
-"""Columns that say something about a whole run."""
 STUDY_FILES = ("trials.parquet", "epochs.parquet")
 
 Rows = list[dict[str, object]]
 
 
-def read_curves(paths: Sequence[Path], direction: Direction = "maximize", task: str | None = None) -> CurveTable:
+def read_curves(paths: Sequence[Path], direction: Direction = "maximize") -> CurveTable:
     """The curves of all files and studies as one pool.
 
     Args:
         direction: of the values, where the format does not state it.
-        task: of files that hold several, e.g. PD1's ``study_group``. None: all, where they make one pool.
 
-    Raises ConfigError for a file that cannot be read, lacks a column, or has epochs that go back.
+    Raises ConfigError for a file that cannot be read or has a run that cannot be replayed.
     """
     twice = [path for number, path in enumerate(paths) if path.resolve() in [p.resolve() for p in paths[:number]]]
     if twice:
         raise ConfigError(f"--curves takes each file once; got {str(twice[0])!r} twice. Leave one out.")
-    return pooled([_read(path, Objective("val_top1", direction), task) for path in paths])
+    return pooled([_read(path, Objective("val_top1", direction)) for path in paths])
 
 
-def _read(path: Path, objective: Objective, task: str | None) -> RecordedRuns:
+def _read(path: Path, objective: Objective) -> RecordedRuns:
     try:
         if path.is_dir():
-            _check_no_task(task)
             return _read_study(path)
-        if path.suffix == ".parquet":
-            return _read_parquet(path, objective, task)
         if path.suffix in (".jsonl", ".json", ".gz"):
-            return _read_json_lines(path, objective, task)
+            return _read_json_lines(path, objective)
     except ConfigError as error:
         raise ConfigError(f"{path.name}: {error}") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -78,25 +65,16 @@ def _read(path: Path, objective: Objective, task: str | None) -> RecordedRuns:
         raise ConfigError(
             f"--curves must name files that can be read; got {str(path)!r} ({reason}). Give another file."
         ) from None
-    raise ConfigError(
-        f"--curves takes .parquet or .jsonl files and studies' folders; got {str(path)!r}. Give one of those."
-    )
+    raise ConfigError(f"--curves takes .jsonl files and studies' folders; got {str(path)!r}. Give one of those.")
 
 
-def _name(path: Path) -> str:
-    return path.name.split(".")[0]
+# JSON lines
 
 
-# Our plain format
-
-
-def _read_json_lines(path: Path, objective: Objective, task: str | None) -> RecordedRuns:
-    if is_pd1(path):
-        return read_pd1(path, task)
-    _check_no_task(task)
+def _read_json_lines(path: Path, objective: Objective) -> RecordedRuns:
     declared: tuple[Dimension, ...] | None = None
     curves = []
-    with opened(path) as lines:
+    with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as lines:
         text = lines.read()
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip():
@@ -111,7 +89,7 @@ def _read_json_lines(path: Path, objective: Objective, task: str | None) -> Reco
             continue
         with _in_place(f"line {number}"):
             curves.append(_curve_of(run))
-    return RecordedRuns(_name(path), tuple(curves), declared, objective)
+    return RecordedRuns(path.name.split(".")[0], tuple(curves), declared, objective)
 
 
 def _curve_of(run: Mapping[str, object]) -> RecordedCurve:
@@ -172,85 +150,15 @@ def _in_place(place: str) -> Iterator[None]:
         raise ConfigError(f"{place}: {error}") from None
 
 
-def _read_parquet(path: Path, objective: Objective, task: str | None) -> RecordedRuns:
-    table = _parquet(path)
-    if is_algoperf(table.column_names):
-        return RecordedRuns(_name(path), read_algoperf(table.to_pylist(), task))
-    _check_no_task(task)
-    _check_columns(table.column_names, COLUMNS)
-    rows = table.to_pylist()
-    curves = []
-    for run, epochs in _by(rows, "run"):
-        _check_epochs(run, [row["epoch"] for row in epochs])
-        params = {key[len(PARAM) :]: v for key, v in epochs[0].items() if key.startswith(PARAM) and v is not None}
-        with _in_place(f"run {run}"):
-            _check_equal_rows(epochs)
-            curves.append(_curve(params, [r["seconds"] for r in epochs], [r["value"] for r in epochs], epochs[0]))
-    return RecordedRuns(_name(path), tuple(curves), _declared_by(table.schema), objective)
+# Our own studies
 
 
-def _check_equal_rows(epochs: Rows) -> None:
-    """Raise ConfigError if what belongs to the run, not to an epoch, differs from row to row."""
-    for key in (key for key in epochs[0] if key in RUN_FACTS or key.startswith(PARAM)):
-        first, *others = dict.fromkeys(repr(row[key]) for row in epochs)  # by their text: nan is not equal to itself
-        if others:
-            raise ConfigError(f"{key} must be the same in each row of a run; got {first} and {others[0]}.")
-
-
-def _declared_by(schema: pa.Schema) -> tuple[Dimension, ...] | None:
-    text = (schema.metadata or {}).get(DIMENSIONS_KEY)
+def _parquet(path: Path) -> pa.Table:
     try:
-        declared = None if text is None else json_values.json_object(text)
-    except ValueError:
-        raise ConfigError("the schema's bigbatch.dimensions must be a JSON object; got other text.") from None
-    return None if declared is None else declared_dimensions(declared)
-
-
-def _parquet(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
-    try:
-        return pq.read_table(path, columns=columns)
+        return pq.read_table(path)
     except (pa.ArrowException, ValueError) as error:  # OSError is the caller's
         reason = " ".join(str(error).split())[:120]
         raise ConfigError(f"curves must be a readable Parquet file; got {path.name} ({reason}).") from None
-
-
-def _by(rows: Rows, key: str) -> Iterable[tuple[object, Rows]]:
-    """The rows of each run, in the order of the file. A run's rows need not lie side by side."""
-    runs: dict[object, Rows] = defaultdict(list)
-    for row in rows:
-        runs[row[key]].append(row)
-    return runs.items()
-
-
-def _check_no_task(task: str | None) -> None:
-    if task is not None:
-        raise ConfigError(f"it holds one task; got --task {task}. Leave --task out.")
-
-
-def _check_columns(names: Sequence[str], needed: Sequence[str]) -> None:
-    missing = [name for name in needed if name not in names]
-    if missing:
-        raise ConfigError(
-            f"curves need the columns {', '.join(needed)}; got none named {', '.join(missing)}. "
-            "Rename or add them; see docs/simulate.md."
-        )
-
-
-def _check_epochs(run: object, epochs: Sequence[object]) -> None:
-    wrong = next((epoch for epoch in epochs if not _is_value(epoch) or isinstance(epoch, bool)), None)
-    if wrong is not None:
-        raise ConfigError(f"epochs of a run must be whole numbers; got {wrong!r} in run {run}.")
-    if epochs[0] == 0:
-        raise ConfigError(f"epochs of a run must go 1, 2, 3, …; got 0 first in run {run}. Add 1 to all.")
-    for before, after in pairwise([0, *epochs]):
-        if after != before + 1:  # type: ignore[operator]
-            raise ConfigError(
-                f"epochs of a run must go 1, 2, 3, …; got {after:g} after {before:g} in run {run}. "
-                "Sort the rows, and fill or leave out runs with gaps."
-            )
-
-
-# Our own studies
 
 
 def _read_study(folder: Path) -> RecordedRuns:
@@ -265,8 +173,10 @@ def _read_study(folder: Path) -> RecordedRuns:
     if objective.name not in (*epochs.column_names, *own):
         raise ConfigError(f"curves need a metric of every epoch; got a study of {objective.name}. Give another study.")
     rows = [{**row, **dict(row.get(metrics.OWN) or ())} for row in rows]
-    by_trial = dict(_by(rows, "trial"))
-    curves = [_trial_curve(trial, by_trial.get(trial["trial"], []), objective) for trial in trials.to_pylist()]
+    by_trial: dict[object, Rows] = defaultdict(list)
+    for row in rows:
+        by_trial[row["trial"]].append(row)
+    curves = [_trial_curve(trial, by_trial[trial["trial"]], objective) for trial in trials.to_pylist()]
     plain = Objective(objective.name, objective.direction)
     return RecordedRuns(folder.resolve().name, tuple(curve for curve in curves if curve is not None), None, plain)
 
@@ -278,7 +188,6 @@ def _trial_curve(trial: Mapping[str, object], epochs: Rows, objective: Objective
     whole = trial["state"] == "COMPLETE" and planned == len(epochs)  # a search for a target ends trials sooner
     if not whole and not (diverged and planned >= len(epochs)):
         return None
-    _check_epochs(trial["trial"], [row["epoch"] for row in epochs])
     seconds, now_s = [], 0.0
     for row in epochs:
         now_s += sum(json_values.number(row, part) for part in EPOCH_PARTS)

@@ -74,8 +74,8 @@ class Replay:
     epochs: list[ReplayedEpoch]
     decision_s: list[float]
     """What the driver needed for each decision, in real seconds: to start a trial, and to take in an epoch."""
-    begun: int | None = None
-    """Rows of the table that were begun. A run that was paused and goes on is one. None: it is not known."""
+    begun: int
+    """Rows of the table that were begun. A run that was paused and goes on is one."""
 
 
 def simulate(

@@ -78,8 +78,6 @@ class SearchFacts:
     objective: Objective = Objective()
     frontier: str | None = None
     """The parameter whose values are compared separately, e.g. ``global_batch_size``. None: all trials compare."""
-    kept_for_later: object = None
-    """A value of that parameter at which the strategy proposes nothing; None: it may propose at each."""
     tolerance: Tolerance = HALF_A_POINT
     """The answer is the largest of these values that is at most this much worse than the best."""
 

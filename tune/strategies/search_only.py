@@ -1,6 +1,6 @@
-"""Hide from a strategy what it does not decide: confirmations, and the trials of a search's second part.
+"""Hide confirmations from a strategy: it does not decide them.
 
-A configuration that is trained again must not look like several good ones. Cheap runs are shown as finished trials.
+A configuration that is trained again must not look like several good ones.
 """
 
 from __future__ import annotations
@@ -15,48 +15,32 @@ from optuna.trial import FrozenTrial
 from bigbatch.tune.strategies.passing_sampler import Asked, PassingSampler
 from bigbatch.tune.strategies.protocol import Capabilities, Fits, Lasts, Strategy, TrialDecision
 from bigbatch.tune.strategies.study_view import view_of
-from bigbatch.tune.study.cheap_runs import as_finished, ran_cheaply
 from bigbatch.tune.study.study_index import StudyIndex
-from bigbatch.tune.study.trial_facts import CONFIRMS_ATTR, FOLLOWS_ATTR
+from bigbatch.tune.study.trial_facts import CONFIRMS_ATTR
 
 
 class OwnTrials(StudyIndex):
     """Shows a strategy its own trials of a study; the study itself where it has no others."""
 
-    second_part: bool
-    """Whether the second part has begun."""
-
     def seen(self, study: Study) -> Study:
         """What a strategy sees of ``study``."""
         self.update(study)
-        return view_of(study, self._shown) if self._hidden or self._cheap else study
+        return view_of(study, self._shown) if self._hidden else study
 
     def _shown(self, trials: list[FrozenTrial]) -> list[FrozenTrial]:
         """Of the trials for which ``seen`` was asked, or later ones."""
         self.take_in(trials)
         found = list(trials)
-        for place, finished in self._cheap.items():
-            found[place] = finished
         for place in reversed(self._hidden):
             del found[place]
         return found
 
     def _forget(self) -> None:
-        self.second_part = False
         self._hidden: list[int] = []
-        self._cheap: dict[int, FrozenTrial] = {}
 
     def _take(self, place: int, trials: Sequence[FrozenTrial]) -> None:
-        self.second_part = self.second_part or FOLLOWS_ATTR in trials[place].user_attrs
-        if _is_hidden(trials[place]):
-            if place not in self._hidden:
-                self._hidden.append(place)
-        elif ran_cheaply(trials[place]):
-            self._cheap[place] = as_finished(trials[place])
-
-
-def _is_hidden(trial: FrozenTrial) -> bool:
-    return CONFIRMS_ATTR in trial.user_attrs or FOLLOWS_ATTR in trial.user_attrs
+        if CONFIRMS_ATTR in trials[place].user_attrs and place not in self._hidden:
+            self._hidden.append(place)
 
 
 @dataclass(frozen=True)
@@ -82,15 +66,13 @@ class SearchOnly:
 
     def look(self, study: Study, trial: FrozenTrial, epoch: int) -> TrialDecision:
         """As the inner one, for what it sees."""
-        if _is_hidden(trial):
+        if CONFIRMS_ATTR in trial.user_attrs:
             return TrialDecision.GO_ON
         return self.inner.look(self._own.seen(study), trial, epoch)
 
     def to_continue(self, study: Study, fits: Fits | None = None, lasts: Lasts | None = None) -> FrozenTrial | None:
-        """As the inner one, for what it sees. Where a trial of the second part does not fit, the first part's, which is
-        over, do not take its place."""
-        seen = self._own.seen(study)
-        return None if fits is not None and self._own.second_part else self.inner.to_continue(seen, fits, lasts)
+        """As the inner one, for what it sees."""
+        return self.inner.to_continue(self._own.seen(study), fits, lasts)
 
     def is_over(self, study: Study) -> bool:
         """As the inner one, for what it sees."""

@@ -56,10 +56,9 @@ def frontier_values(facts: SearchFacts) -> tuple[object, ...]:
     """
     distribution = facts.dimension(facts.frontier).distribution if facts.frontier else None
     if isinstance(distribution, CategoricalDistribution):
-        return ordered_values([value for value in distribution.choices if value != facts.kept_for_later])
+        return ordered_values(distribution.choices)
     if isinstance(distribution, IntDistribution):
-        numbers = range(distribution.low, distribution.high + 1, distribution.step)
-        return tuple(number for number in numbers if number != facts.kept_for_later)
+        return tuple(range(distribution.low, distribution.high + 1, distribution.step))
     raise ValueError(f"no choice and no whole number: {facts.frontier!r}")
 
 

@@ -204,18 +204,6 @@ class Budget:
         of_devices = (self.limit_s - self._held_s()) / billed if billed else math.inf
         return max(0.0, min(self._ends_at - self._clock(), of_devices))
 
-    def used_share(self) -> float:
-        """The part that is used when the trials that run have ended, 0 to 1.
-
-        Of the device seconds or of the session's time, whichever is more.
-        """
-        needed_s = [(self._needed_s(run), run.workers) for run in self._runs.values()]
-        longest_s, devices = max((seconds for seconds, _ in needed_s), default=0.0), self._devices()
-        left_s = self._ends_at - self._clock() - longest_s
-        of_time = 0.0 if self._limits.time_s is None else 1 - left_s / self._limits.time_s
-        running_s = sum(s * workers for s, workers in needed_s) if devices is None else devices * longest_s
-        return min(1.0, max(0.0, of_time, (self._held_s() + running_s) / self.limit_s))
-
     @property
     def limit_s(self) -> float:
         """Device seconds of the whole budget, infinite without one."""

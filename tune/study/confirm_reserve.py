@@ -22,7 +22,7 @@ from bigbatch.tune.study.confirmation import (
 )
 from bigbatch.tune.study.frontier import counted_trials, value_of_trial
 from bigbatch.tune.study.pace import PaceRun, pace_key
-from bigbatch.tune.study.trial_facts import CHEAP_ATTR, CONFIRMS_ATTR, SEED_ATTR, configuration
+from bigbatch.tune.study.trial_facts import CONFIRMS_ATTR, SEED_ATTR, configuration
 
 MOST_AFFORDABLE = 2
 """Trials that the default rule confirms at most: the answer's best one and the best of all."""
@@ -111,12 +111,11 @@ class KeptConfirmations:
         return [(trial, self._seeds) for group in groups.values() for trial in group]
 
     def _running(self) -> list[FrozenTrial]:
-        """The trials of the search that run or ask, without those that were only asked about, and without cheap runs,
-        which are never the best."""
+        """The trials of the search that run or ask, without those that were only asked about."""
         if not self.running:
             return []
         running = [t for t in search_trials(self.trials) if t.state == TrialState.RUNNING]
-        return [t for t in running if "epochs" in self._config(t) and CHEAP_ATTR not in t.user_attrs]
+        return [t for t in running if "epochs" in self._config(t)]
 
     def _config(self, trial: FrozenTrial) -> Mapping[str, object]:
         return self.asking.get(trial.number, configuration(trial))

@@ -28,7 +28,7 @@ from optuna.trial import FrozenTrial, TrialState
 from bigbatch.tune.study.feasible import is_infeasible
 from bigbatch.tune.study.objective import Objective
 from bigbatch.tune.study.retry import RETRIES_ATTR
-from bigbatch.tune.study.trial_facts import CHEAP_ATTR, CONFIRMS_ATTR, CONTINUES_ATTR, has_diverged
+from bigbatch.tune.study.trial_facts import CONFIRMS_ATTR, CONTINUES_ATTR, has_diverged
 
 LEAST_DRAWS = 8
 """With fewer ended trials nothing is extrapolated."""
@@ -101,14 +101,13 @@ def draws_of(trials: Sequence[FrozenTrial], objective: Objective) -> list[float]
 
     Of several objectives the first counts. A stopped trial has its last value, a diverged one the objective's worst. A
     configuration that was continued counts once. A trial that violates a constraint says nothing: its value may be one
-    that no allowed configuration has. Trials that failed for another reason, cheap runs and confirmations say nothing
-    either.
+    that no allowed configuration has. Trials that failed for another reason and confirmations say nothing either.
     """
     names = (RETRIES_ATTR, CONTINUES_ATTR)
     replaced = {int(t.user_attrs[name]) for t in trials for name in names if name in t.user_attrs}
     found = []
     for trial in trials:
-        if trial.number in replaced or CHEAP_ATTR in trial.user_attrs or CONFIRMS_ATTR in trial.user_attrs:
+        if trial.number in replaced or CONFIRMS_ATTR in trial.user_attrs:
             continue
         if is_infeasible(trial):
             continue

@@ -52,7 +52,6 @@ from bigbatch.tune.study.trial_facts import (
     continued_trials,
     has_diverged,
     planned_epochs,
-    promoted_trials,
     was_refused,
 )
 
@@ -216,9 +215,9 @@ def frontier_facts(description: Mapping[str, object], objective: Objective = Obj
 
 
 def counted_trials(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
-    """One trial for each configuration that began: without those that were repeated, continued or trained in full after
-    a cheap run, and without confirmations."""
-    replaced = {*retried_trials(trials), *continued_trials(trials), *promoted_trials(trials)}
+    """One trial for each configuration that began: without those that were repeated or continued, and without
+    confirmations."""
+    replaced = {*retried_trials(trials), *continued_trials(trials)}
     searched = [t for t in trials if CONFIRMS_ATTR not in t.user_attrs and not was_refused(t)]
     return [t for t in searched if t.number not in replaced]
 

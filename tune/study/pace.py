@@ -86,8 +86,7 @@ class Pace:
     def epoch_s(self, key: PaceKey) -> float | None:
         """Mean seconds of an epoch with this key. None: nothing is known.
 
-        If none was measured: of the slowest key, and longer by what it has more images and pixels than that one. So a
-        full run after cheap ones is not taken to be cheap.
+        If none was measured: of the slowest key, and longer by what it has more images and pixels than that one.
         """
         if key in self._epochs:
             return self._epochs[key].value

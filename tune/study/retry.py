@@ -20,7 +20,6 @@ from bigbatch.tune.study.tables import EPOCH_ATTR, epoch_of
 from bigbatch.tune.study.trial_facts import (
     CONFIRMS_ATTR,
     CONTINUES_ATTR,
-    FOLLOWS_ATTR,
     GIVEN_ATTR,
     SEED_ATTR,
     continued_trials,
@@ -137,9 +136,7 @@ def trials_to_retry(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
 def retry_failed(store: StudyWithCheckpoints) -> dict[int, int]:
     """Enqueue a retry of each failed trial. Returns number of the failed trial → number of its waiting retry."""
     for trial in trials_to_retry(store.study.get_trials(deepcopy=False)):
-        kept = {
-            key: value for key, value in trial.user_attrs.items() if key in (CONFIRMS_ATTR, SEED_ATTR, FOLLOWS_ATTR)
-        }
+        kept = {key: value for key, value in trial.user_attrs.items() if key in (CONFIRMS_ATTR, SEED_ATTR)}
         store.study.enqueue_trial(trial.params, user_attrs={RETRIES_ATTR: trial.number, **kept})
     adopt_checkpoints(store)
     trials = store.study.get_trials(deepcopy=False)

@@ -46,7 +46,7 @@ from bigbatch.tune.study.quick_journal import open_journal
 from bigbatch.tune.study.retry import hours_of_run
 from bigbatch.tune.study.storage_url import DatabaseLost, check_database_file
 from bigbatch.tune.study.tables import used_before
-from bigbatch.tune.study.trial_facts import CHEAP_ATTR, WORKERS_ATTR
+from bigbatch.tune.study.trial_facts import WORKERS_ATTR
 from bigbatch.tune.study.turns import Agree, agree_at_once, deciding
 from bigbatch.tune.study.verdict import Verdict, decided, verdict_on
 
@@ -255,7 +255,6 @@ class StudyStore:
             constraints=feasible.constraints_of(trial.user_attrs),
             gpu_hours=hours_of_run(self.study, self.ledger, trial.number),
             workers=trial.user_attrs.get(WORKERS_ATTR, 1),
-            cheap=CHEAP_ATTR in trial.user_attrs,
         )
         return found or decided(trial.user_attrs, tables.epoch_of(records[-1]))
 

@@ -25,7 +25,6 @@ from bigbatch.tune.study.feasible import INFEASIBLE_ATTR
 from bigbatch.tune.study.metrics import EPOCH_PARTS as EPOCH_PARTS
 from bigbatch.tune.study.objectives import DEFAULT_OBJECTIVE, Objectives
 from bigbatch.tune.study.trial_facts import (
-    CHEAP_ATTR,
     CONFIRMS_ATTR,
     CONTINUES_ATTR,
     DIVERGED_ATTR,
@@ -60,7 +59,6 @@ _FACTS = {
     PAUSED_ATTR: pa.int32(),
     CONTINUES_ATTR: pa.int64(),
     CONFIRMS_ATTR: pa.int64(),
-    CHEAP_ATTR: pa.string(),
     DIVERGED_ATTR: pa.bool_(),
     FAILURE_ATTR: pa.string(),
 }

@@ -44,12 +44,6 @@ CONFIRMS_ATTR = "confirms"
 """User attribute of a trial that trains a configuration again with another seed: the number of the confirmed trial."""
 SEED_ATTR = "confirmation_seed"
 """User attribute of a confirmation: its seed."""
-FOLLOWS_ATTR = "follows"
-"""User attribute of a trial of a search's second part, e.g. at the batch of ``--transfer-to``: what the first part said
-when this trial was decided."""
-
-CHEAP_ATTR = "fidelity"
-"""User attribute of a cheap run of ``--fidelity``, e.g. ``epochs=4``. It ends as PRUNED."""
 OWNER_ATTR = "driver"
 """User attribute of a trial in a database: ``KEY.RUN`` of the driver that runs it, or ran it last."""
 WORKERS_ATTR = "workers"
@@ -92,13 +86,6 @@ def was_refused(trial: FrozenTrial) -> bool:
 def continued_trials(trials: Sequence[FrozenTrial]) -> dict[int, int]:
     """Number of a paused trial → number of its continuation."""
     return {int(t.user_attrs[CONTINUES_ATTR]): t.number for t in trials if CONTINUES_ATTR in t.user_attrs}
-
-
-def promoted_trials(trials: Sequence[FrozenTrial]) -> set[int]:
-    """Numbers of the cheap runs of ``--fidelity`` whose configurations are trained in full."""
-    said = (trial.user_attrs.get(FOLLOWS_ATTR) for trial in trials)
-    numbers = (json_values.whole_number_or_none(one, "of") for one in said if isinstance(one, Mapping))
-    return {number for number in numbers if number is not None}
 
 
 def epochs_before(trials: Sequence[FrozenTrial], attrs: Mapping[str, object]) -> int:

@@ -11,7 +11,6 @@ from optuna.trial import Trial, TrialState
 from bigbatch.search_spaces.constraints import Constraint
 from bigbatch.train_loop.errors import FailureKind
 from bigbatch.tune.study import feasible, metrics
-from bigbatch.tune.study.fidelity import CHEAP_RUN
 from bigbatch.tune.study.metrics import Record
 from bigbatch.tune.study.objective import failure_of_epoch
 from bigbatch.tune.study.objectives import Objectives
@@ -68,7 +67,6 @@ def verdict_on(
     constraints: Sequence[Constraint] = (),
     gpu_hours: float = math.nan,
     workers: int = 1,
-    cheap: bool = False,
     returned: bool = False,
 ) -> Verdict | None:
     """The end of a trial after the last one of its records; None: it goes on.
@@ -79,7 +77,6 @@ def verdict_on(
         records: at least one, the first epoch first.
         epochs: of the whole run.
         gpu_hours: what the ledger says of the trial.
-        cheap: whether it is a cheap run of ``--fidelity``.
         returned: whether the training has ended by itself, perhaps before its last epoch.
     """
     if failure := failure_of_epoch(objectives.first, records[-1]):
@@ -95,8 +92,6 @@ def verdict_on(
     for objective, value in zip(objectives.each, values, strict=True):
         if not math.isfinite(value):
             return Verdict(TrialState.FAIL, f"{objective.name} was not measured")
-    if cheap:
-        return Verdict(TrialState.PRUNED, CHEAP_RUN)
     said = "ran to its end" if epoch >= epochs else f"returned after epoch {epoch}"
     said = f"reached {objectives.text} after epoch {epoch}" if reached else said
     return Verdict(TrialState.COMPLETE, said, values)

@@ -18,7 +18,6 @@ from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.errors import FailureKind, read_kind
 from bigbatch.train_loop.launch.ray_worker import FAILURE, FAILURE_KIND, HEALED, RECORDS
 from bigbatch.train_loop.launch.trial_task import TrialTask
-from bigbatch.tune.strategies.follow_up import FollowUp
 from bigbatch.tune.strategies.protocol import Strategy, TrialDecision
 from bigbatch.tune.study.objective import Objective
 from bigbatch.tune.study.store import StudyStore
@@ -60,7 +59,6 @@ class OptunaBridge(Conductor, Searcher):
         ending: Callable[[], bool] = lambda: False,
         admission: Admission | None = None,
         confirm: MissingConfirmations | None = None,
-        follow_up: FollowUp | None = None,
     ) -> None:
         Searcher.__init__(self)
         Conductor.__init__(
@@ -77,7 +75,6 @@ class OptunaBridge(Conductor, Searcher):
             ending=ending,
             admission=admission,
             confirm=confirm,
-            follow_up=follow_up,
         )
         self._room, self._make_task = room, make_task
         self._notes = Notes()

@@ -19,7 +19,6 @@ from optuna.trial import TrialState
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.errors import FailureKind, in_one_line
 from bigbatch.train_loop.host.disk_full import NO_ROOM
-from bigbatch.tune.strategies.follow_up import FollowUp
 from bigbatch.tune.strategies.protocol import Fits, Strategy, TrialDecision
 from bigbatch.tune.strategies.samplers import PerTrialSampler
 from bigbatch.tune.study import retry, trial_facts
@@ -28,7 +27,6 @@ from bigbatch.tune.study.objective import Objective
 from bigbatch.tune.study.objectives import Objectives
 from bigbatch.tune.study.tables import epoch_of, epoch_records, report, report_missing, with_record
 from bigbatch.tune.study.trial_facts import (
-    CHEAP_ATTR,
     CONFIRMS_ATTR,
     CONTINUES_ATTR,
     PAUSED_ATTR,
@@ -40,7 +38,6 @@ from bigbatch.tune.study.verdict import Verdict, paused, stopped
 from bigbatch.tune.trials.admission import Admission
 from bigbatch.tune.trials.configurations import Configurations, configuration_of
 from bigbatch.tune.trials.confirmation_queue import ConfirmationQueue, MissingConfirmations, closed_in_words
-from bigbatch.tune.trials.follow_up_queue import FollowUpQueue
 from bigbatch.tune.trials.live_trial import LiveTrial as LiveTrial
 from bigbatch.tune.trials.live_trial import Over as Over
 from bigbatch.tune.trials.live_trial import StudyKeeper as StudyKeeper
@@ -65,7 +62,6 @@ class Conductor(LiveTrials):
         workers: of each trial.
         observers: receive each event.
         confirm: which confirmations are missing once the search is over. None: there are none.
-        follow_up: decides the trials of the search's second part. None: it has one part.
         may_start: called before each trial; False ends the search (a budget is spent).
         ending: whether the search was asked to end. A trial that fails from then on may have failed because of that.
         admission: asked before each trial whether the budget has room for it.
@@ -84,7 +80,6 @@ class Conductor(LiveTrials):
         workers: int,
         observers: list[Observer],
         confirm: MissingConfirmations | None = None,
-        follow_up: FollowUp | None = None,
         may_start: Callable[[], bool] = lambda: True,
         ending: Callable[[], bool] = lambda: False,
         admission: Admission | None = None,
@@ -93,7 +88,6 @@ class Conductor(LiveTrials):
         super().__init__(store, observers, workers=workers, admission=admission or Admission(), clock=clock)
         self._strategy, self._configurations = strategy, configurations
         self._objectives, self._trials = Objectives((objective, *also)), trials
-        self._follow_ups = FollowUpQueue(self._study, follow_up)
         self._confirmations = ConfirmationQueue(self._study, confirm)
         self._may_start, self._ending = may_start, ending
         self._failures = EqualFailures()
@@ -152,10 +146,8 @@ class Conductor(LiveTrials):
         """Begin the next trial for which the budget has room. Adds to ``set_aside`` those for which it has none."""
         refused = 0
         while refused < MOST_REFUSED:
-            # A continuation is shorter than a new trial and may still fit. Confirmations are all whole runs, and what a
-            # second part without room holds back gets none.
-            ends = self._only_confirms or (set_aside and self._follow_ups.holds_back())
-            if set_aside and (ends or not self._one_waits(self._admission.fits(self._study))):
+            # A continuation is shorter than a new trial and may still fit. Confirmations are all whole runs.
+            if set_aside and (self._only_confirms or not self._one_waits(self._admission.fits(self._study))):
                 return None if self._close_search() else self._await_room()
             if not self._one_is_due():
                 return None
@@ -221,10 +213,8 @@ class Conductor(LiveTrials):
             if not self._confirmations.wanted or not (self._searching or self._confirmations.left()):
                 raise Over
             return not self._searching  # which trials are the best is known when all have ended
-        if self._one_waits() and not self._follow_ups.holds_back():
+        if self._one_waits() or not trial_facts.has_enough(self._study, self.finished + self._searching, self._trials):
             return True
-        if not trial_facts.has_enough(self._study, self.finished + self._searching, self._trials):
-            return self._follow_ups.may_begin_another()
         if not (self._live or self._searching) or self._all_searched:
             raise Over
         return False
@@ -241,10 +231,7 @@ class Conductor(LiveTrials):
     def _ask(self) -> tuple[optuna.trial.Trial, TrainConfig | None, str]:
         """The next trial, its configuration and "". If the configuration is invalid: the failed trial, None, why."""
         self._study.sampler = PerTrialSampler(self._strategy.sampler)
-        if self._only_confirms:
-            trial = self._confirmations.begin_next()
-        else:
-            trial = self._follow_ups.begin_next() or self._study.ask()
+        trial = self._confirmations.begin_next() if self._only_confirms else self._study.ask()
         self._shared.begins(trial)
         try:
             config = configuration_of(trial, self._configurations)
@@ -280,7 +267,7 @@ class Conductor(LiveTrials):
         view = TrialView(trial.number, dict(trial.params), config, records=records, resumed=attempts > 1)
         view.objectives = self._objectives
         view.retries, view.continues = attrs.get(retry.RETRIES_ATTR), attrs.get(CONTINUES_ATTR)
-        view.confirms, view.cheap = attrs.get(CONFIRMS_ATTR), CHEAP_ATTR in attrs
+        view.confirms = attrs.get(CONFIRMS_ATTR)
         live = self._live[trial_id] = LiveTrial(trial, view, config, self._clock(), constraints_of(attrs))
         live.run = retry.trials_of_run(self._study.get_trials(deepcopy=False), trial.number)
         live.reported = max(frozen.intermediate_values, default=0)

@@ -12,11 +12,9 @@ from bigbatch.search_spaces.constraints import SpaceTrial
 from bigbatch.search_spaces.registry import Space
 from bigbatch.search_spaces.workload import Workload
 from bigbatch.train_loop.config import RUNTIME_KEYS, TrainConfig
-from bigbatch.tune.study.cheap_runs import is_to_be_cheap
 from bigbatch.tune.study.feasible import CONSTRAINTS_ATTR
-from bigbatch.tune.study.fidelity import Fidelity
 from bigbatch.tune.study.retry import RETRIES_ATTR
-from bigbatch.tune.study.trial_facts import CHEAP_ATTR, CONFIRMS_ATTR, CONTINUES_ATTR, GIVEN_ATTR, SEED_ATTR
+from bigbatch.tune.study.trial_facts import CONFIRMS_ATTR, CONTINUES_ATTR, GIVEN_ATTR, SEED_ATTR
 
 
 class Configurations(Protocol):
@@ -48,8 +46,6 @@ class SpaceConfigurations:
     seed: int
     workers: int
     """Of each trial."""
-    fidelity: Fidelity | None = None
-    """Of the cheap runs; None: all runs are full."""
 
     @property
     def name(self) -> str:
@@ -62,9 +58,6 @@ class SpaceConfigurations:
         config = self.space(asked, self.workload, self.overrides).replace_keys({"seed": self.seed})
         if GIVEN_ATTR in trial.user_attrs:  # the study has the nearest parameters; what is trained was given
             config = self.again(trial.user_attrs[GIVEN_ATTR])
-        if self.fidelity is not None and is_to_be_cheap(trial.user_attrs):
-            trial.set_user_attr(CHEAP_ATTR, self.fidelity.text)
-            config = self.fidelity.cheaper(config)
         config.check_workers(self.workers)
         if asked.constraints:
             bounds = {name: constraint.to_dict() for name, constraint in asked.constraints.items()}

@@ -172,7 +172,6 @@ class LiveTrials:
             constraints=live.constraints,
             gpu_hours=run_hours(self._store.ledger, live.run),
             workers=self.workers,
-            cheap=live.view.cheap,
             returned=returned,
         )
 

@@ -52,9 +52,7 @@ def duration(seconds: float) -> str:
 
 def state_word(trial: TrialView) -> str:
     """The trial's state in one word."""
-    if trial.paused or trial.ran_cheaply:
-        return "paused" if trial.paused else "cheap run"
-    return STATE_WORDS[trial.state]
+    return "paused" if trial.paused else STATE_WORDS[trial.state]
 
 
 def percent(value: float | None) -> str:

@@ -102,8 +102,6 @@ def _trainable_lines(plan: SearchPlan) -> list[tuple[str, str]]:
         *own_component_lines(plan),
         *_frontier(plan),
         ("trials", f"{_how_many(plan)} of at most {epochs_text(plan.max_epochs)}, {stops}"),
-        *([("fidelity", plan.fidelity.describe(plan.open_ended))] if plan.fidelity else []),
-        *([("transfer", plan.transfer.describe(plan.open_ended))] if plan.transfer else []),
         *([("find-lr", "a range test of each optimizer before the first trial")] if plan.options.find_lr else []),
         *([("first", in_words(plan.enqueued))] if plan.enqueued else []),
         *(("warm start", known_in_words(study)) for study in plan.warm_start),
@@ -201,8 +199,6 @@ def _cost(plan: SearchPlan) -> str:
     words = epochs_text(epochs)
     if plan.data.train_size:
         words += f" = {epochs * plan.data.train_size:,} training images"
-    if plan.fidelity:
-        words = plan.fidelity.cost_in_words(plan.max_epochs)
     parts = [] if plan.open_ended else [words]
     if plan.budget_gpu_hours is not None:
         parts.append(f"{plan.budget_gpu_hours:g} {'GPU' if plan.machine.gpus else 'worker'} hours")
@@ -261,11 +257,9 @@ def _print_counts(
     once = [t for t in trials if not t.is_replaced and t.confirms is None]
     pruned, failed, waiting = (_count(once, state) for state in ("PRUNED", "FAIL", "WAITING"))
     paused, infeasible = sum(t.paused for t in once), sum(t.is_infeasible for t in once)
-    cheap = sum(t.ran_cheaply for t in once)
     unit = "GPU hours" if plan.machine.gpus else "worker hours (no GPU)"
     console.print(
-        f"\n{done} of {len(once)} trials ran to their end, {f'{cheap} cheap runs, ' if cheap else ''}"
-        f"{pruned - paused - infeasible - cheap} stopped early, "
+        f"\n{done} of {len(once)} trials ran to their end, {pruned - paused - infeasible} stopped early, "
         f"{f'{infeasible} infeasible, ' if infeasible else ''}{failed} failed"
         f"{f', {paused} paused' if paused else ''}"
         f"{f', {waiting} interrupted' if waiting else ''}; "

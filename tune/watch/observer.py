@@ -13,7 +13,6 @@ from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.host.disk_full import full_errno
 from bigbatch.train_loop.progress import StepProgress
 from bigbatch.tune.study.feasible import INFEASIBLE
-from bigbatch.tune.study.fidelity import CHEAP_RUN
 from bigbatch.tune.study.objectives import Objectives
 from bigbatch.tune.study.tables import epoch_of
 
@@ -45,8 +44,6 @@ class TrialView:
     """The number of the trial that continues this paused one. This trial is then no longer counted."""
     confirms: int | None = None
     """The number of the trial whose configuration this trial repeats with another seed. It does not count."""
-    cheap: bool = False
-    """Whether it is a cheap run of ``--fidelity``. At its end its state is PRUNED."""
     paused: bool = False
     """Whether the strategy has paused it; its state is then PRUNED."""
     phase: Phase = "running"
@@ -84,11 +81,6 @@ class TrialView:
     def is_infeasible(self) -> bool:
         """Whether it ended because it violates a constraint of its space."""
         return self.state == "PRUNED" and (self.ended_because or "").startswith(INFEASIBLE)
-
-    @property
-    def ran_cheaply(self) -> bool:
-        """Whether it is a cheap run that has reached its last epoch."""
-        return self.state == "PRUNED" and self.ended_because == CHEAP_RUN
 
     @property
     def worth(self) -> str:

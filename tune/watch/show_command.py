@@ -18,7 +18,6 @@ from bigbatch.train_loop.config.plug_ins import shown_name
 from bigbatch.train_loop.config.words import epochs_text
 from bigbatch.tune.study.answer_words import answer_in_words
 from bigbatch.tune.study.confirmation_words import confirmation_in_words
-from bigbatch.tune.study.fidelity import CHEAP_RUN
 from bigbatch.tune.study.front import PARETO_FILE
 from bigbatch.tune.study.frontier_file import FRONTIER_FILE, FRONTIER_FOLDER
 from bigbatch.tune.study.journal_reader import StoredTrial
@@ -125,8 +124,7 @@ def _plan(found: StudySummary) -> list[tuple[str, str]]:
 
 
 def _spent(found: StudySummary) -> list[tuple[str, str]]:
-    pruned = "stopped, paused or cheap" if found.description.get("fidelity") else "stopped or paused"
-    words = {"COMPLETE": "ran to their end", "PRUNED": pruned, "FAIL": "failed",
+    words = {"COMPLETE": "ran to their end", "PRUNED": "stopped or paused", "FAIL": "failed",
              "RUNNING": "running", "WAITING": "waiting"}  # fmt: skip
     begun = found.study.begun
     states = counted(trial.state for trial in begun if CONFIRMS not in trial.attrs)
@@ -235,8 +233,6 @@ def state_words(trial: StoredTrial) -> str:
         return f"confirms {trial.attrs[CONFIRMS]}"
     if trial.state == "PRUNED" and "paused_in_epoch" in trial.attrs:
         return "paused"
-    if trial.state == "PRUNED" and trial.attrs.get("ended_because") == CHEAP_RUN:
-        return "cheap run"
     return STATE_WORDS.get(trial.state, trial.state)
 
 

@@ -12,7 +12,6 @@ from bigbatch.tune.study.objectives import Objectives
 from bigbatch.tune.study.retry import RETRIES_ATTR, retried_trials
 from bigbatch.tune.study.tables import epoch_records
 from bigbatch.tune.study.trial_facts import (
-    CHEAP_ATTR,
     CONFIRMS_ATTR,
     CONTINUES_ATTR,
     continued_trials,
@@ -55,7 +54,6 @@ def trial_view(
         continues=trial.user_attrs.get(CONTINUES_ATTR),
         continued_by=continued_by,
         confirms=trial.user_attrs.get(CONFIRMS_ATTR),
-        cheap=CHEAP_ATTR in trial.user_attrs,
         paused=is_paused(trial),
         objectives=objectives or Objectives(),
         values=tuple(trial.values or ()) if trial.state == TrialState.COMPLETE else (),

@@ -70,8 +70,6 @@ REFUSED = {
     "range test": (("--model", "resnet18", "--prior-from", "none.json"), "'none.json' (No such file"),
     "study to learn from": (("--warm-start", "runs/nothing"), "'runs/nothing', which holds no study.json"),
     "value of a key": (("--set", "momentum=1.5"), "momentum"),
-    "batch to predict": (("--transfer-to", "big"), "--transfer-to takes one batch"),
-    "cheap runs": (("--fidelity", "steps"), "--fidelity takes epochs, subset or image_size"),
     "network": (("--model", "resnet51"), "resnet50"),
 }
 """Search options and what is said of them, wherever they are checked."""

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from optuna.trial import TrialState
 
 from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.search import driver
 from bigbatch.tune.search.first_trials import enqueue_first_trials
-from bigbatch.tune.search.running import configurations_of, follow_up_of, is_complete, strategy_of
+from bigbatch.tune.search.running import configurations_of, is_complete, strategy_of
 from bigbatch.tune.simulate.events import SimulatedClock
 from bigbatch.tune.simulate.replay import MemoryKeeper
-from bigbatch.tune.strategies.follow_up import FollowUpInBudget
 from bigbatch.tune.study.budget import Budget, Limits
 from bigbatch.tune.study.pace import Pace
 from bigbatch.tune.study.store import StudyStore
@@ -32,7 +30,7 @@ def test_confirmations_that_ran_when_the_driver_was_killed_are_left(tmp_path: Pa
             set=("optimizer=sgd",), enqueue=("none",), confirm="1x1", stopping="none", strategy="random",
         )
     )  # fmt: skip
-    search = PlannedSearch(plan, tmp_path, lambda config, epoch: 0.5 + 0.1 * epoch, on_disk=True)
+    search = PlannedSearch(plan, lambda config, epoch: 0.5 + 0.1 * epoch)
     while sum(CONFIRMS_ATTR in t.user_attrs for t in search.trials if t.state == TrialState.RUNNING) < 2:
         search.step()
     search.store.close()  # what a kill leaves: nobody tells the two trials
@@ -83,37 +81,3 @@ def test_many_trials_that_wait_for_a_budget_are_no_invalid_configurations(tmp_pa
         pass
     assert begun == 2 and conductor.fatal is None and budget.refused is not None
     assert sum(t.state == TrialState.WAITING for t in keeper.study.trials) == waiting - begun
-
-
-def test_a_second_part_without_room_ends_the_search(tmp_path: Path) -> None:
-    """Cheap runs wait, the full ones are due, and the budget has no room for either: nothing is left to wait for."""
-    plan = make_plan(
-        SearchOptions(
-            output=str(tmp_path / "runs"), model="resnet18", trials=40, budget_gpu_hours=1.0, fidelity="epochs",
-            max_epochs=12, stopping="none", strategy="tpe", confirm="none",
-        )
-    )  # fmt: skip
-    clock = SimulatedClock()
-    keeper = MemoryKeeper(tmp_path / "study", clock, plan.objectives.first)
-    enqueue_first_trials(plan, keeper.study)
-    budget = Budget(
-        Limits(device_s=95.0), Pace(), held_s=lambda: clock.now_s, devices=lambda: 1, clock=clock, ending_s=0.0
-    )
-    follow_up = follow_up_of(plan)
-    assert follow_up is not None
-    conductor = Conductor(
-        keeper, strategy_of(plan), configurations_of(plan), objective=plan.objectives.first, trials=plan.trials,
-        workers=1, observers=[], clock=clock, admission=Admission(budget, 1, None),
-        follow_up=FollowUpInBudget(follow_up, lambda: clock.now_s / 95.0),
-    )  # fmt: skip
-    begun = 0
-    try:
-        while (live := conductor.next_trial(f"t{begun}")) is not None:
-            for epoch in range(1, live.config.epochs + 1):
-                clock.now_s += 10.0
-                record: dict[str, object] = {"epoch": epoch, "val_top1": 0.5, "val_loss": 1.0, "train_s": 10.0}
-                conductor.take_in(f"t{begun}", record)
-            begun += 1
-        pytest.fail("no trial runs, so waiting would never end")
-    except Over:
-        assert begun == 2 and conductor.fatal is None

@@ -1,13 +1,11 @@
-"""Tables of curves: what a row may be, the inferred space, the readers, the importers, and their refusals."""
+"""Tables of curves: what a row may be, the inferred space, the readers, and their refusals."""
 
 from __future__ import annotations
 
-import gzip
 import json
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
@@ -42,7 +40,7 @@ def test_json_lines_become_a_table_with_a_diverged_run(tmp_path: Path) -> None:
     )
     table = read_curves([path])
     assert [c.final for c in table.curves] == [0.4, 0.5, None]
-    assert (table.order, table.top, table.best, table.worst) == ([1, 0], {1}, 0.5, 0.1)
+    assert (table.order, table.best, table.worst) == ([1, 0], 0.5, 0.1)
     assert table.curves[2].seconds == (10.0, 20.0) and table.curves[1].warmup_epochs == 1
     assert (table.run_s, table.epoch_s, table.max_epochs) == (20.0, 10.0, 2)
     assert table.regret(0.4) == pytest.approx(0.1) and table.regret(None) == pytest.approx(0.4)
@@ -77,38 +75,7 @@ def test_a_bad_line_meets_one_clear_line(tmp_path: Path, lines: list[str], words
     assert words in str(met.value) and "\n" not in str(met.value)
 
 
-def parquet(folder: Path, rows: list[dict[str, object]], metadata: dict[str, str] | None = None) -> Path:
-    path = folder / "runs.parquet"
-    table = pa.Table.from_pylist(rows)
-    pq.write_table(table.replace_schema_metadata(metadata) if metadata else table, path)
-    return path
-
-
-def rows_of(run: str, epochs: list[int], **params: object) -> list[dict[str, object]]:
-    return [{"run": run, "epoch": e, "seconds": 2.0 * e, "value": 0.1 * e, **params} for e in epochs]
-
-
-def test_parquet_has_a_row_an_epoch_and_null_where_a_parameter_does_not_exist(tmp_path: Path) -> None:
-    rows: list[dict[str, object]] = []
-    for i in range(12):
-        kind = ("sgd", "lamb")[i % 2]
-        momentum = {"param.momentum": 0.8 + 0.01 * i if kind == "sgd" else None}
-        rows += rows_of(f"r{i}", [1, 2], **{"param.lr": 10.0 ** -(i / 4), "param.optimizer": kind}, **momentum)
-    table = read_curves([parquet(tmp_path, rows)])
-    by_name = {d.name: d for d in table.dimensions}
-    assert by_name["lr"].distribution == FloatDistribution(10**-2.75, 1.0, log=True)
-    assert by_name["momentum"].active_when == {"optimizer": ("sgd",)}
-    assert table.params(1) == {"lr": 10**-0.25, "optimizer": "lamb"}
-    declared = {"bigbatch.dimensions": json.dumps({"lr": {"low": 1e-4, "high": 1, "log": True}})}
-    (only,) = read_curves([parquet(tmp_path, rows, declared)]).dimensions
-    assert (only.name, only.distribution) == ("lr", FloatDistribution(1e-4, 1, log=True))
-
-
-def test_epochs_that_go_back_and_missing_columns_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"must go 1, 2, 3, …; got 1 after 2 in run a"):
-        read_curves([parquet(tmp_path, rows_of("a", [1, 2, 1], **{"param.lr": 0.1}))])
-    with pytest.raises(ConfigError, match=r"got none named seconds, value"):
-        read_curves([parquet(tmp_path, [{"run": 1, "epoch": 1}])])
+def test_files_that_are_no_curves_are_refused(tmp_path: Path) -> None:
     (tmp_path / "x.parquet").write_text("no")
     for path in (tmp_path / "x.parquet", tmp_path / "x.csv", tmp_path / "absent.jsonl", tmp_path):
         with pytest.raises(ConfigError) as met:
@@ -155,79 +122,6 @@ def test_several_files_are_one_pool_unless_they_declare_other_spaces(tmp_path: P
     three = json_lines(tmp_path, space, line({"lr": 0.2}, [0.4]), name="c.jsonl")
     with pytest.raises(ConfigError, match="must agree"):
         read_curves([one, three])
-
-
-def algoperf(
-    config: int, study: int, steps: list[int], params: dict[str, object], name: str
-) -> list[dict[str, object]]:
-    common = {"submission": name, "workload": "resnet", "study": study, "trial": 1, "config": config}
-    return [
-        {
-            **common,
-            "params": json.dumps(params),
-            "step": s,
-            "seconds": 3.0 * s,
-            "val_accuracy": s / 1e4,
-            "val_loss": 1.0,
-        }
-        for s in steps
-    ]
-
-
-def test_algoperfs_table(tmp_path: Path) -> None:
-    steps = [1, *range(100, 12_001, 100)]
-    rows = algoperf(0, 0, steps, {"lr": 0.1}, "adam") + algoperf(0, 1, steps, {"lr": 0.1}, "adam")
-    rows += algoperf(1, 0, steps, {"lr": 0.2, "wd": 0.1}, "adam") + algoperf(2, 0, steps[:60], {}, "free")
-    rows += algoperf(3, 0, [1], {}, "crashed")
-    table = read_curves([parquet(tmp_path, rows)])
-    assert [c.params["submission"] for c in table.curves] == ["adam", "adam", "adam 2", "free"]
-    curve = table.curves[0]
-    assert (curve.epochs, curve.values[-1], curve.seconds[-1]) == (50, 1.2, 36_000.0), "thinned, with the last"
-    assert len(set(np.diff(curve.seconds).round())) <= 2, "evenly"
-    with pytest.raises(ConfigError, match="--task must be one of resnet"):
-        read_curves([parquet(tmp_path, rows)], task="vit")
-    back = [*algoperf(0, 0, [1, 200, 100], {"lr": 0.1}, "adam"), *rows]
-    with pytest.raises(ConfigError, match="steps of a run must grow"):
-        read_curves([parquet(tmp_path, back)])
-
-
-def pd1(group: str, lr: float, **changes: object) -> str:
-    """A run as PD1's files have it: the columns of its README, without those that no reader needs."""
-    run = {
-        "study_group": group,
-        "status": "done",
-        "trial_dir": "/t/1",
-        "hps.lr_hparams.initial_value": lr,
-        "hps.lr_hparams.power": 1.0,
-        "hps.lr_hparams.decay_steps_factor": 0.5,
-        "hps.opt_hparams.momentum": 1 - lr / 20,
-        "epoch": [1, 2, 3],
-        "global_step": [10, 20, 30],
-        "steps_per_sec": [2.0, 2.0, 2.0],
-        "valid/error_rate": [0.9, 0.5, 0.25],
-    }
-    return json.dumps({**run, **changes})
-
-
-def test_pd1s_lines(tmp_path: Path) -> None:
-    runs = [
-        pd1("cifar", 0.1),
-        pd1("cifar", 0.2),
-        pd1("mnist", 0.3),
-        pd1("cifar", 9.0, status="diverged", **{"global_step": None, "valid/error_rate": None}),
-    ]
-    path = tmp_path / "pd1_matched_phase0_results.jsonl.gz"
-    path.write_bytes(gzip.compress("\n".join(runs).encode()))
-    table = read_curves([path], task="cifar")
-    assert [c.diverged for c in table.curves] == [False, False, True]
-    assert table.curves[0].values == pytest.approx((0.1, 0.5, 0.75))
-    assert table.curves[0].seconds == pytest.approx((5, 10, 15)), "steps over steps a second"
-    assert table.params(1) == pytest.approx({"peak_lr": 0.2, "one_minus_momentum": 0.01})
-    with pytest.raises(ConfigError, match="one of cifar; mnist"):
-        read_curves([path])
-    short = json_lines(tmp_path, json.dumps({"study_group": "a"}))
-    with pytest.raises(ConfigError, match="PD1's curves need the columns"):
-        read_curves([short])
 
 
 def test_a_table_without_whole_runs_is_refused() -> None:

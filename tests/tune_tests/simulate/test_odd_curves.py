@@ -5,20 +5,14 @@ from __future__ import annotations
 import gzip
 import json
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
+from invented_curves import invented_table
 
 from bigbatch.train_loop.config import ConfigError
-from bigbatch.tune.simulate.compare import Arm, outcome_of
 from bigbatch.tune.simulate.curves import CurveTable
-from bigbatch.tune.simulate.plot import hours_axis, regret_svg
 from bigbatch.tune.simulate.readers import read_curves
 from bigbatch.tune.simulate.replay import replay
-from bigbatch.tune.simulate.synthetic import synthetic_table
 from bigbatch.tune.strategies.named import make_strategy
 from bigbatch.tune.study.objective import Objective
 
@@ -30,15 +24,6 @@ def line(params: dict[str, object], values: list[float | None], **facts: object)
 def table_of(folder: Path, *lines: str, name: str = "runs.jsonl") -> CurveTable:
     (folder / name).write_text("\n".join(lines) + "\n")
     return read_curves([folder / name])
-
-
-def parquet_of(folder: Path, rows: list[dict[str, Any]]) -> CurveTable:
-    pq.write_table(pa.Table.from_pylist(rows), folder / "runs.parquet")
-    return read_curves([folder / "runs.parquet"])
-
-
-def rows_of(run: str, count: list[Any], **more: Any) -> list[dict[str, Any]]:
-    return [{"run": run, "epoch": e, "seconds": 10.0 * (i + 1), "value": 0.5, **more} for i, e in enumerate(count)]
 
 
 WHOLE = (line({"lr": 0.1}, [0.2, 0.3, 0.4, 0.5]), line({"lr": 0.2}, [0.2, 0.3, 0.4, 0.6]))
@@ -66,39 +51,8 @@ def test_facts_of_another_kind_are_refused(tmp_path: Path, facts: dict[str, obje
     assert words in str(refused.value)
 
 
-def test_epochs_as_floats_are_read_and_a_cut_run_is_no_whole_one(tmp_path: Path) -> None:
-    """pandas makes floats of a column as soon as one value is missing."""
-    rows = [
-        r for name, lr in (("a", 0.1), ("b", 0.2)) for r in rows_of(name, [1.0, 2.0], epochs=None, **{"param.lr": lr})
-    ]
-    assert [c.epochs for c in parquet_of(tmp_path, rows).curves] == [2, 2]
-    with pytest.raises(ConfigError, match="4"):
-        parquet_of(tmp_path, rows + rows_of("c", [1.0, 2.0], epochs=4.0, **{"param.lr": 0.3}))
-
-
-@pytest.mark.parametrize(
-    ("epochs", "words"),
-    [
-        ([0, 1, 2], "got 0 first in run c. Add 1 to all."),
-        ([1, 3], "got 3 after 1 in run c"),
-        (["1", "2"], "epochs of a run must be whole numbers; got '1' in run c"),
-    ],
-)
-def test_epochs_are_refused_with_what_was_met(tmp_path: Path, epochs: list[Any], words: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        parquet_of(tmp_path, rows_of("c", epochs, **{"param.lr": 0.1}))
-    assert words in str(refused.value)
-
-
-def test_what_belongs_to_a_run_is_the_same_in_its_rows(tmp_path: Path) -> None:
-    rows = rows_of("a", [1, 2], **{"param.lr": 0.1}) + rows_of("b", [1, 2], **{"param.lr": 0.2})
-    rows[3]["param.lr"] = 0.02
-    with pytest.raises(ConfigError, match=r"run b: param\.lr must be the same in each row of a run; got 0\.2 and"):
-        parquet_of(tmp_path, rows)
-
-
 def test_a_parameter_that_is_null_does_not_exist(tmp_path: Path) -> None:
-    """As in Parquet; pandas writes such lines."""
+    """pandas writes such lines."""
     sgd = [line({"opt": "sgd", "lr": 0.1 * i, "m": 0.5 + 0.04 * i}, [0.2, 0.1 * i]) for i in range(1, 10)]
     adam = [line({"opt": "adam", "lr": 0.1 * i, "m": None}, [0.2, 0.1 * i]) for i in range(1, 10)]
     found = {d.name: d for d in table_of(tmp_path, *sgd, *adam).dimensions}
@@ -114,26 +68,6 @@ def test_numbers_as_texts_are_refused_and_a_few_choices_are_not(tmp_path: Path) 
 def test_a_compressed_file_is_read(tmp_path: Path) -> None:
     (tmp_path / "runs.jsonl.gz").write_bytes(gzip.compress("\n".join(WHOLE).encode()))
     assert len(read_curves([tmp_path / "runs.jsonl.gz"]).curves) == 2
-
-
-def algoperf(workload: str, config: int, steps: list[int], accuracies: list[float | None]) -> list[dict[str, Any]]:
-    params = json.dumps({"lr": 0.1 * (config + 1)})
-    return [
-        {"submission": "s", "workload": workload, "study": 1, "trial": 1, "config": config, "params": params,
-         "step": step, "seconds": float(step), "val_accuracy": accuracy}
-        for step, accuracy in zip(steps, accuracies, strict=True)
-    ]  # fmt: skip
-
-
-def test_algoperfs_short_workloads_stay_and_a_missing_accuracy_is_left_out(tmp_path: Path) -> None:
-    long = [10_000 * i for i in range(1, 6)]
-    rows = [r for n in range(3) for r in algoperf("imagenet", n, long, [0.1, 0.2, 0.3, None, 0.5])]
-    rows += [r for n in range(4) for r in algoperf("ogbg", n + 9, [100 * i for i in range(1, 5)], [0.1, 0.2, 0.3, 0.4])]
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "both.parquet")
-    assert len(read_curves([tmp_path / "both.parquet"], task="ogbg").curves) == 4, "a hundredth of the steps"
-    assert len(read_curves([tmp_path / "both.parquet"]).curves) == 7
-    (first, *_) = read_curves([tmp_path / "both.parquet"], task="imagenet").curves
-    assert first.values == (0.2, 0.3, 0.5)
 
 
 SPACE = {"dimensions": {"lr": {"low": 0.01, "high": 1.0}, "opt": {"choices": ["a", "c"]},
@@ -165,14 +99,8 @@ def test_studies_of_different_metrics_are_no_pool(tmp_path: Path) -> None:
         pooled(parts)
 
 
-def test_a_picture_of_searches_that_all_found_the_best_at_once() -> None:
-    hours = hours_axis(10.0)
-    assert regret_svg("t", "points", hours, {"random": np.zeros((3, len(hours)))}).startswith("<svg")
-
-
 def test_a_run_that_was_paused_and_goes_on_is_one_run() -> None:
-    table = synthetic_table("wide", seed=1, rows=30)
-    arm = Arm("random", "look", 2)
-    found = replay(table, lambda facts: make_strategy(arm.strategy, arm.stopping, facts), 2, 0, 1e9)
+    table = invented_table("wide", seed=1, rows=30)
+    found = replay(table, lambda facts: make_strategy("random", "look", facts), 2, 0, 1e9)
     assert len({epoch.trial for epoch in found.epochs}) > 30, "some were continued"
-    assert outcome_of(table, found).trials == 30
+    assert found.begun == 30

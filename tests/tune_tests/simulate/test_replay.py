@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 import optuna
 import pytest
+from invented_curves import invented_table
 from optuna.distributions import CategoricalDistribution, FloatDistribution
 from optuna.samplers import BaseSampler, RandomSampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
 from bigbatch.train_loop.config import ConfigError
-from bigbatch.tune.simulate import CurveTable, RecordedCurve, simulate, synthetic_table
+from bigbatch.tune.simulate import CurveTable, RecordedCurve, simulate
 from bigbatch.tune.simulate.events import EpochEnd, SimulatedClock, StartedTrial, run_slots
 from bigbatch.tune.simulate.pool import RowPool
 from bigbatch.tune.simulate.replay import replay
@@ -161,7 +162,7 @@ class PauseOnce:
 
 
 def test_a_paused_trial_goes_on_with_its_row_its_past_and_its_cost() -> None:
-    table = synthetic_table("wide", 1, rows=40)
+    table = invented_table("wide", 1, rows=40)
     made: list[PauseOnce] = []
 
     def make(facts: SearchFacts) -> PauseOnce:
@@ -186,7 +187,7 @@ def test_a_paused_trial_goes_on_with_its_row_its_past_and_its_cost() -> None:
 
 
 def test_every_row_runs_once_and_hours_are_those_of_the_curves() -> None:
-    table = synthetic_table("projected", 0, rows=30)
+    table = invented_table("projected", 0, rows=30)
     found = simulate(table, None, "random", "none", 1, 3)
     done = [e for e in found if e.finished]
     assert len(done) == sum(not c.diverged for c in table.curves)
@@ -199,7 +200,7 @@ def test_every_row_runs_once_and_hours_are_those_of_the_curves() -> None:
 
 @pytest.mark.parametrize(("strategy", "stopping"), [("tpe", "asha"), ("curves", "none")])
 def test_the_seed_alone_decides(strategy: str, stopping: str) -> None:
-    table = synthetic_table("projected", 4, rows=60)
+    table = invented_table("projected", 4, rows=60)
     one, again, other = (simulate(table, None, strategy, stopping, 4, seed, 20.0) for seed in (1, 1, 2))
     assert one == again and one != other
     assert max(epoch.hours for epoch in one) <= 20.0
@@ -207,14 +208,14 @@ def test_the_seed_alone_decides(strategy: str, stopping: str) -> None:
 
 
 def test_early_stopping_stops_in_the_replay_too() -> None:
-    table = synthetic_table("wide", 3, rows=60)
+    table = invented_table("wide", 3, rows=60)
     whole, asha = (simulate(table, None, "random", stopping, 4, 0) for stopping in ("none", "asha"))
     assert len(asha) < 0.7 * len(whole) and len({e.trial for e in asha}) == len({e.trial for e in whole}) == 60
 
 
 def test_fewer_trials_than_rows_and_a_declared_space() -> None:
-    table = replace(synthetic_table("projected", 1, rows=30), declared=None)
-    found = simulate(table, synthetic_table("projected", 1, rows=1).dimensions, "qmc", "none", 2, 0, trials=7)
+    table = replace(invented_table("projected", 1, rows=30), declared=None)
+    found = simulate(table, invented_table("projected", 1, rows=1).dimensions, "qmc", "none", 2, 0, trials=7)
     assert len({e.trial for e in found}) == 7
     narrow = (Dimension("lr_multiplier", FloatDistribution(1, 2)),)
     with pytest.raises(ConfigError, match="which is outside"):

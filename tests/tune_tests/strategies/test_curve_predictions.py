@@ -9,10 +9,11 @@ from dataclasses import replace
 import numpy as np
 import optuna
 import pytest
+from invented_curves import invented_table
 from optuna.distributions import FloatDistribution
 from optuna.trial import TrialState, create_trial
 
-from bigbatch.tune.simulate import simulate, synthetic_table
+from bigbatch.tune.simulate import simulate
 from bigbatch.tune.simulate.curves import CurveTable
 from bigbatch.tune.strategies.curve_data import CurveEncoder, Learned
 from bigbatch.tune.strategies.curve_model import CurvePoints
@@ -37,7 +38,7 @@ def in_unit(table: CurveTable, unit: float, direction: str) -> CurveTable:
 @pytest.mark.parametrize("direction", ["minimize", "maximize"])
 def test_a_search_does_not_depend_on_the_unit_of_its_metric(direction: str) -> None:
     """Powers of two, which change no digit of a value; they are about 1e-9 and 1e6."""
-    table = synthetic_table("wide", 7, 60)
+    table = invented_table("wide", 7, 60)
 
     def trials(unit: float) -> list[tuple[float, int, float | None]]:
         epochs = simulate(in_unit(table, unit, direction), strategy="curves", stopping="look", slots=2, trials=20)
@@ -122,7 +123,7 @@ def test_other_studies_runs_that_have_learnt_nothing_say_as_much_as_their_diverg
 
 def ends_and_predictions(family: str, seed: int) -> list[float]:
     """Errors in standard deviations: 14 runs of a table are known to their ends, 30 others to a tenth."""
-    table = synthetic_table(family, seed, 80)
+    table = invented_table(family, seed, 80)
     facts = SearchFacts(table.dimensions, 200, table.max_epochs, objective=replace(table.objective, worst=table.worst))
     study, cut = new_study(), dict[int, float]()
     bar = table.worst + 0.1 * (table.best - table.worst)

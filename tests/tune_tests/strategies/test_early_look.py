@@ -14,12 +14,11 @@ from bigbatch.train_loop.host.disk_space import SpaceLeft
 from bigbatch.tune.strategies.early_look import checkpoints_to_drop, predicted_ends
 from bigbatch.tune.strategies.named import make_strategy
 from bigbatch.tune.strategies.protocol import Dimension, SearchFacts, Strategy, TrialDecision
-from bigbatch.tune.strategies.search_only import SearchOnly
 from bigbatch.tune.study import paused_checkpoints
 from bigbatch.tune.study.objective import Objective
 from bigbatch.tune.study.retry import RETRIES_ATTR
 from bigbatch.tune.study.store import StudyStore
-from bigbatch.tune.study.trial_facts import CONTINUES_ATTR, DROPPED_ATTR, FOLLOWS_ATTR, GIVEN_ATTR, PAUSED_ATTR
+from bigbatch.tune.study.trial_facts import CONTINUES_ATTR, DROPPED_ATTR, GIVEN_ATTR, PAUSED_ATTR
 from helpers.lone_studies import begin, frozen, go, new_study
 
 EPOCHS = 20
@@ -287,14 +286,3 @@ def test_where_no_new_run_fits_each_slot_continues_what_fits_first_where_nothing
     assert order == [2, 1], "the better one; then the batch at which none has gone on"
     assert strategy.to_continue(study, fits) is None and set(asked) == {0, 1, 2, 3}, "the others do not fit"
     assert strategy.to_continue(study, lambda trial: True) is not None
-
-
-def test_a_trial_of_the_second_part_that_does_not_fit_is_not_replaced_by_one_of_the_first():
-    inner, study = make_strategy("random", "look", facts_of()), new_study()
-    strategy = SearchOnly(inner)
-    a_trial(study, inner, 0.3, 256)
-    paused = strategy.to_continue(study, lambda trial: True)
-    assert paused is not None and paused.number == 0, "the first part is not over"
-    study.enqueue_trial({"x": 0.3, "batch": 256}, user_attrs={FOLLOWS_ATTR: {"of": 0}})
-    study.ask()
-    assert strategy.to_continue(study, lambda trial: True) is None

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import runpy
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import optuna
 import pytest
 from optuna.distributions import FloatDistribution
+from warm_start import measure
 
 from bigbatch.tune.strategies.curve_data import CurveEncoder
 from bigbatch.tune.strategies.curve_model import MAX_POINTS
@@ -24,7 +22,6 @@ from bigbatch.tune.study.knowledge import KnownStudy, KnownTrial
 from bigbatch.tune.study.objective import Objective
 from helpers import conducted
 from helpers.conducted import Search, in_memory, same_after_kills, summary
-from helpers.paths import ROOT
 
 RATE = Dimension("lr", FloatDistribution(0.001, 1.0, log=True))
 
@@ -42,11 +39,7 @@ def hill(trials: int, at: float = 0.1, group: object = None, level: float = 0.9)
 @pytest.fixture(scope="module")
 def replayed() -> dict[str, dict[str, np.ndarray]]:
     """Family → arm → regrets (seeds, 4) of twenty searches each, by the benchmark. With six, one bad search decides."""
-    before = list(sys.path)
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    benchmark: dict[str, Any] = runpy.run_path(str(ROOT / "benchmarks" / "warm_start.py"))
-    sys.path[:] = before
-    found = {family: benchmark["measure"](family, range(124, 144)) for family in ("wide", "projected")}
+    found = {family: measure(family, range(124, 144)) for family in ("wide", "projected")}
     return {family: {arm: np.array(each) for arm, each in arms.items()} for family, arms in found.items()}
 
 

@@ -13,8 +13,7 @@ from scipy.stats import spearmanr
 
 from bigbatch.tune.search.look_findings import look_findings
 from bigbatch.tune.strategies.protocol import Dimension, SearchFacts
-from bigbatch.tune.study.fidelity import CHEAP_RUN
-from bigbatch.tune.study.trial_facts import CONFIRMS_ATTR, FOLLOWS_ATTR
+from bigbatch.tune.study.trial_facts import CONFIRMS_ATTR
 
 BATCHES = CategoricalDistribution([128, 512])
 
@@ -66,8 +65,7 @@ def test_it_is_silent_without_a_look_with_few_runs_and_about_confirmations(stopp
     assert not look_findings("look", facts(), [run(0.3, 0.5)] * 9), "all alike: there is no order"
 
 
-def test_with_a_budget_alone_it_says_how_many_are_not_paused_of_the_runs_that_the_strategy_sees() -> None:
-    """Cheap runs count as finished ones, those of the second part do not count."""
+def test_with_a_budget_alone_it_says_how_many_are_not_paused() -> None:
     budget_alone = replace(facts(), open_ended=True)
     runs = [run(0.4 - i / 50, 0.5 + i / 50) for i in range(8)]
     (line,) = look_findings("look", budget_alone, runs)
@@ -83,9 +81,3 @@ def test_with_a_budget_alone_it_says_how_many_are_not_paused_of_the_runs_that_th
         (line,) = look_findings("look", budget_alone, runs_of_any)
         assert ("said little" in line) == (int(re.search(r"(\d+)% run without", line)[1]) >= 50)
     assert not look_findings("look", budget_alone, runs[:-1])
-    second_part = [run(0.4 - i / 50, 0.5 + i / 50, **{FOLLOWS_ATTR: i}) for i in range(9)]
-    assert not look_findings("look", budget_alone, second_part)
-    cheap = [run(0.4 - i / 50, 0.5 + i / 50, ended_because=CHEAP_RUN) for i in range(8)]
-    for trial in cheap:
-        trial.state = TrialState.PRUNED
-    assert look_findings("look", budget_alone, cheap) == look_findings("look", budget_alone, runs)

@@ -277,28 +277,3 @@ def test_an_unmeasured_run_of_more_or_larger_images_is_taken_to_be_longer() -> N
     assert pace.epoch_s(("resnet18", 256, 8, 0.25)) == 3.0
     pace.add_epoch(("resnet18", 256, 16, 1.0), 10.0)
     assert pace.epoch_s(("resnet18", 256, 16, 1.0)) == 10.0, "measured"
-
-
-@pytest.mark.parametrize(("devices", "expected"), [(4, 0.4 + 4 * 50 / 1000), (None, 0.4 + (50 + 30) / 1000)])
-def test_the_used_part_is_that_when_the_running_trials_have_ended(devices: int | None, expected: float) -> None:
-    """400 of 1,000 device seconds are held; one trial still needs 50 s, another 30 s. Owned devices wait for both."""
-    clock, pace = Clock(), Pace()
-    pace.add_epoch(SMALL, 10.0)
-    limits = Limits(device_s=1000.0)
-    budget = Budget(limits, pace, held_s=lambda: 400.0, devices=lambda: devices, clock=clock)
-    assert budget.used_share() == pytest.approx(0.4)
-    budget.begins(0, SMALL, 5, 1)
-    budget.begins(1, SMALL, 3, 1)
-    assert budget.used_share() == pytest.approx(expected)
-    clock.now += 10.0
-    assert budget.used_share() == pytest.approx(expected - (0.04 if devices else 0.02)), "what is trained is held"
-    assert Budget(Limits(), pace, held_s=lambda: 400.0, devices=lambda: 4, clock=clock).used_share() == 0.0
-
-
-def test_the_used_part_of_a_time_budget_counts_the_running_trials() -> None:
-    clock, pace = Clock(), Pace()
-    pace.add_epoch(SMALL, 10.0)
-    budget = Budget(Limits(time_s=200.0), pace, held_s=lambda: 0.0, devices=lambda: 4, clock=clock)
-    clock.now += 40.0
-    budget.begins(0, SMALL, 6, 1)
-    assert budget.used_share() == pytest.approx((40 + 60) / 200)

@@ -56,7 +56,7 @@ def fails_first(trial: FrozenTrial) -> bool:
 @pytest.mark.parametrize(("strategy", "stopping"), [("curves", "look"), ("tpe", "look"), ("cmaes", "asha")])
 def test_looks_retries_confirmations_resumes_and_warm_starts(tmp_path, strategy, stopping):
     plan = plan_of(tmp_path, strategy=strategy, stopping=stopping)
-    search = PlannedSearch(plan, tmp_path, value, fails=fails_first, on_disk=True).run(kills=(7, 20))
+    search = PlannedSearch(plan, value, fails=fails_first).run(kills=(7, 20))
     retry_failed(search.store)
     search.kill()
     search.run()
@@ -76,7 +76,7 @@ def test_looks_retries_confirmations_resumes_and_warm_starts(tmp_path, strategy,
     assert [row["value"] for row in frontier["rows"]] == ["[0, 1]", "[1, 0]"]
     search.store.close()
     warm = plan_of(tmp_path, study="w", warm_start=(str(plan.folder),), strategy="curves")
-    second = PlannedSearch(warm, tmp_path, value, on_disk=True).run()
+    second = PlannedSearch(warm, value).run()
     assert all(t.state != TrialState.FAIL for t in second.trials) and len(warm.warm_start[0].trials) > 4
     second.store.close()
 
@@ -110,7 +110,7 @@ def answers(file: Path) -> Callable[[str], tuple[str, Any]]:
 
 
 def test_optuna_dashboard_serves_the_exported_study(tmp_path):
-    search = PlannedSearch(plan_of(tmp_path), tmp_path, value, fails=fails_first, on_disk=True).run()
+    search = PlannedSearch(plan_of(tmp_path), value, fails=fails_first).run()
     search.store.close()
     file = tmp_path / "copy.db"
     assert main([str(search.plan.folder), "--sqlite", str(file)]) == 0

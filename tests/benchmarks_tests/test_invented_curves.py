@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from invented_curves import invented_table
 from scipy.stats import spearmanr
 
-from bigbatch.train_loop.config import ConfigError
-from bigbatch.tune.simulate import RecordedCurve, synthetic_table
+from bigbatch.tune.simulate import RecordedCurve
 from bigbatch.tune.simulate.pool import RowPool
 
 
@@ -17,9 +17,9 @@ def rate(params: RecordedCurve) -> float:
 
 @pytest.mark.parametrize("family", ["wide", "projected", "steps"])
 def test_a_family_has_divergence_noise_and_curves_that_cross(family: str) -> None:
-    tables = [synthetic_table(family, seed) for seed in range(6)]
+    tables = [invented_table(family, seed) for seed in range(6)]
     assert len({table.best for table in tables}) == 6
-    assert tables[2].curves == synthetic_table(family, 2).curves
+    assert tables[2].curves == invented_table(family, 2).curves
     crossed = 0
     for table in tables:
         RowPool(table)  # every row lies in the declared space, with the parameters that its choices ask for
@@ -35,7 +35,7 @@ def test_a_family_has_divergence_noise_and_curves_that_cross(family: str) -> Non
 
 
 def test_runs_of_steps_diverge_late_too_and_jump_where_the_rate_drops() -> None:
-    table = synthetic_table("steps", 0)
+    table = invented_table("steps", 0)
     lives = [len(c.values) / c.epochs for c in table.curves if c.diverged]
     assert max(lives) > 0.3, "not in the warmup alone"
     jumps = []
@@ -45,8 +45,3 @@ def test_runs_of_steps_diverge_late_too_and_jump_where_the_rate_drops() -> None:
             steps = np.diff(c.values)
             jumps.append(steps[drop - 1 : drop + 1].max() - np.median(steps))
     assert np.mean(np.array(jumps) > 0.01) > 0.4
-
-
-def test_an_unknown_family_is_named() -> None:
-    with pytest.raises(ConfigError, match="one of wide, projected, steps; got 'other'"):
-        synthetic_table("other", 0)

@@ -1,10 +1,14 @@
-"""Invented learning curves that follow power laws: the families ``wide`` and ``projected``.
+"""Invented landscapes: tables of learning curves whose laws are known, for measuring strategies.
 
-By epoch e of E, with f the schedule's share of the peak rate, the error is a power of the integrated rate (training too
-little), plus the noise of the rate that is on now (which the schedule takes away), overfitting that grows late,
-quadratic bowls in the other parameters, and noise of the seed and of each evaluation. z is the distance of the rate
-from its optimum in decades. Above a cliff in z, which a longer warmup raises, runs diverge. Warmup delays the start,
-and how fast a run starts says little about its end, so that curves cross.
+Families: ``wide`` (one optimizer, a learning rate over 4.5 decades, in every second table the number of epochs is
+searched too), ``projected`` (three optimizers with parameters of their own, a rate already scaled by a rule) and
+``steps`` (invented_steps.py: another law of curves and of divergence). Each seed of a family is another table.
+
+``wide`` and ``projected`` follow power laws. By epoch e of E, with f the schedule's share of the peak rate, the error
+is a power of the integrated rate (training too little), plus the noise of the rate that is on now (which the schedule
+takes away), overfitting that grows late, quadratic bowls in the other parameters, and noise of the seed and of each
+evaluation. z is the distance of the rate from its optimum in decades. Above a cliff in z, which a longer warmup raises,
+runs diverge. Warmup delays the start, and how fast a run starts says little about its end, so that curves cross.
 """
 
 from __future__ import annotations
@@ -12,15 +16,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
+from invented_steps import random_params, steps_table
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 from bigbatch.cluster.host import json_values
 from bigbatch.tune.simulate.curves import CurveTable, RecordedCurve
-from bigbatch.tune.simulate.dimensions import random_params
 from bigbatch.tune.strategies.protocol import Dimension
 
+ROWS = 500
 EPOCH_S = 300.0
 """A mean epoch in seconds."""
 COUPLED, DECOUPLED = ("lars", "sgd"), ("lamb",)
@@ -216,3 +222,16 @@ def _fit_error(land: _Landscape, at: Mapping[str, float], z: float, epochs: int)
     for name, (depth, best) in land.bowls.items():
         error += depth * ((places[name] - best) / 0.5) ** 2 * (share if name == "label_smoothing" else 1)
     return np.asarray(error)
+
+
+FAMILIES: Mapping[str, Callable[[int, int], CurveTable]] = {
+    "wide": partial(power_law_table, wide=True),
+    "projected": partial(power_law_table, wide=False),
+    "steps": steps_table,
+}
+"""Each family's maker. Defaults were chosen on the first two; ``steps`` is kept aside to check them."""
+
+
+def invented_table(family: str, seed: int, rows: int = ROWS) -> CurveTable:
+    """The table number ``seed`` of a family. Raises KeyError for an unknown one."""
+    return FAMILIES[family](seed, rows)

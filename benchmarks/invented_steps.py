@@ -1,4 +1,4 @@
-"""Invented learning curves with rates that drop in steps: the family ``steps``.
+"""Invented learning curves with rates that drop in steps: the family ``steps`` of invented_curves.py.
 
 The error relaxes towards a level that belongs to the rate that is on, the faster the higher the rate, and falls
 suddenly where the rate drops. So what leads before the drop need not lead after it. Divergence is a hazard in every
@@ -9,7 +9,7 @@ their distance, not its square. None of this is in the other families: what was 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,8 +17,8 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution
 
 from bigbatch.cluster.host import json_values
 from bigbatch.tune.simulate.curves import CurveTable, RecordedCurve
-from bigbatch.tune.simulate.dimensions import random_params
 from bigbatch.tune.strategies.protocol import Dimension
+from bigbatch.tune.strategies.qmc import value_at
 
 WARMUP_SHARE = 0.05
 KINDS = ("nesterov", "heavy_ball", "none")
@@ -80,6 +80,19 @@ def _ground(rng: np.random.Generator) -> _Ground:
         chance=float(rng.choice([0.001, 0.01, 0.1])),
         epoch_s=u(60, 900),
     )
+
+
+def random_params(
+    dimensions: Iterable[Dimension], rng: np.random.Generator
+) -> tuple[dict[str, object], dict[str, float]]:
+    """Random parameters of a space, and each one's place in its range, 0 to 1."""
+    params: dict[str, object] = {}
+    places: dict[str, float] = {}
+    for dimension in dimensions:
+        if dimension.is_active(params):
+            places[dimension.name] = float(rng.random())
+            params[dimension.name] = value_at(places[dimension.name], dimension.distribution)
+    return params, places
 
 
 def steps_table(seed: int, rows: int) -> CurveTable:
