@@ -285,6 +285,16 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:NAMED_NODES]) + more
 
 
+class Tracker(Protocol):
+    """Hears of a full run: an experiment tracker such as W&B (``launch/wandb_run.py``)."""
+
+    def epoch(self, record: EpochRecord) -> None:
+        """An epoch has ended, of this process or of an earlier one."""
+
+    def steps_until(self, epoch: int) -> None:
+        """Steps up to those of ``epoch`` may be in the file of logged steps."""
+
+
 @dataclass
 class ListReporter:
     """Keeps the records."""
@@ -301,7 +311,7 @@ class ListReporter:
 
 
 class PrintReporter:
-    """Prints a line for each epoch, on rank 0 only, and hands the record to ``also``.
+    """Prints a line for each epoch, on rank 0 only, and hands the record to ``also`` and ``tracker``.
 
     ``log_every_steps``: the steps that get a line too; rank 0 writes them to ``steps``, if there is one.
     """
@@ -313,10 +323,11 @@ class PrintReporter:
         also: Callable[[EpochRecord], None] | None = None,
         log_every_steps: str = "",
         steps: StepsFile | None = None,
+        tracker: Tracker | None = None,
     ) -> None:
         self.log_every_steps, self._steps = log_every_steps, steps if rank == 0 else None
         self._file = (file or sys.stdout) if rank == 0 else None
-        self._also = also if rank == 0 else None
+        self._also, self._tracker = (also, tracker) if rank == 0 else (None, None)
         self._pace, self._lines = ProgressPace(WRITE_EVERY_S), ProgressLines()
 
     def report(self, record: EpochRecord) -> None:
@@ -324,6 +335,8 @@ class PrintReporter:
         self._say(epoch_line(record))
         if self._also is not None:
             self._also(record)
+        if self._tracker is not None:
+            self._tracker.epoch(record)
 
     def steps_done(self, epoch: int, step: int, steps: int, images_per_step: int) -> None:
         """Print a line every minute within longer epochs."""
@@ -339,10 +352,14 @@ class PrintReporter:
             fresh = records
         for record in fresh:
             self._say(str(record))
+        if self._tracker is not None:
+            self._tracker.steps_until(records[-1].epoch)
 
     def resumed(self, history: Sequence[EpochRecord]) -> None:
-        """Print how many epochs the checkpoint holds."""
+        """Print how many epochs the checkpoint holds, and hand them to ``tracker``."""
         self._say(f"resumed after {len(history)} finished epochs")
+        for record in history if self._tracker is not None else ():
+            self._tracker.epoch(record)
 
     def healed(self, halvings: Sequence[object]) -> None:
         """Print the last halving of the micro-batch."""

@@ -16,10 +16,10 @@ from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.host.signals import say_from_handler
 from bigbatch.train_loop.launch.ray_session import RayConnection
 from bigbatch.train_loop.launch.trial_task import TrialTask
+from bigbatch.train_loop.launch.wandb_mode import watched_kinds
 from bigbatch.train_loop.progress import progress_file
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.plan.trainable_plan import reported_names
-from bigbatch.tune.plan.wandb_mode import watched_kinds
 from bigbatch.tune.search.confirm_budget import (
     ConfirmBudgetNote,
     confirmation_facts,
@@ -174,7 +174,7 @@ def recorders(run: SearchRun, store: StudyStore, stack: ExitStack) -> list[Obser
     plan = run.plan
     observers: list[Observer] = [ConfirmBudgetNote(plan, lambda text: run.bridge.say(text))]
     if plan.wandb != "disabled":
-        run.wandb = wandb_log.WandbObserver(plan.wandb, plan.study, plan.folder / "wandb", logs=store.trial_log)
+        run.wandb = wandb_log.WandbObserver(plan.wandb, plan.study, plan.folder, logs=store.trial_log)
         stack.callback(run.wandb.close)
         observers.append(run.wandb)
     if plan.storage is not None:
