@@ -214,6 +214,14 @@ class EpochRecord:
             "the others, and where no constant is known",
         ),
     )
+    trust_ratios: dict[str, float] | None = field(
+        default=None,
+        metadata=_column(
+            "map",
+            "quantiles (`0`, `0.25`, `0.5`, `0.75`, `1`) over the layers of the trust ratio of LARS or LAMB, in the "
+            "epoch's last step; null with other optimizers",
+        ),
+    )
 
     def to_dict(self) -> dict[str, Any]:
         """Its fields as plain values, as studies and checkpoints store them."""
@@ -247,8 +255,6 @@ class Reporter(Protocol):
       ``epoch`` (1-based) are finished.
     - ``steps_logged(records: Sequence[StepRecord])``, as often, with the steps that were logged since, if the attribute
       ``log_every_steps`` says how many are (``progress.read_interval``). All ranks have the same attribute.
-    - ``trust_ratios(quantiles: Mapping[float, float])``, with LARS and LAMB, before each report: the quantiles of the
-      layers' trust ratios in the epoch's last step.
     - ``histograms(epoch, found: Mapping[str, TensorHistogram])``, on rank 0, at the last step of each epoch, if the
       attribute ``watched`` names ``gradients`` or ``parameters`` (``loop/watched_model.py``).
     """
@@ -358,8 +364,9 @@ class PrintReporter:
     def resumed(self, history: Sequence[EpochRecord]) -> None:
         """Print how many epochs the checkpoint holds, and hand them to ``tracker``."""
         self._say(f"resumed after {len(history)} finished epochs")
-        for record in history if self._tracker is not None else ():
-            self._tracker.epoch(record)
+        if self._tracker is not None:
+            for record in history:
+                self._tracker.epoch(record)
 
     def healed(self, halvings: Sequence[object]) -> None:
         """Print the last halving of the micro-batch."""

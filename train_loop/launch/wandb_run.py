@@ -82,7 +82,7 @@ class WandbRun:
             reinit="create_new",
             settings=wandb.Settings(
                 silent=True, console="off", x_disable_stats=True, disable_git=True, disable_code=True,
-                **{name: value for name, value in more.items() if name in wandb.Settings.model_fields},  # type: ignore[arg-type]
+                **{name: value for name, value in more.items() if name in wandb.Settings.model_fields},
             ),
         )  # fmt: skip
         self._log_file = log_file
@@ -123,7 +123,7 @@ class WandbRun:
         import wandb
 
         return {
-            name: wandb.Histogram(np_histogram=(counts, np.linspace(low, high, len(counts) + 1)))  # type: ignore[arg-type]
+            name: wandb.Histogram(np_histogram=(counts, np.linspace(low, high, len(counts) + 1)))
             for name, (low, high, counts) in found.items()
         }
 

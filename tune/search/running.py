@@ -75,8 +75,6 @@ class SearchRun:
     wandb: Any = None
     capacity: Any = None
     budget: Budget | None = None
-    shows_gauges: bool = False
-    """Whether Prometheus can see gauges of this search (``tune/search/show_gauges.py``)."""
     deadline: Deadline = field(default_factory=lambda: Deadline(lambda: None, lambda: None))
 
 
@@ -258,7 +256,6 @@ def _task(run: SearchRun, store: StudyStore, ray_storage: Path, number: int, con
         log_file=store.trial_log(number),
         stop_file=store.stop_file,
         stage_folder=plan.options.stage,
-        gauge_tags={"study": plan.study, "trial": str(number)} if run.shows_gauges else {},
         watched=watched_kinds(plan.options.wandb_watch),
         log_every_steps=plan.options.log_every_steps or "",
         reported=reported_names(plan.objectives) if plan.trainable else (),

@@ -56,7 +56,7 @@ class WandbObserver:
         if run := self._runs.pop(trial.number, None):
             # No values unless it finished.
             worth = zip(trial.objectives.each, trial.values, strict=False)
-            summary = {f"objective/{objective.text}": value for objective, value in worth}
+            summary: dict[str, object] = {f"objective/{objective.text}": value for objective, value in worth}
             summary |= {"state": trial.state, "ended_because": trial.ended_because}
             run.finish(summary, failed=trial.state not in ("COMPLETE", "PRUNED"))
 
