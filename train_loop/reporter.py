@@ -50,8 +50,7 @@ class EpochRecord:
     """One finished epoch, over all ranks. Times are wall time in seconds, of the slowest rank.
 
     Construct it with keywords. Fields without a default come first: login nodes with Python 3.9 read this class too.
-    It is the only list of an epoch's fields: the schema of ``epochs.parquet``, what trackers get and the table in
-    the documentation are made from it.
+    It is the only list of an epoch's fields: tables, trackers and the documentation are made from it.
     """
 
     epoch: int = field(metadata=_column("int32", "the finished epoch, 1-based"))
@@ -188,8 +187,7 @@ class EpochRecord:
             "null where it was not measured, or the steps did not show it",
         ),
     )
-    """Estimated from the epoch's gradients (``noise_scale.noise_scale``). None if a step
-    is one micro-batch, or the epoch has too few steps to estimate the gradient's mean."""
+    """None if a step is one micro-batch, or the epoch has too few steps to estimate the gradient's mean."""
     resumed_from_epoch: int | None = field(
         default=None,
         metadata=_column(
@@ -216,11 +214,7 @@ class EpochRecord:
     )
     trust_ratios: dict[str, float] | None = field(
         default=None,
-        metadata=_column(
-            "map",
-            "quantiles (`0`, `0.25`, `0.5`, `0.75`, `1`) over the layers of the trust ratio of LARS or LAMB, in the "
-            "epoch's last step; null with other optimizers",
-        ),
+        metadata=_column("map", "quantiles of the layers' trust ratios (LARS, LAMB) in the last step; else null"),
     )
 
     def to_dict(self) -> dict[str, Any]:
@@ -292,13 +286,11 @@ def _some(names: Sequence[str]) -> str:
 
 
 class Tracker(Protocol):
-    """Hears of a full run: an experiment tracker such as W&B (``launch/wandb_run.py``)."""
+    """Hears of a full run's epochs, earlier processes' too, and that there may be logged steps up to ``epoch``."""
 
-    def epoch(self, record: EpochRecord) -> None:
-        """An epoch has ended, of this process or of an earlier one."""
+    def epoch(self, record: EpochRecord) -> None: ...
 
-    def steps_until(self, epoch: int) -> None:
-        """Steps up to those of ``epoch`` may be in the file of logged steps."""
+    def steps_until(self, epoch: int) -> None: ...
 
 
 @dataclass
@@ -389,7 +381,6 @@ def best_record(history: Sequence[EpochRecord]) -> EpochRecord:
 
 def epoch_line(record: EpochRecord) -> str:
     """A record as one line of text."""
-    width = len(str(record.epochs))
     skipped = f"  {record.skipped_steps} steps skipped" if record.skipped_steps else ""
     bad = f"  {record.bad_images} bad images" if record.bad_images else ""
     processes = f"{record.loader_processes} loader process{'es' if record.loader_processes > 1 else ''}"
@@ -401,7 +392,7 @@ def epoch_line(record: EpochRecord) -> str:
     )
     more = "".join(f"  {name} {'–' if value is None else f'{value:.4g}'}" for name, value in record.metrics.items())
     return (
-        f"epoch {record.epoch:{width}}/{record.epochs}"
+        f"epoch {record.epoch:{len(str(record.epochs))}}/{record.epochs}"
         f"  train loss {record.train_loss:.4f}{train_top1}"
         f"  val loss {record.val_loss:.4f}{val_top1}{held}{more}"
         f"  lr {record.learning_rate:.4g}  {record.images_per_s:,.0f} images/s"

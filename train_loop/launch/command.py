@@ -53,7 +53,7 @@ from bigbatch.train_loop.host.folder_hold import FolderHold, hold_folder
 from bigbatch.train_loop.host.ranks import Launch, find_launch
 from bigbatch.train_loop.launch.checks import check_run_model, check_users_code
 from bigbatch.train_loop.launch.component_options import add_component_options, add_source_options, read_source_config
-from bigbatch.train_loop.launch.local_workers import check_workers_fit_machine
+from bigbatch.train_loop.launch.local_workers import check_workers_fit_machine, worker_count
 from bigbatch.train_loop.launch.profile_options import ProfileOptions, add_profile_options, read_profile_options
 from bigbatch.train_loop.launch.run_folder import check_output, check_output_room, write_own_code
 from bigbatch.train_loop.launch.wandb_mode import DISABLED, WANDB_MODES, check_wandb_mode, reachable_mode
@@ -201,22 +201,6 @@ def look_together(data: DataConfig, launch: Launch | None) -> tuple[DataInfo, Fo
     meeting = Meeting()
     info = meeting.of_first(first)
     return info, seen[0].scan if seen else None, meeting
-
-
-def worker_count(asked: int | None, launch: Launch | None) -> int:
-    """The number of data-parallel workers: the requested one, or that of torchrun or srun.
-
-    Raises ConfigError if these differ.
-    """
-    if asked is not None and asked < 1:
-        raise ConfigError(f"--workers must be at least 1; got {asked}. Write --workers 1.")
-    if launch is None:
-        return asked or 1
-    if asked not in (None, launch.world_size):
-        raise ConfigError(
-            f"{launch.by} started {launch.world_size} workers; got --workers {asked}. Leave --workers out."
-        )
-    return launch.world_size
 
 
 def train_without_ray(task: RunPlan, launch: Launch, tracker: Tracker | None) -> Sequence[EpochRecord]:

@@ -22,7 +22,6 @@ from bigbatch.tune.study.description import STUDY_FILE, read_description
 from bigbatch.tune.study.objective import Objective, Reported, read_objective
 from bigbatch.tune.study.study_tables import read_tables
 from bigbatch.tune.watch.display import STATE_WORDS, duration
-from bigbatch.tune.watch.studies_command import aligned
 
 RESULT_FILE = "result.json"
 """What ``bigbatch train`` writes at its end."""
@@ -99,8 +98,10 @@ class RankedRun:
         return [seconds for seconds in total if cap.allows(seconds, self.workers)]
 
 
-def ranking_text(output: Path, objective: Objective, cap: Cap, each_trial: bool, say: Callable[[str], None]) -> str:
-    """The runs below ``output`` as a table, the best one first.
+def ranking(
+    output: Path, objective: Objective, cap: Cap, each_trial: bool, say: Callable[[str], None]
+) -> list[tuple[str, ...]]:
+    """The runs below ``output``, the best one first, as rows of texts below ``HEAD``.
 
     Args:
         each_trial: every trial, not only the best one of each study.
@@ -116,8 +117,7 @@ def ranking_text(output: Path, objective: Objective, cap: Cap, each_trial: bool,
         runs = list(best.values())
     if not runs:
         raise ConfigError(f"--sort needs a finished epoch; got none in {str(output)!r}. Write --output DIR.")
-    rows = [_row(number, run, objective, cap) for number, run in enumerate(runs, 1)]
-    return f"{objective.sentence}, {cap.words}\n\n{aligned([HEAD, *rows], right=RIGHT)}"
+    return [HEAD, *(_row(number, run, objective, cap) for number, run in enumerate(runs, 1))]
 
 
 def _key(run: RankedRun, objective: Objective, cap: Cap) -> tuple[float, float, str]:

@@ -40,10 +40,11 @@ def _listed(args: argparse.Namespace) -> str:
 
 
 def _ranked(args: argparse.Namespace) -> str:
-    from bigbatch.tune.watch.ranking import ranking_text, read_cap, read_sort
+    from bigbatch.tune.watch.ranking import RIGHT, ranking, read_cap, read_sort
 
     objective, cap, output = read_sort(args.sort), read_cap(args.cap), Path(args.output or DEFAULT_RUNS)
-    return ranking_text(output, objective, cap, args.trials, lambda why: print(why, file=sys.stderr, flush=True))
+    rows = ranking(output, objective, cap, args.trials, lambda why: print(why, file=sys.stderr, flush=True))
+    return f"{objective.sentence}, {cap.words}\n\n{aligned(rows, right=RIGHT)}"
 
 
 def said_in_one_line(prog: str, run: Callable[[], None]) -> int:

@@ -25,13 +25,13 @@ pytestmark = pytest.mark.without_ray
 
 FAKE_WANDB = '''
 """``python -m wandb``: does with each file what BEHAVIOUR says, when so many calls as TOGETHER have begun."""
-import json, os, sys, time
+import json, os, sys, threading
 from pathlib import Path
 calls, files = Path(os.environ["CALLS"]), [Path(word) for word in sys.argv if word.endswith(".wandb")]
 with calls.open("a") as lines:
     lines.write(json.dumps(sys.argv[1:]) + "\\n")
 while len(calls.read_text().splitlines()) < int(os.environ.get("TOGETHER", "0")):
-    time.sleep(0.01)
+    threading.Event().wait(0.01)
 for file in files:
     word = json.loads(os.environ["BEHAVIOUR"]).get(file.stem, "ok")
     print(f"wandb: Syncing {file}", file=sys.stderr)
