@@ -266,7 +266,7 @@ def _end_epoch(run: Run, val_sums: torch.Tensor, shared: dict[str, Any], bad_ima
         cpu_energy_j=_measured(cpu_j),
         gpu_utilization=None if idlest > 1 else 1.0 - idlest,
         gpu_peak_power_w=peak_w or None,
-        trust_ratios=trust_ratios_of(run.optimizer),
+        trust_ratios=trust_ratios_of(run.optimizer) or progress.trust_ratios,  # resumed behind the epoch's last step
         resumed_from_epoch=run.resumed_from_epoch,
         **shared,
         **times,
@@ -291,6 +291,7 @@ def _write_checkpoint(run: Run) -> None:
         run.progress.sums = run.world.sum(run.sums.values.clone()).tolist()
         run.progress.not_logged = run.log.not_logged()
         run.progress.gradient_norms = run.world.sum(run.norms.sums.clone()).tolist()
+        run.progress.trust_ratios = trust_ratios_of(run.optimizer) or run.progress.trust_ratios
         run.progress.bad_images = int(run.world.sum(run.sums.values.new_tensor([run.source.bad_images])).item())
         run.progress.seconds = dict(run.clock.seconds)
         use = run.use.used()
