@@ -91,7 +91,14 @@ def _checked(args: argparse.Namespace) -> Path:
 
 def _sync(folder: Path, args: argparse.Namespace) -> int:
     log = folder / "logs" / "wandb-sync.log"
-    log.parent.mkdir(exist_ok=True)
+    try:
+        log.parent.mkdir(exist_ok=True)
+        log.open("a").close()
+    except OSError as error:
+        raise ConfigError(
+            f"wandb-sync notes in the runs' folder what it has sent; got {str(log)!r} ({error.strerror}). "
+            "Make it writable, or call wandb-sync as its owner."
+        ) from None
     then = f"tried again in {args.every:g} s" if args.follow else "call it again"
     while True:
         until = time.monotonic() + args.every

@@ -200,6 +200,13 @@ def test_a_full_run_is_sent_from_its_own_folder(tmp_path, fake, capsys):
     lease.release()
     assert wandb_sync_main([str(tmp_path / "train")]) == 0
     assert fake.taken() == ["sync s-0000"], "it was killed"
+    log = tmp_path / "train" / "logs" / "wandb-sync.log"
+    log.unlink()
+    log.mkdir()
+    capsys.readouterr()
+    assert wandb_sync_main([str(tmp_path / "train")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "Make it writable" in line
 
 
 def test_wandb_itself_sends_whole_runs_and_says_when_the_server_is_gone(folder, server, capsys, monkeypatch):
