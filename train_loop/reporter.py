@@ -50,8 +50,7 @@ class EpochRecord:
     """One finished epoch, over all ranks. Times are wall time in seconds, of the slowest rank.
 
     Construct it with keywords. Fields without a default come first: login nodes with Python 3.9 read this class too.
-    It is the only list of an epoch's fields: the schema of ``epochs.parquet``, what trackers get and the table in
-    the documentation are made from it.
+    It is the only list of an epoch's fields: tables, trackers and the documentation are made from it.
     """
 
     epoch: int = field(metadata=_column("int32", "the finished epoch, 1-based"))
@@ -188,8 +187,7 @@ class EpochRecord:
             "null where it was not measured, or the steps did not show it",
         ),
     )
-    """Estimated from the epoch's gradients (``noise_scale.noise_scale``). None if a step
-    is one micro-batch, or the epoch has too few steps to estimate the gradient's mean."""
+    """None if a step is one micro-batch, or the epoch has too few steps to estimate the gradient's mean."""
     resumed_from_epoch: int | None = field(
         default=None,
         metadata=_column(
@@ -213,6 +211,10 @@ class EpochRecord:
             "so on; [objectives.md](objectives.md#what-a-constant-prediction-is-worth)), in the first epoch; null in "
             "the others, and where no constant is known",
         ),
+    )
+    trust_ratios: dict[str, float] | None = field(
+        default=None,
+        metadata=_column("map", "quantiles of the layers' trust ratios (LARS, LAMB) in the last step; else null"),
     )
 
     def to_dict(self) -> dict[str, Any]:
@@ -247,8 +249,6 @@ class Reporter(Protocol):
       ``epoch`` (1-based) are finished.
     - ``steps_logged(records: Sequence[StepRecord])``, as often, with the steps that were logged since, if the attribute
       ``log_every_steps`` says how many are (``progress.read_interval``). All ranks have the same attribute.
-    - ``trust_ratios(quantiles: Mapping[float, float])``, with LARS and LAMB, before each report: the quantiles of the
-      layers' trust ratios in the epoch's last step.
     - ``histograms(epoch, found: Mapping[str, TensorHistogram])``, on rank 0, at the last step of each epoch, if the
       attribute ``watched`` names ``gradients`` or ``parameters`` (``loop/watched_model.py``).
     """
@@ -285,6 +285,14 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:NAMED_NODES]) + more
 
 
+class Tracker(Protocol):
+    """Hears of a full run's epochs, earlier processes' too, and that there may be logged steps up to ``epoch``."""
+
+    def epoch(self, record: EpochRecord) -> None: ...
+
+    def steps_until(self, epoch: int) -> None: ...
+
+
 @dataclass
 class ListReporter:
     """Keeps the records."""
@@ -301,7 +309,7 @@ class ListReporter:
 
 
 class PrintReporter:
-    """Prints a line for each epoch, on rank 0 only, and hands the record to ``also``.
+    """Prints a line for each epoch, on rank 0 only, and hands the record to ``also`` and ``tracker``.
 
     ``log_every_steps``: the steps that get a line too; rank 0 writes them to ``steps``, if there is one.
     """
@@ -313,10 +321,11 @@ class PrintReporter:
         also: Callable[[EpochRecord], None] | None = None,
         log_every_steps: str = "",
         steps: StepsFile | None = None,
+        tracker: Tracker | None = None,
     ) -> None:
         self.log_every_steps, self._steps = log_every_steps, steps if rank == 0 else None
         self._file = (file or sys.stdout) if rank == 0 else None
-        self._also = also if rank == 0 else None
+        self._also, self._tracker = (also, tracker) if rank == 0 else (None, None)
         self._pace, self._lines = ProgressPace(WRITE_EVERY_S), ProgressLines()
 
     def report(self, record: EpochRecord) -> None:
@@ -324,6 +333,8 @@ class PrintReporter:
         self._say(epoch_line(record))
         if self._also is not None:
             self._also(record)
+        if self._tracker is not None:
+            self._tracker.epoch(record)
 
     def steps_done(self, epoch: int, step: int, steps: int, images_per_step: int) -> None:
         """Print a line every minute within longer epochs."""
@@ -339,10 +350,15 @@ class PrintReporter:
             fresh = records
         for record in fresh:
             self._say(str(record))
+        if self._tracker is not None:
+            self._tracker.steps_until(records[-1].epoch)
 
     def resumed(self, history: Sequence[EpochRecord]) -> None:
-        """Print how many epochs the checkpoint holds."""
+        """Print how many epochs the checkpoint holds, and hand them to ``tracker``."""
         self._say(f"resumed after {len(history)} finished epochs")
+        if self._tracker is not None:
+            for record in history:
+                self._tracker.epoch(record)
 
     def healed(self, halvings: Sequence[object]) -> None:
         """Print the last halving of the micro-batch."""
@@ -365,7 +381,6 @@ def best_record(history: Sequence[EpochRecord]) -> EpochRecord:
 
 def epoch_line(record: EpochRecord) -> str:
     """A record as one line of text."""
-    width = len(str(record.epochs))
     skipped = f"  {record.skipped_steps} steps skipped" if record.skipped_steps else ""
     bad = f"  {record.bad_images} bad images" if record.bad_images else ""
     processes = f"{record.loader_processes} loader process{'es' if record.loader_processes > 1 else ''}"
@@ -377,7 +392,7 @@ def epoch_line(record: EpochRecord) -> str:
     )
     more = "".join(f"  {name} {'–' if value is None else f'{value:.4g}'}" for name, value in record.metrics.items())
     return (
-        f"epoch {record.epoch:{width}}/{record.epochs}"
+        f"epoch {record.epoch:{len(str(record.epochs))}}/{record.epochs}"
         f"  train loss {record.train_loss:.4f}{train_top1}"
         f"  val loss {record.val_loss:.4f}{val_top1}{held}{more}"
         f"  lr {record.learning_rate:.4g}  {record.images_per_s:,.0f} images/s"

@@ -86,12 +86,6 @@ def _export(argv: Sequence[str]) -> int:
     return main(argv)
 
 
-def _race(argv: Sequence[str]) -> int:
-    from bigbatch.tune.watch.race_command import race_main
-
-    return race_main(argv)
-
-
 def _report(argv: Sequence[str]) -> int:
     from bigbatch.tune.report.command import report_main
 
@@ -138,10 +132,9 @@ COMMANDS: Commands = {
     "fetch": (_fetch, "download a data set by name and pack it"),
     "simulate": (_simulate, "compare search strategies on recorded learning curves"),
     "cluster": (_cluster, "run searches on a Slurm cluster"),
-    "studies": (_studies, "list studies with state, best value and hours"),
+    "studies": (_studies, "list studies, or rank their trials under a cap of GPU hours"),
     "show": (_show, "print one study, running or not"),
     "watch": (_watch, "serve the report of a running study to a browser, through an SSH tunnel"),
-    "race": (_race, "rank trials and full runs under a cap of GPU hours or time"),
     "scale": (_scale, "measure how far a configuration scales with more workers"),
     "wandb-sync": (_wandb_sync, "send offline W&B runs, also while the search runs"),
     "export": (_export, "copy a study for other tools: CSV, optuna-dashboard, TensorBoard, MLflow"),

@@ -68,7 +68,7 @@ class WandbWriter:
 
 def write(folder: Path) -> None:
     """The process itself."""
-    observer = WandbObserver("offline", folder.name, folder / "wandb")
+    observer = WandbObserver("offline", folder.name, folder)
     config = TrainConfig(epochs=9).replace_keys({"optimizer.peak_lr": LEARNING_RATE})
     trials: dict[int, TrialView] = {}
     for line in sys.stdin:

@@ -18,10 +18,8 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
-from bigbatch.train_loop.launch.gauges import GAUGES
 from bigbatch.train_loop.launch.ray_session import free_port
 from bigbatch.tune.export.command import main as export
-from bigbatch.tune.export.grafana_dashboard import ROWS, expression
 from helpers.searches import TINY, Search
 from helpers.waiting import wait_until
 
@@ -36,7 +34,6 @@ OF_RECORD = {
     "ray_bigbatch_images_per_second": "images_per_s",
     "ray_bigbatch_objective": "val_top1",
 }
-NEEDS_NVML = {kind.name for kind in GAUGES if kind.name.startswith("bigbatch_gpu_")}
 Series = dict[str, Any]
 
 
@@ -142,7 +139,7 @@ def look_on(tmp_path: Path, prometheus: Prometheus, first: Search, port: int) ->
         "the last epoch of a trial that has ended is seen while others train"
     )
     check_the_study_level(prometheus, epochs)
-    check_every_panel(prometheus)
+    check_every_panel(tmp_path, prometheus)
 
 
 def check_the_study_level(prometheus: Prometheus, epochs: list[dict[str, Any]]) -> None:
@@ -164,15 +161,15 @@ def check_the_study_level(prometheus: Prometheus, epochs: list[dict[str, Any]]) 
     assert progress and max(progress) <= max(row["epoch"] for row in epochs)
 
 
-def check_every_panel(prometheus: Prometheus) -> None:
+def check_every_panel(tmp_path: Path, prometheus: Prometheus) -> None:
     """Grafana's expressions find series, but for what was not measured here."""
+    dashboard = json.loads((tmp_path / "g" / "grafana" / "dashboards" / "bigbatch.json").read_text())
     empty = set()
-    for panel in (panel for _, panels in ROWS for panel in panels):
-        text = expression(panel.kind).replace("$study", "s").replace("$trial", ".*")
-        if not prometheus.get("/api/v1/query", query=f"last_over_time(({text})[10m:1s])")["result"]:
-            empty.add(panel.kind.name)
-    assert empty <= NEEDS_NVML | {
-        "bigbatch_budget_left_seconds",
-        "bigbatch_noise_scale_images",
-        "bigbatch_best_objective",
+    for text in (target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())):
+        query = text.replace("$study", "s").replace("$trial", ".*")
+        if not prometheus.get("/api/v1/query", query=f"last_over_time(({query})[10m:1s])")["result"]:
+            empty.update(re.findall(r"ray_\w+", text))
+    assert empty <= {
+        *("ray_node_gpus_utilization", "ray_node_gram_used", "ray_node_gpu_power_milliwatts"),
+        *("ray_bigbatch_budget_left_seconds", "ray_bigbatch_noise_scale_images", "ray_bigbatch_best_objective"),
     }

@@ -19,10 +19,10 @@ from optuna.trial import TrialState
 
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.data.packing import command as pack_command
-from bigbatch.tune.watch.wandb_uploads import wandb_release
 from helpers.paths import ROOT
 from helpers.processes import clean_environment, wait_gone
 from helpers.searches import TINY, Search, load
+from helpers.wandb_server import WandbServer
 
 
 def test_a_search_from_plan_to_best_configuration(tiny, tmp_path):
@@ -60,7 +60,7 @@ def test_a_search_from_plan_to_best_configuration(tiny, tmp_path):
             (4,) if trial.state == TrialState.COMPLETE else (1, 3)
         )  # ASHA's rungs
     check_folder(tmp_path / "runs" / "s", study)
-    check_wandb(tmp_path / "runs" / "s" / "wandb", study, text)
+    check_wandb(study, text)
 
 
 def dashboard_refuses_strangers_and_answers(url: str, token: str) -> bool:
@@ -87,62 +87,30 @@ def check_folder(folder: Path, study: optuna.Study) -> None:
     assert (folder / "logs" / "trial-0000.log").read_text().count("epoch=") >= 1
 
 
-def check_wandb(folder: Path, study: optuna.Study, text: str) -> None:
-    """Real offline run files: one a trial, with configuration and epoch metrics."""
-    from wandb.proto import wandb_internal_pb2
-
+def check_wandb(study: optuna.Study, text: str) -> None:
+    """The printed command sends one run a trial, with configuration and epoch metrics."""
     command = next(line for line in text.splitlines() if "wandb sync" in line)
-    sync = subprocess.run(f"{command} --dry-run", shell=True, capture_output=True, text=True, env=tool_environment())
-    if wandb_release() >= (0, 29):  # before, it knows no dry run
-        assert sync.returncode == 0 and "s-0000" in sync.stdout + sync.stderr
-    found = {}
-    for path in folder.glob("offline-run-*/run-*.wandb"):
-        config: dict = {}
-        metrics = []
-        for data in wandb_records(path.read_bytes()):
-            record = wandb_internal_pb2.Record.FromString(data)  # type: ignore[attr-defined]  # made while it is loaded
-            if record.HasField("run"):
-                config |= {u.key: json.loads(u.value_json) for u in record.run.config.update}
-                group, name = record.run.run_group, record.run.run_id
-            if record.HasField("history"):
-                items = {i.key or ".".join(i.nested_key): json.loads(i.value_json) for i in record.history.item}
-                metrics.append(items["val_top1"])
-                kinds = {key.partition("/")[0] for key in items if key.endswith("._type")}
-                both = {"gradients", "parameters"}
-                assert kinds == both or (not kinds and 1 < items["epoch"] < config["epochs"]), (
-                    "real workers measured both, of short epochs in the first and the last one"
-                )
-        found[name] = (group, config, metrics)
-    assert sorted(found) == [f"s-{t.number:04d}" for t in study.trials]
+    with WandbServer() as server:
+        sync = subprocess.run(
+            command, shell=True, capture_output=True, text=True, env={**tool_environment(), **server.environment}
+        )
+    assert sync.returncode == 0 and sorted(server.runs) == [f"s-{t.number:04d}" for t in study.trials]
     for trial in study.trials:
-        group, config, metrics = found[f"s-{trial.number:04d}"]
-        assert group == "s" and config["optimizer"]["peak_lr"] == pytest.approx(trial.params["peak_lr"])
-        assert metrics == pytest.approx(list(trial.intermediate_values.values()))
+        run = server.runs[f"s-{trial.number:04d}"]
+        rate = run.config["optimizer"]["value"]["peak_lr"]
+        assert run.names["groupName"] == "s" and rate == pytest.approx(trial.params["peak_lr"])
+        assert [line["val_top1"] for line in run.history] == pytest.approx(list(trial.intermediate_values.values()))
+        for line in run.history:
+            kinds = {key.partition("/")[0] for key in line if "/" in key}
+            assert kinds == {"gradients", "parameters"} or (not kinds and 1 < line["epoch"] < 4), (
+                "real workers measured both, of short epochs in the first and the last one"
+            )
 
 
 def tool_environment() -> dict[str, str]:
     """Tools of the test's virtual environment first on PATH."""
     environment = clean_environment()
     return {**environment, "PATH": os.path.dirname(sys.executable) + os.pathsep + environment["PATH"]}
-
-
-def wandb_records(data: bytes) -> list[bytes]:
-    """The records of a .wandb file: LevelDB's log format after a header of 7 bytes.
-
-    Blocks of 32 KiB hold fragments: checksum (4 bytes), length (2), kind (1: whole, 2 first,
-    3 middle, 4 last), payload; a block's last 6 bytes or fewer are padding.
-    """
-    block, position, records, parts = 32768, 7, [], b""
-    while position + 7 <= len(data):
-        if block - position % block < 7:
-            position += block - position % block
-            continue
-        length, kind = int.from_bytes(data[position + 4 : position + 6], "little"), data[position + 6]
-        parts = (b"" if kind in (1, 2) else parts) + data[position + 7 : position + 7 + length]
-        position += 7 + length
-        if kind in (1, 4):
-            records.append(parts)
-    return records
 
 
 @pytest.mark.exhaustive

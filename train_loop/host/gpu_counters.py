@@ -40,12 +40,6 @@ class GpuCounters:
         """Watts that the GPU draws now."""
         return self._read("nvmlDeviceGetPowerUsage") / 1000
 
-    def memory_used_bytes(self) -> float:
-        """Memory in use on the GPU, by whichever process."""
-        with contextlib.suppress(self._nvml.NVMLError):
-            return float(self._nvml.nvmlDeviceGetMemoryInfo(self._handle).used)
-        return math.nan
-
     def utilization(self) -> float:
         """The part of the last moments in which the GPU computed anything, 0 to 1."""
         with contextlib.suppress(self._nvml.NVMLError):

@@ -53,13 +53,15 @@ from bigbatch.train_loop.host.folder_hold import FolderHold, hold_folder
 from bigbatch.train_loop.host.ranks import Launch, find_launch
 from bigbatch.train_loop.launch.checks import check_run_model, check_users_code
 from bigbatch.train_loop.launch.component_options import add_component_options, add_source_options, read_source_config
-from bigbatch.train_loop.launch.local_workers import check_workers_fit_machine
+from bigbatch.train_loop.launch.local_workers import check_workers_fit_machine, worker_count
 from bigbatch.train_loop.launch.profile_options import ProfileOptions, add_profile_options, read_profile_options
 from bigbatch.train_loop.launch.run_folder import check_output, check_output_room, write_own_code
+from bigbatch.train_loop.launch.wandb_mode import DISABLED, WANDB_MODES, check_wandb_mode, reachable_mode
+from bigbatch.train_loop.launch.wandb_run import wandb_of_full_run
 from bigbatch.train_loop.loop.healing import healed_config, read_halvings
 from bigbatch.train_loop.own.metric_names import checked_metrics
 from bigbatch.train_loop.progress import LOG_EVERY_STEPS, StepsFile, read_interval, steps_file
-from bigbatch.train_loop.reporter import EpochRecord, best_record
+from bigbatch.train_loop.reporter import EpochRecord, Tracker, best_record
 
 if TYPE_CHECKING:
     from bigbatch.train_loop.data.sets.scan import FolderScan
@@ -91,6 +93,7 @@ class RunPlan:
     """None: train."""
     quiet: bool = False
     log_every_steps: str = ""
+    wandb: str = DISABLED
     notes: tuple[str, ...] = ()
     """What the data leave out, and a warning about the images that fill no global batch."""
 
@@ -132,6 +135,7 @@ def train_parser(prog: str) -> OneLineParser:
     add_profile_options(p)
     add_verbosity(p, "print the result and errors alone; the epochs are in trace.jsonl")
     add("--log-every-steps", metavar="N|PART", help=LOG_EVERY_STEPS)
+    add("--wandb", metavar="MODE", default=DISABLED, help=WANDB_MODES)
     add("--checkpoint-every-s", type=float, default=60.0, metavar="S", help="seconds between checkpoints (default 60)")
     return p
 
@@ -142,6 +146,7 @@ def make_run_plan(argv: Sequence[str] | None, prog: str, launch: Launch | None) 
     args = parser.parse_args(argv)
     log_steps(args.verbose)
     read_interval(args.log_every_steps)
+    check_wandb_mode(args.wandb)
     source, config = read_source_config(parser, args, {BAD_IMAGE: args.on_bad_image, "metrics": args.metric})
     workers = worker_count(args.workers, launch)
     info, scan, meeting = look_together(config.data, launch)
@@ -169,10 +174,11 @@ def make_run_plan(argv: Sequence[str] | None, prog: str, launch: Launch | None) 
         check_writable("--output", output)
     if not measures and (launch is None or launch.rank == 0):  # call the quota command only once
         check_output_room(output, config, info)
+    wandb = reachable_mode(args.wandb) if not measures and (launch is None or launch.rank == 0) else DISABLED
     kept = (output, args.checkpoint_every_s, launch, args.stage, args.loader_report)
     last_step = last_step_in_words(config, info.train_size, split)
     notes = (*info.notes, *([last_step] if last_step else []))
-    return RunPlan(config, workers, *kept, scan, meeting, profile, args.quiet, args.log_every_steps or "", notes)
+    return RunPlan(config, workers, *kept, scan, meeting, profile, args.quiet, args.log_every_steps or "", wandb, notes)
 
 
 def look_together(data: DataConfig, launch: Launch | None) -> tuple[DataInfo, FolderScan | None, Meeting | None]:
@@ -197,23 +203,7 @@ def look_together(data: DataConfig, launch: Launch | None) -> tuple[DataInfo, Fo
     return info, seen[0].scan if seen else None, meeting
 
 
-def worker_count(asked: int | None, launch: Launch | None) -> int:
-    """The number of data-parallel workers: the requested one, or that of torchrun or srun.
-
-    Raises ConfigError if these differ.
-    """
-    if asked is not None and asked < 1:
-        raise ConfigError(f"--workers must be at least 1; got {asked}. Write --workers 1.")
-    if launch is None:
-        return asked or 1
-    if asked not in (None, launch.world_size):
-        raise ConfigError(
-            f"{launch.by} started {launch.world_size} workers; got --workers {asked}. Leave --workers out."
-        )
-    return launch.world_size
-
-
-def train_without_ray(task: RunPlan, launch: Launch) -> Sequence[EpochRecord]:
+def train_without_ray(task: RunPlan, launch: Launch, tracker: Tracker | None) -> Sequence[EpochRecord]:
     """Train this rank's part of the run. Raises the errors of ``train``."""
     from bigbatch.train_loop.host.signals import STOP_SIGNALS
     from bigbatch.train_loop.launch.joined_ranks import joined_ranks
@@ -225,7 +215,7 @@ def train_without_ray(task: RunPlan, launch: Launch) -> Sequence[EpochRecord]:
         signals = STOP_SIGNALS if launch.by == "srun" else (signal.SIGINT,)
         steps = StepsFile(steps_file(task.output / "train.log")) if task.log_every_steps and launch.rank == 0 else None
         trace = trace_writer(task.output, task.workers)
-        reporter = StopOnSignal(launch.rank, signals, trace, task.log_every_steps, steps)
+        reporter = StopOnSignal(launch.rank, signals, trace, task.log_every_steps, steps, tracker)
         try:
             result = train(
                 task.config,
@@ -243,7 +233,7 @@ def train_without_ray(task: RunPlan, launch: Launch) -> Sequence[EpochRecord]:
     return result.history
 
 
-def train_under_ray(task: RunPlan) -> Sequence[EpochRecord]:
+def train_under_ray(task: RunPlan, tracker: Tracker | None) -> Sequence[EpochRecord]:
     """The whole run under Ray Train on this machine. Raises the errors of ``fit_full_run``."""
     from bigbatch.train_loop.launch.full_run import fit_full_run
 
@@ -255,6 +245,7 @@ def train_under_ray(task: RunPlan) -> Sequence[EpochRecord]:
         stage_folder=task.stage_folder,
         scan=task.scan,
         log_every_steps=task.log_every_steps,
+        tracker=tracker,
     )
 
 
@@ -264,7 +255,8 @@ def train_in_words(task: RunPlan, leads: bool) -> Sequence[EpochRecord]:
         if leads:
             _log.info("the run is checked")
             announce(task)
-        return train_without_ray(task, task.launch) if task.launch else train_under_ray(task)
+        with wandb_of_full_run(task.wandb, task.output, task.config) as tracker:
+            return train_without_ray(task, task.launch, tracker) if task.launch else train_under_ray(task, tracker)
 
 
 def write_result(task: RunPlan, history: Sequence[EpochRecord]) -> Path:

@@ -37,7 +37,7 @@ from bigbatch.train_loop.launch.trace_file import trace_writer
 from bigbatch.train_loop.launch.trial_task import TrialTask, WorkersEnd, leave_images
 from bigbatch.train_loop.launch.worker_failures import failed_end, fit_until_it_fits, telling_error
 from bigbatch.train_loop.progress import progress_file, steps_file
-from bigbatch.train_loop.reporter import EpochRecord
+from bigbatch.train_loop.reporter import EpochRecord, Tracker
 
 RECORDS_FILE = "records.jsonl"
 WORKER_RESTARTS = 3
@@ -53,11 +53,12 @@ def fit_full_run(
     stage_folder: str | None = None,
     scan: FolderScan | None = None,
     log_every_steps: str = "",
+    tracker: Tracker | None = None,
 ) -> tuple[EpochRecord, ...]:
     """A full run under Ray Train on this machine. Prints a line for each epoch. Resumes from ``output``.
 
     Returns the records of all epochs, with those from before a resume. ``scan``: as for ``train``. ``log_every_steps``:
-    the steps that get a line, see ``progress.read_interval``.
+    the steps that get a line, see ``progress.read_interval``. ``tracker`` hears of epochs and logged steps.
 
     Raises:
         ConfigError: anything that ``train`` refuses.
@@ -81,17 +82,17 @@ def fit_full_run(
         records_file=output / RECORDS_FILE,
         log_every_steps=log_every_steps,
     )
-    _fit_or_stop(task, cpus, gpus, scan)
+    _fit_or_stop(task, cpus, gpus, scan, tracker)
     return tuple(records_of(read_lines(output / RECORDS_FILE)).values())
 
 
-def _fit_or_stop(task: TrialTask, cpus: int, gpus: int, scan: FolderScan | None) -> None:
+def _fit_or_stop(task: TrialTask, cpus: int, gpus: int, scan: FolderScan | None, tracker: Tracker | None) -> None:
     """Train, and stop on a signal. Returns if the run came to its end; else raises as ``fit_full_run``."""
     task.stop_file.unlink(missing_ok=True)
     signals = StopSignals(lambda signum: _ask_to_stop(task.stop_file))
     try:
         with signals:
-            end = _fit_on_own_ray(task, cpus, gpus, signals, scan)
+            end = _fit_on_own_ray(task, cpus, gpus, signals, scan, tracker)
     except RayStartError:  # Ctrl-C in a terminal also reaches Ray's processes, and may end their start
         if signals.first is None:
             raise
@@ -109,7 +110,9 @@ def _ask_to_stop(stop_file: Path) -> None:
     say_from_handler(SAVING)
 
 
-def _fit_on_own_ray(task: TrialTask, cpus: int, gpus: int, signals: StopSignals, scan: FolderScan | None) -> WorkersEnd:
+def _fit_on_own_ray(
+    task: TrialTask, cpus: int, gpus: int, signals: StopSignals, scan: FolderScan | None, tracker: Tracker | None
+) -> WorkersEnd:
     """Start Ray, train, end Ray. Returns what ``train_worker`` returned, or that the run was stopped."""
     output = task.log_file.parent
     with LocalRay(cpus, gpus, output / "ray.log") as connection:
@@ -120,10 +123,10 @@ def _fit_on_own_ray(task: TrialTask, cpus: int, gpus: int, signals: StopSignals,
         if note := note_of_missing(FOR_TRAINING):
             print(note, flush=True)
         leave_images(scan, storage)
-        return _fit_until_stopped(replace(task, ray_storage=storage), signals)
+        return _fit_until_stopped(replace(task, ray_storage=storage), signals, tracker)
 
 
-def _fit_until_stopped(task: TrialTask, signals: StopSignals) -> WorkersEnd:
+def _fit_until_stopped(task: TrialTask, signals: StopSignals, tracker: Tracker | None) -> WorkersEnd:
     """Run the trainer in a thread, so that signals reach us: Ray's handler would exit with code 0."""
     ends: list[WorkersEnd | Exception] = []
     task.failure_file.unlink(missing_ok=True)
@@ -138,7 +141,7 @@ def _fit_until_stopped(task: TrialTask, signals: StopSignals) -> WorkersEnd:
     thread = threading.Thread(target=run, daemon=True, name="trainer")
     also = trace_writer(task.log_file.parent, task.workers)
     steps = steps_file(task.log_file) if task.log_every_steps else None
-    printer = RecordPrinter(task.log_file.with_name(RECORDS_FILE), progress_file(task.log_file), also, steps)
+    printer = RecordPrinter(task.log_file.with_name(RECORDS_FILE), progress_file(task.log_file), also, steps, tracker)
     thread.start()
     try:
         while thread.is_alive() and signals.waited_s() < RUN_SAVE_S:

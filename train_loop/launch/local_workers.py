@@ -6,6 +6,23 @@ import math
 
 from bigbatch.cluster.host.allocation import accelerator_files, usable_cpus
 from bigbatch.train_loop.config import ConfigError
+from bigbatch.train_loop.host.ranks import Launch
+
+
+def worker_count(asked: int | None, launch: Launch | None) -> int:
+    """The number of data-parallel workers: the requested one, or that of torchrun or srun.
+
+    Raises ConfigError if these differ.
+    """
+    if asked is not None and asked < 1:
+        raise ConfigError(f"--workers must be at least 1; got {asked}. Write --workers 1.")
+    if launch is None:
+        return asked or 1
+    if asked not in (None, launch.world_size):
+        raise ConfigError(
+            f"{launch.by} started {launch.world_size} workers; got --workers {asked}. Leave --workers out."
+        )
+    return launch.world_size
 
 
 def check_workers_fit_machine(workers: int) -> None:

@@ -10,14 +10,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from bigbatch.cluster.host import json_values
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.errors import OwnCodeError, TrainingStopped
 from bigbatch.train_loop.host.disk_full import NO_ROOM, DiskFull, describe_full_disk, full_errno
-from bigbatch.train_loop.launch.gauges import EPOCHS
 from bigbatch.train_loop.launch.own_report import Report
 from bigbatch.train_loop.launch.trial_task import TrialTask
-from bigbatch.train_loop.launch.worker_gauges import device_gauges
 from bigbatch.train_loop.own.code import load_function, users_code
 from bigbatch.train_loop.own.kept_folders import KeptFolders
 
@@ -54,14 +51,11 @@ def train_own(task: TrialTask, reporter: RecordSender, world: World, log: loggin
     """
     from bigbatch.train_loop.loop.worker_use import open_use_meter
 
-    with open_use_meter(world) as meter, device_gauges(task, world.device, world.rank) as board:
-
-        def send(record: Mapping[str, object]) -> None:
-            reporter.send([record])
-            if board is not None and world.rank == 0:
-                board.set(EPOCHS, json_values.whole_number(record, "epoch"), **task.gauge_tags)
-
-        _call(task, reporter, world, log, send=send, measured=lambda: _used(meter, world))
+    with open_use_meter(world) as meter:
+        _call(
+            task, reporter, world, log,
+            send=lambda record: reporter.send([record]), measured=lambda: _used(meter, world),
+        )  # fmt: skip
 
 
 def _used(meter: UseMeter, world: World) -> dict[str, object]:

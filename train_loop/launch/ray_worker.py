@@ -31,7 +31,6 @@ from bigbatch.train_loop.launch.record_lines import (
 )
 from bigbatch.train_loop.launch.trial_task import TrialTask, WorkersEnd
 from bigbatch.train_loop.launch.worker_failures import kind_of
-from bigbatch.train_loop.launch.worker_gauges import worker_gauges
 from bigbatch.train_loop.progress import ProgressFile, StepRecord, StepsFile, progress_file, steps_file
 from bigbatch.train_loop.reporter import EpochRecord
 
@@ -218,17 +217,16 @@ def _make_reporter(task: TrialTask, rank: int, log: logging.Logger) -> RayReport
 def _train(task: TrialTask, reporter: RayReporter, device: torch.device, rank: int) -> None:
     from bigbatch.train_loop.loop.train import train
 
-    with worker_gauges(task, reporter, device, rank) as gauged:
-        train(
-            task.config,
-            reporter=gauged,
-            checkpoint_dir=task.checkpoint_dir,
-            checkpoint_every_s=task.checkpoint_every_s,
-            device=device,
-            stage_folder=task.stage_folder,
-            scan=FolderScan.read(task.images_file) if rank == 0 else None,
-            accept_changed_code=True,  # the driver has compared it
-        )
+    train(
+        task.config,
+        reporter=reporter,
+        checkpoint_dir=task.checkpoint_dir,
+        checkpoint_every_s=task.checkpoint_every_s,
+        device=device,
+        stage_folder=task.stage_folder,
+        scan=FolderScan.read(task.images_file) if rank == 0 else None,
+        accept_changed_code=True,  # the driver has compared it
+    )
 
 
 def _end_of_all_ranks(error: Exception, task: TrialTask, workers: int) -> WorkersEnd | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from bigbatch.cluster.host import json_values
 from bigbatch.train_loop.progress import ProgressLines, StepRecord, StepsReader, read_progress
-from bigbatch.train_loop.reporter import EpochRecord, PrintReporter
+from bigbatch.train_loop.reporter import EpochRecord, PrintReporter, Tracker
 
 RESUMED = "resumed_after"
 """Key of the line in ``records_file`` with the number of epochs in the checkpoint."""
@@ -22,7 +22,8 @@ NOTES = "notes"
 class RecordPrinter:
     """Prints new records of the workers, each epoch once, and the steps within long epochs.
 
-    ``also`` gets each record. ``steps``: the file of logged steps, of which the new ones get a line.
+    ``also`` gets each record, ``tracker`` those from before a resume too. ``steps``: the file of logged steps, of which
+    the new ones get a line.
     """
 
     def __init__(
@@ -31,6 +32,7 @@ class RecordPrinter:
         progress: Path,
         also: Callable[[EpochRecord], None] | None = None,
         steps: Path | None = None,
+        tracker: Tracker | None = None,
     ) -> None:
         self._path, self._progress = path, progress
         self._steps = StepsReader(steps) if steps else None
@@ -38,7 +40,7 @@ class RecordPrinter:
         if self._steps:
             self._steps.new()  # an earlier process has printed these
         self._printed, self._told = 0, 0
-        self._reporter = PrintReporter(also=also)
+        self._reporter = PrintReporter(also=also, tracker=tracker)
         self._lines = ProgressLines()
         with contextlib.suppress(OSError):
             progress.write_text("")  # workers write only to an existing file
@@ -55,11 +57,12 @@ class RecordPrinter:
             print(f"warning: {text}", file=sys.stderr, flush=True)
         self._told = len(notes)
         resumed_after = max((json_values.whole_number(line, RESUMED) for line in lines), default=0)
+        records = records_of(lines)
         if resumed_after > self._printed:
-            print(f"resumed after {resumed_after} finished epochs", flush=True)
+            self._reporter.resumed(list(records.values())[:resumed_after])
             self._printed = resumed_after
         self._waiting += self._steps.new() if self._steps else []
-        for epoch, record in records_of(lines).items():
+        for epoch, record in records.items():
             if epoch > self._printed:
                 self._print_steps(epoch)
                 self._reporter.report(record)

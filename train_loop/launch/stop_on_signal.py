@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from bigbatch.cluster.host.waits import SAME_SIGNAL_S
 from bigbatch.train_loop.host.signals import SAVING, StopSignals, say_from_handler
 from bigbatch.train_loop.progress import StepsFile
-from bigbatch.train_loop.reporter import EpochRecord, PrintReporter
+from bigbatch.train_loop.reporter import EpochRecord, PrintReporter, Tracker
 
 
 class StopOnSignal(PrintReporter):
@@ -19,7 +19,7 @@ class StopOnSignal(PrintReporter):
         signals: the signals that stop the run. If a rank fails, torchrun ends the others with SIGTERM; under torchrun
             SIGTERM is therefore no stop request.
         also: gets each record on rank 0.
-        log_every_steps, steps: see ``PrintReporter``.
+        log_every_steps, steps, tracker: see ``PrintReporter``.
     """
 
     def __init__(
@@ -29,8 +29,9 @@ class StopOnSignal(PrintReporter):
         also: Callable[[EpochRecord], None] | None = None,
         log_every_steps: str = "",
         steps: StepsFile | None = None,
+        tracker: Tracker | None = None,
     ) -> None:
-        super().__init__(rank, also=also, log_every_steps=log_every_steps, steps=steps)
+        super().__init__(rank, also=also, log_every_steps=log_every_steps, steps=steps, tracker=tracker)
         self._rank = rank
         self._signals = StopSignals(self._asked, signals, also_ignored=True, same_signal_s=SAME_SIGNAL_S)
         self._signals.take()

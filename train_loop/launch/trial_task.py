@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import NoReturn
 
@@ -56,8 +56,6 @@ class TrialTask:
     """Where nodes keep a copy of the data; None for no copy."""
     records_file: Path | None = None
     """In a full run, rank 0 writes a JSON line to this file for each epoch."""
-    gauge_tags: Mapping[str, str] = field(default_factory=dict)
-    """The tags ``study`` and ``trial`` of its gauges for Prometheus (``launch/gauges.py``). Empty: it sets none."""
     watched: tuple[str, ...] = ()
     """``gradients``, ``parameters``: rank 0 writes their histograms, once an epoch (``launch/histogram_lines.py``)."""
     log_every_steps: str = ""
@@ -92,7 +90,7 @@ class TrialTask:
         """Plain values for Ray: all fields, with paths as text."""
         plain = {one.name: getattr(self, one.name) for one in fields(self)}
         paths = {name: str(value) for name, value in plain.items() if isinstance(value, Path)}
-        dicts = {"worker_resources": dict(self.worker_resources), "gauge_tags": dict(self.gauge_tags)}
+        dicts = {"worker_resources": dict(self.worker_resources)}
         return plain | paths | {"config": self.config.to_dict()} | dicts
 
     @classmethod
@@ -125,7 +123,6 @@ class TrialTask:
             stop_file=Path(read.text("stop_file")),
             stage_folder=read.text_or_none("stage_folder"),
             records_file=Path(path) if (path := read.text_or_none("records_file")) else None,
-            gauge_tags={key: str(value) for key, value in read.mapping("gauge_tags").items()},
             watched=read.texts("watched"),
             log_every_steps=read.text("log_every_steps"),
             reported=read.texts("reported"),

@@ -57,6 +57,8 @@ class RunState:
     """Sums over all ranks since the last logged step: see ``step_log.StepLog``. Empty where no steps are logged."""
     gradient_norms: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
     """Gradient norms of the unfinished epoch over all ranks: see ``noise_scale.GradientNorms``."""
+    trust_ratios: dict[str, float] | None = None
+    """Quantiles of the last step's trust ratios: see ``trust_ratios``."""
     bad_images: int = 0
     """Bad images of the unfinished epoch on all ranks."""
     seconds: dict[str, float] = field(default_factory=dict)

@@ -30,7 +30,7 @@ from bigbatch.train_loop.loop.checkpoint import CheckpointFolder, describe_data
 from bigbatch.train_loop.loop.device_batches import on_device, seed_batch
 from bigbatch.train_loop.loop.healing import Halving
 from bigbatch.train_loop.loop.peak_memory import forget_peak, peak_bytes
-from bigbatch.train_loop.loop.trust_ratios import keep_trust_ratios, report_trust_ratios
+from bigbatch.train_loop.loop.trust_ratios import keep_trust_ratios, trust_ratios_of
 from bigbatch.train_loop.loop.until_it_fits import until_it_fits
 from bigbatch.train_loop.loop.validation import part_of, prepare_batch_norm, validate, validation_values
 from bigbatch.train_loop.loop.watched_model import watched_model
@@ -113,12 +113,10 @@ def _train_to_the_end(run: Run) -> TrainResult:
     forget_peak(run.world.device)  # the probe for the micro-batch has filled the device
     if run.resumed_from_epoch is not None and hasattr(reporter, "resumed"):
         reporter.resumed(_history(run))
-    keep_trust_ratios(run.optimizer, reporter)
+    keep_trust_ratios(run.optimizer)
     with run.use, watched_model(run):
         while run.progress.epoch < run.config.epochs:
-            record = _epoch(run)
-            report_trust_ratios(run.optimizer, reporter)
-            reporter.report(record)
+            reporter.report(_epoch(run))
     history = _history(run)
     best = best_record(history)
     return TrainResult(history[-1], best.val_top1, best.epoch, history)
@@ -268,6 +266,7 @@ def _end_epoch(run: Run, val_sums: torch.Tensor, shared: dict[str, Any], bad_ima
         cpu_energy_j=_measured(cpu_j),
         gpu_utilization=None if idlest > 1 else 1.0 - idlest,
         gpu_peak_power_w=peak_w or None,
+        trust_ratios=trust_ratios_of(run.optimizer) or progress.trust_ratios,  # resumed behind the epoch's last step
         resumed_from_epoch=run.resumed_from_epoch,
         **shared,
         **times,
@@ -292,6 +291,7 @@ def _write_checkpoint(run: Run) -> None:
         run.progress.sums = run.world.sum(run.sums.values.clone()).tolist()
         run.progress.not_logged = run.log.not_logged()
         run.progress.gradient_norms = run.world.sum(run.norms.sums.clone()).tolist()
+        run.progress.trust_ratios = trust_ratios_of(run.optimizer) or run.progress.trust_ratios
         run.progress.bad_images = int(run.world.sum(run.sums.values.new_tensor([run.source.bad_images])).item())
         run.progress.seconds = dict(run.clock.seconds)
         use = run.use.used()

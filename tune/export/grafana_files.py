@@ -8,9 +8,10 @@ from pathlib import Path
 
 from bigbatch.cluster.host.atomic_files import write_text
 from bigbatch.train_loop.config import ConfigError
-from bigbatch.tune.export.grafana_dashboard import dashboard
 from bigbatch.tune.study.metrics_targets import TARGETS_FILE
 
+DASHBOARD = Path(__file__).with_name("grafana.json")
+"""All gauges of ours, and Ray's of GPUs."""
 PROMETHEUS_URL = "http://127.0.0.1:9090"
 SCRAPE = """\
 # `bigbatch export STUDY --grafana DIR` has written this file. The same command for another study adds that study.
@@ -23,8 +24,8 @@ scrape_configs:
       - files: ["targets/*.json"]
         refresh_interval: 10s
     metric_relabel_configs:
-      # Ray shows hundreds of series of its own for each node. Remove this rule to keep them too.
-      - {source_labels: [__name__], regex: "ray_bigbatch_.*", action: keep}
+      # Of the hundreds of series of Ray's own for each node the dashboard shows these. Remove this rule to keep all.
+      - {source_labels: [__name__], regex: "ray_bigbatch_.*|ray_node_(gpus|gram|gpu)_.*", action: keep}
       - {regex: "otel_scope_.*|SessionName|Version|Component", action: labeldrop}
 """
 
@@ -49,7 +50,7 @@ def write_grafana_files(folder: Path, target: Path) -> None:
     grafana = target / "grafana"
     for name, text in {
         target / "prometheus.yml": SCRAPE,
-        grafana / "dashboards" / "bigbatch.json": json.dumps(dashboard(), indent=1) + "\n",
+        grafana / "dashboards" / "bigbatch.json": DASHBOARD.read_text(),
         grafana / "provisioning" / "dashboards" / "bigbatch.yml": _provider(grafana / "dashboards"),
         grafana / "provisioning" / "datasources" / "bigbatch.yml": _source(),
     }.items():

@@ -9,6 +9,7 @@ from bigbatch.cluster.host.command_line import OneLineParser
 from bigbatch.cluster.host.option_values import parse_port
 from bigbatch.cluster.host.verbosity import add_verbosity
 from bigbatch.train_loop.host.command_line import add_part_options
+from bigbatch.train_loop.launch.wandb_mode import WANDB_MODES
 from bigbatch.train_loop.progress import LOG_EVERY_STEPS
 from bigbatch.tune.plan.holdout import parse_holdout
 
@@ -129,7 +130,7 @@ def _add_how(p: argparse.ArgumentParser) -> None:
     )
     add("--seed", type=int, metavar="S", help="seed of sampling, initial weights and data order (default 0)")
     add("--address", metavar="ADDR", help="local (default): start a private Ray; auto or HOST:PORT: join a running one")
-    add("--wandb", metavar="MODE", help="disabled (default), offline, online, or auto: online if its server answers")
+    add("--wandb", metavar="MODE", help=WANDB_MODES)
     add("--wandb-watch", metavar="WHAT", help="with --wandb: histograms of gradients, parameters, or all")
     add("--log-every-steps", metavar="N|PART", help=f"{LOG_EVERY_STEPS}, in each trial's log and to W&B")
     add(

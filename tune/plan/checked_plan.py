@@ -21,9 +21,9 @@ from bigbatch.train_loop.config.plug_ins import is_own
 from bigbatch.train_loop.data.catalogue import check_stage, look
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.host.command_line import check_writable, with_parts
+from bigbatch.train_loop.launch import wandb_mode
 from bigbatch.train_loop.own.metric_names import checked_metrics
 from bigbatch.train_loop.progress import read_interval
-from bigbatch.tune.plan import wandb_mode
 from bigbatch.tune.plan.baseline_options import read_baseline, stated_baseline
 from bigbatch.tune.plan.batches import parse_batches, pinned_batch
 from bigbatch.tune.plan.confirm import checked_confirm
@@ -84,7 +84,6 @@ OPTION_EXPLANATIONS = {
     "--strategy": ", or by name curves or tpe, the Bayesian ones (Gaussian process, tree-structured Parzen estimator), "
     "or FILE.py:FUNCTION",
     "--stopping": ", or by name look (one early look) or asha (successive halving), or FILE.py:FUNCTION",
-    "--wandb": ", or online to send runs to the server, or offline to send them later",
 }
 """Explains the first value of an option to a reader who does not know its name."""
 DEFAULT_SPACE = "large_batch"
@@ -236,8 +235,8 @@ class CheckedOptions(NamedTuple):
 
 def check_option_values(o: SearchOptions) -> CheckedOptions:
     """Check the options that need no look at space, data, files or machine. Raises ConfigError."""
-    wandb = checked_choice("--wandb", o.wandb or "disabled", wandb_mode.MODES)
-    wandb_mode.check_wandb_key(wandb)
+    wandb = o.wandb or wandb_mode.DISABLED
+    wandb_mode.check_wandb_mode(wandb)
     wandb_mode.check_wandb_watch(o.wandb_watch, wandb)
     read_interval(o.log_every_steps)
     seed = 0 if o.seed is None else o.seed

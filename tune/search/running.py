@@ -16,10 +16,10 @@ from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.host.signals import say_from_handler
 from bigbatch.train_loop.launch.ray_session import RayConnection
 from bigbatch.train_loop.launch.trial_task import TrialTask
+from bigbatch.train_loop.launch.wandb_mode import watched_kinds
 from bigbatch.train_loop.progress import progress_file
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.plan.trainable_plan import reported_names
-from bigbatch.tune.plan.wandb_mode import watched_kinds
 from bigbatch.tune.search.confirm_budget import (
     ConfirmBudgetNote,
     confirmation_facts,
@@ -72,8 +72,6 @@ class SearchRun:
     wandb: Any = None
     capacity: Any = None
     budget: Budget | None = None
-    shows_gauges: bool = False
-    """Whether Prometheus can see gauges of this search (``tune/search/show_gauges.py``)."""
     deadline: Deadline = field(default_factory=lambda: Deadline(lambda: None, lambda: None))
 
 
@@ -142,7 +140,7 @@ def recorders(run: SearchRun, store: StudyStore, stack: ExitStack) -> list[Obser
     plan = run.plan
     observers: list[Observer] = [ConfirmBudgetNote(plan, lambda text: run.bridge.say(text))]
     if plan.wandb != "disabled":
-        run.wandb = wandb_log.WandbObserver(plan.wandb, plan.study, plan.folder / "wandb", logs=store.trial_log)
+        run.wandb = wandb_log.WandbObserver(plan.wandb, plan.study, plan.folder, logs=store.trial_log)
         stack.callback(run.wandb.close)
         observers.append(run.wandb)
     if plan.storage is not None:
@@ -225,7 +223,6 @@ def _task(run: SearchRun, store: StudyStore, ray_storage: Path, number: int, con
         log_file=store.trial_log(number),
         stop_file=store.stop_file,
         stage_folder=plan.options.stage,
-        gauge_tags={"study": plan.study, "trial": str(number)} if run.shows_gauges else {},
         watched=watched_kinds(plan.options.wandb_watch),
         log_every_steps=plan.options.log_every_steps or "",
         reported=reported_names(plan.objectives) if plan.trainable else (),

@@ -1,22 +1,31 @@
-"""``--metrics-port``: the gauges of a search, for Prometheus."""
+"""``--metrics-port``: hands the gauges of a search to Ray, which shows them and its own to Prometheus."""
 
 from __future__ import annotations
 
+import logging
+import math
+import threading
 import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from typing import Any
 
 from rich.console import Console
 
-from bigbatch.train_loop.launch import gauges
-from bigbatch.train_loop.launch.gauges import GaugeBoard
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.search.running import SearchRun, views_of
 from bigbatch.tune.study.metrics_targets import TARGETS_FILE, TargetsFile, metrics_targets
 from bigbatch.tune.study.store import StudyStore
 from bigbatch.tune.watch.findings import quoted_path
 from bigbatch.tune.watch.observer import Observer
-from bigbatch.tune.watch.study_gauges import StudyGauges
+from bigbatch.tune.watch.study_gauges import HOURS_LEFT, TIME_LEFT, USED_HOURS, Series, StudyGauges
 from bigbatch.tune.watch.wrapped import say
+
+REFRESH_S = 1.0
+"""Ray hands a value to Prometheus once, and forgets it: so each is set again, more often than Ray exports. Ray has no
+call that removes a series; one that is not set any more is gone after two of Ray's export intervals, 10 s each."""
+JOIN_S = 5.0
+_log = logging.getLogger(__name__)
 
 
 def gauge_observers(run: SearchRun, store: StudyStore, stack: ExitStack, console: Console) -> list[Observer]:
@@ -28,6 +37,7 @@ def gauge_observers(run: SearchRun, store: StudyStore, stack: ExitStack, console
     if plan.options.metrics_port is None:
         return []
     import ray
+    from ray.util.metrics import Gauge
 
     nodes = ray.nodes()
     targets = metrics_targets(nodes)
@@ -39,17 +49,36 @@ def gauge_observers(run: SearchRun, store: StudyStore, stack: ExitStack, console
         say(console, line)
     if not targets:
         return []
-    run.shows_gauges = True
+    gauges = StudyGauges(plan.study, plan.objectives.first, views_of(store))
+    in_ray: dict[str, Any] = {}
 
-    def look(board: GaugeBoard) -> None:
+    def look() -> None:
         file.look()
-        observer.look()
-        _set_budget(board, plan, store.ledger.held_s, ends_at)
+        for kind, value, tags in (*gauges.values(), *_budget(plan, store.ledger.held_s, ends_at)):
+            if value is not None and not math.isnan(value):
+                if kind.name not in in_ray:
+                    in_ray[kind.name] = Gauge(kind.name, kind.meaning, kind.tags)
+                in_ray[kind.name].set(value, dict(zip(kind.tags, tags, strict=True)))
 
-    board = GaugeBoard(look)
-    observer = StudyGauges(board, plan.study, plan.objectives.first, views_of(store))
-    stack.enter_context(board)
-    return [observer]
+    over = threading.Event()
+    thread = threading.Thread(target=_keep_looking, args=(look, over), daemon=True, name="gauges")
+    thread.start()
+    stack.callback(thread.join, JOIN_S)
+    stack.callback(over.set)  # before the join
+    return [gauges]
+
+
+def _keep_looking(look: Callable[[], None], over: threading.Event) -> None:
+    """Look every REFRESH_S. A failure is said once: a picture of the search must never end the search."""
+    said: set[str] = set()
+    while not over.wait(REFRESH_S):
+        try:
+            look()
+        except Exception as error:
+            text = f"{type(error).__name__}: {error}"
+            if text not in said:
+                said.add(text)
+                _log.warning("the gauges for Prometheus are not set: %s", text)
 
 
 def _words(plan: SearchPlan, targets: tuple[str, ...], nodes: int) -> list[str]:
@@ -74,9 +103,10 @@ def _ends_at(run: SearchRun) -> float | None:
     return None if run.plan.time_budget_s is None else run.started + run.plan.time_budget_s
 
 
-def _set_budget(board: GaugeBoard, plan: SearchPlan, held_s: float, ends_at: float | None) -> None:
-    board.set(gauges.USED_HOURS, held_s / 3600, study=plan.study)
+def _budget(plan: SearchPlan, held_s: float, ends_at: float | None) -> Iterator[Series]:
+    tags = (plan.study,)
+    yield USED_HOURS, held_s / 3600, tags
     if plan.budget_gpu_hours is not None:
-        board.set(gauges.HOURS_LEFT, max(0.0, plan.budget_gpu_hours - held_s / 3600), study=plan.study)
+        yield HOURS_LEFT, max(0.0, plan.budget_gpu_hours - held_s / 3600), tags
     if ends_at is not None:
-        board.set(gauges.TIME_LEFT, max(0.0, ends_at - time.monotonic()), study=plan.study)
+        yield TIME_LEFT, max(0.0, ends_at - time.monotonic()), tags

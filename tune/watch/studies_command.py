@@ -1,7 +1,8 @@
-"""``bigbatch studies``: one line for each study of a folder. Loads neither Optuna nor Ray, and takes no lease."""
+"""``bigbatch studies``: one line for each study of a folder. Takes no lease; without ``--sort`` it loads no Optuna."""
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,16 +20,31 @@ from bigbatch.tune.watch.wrapped import terminal_width, wrapped
 def studies_main(argv: Sequence[str]) -> int:
     """Print the studies. Returns the exit code."""
     parser = OneLineParser(prog="bigbatch studies", description="List the studies of a folder.", allow_abbrev=False)
-    parser.add_argument("--output", metavar="DIR", help="the folder of studies (default: runs)")
-    given = parser.parse_args(argv).output
-    output = Path(given or DEFAULT_RUNS)
+    add = parser.add_argument
+    add("--output", metavar="DIR", help="the folder of studies (default: runs)")
+    add("--sort", metavar="METRIC", help="rank the best trial of each study, and full runs, e.g. by val_loss:min")
+    add("--cap", metavar="NAME=LIMIT", help="with --sort: gpu_hours=10 or time=90m, that a run may use")
+    add("--trials", action="store_true", help="with --sort: rank every trial")
+    args = parser.parse_args(argv)
+    return said_in_one_line("bigbatch studies", lambda: print(_ranked(args) if args.sort else _listed(args)))
 
-    def listed() -> None:
-        found = list_studies(output) if given or output.exists() else []
-        none = f"No study in {output}. Begin one: bigbatch tune"
-        print(studies_text(found, width=terminal_width()) if found else none)
 
-    return said_in_one_line("bigbatch studies", listed)
+def _listed(args: argparse.Namespace) -> str:
+    if args.cap or args.trials:
+        raise ConfigError(
+            f"{'--cap' if args.cap else '--trials'} needs a metric to rank by. Write --sort val_top1 too."
+        )
+    output = Path(args.output or DEFAULT_RUNS)
+    found = list_studies(output) if args.output or output.exists() else []
+    return studies_text(found, width=terminal_width()) if found else f"No study in {output}. Begin one: bigbatch tune"
+
+
+def _ranked(args: argparse.Namespace) -> str:
+    from bigbatch.tune.watch.ranking import RIGHT, ranking, read_cap, read_sort
+
+    objective, cap, output = read_sort(args.sort), read_cap(args.cap), Path(args.output or DEFAULT_RUNS)
+    rows = ranking(output, objective, cap, args.trials, lambda why: print(why, file=sys.stderr, flush=True))
+    return f"{objective.sentence}, {cap.words}\n\n{aligned(rows, right=RIGHT)}"
 
 
 def said_in_one_line(prog: str, run: Callable[[], None]) -> int:

@@ -89,5 +89,6 @@ def test_a_copied_optimizer_still_steps() -> None:
 
 def test_quantiles_go_from_the_least_to_the_greatest() -> None:
     found = quantiles_of(torch.tensor([3.0, 1.0, 2.0, 5.0, 4.0]))
-    assert found == {0.0: 1.0, 0.25: 2.0, 0.5: 3.0, 0.75: 4.0, 1.0: 5.0}
-    assert quantiles_of(torch.empty(0)) == {}
+    assert found == {"0": 1.0, "0.25": 2.0, "0.5": 3.0, "0.75": 4.0, "1": 5.0}
+    assert quantiles_of(torch.tensor([1.0, torch.nan, torch.inf])) == dict.fromkeys(found, 1.0)
+    assert quantiles_of(torch.empty(0)) is None and quantiles_of(torch.tensor([torch.nan])) is None

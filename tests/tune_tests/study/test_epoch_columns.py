@@ -15,9 +15,10 @@ import pytest
 from optuna.trial import TrialState, create_trial
 
 from bigbatch.cluster.record import study_progress
+from bigbatch.train_loop.launch import wandb_run
 from bigbatch.train_loop.reporter import EpochRecord
 from bigbatch.tune.study import tables
-from bigbatch.tune.watch import display, wandb_log
+from bigbatch.tune.watch import display
 from helpers.paths import ROOT
 
 RECORD = EpochRecord(
@@ -27,6 +28,7 @@ RECORD = EpochRecord(
     gpu_energy_j=9.5, cpu_energy_j=2.5, gpu_utilization=0.75, gpu_peak_power_w=412.5,
     metrics={"val_miou": 0.5, "val_dice": None},
     baseline={"val_top1": 0.125, "val_miou": 0.25},
+    trust_ratios={"0": 0.5, "1": 2.0},
 )  # fmt: skip
 
 
@@ -37,7 +39,7 @@ def test_every_field_reaches_the_table_with_its_type_and_value(tmp_path: Path) -
     tables.write_epochs([trial], tmp_path / "epochs.parquet")
     table = pq.read_table(tmp_path / "epochs.parquet")
     pairs = {"metrics": [("val_miou", 0.5), ("val_dice", None)]}  # as Arrow gives a map
-    pairs |= {"baseline": [("val_top1", 0.125), ("val_miou", 0.25)]}
+    pairs |= {"baseline": [("val_top1", 0.125), ("val_miou", 0.25)], "trust_ratios": [("0", 0.5), ("1", 2.0)]}
     assert table.to_pylist() == [{"trial": 3, **dataclasses.asdict(RECORD), **pairs}]
     assert all(pa.types.is_map(table.schema.field(name).type) for name in pairs)
     for name, kind in typing.get_type_hints(EpochRecord).items():
@@ -64,8 +66,8 @@ def test_a_jobs_duration_of_an_epoch_has_the_parts_of_the_studys() -> None:
 
 
 def test_trackers_get_only_fields_and_the_figures_that_one_watches() -> None:
-    assert {"train_loss", "val_loss", "val_top1", "learning_rate"} <= set(wandb_log.METRICS)
-    assert set(wandb_log.METRICS) < {field.name for field in dataclasses.fields(EpochRecord)}
+    assert {"train_loss", "val_loss", "val_top1", "learning_rate"} <= set(wandb_run.METRICS)
+    assert set(wandb_run.METRICS) < {field.name for field in dataclasses.fields(EpochRecord)}
 
 
 @pytest.mark.parametrize("where", [display], ids=lambda module: module.__name__)

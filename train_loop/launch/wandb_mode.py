@@ -1,4 +1,4 @@
-"""Check the value of ``--wandb``, and whether W&B's server can be reached."""
+"""Check the value of ``--wandb``, of a search or a full run, and whether W&B's server can be reached."""
 
 from __future__ import annotations
 
@@ -9,18 +9,28 @@ import urllib.error
 import urllib.request
 
 from bigbatch.cluster.host.allocation import PLANNED_NODES
+from bigbatch.cluster.host.option_values import nearest_word
 from bigbatch.train_loop.config import ConfigError
 
-MODES = ("disabled", "offline", "online", "auto")
+DISABLED = "disabled"
+MODES = (DISABLED, "offline", "online", "auto")
+WANDB_MODES = "disabled (default), offline, online, or auto: online if its server answers"
+"""The help of ``--wandb``."""
 WATCHED = {"gradients": ("gradients",), "parameters": ("parameters",), "all": ("gradients", "parameters"), "none": ()}
 """Values of ``--wandb-watch``: those of ``wandb.watch``, and ``none`` for a resumed study."""
 ANSWER_S = 10.0
 """How long the server is waited for, name lookup included."""
 
 
-def check_wandb_key(mode: str) -> None:
-    """Raise ConfigError if ``online`` has no key: the login would wait for input."""
-    if mode == "online" and not _has_key():
+def check_wandb_mode(mode: str) -> None:
+    """Raise ConfigError for an unknown mode, and if ``online`` has no key: the login would wait for input."""
+    if mode not in MODES:
+        near = nearest_word(mode, MODES)
+        fix = "Write --wandb disabled, or online to send runs to the server, or offline to send them later."
+        raise ConfigError(
+            f"--wandb must be one of {', '.join(MODES)}; got {mode!r}. {f'Did you mean {near!r}?' if near else fix}"
+        )
+    if mode == "online" and not has_key():
         raise ConfigError(
             f"--wandb online needs a key for {_host()}; none is set. "
             "Run `wandb login` or set WANDB_API_KEY, or write --wandb offline and send the runs later."
@@ -51,7 +61,7 @@ def reachable_mode(mode: str) -> str:
     """
     if mode not in ("online", "auto") or os.environ.get(PLANNED_NODES):
         return mode
-    reason = None if mode == "online" or _has_key() else "no key is set"
+    reason = None if mode == "online" or has_key() else "no key is set"
     reason = reason or _unreachable()
     if mode == "online" and reason:
         raise ConfigError(
@@ -64,15 +74,17 @@ def reachable_mode(mode: str) -> str:
     return "online"
 
 
-def _base_url() -> str:
+def wandb_url() -> str:
+    """The server's address: WANDB_BASE_URL, or W&B's own."""
     return os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai").rstrip("/")
 
 
 def _host() -> str:
-    return _base_url().split("//")[-1].split("/")[0]
+    return wandb_url().split("//")[-1].split("/")[0]
 
 
-def _has_key() -> bool:
+def has_key() -> bool:
+    """Whether there is a key for that server, in WANDB_API_KEY or ~/.netrc."""
     if os.environ.get("WANDB_API_KEY"):
         return True
     import netrc
@@ -94,7 +106,7 @@ def _unreachable() -> str | None:
 
 def _ask() -> str | None:
     try:
-        urllib.request.urlopen(urllib.request.Request(_base_url(), method="HEAD"), timeout=ANSWER_S).close()
+        urllib.request.urlopen(urllib.request.Request(wandb_url(), method="HEAD"), timeout=ANSWER_S).close()
     except urllib.error.HTTPError:
         return None
     except (OSError, ValueError) as error:

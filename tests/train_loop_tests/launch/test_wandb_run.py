@@ -1,0 +1,111 @@
+"""``bigbatch train --wandb``: epochs and logged steps are in W&B's real offline file, also over a resume."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+
+import pytest
+
+from bigbatch.train_loop.config import TrainConfig
+from bigbatch.train_loop.launch import wandb_run
+from bigbatch.train_loop.launch.command import main
+from bigbatch.train_loop.launch.record_lines import RecordPrinter
+from bigbatch.train_loop.launch.wandb_run import wandb_of_full_run
+from bigbatch.train_loop.progress import StepRecord, StepsFile, progress_file, steps_file
+from bigbatch.train_loop.reporter import EpochRecord, PrintReporter
+from bigbatch.tune.watch.wandb_sync_command import wandb_sync_main
+from helpers.waiting import wait_until
+from helpers.wandb_server import WandbServer
+
+CONFIG = TrainConfig(epochs=3)
+
+
+def record(epoch: int) -> EpochRecord:
+    return EpochRecord(
+        epoch=epoch, epochs=3, train_loss=1.0 / epoch, train_top1=0.5, val_loss=0.5, val_top1=epoch / 10,
+        learning_rate=0.1, optimizer_steps=10 * epoch, skipped_steps=0, images_per_s=100.0, train_s=1.0,
+    )  # fmt: skip
+
+
+def step(number: int) -> StepRecord:
+    epoch = (number - 1) // 10 + 1
+    return StepRecord(number, epoch, number - 10 * (epoch - 1), 10, 1 / number, 0.5, 0.1, 99.0)
+
+
+def rows(server: WandbServer) -> list[tuple[object, ...]]:
+    (run,) = server.runs.values()
+    return [(row["_step"], row.get("step/train_loss"), row.get("val_top1")) for row in run.history]
+
+
+WHOLE = [(5, 1 / 5, None), (10, 1 / 10, 0.1), (15, 1 / 15, None), (20, 1 / 20, 0.2), (30, 1 / 30, 0.3)]
+
+
+def test_a_run_that_was_stopped_and_goes_on_is_one_run_with_all_its_steps_and_epochs(tmp_path, monkeypatch, capsys):
+    file = steps_file(tmp_path / "train.log")
+    with contextlib.suppress(KeyboardInterrupt), wandb_of_full_run("offline", tmp_path, CONFIG) as tracker:
+        reporter = PrintReporter(log_every_steps="5", steps=StepsFile(file), tracker=tracker)
+        reporter.steps_logged([step(5), step(10)])
+        reporter.report(record(1))
+        reporter.steps_logged([step(15)])
+        raise KeyboardInterrupt
+    # Its second process is Ray's driver, whose workers write the files.
+    records, steps = tmp_path / "records.jsonl", StepsFile(file)
+    with wandb_of_full_run("offline", tmp_path, CONFIG) as tracker:
+        printer = RecordPrinter(records, progress_file(tmp_path / "train.log"), None, file, tracker)
+        records.write_text('{"resumed_after": 1}\n' + line(record(1)))
+        printer.print_new()
+        steps.append([step(15), step(20)])  # the fifteenth was trained again
+        records.write_text(records.read_text() + line(record(2)))
+        printer.print_new()
+        steps.append([step(30)])
+        records.write_text(records.read_text() + line(record(3)))
+        printer.print_new()
+        printer.close()
+    assert f"bigbatch wandb-sync {tmp_path}" in capsys.readouterr().out
+    with WandbServer() as server:
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        # W&B's own process writes the file some time after the run's end.
+        wait_until(lambda: wandb_sync_main([str(tmp_path)]) == 0 and rows(server) == WHOLE, "not all of it came")
+    (run,) = server.runs.values()
+    assert run.exit_codes[-1:] == [0] and run.config["epochs"]["value"] == 3
+    assert str(run.names["displayName"]).startswith(f"{tmp_path.name}-")
+
+
+def line(one: EpochRecord) -> str:
+    return json.dumps(one.to_dict()) + "\n"
+
+
+def test_a_tracker_that_fails_ends_no_run(tmp_path, monkeypatch, capsys):
+    def refuse(*_: object, **__: object) -> None:
+        raise ConnectionError("no route to\nthe server")
+
+    monkeypatch.setattr(wandb_run, "WandbRun", refuse)
+    with wandb_of_full_run("online", tmp_path, CONFIG) as tracker:
+        reporter = PrintReporter(tracker=tracker)
+        for epoch in (1, 2):
+            reporter.report(record(epoch))
+    printed = capsys.readouterr()
+    assert printed.out.count("epoch") == 2
+    assert printed.err == "warning: the run goes on without W&B: ConnectionError: no route to the server\n"
+
+
+def test_without_the_option_and_on_other_ranks_nothing_is_told(tmp_path):
+    with wandb_of_full_run("disabled", tmp_path, CONFIG) as tracker:
+        assert tracker is None
+    with wandb_of_full_run("offline", tmp_path, CONFIG) as tracker:
+        PrintReporter(rank=1, tracker=tracker).report(record(1))
+    assert not any(tmp_path.glob("wandb/offline-run-*"))
+
+
+@pytest.mark.parametrize(
+    ("mode", "words"), [("offlin", "Did you mean 'offline'?"), ("online", "needs a key for"), ("yes", "Write --wandb")]
+)
+def test_wrong_input_meets_one_line(tmp_path: Path, monkeypatch, capsys, mode, words):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    assert main(["--recipe", "nothing", "--wandb", mode]) == 2
+    error = capsys.readouterr().err
+    assert words in error and error.count("\n") == 1

@@ -1,0 +1,189 @@
+"""One run of Weights & Biases: epochs, logged steps and histograms of a trial, or of a full run. No torch here.
+
+Offline mode never needs a network: the run is written to a file. ``bigbatch wandb-sync`` sends it later from a machine
+that has a network.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from bigbatch.cluster.host import json_values
+from bigbatch.cluster.host.allocation import slurm_job
+from bigbatch.train_loop.config import TrainConfig
+from bigbatch.train_loop.launch.histogram_lines import histograms_file, read_histograms
+from bigbatch.train_loop.progress import StepRecord, StepsReader, steps_file
+from bigbatch.train_loop.reporter import EpochRecord, Tracker
+
+OFFLINE_RUNS, ENDED = "wandb/offline-run-*", "ended"
+"""The folders of offline runs below that of a study or a full run; our mark in one of a run that has ended in order."""
+FLUSH, FLUSH_S = "x_transaction_log_flush_interval", 1.0
+"""wandb writes an offline file at least this often. By its own 15 s a killed search would lose more."""
+REQUIREMENTS = "x_save_requirements"
+"""wandb would list all installed packages for each run. The list of a search's first run is that of all."""
+STEP_METRICS = ("train_loss", "train_top1", "learning_rate", "images_per_s")
+METRICS = tuple(name for name, column in EpochRecord.columns().items() if column.tracked)
+
+
+class WandbRun:
+    """A run that goes on under its id. One with logged steps counts W&B's steps in optimizer steps, else in epochs.
+
+    W&B takes no step below one that it has: of a run on the server that goes on, what it has is left out. An offline
+    run that goes on has a new file, which takes the place of the earlier one: give it all epochs from the first on.
+
+    Args:
+        mode: ``offline`` or ``online``.
+        folder: gets W&B's folder ``wandb``.
+        log_file: of the trial or full run, beside which its worker may write histograms and logged steps. None: it
+            does not.
+        lists_packages: whether the run has the list of installed packages.
+    """
+
+    def __init__(
+        self,
+        mode: str,
+        folder: Path,
+        run_id: str,
+        config: Mapping[str, object],
+        *,
+        group: str | None = None,
+        job_type: str = "train",
+        log_file: Path | None = None,
+        lists_packages: bool = True,
+    ) -> None:
+        os.environ.setdefault("WANDB_SILENT", "true")
+        os.environ.setdefault("WANDB_CONSOLE", "off")
+        import wandb
+
+        # Older versions have fewer settings.
+        more = {FLUSH: FLUSH_S, **({} if lists_packages else {REQUIREMENTS: False})}
+        job = slurm_job()
+        self._run: Any = wandb.init(
+            mode=mode,  # type: ignore[arg-type]
+            project=os.environ.get("WANDB_PROJECT", "bigbatch"),
+            group=group,
+            name=run_id,
+            id=run_id,
+            resume="allow" if mode == "online" else None,
+            dir=str(folder),  # W&B adds the folder's own name
+            job_type=job_type,
+            config={
+                **({} if job is None else {"slurm_job_id": job.job_id, "slurm_restart_count": job.restart_count}),
+                **config,
+            },
+            reinit="create_new",
+            settings=wandb.Settings(
+                silent=True, console="off", x_disable_stats=True, disable_git=True, disable_code=True,
+                **{name: value for name, value in more.items() if name in wandb.Settings.model_fields},
+            ),
+        )  # fmt: skip
+        self._log_file = log_file
+        self._steps = StepsReader(steps_file(log_file)) if log_file is not None else None
+        self._waiting: list[StepRecord] = []
+        self._first = int(self._run.step)
+
+    def steps_until(self, epoch: int) -> None:
+        """Log the steps up to the end of ``epoch``, as ``step/train_loss`` and so on, each once."""
+        self._waiting += self._steps.new() if self._steps else []
+        due = [one for one in self._waiting if one.epoch <= epoch]
+        self._waiting = self._waiting[len(due) :]
+        for one in due:
+            if one.number >= self._first:
+                values = {f"step/{name}": getattr(one, name) for name in STEP_METRICS}
+                # The last step of an epoch is logged together with the epoch.
+                self._run.log(values, step=one.number, commit=one.step < one.steps)
+
+    def epoch(self, record: Mapping[str, object]) -> None:
+        """Log the epoch's metrics, and before them its steps."""
+        epoch = json_values.whole_number(record, "epoch")
+        self.steps_until(epoch)
+        number = epoch
+        if self._log_file is not None and steps_file(self._log_file).exists():
+            number = sum(json_values.whole_number(record, name) for name in ("optimizer_steps", "skipped_steps"))
+        if number < self._first:
+            return
+        values = {"epoch": epoch, **{name: record[name] for name in METRICS if name in record}}
+        values |= {**json_values.mapping(record, "metrics"), **self._histograms(epoch)}
+        self._run.log(values, step=number, commit=True)  # else it is written when the next epoch ends
+
+    def _histograms(self, epoch: int) -> dict[str, object]:
+        """Under the names of ``wandb.watch``, which W&B's pages show in sections of their own."""
+        found = read_histograms(histograms_file(self._log_file), epoch) if self._log_file is not None else {}
+        if not found:
+            return {}
+        import numpy as np
+        import wandb
+
+        return {
+            name: wandb.Histogram(np_histogram=(counts, np.linspace(low, high, len(counts) + 1)))
+            for name, (low, high, counts) in found.items()
+        }
+
+    def finish(self, summary: Mapping[str, object], *, failed: bool) -> None:
+        """Close the run."""
+        for name, value in summary.items():
+            self._run.summary[name] = value
+        folder = Path(self._run.dir).parent
+        self._run.finish(exit_code=int(failed))
+        (folder / ENDED).touch()
+
+
+class _FullRun:
+    """What a full run tells W&B. The first failure ends the telling, with a warning, and not the run."""
+
+    def __init__(self, begin: Callable[[], WandbRun]) -> None:
+        self._begin, self._failed = begin, False
+        self._run: WandbRun | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether W&B has a run."""
+        return self._run is not None
+
+    def epoch(self, record: EpochRecord) -> None:
+        """An epoch has ended, of this process or of an earlier one."""
+        self.tell(lambda run: run.epoch(record.to_dict()))
+
+    def steps_until(self, epoch: int) -> None:
+        """Steps up to those of ``epoch`` may be there."""
+        self.tell(lambda run: run.steps_until(epoch))
+
+    def tell(self, what: Callable[[WandbRun], None]) -> None:
+        """Call ``what``, unless an earlier call has failed."""
+        if self._failed:
+            return
+        try:
+            self._run = self._run or self._begin()
+            what(self._run)
+        except Exception as error:  # an unreachable tracker, or a full disk, which training itself will meet
+            self._failed = True
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            print(f"warning: the run goes on without W&B: {reason}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def wandb_of_full_run(mode: str, output: Path, config: TrainConfig) -> Iterator[Tracker | None]:
+    """What tells W&B of the full run in ``output`` while the block runs; None if ``mode`` is ``disabled``."""
+    if mode == "disabled":
+        yield None
+        return
+    digest = hashlib.sha256(str(output).encode()).hexdigest()[:8]  # other folders may have this one's name
+    run_id = f"{re.sub(r'[^A-Za-z0-9_.-]', '_', output.name)[:100]}-{digest}"
+    tracker = _FullRun(lambda: WandbRun(mode, output, run_id, config.to_dict(), log_file=output / "train.log"))
+    failed = True
+    try:
+        yield tracker
+        failed = False
+    finally:
+        if tracker.has_begun:
+            tracker.tell(lambda run: run.finish({}, failed=failed))
+        if tracker.has_begun and mode == "offline":
+            print(f"To send the W&B run: bigbatch wandb-sync {shlex.quote(str(output))}", flush=True)
