@@ -3,8 +3,6 @@
 For notebooks: ``from bigbatch.cluster import submit, queue, logs, cancel``.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 if __name__ == "cluster":  # `python -m cluster.cli` in a clone

@@ -1,4 +1,4 @@
-"""``bigbatch cluster …``, also ``python -m cluster.cli …`` in a clone, where Python 3.9 is enough."""
+"""``bigbatch cluster …``, also ``python -m cluster.cli …`` in a clone that is not installed."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Run Slurm's commands, each with a timeout, so that a busy or dead controller never blocks the caller.
 
-Standard library only, Python 3.9: login nodes may have nothing else.
+Standard library only: login nodes may have nothing else.
 """
 
 from __future__ import annotations

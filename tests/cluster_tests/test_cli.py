@@ -81,17 +81,6 @@ def test_wrong_input_is_one_line_and_exit_code_2(name, tmp_path):
     assert list(tmp_path.iterdir()) == [], "nothing is left behind"
 
 
-def test_it_runs_on_a_login_nodes_old_python(tmp_path, old_python):
-    python = old_python
-    arguments = ("--site", "jean_zay", "-A", "abc", "-p", "gpu_p6", "--space", "smoke", "--trials", "3")
-    old = run(*DRY, *arguments, home=tmp_path, command=(python, "-m", "bigbatch.cluster.cli"))
-    new = run(*DRY, *arguments, home=tmp_path)
-    assert old.returncode == 0, old.stderr
-    assert old.stdout == new.stdout and "#SBATCH --account=abc@h100" in old.stdout
-    wrong = run(*DRY, "--site", "jean_zay", "-t", "x", home=tmp_path, command=(python, "-m", "bigbatch.cluster.cli"))
-    assert wrong.returncode == 2 and "20h" in wrong.stderr
-
-
 def test_the_console_command_has_it(tmp_path):
     code = "import sys; from bigbatch.command import main; sys.exit(main(sys.argv[1:]))"
     arguments = ("--cpus-per-node", "2", "--space", "smoke")

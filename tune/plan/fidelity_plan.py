@@ -1,4 +1,4 @@
-"""``--fidelity``: check it, and divide the trials into cheap runs and full ones. Runs on Python 3.9."""
+"""``--fidelity``: check it, and divide the trials into cheap runs and full ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``--transfer-to``: check the target and plan the trials there. Standard library only; runs on Python 3.9."""
+"""``--transfer-to``: check the target and plan the trials there. Standard library only."""
 
 from __future__ import annotations
 
