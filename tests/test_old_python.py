@@ -17,15 +17,14 @@ STAND_IN = "import sys\nsys.version_info, sys.version = (3, 9, 18, 'final', 0), 
 PYENV = Path.home() / ".pyenv" / "versions"
 BATCH_SCRIPT = ROOT / "cluster" / "ray_head_workers.slurm"
 STARTED = {
-    "cluster.cli in a clone": ("-m", "cluster.cli", "queue"),
+    "a clone's folder": ("src/bigbatch", "cluster", "queue"),
     "tune/run.py": ("tune/run.py", "--space", "smoke"),
     "train_loop/run.py": ("train_loop/run.py", "--recipe", "digits"),
     "python -m bigbatch": ("-m", "bigbatch", "studies"),
     "a node's step": ("-m", "bigbatch.cluster.node"),
 }
 READ_FIRST = (
-    "src/bigbatch/__init__.py", "cluster/__init__.py", "cluster/host/root.py", "tune/run.py", "train_loop/run.py",
-    "tune/__init__.py", "train_loop/__init__.py",
+    "src/bigbatch/__init__.py", "src/bigbatch/__main__.py", "cluster/host/root.py", "tune/run.py", "train_loop/run.py",
 )  # fmt: skip
 """What Python reads before the line is printed."""
 

@@ -29,7 +29,7 @@ DRY = ("submit", "--dry-run", *PYTHON)
 def run(
     *arguments: object,
     home: Path,
-    command: tuple[str, ...] = (sys.executable, "-m", "bigbatch.cluster.cli"),
+    command: tuple[str, ...] = (sys.executable, "-m", "bigbatch", "cluster"),
     **env: str,
 ):
     """With nothing of the machine's Slurm on PATH, unless ``PATH`` says so."""
@@ -249,7 +249,7 @@ def test_following_a_job_that_never_was_ends_with_a_message(tmp_path, home):
         assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and "no log of" in done.stderr, done.stderr
     assert not home.exists()
     with subprocess.Popen(
-        [sys.executable, "-m", "cluster.cli", "logs", "13", "-f"], cwd=ROOT, stderr=subprocess.PIPE, text=True,
+        [sys.executable, "src/bigbatch", "cluster", "logs", "13", "-f"], cwd=ROOT, stderr=subprocess.PIPE, text=True,
         env={**clean_environment(), "BIGBATCH_HOME": str(home), "PATH": path},
     ) as waiting:  # fmt: skip
         assert waiting.stderr is not None

@@ -270,7 +270,7 @@ def test_a_node_without_the_networks_interface_says_so(tmp_path):
 def examine(home: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     bare = {k: v for k, v in clean_environment().items() if not k.startswith(("BIGBATCH_", "XDG_"))}
     return subprocess.run(
-        [sys.executable, "-m", "cluster.cli", "doctor", *arguments], cwd=ROOT, capture_output=True, text=True,
+        [sys.executable, "src/bigbatch", "cluster", "doctor", *arguments], cwd=ROOT, capture_output=True, text=True,
         env={**bare, "BIGBATCH_HOME": str(home), "XDG_CONFIG_HOME": str(home), "PATH": "/nowhere", **env}, timeout=240,
     )  # fmt: skip
 

@@ -43,7 +43,7 @@ def site(tmp_path: Path):
         more = {"PATH": f"{tools}:{os.environ['PATH']}", "BIGBATCH_HOME": str(tmp_path / "home")}
         more["PYTHONPATH"] = str(ROOT / "src")
         return subprocess.run(
-            [python, "-m", "bigbatch.cluster.cli", "submit", "--cpus-per-node", "2", "--python", job, *map(str, words)],
+            [python, "-m", "bigbatch", "cluster", "submit", "--cpus-per-node", "2", "--python", job, *map(str, words)],
             cwd=tmp_path,
             env={**bare, "XDG_CONFIG_HOME": "/nowhere", **more, **env},
             capture_output=True,
@@ -201,7 +201,8 @@ def test_a_login_nodes_bare_python_checks_what_it_can(site, tmp_path, bare_pytho
         command = [
             bare_python,
             "-m",
-            "bigbatch.cluster.cli",
+            "bigbatch",
+            "cluster",
             "submit",
             "--cpus-per-node",
             "2",
