@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,11 +30,11 @@ from bigbatch.train_loop.loop.checkpoint import CheckpointFolder, describe_data
 from bigbatch.train_loop.loop.device_batches import on_device, seed_batch
 from bigbatch.train_loop.loop.healing import Halving
 from bigbatch.train_loop.loop.peak_memory import forget_peak, peak_bytes
-from bigbatch.train_loop.loop.trust_ratios import keep_trust_ratios, report_trust_ratios
 from bigbatch.train_loop.loop.until_it_fits import until_it_fits
 from bigbatch.train_loop.loop.validation import part_of, prepare_batch_norm, validate, validation_values
 from bigbatch.train_loop.loop.watched_model import watched_model
 from bigbatch.train_loop.optim.build import set_momentum
+from bigbatch.train_loop.optim.layerwise import LayerwiseOptimizer
 from bigbatch.train_loop.optim.schedules import cycled_momentum, learning_rate
 from bigbatch.train_loop.own.code import whose_error
 from bigbatch.train_loop.own.nested import Nested, example_count
@@ -331,3 +331,30 @@ def _save(run: Run) -> None:
 
 def _history(run: Run) -> tuple[EpochRecord, ...]:
     return tuple(EpochRecord.from_dict(values) for values in run.progress.history)
+
+
+# The spread of the trust ratios of LARS and LAMB over the layers, for reporters that want it
+
+QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
+
+
+def keep_trust_ratios(optimizer: torch.optim.Optimizer, reporter: Reporter) -> None:
+    """Let the optimizer keep its trust ratios, if it has some and the reporter has ``trust_ratios``."""
+    if isinstance(optimizer, LayerwiseOptimizer) and hasattr(reporter, "trust_ratios"):
+        optimizer.keep_trust_ratios()
+
+
+def report_trust_ratios(optimizer: torch.optim.Optimizer, reporter: Reporter) -> None:
+    """Hand the quantiles of the last step's trust ratios to such a reporter."""
+    if isinstance(optimizer, LayerwiseOptimizer) and hasattr(reporter, "trust_ratios"):
+        quantiles = quantiles_of(optimizer.trust_ratios())
+        if quantiles:
+            reporter.trust_ratios(quantiles)
+
+
+def quantiles_of(ratios: torch.Tensor) -> Mapping[float, float]:
+    """Quantile → value, for ``ratios`` of shape ``[tensors]``; empty without any. Waits for the device."""
+    if not ratios.numel():
+        return {}
+    values = torch.quantile(ratios, torch.tensor(QUANTILES, device=ratios.device))
+    return dict(zip(QUANTILES, values.tolist(), strict=True))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bigbatch.cluster.host import json_values, processes
-from bigbatch.cluster.job import command
+from bigbatch.cluster.job import __main__ as job
 from bigbatch.cluster.record import job_record
 from helpers.stand_in_ray import StandInJob
 from helpers.stand_in_slurm import stand_in
@@ -44,7 +44,7 @@ def act(tmp_path, monkeypatch):
         monkeypatch.setattr(sys, "argv", ["job", *words])
         handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
         try:
-            assert command.main(words) == 0
+            assert job.main(words) == 0
         finally:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
