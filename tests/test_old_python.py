@@ -24,8 +24,12 @@ STARTED = {
     "a node's step": ("-m", "bigbatch.cluster.node"),
 }
 READ_FIRST = (
-    "src/bigbatch/__init__.py", "src/bigbatch/__main__.py", "cluster/host/root.py", "tune/run.py", "train_loop/run.py",
-)  # fmt: skip
+    "src/bigbatch/__init__.py",
+    "src/bigbatch/__main__.py",
+    "cluster/host/root.py",
+    "tune/run.py",
+    "train_loop/run.py",
+)
 """What Python reads before the line is printed."""
 
 
