@@ -235,7 +235,7 @@ def size(tree: Tree) -> Part:
         if counts[path] < SMALL_LINES and len(importers[path]) == 1 and not path.endswith("__init__.py")
     ]
     readme = tree.root / "README.md"
-    figures = {
+    figures: dict[str, float] = {
         "product: lines": sum(counts[path] for path in product),
         "product: modules": len(product),
         "tune: lines": sum(lines for path, lines in counts.items() if path.startswith("tune/")),
@@ -320,7 +320,7 @@ def hints(tree: Tree, code: list[str]) -> Part:
 def of_tests(tree: Tree) -> Part:
     tests = [path for path in tree.texts if path.startswith("tests/")]
     sleeps = {path: count_sleeps(tree.modules[path]) for path in tests if not path.startswith(MAY_SLEEP)}
-    figures = {
+    figures: dict[str, float] = {
         "test file lines, p95": rank((len(tree.texts[path].splitlines()) for path in tests), 0.95),
         SLEEPS: sum(sleeps.values()),
     }
