@@ -27,9 +27,9 @@ types:
 docs:
 	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict --quiet
 
-# What in docs/ is made from the code: the list of files, the list of decisions, the picture of the floors.
+# What in docs/ is made from other files: the list of decisions, the picture of the floors.
 pages:
-	$(PYTHON) docs/make_files.py
+	$(PYTHON) docs/make_decisions.py
 	$(PYTHON) docs/pictures/make_floors.py
 
 test:
@@ -49,7 +49,7 @@ slow:
 exhaustive:
 	$(PYTHON) -m pytest --durations=15 -m exhaustive
 
-# The fast tests of training, searches and spaces, and a search, with the lowest versions that pyproject.toml allows, in
+# The tests that call other packages most directly, and a search, with the lowest versions that pyproject.toml allows, in
 # an environment that is made and removed: it needs 8 GB and a download. `make check` runs what is installed, in CI the
 # newest versions.
 lowest:

@@ -4,7 +4,7 @@ Runs of one search may differ in cost by a factor: by batch, optimizer, network,
 in hours. So a proposal is judged by its probability of improvement for each hour, as Snoek et al. 2012 (arXiv
 1206.2944, section 3.2) divide the expected improvement by the expected seconds. But costs are told apart only
 above ``USUAL`` times the median: to divide by small differences draws the search towards what is cheap, e.g. to larger
-batches, and lost as much as it saved by replay (docs/decisions/051).
+batches, and lost as much as it saved by replay (docs/decisions/025).
 """
 
 from __future__ import annotations
