@@ -1,6 +1,7 @@
 """Which file of this repository imports which: arrows between rooms, circles, broken floors. `house.py` uses it.
 
-An import resolves with and without the prefix ``bigbatch.``; ``from package import name`` is an import of the
+An import is looked for in the folders of ``pythonpath`` in pyproject.toml, and symbolic links that git tracks are
+followed: ``bigbatch.tune`` is ``tune/``. ``from package import name`` is an import of the
 submodule of that name if there is one, else of the package's ``__init__.py``. That Python also runs the
 ``__init__.py`` files on the way to a submodule is not counted. Modules that a program names in a string are not seen.
 """
@@ -42,14 +43,20 @@ class Tree(NamedTuple):
     root: Path
     texts: dict[str, str]
     modules: dict[str, ast.Module]
+    links: dict[str, str]
+    """Symbolic links to folders of the repository, and these."""
 
 
 def read_tree(root: Path) -> Tree:
     """Raises CalledProcessError where ``root`` is not in a git repository."""
-    listed = subprocess.run(["git", "ls-files", "-z", "*.py"], cwd=root, check=True, capture_output=True, text=True)
-    paths = [root / name for name in listed.stdout.split("\0") if name]
-    texts = {p.relative_to(root).as_posix(): p.read_text() for p in paths if p.is_file() and not p.is_symlink()}
-    return Tree(root, texts, {path: ast.parse(text, path) for path, text in texts.items()})
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=root, check=True, capture_output=True, text=True)
+    names = [name for name in listed.stdout.split("\0") if name]
+    linked = {name for name in names if (root / name).is_symlink()}
+    code = [name for name in names if name.endswith(".py") and name not in linked and (root / name).is_file()]
+    texts = {name: (root / name).read_text() for name in code}
+    here = root.resolve()
+    links = {name: (root / name).resolve().relative_to(here).as_posix() for name in linked if (root / name).is_dir()}
+    return Tree(root, texts, {path: ast.parse(text, path) for path, text in texts.items()}, links)
 
 
 def all_imports(tree: Tree) -> list[Import]:
@@ -57,10 +64,10 @@ def all_imports(tree: Tree) -> list[Import]:
     found = set()
     settings = tree.root / "pyproject.toml"
     pytest = tomllib.loads(settings.read_text()).get("tool", {}).get("pytest", {}) if settings.exists() else {}
-    of_tests = [folder.strip("./") for folder in pytest.get("ini_options", {}).get("pythonpath", [])]
+    on_path = [folder.strip("./") for folder in pytest.get("ini_options", {}).get("pythonpath", [])]
     for path, module in tree.modules.items():
-        outside = path.split("/")[0] not in (*PACKAGES, "bigbatch")
-        roots = ("", path.rpartition("/")[0], *of_tests) if outside else ("",)
+        own = [] if path.split("/")[0] in PACKAGES else [path.rpartition("/")[0]]
+        roots = ("", *own, *on_path)
         for statement, in_function in import_statements(module):
             for name in _names(statement, path):
                 target = next((t for t in (_file_of(n, roots, tree) for n in name) if t), None)
@@ -88,11 +95,11 @@ def _names(statement: ast.Import | ast.ImportFrom, path: str) -> Iterator[tuple[
 
 
 def _file_of(module: str, roots: Iterable[str], tree: Tree) -> str | None:
-    words = module.split(".")
-    if words[0] == "bigbatch" and words[1:2] and words[1] in PACKAGES:
-        words = words[1:]
     for root in roots:
-        base = "/".join([root, *words]) if root else "/".join(words)
+        base = "/".join(filter(None, [root, *module.split(".")]))
+        for link, target in tree.links.items():
+            if f"{base}/".startswith(f"{link}/"):
+                base = target + base[len(link) :]
         for path in (f"{base}/__init__.py", f"{base}.py"):
             if path in tree.modules:
                 return path

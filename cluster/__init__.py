@@ -3,15 +3,7 @@
 For notebooks: ``from bigbatch.cluster import submit, queue, logs, cancel``.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
-
-if __name__ == "cluster":  # `python -m cluster.cli` in a clone
-    import runpy
-    from pathlib import Path
-
-    runpy.run_path(str(Path(__file__).resolve().parent / "host" / "root.py"))["alias_package"]("cluster")
 
 if TYPE_CHECKING:
     from bigbatch.cluster.submission.batch_script import submit

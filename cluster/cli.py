@@ -1,4 +1,4 @@
-"""``bigbatch cluster …``, also ``python -m cluster.cli …`` in a clone, where Python 3.9 is enough."""
+"""``bigbatch cluster …``: its commands."""
 
 from __future__ import annotations
 
@@ -249,9 +249,3 @@ def _guarded(argv: Sequence[str], search_parser: SearchParser | None) -> int:
         return WRONG_INPUT
     except KeyboardInterrupt:
         return INTERRUPTED
-
-
-if __name__ == "__main__":
-    from bigbatch.command import main
-
-    raise SystemExit(main(["cluster", *sys.argv[1:]]))

@@ -1,4 +1,4 @@
-"""Submit searches from Python, as in a notebook on a login node. Needs nothing but Python 3.9: no torch, no Ray.
+"""Submit searches from Python, as in a notebook on a login node. Needs neither torch nor Ray.
 
 python examples/submit_from_python.py                  # prints the batch scripts
 python examples/submit_from_python.py --submit         # submits them

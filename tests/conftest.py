@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -66,18 +65,6 @@ def run_command(tmp_path: Path):
         )
 
     return run
-
-
-@pytest.fixture(scope="session")
-def old_python() -> str:
-    """A Python before 3.11 that runs, as login nodes have it; those of pyenv are not on PATH under their own names."""
-    names = [os.environ.get("BIGBATCH_OLD_PYTHON"), shutil.which("python3.9"), shutil.which("python3.10")]
-    names += map(str, sorted(Path.home().glob(".pyenv/versions/3.9.*/bin/python")))
-    for name in filter(None, names):
-        done = subprocess.run([name, "-c", "import sys; print(sys.version_info < (3, 11))"], capture_output=True)
-        if done.stdout.strip() == b"True":
-            return name
-    pytest.skip("no Python 3.9 or 3.10 here; install one or set BIGBATCH_OLD_PYTHON")
 
 
 @pytest.fixture(scope="session")

@@ -57,14 +57,6 @@ def test_submit_from_python_prints_scripts_that_the_shell_understands(tmp_path: 
     assert str(EXAMPLES / "ray_program.py") in scripts[-1]
 
 
-def test_submit_from_python_needs_only_python_3_9(old_python: str, tmp_path: Path) -> None:
-    env = {**clean_environment(), "BIGBATCH_HOME": str(tmp_path), "PYTHONPATH": str(ROOT / "src")}
-    line = [old_python, str(EXAMPLES / "submit_from_python.py")]
-    done = subprocess.run(line, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.count("#SBATCH --nodes=2") == 4
-
-
 def test_read_study_shows_the_best_trial_of_a_stored_study(tmp_path: Path) -> None:
     study = invented_study(tmp_path / "finished", 12)
     store = StudyStore.open(study, None)

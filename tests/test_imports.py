@@ -13,16 +13,11 @@ import pytest
 from helpers.paths import ROOT
 
 HEAVY = ("torch", "torchvision", "ray", "optuna", "numpy", "pyarrow", "scipy", "PIL", "wandb", "rich")
-SINCE_PYTHON_3_10 = {"tomllib"}
-"""Modules of the standard library that Python 3.9 lacks."""
 WHERE_THERE = {
     ("cluster/doctor/probe.py", "torch"),
     ("cluster/node/gcs.py", "ray"),
-    ("cluster/host/site/toml_subset.py", "tomllib"),
 }
-"""Imported where it is there: to test the environment of a job, to speak with Ray, and on Python 3.11 or newer."""
-NAMED_BY_COMMAND = {("cluster/cli.py", "bigbatch.command")}
-"""``python -m cluster.cli`` in a clone answers as the console command does."""
+"""Imported where it is there: to test the environment of a job, and to speak with Ray."""
 
 
 @pytest.mark.parametrize(
@@ -61,13 +56,14 @@ def imports_of(path: Path) -> Iterator[tuple[str, bool]]:
 def test_cluster_imports_the_standard_library_alone() -> None:
     files = sorted((ROOT / "cluster").rglob("*.py"))
     assert len(files) > 40
-    ours = sys.stdlib_module_names - SINCE_PYTHON_3_10
     others = [
         (path.relative_to(ROOT).as_posix(), name, at_once)
         for path in files
         for name, at_once in imports_of(path)
-        if name.split(".")[0] not in ours and name != "bigbatch.cluster" and not name.startswith("bigbatch.cluster.")
+        if name.split(".")[0] not in sys.stdlib_module_names
+        and name != "bigbatch.cluster"
+        and not name.startswith("bigbatch.cluster.")
     ]
     named = {(path, name) for path, name, _ in others}
-    assert {(path, name.split(".")[0]) for path, name in named - NAMED_BY_COMMAND} == WHERE_THERE
-    assert [(path, name) for path, name, at_once in others if at_once and (path, name) not in NAMED_BY_COMMAND] == []
+    assert {(path, name.split(".")[0]) for path, name in named} == WHERE_THERE
+    assert [(path, name) for path, name, at_once in others if at_once] == []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 
 
 class NonFiniteLossError(RuntimeError):
@@ -119,7 +119,7 @@ class ReportError(ValueError):
     """A whole training function reported something impossible. The message says the rule, the value and a fix."""
 
 
-class FailureKind(str, Enum):  # noqa: UP042  login nodes with Python 3.9 read this file too
+class FailureKind(StrEnum):
     """What ended a run that could not go on. It travels as data, so that nobody reads it out of a message.
 
     Only a diverged run says something about its hyperparameters: samplers must not learn from the others.
@@ -139,9 +139,6 @@ class FailureKind(str, Enum):  # noqa: UP042  login nodes with Python 3.9 read t
     """A function of the user's raised an exception."""
     PROCESS = "process"
     """A process died, or failed in a way that is none of the others."""
-
-    def __str__(self) -> str:
-        return str(self.value)
 
 
 def read_kind(value: object) -> FailureKind | None:

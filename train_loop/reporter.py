@@ -49,7 +49,6 @@ def _column(
 class EpochRecord:
     """One finished epoch, over all ranks. Times are wall time in seconds, of the slowest rank.
 
-    Construct it with keywords. Fields without a default come first: login nodes with Python 3.9 read this class too.
     It is the only list of an epoch's fields: tables, trackers and the documentation are made from it.
     """
 

@@ -148,6 +148,9 @@ def _ask(what: str, folder: Path, python: str, env: Mapping[str, str]) -> tuple[
         text = partial.decode(errors="replace") if isinstance(partial, bytes) else partial
         return _answers(text), f"{shlex.join(command[:1])}: {type(error).__name__}"
     lines = done.stderr.strip().splitlines()
+    lines = [
+        line for line in lines if not line.startswith("srun:")
+    ] or lines  # what Python says comes before srun's word
     return _answers(done.stdout), (lines[-1] if lines else f"exit code {done.returncode}") if done.returncode else ""
 
 

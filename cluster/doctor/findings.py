@@ -12,7 +12,6 @@ from bigbatch.cluster.doctor import probe
 Answer = Mapping[str, Any]
 """What a node has answered, see ``probe``: JSON, of which each finding knows its part."""
 OK, WARN, FAIL = "OK", "WARN", "FAIL"
-MIN_PYTHON = (3, 11)
 GIB = 2**30
 LONGEST_TMP = 12
 """Longest path of a temporary folder, in characters. The job's folder and Ray's sockets add up to 95, and the kernel
@@ -66,12 +65,9 @@ def judge_python(nodes: Sequence[Answer], in_job: bool) -> Finding:
     if len(versions) > 1:
         return Finding(FAIL, "python", _unlike(versions), "Use one interpreter on a shared folder.")
     missing = [name for name in ("ray", "torch", "optuna") if not nodes[0]["packages"].get(name)]
-    old = tuple(map(int, nodes[0]["python"].split(".")[:2])) < MIN_PYTHON
     seen = f"{nodes[0]['python']} ({nodes[0]['executable']})"
-    if old or missing:
-        problem = f"; without {', '.join(missing)}" if missing else "; BigBatch needs 3.11"
-        # Only the compute nodes need them; a login node may lack them.
-        return Finding(FAIL if in_job else WARN, "python", seen + problem, advice)
+    if missing:  # only the compute nodes need them; a login node may lack them
+        return Finding(FAIL if in_job else WARN, "python", f"{seen}; without {', '.join(missing)}", advice)
     return Finding(OK, "python", seen)
 
 

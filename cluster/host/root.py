@@ -1,11 +1,9 @@
-"""Find this project's folder, in a clone or installed by pip. Imports no other file of ours; runs on Python 3.9.
+"""Find this project's folder, in a clone or installed by pip. Imports no other file of ours.
 
-A file that is run by its path calls ``make_importable``, by ``runpy.run_path``, before it imports the package.
+A file that is run by its path calls ``make_importable``, by ``runpy.run_path``, before it imports the package. So this
+file keeps to the syntax of Python 3.6: the package then says in one line that it needs a newer one.
 """
 
-from __future__ import annotations
-
-import importlib
 import sys
 from pathlib import Path
 
@@ -27,13 +25,3 @@ def make_importable(script: str) -> None:
     sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != here]
     if not any(Path(entry or ".").resolve() == IMPORT_ROOT for entry in sys.path):
         sys.path.insert(0, str(IMPORT_ROOT))
-
-
-def alias_package(package: str) -> None:
-    """Let the name ``package`` refer to ``bigbatch.<package>``, so that no module is imported under two names.
-
-    ``python -m cluster.cli`` in a clone's root needs it.
-    """
-    if str(IMPORT_ROOT) not in sys.path:
-        sys.path.insert(0, str(IMPORT_ROOT))
-    sys.modules[package] = importlib.import_module(f"bigbatch.{package}")

@@ -1,6 +1,6 @@
 """Run Slurm's commands, each with a timeout, so that a busy or dead controller never blocks the caller.
 
-Standard library only, Python 3.9: login nodes may have nothing else.
+Standard library only: login nodes may have nothing else.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ SLURMD_TIMEOUT_S = 300.0
 UNKNOWN_JOB = "Invalid job id"
 """Their message about a job that the controller has forgotten, or never knew."""
 
+NOT_YET = "try again"
+"""In their messages about a job that they cannot alter at this moment: it still ends, or the database learns of it."""
 NOT_WAITING = (UNKNOWN_JOB, "Job is no longer pending execution", "Job has already finished")
 """Their messages about a job that does not wait for its start (any more)."""
 

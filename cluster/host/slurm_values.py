@@ -1,7 +1,7 @@
 """Parse the values in Slurm's variables and answers: counts, lists, memory, times, generic resources.
 
 Unknown text raises no error, because sites have their own plugins and prologs, and an odd number must not end a running
-job. An unreadable value is None, or empty. Standard library only, Python 3.9.
+job. An unreadable value is None, or empty. Standard library only.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``--quiet`` and ``--verbose``: how much a command says. Runs on Python 3.9.
+"""``--quiet`` and ``--verbose``: how much a command says.
 
 What ``--verbose`` adds is logged where it happens, as ``info`` of a logger of ours. Without it nobody hears that.
 """

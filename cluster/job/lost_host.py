@@ -22,6 +22,8 @@ from bigbatch.cluster.job.successor import HOST_LOST
 from bigbatch.cluster.record import job_record
 
 ASK_AGAIN_S = 5.0
+NOT_YET_S = 20.0
+"""How long Slurm may be unable to alter the requeued job. It kills this process after KillWait, often 30 s."""
 
 
 def command() -> list[str]:
@@ -61,7 +63,9 @@ def _act(job: SlurmJob, record: job_record.JobRecord, chosen: options.JobOptions
     billing.JobBill(Path(record.study_folder) if record.study_folder else None, gpus=0).note_end()
     try:
         study, delay_s = restart.default_study_name(job.job_id), slurm_commands.slurmd_timeout_s() + restart.LOST_NODE_S
-        restart.start_again(action, record, study, lambda text: _say(record, text), again=True, delay_s=delay_s)
+        restart.start_again(
+            action, record, study, lambda text: _say(record, text), again=True, delay_s=delay_s, not_yet_s=NOT_YET_S
+        )
     except slurm_commands.SlurmSilent:
         raise
     except slurm_commands.SlurmError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import shlex
@@ -20,7 +21,7 @@ from bigbatch.cluster.record.study_progress import JOURNAL
 PREDECESSOR_VARIABLE = "BIGBATCH_PREDECESSOR"
 STUDY_VARIABLE = "BIGBATCH_DEFAULT_STUDY"
 START_DELAY_S = 12
-START_ATTEMPTS = 10
+ATTEMPTS = 10
 LOST_NODE_S = 30.0
 """How long the steps of other nodes take to end after Slurm has given up a lost node: they still try to reach it."""
 
@@ -74,12 +75,14 @@ def start_again(
     *,
     again: bool = False,
     delay_s: float = START_DELAY_S,
+    not_yet_s: float = 0.0,
 ) -> bool:
     """Have ``job``, or a successor, started. Raises SlurmError.
 
     Args:
         again: Slurm did not answer before.
         delay_s: until a requeued job may start; longer than its processes need to end.
+        not_yet_s: how long Slurm is asked again while it cannot alter the job yet; 0: some seconds.
 
     Returns False if the job was cancelled after it was put back into the queue.
     """
@@ -89,7 +92,7 @@ def start_again(
         job.successor = known or submit_successor(job.job_id, list(job.excluded), default_study)
         say(f"job {job.successor} goes on when this one has ended")
     elif action is Action.REQUEUE:
-        return requeue_job(job.job_id, job.excluded, say, delay_s)
+        return requeue_job(job.job_id, job.excluded, say, delay_s, not_yet_s)
     elif action is Action.LEAVE_TO_SLURM:
         return start_soon(job.job_id, say)
     return True
@@ -104,7 +107,11 @@ def resume_options(study: Path | None) -> str | None:
 
 
 def requeue_job(
-    job_id: str, excluded: Mapping[str, str], say: Callable[[str], None], delay_s: float = START_DELAY_S
+    job_id: str,
+    excluded: Mapping[str, str],
+    say: Callable[[str], None],
+    delay_s: float = START_DELAY_S,
+    not_yet_s: float = 0.0,
 ) -> bool:
     """Requeue this job so that it starts soon. Slurm ends this process a moment later. Raises SlurmError.
 
@@ -113,13 +120,13 @@ def requeue_job(
     avoid = bool(excluded) and may_exclude(job_id, list(excluded))  # ask now: Slurm will soon end our commands too
     avoided = excluded_by_user(slurm_commands.job_fields(job_id)) if avoid else []
     slurm_commands.scontrol_requeue(job_id)
+    ends = time.monotonic() + not_yet_s
     if avoid:
-        try:
-            slurm_commands.exclude(job_id, [*avoided, *(node for node in excluded if node not in avoided)])
-            say(f"nodes that the job avoids from now on: {', '.join(f'{n} ({r})' for n, r in excluded.items())}")
-        except slurm_commands.SlurmError as error:
-            say(f"nodes are not excluded: {error}")
-    return start_soon(job_id, say, delay_s)
+        nodes = [*avoided, *(node for node in excluded if node not in avoided)]
+        refusal = _insist(lambda: slurm_commands.exclude(job_id, nodes), ends)
+        reasons = ", ".join(f"{name} ({reason})" for name, reason in excluded.items())
+        say(f"nodes are not excluded: {refusal}" if refusal else f"nodes that the job avoids from now on: {reasons}")
+    return start_soon(job_id, say, delay_s, ends)
 
 
 def excluded_by_user(fields: Mapping[str, str]) -> list[str]:
@@ -127,18 +134,33 @@ def excluded_by_user(fields: Mapping[str, str]) -> list[str]:
     return slurm_commands.hostnames(fields["ExcNodeList"]) if slurm_values.is_set(fields.get("ExcNodeList")) else []
 
 
-def start_soon(job_id: str, say: Callable[[str], None], delay_s: float = START_DELAY_S) -> bool:
+def start_soon(job_id: str, say: Callable[[str], None], delay_s: float = START_DELAY_S, ends: float = 0.0) -> bool:
     """Let a requeued job start earlier than after Slurm's two minutes. Returns False if it was cancelled."""
-    for _ in range(START_ATTEMPTS):  # Slurm's SIGTERM for this job may also end the command
-        try:
-            slurm_commands.start_after(job_id, int(delay_s))
-            return True
-        except slurm_commands.SlurmError as error:
-            if any(words in str(error) for words in slurm_commands.NOT_WAITING):
-                return False
-            time.sleep(0.2)
-    say("Slurm does not move the start time; the job starts in about two minutes")
+    refusal = _insist(lambda: slurm_commands.start_after(job_id, int(delay_s)), ends)
+    if any(words in refusal for words in slurm_commands.NOT_WAITING):
+        return False
+    if refusal:
+        say(f"Slurm does not move the start time; the job starts in about two minutes ({refusal})")
     return True
+
+
+def _insist(change: Callable[[], None], ends: float) -> str:
+    """Change a requeued job. Returns Slurm's last refusal; "" if the job is changed.
+
+    Slurm cannot alter a job while its old processes end, nor until the database knows of its new start. It is asked
+    some times, and until ``ends`` (``time.monotonic()``) while it says so.
+    """
+    for attempt in itertools.count(1):
+        try:
+            change()
+            return ""
+        except slurm_commands.SlurmError as error:  # also where Slurm's SIGTERM for this job ends the command
+            refusal = str(error)
+        not_yet = slurm_commands.NOT_YET in refusal and time.monotonic() < ends
+        if any(words in refusal for words in slurm_commands.NOT_WAITING) or (attempt >= ATTEMPTS and not not_yet):
+            break
+        time.sleep(0.2 if attempt < ATTEMPTS else 1.0)
+    return refusal
 
 
 def may_exclude(job_id: str, nodes: list[str]) -> bool:

@@ -5,11 +5,20 @@ to Python: ``bigbatch.tune``, ``bigbatch.search_spaces``, ``bigbatch.train_loop`
 it loads nothing else: the names below, for scripts and notebooks, are loaded when they are used.
 """
 
-from __future__ import annotations
-
 import importlib
+import sys
 import warnings
 from typing import TYPE_CHECKING
+
+# All commands pass here first. A login node's python3 may be 3.6, so this file keeps to that syntax, as root.py does.
+if sys.version_info < (3, 11):  # noqa: UP036
+    print(
+        f"bigbatch: error: Python must be 3.11 or newer; got {sys.version.split()[0]} ({sys.executable}). Load a "
+        "module that brings one, activate your environment, or write its path in place of python3 (for a batch script: "
+        "set BIGBATCH_PYTHON).",
+        file=sys.stderr,
+    )
+    sys.exit(2)
 
 if TYPE_CHECKING:
     from bigbatch.cluster.submission.batch_script import submit as submit

@@ -1,4 +1,4 @@
-"""The console command ``bigbatch``: which file answers which of its commands. Runs on Python 3.9."""
+"""The console command ``bigbatch``: which file answers which of its commands."""
 
 from __future__ import annotations
 

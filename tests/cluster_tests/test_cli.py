@@ -29,7 +29,7 @@ DRY = ("submit", "--dry-run", *PYTHON)
 def run(
     *arguments: object,
     home: Path,
-    command: tuple[str, ...] = (sys.executable, "-m", "bigbatch.cluster.cli"),
+    command: tuple[str, ...] = (sys.executable, "-m", "bigbatch", "cluster"),
     **env: str,
 ):
     """With nothing of the machine's Slurm on PATH, unless ``PATH`` says so."""
@@ -79,17 +79,6 @@ def test_wrong_input_is_one_line_and_exit_code_2(name, tmp_path):
     assert done.returncode == 2, done.stderr
     assert len(lines) == 1 and expected in lines[0], done.stderr
     assert list(tmp_path.iterdir()) == [], "nothing is left behind"
-
-
-def test_it_runs_on_a_login_nodes_old_python(tmp_path, old_python):
-    python = old_python
-    arguments = ("--site", "jean_zay", "-A", "abc", "-p", "gpu_p6", "--space", "smoke", "--trials", "3")
-    old = run(*DRY, *arguments, home=tmp_path, command=(python, "-m", "bigbatch.cluster.cli"))
-    new = run(*DRY, *arguments, home=tmp_path)
-    assert old.returncode == 0, old.stderr
-    assert old.stdout == new.stdout and "#SBATCH --account=abc@h100" in old.stdout
-    wrong = run(*DRY, "--site", "jean_zay", "-t", "x", home=tmp_path, command=(python, "-m", "bigbatch.cluster.cli"))
-    assert wrong.returncode == 2 and "20h" in wrong.stderr
 
 
 def test_the_console_command_has_it(tmp_path):
@@ -260,7 +249,7 @@ def test_following_a_job_that_never_was_ends_with_a_message(tmp_path, home):
         assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and "no log of" in done.stderr, done.stderr
     assert not home.exists()
     with subprocess.Popen(
-        [sys.executable, "-m", "cluster.cli", "logs", "13", "-f"], cwd=ROOT, stderr=subprocess.PIPE, text=True,
+        [sys.executable, "src/bigbatch", "cluster", "logs", "13", "-f"], cwd=ROOT, stderr=subprocess.PIPE, text=True,
         env={**clean_environment(), "BIGBATCH_HOME": str(home), "PATH": path},
     ) as waiting:  # fmt: skip
         assert waiting.stderr is not None

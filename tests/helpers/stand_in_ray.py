@@ -98,8 +98,7 @@ class StandInJob:
     """``python -m bigbatch.cluster.job ARGUMENTS`` on one node of job ``job_id``, without Slurm and Ray.
 
     ``STAND_IN_FAILS``: how many starts of Ray fail, each after ``STAND_IN_FAILS_AFTER_S``.
-    ``answer``: the fields of ``scontrol show job``. ``python``: what runs the job and its nodes. ``without``: one of
-    Slurm's commands, which is missing.
+    ``answer``: the fields of ``scontrol show job``. ``without``: one of Slurm's commands, which is missing.
     ``command``: what is run in place of the module. ``KILL_WAIT``: a variable, what the configuration has.
     """
 
@@ -109,7 +108,6 @@ class StandInJob:
         job_id: str,
         *arguments: str,
         answer: str = "JobState=RUNNING",
-        python: str = sys.executable,
         without: str = "",
         command: Sequence[object] = (),
         **env: str,
@@ -126,14 +124,14 @@ class StandInJob:
         install(folder / "package")
         values = {
             "PATH": f"{folder}/bin:{os.environ['PATH']}", "PYTHONPATH": str(folder / "package"),
-            "STAND_IN_STATE": str(folder / "state"), "STAND_IN_PYTHON": python,
+            "STAND_IN_STATE": str(folder / "state"), "STAND_IN_PYTHON": sys.executable,
             "BIGBATCH_INTERFACE": "lo", "BIGBATCH_CWD": str(folder),
             "SLURM_JOB_ID": job_id, "SLURM_JOB_NODELIST": "n1", "SLURM_CPUS_PER_TASK": "1",
             "SLURM_TASKS_PER_NODE": "1", "SLURM_JOB_END_TIME": str(int(time.time() + 600)),
         }  # fmt: skip
         with (folder / "log").open("w") as log:
             self.process = subprocess.Popen(
-                [*map(str, command or (python, "-m", "bigbatch.cluster.job")), *arguments],
+                [*map(str, command or (sys.executable, "-m", "bigbatch.cluster.job")), *arguments],
                 cwd=ROOT if command else ROOT / "src",
                 env={**clean_environment(), **self.home, **values, **env},
                 stdout=log,

@@ -47,7 +47,7 @@ def checkout(cluster: VirtualCluster) -> Path:
 
 
 def bigbatch(cluster: VirtualCluster, root: Path, *arguments: object, check: bool = True, timeout_s: float = 240):
-    command = (PYTHON, "-m", "cluster.cli", *arguments)
+    command = (PYTHON, "src/bigbatch", "cluster", *arguments)
     env = {"BIGBATCH_PYTHON": PYTHON, "PYTHONDONTWRITEBYTECODE": "1"}
     return cluster.run("ctl", *command, user="alice", cwd=root, env=env, check=check, timeout_s=timeout_s)
 
@@ -85,9 +85,10 @@ def test_queue_follow_and_cancel(cluster: VirtualCluster, checkout: Path, tmp_pa
     line = next(row for row in bigbatch(cluster, checkout, "queue").stdout.splitlines() if row.startswith(job))
     assert line.split()[1] == "RUNNING" and "bigbatch" in line
     assert "No jobs." in cluster.run(
-        "ctl", PYTHON, "-m", "cluster.cli", "queue", user="bob", cwd=REPOSITORY, env={"PYTHONDONTWRITEBYTECODE": "1"}
+        "ctl", PYTHON, "src/bigbatch", "cluster", "queue", user="bob", cwd=REPOSITORY,
+        env={"PYTHONDONTWRITEBYTECODE": "1"},
     ).stdout  # fmt: skip
-    follow = cluster.command("ctl", PYTHON, "-m", "bigbatch.cluster.cli", "logs", job, "-f", user="alice", cwd=checkout)
+    follow = cluster.command("ctl", PYTHON, "src/bigbatch", "cluster", "logs", job, "-f", user="alice", cwd=checkout)
     shown = tmp_path / "shown"
     with shown.open("w") as output, subprocess.Popen(follow, stdout=output) as following:
         wait_until(lambda: "arguments: -- echo a b\n" in shown.read_text(), "the log must show it", 120)
@@ -132,7 +133,7 @@ def findings(text: str) -> dict[str, tuple[str, str]]:
 
 def examined(cluster: VirtualCluster, nodes: int, *options: str, prepare: str = "") -> dict[str, tuple[str, str]]:
     """What the doctor finds in an allocation."""
-    script = f"#!/bin/bash\n{prepare}\nexec {PYTHON} -m bigbatch.cluster.cli doctor --json {' '.join(options)}\n"
+    script = f"#!/bin/bash\n{prepare}\nexec {PYTHON} -m bigbatch cluster doctor --json {' '.join(options)}\n"
     env = {"PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY / "src")}
     job = cluster.sbatch("alice", f"-N{nodes}", "--gres=gpu:2", "-c2", script=script, env=env)
     cluster.wait_state(job, ("COMPLETED", "FAILED"), timeout_s=500)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from bigbatch.train_loop.config.rules import ConfigError
 
-if TYPE_CHECKING:  # Python 3.9 of login nodes cannot make it
-    OptionValue = bool | int | float | str | None | list["OptionValue"]
-    """What JSON has, without objects: an option is one value, or a list."""
+OptionValue = bool | int | float | str | None | list["OptionValue"]
+"""What JSON has, without objects: an option is one value, or a list."""
 
 OPEN_SECTIONS = ("model.options", "data.options", "optimizer.options", "loss_options")
 """Keys below these are the user's: ``model.options.width`` is the argument ``width`` of the function that makes the

@@ -78,17 +78,16 @@ def check_component(key: str, word: str, built_in: Iterable[str], group: str) ->
 
 
 @functools.lru_cache(maxsize=16)
-def _entry_points(group: str, _path: tuple[str, ...]) -> tuple[Any, ...]:
+def _entry_points(group: str, _path: tuple[str, ...]) -> tuple[metadata.EntryPoint, ...]:
     """Those of the packages on Python's path. Reading them takes some 20 ms."""
-    found: Any = metadata.entry_points()
-    return tuple(found.select(group=group) if hasattr(found, "select") else found.get(group, ()))  # Python 3.9: a dict
+    return tuple(metadata.entry_points(group=group))
 
 
-def _is_module(point: Any) -> bool:
+def _is_module(point: metadata.EntryPoint) -> bool:
     return ":" not in point.value
 
 
-def _load(point: Any) -> Any:
+def _load(point: metadata.EntryPoint) -> Any:
     try:
         return point.load()
     except Exception as error:

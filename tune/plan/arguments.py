@@ -1,4 +1,4 @@
-"""The options of a search: ``bigbatch tune``. Standard library only, for login nodes; runs on Python 3.9."""
+"""The options of a search: ``bigbatch tune``. Standard library only, for login nodes."""
 
 from __future__ import annotations
 

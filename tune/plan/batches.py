@@ -1,4 +1,4 @@
-"""``--batch``: the global batches to search. Standard library only, for login nodes; runs on Python 3.9."""
+"""``--batch``: the global batches to search. Standard library only, for login nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``--holdout``: the validation images that report, and do not choose among trials. Runs on Python 3.9."""
+"""``--holdout``: the validation images that report, and do not choose among trials."""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
-"""Check ``--join``: several drivers on one study. Runs on Python 3.9."""
+"""Check ``--join``: several drivers on one study."""
 
 from __future__ import annotations
 
 from bigbatch.cluster.host.mounts import is_shared
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.plan.options import SearchOptions
+from bigbatch.tune.study.storage_url import sqlite_file
 
 
 def check_join(options: SearchOptions) -> None:
@@ -22,8 +23,6 @@ def check_join(options: SearchOptions) -> None:
             "--join goes without --find-lr, because all drivers search around the same rates; got both. "
             "Write --prior-from with the files of one range test."
         )
-    from bigbatch.tune.study.storage_url import sqlite_file  # not for Python 3.9
-
     path = sqlite_file(options.storage)
     if path is not None and is_shared(path):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Check ``--metrics-port``: whether Prometheus' port is free on this machine. Runs on Python 3.9."""
+"""Check ``--metrics-port``: whether Prometheus' port is free on this machine."""
 
 from __future__ import annotations
 

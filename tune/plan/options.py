@@ -1,4 +1,4 @@
-"""The options of a search, and those that a later ``--resume`` takes from the study. Runs on Python 3.9."""
+"""The options of a search, and those that a later ``--resume`` takes from the study."""
 
 from __future__ import annotations
 

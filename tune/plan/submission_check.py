@@ -1,7 +1,7 @@
 """Check a search before it is submitted as a Slurm job, and answer in a line of JSON.
 
 ``cluster/submission/search_check.py`` runs this file with the job's interpreter, or with the login node's
-(``--elsewhere``), which may be Python 3.9 without any package. In the second case a space's file is read but not run,
+(``--elsewhere``), which may have no package. In the second case a space's file is read but not run,
 and the answer names the checks that were left out.
 """
 
@@ -50,6 +50,7 @@ from bigbatch.tune.plan.prior import read_range_test  # noqa: E402
 from bigbatch.tune.plan.trainable_plan import OPTION, read_own_objectives, trainable_name  # noqa: E402
 from bigbatch.tune.plan.warm_start import described_study  # noqa: E402
 from bigbatch.tune.study.description import read_description  # noqa: E402
+from bigbatch.tune.study.storage_url import check_url  # noqa: E402
 
 NEEDED = ("ray", "optuna", "torch", "torchvision", "numpy", "pyarrow")
 """A search needs all of these packages."""
@@ -84,8 +85,6 @@ def check_whole_plan(options: SearchOptions) -> list[str]:
     """Check everything that ``--dry-run`` checks. Raises ConfigError."""
     make_plan(options)
     if options.storage:
-        from bigbatch.tune.study.storage_url import check_url  # not for Python 3.9
-
         check_url(options.storage)
     return []
 
@@ -102,8 +101,7 @@ def check_by_parts(options: SearchOptions) -> list[str]:
     own = space_file(options.space or DEFAULT_SPACE)
     if own is None:
         load_space(options.space or DEFAULT_SPACE)
-        # Python is too old or a package is missing: check each part by itself below.
-        with contextlib.suppress(ImportError, TypeError, SyntaxError):
+        with contextlib.suppress(ImportError):  # a package is missing: check each part by itself below
             return check_whole_plan(options)
     else:
         look_for_function(*own)
@@ -174,15 +172,13 @@ def look_for_function(path: Path, function: str, option: str = "--space") -> Non
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError) as error:
-        if sys.version_info < (3, 11):  # noqa: UP036  the file may use the grammar of a later Python
-            return
         raise ConfigError(
             f"{option} needs a file that Python can run; got '{path}' with {type(error).__name__}: {error}. "
             f"Run `python '{path}'` to see where."
         ) from None
     names: set[str] = set()
     for node in ast.walk(tree):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             names.add(node.name)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             names.add(node.id)

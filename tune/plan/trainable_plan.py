@@ -1,4 +1,4 @@
-"""``--trainable``: check a search over a whole training function of the user's, and plan it. Runs on Python 3.9."""
+"""``--trainable``: check a search over a whole training function of the user's, and plan it."""
 
 from __future__ import annotations
 

@@ -21,6 +21,7 @@ from bigbatch.tune.study.journal_reader import StoredTrial
 from bigbatch.tune.study.knowledge import WARM_START, KnownStudy, KnownTrial, stored_knowledge
 from bigbatch.tune.study.objective import Objective
 from bigbatch.tune.study.objectives import DEFAULT_OBJECTIVE
+from bigbatch.tune.study.summary import EPOCHS_TABLE, UNREADABLE, summarize
 
 MOST_TRIALS = 200
 """Of a larger study, the better half of these is kept, and as many spread over the others."""
@@ -76,8 +77,6 @@ def _read(path: str, plan: SearchPlan) -> KnownStudy:
             f"--warm-start needs a study with this search's objective, {plan.objectives.text}; got {path!r} with "
             f"{before}. Write --objective {before}, or leave it out."
         )
-    from bigbatch.tune.study.summary import UNREADABLE, summarize  # not for Python 3.9
-
     summary = summarize(Path(path))
     if summary.state == UNREADABLE:
         raise ConfigError(f"--warm-start must be able to read the study; got {path!r} ({summary.why}). Restore it.")
@@ -221,8 +220,6 @@ def _on_edge(value: float, found: ParamRange) -> float:
 
 def _curves(folder: Path, objective: Objective) -> dict[int, dict[int, float]]:
     """Trial → epoch → value, from the study's table. Without one, only the ends of trials are known."""
-    from bigbatch.tune.study.summary import EPOCHS_TABLE  # not for Python 3.9
-
     if not (folder / EPOCHS_TABLE).exists():
         return {}
     import pyarrow.parquet as pq

@@ -11,6 +11,7 @@ import fnmatch
 import os
 import re
 import socket
+import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +19,6 @@ from typing import Any
 
 from bigbatch.cluster.host.command_line import empty_value
 from bigbatch.cluster.host.root import ROOT
-from bigbatch.cluster.host.site import toml_subset
 
 BUILT_IN = ROOT / "cluster" / "sites"
 GENERIC = "generic"
@@ -259,7 +259,7 @@ def _is_set(variable: str, env: Mapping[str, str]) -> bool:
 def load_site(path: Path) -> Site:
     """Read and check a profile. Raises InputError with one line that names the file."""
     try:
-        document = toml_subset.loads(path.read_text(encoding="utf-8"))
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not UTF-8"
         raise InputError(f"--site must be a readable file; got {str(path)!r} ({reason}).") from None

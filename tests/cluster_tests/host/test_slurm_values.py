@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 
 import pytest
@@ -11,7 +9,6 @@ import pytest
 from bigbatch.cluster.host import slurm_values
 from bigbatch.cluster.host.allocation import granted_gpus, usable_cpus, usable_memory_bytes
 from bigbatch.cluster.job.allocated_nodes import read_allocation
-from helpers.paths import ROOT
 
 SBATCH = "https://slurm.schedmd.com/sbatch.html, output environment variables"
 GRES = "https://slurm.schedmd.com/gres.html"
@@ -198,10 +195,3 @@ def test_a_job_with_odd_variables_starts_with_what_it_was_granted(tmp_path):
     assert granted_gpus({"SLURM_GPUS_ON_NODE": "8(S:0-1)"}) == 8 and granted_gpus({"SLURM_JOB_GPUS": "0-3"}) == 4
     assert usable_memory_bytes(ODD, tmp_path) == 3 * 2**30
     assert usable_cpus(ODD, tmp_path) >= 1
-
-
-def test_the_parser_runs_on_the_python_of_login_nodes(old_python):
-    code = "from bigbatch.cluster.host.slurm_values import read_gpu_count; print(read_gpu_count('gpu:a100:4(S:0)'))"
-    done = subprocess.run([old_python, "-c", code], cwd=ROOT / "src", capture_output=True, text=True)
-    assert done.stdout == "4\n", done.stderr
-    assert sys.version_info >= (3, 11)

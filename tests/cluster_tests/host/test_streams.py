@@ -30,7 +30,7 @@ SHOWS = (
     (str(TUNE), "--help"),
     (str(TUNE), "--space", "smoke", "--dry-run"),
     (str(TRAIN), "--help"),
-    ("-m", "bigbatch.cluster.cli", "queue", "--help"),
+    ("-m", "bigbatch", "cluster", "queue", "--help"),
 )
 
 
@@ -90,7 +90,7 @@ def test_a_log_that_is_followed_ends_with_its_reader() -> None:
 def test_a_full_disk_is_no_reader_that_left() -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "bigbatch.cluster.cli", "queue", "--help"],
+            [sys.executable, "-m", "bigbatch", "cluster", "queue", "--help"],
             cwd=ROOT / "src", stdout=full, stderr=subprocess.PIPE, text=True, timeout=240,
         )  # fmt: skip
     assert done.returncode == 1

@@ -11,26 +11,31 @@ from pathlib import Path
 import pytest
 
 from bigbatch.cluster.host import json_values, processes
-from bigbatch.cluster.job import command
+from bigbatch.cluster.job import __main__ as job
+from bigbatch.cluster.job import lost_host, restart
 from bigbatch.cluster.record import job_record
 from helpers.stand_in_ray import StandInJob
 from helpers.stand_in_slurm import stand_in
 
 RUNS = "JobState=RUNNING Restarts=2"
+NOT_YET = "Job update not available right now, the DB index is being set, try again in a bit"
 
 
 @pytest.fixture
 def act(tmp_path, monkeypatch):
     """Runs ``python -m bigbatch.cluster.job --host-lost …`` in start 2 of job 7. Returns what Slurm was told to do."""
 
-    def run(*arguments: str, answer: str = RUNS, fruitless: int = 1, refused: str = "") -> str:
+    def run(*arguments: str, answer: str = RUNS, fruitless: int = 1, refused: str = "", not_yet: int = 0) -> str:
         calls = tmp_path / "calls"
         refuse = f'case "$*" in *requeue*) [ -z "{refused}" ] || {{ echo "{refused}" >&2; exit 1; }};; esac'
         fields = f"JobId=7 {answer} Command={tmp_path}/job.slurm NumNodes=1 Partition=main"
         ask = f'case "$*" in *"show job"*) echo "{fields}"; exit;; *show*) echo n1; exit;; esac'
-        commands = dict.fromkeys(("scancel", "squeue", "sinfo"), f'echo "$(basename $0) $*" >> {calls}')
+        later = f'case "$*" in update*) echo >> {tmp_path}/asked; [ $(wc -l < {tmp_path}/asked) -gt {not_yet} ] || {{ '
+        later += f'echo "{NOT_YET}" >&2; exit 1; }};; esac'
+        commands = dict.fromkeys(("scancel", "squeue"), f'echo "$(basename $0) $*" >> {calls}')
         commands |= {
-            "scontrol": f'{ask}\n{refuse}\necho "$*" >> {calls}',
+            "scontrol": f'{ask}\n{refuse}\n{later}\necho "$*" >> {calls}',
+            "sinfo": "echo n2",  # another node, so that the lost one may be excluded
             "sbatch": f'echo "sbatch $*" >> {calls}; echo 8',
         }
         stand_in(tmp_path, monkeypatch, **commands)
@@ -44,7 +49,7 @@ def act(tmp_path, monkeypatch):
         monkeypatch.setattr(sys, "argv", ["job", *words])
         handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
         try:
-            assert command.main(words) == 0
+            assert job.main(words) == 0
         finally:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
@@ -65,6 +70,23 @@ def test_the_job_goes_back_into_the_queue_without_its_first_node(act, tmp_path):
     assert state(tmp_path) == ("requeueing", "the head node is lost, and the batch script with it")
     assert "requeue: the head node is lost" in (tmp_path / "log").read_text()
     assert job_record.read_record("7").excluded.keys() == {"n1"}
+
+
+def test_a_change_that_slurm_cannot_make_yet_is_made_later(act, tmp_path, monkeypatch):
+    monkeypatch.setattr(restart.time, "sleep", lambda seconds: None)
+    updates = [call for call in act(not_yet=25).splitlines() if call.startswith("update")]
+    assert [call.split()[2].partition("=")[0] for call in updates] == ["ExcNodeList", "StartTime"]
+    log = (tmp_path / "log").read_text()
+    assert "nodes that the job avoids from now on: n1" in log and "two minutes" not in log
+
+
+def test_a_change_that_slurm_cannot_make_for_long_is_given_up_with_its_words(act, tmp_path, monkeypatch):
+    monkeypatch.setattr(restart.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(lost_host, "NOT_YET_S", 0.0)
+    assert not any(call.startswith("update") for call in act(not_yet=1000).splitlines())
+    log = (tmp_path / "log").read_text()
+    assert f"nodes are not excluded: scontrol failed: {NOT_YET}" in log and "starts in about two minutes" in log
+    assert state(tmp_path)[0] == "requeueing"
 
 
 @pytest.mark.parametrize("answer", ["JobState=COMPLETING Restarts=3", "JobState=CANCELLED Restarts=2"])

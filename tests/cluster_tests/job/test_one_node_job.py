@@ -281,16 +281,6 @@ def test_a_search_that_was_cut_short_says_with_which_options_it_goes_on(tmp_path
     assert "Traceback" not in job.log and not (study / ".lease").exists()
 
 
-def test_a_job_and_its_node_run_on_a_system_python_that_is_old(tmp_path, old_python):
-    """As with a container, in which only Ray and the search run: requeued, from the first state to the last."""
-    job = StandInJob(tmp_path, "7", "--keep-logs", "--", sys.executable, "-c", DRIVER, python=old_python)
-    job.wait_log("RUNNING")
-    job.process.send_signal(signal.SIGUSR1)
-    assert job.end() == 143 and "requeue 7" in job.calls, job.log
-    assert "SAVED" in job.log and "registered: 1 nodes" in job.log and "Traceback" not in job.log
-    assert (tmp_path / "home" / "jobs" / "7" / "ray-logs" / "n1.tar.gz").exists()
-
-
 @pytest.mark.parametrize("missing", ["srun", "scontrol"])
 def test_a_job_without_slurms_commands_is_refused_before_anything_starts(tmp_path, missing):
     tools = tmp_path / "tools"  # and no Slurm of this machine

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
+import tomllib
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -219,7 +220,9 @@ def test_the_container_recipe_holds_every_package_and_no_copy_of_a_dependency_li
     files = recipe.split("%files\n")[1].split("%post")[0].split()[::2]
     for name in files:
         assert (batch_script.ROOT / name).exists(), name
-    assert {"cluster", "search_spaces", "train_loop", "tune", "pyproject.toml"} <= set(files)
+    project = tomllib.loads((batch_script.ROOT / "pyproject.toml").read_text())
+    source = project["tool"]["setuptools"]["package-dir"][""]
+    assert {"cluster", "search_spaces", "train_loop", "tune", source, "pyproject.toml"} <= set(files)
     post = recipe.split("%post\n")[1].split("%environment")[0]
     subprocess.run(["sh", "-n", "-c", post], check=True)
     subprocess.run(["sh", "-n", CONTAINER], check=True)

@@ -43,7 +43,7 @@ def site(tmp_path: Path):
         more = {"PATH": f"{tools}:{os.environ['PATH']}", "BIGBATCH_HOME": str(tmp_path / "home")}
         more["PYTHONPATH"] = str(ROOT / "src")
         return subprocess.run(
-            [python, "-m", "bigbatch.cluster.cli", "submit", "--cpus-per-node", "2", "--python", job, *map(str, words)],
+            [python, "-m", "bigbatch", "cluster", "submit", "--cpus-per-node", "2", "--python", job, *map(str, words)],
             cwd=tmp_path,
             env={**bare, "XDG_CONFIG_HOME": "/nowhere", **more, **env},
             capture_output=True,
@@ -52,6 +52,13 @@ def site(tmp_path: Path):
         )
 
     return run
+
+
+@pytest.fixture
+def bare_python(tmp_path: Path) -> str:
+    """A Python without any package, as login nodes have it."""
+    venv.create(tmp_path / "bare", with_pip=False)
+    return str(tmp_path / "bare" / "bin" / "python")
 
 
 def is_refused(done: subprocess.CompletedProcess[str], folder: Path, expected: str) -> None:
@@ -172,29 +179,28 @@ def test_an_interpreter_that_does_not_run_here_leaves_the_checks_that_need_none(
     is_refused(site("--trials", "0", job=str(stub)), tmp_path, "--trials must be at least 1")
 
 
-def test_an_interpreter_without_packages_does_not_run_the_users_space(site, tmp_path):
+def test_an_interpreter_without_packages_does_not_run_the_users_space(site, tmp_path, bare_python):
     """As where modules bring torch on the nodes alone: a space that imports it is not refused for that."""
-    venv.create(tmp_path / "bare", with_pip=False)
-    bare = tmp_path / "bare" / "bin" / "python"
     (tmp_path / "mine.py").write_text("import torch\n" + OWN)
-    done = site("--space", "mine.py:mine", job=str(bare))
+    done = site("--space", "mine.py:mine", job=bare_python)
     assert done.returncode == 0 and (tmp_path / "submitted").exists(), done.stderr
     for text in ("its Python has no ray, optuna, torch", "what the space returns"):
         assert text in done.stderr and len(done.stderr.splitlines()) == 1
     (tmp_path / "submitted").unlink()
-    is_refused(site("--space", "mine.py:other", job=str(bare)), tmp_path, "got 'other'")
+    is_refused(site("--space", "mine.py:other", job=bare_python), tmp_path, "got 'other'")
 
 
-def test_a_login_nodes_old_python_checks_what_it_can(site, tmp_path, old_python):
+def test_a_login_nodes_bare_python_checks_what_it_can(site, tmp_path, bare_python):
     image = tmp_path / "image.sif"
     image.touch()
     env = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin"}  # no apptainer
 
-    def old(*words: object):
+    def bare(*words: object):
         command = [
-            old_python,
+            bare_python,
             "-m",
-            "bigbatch.cluster.cli",
+            "bigbatch",
+            "cluster",
             "submit",
             "--cpus-per-node",
             "2",
@@ -209,14 +215,14 @@ def test_a_login_nodes_old_python_checks_what_it_can(site, tmp_path, old_python)
     (tmp_path / "mine.py").write_text("import torch\n" + OWN)
     for name in ("space file missing", "data missing", "sampler", "study to resume"):
         options, expected = REFUSED[name]
-        is_refused(old(*options), tmp_path, expected)
-    done = old("--space", "mine.py:mine", "--model", "convnext_tiny", "--time-budget", "1h30m")
+        is_refused(bare(*options), tmp_path, expected)
+    done = bare("--space", "mine.py:mine", "--model", "convnext_tiny", "--time-budget", "1h30m")
     assert done.returncode == 0 and (tmp_path / "submitted").exists(), done.stderr
     assert "neither apptainer nor singularity" in done.stderr and len(done.stderr.splitlines()) == 1
     assert "what the space returns" in done.stderr and "network convnext_tiny" in done.stderr
 
 
-def test_a_training_function_is_submitted_from_a_login_node_with_old_python(site, tmp_path, old_python):
+def test_a_training_function_is_submitted_from_a_login_node_without_packages(site, tmp_path, bare_python):
     """Its file is read there, and does not run."""
     (tmp_path / "own.py").write_text("import torch\n" + OWN + "def train(config, report, resume):\n    ...\n")
     stub = tmp_path / "python"
@@ -232,11 +238,11 @@ def test_a_training_function_is_submitted_from_a_login_node_with_old_python(site
         "--time-budget",
         "1h",
     )
-    done = site("--dry-run", *own, python=old_python, job=str(stub))
+    done = site("--dry-run", *own, python=bare_python, job=str(stub))
     assert done.returncode == 0 and "the arguments of --trainable" in done.stderr, done.stderr
     assert "--trainable own.py:train" in done.stdout
     wrong = ("--trainable", "own.py:traim", *own[2:])
-    is_refused(site(*wrong, python=old_python, job=str(stub)), tmp_path, "got 'traim'")
+    is_refused(site(*wrong, python=bare_python, job=str(stub)), tmp_path, "got 'traim'")
 
 
 def by_parts(*arguments: str) -> list[str]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import gzip
 import hashlib
 import importlib.util
+import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,13 +18,24 @@ import torch.nn.functional as F
 from bigbatch.train_loop.config import ConfigError, DataConfig
 from bigbatch.train_loop.data import sampling
 from bigbatch.train_loop.data.info import DataInfo
-from bigbatch.train_loop.data.pixels.affine import AffineRange, random_affine
 from bigbatch.train_loop.data.pixels.progressive import train_image_size
 from bigbatch.train_loop.data.sets.subset import subset_rows
 from bigbatch.train_loop.data.source import Batch, DataSource, Epoch
 
 MEAN, STD = 0.305, 0.376
 """Mean and standard deviation of the pixels of all scans, 0 to 1."""
+
+
+@dataclass(frozen=True)
+class AffineRange:
+    """How far ``random_affine`` may go, both ways."""
+
+    shift: float
+    """Part of the image's side."""
+    degrees: float
+    scale: float
+    """Part of the size: 0.1 is 0.9 to 1.1 times."""
+
 
 AUGMENTATION = AffineRange(shift=0.0625, degrees=8.0, scale=0.08)
 """Shift up to 2 of 32 pixels, half a pixel of the scan. No flips: a mirrored digit is another sign."""
@@ -66,6 +79,31 @@ class DigitsSource(DataSource):
 
 def _enlarge(scans: torch.Tensor, size: int) -> torch.Tensor:
     return F.interpolate(scans, size=(size, size), mode="bilinear", align_corners=False)
+
+
+def random_affine(images: torch.Tensor, draws: torch.Tensor, bounds: AffineRange) -> torch.Tensor:
+    """Shift, turn and scale each image by its own draws; what comes in from outside is 0.
+
+    Args:
+        images: ``[N, C, H, W]``, square.
+        draws: ``[N, 4]`` in 0 to 1, uniform: shift right, shift down, turn clockwise, enlarge. 0.5
+            everywhere leaves the image as it is.
+
+    Returns:
+        ``[N, C, H, W]``, bilinear. An image's result does not depend on the others of the batch.
+    """
+    right, down, turn, grow = (2 * draws - 1).unbind(1)
+    angle = turn * math.radians(bounds.degrees)
+    zoom = 1 / (1 + grow * bounds.scale)
+    cos, sin = (zoom * angle.cos())[:, None, None], (zoom * angle.sin())[:, None, None]
+    size = images.shape[-1]
+    # Centres of the pixels, from -1 to 1 over the image. The grid has the source position of each output pixel.
+    axis = (torch.arange(size, dtype=images.dtype) * 2 + 1) / size - 1
+    # A shift by a part s of the side is 2s on this axis.
+    x = axis[None, None, :] - (2 * bounds.shift * right)[:, None, None]
+    y = axis[None, :, None] - (2 * bounds.shift * down)[:, None, None]
+    grid = torch.stack((cos * x + sin * y, cos * y - sin * x), dim=-1)
+    return F.grid_sample(images, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
 
 
 def _normalise(images: torch.Tensor) -> torch.Tensor:

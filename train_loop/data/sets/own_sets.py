@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+import hashlib
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import cast
 
@@ -17,7 +20,6 @@ from bigbatch.train_loop.config.own_options import Options
 from bigbatch.train_loop.config.plug_ins import DATA, is_own
 from bigbatch.train_loop.data import sampling
 from bigbatch.train_loop.data.info import SMALL_IMAGE_SIZE, DataInfo
-from bigbatch.train_loop.data.sets.seeded_draws import seeded_draws
 from bigbatch.train_loop.own.code import users_code
 from bigbatch.train_loop.own.fingerprints import code_fingerprint
 from bigbatch.train_loop.own.nested import Nested, map_tensors, tensors_of
@@ -356,3 +358,23 @@ def _default_batch(items: Sequence[Item]) -> Item:
 
 def _single(batch: Nested) -> Nested:
     return map_tensors(lambda tensor: tensor.float() if tensor.dtype == torch.float64 else tensor, batch)
+
+
+@contextmanager
+def seeded_draws(*position: object) -> Iterator[None]:
+    """Within the block the three global generators begin as a function of ``position`` alone; after it they go on as
+    if the block had not been: in the training process they are the model's.
+
+    Of torch it is the CPU's generator. Generators that the user's code makes by itself are its own matter.
+    """
+    digest = hashlib.blake2b(repr(position).encode(), digest_size=32).digest()
+    before = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    random.seed(digest)
+    np.random.seed(np.frombuffer(digest, np.uint32))
+    torch.default_generator.manual_seed(int.from_bytes(digest[:8], "little"))
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
+        torch.set_rng_state(before[2])

@@ -11,7 +11,6 @@ from PIL import Image
 
 from bigbatch.train_loop.config import AugmentConfig, BatchSplit, DataConfig
 from bigbatch.train_loop.data.catalogue import describe_data_set, open_data
-from bigbatch.train_loop.data.pixels import affine
 from bigbatch.train_loop.data.sets import digits
 from bigbatch.train_loop.data.source import DataSource, Epoch
 from helpers.noise_images import flat
@@ -88,12 +87,12 @@ def draws(**chosen: float) -> torch.Tensor:
 
 def test_affine_of_whole_pixels_and_right_angles() -> None:
     image = torch.rand(1, 2, 16, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    bounds = affine.AffineRange(shift=0.25, degrees=90.0, scale=1.0)
+    bounds = digits.AffineRange(shift=0.25, degrees=90.0, scale=1.0)
     assert_close: Callable[[torch.Tensor, torch.Tensor], None] = torch.testing.assert_close
-    assert_close(affine.random_affine(image, draws(), bounds), image)
+    assert_close(digits.random_affine(image, draws(), bounds), image)
     shifted = torch.zeros_like(image)
     shifted[..., 2:, 4:] = image[..., :-2, :-4]  # 4 right, 2 down
-    assert_close(affine.random_affine(image, draws(right=1, down=0.5), bounds), shifted)
-    assert_close(affine.random_affine(image, draws(turn=1), bounds), image.rot90(-1, (-2, -1)))
+    assert_close(digits.random_affine(image, draws(right=1, down=0.5), bounds), shifted)
+    assert_close(digits.random_affine(image, draws(turn=1), bounds), image.rot90(-1, (-2, -1)))
     doubled = torch.nn.functional.interpolate(image, scale_factor=2, mode="bilinear", align_corners=False)
-    assert_close(affine.random_affine(image, draws(grow=1), bounds), doubled[..., 8:24, 8:24])
+    assert_close(digits.random_affine(image, draws(grow=1), bounds), doubled[..., 8:24, 8:24])

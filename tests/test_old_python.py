@@ -1,0 +1,75 @@
+"""A Python before 3.11, as login nodes have it, learns in one line what to do: from each file that a user starts."""
+
+from __future__ import annotations
+
+import ast
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from helpers.paths import ROOT
+from helpers.processes import clean_environment
+
+STAND_IN = "import sys\nsys.version_info, sys.version = (3, 9, 18, 'final', 0), '3.9.18 (a stand-in)'\n"
+PYENV = Path.home() / ".pyenv" / "versions"
+BATCH_SCRIPT = ROOT / "cluster" / "ray_head_workers.slurm"
+STARTED = {
+    "a clone's folder": ("src/bigbatch", "cluster", "queue"),
+    "tune/run.py": ("tune/run.py", "--space", "smoke"),
+    "train_loop/run.py": ("train_loop/run.py", "--recipe", "digits"),
+    "python -m bigbatch": ("-m", "bigbatch", "studies"),
+    "a node's step": ("-m", "bigbatch.cluster.node"),
+}
+READ_FIRST = (
+    "src/bigbatch/__init__.py",
+    "src/bigbatch/__main__.py",
+    "cluster/host/root.py",
+    "tune/run.py",
+    "train_loop/run.py",
+)
+"""What Python reads before the line is printed."""
+
+
+@pytest.fixture(scope="session")
+def old_pythons(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """This Python under an old version's name, and each really old one of this machine."""
+    folder = tmp_path_factory.mktemp("old")
+    (folder / "sitecustomize.py").write_text(STAND_IN)
+    stand_in = folder / "python3"
+    stand_in.write_text(f'#!/bin/sh\nPYTHONPATH={folder}:$PYTHONPATH exec {sys.executable} "$@"\n')
+    stand_in.chmod(0o755)
+    names = [shutil.which(f"python3.{minor}") for minor in (6, 9, 10)]
+    names += [str(path) for minor in (6, 9) for path in sorted(PYENV.glob(f"3.{minor}.*/bin/python"))[:1]]
+    works = [name for name in names if name and subprocess.run([name, "-c", ""], capture_output=True).returncode == 0]
+    return [str(stand_in), *works]
+
+
+@pytest.mark.parametrize("name", STARTED)
+def test_an_old_python_learns_in_one_line_what_to_do(name: str, old_pythons: list[str]) -> None:
+    for python in old_pythons:
+        is_refused([python, *STARTED[name]], python)
+
+
+def test_a_batch_script_that_finds_an_old_python_says_so(old_pythons: list[str]) -> None:
+    for python in old_pythons:
+        env = {"SLURM_JOB_ID": "7", "BIGBATCH_ROOT": str(ROOT), "BIGBATCH_PYTHON": python}
+        is_refused(["bash", str(BATCH_SCRIPT), "--space", "smoke"], python, **env)
+
+
+def is_refused(command: list[str], python: str, **more: str) -> None:
+    env = {**clean_environment(), "PYTHONPATH": str(ROOT / "src"), "PYTHONDONTWRITEBYTECODE": "1", **more}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    assert (done.returncode, done.stdout) == (2, ""), f"{python}: {done.stdout}{done.stderr}"
+    assert len(done.stderr.splitlines()) == 1, f"{python}: {done.stderr}"
+    for word in ("Python must be 3.11 or newer; got 3.", "Load a module", "BIGBATCH_PYTHON"):
+        assert word in done.stderr, f"{python}: {done.stderr}"
+
+
+@pytest.mark.parametrize("name", READ_FIRST)
+def test_what_is_read_before_that_line_keeps_to_python_3_6(name: str) -> None:
+    tree = ast.parse((ROOT / name).read_text(), feature_version=(3, 6))
+    futures = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module == "__future__"]
+    assert futures == [], "Python 3.6 does not know `from __future__ import annotations`"
