@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bigbatch.cluster.host.command_line import DONE, WRONG_INPUT, OneLineParser
 from bigbatch.train_loop.config import ConfigError
-from bigbatch.tune.study.study_tables import StudyTables, opened_study, read_tables
+from bigbatch.tune.study.study_tables import StudyTables, read_tables
 from bigbatch.tune.study.summary import find_study
 
 
@@ -76,8 +76,7 @@ def _csv(target: str, _storage: str | None, _folder: Path, tables: StudyTables) 
 def _sqlite(target: str, storage: str | None, folder: Path, _tables: StudyTables) -> str:
     from bigbatch.tune.export.optuna_database import write_optuna_database
 
-    with opened_study(folder, storage) as study:
-        write_optuna_database(study, str(folder.absolute()), Path(target), storage)
+    write_optuna_database(folder, Path(target), storage)
     return f"wrote {target}; look at it: {shlex.join(['optuna-dashboard', f'sqlite:///{target}'])}"
 
 

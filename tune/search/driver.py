@@ -67,7 +67,7 @@ from bigbatch.tune.study.patient_journal import LineLog
 from bigbatch.tune.study.provenance import provenance
 from bigbatch.tune.study.storage_url import DatabaseLost
 from bigbatch.tune.study.store import StudyStore
-from bigbatch.tune.study.trial_facts import is_exhausted
+from bigbatch.tune.study.trial_facts import count_ended, is_exhausted
 from bigbatch.tune.trials.allocation_deadline import end_of_allocation
 from bigbatch.tune.watch.columns import columns_of
 from bigbatch.tune.watch.display import PlainLines, SearchProgress, make_display
@@ -209,7 +209,7 @@ def _nothing_to_do(plan: SearchPlan, store: StudyStore, console: Console) -> int
     # Other ones give another answer, without another trial.
     store.describe({"tolerance": str(plan.tolerance), "baseline": dict(plan.baseline)})
     store.refresh(force=True)
-    ended = retry.count_ended(store.study.get_trials(deepcopy=False))
+    ended = count_ended(store.study.get_trials(deepcopy=False))
     say(console, f"\nAll {ended} trials have ended; write e.g. --trials {2 * ended} for more.")
     trials = views_of(store)
     _say_findings(SearchRun(plan), store, trials, 0.0, console)

@@ -12,8 +12,7 @@ from bigbatch.train_loop.config import TrainConfig
 from bigbatch.tune.strategies.follow_up import second_part
 from bigbatch.tune.strategies.known_prediction import rank_shares
 from bigbatch.tune.study.objective import Objective
-from bigbatch.tune.study.retry import retried_trials
-from bigbatch.tune.study.trial_facts import FOLLOWS_ATTR, configuration, has_diverged
+from bigbatch.tune.study.trial_facts import FOLLOWS_ATTR, configuration, has_diverged, retried_trials
 
 FEWEST_PAIRS = 3
 """Fewer finalists have no rank correlation to speak of."""

@@ -8,9 +8,8 @@ from optuna.trial import FrozenTrial, TrialState
 
 from bigbatch.tune.strategies.known_prediction import known_prediction, rank_correlation
 from bigbatch.tune.strategies.protocol import SearchFacts
-from bigbatch.tune.study.confirmation import search_trials
 from bigbatch.tune.study.knowledge import LABEL, KnownStudy
-from bigbatch.tune.study.trial_facts import ENQUEUED_ATTR
+from bigbatch.tune.study.trial_facts import ENQUEUED_ATTR, search_trials
 
 GOOD = 0.5
 """From this rank correlation on, another study is said to have predicted well."""

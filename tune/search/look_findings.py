@@ -9,8 +9,7 @@ from optuna.trial import FrozenTrial
 from bigbatch.tune.strategies.look_value import chance_of_little, correlation, looked_of
 from bigbatch.tune.strategies.protocol import SearchFacts
 from bigbatch.tune.study.cheap_runs import as_finished
-from bigbatch.tune.study.confirmation import search_trials
-from bigbatch.tune.study.trial_facts import FOLLOWS_ATTR
+from bigbatch.tune.study.trial_facts import Kind, of_kind
 
 FEWEST_RUNS = 8
 """Fewer finished runs say nothing about early values."""
@@ -29,7 +28,7 @@ def look_findings(stopping: str, facts: SearchFacts, trials: Sequence[FrozenTria
     """
     if stopping != "look":
         return []
-    own = [as_finished(trial) for trial in search_trials(list(trials)) if FOLLOWS_ATTR not in trial.user_attrs]
+    own = [as_finished(trial) for trial in of_kind(trials, Kind.SEARCH, Kind.CONTINUATION, Kind.RETRY)]
     runs = [run for trial in own if (run := looked_of(trial, facts)) is not None]
     found = correlation(runs)
     if found is None or len(runs) < FEWEST_RUNS:

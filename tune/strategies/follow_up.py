@@ -12,8 +12,7 @@ from typing import Protocol
 
 from optuna.trial import FrozenTrial
 
-from bigbatch.tune.study.retry import RETRIES_ATTR
-from bigbatch.tune.study.trial_facts import CONFIRMS_ATTR, CONTINUES_ATTR, FOLLOWS_ATTR, was_refused
+from bigbatch.tune.study.trial_facts import Kind, earlier_of, of_kind, search_trials, was_refused
 
 
 @dataclass(frozen=True)
@@ -69,19 +68,15 @@ class FollowUpInBudget:
 
 def first_part(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
     """The trials of the first part, without confirmations."""
-    return [t for t in trials if FOLLOWS_ATTR not in t.user_attrs and CONFIRMS_ATTR not in t.user_attrs]
+    return of_kind(trials, Kind.SEARCH, Kind.CONTINUATION, Kind.RETRY)
 
 
 def second_part(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
     """The trials of the second part, without confirmations and repeated ones: one for each that was decided."""
-    return [t for t in trials if FOLLOWS_ATTR in t.user_attrs and not _goes_on(t)]
+    return [t for t in of_kind(trials, Kind.FOLLOW_UP) if earlier_of(t) is None]
 
 
 def count_configurations(trials: Sequence[FrozenTrial]) -> int:
     """How many configurations these trials try: what continues or repeats another trial does not count, nor what was
     refused before it began."""
-    return sum(not _goes_on(t) and not was_refused(t) for t in trials)
-
-
-def _goes_on(trial: FrozenTrial) -> bool:
-    return any(name in trial.user_attrs for name in (CONFIRMS_ATTR, CONTINUES_ATTR, RETRIES_ATTR))
+    return sum(earlier_of(t) is None and not was_refused(t) for t in search_trials(trials))

@@ -17,7 +17,7 @@ from bigbatch.tune.strategies.protocol import Capabilities, Fits, Lasts, Strateg
 from bigbatch.tune.strategies.study_view import view_of
 from bigbatch.tune.study.cheap_runs import as_finished, ran_cheaply
 from bigbatch.tune.study.study_index import StudyIndex
-from bigbatch.tune.study.trial_facts import CONFIRMS_ATTR, FOLLOWS_ATTR
+from bigbatch.tune.study.trial_facts import Kind, kind_of
 
 
 class OwnTrials(StudyIndex):
@@ -47,7 +47,7 @@ class OwnTrials(StudyIndex):
         self._cheap: dict[int, FrozenTrial] = {}
 
     def _take(self, place: int, trials: Sequence[FrozenTrial]) -> None:
-        self.second_part = self.second_part or FOLLOWS_ATTR in trials[place].user_attrs
+        self.second_part = self.second_part or kind_of(trials[place]) == Kind.FOLLOW_UP
         if _is_hidden(trials[place]):
             if place not in self._hidden:
                 self._hidden.append(place)
@@ -56,7 +56,7 @@ class OwnTrials(StudyIndex):
 
 
 def _is_hidden(trial: FrozenTrial) -> bool:
-    return CONFIRMS_ATTR in trial.user_attrs or FOLLOWS_ATTR in trial.user_attrs
+    return kind_of(trial) in (Kind.CONFIRMATION, Kind.FOLLOW_UP)
 
 
 @dataclass(frozen=True)

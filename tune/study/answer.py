@@ -13,8 +13,7 @@ from bigbatch.tune.study.learned import NOTHING_LEARNED
 from bigbatch.tune.study.metrics import COSTS
 from bigbatch.tune.study.objective import Objective
 from bigbatch.tune.study.objectives import Objectives
-from bigbatch.tune.study.tables import epoch_records
-from bigbatch.tune.study.trial_facts import CONFIRMS_ATTR
+from bigbatch.tune.study.trial_facts import epoch_records, search_trials
 
 
 def answer_of(
@@ -51,4 +50,4 @@ def leading_trial(
     """The trial of best.json: that of the answer; without one the best in the first objective, or None."""
     if frontier is not None:
         return next(trial for trial in trials if trial.number == frontier.leading.trial)
-    return objectives.best([trial for trial in trials if CONFIRMS_ATTR not in trial.user_attrs])
+    return objectives.best(search_trials(trials))

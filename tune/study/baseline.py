@@ -12,8 +12,8 @@ from bigbatch.cluster.host import json_values
 from bigbatch.tune.study import metrics
 from bigbatch.tune.study.objective import Objective
 from bigbatch.tune.study.objectives import facts_of_runs
-from bigbatch.tune.study.tables import epoch_records
 from bigbatch.tune.study.target import TimeToTarget
+from bigbatch.tune.study.trial_facts import epoch_records
 
 KNOWN_AT_CHANCE = ("val_top1", "val_loss")
 

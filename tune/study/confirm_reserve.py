@@ -13,16 +13,18 @@ from optuna.trial import FrozenTrial, TrialState
 
 from bigbatch.cluster.host import json_values
 from bigbatch.tune.study.confirm_rule import LEAST_TRIALS
-from bigbatch.tune.study.confirmation import (
-    ConfirmationFacts,
-    best_of_each_value,
-    fresh_seeds,
-    search_trials,
-    trials_to_confirm,
-)
+from bigbatch.tune.study.confirmation import ConfirmationFacts, best_of_each_value, fresh_seeds, trials_to_confirm
 from bigbatch.tune.study.frontier import counted_trials, value_of_trial
 from bigbatch.tune.study.pace import PaceRun, pace_key
-from bigbatch.tune.study.trial_facts import CHEAP_ATTR, CONFIRMS_ATTR, SEED_ATTR, configuration
+from bigbatch.tune.study.trial_facts import (
+    CHEAP_ATTR,
+    SEED_ATTR,
+    Kind,
+    configuration,
+    confirmed_by,
+    of_kind,
+    search_trials,
+)
 
 MOST_AFFORDABLE = 2
 """Trials that the default rule confirms at most: the answer's best one and the best of all."""
@@ -78,11 +80,8 @@ class KeptConfirmations:
     def runs(self) -> list[PaceRun]:
         """The runs, one for each seed that a trial still lacks."""
         facts, trials = self.reserve.facts, self.trials
-        there = {
-            (t.user_attrs[CONFIRMS_ATTR], t.user_attrs.get(SEED_ATTR))
-            for t in trials
-            if CONFIRMS_ATTR in t.user_attrs and t.state.is_finished()
-        }
+        ended = [t for t in of_kind(trials, Kind.CONFIRMATION) if t.state.is_finished()]
+        there = {(confirmed_by(t), t.user_attrs.get(SEED_ATTR)) for t in ended}
         return [
             (pace_key(self._config(trial)), json_values.whole_number(self._config(trial), "epochs"))
             for trial, seeds in (self._affordable() if facts.rule.affordable else self._of_each_value())

@@ -23,9 +23,20 @@ from optuna.trial import FrozenTrial, TrialState
 
 from bigbatch.tune.study.confirm_rule import LEAST_TRIALS, ConfirmRule
 from bigbatch.tune.study.frontier import FrontierFacts, counted_trials, frontier_of, value_of_trial
-from bigbatch.tune.study.retry import before_equal_ones, given_trials
-from bigbatch.tune.study.tables import epoch_records, epoch_s
-from bigbatch.tune.study.trial_facts import CONFIRMS_ATTR, SEED_ATTR, configuration, planned_epochs
+from bigbatch.tune.study.tables import epoch_s
+from bigbatch.tune.study.trial_facts import (
+    CONFIRMS_ATTR,
+    SEED_ATTR,
+    Kind,
+    before_equal_ones,
+    configuration,
+    confirmed_by,
+    epoch_records,
+    given_trials,
+    of_kind,
+    planned_epochs,
+    search_trials,
+)
 
 AFFORDABLE_SHARE = 0.2
 """The default rule may use this part of the time that the search has trained …"""
@@ -62,11 +73,6 @@ class ConfirmationFacts:
     """What the default rule may use where a budget says it. None: AFFORDABLE_SHARE of what was trained, or more."""
 
 
-def search_trials(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
-    """All trials but the confirmations."""
-    return [t for t in trials if CONFIRMS_ATTR not in t.user_attrs]
-
-
 def missing_confirmations(trials: Sequence[FrozenTrial], facts: ConfirmationFacts) -> list[Confirmation]:
     """The confirmations that the rule asks for and the study does not have yet, in the order in which they run.
 
@@ -74,9 +80,7 @@ def missing_confirmations(trials: Sequence[FrozenTrial], facts: ConfirmationFact
     other values of the frontier; then the second-best trials of these values, and so on. A confirmation that has failed
     is not missing: ``--retry-failed`` repeats it.
     """
-    there = {
-        (t.user_attrs[CONFIRMS_ATTR], t.user_attrs.get(SEED_ATTR)) for t in trials if CONFIRMS_ATTR in t.user_attrs
-    }
+    there = {(confirmed_by(t), t.user_attrs.get(SEED_ATTR)) for t in of_kind(trials, Kind.CONFIRMATION)}
     wanted = [Confirmation(t.number, seed) for t, seeds in trials_to_confirm(trials, facts) for seed in seeds]
     return [one for one in wanted if (one.trial, one.seed) not in there]
 

@@ -11,9 +11,15 @@ from dataclasses import dataclass
 from optuna.trial import FrozenTrial, TrialState
 
 from bigbatch.tune.study.objective import Objective
-from bigbatch.tune.study.retry import retried_trials
-from bigbatch.tune.study.tables import epoch_records
-from bigbatch.tune.study.trial_facts import CONFIRMS_ATTR, SEED_ATTR, has_diverged
+from bigbatch.tune.study.trial_facts import (
+    SEED_ATTR,
+    Kind,
+    confirmed_by,
+    epoch_records,
+    has_diverged,
+    of_kind,
+    retried_trials,
+)
 
 
 @dataclass(frozen=True)
@@ -41,18 +47,18 @@ class Confirmed:
 def confirmations(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
     """The runs that confirm a trial with another seed, without those that ``--retry-failed`` has repeated."""
     again = retried_trials(trials)
-    return [t for t in trials if CONFIRMS_ATTR in t.user_attrs and t.number not in again]
+    return [t for t in of_kind(trials, Kind.CONFIRMATION) if t.number not in again]
 
 
 def diverged_confirmations(trials: Sequence[FrozenTrial]) -> Counter[int]:
     """Number of a confirmed trial → how many of its runs with other seeds diverged."""
-    return Counter(int(t.user_attrs[CONFIRMS_ATTR]) for t in confirmations(trials) if has_diverged(t))
+    return Counter(confirmed_by(t) or 0 for t in confirmations(trials) if has_diverged(t))
 
 
 def failed_confirmations(trials: Sequence[FrozenTrial]) -> Counter[int]:
     """Number of a trial → how many of its runs with other seeds ended without a result."""
     failed = (t for t in confirmations(trials) if t.state == TrialState.FAIL and not has_diverged(t))
-    return Counter(int(t.user_attrs[CONFIRMS_ATTR]) for t in failed)
+    return Counter(confirmed_by(t) or 0 for t in failed)
 
 
 def confirmed_trials(trials: Sequence[FrozenTrial], objective: Objective) -> dict[int, Confirmed]:
@@ -67,7 +73,7 @@ def confirmed_trials(trials: Sequence[FrozenTrial], objective: Objective) -> dic
         else:
             continue
         seed = int(trial.user_attrs.get(SEED_ATTR, 0))
-        found.setdefault(int(trial.user_attrs[CONFIRMS_ATTR]), []).append((seed, value, held))
+        found.setdefault(confirmed_by(trial) or 0, []).append((seed, value, held))
     by_number, lost = {trial.number: trial for trial in trials}, diverged_confirmations(trials)  # tables lack some
     return {
         number: _confirmed_from(by_number[number], sorted(runs, key=lambda run: run[0]), lost[number], objective)

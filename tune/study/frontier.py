@@ -43,16 +43,18 @@ from bigbatch.tune.study.reported import (
     on_held_out,
     uncertainty,
 )
-from bigbatch.tune.study.retry import before_equal_ones, given_trials, retried_trials
-from bigbatch.tune.study.tables import epoch_records, epoch_s
+from bigbatch.tune.study.tables import epoch_s
 from bigbatch.tune.study.tolerance import HALF_A_POINT, Tolerance, stored_tolerance
 from bigbatch.tune.study.trial_facts import (
-    CONFIRMS_ATTR,
+    before_equal_ones,
     configuration,
-    continued_trials,
+    epoch_records,
+    given_trials,
     has_diverged,
     planned_epochs,
     promoted_trials,
+    replaced_trials,
+    search_trials,
     was_refused,
 )
 
@@ -218,9 +220,8 @@ def frontier_facts(description: Mapping[str, object], objective: Objective = Obj
 def counted_trials(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
     """One trial for each configuration that began: without those that were repeated, continued or trained in full after
     a cheap run, and without confirmations."""
-    replaced = {*retried_trials(trials), *continued_trials(trials), *promoted_trials(trials)}
-    searched = [t for t in trials if CONFIRMS_ATTR not in t.user_attrs and not was_refused(t)]
-    return [t for t in searched if t.number not in replaced]
+    replaced = {*replaced_trials(trials), *promoted_trials(trials)}
+    return [t for t in search_trials(trials) if not was_refused(t) and t.number not in replaced]
 
 
 def answer_index(gains: Sequence[float | None], tolerance: Tolerance) -> int:

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from optuna.storages.journal import JournalFileBackend
 
+from bigbatch.cluster.host.optuna_journal import end_of_whole_trials
 from bigbatch.train_loop.host.disk_full import FULL, QUOTA, DiskFull, describe_full_disk, full_errno
-from bigbatch.tune.study.journal_reader import end_of_whole_trials
 
 JOB_VARIABLE = "BIGBATCH_JOB_FOLDER"
 """A job of ``cluster/`` sets this variable for its driver."""

@@ -46,7 +46,7 @@ from bigbatch.tune.study.quick_journal import open_journal
 from bigbatch.tune.study.retry import hours_of_run
 from bigbatch.tune.study.storage_url import DatabaseLost, check_database_file
 from bigbatch.tune.study.tables import used_before
-from bigbatch.tune.study.trial_facts import CHEAP_ATTR, WORKERS_ATTR
+from bigbatch.tune.study.trial_facts import CHEAP_ATTR, WORKERS_ATTR, epoch_records
 from bigbatch.tune.study.turns import Agree, agree_at_once, deciding
 from bigbatch.tune.study.verdict import Verdict, decided, verdict_on
 
@@ -235,7 +235,7 @@ class StudyStore:
         for trial in self.study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,)):
             if self.drivers is not None and not self.drivers.takes_over(trial):
                 continue
-            records = tables.epoch_records(trial)
+            records = epoch_records(trial)
             self.study._storage.set_trial_user_attr(
                 trial._trial_id, "gpu_hours", self.ledger.trial_s(trial.number) / 3600
             )

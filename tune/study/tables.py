@@ -29,14 +29,14 @@ from bigbatch.tune.study.trial_facts import (
     CONFIRMS_ATTR,
     CONTINUES_ATTR,
     DIVERGED_ATTR,
+    EPOCH_ATTR,
     FAILURE_ATTR,
     PAUSED_ATTR,
+    epoch_records,
     was_refused,
 )
 
 TRIALS_VERSION, EPOCHS_VERSION = "2", "1"
-EPOCH_ATTR = "epoch/"
-"""Prefix of the user attributes with a trial's epoch records: ``epoch/00001`` …"""
 OBJECTIVE_KEY = b"bigbatch.objective"
 """Of the metadata of trials.parquet: what ``value`` is, e.g. ``val_top1:max``."""
 
@@ -102,11 +102,6 @@ EPOCHS = pa.schema(
     ],
     metadata={"bigbatch.schema_version": EPOCHS_VERSION},
 )
-
-
-def epoch_records(trial: FrozenTrial) -> list[dict[str, object]]:
-    """A trial's epoch records, the first epoch first."""
-    return [trial.user_attrs[key] for key in sorted(trial.user_attrs) if key.startswith(EPOCH_ATTR)]
 
 
 def report_missing(live: Trial, stored: FrozenTrial, objectives: Objectives | None = None) -> None:

@@ -15,8 +15,13 @@ from bigbatch.train_loop.config import RUNTIME_KEYS, TrainConfig
 from bigbatch.tune.study.cheap_runs import is_to_be_cheap
 from bigbatch.tune.study.feasible import CONSTRAINTS_ATTR
 from bigbatch.tune.study.fidelity import Fidelity
-from bigbatch.tune.study.retry import RETRIES_ATTR
-from bigbatch.tune.study.trial_facts import CHEAP_ATTR, CONFIRMS_ATTR, CONTINUES_ATTR, GIVEN_ATTR, SEED_ATTR
+from bigbatch.tune.study.trial_facts import (
+    CHEAP_ATTR,
+    GIVEN_ATTR,
+    SEED_ATTR,
+    confirmed_by,
+    earlier_of,
+)
 
 
 class Configurations(Protocol):
@@ -83,10 +88,11 @@ def configuration_of(trial: optuna.trial.Trial, configurations: Configurations) 
     if "config" in attrs:  # interrupted earlier
         return configurations.again(attrs["config"])
     config = configurations.new(trial)
-    earlier = attrs.get(CONTINUES_ATTR, attrs.get(RETRIES_ATTR, attrs.get(CONFIRMS_ATTR)))
+    earlier = earlier_of(trial)
+    earlier = confirmed_by(trial) if earlier is None else earlier
     # The space was asked so that the study has the parameters. What is trained is what was paused, failed or is
     # confirmed.
     if earlier is not None:
-        config = configurations.again(trial.study.get_trials(deepcopy=False)[int(earlier)].user_attrs["config"])
+        config = configurations.again(trial.study.get_trials(deepcopy=False)[earlier].user_attrs["config"])
         return config.replace_keys({"seed": attrs[SEED_ATTR]}) if SEED_ATTR in attrs else config
     return config

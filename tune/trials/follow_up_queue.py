@@ -6,7 +6,7 @@ import optuna
 from optuna.trial import TrialState
 
 from bigbatch.tune.strategies.follow_up import FollowUp, count_configurations, first_part
-from bigbatch.tune.study.trial_facts import FOLLOWS_ATTR
+from bigbatch.tune.study.trial_facts import FOLLOWS_ATTR, Kind, kind_of
 
 
 class FollowUpQueue:
@@ -52,7 +52,7 @@ class FollowUpQueue:
             return None
         waiting = self._study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
         for trial in waiting:
-            if FOLLOWS_ATTR in trial.user_attrs:
+            if kind_of(trial) == Kind.FOLLOW_UP:
                 self._study._storage.set_trial_state_values(trial._trial_id, TrialState.RUNNING)
                 return optuna.trial.Trial(self._study, trial._trial_id)
         return None

@@ -13,8 +13,7 @@ from bigbatch.train_loop.errors import in_one_line
 from bigbatch.train_loop.progress import StepProgress
 from bigbatch.tune.study.objectives import Objectives
 from bigbatch.tune.study.retry import run_hours
-from bigbatch.tune.study.tables import epoch_records
-from bigbatch.tune.study.trial_facts import DIVERGED_ATTR, epochs_before
+from bigbatch.tune.study.trial_facts import DIVERGED_ATTR, epoch_records, epochs_before
 from bigbatch.tune.study.verdict import Verdict, verdict_on
 from bigbatch.tune.trials.admission import Admission
 from bigbatch.tune.trials.allocation_deadline import FirstResultTimes

@@ -12,8 +12,7 @@ from bigbatch.tune.strategies.curves import CurvesSampler
 from bigbatch.tune.strategies.protocol import Dimension, SearchFacts
 from bigbatch.tune.strategies.run_cost import USUAL, surcharge
 from bigbatch.tune.study.objective import Objective
-from bigbatch.tune.study.tables import EPOCH_ATTR
-from bigbatch.tune.study.trial_facts import WORKERS_ATTR
+from bigbatch.tune.study.trial_facts import EPOCH_ATTR, WORKERS_ATTR
 from helpers.lone_studies import new_study
 
 KINDS = CategoricalDistribution(("quick", "slow"))

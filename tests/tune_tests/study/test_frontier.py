@@ -39,9 +39,8 @@ from bigbatch.tune.study.ledger import DeviceSeconds
 from bigbatch.tune.study.objective import Objective
 from bigbatch.tune.study.reported import Examples
 from bigbatch.tune.study.store import StudyStore
-from bigbatch.tune.study.tables import EPOCH_ATTR
 from bigbatch.tune.study.tolerance import HALF_A_POINT, POINTS, Tolerance
-from bigbatch.tune.study.trial_facts import CONTINUES_ATTR, DIVERGED_ATTR, PAUSED_ATTR, ordered_values
+from bigbatch.tune.study.trial_facts import CONTINUES_ATTR, DIVERGED_ATTR, EPOCH_ATTR, PAUSED_ATTR, ordered_values
 from bigbatch.tune.watch.findings import SearchAnswer, print_findings
 from bigbatch.tune.watch.frontier_table import frontier_lines
 from bigbatch.tune.watch.views import trial_views

@@ -27,8 +27,7 @@ from bigbatch.tune.strategies.search_only import SearchOnly
 from bigbatch.tune.study.cheap_runs import ran_cheaply
 from bigbatch.tune.study.confirmed import confirmed_trials
 from bigbatch.tune.study.frontier import frontier_facts, frontier_of
-from bigbatch.tune.study.retry import count_ended
-from bigbatch.tune.study.trial_facts import CHEAP_ATTR, CONFIRMS_ATTR, ENQUEUED_ATTR, FOLLOWS_ATTR
+from bigbatch.tune.study.trial_facts import CHEAP_ATTR, CONFIRMS_ATTR, ENQUEUED_ATTR, FOLLOWS_ATTR, count_ended
 from bigbatch.tune.trials.conductor import Conductor
 from bigbatch.tune.watch.findings import print_findings
 from bigbatch.tune.watch.views import trial_views

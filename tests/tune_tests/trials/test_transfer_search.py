@@ -17,8 +17,7 @@ from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.search.follow_up_findings import follow_up_findings
 from bigbatch.tune.strategies.follow_up import first_part, second_part
 from bigbatch.tune.study.answer import answer_of
-from bigbatch.tune.study.retry import count_ended
-from bigbatch.tune.study.trial_facts import FOLLOWS_ATTR
+from bigbatch.tune.study.trial_facts import FOLLOWS_ATTR, count_ended
 from helpers.conducted import summary
 from helpers.planned import PlannedSearch, config_of
 
