@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from bigbatch.cluster.host import json_values
 
@@ -51,12 +51,12 @@ class StoredTrial:
 
     number: int
     state: State = State.RUNNING
-    values: list[float] | None = None
-    """One for each objective. A stopped trial has its last one."""
-    params: dict[str, object] = field(default_factory=dict)
+    values: list[float] = field(default_factory=list)
+    """One for each objective; none before its end. A stopped trial has its last one."""
+    params: dict[str, Any] = field(default_factory=dict)
     distributions: dict[str, str] = field(default_factory=dict)
     """Of the parameters, as Optuna's JSON."""
-    user_attrs: dict[str, object] = field(default_factory=dict)
+    user_attrs: dict[str, Any] = field(default_factory=dict)
     system_attrs: dict[str, object] = field(default_factory=dict)
     intermediate_values: dict[int, float] = field(default_factory=dict)
     datetime_start: datetime | None = None
@@ -207,23 +207,21 @@ def _external_value(internal: object, distribution: str) -> object:
     with contextlib.suppress(ValueError, KeyError, IndexError, TypeError):
         found = _distribution(distribution)
         if found["name"] == "CategoricalDistribution":
-            return found["attributes"]["choices"][int(internal)]  # type: ignore[call-overload,index]
+            return found["attributes"]["choices"][int(internal)]  # type: ignore[call-overload]
         if found["name"] == "IntDistribution":
             return int(internal)  # type: ignore[call-overload]
     return internal
 
 
 @functools.lru_cache(maxsize=256)
-def _distribution(text: str) -> dict[str, dict[str, list[object]]]:
-    found: dict[str, dict[str, list[object]]] = json.loads(text)
-    return found
+def _distribution(text: str) -> Any:
+    return json.loads(text)
 
 
-def _values(entry: dict[str, object]) -> list[float] | None:
+def _values(entry: dict[str, object]) -> list[float]:
     found = entry.get("values")
     listed = found if isinstance(found, list) else [entry.get("value")]
-    numbers = [float(one) for one in listed if isinstance(one, (int, float))]
-    return numbers or None
+    return [float(one) for one in listed if isinstance(one, (int, float))]
 
 
 def _moment(entry: dict[str, object], key: str) -> datetime | None:

@@ -27,11 +27,11 @@ from bigbatch.tune.study.frontier_file import frontier_json
 from bigbatch.tune.study.study_tables import read_tables
 from bigbatch.tune.study.summary import find_study
 from bigbatch.tune.study.tables import epochs_table, trials_table
+from bigbatch.tune.study.trial_facts import AnyTrial
 
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
-    from optuna.trial import FrozenTrial
     from plotly.graph_objects import Figure
 
 RUNS = "runs"
@@ -187,7 +187,7 @@ class Study:
         return trials_table(recorded.trials, recorded.objectives), epochs_table(recorded.trials)
 
     @cached_property
-    def _best(self) -> FrozenTrial | None:
+    def _best(self) -> AnyTrial | None:
         recorded = self._recorded
         return leading_trial(recorded.trials, recorded.frontier, recorded.objectives)
 

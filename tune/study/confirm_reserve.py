@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import TrialState
 
 from bigbatch.cluster.host import json_values
 from bigbatch.tune.study.confirm_rule import LEAST_TRIALS
@@ -19,6 +19,7 @@ from bigbatch.tune.study.pace import PaceRun, pace_key
 from bigbatch.tune.study.trial_facts import (
     CHEAP_ATTR,
     SEED_ATTR,
+    AnyTrial,
     Kind,
     configuration,
     confirmed_by,
@@ -48,11 +49,11 @@ class ConfirmationReserve:
         values = len(frontier.values)
         return (min(MOST_AFFORDABLE, values) if rule.affordable else rule.best * values) * rule.seeds
 
-    def beside(self, trials: Sequence[FrozenTrial], number: int, config: Mapping[str, object]) -> KeptConfirmations:
+    def beside(self, trials: Sequence[AnyTrial], number: int, config: Mapping[str, object]) -> KeptConfirmations:
         """What to keep back if the trial with that number begins. ``config``: its configuration, as ``to_dict``."""
         return KeptConfirmations(self, trials, {number: config})
 
-    def of_finished(self, trials: Sequence[FrozenTrial]) -> KeptConfirmations:
+    def of_finished(self, trials: Sequence[AnyTrial]) -> KeptConfirmations:
         """What to keep back if no trial of the search ran on."""
         return KeptConfirmations(self, trials, {}, running=False)
 
@@ -62,7 +63,7 @@ class KeptConfirmations:
     """A ``KeptBack`` at one moment of a search."""
 
     reserve: ConfirmationReserve
-    trials: Sequence[FrozenTrial]
+    trials: Sequence[AnyTrial]
     asking: Mapping[int, Mapping[str, object]]
     running: bool = True
     """Whether the trials that run count."""
@@ -89,7 +90,7 @@ class KeptConfirmations:
             if (trial.number, seed) not in there
         ]
 
-    def _affordable(self) -> list[tuple[FrozenTrial, Sequence[int]]]:
+    def _affordable(self) -> list[tuple[AnyTrial, Sequence[int]]]:
         found = trials_to_confirm(self.trials, self.reserve.facts)
         searched = counted_trials(self.trials)
         if found or len(searched) < LEAST_TRIALS or any(t.state == TrialState.COMPLETE for t in searched):
@@ -100,7 +101,7 @@ class KeptConfirmations:
     def _seeds(self) -> Sequence[int]:
         return fresh_seeds(self.reserve.facts, self.reserve.facts.rule.seeds)
 
-    def _of_each_value(self) -> list[tuple[FrozenTrial, Sequence[int]]]:
+    def _of_each_value(self) -> list[tuple[AnyTrial, Sequence[int]]]:
         facts = self.reserve.facts
         groups = {value: point[: facts.rule.best] for value, point in best_of_each_value(self.trials, facts).items()}
         for trial in self._running():
@@ -109,7 +110,7 @@ class KeptConfirmations:
                 group.append(trial)
         return [(trial, self._seeds) for group in groups.values() for trial in group]
 
-    def _running(self) -> list[FrozenTrial]:
+    def _running(self) -> list[AnyTrial]:
         """The trials of the search that run or ask, without those that were only asked about, and without cheap runs,
         which are never the best."""
         if not self.running:
@@ -117,5 +118,5 @@ class KeptConfirmations:
         running = [t for t in search_trials(self.trials) if t.state == TrialState.RUNNING]
         return [t for t in running if "epochs" in self._config(t) and CHEAP_ATTR not in t.user_attrs]
 
-    def _config(self, trial: FrozenTrial) -> Mapping[str, object]:
+    def _config(self, trial: AnyTrial) -> Mapping[str, object]:
         return self.asking.get(trial.number, configuration(trial))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from bigbatch.cluster.host import json_values
 from bigbatch.train_loop.config import ConfigError
@@ -15,9 +15,7 @@ from bigbatch.tune.study.metrics import Record
 from bigbatch.tune.study.objective import Direction, Objective, Reported, read_objective
 from bigbatch.tune.study.reported_objectives import reported_objectives
 from bigbatch.tune.study.target import TimeToTarget, read_target, target_of
-
-if TYPE_CHECKING:  # the plan imports this file, and answers before Optuna is loaded
-    from optuna.trial import FrozenTrial
+from bigbatch.tune.study.trial_facts import AnyTrial
 
 T = TypeVar("T")
 DEFAULT_OBJECTIVE = "val_top1:max"
@@ -61,14 +59,14 @@ class Objectives:
         """What a trial is worth that has ended as planned, one value for each objective; see ``Objective.final``."""
         return [objective.final(records, gpu_hours, workers) for objective in self.each]
 
-    def best(self, trials: Sequence[FrozenTrial]) -> FrozenTrial | None:
+    def best(self, trials: Sequence[AnyTrial]) -> AnyTrial | None:
         """The completed trial that is best in the first objective. None if none is complete.
 
         Of several equal ones it is the best in the next objective, then the earliest. So it is always on the front.
         """
         return max(_complete(trials), key=lambda t: (*self.gains(t.values), -t.number), default=None)
 
-    def front(self, trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+    def front(self, trials: Sequence[AnyTrial]) -> list[AnyTrial]:
         """The completed trials that no other one beats: as good in all objectives, better in one. Best first."""
         done = sorted(_complete(trials), key=lambda t: (*self.gains(t.values), -t.number), reverse=True)
         return front_of(self, done, lambda trial: trial.values)
@@ -97,7 +95,7 @@ def front_of(objectives: Objectives, items: Sequence[T], values_of: Callable[[T]
     return [item for place, item in enumerate(items) if place in kept]
 
 
-def _complete(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+def _complete(trials: Sequence[AnyTrial]) -> list[AnyTrial]:
     return [t for t in trials if t.state.name == "COMPLETE" and t.values]
 
 

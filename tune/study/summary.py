@@ -230,9 +230,8 @@ def trials_of_tables(folder: Path) -> list[Run]:
         trial.distributions = {name: distributions[name] for name in trial.params}
     if (folder / EPOCHS_TABLE).exists():
         for row in pq.read_table(folder / EPOCHS_TABLE).to_pylist():
-            trial = by_number.get(row.pop("trial"))
-            if trial is not None:
-                trial.user_attrs[f"{EPOCH_ATTR}{row['epoch']:05d}"] = row
+            if (number := row.pop("trial")) in by_number:
+                by_number[number].user_attrs[f"{EPOCH_ATTR}{row['epoch']:05d}"] = row
     return trials
 
 
@@ -256,7 +255,7 @@ def _from_row(row: Mapping[str, object]) -> Run:
     return Run(
         number=json_values.whole_number(row, "trial"),
         state=State[json_values.text(row, "state")],
-        values=None if value is None else [value],
+        values=[] if value is None else [value],
         params=json.loads(json_values.text(row, "parameters", "{}")),
         user_attrs=attrs | ({"config": config} if config else {}),
         datetime_start=started.astimezone().replace(tzinfo=None) if isinstance(started, datetime) else None,

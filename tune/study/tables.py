@@ -32,6 +32,7 @@ from bigbatch.tune.study.trial_facts import (
     EPOCH_ATTR,
     FAILURE_ATTR,
     PAUSED_ATTR,
+    AnyTrial,
     epoch_records,
     was_refused,
 )
@@ -128,7 +129,7 @@ def report(live: Trial, record: Mapping[str, object], objectives: Objectives) ->
         live.report(objectives.first.value(record), epoch_of(record))
 
 
-def trial_row(trial: FrozenTrial, objectives: Objectives) -> dict[str, object]:
+def trial_row(trial: AnyTrial, objectives: Objectives) -> dict[str, object]:
     """The trial's row in trials.parquet."""
     records = epoch_records(trial)
     values = trial.values if trial.state == TrialState.COMPLETE else None
@@ -164,7 +165,7 @@ def _config_value(configuration: Mapping[str, object], key: str) -> object:
     return json.dumps(value, sort_keys=True) if isinstance(value, Mapping) else value
 
 
-def trials_table(trials: Iterable[FrozenTrial], objectives: Objectives) -> pa.Table:
+def trials_table(trials: Iterable[AnyTrial], objectives: Objectives) -> pa.Table:
     """A row for each trial that has started. The schema's metadata name the objective."""
     begun = [t for t in trials if t.state != TrialState.WAITING or t.user_attrs.get("config")]
     rows = [trial_row(t, objectives) for t in begun if not was_refused(t)]
@@ -172,7 +173,7 @@ def trials_table(trials: Iterable[FrozenTrial], objectives: Objectives) -> pa.Ta
     return pa.Table.from_pylist(rows, schema=schema)
 
 
-def epochs_table(trials: Iterable[FrozenTrial]) -> pa.Table:
+def epochs_table(trials: Iterable[AnyTrial]) -> pa.Table:
     """A row for each epoch of each trial."""
     rows = [{"trial": t.number, **r, **_as_maps(r)} for t in trials for r in epoch_records(t)]
     return pa.Table.from_pylist(rows, schema=EPOCHS)
@@ -184,12 +185,12 @@ def _as_maps(record: Mapping[str, object]) -> dict[str, object]:
     return found | {name: list(values.items()) for name in metrics.MAPS if isinstance(values := record.get(name), dict)}
 
 
-def write_trials(trials: Iterable[FrozenTrial], path: Path, objectives: Objectives) -> None:
+def write_trials(trials: Iterable[AnyTrial], path: Path, objectives: Objectives) -> None:
     """Write ``trials_table``."""
     _write(trials_table(trials, objectives), path)
 
 
-def write_epochs(trials: Iterable[FrozenTrial], path: Path) -> None:
+def write_epochs(trials: Iterable[AnyTrial], path: Path) -> None:
     """Write ``epochs_table``."""
     _write(epochs_table(trials), path)
 

@@ -13,20 +13,32 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from bigbatch.cluster.host import json_values
 from bigbatch.cluster.host.optuna_journal import EPOCH_PREFIX, State, StoredTrial
 
 if TYPE_CHECKING:
+    from typing import TypeAlias
+
     from optuna.study import Study
     from optuna.trial import FrozenTrial
 
-    AnyTrial = FrozenTrial | "Run"
+    AnyTrial: TypeAlias = "FrozenTrial | Run"
 else:
     AnyTrial = Any
 
 OneTrial = TypeVar("OneTrial", bound="AnyTrial")
+
+
+class WithAttrs(Protocol):
+    """A trial of any kind, also one that Optuna lets a driver write."""
+
+    @property
+    def user_attrs(self) -> dict[str, Any]:
+        """What the driver has noted of it."""
+
+
 EPOCH_ATTR = EPOCH_PREFIX
 PAUSED_ATTR = "paused_in_epoch"
 """User attribute of a paused trial: the last epoch that it trained."""
@@ -87,7 +99,7 @@ class Kind(enum.Enum):
     """It trains a configuration again with another seed."""
 
 
-def kind_of(trial: AnyTrial) -> Kind:
+def kind_of(trial: WithAttrs) -> Kind:
     """Why the trial was begun. A follow-up or a confirmation stays one when it is retried."""
     attrs = trial.user_attrs
     if CONFIRMS_ATTR in attrs:
@@ -109,13 +121,13 @@ def search_trials(trials: Iterable[OneTrial]) -> list[OneTrial]:
     return [trial for trial in trials if CONFIRMS_ATTR not in trial.user_attrs]
 
 
-def earlier_of(trial: AnyTrial) -> int | None:
+def earlier_of(trial: WithAttrs) -> int | None:
     """The number of the trial that this one continues or retries, and in whose place it counts. None: of none."""
     number = trial.user_attrs.get(CONTINUES_ATTR, trial.user_attrs.get(RETRIES_ATTR))
     return int(number) if isinstance(number, (int, float)) else None
 
 
-def confirmed_by(trial: AnyTrial) -> int | None:
+def confirmed_by(trial: WithAttrs) -> int | None:
     """The number of the trial that a confirmation trains again. None: it is no confirmation."""
     return json_values.whole_number_or_none(trial.user_attrs, CONFIRMS_ATTR)
 

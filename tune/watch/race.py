@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from bigbatch.tune.study.objective import Objective
 from bigbatch.tune.watch.race_runs import RacedRun, epoch_value
-from bigbatch.tune.watch.studies_command import aligned
+from bigbatch.tune.watch.wrapped import aligned
 
 
 @dataclass(frozen=True)

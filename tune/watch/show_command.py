@@ -48,13 +48,8 @@ from bigbatch.tune.study.trial_facts import (
 from bigbatch.tune.watch.frontier_table import WIDTH, frontier_lines
 from bigbatch.tune.watch.no_result import UnfinishedTrial, no_result_in_words
 from bigbatch.tune.watch.setting_words import SHOWN_KEYS, own_next_step, shown_settings
-from bigbatch.tune.watch.studies_command import (
-    aligned,
-    said_in_one_line,
-    trials_words,
-    value_words,
-)
-from bigbatch.tune.watch.wrapped import terminal_width, wrapped, wrapped_command
+from bigbatch.tune.watch.studies_command import said_in_one_line, trials_words, value_words
+from bigbatch.tune.watch.wrapped import aligned, terminal_width, wrapped, wrapped_command
 
 MOST_TRIALS = 20
 """Without --all the table shows this many trials: the running ones, the best ones and the latest."""

@@ -78,7 +78,11 @@ def test_the_journal_says_the_same_as_optuna(tmp_path):
     assert found is not None and len(found.trials) == len(theirs) == 14
     for one, other in zip(found.trials, theirs, strict=True):
         assert (one.number, one.state, one.params) == (other.number, other.state, other.params)
-        assert (one.values, one.user_attrs, one.system_attrs) == (other.values, other.user_attrs, other.system_attrs)
+        assert (one.values or None, one.user_attrs, one.system_attrs) == (
+            other.values,
+            other.user_attrs,
+            other.system_attrs,
+        )
         assert one.intermediate_values == other.intermediate_values
         assert (one.datetime_start, one.datetime_complete) == (other.datetime_start, other.datetime_complete)
         assert {name: json_to_distribution(text) for name, text in one.distributions.items()} == other.distributions
