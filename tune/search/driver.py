@@ -27,7 +27,7 @@ from bigbatch.train_loop.launch.ray_session import (
 )
 from bigbatch.tune.plan.joined import absent_nodes, cluster_machine, living_nodes, plan_for_cluster
 from bigbatch.tune.plan.machine import devices_held
-from bigbatch.tune.plan.metrics_port import check_metrics_port
+from bigbatch.tune.plan.option_checks import check_metrics_port
 from bigbatch.tune.plan.same_study import check_same_values
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.search.budgeting import (
@@ -45,9 +45,8 @@ from bigbatch.tune.search.find_rates import find_rates
 from bigbatch.tune.search.first_trials import enqueue_first_trials
 from bigbatch.tune.search.follow_up_findings import follow_up_findings
 from bigbatch.tune.search.joining import agreement, check_same_model
-from bigbatch.tune.search.known_findings import known_findings
 from bigbatch.tune.search.late_report import LateReport
-from bigbatch.tune.search.look_findings import look_findings
+from bigbatch.tune.search.look_findings import known_findings, look_findings
 from bigbatch.tune.search.running import (
     SearchRun,
     facts_of,

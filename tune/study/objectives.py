@@ -12,8 +12,7 @@ from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.config.train_config import LOSSES
 from bigbatch.tune.study import metrics
 from bigbatch.tune.study.metrics import Record
-from bigbatch.tune.study.objective import Direction, Objective, Reported, read_objective
-from bigbatch.tune.study.reported_objectives import reported_objectives
+from bigbatch.tune.study.objective import NATURAL, SHORT_DIRECTIONS, Direction, Objective, Reported, read_objective
 from bigbatch.tune.study.target import TimeToTarget, read_target, target_of
 from bigbatch.tune.study.trial_facts import AnyTrial
 
@@ -153,3 +152,28 @@ def read_objectives(option: str, text: str, reported: Reported | int) -> Objecti
             "Write --target val_top1=0.759, or --objectives val_top1:max,gpu_hours:min."
         )
     return Objectives(each)
+
+
+def reported_objectives(option: str, text: str) -> tuple[Objective, ...]:
+    """``accuracy:max,loss:min`` → the objectives. What no trial reports, such as chance level, is not known.
+
+    Raises ConfigError for a missing direction where none is natural, and a metric that is named twice.
+    """
+    directions = {short: full for full, short in SHORT_DIRECTIONS.items()}
+    found: list[Objective] = []
+    for part in text.split(","):
+        name, colon, word = (piece.strip() for piece in part.partition(":"))
+        known = metrics.known_metrics().get(name)
+        if not name:
+            raise ConfigError(f"{option} takes NAME:max or NAME:min; got {text!r}. Write e.g. accuracy:max.")
+        if not colon and (known is None or known.better not in NATURAL):
+            raise ConfigError(f"{option} needs a direction for {name}; got none. Write {name}:max or {name}:min.")
+        if colon and word not in directions:
+            raise ConfigError(
+                f"{option} takes max or min after the colon; got {part!r}. Write {name}:max or {name}:min."
+            )
+        if any(name == other.name for other in found):
+            raise ConfigError(f"{option} names each metric once, in one direction; got {name} twice. Keep one of them.")
+        direction = directions[word] if colon else NATURAL[known.better if known else ""]
+        found.append(Objective(name, direction, math.nan))
+    return tuple(found)

@@ -78,7 +78,7 @@ def _left_out(why: str) -> None:
 
 
 def _cap(args: argparse.Namespace) -> RaceCap:
-    from bigbatch.tune.plan.duration import parse_duration
+    from bigbatch.tune.plan.option_checks import parse_duration
 
     hours = args.cap_gpu_hours
     if hours is not None and not 0 < hours < math.inf:
