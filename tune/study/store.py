@@ -39,10 +39,9 @@ from bigbatch.tune.study.frontier_file import FRONTIER_FILE, write_frontier
 from bigbatch.tune.study.kept_checkpoints import EndedCheckpoints
 from bigbatch.tune.study.ledger import Ledger, open_bill
 from bigbatch.tune.study.objectives import Objectives, objectives_of
-from bigbatch.tune.study.patient_journal import Disk, repair_journal
+from bigbatch.tune.study.patient_journal import Disk, open_journal, repair_journal
 from bigbatch.tune.study.paused_checkpoints import ChooseDropped, PausedCheckpoints
 from bigbatch.tune.study.provenance import redact
-from bigbatch.tune.study.quick_journal import open_journal
 from bigbatch.tune.study.retry import hours_of_run
 from bigbatch.tune.study.storage_url import DatabaseLost, check_database_file
 from bigbatch.tune.study.tables import used_before
