@@ -44,7 +44,6 @@ from bigbatch.tune.study.paused_checkpoints import ChooseDropped, PausedCheckpoi
 from bigbatch.tune.study.provenance import redact
 from bigbatch.tune.study.retry import hours_of_run
 from bigbatch.tune.study.storage_url import DatabaseLost, check_database_file
-from bigbatch.tune.study.tables import used_before
 from bigbatch.tune.study.trial_facts import CHEAP_ATTR, WORKERS_ATTR, epoch_records
 from bigbatch.tune.study.turns import Agree, agree_at_once, deciding
 from bigbatch.tune.study.verdict import Verdict, decided, verdict_on
@@ -165,8 +164,6 @@ class StudyStore:
             repair_journal(folder / JOURNAL_FILE)
             store._load(description, agree)
             store._meet_drivers(description)
-            if store.drivers is None or not store.drivers.with_others:
-                store.ledger.carry_over(used_before(store.study, description.get("workers", 1)))
         except BaseException:
             store.close()
             raise

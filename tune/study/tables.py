@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from bigbatch.cluster.host import json_values
@@ -215,16 +214,3 @@ def epoch_of(record: Mapping[str, object]) -> int:
 def epoch_s(record: Mapping[str, object]) -> float:
     """Seconds that an epoch took, with validation and checkpoints."""
     return metrics.of_record(metrics.EPOCH_S, record)
-
-
-def used_before(study: Study, workers: int) -> dict[int, float]:
-    """Device seconds of each trial of a study without a ledger, as far as they are known.
-
-    Such a study noted them at the end of each attempt. For a killed attempt only its epochs are known.
-    """
-    used = {}
-    for trial in study.get_trials(deepcopy=False):
-        noted_s = 3600 * trial.user_attrs.get("gpu_hours", 0.0)
-        epochs_s = sum(epoch_s(record) for record in epoch_records(trial)) * workers
-        used[trial.number] = max(noted_s, epochs_s) if trial.state == TrialState.RUNNING else noted_s
-    return {number: seconds for number, seconds in used.items() if seconds}
