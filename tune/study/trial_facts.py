@@ -123,8 +123,8 @@ def search_trials(trials: Iterable[OneTrial]) -> list[OneTrial]:
 
 def earlier_of(trial: WithAttrs) -> int | None:
     """The number of the trial that this one continues or retries, and in whose place it counts. None: of none."""
-    number = trial.user_attrs.get(CONTINUES_ATTR, trial.user_attrs.get(RETRIES_ATTR))
-    return int(number) if isinstance(number, (int, float)) else None
+    attrs = trial.user_attrs
+    return json_values.whole_number_or_none(attrs, CONTINUES_ATTR if CONTINUES_ATTR in attrs else RETRIES_ATTR)
 
 
 def confirmed_by(trial: WithAttrs) -> int | None:
@@ -259,12 +259,19 @@ def was_refused(trial: AnyTrial) -> bool:
 
 def continued_trials(trials: Sequence[AnyTrial]) -> dict[int, int]:
     """Number of a paused trial → number of its continuation."""
-    return {int(t.user_attrs[CONTINUES_ATTR]): t.number for t in trials if CONTINUES_ATTR in t.user_attrs}
+    return _named_by(trials, CONTINUES_ATTR)
 
 
 def retried_trials(trials: Sequence[AnyTrial]) -> dict[int, int]:
     """Number of a failed trial → number of its retry."""
-    return {int(t.user_attrs[RETRIES_ATTR]): t.number for t in trials if RETRIES_ATTR in t.user_attrs}
+    return _named_by(trials, RETRIES_ATTR)
+
+
+def _named_by(trials: Iterable[AnyTrial], name: str) -> dict[int, int]:
+    """Number of the trial that an attribute names → number of the trial that has the attribute."""
+    having = (trial for trial in trials if name in trial.user_attrs)
+    found = ((json_values.whole_number_or_none(trial.user_attrs, name), trial.number) for trial in having)
+    return {named: number for named, number in found if named is not None}
 
 
 def replaced_trials(trials: Sequence[AnyTrial]) -> dict[int, int]:
