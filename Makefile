@@ -49,7 +49,7 @@ slow:
 exhaustive:
 	$(PYTHON) -m pytest --durations=15 -m exhaustive
 
-# The fast tests of training, searches and spaces, and a search, with the lowest versions that pyproject.toml allows, in
+# The tests that call other packages most directly, and a search, with the lowest versions that pyproject.toml allows, in
 # an environment that is made and removed: it needs 8 GB and a download. `make check` runs what is installed, in CI the
 # newest versions.
 lowest:

@@ -1,8 +1,9 @@
 """The main command, timed: ``python tune/run.py --space large_batch`` as a newcomer runs it.
 
-    python benchmarks/default_run.py [--runs 1] [--output FILE.json] [-- more options of tune/run.py]
+    python benchmarks/default_run.py [--runs 1] [--picture] [--output FILE.json] [-- more options of tune/run.py]
 
-Each run uses another seed, in a fresh process. Stored: wall time, the best trial's validation top-1
+Each run uses another seed, in a fresh process and a terminal of its own, of which ``--picture`` takes the README's
+picture in the first run (terminal_picture.py). Stored: wall time, the best trial's validation top-1
 and configuration, how many trials ran to their end and how many were stopped, and where the workers'
 time went. Prints a table and, last, one JSON line.
 """
@@ -12,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -20,30 +20,29 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from store import store
+from terminal_picture import COMMAND, record, take
+
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 
 
-def one_run(seed: int, more: list[str]) -> dict[str, Any]:
-    """One search; raises SystemExit with its output if it fails."""
+def one_run(seed: int, more: list[str]) -> tuple[dict[str, Any], str]:
+    """One search, and what its terminal showed; raises SystemExit with its output if it fails."""
     import pyarrow.parquet as pq
 
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, str(ROOT / "tune" / "run.py"), "--space", "large_batch", "--seed", str(seed)]
-        command += ["--study", "bench", "--output", folder, *more]
         started = time.monotonic()
-        done = subprocess.run(command, capture_output=True, text=True)
+        shown = record([sys.executable, *COMMAND[1:-1], folder, "--seed", str(seed), *more]).replace(folder, "runs")
         wall_s = time.monotonic() - started
-        if done.returncode:
-            raise SystemExit(f"the search failed with {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
-        study = Path(folder, "bench")
+        study = Path(folder, "first")
         every = pq.read_table(study / "trials.parquet").to_pylist()
         continued = {t["continues"] for t in every}
         trials = [t for t in every if t["confirms"] is None and t["trial"] not in continued]
         epochs = pq.read_table(study / "epochs.parquet").to_pylist()
         best = max((t for t in trials if t["state"] == "COMPLETE"), key=lambda t: t["value"])
         parts = {name: sum(e[name] for e in epochs) for name in ("data_s", "step_s", "bn_s", "val_s", "checkpoint_s")}
-        return {
+        figures = {
             "seed": seed,
             "wall_s": wall_s,
             "best_val_top1": best["value"],
@@ -58,24 +57,25 @@ def one_run(seed: int, more: list[str]) -> dict[str, Any]:
             "worker_s": 3600 * sum(t["gpu_hours"] or 0.0 for t in trials),
             "worker_s_in_epochs": parts,
         }
+        return figures, shown
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=1)
+    parser.add_argument("--picture", action="store_true", help="take the README's picture in the first run")
     parser.add_argument("--output", type=Path)
     parser.add_argument("more", nargs="*", help="options for tune/run.py, after --")
     options = parser.parse_args()
-    from store import store
-
     from bigbatch.tune.study.provenance import provenance
 
     facts = provenance()
     print(f"{'seed':>4} {'wall':>8} {'best top-1':>10} {'trials':>7} {'complete':>9} {'stopped':>8} {'epochs':>7}")
-    runs = []
+    runs, shown = [], ""
     for seed in range(options.runs):
-        run = one_run(seed, options.more)
+        run, text = one_run(seed, options.more)
         runs.append(run)
+        shown = shown or text
         print(
             f"{seed:>4} {run['wall_s']:>6.0f} s {run['best_val_top1']:>10.2%} {run['trials']:>7} {run['complete']:>9} "
             f"{run['stopped_early']:>8} {run['epochs']:>7}",
@@ -85,6 +85,8 @@ def main() -> None:
         "benchmark": "default_run", "options": options.more, "provenance": facts, "cpus": os.cpu_count(), "runs": runs
     }  # fmt: skip
     store(result, options.output)
+    if options.picture:
+        take(shown, facts)
     print(
         json.dumps({"benchmark": "default_run", "runs": [{k: r[k] for k in ("wall_s", "best_val_top1")} for r in runs]})
     )

@@ -1,17 +1,15 @@
 """The README's picture of a terminal: a real search, recorded in a pseudo terminal, drawn as SVG.
 
-    python benchmarks/terminal_picture.py run     runs the main command, stores the screen, draws it
-    python benchmarks/terminal_picture.py draw    draws the stored screen again
+    python benchmarks/default_run.py --picture     runs the main command, stores the screen, draws it
+    python benchmarks/terminal_picture.py          draws the stored screen again
 
-The stored screen (``results/terminal_2cpu.json``) is the text that the terminal showed, colours included, when
-``--ended`` trials had ended, with where it comes from. The study lies in a temporary folder, which command
-and screen call ``runs``. A test draws the screen again, and compares its words with those that the display writes
-today.
+The stored screen (``results/terminal_2cpu.json``) is the text that the terminal showed, colours included, when eight
+trials had ended, with where it comes from. The study lies in a temporary folder, which command and screen call
+``runs``. A test draws the screen again, and compares its words with those that the display writes today.
 """
 
 from __future__ import annotations
 
-import argparse
 import codecs
 import fcntl
 import json
@@ -19,8 +17,6 @@ import os
 import re
 import struct
 import subprocess
-import sys
-import tempfile
 import termios
 from io import StringIO
 from pathlib import Path
@@ -30,7 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RAW = ROOT / "benchmarks" / "results" / "terminal_2cpu.json"
 PICTURE = ROOT / "docs" / "pictures" / "terminal.svg"
 COMMAND = ("python", "tune/run.py", "--space", "large_batch", "--study", "first", "--output", "runs")
-COLUMNS, LINES = 108, 50
+COLUMNS, LINES, ENDED = 108, 50, 8
 REDRAW = re.compile(r"(?:\r|\x1b\[2K|\x1b\[1A)*\x1b\[1A(?:\r|\x1b\[2K|\x1b\[1A)*")
 """What rich writes before it draws a table over the one before."""
 CURSOR = re.compile(r"\x1b\[\?25[lh]|\x1b\[2K|\r")
@@ -107,22 +103,16 @@ def draw(stored: dict[str, Any]) -> str:
     return console.export_svg(title="BigBatch", code_format=SVG, unique_id="bigbatch")
 
 
+def take(text: str, provenance: dict[str, Any]) -> None:
+    """Store the screen of a recorded main command, and draw it."""
+    from store import store
+
+    facts = {"benchmark": "terminal_picture", "command": COMMAND, "columns": COLUMNS, "ended": ENDED}
+    store({**facts, "screen": screen(text, ENDED), "provenance": provenance}, RAW)
+    main()
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("action", choices=("run", "draw"))
-    parser.add_argument("--ended", type=int, default=8, help="trials that have ended in the picture (default 8)")
-    options = parser.parse_args()
-    if options.action == "run":
-        sys.path.insert(0, str(ROOT / "src"))
-        from store import store
-
-        from bigbatch.tune.study.provenance import provenance
-
-        with tempfile.TemporaryDirectory() as folder:
-            command = [sys.executable, *COMMAND[1:-1], folder]
-            text = record(command).replace(folder, "runs")
-        facts = {"benchmark": "terminal_picture", "command": COMMAND, "columns": COLUMNS, "ended": options.ended}
-        store({**facts, "screen": screen(text, options.ended), "provenance": provenance()}, RAW)
     PICTURE.write_text(draw(json.loads(RAW.read_text())), encoding="utf-8")
     print(f"{PICTURE.relative_to(ROOT)}: {PICTURE.stat().st_size / 1000:.0f} kB")
 

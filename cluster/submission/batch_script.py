@@ -16,6 +16,7 @@ import sys
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bigbatch.cluster.host import mounts, slurm_commands
 from bigbatch.cluster.host.allocation import PLANNED_NODES, planned_nodes_text
@@ -36,8 +37,11 @@ from bigbatch.cluster.job import options
 from bigbatch.cluster.job.successor import DEVICE_VARIABLES
 from bigbatch.cluster.record import job_record
 from bigbatch.cluster.submission import request_checks, search_check
-from bigbatch.cluster.submission.request import Request
+from bigbatch.cluster.submission.request import Request, RequestFields
 from bigbatch.cluster.submission.resources import COUNTED_OTHERWISE, JobResources, job_resources, slurm_partitions
+
+if TYPE_CHECKING:
+    from typing import Unpack
 
 _log = logging.getLogger(__name__)
 
@@ -50,12 +54,12 @@ def submit(
     dry_run: bool = False,
     check: bool = True,
     env: Mapping[str, str] | None = None,
-    **request_options: object,
+    **request_options: Unpack[RequestFields],
 ) -> str:
     """Submit a search; returns the job's id (with ``dry_run`` the script that would be submitted).
 
-    ``arguments`` are those of ``tune/run.py``, or ``"--"`` and a command; ``request_options`` are the fields of
-    ``Request``: ``nodes``, ``time``, ``partition``, ``account``, … With ``check`` the search is checked first, as
+    ``arguments`` are those of ``tune/run.py``, or ``"--"`` and a command; ``request_options`` are the other fields of
+    ``Request``. With ``check`` the search is checked first, as
     ``bigbatch tune --dry-run`` would, in the job's environment where it runs on this machine (``search_check``);
     what could not be checked is a line on standard error.
 
@@ -69,10 +73,8 @@ def submit(
             raise InputError(
                 f"no such field of Request; got {name!r}." + (f" Did you mean {near[0]!r}?" if near else "")
             )
-    request_options |= {
-        name: os.fspath(value) for name, value in request_options.items() if isinstance(value, os.PathLike)
-    }
-    request = Request(arguments=tuple(arguments), **request_options)  # type: ignore[arg-type]
+    values = {k: os.fspath(v) if isinstance(v, os.PathLike) else v for k, v in request_options.items()}
+    request = Request(arguments=tuple(arguments), **values)  # type: ignore[arg-type]
     return submit_request(request, find_site(site, env), dry_run=dry_run, check=check, env=env)
 
 

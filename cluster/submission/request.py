@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from typing import TypedDict
 
 from bigbatch.cluster.host.waits import MARGIN_S
 
@@ -41,3 +43,26 @@ class Request:
     def is_search(self) -> bool:
         """Whether the request is for a search, not for a command or for nodes of another job."""
         return self.attach_to is None and "--" not in self.arguments
+
+
+class RequestFields(TypedDict, total=False):
+    """``Request``'s fields as keywords of a function, all but ``arguments``. None: as if it were not given."""
+
+    nodes: int
+    time: str | None
+    partition: str | None
+    account: str | None
+    qos: str | None
+    gpus_per_node: int | None
+    cpus_per_gpu: int | None
+    cpus_per_node: int | None
+    mem: str | None
+    gres: str | None
+    name: str
+    container: str | os.PathLike[str] | None
+    python: str | os.PathLike[str] | None
+    prelude: str | os.PathLike[str] | None
+    signal_s: int
+    job_options: tuple[str, ...]
+    options: tuple[str, ...]
+    attach_to: str | None

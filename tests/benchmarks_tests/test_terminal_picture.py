@@ -18,7 +18,7 @@ from bigbatch.tune.watch.observer import TrialView
 from helpers.paths import ROOT
 
 SCRIPT = ROOT / "benchmarks" / "terminal_picture.py"
-AGAIN = "the picture is out of date; run: python benchmarks/terminal_picture.py run"
+AGAIN = "the picture is out of date; run: python benchmarks/default_run.py --picture"
 
 
 @pytest.fixture(scope="module")
