@@ -101,14 +101,12 @@ def _importances(points: StudyPoints, trials: Sequence[TrialPoint], values: Mapp
         direction = points.study.objectives.first.direction
         study = optuna.create_study(direction=direction, sampler=optuna.samplers.RandomSampler(seed=0))
         by_number = {trial.number: trial for trial in points.study.trials}
-        study.add_trials([_plain_trial(by_number[p.number], values[p.number]) for p in trials])
+        for one in (by_number[point.number] for point in trials):
+            made = optuna.trial.create_trial(params=one.params, distributions=_opened(one), value=values[one.number])
+            study.add_trial(made)
         found = get_param_importances(study, evaluator=PedAnovaImportanceEvaluator(), normalize=False)
     total = sum(found.values())
     return {name: value / total for name, value in found.items()} if total > 0 else {}
-
-
-def _plain_trial(trial: AnyTrial, value: float) -> optuna.trial.FrozenTrial:
-    return optuna.trial.create_trial(params=trial.params, distributions=_opened(trial), value=value)
 
 
 def _opened(trial: AnyTrial) -> dict[str, BaseDistribution]:
@@ -123,8 +121,7 @@ def quiet_warnings() -> Iterator[None]:
     level = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.CRITICAL)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             yield
     finally:
         optuna.logging.set_verbosity(level)

@@ -86,28 +86,13 @@ def test_the_journal_says_the_same_as_optuna(tmp_path):
         assert one.intermediate_values == other.intermediate_values
         assert (one.datetime_start, one.datetime_complete) == (other.datetime_start, other.datetime_complete)
         assert {name: json_to_distribution(text) for name, text in one.distributions.items()} == other.distributions
-        last = max(other.intermediate_values, default=0)
-        assert one.last_of("val_top1") == other.intermediate_values.get(last) and one.epochs == last
-    runs = Runs(found.trials, found.maximize)
-    assert runs.best is not None and runs.best.number == store.study.best_trial.number
+        assert one.epochs == (last := max(other.intermediate_values, default=0))
+        assert one.last_of("val_top1") == other.intermediate_values.get(last)
+    assert (best := (runs := Runs(found.trials, found.maximize)).best) and best.number == store.study.best_trial.number
     brief = read_journal(store.folder, "s", Run, FACTS)
     assert brief is not None and [t.state for t in brief.trials] == [t.state for t in found.trials]
     assert Runs(brief.trials).ended == runs.ended == 10 - 1, "the failed trial 2 is tried again"
     store.close()
-
-
-def test_of_a_study_to_minimise_the_best_is_the_smallest(tmp_path):
-    journal = optuna.storages.JournalStorage(
-        optuna.storages.journal.JournalFileBackend(str(tmp_path / "optuna.journal"))
-    )
-    study = optuna.create_study(storage=journal, study_name="s", direction="minimize")
-    for value in (0.3, 0.1, 0.2):
-        study.tell(study.ask(), value)
-    other = optuna.create_study(storage=journal, study_name="other", direction="maximize")
-    other.tell(other.ask(), 0.01)
-    found = read_journal(tmp_path, "s", Run)
-    assert found is not None and len(found.trials) == 3
-    assert Runs(found.trials, found.maximize).best_value == 0.1
 
 
 def test_a_half_line_and_a_damaged_one_end_the_reading(tmp_path):
