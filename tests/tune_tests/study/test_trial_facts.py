@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import optuna
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
 from bigbatch.cluster.host.optuna_journal import read_journal
 from bigbatch.tune.study.trial_facts import (
+    AnyTrial,
     Kind,
     Run,
     Runs,
@@ -22,7 +25,7 @@ from bigbatch.tune.study.trial_facts import (
     trials_of_run,
 )
 
-MADE = (
+MADE: tuple[tuple[dict[str, object], TrialState, Kind, int | None], ...] = (
     ({}, TrialState.FAIL, Kind.SEARCH, None),
     ({}, TrialState.PRUNED, Kind.SEARCH, None),
     ({"retries": 0}, TrialState.PRUNED, Kind.RETRY, 0),
@@ -36,9 +39,7 @@ MADE = (
 
 
 def test_a_run_of_the_journal_says_what_optunas_trial_says(tmp_path: Path) -> None:
-    storage = optuna.storages.JournalStorage(
-        optuna.storages.journal.JournalFileBackend(str(tmp_path / "optuna.journal"))
-    )
+    storage = JournalStorage(JournalFileBackend(str(tmp_path / "optuna.journal")))
     study = optuna.create_study(storage=storage, study_name="s", direction="maximize")
     for attrs, state, _, _ in MADE:
         trial = study.ask()
@@ -48,7 +49,7 @@ def test_a_run_of_the_journal_says_what_optunas_trial_says(tmp_path: Path) -> No
             study.tell(trial, 0.5 if state == TrialState.COMPLETE else None, state=state)
     found = read_journal(tmp_path, "s", Run)
     assert found is not None and [trial.state for trial in found.trials] == [state for _, state, _, _ in MADE]
-    for trials in (study.trials, found.trials):
+    for trials in (list[AnyTrial](study.trials), list[AnyTrial](found.trials)):
         assert [(kind_of(t), earlier_of(t)) for t in trials] == [(kind, earlier) for _, _, kind, earlier in MADE]
         assert replaced_trials(trials) == {0: 2, 2: 3, 4: 5}
         assert [t.number for t in trials_of_run(trials, 3)] == [3, 2, 0]
@@ -61,9 +62,7 @@ def test_a_run_of_the_journal_says_what_optunas_trial_says(tmp_path: Path) -> No
 
 
 def test_of_a_study_to_minimise_the_best_is_the_smallest(tmp_path):
-    journal = optuna.storages.JournalStorage(
-        optuna.storages.journal.JournalFileBackend(str(tmp_path / "optuna.journal"))
-    )
+    journal = JournalStorage(JournalFileBackend(str(tmp_path / "optuna.journal")))
     study = optuna.create_study(storage=journal, study_name="s", direction="minimize")
     for value in (0.3, 0.1, 0.2):
         study.tell(study.ask(), value)
