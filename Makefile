@@ -27,9 +27,9 @@ types:
 docs:
 	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict --quiet
 
-# What in docs/ is made from the code: the list of files, the list of decisions, the picture of the floors.
+# What in docs/ is made from other files: the list of decisions, the picture of the floors.
 pages:
-	$(PYTHON) docs/make_files.py
+	$(PYTHON) docs/make_decisions.py
 	$(PYTHON) docs/pictures/make_floors.py
 
 test:

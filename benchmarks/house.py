@@ -82,6 +82,8 @@ AT_MOST: dict[str, float] = {
     "Any per 1,000 lines": 5,
     "README words": 900,
     "README word of the first command": 150,
+    "documentation words": 45_000,
+    "decisions": 25,
     "classes of one name in several files": 0,
     "public functions of one name in several files": 0,
     "test files over 400 lines": 0,
@@ -226,6 +228,9 @@ def measure(root: Path) -> Part:
     readme = root / "README.md"
     words, command = readme_words(readme.read_text() if readme.exists() else "")
     figures |= {"README words": words, "README word of the first command": command}
+    pages = sorted((root / "docs").rglob("*.md"))
+    figures["documentation words"] = sum(len(page.read_text(encoding="utf-8").split()) for page in pages)
+    figures["decisions"] = sum(page.parent.name == "decisions" and page.name != "index.md" for page in pages)
     return figures, lists
 
 

@@ -17,7 +17,7 @@ PUBLIC = {
     "ConfigError", "Study", "TrainConfig", "cancel", "compare", "logs", "open_study", "queue", "search", "simulate",
     "submit", "train", "trainable",
 }  # fmt: skip
-"""A name leaves this list only with a new major version (docs/decisions/048)."""
+"""A name leaves this list only with a new major version (docs/decisions/020)."""
 WITHOUT_OPTUNA = ("ConfigError", "TrainConfig", "cancel", "logs", "queue", "submit", "train", "trainable")
 
 

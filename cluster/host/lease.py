@@ -2,7 +2,7 @@
 
 This works across hosts and without file locks, which many parallel file systems lack. It needs only that a name can
 be made once and that a file is replaced atomically. No decision compares clocks: if a holder cannot be asked, it is
-watched and counts as dead only if it gives no sign of life for STALE_S. See docs/decisions/016.
+watched and counts as dead only if it gives no sign of life for STALE_S. See docs/decisions/015.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# The public names, and where each of them is. docs/api/index.md lists them; docs/decisions/048 says how long they stay.
+# The public names, and where each of them is. docs/api/index.md lists them; docs/decisions/020 says how long they stay.
 _PLACES = {
     "ConfigError": "bigbatch.train_loop.config",
     "Study": "bigbatch.studies",

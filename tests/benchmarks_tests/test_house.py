@@ -24,6 +24,9 @@ SCRIPT = BENCHMARKS / "house.py"
 FILES = {
     "pyproject.toml": '[tool.pytest.ini_options]\npythonpath = [".", "tests", "tests/helpers"]\n',
     "README.md": "# Two words\n\n```bash\nnot counted\n```\nmore [a link](https://not.counted) | — |\n",
+    "docs/page.md": "| three | words |\n",
+    "docs/decisions/001-one.md": "# 001: One\n",
+    "docs/decisions/index.md": "list\n",
     "cluster/__init__.py": "",
     "cluster/host/__init__.py": "",
     "cluster/host/files.py": "def write(): ...\n",
@@ -95,6 +98,7 @@ def test_rooms_and_arrows(house: Any, root: Path) -> None:
     assert figures[f"tune: {in_functions}"] == 1 and figures[f"train_loop: {in_functions}"] == 0
     assert figures["train_loop/data: files that import its __init__"] == 1
     assert figures["train_loop/data: files that its __init__ imports"] == 1
+    assert (figures["documentation words"], figures["decisions"]) == (5 + 3 + 1, 1)  # as `wc -w` counts
     assert lists["tune: circles of rooms"] == ["plan search study"]
     assert lists["tune: arrows back up"] == ["study -> search"]
     assert lists["train_loop: circles of rooms"] == ["loop run"]

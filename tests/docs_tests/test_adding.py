@@ -15,7 +15,6 @@ import torch
 from bigbatch.cluster.host.site import profiles
 from bigbatch.cluster.submission.batch_script import submit
 from bigbatch.search_spaces.workload import Workload
-from bigbatch.train_loop.optim import parameter_groups
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "adding.md").read_text(encoding="utf-8")
@@ -51,15 +50,6 @@ def test_the_space_is_accepted_and_shows_its_two_ranges(tmp_path: Path) -> None:
     assert re.search(r"8 of at most 6 epochs", done.stdout), done.stdout
 
 
-@pytest.mark.parametrize("size", [8, 33])
-def test_the_model_gives_logits_and_its_norms_have_no_weight_decay(size: int) -> None:
-    network = run("train_loop/model/tiny_net.py")["tiny_net"](num_classes=7)
-    assert network(torch.zeros(2, 3, size, size)).shape == (2, 7)
-    groups = {group["weight_decay"]: group["params"] for group in parameter_groups(network, weight_decay=0.1)}
-    assert {tuple(p.shape) for p in groups[0.1]} == {(16, 3, 3, 3), (32, 16, 3, 3), (7, 32)}
-    assert {tuple(p.shape) for p in groups[0.0]} == {(16,), (32,), (7,)}
-
-
 def test_the_metric_counts_what_a_loop_over_the_images_counts() -> None:
     rows = [[0.1, 0.9, 0.5, 0.0], [4.0, 3.0, 2.0, 1.0], [1.0, 2.0, 3.0, 4.0]]
     labels = [2, 3, 3]
@@ -67,20 +57,6 @@ def test_the_metric_counts_what_a_loop_over_the_images_counts() -> None:
         expected = sum(y in sorted(range(4), key=row.__getitem__)[-k:] for row, y in zip(rows, labels, strict=True))
         counted = run("train_loop/loop/metrics.py")["correct_in_top"](torch.tensor(rows), torch.tensor(labels), k)
         assert int(counted) == expected
-
-
-def test_the_optimizer_takes_the_steps_of_its_equation() -> None:
-    weight = torch.nn.Parameter(torch.tensor([1.0, -2.0], dtype=torch.float64))
-    optimizer = run("train_loop/optim/lion.py")["Lion"]([weight], lr=0.1, betas=(0.9, 0.99), weight_decay=0.5)
-    w, m = [1.0, -2.0], [0.0, 0.0]
-    for gradient in ([3.0, -1.0], [-0.2, 5.0], [-0.1, 0.0]):
-        weight.grad = torch.tensor(gradient, dtype=torch.float64)
-        optimizer.step()
-        for i, g in enumerate(gradient):
-            c = 0.9 * m[i] + 0.1 * g
-            w[i] -= 0.1 * ((c > 0) - (c < 0) + 0.5 * w[i])
-            m[i] = 0.99 * m[i] + 0.01 * g
-    assert weight.tolist() == pytest.approx(w, rel=1e-12)
 
 
 def test_the_site_is_read_as_the_page_says_and_gets_a_batch_script(tmp_path: Path) -> None:
@@ -91,20 +67,6 @@ def test_the_site_is_read_as_the_page_says_and_gets_a_batch_script(tmp_path: Pat
     assert site.partitions["gpu"].max_time_s == 2 * 24 * 3600
     script = submit("--space", "smoke", site=str(path), nodes=2, dry_run=True, check=False)
     assert "--partition=gpu" in script and "--cpus-per-task=64" in script
-
-
-def test_the_schedule_begins_at_the_peak_and_ends_at_nothing() -> None:
-    remains = run("train_loop/optim/schedules.py")["square_root"]
-    assert (remains(0.0), remains(0.75), remains(1.0)) == (1.0, 0.5, 0.0)
-
-
-def test_the_observer_has_each_call_of_the_protocol(capsys: pytest.CaptureFixture[str]) -> None:
-    observer = run("tune/watch/print_observer.py")["PrintObserver"]()
-    trial = SimpleNamespace(number=3, value=0.5, state="COMPLETE")
-    observer.trial_started(trial)
-    observer.epoch_ended(trial, {})
-    observer.trial_ended(trial)
-    assert capsys.readouterr().out.splitlines() == ["started 3", "epoch 3 0.5", "ended 3 COMPLETE"]
 
 
 def test_each_file_to_touch_exists_and_holds_the_names_that_its_row_mentions() -> None:

@@ -1,4 +1,4 @@
-"""Each path of this repository that README, CONTRIBUTING or a page of the documentation names leads somewhere."""
+"""Each path that README, CONTRIBUTING or a page of the documentation names leads somewhere; they are not too long."""
 
 from __future__ import annotations
 
@@ -50,3 +50,11 @@ def test_what_counts_as_a_path() -> None:
     text = "see `tune/run.py`, [x](https://a.b/tune/other), `my/tests/x.py`, docs/decisions/NNN-title.md, `grant.py`"
     assert paths_in(f"{text} and cluster/job/.") == ["tune/run.py", "cluster/job"]
     assert python_names_in(text) == ["grant.py"]
+
+
+def test_there_are_no_more_words_than_a_reader_can_take() -> None:
+    """As ``wc -w`` counts. Where this fails: say it in fewer words, or rewrite the decision that is superseded."""
+    words = {page: len(page.read_text(encoding="utf-8").split()) for page in PAGES}
+    assert words[ROOT / "README.md"] <= 950
+    assert sum(count for page, count in words.items() if page.is_relative_to(ROOT / "docs")) <= 45_000
+    assert len(list((ROOT / "docs" / "decisions").glob("[0-9]*.md"))) <= 25

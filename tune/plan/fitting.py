@@ -140,7 +140,7 @@ def auto_model(machine: Machine, data: DataInfo) -> str:
 
 
 def suits_resnet50(data: DataInfo) -> bool:
-    """Whether there are many images, and large ones. See docs/decisions/063."""
+    """Whether there are many images, and large ones. See docs/decisions/050."""
     return data.train_size >= MANY_IMAGES and side_of_images(data) > SMALL_IMAGE_SIZE
 
 

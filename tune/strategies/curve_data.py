@@ -45,7 +45,7 @@ LOOKED = 0.15
 """Errors are those of predictions from values up to this part of a run: about what a look has met."""
 ERROR_BEFORE, ERRORS_BEFORE = 2.5, 4
 """The error of an end's prediction, in standard deviations of the model, that counts as that of so many runs more
-(docs/decisions/058)."""
+(docs/decisions/025)."""
 FIT_AGAIN = 50
 """Of a study with more curves than the model takes, the hyperparameters are those of the first trials, up to a multiple
 of this many and as far as all have ended. These do not change any more, so a resumed search finds the same."""

@@ -3,7 +3,7 @@
 Each driver has a folder of its own, and an entry in the study: a user attribute ``driver/KEY``, which a thread rewrites
 every BEAT_S. It is the driver's sign of life and its ledger. A trial names the driver that runs it in OWNER_ATTR. A
 driver is dead once its entry has not changed for DEAD_AFTER_S. Who looks measures that: clocks of hosts differ.
-See docs/decisions/034.
+See docs/decisions/015.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Optuna does not change a trial that has ended, and the failure is a fact of the study. So the failed trial stays as a
 record. Its retry has the same parameters, continues from its last checkpoint, and is counted in its place. See
-docs/decisions/017.
+docs/decisions/003.
 """
 
 from __future__ import annotations

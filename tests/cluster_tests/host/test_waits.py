@@ -69,7 +69,7 @@ SAID = {
         "STALE_S": f"{w.STALE_S:g} s",
         "RENEW_S": f"{w.RENEW_S:g} s",
     },
-    "docs/decisions/013-a-search-asks-ray-why-it-waits.md": {
+    "docs/decisions/012-trials-and-nodes.md": {
         "HEAD_GONE_S": f"`HEAD_GONE_S` = {w.HEAD_GONE_S:g} s",
         "OWN_GRACE_S": f"`OWN_GRACE_S` = {w.OWN_GRACE_S:g} s",
         "JOINED_GRACE_S": f"`JOINED_GRACE_S` = {w.JOINED_GRACE_S:g} s",

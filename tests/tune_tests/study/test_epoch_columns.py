@@ -78,22 +78,15 @@ def test_the_documented_columns_are_the_fields() -> None:
     """Where this fails: put the expected rows into docs/study-folder.md."""
     section = (ROOT / "docs" / "study-folder.md").read_text(encoding="utf-8").partition("## epochs.parquet")[2]
     rows = [line for line in section.partition("\n## ")[0].splitlines() if line.startswith("| `")]
-    expected = ["| `trial` | int64, not null | as above |"]
-    for name, column in EpochRecord.columns().items():
-        kind = tables.EPOCHS.field(name)
-        expected.append(f"| `{name}` | {column.arrow}{'' if kind.nullable else ', not null'} | {column.meaning} |")
+    expected = ["| `trial` | as above |"]
+    expected += [f"| `{name}` | {column.meaning} |" for name, column in EpochRecord.columns().items()]
     assert rows == expected, "\n".join(["write:", *expected])
 
 
 def test_the_documented_columns_of_trials_are_the_schemas() -> None:
     text = (ROOT / "docs" / "study-folder.md").read_text(encoding="utf-8")
     section = text.partition("## trials.parquet")[2].partition("\n## ")[0]
-    rows = re.findall(r"^\| `([\w.*]+)` \| ([^|]+) \|", section, flags=re.MULTILINE)
-    kinds = {"int64": "int64", "int32": "int32", "float64": "double", "string": "string", "bool": "bool"}
-    documented = {name: kind for name, kind in rows if not name.startswith("config.")}
-    schema = {field.name: field for field in tables.TRIALS if not field.name.startswith("config.")}
-    assert set(documented) == set(schema)
-    for name, words in documented.items():
-        kind, more = words.removesuffix(", not null"), words.endswith(", not null")
-        assert str(schema[name].type).replace("tz=", "") == kinds.get(kind, kind), name
-        assert more is not schema[name].nullable, name
+    cells = re.findall(r"^\| (`[^|]+`) \|", section, flags=re.MULTILINE)
+    documented = [name for cell in cells for name in re.findall(r"`([\w.*]+)`", cell)]
+    schema = [field.name for field in tables.TRIALS if not field.name.startswith("config.")]
+    assert sorted(documented) == sorted([*schema, "config.*"])
