@@ -42,7 +42,7 @@ from bigbatch.tune.study.objective import Objective
 from bigbatch.tune.study.provenance import provenance
 from bigbatch.tune.study.store import StudyStore
 from bigbatch.tune.study.summary import summarize
-from bigbatch.tune.study.tables import EPOCH_ATTR
+from bigbatch.tune.study.trial_facts import EPOCH_ATTR
 from bigbatch.tune.trials.conductor import Conductor, LiveTrial, Over, StudyKeeper
 from bigbatch.tune.watch.views import trial_views
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 STEPS = "also print when each step of the start was done, and where Ray's logs and files are"
 
 
-def add_verbosity(parser: argparse.ArgumentParser, quiet: str, verbose: str = STEPS) -> None:
+def add_verbosity(parser: argparse._ActionsContainer, quiet: str, verbose: str = STEPS) -> None:
     """The two options, of which at most one is given.
 
     Args:

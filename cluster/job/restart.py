@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from bigbatch.cluster.host import slurm_commands, slurm_values
+from bigbatch.cluster.host.optuna_journal import JOURNAL_NAME
 from bigbatch.cluster.job import options, successor
 from bigbatch.cluster.job.allocated_nodes import Allocation
 from bigbatch.cluster.job.policy import Action
 from bigbatch.cluster.record import job_record
-from bigbatch.cluster.record.study_progress import JOURNAL
 
 PREDECESSOR_VARIABLE = "BIGBATCH_PREDECESSOR"
 STUDY_VARIABLE = "BIGBATCH_DEFAULT_STUDY"
@@ -103,7 +103,7 @@ def resume_options(study: Path | None) -> str | None:
     if study is None or not (study / "study.json").exists():
         return None
     words = shlex.join(["--output", str(study.parent), "--study", study.name, "--resume"])
-    return words if (study / JOURNAL).exists() else f"{words}, and its --storage if it had one"
+    return words if (study / JOURNAL_NAME).exists() else f"{words}, and its --storage if it had one"
 
 
 def requeue_job(

@@ -2,35 +2,32 @@
 
 A study in a database has no journal. Its driver writes ``progress.json`` after each epoch
 (``bigbatch.tune.watch.progress_file``).
-
-The journal is Optuna's ``JournalStorage``: one JSON object per line. This module replays it by Optuna's rules, so the
-numbers are the same as Optuna's.
 """
 
 from __future__ import annotations
 
-import json
+import contextlib
 import math
-import re
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from bigbatch.cluster.host import json_values
 from bigbatch.cluster.host.atomic_files import read_json
+from bigbatch.cluster.host.optuna_journal import (
+    EPOCH_PREFIX,
+    JOURNAL_NAME,
+    STATES,
+    State,
+    StoredStudy,
+    StoredTrial,
+    read_journal,
+)
 
-JOURNAL = "optuna.journal"
 PROGRESS_FILE = "progress.json"
 """Of a study in a database."""
-CREATE_STUDY, DELETE_STUDY, CREATE_TRIAL, SET_STATE_VALUES = 0, 1, 4, 6
-RUNNING, COMPLETE, PRUNED, FAIL, WAITING = range(5)
-FINISHED = (COMPLETE, PRUNED, FAIL)
-_WANTED = re.compile(
-    rb'\{"op_code":\s*(?:%d|%d|%d|%d)\b' % (CREATE_STUDY, DELETE_STUDY, CREATE_TRIAL, SET_STATE_VALUES)
-)
 UNREACHED_H = 1e6
 """From this value on, a trial has missed the search's target (``bigbatch.tune.study.target``)."""
-EPOCH_MARK = b'"epoch/'
+EPOCH_MARK = f'"{EPOCH_PREFIX}'.encode()
 EPOCH_PARTS = ("train_s", "bn_s", "val_s", "checkpoint_s")
 """The fields of an epoch's record whose sum is its duration (``bigbatch.tune.study.tables.epoch_s``)."""
 
@@ -62,19 +59,22 @@ def read_study_progress(folder: str | Path) -> StudyProgress | None:
     if "name" not in description:
         return None
     name, planned = str(description["name"]), json_values.whole_number_or_none(description, "trials")
-    if not (folder / JOURNAL).exists():
+    if not (folder / JOURNAL_NAME).exists():
         return _of_database(folder, name, planned)
-    trials = _replay(_records(folder / JOURNAL), name)
-    states = [state for state, _ in trials]
-    values = [value for state, value in trials if state == COMPLETE and value is not None and not math.isnan(value)]
+    found: StoredStudy[StoredTrial] = StoredStudy([])
+    with contextlib.suppress(OSError):
+        found = read_journal(folder, name, StoredTrial, STATES) or found
+    states = [trial.state for trial in found.trials]
+    done = [trial.value for trial in found.trials if trial.state == State.COMPLETE and trial.value is not None]
+    values = [value for value in done if not math.isnan(value)]
     return StudyProgress(
         name=name,
         planned=planned,
-        complete=states.count(COMPLETE),
-        pruned=states.count(PRUNED),
-        failed=states.count(FAIL),
-        running=states.count(RUNNING),
-        waiting=states.count(WAITING),
+        complete=states.count(State.COMPLETE),
+        pruned=states.count(State.PRUNED),
+        failed=states.count(State.FAIL),
+        running=states.count(State.RUNNING),
+        waiting=states.count(State.WAITING),
         best=_best(values, json_values.text(description, "objective")),
     )
 
@@ -107,7 +107,7 @@ def _of_database(folder: Path, name: str, planned: int | None) -> StudyProgress:
 def finished_epochs(folder: str | Path) -> int:
     """The number of epochs that the study has recorded, in all trials. Raises OSError for an unreadable journal."""
     try:
-        with (Path(folder) / JOURNAL).open("rb") as lines:
+        with (Path(folder) / JOURNAL_NAME).open("rb") as lines:
             return sum(EPOCH_MARK in line for line in lines)
     except FileNotFoundError:
         return json_values.whole_number(read_json(Path(folder) / PROGRESS_FILE), "epochs")
@@ -117,7 +117,7 @@ def longest_epoch_s(folder: str | Path) -> float | None:
     """Seconds of the longest epoch that the study has recorded; None if there is none."""
     longest = None
     try:
-        with (Path(folder) / JOURNAL).open("rb") as lines:
+        with (Path(folder) / JOURNAL_NAME).open("rb") as lines:
             for line in lines:
                 if EPOCH_MARK in line and line.endswith(b"\n"):
                     attributes = json_values.mapping(json_values.json_object(line), "user_attr")
@@ -130,51 +130,3 @@ def longest_epoch_s(folder: str | Path) -> float | None:
     except (OSError, ValueError):
         pass
     return longest
-
-
-def _records(journal: Path) -> Iterator[dict[str, object]]:
-    """The journal's records up to the first incomplete one, which may still be written."""
-    try:
-        with journal.open("rb") as lines:
-            for line in lines:
-                if not line.endswith(b"\n"):
-                    return
-                # Most lines are long epoch records, which are not needed here: skip them without parsing.
-                if line.startswith(b'{"op_code":') and not _WANTED.match(line):
-                    continue
-                parsed = json.loads(line)
-                if isinstance(parsed, dict):
-                    yield parsed
-    except (OSError, ValueError):
-        return
-
-
-def _replay(records: Iterable[dict[str, object]], name: str) -> list[tuple[int, float | None]]:
-    """State and value of each trial of the study ``name``, in the order of their numbers."""
-    studies: dict[int, str] = {}
-    trials: list[tuple[int, int, float | None]] = []  # study, state, value; the index is the trial's id
-    next_study = 0
-    for entry in records:
-        code = json_values.whole_number(entry, "op_code", -1)
-        study, number = (json_values.whole_number(entry, key, -1) for key in ("study_id", "trial_id"))
-        state = json_values.whole_number_or_none(entry, "state")
-        if code == CREATE_STUDY and (new_name := json_values.text(entry, "study_name")) not in studies.values():
-            studies[next_study] = new_name
-            next_study += 1
-        elif code == DELETE_STUDY:
-            studies.pop(study, None)
-        elif code == CREATE_TRIAL and study in studies:
-            trials.append((study, RUNNING if state is None else state, _value(entry)))
-        elif code == SET_STATE_VALUES and 0 <= number < len(trials) and state is not None:
-            of_study, before, value = trials[number]
-            if before not in FINISHED:  # as in Optuna, nothing changes a finished trial
-                new = _value(entry)
-                trials[number] = (of_study, state, value if new is None else new)
-    return [(state, value) for study, state, value in trials if studies.get(study) == name]
-
-
-def _value(entry: dict[str, object]) -> float | None:
-    """The value in a single-objective record: from ``values``, or ``value`` if the trial was added complete."""
-    values = entry.get("values")
-    first = values[0] if isinstance(values, list) and values else entry.get("value")
-    return float(first) if isinstance(first, (int, float)) else None

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from bigbatch.cluster.host import json_values
+from bigbatch.cluster.host.optuna_journal import JOURNAL_NAME
 from bigbatch.tune.report.recorded_study import open_recorded
-from bigbatch.tune.study.journal_reader import JOURNAL_NAME
 
 ABOUT_A_TRIAL = re.compile(r"^\[[\d:]+\] trial \d+ ")
 """What the search prints about one trial, after the elapsed time."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bigbatch.child_process import check_exit, our_script, print_line, run_child
+from bigbatch.cluster.host.optuna_journal import JOURNAL_NAME
 from bigbatch.notebook_table import LiveTableInNotebook, in_notebook
 from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.tune.report import comparison, pictures
@@ -23,15 +24,14 @@ from bigbatch.tune.report.trial_points import StudyPoints
 from bigbatch.tune.study.answer import leading_trial
 from bigbatch.tune.study.answer_words import answer_in_words
 from bigbatch.tune.study.frontier_file import frontier_json
-from bigbatch.tune.study.journal_reader import JOURNAL_NAME
 from bigbatch.tune.study.study_tables import read_tables
 from bigbatch.tune.study.summary import find_study
 from bigbatch.tune.study.tables import epochs_table, trials_table
+from bigbatch.tune.study.trial_facts import AnyTrial
 
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
-    from optuna.trial import FrozenTrial
     from plotly.graph_objects import Figure
 
 RUNS = "runs"
@@ -187,7 +187,7 @@ class Study:
         return trials_table(recorded.trials, recorded.objectives), epochs_table(recorded.trials)
 
     @cached_property
-    def _best(self) -> FrozenTrial | None:
+    def _best(self) -> AnyTrial | None:
         recorded = self._recorded
         return leading_trial(recorded.trials, recorded.frontier, recorded.objectives)
 

@@ -14,7 +14,7 @@ import pytest
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from bigbatch.tune.strategies.named import make_strategy
-from bigbatch.tune.study.quick_journal import QuickJournal
+from bigbatch.tune.study.patient_journal import QuickJournal
 from bigbatch.tune.study.store import StudyStore
 from helpers.paths import ROOT
 

@@ -10,7 +10,7 @@ from optuna.trial import FrozenTrial, Trial
 
 from bigbatch.tune.strategies.protocol import Stopping, TrialDecision
 from bigbatch.tune.study.objective import Direction
-from bigbatch.tune.study.tables import EPOCH_ATTR
+from bigbatch.tune.study.trial_facts import EPOCH_ATTR
 
 
 def new_study(direction: Direction = "maximize") -> optuna.Study:

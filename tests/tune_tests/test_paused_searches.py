@@ -10,8 +10,7 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
-from bigbatch.tune.study.tables import epoch_records
-from bigbatch.tune.study.trial_facts import CONTINUES_ATTR, PAUSED_ATTR, is_paused
+from bigbatch.tune.study.trial_facts import CONTINUES_ATTR, PAUSED_ATTR, epoch_records, is_paused
 from helpers.searches import Search, load
 
 EPOCHS = 10

@@ -11,8 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from optuna.trial import FrozenTrial, TrialState
 
-from bigbatch.tune.study.tables import epoch_records
-from bigbatch.tune.study.trial_facts import CONTINUES_ATTR, DIVERGED_ATTR, FAILURE_ATTR, is_paused
+from bigbatch.tune.study.trial_facts import CONTINUES_ATTR, DIVERGED_ATTR, FAILURE_ATTR, epoch_records, is_paused
 from helpers.searches import Search, load
 from helpers.trainables import CURVES
 

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import json
 import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from bigbatch.cluster.host.atomic_files import replacing
 from bigbatch.cluster.host.command_line import DONE, WRONG_INPUT, OneLineParser
 from bigbatch.train_loop.config import ConfigError
-from bigbatch.tune.study.study_tables import StudyTables, opened_study, read_tables
+from bigbatch.tune.study.study_tables import StudyTables, read_tables
 from bigbatch.tune.study.summary import find_study
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 def export_parser() -> argparse.ArgumentParser:
@@ -68,16 +74,13 @@ def _export(args: argparse.Namespace) -> None:
 
 
 def _csv(target: str, _storage: str | None, _folder: Path, tables: StudyTables) -> str:
-    from bigbatch.tune.export.csv_files import write_csv_files
-
     return "\n".join(f"wrote {path}" for path in write_csv_files(tables, Path(target)))
 
 
 def _sqlite(target: str, storage: str | None, folder: Path, _tables: StudyTables) -> str:
     from bigbatch.tune.export.optuna_database import write_optuna_database
 
-    with opened_study(folder, storage) as study:
-        write_optuna_database(study, str(folder.absolute()), Path(target), storage)
+    write_optuna_database(folder, Path(target), storage)
     return f"wrote {target}; look at it: {shlex.join(['optuna-dashboard', f'sqlite:///{target}'])}"
 
 
@@ -112,3 +115,32 @@ FORMATS: dict[str, Callable[[str, str | None, Path, StudyTables], str]] = {
     "mlflow": _mlflow,
 }
 """Name of an option → writes that format. Returns what was written, and how to look at it."""
+
+
+def write_csv_files(tables: StudyTables, folder: Path) -> list[Path]:
+    """Write both tables to ``folder``, which is made if needed. Returns the files. Raises OSError.
+
+    Times are in UTC. A list or a map is written as JSON, a missing value as an empty field.
+    """
+    import pyarrow.csv as pc
+
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for name, table in (("trials", tables.trials), ("epochs", tables.epochs)):
+        path = folder / f"{name}.csv"
+        with replacing(path) as file:
+            pc.write_csv(_without_lists(table), file)
+        paths.append(path)
+    return paths
+
+
+def _without_lists(table: pa.Table) -> pa.Table:
+    """Arrow's CSV writer knows neither lists nor maps."""
+    import pyarrow as pa
+
+    for index, field in enumerate(table.schema):
+        if pa.types.is_list(field.type) or pa.types.is_map(field.type):
+            plain = dict if pa.types.is_map(field.type) else list
+            texts = [None if value is None else json.dumps(plain(value)) for value in table.column(index).to_pylist()]
+            table = table.set_column(index, field.name, pa.array(texts, pa.string()))
+    return table

@@ -13,9 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bigbatch.cluster.host.atomic_files import replacing
+from bigbatch.cluster.host.optuna_journal import JOURNAL_NAME
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.export.origin import check_origin
+from bigbatch.tune.study.description import read_description
 from bigbatch.tune.study.storage_url import sqlite_file
+from bigbatch.tune.study.study_tables import name_of_study, study_of_database
 
 if TYPE_CHECKING:
     from optuna.study import Study
@@ -24,14 +27,14 @@ EXPORTED_ATTR = "bigbatch.exported_from"
 """User attribute of the copied study: the folder that it was copied from. Only such a study is replaced."""
 
 
-def write_optuna_database(study: Study, source: str, path: Path, storage: str | None) -> None:
+def write_optuna_database(folder: Path, path: Path, storage: str | None) -> None:
     """Copy the study into the SQLite file ``path``, beside other studies that it holds. An older copy is replaced.
 
     Trials keep their numbers, states, values, intermediate values and attributes. A reader of ``path`` finds the old
     file or the new one.
 
     Args:
-        source: the study's folder, as the copy shall name it.
+        folder: of the study.
         storage: URL of the study's own database, if it is in one.
 
     Raises:
@@ -43,13 +46,33 @@ def write_optuna_database(study: Study, source: str, path: Path, storage: str | 
     if own is not None and path.exists() and own.exists() and os.path.samefile(own, path):
         raise ConfigError(f"--sqlite writes a copy; {str(path)!r} is the study's own database. Write another file.")
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="bigbatch-export-") as folder:
-        made = Path(folder) / "copy.db"
+    with tempfile.TemporaryDirectory(prefix="bigbatch-export-") as copies:
+        made = Path(copies) / "copy.db"
         if path.exists():
             shutil.copyfile(path, made)
-        _copy_into(study, source, made, path)
+        _copy_into(_study(folder, Path(copies), storage), str(folder.absolute()), made, path)
         with replacing(path) as file, made.open("rb") as content:
             shutil.copyfileobj(content, file)
+
+
+def _study(folder: Path, copies: Path, storage: str | None) -> Study:
+    """The study as Optuna opens it: of its database, or of a copy of its journal in ``copies``, which is one moment of
+    a search that goes on. Raises ConfigError if it cannot be opened."""
+    name = name_of_study(folder, read_description(folder))
+    if storage is not None:
+        return study_of_database(name, storage)
+    if not (folder / JOURNAL_NAME).exists():
+        raise ConfigError(
+            f"the study must have a journal or a database; {JOURNAL_NAME} is not in {str(folder)!r}. "
+            "Write --storage URL, with which the study began."
+        )
+    import optuna
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+
+    journal = (folder / JOURNAL_NAME).read_bytes()
+    (copies / JOURNAL_NAME).write_bytes(journal[: journal.rfind(b"\n") + 1])  # the driver may write its last line now
+    return optuna.load_study(study_name=name, storage=JournalStorage(JournalFileBackend(str(copies / JOURNAL_NAME))))
 
 
 def _copy_into(study: Study, source: str, made: Path, path: Path) -> None:

@@ -26,13 +26,10 @@ from bigbatch.train_loop.own.metric_names import checked_metrics
 from bigbatch.train_loop.progress import read_interval
 from bigbatch.tune.plan.baseline_options import read_baseline, stated_baseline
 from bigbatch.tune.plan.batches import parse_batches, pinned_batch
-from bigbatch.tune.plan.confirm import checked_confirm
-from bigbatch.tune.plan.duration import parse_duration
 from bigbatch.tune.plan.enqueued import first_trials
 from bigbatch.tune.plan.enqueued_trial import stored_trials
 from bigbatch.tune.plan.fitting import FittedSearch, SearchRequest, fit_search, fit_search_to_unknown_cluster
 from bigbatch.tune.plan.holdout import divide_validation, stored_holdout
-from bigbatch.tune.plan.join import check_join
 from bigbatch.tune.plan.machine import Machine, Share, local_machine, machine_to_be, share_out, trials_for_slots
 from bigbatch.tune.plan.objective_options import (
     constraints_in_words,
@@ -41,6 +38,7 @@ from bigbatch.tune.plan.objective_options import (
     suited,
     with_studys_objective,
 )
+from bigbatch.tune.plan.option_checks import check_join, check_study_fits, checked_confirm, parse_duration
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.plan.own_components import (
     check_components,
@@ -53,7 +51,6 @@ from bigbatch.tune.plan.prior import RatePrior
 from bigbatch.tune.plan.range_tests import wanted_tests
 from bigbatch.tune.plan.same_study import check_same_study, check_same_values
 from bigbatch.tune.plan.search_plan import SearchPlan
-from bigbatch.tune.plan.study_space import check_study_fits
 from bigbatch.tune.plan.trainable_plan import (
     load_trainable,
     own_values,

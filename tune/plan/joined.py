@@ -13,9 +13,9 @@ from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.plan.batches import parse_batches
 from bigbatch.tune.plan.fitting import SearchRequest, fit_search
 from bigbatch.tune.plan.machine import Machine, Node, share_out, trials_for_slots
+from bigbatch.tune.plan.option_checks import check_study_fits
 from bigbatch.tune.plan.prior import RatePrior
 from bigbatch.tune.plan.search_plan import SearchPlan
-from bigbatch.tune.plan.study_space import check_study_fits
 
 GPU_ANSWER_S = 120.0
 """How long to wait for a node to report its GPU's memory. A node whose GPUs are all in use does not answer."""

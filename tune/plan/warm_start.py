@@ -13,15 +13,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from bigbatch.cluster.host import json_values
+from bigbatch.cluster.host.optuna_journal import State
 from bigbatch.search_spaces.check import ParamRange
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.study.description import STUDY_FILE, Description, read_description
-from bigbatch.tune.study.journal_reader import StoredTrial
 from bigbatch.tune.study.knowledge import WARM_START, KnownStudy, KnownTrial, stored_knowledge
 from bigbatch.tune.study.objective import Objective
 from bigbatch.tune.study.objectives import DEFAULT_OBJECTIVE
 from bigbatch.tune.study.summary import EPOCHS_TABLE, UNREADABLE, summarize
+from bigbatch.tune.study.trial_facts import Run, earlier_of, has_diverged
 
 MOST_TRIALS = 200
 """Of a larger study, the better half of these is kept, and as many spread over the others."""
@@ -80,9 +81,11 @@ def _read(path: str, plan: SearchPlan) -> KnownStudy:
     summary = summarize(Path(path))
     if summary.state == UNREADABLE:
         raise ConfigError(f"--warm-start must be able to read the study; got {path!r} ({summary.why}). Restore it.")
-    told = [trial for trial in summary.study.trials if trial.state in ("COMPLETE", "PRUNED") or _diverged(trial)]
+    told = [
+        trial for trial in summary.study.trials if trial.state in (State.COMPLETE, State.PRUNED) or has_diverged(trial)
+    ]
     left_out = ("confirms", "infeasible")  # infeasible trials are no answer
-    told = [t for t in told if t.params and not any(name in t.attrs for name in left_out)]
+    told = [t for t in told if t.params and not any(name in t.user_attrs for name in left_out)]
     if not told:
         raise ConfigError(
             f"--warm-start needs a study with trials that have ended; got {path!r} without. Leave it out."
@@ -99,10 +102,6 @@ def _read(path: str, plan: SearchPlan) -> KnownStudy:
     return KnownStudy(path, _fewer(found, plan.objectives.first))
 
 
-def _diverged(trial: StoredTrial) -> bool:
-    return trial.state == "FAIL" and bool(trial.attrs.get("diverged"))
-
-
 class _SpaceToFit:
     """This search's parameters, and what the other study had fixed."""
 
@@ -117,7 +116,7 @@ class _SpaceToFit:
         key = self._plan.space.key_of(name)
         return overrides.get(name, overrides.get(key) if key else None)
 
-    def check(self, path: str, trials: Sequence[StoredTrial]) -> None:
+    def check(self, path: str, trials: Sequence[Run]) -> None:
         """Raise ConfigError if the trials have other parameters than this search."""
         met = {name for trial in trials for name in trial.params}
         here = {name for name in met if name in self.ranges or self._fixed(self._plan.overrides, name) is not None}
@@ -131,12 +130,12 @@ class _SpaceToFit:
                 "write its --space."
             )
 
-    def group(self, trial: StoredTrial) -> object:
+    def group(self, trial: Run) -> object:
         """The trial's value of the frontier's parameter."""
         name = self.frontier or ""
         return trial.params.get(name, self._there.get(name))
 
-    def adapted(self, trial: StoredTrial) -> dict[str, object] | None:
+    def adapted(self, trial: Run) -> dict[str, object] | None:
         """The trial's parameters in this search; None if one is outside of its range.
 
         The frontier's value becomes the nearest one of this search.
@@ -208,7 +207,7 @@ def _nearest(value: object, values: Iterable[object]) -> object | None:
     return min(numbers, key=lambda one: abs(math.log(one / value)), default=None)
 
 
-def _epochs_of(trial: StoredTrial) -> int:
+def _epochs_of(trial: Run) -> int:
     """The epochs of the trial's whole run, at least 1."""
     return max(1, json_values.whole_number(trial.config, "epochs") or trial.epochs)
 
@@ -233,14 +232,13 @@ def _curves(folder: Path, objective: Objective) -> dict[int, dict[int, float]]:
     return found
 
 
-def _merged(
-    trials: Sequence[StoredTrial], space: _SpaceToFit, curves: Mapping[int, Mapping[int, float]]
-) -> list[KnownTrial]:
+def _merged(trials: Sequence[Run], space: _SpaceToFit, curves: Mapping[int, Mapping[int, float]]) -> list[KnownTrial]:
     """One for each configuration: of a trial, its continuation and its retries together."""
     first: dict[int, int] = {}
     found: dict[int, KnownTrial] = {}
     for trial in trials:
-        number = trial.number if trial.replaces is None else first.get(trial.replaces, trial.replaces)
+        earlier = earlier_of(trial)
+        number = trial.number if earlier is None else first.get(earlier, earlier)
         first[trial.number] = number
         params = space.adapted(trial)
         epochs = _epochs_of(trial)
@@ -249,9 +247,9 @@ def _merged(
         values = {**(found[number].values if number in found else {}), **curves.get(trial.number, {})}
         if trial.value is not None and math.isfinite(trial.value) and trial.epochs > 0:
             values.setdefault(trial.epochs, trial.value)
-        if values or _diverged(trial):
+        if values or has_diverged(trial):
             kept = _few_values(values, epochs)
-            found[number] = KnownTrial(number, params, kept, epochs, _diverged(trial), space.group(trial))
+            found[number] = KnownTrial(number, params, kept, epochs, has_diverged(trial), space.group(trial))
     return list(found.values())
 
 

@@ -6,47 +6,28 @@ tables say what they know.
 
 from __future__ import annotations
 
-import contextlib
-import json
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import optuna
-from optuna.distributions import (
-    BaseDistribution,
-    CategoricalDistribution,
-    FloatDistribution,
-    IntDistribution,
-)
-from optuna.storages import JournalStorage
-from optuna.storages.journal import BaseJournalBackend
-from optuna.trial import FrozenTrial, TrialState
-
+from bigbatch.cluster.host.optuna_journal import JOURNAL_NAME, read_journal
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.study.answer import answer_of
 from bigbatch.tune.study.frontier import Frontier
-from bigbatch.tune.study.journal_reader import JOURNAL_NAME, StoredTrial
 from bigbatch.tune.study.objectives import Objectives, objectives_of
-from bigbatch.tune.study.retry import count_ended
 from bigbatch.tune.study.summary import (
     DONE,
-    EPOCHS_TABLE,
     INTERRUPTED,
     TRIALS_TABLE,
     UNREADABLE,
     StudySummary,
     summarize,
-    trials_of_table,
+    trials_of_tables,
 )
-from bigbatch.tune.study.tables import EPOCH_ATTR
+from bigbatch.tune.study.trial_facts import AnyTrial, Run, count_ended
 
 BATCH_PARAMETER = "global_batch_size"
-LOG_FROM_RATIO = 50.0
-"""A parameter whose values span this factor is taken as logarithmic where its range is not known."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +35,7 @@ class RecordedStudy:
     """What a report needs to know of a study."""
 
     summary: StudySummary
-    trials: tuple[FrozenTrial, ...] = ()
+    trials: tuple[AnyTrial, ...] = ()
     """All of them, also confirmations, in the order of their numbers."""
     objectives: Objectives = Objectives()
     frontier: Frontier | None = None
@@ -112,7 +93,7 @@ def open_recorded(folder: Path) -> RecordedStudy:
     return _recorded(summary, trials, problems)
 
 
-def recorded_at_end(folder: Path, trials: Sequence[FrozenTrial]) -> RecordedStudy:
+def recorded_at_end(folder: Path, trials: Sequence[AnyTrial]) -> RecordedStudy:
     """The study whose search ends in this process.
 
     Args:
@@ -123,7 +104,7 @@ def recorded_at_end(folder: Path, trials: Sequence[FrozenTrial]) -> RecordedStud
     return _recorded(replace(summary, state=DONE if done else INTERRUPTED, why=""), trials, ())
 
 
-def _recorded(summary: StudySummary, trials: Sequence[FrozenTrial], problems: Sequence[str]) -> RecordedStudy:
+def _recorded(summary: StudySummary, trials: Sequence[AnyTrial], problems: Sequence[str]) -> RecordedStudy:
     said = list(problems)
     try:
         objectives = objectives_of(summary.description)
@@ -145,86 +126,36 @@ def _one_line(error: Exception) -> str:
 # The journal
 
 
-class ReadOnlyJournal(BaseJournalBackend):
-    """A journal file that is read up to its first incomplete line, and never written, locked or made."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self.cut_at: int | None = None
-        """The line at which reading ended because it is damaged; None if only the end may be missing."""
-
-    def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
-        """The entries from that number on."""
-        with self._path.open("rb") as lines:
-            for number, line in enumerate(lines):
-                if not line.endswith(b"\n"):  # the driver writes it just now
-                    return
-                if number < log_number_from:
-                    continue
-                try:
-                    entry = json.loads(line)
-                except ValueError:
-                    self.cut_at = number + 1
-                    return
-                if isinstance(entry, dict):
-                    yield entry
-
-    def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        """Refuse: a report changes nothing."""
-        raise OSError("a report only reads the journal")
-
-
-def _read_trials(summary: StudySummary) -> tuple[list[FrozenTrial], list[str]]:
-    path = summary.folder / JOURNAL_NAME
+def _read_trials(summary: StudySummary) -> tuple[list[Run], list[str]]:
     problems = [f"{summary.why}."] if summary.state == UNREADABLE and summary.why else []
-    if path.exists():
-        journal = ReadOnlyJournal(path)
+    if (summary.folder / JOURNAL_NAME).exists():
         try:
-            trials = _of_journal(journal, summary.name)
-        except Exception as error:  # a damaged or foreign journal
+            found = read_journal(summary.folder, summary.name, Run)
+        except (OSError, AttributeError, TypeError) as error:  # foreign values where ours should be
             problems.append(f"The journal cannot be read ({_one_line(error)}); the tables are shown instead.")
         else:
-            if (
-                not trials
-                and summary.folder.joinpath(TRIALS_TABLE).exists()
-                and (kept := _tables_or_none(summary.folder))
-            ):
+            if found is None and (kept := _tables_or_none(summary.folder)):
                 return kept, [*problems, f"The journal has no trial of {summary.name!r}; the tables are shown instead."]
-            if journal.cut_at is not None:
-                problems.append(f"The journal is damaged at line {journal.cut_at}; what comes before is shown.")
+            trials = found.trials if found else []
+            if found and found.cut_at is not None:
+                problems.append(f"The journal is damaged at line {found.cut_at}; what comes before is shown.")
             elif (lost := _lost(trials, summary.folder)) > 0:
                 problems.append(f"The journal lacks {lost} trials that {TRIALS_TABLE} has: it was cut short.")
             return trials, problems
     try:
-        return _from_tables(summary.folder), problems
+        return trials_of_tables(summary.folder), problems
     except Exception as error:
         return [], [*problems, f"The tables cannot be read ({_one_line(error)})."]
 
 
-def _of_journal(journal: ReadOnlyJournal, name: str) -> list[FrozenTrial]:
-    with quiet_warnings():
-        storage = JournalStorage(journal)
-        try:
-            study = optuna.load_study(study_name=name, storage=storage)
-        except KeyError:  # the driver was killed before the study's first entry
-            return []
-        return list(study.get_trials(deepcopy=False))
-
-
-@contextlib.contextmanager
-def quiet_warnings() -> Iterator[None]:
-    """No warning and no log line of Optuna."""
-    level = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.CRITICAL)
+def _tables_or_none(folder: Path) -> list[Run] | None:
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        optuna.logging.set_verbosity(level)
+        return trials_of_tables(folder)
+    except Exception:  # damaged as well
+        return None
 
 
-def _lost(trials: Sequence[FrozenTrial], folder: Path) -> int:
+def _lost(trials: Sequence[AnyTrial], folder: Path) -> int:
     """How many trials the tables have beyond the journal's last. Whole, it is always ahead of them."""
     try:
         import pyarrow.parquet as pq
@@ -234,75 +165,3 @@ def _lost(trials: Sequence[FrozenTrial], folder: Path) -> int:
         return 0
     last = max((trial.number for trial in trials), default=-1)
     return sum(number > last for number in numbers)
-
-
-# The tables
-
-
-def _tables_or_none(folder: Path) -> list[FrozenTrial] | None:
-    try:
-        return _from_tables(folder)
-    except Exception:  # damaged as well
-        return None
-
-
-def _from_tables(folder: Path) -> list[FrozenTrial]:
-    """The trials as the tables have them."""
-    if not (folder / TRIALS_TABLE).exists():
-        return []
-    import pyarrow.parquet as pq
-
-    stored = {trial.number: trial for trial in trials_of_table(folder).trials}
-    distributions = _guessed_distributions([trial.params for trial in stored.values()])
-    records: dict[int, dict[str, object]] = {}
-    if (folder / EPOCHS_TABLE).exists():
-        for row in pq.read_table(folder / EPOCHS_TABLE).to_pylist():
-            number, epoch = row.pop("trial"), row["epoch"]
-            records.setdefault(number, {})[f"{EPOCH_ATTR}{epoch:05d}"] = row
-    times = pq.read_table(folder / TRIALS_TABLE, columns=["trial", "started_at", "ended_at"]).to_pylist()
-    return [
-        _frozen(stored[row["trial"]], distributions, records.get(row["trial"], {}), row["started_at"], row["ended_at"])
-        for row in times
-    ]
-
-
-def _frozen(
-    trial: StoredTrial,
-    distributions: Mapping[str, BaseDistribution],
-    records: Mapping[str, object],
-    started: datetime | None,
-    ended: datetime | None,
-) -> FrozenTrial:
-    return FrozenTrial(
-        number=trial.number,
-        trial_id=trial.number,
-        state=TrialState[trial.state],
-        value=trial.value,
-        datetime_start=started.astimezone().replace(tzinfo=None) if started else None,
-        datetime_complete=ended.astimezone().replace(tzinfo=None) if ended else None,
-        params=trial.params,
-        distributions={name: distributions[name] for name in trial.params},
-        user_attrs={**trial.attrs, **records},
-        system_attrs={},
-        intermediate_values={},
-    )
-
-
-def _guessed_distributions(params: Sequence[Mapping[str, object]]) -> dict[str, BaseDistribution]:
-    """Ranges that hold all values of each parameter: the tables do not keep the true ones."""
-    values: dict[str, list[Any]] = {}
-    for one in params:
-        for name, value in one.items():
-            values.setdefault(name, []).append(value)
-    return {name: _guessed(found) for name, found in values.items()}
-
-
-def _guessed(values: list[Any]) -> BaseDistribution:
-    numbers = [v for v in values if isinstance(v, (int, float)) and not isinstance(v, bool)]
-    if len(numbers) < len(values):
-        return CategoricalDistribution(list(dict.fromkeys(values)))
-    low, high = min(numbers), max(numbers)
-    log = low > 0 and high / low > LOG_FROM_RATIO
-    if all(isinstance(v, int) for v in numbers):
-        return IntDistribution(int(low), int(high), log=log)
-    return FloatDistribution(float(low), float(high), log=log)

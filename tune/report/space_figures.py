@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 
 import optuna
-from optuna.distributions import BaseDistribution, CategoricalDistribution
+from optuna.distributions import BaseDistribution, CategoricalDistribution, json_to_distribution
 from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
-from optuna.trial import FrozenTrial
 
 from bigbatch.tune.report.figure import (
     ReportFigure,
@@ -19,7 +20,6 @@ from bigbatch.tune.report.figure import (
     thinned_words,
     ticks_of_batches,
 )
-from bigbatch.tune.report.recorded_study import quiet_warnings
 from bigbatch.tune.report.theme import (
     BLUE,
     DASHES,
@@ -36,6 +36,7 @@ from bigbatch.tune.report.theme import (
     plotly_text,
 )
 from bigbatch.tune.report.trial_points import DIVERGENT, StudyPoints, TrialPoint
+from bigbatch.tune.study.trial_facts import AnyTrial
 
 LEAST_TRIALS = 8
 """PED-ANOVA compares the best tenth of the finished trials with all of them; with fewer it says nothing."""
@@ -100,14 +101,30 @@ def _importances(points: StudyPoints, trials: Sequence[TrialPoint], values: Mapp
         direction = points.study.objectives.first.direction
         study = optuna.create_study(direction=direction, sampler=optuna.samplers.RandomSampler(seed=0))
         by_number = {trial.number: trial for trial in points.study.trials}
-        study.add_trials([_plain_trial(by_number[p.number], values[p.number]) for p in trials])
+        for one in (by_number[point.number] for point in trials):
+            made = optuna.trial.create_trial(params=one.params, distributions=_opened(one), value=values[one.number])
+            study.add_trial(made)
         found = get_param_importances(study, evaluator=PedAnovaImportanceEvaluator(), normalize=False)
     total = sum(found.values())
     return {name: value / total for name, value in found.items()} if total > 0 else {}
 
 
-def _plain_trial(trial: FrozenTrial, value: float) -> FrozenTrial:
-    return optuna.trial.create_trial(params=trial.params, distributions=trial.distributions, value=value)
+def _opened(trial: AnyTrial) -> dict[str, BaseDistribution]:
+    """The trial's distributions as Optuna's objects."""
+    kinds = trial.distributions.items()
+    return {name: json_to_distribution(kind) if isinstance(kind, str) else kind for name, kind in kinds}
+
+
+@contextlib.contextmanager
+def quiet_warnings() -> Iterator[None]:
+    """No warning and no log line of Optuna."""
+    level = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            yield
+    finally:
+        optuna.logging.set_verbosity(level)
 
 
 # Parallel coordinates
@@ -182,7 +199,7 @@ def _distributions(points: StudyPoints, among: Mapping[int, float]) -> dict[str,
     met: dict[str, set[str]] = {}
     for trial in points.study.trials:
         if trial.number in among:
-            found |= trial.distributions
+            found |= _opened(trial)
             for key, value in trial.params.items():
                 met.setdefault(key, set()).add(repr(value))
     return {key: found[key] for key in met if len(met[key]) > 1 and key in found}

@@ -9,21 +9,22 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import TrialState
 
 from bigbatch.cluster.host import json_values
 from bigbatch.tune.report.recorded_study import RecordedStudy
 from bigbatch.tune.study.answer import leading_trial
 from bigbatch.tune.study.confirmed import Confirmed, confirmed_trials
 from bigbatch.tune.study.feasible import INFEASIBLE_ATTR
-from bigbatch.tune.study.tables import epoch_records
 from bigbatch.tune.study.target import UNREACHED_H
 from bigbatch.tune.study.trial_facts import (
     CONFIRMS_ATTR,
     CONTINUES_ATTR,
     PAUSED_ATTR,
+    AnyTrial,
     configuration,
     continued_trials,
+    epoch_records,
     has_diverged,
     is_paused,
     planned_epochs,
@@ -208,7 +209,7 @@ class StudyPoints:
         return f"{title} (%)" if self.is_percent else title
 
 
-def _point(trial: FrozenTrial, study: RecordedStudy, continued: Mapping[int, int]) -> TrialPoint:
+def _point(trial: AnyTrial, study: RecordedStudy, continued: Mapping[int, int]) -> TrialPoint:
     records = epoch_records(trial)
     watched = study.objectives.first.shown
     values = [(json_values.whole_number(r, "epoch"), watched.value(r)) for r in records if isinstance(r, Mapping)]
@@ -231,7 +232,7 @@ def _point(trial: FrozenTrial, study: RecordedStudy, continued: Mapping[int, int
     )
 
 
-def _outcome(trial: FrozenTrial, continued: Mapping[int, int]) -> str:
+def _outcome(trial: AnyTrial, continued: Mapping[int, int]) -> str:
     if trial.state == TrialState.COMPLETE:
         return FINISHED
     if trial.state == TrialState.PRUNED:
@@ -244,7 +245,7 @@ def _outcome(trial: FrozenTrial, continued: Mapping[int, int]) -> str:
     return UNDER_WAY if trial.state == TrialState.RUNNING else WAITING
 
 
-def _final(trial: FrozenTrial) -> float | None:
+def _final(trial: AnyTrial) -> float | None:
     values = trial.values if trial.state == TrialState.COMPLETE else None
     first = values[0] if values else None
     return first if first is not None and math.isfinite(first) and abs(first) < UNREACHED_H else None

@@ -7,11 +7,10 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from optuna.trial import FrozenTrial
-
 from bigbatch.cluster.host.atomic_files import write_bytes
 from bigbatch.tune.report.page import report_page
 from bigbatch.tune.report.recorded_study import RecordedStudy, recorded_at_end
+from bigbatch.tune.study.trial_facts import AnyTrial
 
 REPORT_FILE = "report.html"
 
@@ -21,7 +20,7 @@ def write_report(studies: Sequence[RecordedStudy], path: Path) -> None:
     write_bytes(path, report_page(studies).encode("utf-8", "replace"))
 
 
-def report_at_end(folder: Path, trials: Sequence[FrozenTrial]) -> str:
+def report_at_end(folder: Path, trials: Sequence[AnyTrial]) -> str:
     """Write the report of a search that ends, and say where it is, in a line. A report that fails is a line too.
 
     Args:

@@ -13,7 +13,7 @@ from bigbatch.tune.scaling.size_commands import CONFIG_FILE
 from bigbatch.tune.scaling.size_result import SizeResult, size_folder
 from bigbatch.tune.scaling.step_model import FEWEST_SIZES, LinkCost
 from bigbatch.tune.scaling.useful_size import LEAST_EFFICIENCY
-from bigbatch.tune.watch.studies_command import aligned
+from bigbatch.tune.watch.wrapped import aligned
 
 HEAD = (
     "", "WORKERS", "NODES", "BATCH", "PEAK LR", "IMAGES/S", "SPEED-UP", "EFFICIENCY", "EPOCH", "COMM.", "DATA",

@@ -19,8 +19,8 @@ from bigbatch.tune.study.description import read_description
 from bigbatch.tune.study.frontier import frontier_facts
 from bigbatch.tune.study.pace import Pace
 from bigbatch.tune.study.store import StudyStore
-from bigbatch.tune.study.tables import epoch_records, epoch_s
-from bigbatch.tune.study.trial_facts import planned_epochs
+from bigbatch.tune.study.tables import epoch_s
+from bigbatch.tune.study.trial_facts import epoch_records, planned_epochs
 from bigbatch.tune.watch.observer import TrialView
 
 

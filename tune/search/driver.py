@@ -27,7 +27,7 @@ from bigbatch.train_loop.launch.ray_session import (
 )
 from bigbatch.tune.plan.joined import absent_nodes, cluster_machine, living_nodes, plan_for_cluster
 from bigbatch.tune.plan.machine import devices_held
-from bigbatch.tune.plan.metrics_port import check_metrics_port
+from bigbatch.tune.plan.option_checks import check_metrics_port
 from bigbatch.tune.plan.same_study import check_same_values
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.search.budgeting import (
@@ -44,9 +44,8 @@ from bigbatch.tune.search.ending import DONE, FAILED, end_search
 from bigbatch.tune.search.find_rates import find_rates
 from bigbatch.tune.search.first_trials import enqueue_first_trials
 from bigbatch.tune.search.joining import agreement, check_same_model
-from bigbatch.tune.search.known_findings import known_findings
 from bigbatch.tune.search.late_report import LateReport
-from bigbatch.tune.search.look_findings import look_findings
+from bigbatch.tune.search.look_findings import known_findings, look_findings
 from bigbatch.tune.search.running import (
     SearchRun,
     facts_of,
@@ -66,7 +65,7 @@ from bigbatch.tune.study.patient_journal import LineLog
 from bigbatch.tune.study.provenance import provenance
 from bigbatch.tune.study.storage_url import DatabaseLost
 from bigbatch.tune.study.store import StudyStore
-from bigbatch.tune.study.trial_facts import is_exhausted
+from bigbatch.tune.study.trial_facts import count_ended, is_exhausted
 from bigbatch.tune.trials.allocation_deadline import end_of_allocation
 from bigbatch.tune.watch.columns import columns_of
 from bigbatch.tune.watch.display import PlainLines, SearchProgress, make_display
@@ -207,7 +206,7 @@ def _nothing_to_do(plan: SearchPlan, store: StudyStore, console: Console) -> int
     # Other ones give another answer, without another trial.
     store.describe({"tolerance": str(plan.tolerance), "baseline": dict(plan.baseline)})
     store.refresh(force=True)
-    ended = retry.count_ended(store.study.get_trials(deepcopy=False))
+    ended = count_ended(store.study.get_trials(deepcopy=False))
     say(console, f"\nAll {ended} trials have ended; write e.g. --trials {2 * ended} for more.")
     trials = views_of(store)
     _say_findings(SearchRun(plan), store, trials, 0.0, console)

@@ -1,14 +1,16 @@
-"""How well the values at the early look told the ends of the runs, in words."""
+"""What early looks and other studies told of the ends of the runs, in words."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from optuna.trial import FrozenTrial
+from optuna.trial import FrozenTrial, TrialState
 
+from bigbatch.tune.strategies.known_prediction import known_prediction, rank_correlation
 from bigbatch.tune.strategies.look_value import chance_of_little, correlation, looked_of
 from bigbatch.tune.strategies.protocol import SearchFacts
-from bigbatch.tune.study.confirmation import search_trials
+from bigbatch.tune.study.knowledge import LABEL, KnownStudy
+from bigbatch.tune.study.trial_facts import ENQUEUED_ATTR, search_trials
 
 FEWEST_RUNS = 8
 """Fewer finished runs say nothing about early values."""
@@ -39,3 +41,42 @@ def look_findings(stopping: str, facts: SearchFacts, trials: Sequence[FrozenTria
     elif not told:
         words.append("Here --stopping none may find more.")
     return [" ".join(words)]
+
+
+GOOD = 0.5
+"""From this rank correlation on, another study is said to have predicted well."""
+
+
+def known_findings(studies: Sequence[KnownStudy], facts: SearchFacts, trials: Sequence[FrozenTrial]) -> list[str]:
+    """A line for each study, and one about the configurations that were tried first because they were its best."""
+    done = [t for t in search_trials(list(trials)) if t.state == TrialState.COMPLETE and t.values]
+    if not studies or not done:
+        return []
+    ends = [facts.objective.gain(t.values[0]) for t in done]
+    groups = [t.params.get(facts.frontier) if facts.frontier else None for t in done]
+    lines = []
+    for study in studies:
+        # The best of the other study that were tried first are among the results: they were all predicted to be good.
+        found = rank_correlation(known_prediction(study, facts, [t.params for t in done]).tolist(), ends, groups)
+        lines.append(f"{study.name} {_how_well(found, len(done))}")
+    return [*lines, *_first_ones(facts, done, groups)]
+
+
+def _how_well(correlation: float | None, results: int) -> str:
+    if correlation is None:
+        return f"predicted something, but {results} finished trials are too few, or too alike, to say how well."
+    word = "well" if correlation >= GOOD else "a little" if correlation > 0 else "not at all"
+    return f"predicted this search {word}: rank correlation {correlation:+.2f} over {results} finished trials."
+
+
+def _first_ones(facts: SearchFacts, done: Sequence[FrozenTrial], groups: Sequence[object]) -> list[str]:
+    """Where the configurations that other studies suggested ended among the trials that compare with them."""
+    places = []
+    for trial, group in zip(done, groups, strict=True):
+        if str(trial.user_attrs.get(ENQUEUED_ATTR, "")).startswith(LABEL):
+            others = [t for t, other in zip(done, groups, strict=True) if other == group]
+            gain = facts.objective.gain(trial.values[0])
+            better = sum(facts.objective.gain(t.values[0]) > gain for t in others)
+            at = f" at {group}" if facts.frontier else ""
+            places.append(f"trial {trial.number} is {better + 1} of {len(others)}{at}")
+    return [f"Of what they suggested to try first: {', '.join(places)}."] if places else []

@@ -36,9 +36,8 @@ from bigbatch.tune.study.budget import Budget
 from bigbatch.tune.study.confirmation import missing_confirmations
 from bigbatch.tune.study.confirmed import confirmed_trials
 from bigbatch.tune.study.frontier_file import frontier_json
-from bigbatch.tune.study.retry import count_ended
 from bigbatch.tune.study.store import StudyStore
-from bigbatch.tune.study.trial_facts import has_enough
+from bigbatch.tune.study.trial_facts import count_ended, has_enough
 from bigbatch.tune.trials.admission import Admission
 from bigbatch.tune.trials.allocation_deadline import Deadline, allocation_end
 from bigbatch.tune.trials.configurations import SpaceConfigurations

@@ -32,8 +32,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from bigbatch.tune.strategies.passing_sampler import Asked, PassingSampler
 from bigbatch.tune.strategies.study_view import view_of
 from bigbatch.tune.study.feasible import is_infeasible
-from bigbatch.tune.study.retry import replaced_trials
-from bigbatch.tune.study.trial_facts import has_diverged, was_refused
+from bigbatch.tune.study.trial_facts import has_diverged, replaced_trials, was_refused
 
 Directions = Sequence[StudyDirection]
 

@@ -12,11 +12,10 @@ from optuna.trial import FrozenTrial, TrialState
 
 from bigbatch.tune.strategies.protocol import SearchFacts
 from bigbatch.tune.strategies.unit_space import words_of
-from bigbatch.tune.study import retry
 from bigbatch.tune.study.feasible import is_infeasible
 from bigbatch.tune.study.study_index import StudyIndex
-from bigbatch.tune.study.tables import epoch_of, epoch_records, epoch_s
-from bigbatch.tune.study.trial_facts import CONTINUES_ATTR, WORKERS_ATTR, has_diverged, planned_epochs
+from bigbatch.tune.study.tables import epoch_of, epoch_s
+from bigbatch.tune.study.trial_facts import WORKERS_ATTR, earlier_of, epoch_records, has_diverged, planned_epochs
 
 MOST_EPOCH_S = 1e9
 """A longer epoch is an error of its record."""
@@ -145,8 +144,8 @@ class CurveHistory(StudyIndex):
         for name, words in self.untried.items():
             if name in trial.params:
                 words.discard(trial.params[name])
-        earlier = trial.user_attrs.get(CONTINUES_ATTR, trial.user_attrs.get(retry.RETRIES_ATTR))
-        first = trial.number if earlier is None else self._first.get(int(earlier), int(earlier))
+        earlier = earlier_of(trial)
+        first = trial.number if earlier is None else self._first.get(earlier, earlier)
         self._first[trial.number] = first
         members = self._members.setdefault(first, [])
         if not members or members[-1] < place:

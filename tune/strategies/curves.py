@@ -4,7 +4,7 @@ For each trial a threshold is drawn: the best value so far, plus a random improv
 standard deviations (as MFPI-random of ifBO, Rakotoarison et al. 2024, arXiv 2404.16795). Of 60 random configurations
 and 60 near the five best, the one is taken whose run most probably ends above it. So trials that start at the same
 time differ, some careful and some bold. A configuration whose run will cost much more than usual must be as much more
-probable (run_cost.py), and one that probably violates a constraint of the space, too (feasibility.py): a run that
+probable, and one that probably violates a constraint of the space, too (feasibility.py): a run that
 violates one is neither the best value nor among the five. A configuration that the model can hardly tell from one that
 was tried must be a hundred times as probable: the trials of a search are for what is not known yet. Of a word that no
 trial had, e.g. an optimizer, trials with other words say little. So after the first trials each has such a word until
@@ -30,11 +30,12 @@ from optuna.trial import FrozenTrial
 from scipy.special import log_ndtr
 
 from bigbatch.tune.strategies.curve_data import CurveEncoder, Learned, first_round, startup_trials
-from bigbatch.tune.strategies.curve_model import CurvePoints
+from bigbatch.tune.strategies.curve_history import Curve
+from bigbatch.tune.strategies.curve_model import CurvePoints, matern_52, squared_distances
 from bigbatch.tune.strategies.names import CAPABILITIES
+from bigbatch.tune.strategies.one_thread import on_one_thread
 from bigbatch.tune.strategies.protocol import SearchFacts
 from bigbatch.tune.strategies.qmc import SobolSampler, random_part, value_at
-from bigbatch.tune.strategies.run_cost import surcharge
 from bigbatch.tune.strategies.unit_space import is_word, middle_of
 from bigbatch.tune.study.trial_facts import GIVEN_ATTR
 
@@ -220,3 +221,39 @@ class CurvesSampler(BaseSampler):
             near = [parents[int(k)] for k in rng.integers(len(parents), size=NEAR)]
             found += [self._space.neighbour(rng, params, fixed) for params in near]
         return found
+
+
+USUAL = 1.5
+"""Times the median run: up to this, all runs count as equally expensive."""
+FEWEST_RUNS = 3
+NOISE = 0.05
+"""Variance of the noise, as a part of the variance of the logarithms."""
+
+
+@on_one_thread
+def surcharge(curves: Sequence[Curve], features: Array, peers: Sequence[int], at: Array) -> Array:
+    """How much more expensive than usual the runs of other configurations will be.
+
+    The cost of a run is predicted by the mean of a Gaussian process on its logarithm (Rasmussen and Williams 2006, eq.
+    2.25; Matérn-5/2 with one fixed length), from the epoch times of all curves.
+
+    Args:
+        curves: what was run.
+        features: (n, d): their configurations in unit coordinates.
+        peers: places of the curves with which the others compare. The usual cost is the median of these.
+        at: (m, d): the other configurations.
+
+    Returns:
+        (m,): the logarithm of predicted cost / (USUAL × median cost), at least 0. All 0 if fewer than three peers'
+        costs are known, or none is above USUAL × median.
+    """
+    known = np.array([i for i, curve in enumerate(curves) if curve.run_s is not None], int)
+    costs = np.log([run_s for curve in curves if (run_s := curve.run_s) is not None])
+    usual = costs[np.isin(known, list(peers))]
+    if len(usual) < FEWEST_RUNS or costs.max() <= (most := np.median(usual) + np.log(USUAL)):
+        return np.zeros(len(at))  # the common case, in which nothing is to be predicted
+    mean, length = costs.mean(), 0.5 * np.sqrt(max(at.shape[1], 1))
+    gram, _ = matern_52(squared_distances(features[known], features[known], 1 / length))
+    cross, _ = matern_52(squared_distances(at, features[known], 1 / length))
+    predicted = mean + cross @ np.linalg.solve(gram + NOISE * np.eye(len(known)), costs - mean)
+    return np.asarray(np.maximum(0.0, predicted - most))

@@ -33,8 +33,7 @@ from bigbatch.tune.strategies.curve_history import MOST_CURVES, ranks_so_far
 from bigbatch.tune.strategies.look_index import LookIndex
 from bigbatch.tune.strategies.look_value import first_looks, is_let_go, look_epoch
 from bigbatch.tune.strategies.protocol import Fits, Lasts, SearchFacts, TrialDecision
-from bigbatch.tune.study.retry import RETRIES_ATTR
-from bigbatch.tune.study.trial_facts import CONTINUES_ATTR, planned_epochs
+from bigbatch.tune.study.trial_facts import CONTINUES_ATTR, earlier_of, planned_epochs
 
 EVERY = 4
 """Each slot of this number continues a paused trial, after the first round."""
@@ -215,9 +214,8 @@ def _goes_on(trial: FrozenTrial, at: int, epoch: int, study: Study) -> bool:
     if any(at <= earlier < epoch for earlier in trial.intermediate_values):
         return True
     while CONTINUES_ATTR not in trial.user_attrs:
-        if RETRIES_ATTR not in trial.user_attrs:
+        if (failed := earlier_of(trial)) is None:
             return False
-        failed = int(trial.user_attrs[RETRIES_ATTR])
         trial = next(other for other in study.get_trials(deepcopy=False) if other.number == failed)
         if any(earlier > at for earlier in trial.intermediate_values):
             return True

@@ -31,8 +31,8 @@ from bigbatch.tune.strategies.unit_space import UnitSpace
 from bigbatch.tune.study import metrics
 from bigbatch.tune.study.feasible import INFEASIBLE_ATTR, constraints_of, measured
 from bigbatch.tune.study.study_index import StudyIndex
-from bigbatch.tune.study.tables import epoch_records, epoch_s
-from bigbatch.tune.study.trial_facts import WORKERS_ATTR, planned_epochs, was_refused
+from bigbatch.tune.study.tables import epoch_s
+from bigbatch.tune.study.trial_facts import WORKERS_ATTR, epoch_records, planned_epochs, was_refused
 
 Array = NDArray[np.float64]
 FEWEST_POINTS = 3

@@ -13,9 +13,15 @@ from optuna.trial import FrozenTrial, TrialState
 
 from bigbatch.tune.strategies.look_value import LookedRun, chance_of_little, look_epoch, looked_of
 from bigbatch.tune.strategies.protocol import SearchFacts
-from bigbatch.tune.study.retry import RETRIES_ATTR
 from bigbatch.tune.study.study_index import StudyIndex
-from bigbatch.tune.study.trial_facts import CONTINUES_ATTR, DROPPED_ATTR, GIVEN_ATTR, is_paused, was_refused
+from bigbatch.tune.study.trial_facts import (
+    CONTINUES_ATTR,
+    DROPPED_ATTR,
+    GIVEN_ATTR,
+    earlier_of,
+    is_paused,
+    was_refused,
+)
 
 PAUSED, DONE, GOES_ON, RUNS = "paused", "done", "goes on", "runs"
 """What a trial is: paused and not continued; complete; running after its look; any other running trial."""
@@ -146,12 +152,12 @@ class LookIndex(StudyIndex):
         trial, attrs = trials[place], trials[place].user_attrs
         number = trial.number
         if number not in self._kind:
-            self._configurations += CONTINUES_ATTR not in attrs and RETRIES_ATTR not in attrs
+            self._configurations += earlier_of(trial) is None
             if GIVEN_ATTR in attrs or int(attrs.get(CONTINUES_ATTR, -1)) in self._given:
                 self._given.add(number)
             if CONTINUES_ATTR in attrs:
                 self._continue(int(attrs[CONTINUES_ATTR]))
-        if CONTINUES_ATTR not in attrs and RETRIES_ATTR not in attrs:
+        if earlier_of(trial) is None:
             self._place(number, self._value(trial))
             if was_refused(trial):
                 self._refused.add(number)

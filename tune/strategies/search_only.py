@@ -16,7 +16,7 @@ from bigbatch.tune.strategies.passing_sampler import Asked, PassingSampler
 from bigbatch.tune.strategies.protocol import Capabilities, Fits, Lasts, Strategy, TrialDecision
 from bigbatch.tune.strategies.study_view import view_of
 from bigbatch.tune.study.study_index import StudyIndex
-from bigbatch.tune.study.trial_facts import CONFIRMS_ATTR
+from bigbatch.tune.study.trial_facts import Kind, kind_of
 
 
 class OwnTrials(StudyIndex):
@@ -39,7 +39,7 @@ class OwnTrials(StudyIndex):
         self._hidden: list[int] = []
 
     def _take(self, place: int, trials: Sequence[FrozenTrial]) -> None:
-        if CONFIRMS_ATTR in trials[place].user_attrs and place not in self._hidden:
+        if kind_of(trials[place]) == Kind.CONFIRMATION and place not in self._hidden:
             self._hidden.append(place)
 
 
@@ -66,7 +66,7 @@ class SearchOnly:
 
     def look(self, study: Study, trial: FrozenTrial, epoch: int) -> TrialDecision:
         """As the inner one, for what it sees."""
-        if CONFIRMS_ATTR in trial.user_attrs:
+        if kind_of(trial) == Kind.CONFIRMATION:
             return TrialDecision.GO_ON
         return self.inner.look(self._own.seen(study), trial, epoch)
 

@@ -34,9 +34,8 @@ from optuna.trial import FrozenTrial, TrialState
 from bigbatch.tune.strategies.protocol import SearchFacts
 from bigbatch.tune.study.frontier import answer_index
 from bigbatch.tune.study.metrics import ceiling_of
-from bigbatch.tune.study.retry import RETRIES_ATTR
 from bigbatch.tune.study.study_index import StudyIndex
-from bigbatch.tune.study.trial_facts import CONFIRMS_ATTR, CONTINUES_ATTR, ordered_values
+from bigbatch.tune.study.trial_facts import Kind, earlier_of, kind_of, ordered_values
 
 
 class _Tried(NamedTuple):
@@ -106,13 +105,12 @@ class Shares(StudyIndex):
         self._replaced: set[int] = set()
 
     def _take(self, place: int, trials: Sequence[FrozenTrial]) -> None:
-        trial, attrs = trials[place], trials[place].user_attrs
-        for name in (RETRIES_ATTR, CONTINUES_ATTR):
-            if name in attrs:
-                self._replaced.add(int(attrs[name]))
-                self._uncount(int(attrs[name]))
+        trial = trials[place]
+        if (earlier := earlier_of(trial)) is not None:
+            self._replaced.add(earlier)
+            self._uncount(earlier)
         self._uncount(trial.number)
-        if trial.number in self._replaced or CONFIRMS_ATTR in attrs:
+        if trial.number in self._replaced or kind_of(trial) == Kind.CONFIRMATION:
             return
         value = own_value(self._facts, trial)
         self._counted[trial.number] = value

@@ -27,8 +27,7 @@ from bigbatch.tune.strategies.protocol import Fits, Lasts, SearchFacts, TrialDec
 from bigbatch.tune.strategies.samplers import make_pruner
 from bigbatch.tune.strategies.study_view import MOST_TRIALS, Notes, view_of
 from bigbatch.tune.study.feasible import is_infeasible
-from bigbatch.tune.study.tables import EPOCH_ATTR
-from bigbatch.tune.study.trial_facts import STOPPED_ATTR, warmup_epochs
+from bigbatch.tune.study.trial_facts import EPOCH_ATTR, STOPPED_ATTR, warmup_epochs
 
 STEPS_TO_JUDGE = 10
 """No trial is stopped before this many optimizer steps. With batch 1,024 on digits a run has 12 steps. A quarter of

@@ -6,20 +6,15 @@ import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from optuna.trial import FrozenTrial
-
 from bigbatch.tune.study.frontier import Frontier, frontier_facts, frontier_of
 from bigbatch.tune.study.learned import NOTHING_LEARNED
 from bigbatch.tune.study.metrics import COSTS
 from bigbatch.tune.study.objective import Objective
 from bigbatch.tune.study.objectives import Objectives
-from bigbatch.tune.study.tables import epoch_records
-from bigbatch.tune.study.trial_facts import CONFIRMS_ATTR
+from bigbatch.tune.study.trial_facts import AnyTrial, epoch_records, search_trials
 
 
-def answer_of(
-    trials: Sequence[FrozenTrial], description: Mapping[str, object], objectives: Objectives
-) -> Frontier | None:
+def answer_of(trials: Sequence[AnyTrial], description: Mapping[str, object], objectives: Objectives) -> Frontier | None:
     """The answer of a study; None before a trial has finished.
 
     Several objectives have a front instead, and a target the run that reached it first. So there is an answer only if
@@ -35,7 +30,7 @@ def answer_of(
     return found if found is not None and found.unusable_because == NOTHING_LEARNED else None
 
 
-def _by_last_epoch(trial: FrozenTrial, objective: Objective) -> FrozenTrial:
+def _by_last_epoch(trial: AnyTrial, objective: Objective) -> AnyTrial:
     """The trial as one of a search for this objective alone."""
     records = epoch_records(trial)
     if not trial.values or not records:
@@ -45,10 +40,8 @@ def _by_last_epoch(trial: FrozenTrial, objective: Objective) -> FrozenTrial:
     return alone
 
 
-def leading_trial(
-    trials: Sequence[FrozenTrial], frontier: Frontier | None, objectives: Objectives
-) -> FrozenTrial | None:
+def leading_trial(trials: Sequence[AnyTrial], frontier: Frontier | None, objectives: Objectives) -> AnyTrial | None:
     """The trial of best.json: that of the answer; without one the best in the first objective, or None."""
     if frontier is not None:
         return next(trial for trial in trials if trial.number == frontier.leading.trial)
-    return objectives.best([trial for trial in trials if CONFIRMS_ATTR not in trial.user_attrs])
+    return objectives.best(search_trials(trials))

@@ -6,19 +6,17 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 
-from optuna.trial import FrozenTrial
-
 from bigbatch.cluster.host import json_values
 from bigbatch.tune.study import metrics
 from bigbatch.tune.study.objective import Objective
 from bigbatch.tune.study.objectives import facts_of_runs
-from bigbatch.tune.study.tables import epoch_records
 from bigbatch.tune.study.target import TimeToTarget
+from bigbatch.tune.study.trial_facts import AnyTrial, epoch_records
 
 KNOWN_AT_CHANCE = ("val_top1", "val_loss")
 
 
-def baseline_of(trials: Sequence[FrozenTrial], description: Mapping[str, object], objective: Objective) -> float | None:
+def baseline_of(trials: Sequence[AnyTrial], description: Mapping[str, object], objective: Objective) -> float | None:
     """The value that a constant prediction reaches on the validation examples that choose. None: nobody knows it.
 
     What the user states comes first, then what runs have measured, then chance: the same value for balanced classes.

@@ -9,20 +9,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import TrialState
 
 from bigbatch.cluster.host import json_values
 from bigbatch.tune.study.confirm_rule import LEAST_TRIALS
-from bigbatch.tune.study.confirmation import (
-    ConfirmationFacts,
-    best_of_each_value,
-    fresh_seeds,
-    search_trials,
-    trials_to_confirm,
-)
+from bigbatch.tune.study.confirmation import ConfirmationFacts, best_of_each_value, fresh_seeds, trials_to_confirm
 from bigbatch.tune.study.frontier import counted_trials, value_of_trial
 from bigbatch.tune.study.pace import PaceRun, pace_key
-from bigbatch.tune.study.trial_facts import CONFIRMS_ATTR, SEED_ATTR, configuration
+from bigbatch.tune.study.trial_facts import (
+    SEED_ATTR,
+    AnyTrial,
+    Kind,
+    configuration,
+    confirmed_by,
+    of_kind,
+    search_trials,
+)
 
 MOST_AFFORDABLE = 2
 """Trials that the default rule confirms at most: the answer's best one and the best of all."""
@@ -46,11 +48,11 @@ class ConfirmationReserve:
         values = len(frontier.values)
         return (min(MOST_AFFORDABLE, values) if rule.affordable else rule.best * values) * rule.seeds
 
-    def beside(self, trials: Sequence[FrozenTrial], number: int, config: Mapping[str, object]) -> KeptConfirmations:
+    def beside(self, trials: Sequence[AnyTrial], number: int, config: Mapping[str, object]) -> KeptConfirmations:
         """What to keep back if the trial with that number begins. ``config``: its configuration, as ``to_dict``."""
         return KeptConfirmations(self, trials, {number: config})
 
-    def of_finished(self, trials: Sequence[FrozenTrial]) -> KeptConfirmations:
+    def of_finished(self, trials: Sequence[AnyTrial]) -> KeptConfirmations:
         """What to keep back if no trial of the search ran on."""
         return KeptConfirmations(self, trials, {}, running=False)
 
@@ -60,7 +62,7 @@ class KeptConfirmations:
     """A ``KeptBack`` at one moment of a search."""
 
     reserve: ConfirmationReserve
-    trials: Sequence[FrozenTrial]
+    trials: Sequence[AnyTrial]
     asking: Mapping[int, Mapping[str, object]]
     running: bool = True
     """Whether the trials that run count."""
@@ -78,11 +80,8 @@ class KeptConfirmations:
     def runs(self) -> list[PaceRun]:
         """The runs, one for each seed that a trial still lacks."""
         facts, trials = self.reserve.facts, self.trials
-        there = {
-            (t.user_attrs[CONFIRMS_ATTR], t.user_attrs.get(SEED_ATTR))
-            for t in trials
-            if CONFIRMS_ATTR in t.user_attrs and t.state.is_finished()
-        }
+        ended = [t for t in of_kind(trials, Kind.CONFIRMATION) if t.state.is_finished()]
+        there = {(confirmed_by(t), t.user_attrs.get(SEED_ATTR)) for t in ended}
         return [
             (pace_key(self._config(trial)), json_values.whole_number(self._config(trial), "epochs"))
             for trial, seeds in (self._affordable() if facts.rule.affordable else self._of_each_value())
@@ -90,7 +89,7 @@ class KeptConfirmations:
             if (trial.number, seed) not in there
         ]
 
-    def _affordable(self) -> list[tuple[FrozenTrial, Sequence[int]]]:
+    def _affordable(self) -> list[tuple[AnyTrial, Sequence[int]]]:
         found = trials_to_confirm(self.trials, self.reserve.facts)
         searched = counted_trials(self.trials)
         if found or len(searched) < LEAST_TRIALS or any(t.state == TrialState.COMPLETE for t in searched):
@@ -101,7 +100,7 @@ class KeptConfirmations:
     def _seeds(self) -> Sequence[int]:
         return fresh_seeds(self.reserve.facts, self.reserve.facts.rule.seeds)
 
-    def _of_each_value(self) -> list[tuple[FrozenTrial, Sequence[int]]]:
+    def _of_each_value(self) -> list[tuple[AnyTrial, Sequence[int]]]:
         facts = self.reserve.facts
         groups = {value: point[: facts.rule.best] for value, point in best_of_each_value(self.trials, facts).items()}
         for trial in self._running():
@@ -110,12 +109,12 @@ class KeptConfirmations:
                 group.append(trial)
         return [(trial, self._seeds) for group in groups.values() for trial in group]
 
-    def _running(self) -> list[FrozenTrial]:
+    def _running(self) -> list[AnyTrial]:
         """The trials of the search that run or ask, without those that were only asked about."""
         if not self.running:
             return []
         running = [t for t in search_trials(self.trials) if t.state == TrialState.RUNNING]
         return [t for t in running if "epochs" in self._config(t)]
 
-    def _config(self, trial: FrozenTrial) -> Mapping[str, object]:
+    def _config(self, trial: AnyTrial) -> Mapping[str, object]:
         return self.asking.get(trial.number, configuration(trial))

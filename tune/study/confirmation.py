@@ -19,13 +19,25 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import TrialState
 
 from bigbatch.tune.study.confirm_rule import LEAST_TRIALS, ConfirmRule
 from bigbatch.tune.study.frontier import FrontierFacts, counted_trials, frontier_of, value_of_trial
-from bigbatch.tune.study.retry import before_equal_ones, given_trials
-from bigbatch.tune.study.tables import epoch_records, epoch_s
-from bigbatch.tune.study.trial_facts import CONFIRMS_ATTR, SEED_ATTR, configuration, planned_epochs
+from bigbatch.tune.study.tables import epoch_s
+from bigbatch.tune.study.trial_facts import (
+    CONFIRMS_ATTR,
+    SEED_ATTR,
+    AnyTrial,
+    Kind,
+    before_equal_ones,
+    configuration,
+    confirmed_by,
+    epoch_records,
+    given_trials,
+    of_kind,
+    planned_epochs,
+    search_trials,
+)
 
 AFFORDABLE_SHARE = 0.2
 """The default rule may use this part of the time that the search has trained …"""
@@ -62,21 +74,14 @@ class ConfirmationFacts:
     """What the default rule may use where a budget says it. None: AFFORDABLE_SHARE of what was trained, or more."""
 
 
-def search_trials(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
-    """All trials but the confirmations."""
-    return [t for t in trials if CONFIRMS_ATTR not in t.user_attrs]
-
-
-def missing_confirmations(trials: Sequence[FrozenTrial], facts: ConfirmationFacts) -> list[Confirmation]:
+def missing_confirmations(trials: Sequence[AnyTrial], facts: ConfirmationFacts) -> list[Confirmation]:
     """The confirmations that the rule asks for and the study does not have yet, in the order in which they run.
 
     The most important comes first: all seeds of the answer's best trial, then those of the best trial of all, then the
     other values of the frontier; then the second-best trials of these values, and so on. A confirmation that has failed
     is not missing: ``--retry-failed`` repeats it.
     """
-    there = {
-        (t.user_attrs[CONFIRMS_ATTR], t.user_attrs.get(SEED_ATTR)) for t in trials if CONFIRMS_ATTR in t.user_attrs
-    }
+    there = {(confirmed_by(t), t.user_attrs.get(SEED_ATTR)) for t in of_kind(trials, Kind.CONFIRMATION)}
     wanted = [Confirmation(t.number, seed) for t, seeds in trials_to_confirm(trials, facts) for seed in seeds]
     return [one for one in wanted if (one.trial, one.seed) not in there]
 
@@ -86,9 +91,7 @@ def fresh_seeds(facts: ConfirmationFacts, count: int) -> list[int]:
     return [(facts.seed + 1 + i) % SEEDS for i in range(count)]
 
 
-def trials_to_confirm(
-    trials: Sequence[FrozenTrial], facts: ConfirmationFacts
-) -> list[tuple[FrozenTrial, Sequence[int]]]:
+def trials_to_confirm(trials: Sequence[AnyTrial], facts: ConfirmationFacts) -> list[tuple[AnyTrial, Sequence[int]]]:
     """The trials that the rule confirms, by importance, each with its fresh seeds."""
     searched = search_trials(trials)
     points = _points(searched, facts)
@@ -98,7 +101,7 @@ def trials_to_confirm(
     return [(point[rank], seeds) for rank in range(facts.rule.best) for point in points if rank < len(point)]
 
 
-def best_of_each_value(trials: Sequence[FrozenTrial], facts: ConfirmationFacts) -> dict[object, list[FrozenTrial]]:
+def best_of_each_value(trials: Sequence[AnyTrial], facts: ConfirmationFacts) -> dict[object, list[AnyTrial]]:
     """Value of the frontier → as many of its finished trials as may be confirmed, the best first.
 
     If two or more may be, the best configuration that was given, as
@@ -108,7 +111,7 @@ def best_of_each_value(trials: Sequence[FrozenTrial], facts: ConfirmationFacts) 
     searched, most = search_trials(trials), max(1, facts.rule.best)
     done = [t for t in counted_trials(searched) if t.state == TrialState.COMPLETE and t.values]
     given = given_trials(searched)
-    groups: dict[object, list[FrozenTrial]] = {}
+    groups: dict[object, list[AnyTrial]] = {}
     for trial in sorted(done, key=lambda t: (-facts.frontier.objective.gain(t.values[0]), before_equal_ones(t, given))):
         group = groups.setdefault(value_of_trial(trial, facts.frontier), [])
         if len(group) == most and (most == 1 or trial.number not in given or any(t.number in given for t in group)):
@@ -118,7 +121,7 @@ def best_of_each_value(trials: Sequence[FrozenTrial], facts: ConfirmationFacts) 
     return groups
 
 
-def _points(searched: Sequence[FrozenTrial], facts: ConfirmationFacts) -> list[list[FrozenTrial]]:
+def _points(searched: Sequence[AnyTrial], facts: ConfirmationFacts) -> list[list[AnyTrial]]:
     """For each value of the frontier its finished trials, the best first; the answer's value first, then the best's.
 
     The default rule has only these two, which may be one, and none where nothing has learned.
@@ -132,8 +135,8 @@ def _points(searched: Sequence[FrozenTrial], facts: ConfirmationFacts) -> list[l
 
 
 def _affordable(
-    candidates: Sequence[FrozenTrial], searched: Sequence[FrozenTrial], facts: ConfirmationFacts
-) -> list[tuple[FrozenTrial, Sequence[int]]]:
+    candidates: Sequence[AnyTrial], searched: Sequence[AnyTrial], facts: ConfirmationFacts
+) -> list[tuple[AnyTrial, Sequence[int]]]:
     """The first of the candidates whose confirmations cost little, measured by the epochs of the search."""
     if len(counted_trials(searched)) < LEAST_TRIALS:
         return []
@@ -141,7 +144,7 @@ def _affordable(
     if left_s is None:
         used_s = workers * sum(epoch_s(record) for t in searched for record in epoch_records(t))
         left_s = max(AFFORDABLE_SHARE * used_s, AFFORDABLE_WORKER_S)
-    found: list[tuple[FrozenTrial, Sequence[int]]] = []
+    found: list[tuple[AnyTrial, Sequence[int]]] = []
     for trial in candidates:
         cost_s = run_worker_s(trial, workers)
         count = facts.rule.seeds if facts.rule.seeds * cost_s <= left_s else int(left_s / cost_s)
@@ -152,7 +155,7 @@ def _affordable(
     return found
 
 
-def run_worker_s(trial: FrozenTrial, workers: int) -> float:
+def run_worker_s(trial: AnyTrial, workers: int) -> float:
     """Worker seconds of a whole run of the trial's configuration, from its measured epochs."""
     seconds = [epoch_s(record) for record in epoch_records(trial)]
     if not seconds:

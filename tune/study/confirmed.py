@@ -8,12 +8,19 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import TrialState
 
 from bigbatch.tune.study.objective import Objective
-from bigbatch.tune.study.retry import retried_trials
-from bigbatch.tune.study.tables import epoch_records
-from bigbatch.tune.study.trial_facts import CONFIRMS_ATTR, SEED_ATTR, has_diverged
+from bigbatch.tune.study.trial_facts import (
+    SEED_ATTR,
+    AnyTrial,
+    Kind,
+    confirmed_by,
+    epoch_records,
+    has_diverged,
+    of_kind,
+    retried_trials,
+)
 
 
 @dataclass(frozen=True)
@@ -38,24 +45,24 @@ class Confirmed:
         return statistics.fmean(self.values)
 
 
-def confirmations(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+def confirmations(trials: Sequence[AnyTrial]) -> list[AnyTrial]:
     """The runs that confirm a trial with another seed, without those that ``--retry-failed`` has repeated."""
     again = retried_trials(trials)
-    return [t for t in trials if CONFIRMS_ATTR in t.user_attrs and t.number not in again]
+    return [t for t in of_kind(trials, Kind.CONFIRMATION) if t.number not in again]
 
 
-def diverged_confirmations(trials: Sequence[FrozenTrial]) -> Counter[int]:
+def diverged_confirmations(trials: Sequence[AnyTrial]) -> Counter[int]:
     """Number of a confirmed trial → how many of its runs with other seeds diverged."""
-    return Counter(int(t.user_attrs[CONFIRMS_ATTR]) for t in confirmations(trials) if has_diverged(t))
+    return Counter(confirmed_by(t) or 0 for t in confirmations(trials) if has_diverged(t))
 
 
-def failed_confirmations(trials: Sequence[FrozenTrial]) -> Counter[int]:
+def failed_confirmations(trials: Sequence[AnyTrial]) -> Counter[int]:
     """Number of a trial → how many of its runs with other seeds ended without a result."""
     failed = (t for t in confirmations(trials) if t.state == TrialState.FAIL and not has_diverged(t))
-    return Counter(int(t.user_attrs[CONFIRMS_ATTR]) for t in failed)
+    return Counter(confirmed_by(t) or 0 for t in failed)
 
 
-def confirmed_trials(trials: Sequence[FrozenTrial], objective: Objective) -> dict[int, Confirmed]:
+def confirmed_trials(trials: Sequence[AnyTrial], objective: Objective) -> dict[int, Confirmed]:
     """Number of a confirmed trial → what came out. Runs that have not ended, or failed otherwise, are left out."""
     found: dict[int, list[tuple[int, float, float]]] = {}
     for trial in confirmations(trials):
@@ -67,7 +74,7 @@ def confirmed_trials(trials: Sequence[FrozenTrial], objective: Objective) -> dic
         else:
             continue
         seed = int(trial.user_attrs.get(SEED_ATTR, 0))
-        found.setdefault(int(trial.user_attrs[CONFIRMS_ATTR]), []).append((seed, value, held))
+        found.setdefault(confirmed_by(trial) or 0, []).append((seed, value, held))
     by_number, lost = {trial.number: trial for trial in trials}, diverged_confirmations(trials)  # tables lack some
     return {
         number: _confirmed_from(by_number[number], sorted(runs, key=lambda run: run[0]), lost[number], objective)
@@ -76,14 +83,14 @@ def confirmed_trials(trials: Sequence[FrozenTrial], objective: Objective) -> dic
     }
 
 
-def held_out(trial: FrozenTrial, objective: Objective) -> float:
+def held_out(trial: AnyTrial, objective: Objective) -> float:
     """What the trial's last epoch is worth on the examples that made no choice; not a number without them."""
     records = epoch_records(trial)
     return objective.held_out(records[-1]) if records else math.nan
 
 
 def _confirmed_from(
-    trial: FrozenTrial, runs: Sequence[tuple[int, float, float]], diverged: int, objective: Objective
+    trial: AnyTrial, runs: Sequence[tuple[int, float, float]], diverged: int, objective: Objective
 ) -> Confirmed:
     on_holdout = any(not math.isnan(run[2]) for run in runs)
     return Confirmed(

@@ -27,9 +27,8 @@ from bigbatch.cluster.host import json_values
 from bigbatch.tune.study.database import PatientStorage
 from bigbatch.tune.study.energy import StudyEnergy
 from bigbatch.tune.study.ledger import DeviceSeconds, Ledger
-from bigbatch.tune.study.retry import RETRIES_ATTR
 from bigbatch.tune.study.study_lock import StudyLock
-from bigbatch.tune.study.trial_facts import CONFIRMS_ATTR, CONTINUES_ATTR, OWNER_ATTR
+from bigbatch.tune.study.trial_facts import OWNER_ATTR, earlier_of, search_trials
 
 ENTRY_ATTR = "driver/"
 """Prefix of the study's user attributes with the entries of its drivers."""
@@ -240,9 +239,7 @@ class Drivers:
 
     def runs_elsewhere(self, trials: Iterable[FrozenTrial]) -> int:
         """How many of the trials other drivers run, confirmations not counted."""
-        return sum(
-            t.state == TrialState.RUNNING and CONFIRMS_ATTR not in t.user_attrs and not self.is_own(t) for t in trials
-        )
+        return sum(t.state == TrialState.RUNNING and not self.is_own(t) for t in search_trials(trials))
 
     def is_left(self, trial: FrozenTrial) -> bool:
         """Whether nobody runs a trial that the study calls RUNNING: its driver is dead, or was here before."""
@@ -277,11 +274,11 @@ class Drivers:
         It is copied, because a driver that seems dead may still write. Without it the trial begins again.
         """
         trial = trials[number]
-        before = trial.user_attrs.get(CONTINUES_ATTR, trial.user_attrs.get(RETRIES_ATTR))
-        numbers = [number] if before is None else [number, int(before)]
+        before = earlier_of(trial)
+        numbers = [number] if before is None else [number, before]
         owner = self._owner_entry(trial) if OWNER_ATTR in trial.user_attrs or before is None else None
         if owner is None and before is not None and OWNER_ATTR not in trial.user_attrs:
-            owner = self._owner_entry(trials[int(before)])
+            owner = self._owner_entry(trials[before])
         others = [owner] if owner is not None else []
         if not goal.exists():
             others += [entry for entry in self._others if entry is not owner]

@@ -27,8 +27,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from bigbatch.tune.study.feasible import is_infeasible
 from bigbatch.tune.study.objective import Objective
-from bigbatch.tune.study.retry import RETRIES_ATTR
-from bigbatch.tune.study.trial_facts import CONFIRMS_ATTR, CONTINUES_ATTR, has_diverged
+from bigbatch.tune.study.trial_facts import has_diverged, replaced_trials, search_trials
 
 LEAST_DRAWS = 8
 """With fewer ended trials nothing is extrapolated."""
@@ -103,13 +102,10 @@ def draws_of(trials: Sequence[FrozenTrial], objective: Objective) -> list[float]
     configuration that was continued counts once. A trial that violates a constraint says nothing: its value may be one
     that no allowed configuration has. Trials that failed for another reason and confirmations say nothing either.
     """
-    names = (RETRIES_ATTR, CONTINUES_ATTR)
-    replaced = {int(t.user_attrs[name]) for t in trials for name in names if name in t.user_attrs}
+    replaced = replaced_trials(trials)
     found = []
-    for trial in trials:
-        if trial.number in replaced or CONFIRMS_ATTR in trial.user_attrs:
-            continue
-        if is_infeasible(trial):
+    for trial in search_trials(trials):
+        if trial.number in replaced or is_infeasible(trial):
             continue
         if has_diverged(trial):
             found.append(objective.worst)

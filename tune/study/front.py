@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from bigbatch.cluster.host.atomic_files import write_json
 from bigbatch.tune.study.objectives import Objectives
-
-if TYPE_CHECKING:  # who only reads the file needs no Optuna
-    from optuna.trial import FrozenTrial
+from bigbatch.tune.study.trial_facts import AnyTrial
 
 SCHEMA_VERSION = 1
 PARETO_FILE = "pareto.json"
 
 
-def write_front(objectives: Objectives, trials: Sequence[FrozenTrial], path: Path) -> None:
+def write_front(objectives: Objectives, trials: Sequence[AnyTrial], path: Path) -> None:
     """Write the front, the best trial in the first objective first. The keys are in docs/objectives.md."""
     front = [
         {

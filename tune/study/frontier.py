@@ -26,7 +26,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import TrialState
 
 from bigbatch.cluster.host import json_values
 from bigbatch.tune.study import learned
@@ -43,15 +43,18 @@ from bigbatch.tune.study.reported import (
     on_held_out,
     uncertainty,
 )
-from bigbatch.tune.study.retry import before_equal_ones, given_trials, retried_trials
-from bigbatch.tune.study.tables import epoch_records, epoch_s
+from bigbatch.tune.study.tables import epoch_s
 from bigbatch.tune.study.tolerance import HALF_A_POINT, Tolerance, stored_tolerance
 from bigbatch.tune.study.trial_facts import (
-    CONFIRMS_ATTR,
+    AnyTrial,
+    before_equal_ones,
     configuration,
-    continued_trials,
+    epoch_records,
+    given_trials,
     has_diverged,
     planned_epochs,
+    replaced_trials,
+    search_trials,
     was_refused,
 )
 
@@ -214,12 +217,11 @@ def frontier_facts(description: Mapping[str, object], objective: Objective = Obj
     )
 
 
-def counted_trials(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+def counted_trials(trials: Sequence[AnyTrial]) -> list[AnyTrial]:
     """One trial for each configuration that began: without those that were repeated or continued, and without
     confirmations."""
-    replaced = {*retried_trials(trials), *continued_trials(trials)}
-    searched = [t for t in trials if CONFIRMS_ATTR not in t.user_attrs and not was_refused(t)]
-    return [t for t in searched if t.number not in replaced]
+    replaced = replaced_trials(trials)
+    return [t for t in search_trials(trials) if not was_refused(t) and t.number not in replaced]
 
 
 def answer_index(gains: Sequence[float | None], tolerance: Tolerance) -> int:
@@ -232,7 +234,7 @@ def answer_index(gains: Sequence[float | None], tolerance: Tolerance) -> int:
     return max(i for i, gain in enumerate(gains) if gain is not None and gain >= bar)
 
 
-def frontier_of(trials: Sequence[FrozenTrial], facts: FrontierFacts) -> Frontier | None:
+def frontier_of(trials: Sequence[AnyTrial], facts: FrontierFacts) -> Frontier | None:
     """The frontier of these trials; None before the first one has finished."""
     view = _Trials(trials, facts)
     rows = _refuted([view.row(value) for value in facts.values], facts)
@@ -264,7 +266,7 @@ def _comparable(rows: Sequence[FrontierRow]) -> list[FrontierRow]:
     return [row for row in sound if row.best is not None and row.best.seeds] or sound
 
 
-def value_of_trial(trial: FrozenTrial, facts: FrontierFacts) -> object:
+def value_of_trial(trial: AnyTrial, facts: FrontierFacts) -> object:
     """The trial's value of the frontier. What is fixed for the whole study is no parameter of its trials."""
     only = facts.values[0] if len(facts.values) == 1 else None
     return only if facts.name is None else trial.params.get(facts.name, only)
@@ -273,13 +275,13 @@ def value_of_trial(trial: FrozenTrial, facts: FrontierFacts) -> object:
 class _Trials:
     """The trials of a study, sorted by what an answer needs of them."""
 
-    def __init__(self, trials: Sequence[FrozenTrial], facts: FrontierFacts) -> None:
+    def __init__(self, trials: Sequence[AnyTrial], facts: FrontierFacts) -> None:
         self.facts = facts
         self.confirmed = confirmed_trials(trials, facts.objective)
         self.failed = failed_confirmations(trials)
         self.given = given_trials(trials)
         self.baseline = baseline_of(trials, facts.description, facts.objective)
-        self.by_value: dict[object, list[FrozenTrial]] = {value: [] for value in facts.values}
+        self.by_value: dict[object, list[AnyTrial]] = {value: [] for value in facts.values}
         for trial in counted_trials(trials):
             if trial.state != TrialState.WAITING and (value := value_of_trial(trial, facts)) in self.by_value:
                 self.by_value[value].append(trial)
@@ -304,10 +306,10 @@ class _Trials:
         changes = [learned.last_change(self._curve(trial)) for trial in done]
         return learned.cannot_be_told_apart([t.values[0] for t in done], changes)
 
-    def _curve(self, trial: FrozenTrial) -> list[float]:
+    def _curve(self, trial: AnyTrial) -> list[float]:
         return [self.facts.objective.value(record) for record in epoch_records(trial)]
 
-    def _best(self, done: Sequence[FrozenTrial]) -> BestOfValue:
+    def _best(self, done: Sequence[AnyTrial]) -> BestOfValue:
         """The best confirmed trial; the best one if none was confirmed. Of equal ones, see ``before_equal_ones``."""
         objective = self.facts.objective
         among = [t for t in done if t.number in self.confirmed] or done
@@ -338,7 +340,7 @@ class _Trials:
             config=configuration(best),
         )
 
-    def _has_learned(self, trial: FrozenTrial, reported: ReportedValue, tried: int) -> bool | None:
+    def _has_learned(self, trial: AnyTrial, reported: ReportedValue, tried: int) -> bool | None:
         """Whether the run that was chosen from ``tried`` ones has learned, and what did not choose it agrees.
 
         A fresh seed that diverged is no sign of that; such a trial is compared only where nothing else is left.
@@ -355,7 +357,7 @@ class _Trials:
         return None if None in found else all(found)
 
 
-def _finished(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+def _finished(trials: Sequence[AnyTrial]) -> list[AnyTrial]:
     return [t for t in trials if t.state == TrialState.COMPLETE and t.values]
 
 

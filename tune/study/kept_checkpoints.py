@@ -12,9 +12,9 @@ from bigbatch.tune.study.answer import leading_trial
 from bigbatch.tune.study.frontier import FrontierFacts, frontier_of, value_of_trial
 from bigbatch.tune.study.objectives import Objectives
 from bigbatch.tune.study.paused_checkpoints import CheckpointKeeper
-from bigbatch.tune.study.retry import before_equal_ones, may_need_checkpoint, note_given
+from bigbatch.tune.study.retry import may_need_checkpoint
 from bigbatch.tune.study.study_index import StudyIndex
-from bigbatch.tune.study.trial_facts import CONFIRMS_ATTR
+from bigbatch.tune.study.trial_facts import Kind, before_equal_ones, kind_of, note_given
 
 ALL = ("all", None)
 """The group of all trials; others are of one value of the frontier."""
@@ -74,7 +74,7 @@ class EndedCheckpoints(StudyIndex):
 
     def _take(self, place: int, trials: Sequence[FrozenTrial]) -> None:
         trial = trials[place]
-        self._has_confirmations |= CONFIRMS_ATTR in trial.user_attrs
+        self._has_confirmations |= kind_of(trial) == Kind.CONFIRMATION
         note_given(trial, self._given)
         if not trial.state.is_finished():
             return

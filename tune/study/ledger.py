@@ -33,8 +33,6 @@ SCHEMA_VERSION = 1
 WRITE_S = 10.0
 WARN_AFTER_S = 60.0
 """A warning is printed if the ledger cannot be written for this long. A search whose disk is full has ended earlier."""
-CARRIED_OVER = "0000.json"
-"""The file for what a study used before ledgers existed."""
 
 
 @dataclass
@@ -108,8 +106,6 @@ class Ledger:
     def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic, bill: OpenBill | None = None) -> None:
         self._folder, self._clock, self._bill = folder, clock, bill
         self._lock, self._writing = threading.Lock(), threading.Lock()
-        self._past: DeviceSeconds | None = None
-        """The past of a study that had no ledger, until it is written."""
         self._before = read_ledger(folder)
         self._others_read = _others(folder)
         self._ending_since: float | None = None
@@ -270,15 +266,6 @@ class Ledger:
             self._before.add(self._session)
             self._path, self._session = None, DeviceSeconds()
 
-    def carry_over(self, trials_s: Mapping[int, float]) -> None:
-        """Take the sum of the trials as the past of a study without a ledger. Does nothing if there is a ledger."""
-        past = DeviceSeconds(sum(trials_s.values()), dict(trials_s))
-        if past.held_s and not any(self._folder.glob("*.json")):
-            self._before.add(past)
-            self._past = past
-            with contextlib.suppress(OSError):  # the disk is full; the session's next write includes it
-                self._write_past()
-
     def _begin_session(self) -> bool:
         """Choose this driver's file, with the next free number. Returns whether this is its first entry."""
         self._advance()
@@ -314,13 +301,7 @@ class Ledger:
                 now = DeviceSeconds()
                 now.add(self._session)
             if path is not None:
-                self._write_past()
                 _write(path, now, **facts)
-
-    def _write_past(self) -> None:
-        if self._past is not None:
-            _write(self._folder / CARRIED_OVER, self._past, carried_over_at=_now())
-            self._past = None
 
     def _advance(self) -> None:
         now, before = self._clock(), self._at

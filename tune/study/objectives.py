@@ -5,19 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from bigbatch.cluster.host import json_values
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.config.train_config import LOSSES
 from bigbatch.tune.study import metrics
 from bigbatch.tune.study.metrics import Record
-from bigbatch.tune.study.objective import Direction, Objective, Reported, read_objective
-from bigbatch.tune.study.reported_objectives import reported_objectives
+from bigbatch.tune.study.objective import NATURAL, SHORT_DIRECTIONS, Direction, Objective, Reported, read_objective
 from bigbatch.tune.study.target import TimeToTarget, read_target, target_of
-
-if TYPE_CHECKING:  # the plan imports this file, and answers before Optuna is loaded
-    from optuna.trial import FrozenTrial
+from bigbatch.tune.study.trial_facts import AnyTrial
 
 T = TypeVar("T")
 DEFAULT_OBJECTIVE = "val_top1:max"
@@ -61,14 +58,14 @@ class Objectives:
         """What a trial is worth that has ended as planned, one value for each objective; see ``Objective.final``."""
         return [objective.final(records, gpu_hours, workers) for objective in self.each]
 
-    def best(self, trials: Sequence[FrozenTrial]) -> FrozenTrial | None:
+    def best(self, trials: Sequence[AnyTrial]) -> AnyTrial | None:
         """The completed trial that is best in the first objective. None if none is complete.
 
         Of several equal ones it is the best in the next objective, then the earliest. So it is always on the front.
         """
         return max(_complete(trials), key=lambda t: (*self.gains(t.values), -t.number), default=None)
 
-    def front(self, trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+    def front(self, trials: Sequence[AnyTrial]) -> list[AnyTrial]:
         """The completed trials that no other one beats: as good in all objectives, better in one. Best first."""
         done = sorted(_complete(trials), key=lambda t: (*self.gains(t.values), -t.number), reverse=True)
         return front_of(self, done, lambda trial: trial.values)
@@ -97,7 +94,7 @@ def front_of(objectives: Objectives, items: Sequence[T], values_of: Callable[[T]
     return [item for place, item in enumerate(items) if place in kept]
 
 
-def _complete(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+def _complete(trials: Sequence[AnyTrial]) -> list[AnyTrial]:
     return [t for t in trials if t.state.name == "COMPLETE" and t.values]
 
 
@@ -155,3 +152,28 @@ def read_objectives(option: str, text: str, reported: Reported | int) -> Objecti
             "Write --target val_top1=0.759, or --objectives val_top1:max,gpu_hours:min."
         )
     return Objectives(each)
+
+
+def reported_objectives(option: str, text: str) -> tuple[Objective, ...]:
+    """``accuracy:max,loss:min`` → the objectives. What no trial reports, such as chance level, is not known.
+
+    Raises ConfigError for a missing direction where none is natural, and a metric that is named twice.
+    """
+    directions = {short: full for full, short in SHORT_DIRECTIONS.items()}
+    found: list[Objective] = []
+    for part in text.split(","):
+        name, colon, word = (piece.strip() for piece in part.partition(":"))
+        known = metrics.known_metrics().get(name)
+        if not name:
+            raise ConfigError(f"{option} takes NAME:max or NAME:min; got {text!r}. Write e.g. accuracy:max.")
+        if not colon and (known is None or known.better not in NATURAL):
+            raise ConfigError(f"{option} needs a direction for {name}; got none. Write {name}:max or {name}:min.")
+        if colon and word not in directions:
+            raise ConfigError(
+                f"{option} takes max or min after the colon; got {part!r}. Write {name}:max or {name}:min."
+            )
+        if any(name == other.name for other in found):
+            raise ConfigError(f"{option} names each metric once, in one direction; got {name} twice. Keep one of them.")
+        direction = directions[word] if colon else NATURAL[known.better if known else ""]
+        found.append(Objective(name, direction, math.nan))
+    return tuple(found)

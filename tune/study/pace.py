@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from optuna.trial import FrozenTrial
 
-from bigbatch.tune.study.tables import epoch_records, epoch_s
-from bigbatch.tune.study.trial_facts import configuration
+from bigbatch.tune.study.tables import epoch_s
+from bigbatch.tune.study.trial_facts import configuration, epoch_records
 
 PaceKey = tuple[object, ...]
 """Trials with the same key are taken to be equally fast."""

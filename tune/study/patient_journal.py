@@ -7,16 +7,20 @@ is room. See docs/decisions/015.
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from pathlib import Path
 
-from optuna.storages.journal import JournalFileBackend
+from optuna.storages import JournalStorage
+from optuna.storages.journal import BaseJournalBackend, JournalFileBackend
+from optuna.trial import FrozenTrial, TrialState
 
+from bigbatch.cluster.host.optuna_journal import end_of_whole_trials
+from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.host.disk_full import FULL, QUOTA, DiskFull, describe_full_disk, full_errno
-from bigbatch.tune.study.journal_reader import end_of_whole_trials
 
 JOB_VARIABLE = "BIGBATCH_JOB_FOLDER"
 """A job of ``cluster/`` sets this variable for its driver."""
@@ -182,3 +186,58 @@ def repair_journal(path: Path) -> None:
             journal.truncate(keep)
             journal.flush()
             os.fsync(journal.fileno())
+
+
+_ENDED = tuple(state for state in TrialState if state.is_finished())
+
+
+def open_journal(path: Path, disk: Disk) -> QuickJournal:
+    """The journal at ``path``, new or not. Raises ConfigError if a line of it cannot be read: nothing may follow it."""
+    try:
+        return QuickJournal(PatientJournal(path, disk))
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"a study's optuna.journal must be readable; got {str(path)!r}, which is damaged "
+            f"({' '.join(str(error).split())[:120]}). Restore it from a copy. The tables beside it hold what has ended."
+        ) from None
+
+
+class QuickJournal(JournalStorage):
+    """A ``JournalStorage`` whose lists of trials cost little.
+
+    Attributes:
+        visited: how many trials were looked at one by one, in Python.
+    """
+
+    def __init__(self, backend: BaseJournalBackend) -> None:
+        self._listed: dict[int, int] = {}
+        self._open: dict[int, list[int]] = {}
+        self.visited = 0
+        super().__init__(backend)
+
+    def get_all_trials(
+        self, study_id: int, deepcopy: bool = True, states: Container[TrialState] | None = None
+    ) -> list[FrozenTrial]:
+        """As Optuna's method. Raises KeyError if there is no such study."""
+        with self._thread_lock:
+            self._sync_with_backend()
+            result = self._replay_result
+            if states is None and len(result._studies) == 1 == len(result._study_id_to_trial_ids):
+                result.get_study(study_id)
+                found = list(result._trials.values())  # the only study's, in the order of their numbers
+            elif states is not None and not any(state in states for state in _ENDED):
+                found = [trial for trial in self._not_ended(study_id) if trial.state in states]
+            else:
+                found = result.get_all_trials(study_id, states)
+            return copy.deepcopy(found) if deepcopy else found
+
+    def _not_ended(self, study_id: int) -> list[FrozenTrial]:
+        """The trials of a study that have not ended. One that has ended stays so."""
+        result = self._replay_result
+        result.get_study(study_id)
+        ids = result._study_id_to_trial_ids[study_id]
+        asked = [*self._open.get(study_id, ()), *ids[self._listed.get(study_id, 0) :]]
+        self.visited += len(asked)
+        found = [trial for trial in (result._trials[one] for one in asked) if not trial.state.is_finished()]
+        self._open[study_id], self._listed[study_id] = [trial._trial_id for trial in found], len(ids)
+        return found

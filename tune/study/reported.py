@@ -11,8 +11,6 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from optuna.trial import FrozenTrial
-
 from bigbatch.tune.study import learned
 from bigbatch.tune.study.certainty import (
     ERROR_RATE,
@@ -24,6 +22,7 @@ from bigbatch.tune.study.certainty import (
 from bigbatch.tune.study.confirmed import Confirmed, held_out
 from bigbatch.tune.study.learned import CHOSEN, FRESH_SEEDS, HELD_OUT
 from bigbatch.tune.study.objective import Objective
+from bigbatch.tune.study.trial_facts import AnyTrial
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ class ReportedValue:
 
 
 def on_held_out(
-    trial: FrozenTrial, confirmed: Confirmed | None, examples: Examples, objective: Objective
+    trial: AnyTrial, confirmed: Confirmed | None, examples: Examples, objective: Objective
 ) -> ReportedValue | None:
     """What the examples that made no choice say of the trial; None without them."""
     values = confirmed.holdout if confirmed else (held_out(trial, objective),)

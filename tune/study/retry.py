@@ -14,22 +14,21 @@ from typing import Protocol
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from bigbatch.cluster.host import json_values
 from bigbatch.tune.study.study_index import StudyIndex
-from bigbatch.tune.study.tables import EPOCH_ATTR, epoch_of
+from bigbatch.tune.study.tables import epoch_of
 from bigbatch.tune.study.trial_facts import (
     CONFIRMS_ATTR,
-    CONTINUES_ATTR,
-    GIVEN_ATTR,
+    EPOCH_ATTR,
+    RETRIES_ATTR,
     SEED_ATTR,
-    continued_trials,
+    counts_as_ended,
+    earlier_of,
     has_diverged,
     is_paused,
-    was_refused,
+    replaced_trials,
+    retried_trials,
+    trials_of_run,
 )
-
-RETRIES_ATTR = "retries"
-"""User attribute of a retry: the number of the failed trial."""
 
 
 class LedgerOfTrials(Protocol):
@@ -48,53 +47,6 @@ class StudyWithCheckpoints(Protocol):
         """Of the trial with that number, whether it exists or not."""
 
 
-def retried_trials(trials: Sequence[FrozenTrial]) -> dict[int, int]:
-    """Number of a failed trial → number of its retry."""
-    return {int(t.user_attrs[RETRIES_ATTR]): t.number for t in trials if RETRIES_ATTR in t.user_attrs}
-
-
-def replaced_trials(trials: Sequence[FrozenTrial]) -> dict[int, int]:
-    """Number of a failed or paused trial → number of the trial that stands for it now."""
-    return {**retried_trials(trials), **continued_trials(trials)}
-
-
-def given_trials(trials: Sequence[FrozenTrial]) -> dict[int, int]:
-    """Number of each trial that trains a configuration that was given, e.g. a published recipe → number of the trial
-    with which that configuration began. Continuations and retries of such trials train it too."""
-    found: dict[int, int] = {}
-    for trial in trials:
-        note_given(trial, found)
-    return found
-
-
-def note_given(trial: FrozenTrial, found: dict[int, int]) -> None:
-    """Add the trial to ``found`` (as ``given_trials``, with the earlier trials) if its configuration was given."""
-    earlier = _earlier(trial)
-    if earlier is not None and earlier in found:
-        found[trial.number] = found[earlier]
-    elif GIVEN_ATTR in trial.user_attrs:
-        found[trial.number] = trial.number
-
-
-def trials_of_run(trials: Sequence[FrozenTrial], number: int) -> list[FrozenTrial]:
-    """The trial with this number, the one that it repeats or continues, the one before that, and so on. Together they
-    are one run: what it costs is the sum over them.
-
-    Args:
-        trials: all trials of the study.
-    """
-    found = [trials[number]]
-    while (earlier := _earlier(found[-1])) is not None and earlier < found[-1].number:
-        found.append(trials[earlier])
-    return found
-
-
-def _earlier(trial: FrozenTrial) -> int | None:
-    attrs = trial.user_attrs
-    earlier = json_values.whole_number_or_none(attrs, CONTINUES_ATTR)
-    return json_values.whole_number_or_none(attrs, RETRIES_ATTR) if earlier is None else earlier
-
-
 def run_hours(ledger: LedgerOfTrials, run: Sequence[FrozenTrial]) -> float:
     """Device hours of a run, over all its trials and their attempts. ``run``: as ``trials_of_run``."""
     return sum(ledger.trial_s(trial.number) for trial in run) / 3600
@@ -111,20 +63,6 @@ def was_reported(earlier: Sequence[FrozenTrial], record: Mapping[str, object]) -
     key = f"{EPOCH_ATTR}{epoch_of(record):05d}"
     known = (trial.user_attrs.get(key) for trial in earlier)
     return any(all(one.get(name) == record.get(name) for name in same) for one in known if isinstance(one, Mapping))
-
-
-def count_ended(trials: Sequence[FrozenTrial]) -> int:
-    """The number of trials that have ended, as ``--trials`` counts.
-
-    Failed trials that have a retry do not count, nor do paused trials that were continued, those that were refused
-    before they began, and confirmations.
-    """
-    again = replaced_trials(trials)
-    return sum(t.number not in again and _counts(t) for t in trials)
-
-
-def _counts(trial: FrozenTrial) -> bool:
-    return trial.state.is_finished() and CONFIRMS_ATTR not in trial.user_attrs and not was_refused(trial)
 
 
 def trials_to_retry(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
@@ -173,11 +111,10 @@ class EndedCount(StudyIndex):
 
     def _take(self, place: int, trials: Sequence[FrozenTrial]) -> None:
         trial = trials[place]
-        for name in (RETRIES_ATTR, CONTINUES_ATTR):
-            if name in trial.user_attrs:
-                self._replaced.add(int(trial.user_attrs[name]))
-                self._counted.discard(int(trial.user_attrs[name]))
-        if trial.number not in self._replaced and _counts(trial):
+        if (earlier := earlier_of(trial)) is not None:
+            self._replaced.add(earlier)
+            self._counted.discard(earlier)
+        if trial.number not in self._replaced and counts_as_ended(trial):
             self._counted.add(trial.number)
 
 
@@ -185,13 +122,3 @@ def may_need_checkpoint(trial: FrozenTrial) -> bool:
     """Whether a retry or a continuation of an ended trial would begin from its checkpoint."""
     failed = trial.state == TrialState.FAIL and not has_diverged(trial)  # from there it would only diverge again
     return failed or is_paused(trial)
-
-
-def before_equal_ones(trial: FrozenTrial, given: Mapping[int, int]) -> tuple[bool, int]:
-    """Of trials that are equally good, the one for which this is smallest comes first: a configuration that was given,
-    as published recipes are, because it has proved itself elsewhere too; then the earliest one.
-
-    Args:
-        given: as ``given_trials``.
-    """
-    return trial.number not in given, given.get(trial.number, trial.number)

@@ -39,14 +39,12 @@ from bigbatch.tune.study.frontier_file import FRONTIER_FILE, write_frontier
 from bigbatch.tune.study.kept_checkpoints import EndedCheckpoints
 from bigbatch.tune.study.ledger import Ledger, open_bill
 from bigbatch.tune.study.objectives import Objectives, objectives_of
-from bigbatch.tune.study.patient_journal import Disk, repair_journal
+from bigbatch.tune.study.patient_journal import Disk, open_journal, repair_journal
 from bigbatch.tune.study.paused_checkpoints import ChooseDropped, PausedCheckpoints
 from bigbatch.tune.study.provenance import redact
-from bigbatch.tune.study.quick_journal import open_journal
 from bigbatch.tune.study.retry import hours_of_run
 from bigbatch.tune.study.storage_url import DatabaseLost, check_database_file
-from bigbatch.tune.study.tables import used_before
-from bigbatch.tune.study.trial_facts import WORKERS_ATTR
+from bigbatch.tune.study.trial_facts import WORKERS_ATTR, epoch_records
 from bigbatch.tune.study.turns import Agree, agree_at_once, deciding
 from bigbatch.tune.study.verdict import Verdict, decided, verdict_on
 
@@ -166,8 +164,6 @@ class StudyStore:
             repair_journal(folder / JOURNAL_FILE)
             store._load(description, agree)
             store._meet_drivers(description)
-            if store.drivers is None or not store.drivers.with_others:
-                store.ledger.carry_over(used_before(store.study, description.get("workers", 1)))
         except BaseException:
             store.close()
             raise
@@ -235,7 +231,7 @@ class StudyStore:
         for trial in self.study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,)):
             if self.drivers is not None and not self.drivers.takes_over(trial):
                 continue
-            records = tables.epoch_records(trial)
+            records = epoch_records(trial)
             self.study._storage.set_trial_user_attr(
                 trial._trial_id, "gpu_hours", self.ledger.trial_s(trial.number) / 3600
             )

@@ -1,27 +1,25 @@
 """The two tables of a study as they are now, and the study itself, for what only reads. Writes and locks nothing there.
 
-A study with a journal is read from a copy of the journal, so that the export is one moment of a search that goes on. Of
-a study in a database the folder has the tables, which may be some seconds old while trials run.
+A study with a journal is read from it, up to a line that the driver may just write. Of a study in a database the folder
+has the tables, which may be some seconds old while trials run.
 """
 
 from __future__ import annotations
 
-import contextlib
-import shutil
-import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bigbatch.cluster.host import json_values
+from bigbatch.cluster.host.optuna_journal import JOURNAL_NAME, read_journal
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.study import metrics
-from bigbatch.tune.study.description import Description, read_description
-from bigbatch.tune.study.journal_reader import JOURNAL_NAME
+from bigbatch.tune.study.description import read_description
 from bigbatch.tune.study.objectives import Objectives, objectives_of
 from bigbatch.tune.study.storage_url import check_database_file, check_url
 from bigbatch.tune.study.summary import EPOCHS_TABLE, TRIALS_TABLE
+from bigbatch.tune.study.trial_facts import Run
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -81,10 +79,28 @@ def _read_tables(folder: Path, storage: str | None) -> StudyTables:
     if storage is not None or (folder / JOURNAL_NAME).exists():
         from bigbatch.tune.study.tables import epochs_table, trials_table
 
-        with opened_study(folder, storage) as study:
-            trials = study.get_trials(deepcopy=False)
-            return StudyTables(name, objectives, trials_table(trials, objectives), epochs_table(trials))
+        trials = _trials_of_journal(folder, name) if storage is None else study_of_database(name, storage).trials
+        return StudyTables(name, objectives, trials_table(trials, objectives), epochs_table(trials))
     return _stored_tables(folder, name, objectives)
+
+
+def _trials_of_journal(folder: Path, name: str) -> list[Run]:
+    try:
+        found = read_journal(folder, name, Run)
+        reason = None if found is None or found.cut_at is None else f"line {found.cut_at} is damaged"
+    except OSError as error:
+        found, reason = None, error.strerror
+    if reason is not None:
+        raise ConfigError(
+            f"the journal must be readable; got {str(folder / JOURNAL_NAME)!r} ({reason}). "
+            "bigbatch tune --resume repairs its end."
+        )
+    if found is None:
+        raise ConfigError(
+            f"a study must have begun to be read; {str(folder / JOURNAL_NAME)!r} has none called {name!r} yet. "
+            "Try again later."
+        )
+    return found.trials
 
 
 def _stored_tables(folder: Path, name: str, objectives: Objectives) -> StudyTables:
@@ -106,52 +122,8 @@ def _stored_tables(folder: Path, name: str, objectives: Objectives) -> StudyTabl
         ) from None
 
 
-@contextlib.contextmanager
-def opened_study(folder: Path, storage: str | None) -> Iterator[Study]:
-    """The study as Optuna opens it: of its database, or of a copy of its journal.
-
-    Raises ConfigError if it cannot be opened.
-    """
-    description: Description = read_description(folder)
-    name = name_of_study(folder, description)
-    if storage is not None:
-        yield _from_database(name, storage)
-        return
-    if not (folder / JOURNAL_NAME).exists():
-        raise ConfigError(
-            f"the study must have a journal or a database; {JOURNAL_NAME} is not in {str(folder)!r}. "
-            "Write --storage URL, with which the study began."
-        )
-    with tempfile.TemporaryDirectory(prefix="bigbatch-export-") as copies:
-        yield _from_journal(name, folder / JOURNAL_NAME, Path(copies) / JOURNAL_NAME)
-
-
-def _from_journal(name: str, journal: Path, copy: Path) -> Study:
-    import optuna
-    from optuna.storages import JournalStorage
-    from optuna.storages.journal import JournalFileBackend
-
-    try:
-        shutil.copyfile(journal, copy)
-        with copy.open("rb+") as lines:  # the driver may write its last line just now
-            lines.truncate(_complete_lines_bytes(lines.read()))
-        return optuna.load_study(study_name=name, storage=JournalStorage(JournalFileBackend(str(copy))))
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"the journal must be readable; got {str(journal)!r} ({' '.join(str(error).split())}). "
-            "bigbatch tune --resume repairs its end."
-        ) from None
-    except KeyError:
-        raise ConfigError(
-            f"a study must have begun to be read; {str(journal)!r} has none called {name!r} yet. Try again later."
-        ) from None
-
-
-def _complete_lines_bytes(content: bytes) -> int:
-    return content.rfind(b"\n") + 1
-
-
-def _from_database(name: str, storage: str) -> Study:
+def study_of_database(name: str, storage: str) -> Study:
+    """The study as Optuna opens it. Raises ConfigError if it cannot be opened."""
     check_url(storage)
     check_database_file(storage)
     import optuna

@@ -12,6 +12,7 @@ import shlex
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 
@@ -19,22 +20,19 @@ from bigbatch.cluster.host import json_values, slurm_commands
 from bigbatch.cluster.host.atomic_files import read_json
 from bigbatch.cluster.host.holder import is_alive
 from bigbatch.cluster.host.lease import seen_lease
+from bigbatch.cluster.host.optuna_journal import EVERYTHING, FACTS, JOURNAL_NAME, State, read_journal
 from bigbatch.cluster.host.waits import STALE_S
 from bigbatch.train_loop.config import ConfigError, Options, config_keys
 from bigbatch.tune.study.description import STUDY_FILE, Description, read_description
 from bigbatch.tune.study.energy import StudyEnergy
 from bigbatch.tune.study.frontier_file import FRONTIER_FILE
-from bigbatch.tune.study.journal_reader import (
-    ENDED_STATES,
-    JOURNAL_NAME,
-    StoredStudy,
-    StoredTrial,
-    read_journal,
-)
 from bigbatch.tune.study.ledger import ledger_files, read_session
 from bigbatch.tune.study.metrics import COSTS
+from bigbatch.tune.study.trial_facts import EPOCH_ATTR, Run, Runs
 
 TRIALS_TABLE, EPOCHS_TABLE, PROGRESS_NAME = "trials.parquet", "epochs.parquet", "progress.json"
+LOG_FROM_RATIO = 50.0
+"""A parameter whose values span this factor is taken as logarithmic where its range is not known."""
 DEFAULT_RUNS = "runs"
 """The folder of studies that commands look into, if they are told no other."""
 QUEUE_ANSWER_S = 5.0
@@ -55,7 +53,7 @@ class StudySummary:
     """Who runs it, or why it cannot be read."""
     description: Description = field(default_factory=dict)
     """study.json."""
-    study: StoredStudy = field(default_factory=StoredStudy)
+    study: Runs = field(default_factory=Runs)
     ended: int = 0
     best: float | None = None
     held_s: float = 0.0
@@ -204,32 +202,41 @@ def _job_of(summary: StudySummary) -> str:
 
 
 def _read_trials(summary: StudySummary, details: bool) -> None:
-    stored = read_journal(summary.folder, summary.name, details=details)
+    stored = None
+    with contextlib.suppress(OSError):
+        stored = read_journal(summary.folder, summary.name, Run, EVERYTHING if details else FACTS)
     if stored is not None:
-        summary.study, summary.ended = stored, stored.ended
-        summary.best = stored.best.value if stored.best else None
+        summary.study = Runs(stored.trials, stored.maximize)
+        summary.ended, summary.best = summary.study.ended, summary.study.best_value
         return
     noted = read_json(summary.folder / PROGRESS_NAME)
-    summary.study = trials_of_table(summary.folder) if details or not noted else StoredStudy()
+    summary.study = Runs(trials_of_tables(summary.folder) if details or not noted else [])
     if noted:
         summary.ended = sum(json_values.whole_number(noted, key) for key in ("complete", "pruned", "failed"))
         summary.best = json_values.number_or_none(noted, "best")
     elif summary.study.trials:
-        summary.ended, best = summary.study.ended, summary.study.best
-        summary.best = best.value if best else None
+        summary.ended, summary.best = summary.study.ended, summary.study.best_value
 
 
-def trials_of_table(folder: Path) -> StoredStudy:
-    """The trials as ``trials.parquet`` has them, without those that have not begun."""
+def trials_of_tables(folder: Path) -> list[Run]:
+    """The trials as the study's two tables have them, without those that have not begun."""
     if not (folder / TRIALS_TABLE).exists():
-        return StoredStudy()
+        return []
     import pyarrow.parquet as pq
 
-    return StoredStudy([_from_row(row) for row in pq.read_table(folder / TRIALS_TABLE).to_pylist()])
+    trials = [_from_row(row) for row in pq.read_table(folder / TRIALS_TABLE).to_pylist()]
+    by_number, distributions = {trial.number: trial for trial in trials}, _guessed_distributions(trials)
+    for trial in trials:
+        trial.distributions = {name: distributions[name] for name in trial.params}
+    if (folder / EPOCHS_TABLE).exists():
+        for row in pq.read_table(folder / EPOCHS_TABLE).to_pylist():
+            if (number := row.pop("trial")) in by_number:
+                by_number[number].user_attrs[f"{EPOCH_ATTR}{row['epoch']:05d}"] = row
+    return trials
 
 
-def _from_row(row: Mapping[str, object]) -> StoredTrial:
-    value, last = json_values.number_or_none(row, "value"), json_values.number_or_none(row, "best_value")
+def _from_row(row: Mapping[str, object]) -> Run:
+    value = json_values.number_or_none(row, "value")
     names = (
         "gpu_hours", "ended_because", "attempts", "retries", "continues", "paused_in_epoch", "diverged", "confirms",
         "infeasible",
@@ -244,15 +251,36 @@ def _from_row(row: Mapping[str, object]) -> StoredTrial:
             for section in sections:
                 place = place.setdefault(section, {})  # type: ignore[assignment]
             place[key] = json.loads(str(found)) if config_keys().get(dotted) is Options else found
-    return StoredTrial(
+    started, ended = row.get("started_at"), row.get("ended_at")
+    return Run(
         number=json_values.whole_number(row, "trial"),
-        state=json_values.text(row, "state"),
-        value=value,
-        last_value=last if value is None else value,
-        epochs=json_values.whole_number(row, "epochs"),
+        state=State[json_values.text(row, "state")],
+        values=[] if value is None else [value],
         params=json.loads(json_values.text(row, "parameters", "{}")),
-        attrs=attrs | ({"config": config} if config else {}),
+        user_attrs=attrs | ({"config": config} if config else {}),
+        datetime_start=started.astimezone().replace(tzinfo=None) if isinstance(started, datetime) else None,
+        datetime_complete=ended.astimezone().replace(tzinfo=None) if isinstance(ended, datetime) else None,
     )
+
+
+def _guessed_distributions(trials: Sequence[Run]) -> dict[str, str]:
+    """Ranges that hold all values of each parameter, as Optuna's JSON: the tables do not keep the true ones."""
+    values: dict[str, list[object]] = {}
+    for trial in trials:
+        for name, value in trial.params.items():
+            values.setdefault(name, []).append(value)
+    return {name: json.dumps(_guessed(found)) for name, found in values.items()}
+
+
+def _guessed(values: Sequence[object]) -> dict[str, object]:
+    numbers = [v for v in values if isinstance(v, (int, float)) and not isinstance(v, bool)]
+    if len(numbers) < len(values):
+        return {"name": "CategoricalDistribution", "attributes": {"choices": list(dict.fromkeys(values))}}
+    low, high = min(numbers), max(numbers)
+    attributes = {"low": low, "high": high, "log": low > 0 and high / low > LOG_FROM_RATIO}
+    if all(isinstance(v, int) for v in numbers):
+        return {"name": "IntDistribution", "attributes": {**attributes, "step": 1}}
+    return {"name": "FloatDistribution", "attributes": {**attributes, "step": None}}
 
 
 def _judge(summary: StudySummary) -> None:
@@ -305,10 +333,11 @@ def changed_words(summary: StudySummary, now: float | None = None) -> str:
     return since_words((time.time() if now is None else now) - summary.changed_at) if summary.changed_at else "–"
 
 
-def counted(states: Iterable[str]) -> dict[str, int]:
-    """How often each state occurs, in the order in which they are named."""
+def counted(states: Iterable[State]) -> dict[str, int]:
+    """How often each state occurs: first the ends, then the others."""
     listed = list(states)
-    return {state: listed.count(state) for state in (*ENDED_STATES, "RUNNING", "WAITING") if state in listed}
+    order = sorted(State, key=lambda state: (not state.is_finished(), state))
+    return {state.name: listed.count(state) for state in order if state in listed}
 
 
 def resume_words(found: StudySummary) -> str:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from bigbatch.cluster.host import json_values
@@ -28,14 +27,15 @@ from bigbatch.tune.study.trial_facts import (
     CONFIRMS_ATTR,
     CONTINUES_ATTR,
     DIVERGED_ATTR,
+    EPOCH_ATTR,
     FAILURE_ATTR,
     PAUSED_ATTR,
+    AnyTrial,
+    epoch_records,
     was_refused,
 )
 
 TRIALS_VERSION, EPOCHS_VERSION = "2", "1"
-EPOCH_ATTR = "epoch/"
-"""Prefix of the user attributes with a trial's epoch records: ``epoch/00001`` …"""
 OBJECTIVE_KEY = b"bigbatch.objective"
 """Of the metadata of trials.parquet: what ``value`` is, e.g. ``val_top1:max``."""
 
@@ -102,11 +102,6 @@ EPOCHS = pa.schema(
 )
 
 
-def epoch_records(trial: FrozenTrial) -> list[dict[str, object]]:
-    """A trial's epoch records, the first epoch first."""
-    return [trial.user_attrs[key] for key in sorted(trial.user_attrs) if key.startswith(EPOCH_ATTR)]
-
-
 def report_missing(live: Trial, stored: FrozenTrial, objectives: Objectives | None = None) -> None:
     """Report the values of epochs that have a record alone: the driver was killed between the two entries."""
     for record in epoch_records(stored):
@@ -131,7 +126,7 @@ def report(live: Trial, record: Mapping[str, object], objectives: Objectives) ->
         live.report(objectives.first.value(record), epoch_of(record))
 
 
-def trial_row(trial: FrozenTrial, objectives: Objectives) -> dict[str, object]:
+def trial_row(trial: AnyTrial, objectives: Objectives) -> dict[str, object]:
     """The trial's row in trials.parquet."""
     records = epoch_records(trial)
     values = trial.values if trial.state == TrialState.COMPLETE else None
@@ -167,7 +162,7 @@ def _config_value(configuration: Mapping[str, object], key: str) -> object:
     return json.dumps(value, sort_keys=True) if isinstance(value, Mapping) else value
 
 
-def trials_table(trials: Iterable[FrozenTrial], objectives: Objectives) -> pa.Table:
+def trials_table(trials: Iterable[AnyTrial], objectives: Objectives) -> pa.Table:
     """A row for each trial that has started. The schema's metadata name the objective."""
     begun = [t for t in trials if t.state != TrialState.WAITING or t.user_attrs.get("config")]
     rows = [trial_row(t, objectives) for t in begun if not was_refused(t)]
@@ -175,7 +170,7 @@ def trials_table(trials: Iterable[FrozenTrial], objectives: Objectives) -> pa.Ta
     return pa.Table.from_pylist(rows, schema=schema)
 
 
-def epochs_table(trials: Iterable[FrozenTrial]) -> pa.Table:
+def epochs_table(trials: Iterable[AnyTrial]) -> pa.Table:
     """A row for each epoch of each trial."""
     rows = [{"trial": t.number, **r, **_as_maps(r)} for t in trials for r in epoch_records(t)]
     return pa.Table.from_pylist(rows, schema=EPOCHS)
@@ -187,12 +182,12 @@ def _as_maps(record: Mapping[str, object]) -> dict[str, object]:
     return found | {name: list(values.items()) for name in metrics.MAPS if isinstance(values := record.get(name), dict)}
 
 
-def write_trials(trials: Iterable[FrozenTrial], path: Path, objectives: Objectives) -> None:
+def write_trials(trials: Iterable[AnyTrial], path: Path, objectives: Objectives) -> None:
     """Write ``trials_table``."""
     _write(trials_table(trials, objectives), path)
 
 
-def write_epochs(trials: Iterable[FrozenTrial], path: Path) -> None:
+def write_epochs(trials: Iterable[AnyTrial], path: Path) -> None:
     """Write ``epochs_table``."""
     _write(epochs_table(trials), path)
 
@@ -217,16 +212,3 @@ def epoch_of(record: Mapping[str, object]) -> int:
 def epoch_s(record: Mapping[str, object]) -> float:
     """Seconds that an epoch took, with validation and checkpoints."""
     return metrics.of_record(metrics.EPOCH_S, record)
-
-
-def used_before(study: Study, workers: int) -> dict[int, float]:
-    """Device seconds of each trial of a study without a ledger, as far as they are known.
-
-    Such a study noted them at the end of each attempt. For a killed attempt only its epochs are known.
-    """
-    used = {}
-    for trial in study.get_trials(deepcopy=False):
-        noted_s = 3600 * trial.user_attrs.get("gpu_hours", 0.0)
-        epochs_s = sum(epoch_s(record) for record in epoch_records(trial)) * workers
-        used[trial.number] = max(noted_s, epochs_s) if trial.state == TrialState.RUNNING else noted_s
-    return {number: seconds for number, seconds in used.items() if seconds}

@@ -1,4 +1,7 @@
-"""What a trial of the study says about itself: its planned epochs and warmup, whether it is paused, what it continues.
+"""A trial of a study: what kind of run it is, which runs it goes on with, how it ended, and its epochs.
+
+``Run`` is a trial as the study's files hold it; ``FrozenTrial`` is the same trial where Optuna has it open. They have
+the same fields, and every function here takes either. Needs no Optuna.
 
 A pause is not the end of a configuration. The study keeps it as a PRUNED trial with ``PAUSED_ATTR``, so that samplers
 learn from it. Optuna does not change a trial that has ended; so a continuation is a new trial of the same parameters.
@@ -7,13 +10,36 @@ It names the paused one in ``CONTINUES_ATTR``, takes over its checkpoint, and co
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
-from optuna.study import Study
-from optuna.trial import FrozenTrial, TrialState
+import enum
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from bigbatch.cluster.host import json_values
+from bigbatch.cluster.host.optuna_journal import EPOCH_PREFIX, State, StoredTrial
 
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    from optuna.study import Study
+    from optuna.trial import FrozenTrial
+
+    AnyTrial: TypeAlias = "FrozenTrial | Run"
+else:
+    AnyTrial = Any
+
+OneTrial = TypeVar("OneTrial", bound="AnyTrial")
+
+
+class WithAttrs(Protocol):
+    """A trial of any kind, also one that Optuna lets a driver write."""
+
+    @property
+    def user_attrs(self) -> dict[str, Any]:
+        """What the driver has noted of it."""
+
+
+EPOCH_ATTR = EPOCH_PREFIX
 PAUSED_ATTR = "paused_in_epoch"
 """User attribute of a paused trial: the last epoch that it trained."""
 STOPPED_ATTR = "stopped_in_epoch"
@@ -21,6 +47,8 @@ STOPPED_ATTR = "stopped_in_epoch"
 so that a driver that is killed in between does not forget the decision."""
 CONTINUES_ATTR = "continues"
 """User attribute of a continuation: the number of the paused trial."""
+RETRIES_ATTR = "retries"
+"""User attribute of a retry: the number of the failed trial."""
 DIVERGED_ATTR = "diverged"
 """User attribute of a trial whose loss or validation was not finite: True. Its hyperparameters are the reason. A trial
 that fails otherwise (a lost process, no memory, an unreadable image) does not have it, and says nothing about them."""
@@ -50,45 +78,239 @@ WORKERS_ATTR = "workers"
 """User attribute: the workers of the trial's latest attempt."""
 
 
-def planned_epochs(trial: FrozenTrial) -> int | None:
+class Kind(enum.Enum):
+    """Why a trial was begun."""
+
+    SEARCH = "search"
+    """The strategy proposed it, or it was given."""
+    CONTINUATION = "continuation"
+    """It goes on from a paused trial."""
+    RETRY = "retry"
+    """It repeats a failed trial."""
+    CONFIRMATION = "confirmation"
+    """It trains a configuration again with another seed."""
+
+
+def kind_of(trial: WithAttrs) -> Kind:
+    """Why the trial was begun. A confirmation stays one when it is retried."""
+    attrs = trial.user_attrs
+    if CONFIRMS_ATTR in attrs:
+        return Kind.CONFIRMATION
+    if CONTINUES_ATTR in attrs:
+        return Kind.CONTINUATION
+    return Kind.RETRY if RETRIES_ATTR in attrs else Kind.SEARCH
+
+
+def of_kind(trials: Iterable[OneTrial], *kinds: Kind) -> list[OneTrial]:
+    """The trials of these kinds."""
+    return [trial for trial in trials if kind_of(trial) in kinds]
+
+
+def search_trials(trials: Iterable[OneTrial]) -> list[OneTrial]:
+    """All trials but the confirmations."""
+    return [trial for trial in trials if CONFIRMS_ATTR not in trial.user_attrs]
+
+
+def earlier_of(trial: WithAttrs) -> int | None:
+    """The number of the trial that this one continues or retries, and in whose place it counts. None: of none."""
+    attrs = trial.user_attrs
+    return json_values.whole_number_or_none(attrs, CONTINUES_ATTR if CONTINUES_ATTR in attrs else RETRIES_ATTR)
+
+
+def confirmed_by(trial: WithAttrs) -> int | None:
+    """The number of the trial that a confirmation trains again. None: it is no confirmation."""
+    return json_values.whole_number_or_none(trial.user_attrs, CONFIRMS_ATTR)
+
+
+def epoch_records(trial: AnyTrial) -> list[dict[str, Any]]:
+    """A trial's epoch records, the first epoch first."""
+    attrs = trial.user_attrs
+    return [attrs[key] for key in sorted(attrs) if key.startswith(EPOCH_ATTR) and isinstance(attrs[key], dict)]
+
+
+@dataclass
+class Run(StoredTrial):
+    """A trial of a study, as its files hold it."""
+
+    @property
+    def kind(self) -> Kind:
+        """Why it was begun."""
+        return kind_of(self)
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """Its configuration; empty before it has one."""
+        return configuration(self)
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """Of its epochs, the first epoch first."""
+        return epoch_records(self)
+
+    @property
+    def epochs(self) -> int:
+        """The last epoch that has ended."""
+        return max((json_values.whole_number(record, "epoch") for record in self.records), default=0)
+
+    @property
+    def because(self) -> str:
+        """Why it ended, in the search's words; empty if it is not known."""
+        return json_values.text(self.user_attrs, "ended_because")
+
+    def last_of(self, metric: str) -> float | None:
+        """The metric after its last epoch; None if it is not known."""
+        record = self.records[-1] if self.user_attrs and self.records else {}
+        own = json_values.mapping(record, "metrics")
+        return json_values.number_or_none(own if metric in own else record, metric)
+
+
+@dataclass
+class Runs:
+    """The trials of a study, and whether a larger value is better."""
+
+    trials: list[Run] = field(default_factory=list)
+    maximize: bool = True
+
+    @property
+    def ended(self) -> int:
+        """How many trials have ended, as ``--trials`` counts them."""
+        return count_ended(self.trials)
+
+    @property
+    def begun(self) -> list[Run]:
+        """The trials that have begun, without those that were refused."""
+        return begun(self.trials)
+
+    @property
+    def best(self) -> Run | None:
+        """The complete trial with the best value, the earliest of equal ones. None if none is complete."""
+        sign = 1.0 if self.maximize else -1.0
+        done = [t for t in search_trials(self.trials) if t.state == State.COMPLETE and t.value is not None]
+        return max(done, key=lambda t: (sign * (t.value or 0.0), -t.number), default=None)
+
+    @property
+    def best_value(self) -> float | None:
+        """Of the best trial."""
+        return self.best.value if self.best else None
+
+
+def begun(trials: Iterable[OneTrial]) -> list[OneTrial]:
+    """The trials that have begun, without those that were refused."""
+    return [t for t in trials if (t.state != State.WAITING or configuration(t)) and not was_refused(t)]
+
+
+def count_ended(trials: Sequence[AnyTrial]) -> int:
+    """The number of trials that have ended, as ``--trials`` counts.
+
+    Failed trials that have a retry do not count, nor do paused trials that were continued, those that were refused
+    before they began, and confirmations.
+    """
+    again = replaced_trials(trials)
+    return sum(t.number not in again and counts_as_ended(t) for t in trials)
+
+
+def counts_as_ended(trial: AnyTrial) -> bool:
+    """Whether the trial has ended as one of ``--trials``, unless another one stands for it."""
+    return trial.state.is_finished() and kind_of(trial) != Kind.CONFIRMATION and not was_refused(trial)
+
+
+def planned_epochs(trial: AnyTrial) -> int | None:
     """The epochs of the trial's whole run; None before its configuration is known."""
     value = json_values.number_or_none(configuration(trial), "epochs")
     return None if value is None else int(value)
 
 
-def warmup_epochs(trial: FrozenTrial) -> float:
+def warmup_epochs(trial: AnyTrial) -> float:
     """The epochs of warmup in the trial's configuration, 0 if it has none."""
     schedule = configuration(trial).get("schedule")
     return json_values.number(schedule, "warmup_epochs", 0.0) if isinstance(schedule, Mapping) else 0.0
 
 
-def configuration(trial: FrozenTrial) -> Mapping[str, object]:
+def configuration(trial: AnyTrial) -> Mapping[str, object]:
     """The trial's configuration as a plain dict; empty if it has none yet."""
     found = trial.user_attrs.get("config")
     return found if isinstance(found, Mapping) else {}
 
 
-def is_paused(trial: FrozenTrial) -> bool:
+def is_paused(trial: AnyTrial) -> bool:
     """Whether the trial was paused. It may have been continued since."""
-    return trial.state == TrialState.PRUNED and PAUSED_ATTR in trial.user_attrs
+    return trial.state == State.PRUNED and PAUSED_ATTR in trial.user_attrs
 
 
-def has_diverged(trial: FrozenTrial) -> bool:
+def has_diverged(trial: AnyTrial) -> bool:
     """Whether the trial ended because its loss or its validation was not finite."""
-    return trial.state == TrialState.FAIL and bool(trial.user_attrs.get(DIVERGED_ATTR))
+    return trial.state == State.FAIL and bool(trial.user_attrs.get(DIVERGED_ATTR))
 
 
-def was_refused(trial: FrozenTrial) -> bool:
+def was_refused(trial: AnyTrial) -> bool:
     """Whether the trial ended before it began, because its configuration is not one that may be trained."""
     return trial.state.is_finished() and bool(trial.user_attrs.get(REFUSED_ATTR))
 
 
-def continued_trials(trials: Sequence[FrozenTrial]) -> dict[int, int]:
+def continued_trials(trials: Sequence[AnyTrial]) -> dict[int, int]:
     """Number of a paused trial → number of its continuation."""
-    return {int(t.user_attrs[CONTINUES_ATTR]): t.number for t in trials if CONTINUES_ATTR in t.user_attrs}
+    return _named_by(trials, CONTINUES_ATTR)
 
 
-def epochs_before(trials: Sequence[FrozenTrial], attrs: Mapping[str, object]) -> int:
+def retried_trials(trials: Sequence[AnyTrial]) -> dict[int, int]:
+    """Number of a failed trial → number of its retry."""
+    return _named_by(trials, RETRIES_ATTR)
+
+
+def _named_by(trials: Iterable[AnyTrial], name: str) -> dict[int, int]:
+    """Number of the trial that an attribute names → number of the trial that has the attribute."""
+    having = (trial for trial in trials if name in trial.user_attrs)
+    found = ((json_values.whole_number_or_none(trial.user_attrs, name), trial.number) for trial in having)
+    return {named: number for named, number in found if named is not None}
+
+
+def replaced_trials(trials: Sequence[AnyTrial]) -> dict[int, int]:
+    """Number of a failed or paused trial → number of the trial that stands for it now."""
+    return {**retried_trials(trials), **continued_trials(trials)}
+
+
+def given_trials(trials: Sequence[AnyTrial]) -> dict[int, int]:
+    """Number of each trial that trains a configuration that was given, e.g. a published recipe → number of the trial
+    with which that configuration began. Continuations and retries of such trials train it too."""
+    found: dict[int, int] = {}
+    for trial in trials:
+        note_given(trial, found)
+    return found
+
+
+def note_given(trial: AnyTrial, found: dict[int, int]) -> None:
+    """Add the trial to ``found`` (as ``given_trials``, with the earlier trials) if its configuration was given."""
+    earlier = earlier_of(trial)
+    if earlier is not None and earlier in found:
+        found[trial.number] = found[earlier]
+    elif GIVEN_ATTR in trial.user_attrs:
+        found[trial.number] = trial.number
+
+
+def before_equal_ones(trial: AnyTrial, given: Mapping[int, int]) -> tuple[bool, int]:
+    """Of trials that are equally good, the one for which this is smallest comes first: a configuration that was given,
+    as published recipes are, because it has proved itself elsewhere too; then the earliest one.
+
+    Args:
+        given: as ``given_trials``.
+    """
+    return trial.number not in given, given.get(trial.number, trial.number)
+
+
+def trials_of_run(trials: Sequence[OneTrial], number: int) -> list[OneTrial]:
+    """The trial with this number, the one that it repeats or continues, the one before that, and so on. Together they
+    are one run: what it costs is the sum over them.
+
+    Args:
+        trials: all trials of the study.
+    """
+    found = [trials[number]]
+    while (earlier := earlier_of(found[-1])) is not None and earlier < found[-1].number:
+        found.append(trials[earlier])
+    return found
+
+
+def epochs_before(trials: Sequence[AnyTrial], attrs: Mapping[str, object]) -> int:
     """The epochs that a continuation finds trained in the checkpoint that it takes over; 0 for another trial.
 
     Args:
@@ -101,7 +323,7 @@ def epochs_before(trials: Sequence[FrozenTrial], attrs: Mapping[str, object]) ->
     return json_values.whole_number(trials[number].user_attrs, PAUSED_ATTR)
 
 
-def waiting_to_continue(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+def waiting_to_continue(trials: Sequence[OneTrial]) -> list[OneTrial]:
     """Paused trials that no other trial continues, in the order of their numbers."""
     continued = continued_trials(trials)
     return [t for t in trials if is_paused(t) and t.number not in continued]

@@ -14,7 +14,7 @@ from bigbatch.tune.study.budget import Budget, KeptBack
 from bigbatch.tune.study.confirm_reserve import ConfirmationReserve
 from bigbatch.tune.study.pace import pace_key
 from bigbatch.tune.study.tables import epoch_of, epoch_s
-from bigbatch.tune.study.trial_facts import CONFIRMS_ATTR, CONTINUES_ATTR, configuration, epochs_before
+from bigbatch.tune.study.trial_facts import CONTINUES_ATTR, Kind, configuration, epochs_before, kind_of
 
 
 class Admission:
@@ -51,7 +51,7 @@ class Admission:
         self, study: optuna.Study, trial: optuna.trial.Trial | FrozenTrial, config: TrainConfig
     ) -> KeptBack | None:
         """What has to fit in after a trial that asks; None for a confirmation, and without a reserve."""
-        if self._reserve is None or CONFIRMS_ATTR in trial.user_attrs:
+        if self._reserve is None or kind_of(trial) == Kind.CONFIRMATION:
             return None
         return self._reserve.beside(study.get_trials(deepcopy=False), trial.number, config.to_dict())
 

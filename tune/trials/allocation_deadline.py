@@ -22,8 +22,8 @@ from bigbatch.cluster.host import json_values
 from bigbatch.cluster.host.holder import JOB_FOLDER, record_of_job
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.study.pace import PaceKey, pace_key
-from bigbatch.tune.study.tables import epoch_records, epoch_s
-from bigbatch.tune.study.trial_facts import configuration
+from bigbatch.tune.study.tables import epoch_s
+from bigbatch.tune.study.trial_facts import configuration, epoch_records
 
 DEADLINE_VARIABLE = "BIGBATCH_DEADLINE"
 READ_EVERY_S = 5.0

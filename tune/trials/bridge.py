@@ -8,7 +8,8 @@ starts and ends the trials' processes. See docs/decisions/001 and 024.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from ray.tune.search import Searcher
@@ -17,18 +18,19 @@ from bigbatch.cluster.host import json_values
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.errors import FailureKind, read_kind
 from bigbatch.train_loop.launch.ray_worker import FAILURE, FAILURE_KIND, HEALED, RECORDS
+from bigbatch.train_loop.launch.record_lines import NOTES
 from bigbatch.train_loop.launch.trial_task import TrialTask
+from bigbatch.train_loop.loop.healing import Halving, healed_config
 from bigbatch.tune.strategies.protocol import Strategy, TrialDecision
 from bigbatch.tune.study.objective import Objective
 from bigbatch.tune.study.store import StudyStore
+from bigbatch.tune.study.trial_facts import HEALED_ATTR
 from bigbatch.tune.trials.admission import Admission
 from bigbatch.tune.trials.conductor import Conductor
 from bigbatch.tune.trials.configurations import Configurations
 from bigbatch.tune.trials.confirmation_queue import MissingConfirmations
-from bigbatch.tune.trials.healed import note_halvings
 from bigbatch.tune.trials.live_trial import LiveTrial, Over
 from bigbatch.tune.watch.cluster_view import trial_resources_in_words
-from bigbatch.tune.watch.notes import Notes
 from bigbatch.tune.watch.observer import Observer
 
 
@@ -146,3 +148,31 @@ class OptunaBridge(Conductor, Searcher):
 
     def __getstate__(self) -> dict[str, object]:
         return {}  # Tune pickles its searcher for a restore that this project never uses
+
+
+def note_halvings(live: LiveTrial, reported: Sequence[Mapping[str, object]]) -> str:
+    """Write the halvings that a trial reports to the study, with the micro-batch that fitted in its configuration.
+
+    Returns a line for the user; "" if the study knows all of them. A resumed trial reports its past ones again.
+    """
+    if not reported or list(reported) == live.trial.user_attrs.get(HEALED_ATTR):
+        return ""
+    halvings = [Halving.from_dict(values) for values in reported]
+    live.config = live.view.config = healed_config(live.config, halvings)
+    live.trial.set_user_attr("config", live.config.to_dict())
+    live.trial.set_user_attr(HEALED_ATTR, list(reported))
+    return f"trial {live.view.number}: {halvings[-1]}"
+
+
+class Notes:
+    """Prints each warning once. The live table moves down to make room for it."""
+
+    def __init__(self) -> None:
+        self._said: set[str] = set()
+
+    def hear(self, trial: int, result: Mapping[str, object]) -> None:
+        """Print the new warnings in a trial's report."""
+        for text in json_values.texts(result, NOTES):
+            if text not in self._said:
+                self._said.add(text)
+                print(f"warning: trial {trial}: {text}", file=sys.stderr, flush=True)

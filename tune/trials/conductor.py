@@ -25,7 +25,7 @@ from bigbatch.tune.study import retry, trial_facts
 from bigbatch.tune.study.feasible import constraints_of, excesses, note_constraints, why_infeasible
 from bigbatch.tune.study.objective import Objective
 from bigbatch.tune.study.objectives import Objectives
-from bigbatch.tune.study.tables import epoch_of, epoch_records, report, report_missing, with_record
+from bigbatch.tune.study.tables import epoch_of, report, report_missing, with_record
 from bigbatch.tune.study.trial_facts import (
     CONFIRMS_ATTR,
     CONTINUES_ATTR,
@@ -33,6 +33,7 @@ from bigbatch.tune.study.trial_facts import (
     REFUSED_ATTR,
     STOPPED_ATTR,
     WORKERS_ATTR,
+    epoch_records,
 )
 from bigbatch.tune.study.verdict import Verdict, paused, stopped
 from bigbatch.tune.trials.admission import Admission
@@ -107,7 +108,7 @@ class Conductor(LiveTrials):
                 self._store.recover()
                 retry.adopt_checkpoints(self._store)
         trials = self._study.get_trials(deepcopy=False)
-        self._finished = retry.count_ended(trials)
+        self._finished = trial_facts.count_ended(trials)
         done = (TrialState.COMPLETE, TrialState.PRUNED)
         self._failures = EqualFailures(any(t.state in done and t.intermediate_values for t in trials))
 
@@ -266,10 +267,10 @@ class Conductor(LiveTrials):
         trial.set_user_attr(WORKERS_ATTR, self.workers)
         view = TrialView(trial.number, dict(trial.params), config, records=records, resumed=attempts > 1)
         view.objectives = self._objectives
-        view.retries, view.continues = attrs.get(retry.RETRIES_ATTR), attrs.get(CONTINUES_ATTR)
+        view.retries, view.continues = attrs.get(trial_facts.RETRIES_ATTR), attrs.get(CONTINUES_ATTR)
         view.confirms = attrs.get(CONFIRMS_ATTR)
         live = self._live[trial_id] = LiveTrial(trial, view, config, self._clock(), constraints_of(attrs))
-        live.run = retry.trials_of_run(self._study.get_trials(deepcopy=False), trial.number)
+        live.run = trial_facts.trials_of_run(self._study.get_trials(deepcopy=False), trial.number)
         live.reported = max(frozen.intermediate_values, default=0)
         live.begun_after = view.epoch
         self._store.ledger.begin(trial.number, self.workers)

@@ -13,8 +13,12 @@ from bigbatch.search_spaces.registry import Space
 from bigbatch.search_spaces.workload import Workload
 from bigbatch.train_loop.config import RUNTIME_KEYS, TrainConfig
 from bigbatch.tune.study.feasible import CONSTRAINTS_ATTR
-from bigbatch.tune.study.retry import RETRIES_ATTR
-from bigbatch.tune.study.trial_facts import CONFIRMS_ATTR, CONTINUES_ATTR, GIVEN_ATTR, SEED_ATTR
+from bigbatch.tune.study.trial_facts import (
+    GIVEN_ATTR,
+    SEED_ATTR,
+    confirmed_by,
+    earlier_of,
+)
 
 
 class Configurations(Protocol):
@@ -76,10 +80,11 @@ def configuration_of(trial: optuna.trial.Trial, configurations: Configurations) 
     if "config" in attrs:  # interrupted earlier
         return configurations.again(attrs["config"])
     config = configurations.new(trial)
-    earlier = attrs.get(CONTINUES_ATTR, attrs.get(RETRIES_ATTR, attrs.get(CONFIRMS_ATTR)))
+    earlier = earlier_of(trial)
+    earlier = confirmed_by(trial) if earlier is None else earlier
     # The space was asked so that the study has the parameters. What is trained is what was paused, failed or is
     # confirmed.
     if earlier is not None:
-        config = configurations.again(trial.study.get_trials(deepcopy=False)[int(earlier)].user_attrs["config"])
+        config = configurations.again(trial.study.get_trials(deepcopy=False)[earlier].user_attrs["config"])
         return config.replace_keys({"seed": attrs[SEED_ATTR]}) if SEED_ATTR in attrs else config
     return config

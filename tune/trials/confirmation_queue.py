@@ -8,7 +8,7 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from bigbatch.tune.study.confirmation import Confirmation
-from bigbatch.tune.study.trial_facts import CONFIRMS_ATTR
+from bigbatch.tune.study.trial_facts import Kind, of_kind
 
 MissingConfirmations = Callable[[list[FrozenTrial]], list[Confirmation]]
 """From all trials of a study to the confirmations that are still to be made."""
@@ -33,7 +33,7 @@ class ConfirmationQueue:
     def left(self) -> list[FrozenTrial] | list[Confirmation]:
         """Confirmations that wait in the study, or else those that are still to be enqueued."""
         trials = self._study.get_trials(deepcopy=False)
-        waiting = [t for t in trials if t.state == TrialState.WAITING and CONFIRMS_ATTR in t.user_attrs]
+        waiting = [t for t in of_kind(trials, Kind.CONFIRMATION) if t.state == TrialState.WAITING]
         return waiting or (self._missing(trials) if self._missing is not None else [])
 
     def begin_next(self) -> optuna.trial.Trial:

@@ -14,7 +14,8 @@ from bigbatch.search_spaces.constraints import Constraint
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.tune.study.ledger import Ledger
 from bigbatch.tune.study.patient_journal import Disk
-from bigbatch.tune.study.tables import EPOCH_ATTR, epoch_of
+from bigbatch.tune.study.tables import epoch_of
+from bigbatch.tune.study.trial_facts import EPOCH_ATTR
 from bigbatch.tune.watch.observer import TrialView
 
 if TYPE_CHECKING:  # it imports SQLAlchemy, which the journal does not need

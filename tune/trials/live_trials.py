@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import optuna
 from optuna.trial import TrialState
 
+from bigbatch.cluster.host import json_values
+from bigbatch.cluster.host.waits import AFTER_TRIALS_S, LEAST_WAIT_S, MOST_WAIT_S
 from bigbatch.train_loop.errors import in_one_line
 from bigbatch.train_loop.progress import StepProgress
 from bigbatch.tune.study.objectives import Objectives
 from bigbatch.tune.study.retry import run_hours
-from bigbatch.tune.study.tables import epoch_records
-from bigbatch.tune.study.trial_facts import DIVERGED_ATTR, epochs_before
+from bigbatch.tune.study.tables import EPOCH_PARTS
+from bigbatch.tune.study.trial_facts import DIVERGED_ATTR, epoch_records, epochs_before
 from bigbatch.tune.study.verdict import Verdict, verdict_on
 from bigbatch.tune.trials.admission import Admission
 from bigbatch.tune.trials.allocation_deadline import FirstResultTimes
 from bigbatch.tune.trials.live_trial import LiveTrial, StudyKeeper
-from bigbatch.tune.trials.save_time import stop_wait_s
 from bigbatch.tune.trials.shared_study import TAKEN_OVER, SharedStudy
 from bigbatch.tune.watch.observer import Observer, tell
 
@@ -223,3 +225,48 @@ class LiveTrials:
 
     def _notify(self, event: str, *arguments: object) -> None:
         tell(self._observers, event, *arguments)
+
+
+UNMEASURED_WAIT_S = 120.0
+"""Used before any epoch of the study has ended."""
+SAVE_VARIABLE = "BIGBATCH_SAVE_S"
+"""A job of ``cluster/`` sets this variable: how long the driver may take in all before it is killed."""
+
+Records = Sequence[Mapping[str, object]]
+
+
+def longest_gap_s(records: Records) -> float | None:
+    """The longest time in seconds that a run trained without looking for a stop request; None without an epoch."""
+    gaps, steps_before = [], 0
+    for record in records:
+        steps = sum(json_values.whole_number(record, name) for name in ("optimizer_steps", "skipped_steps"))
+        taken = max(1, steps - steps_before)
+        steps_before = steps
+        pauses_s = sum(json_values.number(record, part) for part in EPOCH_PARTS if part != "train_s")
+        gaps.append(json_values.number(record, "train_s") / taken + pauses_s)
+    return max(gaps, default=None)
+
+
+def stop_wait_s(live: Iterable[Records], study: Iterable[Records], env: Mapping[str, str] = os.environ) -> float:
+    """Seconds that running trials may take to stop by themselves.
+
+    Args:
+        live: epoch records of each running trial. A trial without any counts as slow as the slowest in the study.
+        study: epoch records of all trials.
+    """
+    known = [longest_gap_s(records) for records in live]
+    if None in known:
+        known += [longest_gap_s(records) for records in study]
+    gaps = [gap for gap in known if gap is not None]
+    wait = (
+        2 * max(gaps) if gaps else UNMEASURED_WAIT_S
+    )  # twice, because a file system or a node may be slow at that moment
+    return min(max(wait, LEAST_WAIT_S), _most_s(env))
+
+
+def _most_s(env: Mapping[str, str]) -> float:
+    try:
+        granted = float(env[SAVE_VARIABLE])
+    except (KeyError, ValueError):
+        return MOST_WAIT_S
+    return min(MOST_WAIT_S, max(LEAST_WAIT_S, granted - AFTER_TRIALS_S))

@@ -89,7 +89,7 @@ class StopWhen(Stopper):
     """Ends the whole search when ``over()`` returns True. Trials that still run then count as interrupted.
 
     ``stop_file`` first asks them to stop by themselves, with a checkpoint. Trials that have not stopped after
-    ``bigbatch.tune.trials.save_time.stop_wait_s`` are ended.
+    ``bigbatch.tune.trials.live_trials.stop_wait_s`` are ended.
     """
 
     def __init__(self, bridge: OptunaBridge, over: Callable[[], bool], stop_file: Path) -> None:

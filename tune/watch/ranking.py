@@ -16,7 +16,7 @@ from typing import Any
 
 from bigbatch.cluster.host import json_values
 from bigbatch.train_loop.config import ConfigError
-from bigbatch.tune.plan.duration import parse_duration
+from bigbatch.tune.plan.option_checks import parse_duration
 from bigbatch.tune.study import metrics
 from bigbatch.tune.study.description import STUDY_FILE, read_description
 from bigbatch.tune.study.objective import Objective, Reported, read_objective

@@ -12,6 +12,7 @@ from pathlib import Path
 from bigbatch.cluster.host import json_values
 from bigbatch.cluster.host.atomic_files import read_json
 from bigbatch.cluster.host.command_line import OneLineParser
+from bigbatch.cluster.host.optuna_journal import State
 from bigbatch.train_loop.config import ConfigError, TrainConfig, known_key
 from bigbatch.train_loop.config.files import USABLE
 from bigbatch.train_loop.config.plug_ins import shown_name
@@ -20,7 +21,6 @@ from bigbatch.tune.study.answer_words import answer_in_words
 from bigbatch.tune.study.confirmation_words import confirmation_in_words
 from bigbatch.tune.study.front import PARETO_FILE
 from bigbatch.tune.study.frontier_file import FRONTIER_FILE, FRONTIER_FOLDER
-from bigbatch.tune.study.journal_reader import StoredTrial
 from bigbatch.tune.study.summary import (
     DEFAULT_RUNS,
     DONE,
@@ -34,19 +34,22 @@ from bigbatch.tune.study.summary import (
     resume_words,
     summarize,
 )
+from bigbatch.tune.study.trial_facts import (
+    Kind,
+    Run,
+    confirmed_by,
+    is_paused,
+    of_kind,
+    replaced_trials,
+    search_trials,
+    was_refused,
+)
 from bigbatch.tune.watch.frontier_table import WIDTH, frontier_lines
 from bigbatch.tune.watch.no_result import UnfinishedTrial, no_result_in_words
 from bigbatch.tune.watch.setting_words import SHOWN_KEYS, own_next_step, shown_settings
-from bigbatch.tune.watch.studies_command import (
-    aligned,
-    said_in_one_line,
-    trials_words,
-    value_words,
-)
-from bigbatch.tune.watch.wrapped import terminal_width, wrapped, wrapped_command
+from bigbatch.tune.watch.studies_command import said_in_one_line, trials_words, value_words
+from bigbatch.tune.watch.wrapped import aligned, terminal_width, wrapped, wrapped_command
 
-CONFIRMS = "confirms"
-"""``CONFIRMS_ATTR`` of trial_facts.py, which loads Optuna."""
 MOST_TRIALS = 20
 """Without --all the table shows this many trials: the running ones, the best ones and the latest."""
 STATE_WORDS = {
@@ -127,11 +130,11 @@ def _spent(found: StudySummary) -> list[tuple[str, str]]:
     words = {"COMPLETE": "ran to their end", "PRUNED": "stopped or paused", "FAIL": "failed",
              "RUNNING": "running", "WAITING": "waiting"}  # fmt: skip
     begun = found.study.begun
-    states = counted(trial.state for trial in begun if CONFIRMS not in trial.attrs)
+    states = counted(trial.state for trial in begun if trial.kind != Kind.CONFIRMATION)
     listed = ", ".join(f"{count} {words[state]}" for state, count in states.items())
-    refused = sum(trial.was_refused for trial in found.study.trials)
+    refused = sum(was_refused(trial) for trial in found.study.trials)
     listed += f"; {_count(refused, 'configuration')} refused before training" if refused else ""
-    confirmations = sum(CONFIRMS in trial.attrs for trial in begun)
+    confirmations = len(of_kind(begun, Kind.CONFIRMATION))
     listed += f"; {_count(confirmations, 'confirmation')}" if confirmations else ""
     sessions = json_values.objects(found.description, "sessions")
     last = json_values.text(sessions[-1], "started_at") if sessions else ""
@@ -189,15 +192,13 @@ def _trials(found: StudySummary, most: int | None, width: int | None) -> str:
     return "\n".join([text, *(wrapped(note, width) for note in notes)])
 
 
-def _table(
-    found: StudySummary, shown: list[StoredTrial], settings: list[dict[str, str]], varying: Sequence[str]
-) -> str:
+def _table(found: StudySummary, shown: list[Run], settings: list[dict[str, str]], varying: Sequence[str]) -> str:
     """``shown``, with these of their settings."""
     best = _best_trial(found)
     head = ("", "TRIAL", "STATE", *(name.upper() for name in varying), "EPOCHS", "VALUE", "HOURS")
     rows: list[tuple[str, ...]] = [head]
     for trial, values in zip(shown, settings, strict=True):
-        hours = json_values.number_or_none(trial.attrs, "gpu_hours")
+        hours = json_values.number_or_none(trial.user_attrs, "gpu_hours")
         last = trial.last_of(found.watched) if found.watched else None
         value = last if trial.value is None else trial.value
         rows.append(
@@ -214,10 +215,10 @@ def _table(
     return aligned(rows, right=(1, *range(len(head) - 3, len(head))))
 
 
-def _chosen(found: StudySummary, trials: list[StoredTrial], most: int) -> list[StoredTrial]:
+def _chosen(found: StudySummary, trials: list[Run], most: int) -> list[Run]:
     """The running trials, then the best half of the rest, then the latest."""
     sign = 1.0 if found.study.maximize else -1.0
-    keep = {t.number for t in trials if t.state == "RUNNING"}
+    keep = {t.number for t in trials if t.state == State.RUNNING}
     ranked = sorted((t for t in trials if t.value is not None), key=lambda t: (-sign * (t.value or 0.0), t.number))
     keep |= {t.number for t in ranked[: max(1, (most - len(keep)) // 2)]}
     for trial in reversed(trials):
@@ -227,16 +228,16 @@ def _chosen(found: StudySummary, trials: list[StoredTrial], most: int) -> list[S
     return [trial for trial in trials if trial.number in keep]
 
 
-def state_words(trial: StoredTrial) -> str:
+def state_words(trial: Run) -> str:
     """The trial's state in a word or two."""
-    if trial.state == "COMPLETE" and CONFIRMS in trial.attrs:
-        return f"confirms {trial.attrs[CONFIRMS]}"
-    if trial.state == "PRUNED" and "paused_in_epoch" in trial.attrs:
+    if trial.state == State.COMPLETE and trial.kind == Kind.CONFIRMATION:
+        return f"confirms {confirmed_by(trial)}"
+    if is_paused(trial):
         return "paused"
-    return STATE_WORDS.get(trial.state, trial.state)
+    return STATE_WORDS.get(trial.state.name, trial.state.name)
 
 
-def _settings(found: StudySummary, trial: StoredTrial) -> dict[str, str]:
+def _settings(found: StudySummary, trial: Run) -> dict[str, str]:
     """The trial's settings, and the parameters of a user's own space."""
     try:
         settings = shown_settings(TrainConfig.from_dict(trial.config)) if trial.config else {}
@@ -253,7 +254,7 @@ def _settings(found: StudySummary, trial: StoredTrial) -> dict[str, str]:
     return settings
 
 
-def _epochs(trial: StoredTrial) -> str:
+def _epochs(trial: Run) -> str:
     planned = json_values.whole_number_or_none(trial.config, "epochs")
     return f"{trial.epochs}/{planned}" if planned else str(trial.epochs)
 
@@ -293,10 +294,10 @@ def _front(found: StudySummary) -> str:
     if front and found.answer.get(USABLE) is not False:
         numbers = ", ".join(str(json_values.whole_number(trial, "trial")) for trial in front)
         return f"On the Pareto front: trial {numbers} ({found.folder / PARETO_FILE})"
-    begun = [t for t in found.study.begun if t.config and CONFIRMS not in t.attrs]
-    replaced = {t.replaces for t in begun}
+    begun = [t for t in search_trials(found.study.begun) if t.config]
+    replaced = replaced_trials(begun)
     unfinished = [
-        UnfinishedTrial(t.state, bool(t.attrs.get("infeasible")), json_values.text(t.attrs, "ended_because"))
+        UnfinishedTrial(t.state.name, bool(t.user_attrs.get("infeasible")), t.because)
         for t in begun
         if t.number not in replaced
     ]
@@ -308,7 +309,7 @@ def _front(found: StudySummary) -> str:
     return f"{why[0].upper()}{why[1:]}"
 
 
-def _best_trial(found: StudySummary) -> StoredTrial | None:
+def _best_trial(found: StudySummary) -> Run | None:
     """The trial of best.json that somebody may train: the answer's; None where there is no usable answer."""
     values = found.answer
     answer = json_values.mapping(values, "answer").get("trial")

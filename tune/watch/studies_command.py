@@ -14,7 +14,7 @@ from bigbatch.train_loop.config.files import USABLE
 from bigbatch.tune.study.learned import FRESH_SEEDS, HELD_OUT, NOTHING_LEARNED
 from bigbatch.tune.study.objectives import objectives_of
 from bigbatch.tune.study.summary import DEFAULT_RUNS, UNREADABLE, StudySummary, changed_words, list_studies
-from bigbatch.tune.watch.wrapped import terminal_width, wrapped
+from bigbatch.tune.watch.wrapped import aligned, terminal_width, wrapped
 
 
 def studies_main(argv: Sequence[str]) -> int:
@@ -111,20 +111,3 @@ def value_words(one: StudySummary, value: float | None) -> str:
         return objectives_of(one.description).first.worth(value)
     except ConfigError:  # a later version may know more metrics
         return f"{value:.4g}"
-
-
-def aligned(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
-    """Rows of texts in columns.
-
-    Args:
-        right: the columns that are aligned to the right.
-    """
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = [
-        "  ".join(
-            text.rjust(width) if column in right else text.ljust(width)
-            for column, (text, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
-    return "\n".join(lines)

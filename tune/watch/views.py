@@ -5,17 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import TrialState
 
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.tune.study.objectives import Objectives
-from bigbatch.tune.study.retry import RETRIES_ATTR, retried_trials
-from bigbatch.tune.study.tables import epoch_records
 from bigbatch.tune.study.trial_facts import (
     CONFIRMS_ATTR,
     CONTINUES_ATTR,
+    RETRIES_ATTR,
+    AnyTrial,
     continued_trials,
+    epoch_records,
     is_paused,
+    retried_trials,
     was_refused,
 )
 from bigbatch.tune.watch.observer import TrialView
@@ -23,7 +25,7 @@ from bigbatch.tune.watch.observer import TrialView
 FINISHED = ("COMPLETE", "PRUNED", "FAIL")
 
 
-def trial_views(trials: Sequence[FrozenTrial], objectives: Objectives | None = None) -> list[TrialView]:
+def trial_views(trials: Sequence[AnyTrial], objectives: Objectives | None = None) -> list[TrialView]:
     """The trials that have begun. ``objectives``: the study's; None: the default."""
     again, continued = retried_trials(trials), continued_trials(trials)
     begun = [t for t in trials if ("config" in t.user_attrs or t.state.is_finished()) and not was_refused(t)]
@@ -31,7 +33,7 @@ def trial_views(trials: Sequence[FrozenTrial], objectives: Objectives | None = N
 
 
 def trial_view(
-    trial: FrozenTrial,
+    trial: AnyTrial,
     retried_by: int | None = None,
     continued_by: int | None = None,
     objectives: Objectives | None = None,

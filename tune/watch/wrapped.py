@@ -9,6 +9,7 @@ import re
 import shutil
 import sys
 import textwrap
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -83,3 +84,20 @@ def say_command(console: Console, command: str, before: str) -> None:
 def width_of(console: Console) -> int | None:
     """Characters of the console's lines; None if it is no terminal."""
     return console.width if console.is_terminal else None
+
+
+def aligned(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
+    """Rows of texts in columns.
+
+    Args:
+        right: the columns that are aligned to the right.
+    """
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = [
+        "  ".join(
+            text.rjust(width) if column in right else text.ljust(width)
+            for column, (text, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+    return "\n".join(lines)

@@ -9,7 +9,7 @@ import pytest
 
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.plan.arguments import parse_options, tune_parser
-from bigbatch.tune.plan.metrics_port import check_metrics_port
+from bigbatch.tune.plan.option_checks import check_metrics_port
 from bigbatch.tune.plan.options import SearchOptions
 
 

@@ -133,6 +133,16 @@ def test_a_damaged_journal_shows_what_comes_before(study: Path, capsys: pytest.C
     assert len(open_recorded(study).trials) == 19
 
 
+def test_numbers_that_someone_has_edited_end_no_report(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    edited = {"continues": "x", "confirms": [], "config": 7, "epoch/00001": 5}
+    entry = {"op_code": 4, "study_id": 0, "state": 0, "datetime_start": "soon", "user_attrs": edited}
+    with (study / "optuna.journal").open("a") as lines:
+        lines.write(json.dumps(entry, separators=(",", ":")) + "\n")
+    before = len(open_recorded(study).trials)
+    assert "The answer is batch" in words_of(report_of(study, capsys))
+    assert main(["show", str(study)]) == 0 and str(before - 1) in capsys.readouterr().out
+
+
 def test_a_journal_that_was_cut_short_is_said(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store = StudyStore.open(study, None)
     store.refresh(force=True)

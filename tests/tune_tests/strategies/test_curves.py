@@ -21,8 +21,7 @@ from bigbatch.tune.strategies.protocol import Dimension, SearchFacts
 from bigbatch.tune.strategies.samplers import PerTrialSampler
 from bigbatch.tune.strategies.unit_space import UnitSpace, position
 from bigbatch.tune.study.objective import Objective
-from bigbatch.tune.study.retry import RETRIES_ATTR
-from bigbatch.tune.study.trial_facts import CONTINUES_ATTR, DIVERGED_ATTR, PAUSED_ATTR
+from bigbatch.tune.study.trial_facts import CONTINUES_ATTR, DIVERGED_ATTR, PAUSED_ATTR, RETRIES_ATTR
 from helpers.lone_studies import new_study
 
 EPOCHS = 8

@@ -16,9 +16,14 @@ from bigbatch.tune.strategies.named import make_strategy
 from bigbatch.tune.strategies.protocol import Dimension, SearchFacts, Strategy, TrialDecision
 from bigbatch.tune.study import paused_checkpoints
 from bigbatch.tune.study.objective import Objective
-from bigbatch.tune.study.retry import RETRIES_ATTR
 from bigbatch.tune.study.store import StudyStore
-from bigbatch.tune.study.trial_facts import CONTINUES_ATTR, DROPPED_ATTR, GIVEN_ATTR, PAUSED_ATTR
+from bigbatch.tune.study.trial_facts import (
+    CONTINUES_ATTR,
+    DROPPED_ATTR,
+    GIVEN_ATTR,
+    PAUSED_ATTR,
+    RETRIES_ATTR,
+)
 from helpers.lone_studies import begin, frozen, go, new_study
 
 EPOCHS = 20

@@ -19,9 +19,8 @@ from bigbatch.tune.strategies.protocol import Dimension, SearchFacts
 from bigbatch.tune.strategies.search_only import OwnTrials
 from bigbatch.tune.strategies.shares import Shares, next_value
 from bigbatch.tune.strategies.study_view import BestAndRecent
-from bigbatch.tune.study.confirmation import search_trials
 from bigbatch.tune.study.objective import Objective
-from bigbatch.tune.study.retry import RETRIES_ATTR, EndedCount, count_ended
+from bigbatch.tune.study.retry import EndedCount
 from bigbatch.tune.study.store import StudyStore
 from bigbatch.tune.study.trial_facts import (
     CONFIRMS_ATTR,
@@ -29,7 +28,10 @@ from bigbatch.tune.study.trial_facts import (
     DIVERGED_ATTR,
     DROPPED_ATTR,
     PAUSED_ATTR,
+    RETRIES_ATTR,
+    count_ended,
     dropped_checkpoints,
+    search_trials,
     waiting_to_continue,
 )
 

@@ -8,7 +8,7 @@ from optuna.distributions import FloatDistribution
 from optuna.trial import FrozenTrial, TrialState, create_trial
 from scipy.stats import spearmanr
 
-from bigbatch.tune.search.known_findings import known_findings
+from bigbatch.tune.search.look_findings import known_findings
 from bigbatch.tune.strategies.known_prediction import known_prediction, rank_correlation
 from bigbatch.tune.strategies.protocol import Dimension, SearchFacts
 from bigbatch.tune.study.knowledge import LABEL, KnownStudy, KnownTrial

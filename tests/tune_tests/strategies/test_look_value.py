@@ -18,8 +18,7 @@ from bigbatch.tune.strategies.protocol import Dimension, SearchFacts, TrialDecis
 from bigbatch.tune.strategies.samplers import PerTrialSampler
 from bigbatch.tune.study.budget import Limits
 from bigbatch.tune.study.objective import Objective
-from bigbatch.tune.study.retry import RETRIES_ATTR
-from bigbatch.tune.study.trial_facts import CONTINUES_ATTR, GIVEN_ATTR, PAUSED_ATTR
+from bigbatch.tune.study.trial_facts import CONTINUES_ATTR, GIVEN_ATTR, PAUSED_ATTR, RETRIES_ATTR
 from helpers.budgeted import BATCH, BATCHES, EPOCHS, BudgetedSearch
 from helpers.lone_studies import new_study
 

@@ -8,12 +8,10 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from bigbatch.tune.strategies.curve_history import Curve, curves_of
-from bigbatch.tune.strategies.curves import CurvesSampler
+from bigbatch.tune.strategies.curves import USUAL, CurvesSampler, surcharge
 from bigbatch.tune.strategies.protocol import Dimension, SearchFacts
-from bigbatch.tune.strategies.run_cost import USUAL, surcharge
 from bigbatch.tune.study.objective import Objective
-from bigbatch.tune.study.tables import EPOCH_ATTR
-from bigbatch.tune.study.trial_facts import WORKERS_ATTR
+from bigbatch.tune.study.trial_facts import EPOCH_ATTR, WORKERS_ATTR
 from helpers.lone_studies import new_study
 
 KINDS = CategoricalDistribution(("quick", "slow"))

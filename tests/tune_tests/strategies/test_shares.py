@@ -20,11 +20,9 @@ from bigbatch.tune.strategies.names import CAPABILITIES
 from bigbatch.tune.strategies.protocol import Dimension, SearchFacts
 from bigbatch.tune.strategies.samplers import PerTrialSampler, quiet_optuna
 from bigbatch.tune.strategies.shares import next_value
-from bigbatch.tune.study.frontier import CONFIRMS_ATTR
 from bigbatch.tune.study.objective import Objective
-from bigbatch.tune.study.retry import RETRIES_ATTR
 from bigbatch.tune.study.tolerance import ABSOLUTE, Tolerance
-from bigbatch.tune.study.trial_facts import CONTINUES_ATTR, PAUSED_ATTR
+from bigbatch.tune.study.trial_facts import CONFIRMS_ATTR, CONTINUES_ATTR, PAUSED_ATTR, RETRIES_ATTR
 from helpers.lone_studies import new_study
 
 BATCHES = (128, 256, 512, 1024)

@@ -28,7 +28,7 @@ from bigbatch.tune.study.frontier_file import frontier_json
 from bigbatch.tune.study.learned import FRESH_SEEDS
 from bigbatch.tune.study.objective import Objective, accuracy
 from bigbatch.tune.study.reported import Examples
-from bigbatch.tune.study.retry import count_ended
+from bigbatch.tune.study.trial_facts import count_ended
 
 BATCHES = FrontierFacts(
     "global_batch_size",

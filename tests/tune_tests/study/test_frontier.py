@@ -25,23 +25,22 @@ from bigbatch.train_loop.config import TrainConfig
 from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.study.answer_words import answer_in_words
-from bigbatch.tune.study.frontier import (
-    CONFIRMS_ATTR,
-    FrontierFacts,
-    answer_index,
-    counted_trials,
-    frontier_facts,
-    frontier_of,
-)
+from bigbatch.tune.study.frontier import FrontierFacts, answer_index, counted_trials, frontier_facts, frontier_of
 from bigbatch.tune.study.frontier_file import FRONTIER_FILE, config_file, frontier_json
 from bigbatch.tune.study.learned import CHOSEN
 from bigbatch.tune.study.ledger import DeviceSeconds
 from bigbatch.tune.study.objective import Objective
 from bigbatch.tune.study.reported import Examples
 from bigbatch.tune.study.store import StudyStore
-from bigbatch.tune.study.tables import EPOCH_ATTR
 from bigbatch.tune.study.tolerance import HALF_A_POINT, POINTS, Tolerance
-from bigbatch.tune.study.trial_facts import CONTINUES_ATTR, DIVERGED_ATTR, PAUSED_ATTR, ordered_values
+from bigbatch.tune.study.trial_facts import (
+    CONFIRMS_ATTR,
+    CONTINUES_ATTR,
+    DIVERGED_ATTR,
+    EPOCH_ATTR,
+    PAUSED_ATTR,
+    ordered_values,
+)
 from bigbatch.tune.watch.findings import SearchAnswer, print_findings
 from bigbatch.tune.watch.frontier_table import frontier_lines
 from bigbatch.tune.watch.views import trial_views

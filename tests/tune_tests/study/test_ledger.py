@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import threading
 
@@ -167,38 +166,6 @@ def test_a_file_that_is_damaged_is_named_and_the_others_count(tmp_path, clock, c
     session = Ledger(tmp_path, clock)
     session.hold(1)
     assert (tmp_path / "0003.json").exists() and "0002" in capsys.readouterr().err
-
-
-def test_a_study_that_is_older_than_ledgers_begins_with_the_sum_of_its_trials(tmp_path):
-    store = StudyStore.create(tmp_path / "s", "s", {"workers": 4}, None)
-    first, second = store.study.ask(), store.study.ask()
-    first.set_user_attr("gpu_hours", 8.0)
-    store.study.tell(first, 0.5)
-    second.set_user_attr("config", {"epochs": 9})
-    second.set_user_attr("epoch/00001", {"epoch": 1, "val_top1": 0.5, "train_s": 300.0, "val_s": 60.0})
-    store.close()
-    for _ in range(2):  # the second time there is a ledger
-        store = StudyStore.open(store.folder, None)
-        assert store.ledger.held_s == pytest.approx(8 * HOUR + 4 * 360)
-        store.recover()
-        assert store.study.trials[1].user_attrs["gpu_hours"] == pytest.approx(0.4)
-        store.close()
-    assert [p.name for p in (store.folder / "ledger").iterdir()] == ["0000.json"]
-    written = json.loads((store.folder / "ledger" / "0000.json").read_text())
-    assert written["trial_device_s"] == {"0": 28800.0, "1": 1440.0}
-
-
-def test_the_past_of_an_older_study_is_written_once_there_is_room(tmp_path, clock, monkeypatch):
-    def full(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    ledger = Ledger(tmp_path, clock)
-    with monkeypatch.context() as patch:
-        patch.setattr(atomic_files, "write_bytes", full)
-        ledger.carry_over({0: 400.0})
-        ledger.hold(1)
-    lives(ledger, clock, 20)
-    assert read_ledger(tmp_path).held_s == pytest.approx(420)
 
 
 def test_a_file_system_that_hangs_does_not_hold_up_the_search(tmp_path, clock, monkeypatch):

@@ -15,6 +15,7 @@ from ray.tune.search import Searcher
 from bigbatch.cluster.job import options
 from bigbatch.tune.study import retry
 from bigbatch.tune.study.store import StudyStore
+from bigbatch.tune.study.trial_facts import count_ended
 from bigbatch.tune.watch.views import ended_trials, trial_views
 from helpers.bridges import BrokenSpace, make_bridge, number_of, record, reopen, run_out, set_space
 from helpers.commands import run
@@ -90,7 +91,7 @@ def test_a_failed_trial_is_tried_again_with_its_parameters_and_checkpoint_and_co
     tasks = fail_some(store, monkeypatch)
     store = reopen(store)
     assert retry.retry_failed(store) == {1: 4, 3: 5}
-    assert retry.count_ended(store.study.trials) == 1, "the complete one; the one without a configuration was none"
+    assert count_ended(store.study.trials) == 1, "the complete one; the one without a configuration was none"
     assert retry.retry_failed(store) == {1: 4, 3: 5}, "once, however often it is asked"
     bridge = make_bridge(store, trials=3, concurrency=1)
     bridge.recover()
@@ -126,7 +127,7 @@ def test_a_retry_that_fails_can_be_tried_again_and_a_kill_in_between_loses_no_ch
     store.drop_checkpoints()
     assert (store.checkpoint_folder(4) / "latest.pt").exists()
     assert retry.retry_failed(store) == {3: 5, 4: 6} and (store.checkpoint_folder(6) / "latest.pt").exists()
-    assert retry.count_ended(store.study.trials) == 1
+    assert count_ended(store.study.trials) == 1
 
 
 def test_retry_failed_needs_resume_and_a_job_says_it_once(tmp_path):

@@ -13,16 +13,17 @@ from pathlib import Path
 
 import optuna
 import pytest
-from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution, json_to_distribution
 from optuna.trial import TrialState
 
 from bigbatch.cluster.host import slurm_commands
 from bigbatch.cluster.host.lease import Lease
+from bigbatch.cluster.host.optuna_journal import FACTS, read_journal
 from bigbatch.train_loop.config import ConfigError, TrainConfig
-from bigbatch.tune.study.journal_reader import read_journal
 from bigbatch.tune.study.ledger import DeviceSeconds, Ledger
 from bigbatch.tune.study.store import StudyStore
 from bigbatch.tune.study.summary import find_study, list_studies, summarize
+from bigbatch.tune.study.trial_facts import Run, Runs
 from bigbatch.tune.watch.show_command import show_main
 from bigbatch.tune.watch.studies_command import studies_main
 
@@ -72,32 +73,26 @@ def test_the_journal_says_the_same_as_optuna(tmp_path):
             },
         )
     )
-    found = read_journal(store.folder, "s")
+    found = read_journal(store.folder, "s", Run)
     theirs = store.study.trials
     assert found is not None and len(found.trials) == len(theirs) == 14
     for one, other in zip(found.trials, theirs, strict=True):
-        assert (one.number, one.state, one.params) == (other.number, other.state.name, other.params)
-        assert one.value == other.value
-        last = max(other.intermediate_values, default=0)
-        assert one.last_of("val_top1") == other.intermediate_values.get(last) and one.epochs == last
-    assert found.best is not None and found.best.number == store.study.best_trial.number
-    brief = read_journal(store.folder, "s", details=False)
+        assert (one.number, one.state, one.params) == (other.number, other.state, other.params)
+        assert (one.values or None, one.user_attrs, one.system_attrs) == (
+            other.values,
+            other.user_attrs,
+            other.system_attrs,
+        )
+        assert one.intermediate_values == other.intermediate_values
+        assert (one.datetime_start, one.datetime_complete) == (other.datetime_start, other.datetime_complete)
+        assert {name: json_to_distribution(text) for name, text in one.distributions.items()} == other.distributions
+        assert one.epochs == (last := max(other.intermediate_values, default=0))
+        assert one.last_of("val_top1") == other.intermediate_values.get(last)
+    assert (best := (runs := Runs(found.trials, found.maximize)).best) and best.number == store.study.best_trial.number
+    brief = read_journal(store.folder, "s", Run, FACTS)
     assert brief is not None and [t.state for t in brief.trials] == [t.state for t in found.trials]
-    assert brief.ended == found.ended == 10 - 1, "the failed trial 2 is tried again"
+    assert Runs(brief.trials).ended == runs.ended == 10 - 1, "the failed trial 2 is tried again"
     store.close()
-
-
-def test_of_a_study_to_minimise_the_best_is_the_smallest(tmp_path):
-    journal = optuna.storages.JournalStorage(
-        optuna.storages.journal.JournalFileBackend(str(tmp_path / "optuna.journal"))
-    )
-    study = optuna.create_study(storage=journal, study_name="s", direction="minimize")
-    for value in (0.3, 0.1, 0.2):
-        study.tell(study.ask(), value)
-    other = optuna.create_study(storage=journal, study_name="other", direction="maximize")
-    other.tell(other.ask(), 0.01)
-    found = read_journal(tmp_path, "s")
-    assert found is not None and found.best is not None and found.best.value == 0.1 and len(found.trials) == 3
 
 
 def test_a_half_line_and_a_damaged_one_end_the_reading(tmp_path):
@@ -106,11 +101,17 @@ def test_a_half_line_and_a_damaged_one_end_the_reading(tmp_path):
     journal = store.folder / "optuna.journal"
     with journal.open("ab") as lines:
         lines.write(b'{"op_code":6,"trial_id":3,"state":1')
-    assert [t.state for t in read_journal(store.folder, "s").trials] == ["COMPLETE", "PRUNED", "FAIL", "RUNNING"]
+    assert [t.state.name for t in read_journal(store.folder, "s", Run).trials] == [
+        "COMPLETE",
+        "PRUNED",
+        "FAIL",
+        "RUNNING",
+    ]
     with journal.open("ab") as lines:
         lines.write(b'\n{"op_code":4,"study_id":0,"state":0}\n')
-    assert len(read_journal(store.folder, "s").trials) == 4
-    assert read_journal(tmp_path, "s") is None
+    damaged = read_journal(store.folder, "s", Run)
+    assert damaged is not None and len(damaged.trials) == 4 and damaged.cut_at is not None
+    assert read_journal(tmp_path, "s", Run) is None
 
 
 def test_states_are_told_apart(tmp_path):

@@ -16,8 +16,9 @@ from bigbatch.tune.study.confirmation import ConfirmationFacts, missing_confirma
 from bigbatch.tune.study.confirmed import confirmed_trials
 from bigbatch.tune.study.frontier import FrontierFacts, frontier_of
 from bigbatch.tune.study.objective import Objective
-from bigbatch.tune.study.retry import count_ended, retry_failed
+from bigbatch.tune.study.retry import retry_failed
 from bigbatch.tune.study.store import StudyStore
+from bigbatch.tune.study.trial_facts import count_ended
 from bigbatch.tune.trials.bridge import OptunaBridge
 from helpers.bridges import EPOCHS, make_bridge, number_of, record, reopen, run_out
 

@@ -8,6 +8,7 @@ from bigbatch.cluster.host.atomic_files import write_json
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.errors import FailureKind
 from bigbatch.tune.study import retry
+from bigbatch.tune.study.trial_facts import trials_of_run
 from bigbatch.tune.trials import allocation_deadline
 from bigbatch.tune.trials.allocation_deadline import Deadline, FirstResultTimes, allocation_end, end_of_allocation
 from helpers.bridges import EPOCHS, make_bridge, record, run_out
@@ -155,7 +156,7 @@ def test_a_run_that_is_repeated_costs_what_all_its_trials_cost(store, monkeypatc
     assert (again.state.name, again.user_attrs["retries"]) == ("COMPLETE", 0)
     hours = [t.user_attrs["gpu_hours"] for t in (failed, again)]
     assert hours == [pytest.approx((EPOCHS - 1) * 100 / 3600), pytest.approx(100 / 3600)], "each its own part"
-    run = retry.trials_of_run(store.study.trials, again.number)
+    run = trials_of_run(store.study.trials, again.number)
     assert [t.number for t in run] == [1, 0]
     assert retry.run_hours(store.ledger, run) == pytest.approx(EPOCHS * 100 / 3600)
     assert sum(store.ledger._session.energy.trials_gpu_j.values()) == pytest.approx(EPOCHS * 1000.0)

@@ -17,9 +17,8 @@ from bigbatch.tune.study.forecast import draws_of
 from bigbatch.tune.study.frontier import counted_trials
 from bigbatch.tune.study.objective import Objective
 from bigbatch.tune.study.objectives import Objectives
-from bigbatch.tune.study.retry import count_ended
 from bigbatch.tune.study.tables import trials_table
-from bigbatch.tune.study.trial_facts import was_refused
+from bigbatch.tune.study.trial_facts import count_ended, was_refused
 from bigbatch.tune.trials.conductor import MOST_REFUSED
 from bigbatch.tune.watch.failures import refusals_in_words
 from bigbatch.tune.watch.views import trial_views

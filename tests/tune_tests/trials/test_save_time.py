@@ -9,13 +9,7 @@ import pytest
 
 from bigbatch.cluster.job.grant import TimeLeft
 from bigbatch.tune.study.store import StudyStore
-from bigbatch.tune.trials.save_time import (
-    LEAST_WAIT_S,
-    MOST_WAIT_S,
-    UNMEASURED_WAIT_S,
-    longest_gap_s,
-    stop_wait_s,
-)
+from bigbatch.tune.trials.live_trials import LEAST_WAIT_S, MOST_WAIT_S, UNMEASURED_WAIT_S, longest_gap_s, stop_wait_s
 from bigbatch.tune.trials.tune_hooks import StopWhen
 from helpers.bridges import EPOCHS, Recorder, make_bridge, number_of, record, run_out
 

@@ -20,7 +20,7 @@ from bigbatch.train_loop.loop.assembly import set_up
 from bigbatch.train_loop.loop.checkpoint import CheckpointFolder
 from bigbatch.train_loop.reporter import ListReporter, report_notes
 from bigbatch.tune.search.command import tune_main
-from bigbatch.tune.watch.notes import Notes
+from bigbatch.tune.trials.bridge import Notes
 
 
 @pytest.fixture(scope="module")

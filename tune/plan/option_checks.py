@@ -1,0 +1,141 @@
+"""Checks of single options: ``--time-budget``, ``--confirm``, ``--join``, ``--metrics-port``, room in ``--output``."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from bigbatch.cluster.host.mounts import is_shared
+from bigbatch.train_loop.config import ConfigError, ModelConfig, TrainConfig
+from bigbatch.train_loop.host import disk_space
+from bigbatch.train_loop.host.disk_space import SpaceNeeded
+from bigbatch.train_loop.loop import space_needed
+from bigbatch.tune.plan.options import SearchOptions
+from bigbatch.tune.study.confirm_rule import AFFORDABLE, NOTHING, ConfirmRule, confirm_rule
+from bigbatch.tune.study.objectives import Objectives
+from bigbatch.tune.study.storage_url import sqlite_file
+
+if TYPE_CHECKING:
+    from bigbatch.tune.plan.search_plan import SearchPlan
+
+
+def parse_duration(text: str, option: str = "--time-budget") -> float:
+    """``90s``, ``30min``, ``30m``, ``4h``, ``1h30m`` → seconds. Raises ConfigError otherwise, also without a unit."""
+    written = text.strip()
+    if re.fullmatch(r"\d+(\.\d+)?", written) and float(written):
+        raise ConfigError(f"{option} needs a unit; got {text!r}. Write e.g. {written}h, {written}min or {written}s.")
+    if written.startswith("-"):
+        raise ConfigError(f"{option} must not be negative; got {text!r}. Write e.g. 4h, 30min or 90s.")
+    number = r"(\d+(?:\.\d+)?)"
+    match = re.fullmatch(f"(?:{number}h)?(?:{number}m(?:in)?)?(?:{number}s)?", written)
+    hours, minutes, rest = (float(part or 0) for part in match.groups()) if match else (0.0, 0.0, 0.0)
+    total = 3600 * hours + 60 * minutes + rest
+    if total <= 0:
+        raise ConfigError(f"{option} is a duration above 0; got {text!r}. Write e.g. 4h, 30min or 90s.")
+    return total
+
+
+def checked_confirm(text: str | None, trials: int, objectives: Objectives) -> ConfirmRule:
+    """The rule of ``--confirm``; without one, accuracies are confirmed as far as that costs little.
+
+    Raises ConfigError for a wrong one, and if the search has several objectives or a target.
+    """
+    rule = confirm_rule(text, trials)
+    if objectives.first.metric.is_proportion and not objectives.several:
+        return rule
+    if rule in (AFFORDABLE, NOTHING):
+        return NOTHING
+    if not objectives.one_metric:
+        raise ConfigError(
+            f"--confirm compares means of one metric; got --confirm {rule} with the objective {objectives.text}. "
+            "Leave --confirm out."
+        )
+    return rule
+
+
+def check_join(options: SearchOptions) -> None:
+    """Raise ConfigError if the options cannot join a study."""
+    if not options.join:
+        return
+    if options.storage is None or options.study is None:
+        missing = "--storage" if options.storage is None else "--study"
+        raise ConfigError(
+            f"--join works on a study in a database; got no {missing}. "
+            "Write --storage postgresql+psycopg://USER@HOST/DB --study NAME."
+        )
+    if options.find_lr:
+        raise ConfigError(
+            "--join goes without --find-lr, because all drivers search around the same rates; got both. "
+            "Write --prior-from with the files of one range test."
+        )
+    path = sqlite_file(options.storage)
+    if path is not None and is_shared(path):
+        raise ConfigError(
+            f"--join needs a database that several hosts can write; got the SQLite file {str(path)!r} on a shared file "
+            "system. Write a --storage in PostgreSQL."
+        )
+
+
+def check_metrics_port(port: int | None, address: str, sweep: Callable[[], None] = lambda: None) -> None:
+    """Raise ConfigError if a search with its own Ray could not show its metrics at this port of loopback.
+
+    The nodes of another cluster have opened their ports already.
+
+    Args:
+        port: None: none was asked for.
+        address: the value of ``--address``.
+        sweep: ends what killed searches have left behind: it may be what holds the port.
+    """
+    if port is None or address != "local":
+        return
+    try:
+        _try(port)
+    except OSError:
+        sweep()
+        try:
+            _try(port)
+        except OSError as error:
+            raise ConfigError(
+                f"--metrics-port must be a free port of this machine; got {port} ({error.strerror}). "
+                f"Write another, e.g. {port + 1 if port < 65535 else port - 1}, or leave the option out."
+            ) from None
+
+
+def _try(port: int) -> None:
+    """Raise OSError if nobody can listen there."""
+    with socket.socket() as probe:
+        # As servers do: connections of a search that has just ended must not count.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(("127.0.0.1", port))
+        probe.listen(1)
+
+
+def check_study_fits(plan: SearchPlan) -> None:
+    """Raise ConfigError if the study needs more space than its folder's disk and quota have left.
+
+    Without ``--set optimizer=…`` the optimizer is not known here, so the largest optimizer state is assumed.
+    """
+    disk_space.check_disk_space("--output", plan.folder, _space_needed(plan))
+
+
+def _checkpoint_bytes(plan: SearchPlan) -> int:
+    """Of one trial; 0 for a whole training function, of which nothing is known."""
+    if plan.trainable:
+        return 0
+    changes = {key: value for key, value in plan.overrides.items() if key.startswith("model.")}
+    model = TrainConfig(model=ModelConfig(name=plan.model)).replace_keys(changes).model
+    averaged = plan.overrides.get("ema_decay", 0) > 0
+    return space_needed.checkpoint_bytes(model, plan.data, plan.overrides.get("optimizer.name"), averaged)
+
+
+def _space_needed(plan: SearchPlan) -> SpaceNeeded:
+    return space_needed.study_space_needed(
+        _checkpoint_bytes(plan),
+        plan.trials,
+        plan.max_epochs,
+        plan.share.concurrency + (len(plan.frontier.values) - 1 if plan.frontier else 0),  # each value's best is kept
+        joined=plan.address != "local",
+        wandb=plan.wandb != "disabled",
+    )
