@@ -231,45 +231,15 @@ def _run(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, str(SCRIPT), *words], capture_output=True, text=True)
 
 
-@pytest.fixture(scope="module")
-def of_this_repository() -> Any:
-    """What ``measure`` says of this repository, measured once."""
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        return _module("house", monkeypatch).measure(ROOT)
+def test_this_repository_reaches_every_target(house: Any) -> None:
+    """What breaks one: `python benchmarks/house.py`, then `--arrows FOLDER` for the imports behind each arrow.
 
-
-def of_structure(name: str) -> bool:
-    """Rooms, arrows, circles and arrows back up of each folder, circles between files, floors, typed functions."""
-    return ": " in name or name.startswith(("circles ", "imports ")) or name == "typed functions, %"
-
-
-@pytest.mark.xdist_group("house")
-def test_the_import_rules_hold_in_this_repository(house: Any, of_this_repository: Any) -> None:
-    """What breaks one: `python benchmarks/house.py`, then `--arrows FOLDER` for the imports behind each arrow."""
-    limits = [name for name in {**house.AT_MOST, **house.AT_LEAST} if of_structure(name)]
-    assert len(limits) == 4 * len(house.FOLDERS) + 4
-    figures, lists = of_this_repository
-    late = [name for name in house.missed(figures) if of_structure(name)]
-    assert {name: lists.get(name, figures[name]) for name in late} == {}
-
-
-@pytest.mark.xdist_group("house")
-def test_no_name_stands_for_two_things(of_this_repository: Any) -> None:
-    """A name that two files need is a protocol: it goes into ``SHARED_NAMES``, with the reason."""
-    _, lists = of_this_repository
-    assert lists["classes of one name in several files"] == []
-    assert lists["public functions of one name in several files"] == []
-
-
-@pytest.mark.xdist_group("house")
-def test_functions_and_files_fit_and_what_is_public_has_a_docstring(house: Any, of_this_repository: Any) -> None:
-    """Split by concept: a file's name says what is in it."""
-    figures, lists = of_this_repository
-    long = ("functions over 45 lines", "functions over 45 lines outside the packages", "files over 400 lines")
-    assert {name: lists[name] for name in long} == dict.fromkeys(long, [])
-    assert "public docstrings, %" not in house.missed(figures)
-
-
-def test_this_repository_reaches_every_target() -> None:
-    done = _run("--check")
-    assert done.returncode == 0, done.stdout + done.stderr
+    A name that two files need is a protocol: it goes into ``SHARED_NAMES``, with the reason. A file or function that is
+    too long is split by concept.
+    """
+    figures, lists = house.measure(ROOT)
+    assert {name: lists.get(name, figures[name]) for name in house.missed(figures)} == {}
+    for name in ("classes of one name in several files", "public functions of one name in several files"):
+        assert lists[name] == []
+    for name in ("functions over 45 lines", "functions over 45 lines outside the packages", "files over 400 lines"):
+        assert lists[name] == []
