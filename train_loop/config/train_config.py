@@ -184,7 +184,7 @@ class TrainConfig:
             *path, leaf = resolve_key(key).split(".")
             if path and path[0] not in values:
                 section = getattr(self, path[0])
-                values[path[0]] = _plain(dataclasses.asdict(section) if dataclasses.is_dataclass(section) else section)
+                values[path[0]] = _plain(dict(section) if isinstance(section, Mapping) else dataclasses.asdict(section))
             node = values
             for name in path:
                 node = node.setdefault(name, {})
@@ -229,7 +229,7 @@ def _fields(cls: type, values: object, prefix: str) -> dict[str, Any]:
     """A section's fields, of their types. Raises ConfigError for unknown keys and impossible values."""
     if not isinstance(values, Mapping):
         raise ConfigError(f"{prefix.rstrip('.')} must be an object; got {values!r}. Write its fields as key: value.")
-    hints = _hints(typing.cast(type, cls))
+    hints = _hints(cls)
     kwargs: dict[str, Any] = {}
     for key, value in values.items():
         if key not in hints:

@@ -63,6 +63,7 @@ def test_under_ray_one_ranks_full_device_hangs_no_other_and_heals(best: Path) ->
 
 
 @pytest.mark.slow
+@pytest.mark.without_ray
 def test_torchrun_heals_with_its_own_restarts(best: Path) -> None:
     code, output = train(best, *TORCHRUN, "--max-restarts", "2", env=small_device(best.parent / "site", 4, rank=1))
     assert code == 0, output
@@ -70,6 +71,7 @@ def test_torchrun_heals_with_its_own_restarts(best: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.without_ray
 def test_torchrun_without_restarts_says_how_to_continue(best: Path) -> None:
     env = small_device(best.parent / "site", 8, rank=1)
     code, output = train(best, *TORCHRUN, env=env)

@@ -32,8 +32,7 @@ def test_the_line_is_the_posterior_of_a_linear_model() -> None:
     assert line.sd_at(TARGET) == pytest.approx(math.sqrt(at @ np.linalg.inv(precision) @ at), rel=1e-9)
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "lars", "lamb"])
-@pytest.mark.parametrize("exponent", [0.3, 0.5, 0.8, 1.0])
+@pytest.mark.parametrize(("optimizer", "exponent"), [("sgd", 0.3), ("lars", 0.5), ("lamb", 0.8), ("sgd", 1.0)])
 def test_a_law_is_found_from_many_noisy_runs(optimizer: str, exponent: float) -> None:
     """Best rate = c·B^exponent; a run at another rate loses the square of the logarithm's distance, and has noise."""
     rng = np.random.default_rng(1)
