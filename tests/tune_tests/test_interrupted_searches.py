@@ -35,7 +35,8 @@ def test_a_stopped_search_saves_and_the_printed_command_finishes_it(tiny, tmp_pa
     signal to Ray's processes as well, which must live until trials have saved.
     """
     folder = tmp_path / "runs" / "s"
-    starting = Search(*tiny, "--study", "s", "--trials", 2, "--max-epochs", 40, "--stopping", "none", cwd=tmp_path)
+    words = ("--study", "s", "--trials", 2, "--max-epochs", 40, "--stopping", "none", "--confirm", "none")
+    starting = Search(*tiny, *words, cwd=tmp_path)
     starting.wait_for("Starting Ray")
     wait_until(lambda: starting.started(process), f"Ray's {process} does not start")
     os.killpg(starting.process.pid, signal.SIGINT)
