@@ -15,6 +15,8 @@ from bigbatch.cluster.host.command_line import met_parser
 from bigbatch.search_spaces.registry import BUILT_IN
 from bigbatch.tune.plan.arguments import tune_parser
 from bigbatch.tune.strategies.names import STRATEGIES
+from helpers import commands
+from helpers.paths import ROOT
 
 ASK = """
 source "$1"; shift
@@ -27,8 +29,7 @@ printf '%s\\n' "${COMPREPLY[@]}"
 
 def printed(shell: str) -> str:
     pytest.importorskip("shtab", reason="shtab is not installed (extra: completion)")
-    line = [sys.executable, "-m", "bigbatch", "--print-completion", shell]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=60)
+    done = commands.run("--print-completion", shell, cwd=ROOT, main=command.main)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 

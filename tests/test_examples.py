@@ -134,7 +134,7 @@ def test_own_sampler_tries_every_choice_once_and_ends_the_search(tmp_path: Path)
         "    m = trial.suggest_categorical('m', [0.5, 0.9])\n"
         "    return workload.config({'lr': rate, 'momentum': m, 'batch': 128})\n"
     )
-    small = ("--space", "four.py", "--model", "shufflenet_v2_x0_5", "--set", "image_size=16", "--max-epochs", 2)
+    small = ("--space", "four.py", "--model", "shufflenet_v2_x0_5", "--set", "image_size=16", "--max-epochs", 1)
     own = ("--strategy", f"{EXAMPLES / 'own_sampler.py'}:every_choice", "--stopping", "none")
     few = ("--trials", 9, "--confirm", "none", "--study", "mine", "--output", tmp_path)
     run(TUNE, *small, *own, *few, cwd=tmp_path)

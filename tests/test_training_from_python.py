@@ -96,6 +96,7 @@ def test_an_interrupt_saves_and_the_same_call_goes_on(config: TrainConfig, tmp_p
 
 
 @pytest.mark.slow
+@pytest.mark.without_ray
 def test_several_workers_are_processes_of_torchrun(config: TrainConfig, tmp_path: Path) -> None:
     result = train(config, workers=2, folder=tmp_path / "kept")
     stored = json.loads((tmp_path / "kept" / "result.json").read_text())

@@ -21,7 +21,7 @@ from helpers.paths import ROOT
 pytestmark = pytest.mark.without_ray
 
 
-@pytest.mark.parametrize("storage", ["memory", "journal"])
+@pytest.mark.parametrize("storage", [pytest.param("memory", marks=pytest.mark.exhaustive), "journal"])
 def test_each_window_counts_its_trials_with_time_and_bytes(run_command, tmp_path: Path, storage: str) -> None:
     script, output = ROOT / "benchmarks" / "driver_scale.py", tmp_path / "result.json"
     arguments = ("--trials", 8, "--epochs", 2, "--slots", 2, "--windows", 2, "--cases", "random+asha")
@@ -72,17 +72,20 @@ def work_of(benchmark: Any, monkeypatch, keeper: Any, case: tuple[str, str], tri
     return looks_at_trials(monkeypatch, lambda: [search.go_on() for _ in range(20)])
 
 
+SCALED = [("auto", "auto", True), ("random", "look", True), ("tpe", "asha", False)]
+MORE = [("auto", "auto", False), ("tpe", "asha", True), ("qmc", "asha", False)]
+
+
 @pytest.mark.parametrize(
     ("strategy", "stopping", "frontier"),
-    [("auto", "auto", False), ("auto", "auto", True), ("tpe", "asha", False), ("random", "look", True)]
-    + [pytest.param(*case, marks=pytest.mark.slow) for case in (("tpe", "asha", True), ("qmc", "asha", False))],
+    [*SCALED, *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in MORE)],
 )
 def test_a_trial_costs_as_much_in_a_study_of_thousands(benchmark, monkeypatch, tmp_path, strategy, stopping, frontier):
     """Counted, not timed: in both studies the model takes as many trials as it ever does.
 
     A pruner takes 500 trials of one value of the frontier, which has four.
     """
-    sizes = (3000, 6000) if frontier and stopping == "asha" else (800, 2400)
+    sizes = (3000, 6000) if frontier and stopping == "asha" else (600, 1800)
     small, large = (
         work_of(benchmark, monkeypatch, benchmark._in_memory(tmp_path), (strategy, stopping), trials, frontier)
         for trials in sizes
@@ -93,7 +96,7 @@ def test_a_trial_costs_as_much_in_a_study_of_thousands(benchmark, monkeypatch, t
 def test_a_journal_and_the_folder_of_checkpoints_cost_as_much_in_a_study_of_thousands(benchmark, monkeypatch, tmp_path):
     monkeypatch.setattr(os, "fsync", lambda file: None)
     found = []
-    for trials in (300, 1200):
+    for trials in (200, 800):
         store = StudyStore.create(tmp_path / str(trials), "s", {}, None)
         store._next_refresh = math.inf  # the tables are rewritten from time to time, see REFRESH_SHARE
         store.choose_dropped = lambda trials, sizes, budget_bytes: []

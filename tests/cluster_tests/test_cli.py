@@ -18,6 +18,8 @@ from bigbatch.cluster.host.slurm_commands import SlurmError
 from bigbatch.cluster.record import job_record
 from bigbatch.cluster.record.job_record import JobRecord
 from bigbatch.cluster.submission import queue as queue_module
+from bigbatch.command import main
+from helpers import commands
 from helpers.paths import ROOT
 from helpers.processes import clean_environment
 from helpers.waiting import wait_until
@@ -26,22 +28,21 @@ PYTHON = ("--python", sys.executable)
 DRY = ("submit", "--dry-run", *PYTHON)
 
 
-def run(
-    *arguments: object,
-    home: Path,
-    command: tuple[str, ...] = (sys.executable, "-m", "bigbatch", "cluster"),
-    **env: str,
-):
+def surroundings(home: Path, **env: str) -> dict[str, str]:
     """With nothing of the machine's Slurm on PATH, unless ``PATH`` says so."""
-    bare = {k: v for k, v in clean_environment().items() if not k.startswith(("BIGBATCH_", "SBATCH_", "XDG_"))}
-    return subprocess.run(
-        [*command, *map(str, arguments)],
-        cwd=ROOT / "src",
-        env={**bare, "BIGBATCH_HOME": str(home), "XDG_CONFIG_HOME": str(home / "config"), "PATH": "/nowhere", **env},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    return {"BIGBATCH_HOME": str(home), "XDG_CONFIG_HOME": str(home / "config"), "PATH": "/nowhere", **env}
+
+
+def run(*arguments: object, home: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    """The command, in this process."""
+    with pytest.MonkeyPatch.context() as bare:
+        for name in [name for name in os.environ if name.startswith(("BIGBATCH_", "SBATCH_", "XDG_"))]:
+            bare.delenv(name)
+        return commands.run("cluster", *arguments, cwd=ROOT / "src", main=main, **surroundings(home, **env))
+
+
+def run_process(*command: object, home: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    return commands.run_process(*command, cwd=ROOT / "src", **surroundings(home, **env))
 
 
 BAD_INPUT = {
@@ -84,9 +85,8 @@ def test_wrong_input_is_one_line_and_exit_code_2(name, tmp_path):
 def test_the_console_command_has_it(tmp_path):
     code = "import sys; from bigbatch.command import main; sys.exit(main(sys.argv[1:]))"
     arguments = ("--cpus-per-node", "2", "--space", "smoke")
-    done = run("cluster", *DRY, *arguments, home=tmp_path, command=(sys.executable, "-c", code))
+    done = run_process(sys.executable, "-c", code, "cluster", *DRY, *arguments, home=tmp_path)
     assert done.returncode == 0 and done.stdout == run(*DRY, *arguments, home=tmp_path).stdout
-    assert "cluster" in run("--help", home=tmp_path, command=(sys.executable, "-c", code)).stdout
 
 
 def test_it_loads_neither_torch_nor_ray_nor_optuna(tmp_path):
@@ -97,7 +97,7 @@ def test_it_loads_neither_torch_nor_ray_nor_optuna(tmp_path):
         "bigbatch.cluster.cli.cluster_main('submit --dry-run --site generic --cpus-per-node 1 --trials 3'.split())\n"
         "print(sorted({name.split('.')[0] for name in sys.modules}))"
     )
-    done = run(home=tmp_path, command=(sys.executable, "-c", code), BIGBATCH_PYTHON="python")
+    done = run_process(sys.executable, "-c", code, home=tmp_path, BIGBATCH_PYTHON="python")
     loaded = done.stdout.splitlines()[-1]
     assert "'bigbatch'" in loaded and done.returncode == 0, done.stderr
     for name in ("torch", "ray", "optuna", "numpy"):

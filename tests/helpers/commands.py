@@ -1,21 +1,52 @@
-"""Commands run to their end."""
+"""Commands run to their end, in this process or in one of their own."""
 
 from __future__ import annotations
 
+import contextlib
+import io
+import os
+import signal
 import subprocess
-import sys
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from helpers.paths import TUNE
+from bigbatch.tune.search.command import tune_main
 from helpers.processes import clean_environment
 
 
-def run(*arguments: object, cwd: Path, command: tuple[str, ...] = (sys.executable, str(TUNE)), **env: str):
-    return subprocess.run(
-        [*command, *map(str, arguments)],
-        cwd=cwd,
-        env={**clean_environment(), **env},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+def run(
+    *arguments: object, cwd: Path, main: Callable[[Sequence[str]], int] = tune_main, **env: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a command in this process, which has its libraries loaded, as if a shell in ``cwd`` had started it."""
+    words, out, errors = [*map(str, arguments)], io.StringIO(), io.StringIO()
+    with _shell(cwd, env), contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
+        try:
+            code = main(words)
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    return subprocess.CompletedProcess(words, code, out.getvalue(), errors.getvalue())
+
+
+@contextlib.contextmanager
+def _shell(folder: Path, env: dict[str, str]) -> Iterator[None]:
+    """Folder, variables and signal handlers of a new process; those of this one come back."""
+    before, variables = Path.cwd(), dict(os.environ)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    os.environ.clear()
+    os.environ.update(clean_environment() | env)
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+        os.environ.clear()
+        os.environ.update(variables)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def run_process(*command: object, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in a process of its own, where that is what is tested."""
+    environment = {**clean_environment(), **env}
+    words = [*map(str, command)]
+    return subprocess.run(words, cwd=cwd, env=environment, capture_output=True, text=True, timeout=240)

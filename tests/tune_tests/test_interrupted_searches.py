@@ -25,59 +25,54 @@ from helpers.searches import Search, journal_of, load
 from helpers.waiting import wait_until
 
 
-def test_ctrl_c_saves_prints_the_resume_command_and_that_command_finishes(tiny, tmp_path):
-    search = Search(*tiny, "--study", "s", "--trials", 3, "--max-epochs", 12, "--stopping", "none", cwd=tmp_path)
-    search.wait_for(r"epoch 2/12")
-    search.process.send_signal(signal.SIGINT)
-    assert search.end() == 130
-    wait_gone(search.ray_folder)
-    study = load(tmp_path / "runs" / "s")
-    before = {t.number: (t.params, len(t.intermediate_values)) for t in study.trials}
-    assert {t.state for t in study.trials} <= {TrialState.WAITING, TrialState.COMPLETE}
-    assert any((tmp_path / "runs" / "s" / "checkpoints").glob("trial-*/latest.pt"))
-    assert not any("Last result" in line for line in search.lines), "Ray Tune's own lines stay away"
-    command = shlex.split(next(line for line in search.lines if "--resume --study" in line))
-    assert command[0] == "python"
-    again = Search(*command[2:], cwd=tmp_path)
-    assert again.end() == 0, again.stderr()
-    assert any("resumed after epoch" in line for line in again.lines)
-    after = load(tmp_path / "runs" / "s")
-    assert [t.state for t in after.trials] == [TrialState.COMPLETE] * 3
-    for number, (params, epochs) in before.items():
-        trial = after.trials[number]
-        assert trial.params == params and len(trial.intermediate_values) == 12 and epochs <= 12
-    assert len(json.loads((tmp_path / "runs" / "s" / "study.json").read_text())["sessions"]) == 2
-
-
-@pytest.mark.parametrize("process", [pytest.param("gcs_server", marks=pytest.mark.exhaustive), "raylet"])
-def test_ctrl_c_while_ray_starts_ends_in_order(tiny, tmp_path, process):
-    """A terminal sends it to Ray's processes as well, as far as they are there."""
-    search = Search(*tiny, "--study", "s", "--trials", 1, cwd=tmp_path)
-    search.wait_for("Starting Ray")
-    wait_until(lambda: search.started(process), f"Ray's {process} does not start")
-    os.killpg(search.process.pid, signal.SIGINT)
-    assert search.end() == 130, search.stderr()
-    assert "Traceback" not in search.stderr() and any("--resume --study s" in line for line in search.lines)
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("process", "signum"),
+    [("raylet", signal.SIGTERM), pytest.param("gcs_server", signal.SIGHUP, marks=pytest.mark.exhaustive)],
+)
+def test_a_stopped_search_saves_and_the_printed_command_finishes_it(tiny, tmp_path, process, signum):
+    """Stopped by Ctrl-C while Ray starts, and then among its trials. A terminal, ``timeout`` and batch systems send a
+    signal to Ray's processes as well, which must live until trials have saved.
+    """
+    folder = tmp_path / "runs" / "s"
+    words = ("--study", "s", "--trials", 2, "--max-epochs", 40, "--stopping", "none", "--confirm", "none")
+    starting = Search(*tiny, *words, cwd=tmp_path)
+    starting.wait_for("Starting Ray")
+    wait_until(lambda: starting.started(process), f"Ray's {process} does not start")
+    os.killpg(starting.process.pid, signal.SIGINT)
+    assert starting.end() == 130, starting.stderr()
+    assert "Traceback" not in starting.stderr()
     wait_gone(str(tmp_path))
-    again = Search("--resume", "--study", "s", cwd=tmp_path)
-    again.wait_for("Ray dashboard")
-    again.kill_tree()
 
-
-@pytest.mark.parametrize("signum", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.exhaustive)])
-def test_a_signal_to_the_whole_process_group_saves_first(tiny, tmp_path, signum):
-    """As ``timeout``, a closed terminal and batch systems send it: Ray must live until trials have saved."""
-    search = Search(*tiny, "--study", "s", "--trials", 2, "--max-epochs", 400, cwd=tmp_path)
-    search.wait_for(r"epoch 2/400")
+    search = Search(*printed_command(starting), cwd=tmp_path)
+    search.wait_for(r"epoch 2/40")
     os.killpg(search.process.pid, signum)
     assert search.end() == 128 + signum, search.stderr()
-    assert any("--resume --study s" in line for line in search.lines) and "Traceback" not in search.stderr()
-    assert {t.state for t in load(tmp_path / "runs" / "s").trials} == {TrialState.WAITING}
-    assert any((tmp_path / "runs" / "s" / "checkpoints").glob("trial-*/latest.pt"))
+    assert "Traceback" not in search.stderr()
+    before = {t.number: t.params for t in load(folder).trials}
+    assert {t.state for t in load(folder).trials} == {TrialState.WAITING}
+    assert any((folder / "checkpoints").glob("trial-*/latest.pt"))
     said = any(line.startswith("For a report: bigbatch report ") for line in search.lines)  # this machine was too slow
-    assert (tmp_path / "runs" / "s" / "report.html").exists() != said
+    assert (folder / "report.html").exists() != said
+    assert not any("Last result" in line for line in search.lines), "Ray Tune's own lines stay away"
     wait_gone(search.ray_folder)
     assert not Path(search.ray_folder).exists()
+
+    again = Search(*printed_command(search), cwd=tmp_path)
+    assert again.end() == 0, again.stderr()
+    assert any("resumed after epoch" in line for line in again.lines)
+    after = load(folder).trials
+    assert [t.state for t in after] == [TrialState.COMPLETE] * 2
+    assert {t.number: t.params for t in after}.items() >= before.items()
+    assert all(len(t.intermediate_values) == 40 for t in after)
+    assert len(json.loads((folder / "study.json").read_text())["sessions"]) == 3
+
+
+def printed_command(search: Search) -> list[str]:
+    """The arguments of the command that resumes it."""
+    command = shlex.split(next(line for line in search.lines if "--resume --study" in line))
+    assert command[0] == "python"
+    return command[2:]
 
 
 @pytest.mark.exhaustive
@@ -103,23 +98,6 @@ def test_a_reader_that_leaves_ends_no_search(tiny, tmp_path):
     assert [t.state for t in load(tmp_path / "runs" / "s").trials] == [TrialState.COMPLETE] * 2
 
 
-@pytest.mark.slow
-def test_a_killed_worker_is_started_again_from_its_checkpoint(tiny, tmp_path):
-    arguments = (*tiny, "--study", "s", "--trials", 1, "--max-epochs", 400)
-    search = Search(*arguments, cwd=tmp_path)
-    search.wait_for(r"trial 0 epoch 2/400")
-    checkpoint = tmp_path / "runs" / "s" / "checkpoints" / "trial-0000" / "latest.pt"
-    wait_until(checkpoint.exists, "the trial writes no checkpoint")
-    worker = next(iter(search.workers()))
-    worker.kill()
-    log = tmp_path / "runs" / "s" / "logs" / "trial-0000.log"
-    wait_until(lambda: "resumed after epoch" in log.read_text(), log.read_text)
-    search.process.send_signal(signal.SIGTERM)
-    assert search.end() == 143
-    values = load(tmp_path / "runs" / "s").trials[0].intermediate_values
-    assert list(values) == list(range(1, len(values) + 1)), "each epoch once"
-
-
 NO_LOCKS = """
 import errno, fcntl, os
 flock = fcntl.flock
@@ -133,8 +111,9 @@ fcntl.flock = refuse
 
 
 @pytest.mark.slow
-def test_a_killed_driver_takes_its_ray_with_it_is_followed_at_once_and_its_hours_count(tiny, tmp_path):
-    """kill -9 of the driver alone: nobody is left to clean up, nothing may live on, and no more than 30 s are lost.
+def test_a_killed_worker_goes_on_and_a_killed_driver_is_followed_at_once_and_its_hours_count(tiny, tmp_path):
+    """kill -9 of a worker, which starts again from its checkpoint; then of the driver alone: nobody is left to clean
+    up, nothing may live on, and no more than 30 s are lost.
 
     The study is on a file system without file locks, where a second driver is refused all the same.
     """
@@ -152,6 +131,12 @@ def test_a_killed_driver_takes_its_ray_with_it_is_followed_at_once_and_its_hours
     second = Search(*command, cwd=tmp_path / "second", **no_locks)
     assert second.end() == 2
     assert f"is held by process {first.process.pid} of " in second.stderr() and second.stderr().count("\n") == 1
+    checkpoints = tmp_path / "runs" / "s" / "checkpoints"
+    wait_until(lambda: any(checkpoints.glob("trial-*/latest.pt")), "no trial writes a checkpoint")
+    next(iter(first.workers())).kill()
+    logs = tmp_path / "runs" / "s" / "logs"
+    resumed = lambda: any("resumed after epoch" in log.read_text() for log in logs.glob("trial-*.log"))  # noqa: E731
+    wait_until(resumed, "its trial does not go on")
     first.process.kill()
     first.process.wait(120)
     killed = time.monotonic()
@@ -165,12 +150,15 @@ def test_a_killed_driver_takes_its_ray_with_it_is_followed_at_once_and_its_hours
     assert third.end() == 130
     study = load(tmp_path / "runs" / "s")
     assert len(study.trials) == 2 and {t.state for t in study.trials} == {TrialState.WAITING}
+    for trial in study.trials:
+        assert list(trial.intermediate_values) == list(range(1, len(trial.intermediate_values) + 1)), "each epoch once"
     after = read_ledger(tmp_path / "runs" / "s" / "ledger")
     spent = {t.number: t.user_attrs["gpu_hours"] * 3600 for t in study.trials}
     assert spent == pytest.approx(after.trials_s, abs=0.1) and sum(spent.values()) < after.held_s
     assert not (tmp_path / "runs" / "s" / ".lease").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("budget", "word"),
     [

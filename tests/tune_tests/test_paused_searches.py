@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 import optuna
+import pyarrow.parquet as pq
 import pytest
 from optuna.trial import TrialState
 
@@ -42,19 +43,7 @@ def check_continuations(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_trials_are_paused_with_a_checkpoint_and_the_best_go_on_from_it(tiny, tmp_path):
-    search = Search(*tiny, *PAUSING, "--study", "s", cwd=tmp_path)
-    assert search.end() == 0, search.stderr()
-    folder = tmp_path / "runs" / "s"
-    check_continuations(folder)
-    text = "".join(search.lines)
-    assert "paused after epoch" in text and "continues trial" in text
-    assert not list((folder / "logs").glob("*.pause")), "no request is left"
-    assert Search(*tiny, "--resume", "--study", "s", cwd=tmp_path).end() == 0, "nothing is left to do"
-
-
-@pytest.mark.exhaustive
-def test_a_search_that_is_killed_while_trials_are_paused_goes_on_with_them(tiny, tmp_path):
+def test_a_search_that_is_killed_while_trials_are_paused_goes_on_with_them_from_their_checkpoints(tiny, tmp_path):
     search = Search(*tiny, *PAUSING, "--study", "s", cwd=tmp_path)
     search.wait_for(r"paused at", count=2)
     os.killpg(search.process.pid, signal.SIGKILL)
@@ -63,5 +52,12 @@ def test_a_search_that_is_killed_while_trials_are_paused_goes_on_with_them(tiny,
     assert again.end() == 0, again.stderr()
     folder = tmp_path / "runs" / "s"
     check_continuations(folder)
-    started = [t for t in load(folder).trials if CONTINUES_ATTR not in t.user_attrs]
-    assert len(started) == 4, "as many configurations as were asked for"
+    text = "".join(search.lines + again.lines)
+    assert "paused after epoch" in text and "continues trial" in text
+    assert not list((folder / "logs").glob("*.pause")), "no request is left"
+    trials = load(folder).trials
+    assert sum(CONTINUES_ATTR not in t.user_attrs for t in trials) == 4, "as many configurations as were asked for"
+    rows = pq.read_table(folder / "epochs.parquet").to_pylist()
+    assert len(rows) == len({(row["trial"], row["epoch"]) for row in rows})
+    assert len(rows) == sum(len(t.intermediate_values) for t in trials)
+    assert Search(*tiny, "--resume", "--study", "s", cwd=tmp_path).end() == 0, "nothing is left to do"

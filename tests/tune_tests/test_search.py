@@ -25,6 +25,7 @@ from helpers.searches import TINY, Search, load
 from helpers.wandb_server import WandbServer
 
 
+@pytest.mark.slow
 def test_a_search_from_plan_to_best_configuration(tiny, tmp_path):
     """All of it in one run: folder, states, links, early stops, W&B, dashboard, clean end."""
     arguments = (*tiny, "--study", "s", "--trials", 5, "--max-epochs", 4)
@@ -135,6 +136,7 @@ def test_early_stops_give_resources_back_beside_another_ray_cluster(tmp_path):
         other.wait(120)
 
 
+@pytest.mark.exhaustive  # a user's own function reports such a loss in test_trainable_searches.py
 def test_a_trial_whose_loss_is_not_finite_fails_with_its_reason_and_the_search_says_so(tiny_images, tmp_path):
     space = tmp_path / "hot.py"
     space.write_text(
@@ -197,22 +199,18 @@ def test_it_joins_a_running_cluster_and_leaves_it_running(tiny, tiny_images, tmp
         cluster.wait(120)
 
 
-@pytest.mark.slow
-def test_a_search_works_without_any_private_name_of_ray_and_says_once_what_is_different(tiny, tmp_path):
-    arguments = (*tiny, "--study", "s", "--trials", 2, "--max-epochs", 2, "--stopping", "none")
-    search = Search(*arguments, cwd=tmp_path, BIGBATCH_RAY_INTERNALS="0")
-    assert search.end() == 0, search.stderr()
-    notes = [line for line in search.lines if "private names of Ray" in line]
-    assert len(notes) == 1 and notes[0].startswith("note: BIGBATCH_RAY_INTERNALS=0") and "longer" in notes[0]
-    assert [t.state for t in load(tmp_path / "runs" / "s").trials] == [TrialState.COMPLETE] * 2
+SMALLER = ("--model", "shufflenet_v2_x0_5", "--confirm", "none")
 
 
-@pytest.mark.slow
 @pytest.mark.xdist_group("beside")
-def test_the_main_command_finds_a_good_large_batch_configuration(tmp_path):
-    search = Search("--space", "large_batch", "--study", "s", cwd=tmp_path)
+@pytest.mark.parametrize(
+    ("more", "reached"),
+    [pytest.param(SMALLER, 0.5, marks=pytest.mark.slow), pytest.param((), 0.97, marks=pytest.mark.exhaustive)],
+)
+def test_the_main_command_finds_a_good_large_batch_configuration(tmp_path, more, reached):
+    search = Search("--space", "large_batch", "--study", "s", *more, cwd=tmp_path)
     assert search.end(1500) == 0, search.stderr()
     trials = load(tmp_path / "runs" / "s").trials
     assert len(trials) >= 12 and any(t.state == TrialState.PRUNED for t in trials)
-    assert max(t.value for t in trials if t.state == TrialState.COMPLETE) >= 0.97
+    assert max(t.value for t in trials if t.state == TrialState.COMPLETE) >= reached
     assert min(t.user_attrs["config"]["batch"]["global_size"] for t in trials) >= 128

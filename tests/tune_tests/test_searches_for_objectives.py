@@ -22,7 +22,7 @@ def space(trial, workload):
 @pytest.mark.slow
 @pytest.mark.xdist_group("beside")
 def test_two_objectives_end_with_their_front(tiny, tmp_path: Path) -> None:
-    arguments = (*tiny, "--study", "s", "--trials", 4, "--max-epochs", 2)
+    arguments = (*tiny, "--study", "s", "--trials", 3, "--max-epochs", 1)
     chosen = (
         "--objectives",
         "val_loss:min,gpu_hours:min",

@@ -45,8 +45,9 @@ def long_tmpdir(tmp_path: Path) -> dict[str, str]:
 
 SURROUNDINGS = {
     # Those that share a run touch different things, so none hides another's fault.
-    "long TMPDIR, no home, proxies, another cluster": lambda tmp_path: (
-        {**long_tmpdir(tmp_path), **NO_HOME, **PROXIES, **ELSEWHERE}, tmp_path, ("--stage", "$TMPDIR")),
+    "long TMPDIR, no home, proxies, another cluster, no private name of Ray": lambda tmp_path: (
+        {**long_tmpdir(tmp_path), **NO_HOME, **PROXIES, **ELSEWHERE, "BIGBATCH_RAY_INTERNALS": "0"},
+        tmp_path, ("--stage", "$TMPDIR")),
     "ASCII, no TMPDIR there, a folder to start in that cannot be written": lambda tmp_path: (
         {**ASCII, "TMPDIR": "/nonexistent"}, Path(UNWRITABLE), ()),
 }  # fmt: skip
@@ -69,14 +70,17 @@ def goes_through(env: dict[str, str], cwd: Path, more: tuple[str, ...], packed: 
     tiny_space.write_text(tiny_space.read_text().replace("Learning rate of", "Learning rate … of"), encoding="utf-8")
     arguments = ("--space", tiny_space, "--data", packed, "--model", "shufflenet_v2_x0_5", "--set", "image_size=16")
     done = subprocess.run(
-        [sys.executable, TUNE, *map(str, arguments), *more, "--trials", "1", "--max-epochs", "1", "--study", "s",
+        [sys.executable, TUNE, *map(str, arguments), *more, "--trials", "2", "--max-epochs", "1", "--study", "s",
          "--output", str(tmp_path / "runs")],
         cwd=cwd, env={**clean_environment(), **env}, capture_output=True, timeout=240,
     )  # fmt: skip
     folder = tmp_path / "runs" / "s"
     assert done.returncode == 0, done.stderr.decode(errors="replace")
     assert done.stderr == b"", done.stderr.decode(errors="replace")
-    assert b"1 of 1 trials ran to their end" in done.stdout
+    assert b"2 of 2 trials ran to their end" in done.stdout
+    notes = [line for line in done.stdout.decode().splitlines() if "private names of Ray" in line]
+    assert len(notes) == int("BIGBATCH_RAY_INTERNALS" in env), "what is different is said once"
+    assert all(line.startswith("note: BIGBATCH_RAY_INTERNALS=0") and "longer" in line for line in notes)
     assert "trial 0 epoch 1/1" in (folder / "logs" / "driver.log").read_text(encoding="utf-8")
     if more:  # the user's own TMPDIR, not the short one of Ray's processes
         assert list(Path(env["TMPDIR"]).rglob("train-*.arrow"))

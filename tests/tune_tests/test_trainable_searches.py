@@ -1,10 +1,9 @@
-"""Searches with a real Ray: our training loop, and whole training functions of the user's, keep the same promises."""
+"""Searches with a real Ray over whole training functions of the user's keep the promises of those over our loop."""
 
 from __future__ import annotations
 
 import os
 import signal
-from pathlib import Path
 
 import psutil
 import pyarrow.parquet as pq
@@ -19,25 +18,18 @@ EPOCHS = 10
 ASKED = ("--strategy", "random", "--stopping", "look", "--trials", 4, "--max-epochs", EPOCHS, "--study", "s")
 
 
-@pytest.fixture(
-    params=["our loop", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("train", "forgets"))]
-)
-def loop(request: pytest.FixtureRequest, tiny: tuple[str, ...], tmp_path: Path) -> tuple[str, ...]:
-    """Arguments of a search over our training loop, over a function, and over one without checkpoints."""
-    if request.param == "our loop":
-        return tiny
-    (tmp_path / "own.py").write_text(CURVES)
-    return ("--trainable", f"own.py:{request.param}", "--space", "own.py", "--objective", "value:max")
-
-
 def shown(trial: FrozenTrial) -> list[float]:
     """What the epochs of a trial were worth."""
     return [trial.intermediate_values[epoch] for epoch in sorted(trial.intermediate_values)]
 
 
-@pytest.mark.slow
-def test_paused_trials_go_on_after_kill_9_and_no_epoch_is_lost_or_counted_twice(loop, tmp_path):
-    search = Search(*loop, *ASKED, cwd=tmp_path)
+@pytest.mark.exhaustive  # with our loop: test_paused_searches.py
+@pytest.mark.parametrize("name", ["train", "forgets"])
+def test_paused_trials_go_on_after_kill_9_and_no_epoch_is_lost_or_counted_twice(name, tmp_path):
+    """The second function knows no checkpoints."""
+    (tmp_path / "own.py").write_text(CURVES)
+    own = ("--trainable", f"own.py:{name}", "--space", "own.py", "--objective", "value:max")
+    search = Search(*own, *ASKED, cwd=tmp_path)
     search.wait_for(r"paused at", count=2)
     os.killpg(search.process.pid, signal.SIGKILL)
     search.process.wait()
@@ -51,7 +43,7 @@ def test_paused_trials_go_on_after_kill_9_and_no_epoch_is_lost_or_counted_twice(
         assert trial.state == TrialState.COMPLETE and trial.params == before.params
         assert [r["epoch"] for r in after] == list(range(1, EPOCHS + 1))
         assert shown(trial)[: len(shown(before))] == pytest.approx(shown(before))
-        assert (after[-1].get("resumed_from_epoch") is None) == ("own.py:forgets" in loop)
+        assert (after[-1].get("resumed_from_epoch") is None) == (name == "forgets")
     rows = pq.read_table(tmp_path / "runs" / "s" / "epochs.parquet").to_pylist()
     assert (
         len(rows)

@@ -179,14 +179,17 @@ class TrainConfig:
 
     def replace_keys(self, changes: Mapping[str, object]) -> TrainConfig:
         """A copy with dotted keys (or short ones, see ``resolve_key``) set; checks the whole anew."""
-        values = self.to_dict()
+        values: Nested = {}  # of the sections that change: a search makes many configurations
         for key, value in changes.items():
             *path, leaf = resolve_key(key).split(".")
+            if path and path[0] not in values:
+                section = getattr(self, path[0])
+                values[path[0]] = _plain(dict(section) if isinstance(section, Mapping) else dataclasses.asdict(section))
             node = values
-            for section in path:
-                node = node.setdefault(section, {})
+            for name in path:
+                node = node.setdefault(name, {})
             node[leaf] = value
-        return TrainConfig.from_dict(values)
+        return dataclasses.replace(self, **_fields(TrainConfig, values, ""))
 
 
 def data_config(values: Mapping[str, object]) -> DataConfig:
@@ -219,10 +222,15 @@ def _at(config: TrainConfig, key: str) -> object:
 
 
 def _build(cls: type[T], values: object, prefix: str) -> T:
+    return cls(**_fields(cls, values, prefix))
+
+
+def _fields(cls: type, values: object, prefix: str) -> dict[str, Any]:
+    """A section's fields, of their types. Raises ConfigError for unknown keys and impossible values."""
     if not isinstance(values, Mapping):
         raise ConfigError(f"{prefix.rstrip('.')} must be an object; got {values!r}. Write its fields as key: value.")
-    hints = _hints(typing.cast(type, cls))
-    kwargs: dict[str, object] = {}
+    hints = _hints(cls)
+    kwargs: dict[str, Any] = {}
     for key, value in values.items():
         if key not in hints:
             raise ConfigError(unknown_key(prefix + str(key), [*config_keys()], short_keys()))
@@ -230,7 +238,7 @@ def _build(cls: type[T], values: object, prefix: str) -> T:
             kwargs[key] = _build(typing.cast(type, hints[key]), value, f"{prefix}{key}.")
         else:
             kwargs[key] = coerced(hints[key], value, prefix + key)
-    return cls(**kwargs)
+    return kwargs
 
 
 @functools.cache

@@ -18,11 +18,13 @@ import pytest
 from bigbatch.cluster import submit
 from bigbatch.cluster.host.site.profiles import InputError
 from bigbatch.cluster.submission import search_check
+from bigbatch.command import main
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.plan import submission_check
 from bigbatch.tune.plan.options import SearchOptions
+from helpers import commands
 from helpers.paths import ROOT
-from helpers.processes import clean_environment, wait_gone
+from helpers.processes import wait_gone
 
 OWN = "def mine(trial, workload):\n    return workload.config({'peak_lr': trial.suggest_float('peak_lr', 0.1, 1)})\n"
 
@@ -37,19 +39,17 @@ def site(tmp_path: Path):
         (tools / name).chmod(0o755)
     (tmp_path / "mine.py").write_text(OWN)
 
-    def run(*words: object, python: str = sys.executable, job: str = sys.executable, **env: str):
-        """``python`` runs the command, ``job`` is the job's interpreter."""
-        bare = {k: v for k, v in clean_environment().items() if not k.startswith(("BIGBATCH_", "SBATCH_", "XDG_"))}
+    def run(*words: object, python: str | None = None, job: str = sys.executable, **env: str):
+        """``python`` runs the command, else this process; ``job`` is the job's interpreter."""
         more = {"PATH": f"{tools}:{os.environ['PATH']}", "BIGBATCH_HOME": str(tmp_path / "home")}
-        more["PYTHONPATH"] = str(ROOT / "src")
-        return subprocess.run(
-            [python, "-m", "bigbatch", "cluster", "submit", "--cpus-per-node", "2", "--python", job, *map(str, words)],
-            cwd=tmp_path,
-            env={**bare, "XDG_CONFIG_HOME": "/nowhere", **more, **env},
-            capture_output=True,
-            text=True,
-            timeout=240,
-        )
+        more |= {"PYTHONPATH": str(ROOT / "src"), "XDG_CONFIG_HOME": "/nowhere", **env}
+        line = ("submit", "--cpus-per-node", "2", "--python", job, *words)
+        with pytest.MonkeyPatch.context() as bare:
+            for name in [name for name in os.environ if name.startswith(("BIGBATCH_", "SBATCH_", "XDG_"))]:
+                bare.delenv(name)
+            if python is None:
+                return commands.run("cluster", *line, cwd=tmp_path, main=main, **more)
+            return commands.run_process(python, "-m", "bigbatch", "cluster", *line, cwd=tmp_path, **more)
 
     return run
 
@@ -83,8 +83,7 @@ REFUSED = {
 WITH_A_WAY_ON = ("space file missing", "data missing", "range test", "study to learn from")
 
 
-@pytest.mark.parametrize("name", ["space file missing", "data missing", "no trials"])
-@pytest.mark.parametrize("dry", [True, False])
+@pytest.mark.parametrize(("name", "dry"), [("space file missing", True), ("data missing", False), ("no trials", False)])
 def test_a_search_that_cannot_be_is_not_submitted(name, dry, site, tmp_path):
     options, expected = REFUSED[name]
     done = site(*(["--dry-run"] if dry else []), *options)

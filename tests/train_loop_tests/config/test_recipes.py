@@ -11,7 +11,8 @@ import pytest
 
 from bigbatch.train_loop.config import ConfigError, TrainConfig, config_keys, recipes
 from bigbatch.train_loop.config.files import read_config
-from helpers.paths import TRAIN
+from bigbatch.train_loop.launch.command import main
+from helpers.commands import run
 
 IMAGENET = 1_281_167
 
@@ -122,13 +123,13 @@ def test_an_unknown_recipe_names_the_nearest() -> None:
         recipes.recipe_path("zzz")
 
 
-def test_the_command_takes_a_recipe_and_says_what_is_wrong_with_it(run_command, tmp_path: Path) -> None:
+def test_the_command_takes_a_recipe_and_says_what_is_wrong_with_it(tmp_path: Path) -> None:
     for arguments, words in (
         (["--recipe", "rsb"], "rsb-a3"),
         (["--recipe", "rsb-a3"], "data set imagenet must be packed"),
         (["--recipe", "rsb-a3", "--config", "x.json"], "exclude each other"),
         ([], "needs one of --config, --recipe"),
     ):
-        done = run_command(TRAIN, *arguments)
+        done = run(*arguments, cwd=tmp_path, main=main)
         assert done.returncode == 2 and words in done.stderr, done.stderr
         assert len(done.stderr.strip().splitlines()) == 1

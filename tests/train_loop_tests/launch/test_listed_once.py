@@ -90,12 +90,6 @@ def end(ranks: list[subprocess.Popen]) -> list[tuple[int, str, str]]:
     return [(rank.returncode, *texts) for rank, texts in zip(ranks, said, strict=True)]
 
 
-def test_two_ranks_without_ray_list_a_folder_once(best: Path, tiny_images: Path, spied: dict[str, str]) -> None:
-    ended = end(start_ranks(best, **spied))
-    assert [code for code, *_ in ended] == [0, 0], ended
-    assert_listed_once(spied, tiny_images)
-
-
 def test_what_rank_0_finds_wrong_all_ranks_refuse_in_one_line(best: Path, tmp_path: Path) -> None:
     (tmp_path / "half" / "train" / "a").mkdir(parents=True)
     ended = end(start_ranks(best, "--data", str(tmp_path / "half")))
@@ -126,6 +120,7 @@ def test_ranks_see_the_images_in_one_order(tiny_images: Path, spied: dict[str, s
     assert_listed_once(spied, tiny_images)
 
 
+@pytest.mark.exhaustive
 def test_a_full_run_under_ray_lists_a_folder_once(
     best: Path, tiny_images: Path, spied: dict[str, str], run_command: Command
 ) -> None:
@@ -134,6 +129,7 @@ def test_a_full_run_under_ray_lists_a_folder_once(
     assert_listed_once(spied, tiny_images)
 
 
+@pytest.mark.slow
 def test_all_trials_of_a_search_share_one_listing(
     tmp_path: Path,
     tiny_images: Path,

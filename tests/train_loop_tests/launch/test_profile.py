@@ -136,6 +136,7 @@ def test_a_profile_is_printed_and_kept(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 @pytest.mark.slow
+@pytest.mark.without_ray
 def test_two_ranks_under_torchrun_measure_their_communication(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(TRAIN), *WORDS,

@@ -22,10 +22,12 @@ from bigbatch.train_loop.config import (
     OptimizerConfig,
     TrainConfig,
 )
+from bigbatch.train_loop.launch.command import main
+from helpers.commands import run
 from helpers.paths import ROOT, TRAIN
 from helpers.processes import clean_environment, wait_gone
 
-EPOCHS = 120
+EPOCHS = 60
 """Enough that a signal arrives long before the end on any machine."""
 
 
@@ -73,6 +75,11 @@ def test_a_full_run_on_two_workers_survives_a_kill_and_signals_and_trains_each_e
     arguments = (*arguments, "--checkpoint-every-s", 1)
     first = start(*arguments, cwd=tmp_path)
     read_until_epoch(first, 3)
+    second = start(*arguments, cwd=tmp_path)
+    _, errors = second.communicate(timeout=240)
+    assert second.returncode == 2 and f"process {first.pid}" in errors and len(errors.strip().splitlines()) == 1, (
+        "two runs never write one folder"
+    )
     for process in [*psutil.Process(first.pid).children(recursive=True), psutil.Process(first.pid)]:
         with contextlib.suppress(psutil.NoSuchProcess):  # those that are left end by themselves, too
             process.kill()
@@ -81,7 +88,7 @@ def test_a_full_run_on_two_workers_survives_a_kill_and_signals_and_trains_each_e
     for signum, code, epoch in stops:
         stopped = start(*arguments, cwd=tmp_path)
         read_until_epoch(stopped, epoch)
-        stopped.send_signal(signum)
+        os.killpg(stopped.pid, signum)  # a terminal, timeout, a batch system: the whole group
         _, errors = stopped.communicate(timeout=300)
         assert stopped.returncode == code and "--config" in errors and "resume" in errors, errors
         assert "Traceback" not in errors
@@ -102,36 +109,17 @@ def test_a_full_run_on_two_workers_survives_a_kill_and_signals_and_trains_each_e
     wait_gone(folder.group(1))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (("--config", "nowhere.json"), "nowhere.json"),
-        (("--config", "best.json", "--set", "epocs=3"), "epochs"),
-        (("--config", "best.json", "--workers", "3"), "divide"),
-        (("--config", "best.json", "--workers", "512"), "divide"),
-        (("--confg", "best.json"), "--config"),
-    ],
-)
-def test_wrong_input_is_one_line_and_exit_code_2(arguments, expected, best_json, tmp_path):
-    process = start(*arguments, cwd=tmp_path)
-    output, errors = process.communicate(timeout=240)
-    assert process.returncode == 2 and expected in errors
-    assert len(errors.strip().splitlines()) == 1 and "Ray" not in output
-
-
-def test_more_workers_than_cores_are_refused_with_their_number(best_json, tmp_path):
-    process = start(
-        "--config", best_json, *"--set global_size=64 micro_size=1 --workers 64 --output o".split(), cwd=tmp_path
-    )
-    output, errors = process.communicate(timeout=240)
-    assert process.returncode == 2 and f"at most {usable_cpus()}, the number of" in errors and "--workers" in errors
-    assert output == "" and not (tmp_path / "o").exists()
-
-
-def test_an_output_that_cannot_be_made_after_all_is_refused_in_one_line(best_json, tmp_path):
-    process = start("--config", best_json, "--output", "/proc/bigbatch", cwd=tmp_path)
-    _, errors = process.communicate(timeout=240)
-    assert process.returncode == 2 and len(errors.strip().splitlines()) == 1 and "--output" in errors
+def test_what_cannot_be_trained_is_refused_in_one_line_before_ray_starts(best_json, tmp_path):
+    changes = "--set global_size=64 micro_size=1 --workers 64 --output o".split()
+    for arguments, expected in (
+        (("--workers", "512"), "divide"),
+        (changes, f"at most {usable_cpus()}, the number of"),
+        (("--output", "/proc/bigbatch"), "--output"),  # it can not be made after all
+    ):
+        done = run("--config", best_json, *arguments, cwd=tmp_path, main=main)
+        assert done.returncode == 2 and expected in done.stderr, done.stderr
+        assert len(done.stderr.strip().splitlines()) == 1 and "Ray" not in done.stdout
+    assert not (tmp_path / "o").exists()
 
 
 @pytest.mark.exhaustive
@@ -142,19 +130,6 @@ def test_a_reader_that_leaves_ends_no_run(best_json, tmp_path):
     )
     assert done.returncode == 0 and done.stderr == ""
     assert (tmp_path / "full" / "result.json").exists()
-
-
-def test_two_runs_never_write_one_folder(best_json, tmp_path):
-    arguments: tuple[object, ...] = ("--config", best_json, "--set", "epochs=400", "--output", "full")
-    first = start(*arguments, cwd=tmp_path)
-    read_until_epoch(first, 2)
-    second = start(*arguments, cwd=tmp_path)
-    _, errors = second.communicate(timeout=240)
-    assert second.returncode == 2 and f"process {first.pid}" in errors and len(errors.strip().splitlines()) == 1
-    os.killpg(first.pid, signal.SIGTERM)  # a closed terminal, timeout, a batch system: the whole group
-    _, errors = first.communicate(timeout=240)
-    assert first.returncode == 143 and "To resume" in errors and "Traceback" not in errors
-    assert (tmp_path / "full" / "checkpoints" / "latest.pt").exists()
 
 
 CORES = """

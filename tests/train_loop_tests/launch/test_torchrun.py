@@ -101,6 +101,8 @@ def epochs_in(output: str) -> list[int]:
     return [int(number) for number in re.findall(r"^epoch +(\d+)/", output, flags=re.MULTILINE)]
 
 
+@pytest.mark.slow
+@pytest.mark.without_ray
 def test_killed_and_interrupted_run_ends_as_one_that_was_not(
     torchrun: Callable[[], subprocess.Popen[str]], best: Path, tmp_path: Path
 ) -> None:

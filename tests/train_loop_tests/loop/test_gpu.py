@@ -100,7 +100,7 @@ def test_images_from_loader_processes_train_on_the_device(device: str, tiny_imag
     """Dark and light noise: bright pixels that were lost or mixed up on their way would not be told apart."""
     config = TrainConfig(epochs=8).replace_keys(
         {
-            "model.name": "resnet18", "data.name": str(tiny_images), "data.image_size": 32, "data.loader.workers": 1,
+            "model.name": "resnet18", "data.name": str(tiny_images), "data.image_size": 16, "data.loader.workers": 1,
             "batch.global_size": 16, "peak_lr": 0.02, "precise_bn": "on", "precise_bn_images": 64,
         }
     )  # fmt: skip

@@ -308,11 +308,11 @@ def test_pictures_are_written_as_png_and_svg(study: Path, tmp_path: Path, capsys
 
 
 @pytest.mark.slow
-def test_ten_thousand_trials(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text = report_of(invented_study(tmp_path / "large", 10_000), capsys)
+def test_thousands_of_trials(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = report_of(invented_study(tmp_path / "large", 3_000), capsys)
     seen = words_of(text)
     assert len(text.encode()) < 5e6 and "could not be drawn" not in seen
-    assert "of 10,000 trials: the best ones, and of the others evenly many." in seen
+    assert "of 3,000 trials: the best ones, and of the others evenly many." in seen
 
 
 def test_the_command_is_listed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -44,15 +44,9 @@ SEVERAL = (TOP1, Objective("epoch_s", "minimize"))
 @pytest.mark.parametrize(
     ("strategy", "stopping", "objectives"),
     [
-        ("tpe", "none", (TOP1,)),
         ("tpe", "asha", (TOP1,)),
-        ("tpe", "none", (OWN,)),
         ("tpe", "none", SEVERAL),
-        ("tpe", "asha", (TARGET,)),
-        ("gp", "none", (TOP1,)),
-        ("gp", "none", SEVERAL),
-        ("cmaes", "asha", (TOP1,)),
-        ("cmaes", "none", (OWN,)),
+        ("gp", "none", (OWN,)),
         ("cmaes", "asha", (TARGET,)),
     ],
 )

@@ -21,7 +21,7 @@ NAMED = [name for name in STOPPINGS if name != "auto"]
 SOME = [(strategy, "look") for strategy in CAPABILITIES] + [("curves", stopping) for stopping in NAMED[1:]]
 """Every name at least once."""
 ALL = [
-    pair if pair in SOME else pytest.param(*pair, marks=pytest.mark.slow)
+    pair if pair in SOME else pytest.param(*pair, marks=pytest.mark.exhaustive)
     for pair in itertools.product(CAPABILITIES, NAMED)
 ]
 
@@ -42,14 +42,16 @@ def test_a_search_in_memory_makes_the_same_decisions_after_kills_between_any_two
 
 
 @pytest.mark.parametrize(
-    ("strategy", "stopping"), [SOME[0], *(pytest.param(*pair, marks=pytest.mark.slow) for pair in SOME[1:])]
+    ("strategy", "stopping"), [SOME[0], *(pytest.param(*pair, marks=pytest.mark.exhaustive) for pair in SOME[1:])]
 )
 def test_a_search_in_a_journal_makes_the_same_decisions_after_kills(strategy, stopping, tmp_path):
     same_after_kills(strategy, stopping, in_journal, tmp_path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("strategy", "stopping"), [("curves", "look"), ("tpe", "asha")])
+@pytest.mark.parametrize(
+    ("strategy", "stopping"), [("curves", "look"), pytest.param("tpe", "asha", marks=pytest.mark.exhaustive)]
+)
 def test_a_search_in_postgresql_makes_the_same_decisions_after_kills(strategy, stopping, postgres, tmp_path):
     psycopg = pytest.importorskip("psycopg", reason="needs the database's driver: pip install 'psycopg[binary]'")
 
@@ -87,7 +89,7 @@ def interrupted_in_writes(strategy: str, stopping: str, open_store: Callable[[],
     raise AssertionError("it does not come to an end")
 
 
-@pytest.mark.parametrize("every", [29, pytest.param(42, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [29, pytest.param(42, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("stopping", NAMED)
 def test_a_driver_that_dies_in_the_middle_of_writes_loses_and_doubles_nothing(stopping, every, tmp_path):
     search = interrupted_in_writes("curves", stopping, in_memory(tmp_path / "s"), every)

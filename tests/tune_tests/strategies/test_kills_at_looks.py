@@ -85,7 +85,7 @@ def test_a_look_is_asked_for_again_after_a_kill(strategy, stopping, after, tmp_p
         one.store.close()
 
 
-@pytest.mark.parametrize("every", [2, 17, 34])
+@pytest.mark.parametrize("every", [2, pytest.param(17, marks=pytest.mark.exhaustive), 34])
 @pytest.mark.parametrize(("strategy", "stopping"), NAMED)
 def test_a_kill_at_a_write_changes_no_decision(strategy, stopping, every, tmp_path):
     """The driver dies at the second write, the third one after that, the fourth one after that, and so on."""

@@ -65,7 +65,7 @@ def test_a_search_cut_off_within_any_proposal_goes_on_alike(strategy, stopping, 
         search.store.close()
 
 
-@pytest.mark.parametrize("every", [3, 11])
+@pytest.mark.parametrize("every", [3, pytest.param(11, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize(("strategy", "stopping"), NAMED[:3])
 def test_drivers_that_die_at_parameters_change_no_decision(strategy, stopping, every, tmp_path):
     whole = Search(strategy, stopping, in_a_journal(tmp_path / "whole")).run()

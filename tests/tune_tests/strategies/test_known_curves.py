@@ -44,6 +44,7 @@ def replayed() -> dict[str, dict[str, np.ndarray]]:
 
 
 @pytest.mark.slow
+@pytest.mark.without_ray
 def test_a_related_study_lowers_the_regret_at_few_trials_and_a_misleading_one_costs_little(replayed):
     none, related, reversed_ = (
         np.concatenate([arms[arm] for arms in replayed.values()]).mean(0) for arm in ("none", "related", "reversed")

@@ -113,6 +113,7 @@ def test_a_log_leaves_out_lines_for_which_there_is_no_room(small_disk):
     assert (small_disk / "log").read_text().endswith("third\n")
 
 
+@pytest.mark.slow
 def test_a_full_temporary_folder_is_named_when_ray_cannot_start(small_disk, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(small_disk))
     monkeypatch.setattr(private_folder, "LEAST_FREE_BYTES", 0)  # as if it became full after that was looked at

@@ -180,7 +180,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("end", ["kill", "exit"])
+@pytest.mark.parametrize("end", ["kill", pytest.param("exit", marks=pytest.mark.exhaustive)])
 def test_nothing_is_left_of_a_trainer(folder: Path, tmp_path: Path, end: str) -> None:
     """Two rings, in the midst of their epochs: after kill -9, and after an exit that closes nothing."""
     script = tmp_path / "trainer.py"

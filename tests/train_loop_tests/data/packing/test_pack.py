@@ -184,9 +184,14 @@ def bitmap(draws: np.random.Generator) -> Image.Image:
 
 
 @pytest.mark.parametrize(
-    ("kind", "make"), [("png", tiny_png), ("png", bitmap), ("webp", photograph), ("jpg", photograph)]
+    ("kind", "make", "profile"),
+    [
+        ("png", tiny_png, PackProfile()),
+        ("png", bitmap, PackProfile("fast", short_side=96)),
+        ("webp", photograph, PackProfile()),
+        ("jpg", photograph, PackProfile("fast", short_side=96)),
+    ],
 )
-@pytest.mark.parametrize("profile", [PackProfile(), PackProfile("fast", short_side=96)])
 def test_the_room_that_is_asked_for_is_what_is_taken(
     kind: str, make: Any, profile: PackProfile, tmp_path: Path
 ) -> None:
