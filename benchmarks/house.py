@@ -12,7 +12,7 @@ between files** is a strongly connected component of at least two files of the r
 
 The files are those that git tracks (``git add`` new ones first), so that a file that symlinks show
 twice counts once. ``import_graph.py`` says how imports resolve. The code measured is that of the four
-packages unless a row says otherwise; the product is these and ``src/``. A function's length goes from
+packages and ``base/`` unless a row says otherwise; the product is these and ``src/``. A function's length goes from
 ``def`` to its last line: decorators do not count, nested functions do. p90 and p95 are nearest ranks.
 ``--check`` fails where a target is missed; a goal is where the house is to go, and fails nothing. Prints a
 table, lists of what is long or to be mended and, last, one JSON line.
@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from import_graph import (
+    BASE,
     PACKAGES,
     Function,
     Tree,
@@ -209,7 +210,7 @@ Part = tuple[dict[str, float], dict[str, list[str]]]
 def measure(root: Path) -> Part:
     """All figures and lists of a repository. Raises CalledProcessError where git tracks nothing there."""
     tree = read_tree(root)
-    code = [path for path in tree.texts if path.split("/")[0] in PACKAGES]
+    code = [path for path in tree.texts if path.split("/")[0] in PACKAGES or path.startswith(BASE)]
     figures: dict[str, float] = {}
     lists: dict[str, list[str]] = {}
     parts = (size(tree), structure(tree), lengths(tree, code), hints(tree, code), of_tests(tree))

@@ -17,13 +17,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 PACKAGES = ("tune", "search_spaces", "train_loop", "cluster")
+BASE = "src/bigbatch/base/"
+"""What every floor may use. It imports nothing of them."""
 EXACT_ROOMS = 16
 """Rooms of a circle up to which the smallest set of arrows back up is searched among all orders."""
 MAY_IMPORT = {
-    "tune": ("tune/", "search_spaces/", "train_loop/", "cluster/host/"),
+    "tune": ("tune/", "search_spaces/", "train_loop/", "cluster/host/", BASE),
     "search_spaces": ("search_spaces/", "train_loop/config/", "train_loop/config.py"),
-    "train_loop": ("train_loop/", "cluster/host/"),
-    "cluster": ("cluster/",),
+    "train_loop": ("train_loop/", "cluster/host/", BASE),
+    "cluster": ("cluster/", BASE),
+    BASE.rstrip("/"): (BASE,),
 }
 Arrow = tuple[str, str]
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -205,5 +208,9 @@ def broken_floors(tree: Tree, imports: Iterable[Import]) -> list[Import]:
         package: tuple(below if place == "cluster/host/" else place for place in places)
         for package, places in MAY_IMPORT.items()
     }
-    packaged = [found for found in imports if found.importer.split("/")[0] in PACKAGES]
-    return [i for i in packaged if not i.imported.startswith(allowed[i.importer.split("/")[0]])]
+    return [
+        found
+        for found in imports
+        for floor, places in allowed.items()
+        if found.importer.startswith(f"{floor}/") and not found.imported.startswith(places)
+    ]

@@ -22,7 +22,7 @@ import numpy as np
 from invented_steps import random_params, steps_table
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-from bigbatch.cluster.host import json_values
+from bigbatch.base import json_values
 from bigbatch.tune.simulate.curves import CurveTable, RecordedCurve
 from bigbatch.tune.strategies.protocol import Dimension
 

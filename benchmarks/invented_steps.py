@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from optuna.distributions import CategoricalDistribution, FloatDistribution
 
-from bigbatch.cluster.host import json_values
+from bigbatch.base import json_values
 from bigbatch.tune.simulate.curves import CurveTable, RecordedCurve
 from bigbatch.tune.strategies.protocol import Dimension
 from bigbatch.tune.strategies.qmc import value_at

@@ -6,8 +6,7 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 
-from bigbatch.cluster.host import slurm_commands
-from bigbatch.cluster.host.command_line import (
+from bigbatch.base.command_line import (
     DONE,
     INTERRUPTED,
     WRONG_INPUT,
@@ -17,11 +16,12 @@ from bigbatch.cluster.host.command_line import (
     no_such_option,
     run_command,
 )
-from bigbatch.cluster.host.option_values import parse_port
+from bigbatch.base.option_values import parse_port
+from bigbatch.base.streams import reader_may_leave
+from bigbatch.base.verbosity import add_verbosity, log_steps
+from bigbatch.base.waits import MARGIN_S
+from bigbatch.cluster.host import slurm_commands
 from bigbatch.cluster.host.site.profiles import InputError, find_site
-from bigbatch.cluster.host.streams import reader_may_leave
-from bigbatch.cluster.host.verbosity import add_verbosity, log_steps
-from bigbatch.cluster.host.waits import MARGIN_S
 from bigbatch.cluster.record import job_record
 from bigbatch.cluster.submission import batch_script, queue
 from bigbatch.cluster.submission.request import Request

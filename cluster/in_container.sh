@@ -15,7 +15,7 @@ if [ -e /dev/nvidiactl ]; then gpu=--nv; fi
 user_tmp=${BIGBATCH_USER_TMPDIR:-/tmp}  # the user's own TMPDIR, for --stage '$TMPDIR'
 [ -d "$user_tmp" ] || user_tmp=/tmp
 if [ "${1:-}" = --command ]; then shift; else set -- "${BIGBATCH_CONTAINER_PYTHON:-python3}" "$@"; fi
-imports=$BIGBATCH_ROOT/src  # where Python finds the package, see cluster/host/root.py
+imports=$BIGBATCH_ROOT/src  # where Python finds the package, see src/bigbatch/base/root.py
 [ -d "$imports/bigbatch" ] || imports=$(dirname "$BIGBATCH_ROOT")
 exec "$runtime" exec $gpu \
     --bind "$BIGBATCH_ROOT" --bind "$imports" --bind "$BIGBATCH_HOME" --bind "${BIGBATCH_NODE_TMP:-/tmp}" --bind "${TMPDIR:-/tmp}" --bind "$user_tmp" --bind "$PWD" --pwd "$PWD" \

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from bigbatch import command, completion
+from bigbatch.base.command_line import met_parser
 from bigbatch.cluster.cli import COMMANDS as CLUSTER_COMMANDS
-from bigbatch.cluster.host.command_line import met_parser
 from bigbatch.search_spaces.registry import BUILT_IN
 from bigbatch.tune.plan.arguments import tune_parser
 from bigbatch.tune.strategies.names import STRATEGIES

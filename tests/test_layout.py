@@ -12,7 +12,7 @@ from helpers.paths import ROOT
 
 TESTS = ROOT / "tests"
 FILES = sorted(TESTS.rglob("test_*.py"))
-MIRRORS = ("benchmarks", "cluster", "docs", "search_spaces", "train_loop", "tune")
+MIRRORS = ("base", "benchmarks", "cluster", "docs", "search_spaces", "train_loop", "tune")
 APART = ("helpers", "slurm")
 """Folders of ``tests/`` that mirror nothing: helpers, jobs in a real Slurm."""
 CLAIMS = (
@@ -36,7 +36,8 @@ def test_a_folder_of_tests_has_the_name_of_the_wing_that_it_tests(folder: Path) 
         return
     package = first.removesuffix("_tests")
     assert first == f"{package}_tests" and package in MIRRORS, f"write one of {[f'{name}_tests' for name in MIRRORS]}"
-    assert ROOT.joinpath(package, *wing).is_dir(), f"there is no {'/'.join((package, *wing))}"
+    place = "src/bigbatch/base" if package == "base" else package
+    assert ROOT.joinpath(place, *wing).is_dir(), f"there is no {'/'.join((package, *wing))}"
 
 
 def test_tests_are_no_packages() -> None:

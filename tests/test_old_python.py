@@ -26,7 +26,7 @@ STARTED = {
 READ_FIRST = (
     "src/bigbatch/__init__.py",
     "src/bigbatch/__main__.py",
-    "cluster/host/root.py",
+    "src/bigbatch/base/root.py",
     "tune/run.py",
     "train_loop/run.py",
 )

@@ -16,8 +16,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from bigbatch.cluster.host import json_values
-from bigbatch.cluster.host.option_values import parse_fraction
+from bigbatch.base import json_values
+from bigbatch.base.option_values import parse_fraction
 from bigbatch.train_loop.config.rules import ConfigError
 
 WRITE_EVERY_S = 5.0

@@ -10,11 +10,12 @@ import sys
 from pathlib import Path
 
 if not __package__:
-    root = Path(__file__).resolve().parents[1] / "cluster" / "host" / "root.py"
-    runpy.run_path(str(root))["make_importable"](__file__)
+    here = Path(__file__).resolve().parents[1]  # a clone's root, or the installed package
+    base = next(path for path in (here / "src" / "bigbatch" / "base", here / "base") if path.is_dir())
+    runpy.run_path(str(base / "root.py"))["make_importable"](__file__)
 
 try:
-    from bigbatch.cluster.host.streams import exit_code_after_output
+    from bigbatch.base.streams import exit_code_after_output
     from bigbatch.train_loop.launch.command import main
 except KeyboardInterrupt:  # Ctrl-C while Python still reads its files
     sys.exit(130)

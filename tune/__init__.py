@@ -1,5 +1,5 @@
 """The search: its plan, trials, study and displays. Importing this package loads neither torch nor Ray."""
 
-from bigbatch.cluster.host import hidden_libraries
+from bigbatch.base import hidden_libraries
 
 hidden_libraries.refuse_hidden_libraries()

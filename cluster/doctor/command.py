@@ -20,6 +20,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bigbatch.base.command_line import make_parser
+from bigbatch.base.root import IMPORT_ROOT
 from bigbatch.cluster.doctor import probe
 from bigbatch.cluster.doctor.findings import (
     FAIL,
@@ -33,8 +35,6 @@ from bigbatch.cluster.doctor.findings import (
     judge_space,
 )
 from bigbatch.cluster.host import slurm_commands, slurm_values
-from bigbatch.cluster.host.command_line import make_parser
-from bigbatch.cluster.host.root import IMPORT_ROOT
 from bigbatch.cluster.host.site import quota
 from bigbatch.cluster.host.site.profiles import GENERIC, Site, find_site
 from bigbatch.cluster.record import job_record

@@ -24,10 +24,10 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
+from bigbatch.base.atomic_files import PRIVATE, write_json
+from bigbatch.base.root import ROOT
 from bigbatch.cluster.host import slurm_values
-from bigbatch.cluster.host.atomic_files import PRIVATE, write_json
 from bigbatch.cluster.host.network import own_address
-from bigbatch.cluster.host.root import ROOT
 from bigbatch.cluster.node.ports import is_free
 
 PACKAGES = ("ray", "torch", "torchvision", "optuna", "numpy", "bigbatch")

@@ -1,1 +1,1 @@
-"""What every floor may use: the allocation, leases, private folders, small files, Slurm's commands."""
+"""What every floor may ask of Slurm and of the node: the allocation, leases, addresses, Slurm's commands."""

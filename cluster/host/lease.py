@@ -16,7 +16,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bigbatch.cluster.host import atomic_files, slurm_commands
+from bigbatch.base import atomic_files
+from bigbatch.base.waits import CLAIM_S, RENEW_S, STALE_S
+from bigbatch.cluster.host import slurm_commands
 from bigbatch.cluster.host.holder import (
     Holder,
     holder_from_dict,
@@ -25,7 +27,6 @@ from bigbatch.cluster.host.holder import (
     job_holder,
     process_holder,
 )
-from bigbatch.cluster.host.waits import CLAIM_S, RENEW_S, STALE_S
 
 FILE = ".lease"
 CERTAIN_S = 3600.0

@@ -16,7 +16,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from bigbatch.cluster.host import json_values
+from bigbatch.base import json_values
 
 JOURNAL_NAME = "optuna.journal"
 EPOCH_PREFIX = "epoch/"

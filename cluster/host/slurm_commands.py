@@ -11,8 +11,8 @@ import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 
+from bigbatch.base.waits import COMMAND_S, KILL_WAIT_S
 from bigbatch.cluster.host import slurm_values
-from bigbatch.cluster.host.waits import COMMAND_S, KILL_WAIT_S
 
 NO_ANSWER = (
     "Unable to contact slurm controller",

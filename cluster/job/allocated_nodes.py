@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 
-from bigbatch.cluster.host import slurm_commands, slurm_values, waits
+from bigbatch.base import waits
+from bigbatch.cluster.host import slurm_commands, slurm_values
 from bigbatch.cluster.job.successor import DEVICE_VARIABLES
 
 ASK_AGAIN_S = 1.0

@@ -13,10 +13,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from bigbatch.base.waits import LENT_LEAVE_S
 from bigbatch.cluster.host import slurm_commands
 from bigbatch.cluster.host.allocation import job_start
 from bigbatch.cluster.host.lease import FILE as LEASE
-from bigbatch.cluster.host.waits import LENT_LEAVE_S
 from bigbatch.cluster.job import billing
 from bigbatch.cluster.job.allocated_nodes import Allocation, NoAllocation, await_allocation
 from bigbatch.cluster.job.checks import WRONG_INPUT, BadInput

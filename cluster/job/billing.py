@@ -16,9 +16,9 @@ from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 
-from bigbatch.cluster.host import json_values
+from bigbatch.base import json_values
+from bigbatch.base.atomic_files import read_json, write_json
 from bigbatch.cluster.host.allocation import job_start
-from bigbatch.cluster.host.atomic_files import read_json, write_json
 
 LEDGER = "ledger"
 SCHEMA_VERSION = 1

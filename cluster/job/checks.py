@@ -8,10 +8,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from bigbatch.cluster.host import mounts, processes, slurm_commands
+from bigbatch.base import mounts, processes
+from bigbatch.base.private_folder import base_folders
+from bigbatch.cluster.host import slurm_commands
 from bigbatch.cluster.host.allocation import PLANNED_NODES, planned_nodes_text
 from bigbatch.cluster.host.lease import FILE, Lease, StudyHeld
-from bigbatch.cluster.host.private_folder import base_folders
 from bigbatch.cluster.job import options
 from bigbatch.cluster.job.allocated_nodes import Allocation
 from bigbatch.cluster.record import job_record

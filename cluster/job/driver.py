@@ -12,8 +12,8 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from bigbatch.cluster.host import private_folder, processes
-from bigbatch.cluster.host.root import IMPORT_ROOT
+from bigbatch.base import private_folder, processes
+from bigbatch.base.root import IMPORT_ROOT
 from bigbatch.cluster.node.node_status import RayNode
 from bigbatch.cluster.node.ray_commands import ray_python
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bigbatch.cluster.host.waits import MARGIN_S, SLURM_EARLY_S
+from bigbatch.base.waits import MARGIN_S, SLURM_EARLY_S
 from bigbatch.cluster.record.job_record import JobRecord
 
 STARTS_TO_BE_SURE = 2

@@ -10,8 +10,8 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-from bigbatch.cluster.host import slurm_commands, slurm_values, waits
-from bigbatch.cluster.host.waits import (
+from bigbatch.base import waits
+from bigbatch.base.waits import (
     CANCELLED_SAVE_S,
     GIVE_UP_REST_S,
     KILLED_REST_S,
@@ -20,6 +20,7 @@ from bigbatch.cluster.host.waits import (
     SAVE_S,
     SILENT_S,
 )
+from bigbatch.cluster.host import slurm_commands, slurm_values
 from bigbatch.cluster.job.early_signal import EarlySignal
 from bigbatch.cluster.job.policy import Cause
 from bigbatch.cluster.record.job_record import JobRecord

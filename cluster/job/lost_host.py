@@ -13,9 +13,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from bigbatch.base.waits import SILENT_S
 from bigbatch.cluster.host import slurm_commands, slurm_values
 from bigbatch.cluster.host.allocation import SlurmJob, slurm_job
-from bigbatch.cluster.host.waits import SILENT_S
 from bigbatch.cluster.job import billing, options, restart
 from bigbatch.cluster.job.policy import Action, Cause, Situation, decide
 from bigbatch.cluster.job.successor import HOST_LOST

@@ -11,10 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from bigbatch.cluster.host import processes, slurm_commands
-from bigbatch.cluster.host.atomic_files import PRIVATE, write_json
-from bigbatch.cluster.host.root import IMPORT_ROOT
-from bigbatch.cluster.host.waits import NODES_END_S, START_TIMEOUT_S
+from bigbatch.base import processes
+from bigbatch.base.atomic_files import PRIVATE, write_json
+from bigbatch.base.root import IMPORT_ROOT
+from bigbatch.base.waits import NODES_END_S, START_TIMEOUT_S
+from bigbatch.cluster.host import slurm_commands
 from bigbatch.cluster.job.allocated_nodes import AllocatedNode
 from bigbatch.cluster.node.heartbeats import Heartbeats
 from bigbatch.cluster.node.node_process import BLIND, CONTROL_FILE, NODES_FOLDER

@@ -20,9 +20,10 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from bigbatch.cluster.host import private_folder, slurm_commands
+from bigbatch.base import private_folder
+from bigbatch.base.waits import CANCELLED_NODES_S, NODES_END_S
+from bigbatch.cluster.host import slurm_commands
 from bigbatch.cluster.host.lease import Lease
-from bigbatch.cluster.host.waits import CANCELLED_NODES_S, NODES_END_S
 from bigbatch.cluster.job import billing, checks, drain, early_signal, lost_host, options, restart, useful_start
 from bigbatch.cluster.job.allocated_nodes import Allocation, NoAllocation, await_allocation
 from bigbatch.cluster.job.checks import WRONG_INPUT, BadInput

@@ -6,8 +6,8 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from bigbatch.base.waits import CRASH_OR_SIGNAL_S, HUNG_DRAIN_S
 from bigbatch.cluster.host import slurm_values
-from bigbatch.cluster.host.waits import CRASH_OR_SIGNAL_S, HUNG_DRAIN_S
 from bigbatch.cluster.job.driver import drain_in_ray, forget_in_ray
 from bigbatch.cluster.job.grant import FIRST_ANSWER_S, Grant, Question
 from bigbatch.cluster.job.node_steps import NodeSteps

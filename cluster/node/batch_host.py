@@ -9,7 +9,8 @@ import socket
 import time
 from pathlib import Path
 
-from bigbatch.cluster.host import slurm_commands, waits
+from bigbatch.base import waits
+from bigbatch.cluster.host import slurm_commands
 from bigbatch.cluster.node.heartbeats import HEARTBEAT_S, HUNG_S, Heartbeats
 from bigbatch.cluster.node.node_status import NodeStatus
 

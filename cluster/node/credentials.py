@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from bigbatch.cluster.host.atomic_files import PRIVATE, write_text
+from bigbatch.base.atomic_files import PRIVATE, write_text
 
 TOKEN_FILE = "token"
 TLS_FOLDER = "tls"

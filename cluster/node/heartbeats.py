@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Mapping
 
-from bigbatch.cluster.host import waits
+from bigbatch.base import waits
 
 HUNG_S = float(os.environ.get("BIGBATCH_HUNG_S") or waits.HUNG_S)
 HEARTBEAT_S = min(waits.HEARTBEAT_S, HUNG_S / 4)

@@ -21,10 +21,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from types import FrameType
 
-from bigbatch.cluster.host import network, private_folder, processes
-from bigbatch.cluster.host.atomic_files import PRIVATE, write_json
-from bigbatch.cluster.host.root import IMPORT_ROOT
-from bigbatch.cluster.host.waits import HOLD_S, RAY_END_S, SILENT_S, START_TIMEOUT_S
+from bigbatch.base import private_folder, processes
+from bigbatch.base.atomic_files import PRIVATE, write_json
+from bigbatch.base.root import IMPORT_ROOT
+from bigbatch.base.waits import HOLD_S, RAY_END_S, SILENT_S, START_TIMEOUT_S
+from bigbatch.cluster.host import network
 from bigbatch.cluster.node import credentials, ports, ray_commands
 from bigbatch.cluster.node.batch_host import BatchHost
 from bigbatch.cluster.node.heartbeats import HEARTBEAT_S

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from bigbatch.cluster.host import json_values
-from bigbatch.cluster.host.atomic_files import read_json
+from bigbatch.base import json_values
+from bigbatch.base.atomic_files import read_json
 from bigbatch.cluster.node.ports import NodePorts
 
 

@@ -11,7 +11,7 @@ import socket
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 
-from bigbatch.cluster.host import json_values
+from bigbatch.base import json_values
 
 FIRST_PORT = 20000
 BLOCK = 24

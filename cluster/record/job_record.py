@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bigbatch.cluster.host import json_values
-from bigbatch.cluster.host.atomic_files import PRIVATE, write_json
+from bigbatch.base import json_values
+from bigbatch.base.atomic_files import PRIVATE, write_json
 from bigbatch.cluster.host.holder import JOB_RECORD as FILE
 
 SCHEMA_VERSION = 1

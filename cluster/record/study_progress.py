@@ -11,8 +11,8 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from bigbatch.cluster.host import json_values
-from bigbatch.cluster.host.atomic_files import read_json
+from bigbatch.base import json_values
+from bigbatch.base.atomic_files import read_json
 from bigbatch.cluster.host.optuna_journal import (
     EPOCH_PREFIX,
     JOURNAL_NAME,

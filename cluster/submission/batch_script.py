@@ -18,11 +18,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bigbatch.cluster.host import mounts, slurm_commands
+from bigbatch.base import mounts
+from bigbatch.base.atomic_files import write_text
+from bigbatch.base.private_folder import base_folders
+from bigbatch.base.root import ROOT
+from bigbatch.base.waits import MARGIN_S
+from bigbatch.cluster.host import slurm_commands
 from bigbatch.cluster.host.allocation import PLANNED_NODES, planned_nodes_text
-from bigbatch.cluster.host.atomic_files import write_text
-from bigbatch.cluster.host.private_folder import base_folders
-from bigbatch.cluster.host.root import ROOT
 from bigbatch.cluster.host.site.profiles import (
     BUILT_IN,
     NO_LIMIT_S,
@@ -32,7 +34,6 @@ from bigbatch.cluster.host.site.profiles import (
     find_site,
     format_time,
 )
-from bigbatch.cluster.host.waits import MARGIN_S
 from bigbatch.cluster.job import options
 from bigbatch.cluster.job.successor import DEVICE_VARIABLES
 from bigbatch.cluster.record import job_record

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import TypedDict
 
-from bigbatch.cluster.host.waits import MARGIN_S
+from bigbatch.base.waits import MARGIN_S
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from bigbatch.base.command_line import empty_value
 from bigbatch.cluster.host import slurm_values
-from bigbatch.cluster.host.command_line import empty_value
 from bigbatch.cluster.host.site.profiles import InputError, Partition, parse_time
 from bigbatch.cluster.submission.request import Request
 

@@ -20,8 +20,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bigbatch.base.root import ROOT
 from bigbatch.cluster.host.check_answer import ELSEWHERE, MARK
-from bigbatch.cluster.host.root import ROOT
 from bigbatch.cluster.host.site.profiles import InputError
 from bigbatch.cluster.job import options
 from bigbatch.cluster.node.ray_commands import ray_python

@@ -6,7 +6,7 @@ if not __package__:  # the folder was run by its path
     import runpy
     from pathlib import Path
 
-    root = Path(__file__).resolve().parents[2] / "cluster" / "host" / "root.py"
+    root = Path(__file__).resolve().parent / "base" / "root.py"
     runpy.run_path(str(root))["make_importable"](__file__)
 
 from bigbatch.command import console

@@ -10,8 +10,8 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bigbatch.cluster.host.command_line import WRONG_INPUT
-from bigbatch.cluster.host.root import IMPORT_ROOT
+from bigbatch.base.command_line import WRONG_INPUT
+from bigbatch.base.root import IMPORT_ROOT
 from bigbatch.train_loop.config import ConfigError
 
 

@@ -7,10 +7,10 @@ import sys
 from collections.abc import Sequence
 
 from bigbatch import __version__
-from bigbatch.cluster.host import hidden_libraries
-from bigbatch.cluster.host.command_line import DONE, INTERRUPTED, WRONG_INPUT, Commands, OneLineParser, run_command
-from bigbatch.cluster.host.root import ROOT
-from bigbatch.cluster.host.streams import exit_code_after_output, reader_may_leave
+from bigbatch.base import hidden_libraries
+from bigbatch.base.command_line import DONE, INTERRUPTED, WRONG_INPUT, Commands, OneLineParser, run_command
+from bigbatch.base.root import ROOT
+from bigbatch.base.streams import exit_code_after_output, reader_may_leave
 
 
 def _tune(argv: Sequence[str]) -> int:

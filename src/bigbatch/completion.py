@@ -11,8 +11,8 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 
+from bigbatch.base.command_line import DONE, FAILED, Commands, OneLineParser, met_parser
 from bigbatch.cluster.cli import COMMANDS as CLUSTER_COMMANDS
-from bigbatch.cluster.host.command_line import DONE, FAILED, Commands, OneLineParser, met_parser
 
 SHELLS = ("bash", "zsh", "tcsh")
 FILES = re.compile(r"\b(FILE|PATH|URI|DST|IMAGE)\b|^KIND$")

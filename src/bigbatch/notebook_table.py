@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bigbatch.cluster.host import json_values
+from bigbatch.base import json_values
 from bigbatch.cluster.host.optuna_journal import JOURNAL_NAME
 from bigbatch.tune.report.recorded_study import open_recorded
 

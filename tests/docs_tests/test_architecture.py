@@ -9,7 +9,7 @@ from types import ModuleType
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 ROOT = DOCS.parent
-FLOORS = ("tune", "search_spaces", "train_loop", "cluster")
+FLOORS = ("tune", "search_spaces", "train_loop", "cluster", "src/bigbatch/base")
 
 
 def script(path: Path) -> ModuleType:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from optuna.trial import TrialState
 
-from bigbatch.cluster.host import private_folder
+from bigbatch.base import private_folder
 from helpers.paths import TUNE
 from helpers.processes import clean_environment
 from helpers.searches import Search, load

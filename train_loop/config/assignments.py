@@ -7,8 +7,8 @@ import json
 from argparse import ArgumentTypeError
 from collections.abc import Iterable, Mapping
 
-from bigbatch.cluster.host.command_line import empty_value
-from bigbatch.cluster.host.option_values import parse_fraction
+from bigbatch.base.command_line import empty_value
+from bigbatch.base.option_values import parse_fraction
 from bigbatch.train_loop.config.own_options import is_open
 from bigbatch.train_loop.config.rules import ConfigError, ConflictError
 from bigbatch.train_loop.config.train_config import TrainConfig, coerced, config_keys, known_key, resolve_key

@@ -11,7 +11,7 @@ from __future__ import annotations
 import difflib
 from pathlib import Path
 
-from bigbatch.cluster.host.root import ROOT
+from bigbatch.base.root import ROOT
 from bigbatch.train_loop.config.rules import ConfigError
 
 FOLDER = ROOT / "train_loop" / "recipes"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from bigbatch.cluster.host.option_values import nearest_word
+from bigbatch.base.option_values import nearest_word
 
 
 class ConfigError(ValueError):

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from bigbatch.cluster.host.option_values import plain_number_example
+from bigbatch.base.option_values import plain_number_example
 from bigbatch.train_loop.config.data_sections import DataConfig
 from bigbatch.train_loop.config.own_options import Options, is_open, read_options
 from bigbatch.train_loop.config.plug_ins import LOSSES as LOSSES_GROUP

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from bigbatch.base.pulse import Pulse
 from bigbatch.cluster.host.lease import Lease, LeaseLost, StudyHeld
-from bigbatch.cluster.host.pulse import Pulse
 from bigbatch.train_loop.config import ConfigError
 
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from bigbatch.base.waits import RUN_SAVE_S
 from bigbatch.cluster.host.allocation import usable_cpus
-from bigbatch.cluster.host.waits import RUN_SAVE_S
 from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.train_loop.data.sets.scan import FolderScan
 from bigbatch.train_loop.errors import (

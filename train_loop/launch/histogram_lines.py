@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bigbatch.cluster.host import json_values
+from bigbatch.base import json_values
 
 if TYPE_CHECKING:
     from bigbatch.train_loop.loop.watched_model import TensorHistogram

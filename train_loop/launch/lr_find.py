@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from bigbatch.cluster.host.atomic_files import write_json, write_text
+from bigbatch.base.atomic_files import write_json, write_text
 from bigbatch.train_loop.config import ConfigError, OptimizerConfig, TrainConfig
 from bigbatch.train_loop.config.own_names import own_words
 from bigbatch.train_loop.config.plug_ins import shown_name

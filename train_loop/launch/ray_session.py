@@ -22,10 +22,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
-from bigbatch.cluster.host import private_folder, processes
-from bigbatch.cluster.host.atomic_files import PRIVATE, write_text
+from bigbatch.base import private_folder, processes
+from bigbatch.base.atomic_files import PRIVATE, write_text
+from bigbatch.base.root import IMPORT_ROOT
 from bigbatch.cluster.host.network import no_proxy_variables
-from bigbatch.cluster.host.root import IMPORT_ROOT
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.errors import RayStartError
 from bigbatch.train_loop.host.disk_full import FULL, LogFile, describe_full_disk, free_bytes, full_errno

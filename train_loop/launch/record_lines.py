@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from bigbatch.cluster.host import json_values
+from bigbatch.base import json_values
 from bigbatch.train_loop.progress import ProgressLines, StepRecord, StepsReader, read_progress
 from bigbatch.train_loop.reporter import EpochRecord, PrintReporter, Tracker
 

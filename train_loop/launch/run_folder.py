@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from bigbatch.cluster.host.atomic_files import write_json
-from bigbatch.cluster.host.json_values import json_object
+from bigbatch.base.atomic_files import write_json
+from bigbatch.base.json_values import json_object
 from bigbatch.train_loop.config import ConfigError, TrainConfig, differing_keys
 from bigbatch.train_loop.config.files import read_config
 from bigbatch.train_loop.config.own_names import own_words

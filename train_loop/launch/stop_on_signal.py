@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Sequence
 
-from bigbatch.cluster.host.waits import SAME_SIGNAL_S
+from bigbatch.base.waits import SAME_SIGNAL_S
 from bigbatch.train_loop.host.signals import SAVING, StopSignals, say_from_handler
 from bigbatch.train_loop.progress import StepsFile
 from bigbatch.train_loop.reporter import EpochRecord, PrintReporter, Tracker

@@ -12,8 +12,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import NoReturn
 
-from bigbatch.cluster.host import json_values
-from bigbatch.cluster.host.atomic_files import write_json
+from bigbatch.base import json_values
+from bigbatch.base.atomic_files import write_json
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.data.sets.scan import FolderScan
 from bigbatch.train_loop.errors import FailureKind, read_kind

@@ -8,8 +8,8 @@ import threading
 import urllib.error
 import urllib.request
 
+from bigbatch.base.option_values import nearest_word
 from bigbatch.cluster.host.allocation import PLANNED_NODES
-from bigbatch.cluster.host.option_values import nearest_word
 from bigbatch.train_loop.config import ConfigError
 
 DISABLED = "disabled"

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from bigbatch.cluster.host import json_values
+from bigbatch.base import json_values
 from bigbatch.cluster.host.allocation import slurm_job
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.launch.histogram_lines import histograms_file, read_histograms

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from bigbatch.cluster.host.atomic_files import replacing
+from bigbatch.base.atomic_files import replacing
 from bigbatch.train_loop.config import ConfigError, TrainConfig, differing_keys
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.errors import CheckpointError

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bigbatch.cluster.host import json_values
-from bigbatch.cluster.host.atomic_files import write_json
+from bigbatch.base import json_values
+from bigbatch.base.atomic_files import write_json
 from bigbatch.train_loop.config import BatchConfig, BatchSplit, ConfigError, TrainConfig
 from bigbatch.train_loop.errors import DeviceMemoryError, NodeMemoryError
 from bigbatch.train_loop.host.node_memory import NODE_MEMORY_FIX, is_node_memory_full

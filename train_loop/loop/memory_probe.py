@@ -19,8 +19,8 @@ from pathlib import Path
 import torch
 from torch.amp.grad_scaler import GradScaler
 
-from bigbatch.cluster.host import json_values
-from bigbatch.cluster.host.atomic_files import write_json
+from bigbatch.base import json_values
+from bigbatch.base.atomic_files import write_json
 from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.train_loop.config.sections import DEFAULT_MICRO_SIZE
 from bigbatch.train_loop.data.info import DataInfo

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bigbatch.cluster.host import json_values
-from bigbatch.cluster.host.atomic_files import finish_folder, read_json, write_json
+from bigbatch.base import json_values
+from bigbatch.base.atomic_files import finish_folder, read_json, write_json
 
 PREFIX, UNFINISHED, COPIED = "epoch-", "unfinished", "copied"
 FILES, EPOCHS = "files", "epochs.json"

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bigbatch.cluster.host.atomic_files import replacing
-from bigbatch.cluster.host.command_line import DONE, WRONG_INPUT, OneLineParser
+from bigbatch.base.atomic_files import replacing
+from bigbatch.base.command_line import DONE, WRONG_INPUT, OneLineParser
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.study.study_tables import StudyTables, read_tables
 from bigbatch.tune.study.summary import find_study

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bigbatch.cluster.host.atomic_files import write_bytes, write_text
+from bigbatch.base.atomic_files import write_bytes, write_text
 from bigbatch.tune.export.origin import check_origin
 from bigbatch.tune.export.trial_rows import Setting, TrialRow, trial_rows
 from bigbatch.tune.study.study_tables import StudyTables

@@ -6,7 +6,7 @@ import contextlib
 import json
 from pathlib import Path
 
-from bigbatch.cluster.host.atomic_files import write_text
+from bigbatch.base.atomic_files import write_text
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.study.metrics_targets import TARGETS_FILE
 

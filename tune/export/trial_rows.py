@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bigbatch.cluster.host import json_values
+from bigbatch.base import json_values
 from bigbatch.train_loop.reporter import EpochRecord
 from bigbatch.tune.study import metrics
 from bigbatch.tune.study.study_tables import StudyTables

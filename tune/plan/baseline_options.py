@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
-from bigbatch.cluster.host import json_values
-from bigbatch.cluster.host.option_values import nearest_word
+from bigbatch.base import json_values
+from bigbatch.base.option_values import nearest_word
 from bigbatch.search_spaces.registry import Space
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.plan.options import SearchOptions

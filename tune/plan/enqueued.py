@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bigbatch.cluster.host import json_values
+from bigbatch.base import json_values
 from bigbatch.search_spaces.inverse import nearest_parameters
 from bigbatch.search_spaces.registry import Space
 from bigbatch.search_spaces.trial import BATCH_KEY

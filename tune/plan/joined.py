@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from bigbatch.cluster.host import json_values
+from bigbatch.base import json_values
 from bigbatch.cluster.host.holder import record_of_job
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.plan.batches import parse_batches

@@ -8,7 +8,7 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 
-from bigbatch.cluster.host import json_values
+from bigbatch.base import json_values
 from bigbatch.search_spaces.constraints import Constraint
 from bigbatch.search_spaces.registry import Space
 from bigbatch.search_spaces.trial import StandInTrial

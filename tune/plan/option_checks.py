@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from bigbatch.cluster.host.mounts import is_shared
+from bigbatch.base.mounts import is_shared
 from bigbatch.train_loop.config import ConfigError, ModelConfig, TrainConfig
 from bigbatch.train_loop.host import disk_space
 from bigbatch.train_loop.host.disk_space import SpaceNeeded

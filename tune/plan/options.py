@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bigbatch.cluster.host import json_values
-from bigbatch.cluster.host.command_line import empty_value, is_utf8, no_utf8
+from bigbatch.base import json_values
+from bigbatch.base.command_line import empty_value, is_utf8, no_utf8
 from bigbatch.search_spaces.fixed_parameters import read_fixed
 from bigbatch.search_spaces.registry import BUILT_IN
 from bigbatch.train_loop.config import ConfigError, known_key

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bigbatch.cluster.host import json_values
+from bigbatch.base import json_values
 from bigbatch.search_spaces.check import ParamRange
 from bigbatch.search_spaces.priors import OWN_SPREAD, is_component_name, lr_factor
 from bigbatch.search_spaces.registry import Space

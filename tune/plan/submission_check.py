@@ -20,8 +20,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 if not __package__:
-    root = Path(__file__).resolve().parents[2] / "cluster" / "host" / "root.py"
-    runpy.run_path(str(root))["make_importable"](__file__)
+    here = Path(__file__).resolve().parents[2]  # a clone's root, or the installed package
+    base = next(path for path in (here / "src" / "bigbatch" / "base", here / "base") if path.is_dir())
+    runpy.run_path(str(base / "root.py"))["make_importable"](__file__)
 
 from bigbatch.cluster.host.check_answer import ELSEWHERE, MARK  # noqa: E402
 from bigbatch.search_spaces.registry import load_space, read_source, space_file  # noqa: E402

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from bigbatch.cluster.host.command_line import empty_value
+from bigbatch.base.command_line import empty_value
 from bigbatch.search_spaces.trainable_space import RESERVED, TrainableSpace, load_trainable_space
 from bigbatch.train_loop.config import ConfigError, json_or_word
 from bigbatch.train_loop.config.own_names import OwnName, own_name

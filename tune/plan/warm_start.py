@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from bigbatch.cluster.host import json_values
+from bigbatch.base import json_values
 from bigbatch.cluster.host.optuna_journal import State
 from bigbatch.search_spaces.check import ParamRange
 from bigbatch.train_loop.config import ConfigError

@@ -8,7 +8,7 @@ import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from bigbatch.cluster.host import json_values
+from bigbatch.base import json_values
 from bigbatch.train_loop.config.words import epochs_text
 from bigbatch.tune.report.answer_figures import frontier, frontier_costs
 from bigbatch.tune.report.figure import guarded

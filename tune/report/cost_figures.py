@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from bigbatch.cluster.host import json_values
+from bigbatch.base import json_values
 from bigbatch.tune.report.figure import ReportFigure, hover
 from bigbatch.tune.report.theme import GREY, HATCHED, HATCHES, LEGEND_BELOW, ORANGE, OUTCOMES, TEAL, Values, layout
 from bigbatch.tune.report.trial_points import CONTINUED, FINISHED, StudyPoints, TrialPoint

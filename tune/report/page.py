@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from importlib import resources
 
-from bigbatch.cluster.host import json_values
+from bigbatch.base import json_values
 from bigbatch.tune.report.answer_section import answer_section
 from bigbatch.tune.report.comparison import compared_figures, compared_study, differences
 from bigbatch.tune.report.figure_book import INSTALL, FigureBook, plotly_script, side_by_side

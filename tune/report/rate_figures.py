@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from bigbatch.cluster.host import json_values
+from bigbatch.base import json_values
 from bigbatch.search_spaces.priors import peak_lr_centre, short_run_factor
 from bigbatch.tune.report.figure import (
     ReportFigure,

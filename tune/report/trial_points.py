@@ -11,7 +11,7 @@ from functools import cached_property
 
 from optuna.trial import TrialState
 
-from bigbatch.cluster.host import json_values
+from bigbatch.base import json_values
 from bigbatch.tune.report.recorded_study import RecordedStudy
 from bigbatch.tune.study.answer import leading_trial
 from bigbatch.tune.study.confirmed import Confirmed, confirmed_trials

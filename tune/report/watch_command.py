@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bigbatch.cluster.host.command_line import INTERRUPTED, WRONG_INPUT, OneLineParser
+from bigbatch.base.command_line import INTERRUPTED, WRONG_INPUT, OneLineParser
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.study.summary import find_study
 

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from bigbatch.cluster.host.atomic_files import write_bytes
+from bigbatch.base.atomic_files import write_bytes
 from bigbatch.tune.report.page import report_page
 from bigbatch.tune.report.recorded_study import RecordedStudy, recorded_at_end
 from bigbatch.tune.study.trial_facts import AnyTrial

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TextIO
 
-from bigbatch.cluster.host.processes import signal_group
+from bigbatch.base.processes import signal_group
 from bigbatch.train_loop.host.signals import StopSignals, say_from_handler
 from bigbatch.tune.scaling.size_commands import SizeCommand
 

@@ -7,8 +7,8 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-from bigbatch.cluster.host.atomic_files import write_text
-from bigbatch.cluster.host.command_line import DONE, FAILED, WRONG_INPUT
+from bigbatch.base.atomic_files import write_text
+from bigbatch.base.command_line import DONE, FAILED, WRONG_INPUT
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.errors import OwnCodeError
 from bigbatch.tune.scaling.analysis import ScalingAnalysis, analyse

@@ -7,8 +7,8 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from bigbatch.base.atomic_files import write_text
 from bigbatch.cluster.host.allocation import usable_cpus
-from bigbatch.cluster.host.atomic_files import write_text
 from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.train_loop.config.files import read_config
 from bigbatch.train_loop.host.folder_hold import hold_folder

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bigbatch.cluster.host import json_values
-from bigbatch.cluster.host.atomic_files import write_json
+from bigbatch.base import json_values
+from bigbatch.base.atomic_files import write_json
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.launch.profile_options import PROFILES_FILE
 from bigbatch.tune.scaling.scale_plan import ScalePlan, SizePlan

@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from bigbatch.cluster.host import json_values
-from bigbatch.cluster.host.atomic_files import write_json
+from bigbatch.base import json_values
+from bigbatch.base.atomic_files import write_json
 from bigbatch.train_loop.config import ConfigError, differing_keys
 from bigbatch.tune.scaling.analysis import ScalingAnalysis, as_json
 from bigbatch.tune.scaling.scale_plan import ScalePlan

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 
-from bigbatch.cluster.host.waits import JOINED_GRACE_S, WAIT_IN_JOB_S
+from bigbatch.base.waits import JOINED_GRACE_S, WAIT_IN_JOB_S
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.plan.machine import Machine, Node, Share, devices_held, share_out
 from bigbatch.tune.study.ledger import owns_cluster

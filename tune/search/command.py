@@ -7,9 +7,9 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bigbatch.cluster.host.command_line import INTERRUPTED, WRONG_INPUT
-from bigbatch.cluster.host.streams import reader_may_leave
-from bigbatch.cluster.host.verbosity import log_steps
+from bigbatch.base.command_line import INTERRUPTED, WRONG_INPUT
+from bigbatch.base.streams import reader_may_leave
+from bigbatch.base.verbosity import log_steps
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.errors import OwnCodeError, RayStartError
 from bigbatch.train_loop.host.disk_full import describe_full_disk, full_errno

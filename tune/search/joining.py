@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import optuna
 
-from bigbatch.cluster.host import json_values
+from bigbatch.base import json_values
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.plan.same_study import check_joins
 from bigbatch.tune.plan.search_plan import SearchPlan

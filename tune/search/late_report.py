@@ -14,7 +14,7 @@ from pathlib import Path
 from optuna.trial import FrozenTrial
 from rich.console import Console
 
-from bigbatch.cluster.host.waits import REPORT_BEGINS_S, REPORT_S
+from bigbatch.base.waits import REPORT_BEGINS_S, REPORT_S
 from bigbatch.tune.watch.interrupts import StopRequest
 from bigbatch.tune.watch.wrapped import say
 

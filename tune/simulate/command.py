@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bigbatch.cluster.host.command_line import DONE, INTERRUPTED, WRONG_INPUT, OneLineParser
+from bigbatch.base.command_line import DONE, INTERRUPTED, WRONG_INPUT, OneLineParser
 from bigbatch.train_loop.config import ConfigError
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from bigbatch.cluster.host import json_values
+from bigbatch.base import json_values
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.simulate.curves import CurveTable, RecordedCurve, RecordedRuns, pooled
 from bigbatch.tune.simulate.dimensions import declared_dimensions

@@ -21,7 +21,7 @@ from optuna.pruners import BasePruner
 from optuna.study import Study
 from optuna.trial import FrozenTrial
 
-from bigbatch.cluster.host import json_values
+from bigbatch.base import json_values
 from bigbatch.tune.strategies.judgement import SPARED_ATTR
 from bigbatch.tune.strategies.protocol import Fits, Lasts, SearchFacts, TrialDecision
 from bigbatch.tune.strategies.samplers import make_pruner

@@ -10,7 +10,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 
-from bigbatch.cluster.host import json_values
+from bigbatch.base import json_values
 from bigbatch.tune.study.learned import FRESH_SEEDS, HELD_OUT, INDISTINCT
 from bigbatch.tune.study.metrics import COSTS, Metric, known_metrics
 from bigbatch.tune.study.objective import Objective

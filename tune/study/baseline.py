@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 
-from bigbatch.cluster.host import json_values
+from bigbatch.base import json_values
 from bigbatch.tune.study import metrics
 from bigbatch.tune.study.objective import Objective
 from bigbatch.tune.study.objectives import facts_of_runs

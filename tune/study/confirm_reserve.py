@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from optuna.trial import TrialState
 
-from bigbatch.cluster.host import json_values
+from bigbatch.base import json_values
 from bigbatch.tune.study.confirm_rule import LEAST_TRIALS
 from bigbatch.tune.study.confirmation import ConfirmationFacts, best_of_each_value, fresh_seeds, trials_to_confirm
 from bigbatch.tune.study.frontier import counted_trials, value_of_trial

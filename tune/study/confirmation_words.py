@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from bigbatch.cluster.host import json_values
+from bigbatch.base import json_values
 from bigbatch.tune.study.answer_words import AnswerWords, counted_noun, short_number
 from bigbatch.tune.study.confirm_rule import LEAST_TRIALS
 

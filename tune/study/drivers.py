@@ -23,7 +23,7 @@ from optuna.exceptions import StorageInternalError
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.exc import DBAPIError
 
-from bigbatch.cluster.host import json_values
+from bigbatch.base import json_values
 from bigbatch.tune.study.database import PatientStorage
 from bigbatch.tune.study.energy import StudyEnergy
 from bigbatch.tune.study.ledger import DeviceSeconds, Ledger

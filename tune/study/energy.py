@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from bigbatch.cluster.host import json_values
+from bigbatch.base import json_values
 from bigbatch.train_loop.host.processor_energy import ProcessorEnergy
 
 GPU, PROCESSORS = "gpu_energy_j", "cpu_energy_j"

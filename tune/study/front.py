@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from bigbatch.cluster.host.atomic_files import write_json
+from bigbatch.base.atomic_files import write_json
 from bigbatch.tune.study.objectives import Objectives
 from bigbatch.tune.study.trial_facts import AnyTrial
 

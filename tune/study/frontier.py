@@ -28,7 +28,7 @@ from functools import cached_property
 
 from optuna.trial import TrialState
 
-from bigbatch.cluster.host import json_values
+from bigbatch.base import json_values
 from bigbatch.tune.study import learned
 from bigbatch.tune.study.baseline import baseline_of
 from bigbatch.tune.study.confirmed import confirmed_trials, failed_confirmations

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bigbatch.cluster.host.atomic_files import write_json
+from bigbatch.base.atomic_files import write_json
 
 if TYPE_CHECKING:  # what only reads these files needs no Optuna
     from bigbatch.tune.study.frontier import Frontier, FrontierRow

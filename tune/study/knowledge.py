@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from bigbatch.cluster.host import json_values
+from bigbatch.base import json_values
 
 WARM_START = "warm_start"
 """The key in study.json."""

@@ -23,9 +23,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from bigbatch.cluster.host import json_values
+from bigbatch.base import json_values
+from bigbatch.base.atomic_files import read_json, write_json
 from bigbatch.cluster.host.allocation import job_start, slurm_job
-from bigbatch.cluster.host.atomic_files import read_json, write_json
 from bigbatch.train_loop.host.processor_energy import ProcessorEnergy
 from bigbatch.tune.study.energy import ProcessorsMeter, StudyEnergy
 

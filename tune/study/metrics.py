@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from bigbatch.cluster.host import json_values
-from bigbatch.cluster.host.option_values import nearest_word
+from bigbatch.base import json_values
+from bigbatch.base.option_values import nearest_word
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.reporter import EpochRecord
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from bigbatch.cluster.host.atomic_files import write_text
+from bigbatch.base.atomic_files import write_text
 
 TARGETS_FILE = "metrics_targets.json"
 """In the format of Prometheus' ``file_sd_configs``. An empty list while no search runs."""

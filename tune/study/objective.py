@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from bigbatch.cluster.host import json_values
+from bigbatch.base import json_values
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.errors import FailureKind
 from bigbatch.train_loop.own.metric_names import metric_name, reported_by

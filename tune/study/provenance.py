@@ -11,8 +11,8 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
+from bigbatch.base.root import ROOT
 from bigbatch.cluster.host.allocation import slurm_job
-from bigbatch.cluster.host.root import ROOT
 
 PACKAGES = ("bigbatch", "ray", "optuna", "torch", "torchvision", "pyarrow", "wandb", "numpy", "scikit-learn")
 

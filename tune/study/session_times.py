@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from bigbatch.cluster.host import json_values
-from bigbatch.cluster.host.atomic_files import read_json
+from bigbatch.base import json_values
+from bigbatch.base.atomic_files import read_json
 
 LEDGER_FOLDER = "ledger"
 ENDING_S = 8.0

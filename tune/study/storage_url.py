@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-from bigbatch.cluster.host.mounts import file_system_type, is_shared
+from bigbatch.base.mounts import file_system_type, is_shared
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.study.provenance import redact
 

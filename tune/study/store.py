@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING
 
 import optuna
 
-from bigbatch.cluster.host import json_values
-from bigbatch.cluster.host.atomic_files import write_json
-from bigbatch.cluster.host.pulse import Pulse
+from bigbatch.base import json_values
+from bigbatch.base.atomic_files import write_json
+from bigbatch.base.pulse import Pulse
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.config.files import unusable_config
 from bigbatch.train_loop.host.folder_hold import FolderHold, hold_folder

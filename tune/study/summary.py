@@ -16,12 +16,13 @@ from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 
-from bigbatch.cluster.host import json_values, slurm_commands
-from bigbatch.cluster.host.atomic_files import read_json
+from bigbatch.base import json_values
+from bigbatch.base.atomic_files import read_json
+from bigbatch.base.waits import STALE_S
+from bigbatch.cluster.host import slurm_commands
 from bigbatch.cluster.host.holder import is_alive
 from bigbatch.cluster.host.lease import seen_lease
 from bigbatch.cluster.host.optuna_journal import EVERYTHING, FACTS, JOURNAL_NAME, State, read_journal
-from bigbatch.cluster.host.waits import STALE_S
 from bigbatch.train_loop.config import ConfigError, Options, config_keys
 from bigbatch.tune.study.description import STUDY_FILE, Description, read_description
 from bigbatch.tune.study.energy import StudyEnergy

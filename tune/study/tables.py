@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from bigbatch.cluster.host import json_values
-from bigbatch.cluster.host.atomic_files import replacing
+from bigbatch.base import json_values
+from bigbatch.base.atomic_files import replacing
 from bigbatch.train_loop import config
 from bigbatch.train_loop.reporter import EpochRecord
 from bigbatch.tune.study import metrics

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from bigbatch.cluster.host import json_values
+from bigbatch.base import json_values
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.study.metrics import Metric, known_metrics
 from bigbatch.tune.study.objective import Objective

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import optuna
 from optuna.trial import FrozenTrial
 
-from bigbatch.cluster.host import json_values
+from bigbatch.base import json_values
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.tune.study.budget import Budget, KeptBack
 from bigbatch.tune.study.confirm_reserve import ConfirmationReserve

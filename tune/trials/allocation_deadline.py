@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from optuna.trial import FrozenTrial
 
-from bigbatch.cluster.host import json_values
+from bigbatch.base import json_values
 from bigbatch.cluster.host.holder import JOB_FOLDER, record_of_job
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.study.pace import PaceKey, pace_key

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import optuna
 from optuna.trial import TrialState
 
-from bigbatch.cluster.host import json_values
-from bigbatch.cluster.host.waits import AFTER_TRIALS_S, LEAST_WAIT_S, MOST_WAIT_S
+from bigbatch.base import json_values
+from bigbatch.base.waits import AFTER_TRIALS_S, LEAST_WAIT_S, MOST_WAIT_S
 from bigbatch.train_loop.errors import in_one_line
 from bigbatch.train_loop.progress import StepProgress
 from bigbatch.tune.study.objectives import Objectives

@@ -16,7 +16,7 @@ from ray.train import FailureConfig, RunConfig, ScalingConfig, UserCallback
 from ray.train.torch import TorchTrainer
 from ray.tune import PlacementGroupFactory
 
-from bigbatch.cluster.host.waits import TRIAL_END_S
+from bigbatch.base.waits import TRIAL_END_S
 from bigbatch.train_loop.host.node_memory import count_memory_kills
 from bigbatch.train_loop.launch import ray_internals
 from bigbatch.train_loop.launch.ray_worker import FAILURE, FAILURE_KIND, RECORDS, train_worker

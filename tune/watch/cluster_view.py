@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bigbatch.cluster.host.waits import RAY_ANSWER_S
+from bigbatch.base.waits import RAY_ANSWER_S
 from bigbatch.train_loop.launch.ray_internals import head_client
 
 ALIVE = 0

@@ -14,8 +14,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from bigbatch.cluster.host import json_values
-from bigbatch.cluster.host.verbosity import Nowhere
+from bigbatch.base import json_values
+from bigbatch.base.verbosity import Nowhere
 from bigbatch.train_loop.errors import in_one_line
 from bigbatch.train_loop.progress import ProgressLines
 from bigbatch.tune.plan.frontier_plan import FrontierPlan

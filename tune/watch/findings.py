@@ -12,8 +12,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bigbatch.cluster.host import json_values
-from bigbatch.cluster.host.root import ROOT
+from bigbatch.base import json_values
+from bigbatch.base.root import ROOT
 from bigbatch.train_loop.config.files import USABLE
 from bigbatch.train_loop.config.plug_ins import shown_name
 from bigbatch.train_loop.config.words import epochs_text

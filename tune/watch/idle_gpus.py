@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from bigbatch.cluster.host import json_values
+from bigbatch.base import json_values
 from bigbatch.train_loop.host.device_use import IDLE_BELOW, IDLE_WINDOW_S, SAY_AGAIN_S
 from bigbatch.tune.study.tables import epoch_s
 from bigbatch.tune.watch.observer import TrialView

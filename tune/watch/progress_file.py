@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from bigbatch.cluster.host.atomic_files import write_json
+from bigbatch.base.atomic_files import write_json
 from bigbatch.tune.study.tables import epoch_s
 from bigbatch.tune.watch.observer import TrialView, ranked
 from bigbatch.tune.watch.views import FINISHED

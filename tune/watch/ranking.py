@@ -14,7 +14,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from bigbatch.cluster.host import json_values
+from bigbatch.base import json_values
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.plan.option_checks import parse_duration
 from bigbatch.tune.study import metrics

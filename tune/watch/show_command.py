@@ -9,9 +9,9 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from bigbatch.cluster.host import json_values
-from bigbatch.cluster.host.atomic_files import read_json
-from bigbatch.cluster.host.command_line import OneLineParser
+from bigbatch.base import json_values
+from bigbatch.base.atomic_files import read_json
+from bigbatch.base.command_line import OneLineParser
 from bigbatch.cluster.host.optuna_journal import State
 from bigbatch.train_loop.config import ConfigError, TrainConfig, known_key
 from bigbatch.train_loop.config.files import USABLE

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bigbatch.cluster.host import json_values
-from bigbatch.cluster.host.command_line import DONE, WRONG_INPUT, OneLineParser
+from bigbatch.base import json_values
+from bigbatch.base.command_line import DONE, WRONG_INPUT, OneLineParser
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.config.files import USABLE
 from bigbatch.tune.study.learned import FRESH_SEEDS, HELD_OUT, NOTHING_LEARNED

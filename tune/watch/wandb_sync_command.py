@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from bigbatch.cluster.host.command_line import DONE, FAILED, INTERRUPTED, WRONG_INPUT, OneLineParser
+from bigbatch.base.command_line import DONE, FAILED, INTERRUPTED, WRONG_INPUT, OneLineParser
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.launch.wandb_mode import has_key, wandb_url
 from bigbatch.train_loop.launch.wandb_run import ENDED, OFFLINE_RUNS

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from bigbatch.cluster.host.waits import HEAD_GONE_S, JOINED_GRACE_S, LAST_SAVE_S, OWN_GRACE_S
+from bigbatch.base.waits import HEAD_GONE_S, JOINED_GRACE_S, LAST_SAVE_S, OWN_GRACE_S
 from bigbatch.train_loop.progress import WRITE_EVERY_S, StepProgress, read_progress
 from bigbatch.tune.watch.cluster_view import ClusterView, RayHead
 from bigbatch.tune.watch.observer import TrialView

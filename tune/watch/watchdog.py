@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bigbatch.cluster.host.waits import HOPELESS_LINE_S, UNANSWERED_LINE_S
+from bigbatch.base.waits import HOPELESS_LINE_S, UNANSWERED_LINE_S
 from bigbatch.tune.watch.cluster_view import ClusterView, why_it_fits_nowhere, why_it_waits
 from bigbatch.tune.watch.observer import Phase
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bigbatch.cluster.host.command_line import empty_value
-from bigbatch.cluster.host.root import ROOT
+from bigbatch.base.command_line import empty_value
+from bigbatch.base.root import ROOT
 
 BUILT_IN = ROOT / "cluster" / "sites"
 GENERIC = "generic"

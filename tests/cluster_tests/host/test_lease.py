@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from bigbatch.cluster.host import atomic_files, holder, lease
+from bigbatch.base import atomic_files
+from bigbatch.cluster.host import holder, lease
 from bigbatch.cluster.host.holder import Holder
 from bigbatch.cluster.host.lease import Lease, LeaseLost, LeaseVerdict, StudyHeld
 from helpers.paths import ROOT
@@ -304,7 +305,7 @@ HOLDS = """
 import signal, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-from bigbatch.cluster.host import lease, pulse
+from bigbatch.base import pulse; from bigbatch.cluster.host import lease
 lease.RENEW_S = pulse.TICK_S = 0.05
 from bigbatch.train_loop.host.folder_hold import hold_folder
 hold = hold_folder(Path(sys.argv[2]), "a study's folder", "write --study OTHER")

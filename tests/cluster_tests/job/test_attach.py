@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bigbatch.cluster.host.atomic_files import write_json
+from bigbatch.base.atomic_files import write_json
 from bigbatch.cluster.record import job_record
 from helpers.stand_in_ray import StandInJob
 

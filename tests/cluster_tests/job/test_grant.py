@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bigbatch.cluster.host import processes
+from bigbatch.base import processes
 from bigbatch.cluster.job import grant
 from bigbatch.cluster.job.grant import TimeLeft
 from bigbatch.cluster.record.job_record import JobRecord

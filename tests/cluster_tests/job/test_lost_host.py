@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bigbatch.cluster.host import json_values, processes
+from bigbatch.base import json_values, processes
 from bigbatch.cluster.job import __main__ as job
 from bigbatch.cluster.job import lost_host, restart
 from bigbatch.cluster.record import job_record

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from bigbatch.cluster.host import processes
-from bigbatch.cluster.host.atomic_files import write_json
+from bigbatch.base import processes
+from bigbatch.base.atomic_files import write_json
 from bigbatch.cluster.job import checks, node_steps
 from bigbatch.cluster.job.allocated_nodes import AllocatedNode, Allocation
 from bigbatch.cluster.node import heartbeats, node_process

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from bigbatch.cluster.host import processes
+from bigbatch.base import processes
 from bigbatch.cluster.job import checks
 from bigbatch.cluster.job.allocated_nodes import AllocatedNode, Allocation
 from helpers.paths import ROOT

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bigbatch.cluster.host.atomic_files import write_json
+from bigbatch.base.atomic_files import write_json
 from bigbatch.cluster.node import batch_host, heartbeats
 from helpers.stand_in_slurm import stand_in
 

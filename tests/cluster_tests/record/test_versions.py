@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bigbatch.cluster.host.atomic_files import write_json
+from bigbatch.base.atomic_files import write_json
 from bigbatch.cluster.job.node_steps import NodeSteps
 from bigbatch.cluster.node.node_process import CONTROL_FILE, NODES_FOLDER
 from bigbatch.cluster.node.node_status import NodeOrders, NodeStatus, RayNode

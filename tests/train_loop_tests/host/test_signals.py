@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from bigbatch.cluster.host.root import ROOT
+from bigbatch.base.root import ROOT
 from bigbatch.train_loop.host import signals
 from bigbatch.train_loop.host.signals import STOP_SIGNALS, StopSignals
 
 TAKES_SIGNALS = {
-    "cluster/host/streams.py",  # a process that has lost its reader and is about to end
+    "src/bigbatch/base/streams.py",  # a process that has lost its reader and is about to end
     "cluster/job/attach.py",  # a batch script asks Slurm what each signal means
     "cluster/job/lost_host.py",  # it acts for the batch script to its end
     "cluster/job/state_machine.py",
@@ -103,7 +103,7 @@ def test_a_process_that_is_forked_does_nothing_with_them(tmp_path: Path) -> None
 
 def test_no_other_file_of_the_packages_installs_a_handler_of_its_own() -> None:
     found = set()
-    for folder in ("cluster", "search_spaces", "train_loop", "tune"):
+    for folder in ("cluster", "search_spaces", "src/bigbatch/base", "train_loop", "tune"):
         for path in (ROOT / folder).rglob("*.py"):
             calls = (node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call))
             if any(ast.unparse(call) == "signal.signal" for call in calls):

@@ -42,7 +42,9 @@ def take_away(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_no_other_file_touches_a_private_name_of_ray() -> None:
     files = [
-        file for folder in ("cluster", "search_spaces", "train_loop", "tune") for file in (ROOT / folder).rglob("*.py")
+        file
+        for folder in ("cluster", "search_spaces", "src/bigbatch/base", "train_loop", "tune")
+        for file in (ROOT / folder).rglob("*.py")
     ]
     found = {str(file.relative_to(ROOT)) for file in [*files, *(ROOT / "src" / "bigbatch").glob("*.py")]
              if any(PRIVATE.search(line) for line in file.read_text(encoding="utf-8").splitlines())}  # fmt: skip

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from bigbatch.cluster.host import private_folder, processes
+from bigbatch.base import private_folder, processes
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.launch import ray_session
 from helpers.paths import ROOT

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.amp.grad_scaler import GradScaler
 
-from bigbatch.cluster.host import atomic_files
+from bigbatch.base import atomic_files
 from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.train_loop.errors import CheckpointError
 from bigbatch.train_loop.loop import assembly, checkpoint

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
-from bigbatch.cluster.host.root import ROOT
+from bigbatch.base.root import ROOT
 from bigbatch.train_loop.config import OptimizerConfig, TrainConfig
 from bigbatch.train_loop.loop.step import TrainStep
 from bigbatch.train_loop.model.weight_average import WeightAverage

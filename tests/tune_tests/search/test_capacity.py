@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from optuna.trial import TrialState
 
-from bigbatch.cluster.host.atomic_files import write_json
+from bigbatch.base.atomic_files import write_json
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.plan.joined import absent_nodes
 from bigbatch.tune.plan.machine import Machine, Node, Share, share_out

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from bigbatch.cluster.host.waits import REPORT_BEGINS_S
+from bigbatch.base.waits import REPORT_BEGINS_S
 from bigbatch.tune.report import writing
 from bigbatch.tune.search import driver
 from bigbatch.tune.search.late_report import LateReport

@@ -12,7 +12,7 @@ import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import TrialState, create_trial
 
-from bigbatch.cluster.host import json_values
+from bigbatch.base import json_values
 from bigbatch.search_spaces.log_normal import LogNormal
 from bigbatch.tune.simulate import simulate
 from bigbatch.tune.simulate.curves import CurveTable, RecordedCurve

@@ -12,7 +12,7 @@ from optuna.distributions import FloatDistribution
 from optuna.trial import TrialState
 from sqlalchemy.exc import OperationalError
 
-from bigbatch.cluster.host.mounts import file_system_type, is_shared
+from bigbatch.base.mounts import file_system_type, is_shared
 from bigbatch.tune.study import database, storage_url
 from bigbatch.tune.study.store import StudyStore
 from helpers.bridges import EPOCHS, make_bridge, record

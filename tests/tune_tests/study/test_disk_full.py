@@ -10,7 +10,7 @@ import optuna
 import pytest
 import torch
 
-from bigbatch.cluster.host import private_folder
+from bigbatch.base import private_folder
 from bigbatch.train_loop.errors import RayStartError
 from bigbatch.train_loop.host.disk_full import DiskFull, describe_full_disk, full_errno, mount_of
 from bigbatch.train_loop.launch.ray_session import LocalRay

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from bigbatch.cluster.host import atomic_files
+from bigbatch.base import atomic_files
 from bigbatch.tune.plan.machine import Machine, Node, Share, devices_held
 from bigbatch.tune.study.ledger import WARN_AFTER_S, WRITE_S, Ledger, owns_cluster, read_ledger
 from bigbatch.tune.study.store import StudyStore

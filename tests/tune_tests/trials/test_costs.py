@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bigbatch.cluster.host.atomic_files import write_json
+from bigbatch.base.atomic_files import write_json
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.errors import FailureKind
 from bigbatch.tune.study import retry

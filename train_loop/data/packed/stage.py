@@ -20,7 +20,7 @@ from pathlib import Path
 from string import Template
 from typing import IO
 
-from bigbatch.cluster.host.private_folder import USER_TMPDIR
+from bigbatch.base.private_folder import USER_TMPDIR
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.data.packed import schema
 from bigbatch.train_loop.host.command_line import check_writable

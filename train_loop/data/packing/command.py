@@ -22,8 +22,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from bigbatch.cluster.host.atomic_files import replacing
-from bigbatch.cluster.host.option_values import parse_fraction
+from bigbatch.base.atomic_files import replacing
+from bigbatch.base.option_values import parse_fraction
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.data.names import is_packed
 from bigbatch.train_loop.data.packed import schema

@@ -20,8 +20,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from bigbatch.cluster.host.atomic_files import replacing
-from bigbatch.cluster.host.option_values import nearest_word
+from bigbatch.base.atomic_files import replacing
+from bigbatch.base.option_values import nearest_word
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.data.names import PACKED_BY_HAND, data_home, how_to_make_imagenet
 from bigbatch.train_loop.data.packing.command import PackFailed, pack

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from bigbatch.cluster.host.atomic_files import replacing
+from bigbatch.base.atomic_files import replacing
 from bigbatch.train_loop.data.packed import schema
 from bigbatch.train_loop.data.packing.convert import PackProfile, RejectedImage, StoredImage, convert
 from bigbatch.train_loop.data.packing.sources import PackItem, read_entry

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from bigbatch.cluster.host.atomic_files import replacing
+from bigbatch.base.atomic_files import replacing
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.data.sets.held_out import hold_out
 from bigbatch.train_loop.data.sets.layout import TRAIN_FOLDERS, check_same_classes, find_layout

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from bigbatch.cluster.host import private_folder, processes
+from bigbatch.base import private_folder, processes
 from helpers.paths import ROOT
 from helpers.small_disk import fill
 
@@ -44,7 +44,7 @@ def test_what_a_killed_job_left_is_removed_with_its_processes(monkeypatch):
     # Not in /tmp itself, which a search that starts beside this test sweeps, too.
     base = tempfile.TemporaryDirectory(dir="/tmp", prefix="t")
     monkeypatch.setenv("BIGBATCH_NODE_TMP", base.name)
-    hold = "import os, signal; from bigbatch.cluster.host.private_folder import temporary_folder\n"
+    hold = "import os, signal; from bigbatch.base.private_folder import temporary_folder\n"
     hold += "with temporary_folder('77') as f: print(f, flush=True); signal.pause()"
     node_process = subprocess.Popen([sys.executable, "-c", hold], cwd=ROOT / "src", stdout=subprocess.PIPE, text=True)
     folder = Path(node_process.stdout.readline().strip())

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from bigbatch.cluster.host.atomic_files import PRIVATE, read_json, replacing, write_bytes, write_json, write_text
-from bigbatch.cluster.host.root import ROOT
+from bigbatch.base.atomic_files import PRIVATE, read_json, replacing, write_bytes, write_json, write_text
+from bigbatch.base.root import ROOT
 
 RENAMES_ELSEWHERE = {
-    "cluster/host/private_folder.py",  # an owner's file, seen only once it is locked
+    "src/bigbatch/base/private_folder.py",  # an owner's file, seen only once it is locked
     "train_loop/data/packed/stage.py",  # a folder
     "train_loop/data/packing/command.py",  # a folder
     "train_loop/own/kept_folders.py",  # a folder
@@ -80,7 +80,7 @@ def test_a_killed_writer_leaves_nothing_that_anyone_reads(tmp_path: Path, one_wr
     write_json(path, {"whole": True})
     code = (
         "import os, sys, signal; from pathlib import Path\n"
-        "from bigbatch.cluster.host.atomic_files import replacing\n"
+        "from bigbatch.base.atomic_files import replacing\n"
         f"with replacing(Path(sys.argv[1]), one_writer={one_writer}) as file:\n"
         "    file.write(b'{'); file.flush(); os.kill(os.getpid(), signal.SIGKILL)"
     )
@@ -136,8 +136,8 @@ def renames(path: Path) -> list[int]:
 
 
 def test_nothing_else_in_the_packages_replaces_a_file() -> None:
-    folders = ("cluster", "search_spaces", "train_loop", "tune")
+    folders = ("cluster", "search_spaces", "src/bigbatch/base", "train_loop", "tune")
     files = {path for folder in folders for path in (ROOT / folder).rglob("*.py")}
     assert len(files) > 150
     found = {str(path.relative_to(ROOT)) for path in files if renames(path)}
-    assert found == RENAMES_ELSEWHERE | {"cluster/host/atomic_files.py"}
+    assert found == RENAMES_ELSEWHERE | {"src/bigbatch/base/atomic_files.py"}

@@ -7,12 +7,14 @@ file keeps to the syntax of Python 3.6: the package then says in one line that i
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-"""The folder with ``tune/``, ``train_loop/``, ``search_spaces/`` and ``cluster/``: a clone's root, or the installed
-package ``bigbatch``."""
+PACKAGE = Path(__file__).resolve().parents[1]
 
-IMPORT_ROOT = ROOT / "src" if (ROOT / "src" / "bigbatch" / "__init__.py").is_file() else ROOT.parent
+IMPORT_ROOT = PACKAGE.parent
 """The folder in which Python finds the package ``bigbatch``: a clone's ``src``, or ``site-packages``."""
+
+ROOT = (PACKAGE / "cluster").resolve().parent
+"""The folder with ``tune/``, ``train_loop/``, ``search_spaces/`` and ``cluster/``: a clone's root, to which links lead,
+or the installed package ``bigbatch``."""
 
 
 def make_importable(script: str) -> None:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from bigbatch.cluster.host.option_values import nearest_word, parse_decimal_number, parse_whole_number
+from bigbatch.base.option_values import nearest_word, parse_decimal_number, parse_whole_number
 
 Commands = Mapping[str, tuple[Callable[[Sequence[str]], int], str]]
 """Name of a command → a function that runs it with its arguments and returns the exit code, and a short description."""

@@ -18,8 +18,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from bigbatch.cluster.host import processes
-from bigbatch.cluster.host.waits import FOLDER_GONE_S
+from bigbatch.base import processes
+from bigbatch.base.waits import FOLDER_GONE_S
 
 PREFIX = "bbn-"
 OWNER = "owner"

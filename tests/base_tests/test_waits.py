@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bigbatch.cluster.host import waits
-from bigbatch.cluster.host.root import ROOT
+from bigbatch.base import waits
+from bigbatch.base.root import ROOT
 from bigbatch.cluster.job.grant import TimeLeft
 from bigbatch.cluster.node.heartbeats import HEARTBEAT_S, HUNG_S
 
@@ -106,7 +106,7 @@ def test_no_other_file_of_the_packages_has_a_wait_of_that_name() -> None:
     derived = {("cluster/node/heartbeats.py", "HUNG_S"), ("cluster/node/heartbeats.py", "HEARTBEAT_S")}
     derived.add(("cluster/job/grant.py", "FIRST_ANSWER_S"))  # these three may be set by the environment, for tests
     found = set()
-    for folder in ("cluster", "search_spaces", "train_loop", "tune"):
+    for folder in ("cluster", "search_spaces", "src/bigbatch/base", "train_loop", "tune"):
         for path in (ROOT / folder).rglob("*.py"):
             names = {
                 target.id
@@ -116,7 +116,7 @@ def test_no_other_file_of_the_packages_has_a_wait_of_that_name() -> None:
                 if isinstance(target, ast.Name)
             }
             found |= {(str(path.relative_to(ROOT)), name) for name in names & set(constants())}
-    assert {pair for pair in found if pair[0] != "cluster/host/waits.py"} == derived
+    assert {pair for pair in found if pair[0] != "src/bigbatch/base/waits.py"} == derived
 
 
 def test_a_longer_margin_goes_to_the_driver() -> None:

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from bigbatch.cluster.host.json_values import json_object
+from bigbatch.base.json_values import json_object
 
 PRIVATE = 0o600
 """``mode`` of a file that only its owner may read, with any umask."""

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from bigbatch.cluster.host import processes
+from bigbatch.base import processes
 from helpers.paths import ROOT
 
 
@@ -17,7 +17,7 @@ def test_only_own_descendants_are_ended_also_those_that_left_their_group():
     start = "import subprocess, sys; subprocess.Popen(['sleep', '301'], start_new_session=True); sys.exit()"
     main = f"""
 import subprocess, sys
-from bigbatch.cluster.host import processes
+from bigbatch.base import processes
 processes.adopt_orphans()
 subprocess.run([sys.executable, "-c", {start!r}])
 assert len(processes.descendants({os.getpid()})) >= 2
