@@ -32,19 +32,19 @@ from store import store
 
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.reporter import EpochRecord
+from bigbatch.tune.models.protocol import Dimension, SearchFacts, TrialDecision
+from bigbatch.tune.proposers.samplers import quiet_optuna
+from bigbatch.tune.proposers.search_only import SearchOnly
+from bigbatch.tune.runs.objective import Objective
+from bigbatch.tune.runs.run import EPOCH_ATTR
+from bigbatch.tune.runs.views import trial_views
 from bigbatch.tune.simulate.events import SimulatedClock
 from bigbatch.tune.simulate.replay import MemoryKeeper
-from bigbatch.tune.strategies.named import make_strategy
-from bigbatch.tune.strategies.protocol import Dimension, SearchFacts, TrialDecision
-from bigbatch.tune.strategies.samplers import quiet_optuna
-from bigbatch.tune.strategies.search_only import SearchOnly
-from bigbatch.tune.study.objective import Objective
-from bigbatch.tune.study.provenance import provenance
-from bigbatch.tune.study.store import StudyStore
-from bigbatch.tune.study.summary import summarize
-from bigbatch.tune.study.trial_facts import EPOCH_ATTR
-from bigbatch.tune.trials.conductor import Conductor, LiveTrial, Over, StudyKeeper
-from bigbatch.tune.watch.views import trial_views
+from bigbatch.tune.storage.provenance import provenance
+from bigbatch.tune.storage.store import StudyStore
+from bigbatch.tune.storage.summary import summarize
+from bigbatch.tune.strategies import make_strategy
+from bigbatch.tune.trials.trial_manager import LiveTrial, Over, StudyKeeper, TrialManager
 
 TARGET_MS, TARGET_BYTES = 20.0, 100_000
 DIMENSIONS = (
@@ -144,7 +144,7 @@ class Search:
         facts = self.facts = SearchFacts(
             dimensions, trials, epochs, slots, seed=1, frontier=BATCH.name if frontier else None
         )
-        self.conductor = Conductor(
+        self.conductor = TrialManager(
             keeper,
             SearchOnly(make_strategy(*case, facts)),
             SampledConfigurations(epochs, dimensions),

@@ -343,7 +343,7 @@ def versions() -> dict[str, str]:
 def report(raw: dict[str, Any], images: int, sizes: dict[str, Any], options: argparse.Namespace) -> None:
     from store import store
 
-    from bigbatch.tune.study.provenance import provenance
+    from bigbatch.tune.storage.provenance import provenance
 
     summary: dict[str, Any] = {}
     for name, psnr in sizes["psnr_db"].items():

@@ -23,8 +23,8 @@ from invented_steps import random_params, steps_table
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 from bigbatch.base import json_values
+from bigbatch.tune.models.protocol import Dimension
 from bigbatch.tune.simulate.curves import CurveTable, RecordedCurve
-from bigbatch.tune.strategies.protocol import Dimension
 
 ROWS = 500
 EPOCH_S = 300.0

@@ -16,9 +16,9 @@ import numpy as np
 from optuna.distributions import CategoricalDistribution, FloatDistribution
 
 from bigbatch.base import json_values
+from bigbatch.tune.models.protocol import Dimension
+from bigbatch.tune.models.qmc import value_at
 from bigbatch.tune.simulate.curves import CurveTable, RecordedCurve
-from bigbatch.tune.strategies.protocol import Dimension
-from bigbatch.tune.strategies.qmc import value_at
 
 WARMUP_SHARE = 0.05
 KINDS = ("nesterov", "heavy_ball", "none")

@@ -27,7 +27,7 @@ sys.path[:0] = [str(ROOT / "src"), str(Path(__file__).resolve().parent)]
 from bigbatch.train_loop.config import ConfigError, TrainConfig  # noqa: E402
 from bigbatch.train_loop.data.catalogue import describe_data_set  # noqa: E402
 from bigbatch.train_loop.loop import memory_probe  # noqa: E402
-from bigbatch.train_loop.loop.healing import is_device_memory_full  # noqa: E402
+from bigbatch.train_loop.loop.oom_retry import is_device_memory_full  # noqa: E402
 
 
 def configuration(o: argparse.Namespace, model: str, precision: str) -> TrainConfig:
@@ -113,7 +113,7 @@ def main() -> None:
     o = parser.parse_args()
     from store import store
 
-    from bigbatch.tune.study.provenance import provenance
+    from bigbatch.tune.storage.provenance import provenance
 
     rows = [measure(o, model, precision) for model in o.models for precision in o.precisions]
     total = torch.cuda.get_device_properties(0).total_memory if o.device == "cuda" else 0

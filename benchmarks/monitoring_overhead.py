@@ -97,8 +97,8 @@ def search_command(arm: str, output: Path, more: Sequence[str], port: int) -> li
 
 def search_in_this_process(arm: str, words: Sequence[str]) -> int:
     """The search itself; in the arm ``off`` without what has no switch."""
+    from bigbatch.tune.commands.tune import tune_main
     from bigbatch.tune.search import driver
-    from bigbatch.tune.search.command import tune_main
 
     if arm == OFF:
         for name in ("_say_report", "open_processor_energy"):
@@ -337,7 +337,7 @@ def main() -> int:
         for arm in (OFF, ON):
             print(" ".join(search_command(arm, Path("runs"), more, 9090)))
         return 0
-    from bigbatch.tune.study.provenance import provenance
+    from bigbatch.tune.storage.provenance import provenance
 
     facts, load, searches = provenance(), os.getloadavg()[0], []
     for number in range(options.rounds):

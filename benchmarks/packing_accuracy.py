@@ -174,7 +174,7 @@ def report(
 ) -> None:
     from store import store
 
-    from bigbatch.tune.study.provenance import provenance
+    from bigbatch.tune.storage.provenance import provenance
 
     top1 = {arm: [100 * records[-1][2] for records in runs] for arm, runs in raw.items()}
     summary: dict[str, Any] = {}

@@ -36,14 +36,14 @@ from optuna.trial import FrozenTrial  # noqa: E402
 from search_efficiency import Job, Sources, group_of  # noqa: E402
 from store import store  # noqa: E402
 
+from bigbatch.tune.models.curve_data import CurveEncoder, Learned  # noqa: E402
+from bigbatch.tune.models.curve_model import CurvePoints  # noqa: E402
+from bigbatch.tune.models.protocol import Fits, Lasts, SearchFacts, Strategy, TrialDecision  # noqa: E402
 from bigbatch.tune.simulate import CurveTable  # noqa: E402
 from bigbatch.tune.simulate.curves import RecordedCurve  # noqa: E402
 from bigbatch.tune.simulate.replay import replay  # noqa: E402
-from bigbatch.tune.strategies.curve_data import CurveEncoder, Learned  # noqa: E402
-from bigbatch.tune.strategies.curve_model import CurvePoints  # noqa: E402
-from bigbatch.tune.strategies.named import make_strategy  # noqa: E402
-from bigbatch.tune.strategies.protocol import Fits, Lasts, SearchFacts, Strategy, TrialDecision  # noqa: E402
-from bigbatch.tune.study.provenance import provenance  # noqa: E402
+from bigbatch.tune.storage.provenance import provenance  # noqa: E402
+from bigbatch.tune.strategies import make_strategy  # noqa: E402
 
 NOTHING = 0.1
 """A run that ends within this part of the way from chance to the table's best has learnt nothing."""

@@ -152,7 +152,7 @@ def main() -> None:
 def report(raw: dict[str, Any], images: int, options: argparse.Namespace) -> None:
     from store import store
 
-    from bigbatch.tune.study.provenance import provenance
+    from bigbatch.tune.storage.provenance import provenance
 
     summary: dict[str, Any] = {}
     for latency, arms in raw.items():

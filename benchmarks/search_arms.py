@@ -28,12 +28,12 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial
 from search_outcomes import top_rows
 
+from bigbatch.tune.models.protocol import Capabilities, Combined, Fits, Lasts, SearchFacts, Strategy, TrialDecision
 from bigbatch.tune.simulate import CurveTable, ReplayedEpoch
 from bigbatch.tune.simulate.events import SimulatedClock, StartedTrial
 from bigbatch.tune.simulate.pool import RowPool, SnappingSampler
 from bigbatch.tune.simulate.replay import Replay, RowConfigurations, drive, replay
-from bigbatch.tune.strategies.named import SamplerProposer, make_strategy
-from bigbatch.tune.strategies.protocol import Capabilities, Combined, Fits, Lasts, SearchFacts, Strategy, TrialDecision
+from bigbatch.tune.strategies import SamplerProposer, make_strategy
 
 RAYS_FACTOR = 4
 """Ray's ASHAScheduler: ``reduction_factor``; its ``grace_period`` is 1."""

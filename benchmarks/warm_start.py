@@ -22,12 +22,12 @@ import numpy as np
 from invented_curves import invented_table
 from store import store
 
+from bigbatch.tune.models.protocol import SearchFacts, Strategy
+from bigbatch.tune.runs.knowledge import KnownStudy, KnownTrial
 from bigbatch.tune.simulate.curves import CurveTable
 from bigbatch.tune.simulate.replay import replay
-from bigbatch.tune.strategies.named import make_strategy
-from bigbatch.tune.strategies.protocol import SearchFacts, Strategy
-from bigbatch.tune.study.knowledge import KnownStudy, KnownTrial
-from bigbatch.tune.study.provenance import provenance
+from bigbatch.tune.storage.provenance import provenance
+from bigbatch.tune.strategies import make_strategy
 
 BATCH, ROWS, KNOWN, NOISE, SLOTS, TRIALS = "global_batch_size", 300, 40, 0.003, 2, 16
 AFTER = (4, 8, 12, 16)

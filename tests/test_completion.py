@@ -13,8 +13,8 @@ from bigbatch import command, completion
 from bigbatch.base.command_line import met_parser
 from bigbatch.cluster.cli import COMMANDS as CLUSTER_COMMANDS
 from bigbatch.search_spaces.registry import BUILT_IN
+from bigbatch.tune.models.names import STRATEGIES
 from bigbatch.tune.plan.arguments import tune_parser
-from bigbatch.tune.strategies.names import STRATEGIES
 from helpers import commands
 from helpers.paths import ROOT
 

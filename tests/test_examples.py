@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from bigbatch.tune.study.store import StudyStore
+from bigbatch.tune.storage.store import StudyStore
 from helpers.invented_studies import invented_study
 from helpers.paths import ROOT, TUNE
 from helpers.processes import clean_environment

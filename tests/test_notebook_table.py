@@ -11,7 +11,7 @@ import pytest
 
 from bigbatch import notebook_table, open_study, studies
 from bigbatch.cluster.host.optuna_journal import JOURNAL_NAME
-from bigbatch.tune.study.store import StudyStore
+from bigbatch.tune.storage.store import StudyStore
 from helpers.invented_studies import invented_study
 from helpers.recorded_studies import recorded_study
 

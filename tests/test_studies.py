@@ -18,7 +18,7 @@ from bigbatch import compare, open_study, search, studies
 from bigbatch.child_process import check_exit
 from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.tune.plan.arguments import parse_options, tune_parser
-from bigbatch.tune.study.store import StudyStore
+from bigbatch.tune.storage.store import StudyStore
 from helpers.invented_studies import invented_study
 from helpers.recorded_studies import recorded_study
 from helpers.searches import load

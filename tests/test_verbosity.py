@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bigbatch.train_loop.config import TrainConfig
-from bigbatch.tune.watch.display import SearchProgress, make_display
+from bigbatch.tune.console.display import SearchProgress, make_display
 from helpers.paths import TUNE
 from helpers.processes import clean_environment
 

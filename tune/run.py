@@ -11,7 +11,7 @@ if not __package__:
 
 try:
     from bigbatch.base.streams import exit_code_after_output
-    from bigbatch.tune.search.command import tune_main
+    from bigbatch.tune.commands.tune import tune_main
 except KeyboardInterrupt:  # Ctrl-C while Python still reads its files
     sys.exit(130)
 

@@ -1,6 +1,6 @@
 """Note what a job costs a study while no driver counts it: after its driver, and in lent nodes outside of the cluster.
 
-The driver counts from the job's start (``tune/study/ledger.py``). After it, the nodes end and the job is put back into
+The driver counts from the job's start (``tune/budget/ledger.py``). After it, the nodes end and the job is put back into
 the queue; if it was killed, nothing counted its last seconds. A job that lends nodes is billed while they wait for the
 cluster. Both write a file of their own into the study's ``ledger/``, and the study has used the sum of all files there.
 

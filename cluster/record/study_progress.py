@@ -1,7 +1,7 @@
 """Read a study's progress with the standard library: the plan from ``study.json``, the rest from ``optuna.journal``.
 
 A study in a database has no journal. Its driver writes ``progress.json`` after each epoch
-(``bigbatch.tune.watch.progress_file``).
+(``bigbatch.tune.storage.progress_file``).
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from bigbatch.cluster.host.optuna_journal import (
 PROGRESS_FILE = "progress.json"
 """Of a study in a database."""
 UNREACHED_H = 1e6
-"""From this value on, a trial has missed the search's target (``bigbatch.tune.study.target``)."""
+"""From this value on, a trial has missed the search's target (``bigbatch.tune.runs.target``)."""
 EPOCH_MARK = f'"{EPOCH_PREFIX}'.encode()
 EPOCH_PARTS = ("train_s", "bn_s", "val_s", "checkpoint_s")
-"""The fields of an epoch's record whose sum is its duration (``bigbatch.tune.study.tables.epoch_s``)."""
+"""The fields of an epoch's record whose sum is its duration (``bigbatch.tune.runs.tables.epoch_s``)."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from bigbatch.base.streams import exit_code_after_output, reader_may_leave
 
 
 def _tune(argv: Sequence[str]) -> int:
-    from bigbatch.tune.search.command import tune_main
+    from bigbatch.tune.commands.tune import tune_main
 
     return tune_main(argv, prog="bigbatch tune")
 
@@ -44,7 +44,7 @@ def _fetch(argv: Sequence[str]) -> int:
 
 
 def _simulate(argv: Sequence[str]) -> int:
-    from bigbatch.tune.simulate.command import main
+    from bigbatch.tune.commands.simulate import main
 
     return main(argv)
 
@@ -57,43 +57,43 @@ def _cluster(argv: Sequence[str]) -> int:
 
 
 def _studies(argv: Sequence[str]) -> int:
-    from bigbatch.tune.watch.studies_command import studies_main
+    from bigbatch.tune.commands.studies import studies_main
 
     return studies_main(argv)
 
 
 def _show(argv: Sequence[str]) -> int:
-    from bigbatch.tune.watch.show_command import show_main
+    from bigbatch.tune.commands.show import show_main
 
     return show_main(argv)
 
 
 def _watch(argv: Sequence[str]) -> int:
-    from bigbatch.tune.report.watch_command import watch_main
+    from bigbatch.tune.commands.watch import watch_main
 
     return watch_main(argv)
 
 
 def _wandb_sync(argv: Sequence[str]) -> int:
-    from bigbatch.tune.watch.wandb_sync_command import wandb_sync_main
+    from bigbatch.tune.commands.wandb_sync import wandb_sync_main
 
     return wandb_sync_main(argv)
 
 
 def _export(argv: Sequence[str]) -> int:
-    from bigbatch.tune.export.command import main
+    from bigbatch.tune.commands.export import main
 
     return main(argv)
 
 
 def _report(argv: Sequence[str]) -> int:
-    from bigbatch.tune.report.command import report_main
+    from bigbatch.tune.commands.report import report_main
 
     return report_main(argv)
 
 
 def _scale(argv: Sequence[str]) -> int:
-    from bigbatch.tune.scaling.command import scale_main
+    from bigbatch.tune.commands.scale import scale_main
 
     return scale_main(argv)
 

@@ -28,7 +28,7 @@ def known_values() -> Mapping[str, Sequence[str]]:
     from bigbatch.train_loop.config.recipes import recipe_names
     from bigbatch.train_loop.data.packing.fetch import SETS
     from bigbatch.train_loop.launch.wandb_mode import MODES, WATCHED
-    from bigbatch.tune.strategies.names import STOPPINGS, STRATEGIES
+    from bigbatch.tune.models.names import STOPPINGS, STRATEGIES
 
     recipes = recipe_names()
     return {

@@ -89,9 +89,9 @@ def _drawn(folder: Path, started: float) -> dict[str, str] | None:
     """The table as HTML and as text; None before the first trial."""
     from rich.console import Console
 
-    from bigbatch.tune.watch.columns import Columns
-    from bigbatch.tune.watch.display import SearchProgress, summary_line, trial_table
-    from bigbatch.tune.watch.views import trial_views
+    from bigbatch.tune.console.columns import Columns
+    from bigbatch.tune.console.display import SearchProgress, summary_line, trial_table
+    from bigbatch.tune.runs.views import trial_views
 
     recorded = open_recorded(folder)
     views = trial_views(recorded.trials, recorded.objectives)

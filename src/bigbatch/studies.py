@@ -17,17 +17,17 @@ from bigbatch.child_process import check_exit, our_script, print_line, run_child
 from bigbatch.cluster.host.optuna_journal import JOURNAL_NAME
 from bigbatch.notebook_table import LiveTableInNotebook, in_notebook
 from bigbatch.train_loop.config import ConfigError, TrainConfig
+from bigbatch.tune.console.answer_words import answer_in_words
 from bigbatch.tune.report import comparison, pictures
 from bigbatch.tune.report.figure import ReportFigure
 from bigbatch.tune.report.recorded_study import RecordedStudy, open_recorded, shown_apart
 from bigbatch.tune.report.trial_points import StudyPoints
-from bigbatch.tune.study.answer import leading_trial
-from bigbatch.tune.study.answer_words import answer_in_words
-from bigbatch.tune.study.frontier_file import frontier_json
-from bigbatch.tune.study.study_tables import read_tables
-from bigbatch.tune.study.summary import find_study
-from bigbatch.tune.study.tables import epochs_table, trials_table
-from bigbatch.tune.study.trial_facts import AnyTrial
+from bigbatch.tune.runs.answer import leading_trial
+from bigbatch.tune.runs.run import AnyTrial
+from bigbatch.tune.runs.tables import epochs_table, trials_table
+from bigbatch.tune.storage.frontier_file import frontier_json
+from bigbatch.tune.storage.study_tables import read_tables
+from bigbatch.tune.storage.summary import find_study
 
 if TYPE_CHECKING:
     import pandas as pd

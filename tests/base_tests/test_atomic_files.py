@@ -22,9 +22,9 @@ RENAMES_ELSEWHERE = {
     "src/bigbatch/base/private_folder.py",  # an owner's file, seen only once it is locked
     "train_loop/data/packed/stage.py",  # a folder
     "train_loop/data/packing/command.py",  # a folder
-    "train_loop/own/kept_folders.py",  # a folder
-    "tune/study/drivers.py",  # a folder
-    "tune/study/retry.py",  # a folder
+    "train_loop/plugins/kept_folders.py",  # a folder
+    "tune/storage/drivers.py",  # a folder
+    "tune/runs/retry.py",  # a folder
 }
 """Files of the packages that rename something by themselves, and what."""
 

@@ -53,7 +53,7 @@ def test_found_is_the_searchs_best_on_the_data_asked_for(bench: ModuleType, tmp_
     assert list(bench.wanted(o)) == []
     best = TrainConfig().replace_keys({"optimizer": "lars", "peak_lr": 3.0, "global_size": 256})
     (bench.search_folder(o) / "frontier").mkdir(parents=True)
-    (bench.search_folder(o) / "frontier" / "256.json").write_text(best.to_json())  # tune/study/frontier_file.py
+    (bench.search_folder(o) / "frontier" / "256.json").write_text(best.to_json())  # tune/storage/frontier_file.py
     ((method, batch, config),) = bench.wanted(o)
     assert (method, batch, config) == (
         "found",

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from bigbatch.tune.strategies.named import make_strategy
-from bigbatch.tune.study.patient_journal import QuickJournal
-from bigbatch.tune.study.store import StudyStore
+from bigbatch.tune.storage.patient_journal import QuickJournal
+from bigbatch.tune.storage.store import StudyStore
+from bigbatch.tune.strategies import make_strategy
 from helpers.paths import ROOT
 
 pytestmark = pytest.mark.without_ray

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from bigbatch.train_loop.config import TrainConfig
-from bigbatch.tune.watch.display import SearchProgress, summary_line, trial_table
-from bigbatch.tune.watch.observer import TrialView
+from bigbatch.tune.console.display import SearchProgress, summary_line, trial_table
+from bigbatch.tune.runs.observer import TrialView
 from helpers.paths import ROOT
 
 SCRIPT = ROOT / "benchmarks" / "terminal_picture.py"

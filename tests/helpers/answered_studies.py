@@ -28,15 +28,15 @@ if __name__ == "__main__":
     sys.path[:0] = [str(GOLDEN.parents[3] / "src"), str(GOLDEN.parents[2])]
 
 from bigbatch.train_loop.config import TrainConfig  # noqa: E402
+from bigbatch.tune.commands.show import study_text  # noqa: E402
 from bigbatch.tune.report.answer_section import answer_section  # noqa: E402
 from bigbatch.tune.report.figure_book import FigureBook  # noqa: E402
 from bigbatch.tune.report.recorded_study import open_recorded  # noqa: E402
 from bigbatch.tune.report.trial_points import StudyPoints  # noqa: E402
-from bigbatch.tune.study.answer import answer_of, leading_trial  # noqa: E402
-from bigbatch.tune.study.frontier_file import FRONTIER_FILE, write_frontier  # noqa: E402
-from bigbatch.tune.study.objectives import objectives_of  # noqa: E402
-from bigbatch.tune.study.summary import summarize  # noqa: E402
-from bigbatch.tune.watch.show_command import study_text  # noqa: E402
+from bigbatch.tune.runs.answer import answer_of, leading_trial  # noqa: E402
+from bigbatch.tune.runs.objectives import objectives_of  # noqa: E402
+from bigbatch.tune.storage.frontier_file import FRONTIER_FILE, write_frontier  # noqa: E402
+from bigbatch.tune.storage.summary import summarize  # noqa: E402
 from helpers.invented_studies import Lines, description, write_journal  # noqa: E402
 
 BATCHES = (128, 256, 512, 1024)

@@ -10,11 +10,11 @@ from bigbatch.search_spaces.registry import load_space
 from bigbatch.search_spaces.workload import Workload
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.launch.trial_task import TrialTask
-from bigbatch.tune.strategies.dimensions import dimensions_of
-from bigbatch.tune.strategies.named import make_strategy
-from bigbatch.tune.strategies.protocol import SearchFacts
-from bigbatch.tune.study.objective import Objective
-from bigbatch.tune.study.store import StudyStore
+from bigbatch.tune.models.dimensions import dimensions_of
+from bigbatch.tune.models.protocol import SearchFacts
+from bigbatch.tune.runs.objective import Objective
+from bigbatch.tune.storage.store import StudyStore
+from bigbatch.tune.strategies import make_strategy
 from bigbatch.tune.trials.bridge import OptunaBridge
 from bigbatch.tune.trials.configurations import SpaceConfigurations
 

@@ -11,21 +11,21 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution
 from optuna.trial import FrozenTrial, Trial
 
 from bigbatch.train_loop.config import TrainConfig
+from bigbatch.tune.budget.budget import Budget, Limits
+from bigbatch.tune.budget.confirm_reserve import ConfirmationReserve
+from bigbatch.tune.budget.ledger import Ledger
+from bigbatch.tune.budget.pace import Pace
+from bigbatch.tune.budget.session_times import SessionTimes
+from bigbatch.tune.models.protocol import Dimension, SearchFacts, TrialDecision
+from bigbatch.tune.proposers.search_only import SearchOnly
+from bigbatch.tune.runs.confirmation import ConfirmationFacts, missing_confirmations
+from bigbatch.tune.runs.objective import accuracy
 from bigbatch.tune.simulate.events import SimulatedClock
 from bigbatch.tune.simulate.replay import MemoryKeeper
-from bigbatch.tune.strategies.named import make_strategy
-from bigbatch.tune.strategies.protocol import Dimension, SearchFacts, TrialDecision
-from bigbatch.tune.strategies.search_only import SearchOnly
-from bigbatch.tune.study.budget import Budget, Limits
-from bigbatch.tune.study.confirm_reserve import ConfirmationReserve
-from bigbatch.tune.study.confirmation import ConfirmationFacts, missing_confirmations
-from bigbatch.tune.study.ledger import Ledger
-from bigbatch.tune.study.objective import accuracy
-from bigbatch.tune.study.pace import Pace
-from bigbatch.tune.study.session_times import SessionTimes
-from bigbatch.tune.study.store import StudyStore
+from bigbatch.tune.storage.store import StudyStore
+from bigbatch.tune.strategies import make_strategy
 from bigbatch.tune.trials.admission import Admission
-from bigbatch.tune.trials.conductor import Conductor, LiveTrial, Over, StudyKeeper
+from bigbatch.tune.trials.trial_manager import LiveTrial, Over, StudyKeeper, TrialManager
 
 EPOCHS = 5
 BATCHES = (32, 128)
@@ -98,7 +98,7 @@ class BudgetedSearch:
         search_facts = SearchFacts(
             SPACE, self.guess, EPOCHS, self.slots, 3, accuracy(10), BATCH, open_ended=self.open_ended
         )
-        self.conductor = Conductor(
+        self.conductor = TrialManager(
             made,
             SearchOnly(make_strategy("random", self.stopping, search_facts)),
             ByHand(),

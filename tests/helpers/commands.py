@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from bigbatch.tune.search.command import tune_main
+from bigbatch.tune.commands.tune import tune_main
 from helpers.processes import clean_environment
 
 

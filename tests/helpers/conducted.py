@@ -15,17 +15,17 @@ from optuna.trial import FrozenTrial, TrialState
 
 from bigbatch.search_spaces.check import check_space
 from bigbatch.search_spaces.registry import load_space
-from bigbatch.tune.strategies.dimensions import dimensions_of
-from bigbatch.tune.strategies.named import make_strategy
-from bigbatch.tune.strategies.protocol import SearchFacts, TrialDecision
-from bigbatch.tune.study.ledger import Ledger
-from bigbatch.tune.study.objective import Objective
-from bigbatch.tune.study.objectives import Objectives
-from bigbatch.tune.study.patient_journal import Disk
-from bigbatch.tune.study.store import StudyStore
-from bigbatch.tune.study.trial_facts import CONTINUES_ATTR, DIVERGED_ATTR, PAUSED_ATTR
-from bigbatch.tune.trials.conductor import Conductor, LiveTrial, Over
+from bigbatch.tune.budget.ledger import Ledger
+from bigbatch.tune.models.dimensions import dimensions_of
+from bigbatch.tune.models.protocol import SearchFacts, TrialDecision
+from bigbatch.tune.runs.objective import Objective
+from bigbatch.tune.runs.objectives import Objectives
+from bigbatch.tune.runs.run import CONTINUES_ATTR, DIVERGED_ATTR, PAUSED_ATTR
+from bigbatch.tune.storage.patient_journal import Disk
+from bigbatch.tune.storage.store import StudyStore
+from bigbatch.tune.strategies import make_strategy
 from bigbatch.tune.trials.configurations import SpaceConfigurations
+from bigbatch.tune.trials.trial_manager import LiveTrial, Over, TrialManager
 from helpers.bridges import WORKLOAD
 
 EPOCHS, TRIALS, SLOTS = 12, 9, 2
@@ -81,7 +81,7 @@ class Search:
     open_store: Callable[[], StudyStore]
     seed: int = 3
     store: StudyStore = field(init=False)
-    conductor: Conductor = field(init=False)
+    conductor: TrialManager = field(init=False)
     slots: dict[str, LiveTrial | None] = field(default_factory=lambda: dict.fromkeys("AB"))
     steps: int = 0
     over: bool = False
@@ -94,7 +94,7 @@ class Search:
         self.store = self.open_store()
         facts = SearchFacts(DIMENSIONS, TRIALS, EPOCHS, SLOTS, self.seed, Objective("val_top1", worst=0.1))
         facts = replace(facts, frontier="global_batch_size")
-        self.conductor = Conductor(
+        self.conductor = TrialManager(
             self.store,
             make_strategy(self.strategy, self.stopping, facts),
             SpaceConfigurations(SPACE, LONGER, {}, 3, 1),

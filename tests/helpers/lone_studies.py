@@ -8,9 +8,9 @@ import optuna
 from optuna.distributions import IntDistribution
 from optuna.trial import FrozenTrial, Trial
 
-from bigbatch.tune.strategies.protocol import Stopping, TrialDecision
-from bigbatch.tune.study.objective import Direction
-from bigbatch.tune.study.trial_facts import EPOCH_ATTR
+from bigbatch.tune.models.protocol import Stopping, TrialDecision
+from bigbatch.tune.runs.objective import Direction
+from bigbatch.tune.runs.run import EPOCH_ATTR
 
 
 def new_study(direction: Direction = "maximize") -> optuna.Study:

@@ -13,14 +13,14 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from bigbatch.search_spaces.constraints import SpaceTrial
 from bigbatch.train_loop.config import TrainConfig
+from bigbatch.tune.models.protocol import Dimension, SearchFacts, TrialDecision
+from bigbatch.tune.proposers.search_only import SearchOnly
+from bigbatch.tune.runs.feasible import CONSTRAINTS_ATTR
+from bigbatch.tune.runs.objective import Objective
 from bigbatch.tune.simulate.events import SimulatedClock
 from bigbatch.tune.simulate.replay import MemoryKeeper
-from bigbatch.tune.strategies.named import make_strategy
-from bigbatch.tune.strategies.protocol import Dimension, SearchFacts, TrialDecision
-from bigbatch.tune.strategies.search_only import SearchOnly
-from bigbatch.tune.study.feasible import CONSTRAINTS_ATTR
-from bigbatch.tune.study.objective import Objective
-from bigbatch.tune.trials.conductor import Conductor, Over
+from bigbatch.tune.strategies import make_strategy
+from bigbatch.tune.trials.trial_manager import Over, TrialManager
 
 Params = Mapping[str, Any]
 SLOTS = 2
@@ -77,7 +77,7 @@ class SimulatedSearch:
         if len(objectives) > 1:
             directions, storage = [objective.direction for objective in objectives], self.keeper.study._storage
             self.keeper.study = optuna.create_study(study_name="front", storage=storage, directions=directions)
-        self.conductor = Conductor(
+        self.conductor = TrialManager(
             self.keeper,
             SearchOnly(make_strategy(strategy, stopping, facts)),
             OwnConfigurations(space, epochs),

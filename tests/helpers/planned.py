@@ -9,12 +9,12 @@ from optuna.trial import FrozenTrial
 
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.errors import FailureKind
+from bigbatch.tune.models.protocol import TrialDecision
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.search.first_trials import enqueue_first_trials
 from bigbatch.tune.search.running import configurations_of, missing_in, strategy_of
-from bigbatch.tune.strategies.protocol import TrialDecision
-from bigbatch.tune.study.store import StudyStore
-from bigbatch.tune.trials.conductor import Conductor, LiveTrial, Over
+from bigbatch.tune.storage.store import StudyStore
+from bigbatch.tune.trials.trial_manager import LiveTrial, Over, TrialManager
 
 Curve = Callable[[TrainConfig, int], float]
 """From a configuration and an epoch to its validation top-1."""
@@ -30,7 +30,7 @@ class PlannedSearch:
     """Whether the trial's process dies in its first epoch."""
     slots: dict[str, LiveTrial | None] = field(default_factory=lambda: dict.fromkeys("AB"))
     store: StudyStore = field(init=False)
-    conductor: Conductor = field(init=False)
+    conductor: TrialManager = field(init=False)
     steps: int = 0
     over: bool = False
 
@@ -39,7 +39,7 @@ class PlannedSearch:
 
     def _begin(self, store: StudyStore) -> None:
         self.store = store
-        self.conductor = Conductor(
+        self.conductor = TrialManager(
             self.store,
             strategy_of(self.plan),
             configurations_of(self.plan),

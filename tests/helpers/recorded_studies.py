@@ -9,7 +9,7 @@ import optuna
 from optuna.trial import TrialState
 
 from bigbatch.train_loop.config import TrainConfig
-from bigbatch.tune.study.store import StudyStore
+from bigbatch.tune.storage.store import StudyStore
 
 EPOCHS = 3
 STATES = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL, None)

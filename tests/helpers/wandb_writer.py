@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 from bigbatch.train_loop.config import TrainConfig
-from bigbatch.tune.watch.observer import TrialView
-from bigbatch.tune.watch.wandb_log import WandbObserver
+from bigbatch.tune.export.wandb_log import WandbObserver
+from bigbatch.tune.runs.observer import TrialView
 from helpers.paths import ROOT
 from helpers.processes import clean_environment
 from helpers.recorded_studies import epoch_record

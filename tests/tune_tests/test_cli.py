@@ -13,7 +13,7 @@ import pytest
 
 from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.options import SearchOptions
-from bigbatch.tune.study.store import StudyStore
+from bigbatch.tune.storage.store import StudyStore
 from helpers.commands import run, run_process
 from helpers.paths import ROOT, TUNE
 from helpers.processes import clean_environment
@@ -252,7 +252,7 @@ def test_importing_spaces_and_cluster_loads_neither_torch_nor_ray():
 
 def test_wrong_input_is_refused_without_loading_torch_or_ray(tmp_path):
     code = (
-        "import sys\nfrom bigbatch.tune.search.command import tune_main\n"
+        "import sys\nfrom bigbatch.tune.commands.tune import tune_main\n"
         "code = tune_main(['--space', 'smoke', '--set', 'peek_lr=1'])\n"
         "print(code, 'torch' in sys.modules, 'ray' in sys.modules)"
     )

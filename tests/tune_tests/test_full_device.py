@@ -9,7 +9,7 @@ import pytest
 from optuna.trial import TrialState
 
 from bigbatch.train_loop.config import TrainConfig
-from bigbatch.tune.study.trial_facts import DIVERGED_ATTR, FAILURE_ATTR, HEALED_ATTR
+from bigbatch.tune.runs.run import DIVERGED_ATTR, FAILURE_ATTR, HEALED_ATTR
 from helpers.full_device import small_device
 from helpers.paths import TUNE
 from helpers.searches import load

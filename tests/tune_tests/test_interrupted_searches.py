@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 from optuna.trial import TrialState
 
-from bigbatch.tune.study.ledger import read_ledger
+from bigbatch.tune.budget.ledger import read_ledger
 from helpers.paths import TUNE
 from helpers.processes import clean_environment, wait_gone
 from helpers.searches import Search, journal_of, load
@@ -253,7 +253,7 @@ def test_no_trial_is_lost_or_doubled_over_many_kills(tiny, tmp_path, every):
 
 def has_trials(folder: Path) -> bool:
     """Whether a trial was begun: before that, a kill leaves no journal, an empty one or one without a study."""
-    from bigbatch.tune.study.store import repair_journal
+    from bigbatch.tune.storage.store import repair_journal
 
     repair_journal(folder / "optuna.journal")
     begun = (folder / "optuna.journal").exists()
@@ -262,7 +262,7 @@ def has_trials(folder: Path) -> bool:
 
 def check_nothing_lost(folder: Path, known: dict[int, dict]) -> None:
     """What an earlier look saw finished or reported is still there, unchanged."""
-    from bigbatch.tune.study.store import repair_journal
+    from bigbatch.tune.storage.store import repair_journal
 
     repair_journal(folder / "optuna.journal")
     for trial in load(folder).trials:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from optuna.trial import TrialState
 
-from bigbatch.tune.study.trial_facts import FAILURE_ATTR
+from bigbatch.tune.runs.run import FAILURE_ATTR
 from helpers.processes import wait_gone
 from helpers.searches import Search, load
 

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from optuna.trial import TrialState
 
-from bigbatch.tune.study.trial_facts import CONTINUES_ATTR, PAUSED_ATTR, epoch_records, is_paused
+from bigbatch.tune.runs.run import CONTINUES_ATTR, PAUSED_ATTR, epoch_records, is_paused
 from helpers.searches import Search, load
 
 EPOCHS = 10

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from bigbatch.train_loop.launch.ray_session import free_port
-from bigbatch.tune.export.command import main as export
+from bigbatch.tune.commands.export import main as export
 from helpers.searches import TINY, Search
 from helpers.waiting import wait_until
 

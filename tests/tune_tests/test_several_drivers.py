@@ -8,7 +8,7 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
-from bigbatch.tune.study.trial_facts import OWNER_ATTR
+from bigbatch.tune.runs.run import OWNER_ATTR
 from helpers.searches import Search
 
 

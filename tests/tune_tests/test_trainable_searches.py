@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from optuna.trial import FrozenTrial, TrialState
 
-from bigbatch.tune.study.trial_facts import CONTINUES_ATTR, DIVERGED_ATTR, FAILURE_ATTR, epoch_records, is_paused
+from bigbatch.tune.runs.run import CONTINUES_ATTR, DIVERGED_ATTR, FAILURE_ATTR, epoch_records, is_paused
 from helpers.searches import Search, load
 from helpers.trainables import CURVES
 

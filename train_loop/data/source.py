@@ -13,7 +13,7 @@ from bigbatch.train_loop.config import BatchSplit, ConfigError
 from bigbatch.train_loop.data import sampling
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.data.pixels.auto_augment import AugmentPolicy
-from bigbatch.train_loop.own.nested import Nested
+from bigbatch.train_loop.plugins.nested import Nested
 
 Batch = tuple[Nested, Nested]
 """Inputs and targets, on the CPU. Images are float32 ``[N, 3, H, W]`` normalised, or what ``DataSource.finish`` makes

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.train_loop.config.plug_ins import DATA, LOSSES, METRICS, MODELS, OPTIMIZERS_GROUP
 from bigbatch.train_loop.data.info import DataInfo
-from bigbatch.train_loop.own.registry import is_component
+from bigbatch.train_loop.plugins.registry import is_component
 
 if TYPE_CHECKING:
     from bigbatch.train_loop.data.sets.scan import FolderScan
@@ -56,7 +56,7 @@ def try_users_code(
     Raises ConfigError and OwnCodeError as ``check_two_batches``.
     """
     if uses_users_code(config):
-        from bigbatch.train_loop.loop.two_batches import check_two_batches
+        from bigbatch.train_loop.loop.smoke_test import check_two_batches
 
         check_two_batches(config, scan, workers, needs_top1)
 

@@ -58,8 +58,8 @@ from bigbatch.train_loop.launch.profile_options import ProfileOptions, add_profi
 from bigbatch.train_loop.launch.run_folder import check_output, check_output_room, write_own_code
 from bigbatch.train_loop.launch.wandb_mode import DISABLED, WANDB_MODES, check_wandb_mode, reachable_mode
 from bigbatch.train_loop.launch.wandb_run import wandb_of_full_run
-from bigbatch.train_loop.loop.healing import healed_config, read_halvings
-from bigbatch.train_loop.own.metric_names import checked_metrics
+from bigbatch.train_loop.loop.oom_retry import config_after_oom, read_halvings
+from bigbatch.train_loop.plugins.metric_names import checked_metrics
 from bigbatch.train_loop.progress import LOG_EVERY_STEPS, StepsFile, read_interval, steps_file
 from bigbatch.train_loop.reporter import EpochRecord, Tracker, best_record
 
@@ -265,7 +265,7 @@ def write_result(task: RunPlan, history: Sequence[EpochRecord]) -> Path:
     halvings = read_halvings(task.checkpoint_dir)
     result = {
         "schema_version": RESULT_VERSION,
-        "config": healed_config(task.config, halvings).to_dict(),
+        "config": config_after_oom(task.config, halvings).to_dict(),
         "halvings": [one.to_dict() for one in halvings],
         "workers": task.workers,
         "record": history[-1].to_dict(),

@@ -25,7 +25,7 @@ from bigbatch.train_loop.distributed import pick_device
 from bigbatch.train_loop.loop.assembly import Run, set_up
 from bigbatch.train_loop.loop.checkpoint import CheckpointFolder
 from bigbatch.train_loop.loop.train import take_step
-from bigbatch.train_loop.own.nested import example_count
+from bigbatch.train_loop.plugins.nested import example_count
 from bigbatch.train_loop.reporter import ListReporter
 
 MEASURE_S = 4.0

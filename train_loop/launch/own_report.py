@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, SupportsFloat, SupportsIndex
 
 from bigbatch.train_loop.errors import ReportError, TrainingStopped, is_lost_peer
 from bigbatch.train_loop.host.disk_full import full_errno
-from bigbatch.train_loop.own.kept_folders import KeptFolder, KeptFolders
+from bigbatch.train_loop.plugins.kept_folders import KeptFolder, KeptFolders
 from bigbatch.train_loop.reporter import EpochRecord
 
 if TYPE_CHECKING:

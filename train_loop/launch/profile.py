@@ -22,7 +22,7 @@ from bigbatch.train_loop.launch.profile_options import PROFILES_FILE, ProfileOpt
 from bigbatch.train_loop.launch.profile_words import profile_lines
 from bigbatch.train_loop.loop.assembly import Run, set_up
 from bigbatch.train_loop.loop.checkpoint import CheckpointFolder
-from bigbatch.train_loop.loop.healing import Halving
+from bigbatch.train_loop.loop.oom_retry import Halving
 from bigbatch.train_loop.loop.step_profile import StepProfile, measure_steps, trace_steps
 from bigbatch.train_loop.loop.until_it_fits import until_it_fits
 from bigbatch.train_loop.reporter import ListReporter

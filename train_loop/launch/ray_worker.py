@@ -37,7 +37,7 @@ from bigbatch.train_loop.reporter import EpochRecord
 if TYPE_CHECKING:
     import torch
 
-    from bigbatch.train_loop.loop.healing import Halving
+    from bigbatch.train_loop.loop.oom_retry import Halving
     from bigbatch.train_loop.loop.watched_model import TensorHistogram
 
 RECORDS = "records"
@@ -47,7 +47,7 @@ FAILURE = "failure"
 FAILURE_KIND = "failure_kind"
 """The metric with the ``FailureKind`` of that reason."""
 HEALED = "healed"
-"""The metric with the halvings of the micro-batch (``loop/healing.py``), all since the run began."""
+"""The metric with the halvings of the micro-batch (``loop/oom_retry.py``), all since the run began."""
 
 
 class RayReporter:

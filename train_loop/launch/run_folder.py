@@ -14,7 +14,7 @@ from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.host import disk_space
 from bigbatch.train_loop.host.command_line import check_writable
 from bigbatch.train_loop.loop import space_needed
-from bigbatch.train_loop.own.fingerprints import check_same_code, code_fingerprints
+from bigbatch.train_loop.plugins.fingerprints import check_same_code, code_fingerprints
 
 OWN_CODE_FILE = "own_code.json"
 """Fingerprints of the users' files with which a run began, in its folder."""

@@ -19,7 +19,7 @@ from bigbatch.train_loop.errors import (
 from bigbatch.train_loop.host.disk_full import DiskFull, full_errno
 from bigbatch.train_loop.host.node_memory import NODE_MEMORY_FIX, count_memory_kills, is_node_memory_full
 from bigbatch.train_loop.launch.trial_task import WorkersEnd
-from bigbatch.train_loop.loop.healing import read_halvings
+from bigbatch.train_loop.loop.oom_retry import read_halvings
 
 MAX_STARTS = 16
 """More halvings than from the largest micro-batch to one image, so that no mistake starts workers for ever."""

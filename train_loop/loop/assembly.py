@@ -30,8 +30,8 @@ from bigbatch.train_loop.host.device_use import UseMeter
 from bigbatch.train_loop.loop import memory_probe
 from bigbatch.train_loop.loop.checkpoint import CheckpointFolder, Content, RunState, check_same_run
 from bigbatch.train_loop.loop.chronometer import Chronometer
-from bigbatch.train_loop.loop.healing import Halving, healed_split, report_halvings
 from bigbatch.train_loop.loop.metrics import LossWatch, MetricSums
+from bigbatch.train_loop.loop.oom_retry import Halving, healed_split, report_halvings
 from bigbatch.train_loop.loop.own_metrics import ValidationMetric, build_metrics
 from bigbatch.train_loop.loop.step import TrainStep, placed
 from bigbatch.train_loop.loop.step_log import StepLog
@@ -43,7 +43,7 @@ from bigbatch.train_loop.optim.build import GROUP_NUMBERS
 from bigbatch.train_loop.optim.fused import begin_momentum
 from bigbatch.train_loop.optim.noise_scale import GradientNorms
 from bigbatch.train_loop.optim.schedules import optimizer_at_start
-from bigbatch.train_loop.own.fingerprints import check_same_code, code_fingerprints
+from bigbatch.train_loop.plugins.fingerprints import check_same_code, code_fingerprints
 from bigbatch.train_loop.progress import read_interval
 from bigbatch.train_loop.reporter import Reporter, report_notes
 

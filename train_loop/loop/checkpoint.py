@@ -29,7 +29,7 @@ from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.errors import CheckpointError
 from bigbatch.train_loop.host.disk_full import NO_ROOM, DiskFull, describe_full_disk, full_errno
 from bigbatch.train_loop.loop import metrics
-from bigbatch.train_loop.loop.healing import same_but_micro_batch
+from bigbatch.train_loop.loop.oom_retry import same_but_micro_batch
 
 Content = dict[str, Any]
 """The content of a checkpoint, by name: plain values, and torch's state dicts."""

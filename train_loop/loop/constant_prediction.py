@@ -17,7 +17,7 @@ from bigbatch.train_loop.distributed import World
 from bigbatch.train_loop.loop.metrics import MetricSums
 from bigbatch.train_loop.loop.own_metrics import ValidationMetric
 from bigbatch.train_loop.model.losses import LossFunction
-from bigbatch.train_loop.own.nested import Nested
+from bigbatch.train_loop.plugins.nested import Nested
 
 MOST_BYTES = 64 * 2**20
 """Targets of a rank that are kept at most. With more there is no baseline."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from bigbatch.train_loop.errors import NonFiniteLossError
-from bigbatch.train_loop.own.nested import Nested, example_count
+from bigbatch.train_loop.plugins.nested import Nested, example_count
 
 NAMES = ("loss", "correct", "images")
 """Checkpoints hold the sums in this order: append new names."""

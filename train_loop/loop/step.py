@@ -23,7 +23,7 @@ from bigbatch.train_loop.errors import UnusedParameterError
 from bigbatch.train_loop.model.losses import LossFunction, loss_function
 from bigbatch.train_loop.model.weight_average import WeightAverage
 from bigbatch.train_loop.optim import set_learning_rate
-from bigbatch.train_loop.own.nested import Nested, map_tensors
+from bigbatch.train_loop.plugins.nested import Nested, map_tensors
 
 _WITHOUT_GRADIENT = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
 """Where DDP's error lists the numbers of parameters."""

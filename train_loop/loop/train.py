@@ -28,7 +28,7 @@ from bigbatch.train_loop.host.disk_full import DiskFull
 from bigbatch.train_loop.loop.assembly import Run, set_up
 from bigbatch.train_loop.loop.checkpoint import CheckpointFolder, describe_data
 from bigbatch.train_loop.loop.device_batches import on_device, seed_batch
-from bigbatch.train_loop.loop.healing import Halving
+from bigbatch.train_loop.loop.oom_retry import Halving
 from bigbatch.train_loop.loop.peak_memory import forget_peak, peak_bytes
 from bigbatch.train_loop.loop.trust_ratios import keep_trust_ratios, trust_ratios_of
 from bigbatch.train_loop.loop.until_it_fits import until_it_fits
@@ -36,8 +36,8 @@ from bigbatch.train_loop.loop.validation import part_of, prepare_batch_norm, val
 from bigbatch.train_loop.loop.watched_model import watched_model
 from bigbatch.train_loop.optim.build import set_momentum
 from bigbatch.train_loop.optim.schedules import cycled_momentum, learning_rate
-from bigbatch.train_loop.own.code import whose_error
-from bigbatch.train_loop.own.nested import Nested, example_count
+from bigbatch.train_loop.plugins.code import whose_error
+from bigbatch.train_loop.plugins.nested import Nested, example_count
 from bigbatch.train_loop.reporter import EpochRecord, Reporter, best_record
 
 __all__ = ["NonFiniteLossError", "TrainResult", "TrainingStopped", "train"]

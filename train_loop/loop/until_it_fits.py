@@ -12,7 +12,7 @@ import torch
 
 from bigbatch.train_loop.errors import DeviceMemoryError
 from bigbatch.train_loop.loop.assembly import Run
-from bigbatch.train_loop.loop.healing import Halving, Healing, is_device_memory_full, needs_more_images
+from bigbatch.train_loop.loop.oom_retry import Halving, Healing, is_device_memory_full, needs_more_images
 
 T = TypeVar("T")
 

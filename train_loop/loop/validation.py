@@ -19,7 +19,7 @@ from bigbatch.train_loop.loop.metrics import MetricSums
 from bigbatch.train_loop.loop.own_metrics import values_of
 from bigbatch.train_loop.model import precise_bn
 from bigbatch.train_loop.model.losses import LossFunction, has_own_loss, in_float32
-from bigbatch.train_loop.own.nested import Nested
+from bigbatch.train_loop.plugins.nested import Nested
 
 
 def prepare_batch_norm(run: Run) -> None:

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.train_loop.config.plug_ins import LOSSES
 from bigbatch.train_loop.config.train_config import LOSSES as BUILT_IN
-from bigbatch.train_loop.own.nested import Nested, map_tensors
-from bigbatch.train_loop.own.registry import loaded
+from bigbatch.train_loop.plugins.nested import Nested, map_tensors
+from bigbatch.train_loop.plugins.registry import loaded
 
 LossFunction = Callable[[Nested, Nested], torch.Tensor]
 """From a model's outputs and a batch's targets, in any structure, to the mean loss ``[]``, float32."""

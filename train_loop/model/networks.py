@@ -12,7 +12,7 @@ from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.errors import OwnCodeError
 from bigbatch.train_loop.model.pretrained import check_pretrained, load_pretrained
 from bigbatch.train_loop.model.timm_networks import TIMM, check_timm_name, timm_network
-from bigbatch.train_loop.own.registry import is_component, loaded, made
+from bigbatch.train_loop.plugins.registry import is_component, loaded, made
 
 if TYPE_CHECKING:
     from torch import nn

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from bigbatch.base.atomic_files import write_bytes, write_text
 from bigbatch.tune.export.origin import check_origin
 from bigbatch.tune.export.trial_rows import Setting, TrialRow, trial_rows
-from bigbatch.tune.study.study_tables import StudyTables
+from bigbatch.tune.storage.study_tables import StudyTables
 
 if TYPE_CHECKING:
     from tensorboardX.proto.event_pb2 import Event

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bigbatch.base.atomic_files import write_text
 from bigbatch.train_loop.config import ConfigError
-from bigbatch.tune.study.metrics_targets import TARGETS_FILE
+from bigbatch.tune.storage.metrics_targets import TARGETS_FILE
 
 DASHBOARD = Path(__file__).with_name("grafana.json")
 """All gauges of ours, and Ray's of GPUs."""

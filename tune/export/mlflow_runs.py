@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, TypeVar
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.export.origin import check_origin
 from bigbatch.tune.export.trial_rows import TrialRow, trial_rows
-from bigbatch.tune.study.study_tables import StudyTables
+from bigbatch.tune.storage.study_tables import StudyTables
 
 if TYPE_CHECKING:
     from mlflow.entities import Run

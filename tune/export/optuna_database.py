@@ -16,9 +16,9 @@ from bigbatch.base.atomic_files import replacing
 from bigbatch.cluster.host.optuna_journal import JOURNAL_NAME
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.export.origin import check_origin
-from bigbatch.tune.study.description import read_description
-from bigbatch.tune.study.storage_url import sqlite_file
-from bigbatch.tune.study.study_tables import name_of_study, study_of_database
+from bigbatch.tune.storage.description import read_description
+from bigbatch.tune.storage.storage_url import sqlite_file
+from bigbatch.tune.storage.study_tables import name_of_study, study_of_database
 
 if TYPE_CHECKING:
     from optuna.study import Study

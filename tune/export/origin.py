@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from bigbatch.train_loop.config import ConfigError
-from bigbatch.tune.study.description import STUDY_FILE
+from bigbatch.tune.storage.description import STUDY_FILE
 
 
 def check_origin(option: str, target: str, name: str, earlier: str, folder: Path) -> None:

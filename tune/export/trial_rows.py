@@ -10,8 +10,8 @@ from typing import Any
 
 from bigbatch.base import json_values
 from bigbatch.train_loop.reporter import EpochRecord
-from bigbatch.tune.study import metrics
-from bigbatch.tune.study.study_tables import StudyTables
+from bigbatch.tune.runs import metrics
+from bigbatch.tune.storage.study_tables import StudyTables
 
 CONFIG_PREFIX = "config."
 _NOT_DRAWN = ("epoch", "epochs", "resumed_from_epoch", *metrics.MAPS)

@@ -10,9 +10,9 @@ from bigbatch.base.option_values import nearest_word
 from bigbatch.search_spaces.registry import Space
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.plan.options import SearchOptions
-from bigbatch.tune.study import metrics
-from bigbatch.tune.study.objectives import Objectives
-from bigbatch.tune.study.target import TimeToTarget
+from bigbatch.tune.runs import metrics
+from bigbatch.tune.runs.objectives import Objectives
+from bigbatch.tune.runs.target import TimeToTarget
 
 
 def read_baseline(texts: Iterable[str]) -> dict[str, float]:

@@ -22,8 +22,9 @@ from bigbatch.train_loop.data.catalogue import check_stage, look
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.host.command_line import check_writable, with_parts
 from bigbatch.train_loop.launch import wandb_mode
-from bigbatch.train_loop.own.metric_names import checked_metrics
+from bigbatch.train_loop.plugins.metric_names import checked_metrics
 from bigbatch.train_loop.progress import read_interval
+from bigbatch.tune.models.names import STOPPINGS, STRATEGIES, resolved
 from bigbatch.tune.plan.baseline_options import read_baseline, stated_baseline
 from bigbatch.tune.plan.batches import parse_batches, pinned_batch
 from bigbatch.tune.plan.enqueued import first_trials
@@ -59,9 +60,8 @@ from bigbatch.tune.plan.trainable_plan import (
     trainable_data,
 )
 from bigbatch.tune.plan.warm_start import knowledge_of
-from bigbatch.tune.strategies.names import STOPPINGS, STRATEGIES, resolved
-from bigbatch.tune.study.description import Description, read_description
-from bigbatch.tune.study.tolerance import read_tolerance
+from bigbatch.tune.runs.tolerance import read_tolerance
+from bigbatch.tune.storage.description import Description, read_description
 
 if TYPE_CHECKING:
     from bigbatch.train_loop.data.sets.scan import FolderScan

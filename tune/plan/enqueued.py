@@ -21,10 +21,10 @@ from bigbatch.search_spaces.workload import Workload
 from bigbatch.train_loop.config import ConfigError, TrainConfig, known_key
 from bigbatch.train_loop.config.files import read_config
 from bigbatch.train_loop.config.recipes import recipe_names, recipe_path
+from bigbatch.tune.models.names import capabilities_of
 from bigbatch.tune.plan.enqueued_trial import EnqueuedTrial
 from bigbatch.tune.plan.scaled_recipe import scaled
 from bigbatch.tune.plan.search_plan import SearchPlan
-from bigbatch.tune.strategies.names import capabilities_of
 
 NONE, PREFIX = "none", "recipe:"
 PUBLISHED = {"lars": "nus-lars-32k", "lamb": "lamb-32k", "sgd": "goyal-sgd-8k"}

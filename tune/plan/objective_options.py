@@ -16,13 +16,13 @@ from bigbatch.search_spaces.workload import Workload
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.config.train_config import LOSSES
 from bigbatch.train_loop.data.info import DataInfo
+from bigbatch.tune.models.names import NEEDS_NOTHING, lacking
 from bigbatch.tune.plan.options import SearchOptions
-from bigbatch.tune.strategies.names import NEEDS_NOTHING, lacking
-from bigbatch.tune.study import metrics
-from bigbatch.tune.study.feasible import bounds_in_words
-from bigbatch.tune.study.objective import Reported
-from bigbatch.tune.study.objectives import DEFAULT_OBJECTIVE, WITHOUT_CLASSES, Objectives, read_objectives
-from bigbatch.tune.study.target import TimeToTarget
+from bigbatch.tune.runs import metrics
+from bigbatch.tune.runs.feasible import bounds_in_words
+from bigbatch.tune.runs.objective import Reported
+from bigbatch.tune.runs.objectives import DEFAULT_OBJECTIVE, WITHOUT_CLASSES, Objectives, read_objectives
+from bigbatch.tune.runs.target import TimeToTarget
 
 OPTIONS = ("objective", "objectives", "target")
 SAMPLES = 64

@@ -13,9 +13,9 @@ from bigbatch.train_loop.host import disk_space
 from bigbatch.train_loop.host.disk_space import SpaceNeeded
 from bigbatch.train_loop.loop import space_needed
 from bigbatch.tune.plan.options import SearchOptions
-from bigbatch.tune.study.confirm_rule import AFFORDABLE, NOTHING, ConfirmRule, confirm_rule
-from bigbatch.tune.study.objectives import Objectives
-from bigbatch.tune.study.storage_url import sqlite_file
+from bigbatch.tune.runs.confirm_rule import AFFORDABLE, NOTHING, ConfirmRule, confirm_rule
+from bigbatch.tune.runs.objectives import Objectives
+from bigbatch.tune.storage.storage_url import sqlite_file
 
 if TYPE_CHECKING:
     from bigbatch.tune.plan.search_plan import SearchPlan

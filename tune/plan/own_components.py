@@ -16,7 +16,7 @@ from bigbatch.train_loop.config.plug_ins import LOSSES, OPTIMIZERS_GROUP, check_
 from bigbatch.train_loop.config.sections import OPTIMIZERS
 from bigbatch.train_loop.config.train_config import LOSSES as BUILT_IN_LOSSES
 from bigbatch.train_loop.launch.checks import option_sections, takes_options, try_users_code
-from bigbatch.train_loop.own.fingerprints import check_same_code, code_fingerprints
+from bigbatch.train_loop.plugins.fingerprints import check_same_code, code_fingerprints
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.plan.prior import optimizers_of
 
@@ -71,9 +71,9 @@ def check_own_search(plan: SearchPlan) -> None:
     """
     if not is_own(plan.strategy) and not is_own(plan.stopping):
         return
-    from bigbatch.tune.strategies.dimensions import dimensions_of  # they load Optuna
-    from bigbatch.tune.strategies.own_strategy import check_own_strategy
-    from bigbatch.tune.strategies.samplers import quiet_optuna
+    from bigbatch.tune.models.dimensions import dimensions_of  # they load Optuna
+    from bigbatch.tune.proposers.own_strategy import check_own_strategy
+    from bigbatch.tune.proposers.samplers import quiet_optuna
 
     quiet_optuna()
     chosen_beside = plan.frontier.searched if plan.frontier else None

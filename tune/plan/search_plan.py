@@ -19,11 +19,11 @@ from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.tune.plan.frontier_plan import FrontierPlan
 from bigbatch.tune.plan.machine import Machine, Share
 from bigbatch.tune.plan.options import SearchOptions
-from bigbatch.tune.study.confirm_rule import NOTHING, ConfirmRule
-from bigbatch.tune.study.knowledge import WARM_START, KnownStudy
-from bigbatch.tune.study.objectives import Objectives
-from bigbatch.tune.study.target import TimeToTarget
-from bigbatch.tune.study.tolerance import HALF_A_POINT, Tolerance
+from bigbatch.tune.runs.confirm_rule import NOTHING, ConfirmRule
+from bigbatch.tune.runs.knowledge import WARM_START, KnownStudy
+from bigbatch.tune.runs.objectives import Objectives
+from bigbatch.tune.runs.target import TimeToTarget
+from bigbatch.tune.runs.tolerance import HALF_A_POINT, Tolerance
 
 if TYPE_CHECKING:
     from bigbatch.train_loop.data.sets.scan import FolderScan

@@ -50,8 +50,8 @@ from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.plan.prior import read_range_test  # noqa: E402
 from bigbatch.tune.plan.trainable_plan import OPTION, read_own_objectives, trainable_name  # noqa: E402
 from bigbatch.tune.plan.warm_start import described_study  # noqa: E402
-from bigbatch.tune.study.description import read_description  # noqa: E402
-from bigbatch.tune.study.storage_url import check_url  # noqa: E402
+from bigbatch.tune.storage.description import read_description  # noqa: E402
+from bigbatch.tune.storage.storage_url import check_url  # noqa: E402
 
 NEEDED = ("ray", "optuna", "torch", "torchvision", "numpy", "pyarrow")
 """A search needs all of these packages."""

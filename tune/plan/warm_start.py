@@ -17,12 +17,12 @@ from bigbatch.cluster.host.optuna_journal import State
 from bigbatch.search_spaces.check import ParamRange
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.plan.search_plan import SearchPlan
-from bigbatch.tune.study.description import STUDY_FILE, Description, read_description
-from bigbatch.tune.study.knowledge import WARM_START, KnownStudy, KnownTrial, stored_knowledge
-from bigbatch.tune.study.objective import Objective
-from bigbatch.tune.study.objectives import DEFAULT_OBJECTIVE
-from bigbatch.tune.study.summary import EPOCHS_TABLE, UNREADABLE, summarize
-from bigbatch.tune.study.trial_facts import Run, earlier_of, has_diverged
+from bigbatch.tune.runs.knowledge import WARM_START, KnownStudy, KnownTrial, stored_knowledge
+from bigbatch.tune.runs.objective import Objective
+from bigbatch.tune.runs.objectives import DEFAULT_OBJECTIVE
+from bigbatch.tune.runs.run import Run, earlier_of, has_diverged
+from bigbatch.tune.storage.description import STUDY_FILE, Description, read_description
+from bigbatch.tune.storage.summary import EPOCHS_TABLE, UNREADABLE, summarize
 
 MOST_TRIALS = 200
 """Of a larger study, the better half of these is kept, and as many spread over the others."""

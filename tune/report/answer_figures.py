@@ -27,9 +27,9 @@ from bigbatch.tune.report.theme import (
     plotly_text,
 )
 from bigbatch.tune.report.trial_points import FINISHED, StudyPoints, TrialPoint
-from bigbatch.tune.study.frontier import BestOfValue, Frontier, FrontierRow
-from bigbatch.tune.study.learned import CHOSEN, FRESH_SEEDS, HELD_OUT
-from bigbatch.tune.study.objective import Objective
+from bigbatch.tune.runs.frontier import BestOfValue, Frontier, FrontierRow
+from bigbatch.tune.runs.learned import CHOSEN, FRESH_SEEDS, HELD_OUT
+from bigbatch.tune.runs.objective import Objective
 
 NO_FINISHED = "No trial has finished yet, so there is nothing to compare."
 

@@ -10,6 +10,15 @@ from collections.abc import Mapping, Sequence
 
 from bigbatch.base import json_values
 from bigbatch.train_loop.config.words import epochs_text
+from bigbatch.tune.console.answer_words import (
+    answer_in_words,
+    interval_text,
+    seconds_words,
+    short_number,
+    value_text,
+)
+from bigbatch.tune.console.confirmation_words import confirmation_in_words
+from bigbatch.tune.console.frontier_cells import frontier_cells
 from bigbatch.tune.report.answer_figures import frontier, frontier_costs
 from bigbatch.tune.report.figure import guarded
 from bigbatch.tune.report.figure_book import FigureBook, side_by_side
@@ -17,19 +26,10 @@ from bigbatch.tune.report.markup import Markup, TableColumn, card, copy_block, j
 from bigbatch.tune.report.recorded_study import BATCH_PARAMETER
 from bigbatch.tune.report.theme import number_text
 from bigbatch.tune.report.trial_points import StudyPoints, TrialPoint
-from bigbatch.tune.study.answer_words import (
-    answer_in_words,
-    interval_text,
-    seconds_words,
-    short_number,
-    value_text,
-)
-from bigbatch.tune.study.confirmation_words import confirmation_in_words
-from bigbatch.tune.study.frontier import Frontier
-from bigbatch.tune.study.frontier_cells import frontier_cells
-from bigbatch.tune.study.frontier_file import config_file, frontier_json
-from bigbatch.tune.study.learned import FRESH_SEEDS, HELD_OUT
-from bigbatch.tune.study.summary import DONE, RUNNING, resume_words
+from bigbatch.tune.runs.frontier import Frontier
+from bigbatch.tune.runs.learned import FRESH_SEEDS, HELD_OUT
+from bigbatch.tune.storage.frontier_file import config_file, frontier_json
+from bigbatch.tune.storage.summary import DONE, RUNNING, resume_words
 
 MOST_TILES = 6
 """Parameters of a training function in the first row of the answer; the configuration below has all."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from bigbatch.tune.study.summary import who_runs
+from bigbatch.tune.storage.summary import who_runs
 
 LOOKED_AT_S = 60.0
 """Nothing is written if no page has asked for this long, and two looks."""

@@ -28,8 +28,8 @@ from bigbatch.tune.report.sections import (
 )
 from bigbatch.tune.report.theme import number_text
 from bigbatch.tune.report.trial_points import StudyPoints
-from bigbatch.tune.study.provenance import package_version
-from bigbatch.tune.study.summary import UNREADABLE
+from bigbatch.tune.storage.provenance import package_version
+from bigbatch.tune.storage.summary import UNREADABLE
 
 PARTS = (
     ("answer", "Answer"), ("asked", "What was asked"), ("course", "How it went"), ("space", "What mattered"),

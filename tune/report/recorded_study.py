@@ -13,10 +13,11 @@ from typing import Any
 
 from bigbatch.cluster.host.optuna_journal import JOURNAL_NAME, read_journal
 from bigbatch.train_loop.config import ConfigError
-from bigbatch.tune.study.answer import answer_of
-from bigbatch.tune.study.frontier import Frontier
-from bigbatch.tune.study.objectives import Objectives, objectives_of
-from bigbatch.tune.study.summary import (
+from bigbatch.tune.runs.answer import answer_of
+from bigbatch.tune.runs.frontier import Frontier
+from bigbatch.tune.runs.objectives import Objectives, objectives_of
+from bigbatch.tune.runs.run import AnyTrial, Run, count_ended
+from bigbatch.tune.storage.summary import (
     DONE,
     INTERRUPTED,
     TRIALS_TABLE,
@@ -25,7 +26,6 @@ from bigbatch.tune.study.summary import (
     summarize,
     trials_of_tables,
 )
-from bigbatch.tune.study.trial_facts import AnyTrial, Run, count_ended
 
 BATCH_PARAMETER = "global_batch_size"
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from bigbatch.base import json_values
 from bigbatch.train_loop.config.plug_ins import shown_name
+from bigbatch.tune.budget.ledger import read_ledger
 from bigbatch.tune.report.answer_figures import history_over_hours, history_over_trials
 from bigbatch.tune.report.answer_section import best_trials, seconds_words
 from bigbatch.tune.report.cost_figures import SlotUse, device_hours, hours_by_outcome, slot_timeline, slot_use
@@ -33,8 +34,7 @@ from bigbatch.tune.report.trial_points import (
     StudyPoints,
     TrialPoint,
 )
-from bigbatch.tune.study.ledger import read_ledger
-from bigbatch.tune.study.provenance import redact
+from bigbatch.tune.storage.provenance import redact
 
 MOST_ROWS = 60
 """A table of failed or stopped trials has at most so many rows."""

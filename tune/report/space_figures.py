@@ -36,7 +36,7 @@ from bigbatch.tune.report.theme import (
     plotly_text,
 )
 from bigbatch.tune.report.trial_points import DIVERGENT, StudyPoints, TrialPoint
-from bigbatch.tune.study.trial_facts import AnyTrial
+from bigbatch.tune.runs.run import AnyTrial
 
 LEAST_TRIALS = 8
 """PED-ANOVA compares the best tenth of the finished trials with all of them; with fewer it says nothing."""

@@ -13,11 +13,10 @@ from optuna.trial import TrialState
 
 from bigbatch.base import json_values
 from bigbatch.tune.report.recorded_study import RecordedStudy
-from bigbatch.tune.study.answer import leading_trial
-from bigbatch.tune.study.confirmed import Confirmed, confirmed_trials
-from bigbatch.tune.study.feasible import INFEASIBLE_ATTR
-from bigbatch.tune.study.target import UNREACHED_H
-from bigbatch.tune.study.trial_facts import (
+from bigbatch.tune.runs.answer import leading_trial
+from bigbatch.tune.runs.confirmed import Confirmed, confirmed_trials
+from bigbatch.tune.runs.feasible import INFEASIBLE_ATTR
+from bigbatch.tune.runs.run import (
     CONFIRMS_ATTR,
     CONTINUES_ATTR,
     PAUSED_ATTR,
@@ -30,6 +29,7 @@ from bigbatch.tune.study.trial_facts import (
     planned_epochs,
     was_refused,
 )
+from bigbatch.tune.runs.target import UNREACHED_H
 
 FINISHED, STOPPED, PAUSED, CONTINUED, INFEASIBLE, DIVERGENT, BROKEN, UNDER_WAY, WAITING = (
     "finished", "stopped early", "paused", "paused, continued later", "infeasible", "diverged", "failed", "running",

@@ -10,7 +10,7 @@ from pathlib import Path
 from bigbatch.base.atomic_files import write_bytes
 from bigbatch.tune.report.page import report_page
 from bigbatch.tune.report.recorded_study import RecordedStudy, recorded_at_end
-from bigbatch.tune.study.trial_facts import AnyTrial
+from bigbatch.tune.runs.run import AnyTrial
 
 REPORT_FILE = "report.html"
 

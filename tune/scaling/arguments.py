@@ -19,6 +19,9 @@ from bigbatch.train_loop.host.command_line import add_part_options, check_writab
 from bigbatch.train_loop.host.ranks import find_launch
 from bigbatch.train_loop.launch.checks import check_run_model
 from bigbatch.train_loop.launch.local_workers import local_gpu_count
+from bigbatch.tune.runs.metrics import GPU_HOURS
+from bigbatch.tune.runs.objective import Objective, Reported, read_objective
+from bigbatch.tune.runs.objectives import DEFAULT_OBJECTIVE, WITHOUT_CLASSES, objectives_of
 from bigbatch.tune.scaling.retune import check_retune
 from bigbatch.tune.scaling.scale_plan import (
     MODES,
@@ -33,10 +36,7 @@ from bigbatch.tune.scaling.scale_plan import (
 )
 from bigbatch.tune.scaling.size_result import SizeResult
 from bigbatch.tune.scaling.study_files import check_same_scaling
-from bigbatch.tune.study.description import STUDY_FILE, read_description
-from bigbatch.tune.study.metrics import GPU_HOURS
-from bigbatch.tune.study.objective import Objective, Reported, read_objective
-from bigbatch.tune.study.objectives import DEFAULT_OBJECTIVE, WITHOUT_CLASSES, objectives_of
+from bigbatch.tune.storage.description import STUDY_FILE, read_description
 
 BEST = "best.json"
 RETUNE_TRIALS = 8

@@ -11,7 +11,7 @@ from bigbatch.train_loop.config.last_step import KEY as LAST_STEP
 from bigbatch.tune.scaling.scale_plan import ScalePlan, SizePlan
 from bigbatch.tune.scaling.size_commands import BIGBATCH, RETUNE_STUDY, SizeCommand, config_path
 from bigbatch.tune.scaling.size_result import size_folder
-from bigbatch.tune.study.description import STUDY_FILE
+from bigbatch.tune.storage.description import STUDY_FILE
 
 SEARCHED = (
     "optimizer.", "schedule.", "batch.global_size", "label_smoothing", "epochs", "seed", "data.name", "model.name",
@@ -52,7 +52,7 @@ def searched_config(plan: ScalePlan, size: SizePlan) -> Path | None:
 
 
 def _has_ended(folder: Path, plan: ScalePlan) -> bool:
-    from bigbatch.tune.study.summary import summarize
+    from bigbatch.tune.storage.summary import summarize
 
     return summarize(folder).ended >= plan.retune_trials
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from bigbatch.train_loop.config import ConfigError, ScheduleConfig, TrainConfig
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.tune.plan.scaled_recipe import rate_factor
-from bigbatch.tune.study.objective import Objective
+from bigbatch.tune.runs.objective import Objective
 
 WEAK, STRONG = "weak", "strong"
 MODES = (WEAK, STRONG)

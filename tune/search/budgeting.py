@@ -8,18 +8,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from bigbatch.train_loop.config import ConfigError
+from bigbatch.tune.budget.budget import Budget, Limits
+from bigbatch.tune.budget.forecast import forecast_words, more_hours
+from bigbatch.tune.budget.ledger import owns_cluster
+from bigbatch.tune.budget.pace import Pace, pace_key
+from bigbatch.tune.budget.session_times import SessionTimes, read_session_times
 from bigbatch.tune.plan.machine import devices_held
 from bigbatch.tune.plan.search_plan import SearchPlan
+from bigbatch.tune.runs.objective import Objective
+from bigbatch.tune.runs.observer import TrialView
+from bigbatch.tune.runs.target import TimeToTarget
 from bigbatch.tune.search.capacity import Capacity
-from bigbatch.tune.study.budget import Budget, Limits
-from bigbatch.tune.study.forecast import forecast_words, more_hours
-from bigbatch.tune.study.ledger import owns_cluster
-from bigbatch.tune.study.objective import Objective
-from bigbatch.tune.study.pace import Pace, pace_key
-from bigbatch.tune.study.session_times import SessionTimes, read_session_times
-from bigbatch.tune.study.store import StudyStore
-from bigbatch.tune.study.target import TimeToTarget
-from bigbatch.tune.watch.observer import TrialView
+from bigbatch.tune.storage.store import StudyStore
 
 MARGIN = 1.1
 """What is advised is this multiple of the least: the next start may take a little longer."""

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 
 from bigbatch.base.waits import JOINED_GRACE_S, WAIT_IN_JOB_S
 from bigbatch.train_loop.config import ConfigError
+from bigbatch.tune.budget.ledger import owns_cluster
 from bigbatch.tune.plan.machine import Machine, Node, Share, devices_held, share_out
-from bigbatch.tune.study.ledger import owns_cluster
 
 LOOK_EVERY_S = 1.0
 

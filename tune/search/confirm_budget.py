@@ -8,20 +8,20 @@ from collections.abc import Callable, Mapping
 from optuna.trial import FrozenTrial
 
 from bigbatch.train_loop.config import ConfigError
+from bigbatch.tune.budget.confirm_reserve import ConfirmationReserve
+from bigbatch.tune.budget.pace import Pace
 from bigbatch.tune.plan.search_plan import SearchPlan
-from bigbatch.tune.search.budgeting import MARGIN, budget_unit, devices_at_least, more_than
-from bigbatch.tune.study.confirm_reserve import ConfirmationReserve
-from bigbatch.tune.study.confirmation import (
+from bigbatch.tune.runs.confirmation import (
     AFFORDABLE_SHARE,
     ConfirmationFacts,
 )
-from bigbatch.tune.study.description import read_description
-from bigbatch.tune.study.frontier import frontier_facts
-from bigbatch.tune.study.pace import Pace
-from bigbatch.tune.study.store import StudyStore
-from bigbatch.tune.study.tables import epoch_s
-from bigbatch.tune.study.trial_facts import epoch_records, planned_epochs
-from bigbatch.tune.watch.observer import TrialView
+from bigbatch.tune.runs.frontier import frontier_facts
+from bigbatch.tune.runs.observer import TrialView
+from bigbatch.tune.runs.run import epoch_records, planned_epochs
+from bigbatch.tune.runs.tables import epoch_s
+from bigbatch.tune.search.budgeting import MARGIN, budget_unit, devices_at_least, more_than
+from bigbatch.tune.storage.description import read_description
+from bigbatch.tune.storage.store import StudyStore
 
 
 def confirmation_facts(plan: SearchPlan) -> ConfirmationFacts | None:

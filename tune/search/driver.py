@@ -25,11 +25,29 @@ from bigbatch.train_loop.launch.ray_session import (
     check_reachable,
     remove_stale_folders,
 )
+from bigbatch.tune.console.columns import columns_of
+from bigbatch.tune.console.display import PlainLines, SearchProgress, make_display
+from bigbatch.tune.console.failures import refusals_in_words
+from bigbatch.tune.console.findings import (
+    print_findings,
+    print_machine,
+    print_plan,
+    resume_command,
+    say_retries,
+)
+from bigbatch.tune.console.look_findings import known_findings, look_findings
+from bigbatch.tune.console.outcome import why_nothing
+from bigbatch.tune.console.wrapped import say, say_command
 from bigbatch.tune.plan.joined import absent_nodes, cluster_machine, living_nodes, plan_for_cluster
 from bigbatch.tune.plan.machine import devices_held
 from bigbatch.tune.plan.option_checks import check_metrics_port
 from bigbatch.tune.plan.same_study import check_same_values
 from bigbatch.tune.plan.search_plan import SearchPlan
+from bigbatch.tune.proposers.samplers import quiet_optuna
+from bigbatch.tune.runs import retry
+from bigbatch.tune.runs.observer import TrialView
+from bigbatch.tune.runs.run import count_ended, is_exhausted
+from bigbatch.tune.runs.views import ended_trials
 from bigbatch.tune.search.budgeting import (
     check_budget_lasts,
     check_budget_starts,
@@ -43,9 +61,10 @@ from bigbatch.tune.search.confirm_budget import check_confirm_fits, cost_in_word
 from bigbatch.tune.search.ending import DONE, FAILED, end_search
 from bigbatch.tune.search.find_rates import find_rates
 from bigbatch.tune.search.first_trials import enqueue_first_trials
+from bigbatch.tune.search.idle_gpus import IdleGpus
+from bigbatch.tune.search.interrupts import Interrupts, StopRequest
 from bigbatch.tune.search.joining import agreement, check_same_model
 from bigbatch.tune.search.late_report import LateReport
-from bigbatch.tune.search.look_findings import known_findings, look_findings
 from bigbatch.tune.search.running import (
     SearchRun,
     facts_of,
@@ -58,32 +77,13 @@ from bigbatch.tune.search.running import (
     watch_over,
 )
 from bigbatch.tune.search.show_gauges import gauge_observers
-from bigbatch.tune.strategies.samplers import quiet_optuna
-from bigbatch.tune.study import retry
-from bigbatch.tune.study.description import read_description
-from bigbatch.tune.study.patient_journal import LineLog
-from bigbatch.tune.study.provenance import provenance
-from bigbatch.tune.study.storage_url import DatabaseLost
-from bigbatch.tune.study.store import StudyStore
-from bigbatch.tune.study.trial_facts import count_ended, is_exhausted
+from bigbatch.tune.search.watch_thread import ClusterLost, SearchWatch
+from bigbatch.tune.storage.description import read_description
+from bigbatch.tune.storage.patient_journal import LineLog
+from bigbatch.tune.storage.provenance import provenance
+from bigbatch.tune.storage.storage_url import DatabaseLost
+from bigbatch.tune.storage.store import StudyStore
 from bigbatch.tune.trials.allocation_deadline import end_of_allocation
-from bigbatch.tune.watch.columns import columns_of
-from bigbatch.tune.watch.display import PlainLines, SearchProgress, make_display
-from bigbatch.tune.watch.failures import refusals_in_words
-from bigbatch.tune.watch.findings import (
-    print_findings,
-    print_machine,
-    print_plan,
-    resume_command,
-    say_retries,
-)
-from bigbatch.tune.watch.idle_gpus import IdleGpus
-from bigbatch.tune.watch.interrupts import Interrupts, StopRequest
-from bigbatch.tune.watch.observer import TrialView
-from bigbatch.tune.watch.outcome import why_nothing
-from bigbatch.tune.watch.views import ended_trials
-from bigbatch.tune.watch.watch_thread import ClusterLost, SearchWatch
-from bigbatch.tune.watch.wrapped import say, say_command
 
 _log = logging.getLogger(__name__)
 NO_OTHER = "The sampler has no other configuration, so the search has ended."

@@ -7,17 +7,17 @@ import sys
 
 from rich.console import Console
 
+from bigbatch.tune.budget.budget import BUDGET_SPENT, NO_ROOM_IN_BUDGET, NO_ROOM_IN_TIME, TIME_SPENT
+from bigbatch.tune.console.findings import print_disk_full, quoted_path, resume_command
+from bigbatch.tune.console.outcome import why_nothing
+from bigbatch.tune.console.wrapped import say, say_command
+from bigbatch.tune.runs.observer import TrialView
 from bigbatch.tune.search.budgeting import devices_at_least, run_that_lacked_room_s
+from bigbatch.tune.search.interrupts import StopRequest
 from bigbatch.tune.search.joining import others_at_work
 from bigbatch.tune.search.running import SearchRun, is_complete
-from bigbatch.tune.study.budget import BUDGET_SPENT, NO_ROOM_IN_BUDGET, NO_ROOM_IN_TIME, TIME_SPENT
-from bigbatch.tune.study.store import StudyStore
+from bigbatch.tune.storage.store import StudyStore
 from bigbatch.tune.trials.allocation_deadline import END_OF_ALLOCATION
-from bigbatch.tune.watch.findings import print_disk_full, quoted_path, resume_command
-from bigbatch.tune.watch.interrupts import StopRequest
-from bigbatch.tune.watch.observer import TrialView
-from bigbatch.tune.watch.outcome import why_nothing
-from bigbatch.tune.watch.wrapped import say, say_command
 
 BUDGET_REASONS = (BUDGET_SPENT, NO_ROOM_IN_BUDGET, NO_ROOM_IN_TIME, TIME_SPENT)
 DONE, FAILED = 0, 1

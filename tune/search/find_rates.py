@@ -13,12 +13,12 @@ from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.data.sets.scan import FolderScan
 from bigbatch.train_loop.launch.lr_find import default_range, lr_find, write_range_test
 from bigbatch.train_loop.launch.ray_worker import use_assigned_cores
+from bigbatch.tune.budget.budget import BUDGET_SPENT, TIME_SPENT
+from bigbatch.tune.console.wrapped import say
 from bigbatch.tune.plan.range_tests import plan_with_tests, range_test_file, wanted_tests
+from bigbatch.tune.search.interrupts import StopRequest
 from bigbatch.tune.search.running import SearchRun
-from bigbatch.tune.study.budget import BUDGET_SPENT, TIME_SPENT
-from bigbatch.tune.study.store import StudyStore
-from bigbatch.tune.watch.interrupts import StopRequest
-from bigbatch.tune.watch.wrapped import say
+from bigbatch.tune.storage.store import StudyStore
 
 STEPS = 100
 POLL_S = 0.5

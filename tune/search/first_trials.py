@@ -7,9 +7,9 @@ import optuna
 from bigbatch.tune.plan.enqueued import parameters_of_trial
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.plan.warm_start import best_known
+from bigbatch.tune.runs.knowledge import LABEL
+from bigbatch.tune.runs.run import ENQUEUED_ATTR, GIVEN_ATTR
 from bigbatch.tune.search.running import strategy_of
-from bigbatch.tune.study.knowledge import LABEL
-from bigbatch.tune.study.trial_facts import ENQUEUED_ATTR, GIVEN_ATTR
 
 
 def enqueue_first_trials(plan: SearchPlan, study: optuna.Study) -> None:

@@ -13,7 +13,7 @@ from bigbatch.base import json_values
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.plan.same_study import check_joins
 from bigbatch.tune.plan.search_plan import SearchPlan
-from bigbatch.tune.study.store import StudyStore
+from bigbatch.tune.storage.store import StudyStore
 
 PLAN_ATTR = "plan"
 """The study's user attribute with ``shared_identity`` of its first driver."""
@@ -57,7 +57,7 @@ def others_at_work(store: StudyStore) -> str:
 
 
 def _resume(plan: SearchPlan, study: optuna.Study, stored: dict[str, object]) -> None:
-    from bigbatch.tune.study.drivers import may_live  # SQLAlchemy, which a study in a journal does not load
+    from bigbatch.tune.storage.drivers import may_live  # SQLAlchemy, which a study in a journal does not load
 
     workers = json_values.whole_number(stored, "workers", plan.workers)
     own = str(plan.folder)

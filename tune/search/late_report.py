@@ -15,8 +15,8 @@ from optuna.trial import FrozenTrial
 from rich.console import Console
 
 from bigbatch.base.waits import REPORT_BEGINS_S, REPORT_S
-from bigbatch.tune.watch.interrupts import StopRequest
-from bigbatch.tune.watch.wrapped import say
+from bigbatch.tune.console.wrapped import say
+from bigbatch.tune.search.interrupts import StopRequest
 
 
 class LateReport:

@@ -18,37 +18,37 @@ from bigbatch.train_loop.launch.ray_session import RayConnection
 from bigbatch.train_loop.launch.trial_task import TrialTask
 from bigbatch.train_loop.launch.wandb_mode import watched_kinds
 from bigbatch.train_loop.progress import progress_file
+from bigbatch.tune.budget.budget import Budget
+from bigbatch.tune.console.findings import SearchAnswer, resume_command
+from bigbatch.tune.export import wandb_log
+from bigbatch.tune.models.dimensions import dimensions_of
+from bigbatch.tune.models.protocol import SearchFacts, Strategy
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.plan.trainable_plan import reported_names
+from bigbatch.tune.proposers.search_only import SearchOnly
+from bigbatch.tune.runs.answer import answer_of
+from bigbatch.tune.runs.confirmation import missing_confirmations
+from bigbatch.tune.runs.confirmed import confirmed_trials
+from bigbatch.tune.runs.observer import Observer, TrialView
+from bigbatch.tune.runs.run import count_ended, has_enough
+from bigbatch.tune.runs.views import trial_views
 from bigbatch.tune.search.confirm_budget import (
     ConfirmBudgetNote,
     confirmation_facts,
     left_to_confirm,
     reserve_of,
 )
-from bigbatch.tune.strategies.dimensions import dimensions_of
-from bigbatch.tune.strategies.early_look import checkpoints_to_drop
-from bigbatch.tune.strategies.named import make_strategy
-from bigbatch.tune.strategies.protocol import SearchFacts, Strategy
-from bigbatch.tune.strategies.search_only import SearchOnly
-from bigbatch.tune.study.answer import answer_of
-from bigbatch.tune.study.budget import Budget
-from bigbatch.tune.study.confirmation import missing_confirmations
-from bigbatch.tune.study.confirmed import confirmed_trials
-from bigbatch.tune.study.frontier_file import frontier_json
-from bigbatch.tune.study.store import StudyStore
-from bigbatch.tune.study.trial_facts import count_ended, has_enough
+from bigbatch.tune.search.interrupts import StopRequest
+from bigbatch.tune.search.watch_thread import SearchWatch, end_process_unless_done, make_watch
+from bigbatch.tune.stoppers.early_look import checkpoints_to_drop
+from bigbatch.tune.storage.frontier_file import frontier_json
+from bigbatch.tune.storage.progress_file import ProgressFileWriter
+from bigbatch.tune.storage.store import StudyStore
+from bigbatch.tune.strategies import make_strategy
 from bigbatch.tune.trials.admission import Admission
 from bigbatch.tune.trials.allocation_deadline import Deadline, allocation_end
 from bigbatch.tune.trials.configurations import SpaceConfigurations
 from bigbatch.tune.trials.confirmation_queue import ConfirmationQueue, MissingConfirmations
-from bigbatch.tune.watch import wandb_log
-from bigbatch.tune.watch.findings import SearchAnswer, resume_command
-from bigbatch.tune.watch.interrupts import StopRequest
-from bigbatch.tune.watch.observer import Observer, TrialView
-from bigbatch.tune.watch.progress_file import ProgressFileWriter
-from bigbatch.tune.watch.views import trial_views
-from bigbatch.tune.watch.watch_thread import SearchWatch, end_process_unless_done, make_watch
 
 if TYPE_CHECKING:  # it imports Ray
     from bigbatch.tune.trials.bridge import OptunaBridge

@@ -11,10 +11,7 @@ import ray.tune
 from bigbatch.train_loop.launch.trial_task import leave_images
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.search.capacity import Capacity
-from bigbatch.tune.study.store import StudyStore
-from bigbatch.tune.trials import trial_run
-from bigbatch.tune.trials.bridge import OptunaBridge
-from bigbatch.tune.trials.tune_hooks import (
+from bigbatch.tune.search.tune_hooks import (
     PrunerScheduler,
     RemoveEmptyTrialFolders,
     SilentProgress,
@@ -22,7 +19,10 @@ from bigbatch.tune.trials.tune_hooks import (
     TickCallback,
     memory_kills_fail_trials,
 )
-from bigbatch.tune.watch.watch_thread import SearchWatch
+from bigbatch.tune.search.watch_thread import SearchWatch
+from bigbatch.tune.storage.store import StudyStore
+from bigbatch.tune.trials import trial_run
+from bigbatch.tune.trials.bridge import OptunaBridge
 
 
 def run_tuner(

@@ -14,10 +14,10 @@ from functools import cached_property
 import numpy as np
 
 from bigbatch.train_loop.config import ConfigError
+from bigbatch.tune.models.protocol import Dimension
+from bigbatch.tune.models.unit_space import UnitSpace
+from bigbatch.tune.runs.objective import Objective
 from bigbatch.tune.simulate.dimensions import infer_dimensions
-from bigbatch.tune.strategies.protocol import Dimension
-from bigbatch.tune.strategies.unit_space import UnitSpace
-from bigbatch.tune.study.objective import Objective
 
 
 @dataclass(frozen=True)

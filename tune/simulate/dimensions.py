@@ -15,7 +15,7 @@ from optuna.distributions import (
 )
 
 from bigbatch.train_loop.config import ConfigError
-from bigbatch.tune.strategies.protocol import Dimension
+from bigbatch.tune.models.protocol import Dimension
 
 Params = Mapping[str, object]
 

@@ -15,8 +15,8 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial
 
 from bigbatch.train_loop.config import ConfigError
+from bigbatch.tune.models.unit_space import UnitSpace
 from bigbatch.tune.simulate.curves import CurveTable
-from bigbatch.tune.strategies.unit_space import UnitSpace
 
 
 def _contains(distribution: BaseDistribution, value: object) -> bool:

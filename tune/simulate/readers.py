@@ -23,13 +23,13 @@ import pyarrow.parquet as pq
 
 from bigbatch.base import json_values
 from bigbatch.train_loop.config import ConfigError
+from bigbatch.tune.models.protocol import Dimension
+from bigbatch.tune.runs import metrics
+from bigbatch.tune.runs.objective import Direction, Objective, Reported
+from bigbatch.tune.runs.objectives import DEFAULT_OBJECTIVE, read_objectives
+from bigbatch.tune.runs.tables import EPOCH_PARTS, OBJECTIVE_KEY
 from bigbatch.tune.simulate.curves import CurveTable, RecordedCurve, RecordedRuns, pooled
 from bigbatch.tune.simulate.dimensions import declared_dimensions
-from bigbatch.tune.strategies.protocol import Dimension
-from bigbatch.tune.study import metrics
-from bigbatch.tune.study.objective import Direction, Objective, Reported
-from bigbatch.tune.study.objectives import DEFAULT_OBJECTIVE, read_objectives
-from bigbatch.tune.study.tables import EPOCH_PARTS, OBJECTIVE_KEY
 
 DIMENSIONS = "dimensions"
 JSON_KEYS = ("params", "curve")

@@ -23,26 +23,26 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from bigbatch.train_loop.config import TrainConfig
+from bigbatch.tune.budget.budget import Budget, Limits
+from bigbatch.tune.budget.ledger import Ledger
+from bigbatch.tune.budget.pace import Pace
+from bigbatch.tune.models.protocol import Capabilities, Dimension, Fits, Lasts, SearchFacts, Strategy, TrialDecision
+from bigbatch.tune.proposers.samplers import quiet_optuna
+from bigbatch.tune.runs.objective import Objective
+from bigbatch.tune.runs.run import CONTINUES_ATTR
+from bigbatch.tune.runs.tables import EPOCH_PARTS
 from bigbatch.tune.simulate.curves import CurveTable
 from bigbatch.tune.simulate.events import ReplayDriver, SimulatedClock, StartedTrial, epoch_seconds, run_slots
 from bigbatch.tune.simulate.pool import RowPool, SnappingSampler
 from bigbatch.tune.simulate.readers import read_curves
-from bigbatch.tune.strategies.named import make_strategy
-from bigbatch.tune.strategies.protocol import Capabilities, Dimension, Fits, Lasts, SearchFacts, Strategy, TrialDecision
-from bigbatch.tune.strategies.samplers import quiet_optuna
-from bigbatch.tune.study.budget import Budget, Limits
-from bigbatch.tune.study.ledger import Ledger
-from bigbatch.tune.study.objective import Objective
-from bigbatch.tune.study.pace import Pace
-from bigbatch.tune.study.patient_journal import Disk
-from bigbatch.tune.study.tables import EPOCH_PARTS
-from bigbatch.tune.study.trial_facts import CONTINUES_ATTR
+from bigbatch.tune.storage.patient_journal import Disk
+from bigbatch.tune.strategies import make_strategy
 from bigbatch.tune.trials.admission import Admission
-from bigbatch.tune.trials.conductor import Conductor
 from bigbatch.tune.trials.live_trial import Over
+from bigbatch.tune.trials.trial_manager import TrialManager
 
 if TYPE_CHECKING:
-    from bigbatch.tune.study.drivers import Drivers
+    from bigbatch.tune.storage.drivers import Drivers
 
 RESUME_S = 10.0
 """What continuing a paused trial costs, in seconds: its processes start, its checkpoint is read."""
@@ -139,7 +139,7 @@ def replay(
     with tempfile.TemporaryDirectory(prefix="bigbatch-simulate-") as folder:
         keeper = MemoryKeeper(Path(folder), clock, objective)
         keeper.ledger.hold(slots)
-        conductor = Conductor(
+        conductor = TrialManager(
             keeper,
             _SnappedStrategy(make(facts), pool),
             RowConfigurations(pool),
@@ -288,7 +288,7 @@ class _SnappedStrategy:
 class _SearchDriver:
     """Lets a conductor decide what the slots do."""
 
-    def __init__(self, conductor: Conductor, pool: RowPool, objective: Objective) -> None:
+    def __init__(self, conductor: TrialManager, pool: RowPool, objective: Objective) -> None:
         self._conductor, self._pool, self._objective = conductor, pool, objective
         self._names: dict[int, str] = {}
         self._epochs: dict[int, int] = {}

@@ -10,11 +10,11 @@ from optuna.trial import FrozenTrial
 
 from bigbatch.base import json_values
 from bigbatch.train_loop.config import TrainConfig
-from bigbatch.tune.study.budget import Budget, KeptBack
-from bigbatch.tune.study.confirm_reserve import ConfirmationReserve
-from bigbatch.tune.study.pace import pace_key
-from bigbatch.tune.study.tables import epoch_of, epoch_s
-from bigbatch.tune.study.trial_facts import CONTINUES_ATTR, Kind, configuration, epochs_before, kind_of
+from bigbatch.tune.budget.budget import Budget, KeptBack
+from bigbatch.tune.budget.confirm_reserve import ConfirmationReserve
+from bigbatch.tune.budget.pace import pace_key
+from bigbatch.tune.runs.run import CONTINUES_ATTR, Kind, configuration, epochs_before, kind_of
+from bigbatch.tune.runs.tables import epoch_of, epoch_s
 
 
 class Admission:
@@ -93,7 +93,7 @@ class Admission:
         if self._budget is None or self._reserve is None or self._reserve.facts.rule.affordable:
             return False
         kept = self._reserve.of_finished(study.get_trials(deepcopy=False))
-        return self._budget.eats(kept, pace_key(config.to_dict()), self._workers)
+        return self._budget.would_exceed_reserve(kept, pace_key(config.to_dict()), self._workers)
 
     def begins(self, number: int, config: TrainConfig, epochs_done: int) -> None:
         """Note that a trial begins now."""

@@ -21,9 +21,9 @@ from optuna.trial import FrozenTrial
 from bigbatch.base import json_values
 from bigbatch.cluster.host.holder import JOB_FOLDER, record_of_job
 from bigbatch.train_loop.config import ConfigError
-from bigbatch.tune.study.pace import PaceKey, pace_key
-from bigbatch.tune.study.tables import epoch_s
-from bigbatch.tune.study.trial_facts import configuration, epoch_records
+from bigbatch.tune.budget.pace import PaceKey, pace_key
+from bigbatch.tune.runs.run import configuration, epoch_records
+from bigbatch.tune.runs.tables import epoch_s
 
 DEADLINE_VARIABLE = "BIGBATCH_DEADLINE"
 READ_EVERY_S = 5.0

@@ -1,4 +1,4 @@
-"""Connect Ray Tune with Optuna: a ``Searcher`` that hands Tune the trials of a ``Conductor``.
+"""Connect Ray Tune with Optuna: a ``Searcher`` that hands Tune the trials of a ``TrialManager``.
 
 Ray's own ``OptunaSearch`` leaves crashed and NaN trials RUNNING, tells stopped trials as COMPLETE with a cut-off
 value, and loses its state with the driver. Here the study is the only memory, and only the conductor writes to it. Tune
@@ -20,28 +20,28 @@ from bigbatch.train_loop.errors import FailureKind, read_kind
 from bigbatch.train_loop.launch.ray_worker import FAILURE, FAILURE_KIND, HEALED, RECORDS
 from bigbatch.train_loop.launch.record_lines import NOTES
 from bigbatch.train_loop.launch.trial_task import TrialTask
-from bigbatch.train_loop.loop.healing import Halving, healed_config
-from bigbatch.tune.strategies.protocol import Strategy, TrialDecision
-from bigbatch.tune.study.objective import Objective
-from bigbatch.tune.study.store import StudyStore
-from bigbatch.tune.study.trial_facts import HEALED_ATTR
+from bigbatch.train_loop.loop.oom_retry import Halving, config_after_oom
+from bigbatch.tune.models.protocol import Strategy, TrialDecision
+from bigbatch.tune.runs.objective import Objective
+from bigbatch.tune.runs.observer import Observer
+from bigbatch.tune.runs.run import HEALED_ATTR
+from bigbatch.tune.storage.store import StudyStore
 from bigbatch.tune.trials.admission import Admission
-from bigbatch.tune.trials.conductor import Conductor
+from bigbatch.tune.trials.cluster_view import trial_resources_in_words
 from bigbatch.tune.trials.configurations import Configurations
 from bigbatch.tune.trials.confirmation_queue import MissingConfirmations
 from bigbatch.tune.trials.live_trial import LiveTrial, Over
-from bigbatch.tune.watch.cluster_view import trial_resources_in_words
-from bigbatch.tune.watch.observer import Observer
+from bigbatch.tune.trials.trial_manager import TrialManager
 
 
-class OptunaBridge(Conductor, Searcher):
+class OptunaBridge(TrialManager, Searcher):
     """A conductor that Ray Tune calls as its ``Searcher``.
 
     Args:
         room: whether another trial fits beside the trials with the given numbers.
         make_task: what the processes of trial number n are handed, with its configuration.
 
-    The others: see ``Conductor``.
+    The others: see ``TrialManager``.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class OptunaBridge(Conductor, Searcher):
         confirm: MissingConfirmations | None = None,
     ) -> None:
         Searcher.__init__(self)
-        Conductor.__init__(
+        TrialManager.__init__(
             self,
             store,
             strategy,
@@ -108,7 +108,7 @@ class OptunaBridge(Conductor, Searcher):
         if live is None:
             return True
         self._notes.hear(live.view.number, result)
-        if line := note_halvings(live, json_values.objects(result, HEALED)):
+        if line := note_oom_retries(live, json_values.objects(result, HEALED)):
             self.say(line)
         for record in json_values.objects(result, RECORDS):
             decision = self.take_in(trial_id, record)
@@ -150,7 +150,7 @@ class OptunaBridge(Conductor, Searcher):
         return {}  # Tune pickles its searcher for a restore that this project never uses
 
 
-def note_halvings(live: LiveTrial, reported: Sequence[Mapping[str, object]]) -> str:
+def note_oom_retries(live: LiveTrial, reported: Sequence[Mapping[str, object]]) -> str:
     """Write the halvings that a trial reports to the study, with the micro-batch that fitted in its configuration.
 
     Returns a line for the user; "" if the study knows all of them. A resumed trial reports its past ones again.
@@ -158,7 +158,7 @@ def note_halvings(live: LiveTrial, reported: Sequence[Mapping[str, object]]) -> 
     if not reported or list(reported) == live.trial.user_attrs.get(HEALED_ATTR):
         return ""
     halvings = [Halving.from_dict(values) for values in reported]
-    live.config = live.view.config = healed_config(live.config, halvings)
+    live.config = live.view.config = config_after_oom(live.config, halvings)
     live.trial.set_user_attr("config", live.config.to_dict())
     live.trial.set_user_attr(HEALED_ATTR, list(reported))
     return f"trial {live.view.number}: {halvings[-1]}"

@@ -12,8 +12,8 @@ from bigbatch.search_spaces.constraints import SpaceTrial
 from bigbatch.search_spaces.registry import Space
 from bigbatch.search_spaces.workload import Workload
 from bigbatch.train_loop.config import RUNTIME_KEYS, TrainConfig
-from bigbatch.tune.study.feasible import CONSTRAINTS_ATTR
-from bigbatch.tune.study.trial_facts import (
+from bigbatch.tune.runs.feasible import CONSTRAINTS_ATTR
+from bigbatch.tune.runs.run import (
     GIVEN_ATTR,
     SEED_ATTR,
     confirmed_by,

@@ -1,4 +1,4 @@
-"""Begin the confirmations of a finished search, see ``tune/study/confirmation.py``. No Ray here."""
+"""Begin the confirmations of a finished search, see ``tune/runs/confirmation.py``. No Ray here."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from bigbatch.tune.study.confirmation import Confirmation
-from bigbatch.tune.study.trial_facts import Kind, of_kind
+from bigbatch.tune.runs.confirmation import Confirmation
+from bigbatch.tune.runs.run import Kind, of_kind
 
 MissingConfirmations = Callable[[list[FrozenTrial]], list[Confirmation]]
 """From all trials of a study to the confirmations that are still to be made."""

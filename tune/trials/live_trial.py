@@ -12,14 +12,14 @@ from optuna.trial import FrozenTrial
 
 from bigbatch.search_spaces.constraints import Constraint
 from bigbatch.train_loop.config import TrainConfig
-from bigbatch.tune.study.ledger import Ledger
-from bigbatch.tune.study.patient_journal import Disk
-from bigbatch.tune.study.tables import epoch_of
-from bigbatch.tune.study.trial_facts import EPOCH_ATTR
-from bigbatch.tune.watch.observer import TrialView
+from bigbatch.tune.budget.ledger import Ledger
+from bigbatch.tune.runs.observer import TrialView
+from bigbatch.tune.runs.run import EPOCH_ATTR
+from bigbatch.tune.runs.tables import epoch_of
+from bigbatch.tune.storage.patient_journal import Disk
 
 if TYPE_CHECKING:  # it imports SQLAlchemy, which the journal does not need
-    from bigbatch.tune.study.drivers import Drivers
+    from bigbatch.tune.storage.drivers import Drivers
 
 
 class StudyKeeper(Protocol):

@@ -14,16 +14,16 @@ from bigbatch.base import json_values
 from bigbatch.base.waits import AFTER_TRIALS_S, LEAST_WAIT_S, MOST_WAIT_S
 from bigbatch.train_loop.errors import in_one_line
 from bigbatch.train_loop.progress import StepProgress
-from bigbatch.tune.study.objectives import Objectives
-from bigbatch.tune.study.retry import run_hours
-from bigbatch.tune.study.tables import EPOCH_PARTS
-from bigbatch.tune.study.trial_facts import DIVERGED_ATTR, epoch_records, epochs_before
-from bigbatch.tune.study.verdict import Verdict, verdict_on
+from bigbatch.tune.runs.objectives import Objectives
+from bigbatch.tune.runs.observer import Observer, tell
+from bigbatch.tune.runs.retry import run_hours
+from bigbatch.tune.runs.run import DIVERGED_ATTR, epoch_records, epochs_before
+from bigbatch.tune.runs.tables import EPOCH_PARTS
+from bigbatch.tune.runs.verdict import Verdict, verdict_on
 from bigbatch.tune.trials.admission import Admission
 from bigbatch.tune.trials.allocation_deadline import FirstResultTimes
 from bigbatch.tune.trials.live_trial import LiveTrial, StudyKeeper
 from bigbatch.tune.trials.shared_study import TAKEN_OVER, SharedStudy
-from bigbatch.tune.watch.observer import Observer, tell
 
 MAX_EQUAL_FAILURES = 4
 """The search ends if the first trials, this many, all fail for the same reason."""

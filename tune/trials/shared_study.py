@@ -1,4 +1,4 @@
-"""What a conductor asks before it acts on a study that other drivers may share (``tune/study/drivers.py``). No Ray.
+"""What a conductor asks before it acts on a study that other drivers may share (``tune/storage/drivers.py``). No Ray.
 
 Without a database there are no other drivers, and every answer is the one of a driver that is alone.
 """
@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from bigbatch.tune.study import retry
-from bigbatch.tune.study.trial_facts import OWNER_ATTR
+from bigbatch.tune.runs import retry
+from bigbatch.tune.runs.run import OWNER_ATTR
 from bigbatch.tune.trials.live_trial import StudyKeeper
 
 TAKEN_OVER = "another driver of the study has taken it over, because this one gave no sign of life"

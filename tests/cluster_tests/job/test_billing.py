@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from bigbatch.cluster.job.billing import JobBill, LentTime, devices_of_nodes
-from bigbatch.tune.study import ledger as ledgers
-from bigbatch.tune.study.ledger import Ledger, OpenBill, open_bill, read_ledger
+from bigbatch.tune.budget import ledger as ledgers
+from bigbatch.tune.budget.ledger import Ledger, OpenBill, open_bill, read_ledger
 
 BEGAN = 1_790_000_000.0
 

@@ -13,9 +13,9 @@ from bigbatch.cluster.job.early_signal import EarlySignal, note_early_signal
 from bigbatch.cluster.job.grant import TimeLeft
 from bigbatch.cluster.record import study_progress
 from bigbatch.train_loop.loop.checkpoint import CheckpointFolder
-from bigbatch.tune.study.store import StudyStore
-from bigbatch.tune.watch.progress_file import ProgressFileWriter
-from bigbatch.tune.watch.views import trial_views
+from bigbatch.tune.runs.views import trial_views
+from bigbatch.tune.storage.progress_file import ProgressFileWriter
+from bigbatch.tune.storage.store import StudyStore
 from helpers.bridges import make_bridge, record
 
 EPOCH = '{"op_code": 8, "trial_id": 0, "user_attr": {"epoch/00001": {"train_s": %g, "val_s": 10.0}}}\n'

@@ -13,9 +13,9 @@ from optuna.trial import TrialState
 
 from bigbatch.cluster.record import study_progress
 from bigbatch.train_loop.errors import FailureKind
-from bigbatch.tune.study import tables
-from bigbatch.tune.study.store import StudyStore
-from bigbatch.tune.watch.progress_file import ProgressFileWriter
+from bigbatch.tune.runs import tables
+from bigbatch.tune.storage.progress_file import ProgressFileWriter
+from bigbatch.tune.storage.store import StudyStore
 from helpers.bridges import make_bridge, run_out
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)

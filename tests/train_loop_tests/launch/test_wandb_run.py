@@ -15,7 +15,7 @@ from bigbatch.train_loop.launch.record_lines import RecordPrinter
 from bigbatch.train_loop.launch.wandb_run import wandb_of_full_run
 from bigbatch.train_loop.progress import StepRecord, StepsFile, progress_file, steps_file
 from bigbatch.train_loop.reporter import EpochRecord, PrintReporter
-from bigbatch.tune.watch.wandb_sync_command import wandb_sync_main
+from bigbatch.tune.commands.wandb_sync import wandb_sync_main
 from helpers.waiting import wait_until
 from helpers.wandb_server import WandbServer
 

@@ -26,7 +26,7 @@ from bigbatch.train_loop.host.disk_full import DiskFull
 from bigbatch.train_loop.launch import worker_failures
 from bigbatch.train_loop.launch.trial_task import WorkersEnd
 from bigbatch.train_loop.launch.worker_failures import failed_end, fit_until_it_fits, kind_of
-from bigbatch.train_loop.loop.healing import Healing
+from bigbatch.train_loop.loop.oom_retry import Healing
 
 LOST = RuntimeError("[gloo] Connection closed by peer")
 

@@ -21,7 +21,7 @@ from bigbatch.train_loop.errors import OwnCodeError
 from bigbatch.train_loop.loop import assembly, own_metrics
 from bigbatch.train_loop.loop.metrics import MetricSums
 from bigbatch.train_loop.loop.train import train
-from bigbatch.train_loop.own.metric_names import metric_name
+from bigbatch.train_loop.plugins.metric_names import metric_name
 from bigbatch.train_loop.reporter import EpochRecord, ListReporter, epoch_line
 from helpers.own_metrics import write_metrics
 from helpers.own_sets import write_points

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from optuna.trial import TrialState
 
-from bigbatch.tune.export.command import main
+from bigbatch.tune.commands.export import main
 from helpers.recorded_studies import recorded_study
 
 

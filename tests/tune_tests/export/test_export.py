@@ -18,8 +18,8 @@ import optuna
 import pytest
 from optuna.trial import FrozenTrial, TrialState
 
-from bigbatch.tune.export.command import main
-from bigbatch.tune.study.store import StudyStore
+from bigbatch.tune.commands.export import main
+from bigbatch.tune.storage.store import StudyStore
 from helpers.recorded_studies import EPOCHS, add_recorded_trial, recorded_study
 from helpers.searches import load
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import optuna
 import pytest
 
-from bigbatch.tune.export.command import main
+from bigbatch.tune.commands.export import main
 from helpers.recorded_studies import recorded_study
 
 

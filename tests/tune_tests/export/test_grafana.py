@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from bigbatch.tune.export.command import main
-from bigbatch.tune.watch.study_gauges import GAUGES
+from bigbatch.tune.commands.export import main
+from bigbatch.tune.export.study_gauges import GAUGES
 from helpers.paths import ROOT
 from helpers.recorded_studies import recorded_study
 

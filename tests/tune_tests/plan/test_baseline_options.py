@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from bigbatch.train_loop.config import ConfigError
+from bigbatch.tune.console.outcome import objective_lines
 from bigbatch.tune.plan.arguments import parse_options, tune_parser
 from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.plan.submission_check import check_by_parts
-from bigbatch.tune.study.baseline import baseline_of
-from bigbatch.tune.study.description import read_description
-from bigbatch.tune.study.store import StudyStore
-from bigbatch.tune.watch.outcome import objective_lines
+from bigbatch.tune.runs.baseline import baseline_of
+from bigbatch.tune.storage.description import read_description
+from bigbatch.tune.storage.store import StudyStore
 
 OWN = """
 def space(trial, workload):

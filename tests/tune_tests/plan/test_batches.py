@@ -15,7 +15,7 @@ from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.frontier_plan import frontier_plan
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.plan.search_plan import SearchPlan
-from bigbatch.tune.study.store import StudyStore
+from bigbatch.tune.storage.store import StudyStore
 
 DIGITS = Workload("digits", train_size=1437, num_classes=10, image_size=32, model="resnet18", epochs=12)
 

@@ -15,11 +15,17 @@ import pytest
 from rich.console import Console
 
 from bigbatch.train_loop.config import ConfigError, TrainConfig
+from bigbatch.tune.budget.budget import BUDGET_SPENT, NO_ROOM_IN_BUDGET
+from bigbatch.tune.budget.session_times import SessionTimes, read_session_times
+from bigbatch.tune.console.display import SearchProgress, summary_line
+from bigbatch.tune.console.findings import print_plan
+from bigbatch.tune.console.plan_notes import plan_notes
 from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.machine import Machine, Node, devices_held, share_out, trials_for_slots
-from bigbatch.tune.plan.notes import plan_notes
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.plan.search_plan import SearchPlan
+from bigbatch.tune.runs.objective import accuracy
+from bigbatch.tune.runs.observer import TrialView
 from bigbatch.tune.search.budgeting import (
     check_budget_lasts,
     check_budget_starts,
@@ -28,13 +34,7 @@ from bigbatch.tune.search.budgeting import (
     what_more_would_bring,
 )
 from bigbatch.tune.search.capacity import Capacity
-from bigbatch.tune.study.budget import BUDGET_SPENT, NO_ROOM_IN_BUDGET
-from bigbatch.tune.study.objective import accuracy
-from bigbatch.tune.study.session_times import SessionTimes, read_session_times
-from bigbatch.tune.study.store import StudyStore
-from bigbatch.tune.watch.display import SearchProgress, summary_line
-from bigbatch.tune.watch.findings import print_plan
-from bigbatch.tune.watch.observer import TrialView
+from bigbatch.tune.storage.store import StudyStore
 
 
 def plan_of(tmp_path: Path, **options: Any) -> SearchPlan:

@@ -11,14 +11,14 @@ import pytest
 
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.data.info import DataInfo
+from bigbatch.tune.console.findings import resume_command
 from bigbatch.tune.plan import fitting
 from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.fitting import auto_model
 from bigbatch.tune.plan.machine import Machine, Node, share_out
 from bigbatch.tune.plan.option_checks import parse_duration
 from bigbatch.tune.plan.options import SearchOptions
-from bigbatch.tune.study.store import StudyStore
-from bigbatch.tune.watch.findings import resume_command
+from bigbatch.tune.storage.store import StudyStore
 
 GIB = 2**30
 

@@ -21,7 +21,7 @@ from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.plan.scaled_recipe import rate_factor
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.search.first_trials import enqueue_first_trials
-from bigbatch.tune.study.store import StudyStore
+from bigbatch.tune.storage.store import StudyStore
 from helpers.bridges import make_bridge
 from helpers.paths import ROOT
 

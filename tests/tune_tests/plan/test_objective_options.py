@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from bigbatch.train_loop.config import ConfigError
+from bigbatch.tune.models.names import CAPABILITIES
 from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.objective_options import check_strategy_suits
 from bigbatch.tune.plan.options import SearchOptions
-from bigbatch.tune.strategies.names import CAPABILITIES
-from bigbatch.tune.study.objectives import read_objectives
-from bigbatch.tune.study.store import StudyStore
+from bigbatch.tune.runs.objectives import read_objectives
+from bigbatch.tune.storage.store import StudyStore
 from helpers.paths import ROOT
 
 

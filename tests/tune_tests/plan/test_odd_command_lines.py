@@ -25,11 +25,11 @@ from bigbatch.train_loop.config import (
 )
 from bigbatch.train_loop.config.words import SPACE_PARAMETERS
 from bigbatch.train_loop.launch import command, lr_find
+from bigbatch.tune.commands.tune import tune_main
+from bigbatch.tune.console.columns import WIDTHS
+from bigbatch.tune.console.setting_words import shown_settings
 from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.options import SearchOptions
-from bigbatch.tune.search.command import tune_main
-from bigbatch.tune.watch.columns import WIDTHS
-from bigbatch.tune.watch.setting_words import shown_settings
 
 TRAIN_FILE = {"epochs": 2, "model": {"name": "resnet18"}, "batch": {"global_size": 64}}
 TUNE_LINES = {

@@ -14,7 +14,7 @@ from bigbatch.train_loop.launch.lr_find import _write, range_test
 from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.plan.search_plan import SearchPlan
-from bigbatch.tune.study.store import StudyStore
+from bigbatch.tune.storage.store import StudyStore
 
 
 def range_test_file(folder: Path, **changes: Any) -> tuple[str, float]:

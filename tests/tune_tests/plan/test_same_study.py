@@ -11,12 +11,12 @@ import pytest
 from PIL import Image
 
 from bigbatch.train_loop.config import ConfigError
+from bigbatch.tune.console.plan_notes import only_at_the_beginning
 from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.frontier_plan import FrontierPlan
-from bigbatch.tune.plan.notes import only_at_the_beginning
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.plan.same_study import check_same_values
-from bigbatch.tune.study.store import StudyStore
+from bigbatch.tune.storage.store import StudyStore
 
 PLANNED = SearchOptions(
     space="smoke", study="s", max_epochs=2, subset=0.5, set=("lr_multiplier=1", "wd=1e-4", "prefetch_factor=4")

@@ -15,7 +15,7 @@ from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.holdout import divide_validation
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.plan.search_plan import SearchPlan
-from bigbatch.tune.study.store import StudyStore
+from bigbatch.tune.storage.store import StudyStore
 
 
 def plan_of(folder: Path, *words: str) -> SearchPlan:

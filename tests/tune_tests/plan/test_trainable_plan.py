@@ -14,17 +14,17 @@ from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.config.files import read_config
 from bigbatch.train_loop.errors import OwnCodeError
 from bigbatch.train_loop.launch.own_training import config_of
+from bigbatch.tune.console.columns import columns_of
 from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.plan.submission_check import check_by_parts
 from bigbatch.tune.plan.trainable_plan import reported_names
+from bigbatch.tune.runs.objectives import objectives_of
+from bigbatch.tune.runs.run import CONFIRMS_ATTR, SEED_ATTR
+from bigbatch.tune.runs.target import TimeToTarget
 from bigbatch.tune.search.running import configurations_of
-from bigbatch.tune.study.objectives import objectives_of
-from bigbatch.tune.study.target import TimeToTarget
-from bigbatch.tune.study.trial_facts import CONFIRMS_ATTR, SEED_ATTR
 from bigbatch.tune.trials.configurations import configuration_of
-from bigbatch.tune.watch.columns import columns_of
 from helpers.processes import clean_environment
 
 OWN = '''"""Says what it was given."""
@@ -238,7 +238,7 @@ def test_a_login_node_reads_the_file_without_running_it(own: Path) -> None:
 
 def test_a_dry_run_prints_the_plan_without_ray_and_torch(own: Path) -> None:
     code = (
-        "import sys; from bigbatch.tune.search.command import tune_main\n"
+        "import sys; from bigbatch.tune.commands.tune import tune_main\n"
         "code = tune_main(['--trainable', 'own.py', '--space', 'own.py', '--objective', 'loss:min', '--dry-run'])\n"
         "assert not {'ray', 'torch'} & set(sys.modules), 'loaded'\nsys.exit(code)"
     )

@@ -16,9 +16,9 @@ from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.plan.warm_start import MOST_TRIALS, best_known, known_in_words
+from bigbatch.tune.runs.knowledge import stored_knowledge
 from bigbatch.tune.search.first_trials import enqueue_first_trials
-from bigbatch.tune.study.knowledge import stored_knowledge
-from bigbatch.tune.study.store import StudyStore
+from bigbatch.tune.storage.store import StudyStore
 
 SPACE = """
 FRONTIER = "global_batch_size"

@@ -15,7 +15,7 @@ from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.plan.range_tests import plan_with_tests, range_test_file, wanted_tests
 from bigbatch.tune.plan.search_plan import SearchPlan
-from bigbatch.tune.study.store import StudyStore
+from bigbatch.tune.storage.store import StudyStore
 
 FOUND = range_test(lambda rate: 1 / (1 + rate) + rate**2, 1e-3, 100.0, 60)
 """Of a curve made by hand."""

@@ -22,7 +22,7 @@ from bigbatch.tune.report.recorded_study import RecordedStudy, open_recorded
 from bigbatch.tune.report.space_figures import parallel_coordinates, parameter_importance
 from bigbatch.tune.report.theme import BLUE, GREY, ORANGE, PURPLE, RED, TEAL, plotly_text
 from bigbatch.tune.report.trial_points import StudyPoints
-from bigbatch.tune.study.summary import StudySummary
+from bigbatch.tune.storage.summary import StudySummary
 from helpers.invented_studies import invented_study
 
 EXPECTED = set(
@@ -181,7 +181,7 @@ def test_a_study_that_minimises(tmp_path: Path) -> None:
         )
         trial.set_user_attr("epoch/00001", {"epoch": 1, "val_loss": 2.0 - i / 10})
         study.tell(trial, 2.0 - i / 10)
-    from bigbatch.tune.study.objectives import read_objectives
+    from bigbatch.tune.runs.objectives import read_objectives
 
     points = StudyPoints(
         RecordedStudy(StudySummary(tmp_path, "done"), tuple(study.trials), read_objectives("x", "val_loss:min", 10))

@@ -17,7 +17,7 @@ from PIL import Image
 from bigbatch.command import main
 from bigbatch.tune.report import figure_book, page, writing
 from bigbatch.tune.report.recorded_study import open_recorded
-from bigbatch.tune.study.store import StudyStore
+from bigbatch.tune.storage.store import StudyStore
 from helpers.browser import chromium
 from helpers.invented_studies import Lines, description, hostile_study, invented_study, write_journal
 

@@ -10,9 +10,9 @@ import optuna
 import pytest
 from optuna.trial import TrialState, create_trial
 
-from bigbatch.tune.report.command import report_main
-from bigbatch.tune.study.store import StudyStore
-from bigbatch.tune.watch.show_command import show_main
+from bigbatch.tune.commands.report import report_main
+from bigbatch.tune.commands.show import show_main
+from bigbatch.tune.storage.store import StudyStore
 
 LR = optuna.distributions.FloatDistribution(0.1, 1.0)
 

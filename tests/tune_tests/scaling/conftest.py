@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bigbatch.tune.scaling import command, measuring
+from bigbatch.tune.commands import scale as command
+from bigbatch.tune.scaling import measuring
 from helpers.scaled_sizes import NODES, SCALED, Trainings
 
 

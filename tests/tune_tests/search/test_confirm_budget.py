@@ -10,9 +10,13 @@ import pytest
 from rich.console import Console
 
 from bigbatch.train_loop.config import ConfigError, TrainConfig
+from bigbatch.tune.console.confirmation_words import confirmation_in_words
+from bigbatch.tune.console.findings import print_plan
 from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.plan.search_plan import SearchPlan
+from bigbatch.tune.runs.answer import answer_of
+from bigbatch.tune.runs.observer import TrialView
 from bigbatch.tune.search.budgeting import devices_at_least
 from bigbatch.tune.search.confirm_budget import (
     ConfirmBudgetNote,
@@ -21,12 +25,8 @@ from bigbatch.tune.search.confirm_budget import (
     cost_in_words,
     left_to_confirm,
 )
-from bigbatch.tune.study.answer import answer_of
-from bigbatch.tune.study.confirmation_words import confirmation_in_words
-from bigbatch.tune.study.frontier_file import frontier_json
-from bigbatch.tune.study.store import StudyStore
-from bigbatch.tune.watch.findings import print_plan
-from bigbatch.tune.watch.observer import TrialView
+from bigbatch.tune.storage.frontier_file import frontier_json
+from bigbatch.tune.storage.store import StudyStore
 
 EPOCHS, EPOCH_S = 2, 36.0
 RUN_S = EPOCHS * EPOCH_S

@@ -15,9 +15,9 @@ from rich.console import Console
 from bigbatch.base.waits import REPORT_BEGINS_S
 from bigbatch.tune.report import writing
 from bigbatch.tune.search import driver
+from bigbatch.tune.search.interrupts import StopRequest
 from bigbatch.tune.search.late_report import LateReport
-from bigbatch.tune.study.store import StudyStore
-from bigbatch.tune.watch.interrupts import StopRequest
+from bigbatch.tune.storage.store import StudyStore
 from helpers.invented_studies import invented_study
 
 

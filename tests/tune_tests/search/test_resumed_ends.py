@@ -6,19 +6,19 @@ from pathlib import Path
 
 from optuna.trial import TrialState
 
+from bigbatch.tune.budget.budget import Budget, Limits
+from bigbatch.tune.budget.pace import Pace
 from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.options import SearchOptions
+from bigbatch.tune.runs.run import CONFIRMS_ATTR
 from bigbatch.tune.search import driver
 from bigbatch.tune.search.first_trials import enqueue_first_trials
 from bigbatch.tune.search.running import configurations_of, is_complete, strategy_of
 from bigbatch.tune.simulate.events import SimulatedClock
 from bigbatch.tune.simulate.replay import MemoryKeeper
-from bigbatch.tune.study.budget import Budget, Limits
-from bigbatch.tune.study.pace import Pace
-from bigbatch.tune.study.store import StudyStore
-from bigbatch.tune.study.trial_facts import CONFIRMS_ATTR
+from bigbatch.tune.storage.store import StudyStore
 from bigbatch.tune.trials.admission import Admission
-from bigbatch.tune.trials.conductor import Conductor, Over
+from bigbatch.tune.trials.trial_manager import Over, TrialManager
 from helpers.planned import PlannedSearch
 
 
@@ -59,7 +59,7 @@ def test_many_trials_that_wait_for_a_budget_are_no_invalid_configurations(tmp_pa
     budget = Budget(
         Limits(device_s=95.0), Pace(), held_s=lambda: clock.now_s, devices=lambda: 1, clock=clock, ending_s=0.0
     )
-    conductor = Conductor(
+    conductor = TrialManager(
         keeper, strategy_of(plan), configurations_of(plan), objective=plan.objectives.first, trials=plan.trials,
         workers=1, observers=[], clock=clock, admission=Admission(budget, 1, None),
     )  # fmt: skip

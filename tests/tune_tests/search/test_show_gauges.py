@@ -14,9 +14,9 @@ import ray
 import ray.util.metrics
 from rich.console import Console
 
+from bigbatch.tune.runs.objective import Objective
+from bigbatch.tune.runs.observer import TrialView
 from bigbatch.tune.search.show_gauges import gauge_observers
-from bigbatch.tune.study.objective import Objective
-from bigbatch.tune.watch.observer import TrialView
 from helpers.recorded_studies import epoch_record, recorded_study
 from helpers.waiting import wait_until
 

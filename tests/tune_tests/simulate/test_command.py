@@ -9,8 +9,8 @@ import pytest
 from invented_curves import invented_table
 
 from bigbatch.command import main
+from bigbatch.tune.commands.simulate import Search, _lines
 from bigbatch.tune.simulate import CurveTable, RecordedCurve, ReplayedEpoch
-from bigbatch.tune.simulate.command import Search, _lines
 from bigbatch.tune.simulate.replay import Replay
 
 

@@ -10,11 +10,11 @@ import pytest
 from invented_curves import invented_table
 
 from bigbatch.train_loop.config import ConfigError
+from bigbatch.tune.runs.objective import Objective
 from bigbatch.tune.simulate.curves import CurveTable
 from bigbatch.tune.simulate.readers import read_curves
 from bigbatch.tune.simulate.replay import replay
-from bigbatch.tune.strategies.named import make_strategy
-from bigbatch.tune.study.objective import Objective
+from bigbatch.tune.strategies import make_strategy
 
 
 def line(params: dict[str, object], values: list[float | None], **facts: object) -> str:

@@ -20,12 +20,12 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
 from bigbatch.train_loop.config import ConfigError
+from bigbatch.tune.models.protocol import Capabilities, Dimension, Fits, Lasts, SearchFacts, TrialDecision
+from bigbatch.tune.runs.run import PAUSED_ATTR, waiting_to_continue
 from bigbatch.tune.simulate import CurveTable, RecordedCurve, simulate
 from bigbatch.tune.simulate.events import EpochEnd, SimulatedClock, StartedTrial, run_slots
 from bigbatch.tune.simulate.pool import RowPool
 from bigbatch.tune.simulate.replay import replay
-from bigbatch.tune.strategies.protocol import Capabilities, Dimension, Fits, Lasts, SearchFacts, TrialDecision
-from bigbatch.tune.study.trial_facts import PAUSED_ATTR, waiting_to_continue
 
 
 def curve(lr: float, values: list[float], epoch_s: float = 10.0, epochs: int = 0, kind: str = "a") -> RecordedCurve:

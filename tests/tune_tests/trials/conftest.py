@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bigbatch.tune.study.store import StudyStore
+from bigbatch.tune.storage.store import StudyStore
 
 
 @pytest.fixture

@@ -6,13 +6,13 @@ import pytest
 from optuna.trial import TrialState
 from ray.tune.search import Searcher
 
-from bigbatch.tune.strategies.protocol import Capabilities, TrialDecision
-from bigbatch.tune.study.budget import NO_ROOM_IN_BUDGET, Budget, Limits
-from bigbatch.tune.study.pace import Pace
-from bigbatch.tune.study.store import StudyStore
-from bigbatch.tune.study.trial_facts import PAUSED_ATTR, waiting_to_continue
+from bigbatch.tune.budget.budget import NO_ROOM_IN_BUDGET, Budget, Limits
+from bigbatch.tune.budget.pace import Pace
+from bigbatch.tune.models.protocol import Capabilities, TrialDecision
+from bigbatch.tune.runs.run import PAUSED_ATTR, waiting_to_continue
+from bigbatch.tune.runs.views import trial_views
+from bigbatch.tune.storage.store import StudyStore
 from bigbatch.tune.trials.admission import Admission
-from bigbatch.tune.watch.views import trial_views
 from helpers.bridges import EPOCHS, make_bridge, number_of, record, reopen
 
 EPOCH_S = 10.0

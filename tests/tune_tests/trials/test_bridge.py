@@ -12,9 +12,9 @@ from optuna.trial import TrialState
 from ray.tune.search import Searcher
 
 from bigbatch.train_loop.config import TrainConfig
-from bigbatch.tune.study.store import StudyStore
-from bigbatch.tune.trials.conductor import MOST_REFUSED
-from bigbatch.tune.trials.tune_hooks import StopWhen
+from bigbatch.tune.search.tune_hooks import StopWhen
+from bigbatch.tune.storage.store import StudyStore
+from bigbatch.tune.trials.trial_manager import MOST_REFUSED
 from helpers.bridges import EPOCHS, BrokenSpace, Recorder, make_bridge, number_of, record, reopen, run_out, set_space
 
 

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from optuna.trial import FrozenTrial, TrialState
 
-from bigbatch.tune.study.budget import KEPT_MARGIN, NO_ROOM_IN_BUDGET, Limits, together_s
-from bigbatch.tune.study.confirm_rule import AFFORDABLE, ConfirmRule
-from bigbatch.tune.study.confirmation import ConfirmationFacts
-from bigbatch.tune.study.frontier import FrontierFacts
-from bigbatch.tune.study.objective import accuracy
-from bigbatch.tune.study.reported import Examples
-from bigbatch.tune.study.tolerance import POINTS, Tolerance
+from bigbatch.tune.budget.budget import KEPT_MARGIN, NO_ROOM_IN_BUDGET, Limits, together_s
+from bigbatch.tune.runs.confirm_rule import AFFORDABLE, ConfirmRule
+from bigbatch.tune.runs.confirmation import ConfirmationFacts
+from bigbatch.tune.runs.frontier import FrontierFacts
+from bigbatch.tune.runs.objective import accuracy
+from bigbatch.tune.runs.reported import Examples
+from bigbatch.tune.runs.tolerance import POINTS, Tolerance
 from helpers.budgeted import BATCH, BATCHES, EPOCHS, BudgetedSearch
 
 FRONTIER = FrontierFacts(BATCH, BATCHES, examples=Examples(1000), objective=accuracy(10))

@@ -13,12 +13,12 @@ import pytest
 from optuna.trial import FrozenTrial, TrialState
 
 from bigbatch.search_spaces.constraints import SpaceTrial
-from bigbatch.tune.export.command import main
+from bigbatch.tune.commands.export import main
 from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.plan.search_plan import SearchPlan
-from bigbatch.tune.study.retry import retry_failed
-from bigbatch.tune.study.trial_facts import CONFIRMS_ATTR, CONTINUES_ATTR, RETRIES_ATTR
+from bigbatch.tune.runs.retry import retry_failed
+from bigbatch.tune.runs.run import CONFIRMS_ATTR, CONTINUES_ATTR, RETRIES_ATTR
 from helpers.planned import PlannedSearch
 
 SPACE = '''

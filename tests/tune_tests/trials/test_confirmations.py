@@ -8,17 +8,17 @@ from optuna.trial import TrialState
 from ray.tune.search import Searcher
 
 from bigbatch.train_loop.config import TrainConfig
-from bigbatch.tune.strategies.named import make_strategy
-from bigbatch.tune.strategies.protocol import SearchFacts
-from bigbatch.tune.strategies.search_only import SearchOnly
-from bigbatch.tune.study.confirm_rule import ConfirmRule
-from bigbatch.tune.study.confirmation import ConfirmationFacts, missing_confirmations
-from bigbatch.tune.study.confirmed import confirmed_trials
-from bigbatch.tune.study.frontier import FrontierFacts, frontier_of
-from bigbatch.tune.study.objective import Objective
-from bigbatch.tune.study.retry import retry_failed
-from bigbatch.tune.study.store import StudyStore
-from bigbatch.tune.study.trial_facts import count_ended
+from bigbatch.tune.models.protocol import SearchFacts
+from bigbatch.tune.proposers.search_only import SearchOnly
+from bigbatch.tune.runs.confirm_rule import ConfirmRule
+from bigbatch.tune.runs.confirmation import ConfirmationFacts, missing_confirmations
+from bigbatch.tune.runs.confirmed import confirmed_trials
+from bigbatch.tune.runs.frontier import FrontierFacts, frontier_of
+from bigbatch.tune.runs.objective import Objective
+from bigbatch.tune.runs.retry import retry_failed
+from bigbatch.tune.runs.run import count_ended
+from bigbatch.tune.storage.store import StudyStore
+from bigbatch.tune.strategies import make_strategy
 from bigbatch.tune.trials.bridge import OptunaBridge
 from helpers.bridges import EPOCHS, make_bridge, number_of, record, reopen, run_out
 

@@ -7,8 +7,8 @@ import pytest
 from bigbatch.base.atomic_files import write_json
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.errors import FailureKind
-from bigbatch.tune.study import retry
-from bigbatch.tune.study.trial_facts import trials_of_run
+from bigbatch.tune.runs import retry
+from bigbatch.tune.runs.run import trials_of_run
 from bigbatch.tune.trials import allocation_deadline
 from bigbatch.tune.trials.allocation_deadline import Deadline, FirstResultTimes, allocation_end, end_of_allocation
 from helpers.bridges import EPOCHS, make_bridge, record, run_out

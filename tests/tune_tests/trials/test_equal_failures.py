@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from optuna.trial import TrialState
 
-from bigbatch.tune.study.trial_facts import DIVERGED_ATTR
-from bigbatch.tune.study.verdict import Verdict
+from bigbatch.tune.runs.run import DIVERGED_ATTR
+from bigbatch.tune.runs.verdict import Verdict
 from bigbatch.tune.trials.live_trials import MOST_DIVERGED, EqualFailures
 
 BAD_IMAGE = Verdict(TrialState.FAIL, "image x.jpg cannot be read")

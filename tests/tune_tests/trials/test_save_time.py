@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from bigbatch.cluster.job.grant import TimeLeft
-from bigbatch.tune.study.store import StudyStore
+from bigbatch.tune.search.tune_hooks import StopWhen
+from bigbatch.tune.storage.store import StudyStore
 from bigbatch.tune.trials.live_trials import LEAST_WAIT_S, MOST_WAIT_S, UNMEASURED_WAIT_S, longest_gap_s, stop_wait_s
-from bigbatch.tune.trials.tune_hooks import StopWhen
 from helpers.bridges import EPOCHS, Recorder, make_bridge, number_of, record, run_out
 
 
@@ -58,7 +58,7 @@ def test_in_a_job_the_wait_ends_before_the_job_kills_the_driver(margin_s):
 
 def test_trials_of_long_steps_get_the_time_of_their_steps_and_the_log_says_so(store, monkeypatch, tmp_path):
     now = [1000.0]
-    monkeypatch.setattr("bigbatch.tune.trials.tune_hooks.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("bigbatch.tune.search.tune_hooks.time.monotonic", lambda: now[0])
     lines = Lines()
     bridge = make_bridge(store, observers=[lines])
     bridge.suggest("a")
@@ -83,7 +83,7 @@ def test_each_checkpoint_folder_is_removed_once_over_a_whole_search(store, monke
     removed: list[str] = []
     remove = shutil.rmtree
     monkeypatch.setattr(
-        "bigbatch.tune.study.store.shutil.rmtree", lambda path, **more: (removed.append(str(path)), remove(path))
+        "bigbatch.tune.storage.store.shutil.rmtree", lambda path, **more: (removed.append(str(path)), remove(path))
     )
     bridge = make_bridge(store, trials=40, concurrency=1)
     for i in range(40):

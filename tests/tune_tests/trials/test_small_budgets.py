@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from optuna.trial import TrialState
 
-from bigbatch.tune.study.budget import Limits
-from bigbatch.tune.study.session_times import SessionTimes
+from bigbatch.tune.budget.budget import Limits
+from bigbatch.tune.budget.session_times import SessionTimes
 from helpers.budgeted import EPOCHS, BudgetedSearch
 
 RAY_S, START_S, END_S, EPOCH_S = 12.0, 15.0, 9.0, 10.0

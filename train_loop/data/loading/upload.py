@@ -8,7 +8,7 @@ import torch
 
 from bigbatch.train_loop.config import LoaderConfig
 from bigbatch.train_loop.data.source import Batch
-from bigbatch.train_loop.own.nested import Nested, map_tensors, tensors_of
+from bigbatch.train_loop.plugins.nested import Nested, map_tensors, tensors_of
 
 COPIES_AHEAD = 2
 

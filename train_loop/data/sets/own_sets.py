@@ -20,10 +20,10 @@ from bigbatch.train_loop.config.own_options import Options
 from bigbatch.train_loop.config.plug_ins import DATA, is_own
 from bigbatch.train_loop.data import sampling
 from bigbatch.train_loop.data.info import SMALL_IMAGE_SIZE, DataInfo
-from bigbatch.train_loop.own.code import users_code
-from bigbatch.train_loop.own.fingerprints import code_fingerprint
-from bigbatch.train_loop.own.nested import Nested, map_tensors, tensors_of
-from bigbatch.train_loop.own.registry import loaded
+from bigbatch.train_loop.plugins.code import users_code
+from bigbatch.train_loop.plugins.fingerprints import code_fingerprint
+from bigbatch.train_loop.plugins.nested import Nested, map_tensors, tensors_of
+from bigbatch.train_loop.plugins.registry import loaded
 
 KEY = "data.name"
 LOOK_AT = 8

@@ -18,7 +18,7 @@ from bigbatch.train_loop.data.sets.own_sets import OwnSet, known_labels, own_set
 from bigbatch.train_loop.data.sets.subset import subset_rows
 from bigbatch.train_loop.data.source import Batch, Epoch
 from bigbatch.train_loop.errors import OwnCodeError
-from bigbatch.train_loop.own.nested import Nested, tensors_of
+from bigbatch.train_loop.plugins.nested import Nested, tensors_of
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from bigbatch.train_loop.data.packing.sources import PackSource, find_source
 from bigbatch.train_loop.data.sets.held_out import hold_out
 from bigbatch.train_loop.data.sets.scan import FolderScan, scan_folder
 from bigbatch.train_loop.launch.command import announce, make_run_plan
-from bigbatch.tune.search.command import tune_main
+from bigbatch.tune.commands.tune import tune_main
 
 CLASSES = ("ant", "bee", "cat")
 

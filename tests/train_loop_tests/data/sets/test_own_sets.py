@@ -15,8 +15,8 @@ from bigbatch.train_loop.data import sampling
 from bigbatch.train_loop.data.catalogue import describe_data_set, open_data
 from bigbatch.train_loop.data.source import DataSource
 from bigbatch.train_loop.errors import OwnCodeError
-from bigbatch.train_loop.own.nested import Nested, tensors_of
-from bigbatch.train_loop.own.registry import register_data
+from bigbatch.train_loop.plugins.nested import Nested, tensors_of
+from bigbatch.train_loop.plugins.registry import register_data
 from helpers.own_sets import write_points
 
 

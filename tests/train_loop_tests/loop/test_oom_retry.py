@@ -1,0 +1,208 @@
+"""A device's memory is too small: the micro-batch is halved, the global batch stays."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from bigbatch.train_loop.config import BatchConfig, BatchSplit, ConfigError, TrainConfig
+from bigbatch.train_loop.errors import DeviceMemoryError, NodeMemoryError, TrainingStopped
+from bigbatch.train_loop.loop import memory_probe
+from bigbatch.train_loop.loop import oom_retry as healing
+from bigbatch.train_loop.loop.oom_retry import Halving, Healing
+from bigbatch.train_loop.reporter import EpochRecord, ListReporter
+from helpers.full_device import BELOW_TORCH, SmallDevice
+from helpers.loop_references import run
+from helpers.tiny_training import CONFIG, StopsAt, bn_on_one_value, changed, install, plain_model, untimed
+
+WHOLE = changed(CONFIG, global_size=16, micro_size=16, precise_bn="off")
+"""4 steps an epoch of one micro-batch of 16 images."""
+CPU = torch.device("cpu")
+
+
+class Told(ListReporter):
+    """Keeps what it is told of halvings."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.halvings: list[Sequence[Halving]] = []
+
+    def healed(self, halvings: Sequence[Halving]) -> None:
+        self.halvings.append(halvings)
+
+
+def by_epoch(records: Sequence[EpochRecord]) -> list[EpochRecord]:
+    """Of an epoch that was trained twice, the later record."""
+    return [*{record.epoch: record for record in records}.values()]
+
+
+def test_a_first_step_that_does_not_fit_makes_the_run_that_had_the_small_micro_batch(monkeypatch, tmp_path) -> None:
+    """Bit for bit, with BatchNorm and dropout: 16 → 8 → 4 images, and nothing else differs."""
+    install(monkeypatch.setattr)
+    small = run(changed(WHOLE, micro_size=4))
+    device = SmallDevice(monkeypatch, images=5)
+    healed = run(WHOLE, reporter=(reporter := Told()), checkpoint_dir=tmp_path)
+    assert untimed(healed) == untimed(small)
+    assert set(device.sizes) == {4} and len(device.sizes) == 3 * 4 * 4
+    last = reporter.halvings[-1]
+    assert [(one.micro_size_before, one.micro_size, one.accumulation_steps) for one in last] == [(16, 8, 2), (8, 4, 4)]
+    assert "16" in str(last[0]) and "the global batch is the same" in str(last[0])
+
+
+@pytest.mark.parametrize("at", [6, 8])
+def test_the_run_goes_on_from_its_checkpoint_with_the_same_global_batches(monkeypatch, tmp_path, at) -> None:
+    """After ``at`` steps, within and between epochs. Without BatchNorm the micro-batch changes rounding alone, so the
+    reference is the run whose device was never full."""
+    install(monkeypatch.setattr, plain_model)
+    reference = run(WHOLE)
+    device = SmallDevice(monkeypatch, images=8, begin_at=at)
+    healed = by_epoch(run(WHOLE, reporter=(reporter := Told()), checkpoint_dir=tmp_path, checkpoint_every_s=0))
+    assert [r.epoch for r in healed] == [1, 2, 3]
+    for one, two in zip(reference, healed, strict=True):
+        assert one.train_loss == pytest.approx(two.train_loss, rel=1e-5)
+        assert one.val_loss == pytest.approx(two.val_loss, rel=1e-4)
+        assert (one.optimizer_steps, one.learning_rate) == (two.optimizer_steps, two.learning_rate)
+    assert device.sizes[:at] == [16] * at and set(device.sizes[at:]) == {8}
+    kept = at // 4 * 4  # every_s=0: checkpoints at the ends of epochs
+    assert len(device.sizes) == at + 2 * (12 - kept), "only the unfinished epoch was trained again"
+    assert reporter.halvings[-1][-1].epoch == at // 4 + 1 and reporter.halvings[-1][-1].step == at % 4
+
+
+def test_what_does_not_fit_at_one_image_fails_and_says_so(monkeypatch, tmp_path) -> None:
+    install(monkeypatch.setattr, plain_model)
+    SmallDevice(monkeypatch, images=0)
+    with pytest.raises(DeviceMemoryError, match=r"too small for micro-batches of one image \(CUDA out of memory"):
+        run(WHOLE, reporter=(reporter := Told()), checkpoint_dir=tmp_path)
+    assert [one.micro_size for one in reporter.halvings[-1]] == [8, 4, 2, 1]
+
+
+def test_a_network_that_cannot_train_with_one_image_fails_for_lack_of_memory(monkeypatch, tmp_path) -> None:
+    """16 → 8 → 4 → 2 → 1, where BatchNorm refuses."""
+    install(monkeypatch.setattr, bn_on_one_value)
+    SmallDevice(monkeypatch, images=1)
+    with pytest.raises(
+        DeviceMemoryError, match="micro-batches of two images.*BatchNorm of model.name=resnet18"
+    ) as found:
+        run(WHOLE, reporter=(reporter := Told()), checkpoint_dir=tmp_path)
+    assert not found.value.healed and [one.micro_size for one in reporter.halvings[-1]] == [8, 4, 2, 1]
+
+
+def test_single_images_that_were_asked_for_are_refused_by_a_network_that_needs_more(monkeypatch) -> None:
+    install(monkeypatch.setattr, bn_on_one_value)
+    with pytest.raises(ConfigError, match=r"with micro-batches of one image.*got batch.micro_size=1.*Use 2 or more"):
+        run(changed(WHOLE, micro_size=1))
+    install(monkeypatch.setattr, plain_model)
+    assert run(changed(WHOLE, micro_size=1))[-1].train_loss == pytest.approx(run(WHOLE)[-1].train_loss, rel=1e-5)
+
+
+def test_the_network_alone_does_not_fit(monkeypatch, tmp_path) -> None:
+    """Then no micro-batch helps, and none is tried."""
+
+    def build() -> torch.nn.Module:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    install(monkeypatch.setattr, build)
+    with pytest.raises(DeviceMemoryError, match="the network and its optimizer, without any images"):
+        run(WHOLE, checkpoint_dir=tmp_path)
+    assert not healing.read_halvings(tmp_path)
+
+
+def test_a_run_without_a_folder_heals_too(monkeypatch) -> None:
+    install(monkeypatch.setattr)
+    SmallDevice(monkeypatch, images=8)
+    assert len(by_epoch(run(WHOLE))) == 3
+
+
+def test_a_later_start_keeps_the_micro_batch_that_fitted(monkeypatch, tmp_path) -> None:
+    """Stopped, then resumed: with the configuration that it began with, and with the healed one as a study has it."""
+    install(monkeypatch.setattr)
+    device = SmallDevice(monkeypatch, images=8)
+    with pytest.raises(TrainingStopped):
+        run(WHOLE, reporter=StopsAt(7), checkpoint_dir=tmp_path)
+    halvings = healing.read_halvings(tmp_path)
+    assert [one.micro_size for one in halvings] == [8]
+    for config, sizes in (
+        (WHOLE, {8}),
+        (healing.config_after_oom(WHOLE, halvings), set[int]()),
+    ):  # the second has ended
+        device.sizes.clear()
+        run(config, reporter=(reporter := Told()), checkpoint_dir=tmp_path)
+        assert set(device.sizes) == sizes and reporter.halvings == [halvings]
+    with pytest.raises(ConfigError, match=r"optimizer\.peak_lr"):  # nothing else may differ
+        run(changed(WHOLE, peak_lr=0.3), checkpoint_dir=tmp_path)
+
+
+def test_another_micro_batch_still_needs_a_reason(monkeypatch, tmp_path) -> None:
+    """Who writes another micro-batch wants another run: BatchNorm sees other statistics."""
+    install(monkeypatch.setattr)
+    run(changed(WHOLE, epochs=1), checkpoint_dir=tmp_path)
+    with pytest.raises(ConfigError, match=r"batch\.micro_size 16 → 8"):
+        run(changed(WHOLE, epochs=1, micro_size=8), checkpoint_dir=tmp_path)
+
+
+def test_a_measured_bound_that_is_too_large_is_halved(monkeypatch, tmp_path) -> None:
+    """``max_micro_size=0``: what fitted when it was measured need not fit beside NCCL's buffers."""
+    monkeypatch.setattr(memory_probe, "max_micro_size", lambda *_: 16)
+    install(monkeypatch.setattr)
+    device = SmallDevice(monkeypatch, images=8)
+    measured = changed(WHOLE, global_size=32, micro_size=0, max_micro_size=0)
+    run(measured, checkpoint_dir=tmp_path)
+    assert set(device.sizes) == {8}
+    healed = healing.config_after_oom(measured, healing.read_halvings(tmp_path)).batch
+    assert (healed.global_size, healed.micro_size, healed.max_micro_size) == (32, 0, 8)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("global_size", [6, 96, 510, 1024])
+def test_every_halving_keeps_the_global_batch(workers: int, global_size: int) -> None:
+    if global_size % workers:
+        return
+    split: BatchSplit | None = BatchConfig(global_size=global_size).split(workers)
+    sizes = []
+    while split is not None:
+        assert split.global_size == global_size and split.workers == workers
+        sizes.append(split.micro_size)
+        split = healing.halved(split)
+    assert sizes[-1] == 1 and all(later <= before // 2 for before, later in zip(sizes, sizes[1:], strict=False))
+
+
+def test_ranks_that_fail_together_note_one_halving(tmp_path) -> None:
+    split = BatchConfig(global_size=64, micro_size=16).split(2)
+    first, second = Healing(tmp_path), Healing(tmp_path)
+    error = torch.OutOfMemoryError("CUDA out of memory")
+    assert first.meet(error, split, (0, 3), 0).healed and second.meet(error, split, (0, 3), 1).healed  # type: ignore[union-attr]
+    assert [(one.rank, one.micro_size) for one in healing.read_halvings(tmp_path)] == [(0, 8)]
+
+
+def test_the_errors_of_full_devices_and_full_nodes_are_told_apart() -> None:
+    cuda = torch.device("cuda", 0)
+    for text in BELOW_TORCH:
+        assert healing.is_device_memory_full(RuntimeError(text), cuda), text
+    with pytest.raises(RuntimeError) as full:  # torch's own error: a petabyte of the host's memory
+        torch.empty(1 << 50)
+    assert healing.is_device_memory_full(full.value, CPU) and not healing.is_device_memory_full(full.value, cuda)
+    other_failure = RuntimeError("ncclUnhandledCudaError: Last error:\nCuda failure 999 'unknown error'")
+    asserted = RuntimeError("CUDA error: device-side assert triggered")
+    for other in (MemoryError(), asserted, other_failure, ValueError("out of memory")):
+        assert not healing.is_device_memory_full(other, cuda) and not healing.is_device_memory_full(other, CPU)
+
+
+def test_on_cpus_the_nodes_memory_is_the_devices(monkeypatch, tmp_path) -> None:
+    """So a smaller micro-batch is right; and where none is left, the message is about the node."""
+    install(monkeypatch.setattr, plain_model)
+    device = SmallDevice(monkeypatch, images=8, fill=lambda: torch.empty(1 << 50))
+    assert len(by_epoch(run(WHOLE, checkpoint_dir=tmp_path / "a"))) == 3
+    device.images = 0
+    with pytest.raises(NodeMemoryError, match=r"--set data\.loader\.workers"):
+        run(WHOLE, checkpoint_dir=tmp_path / "b")
+
+
+def test_a_damaged_note_is_no_note(tmp_path: Path) -> None:
+    for text in ("", "[]", '{"halvings": [{"micro_size": 3}]}', json.dumps({"halvings": 3})):
+        (tmp_path / healing.HEALED_FILE).write_text(text)
+        assert healing.read_halvings(tmp_path) == ()
+    assert healing.config_after_oom(TrainConfig(), ()) == TrainConfig()

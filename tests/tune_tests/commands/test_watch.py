@@ -1,0 +1,281 @@
+"""``bigbatch watch``: the report of a running study over loopback, for the token alone, and newer when the study is."""
+
+from __future__ import annotations
+
+import http.client
+import importlib.util
+import json
+import random
+import re
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from optuna.trial import TrialState
+
+from bigbatch.tune.commands.watch import watch_main
+from bigbatch.tune.report.live_report import LiveReport
+from bigbatch.tune.report.watch_server import WatchServer
+from bigbatch.tune.storage.summary import who_runs
+from helpers.browser import chromium, opened_browser
+from helpers.processes import clean_environment
+from helpers.recorded_studies import add_recorded_trial, recorded_study
+from helpers.waiting import wait_until
+
+HOLDS = """import sys
+from pathlib import Path
+from bigbatch.cluster.host.lease import Lease
+Lease(Path(sys.argv[1])).take()
+print("held", flush=True)
+sys.stdin.read()"""
+"""A driver that holds the folder in its argument, until it is killed."""
+
+
+def trials_page(folders: Sequence[Path]) -> bytes:
+    """A small page in place of the report, which has a test of its own: the lines of the journals."""
+    lines = sum(len((folder / "optuna.journal").read_bytes().splitlines()) for folder in folders)
+    return f"<!doctype html><title>{lines} lines</title><p id=lines>{lines}</p>".encode()
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[tuple[WatchServer, Path]]:
+    folder = tmp_path / "s"
+    recorded_study(folder, 2).close()
+    live = LiveReport([folder], trials_page, 0.05)
+    with WatchServer(live) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        live.start()
+        wait_until(lambda: live.latest.page, "no report")
+        yield server, folder
+        live.stop()
+        server.shutdown()
+        thread.join(60)
+
+
+def get(port: int, path: str, method: str = "GET") -> tuple[int, bytes, dict[str, str]]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.request(method, path)
+    answer = connection.getresponse()
+    content = answer.read()
+    connection.close()
+    return answer.status, content, dict(answer.getheaders())
+
+
+def test_only_the_token_opens_it(served):
+    server, _ = served
+    assert len(server.token) >= 32 and server.server_address[0] == "127.0.0.1"
+    for path in (
+        "/",
+        "/report",
+        "/state",
+        "//report",
+        "/x/report",
+        f"/{server.token[:-1]}/report",
+        "/%C3%A9/report",
+        f"?{server.token}/",
+    ):
+        status, content, _ = get(server.port, path)
+        assert status == 404 and server.token.encode() not in content
+    assert get(server.port, f"/{server.token}/other")[0] == 404
+    assert get(server.port, f"/{server.token}/../state")[0] == 404
+    assert get(server.port, f"/{server.token}/state", "POST")[0] == 501
+    status, frame, headers = get(server.port, f"/{server.token}/")
+    assert status == 200 and b"<iframe" in frame and headers["Referrer-Policy"] == "no-referrer"
+    status, report, headers = get(server.port, f"/{server.token}/report?1")
+    assert status == 200 and headers["Cache-Control"] == "no-store" and b"lines" in report
+    assert server.token.encode() not in frame + report
+
+
+def grow(folder: Path) -> None:
+    from bigbatch.tune.storage.store import StudyStore
+
+    store = StudyStore.open(folder, None)
+    add_recorded_trial(store.study, random.Random(5), TrialState.COMPLETE)
+    store.close()
+
+
+def test_a_study_that_grows_has_a_newer_report_and_a_broken_one_keeps_the_last(served):
+    server, folder = served
+    first = json.loads(get(server.port, f"/{server.token}/state")[1])
+    grow(folder)
+    wait_until(lambda: json.loads(server.live.state())["tag"] != first["tag"], "no newer report")
+    newer = json.loads(server.live.state())
+    assert newer["problem"] == ""
+    lines = len((folder / "optuna.journal").read_bytes().splitlines())
+    wait_until(lambda: f"{lines} lines".encode() in server.live.latest.page, "it is of a part")
+    (folder / "optuna.journal").unlink()
+    wait_until(lambda: "FileNotFoundError" in json.loads(server.live.state())["problem"], "nobody says it")
+    assert f"{lines} lines".encode() in server.live.latest.page
+
+
+def test_nothing_is_written_for_nobody(tmp_path):
+    (tmp_path / "study.json").write_text("1")
+    now, made = 0.0, 0
+
+    def make(_: Sequence[Path]) -> bytes:
+        nonlocal made
+        made += 1
+        return b"page"
+
+    live = LiveReport([tmp_path], make, 10.0, clock=lambda: now)
+    live.look()
+    live.look()
+    assert made == 1, "nothing has changed"
+    now = 3600.0
+    (tmp_path / "study.json").write_text("12")
+    live.look()
+    assert made == 1, "nobody has asked for an hour"
+    live.state()
+    live.look()
+    assert made == 2
+
+
+def test_writing_takes_a_hundredth_of_the_time_at_most_and_the_end_of_a_search_is_seen_at_once(tmp_path):
+    folder = tmp_path / "s"
+    recorded_study(folder, 1).close()
+    now, asked, made, wanted = 0.0, 0, 0, 0.0
+
+    def clock() -> float:
+        nonlocal asked
+        asked += 1
+        return now
+
+    class BetweenLooks(threading.Event):
+        """Time jumps only between two looks: none of them begins before a jump and ends after it."""
+
+        def wait(self, timeout: float | None = None) -> bool:
+            nonlocal now
+            now = max(now, wanted)
+            return super().wait(timeout)
+
+    def make(_: Sequence[Path]) -> bytes:
+        nonlocal now, made
+        now, made = now + 2.0, made + 1
+        return b"page"
+
+    def wait_for_looks(versions: int, at: float) -> None:
+        before = asked
+        wait_until(lambda: asked > before + 9 and made >= versions, f"not written at {at}")
+
+    live = LiveReport([folder], make, 0.01, clock)
+    live._stop = BetweenLooks()
+    command = [sys.executable, "-c", HOLDS, str(folder)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=clean_environment()) as driver:
+        assert driver.stdout is not None and driver.stdout.readline() == b"held\n"
+        live.start()
+        wait_until(lambda: made == 1, "no report")
+        # The first one loads modules and is not counted. The second one takes the seconds from 10 to 12.
+        for number, (at, expected) in enumerate(((10.0, 2), (209.0, 2), (210.0, 3), (260.0, 3))):
+            wanted = at
+            wait_for_looks(made, at)  # time has jumped then
+            (folder / "study.json").write_text(str(number))
+            live.state()
+            wait_for_looks(expected, at)
+            assert made == expected, f"at {at} s"
+        driver.kill()
+    wait_until(lambda: made == 4, "its end is not seen")
+    live.stop()
+
+
+def test_a_driver_that_was_killed_is_seen_though_no_file_changes(tmp_path):
+    folder = tmp_path / "s"
+    recorded_study(folder, 1).close()
+    live = LiveReport([folder], lambda folders: who_runs(folders[0]).encode(), 1.0)
+    command = [sys.executable, "-c", HOLDS, str(folder)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=clean_environment()) as driver:
+        assert driver.stdout is not None and driver.stdout.readline() == b"held\n"
+        live.look()
+        running = live.latest
+        assert f"process {driver.pid}".encode() in running.page
+        driver.kill()
+    live.look()
+    assert live.latest.page == b"" and live.latest.tag != running.tag
+
+
+def test_a_reader_that_goes_in_the_middle_is_no_error(served, capfd):
+    server, _ = served
+    server.live.latest = replace(server.live.latest, page=random.Random(0).randbytes(50_000_000))
+    reset = struct.pack("ii", 1, 0)  # closing sends a reset at once, as a browser does that loads a page again
+    threads = threading.active_count()
+    for _ in range(3):
+        reader = socket.create_connection(("127.0.0.1", server.port))
+        reader.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
+        reader.sendall(f"GET /{server.token}/report HTTP/1.1\r\n\r\n".encode())
+        assert reader.recv(10)
+        reader.close()
+    wait_until(lambda: threading.active_count() <= threads, "an answer goes on")
+    assert get(server.port, f"/{server.token}/state")[0] == 200
+    assert capfd.readouterr().err == ""
+
+
+def test_the_address_works_without_its_last_slash(served):
+    server, _ = served
+    status, _, headers = get(server.port, f"/{server.token}")
+    assert status == 301 and headers["Location"] == f"/{server.token}/" and headers["Referrer-Policy"] == "no-referrer"
+    assert get(server.port, f"/{server.token[:-1]}")[0] == 404
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(chromium() is None, reason="needs Chromium: apt-get install chromium")
+@pytest.mark.skipif(importlib.util.find_spec("plotly") is None, reason="needs plotly: pip install plotly")
+@pytest.mark.xdist_group("chromium")
+def test_a_browser_sees_the_report_itself_and_the_newer_one(tmp_path):
+    folder = tmp_path / "seen"
+    recorded_study(folder, 6).close()
+    command = [sys.executable, "-m", "bigbatch", "watch", str(folder), "--every", "0.5"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=clean_environment(), cwd=tmp_path
+    )
+    try:
+        assert process.stdout is not None
+        said = "".join(process.stdout.readline() for _ in range(5))
+        found = re.search(r"http://127\.0\.0\.1:(\d+)/\S+/", said)
+        assert found and f"ssh -N -L {found[1]}:127.0.0.1:{found[1]} " in said
+        with opened_browser() as page:
+            page.send("Page.navigate", url=found[0])
+
+            def shown() -> str:
+                return page.evaluate("document.documentElement?.dataset.shown || ''")
+
+            wait_until(shown, lambda: str(page.errors), every_s=0.2)
+            first = shown()
+            inside = "document.getElementById('report').contentDocument"
+            assert page.evaluate(f"{inside}.querySelector('h1').textContent") == "seen"
+            drawn = f"{inside}.documentElement?.dataset.drawn || ''"
+            wait_until(lambda: page.evaluate(drawn), lambda: str(page.errors), every_s=0.2)
+            grow(folder)
+            wait_until(lambda: shown() != first, lambda: str(page.errors), every_s=0.2)
+            assert page.errors == []
+            assert all(url.startswith(found[0]) for url in page.requests)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_wrong_input_meets_one_line(tmp_path, capsys):
+    recorded_study(tmp_path / "s", 1).close()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        for options, words in (
+            ([str(tmp_path / "none")], "there is none called"),
+            ([str(tmp_path / "s"), "--port", str(port)], "a port that nobody uses"),
+            ([str(tmp_path / "s"), "--port", "70000"], "--port must be from 1"),
+            ([str(tmp_path / "s"), "--every", "0"], "--every must be more than 0"),
+            ([str(tmp_path / "s"), "--every", "nan"], "--every must be more than 0"),
+            ([str(tmp_path / "s"), "--every", "1e12"], "--every must be more than 0 and at most"),
+        ):
+            assert watch_main(options) == 2
+            error = capsys.readouterr().err
+            assert words in error and error.count("\n") == 1

@@ -1,0 +1,92 @@
+"""What the plan says about the chosen strategy, and what ``auto`` stands for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from bigbatch.train_loop.data.info import DataInfo
+from bigbatch.tune.commands.tune import tune_main
+from bigbatch.tune.console.advice import nothing_to_learn_from, nothing_to_search, strategy_weakness
+from bigbatch.tune.console.plan_notes import enlarged_images
+from bigbatch.tune.models.names import CAPABILITIES, NEEDS_NOTHING, STOPPINGS, STRATEGIES, resolved
+from bigbatch.tune.models.protocol import SearchFacts
+from bigbatch.tune.strategies import make_strategy
+
+
+def test_every_name_makes_the_strategy_of_that_name_with_these_capabilities():
+    for strategy in STRATEGIES:
+        for stopping in STOPPINGS:
+            made = make_strategy(strategy, stopping, SearchFacts((), trials=20, max_epochs=20))
+            named = resolved(strategy, stopping, 20, 20)
+            assert made.name == " with ".join(named) and made.capabilities == CAPABILITIES[named[0]]
+
+
+def test_a_search_whose_trials_all_start_at_once_is_told_which_numbers_would_help():
+    text = nothing_to_learn_from("curves", trials=16, slots=16, workers=2)
+    assert text is not None and "--trials 64" in text and "--workers 8" in text
+    assert nothing_to_learn_from("curves", trials=17, slots=16, workers=2) is None
+    assert nothing_to_learn_from("random", trials=16, slots=16, workers=2) is None, "it never learns"
+    assert nothing_to_learn_from("tpe", trials=1, slots=1, workers=1) is None, "one trial is no search"
+
+
+def test_trials_that_could_only_be_equal_are_said():
+    text = nothing_to_search(parameters=0, trials=12)
+    assert text is not None and "all 12 trials" in text and "--trials 1" in text
+    assert nothing_to_search(parameters=0, trials=1) is None and nothing_to_search(parameters=1, trials=12) is None
+
+
+@pytest.mark.parametrize(
+    ("largest", "size", "says"), [(32, 224, "49 times"), (111, 224, "4 times"), (112, 224, ""), (0, 224, "")]
+)
+def test_images_that_are_enlarged_are_said_with_what_that_costs(largest: int, size: int, says: str):
+    info = DataInfo("d", None, 100, 10, 2, size, 3, ("a", "b"), "imagenet", largest_side=largest)
+    text = enlarged_images(info)
+    assert (text is not None and says in text and f"image_size={largest}" in text) if says else text is None
+
+
+def test_a_plan_looks_how_large_the_images_are(tiny_images, tmp_path, capsys):
+    arguments = ["--data", str(tiny_images), "--model", "shufflenet_v2_x0_5", "--output", str(tmp_path), "--dry-run"]
+    tune_main(arguments)
+    assert "images of at most 16 px are enlarged to 224 px, which takes about 196 times" in capsys.readouterr().out
+    tune_main([*arguments, "--set", "image_size=16"])
+    assert "enlarged" not in capsys.readouterr().out
+
+
+LIMITS = {
+    "learns_from_stopped": ("--stopping none", {"gp"}),
+    "conditional": ("conditional parameters at random", {"gp", "cmaes"}),
+    "categorical": ("choices at random", {"cmaes"}),
+    "constraints": ("more of its trials violate them", {"cmaes", "qmc", "random"}),
+    "frontier": ("ranks of trials", {"tpe", "gp", "cmaes"}),
+    "knows_others": ("learns nothing else from them", {"qmc", "random"}),
+}
+"""Capability → what the plan says, and of which strategies."""
+
+
+@pytest.mark.parametrize("name", CAPABILITIES)
+def test_a_plan_says_each_limit_that_matters_in_this_search_and_no_other(name):
+    assert strategy_weakness(name, NEEDS_NOTHING) is None
+    for capability, (words, limited) in LIMITS.items():
+        text = strategy_weakness(name, replace(NEEDS_NOTHING, **{capability: True}))
+        assert (text is not None and words in text) == (name in limited), capability
+        assert text is None or text.endswith("none of these limits.")
+    everything = replace(NEEDS_NOTHING, **dict.fromkeys(LIMITS, True))
+    text = strategy_weakness(name, everything)
+    assert (text is None) == (name == "curves")
+    assert [words in (text or "") for words, _ in LIMITS.values()] == [name in found for _, found in LIMITS.values()]
+
+
+def test_auto_looks_early_where_a_third_of_the_trials_is_enough_to_choose_from():
+    assert resolved("auto", "auto", 64, 90) == ("curves", "look")
+    assert resolved("auto", "auto", 12, 12) == ("curves", "asha")
+    assert resolved("auto", "auto", 64, 6) == ("curves", "asha")
+    assert resolved("tpe", "none", 64, 90) == ("tpe", "none")
+
+
+def test_names_are_known_without_optuna():
+    code = "import sys, bigbatch.tune.models.names, bigbatch.tune.console.advice; assert 'optuna' not in sys.modules"
+    assert subprocess.run([sys.executable, "-c", code], timeout=240).returncode == 0

@@ -1,0 +1,204 @@
+"""What a person sees: a live table on a terminal, plain lines in a pipe, findings that say how sure they are."""
+
+from __future__ import annotations
+
+import io
+import math
+import time
+
+import pytest
+from rich.console import Console
+
+from bigbatch.search_spaces.trial import StandInTrial
+from bigbatch.train_loop.config import BatchConfig, OptimizerConfig, TrainConfig
+from bigbatch.tune.budget.ledger import DeviceSeconds
+from bigbatch.tune.console.columns import WIDTHS, Columns, columns_of
+from bigbatch.tune.console.display import (
+    LiveTable,
+    PlainLines,
+    SearchProgress,
+    duration,
+    make_display,
+    percent,
+    trial_table,
+)
+from bigbatch.tune.console.findings import print_findings, print_plan
+from bigbatch.tune.plan.checked_plan import make_plan
+from bigbatch.tune.plan.options import SearchOptions
+from bigbatch.tune.runs.observer import TrialView
+
+
+def view(number: int, values: list[float], state: str = "RUNNING", seconds: float = 10.0) -> TrialView:
+    config = TrainConfig(epochs=4, optimizer=OptimizerConfig(name="lars", peak_lr=3.25))
+    records: list[dict[str, object]]
+    records = [{"epoch": e, "val_top1": v, "train_loss": 1.0, "learning_rate": 0.5} for e, v in enumerate(values, 1)]
+    return TrialView(number, {}, config, state, records, "because", time.time() - seconds)
+
+
+def rendered(display: LiveTable) -> str:
+    console = Console(width=160, record=True, file=io.StringIO())
+    console.print(display._draw())
+    return console.export_text()
+
+
+def test_the_live_table_shows_state_settings_epoch_value_and_time_left():
+    progress = SearchProgress(planned=4, concurrency=2, finished={})
+    display = LiveTable(progress, Console(file=io.StringIO(), force_terminal=True))
+    display.trial_started(view(0, []))
+    assert "time left: unknown until" in rendered(display)
+    display.epoch_ended(view(0, [0.5]), {})
+    display.trial_ended(view(0, [0.5, 0.6, 0.7, 0.8], "COMPLETE", seconds=20))
+    display.trial_ended(view(1, [0.3], "PRUNED", seconds=10))
+    display.trial_started(view(2, [], seconds=0))
+    # two ended in 20 and 10 s, so one takes 15 on average; one has just begun, one waits, two at a time
+    assert math.isclose(progress.eta_s(), (15 + 15) / 2, abs_tol=0.5)
+    text = rendered(display)
+    for word in ("done", "stopped", "running", "lars", "3.25", "4/4", "1/4", "0/4", "80.0 %", "2 of 4", "trial 0"):
+        assert word in text, word
+
+
+def test_many_trials_keep_the_running_and_the_best_in_sight():
+    progress = SearchProgress(planned=200, concurrency=2, finished={})
+    for number in range(100):
+        progress.put(view(number, [0.9 if number == 3 else 0.1] * 4, "COMPLETE"))
+    progress.put(view(100, [0.2]))
+    text = rendered(LiveTable(progress, Console(file=io.StringIO())))
+    assert len(text.splitlines()) < 25
+    rows = [line.split()[0] for line in text.splitlines()]
+    assert {"3", "100", "99"} <= set(rows)
+
+
+def test_a_pipe_gets_plain_lines_without_control_codes():
+    out = io.StringIO()
+    progress = SearchProgress(planned=2, concurrency=1, finished={})
+    display = make_display(progress, out)
+    assert isinstance(display, PlainLines)
+    display.trial_started(view(0, []))
+    display.epoch_ended(view(0, [0.5]), view(0, [0.5]).records[-1])
+    display.trial_ended(view(0, [0.5], "PRUNED"))
+    lines = out.getvalue().splitlines()
+    assert len(lines) == 3 and "\x1b" not in out.getvalue()
+    assert "lars" in lines[0] and "epoch 1/4: top-1 50.0 %" in lines[1] and "stopped at 50.0 %: because" in lines[2]
+
+
+def test_durations_and_percentages():
+    assert [duration(s) for s in (0, 75, 3700)] == ["0:00", "1:15", "1:01:40"]
+    assert [percent(v) for v in (None, 0.9861, 1.0)] == ["–", "98.6 %", "100.0 %"]
+
+
+OWN_SPACE = """
+def space(trial, workload):
+    lr = trial.suggest_float("lr_factor", 0.25, 8.0, log=True)
+    changes = {"optimizer": "sgd", "global_size": 128, "peak_lr": 0.1 * lr, "momentum": 0.9}
+    changes["data.mix.mixup_alpha"] = trial.suggest_float("data.mix.mixup_alpha", 0.0, 0.4)
+    changes["weight_decay"] = trial.suggest_float("weight_decay", 1e-5, 1e-3, log=True)
+    trial.suggest_categorical("colour", ["red", "ultramarine"])
+    trial.suggest_categorical("always", ["same"])
+    return workload.config(changes)
+"""
+
+
+def test_own_parameters_are_shown_in_table_line_and_findings_and_constant_ones_only_in_the_plan(tmp_path):
+    path = tmp_path / "own.py"
+    path.write_text(OWN_SPACE)
+    plan = make_plan(SearchOptions(space=str(path), output=str(tmp_path)))
+    columns = columns_of(plan.space, plan.workload, plan.overrides, plan.ranges)
+    params = {
+        "lr_factor": 2.0,
+        "data.mix.mixup_alpha": 0.123,
+        "weight_decay": 2e-4,
+        "colour": "ultramarine",
+        "always": "same",
+    }
+    trials = []
+    for number, value in enumerate((0.9, 0.89)):
+        config = plan.space(StandInTrial(None, fixed=params), plan.workload)
+        records: list[dict[str, object]]
+        records = [{"epoch": 12, "val_top1": value, "train_loss": 1.0, "learning_rate": 0.5}]
+        trials.append(TrialView(number, params, config, "COMPLETE", records))
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(trial_table(SearchProgress(2, 1, {0: trials[0]}, columns), 120))
+    table = console.export_text().splitlines()
+    assert table[0].split() == [
+        *("trial", "state", "lr", "wd", "lr_factor", "mixup_alpha", "colour", "epoch", "top-1", "time")
+    ]
+    assert table[1].split()[2:7] == ["0.2", "2.0e-04", "2", "0.123", "ultramarine"]
+    print_findings(plan, trials, 1.0, DeviceSeconds(), console)
+    text = console.export_text()
+    best, runner_up = text.split("Runner-ups, by the values that choose:")
+    assert all(word in best for word in ("lr_factor  2", "mixup_alpha 0.123", "colour     ultramarine"))
+    assert "lr 0.2 wd 2.0e-04 lr_factor 2 mixup_alpha 0.123 colour ultramarine" in runner_up
+    print_plan(plan, console)
+    shown = console.export_text()
+    assert "fixed      optimizer sgd, batch 128, warmup" in shown and "momentum 0.9" in shown
+    for constant in ("momentum", "batch 128", "always"):  # the path of the results may hold any number
+        assert constant not in text, constant
+
+
+def test_own_parameters_come_before_settings_where_there_is_little_room():
+    columns = Columns({}, {"depth": 9})
+    assert "depth" in columns.that_fit(20) and set(columns.that_fit(200)) == {*WIDTHS, "depth"}
+    assert columns.that_fit(5) == ()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"set": ("image_size=64",)}, ("small_pool: 3×3/2", "64 px (auto)")),
+        ({"set": ("model.stem=imagenet",)}, ("imagenet: 7×7/2",)),
+        ({"set": ("model.stem=small",)}, ("small: 3×3, no pooling", "slower than model.stem=imagenet")),
+        ({"model": "shufflenet_v2_x0_5"}, ()),
+    ],
+)
+def test_the_plan_names_the_stem_and_what_it_costs(tmp_path, options, words):
+    console = Console(width=200, record=True, file=io.StringIO())
+    print_plan(make_plan(SearchOptions(output=str(tmp_path), **options)), console)
+    line = next((line for line in console.export_text().splitlines() if line.startswith("stem ")), "")
+    assert all(word in line for word in words) and bool(line) == bool(words)
+    assert ("slower" in line) == ("no pooling" in line)
+
+
+@pytest.mark.parametrize("name", ["model.name", "network"])
+def test_the_plan_of_a_space_that_searches_networks_names_no_other(tmp_path, name):
+    space = tmp_path / "networks.py"
+    space.write_text(
+        "PARAMETER_KEYS = {'network': ('model.name', str)}\n\n\n"
+        "def space(trial, workload):\n"
+        "    names = ['resnet18', 'shufflenet_v2_x0_5']\n"
+        f"    return workload.config({{'model.name': trial.suggest_categorical({name!r}, names)}})\n"
+    )
+    console = Console(width=200, record=True, file=io.StringIO())
+    print_plan(make_plan(SearchOptions(space=str(space), output=str(tmp_path / "runs"))), console)
+    lines = console.export_text().splitlines()
+    assert not [line for line in lines if line.startswith(("model ", "stem "))]
+    assert [line for line in lines if name in line and "resnet18, shufflenet_v2_x0_5" in line]
+
+
+def test_a_narrow_terminal_shows_fewer_settings_and_whole_numbers():
+    config = TrainConfig(
+        epochs=100,
+        label_smoothing=0.12,
+        batch=BatchConfig(global_size=32768),
+        optimizer=OptimizerConfig(name="adamw", peak_lr=0.000123, weight_decay=1.5e-5),
+    )
+    for width in (80, 100, 130):
+        trial = TrialView(1234, {}, config, "WAITING", [{"epoch": 100, "val_top1": 1.0}], None, time.time() - 36000)
+        progress = SearchProgress(planned=1, concurrency=1, finished={1234: trial})
+        console = Console(width=width, record=True, file=io.StringIO())
+        console.print(trial_table(progress, width))
+        text = console.export_text()
+        assert "…" not in text and max(map(len, text.splitlines())) <= width
+        for word in ("1234", "interrupted", "adamw", "32768", "100/100", "100.0 %", "10:00:00"):
+            assert word in text, (width, word)
+    assert "0.999" in text and "1.5e-05" in text and "cosine" in text, "130 columns show all"
+
+
+def test_the_findings_of_a_search_that_was_stopped_count_every_trial_once(tmp_path):
+    plan = make_plan(SearchOptions(space="smoke", output=str(tmp_path)))
+    states = ("COMPLETE", "PRUNED", "FAIL", "WAITING", "WAITING")
+    trials = [TrialView(n, {}, TrainConfig(), state, []) for n, state in enumerate(states)]
+    console = Console(width=200, record=True, file=io.StringIO())
+    print_findings(plan, trials, 1.0, DeviceSeconds(), console)
+    assert "1 of 5 trials ran to their end, 1 stopped early, 1 failed, 2 interrupted; 0:01" in console.export_text()
+    print_findings(plan, trials[:3], 1.0, DeviceSeconds(), console)
+    assert "interrupted" not in console.export_text()

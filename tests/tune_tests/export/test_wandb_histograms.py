@@ -1,0 +1,131 @@
+"""``--wandb-watch`` and ``--log-every-steps``: what workers measure is in W&B's real offline file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bigbatch.train_loop.config import ConfigError, TrainConfig
+from bigbatch.train_loop.launch.histogram_lines import append_histograms, histograms_file
+from bigbatch.train_loop.launch.wandb_mode import watched_kinds
+from bigbatch.train_loop.loop.watched_model import TensorHistogram
+from bigbatch.train_loop.progress import StepRecord, StepsFile, steps_file
+from bigbatch.tune.commands.wandb_sync import wandb_sync_main
+from bigbatch.tune.export.wandb_log import WandbObserver
+from bigbatch.tune.plan.checked_plan import check_option_values
+from bigbatch.tune.plan.options import SearchOptions
+from bigbatch.tune.runs.observer import TrialView
+from helpers.recorded_studies import epoch_record
+from helpers.waiting import wait_until
+from helpers.wandb_server import WandbServer
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[WandbServer]:
+    with WandbServer() as found:
+        for name, value in found.environment.items():
+            monkeypatch.setenv(name, value)
+        yield found
+
+
+def sent(server: WandbServer, folder: Path, name: str, lines: int) -> list[dict]:
+    """What W&B's own program sends of a run's file, in order. Its other one writes the file some time after the end."""
+
+    def all_of_it() -> bool:
+        return wandb_sync_main([str(folder)]) == 0 and len(server.runs[name].lines) == lines
+
+    wait_until(all_of_it, "not all of it came")
+    return server.runs[name].history
+
+
+def test_the_offline_file_has_the_histograms(tmp_path: Path, server: WandbServer) -> None:
+    def log(number: int) -> Path:
+        return tmp_path / f"trial-{number:04d}.log"
+
+    file = histograms_file(log(7))
+    append_histograms(file, 1, {"gradients/fc.weight": TensorHistogram(-1.0, 1.0, (5, 0, 7, 1))})
+    append_histograms(file, 2, {"gradients/fc.weight": TensorHistogram(-2.0, 2.0, (1, 2, 3, 4))})
+    observer = WandbObserver("offline", "s", tmp_path, logs=log)
+    # It was interrupted after its first epoch: the new file begins with that.
+    trial = TrialView(7, {"rate": 0.5}, TrainConfig(epochs=3), records=[epoch_record(1, 0.1)])
+    observer.trial_started(trial)
+    for epoch in (2, 3):  # the disk had no room for the histograms of the third one
+        observer.epoch_ended(trial, epoch_record(epoch, epoch / 10))
+    trial.state = "COMPLETE"
+    observer.trial_ended(trial)
+    history = {row["epoch"]: row for row in sent(server, tmp_path, "s-0007", 3)}
+    assert [history[epoch]["val_top1"] for epoch in (1, 2, 3)] == [0.1, 0.2, 0.3]
+    assert [history[epoch].get("gradients/fc.weight") for epoch in (1, 2, 3)] == [
+        {"_type": "histogram", "values": [5, 0, 7, 1], "bins": [-1.0, -0.5, 0.0, 0.5, 1.0]},
+        {"_type": "histogram", "values": [1, 2, 3, 4], "bins": [-2.0, -1.0, 0.0, 1.0, 2.0]},
+        None,
+    ]
+
+
+def test_the_offline_file_has_the_logged_steps_in_order_and_once(tmp_path: Path, server: WandbServer) -> None:
+    def log(number: int) -> Path:
+        return tmp_path / f"trial-{number:04d}.log"
+
+    def step(number: int) -> StepRecord:
+        epoch = (number - 1) // 10 + 1
+        return StepRecord(number, epoch, number - 10 * (epoch - 1), 10, 1 / number, 0.5, 0.1, 99.0)
+
+    writer = StepsFile(steps_file(log(7)))
+    writer.append(
+        [step(5), step(10), step(15)]
+    )  # it was interrupted in its second epoch: the new file begins with these
+    observer = WandbObserver("offline", "s", tmp_path, logs=log)
+    trial = TrialView(7, {"rate": 0.5}, TrainConfig(epochs=3), records=[epoch_record(1, 0.1)])
+    observer.trial_started(trial)
+    writer.append([step(20), step(25)])
+    observer.steps_done(trial)  # the 25th waits for the record of the second epoch
+    trial.records.append(epoch_record(2, 0.2))
+    observer.epoch_ended(trial, trial.records[-1])
+    observer.steps_done(trial)
+    writer.append([step(30)])
+    observer.epoch_ended(trial, epoch_record(3, 0.3))
+    trial.state = "COMPLETE"
+    observer.trial_ended(trial)
+    rows = sent(server, tmp_path, "s-0007", 6)
+    assert [row["_step"] for row in rows] == [5, 10, 15, 20, 25, 30]
+    assert [row["step/train_loss"] for row in rows] == [1 / number for number in (5, 10, 15, 20, 25, 30)]
+    assert [row.get("val_top1") for row in rows] == [None, 0.1, None, 0.2, None, 0.3]
+
+
+def test_the_first_run_lists_the_installed_packages_for_all(tmp_path: Path) -> None:
+    observer = WandbObserver("offline", "s", tmp_path)
+    for number in range(3):
+        trial = TrialView(number, {"rate": 0.5}, TrainConfig(epochs=1))
+        observer.trial_started(trial)
+        observer.epoch_ended(trial, epoch_record(1, 0.1))
+        trial.state = "COMPLETE"
+        observer.trial_ended(trial)
+    runs = [next((tmp_path / "wandb").glob(f"offline-run-*-s-{number:04d}")) for number in range(3)]
+    lists = [run / "files" / "requirements.txt" for run in runs]
+    wait_until(lambda: lists[0].exists() and "torch==" in lists[0].read_text(), "the first run has no list")
+    assert not lists[1].exists() and not lists[2].exists()
+    assert all(any(run.glob("*.wandb")) for run in runs)
+
+
+def test_the_option_is_checked_with_wandb() -> None:
+    check_option_values(SearchOptions(wandb="offline", wandb_watch="all"))
+    check_option_values(SearchOptions(wandb_watch="none"))
+    for options, words in (
+        (SearchOptions(wandb="offline", wandb_watch="weights"), "must be one of gradients, parameters, all, none"),
+        (SearchOptions(log_every_steps="often"), "--log-every-steps must be .*got 'often'. Write e.g. 50, or 10%"),
+        (SearchOptions(wandb_watch="all"), "got all without --wandb. Write --wandb offline"),
+    ):
+        with pytest.raises(ConfigError, match=words) as refused:
+            check_option_values(options)
+        assert "\n" not in str(refused.value)
+    assert watched_kinds("all") == ("gradients", "parameters") and watched_kinds(None) == () == watched_kinds("none")
+
+
+def test_a_resumed_study_keeps_it() -> None:
+    kept = SearchOptions(wandb="offline", wandb_watch="gradients", log_every_steps="10%").kept()
+    assert SearchOptions(resume=True).over(kept).log_every_steps == "10%"
+    assert SearchOptions(resume=True, log_every_steps="0").over(kept).log_every_steps == "0"
+    assert SearchOptions(resume=True).over(kept).wandb_watch == "gradients"
+    assert SearchOptions(resume=True, wandb_watch="none").over(kept).wandb_watch == "none"

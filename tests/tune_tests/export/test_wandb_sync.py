@@ -1,0 +1,290 @@
+"""``bigbatch wandb-sync`` with W&B's own programs and a stand-in of its server, and with a stand-in of the programs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bigbatch.cluster.host.lease import Lease
+from bigbatch.tune.commands.wandb_sync import OfflineRun, send_growing, wandb_sync_main
+from bigbatch.tune.storage.store import StudyStore
+from helpers.processes import clean_environment
+from helpers.waiting import wait_until
+from helpers.wandb_server import UploadedRun, WandbServer
+from helpers.wandb_writer import LEARNING_RATE, WandbWriter, value_after
+
+pytestmark = pytest.mark.without_ray
+
+FAKE_WANDB = '''
+"""``python -m wandb``: does with each file what BEHAVIOUR says, when so many calls as TOGETHER have begun."""
+import json, os, sys, threading
+from pathlib import Path
+calls, files = Path(os.environ["CALLS"]), [Path(word) for word in sys.argv if word.endswith(".wandb")]
+with calls.open("a") as lines:
+    lines.write(json.dumps(sys.argv[1:]) + "\\n")
+while len(calls.read_text().splitlines()) < int(os.environ.get("TOGETHER", "0")):
+    threading.Event().wait(0.01)
+for file in files:
+    word = json.loads(os.environ["BEHAVIOUR"]).get(file.stem, "ok")
+    print(f"wandb: Syncing {file}", file=sys.stderr)
+    if word == "error":  # as W&B 0.31 says and does it when the network is cut
+        print("wandb: ERROR [p/r] Fatal error while uploading data.", file=sys.stderr)
+    if word in ("ok", "error"):
+        file.with_suffix(".wandb.synced").touch()
+    if word == "fails":
+        sys.exit("Error: no such command")
+'''
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    StudyStore.create(tmp_path / "s", "s", {"trials": 9}, None).close()
+    return tmp_path / "s"
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[WandbServer]:
+    with WandbServer() as found:
+        for name, value in found.environment.items():
+            monkeypatch.setenv(name, value)
+        yield found
+
+
+class FakeWandb:
+    """W&B's command, as the tests want it to behave."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._calls, self._set = folder / "calls", monkeypatch.setenv
+        folder.mkdir()
+        (folder / "wandb.py").write_text(FAKE_WANDB)
+        for name, value in {"PYTHONPATH": str(folder), "CALLS": str(self._calls), "WANDB_API_KEY": "0" * 40}.items():
+            monkeypatch.setenv(name, value)
+        self.behave()
+
+    def behave(self, **words: str) -> None:
+        """What becomes of the files of the runs ``s_0000`` and so on; of the others: it sends them."""
+        self._set("BEHAVIOUR", json.dumps({f"run-{name.replace('_', '-')}": word for name, word in words.items()}))
+
+    def wait_for(self, calls: int) -> None:
+        self._set("TOGETHER", str(calls))
+
+    def taken(self) -> list[str]:
+        """What each call since the last look was for: ``sync s-0000``."""
+        calls = [json.loads(line) for line in self._calls.read_text().splitlines()] if self._calls.exists() else []
+        self._calls.unlink(missing_ok=True)
+        names = [" ".join(re.findall(r"run-(s-\d+)\.wandb", " ".join(words))) for words in calls]
+        return [f"{'live' if '--live' in words else words[0]} {name}" for words, name in zip(calls, names, strict=True)]
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeWandb:
+    return FakeWandb(tmp_path / "fake", monkeypatch)
+
+
+def offline_run(folder: Path, number: int, content: str = "epochs", *, attempt: int = 1, ended: bool = True) -> Path:
+    """A file of an offline run, as W&B and our observer leave it."""
+    run = folder / "wandb" / f"offline-run-20261126_{attempt:06d}-s-{number:04d}"
+    run.mkdir(parents=True)
+    if ended:
+        (run / "ended").touch()
+    (run / f"run-s-{number:04d}.wandb").write_text(content)
+    return run / f"run-s-{number:04d}.wandb"
+
+
+def curve(run: UploadedRun) -> dict[int, float]:
+    return {line["epoch"]: line["val_top1"] for line in run.history}
+
+
+def epochs(last: int) -> dict[int, float]:
+    return {epoch: value_after(epoch) for epoch in range(1, last + 1)}
+
+
+def test_each_run_has_a_process_and_is_sent_once(folder, fake, capsys):
+    for number in range(3):
+        offline_run(folder, number)
+    fake.wait_for(3)  # one after the other they would wait for ever
+    assert wandb_sync_main([str(folder), "--jobs", "3"]) == 0
+    assert sorted(fake.taken()) == ["sync s-0000", "sync s-0001", "sync s-0002"]
+    assert set(capsys.readouterr().out.splitlines()) == {*(f"sent s-000{n}" for n in range(3)), "W&B has all runs."}
+    assert wandb_sync_main([str(folder)]) == 0
+    assert fake.taken() == [] and capsys.readouterr().out == "W&B has all runs.\n"
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "words"),
+    [
+        ("error", "[p/r] Fatal error while uploading data."),
+        ("fails", "Error: no such command, exit code 1"),
+        ("silent", "exit code 0"),
+    ],
+)
+def test_a_failure_is_one_line_and_the_run_is_sent_later(folder, fake, capsys, behaviour, words):
+    files = [offline_run(folder, number) for number in range(2)]
+    fake.behave(s_0000=behaviour)
+    assert wandb_sync_main([str(folder)]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == "sent s-0001\n" and printed.err.count("\n") == 1
+    assert printed.err.startswith("not sent: s-0000 (") and words in printed.err and "call it again" in printed.err
+    assert [file.with_suffix(".wandb.synced").exists() for file in files] == [False, True]
+    assert "Syncing" in (folder / "logs" / "wandb-sync.log").read_text()
+    fake.taken()
+    fake.behave()
+    assert wandb_sync_main([str(folder)]) == 0
+    assert fake.taken() == ["sync s-0000"]
+
+
+def test_the_largest_file_stands_for_a_run_and_a_later_one_that_grows_for_it_again(folder, fake):
+    earlier = offline_run(folder, 0, "three epochs", attempt=1)
+    later = offline_run(folder, 0, "one", attempt=2)  # it was killed when it had just begun
+    assert wandb_sync_main([str(folder)]) == 0
+    assert fake.taken() == ["sync s-0000"] and earlier.with_suffix(".wandb.synced").exists()
+    assert later.with_suffix(".wandb.synced").exists(), "a later `wandb sync` does not put it over the whole run"
+    later.write_text("three epochs and more")
+    os.utime(later, ns=(2**62, 2**62))
+    assert wandb_sync_main([str(folder)]) == 0
+    assert fake.taken() == ["sync s-0000"]
+    assert wandb_sync_main([str(folder)]) == 0
+    assert fake.taken() == []
+
+
+def test_while_a_search_runs_its_open_runs_are_sent_live(folder, fake, tmp_path, capsys):
+    offline_run(folder, 0)
+    growing = offline_run(folder, 1, ended=False)
+    store = StudyStore.open(folder, None)  # the search runs
+    assert wandb_sync_main([str(folder)]) == 0
+    assert fake.taken() == ["sync s-0000"]
+    assert "W&B has all other runs; --follow sends s-0001 too" in capsys.readouterr().out
+    command = [sys.executable, "-m", "bigbatch", "wandb-sync", str(folder), "--follow", "--every", "0.5"]
+    out = tmp_path / "out"
+    with out.open("w") as file:
+        follow = subprocess.Popen(command, env=os.environ, stdout=file, stderr=file, cwd=tmp_path)
+        try:
+            wait_until(lambda: "live s-0001" in fake.taken(), "the run that grows was not sent")
+            (growing.parent / "ended").touch()
+            wait_until(lambda: "sent s-0001" in out.read_text(), "the run that has ended was not sent")
+            store.close()
+            assert follow.wait(300) == 0
+        finally:
+            follow.kill()
+            follow.wait()
+    assert fake.taken().count("sync s-0000") == 0
+
+
+def test_what_grows_and_cannot_be_sent_is_said(folder, fake, tmp_path):
+    run = OfflineRun(offline_run(folder, 0, ended=False))
+    fake.behave(s_0000="fails")  # as W&B before 0.31
+    said = {}
+
+    def look() -> bool:
+        said.update(send_growing([run], time.monotonic() + 0.5, tmp_path / "log"))
+        return bool(said)
+
+    wait_until(look, "nothing was said")
+    assert said == {"s-0000": "Error: no such command, exit code 1"}
+
+
+def test_a_full_run_is_sent_from_its_own_folder(tmp_path, fake, capsys):
+    offline_run(tmp_path / "train", 0, ended=False)
+    lease = Lease(tmp_path / "train")
+    lease.take()
+    assert wandb_sync_main([str(tmp_path / "train")]) == 0
+    assert fake.taken() == [] and "--follow sends s-0000 too" in capsys.readouterr().out
+    lease.release()
+    assert wandb_sync_main([str(tmp_path / "train")]) == 0
+    assert fake.taken() == ["sync s-0000"], "it was killed"
+    log = tmp_path / "train" / "logs" / "wandb-sync.log"
+    log.unlink()
+    log.mkdir()
+    capsys.readouterr()
+    assert wandb_sync_main([str(tmp_path / "train")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "Make it writable" in line
+
+
+def test_wandb_itself_sends_whole_runs_and_says_when_the_server_is_gone(folder, server, capsys, monkeypatch):
+    with WandbWriter(folder, SLURM_JOB_ID="4711", SLURM_RESTART_COUNT="2") as writer:
+        for number, state in enumerate(("COMPLETE", "PRUNED", "FAIL")):
+            writer.whole_trial(number, 2 + number, state)
+        writer.close()
+    monkeypatch.setenv("WANDB_X_GRAPHQL_RETRY_MAX", "1")
+    server.cut.set()
+    monkeypatch.chdir(folder.parent)
+    assert wandb_sync_main(["s", "--output", "."]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("not sent: s-0000, s-0001, s-0002 (") and "call it again" in line
+    server.cut.clear()
+    server.begin_together(3)
+    assert wandb_sync_main(["s", "--output", "."]) == 0
+    assert server.began_together, "no run began before the others had ended"
+    assert sorted(server.runs) == ["s-0000", "s-0001", "s-0002"]
+    for number, (name, run) in enumerate(sorted(server.runs.items())):
+        assert curve(run) == epochs(2 + number)
+        assert run.names["displayName"] == name and run.names["groupName"] == "s"
+        assert run.config["optimizer"]["value"]["peak_lr"] == LEARNING_RATE
+        assert run.config["slurm_job_id"]["value"] == "4711" and run.config["slurm_restart_count"]["value"] == 2
+        assert run.exit_codes[-1:] in ([int(number == 2)], [0])  # W&B before 0.29 says of each that it went well
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_under_its_name_and_grows_on_the_server(folder, server, tmp_path):
+    """Needs W&B 0.31 or newer for the live part; before, the run is sent when it has ended."""
+    with WandbWriter(folder, SLURM_JOB_ID="1") as writer:
+        writer.tell("start", 7, 0)
+        for epoch in (1, 2):
+            writer.tell("epoch", 7, epoch)
+        writer.kill()
+    store = StudyStore.open(folder, None)  # put back into the queue, it runs again
+    environment = {**clean_environment(), **server.environment}
+    command = [sys.executable, "-m", "bigbatch", "wandb-sync", str(folder), "--follow", "--every", "2"]
+    with WandbWriter(folder, SLURM_JOB_ID="1", SLURM_RESTART_COUNT="1") as writer, (tmp_path / "out").open("w") as out:
+        writer.tell("start", 7, 2)
+        writer.tell("epoch", 7, 3)
+        follow = subprocess.Popen(command, env=environment, stdout=out, stderr=out, cwd=tmp_path)
+        try:
+            wait_until(lambda: has_epochs(server, "s-0007", 3), "what grows was not sent")
+            assert server.runs["s-0007"].exit_codes == [], "it still trains"
+            server.cut.set()
+            writer.tell("epoch", 7, 4)
+            refused = server.refused
+            wait_until(lambda: server.refused > refused, "nothing was sent")
+            server.cut.clear()
+            writer.tell("end", 7, "COMPLETE")
+            writer.close()
+            store.close()
+            assert follow.wait(300) == 0
+        finally:
+            follow.kill()
+            follow.wait()
+    run = server.runs["s-0007"]
+    assert list(server.runs) == ["s-0007"] and curve(run) == epochs(4) and run.exit_codes[-1] == 0
+    assert run.config["slurm_restart_count"]["value"] == 1
+    marks = list((folder / "wandb").glob("offline-run-*/*.synced"))
+    assert len(marks) == 2, "a later `wandb sync` sends neither file again"
+
+
+def has_epochs(server: WandbServer, name: str, last: int) -> bool:
+    return name in server.runs and {line["epoch"] for line in server.runs[name].lines.values()} == set(epochs(last))
+
+
+def test_wrong_input_meets_one_line(folder, capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in [name for name in os.environ if name.startswith("WANDB_")]:
+        monkeypatch.delenv(name)
+    for options, words in (
+        ([str(folder)], "has none. Search with --wandb offline"),
+        ([str(folder), "--follow"], "wandb login"),
+        ([str(folder), "--jobs", "0"], "--jobs must be at least 1"),
+        ([str(folder), "--every", "0"], "--every must be more than 0"),
+        ([str(folder / "none")], "there is none called"),
+    ):
+        assert wandb_sync_main(options) == 2
+        error = capsys.readouterr().err
+        assert words in error and error.count("\n") == 1

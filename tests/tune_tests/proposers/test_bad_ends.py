@@ -1,0 +1,126 @@
+"""Optuna's samplers learn from trials that diverged, whatever the search optimises. The study keeps the truth."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from pathlib import Path
+
+import pytest
+from optuna.distributions import FloatDistribution
+from optuna.study import StudyDirection
+from optuna.trial import FrozenTrial, TrialState, create_trial
+
+from bigbatch.search_spaces.constraints import SpaceTrial
+from bigbatch.tune.proposers.bad_ends import with_bad_ends
+from bigbatch.tune.runs.feasible import INFEASIBLE_ATTR
+from bigbatch.tune.runs.objective import Objective
+from bigbatch.tune.runs.run import CONTINUES_ATTR, DIVERGED_ATTR, PAUSED_ATTR, REFUSED_ATTR, has_diverged
+from bigbatch.tune.runs.target import TimeToTarget
+from helpers.own_space_searches import Params, SimulatedSearch, late_share
+
+RATES = {"lr": FloatDistribution(1e-4, 1.0, log=True), "decay": FloatDistribution(1e-6, 1e-2, log=True)}
+UP, DOWN = StudyDirection.MAXIMIZE, StudyDirection.MINIMIZE
+TOP1 = Objective("val_top1", worst=0.1)
+OWN = Objective("val_f1", "maximize", math.nan)
+TARGET = TimeToTarget(reach=TOP1, target=0.55)
+
+
+def space(trial: SpaceTrial) -> None:
+    for name, found in RATES.items():
+        trial.suggest_float(name, found.low, found.high, log=found.log)
+
+
+def diverges_above(params: Params, epoch: int) -> dict[str, object]:
+    """Half of the range diverges; the best rates are a fifth of a power of ten below."""
+    away = math.log10(params["lr"]) + 2.7
+    value = math.nan if params["lr"] > 1e-2 else max(0.1, 0.6 - 0.06 * away**2) * epoch / 4
+    return {"val_top1": value, "metrics": {"val_f1": value}, "train_s": 100.0 + 10 * away**2}
+
+
+SEVERAL = (TOP1, Objective("epoch_s", "minimize"))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "stopping", "objectives"),
+    [
+        ("tpe", "asha", (TOP1,)),
+        ("tpe", "none", SEVERAL),
+        ("gp", "none", (OWN,)),
+        ("cmaes", "asha", (TARGET,)),
+    ],
+)
+def test_fewer_trials_diverge_than_of_a_random_search(tmp_path, strategy, stopping, objectives):
+    seeds, count = (range(1), 24) if strategy == "gp" else (range(4), 40)
+    found = [_searched(tmp_path / f"{s}", strategy, stopping, s, objectives, count) for s in seeds]
+    shares = [late_share(trials, count // 2, has_diverged) for trials in found]
+    assert statistics.mean(shares) < 0.35, "of random ones half do, and of samplers that pass over them 80 to 100 %"
+
+
+def _searched(
+    folder: Path, strategy: str, stopping: str, seed: int, objectives: tuple[Objective, ...], trials: int
+) -> list[FrozenTrial]:
+    search = SimulatedSearch(
+        folder, RATES, space, diverges_above, strategy=strategy, stopping=stopping, trials=trials, seed=seed,
+        objectives=objectives,
+    )  # fmt: skip
+    found = search.run()
+    lost = [t for t in found if t.params["lr"] > 1e-2]
+    assert lost and all(has_diverged(t) and not t.values for t in lost), "the study keeps its truth"
+    return found
+
+
+def made(number: int, state: TrialState, **more: object) -> FrozenTrial:
+    found = create_trial(state=state, params={"lr": 0.1}, distributions={"lr": RATES["lr"]}, **more)  # type: ignore[arg-type]
+    found.number = number
+    return found
+
+
+def diverged(number: int, **attrs: object) -> FrozenTrial:
+    return made(number, TrialState.FAIL, user_attrs={DIVERGED_ATTR: True, **attrs})
+
+
+def test_bad_ends_come_last_for_each_sampler_and_are_no_outliers():
+    best, middle = made(0, TrialState.COMPLETE, value=0.9), made(1, TrialState.COMPLETE, value=0.4)
+    stopped = made(2, TrialState.PRUNED, intermediate_values={1: 0.2})
+    trials = [best, middle, stopped, diverged(3)]
+    tpe = with_bad_ends(trials, "tpe", [UP])
+    assert tpe[:3] == trials[:3] and tpe[3].state == TrialState.PRUNED and not tpe[3].intermediate_values
+    assert [t.value for t in with_bad_ends(trials, "gp", [UP]) if t.state == TrialState.COMPLETE] == [0.9, 0.4, 0.4]
+    assert with_bad_ends(trials, "cmaes", [UP])[3].value == 0.2
+    assert with_bad_ends(trials, "cmaes", [DOWN])[3].value == 0.9
+    assert trials[3].state == TrialState.FAIL, "the given trials are not changed"
+    two = [
+        made(0, TrialState.COMPLETE, values=[0.9, 5.0]),
+        made(1, TrialState.COMPLETE, values=[0.4, 2.0]),
+        diverged(2),
+    ]
+    assert with_bad_ends(two, "tpe", [UP, DOWN])[2].values == [0.4, 5.0]
+
+
+def test_bad_ends_alone_are_not_shown_and_other_failures_never():
+    assert with_bad_ends([diverged(0), diverged(1)], "tpe", [UP])[0].state == TrialState.FAIL
+    crashed = made(1, TrialState.FAIL)
+    assert with_bad_ends([made(0, TrialState.COMPLETE, value=0.5), crashed], "gp", [UP])[1] is crashed
+
+
+def test_a_paused_trial_whose_continuation_diverged_speaks_for_nothing():
+    paused = made(0, TrialState.PRUNED, intermediate_values={1: 0.9}, user_attrs={PAUSED_ATTR: 1})
+    trials = [paused, diverged(1, **{CONTINUES_ATTR: 0}), made(2, TrialState.COMPLETE, value=0.3)]
+    assert [t.number for t in with_bad_ends(trials, "tpe", [UP])] == [1, 2]
+
+
+def test_what_was_refused_is_a_bad_end_if_all_its_parameters_were_drawn():
+    refused = made(1, TrialState.FAIL, user_attrs={REFUSED_ATTR: True})
+    partly = create_trial(state=TrialState.FAIL, user_attrs={REFUSED_ATTR: True})
+    partly.number = 2
+    found = with_bad_ends([made(0, TrialState.COMPLETE, value=0.3), refused, partly], "cmaes", [UP])
+    assert [t.state for t in found] == [TrialState.COMPLETE, TrialState.COMPLETE, TrialState.FAIL]
+
+
+def test_infeasible_trials_say_nothing_of_the_objective_to_a_gaussian_process_and_are_bad_for_cmaes():
+    values = [made(n, TrialState.COMPLETE, value=v) for n, v in enumerate((0.2, 0.5, 0.9))]
+    beyond = made(3, TrialState.PRUNED, intermediate_values={1: 0.99}, user_attrs={INFEASIBLE_ATTR: {"epoch_s": 0.5}})
+    assert with_bad_ends([*values, beyond], "gp", [UP])[3].value == 0.5
+    assert with_bad_ends([*values, beyond], "cmaes", [UP])[3].value == 0.2
+    assert with_bad_ends([*values, beyond], "tpe", [UP])[3] is beyond, "it knows the constraints"

@@ -1,0 +1,227 @@
+"""Samplers: what they draw for a study, and that nothing but the study decides it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import optuna
+import pytest
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+from scipy.stats import ks_2samp, kstest, qmc
+
+from bigbatch.search_spaces.check import check_space
+from bigbatch.search_spaces.log_normal import LogNormal
+from bigbatch.search_spaces.registry import load_space
+from bigbatch.tune.models.qmc import SobolSampler, value_at
+from bigbatch.tune.proposers.samplers import PerTrialSampler, sampler_factory
+from bigbatch.tune.runs.feasible import note_constraints
+from bigbatch.tune.storage.store import StudyStore
+from helpers.bridges import EPOCHS, SHORT_WARMUP, WORKLOAD, make_bridge, record, run_out
+
+NAMES = tuple(check_space(load_space("large_batch"), WORKLOAD))
+
+
+def sampled(folder: Path, sampler: str, trials: int, interrupt_after: int | None = None) -> list[dict]:
+    """Parameters of a whole search, with a new driver after some trials."""
+    store = StudyStore.create(folder, "s", {}, None)
+    bridge = make_bridge(store, trials=trials, concurrency=1, strategy=sampler, seed=0)
+    for i in range(trials):
+        if i == interrupt_after:
+            store.close()
+            store = StudyStore.open(folder, None)
+            bridge = make_bridge(store, trials=trials, concurrency=1, strategy=sampler, seed=0)
+            bridge.recover()
+        bridge.suggest(f"r{i}")
+        run_out(bridge, f"r{i}", [0.1 * (i % 3)] * EPOCHS)
+    params = [t.params for t in store.study.trials]
+    store.close()
+    return params
+
+
+def test_qmc_draws_conditional_parameters_anew_in_each_trial_and_goes_on_after_a_kill(tmp_path):
+    params = sampled(tmp_path / "one", "qmc", 24)
+    for name in ("one_minus_momentum", "weight_decay", "one_minus_beta1"):
+        values = [p[name] for p in params if name in p]
+        assert len(values) >= 4 and len(set(values)) == len(values), name
+    assert sampled(tmp_path / "two", "qmc", 24, interrupt_after=11) == params
+
+
+def test_qmc_is_spread_more_evenly_than_random_numbers_also_where_a_condition_holds():
+    """Against scipy's discrepancy of random points; in one dimension a conditional parameter is uniform too."""
+    names = ("choice", "a", "b")
+    draw = SobolSampler(names, seed=5)
+    points = np.array([[draw._coordinate(i, name) for name in names] for i in range(96)])
+    random = [qmc.discrepancy(np.random.default_rng(seed).random(points.shape)) for seed in range(20)]
+    assert qmc.discrepancy(points) < 0.5 * min(random)
+    part = points[points[:, 0] < 1 / 3][:, 1:]
+    assert 28 <= len(part) <= 36, "every third trial"
+    fewer = [qmc.discrepancy(np.random.default_rng(seed).random(part.shape)) for seed in range(20)]
+    assert qmc.discrepancy(part) < np.median(fewer) and kstest(part[:, 0], "uniform").pvalue > 0.05
+
+
+@pytest.mark.parametrize(
+    "distribution",
+    [
+        FloatDistribution(1e-5, 1e-1, log=True),
+        FloatDistribution(-1.0, 1.0),
+        FloatDistribution(0.0, 0.3, step=0.1),
+        IntDistribution(1, 6),
+        IntDistribution(2, 10, step=4),
+        IntDistribution(1, 1000, log=True),
+        CategoricalDistribution(("a", "b", "c")),
+    ],
+)
+def test_a_coordinate_becomes_a_value_of_the_range_as_probable_as_with_optunas_random_sampler(distribution):
+    parts = (np.arange(6000) + 0.5) / 6000
+    values = [value_at(float(part), distribution) for part in (*parts, 0.0, np.nextafter(1, 0))]
+    assert all(distribution._contains(distribution.to_internal_repr(value)) for value in values)
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    frozen = optuna.trial.create_trial(value=0.0)
+    theirs = [study.sampler.sample_independent(study, frozen, "x", distribution) for _ in range(6000)]
+    ours, others = ([distribution.to_internal_repr(value) for value in found] for found in (values, theirs))
+    assert ks_2samp(ours, others).statistic < 0.03
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random", "qmc", "gp", "cmaes"])
+def test_what_initial_points_leave_open_differs_from_trial_to_trial(sampler):
+    """All wait in the study before the first is asked for, so their count says nothing of which one it is."""
+    study = optuna.create_study(direction="maximize")
+    for lr in (0.1, 0.2, 0.3):
+        study.enqueue_trial({"lr": lr})
+    study.sampler = PerTrialSampler(sampler_factory(sampler, 0, 12, ("lr", "momentum")))
+    drawn = []
+    for _ in range(4):
+        trial = study.ask()
+        trial.suggest_float("lr", 0, 1)
+        drawn.append(trial.suggest_float("momentum", 0, 1))
+    assert len(set(drawn)) == 4
+    assert [t.params["lr"] for t in study.trials][:3] == [0.1, 0.2, 0.3]
+
+
+def test_gp_asks_for_no_further_package():
+    """Optuna says so where it first proposes by the GP, in the middle of a search."""
+    code = "import optuna._gp.batched_lbfgsb"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0 and "greenlet" not in done.stderr
+
+
+def good_half(monkeypatch, bridge) -> set[int]:
+    """The trials that the real TPE takes for good ones when it proposes the next trial."""
+    from optuna.samplers._tpe import sampler as tpe
+
+    split, found = tpe._split_trials, []
+
+    def watched(*given):  # Optuna 4 gives one argument more
+        halves = split(*given)
+        found.append({t.number for t in halves[0]})
+        return halves
+
+    monkeypatch.setattr(tpe, "_split_trials", watched)
+    bridge.suggest("next")
+    monkeypatch.undo()
+    assert found and all(half == found[0] for half in found)
+    return found[0]
+
+
+def end_one(bridge, name: str, values: list[float], steps_an_epoch: int) -> None:
+    bridge.suggest(name)
+    for epoch, value in enumerate(values, 1):
+        if bridge.observe(name, {"records": [record(epoch, value, optimizer_steps=epoch * steps_an_epoch)]}):
+            return
+
+
+@pytest.mark.parametrize("end", [0.31, 0.95])
+def test_a_spared_trial_enters_tpes_good_half_by_its_value_and_not_by_its_length(tmp_path, monkeypatch, end):
+    """Eleven trials: TPE takes two for good ones. One ended at 85 %, the next best were stopped at 60 % and below."""
+    store = StudyStore.create(tmp_path / "s", "s", {}, None)
+    bridge = make_bridge(store, trials=40, concurrency=1, pruner="asha", overrides=SHORT_WARMUP)
+    end_one(bridge, "best", [0.7, 0.8, 0.84, 0.85], 100)
+    end_one(bridge, "spared", [0.1, 0.15, 0.2, end], 1)  # four steps in all
+    for n in range(9):
+        end_one(bridge, f"r{n}", [0.60 - 0.01 * n] * EPOCHS, 100)
+    trials = store.study.trials
+    assert [t.state.name for t in trials] == ["COMPLETE"] * 2 + ["PRUNED"] * 9
+    assert good_half(monkeypatch, bridge) == ({0, 2} if end == 0.31 else {0, 1})
+    store.close()
+    again = make_bridge(StudyStore.open(store.folder, None), trials=40, overrides=SHORT_WARMUP)
+    assert good_half(monkeypatch, again) == ({0, 2} if end == 0.31 else {0, 1}), "the same after a resume"
+    assert [t.state for t in again._study.trials[:11]] == [t.state for t in trials], "the study itself says what was"
+
+
+def test_a_trial_spared_once_and_stopped_later_is_ranked_where_it_was_spared(tmp_path, monkeypatch):
+    store = StudyStore.create(tmp_path / "s", "s", {}, None)
+    bridge = make_bridge(store, trials=40, concurrency=1, pruner="asha", overrides=SHORT_WARMUP)
+    end_one(bridge, "best", [0.7, 0.8, 0.84, 0.85], 100)
+    end_one(bridge, "spared", [0.1, 0.15, 0.2, 0.3], 4)  # twelve steps at the second rung: stopped there
+    for n in range(9):
+        end_one(bridge, f"r{n}", [0.60 - 0.01 * n] * EPOCHS, 100)
+    assert [(t.state.name, t.last_step) for t in store.study.trials[:2]] == [("COMPLETE", 4), ("PRUNED", 3)]
+    assert good_half(monkeypatch, bridge) == {0, 2}
+
+
+def brackets(tmp_path: Path, name: str, seed: int) -> list[bool]:
+    """Which of equal trials Hyperband stops after the first epoch: those of its first bracket that are not its best."""
+    store = StudyStore.create(tmp_path / name, name, {}, None)
+    bridge = make_bridge(store, trials=40, concurrency=1, pruner="hyperband", seed=seed, overrides=SHORT_WARMUP)
+    stopped = []
+    for n in range(24):
+        bridge.suggest(f"r{n}")
+        stopped.append(run_out(bridge, f"r{n}", [0.9 - 0.01 * n] * EPOCHS))
+    store.close()
+    return stopped
+
+
+def test_hyperbands_brackets_follow_the_seed_and_not_the_studys_name(tmp_path):
+    one = brackets(tmp_path, "one", 0)
+    assert True in one and False in one[1:], "both brackets are in use"
+    assert brackets(tmp_path, "another-name", 0) == one != brackets(tmp_path, "third", 1)
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "gp", "cmaes", "qmc"])
+def test_first_trials_are_spread_over_the_quantiles_of_the_prior(sampler):
+    """Four points of a Sobol sequence have one in each quarter of every dimension, which random ones seldom have."""
+    prior, low, high = LogNormal(1.0, 4.0), 1 / 16, 16.0
+    for seed in range(5):
+        study = optuna.create_study(direction="maximize")
+        factory = sampler_factory(sampler, seed, 12, ("lr", "x"), {"lr": prior})
+        study.sampler = PerTrialSampler(factory)
+        quarters: dict[str, set[int]] = {"lr": set(), "x": set()}
+        for number in range(4):
+            trial = study.ask()
+            quarters["lr"].add(int(4 * prior.part(trial.suggest_float("lr", low, high, log=True), low, high)))
+            quarters["x"].add(int(4 * trial.suggest_float("x", 0, 1)))
+            study.tell(trial, number / 10)
+        assert quarters == {"lr": {0, 1, 2, 3}, "x": {0, 1, 2, 3}}, seed
+
+
+@pytest.mark.parametrize("sampler", ["random", "qmc"])
+def test_designs_draw_from_the_prior(sampler):
+    prior, low, high = LogNormal(1.0, 4.0), 1 / 16, 16.0
+    make, distribution = (
+        sampler_factory(sampler, 3, 400, ("lr",), {"lr": prior}),
+        FloatDistribution(low, high, log=True),
+    )
+    study = optuna.create_study()
+    parts = []
+    for number in range(400):
+        frozen = optuna.trial.create_trial(value=0.0)
+        frozen.number = number
+        parts.append(prior.part(make(number).sample_independent(study, frozen, "lr", distribution), low, high))
+    assert kstest(parts, "uniform").pvalue > 0.01
+
+
+@pytest.mark.parametrize("name", ["tpe", "gp"])
+def test_samplers_that_know_constraints_stay_within_them(name: str) -> None:
+    """The value grows with x, which must not be above a half. Without the constraint x comes close to 1."""
+    sampler = PerTrialSampler(sampler_factory(name, 0, 24, ["x"]))
+    study = optuna.create_study(direction="maximize", sampler=sampler)
+    for _ in range(24):
+        trial = study.ask()
+        x = trial.suggest_float("x", 0.0, 1.0)
+        note_constraints(trial, {"bound": x - 0.5})
+        study.tell(trial, x)
+    last = [trial.params["x"] for trial in study.trials[-10:]]
+    assert np.median(last) <= 0.55 and np.median(last) > 0.3, last

@@ -1,0 +1,173 @@
+"""What the terminal, the report and frontier.json say of studies with every kind of end: texts that a person has read.
+
+After a change of words: ``python tests/helpers/answered_studies.py``, and read the difference.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from optuna.trial import TrialState
+from scipy.stats import beta
+
+from bigbatch.train_loop.config import ConfigError, TrainConfig
+from bigbatch.train_loop.config.files import read_config, unusable_config
+from bigbatch.tune.storage.frontier_file import FRONTIER_FILE
+from bigbatch.tune.storage.store import StudyStore
+from helpers.answered_studies import GOLDEN, STUDIES, RunSpec, StudySpec, confirms, said_of, write_study
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_what_is_said_of_a_study_is_what_was_read(tmp_path, name):
+    assert said_of(write_study(tmp_path / name, STUDIES[name])) == (GOLDEN / f"{name}.txt").read_text()
+
+
+def test_no_text_is_left_of_a_study_that_is_gone():
+    assert {path.stem for path in GOLDEN.glob("*.txt")} == set(STUDIES)
+
+
+def values_of(tmp_path: Path, spec: StudySpec) -> dict[str, Any]:
+    return json.loads((write_study(tmp_path / "s", spec) / FRONTIER_FILE).read_text())
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [
+        ("nothing-learned", None), ("cannot-be-told-apart", None), ("one-value-at-chance", 512),
+        ("one-value-untried", 256), ("tiny-loss", 128), ("perplexity", 512), ("negative-metric", 1024), ("ties", 1024),
+        ("held-out-clearly-reverses-the-order", 128), ("held-out-reverses-the-order", 512),
+        ("a-fresh-seed-diverged", 128), ("no-frontier", None),
+    ],
+)  # fmt: skip
+def test_the_answer_is_the_largest_value_that_may_be_called_so(tmp_path, name, answer):
+    values = values_of(tmp_path, STUDIES[name])
+    unusable = name in ("nothing-learned", "cannot-be-told-apart")
+    assert values["usable"] is not unusable
+    assert (values["answer"] or {}).get("value") == answer
+    assert (values["answer"] is None) is unusable
+
+
+def test_nothing_is_sold_where_nothing_was_learned(tmp_path):
+    text = (GOLDEN / "nothing-learned.txt").read_text().split("== frontier.json ==")[0]
+    for sold in ("largest", "Train", "best card", "--config", "The answer is"):
+        assert sold not in text
+
+
+@pytest.mark.parametrize(("examples", "usable"), [(60, False), (1000, True)])
+def test_more_than_chance_by_more_than_its_uncertainty(tmp_path, examples, usable):
+    """15 % of ten classes: Clopper-Pearson's interval of 9 of 60 holds 10 %, that of 150 of 1,000 does not."""
+    spec = StudySpec([RunSpec(128, [0.1, 0.15])], {"val_size": examples}, values=(128,))
+    assert values_of(tmp_path, spec)["usable"] is usable
+
+
+def test_a_majority_class_is_no_learning(tmp_path):
+    """90 % of the examples are of one class: 91 % on 1,000 of them is within chance, 94 % is not."""
+    for end, usable in ((0.91, False), (0.94, True)):
+        spec = StudySpec([RunSpec(128, [0.9, end])], {"val_size": 1000, "baseline": {"val_top1": 0.9}}, values=(128,))
+        values = json.loads((write_study(tmp_path / f"{end}", spec) / FRONTIER_FILE).read_text())
+        assert values["usable"] is usable, end
+
+
+def test_a_loss_below_the_baseline_by_less_than_it_changes_is_no_learning(tmp_path):
+    about = {"objective": "val_loss:min", "tolerance": "1%", "baseline": {"val_loss": 2.3026}, "num_classes": 10}
+    for curve, usable in (([2.35, 2.28, 2.31, 2.29], False), ([2.2, 1.5, 1.2, 1.1], True)):
+        values = json.loads(
+            (
+                write_study(tmp_path / f"{usable}", StudySpec([RunSpec(128, curve)], about, values=(128,)))
+                / FRONTIER_FILE
+            ).read_text()
+        )
+        assert values["usable"] is usable
+
+
+def test_the_best_json_of_such_a_study_is_not_trained(tmp_path):
+    path = tmp_path / "best.json"
+    path.write_text(json.dumps(unusable_config({"epochs": 3}, "nothing_learned")))
+    with pytest.raises(ConfigError, match="worth training.*nothing has learned.*Search on.*train it all the same"):
+        read_config(path)
+    path.write_text(json.dumps(json.loads(path.read_text())["config"]))
+    assert read_config(path).epochs == 3
+
+
+def test_values_are_compared_alike_in_any_unit(tmp_path):
+    """The same study in thousandths and in millions: the same answer, the same rows within the tolerance."""
+    found = []
+    for scale in (1e-9, 1.0, 1e6):
+        spec = StudySpec(
+            [RunSpec(b, [2.0 * scale, v * scale]) for b, v in ((128, 1.0), (256, 1.005), (512, 1.02))],
+            {"objective": "val_loss:min", "tolerance": "1%", "baseline": {"val_loss": 10 * scale}},
+            values=(128, 256, 512),
+        )
+        values = json.loads((write_study(tmp_path / f"{scale}", spec) / FRONTIER_FILE).read_text())
+        found.append((values["answer"]["value"], values["usable"], [row["learned"] for row in values["rows"]]))
+    assert found == [(256, True, [True, True, True])] * 3
+
+
+@pytest.mark.parametrize(
+    ("values", "answer"),
+    [
+        ({128: (0.950, 0.960), 256: (0.951, 0.900)}, 128),  # 6 points worse where both had no part in the choice
+        ({128: (0.950, 0.952), 256: (0.951, 0.940)}, 256),  # 1.2 points, within chance on 2,000 images
+        ({128: (0.900, 0.960), 256: (0.951, 0.900)}, 128),  # also where it alone is within the tolerance
+    ],
+)
+def test_a_value_that_held_out_images_refute_is_no_answer(tmp_path, values, answer):
+    runs = [RunSpec(batch, [0.1, chosen], held) for batch, (chosen, held) in values.items()]
+    found = values_of(tmp_path, StudySpec(runs, {"val_size": 2000, "holdout_size": 2000}, values=(128, 256)))
+    assert found["answer"]["value"] == answer
+    assert [row["value"] for row in found["rows"] if row["refuted"]] == ([256] if answer == 128 else [])
+
+
+def test_what_did_not_choose_is_reported_with_an_interval_of_its_own(tmp_path):
+    """Clopper-Pearson of 1,860 of 2,000, without an allowance: the held-out images had no part in the choice."""
+    runs = [RunSpec(256, [0.1, 0.90], 0.96), RunSpec(256, [0.1, 0.95], 0.93)]
+    found = values_of(tmp_path, StudySpec(runs, {"val_size": 2000, "holdout_size": 2000}, values=(256,)))
+    (row,) = found["rows"]
+    assert (row["trial"], row["objective"], row["chosen_at"]) == (1, 0.95, 0.95), "what reports does not choose"
+    assert (row["reported"], row["reported_by"], row["values"]) == (0.93, "held_out", [0.93])
+    interval = beta.ppf(0.025, 1860, 141), beta.ppf(0.975, 1861, 140)
+    assert (row["low"], row["high"]) == pytest.approx(interval)
+
+
+def confirmed_study(ends: list[float], held: list[float]) -> StudySpec:
+    """Ten trials, of which the best one reaches 30 %, and its runs with fresh seeds."""
+    runs = [RunSpec(128, [0.1, 0.1 + 0.01 * n]) for n in range(9)] + [RunSpec(128, [0.1, 0.3], 0.29 if held else None)]
+    return StudySpec([*runs, *confirms(9, 128, ends, held)], {"val_size": 100, "holdout_size": 100}, values=(128,))
+
+
+@pytest.mark.parametrize(
+    ("ends", "held", "usable"),
+    [([0.28, 0.29, 0.31], [], True), ([0.1, 0.09, 0.11], [], False), ([0.3, 0.3, 0.3], [0.1, 0.09, 0.11], False)],
+)
+def test_what_did_not_choose_must_agree_that_something_was_learned(tmp_path, ends, held, usable):
+    """30 % of 100 images is far from chance, but fresh seeds, or images that did not choose, say that it was luck."""
+    assert values_of(tmp_path, confirmed_study(ends, held))["usable"] is usable
+
+
+def test_fresh_seeds_that_all_diverged_are_worth_chance(tmp_path):
+    lost = [
+        RunSpec(128, [0.1], state=TrialState.FAIL, attrs={"confirms": 0, "confirmation_seed": n, "diverged": True})
+        for n in (1, 2, 3)
+    ]
+    spec = StudySpec([RunSpec(128, [0.1, 0.97], 0.96), *lost], {"val_size": 180, "holdout_size": 180}, values=(128,))
+    found = values_of(tmp_path, spec)
+    assert (found["rows"][0]["reported"], found["usable"]) == (pytest.approx(0.1), False)
+
+
+@pytest.mark.parametrize("objectives", ["val_top1:max,gpu_hours:min", "val_top1=0.9"])
+def test_what_had_not_learned_may_learn_later(tmp_path, objectives):
+    """Of several objectives, and of a target: there is a frontier.json only as long as nothing has learned."""
+    about = {"trials": 4, "num_classes": 10, "val_size": 100, "objective": objectives}
+    store = StudyStore.create(tmp_path / "s", "s", about, None)
+    for end, there in ((0.11, True), (0.95, False)):
+        trial = store.study.ask()
+        trial.set_user_attr("config", TrainConfig(epochs=1).to_dict())
+        trial.set_user_attr("epoch/00001", {"epoch": 1, "val_top1": end, "val_loss": 1.0, "train_s": 1.0})
+        store.study.tell(trial, [end, 0.1] if "," in objectives else [1e6 + (0.9 - end) / 0.9 if end < 0.9 else 0.1])
+        store.refresh(force=True)
+        assert (store.folder / FRONTIER_FILE).exists() is there
+        assert ("usable" in json.loads(store.best_file.read_text())) is there
+    store.close()

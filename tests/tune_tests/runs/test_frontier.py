@@ -1,0 +1,398 @@
+"""The frontier of a study: rows, intervals, the answer, its file and its table. References are written in the test."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import math
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+import pytest
+from optuna.distributions import CategoricalDistribution
+from optuna.trial import FrozenTrial, TrialState
+from rich.console import Console
+from scipy.stats import beta, binomtest
+from scipy.stats import t as student
+
+from bigbatch.train_loop.config import TrainConfig
+from bigbatch.tune.budget.ledger import DeviceSeconds
+from bigbatch.tune.console.answer_words import answer_in_words
+from bigbatch.tune.console.findings import SearchAnswer, print_findings
+from bigbatch.tune.console.frontier_table import frontier_lines
+from bigbatch.tune.plan.checked_plan import make_plan
+from bigbatch.tune.plan.options import SearchOptions
+from bigbatch.tune.runs.frontier import FrontierFacts, answer_index, counted_trials, frontier_facts, frontier_of
+from bigbatch.tune.runs.learned import CHOSEN
+from bigbatch.tune.runs.objective import Objective
+from bigbatch.tune.runs.reported import Examples
+from bigbatch.tune.runs.run import (
+    CONFIRMS_ATTR,
+    CONTINUES_ATTR,
+    DIVERGED_ATTR,
+    EPOCH_ATTR,
+    PAUSED_ATTR,
+    ordered_values,
+)
+from bigbatch.tune.runs.tolerance import HALF_A_POINT, POINTS, Tolerance
+from bigbatch.tune.runs.views import trial_views
+from bigbatch.tune.storage.frontier_file import FRONTIER_FILE, config_file, frontier_json
+from bigbatch.tune.storage.store import StudyStore
+from helpers.lone_studies import new_study
+
+BATCHES = (128, 256, 512, 1024)
+FACTS = FrontierFacts("global_batch_size", BATCHES, examples=Examples(2000, 2000), workers=2)
+
+
+def within(amount: float, unit: str = POINTS) -> FrontierFacts:
+    return dataclasses.replace(FACTS, tolerance=Tolerance(amount, unit))
+
+
+EPOCHS = 3
+
+
+def record(epoch: int, value: float, batch: int, **more: object) -> dict[str, object]:
+    return {
+        "epoch": epoch, "epochs": EPOCHS, "val_top1": value, "val_loss": 1.0, "train_loss": 1.0, "learning_rate": 0.1,
+        "optimizer_steps": epoch * (1437 // batch), "skipped_steps": 0, "images_per_s": 100.0 * epoch,
+        "train_s": 10.0 * epoch, "bn_s": 1.0, "val_s": 2.0, "checkpoint_s": 0.5, "noise_scale": None, **more,
+    }  # fmt: skip
+
+
+def begin(study: optuna.Study, batch: int | None = 128, **attrs: object) -> optuna.Trial:
+    study.enqueue_trial({} if batch is None else {"global_batch_size": batch}, user_attrs=attrs)
+    trial = study.ask({} if batch is None else {"global_batch_size": CategoricalDistribution(BATCHES)})
+    config = TrainConfig(epochs=EPOCHS).replace_keys({"batch.global_size": batch or 128, "optimizer.peak_lr": 0.25})
+    trial.set_user_attr("config", config.to_dict())
+    return trial
+
+
+def finish(study: optuna.Study, batch: int | None, value: float, **attrs: object) -> int:
+    trial = begin(study, batch, **attrs)
+    for epoch in range(1, EPOCHS + 1):
+        trial.set_user_attr(f"{EPOCH_ATTR}{epoch:05d}", record(epoch, value, batch or 128))
+        trial.report(value, epoch)
+    study.tell(trial, value)
+    return trial.number
+
+
+def trials_of(values: dict[int, list[float]]) -> list[FrozenTrial]:
+    study = new_study()
+    for batch, ends in values.items():
+        for value in ends:
+            finish(study, batch, value)
+    return study.trials
+
+
+def clopper_pearson(right: int, images: int, rate: float) -> tuple[float, float]:
+    return (
+        float(beta.ppf(rate / 2, right, images - right + 1)),
+        float(beta.ppf(1 - rate / 2, right + 1, images - right)),
+    )
+
+
+def test_each_value_has_its_best_trial_and_what_a_full_run_costs():
+    trials = trials_of({128: [0.90, 0.95], 512: [0.94]})
+    found = frontier_of(trials, FACTS)
+    assert found is not None
+    small, empty, large, _ = found.rows
+    assert small.best is not None and large.best is not None and empty.best is None
+    assert (small.best.trial, small.best.objective, small.finished) == (1, 0.95, 2)
+    assert large.best.optimizer_steps == EPOCHS * (1437 // 512)
+    # Epochs took 13.5, 23.5 and 33.5 s; the run has three of them, on two workers.
+    assert (large.best.epoch_s, large.best.images_per_s) == (23.5, 200.0)
+    assert large.best.gpu_hours == pytest.approx(3 * 23.5 * 2 / 3600)
+    assert TrainConfig.from_dict(large.best.config).batch.global_size == 512
+
+
+def test_the_noise_scale_is_the_median_of_the_epochs_that_measured_it():
+    study = new_study()
+    trial = begin(study, 256)
+    for epoch, scale in enumerate((None, 100.0, 300.0), 1):
+        trial.set_user_attr(f"{EPOCH_ATTR}{epoch:05d}", record(epoch, 0.9, 256, noise_scale=scale))
+    study.tell(trial, 0.9)
+    found = frontier_of(study.trials, FACTS)
+    assert found is not None and found.leading.noise_scale == 200.0
+
+
+@pytest.mark.parametrize(
+    ("values", "answer"),
+    [
+        ({128: [0.97], 256: [0.96], 512: [0.9651], 1024: [0.90]}, 512),
+        ({128: [0.97], 512: [0.965], 1024: [0.9649]}, 512),  # 0.97 − 0.965 is above 0.005 in binary
+        ({128: [0.97], 256: [0.9649], 512: [0.96]}, 128),
+        ({128: [0.90], 1024: [0.97]}, 1024),
+    ],
+)
+def test_the_answer_is_the_largest_value_within_the_tolerance(values, answer):
+    found = frontier_of(trials_of(values), FACTS)
+    assert found is not None and found.answer_row is not None and found.answer_row.value == answer
+
+
+def test_without_a_finished_trial_there_is_no_frontier():
+    study = new_study()
+    assert frontier_of(study.trials, FACTS) is None
+    study.tell(begin(study, 128).number, state=TrialState.PRUNED)
+    begin(study, 256)
+    assert frontier_of(study.trials, FACTS) is None
+
+
+def test_every_kind_of_end_is_counted_once():
+    study = new_study()
+    finish(study, 1024, 0.9)
+    diverged = begin(study, 1024)
+    diverged.set_user_attr(DIVERGED_ATTR, True)
+    study.tell(diverged, state=TrialState.FAIL)
+    study.tell(begin(study, 1024), state=TrialState.FAIL)  # a lost process says nothing about hyperparameters
+    paused = begin(study, 1024)
+    paused.set_user_attr(PAUSED_ATTR, 1)
+    study.tell(paused, state=TrialState.PRUNED)
+    finish(study, 1024, 0.8, **{CONTINUES_ATTR: paused.number})
+    finish(study, 1024, 0.99, **{CONFIRMS_ATTR: 4})
+    study.enqueue_trial({"global_batch_size": 1024})
+    found = frontier_of(study.trials, FACTS)
+    assert found is not None
+    row = found.rows[-1]
+    assert (row.tried, row.finished, row.diverged) == (4, 2, 1)
+    assert shown(study.trials)[0].endswith("2/4, 1 div.")
+    assert [t.number for t in counted_trials(study.trials)] == [0, 1, 2, 4, 6]
+
+
+def test_the_interval_is_that_of_the_best_of_so_many():
+    """Clopper-Pearson at 5 % / k, from scipy's beta distribution."""
+    found = frontier_of(trials_of({128: [0.90, 0.95, 0.92], 256: [0.94]}), FACTS)
+    assert found is not None and found.rows[0].best is not None and found.rows[1].best is not None
+    first, second = found.rows[0].best.reported, found.rows[1].best.reported
+    assert (first.low, first.high) == pytest.approx(clopper_pearson(1900, 2000, 0.05 / 3))
+    assert (second.low, second.high) == pytest.approx(clopper_pearson(1880, 2000, 0.05))
+    assert first.by == second.by == CHOSEN
+
+
+def test_the_interval_covers_a_chosen_best_in_95_percent_of_studies():
+    rng, missed, studies = np.random.default_rng(0), 0, 60
+    truth = np.array([0.90, 0.905, 0.91, 0.91])
+    for _ in range(studies):
+        drawn = rng.binomial(2000, truth) / 2000
+        found = frontier_of(trials_of({128: [float(value) for value in drawn]}), FACTS)
+        assert found is not None
+        low, high = found.leading.reported.low, found.leading.reported.high
+        assert low is not None and high is not None
+        missed += not low <= truth[int(np.argmax(drawn))] <= high
+    assert binomtest(missed, studies, 0.05, alternative="greater").pvalue > 0.01, missed
+
+
+def test_confirmed_values_replace_the_lucky_one():
+    study = new_study()
+    lucky, solid = finish(study, 256, 0.98), finish(study, 256, 0.96)
+    never = finish(study, 256, 0.99)
+    fresh = {lucky: [0.94, 0.95, 0.945], solid: [0.955, 0.96, 0.95]}
+    for number, values in fresh.items():
+        for value in values:
+            finish(study, 256, value, **{CONFIRMS_ATTR: number})
+    found = frontier_of(study.trials, FACTS)
+    assert found is not None
+    best = found.leading
+    assert best.trial == solid != never and best.seeds == 3
+    assert best.objective == pytest.approx(statistics.fmean(fresh[solid]))
+    # Two were confirmed: each part of the interval is at 5 % / 2.
+    low, high = clopper_pearson(1910, 2000, 0.025)
+    half = float(student.ppf(1 - 0.025 / 2, 2)) * statistics.stdev(fresh[solid]) / math.sqrt(3)
+    assert best.reported.low == pytest.approx(0.955 - math.hypot(0.955 - low, half))
+    assert best.reported.high == pytest.approx(0.955 + math.hypot(high - 0.955, half))
+    assert found.rows[1].finished == 3
+
+
+def test_how_much_worse_a_value_may_be_is_newcombes_bound():
+    found = frontier_of(trials_of({128: [0.97], 512: [0.966]}), FACTS)
+    assert found is not None
+    _, above = clopper_pearson(1940, 2000, 0.05)
+    below, _ = clopper_pearson(1932, 2000, 0.05)
+    expected = 0.004 + math.hypot(above - 0.97, 0.966 - below)
+    answer = found.answer_row
+    assert answer is not None and answer.value == 512
+    assert answer.worse_by == pytest.approx(0.004)
+    assert answer.worse_at_most == pytest.approx(expected)
+    assert found.is_certain is False
+    wide = frontier_of(trials_of({128: [0.97], 512: [0.966]}), within(3))
+    assert wide is not None and wide.is_certain is True
+
+
+def test_a_smaller_loss_is_better_and_has_no_interval():
+    facts = dataclasses.replace(within(2, "%"), objective=Objective("val_loss", "minimize", 9.0))
+    found = frontier_of(trials_of({128: [0.300], 256: [0.304], 512: [0.2999], 1024: [0.31]}), facts)
+    assert found is not None and found.answer_row is not None
+    assert found.answer_row.value == 512 == found.reference.value
+    assert found.leading.reported.low is None and found.is_certain is None
+    assert found.rows[3].worse_by == pytest.approx(0.0101)
+    table, words = shown(trials_of({128: [0.300], 256: [0.304]}), facts)
+    assert "val_loss" in table and "95 %" not in table
+    assert (
+        "It is the largest batch within 2 % of the best by the images that choose: 0.304, and 0.3 at batch 128" in words
+    )
+    assert "How certain this order is, is not known" in words
+
+
+def test_values_are_in_order():
+    assert ordered_values((1024, 128, 512)) == (128, 512, 1024)
+    assert ordered_values(("poly", "cosine")) == ("poly", "cosine")
+    assert answer_index([0.9, None, 0.9, 0.8], Tolerance(0.0, POINTS)) == 2
+
+
+def test_a_study_that_compares_no_values_has_one_row():
+    for description in ({"val_size": 360}, {"val_size": 360, "frontier": None}):
+        facts = frontier_facts(description)
+        assert (facts.name, facts.values, facts.tolerance, facts.examples.choosing) == (
+            None,
+            (None,),
+            HALF_A_POINT,
+            360,
+        )
+
+
+# In the study's folder
+
+
+def stored(tmp_path: Path, **options: Any) -> StudyStore:
+    plan = make_plan(SearchOptions(output=str(tmp_path), study="s", **options))
+    return StudyStore.create(plan.folder, plan.study, plan.to_dict(), None)
+
+
+def test_best_json_is_the_answer_and_each_row_can_be_trained(tmp_path):
+    store = stored(tmp_path)
+    for batch, value in ((128, 1.0), (256, 0.99), (512, 0.997), (1024, 0.5)):
+        number = finish(store.study, batch, value)
+        store.checkpoint_folder(number).mkdir()
+    lost = finish(store.study, 128, 0.6)
+    store.checkpoint_folder(lost).mkdir()
+    store.drop_checkpoints()
+    store.refresh(force=True)
+    assert TrainConfig.from_json(store.best_file.read_text()).batch.global_size == 512
+    values = json.loads((store.folder / FRONTIER_FILE).read_text())
+    assert values["schema_version"] == 1 and values["answer"]["trial"] == 2
+    assert [row["value"] for row in values["rows"]] == [128, 256, 512, 1024]
+    for row in values["rows"]:
+        config = TrainConfig.from_json((store.folder / "frontier" / f"{row['value']}.json").read_text())
+        assert config == TrainConfig.from_dict(row["config"]) and config.batch.global_size == row["value"]
+    kept = sorted(path.name for path in (store.folder / "checkpoints").iterdir())
+    assert kept == [f"trial-{number:04d}" for number in range(4)]
+    store.close()
+
+
+def test_a_pinned_batch_has_one_row(tmp_path):
+    store = stored(tmp_path, batch="512")
+    finish(store.study, None, 0.9)
+    store.refresh(force=True)
+    values = json.loads((store.folder / FRONTIER_FILE).read_text())
+    assert [row["value"] for row in values["rows"]] == [512] and values["answer"]["is_certain"] is None
+    store.close()
+
+
+def test_without_a_frontier_the_best_trial_is_the_best(tmp_path):
+    store = stored(tmp_path, space="smoke")
+    finish(store.study, None, 0.9)
+    best = finish(store.study, None, 0.95)
+    store.refresh(force=True)
+    values = json.loads((store.folder / FRONTIER_FILE).read_text())
+    assert values["dimension"] is None and values["answer"] == {"value": None, "trial": best, "is_certain": None}
+    assert not (store.folder / "frontier").exists()
+    assert json.loads(store.best_file.read_text()) == store.study.trials[best].user_attrs["config"]
+    store.close()
+
+
+def shown(trials: list[FrozenTrial], facts: FrontierFacts = FACTS) -> tuple[str, str]:
+    found = frontier_of(trials, facts)
+    assert found is not None
+    values = json.loads(json.dumps(frontier_json(found)))
+    lines = frontier_lines(values, "GPU h")
+    return "\n".join(line for line, _ in lines), " ".join(answer_in_words(values, "GPU h"))
+
+
+def test_the_table_and_its_sentence_say_what_was_measured():
+    table, words = shown(trials_of({128: [0.97, 0.9], 512: [0.966], 1024: [0.90]}))
+    rows = {line.split()[0]: line for line in table.splitlines()[1:]}
+    assert list(rows) == ["128", "256", ">", "1,024"] and "512  96.6 %" in rows[">"]
+    assert words.startswith(
+        "The answer is batch 512 (trial 2): validation top-1 96.6 % on the 2,000 images that chose it"
+    )
+    assert (
+        "the largest batch within 0.5 points of the best by the images that choose: 96.6 %, and 97.0 % at batch"
+        in words
+    )
+    assert "Against batch 128 it takes 6 instead of 33 optimizer steps (× 0.18)" in words
+    assert "Batch 128 and 512 cannot be told apart." in words
+    assert "At 95 % it is at most 1.6 points worse than any other batch that was tried." in words
+    assert "Batch 256 was not tried, so nothing is said of it." in words and "not tried" in table
+
+
+def test_the_table_shows_the_images_that_did_not_choose():
+    study = new_study()
+    trial = begin(study, 256)
+    trial.set_user_attr(f"{EPOCH_ATTR}00001", record(1, 0.96, 256, holdout_top1=0.93))
+    study.tell(trial, 0.96)
+    table, _ = shown(study.trials)
+    assert "held out" in table and "93.0 %" in table and "   1/1" in table
+    assert "held out" not in shown(trials_of({128: [0.9]}))[0]
+
+
+def test_words_of_other_ends():
+    assert "none that was tried is better" in shown(trials_of({128: [0.9], 1024: [0.97]}))[1]
+    assert "The other one is worse." in shown(trials_of({128: [0.9], 1024: [0.97]}))[1]
+    assert "nothing is saved" in shown(trials_of({128: [0.97], 256: [0.95], 512: [0.93], 1024: [0.9]}))[1]
+    assert "nothing is saved" not in shown(trials_of({128: [0.97], 1024: [0.9]}))[1], "others were not tried"
+    assert "Only batch 256 (trial 0) has finished: validation top-1 95.0 %" in shown(trials_of({256: [0.95]}))[1]
+
+
+@pytest.mark.parametrize("width", [64, 80, 100])
+def test_the_table_fits_and_cuts_no_number(width):
+    found = frontier_of(trials_of({batch: [0.9999, 0.5] for batch in BATCHES}), FACTS)
+    assert found is not None
+    lines = [line for line, _ in frontier_lines(json.loads(json.dumps(frontier_json(found))), "worker h", width)]
+    assert max(map(len, lines)) <= width and len({len(line) for line in lines}) == 1
+    assert all("100.0 %" in line for line in lines[1:])
+
+
+def test_the_findings_follow_the_answer(tmp_path):
+    plan = make_plan(SearchOptions(output=str(tmp_path), study="s"))
+    store = StudyStore.create(plan.folder, plan.study, plan.to_dict(), None)
+    for batch, value in ((128, 1.0), (512, 0.998), (512, 0.9), (1024, 0.5)):
+        finish(store.study, batch, value)
+    store.refresh(force=True)
+    out = io.StringIO()
+    views = trial_views(store.study.trials)
+    found = SearchAnswer(json.loads((store.folder / FRONTIER_FILE).read_text()))
+    print_findings(plan, views, 1.0, DeviceSeconds(), Console(file=out, width=200), found)
+    text = out.getvalue()
+    assert "The answer is batch 512 (trial 1): validation top-1 99.8 %" in text
+    assert text.count("onfirmed with fresh seeds") == 1
+    assert "trial 2 (clearly worse)" in text and "trial 0 (" not in text, "compared with its own batch alone"
+    assert "VALUE.json" in text and max(map(len, text.splitlines()[3:8])) <= 100
+    store.close()
+
+
+def test_show_prints_the_frontier_and_its_answer_without_optuna(tmp_path):
+    store = stored(tmp_path)
+    for batch, value in ((128, 1.0), (512, 0.998), (1024, 0.5)):
+        finish(store.study, batch, value)
+    store.refresh(force=True)
+    store.close()
+    code = (
+        "import sys; from bigbatch.tune.commands.show import show_main; "
+        f"show_main(['s', '--output', {str(tmp_path)!r}]); assert 'optuna' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "The answer is batch 512 (trial 1): " in done.stdout and ">    512   99.8 %" in done.stdout
+    assert done.stdout.count("Not confirmed with fresh seeds: ") == 1
+
+
+def test_each_value_has_a_file_of_its_own():
+    assert config_file(8192) == "frontier/8192.json" and config_file("resnet50") == "frontier/resnet50.json"
+    names = [config_file(value) for value in ("a/b", "a:b", "a_b", "../x", "ä")]
+    assert len(set(names)) == len(names)
+    assert all(Path(name).parent == Path("frontier") and name.isascii() for name in names)

@@ -1,0 +1,293 @@
+"""One early look: when trials pause, which go on, when it is over, and which checkpoints make room."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import optuna
+import pytest
+from optuna.distributions import CategoricalDistribution, FloatDistribution
+from optuna.trial import TrialState
+
+from bigbatch.train_loop.host.disk_space import SpaceLeft
+from bigbatch.tune.models.protocol import Dimension, SearchFacts, Strategy, TrialDecision
+from bigbatch.tune.runs.objective import Objective
+from bigbatch.tune.runs.run import (
+    CONTINUES_ATTR,
+    DROPPED_ATTR,
+    GIVEN_ATTR,
+    PAUSED_ATTR,
+    RETRIES_ATTR,
+)
+from bigbatch.tune.stoppers.early_look import checkpoints_to_drop, predicted_ends
+from bigbatch.tune.storage import paused_checkpoints
+from bigbatch.tune.storage.store import StudyStore
+from bigbatch.tune.strategies import make_strategy
+from helpers.lone_studies import begin, frozen, go, new_study
+
+EPOCHS = 20
+X = FloatDistribution(0.0, 1.0)
+BATCH = CategoricalDistribution((256, 1024, 4096))
+
+
+def facts_of(trials: int = 12, frontier: str | None = None) -> SearchFacts:
+    dimensions = (Dimension("x", X), Dimension("batch", BATCH))
+    return SearchFacts(dimensions, trials, EPOCHS, objective=Objective("v", worst=0.1), frontier=frontier)
+
+
+@pytest.mark.parametrize(
+    ("epochs", "warmup", "paused_in"), [(20, 0, 2), (20, 5, 6), (90, 8.2, 13), (5, 0, 1), (12, 1.2, 2), (3, 2.9, None)]
+)
+def test_a_trial_pauses_after_a_tenth_but_not_before_its_warmup_and_a_twentieth(epochs, warmup, paused_in):
+    study, strategy = new_study(), make_strategy("random", "look", facts_of())
+    trial = begin(study, {}, epochs=epochs, warmup=warmup)
+    decision = go(study, strategy, trial, [0.5] * (epochs - 1))
+    assert (decision, frozen(study, trial).last_step) == (
+        (TrialDecision.GO_ON, epochs - 1) if paused_in is None else (TrialDecision.PAUSE, paused_in)
+    )
+
+
+def test_a_continuation_is_not_looked_at_again_nor_its_retry_but_a_retry_of_a_first_attempt_is():
+    study, strategy = new_study(), make_strategy("random", "look", facts_of())
+    first = begin(study, {}, epochs=EPOCHS)
+    go(study, strategy, first, [0.5] * 19)
+    study.tell(first, state=TrialState.PRUNED)
+    for attrs, last in (({CONTINUES_ATTR: 0}, TrialDecision.GO_ON), ({RETRIES_ATTR: 1}, TrialDecision.GO_ON)):
+        study.enqueue_trial({}, user_attrs=attrs)
+        assert go(study, strategy, begin(study, {}, epochs=EPOCHS), [0.5] * 19) == last
+    lost = begin(study, {}, epochs=EPOCHS)
+    study.enqueue_trial({}, user_attrs={RETRIES_ATTR: lost.number})
+    assert go(study, strategy, begin(study, {}, epochs=EPOCHS), [0.5] * 19) == TrialDecision.PAUSE
+
+
+def a_trial(study: optuna.Study, strategy: Strategy, x: float, batch: int = 256, end: float | None = None) -> int:
+    """Run a trial as far as the strategy lets it; its value rises to ``end``, half of the way in the first epoch."""
+    study.enqueue_trial({"x": x, "batch": batch})
+    return run_next(study, strategy, end)
+
+
+def run_next(study: optuna.Study, strategy: Strategy, end: float | None = None) -> int:
+    trial = study.ask()
+    x, batch = trial._suggest("x", X), trial._suggest("batch", BATCH)
+    end = 0.9 - 0.5 * abs(x - 0.3) - batch / 20000 if end is None else end
+    trial.set_user_attr("config", {"epochs": EPOCHS, "batch": batch})
+    decision = go(study, strategy, trial, [0.1 + (end - 0.1) * e / (e + 1) for e in range(1, EPOCHS)])
+    if decision == TrialDecision.PAUSE:
+        trial.set_user_attr(PAUSED_ATTR, frozen(study, trial).last_step)
+        study.tell(trial, state=TrialState.PRUNED)
+    else:
+        trial.report(0.1 + (end - 0.1) * EPOCHS / (EPOCHS + 1), EPOCHS)
+        study.tell(trial, end)
+    return trial.number
+
+
+def one_slot(study: optuna.Study, strategy: Strategy, number: int, batches: tuple[int, ...] = (256,)) -> str:
+    """What a free slot does: the paused trial that it continues, or ``new``; ``over`` if nothing is left."""
+    paused = strategy.to_continue(study)
+    if paused is None:
+        if number >= 12:
+            return "over"
+        a_trial(study, strategy, (0.37 * number) % 1, batches[number % len(batches)])
+        return "new"
+    study.enqueue_trial(paused.params, user_attrs={CONTINUES_ATTR: paused.number})
+    run_next(study, strategy)
+    return str(paused.number)
+
+
+def whole_search(strategy: Strategy, batches: tuple[int, ...] = (256,)) -> tuple[optuna.Study, list[str]]:
+    study, slots = new_study(), list[str]()
+    while not slots or slots[-1] != "over":
+        slots.append(one_slot(study, strategy, slots.count("new"), batches))
+        assert len(slots) < 40
+    return study, slots
+
+
+def test_one_goes_on_after_the_first_round_then_at_every_fourth_slot_and_a_third_runs_to_the_end():
+    strategy = make_strategy("random", "look", facts_of())
+    study, slots = whole_search(strategy)
+    new = [i for i, slot in enumerate(slots) if slot == "new"]
+    assert len(new) == 12
+    continued = [i for i, slot in enumerate(slots) if slot not in ("new", "over")]
+    assert [i for i in continued if i < max(new)] == [8, 11], "not before there are eight to compare"
+    done = [t for t in study.trials if t.state == TrialState.COMPLETE]
+    assert len(done) == 4 and strategy.is_over(study)
+    by_end = sorted((abs((0.37 * n) % 1 - 0.3), n) for n in range(12))
+    of_best = {round((0.37 * n) % 1, 6) for _, n in by_end[:5]}
+    assert {round(t.params["x"], 6) for t in done} <= of_best
+
+
+def test_every_value_of_the_frontier_has_a_trial_that_ran_to_its_end():
+    strategy = make_strategy("random", "look", facts_of(frontier="batch"))
+    study, _ = whole_search(strategy, (256, 256, 256, 256, 1024, 4096))
+    done = [t.params["batch"] for t in study.trials if t.state == TrialState.COMPLETE]
+    assert set(done) == {256, 1024, 4096} and len(done) == 4
+
+
+def test_the_best_of_the_configurations_that_were_given_for_a_value_runs_to_its_end_however_bad_it_looks():
+    strategy, study = make_strategy("random", "look", facts_of(frontier="batch")), new_study()
+    for x, batch in ((0.95, 256), (0.99, 256), (0.98, 1024)):  # the best possible is 0.3
+        study.enqueue_trial({"x": x, "batch": batch}, user_attrs={GIVEN_ATTR: {}})
+        run_next(study, strategy)
+    slots: list[str] = []
+    while not slots or slots[-1] != "over":
+        slots.append(one_slot(study, strategy, 3 + slots.count("new"), (256, 1024)))
+    done = {(t.params["batch"], t.params["x"]) for t in study.trials if t.state == TrialState.COMPLETE}
+    assert {(256, 0.95), (1024, 0.98)} < done and (256, 0.99) not in done
+    assert len(done) == 4 and strategy.is_over(study), "they count towards the third"
+
+
+def test_each_configuration_that_was_given_and_may_be_as_good_as_the_best_runs_to_its_end():
+    strategy, study = make_strategy("random", "look", facts_of(frontier="batch")), new_study()
+    good = (0.3, 0.302, 0.298, 0.304, 0.296)  # 0.3 is the best possible; the others lose 0.002, and 0.005 are tolerated
+    # At two batches 0.99 is the only one that was given, and so it runs to its end there.
+    given = [*((x, 256) for x in good), (0.99, 1024), (0.99, 4096), (0.99, 256)]
+    for x, batch in given:
+        study.enqueue_trial({"x": x, "batch": batch}, user_attrs={GIVEN_ATTR: {}})
+        run_next(study, strategy)
+    slots: list[str] = []
+    while not slots or slots[-1] != "over":
+        slots.append(one_slot(study, strategy, len(given) + slots.count("new"), (256,)))
+    assert strategy.is_over(study)
+    done = {(t.params["x"], t.params["batch"]) for t in study.trials if t.state == TrialState.COMPLETE}
+    assert done >= set(given[:-1]) and given[-1] not in done
+    assert len(done) > math.ceil(12 / 3), "beyond the third that runs to its end"
+
+
+def test_it_is_not_over_while_a_trial_runs_that_may_yet_pause():
+    strategy, study = make_strategy("random", "look", facts_of(trials=1)), new_study()
+    trial = begin(study, {}, epochs=EPOCHS)
+    assert not strategy.is_over(study) and strategy.to_continue(study) is None
+    go(study, strategy, trial, [0.5] * 19)
+    trial.set_user_attr(PAUSED_ATTR, 2)
+    study.tell(trial, state=TrialState.PRUNED)
+    assert not strategy.is_over(study)
+    paused = strategy.to_continue(study)
+    assert paused is not None and paused.number == 0
+    study.enqueue_trial({}, user_attrs={CONTINUES_ATTR: 0})
+    on = begin(study, {}, epochs=EPOCHS)
+    assert strategy.to_continue(study) is None and not strategy.is_over(study), "one is on its way"
+    study.tell(on, state=TrialState.FAIL)
+    assert strategy.is_over(study), "nothing is left that could be continued"
+
+
+def test_predictions_compare_trials_that_were_looked_at_in_different_epochs():
+    """A slow starter with a long warmup has the lower value now, at a later epoch; but those like it won."""
+    study, strategy = new_study(), make_strategy("random", "none", facts_of())
+
+    def curve(x: float, epochs: int) -> None:
+        study.enqueue_trial({"x": x, "batch": 256})
+        trial = study.ask()
+        trial._suggest("x", X), trial._suggest("batch", BATCH)
+        trial.set_user_attr("config", {"epochs": EPOCHS})
+        values = [0.1 + x * 0.04 * e if x > 0.5 else 0.5 + 0.005 * e for e in range(1, epochs + 1)]
+        go(study, strategy, trial, values)
+        study.tell(
+            trial, values[-1] if epochs == EPOCHS else None, state=None if epochs == EPOCHS else TrialState.PRUNED
+        )
+
+    for x in (0.1, 0.2, 0.9, 0.95):
+        curve(x, EPOCHS)
+    curve(0.15, 2)
+    curve(0.93, 6)
+    ends = predicted_ends(study.trials, facts_of())
+    assert study.trials[5].intermediate_values[6] < study.trials[4].intermediate_values[2]
+    assert ends[5] > ends[4]
+
+
+def look_of(study: optuna.Study, values: Mapping[int, float], epochs: int = EPOCHS) -> None:
+    """A trial that was paused after these values."""
+    study.enqueue_trial({"x": 0.5, "batch": 256})
+    trial = study.ask()
+    trial._suggest("x", X), trial._suggest("batch", BATCH)
+    trial.set_user_attr("config", {"epochs": epochs})
+    for epoch, value in values.items():
+        trial.report(value, epoch)
+    trial.set_user_attr(PAUSED_ATTR, max(values))
+    study.tell(trial, state=TrialState.PRUNED)
+
+
+def test_until_a_run_has_ended_the_looks_of_unequal_epochs_are_ranked_at_the_same_part_of_the_run() -> None:
+    """All later values are higher. The trial that was looked at first is the best of all in that epoch."""
+    study, strategy = new_study(), make_strategy("random", "look", facts_of())
+    look_of(study, {1: 0.3, 2: 0.45})
+    for place in range(7):
+        look_of(study, {1: 0.2, 2: 0.40 - 0.02 * place, 3: 0.5, 4: 0.6 + 0.01 * place})
+    paused = strategy.to_continue(study)
+    assert paused is not None and paused.number == 0
+    study.enqueue_trial(paused.params, user_attrs={CONTINUES_ATTR: 0})
+    study.ask()
+    order = sorted(predicted_ends(study.trials[:2], facts_of()).items())
+    assert order == [(0, 0.25), (1, 0.0)], "the better of two at their second epoch; the only one at its fourth"
+
+
+def test_looks_of_unequal_runs_are_ranked_at_the_same_part_of_the_run() -> None:
+    study = new_study()
+    look_of(study, {1: 0.3, 2: 0.40}, epochs=20)
+    look_of(study, {1: 0.2, 2: 0.30, 3: 0.35, 4: 0.39}, epochs=40)
+    assert predicted_ends(study.trials, facts_of()) == {0: 0.25, 1: -0.25}
+
+
+def test_checkpoints_go_worst_predicted_first_until_the_others_fit():
+    study, strategy = new_study(), make_strategy("random", "look", facts_of())
+    for x in (0.3, 0.9, 0.4, 0.7, 0.31):
+        a_trial(study, strategy, x)
+    sizes = dict.fromkeys(range(5), 100)
+    assert checkpoints_to_drop(study.trials, facts_of(), sizes, 500) == []
+    assert checkpoints_to_drop(study.trials, facts_of(), sizes, 320) == [1, 3]
+    assert set(checkpoints_to_drop(study.trials, facts_of(), sizes, 0)) == set(range(5))
+
+
+def paused_store(store: StudyStore, sizes: Mapping[float, int]) -> Strategy:
+    strategy = make_strategy("random", "look", facts_of())
+    for x, size in sizes.items():
+        number = a_trial(store.study, strategy, x)
+        folder = store.checkpoint_folder(number)
+        folder.mkdir(parents=True)
+        (folder / "last.pt").write_bytes(bytes(size))
+    return strategy
+
+
+def test_the_store_removes_them_and_the_study_knows_before(tmp_path, monkeypatch):
+    store = StudyStore.create(tmp_path / "study", "s", {}, None)
+    strategy = paused_store(store, {0.3: 50_000, 0.9: 50_000, 0.4: 50_000, 0.7: 50_000})
+    chosen: list[int] = []
+
+    def choose(trials, sizes, budget_bytes):
+        chosen.append(budget_bytes)
+        return checkpoints_to_drop(trials, facts_of(), sizes, budget_bytes)
+
+    store.choose_dropped = choose
+    monkeypatch.setattr(paused_checkpoints, "space_left", lambda folder: SpaceLeft(10_000, None, "test", "test"))
+    store.drop_checkpoints()
+    assert chosen[0] == pytest.approx(105_000, rel=0.1)
+    left = [n for n in range(4) if store.checkpoint_folder(n).exists()]
+    assert left == [0, 2] and {f"{DROPPED_ATTR}1", f"{DROPPED_ATTR}3"} == set(store.study.user_attrs)
+    for _ in range(12):
+        a_trial(store.study, strategy, 0.99, end=0.11)
+    continued = [strategy.to_continue(store.study)]
+    assert continued[0] is not None and continued[0].number in (0, 2)
+    store.close()
+
+
+def test_where_no_new_run_fits_each_slot_continues_what_fits_first_where_nothing_ran_to_its_end():
+    strategy, study = make_strategy("random", "look", facts_of(frontier="batch")), new_study()
+    for x, batch in ((0.3, 256), (0.9, 256), (0.35, 1024), (0.8, 1024)):  # the best possible is 0.3
+        a_trial(study, strategy, x, batch)
+    assert strategy.to_continue(study) is None, "not the fourth slot, and seven more may begin"
+    asked: list[int] = []
+
+    def fits(trial: optuna.trial.FrozenTrial) -> bool:
+        asked.append(trial.number)
+        return trial.number in (1, 2)
+
+    order = []
+    for _ in range(2):
+        paused = strategy.to_continue(study, fits)
+        assert paused is not None
+        order.append(paused.number)
+        study.enqueue_trial(paused.params, user_attrs={CONTINUES_ATTR: paused.number})
+        run_next(study, strategy)
+    assert order == [2, 1], "the better one; then the batch at which none has gone on"
+    assert strategy.to_continue(study, fits) is None and set(asked) == {0, 1, 2, 3}, "the others do not fit"
+    assert strategy.to_continue(study, lambda trial: True) is not None

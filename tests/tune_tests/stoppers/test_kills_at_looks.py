@@ -1,0 +1,104 @@
+"""A driver that is killed around a look: the search makes the same decisions as one that was never killed."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import pytest
+from optuna.study import Study
+from optuna.trial import FrozenTrial
+
+from bigbatch.tune.models.protocol import Strategy, TrialDecision
+from helpers.conducted import Killed, Search, check_whole, in_memory, kill_at_write, summary
+
+NAMED = [("curves", "look"), ("random", "asha"), ("random", "hyperband"), ("random", "median")]
+
+
+@dataclass
+class KilledAtLooks:
+    """A strategy whose driver dies at some of its looks: before it looks, or before it hears the answer."""
+
+    inner: Strategy
+    every: int
+    after: bool
+    killed: set[tuple[int, int]]
+    """Trial and epoch of each look at which it has died. It dies once at each."""
+    count: int = 0
+
+    def __post_init__(self) -> None:
+        self.name, self.capabilities, self.sampler = self.inner.name, self.inner.capabilities, self.inner.sampler
+        self.to_continue, self.is_over = self.inner.to_continue, self.inner.is_over
+
+    def look(self, study: Study, trial: FrozenTrial, epoch: int) -> TrialDecision:
+        place = trial.number, epoch
+        dies = (13 * trial.number + epoch) % self.every == 0 and place not in self.killed
+        if dies and not self.after:
+            self.killed.add(place)
+            raise Killed
+        decision = self.inner.look(study, trial, epoch)
+        if dies or (self.after and decision != TrialDecision.GO_ON and place not in self.killed):
+            self.killed.add(place)
+            raise Killed
+        return decision
+
+
+class Resumed(Search):
+    """A killed slot has its turn again, unless the study already knows how its trial ended."""
+
+    turn_of: int | None = None
+
+    def go_on(self) -> None:
+        self.store.close()
+        self.open()
+        told = {t.number for t in self.trials if t.state.is_finished()}
+        busy = {name: live.trial.number for name, live in self.slots.items() if live is not None}
+        self.slots, self.over = dict.fromkeys(self.slots), False
+        for name in sorted(busy, key=busy.__getitem__):
+            if busy[name] not in told:
+                self._fill(name)
+        self.steps -= self.turn_of not in told
+
+    def step(self) -> None:
+        live = self.slots["AB"[self.steps % 2]]
+        self.turn_of = None if live is None else live.trial.number
+        super().step()
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before the look", "before its answer is heard"])
+@pytest.mark.parametrize(("strategy", "stopping"), NAMED)
+def test_a_look_is_asked_for_again_after_a_kill(strategy, stopping, after, tmp_path):
+    whole = Search(strategy, stopping, in_memory(tmp_path / "whole")).run()
+    check_whole(whole.trials)
+    killed: set[tuple[int, int]] = set()
+    search = Resumed(strategy, stopping, in_memory(tmp_path / "killed"))
+    for _ in range(200):
+        search.conductor._strategy = KilledAtLooks(search.conductor._strategy, 5, after, killed)
+        try:
+            search.run()
+            break
+        except Killed:
+            search.go_on()
+    assert summary(search.trials) == summary(whole.trials)
+    assert len(killed) > 8, "it was killed at looks"
+    for one in (whole, search):
+        one.store.close()
+
+
+@pytest.mark.parametrize("every", [2, pytest.param(17, marks=pytest.mark.exhaustive), 34])
+@pytest.mark.parametrize(("strategy", "stopping"), NAMED)
+def test_a_kill_at_a_write_changes_no_decision(strategy, stopping, every, tmp_path):
+    """The driver dies at the second write, the third one after that, the fourth one after that, and so on."""
+    whole = Search(strategy, stopping, in_memory(tmp_path / "whole")).run()
+    search = Resumed(strategy, stopping, in_memory(tmp_path / "killed"))
+    for more in itertools.count():
+        # A study in memory keeps the parameters of a half-drawn trial: test_kills_in_proposals.py has a journal.
+        kill_at_write(search.store.study._storage, every + more, but=("set_trial_param",))
+        try:
+            search.run()
+            break
+        except Killed:
+            search.go_on()
+    assert more > 3 and summary(search.trials) == summary(whole.trials)
+    for one in (whole, search):
+        one.store.close()

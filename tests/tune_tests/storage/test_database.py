@@ -1,0 +1,142 @@
+"""Calls to a database whose connection breaks at the worst moment: none is lost, none is carried out twice."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import optuna
+import pytest
+import sqlalchemy.orm
+from optuna.distributions import FloatDistribution
+from optuna.trial import TrialState
+from sqlalchemy.exc import OperationalError
+
+from bigbatch.base.mounts import file_system_type, is_shared
+from bigbatch.tune.storage import database, storage_url
+from bigbatch.tune.storage.store import StudyStore
+from helpers.bridges import EPOCHS, make_bridge, record
+from helpers.commands import run
+
+
+class Wire:
+    """A connection that breaks in some commits: before the server has it, or after, so that its answer is lost."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, seed: int, share: float) -> None:
+        self._random, self._share, self._commit = random.Random(seed), share, sqlalchemy.orm.Session.commit
+        self.broken = 0
+        monkeypatch.setattr(sqlalchemy.orm.Session, "commit", lambda session: self.commit(session))
+
+    def commit(self, session: sqlalchemy.orm.Session) -> None:
+        fate = self._random.random()
+        if fate >= self._share / 2:
+            self._commit(session)
+        if fate < self._share:
+            self.broken += 1
+            raise OperationalError("commit", {}, ConnectionError("server closed the connection unexpectedly"))
+
+
+def search(folder: Path) -> list[tuple]:
+    """Three trials: one runs to its end, one fails, one is interrupted and taken up again; then what is stored."""
+    store = StudyStore.create(folder, "s", {}, f"sqlite:///{folder.parent / folder.name}.db")
+    bridge = make_bridge(store, trials=5, concurrency=2)
+    store.study.enqueue_trial({"optimizer": "lamb"})
+    bridge.suggest("a")
+    bridge.suggest("b")
+    for epoch in range(1, EPOCHS + 1):
+        bridge.observe("a", {"records": [record(epoch, 0.1 * epoch)]})
+    bridge.observe("b", {"records": [record(1, 0.5)], "failure": "bad", "failure_kind": "images"})
+    bridge.suggest("c")
+    bridge.observe("c", {"records": [record(1, 0.3)]})
+    bridge.release()
+    bridge.suggest("d")
+    found = [
+        (t.number, t.state, t.params, t.intermediate_values, t.values, sorted(t.user_attrs)) for t in store.study.trials
+    ]
+    store.close()
+    return found
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_search_over_a_breaking_connection_stores_what_one_over_a_sound_one_does(tmp_path, monkeypatch, seed):
+    expected = search(tmp_path / "sound")
+    assert [row[1] for row in expected] == [TrialState.COMPLETE, TrialState.FAIL, TrialState.RUNNING]
+    monkeypatch.setattr(database.time, "sleep", lambda s: None)
+    monkeypatch.setattr("optuna.storages._rdb.storage.time.sleep", lambda s: None)
+    create = optuna.create_study
+
+    def create_then_break(**options):
+        study = create(**options)
+        wires.append(Wire(monkeypatch, seed, 0.3))
+        return study
+
+    wires: list[Wire] = []
+    monkeypatch.setattr(optuna, "create_study", create_then_break)
+    assert search(tmp_path / "broken") == expected
+    assert wires[0].broken > 10
+
+
+def test_what_is_no_lost_connection_is_not_repeated(tmp_path):
+    storage = database.PatientStorage(f"sqlite:///{tmp_path}/a.db")
+    study = optuna.create_study(storage=storage)
+    trial_id = storage.create_new_trial(study._study_id)
+    storage.set_trial_state_values(trial_id, TrialState.COMPLETE, [1.0])
+    with pytest.raises(optuna.exceptions.UpdateFinishedTrialError):
+        storage.set_trial_state_values(trial_id, TrialState.FAIL)
+    with pytest.raises(KeyError):
+        storage.get_study_id_from_name("another")
+    other = storage.create_new_trial(study._study_id)
+    assert not storage.set_trial_state_values(other, TrialState.RUNNING), "it runs already"
+    storage.set_trial_param(other, "x", 0.5, FloatDistribution(0, 1))
+    assert storage.get_trial(other).params == {"x": 0.5}
+
+
+MOUNTS = r"""22 1 259:2 / / rw,relatime shared:1 - ext4 /dev/nvme0n1p2 rw
+31 22 0:27 / /home rw,nosuid shared:3 master:4 - nfs4 server:/export/home rw,vers=4.2
+32 22 0:40 / /scratch rw - lustre 10.0.0.1@o2ib:/scratch rw,flock
+33 32 0:41 / /scratch/my\040dir rw - tmpfs tmpfs rw
+34 22 0:50 / /p rw - gpfs project rw
+35 22 0:51 / /beeond rw - beegfs beegfs_ondemand rw
+36 22 0:52 / /ceph rw - ceph mon:6789:/ rw
+37 22 0:53 / /local rw - nfs4 server:/x rw
+38 22 259:3 / /local rw - xfs /dev/sdb1 rw
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "shared"),
+    [
+        ("/tmp/x", "ext4", False),
+        ("/home/me/runs/s.db", "nfs4", True),
+        ("/homework/s.db", "ext4", False),
+        ("/scratch/a", "lustre", True),
+        ("/scratch/my dir/a", "tmpfs", False),
+        ("/p/a", "gpfs", True),
+        ("/beeond/a", "beegfs", True),
+        ("/ceph", "ceph", True),
+        ("/local/a", "xfs", False),
+    ],
+)
+def test_the_file_system_of_a_path_is_that_of_its_innermost_and_latest_mount(tmp_path, path, kind, shared):
+    table = tmp_path / "mountinfo"
+    table.write_text(MOUNTS)
+    assert (file_system_type(Path(path), table), is_shared(Path(path), table)) == (kind, shared)
+
+
+def test_the_type_is_what_the_system_itself_says():
+    assert file_system_type(Path("/proc/self")) == "proc" and file_system_type(Path("/proc/x"), Path("/none")) == ""
+
+
+def test_sqlite_on_a_file_system_of_several_hosts_is_warned_of_in_one_line(monkeypatch):
+    monkeypatch.setattr(storage_url, "is_shared", lambda path: str(path).startswith("/home"))
+    monkeypatch.setattr(storage_url, "file_system_type", lambda path: "nfs4")
+    for url in ("sqlite:////home/me/s.db", "sqlite+pysqlite:////home/me/s.db?timeout=5"):
+        text = storage_url.shared_file_warning(url)
+        assert text is not None and "nfs4" in text and "--storage" in text and "\n" not in text
+    for url in (None, "sqlite:////tmp/s.db", "sqlite://", "sqlite:///:memory:", "postgresql://u@h/d"):
+        assert storage_url.shared_file_warning(url) is None
+
+
+def test_a_local_sqlite_file_is_not_warned_of(tmp_path):
+    done = run("--space", "smoke", "--dry-run", "--storage", f"sqlite:///{tmp_path}/s.db", cwd=tmp_path)
+    assert done.returncode == 0 and "SQLite" not in done.stdout

@@ -1,0 +1,90 @@
+"""``--storage`` with a real PostgreSQL: a search that is killed and resumed, its password nowhere."""
+
+from __future__ import annotations
+
+import signal
+import threading
+
+import optuna
+import pytest
+from optuna.trial import TrialState
+
+from bigbatch.tune.storage import database
+from bigbatch.tune.storage.storage_url import DatabaseLost
+from bigbatch.tune.storage.store import StudyStore
+from helpers.bridges import make_bridge, record, run_out
+from helpers.postgres import PASSWORD
+from helpers.searches import Search
+from helpers.waiting import wait_until
+
+
+@pytest.mark.exhaustive
+def test_a_search_in_postgresql_survives_kill_and_restart_and_hides_its_password(server, postgres, tiny, tmp_path):  # noqa: F811
+    pytest.importorskip("psycopg", reason="needs the database's driver: pip install 'psycopg[binary]'")
+    arguments = (*tiny, "--study", "s", "--trials", 3, "--max-epochs", 40, "--stopping", "none")
+    first = Search(*arguments, "--storage", postgres, cwd=tmp_path)
+    first.wait_for(r"epoch \d+/40", count=20)
+    first.kill_tree()
+    before = {t.number: dict(t.params) for t in optuna.load_study(study_name="s", storage=postgres).trials}
+    assert before
+
+    lost = Search("--resume", "--study", "s", cwd=tmp_path)
+    assert lost.end() == 2 and "--storage" in lost.stderr(), "without its database it begins nothing anew"
+    again = Search("--resume", "--study", "s", "--storage", postgres, cwd=tmp_path)
+    again.wait_for(r"epoch \d+/40", count=3)
+    server.stop(signal.SIGQUIT)
+    server.start()
+    assert again.end() == 0, again.stderr()
+    trials = optuna.load_study(study_name="s", storage=postgres).trials
+    assert [t.state for t in trials] == [TrialState.COMPLETE] * 3
+    assert all(list(t.intermediate_values) == list(range(1, 41)) for t in trials)
+    assert all(trials[number].params == params for number, params in before.items())
+
+    said = "".join([*first.lines, *lost.lines, *again.lines, first.stderr(), lost.stderr(), again.stderr()])
+    assert PASSWORD not in said
+    files = [p for p in tmp_path.rglob("*") if p.is_file()]
+    assert len(files) > 5 and not [p for p in files if PASSWORD.encode() in p.read_bytes()]
+
+
+def test_calls_wait_for_a_database_that_is_away_and_an_idle_connection_is_checked(server, monkeypatch, tmp_path):
+    pytest.importorskip("psycopg", reason="needs the database's driver: pip install 'psycopg[binary]'")
+    said: list[str] = []
+    monkeypatch.setattr(database, "_warn", said.append)
+    store = StudyStore.create(tmp_path / "s", "s", {}, server.url)
+    bridge = make_bridge(store, trials=2, concurrency=1)
+    bridge.suggest("a")
+    server.stop()
+    server.start()
+    run_out(bridge, "a", [0.1, 0.2, 0.3])
+    assert said == [], "a connection that the restart has closed is replaced"
+
+    def start_once_missed() -> None:
+        wait_until(lambda: said, "no call has missed the database")
+        server.start()
+
+    server.stop(signal.SIGQUIT)
+    starter = threading.Thread(target=start_once_missed)
+    starter.start()
+    bridge.observe("a", {"records": [record(4, 0.4)]})
+    starter.join()
+    assert isinstance(bridge.suggest("b"), dict)
+    trials = optuna.load_study(study_name="s", storage=server.url).trials
+    assert [t.state for t in trials] == [TrialState.COMPLETE, TrialState.RUNNING]
+    assert trials[0].value == 0.4 and trials[0].intermediate_values == {1: 0.1, 2: 0.2, 3: 0.3, 4: 0.4}
+    assert "does not answer" in said[0] and "answers again" in said[-1] and PASSWORD not in "".join(said)
+    store.close()
+
+
+def test_a_database_that_stays_away_ends_the_wait_once(server, monkeypatch, tmp_path):
+    pytest.importorskip("psycopg", reason="needs the database's driver: pip install 'psycopg[binary]'")
+    monkeypatch.setattr(database, "PATIENCE_S", 0.3)
+    store = StudyStore.create(tmp_path / "s", "s", {}, server.url)
+    server.stop()
+    pauses: list[float] = []
+    monkeypatch.setattr(database.time, "sleep", pauses.append)
+    for _ in range(2):
+        with pytest.raises(DatabaseLost, match="has not answered"):
+            store.study.get_trials()
+        count = len(pauses)
+    assert count == len(pauses), "the second call does not wait again"
+    store.close()

@@ -1,0 +1,270 @@
+"""The study's folder: what survives, what is refused, and the tables made from the journal."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import optuna
+import pyarrow.parquet as pq
+import pytest
+from optuna.trial import TrialState
+
+from bigbatch.command import main
+from bigbatch.train_loop.config import ConfigError, TrainConfig
+from bigbatch.tune.plan.checked_plan import make_plan
+from bigbatch.tune.plan.options import SearchOptions
+from bigbatch.tune.runs import tables
+from bigbatch.tune.storage.store import StudyStore, redact, repair_journal
+from helpers.paths import ROOT, TUNE
+from helpers.processes import clean_environment
+
+
+def new_study(tmp_path: Path) -> StudyStore:
+    return StudyStore.create(tmp_path / "s", "s", {"options": {}}, None)
+
+
+def add_trial(store: StudyStore, values: list[float], state: TrialState, config: TrainConfig | None = None) -> None:
+    trial = store.study.ask()
+    trial.suggest_float("peak_lr", 0.1, 1.0)
+    trial.set_user_attr("config", (config or TrainConfig(epochs=len(values) or 1)).to_dict())
+    for epoch, value in enumerate(values, 1):
+        trial.set_user_attr(f"epoch/{epoch:05d}", {"epoch": epoch, "val_top1": value, "train_loss": 1.0, "step_s": 0.5})
+        trial.report(value, epoch)
+    trial.set_user_attr("gpu_hours", 0.25)
+    trial.set_user_attr("ended_because", "said so")
+    store.study.tell(trial, values=values[-1] if state == TrialState.COMPLETE else None, state=state)
+
+
+def test_the_tables_hold_every_trial_and_epoch_typed_and_versioned(tmp_path):
+    store = new_study(tmp_path)
+    add_trial(store, [0.5, 0.7], TrialState.COMPLETE, TrainConfig(epochs=2, label_smoothing=0.1))
+    add_trial(store, [0.4], TrialState.PRUNED)
+    add_trial(store, [], TrialState.FAIL)
+    store.refresh(force=True)
+    trials = pq.read_table(store.folder / "trials.parquet")
+    assert trials.schema.equals(tables.TRIALS, check_metadata=True)
+    assert trials.schema.metadata[b"bigbatch.schema_version"] == b"2"
+    rows = trials.to_pylist()
+    assert [r["state"] for r in rows] == ["COMPLETE", "PRUNED", "FAIL"]
+    assert [r["value"] for r in rows] == [0.7, None, None]
+    assert [r["epochs"] for r in rows] == [2, 1, 0]
+    assert rows[0]["config.label_smoothing"] == 0.1 and rows[0]["config.batch.global_size"] == 256
+    assert rows[0]["config.schedule.step_epochs"] == [] and rows[0]["started_at"].tzinfo is not None
+    assert json.loads(rows[0]["parameters"]).keys() == {"peak_lr"}
+    epochs = pq.read_table(store.folder / "epochs.parquet").to_pylist()
+    assert [(r["trial"], r["epoch"], r["val_top1"]) for r in epochs] == [(0, 1, 0.5), (0, 2, 0.7), (1, 1, 0.4)]
+    assert epochs[0]["step_s"] == 0.5 and epochs[0]["val_loss"] is None
+
+
+def test_best_json_is_the_best_trials_whole_configuration(tmp_path):
+    store = new_study(tmp_path)
+    for smoothing, value in ((0.0, 0.6), (0.1, 0.9), (0.2, 0.8)):
+        add_trial(store, [value], TrialState.COMPLETE, TrainConfig(epochs=1, label_smoothing=smoothing))
+    add_trial(store, [0.99], TrialState.PRUNED, TrainConfig(epochs=1, label_smoothing=0.3))
+    store.refresh(force=True)
+    best = TrainConfig.from_json(store.best_file.read_text())
+    assert best == TrainConfig(epochs=1, label_smoothing=0.1), "a stopped trial is not the best, however good it looked"
+
+
+def test_a_journal_cut_off_in_the_middle_of_a_line_opens_again_and_can_be_continued(tmp_path):
+    store = new_study(tmp_path)
+    add_trial(store, [0.5], TrialState.COMPLETE)
+    store.close()
+    journal = store.folder / "optuna.journal"
+    whole = journal.read_bytes()
+    with journal.open("ab") as file:
+        file.write(b'{"op_code": 4, "worker_id": "abc')
+    os.symlink("optuna.journal", store.folder / "optuna.journal.lock")  # its writer was killed holding the lock
+    again = StudyStore.open(store.folder, None)
+    assert [t.value for t in again.study.trials] == [0.5]
+    add_trial(again, [0.6], TrialState.COMPLETE)
+    again.close()
+    assert [t.value for t in StudyStore.open(store.folder, None).study.trials] == [0.5, 0.6]
+    assert journal.read_bytes().startswith(whole)
+
+
+@pytest.mark.parametrize("text", [b"", b"no newline at all", b"one\n", b"one\ntw"])
+def test_repairing_a_journal_keeps_all_whole_lines(tmp_path, text):
+    journal = tmp_path / "optuna.journal"
+    journal.write_bytes(text)
+    repair_journal(journal)
+    assert journal.read_bytes() == b"".join(line for line in text.splitlines(True) if line.endswith(b"\n"))
+
+
+def test_a_study_is_driven_by_one_process_at_a_time(tmp_path):
+    store = new_study(tmp_path)
+    code = (
+        "import sys; from pathlib import Path\nfrom bigbatch.tune.storage.store import StudyStore\n"
+        "from bigbatch.train_loop.config import ConfigError\n"
+        "try: StudyStore.open(Path(sys.argv[1]), None)\nexcept ConfigError as e: print(e)\nelse: print('opened')"
+    )
+    command = [sys.executable, "-c", code, str(store.folder)]
+    other = subprocess.run(command, cwd=ROOT / "src", capture_output=True, text=True)
+    assert f"process {os.getpid()}" in other.stdout
+    store.close()
+    assert subprocess.run(command, cwd=ROOT / "src", capture_output=True, text=True).stdout.strip() == "opened"
+
+
+def test_killed_before_the_first_entry_the_study_still_opens(tmp_path):
+    store = new_study(tmp_path)
+    store.close()
+    (store.folder / "optuna.journal").unlink()
+    again = StudyStore.open(store.folder, None)
+    assert again.study.trials == [] and again.study.study_name == "s"
+
+
+def test_a_second_study_in_the_same_folder_is_refused(tmp_path):
+    new_study(tmp_path).close()
+    with pytest.raises(ConfigError, match="--resume"):
+        new_study(tmp_path)
+
+
+def test_what_is_no_study_is_refused_with_what_to_do(tmp_path):
+    with pytest.raises(ConfigError, match="there is none"):
+        StudyStore.open(tmp_path / "none", None)
+    folder = tmp_path / "old"
+    folder.mkdir()
+    (folder / "study.json").write_text('{"schema_version": 99, "name": "x"}')
+    with pytest.raises(ConfigError, match="schema 1"):
+        StudyStore.open(folder, None)
+    (folder / "study.json").write_text("{")
+    with pytest.raises(ConfigError, match="JSON"):
+        StudyStore.open(folder, None)
+
+
+def test_sessions_are_kept_with_commit_and_versions(tmp_path):
+    from bigbatch.tune.storage.provenance import provenance
+
+    store = new_study(tmp_path)
+    store.add_session(provenance())
+    store.end_session(outcome="ended")
+    description = json.loads((store.folder / "study.json").read_text())
+    session = description["sessions"][0]
+    assert session["outcome"] == "ended" and session["packages"]["optuna"] == optuna.__version__
+    assert set(session["git"] or {"commit", "dirty", "changed_files"}) >= {"commit", "dirty"}
+
+
+def test_a_database_can_hold_the_study(tmp_path):
+    url = f"sqlite:///{tmp_path}/study.db"
+    store = StudyStore.create(tmp_path / "s", "s", {}, url)
+    add_trial(store, [0.5], TrialState.COMPLETE)
+    store.close()
+    assert not (tmp_path / "s" / "optuna.journal").exists()
+    again = StudyStore.open(tmp_path / "s", url)
+    assert [t.value for t in again.study.trials] == [0.5]
+    with pytest.raises(ConfigError, match="--study OTHER"):
+        StudyStore.create(tmp_path / "t", "s", {}, url)
+    assert not (tmp_path / "t").exists()
+
+
+def test_passwords_are_redacted():
+    assert redact("x postgresql://me:pa55@host/db y") == "x postgresql://me:***@host/db y"
+    assert redact("sqlite:///a.db") == "sqlite:///a.db"
+    assert redact("a://h/d?user=me&password=secret&x=1") == "a://h/d?user=me&password=***&x=1"
+    assert "secret" not in redact("a://h/d?sslpassword=secret 'b://h/?PASSWD=secret'")
+
+
+def test_a_resume_that_does_not_find_its_trials_is_refused_not_begun_anew(tmp_path):
+    store = new_study(tmp_path)
+    store.add_session({"host": "here"})
+    add_trial(store, [0.5], TrialState.COMPLETE)
+    store.close()
+    (store.folder / "optuna.journal").unlink()
+    with pytest.raises(ConfigError, match="does not hold"):
+        StudyStore.open(store.folder, None)
+    with pytest.raises(ConfigError, match="--storage"):
+        StudyStore.open(store.folder, f"sqlite:///{tmp_path}/other.db")
+    assert not (tmp_path / "other.db").exists()
+
+
+def test_a_damaged_journal_is_refused_in_one_line_and_stays_as_it_is(tmp_path):
+    store = new_study(tmp_path)
+    store.add_session({"host": "here"})
+    add_trial(store, [0.5], TrialState.COMPLETE)
+    store.close()
+    journal = store.folder / "optuna.journal"
+    lines = journal.read_bytes().splitlines(keepends=True)
+    for damage in (b'{"op_code":8,GARBAGE\n', b"\xff\xfe\x00\n", b"[]\n", b'{"op_code":8}\n'):
+        damaged = b"".join([*lines[:-3], damage, *lines[-3:]])
+        journal.write_bytes(damaged)
+        with pytest.raises(ConfigError, match=r"optuna.journal must be readable; got .* Restore it") as met:
+            StudyStore.open(store.folder, None)
+        assert "\n" not in str(met.value) and journal.read_bytes() == damaged
+    journal.write_bytes(b"".join(lines))
+    reopened = StudyStore.open(store.folder, None)
+    assert [t.state for t in reopened.study.trials] == [TrialState.COMPLETE]
+    reopened.close()
+
+
+def test_a_resume_from_a_database_that_is_there_still_works(tmp_path):
+    url = f"sqlite:///{tmp_path}/s.db"
+    store = StudyStore.create(tmp_path / "s", "s", {}, url)
+    store.add_session({"host": "here"})
+    add_trial(store, [0.5], TrialState.COMPLETE)
+    store.close()
+    reopened = StudyStore.open(store.folder, url)
+    assert len(reopened.study.trials) == 1
+    reopened.close()
+
+
+def test_a_folder_that_cannot_be_held_is_refused_in_words(tmp_path):
+    store = new_study(tmp_path)
+    store.close()
+    (store.folder / ".lease").mkdir()  # as unwritable as a read-only folder, for root too
+    with pytest.raises(ConfigError, match="must be writable"):
+        StudyStore.open(store.folder, None)
+
+
+def test_a_study_made_in_vain_is_removed_and_one_with_trials_never(tmp_path):
+    url = f"sqlite:///{tmp_path}/s.db"
+    for storage in (None, url):
+        store = StudyStore.create(tmp_path / "s", "s", {}, storage)
+        store.discard()
+        assert not store.folder.exists()
+    store = StudyStore.create(tmp_path / "s", "s", {}, url)
+    add_trial(store, [0.5], TrialState.COMPLETE)
+    store.discard()
+    assert store.folder.exists() and len(store.study.trials) == 1
+    store.close()
+
+
+def test_a_resume_with_nothing_left_to_do_leaves_nothing_running(tmp_path):
+    folder = tmp_path / "runs" / "s"
+    store = StudyStore.create(
+        folder, "s", make_plan(SearchOptions(space="smoke", study="s", output=str(tmp_path / "runs"))).to_dict(), None
+    )
+    store.add_session({"host": "here"})
+    add_trial(store, [0.5], TrialState.COMPLETE)
+    running = store.study.ask()
+    running.suggest_float("peak_lr", 0.1, 1.0)
+    running.set_user_attr("config", TrainConfig().to_dict())
+    store.close()
+    command = [sys.executable, str(TUNE), "--resume", "--study", "s", "--trials", "1"]
+    done = subprocess.run(command, cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0 and "All 1 trials have ended" in done.stdout
+    assert [t.state for t in StudyStore.open(folder, None).study.trials] == [TrialState.COMPLETE, TrialState.WAITING]
+
+
+def test_a_resume_with_another_tolerance_gives_another_answer_without_another_trial(tmp_path, capsys):
+    options = SearchOptions(study="s", output=str(tmp_path), trials=2, max_epochs=1, batch="128,512", confirm="none")
+    store = StudyStore.create(tmp_path / "s", "s", make_plan(options).to_dict(), None)
+    store.add_session({"host": "here"})
+    for batch, top1 in ((128, 0.9), (512, 0.7)):
+        store.study.enqueue_trial({"global_batch_size": batch})
+        trial = store.study.ask()
+        trial.suggest_categorical("global_batch_size", [128, 512])
+        trial.set_user_attr("config", TrainConfig(epochs=1).replace_keys({"batch.global_size": batch}).to_dict())
+        trial.set_user_attr("epoch/00001", {"epoch": 1, "val_top1": top1})
+        store.study.tell(trial, top1)
+    store.close()
+    for points, answer in (("0.5pt", 128), ("30pt", 512)):
+        assert main(["tune", "--resume", "--study", "s", "--output", str(tmp_path), "--tolerance", points]) == 0
+        out = capsys.readouterr().out
+        assert f"The answer is batch {answer} " in out and f"within {points[:-2]} points of the best" in out
+        written = json.loads((tmp_path / "s" / "frontier.json").read_text())
+        assert (written["tolerance"], written["answer"]["value"]) == (points, answer)
+        assert json.loads((tmp_path / "s" / "best.json").read_text())["batch"]["global_size"] == answer

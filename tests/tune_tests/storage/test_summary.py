@@ -1,0 +1,400 @@
+"""A study's files, read without Optuna: the same trials as Optuna's, whatever was written and whoever runs."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import optuna
+import pytest
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution, json_to_distribution
+from optuna.trial import TrialState
+
+from bigbatch.cluster.host import slurm_commands
+from bigbatch.cluster.host.lease import Lease
+from bigbatch.cluster.host.optuna_journal import FACTS, read_journal
+from bigbatch.train_loop.config import ConfigError, TrainConfig
+from bigbatch.tune.budget.ledger import DeviceSeconds, Ledger
+from bigbatch.tune.commands.show import show_main
+from bigbatch.tune.commands.studies import studies_main
+from bigbatch.tune.runs.run import Run, Runs
+from bigbatch.tune.storage.store import StudyStore
+from bigbatch.tune.storage.summary import find_study, list_studies, summarize
+
+EPOCHS = 3
+
+
+def add_trial(study: optuna.Study, rng: random.Random, epochs: int, state: TrialState | None) -> None:
+    trial = study.ask()
+    trial.suggest_float("rate", 1e-3, 1.0, log=True)
+    trial.suggest_int("batch", 16, 256, step=16)
+    if trial.suggest_categorical("optimizer", ["sgd", "lars", None]) == "sgd":
+        trial.suggest_float("momentum", 0, 0.99)
+    config = TrainConfig(epochs=EPOCHS).replace_keys({"optimizer.peak_lr": 0.1 + rng.random()})
+    trial.set_user_attr("config", config.to_dict())
+    for epoch in range(1, epochs + 1):
+        value = rng.random()
+        trial.set_user_attr(f"epoch/{epoch:05d}", {"epoch": epoch, "val_top1": value, "train_s": 1.0})
+        trial.report(value, epoch)
+    trial.set_user_attr("gpu_hours", 0.25)
+    if state is not None:
+        study.tell(trial, value if state == TrialState.COMPLETE else None, state=state)
+
+
+def make_study(folder: Path, count: int = 4, **description: object) -> StudyStore:
+    store = StudyStore.create(folder, folder.name, {"trials": 12, "max_epochs": EPOCHS, **description}, None)
+    store.study.sampler = optuna.samplers.RandomSampler(0)
+    rng = random.Random(0)
+    for number in range(count):
+        state = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL, None)[number % 4]
+        add_trial(store.study, rng, EPOCHS if number % 4 == 0 else 1 + number % 2, state)
+    return store
+
+
+def test_the_journal_says_the_same_as_optuna(tmp_path):
+    store = make_study(tmp_path / "s", 12)
+    store.study.enqueue_trial({"rate": 0.5}, user_attrs={"retries": 2})
+    store.study._storage.set_trial_state_values(store.study.trials[3]._trial_id, TrialState.WAITING)
+    store.study.add_trial(
+        optuna.create_trial(
+            state=TrialState.COMPLETE,
+            value=0.123,
+            params={"rate": 0.25, "batch": 32, "optimizer": "lars"},
+            distributions={
+                "rate": FloatDistribution(1e-3, 1.0, log=True),
+                "batch": IntDistribution(16, 256, step=16),
+                "optimizer": CategoricalDistribution(["sgd", "lars", None]),
+            },
+        )
+    )
+    found = read_journal(store.folder, "s", Run)
+    theirs = store.study.trials
+    assert found is not None and len(found.trials) == len(theirs) == 14
+    for one, other in zip(found.trials, theirs, strict=True):
+        assert (one.number, one.state, one.params) == (other.number, other.state, other.params)
+        assert (one.values or None, one.user_attrs, one.system_attrs) == (
+            other.values,
+            other.user_attrs,
+            other.system_attrs,
+        )
+        assert one.intermediate_values == other.intermediate_values
+        assert (one.datetime_start, one.datetime_complete) == (other.datetime_start, other.datetime_complete)
+        assert {name: json_to_distribution(text) for name, text in one.distributions.items()} == other.distributions
+        assert one.epochs == (last := max(other.intermediate_values, default=0))
+        assert one.last_of("val_top1") == other.intermediate_values.get(last)
+    assert (best := (runs := Runs(found.trials, found.maximize)).best) and best.number == store.study.best_trial.number
+    brief = read_journal(store.folder, "s", Run, FACTS)
+    assert brief is not None and [t.state for t in brief.trials] == [t.state for t in found.trials]
+    assert Runs(brief.trials).ended == runs.ended == 10 - 1, "the failed trial 2 is tried again"
+    store.close()
+
+
+def test_a_half_line_and_a_damaged_one_end_the_reading(tmp_path):
+    store = make_study(tmp_path / "s", 4)
+    store.close()
+    journal = store.folder / "optuna.journal"
+    with journal.open("ab") as lines:
+        lines.write(b'{"op_code":6,"trial_id":3,"state":1')
+    assert [t.state.name for t in read_journal(store.folder, "s", Run).trials] == [
+        "COMPLETE",
+        "PRUNED",
+        "FAIL",
+        "RUNNING",
+    ]
+    with journal.open("ab") as lines:
+        lines.write(b'\n{"op_code":4,"study_id":0,"state":0}\n')
+    damaged = read_journal(store.folder, "s", Run)
+    assert damaged is not None and len(damaged.trials) == 4 and damaged.cut_at is not None
+    assert read_journal(tmp_path, "s", Run) is None
+
+
+def test_states_are_told_apart(tmp_path):
+    running = make_study(tmp_path / "running", sessions=[{"started_at": "2026-11-01T00:00:00"}])
+    for name, session, planned in (
+        ("killed", {}, 12),
+        ("interrupted", {"outcome": "interrupted"}, 12),
+        ("complete", {"outcome": "ended"}, 3),
+        ("budget", {"outcome": "ended"}, None),
+        ("crashed", {"outcome": "crashed"}, 12),
+    ):
+        store = make_study(tmp_path / name, sessions=[session])
+        store.describe({"trials": planned})
+        store.close()
+    nothing = StudyStore.create(tmp_path / "nothing", "nothing", {"trials": 4}, None)
+    nothing.close()
+    states = {one.name: (one.state, one.why) for one in list_studies(tmp_path)}
+    assert states.pop("running") == (
+        "running",
+        f"process {os.getpid()} of {getpass.getuser()} on {os.uname().nodename}",
+    )
+    assert states == {
+        "killed": ("interrupted", "killed"),
+        "interrupted": ("interrupted", ""),
+        "complete": ("done", ""),
+        "budget": ("done", ""),
+        "crashed": ("failed", "its driver failed"),
+        "nothing": ("interrupted", "it never began"),
+    }
+    running.close()
+    assert summarize(tmp_path / "running").state == "interrupted"
+
+
+def test_a_lease_of_another_machine_lives_while_it_is_renewed(tmp_path):
+    make_study(tmp_path / "s", sessions=[{}]).close()
+    Lease(tmp_path / "s", job_id="77").take()
+    lease = tmp_path / "s" / ".lease"
+    assert summarize(tmp_path / "s").state == "running" and "job 77" in summarize(tmp_path / "s").why
+    values = json.loads(lease.read_text())
+    lease.write_text(json.dumps({**values, "heartbeat": time.time() - 1000}))
+    os.utime(lease, (time.time() - 1000,) * 2)
+    assert summarize(tmp_path / "s").state == "interrupted"
+    lease.write_text("{")
+    os.utime(lease, (time.time() - 1000,) * 2)
+    assert summarize(tmp_path / "s").state == "interrupted"
+
+
+def test_a_study_whose_job_waits_in_the_queue_says_so(tmp_path, monkeypatch):
+    for name, job in (("a", "7"), ("b", "8"), ("c", "9")):
+        make_study(tmp_path / name, sessions=[{"slurm": {"job_id": job}}]).close()
+    asked = []
+
+    def squeue(*command: str, **_: object) -> str:
+        asked.append(command)
+        return "7 PD\n8 R\n70 PD\n"
+
+    monkeypatch.setattr(slurm_commands, "is_installed", lambda command: True)
+    monkeypatch.setattr(slurm_commands, "run", squeue)
+    assert {one.name: one.state for one in list_studies(tmp_path)} == {
+        "a": "in the queue", "b": "running", "c": "interrupted",
+    }  # fmt: skip
+    assert len(asked) == 1, "Slurm is asked once for all studies"
+
+    def silent(*command: str, **_: object) -> str:
+        raise slurm_commands.SlurmSilent("no answer")
+
+    monkeypatch.setattr(slurm_commands, "run", silent)
+    assert {one.state for one in list_studies(tmp_path)} == {"interrupted"}
+
+
+def test_odd_things_beside_studies_never_break_the_list(tmp_path, capsys):
+    make_study(tmp_path / "good").close()
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file.txt").write_text("no study")
+    for name, text in {
+        "broken": "{", "list": "[]", "later": '{"schema_version": 99}', "binary": "\udcff",
+        "odd": '{"schema_version": 1, "name": 3, "trials": "many", "sessions": 5, "machine": [], "overrides": 7}',
+    }.items():  # fmt: skip
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "study.json").write_bytes(text.encode(errors="surrogateescape"))
+    (tmp_path / "odd" / "trials.parquet").write_text("no table")
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    assert studies_main(["--output", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert sorted(line.split()[0] for line in lines[1:]) == sorted(["good", "broken", "list", "later", "binary", "odd"])
+    assert all("unreadable" in line for line in lines[1:] if line.split()[0] in ("broken", "list", "later", "binary"))
+    for name in ("broken", "list", "later", "binary"):
+        assert show_main([name, "--output", str(tmp_path)]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+    assert show_main(["odd", "--output", str(tmp_path)]) in (0, 2)
+    assert show_main(["empty", "--output", str(tmp_path)]) == 2
+    assert "It has" in capsys.readouterr().err
+
+
+def test_a_study_of_another_user_is_called_unreadable_and_the_others_are_listed(tmp_path, capsys, monkeypatch):
+    make_study(tmp_path / "mine").close()
+    make_study(tmp_path / "theirs").close()
+    stat = os.stat
+
+    def of_a_user(path, *args, **options):  # root may enter every folder, so permissions alone show nothing in a test
+        if "theirs/" in str(path):
+            raise PermissionError(13, "Permission denied", str(path))
+        return stat(path, *args, **options)
+
+    monkeypatch.setattr(os, "stat", of_a_user)
+    (tmp_path / "theirs" / "study.json").unlink()
+    assert studies_main(["--output", str(tmp_path)]) == 0
+    mine, theirs = sorted(capsys.readouterr().out.splitlines()[1:])
+    assert mine.split()[0] == "mine" and theirs.split()[:2] == ["theirs", "unreadable"]
+    assert show_main(["theirs", "--output", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_without_its_journal_a_study_is_listed_and_shown_from_its_tables(tmp_path, capsys):
+    store = make_study(tmp_path / "one", 12)
+    store.refresh(force=True)
+    store.close()
+    best = store.study.best_trial
+    for damage in (None, b"", b"\xff\x00 no journal\n"):
+        (store.folder / "optuna.journal").unlink()
+        if damage is not None:
+            (store.folder / "optuna.journal").write_bytes(damage)
+        assert studies_main(["--output", str(tmp_path)]) == 0
+        assert "9/12" in capsys.readouterr().out
+        assert show_main([str(store.folder)]) == 0
+        out = capsys.readouterr().out
+        assert f"The best is trial {best.number}: validation top-1 {100 * best.value:.1f} %" in out
+        (store.folder / "optuna.journal").touch()
+
+
+def test_a_list_of_nothing_says_how_to_begin(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert studies_main([]) == 0 and "No study in runs. Begin one: bigbatch tune" in capsys.readouterr().out
+    assert studies_main(["--output", "elsewhere"]) == 2
+    assert "--output must be a folder of studies; got 'elsewhere'" in capsys.readouterr().err
+
+
+def test_a_study_is_found_by_its_name_its_folder_and_a_file_in_it(tmp_path, monkeypatch):
+    make_study(tmp_path / "runs" / "one").close()
+    monkeypatch.chdir(tmp_path)
+    for text in ("one", "runs/one", str(tmp_path / "runs" / "one"), "runs/one/best.json", "runs/one/study.json"):
+        (tmp_path / "runs" / "one" / "best.json").touch()
+        assert find_study(text, Path("runs")).resolve() == tmp_path / "runs" / "one"
+    with pytest.raises(ConfigError, match="none called 'two' in 'runs'. It has one"):
+        find_study("two", Path("runs"))
+
+
+def test_a_study_is_shown_while_it_runs_with_what_was_used(tmp_path, monkeypatch, capsys):
+    store = make_study(tmp_path / "runs" / "one", 24, trials=24, sessions=[{"started_at": "2026-11-01T10:00:00+00:00"}])
+    store.refresh(force=True)
+    ledger = Ledger(store.folder / "ledger", lambda: 0.0)
+    ledger.begin(0, 2, since_s=1800.0)
+    ledger.close()
+    monkeypatch.chdir(tmp_path)
+    assert show_main(["one"]) == 0
+    out = capsys.readouterr().out
+    assert "running (process" in out and "1.00 worker hours" in out and "4 more trials; --all prints them" in out
+    best = store.study.best_trial
+    assert f"The best is trial {best.number}: validation top-1 {100 * best.value:.1f} %" in out
+    assert "bigbatch train --config runs/one/best.json --set epochs=30" in out and "--resume" not in out
+    store.close()
+    assert show_main(["one", "--all"]) == 0
+    out = capsys.readouterr().out
+    assert "bigbatch tune --resume --study one" in out and "more trials" not in out
+    rows = [line for line in out.splitlines() if " 0.25" in line]
+    assert len(rows) == 24
+
+
+def test_the_frontier_is_shown_and_its_answer_is_the_best(tmp_path, capsys):
+    store = make_study(tmp_path / "one", 9)
+    store.close()
+    rows: list[dict[str, object]] = [
+        {"value": 64, "tried": 5, "finished": 2, "trial": 0, "objective": 0.9, "optimizer_steps": 400, "epoch_s": 8.0},
+        {"value": 512, "tried": 4, "finished": 1, "trial": 4, "objective": 0.898, "optimizer_steps": 50},
+    ]
+    for row, worse in zip(rows, (0.0, 0.002), strict=True):
+        row |= {"chosen_at": row["objective"], "reported": row["objective"], "worse_by": worse}
+    values: dict[str, object] = {"dimension": "global_batch_size", "objective": "val_top1", "direction": "maximize"}
+    values |= {"usable": True, "answer": {"value": 512, "trial": 4, "is_certain": False}, "tolerance": "0.5pt"}
+    (store.folder / "frontier.json").write_text(json.dumps({**values, "rows": rows}))
+    assert show_main([str(store.folder)]) == 0
+    out = capsys.readouterr().out
+    assert "The answer is batch 512 (trial 4): validation top-1 89.8 %" in out
+    assert [line.split()[1] for line in out.splitlines() if line.startswith("*")] == ["4"], "the same one is marked"
+    for broken in ('{"rows": 3}', '{"answer": {"trial": 99}, "rows": []}', "{"):
+        (store.folder / "frontier.json").write_text(broken)
+        assert show_main([str(store.folder)]) == 0
+        assert "Best: trial" in capsys.readouterr().out
+
+
+def test_a_parameter_that_is_a_setting_has_one_column(tmp_path, capsys):
+    store = StudyStore.create(tmp_path / "own", "own", {"trials": 2, "max_epochs": 1, "space_source": "own.py"}, None)
+    for batch, rate in ((64, 0.5), (128, 0.25)):
+        store.study.enqueue_trial({"batch.global_size": batch, "peak_lr": rate, "mine": rate})
+        trial = store.study.ask()
+        trial.suggest_categorical("batch.global_size", [64, 128])
+        trial.suggest_float("peak_lr", 0.1, 1.0)
+        trial.suggest_float("mine", 0.1, 1.0)
+        config = TrainConfig(epochs=1).replace_keys({"batch.global_size": batch, "optimizer.peak_lr": rate})
+        trial.set_user_attr("config", config.to_dict())
+        store.study.tell(trial, rate)
+    store.close()
+    assert show_main([str(tmp_path / "own")]) == 0
+    out = capsys.readouterr().out
+    (head,) = [line.split() for line in out.splitlines() if "TRIAL" in line]
+    assert head == ["TRIAL", "STATE", "BATCH", "LR", "MINE", "EPOCHS", "VALUE", "HOURS"]
+    assert "peak_lr" not in out and "global_size" not in out
+
+
+def test_a_study_in_a_database_is_shown_from_its_tables(tmp_path, capsys):
+    url = f"sqlite:///{tmp_path / 'd.db'}"
+    store = StudyStore.create(tmp_path / "one", "one", {"trials": 8, "max_epochs": EPOCHS, "sessions": [{}]}, url)
+    rng = random.Random(1)
+    for state in (TrialState.COMPLETE, TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL):
+        add_trial(store.study, rng, EPOCHS if state == TrialState.COMPLETE else 1, state)
+    store.refresh(force=True)
+    store.close()
+    (tmp_path / "d.db").unlink()
+    found = summarize(tmp_path / "one")
+    assert found.ended == 4 and found.best == pytest.approx(store_best(rng_seed=1))
+    assert show_main([str(tmp_path / "one")]) == 0
+    out = capsys.readouterr().out
+    assert "4/8: 2 ran to their end, 1 stopped or paused, 1 failed" in out and "--storage URL" in out
+    assert studies_main(["--output", str(tmp_path)]) == 0
+
+
+def store_best(rng_seed: int) -> float:
+    """The largest last value of the first two trials of ``add_trial`` with this seed."""
+    rng = random.Random(rng_seed)
+    values = [[rng.random() for _ in range(EPOCHS + 1)][-1] for _ in range(2)]
+    return max(values)
+
+
+def test_neither_ray_nor_torch_nor_optuna_is_loaded(tmp_path):
+    make_study(tmp_path / "one").close()
+    code = (
+        "import sys; from bigbatch.command import main; "
+        f"assert main(['studies', '--output', {str(tmp_path)!r}]) == 0; "
+        f"assert main(['show', 'one', '--output', {str(tmp_path)!r}]) == 0; "
+        "assert not {'ray', 'torch', 'optuna'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def test_hours_are_those_of_all_drivers_as_far_as_this_folder_has_heard_of_them(tmp_path, capsys):
+    store = make_study(tmp_path / "s")
+    store.close()
+    for used_h, other_h in ((1.0, 0.5), (0.5, 2.0), (0.25, 0.0)):
+        ledger = Ledger(store.folder / "ledger", lambda: 0.0)
+        ledger.begin(0, 2, since_s=1800.0 * used_h)
+        ledger.note_others(DeviceSeconds(held_s=3600.0 * other_h), 0.0)
+        ledger.close()
+    assert summarize(store.folder).held_s == pytest.approx(3600 * (1.75 + 2.0)), "the latest that is known counts once"
+    assert show_main([str(store.folder)]) == 0
+    assert "3.75 worker hours by all drivers of the study, 2.00 of them by those of other" in capsys.readouterr().out
+
+
+def test_an_empty_front_says_why(tmp_path, capsys):
+    store = StudyStore.create(tmp_path / "s", "s", {"trials": 4, "objective": "val_top1:max,epoch_s:min"}, None)
+    trials = []
+    for number in range(2):
+        trial = store.study.ask()
+        trial.set_user_attr("config", TrainConfig(epochs=EPOCHS).to_dict())
+        trial.set_user_attr("infeasible", {"epoch_s": 0.2})
+        trial.set_user_attr(
+            "ended_because", f"infeasible after epoch 1: epoch time is {70 + number} s, allowed is 60 s"
+        )
+        store.study.tell(trial, state=TrialState.PRUNED)
+        trials.append(trial)
+    store.refresh(force=True)
+    assert show_main([str(store.folder)]) == 0
+    said = "The Pareto front is empty: none of the 2 trials meets the constraints of the space (infeasible after"
+    assert said in capsys.readouterr().out
+    trial = store.study.ask()
+    trial.set_user_attr("config", TrainConfig(epochs=EPOCHS).to_dict())
+    store.study.tell(trial, state=TrialState.FAIL)
+    show_main([str(store.folder)])
+    assert "is empty: no trial ran to its end (2 infeasible, 1 failed)." in capsys.readouterr().out
+    trial = store.study.ask()
+    trial.set_user_attr("config", TrainConfig(epochs=EPOCHS).to_dict())
+    store.study.tell(trial, [0.5, 2.0])
+    store.refresh(force=True)
+    show_main([str(store.folder)])
+    assert "On the Pareto front: trial 3 (" in capsys.readouterr().out
+    store.close()

@@ -1,0 +1,194 @@
+"""A few batches through model, loss, optimizer and validation on the CPU, before anything expensive starts."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import nn
+
+from bigbatch.train_loop.config import ConfigError, TrainConfig
+from bigbatch.train_loop.config.own_names import own_words
+from bigbatch.train_loop.config.train_config import LOSSES
+from bigbatch.train_loop.data.info import DataInfo
+from bigbatch.train_loop.data.sets.scan import FolderScan
+from bigbatch.train_loop.data.source import Step
+from bigbatch.train_loop.errors import ImageError, LoaderError, OwnCodeError
+from bigbatch.train_loop.loop.assembly import Run, set_up
+from bigbatch.train_loop.loop.checkpoint import CheckpointFolder
+from bigbatch.train_loop.loop.step import unused_in_words
+from bigbatch.train_loop.loop.train import take_step
+from bigbatch.train_loop.loop.validation import measure
+from bigbatch.train_loop.plugins.code import whose_error
+from bigbatch.train_loop.reporter import ListReporter
+
+IMAGES = 4
+"""Of a batch: BatchNorm needs two, and a loss that mixes up examples and classes shows with four."""
+STEPS = 4
+"""Eight micro-batches: a layer that is left out every other time is used in all of them once in 256 checks."""
+
+
+def check_two_batches(
+    config: TrainConfig, scan: FolderScan | None = None, workers: int = 1, needs_top1: bool = False
+) -> None:
+    """Train one step of two micro-batches of a few images, and validate one, on the CPU in float32.
+
+    With several workers, whose gradients DDP sums, ``STEPS`` steps: a network may leave out layers at random, or later.
+
+    Args:
+        scan: the images of an image folder, where they were listed before.
+        workers: of the run. With several, each parameter must get a gradient in each step, unless DDP looks for those
+            that get none (``model.find_unused_parameters``).
+        needs_top1: whether a search optimises right answers, which outputs and targets must then have.
+
+    Raises:
+        ConfigError: outputs do not fit the classes, the loss or the objective, the loss is not one finite number, a
+            parameter gets no gradient, or a checkpoint could not hold the optimizer's state. One line.
+        OwnCodeError: the user's code raised an exception.
+    """
+    words = own_words(config)
+    run: Run | None = None
+    try:
+        with whose_error(words):
+            run = set_up(_small(config), ListReporter(), CheckpointFolder(None, 0.0), torch.device("cpu"), scan=scan)
+            _train_and_validate(run, workers, needs_top1)
+    except (ConfigError, OwnCodeError, ImageError, LoaderError, MemoryError):
+        raise
+    except Exception as error:
+        raise _refusal(config, run.source.info if run else None, error) from None
+    finally:
+        if run:
+            run.source.close()
+
+
+def _small(config: TrainConfig) -> TrainConfig:
+    """The same components with few images, on a CPU: two micro-batches, or one where the run's batch is smaller."""
+    micro = min(IMAGES, config.batch.micro_size or IMAGES)  # BatchNorm refuses one image
+    size = min(2 * micro, config.batch.global_size)
+    return config.replace_keys(
+        {
+            "batch.global_size": size,
+            "batch.micro_size": micro if size == 2 * micro else size,
+            "precision": "off",
+            "model.compile": False,
+            "model.sync_bn": False,
+            "data.loader.workers": 0,
+            "data.drop_last": True,
+        }
+    )
+
+
+def _train_and_validate(run: Run, workers: int, needs_top1: bool) -> None:
+    config = run.config
+    handle = run.model.register_forward_hook(_check_logits(run)) if _counts_classes(run) else None
+    steps = iter(run.source.train_steps(config.seed, 0, run.split, 0))
+    with _gradients_of(run.model) as got:
+        _take_next(run, steps)
+        _check_loss(run)
+        if workers > 1 and not config.model.find_unused_parameters:
+            for _ in range(STEPS - 1):
+                _take_next(run, steps)
+            _check_gradients(run, got, workers)
+    run.model.eval()
+    with torch.inference_mode():
+        _, answers, _ = measure(run, itertools.islice(run.source.val_batches(IMAGES, 0, 1), 1)).tolist()
+    if needs_top1 and math.isnan(answers):
+        raise ConfigError(
+            f"the objective val_top1 needs outputs [N, K] with K > 1 and targets [N] that are classes; got others from "
+            f"model.name={config.model.name} and data.name={config.data.name}. Write e.g. --objective val_loss:min."
+        )
+    if handle is not None:
+        handle.remove()
+    _check_state(run)
+
+
+def _counts_classes(run: Run) -> bool:
+    info = run.source.info
+    return run.config.loss in LOSSES and info.are_classes and info.num_classes > 0
+
+
+def _check_logits(run: Run) -> Callable[[nn.Module, object, object], None]:
+    """A hook that refuses outputs that are no logits of the data's classes."""
+    classes, name, images = run.source.info.num_classes, run.config.model.name, run.config.batch.micro_size
+
+    def check(_: nn.Module, inputs: object, outputs: object) -> None:
+        shape = list(outputs.shape) if isinstance(outputs, torch.Tensor) else None
+        if shape is None or len(shape) != 2 or shape[1] != classes:
+            got = f"a tensor {shape}" if shape is not None else f"a {type(outputs).__name__}"
+            raise ConfigError(
+                f"with loss={run.config.loss} a model must return logits [N, {classes}]; got {got} from "
+                f"model.name={name} for {images} images. Use workload.num_classes, or --loss FILE.py:FUNCTION."
+            )
+
+    return check
+
+
+def _take_next(run: Run, steps: Iterator[Step]) -> None:
+    """Take the next step, if the data set has images for one."""
+    for step in itertools.islice(steps, 1):
+        take_step(run, step, run.config.optimizer.peak_lr * 1e-3)  # a whole rate without warmup may explode at once
+        run.progress.step += 1  # other draws
+
+
+def _check_loss(run: Run) -> None:
+    bad, loss = run.watch.codes()
+    if bad > -math.inf:
+        raise ConfigError(
+            f"the loss of the first batch must be a finite number; got {'nan' if loss == 3.0 else 'inf'} from "
+            f"loss={run.config.loss} and model.name={run.config.model.name}. "
+            "Look for a division by or a logarithm of zero."
+        )
+
+
+@contextlib.contextmanager
+def _gradients_of(model: nn.Module) -> Iterator[list[set[str]]]:
+    """A list that gets, for each forward pass within the block, the parameters that then get a gradient."""
+    got: list[set[str]] = []
+    handles = [model.register_forward_pre_hook(lambda *_: got.append(set()))]
+    for name, p in model.named_parameters():
+        if p.requires_grad:
+            handles.append(p.register_post_accumulate_grad_hook(lambda _, name=name: got[-1].add(name)))
+    try:
+        yield got
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _check_gradients(run: Run, got: Sequence[set[str]], workers: int) -> None:
+    """Raise ConfigError for a parameter that gets no gradient in some micro-batch: it may be the last one of a step,
+    with which DDP sums."""
+    names = [name for name, p in run.model.named_parameters() if p.requires_grad]
+    without = [name for name in names if any(name not in one for one in got)]
+    if without:
+        times = sum(without[0] not in one for one in got)
+        when = f"in {times} of {len(got)} micro-batches"
+        raise ConfigError(unused_in_words(without, run.config, workers, when))
+
+
+def _check_state(run: Run) -> None:
+    """Raise ConfigError if a checkpoint of the optimizer could not be read again."""
+    file = io.BytesIO()
+    try:
+        torch.save(run.optimizer.state_dict(), file)
+        file.seek(0)
+        torch.load(file, weights_only=True)
+    except Exception as error:
+        raise ConfigError(
+            f"the state of optimizer.name={run.config.optimizer.name} must be tensors and numbers, or a run cannot "
+            f"resume; got {' '.join(str(error).split())[:120]}. Keep others out of optimizer.state and groups."
+        ) from None
+
+
+def _refusal(config: TrainConfig, info: DataInfo | None, error: Exception) -> ConfigError:
+    reason = " ".join(f"{type(error).__name__}: {error}".split())
+    if isinstance(error, IndexError) and info and info.are_classes and not info.num_classes:  # out of bounds
+        reason += f" and workload.num_classes=0, as data.name={config.data.name} returns no num_classes,"
+    return ConfigError(
+        f"two batches must go through model, loss and optimizer; got {reason} with model.name={config.model.name}, "
+        f"loss={config.loss}, optimizer.name={config.optimizer.name}. Correct them, or write --no-check."
+    )

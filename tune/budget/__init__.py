@@ -1,0 +1,1 @@
+"""What a search has used and may use: ledger, pace, what is kept back, forecast."""

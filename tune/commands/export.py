@@ -1,0 +1,146 @@
+"""``bigbatch export STUDY``: copies a study for other tools. Takes no lease, also while the search runs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bigbatch.base.atomic_files import replacing
+from bigbatch.base.command_line import DONE, WRONG_INPUT, OneLineParser
+from bigbatch.train_loop.config import ConfigError
+from bigbatch.tune.storage.study_tables import StudyTables, read_tables
+from bigbatch.tune.storage.summary import find_study
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+def export_parser() -> argparse.ArgumentParser:
+    """The options of ``bigbatch export``."""
+    p = OneLineParser(
+        prog="bigbatch export",
+        description="Copy a study for other tools. Repeat the command to bring a copy up to date.",
+        allow_abbrev=False,
+    )
+    add = p.add_argument
+    add("study", metavar="STUDY|PATH", help="a study's name in --output, or its folder")
+    add("--csv", metavar="DIR", help="write trials.csv and epochs.csv there")
+    add("--sqlite", metavar="FILE", help="copy the study into an SQLite file, for optuna-dashboard")
+    add("--tensorboard", metavar="DIR", help="write event files there, with a row for HParams for each trial")
+    add("--mlflow", metavar="FILE|URI", help="write a run for each trial to MLflow's database FILE, or to a server")
+    add("--grafana", metavar="DIR", help="write files there with which Prometheus and Grafana show the search")
+    add("--output", metavar="DIR", default="runs", help="the folder of studies (default: runs)")
+    add("--storage", metavar="URL", help="the study's database, if it is in one")
+    return p
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Export. Returns the exit code: 0, or 2 for wrong input."""
+    args = export_parser().parse_args(argv)
+    try:
+        _export(args)
+    except ConfigError as error:
+        print(f"bigbatch export: error: {error}", file=sys.stderr)
+        return WRONG_INPUT
+    return DONE
+
+
+def _export(args: argparse.Namespace) -> None:
+    names = (*FORMATS, GRAFANA)
+    asked = [(name, target) for name in names if (target := getattr(args, name))]
+    if not asked:
+        options = ", ".join(f"--{name}" for name in names)
+        raise ConfigError(f"an export needs a format; got none. Write one or more of {options}.")
+    folder = find_study(args.study, Path(args.output))
+    # Prometheus' files need no trial: the search may have just begun.
+    tables = read_tables(folder, args.storage) if asked[0][0] != GRAFANA else None
+    for name, target in asked:
+        try:
+            if tables is None or name == GRAFANA:
+                text = _grafana(target, folder)
+            else:
+                text = FORMATS[name](target, args.storage, folder, tables)
+            print(text, flush=True)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise ConfigError(
+                f"--{name} must be a place that can be written; got {target!r} ({reason}). Write another."
+            ) from None
+
+
+def _csv(target: str, _storage: str | None, _folder: Path, tables: StudyTables) -> str:
+    return "\n".join(f"wrote {path}" for path in write_csv_files(tables, Path(target)))
+
+
+def _sqlite(target: str, storage: str | None, folder: Path, _tables: StudyTables) -> str:
+    from bigbatch.tune.export.optuna_database import write_optuna_database
+
+    write_optuna_database(folder, Path(target), storage)
+    return f"wrote {target}; look at it: {shlex.join(['optuna-dashboard', f'sqlite:///{target}'])}"
+
+
+def _tensorboard(target: str, _storage: str | None, folder: Path, tables: StudyTables) -> str:
+    from bigbatch.tune.export.event_files import write_event_files
+
+    count = write_event_files(tables, Path(target), folder)
+    return f"wrote {count} trials to {target}; look at them: tensorboard --logdir {shlex.quote(target)}"
+
+
+def _mlflow(target: str, _storage: str | None, folder: Path, tables: StudyTables) -> str:
+    from bigbatch.tune.export.mlflow_runs import write_mlflow_runs
+
+    count = write_mlflow_runs(tables, target, folder)
+    uri = target if "://" in target else f"sqlite:///{target}"
+    return f"wrote {count} new runs to {target}; look at them: mlflow ui --backend-store-uri {shlex.quote(uri)}"
+
+
+def _grafana(target: str, folder: Path) -> str:
+    from bigbatch.tune.export.grafana_files import write_grafana_files
+
+    write_grafana_files(folder, Path(target))
+    command = shlex.join(["prometheus", f"--config.file={target}/prometheus.yml"])
+    return f"wrote {target}; look at it: {command}, then Grafana (docs/metrics.md)"
+
+
+GRAFANA = "grafana"
+FORMATS: dict[str, Callable[[str, str | None, Path, StudyTables], str]] = {
+    "csv": _csv,
+    "sqlite": _sqlite,
+    "tensorboard": _tensorboard,
+    "mlflow": _mlflow,
+}
+"""Name of an option → writes that format. Returns what was written, and how to look at it."""
+
+
+def write_csv_files(tables: StudyTables, folder: Path) -> list[Path]:
+    """Write both tables to ``folder``, which is made if needed. Returns the files. Raises OSError.
+
+    Times are in UTC. A list or a map is written as JSON, a missing value as an empty field.
+    """
+    import pyarrow.csv as pc
+
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for name, table in (("trials", tables.trials), ("epochs", tables.epochs)):
+        path = folder / f"{name}.csv"
+        with replacing(path) as file:
+            pc.write_csv(_without_lists(table), file)
+        paths.append(path)
+    return paths
+
+
+def _without_lists(table: pa.Table) -> pa.Table:
+    """Arrow's CSV writer knows neither lists nor maps."""
+    import pyarrow as pa
+
+    for index, field in enumerate(table.schema):
+        if pa.types.is_list(field.type) or pa.types.is_map(field.type):
+            plain = dict if pa.types.is_map(field.type) else list
+            texts = [None if value is None else json.dumps(plain(value)) for value in table.column(index).to_pylist()]
+            table = table.set_column(index, field.name, pa.array(texts, pa.string()))
+    return table

@@ -1,0 +1,85 @@
+"""``bigbatch report STUDY …``: one HTML file about one study or several. Takes no lease and changes no study."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from bigbatch.base.command_line import DONE, WRONG_INPUT, OneLineParser
+from bigbatch.train_loop.config import ConfigError
+from bigbatch.train_loop.host.command_line import check_page
+from bigbatch.tune.storage.summary import find_study
+
+DEFAULT_RUNS = "runs"
+
+
+def report_main(argv: Sequence[str]) -> int:
+    """Write the report. Returns the exit code."""
+    parser = OneLineParser(
+        prog="bigbatch report",
+        allow_abbrev=False,
+        description="Write an HTML report of a study, or of several side by side.",
+    )
+    parser.add_argument("study", metavar="STUDY|PATH", nargs="+", help="a study's name in --output, or its folder")
+    parser.add_argument(
+        "-o", "--file", metavar="FILE", help="where to write it (default: report.html in the study's folder, "
+        "of several studies in the current one)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--figures", metavar="DIR", help="also write each figure as PNG and SVG (needs kaleido and Chrome)"
+    )
+    parser.add_argument("--output", metavar="DIR", default=DEFAULT_RUNS, help="the folder of studies (default: runs)")
+    args = parser.parse_args(argv)
+    try:
+        path = _write(args.study, args.file, args.figures, Path(args.output))
+    except ConfigError as error:
+        print(f"bigbatch report: error: {error}", file=sys.stderr)
+        return WRONG_INPUT
+    print(f"Report: {path}")
+    return DONE
+
+
+def _write(names: Sequence[str], file: str | None, figures: str | None, output: Path) -> Path:
+    folders = [find_study(name, output) for name in names]
+    doubled = next(
+        (folder for i, folder in enumerate(folders) if folder.resolve() in [f.resolve() for f in folders[:i]]), None
+    )
+    if doubled is not None:
+        raise ConfigError(f"bigbatch report takes each study once; got {str(doubled)!r} twice. Leave one of them out.")
+    path = _target(file, folders)
+    if figures is not None:
+        from bigbatch.tune.report.pictures import check_pictures
+
+        check_pictures(Path(figures))
+    from bigbatch.tune.report.recorded_study import open_recorded  # Optuna, which wrong input need not wait for
+    from bigbatch.tune.report.writing import write_report
+
+    studies = [open_recorded(folder) for folder in folders]
+    for study in studies:
+        for problem in study.problems:
+            print(f"warning: {study.name}: {problem}", file=sys.stderr)
+    try:
+        write_report(studies, path)
+    except OSError as error:
+        raise ConfigError(
+            f"-o must be a file that can be written; got {str(path)!r} ({error.strerror}). Write -o FILE."
+        ) from None
+    if figures is not None:
+        from bigbatch.tune.report.pictures import write_pictures
+
+        for picture in write_pictures(studies, Path(figures)):
+            print(f"Figure: {picture}")
+    return path
+
+
+def _target(file: str | None, folders: Sequence[Path]) -> Path:
+    if file is None:
+        return (folders[0] if len(folders) == 1 else Path()) / "report.html"
+    path = Path(file)
+    check_page("-o", path)
+    if path.is_dir():
+        raise ConfigError(f"-o takes a file; got the folder {file!r}. Write e.g. -o {path / 'report.html'}.")
+    if not path.parent.is_dir():
+        raise ConfigError(f"-o needs a folder that exists; got {file!r}. Make {str(path.parent)!r} first.")
+    return path

@@ -1,0 +1,347 @@
+"""``bigbatch show STUDY``: one study, running or not: its plan, trials, frontier, best trial, hours and next commands.
+
+Loads neither Optuna nor Ray and takes no lease, so it may be called at any time, also while the driver writes.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from bigbatch.base import json_values
+from bigbatch.base.atomic_files import read_json
+from bigbatch.base.command_line import OneLineParser
+from bigbatch.cluster.host.optuna_journal import State
+from bigbatch.train_loop.config import ConfigError, TrainConfig, known_key
+from bigbatch.train_loop.config.files import USABLE
+from bigbatch.train_loop.config.plug_ins import shown_name
+from bigbatch.train_loop.config.words import epochs_text
+from bigbatch.tune.commands.studies import said_in_one_line, trials_words, value_words
+from bigbatch.tune.console.answer_words import answer_in_words
+from bigbatch.tune.console.confirmation_words import confirmation_in_words
+from bigbatch.tune.console.frontier_table import WIDTH, frontier_lines
+from bigbatch.tune.console.no_result import UnfinishedTrial, no_result_in_words
+from bigbatch.tune.console.setting_words import SHOWN_KEYS, own_next_step, shown_settings
+from bigbatch.tune.console.wrapped import aligned, terminal_width, wrapped, wrapped_command
+from bigbatch.tune.runs.front import PARETO_FILE
+from bigbatch.tune.runs.run import (
+    Kind,
+    Run,
+    confirmed_by,
+    is_paused,
+    of_kind,
+    replaced_trials,
+    search_trials,
+    was_refused,
+)
+from bigbatch.tune.storage.frontier_file import FRONTIER_FILE, FRONTIER_FOLDER
+from bigbatch.tune.storage.summary import (
+    DEFAULT_RUNS,
+    DONE,
+    RUNNING,
+    UNREADABLE,
+    StudySummary,
+    ask_queue,
+    changed_words,
+    counted,
+    find_study,
+    resume_words,
+    summarize,
+)
+
+MOST_TRIALS = 20
+"""Without --all the table shows this many trials: the running ones, the best ones and the latest."""
+STATE_WORDS = {
+    "RUNNING": "running", "COMPLETE": "done", "PRUNED": "stopped", "FAIL": "failed", "WAITING": "waiting",
+}  # fmt: skip
+
+
+def show_main(argv: Sequence[str]) -> int:
+    """Print one study. Returns the exit code."""
+    parser = OneLineParser(prog="bigbatch show", description="Print one study, running or not.", allow_abbrev=False)
+    parser.add_argument("study", metavar="STUDY|PATH", help="a study's name in --output, or its folder")
+    parser.add_argument("--output", metavar="DIR", default=DEFAULT_RUNS, help="the folder of studies (default: runs)")
+    parser.add_argument("--all", action="store_true", help=f"print every trial, not only {MOST_TRIALS}")
+    args = parser.parse_args(argv)
+
+    def shown() -> None:
+        found = summarize(find_study(args.study, Path(args.output)))
+        if found.state == UNREADABLE:
+            raise ConfigError(f"the study must be readable; got {str(found.folder)!r}: {found.why}")
+        ask_queue([found])
+        print(study_text(found, None if args.all else MOST_TRIALS, width=terminal_width()))
+
+    return said_in_one_line("bigbatch show", shown)
+
+
+def study_text(
+    found: StudySummary, most: int | None = MOST_TRIALS, now: float | None = None, width: int | None = None
+) -> str:
+    """A study in full.
+
+    Args:
+        most: how many trials the table shows; None: all.
+        now: seconds since the epoch; None: the current time.
+        width: the most characters of a line; None: lines are as long as they are.
+    """
+    facts = [*_head(found, now), *_plan(found), *_spent(found)]
+    keys = max(len(key) for key, _ in facts)
+    parts = ["\n".join(wrapped(text, width, f"{key:{keys}}  ") for key, text in facts)]
+    parts += [_trials(found, most, width), _answer(found, width) or wrapped(_best(found), width)]
+    parts += [wrapped(_front(found), width), _commands(found, width)]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _head(found: StudySummary, now: float | None) -> list[tuple[str, str]]:
+    why = f" ({found.why})" if found.why else ""
+    return [
+        ("study", found.name),
+        ("state", f"{found.state}{why}, changed {changed_words(found, now)}"),
+        ("folder", str(found.folder)),
+    ]
+
+
+def _plan(found: StudySummary) -> list[tuple[str, str]]:
+    d = found.description
+    text, number = (lambda key: json_values.text(d, key, "–")), (lambda key: json_values.whole_number_or_none(d, key))
+    pixels = f"images, {number('image_size')} px" if number("image_size") else "items"
+    images = f" ({number('train_size'):,} training {pixels})" if number("train_size") else ""
+    strategy = [f"{key} {shown_name(str(d[key]))}" for key in ("strategy", "stopping") if d.get(key)]
+    limits = ["as many trials as the budget allows" if found.planned is None else _count(found.planned, "trial")]
+    limits += [f"{d['budget_gpu_hours']:g} {_unit(found)}"] if d.get("budget_gpu_hours") else []
+    limits += [f"{d['time_budget_s'] / 3600:.3g} h of time"] if d.get("time_budget_s") else []
+    overrides = json_values.mapping(d, "overrides")
+    return [
+        ("space", text("space")),
+        *(
+            [("trainable", text("trainable"))]
+            if d.get("trainable")
+            else [("data", text("data") + images), ("model", text("model"))]
+        ),
+        ("limits", f"{', '.join(limits)}; at most {number('max_epochs')} epochs each"),
+        *([("strategy", ", ".join(strategy))] if strategy else []),
+        *([("set", ", ".join(f"{key}={value}" for key, value in overrides.items()))] if overrides else []),
+        ("at a time", f"{_count(number('concurrency') or 1, 'trial')} of {_count(number('workers') or 1, 'worker')}"),
+    ]
+
+
+def _spent(found: StudySummary) -> list[tuple[str, str]]:
+    words = {"COMPLETE": "ran to their end", "PRUNED": "stopped or paused", "FAIL": "failed",
+             "RUNNING": "running", "WAITING": "waiting"}  # fmt: skip
+    begun = found.study.begun
+    states = counted(trial.state for trial in begun if trial.kind != Kind.CONFIRMATION)
+    listed = ", ".join(f"{count} {words[state]}" for state, count in states.items())
+    refused = sum(was_refused(trial) for trial in found.study.trials)
+    listed += f"; {_count(refused, 'configuration')} refused before training" if refused else ""
+    confirmations = len(of_kind(begun, Kind.CONFIRMATION))
+    listed += f"; {_count(confirmations, 'confirmation')}" if confirmations else ""
+    sessions = json_values.objects(found.description, "sessions")
+    last = json_values.text(sessions[-1], "started_at") if sessions else ""
+    since = f", the last since {last.replace('T', ' ').replace('+00:00', ' UTC')}" if last else ""
+    times = _count(len(sessions), "session")
+    return [
+        ("ended", trials_words(found) + (f": {listed}" if listed else "")),
+        ("used", f"{found.held_s / 3600:.2f} {_unit(found)}{_elsewhere(found)}, in {times}{since}"),
+        *([("damaged", _damaged(found))] if found.damaged else []),
+        ("energy", found.energy.words().removeprefix("energy: ")),
+    ]
+
+
+def _damaged(found: StudySummary) -> str:
+    """The ledger's files whose hours are missing in the sum above."""
+    first, *more = found.damaged
+    others = f" and {_count(len(more), 'more file')}" if more else ""
+    return f"ledger/{first}{others} cannot be read, so these hours are missing above"
+
+
+def _elsewhere(found: StudySummary) -> str:
+    """What the study's other drivers have used, as far as this folder's driver has heard of it."""
+    hours = found.elsewhere_s / 3600
+    return f" by all drivers of the study, {hours:.2f} of them by those of other folders" if hours else ""
+
+
+def _unit(found: StudySummary) -> str:
+    return "GPU hours" if found.has_gpus else "worker hours"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
+# Trials
+
+
+def _trials(found: StudySummary, most: int | None, width: int | None) -> str:
+    """The table of the trials. In a narrow terminal it leaves out settings, the last ones first."""
+    trials = found.study.begun
+    shown = trials if most is None or len(trials) <= most else _chosen(found, trials, most)
+    if not shown:
+        return ""
+    settings = [_settings(found, trial) for trial in shown]
+    names = list(dict.fromkeys(name for one in settings for name in one))
+    varying = [name for name in names if len({one.get(name) for one in settings}) > 1]
+    text = _table(found, shown, settings, varying)
+    left_out: list[str] = []
+    while varying and width is not None and max(map(len, text.splitlines())) > width:
+        left_out.insert(0, varying.pop())
+        text = _table(found, shown, settings, varying)
+    left = len(trials) - len(shown)
+    notes = [f"{left} more trials; --all prints them."] if left else []
+    notes += [f"A wider terminal also shows {', '.join(left_out)}."] if left_out else []
+    return "\n".join([text, *(wrapped(note, width) for note in notes)])
+
+
+def _table(found: StudySummary, shown: list[Run], settings: list[dict[str, str]], varying: Sequence[str]) -> str:
+    """``shown``, with these of their settings."""
+    best = _best_trial(found)
+    head = ("", "TRIAL", "STATE", *(name.upper() for name in varying), "EPOCHS", "VALUE", "HOURS")
+    rows: list[tuple[str, ...]] = [head]
+    for trial, values in zip(shown, settings, strict=True):
+        hours = json_values.number_or_none(trial.user_attrs, "gpu_hours")
+        last = trial.last_of(found.watched) if found.watched else None
+        value = last if trial.value is None else trial.value
+        rows.append(
+            (
+                "*" if best is trial else "",
+                str(trial.number),
+                state_words(trial),
+                *(values.get(name, "") for name in varying),
+                _epochs(trial),
+                value_words(found, value),
+                "–" if hours is None else f"{hours:.2f}",
+            )
+        )
+    return aligned(rows, right=(1, *range(len(head) - 3, len(head))))
+
+
+def _chosen(found: StudySummary, trials: list[Run], most: int) -> list[Run]:
+    """The running trials, then the best half of the rest, then the latest."""
+    sign = 1.0 if found.study.maximize else -1.0
+    keep = {t.number for t in trials if t.state == State.RUNNING}
+    ranked = sorted((t for t in trials if t.value is not None), key=lambda t: (-sign * (t.value or 0.0), t.number))
+    keep |= {t.number for t in ranked[: max(1, (most - len(keep)) // 2)]}
+    for trial in reversed(trials):
+        if len(keep) >= most:
+            break
+        keep.add(trial.number)
+    return [trial for trial in trials if trial.number in keep]
+
+
+def state_words(trial: Run) -> str:
+    """The trial's state in a word or two."""
+    if trial.state == State.COMPLETE and trial.kind == Kind.CONFIRMATION:
+        return f"confirms {confirmed_by(trial)}"
+    if is_paused(trial):
+        return "paused"
+    return STATE_WORDS.get(trial.state.name, trial.state.name)
+
+
+def _settings(found: StudySummary, trial: Run) -> dict[str, str]:
+    """The trial's settings, and the parameters of a user's own space."""
+    try:
+        settings = shown_settings(TrainConfig.from_dict(trial.config)) if trial.config else {}
+    except ConfigError:  # of a later version
+        settings = {}
+    own = json_values.text(found.description, "space_source", "built-in") != "built-in"
+    has_settings = bool(settings)
+    for name, value in trial.params.items():
+        if has_settings and known_key(name) in SHOWN_KEYS:  # it is among the settings
+            continue
+        short = name.rpartition(".")[2]
+        if not has_settings or "." in name or own:
+            settings.setdefault(short, f"{value:.3g}" if isinstance(value, float) else str(value))
+    return settings
+
+
+def _epochs(trial: Run) -> str:
+    planned = json_values.whole_number_or_none(trial.config, "epochs")
+    return f"{trial.epochs}/{planned}" if planned else str(trial.epochs)
+
+
+# What came out
+
+
+def _answer(found: StudySummary, width: int | None) -> str:
+    """The frontier's table and what follows from it, as at the end of a search. Empty without a finished trial."""
+    values = found.answer
+    if not values:
+        return ""
+    hours = "GPU h" if found.has_gpus else "worker h"
+    try:
+        headline, *sentences = answer_in_words(values, hours)
+        lines = [line for line, _ in frontier_lines(values, hours, width or WIDTH)]
+        if values.get(USABLE) is not False:
+            command, running, early = resume_words(found), found.state == RUNNING, found.state not in (RUNNING, DONE)
+            line = confirmation_in_words(values, found.description, command, hours, running=running, ended_early=early)
+            sentences.append(line)
+    except (KeyError, StopIteration, TypeError, ValueError, ConfigError):
+        note = f"{FRONTIER_FILE} cannot be read; the next --resume writes it again."
+        return "\n".join(wrapped(part, width) for part in (_best(found), note) if part)
+    if lines:
+        lines.append("")
+    best = _best_trial(found)
+    settings = [f"  {name:10} {text}" for name, text in _settings(found, best).items()] if best else []
+    each = [f"Each row's configuration: {found.folder / FRONTIER_FOLDER}/VALUE.json"] if lines and best else []
+    said = (wrapped(text, width) for text in (headline, *settings, *sentences, *each))
+    return "\n".join([*lines, *said])
+
+
+def _front(found: StudySummary) -> str:
+    """The trials on the Pareto front of several objectives, or why there are none; also where nothing is feasible."""
+    several = "," in json_values.text(found.description, "objective")
+    front = json_values.objects(read_json(found.folder / PARETO_FILE), "front") if several else []
+    if front and found.answer.get(USABLE) is not False:
+        numbers = ", ".join(str(json_values.whole_number(trial, "trial")) for trial in front)
+        return f"On the Pareto front: trial {numbers} ({found.folder / PARETO_FILE})"
+    begun = [t for t in search_trials(found.study.begun) if t.config]
+    replaced = replaced_trials(begun)
+    unfinished = [
+        UnfinishedTrial(t.state.name, bool(t.user_attrs.get("infeasible")), t.because)
+        for t in begun
+        if t.number not in replaced
+    ]
+    if not unfinished or any(t.state == "COMPLETE" for t in unfinished):
+        return ""
+    if found.state == RUNNING and not any(several or t.infeasible for t in unfinished):
+        return ""
+    why = no_result_in_words(unfinished, several=several)
+    return f"{why[0].upper()}{why[1:]}"
+
+
+def _best_trial(found: StudySummary) -> Run | None:
+    """The trial of best.json that somebody may train: the answer's; None where there is no usable answer."""
+    values = found.answer
+    answer = json_values.mapping(values, "answer").get("trial")
+    other = None if values.get(USABLE) is False else found.study.best
+    return next((trial for trial in found.study.trials if trial.number == answer), other)
+
+
+def _best(found: StudySummary) -> str:
+    """The best trial of a study without an answer of its own: several objectives, or a time to a target."""
+    best = _best_trial(found)
+    if best is None:
+        return ""
+    lines = [f"Best: trial {best.number}, {value_words(found, best.value)} after {epochs_text(best.epochs)}"]
+    return "\n".join(lines + [f"  {name:10} {text}" for name, text in _settings(found, best).items()])
+
+
+def _commands(found: StudySummary, width: int | None) -> str:
+    lines = []
+    budget = json_values.number(found.description, "budget_gpu_hours")
+    if found.state == DONE and found.planned is None and budget:
+        command = f"{resume_words(found)} --budget-gpu-hours {2 * budget:g}"
+        lines += ["Continue it with twice the budget:", wrapped_command(command, width)]
+    elif found.state not in (RUNNING, DONE):
+        lines += ["Continue it:", wrapped_command(resume_words(found), width)]
+    best_file = found.folder / "best.json"
+    if found.answer.get(USABLE) is False:
+        pass  # nothing to train: the answer says why
+    elif best_file.exists() and found.description.get("trainable"):
+        step = own_next_step(json_values.text(found.description, "model"), shlex.quote(str(best_file)))
+        lines.append(wrapped(step, width))
+    elif best_file.exists():
+        epochs = max(30, 2 * json_values.whole_number(found.description, "max_epochs"))
+        command = f"bigbatch train --config {shlex.quote(str(best_file))} --set epochs={epochs}"
+        lines += ["Train the best in full:", wrapped_command(command, width)]
+    return "\n".join(lines)

@@ -1,0 +1,259 @@
+"""``bigbatch wandb-sync FOLDER``: sends offline W&B runs from a machine with a network, also while a search runs.
+
+Each run is sent by a process ``wandb sync``. It was sent if that process ends in order, says no error and leaves
+wandb's mark; else the mark goes, so that the next look, or call, sends the run again from its first line on. The server
+puts each line where it was. A run that trains is sent by ``wandb beta sync --live``, which is ended at the next look:
+``wandb sync`` would end the run on the server, as failed. W&B before 0.31 cannot do that: there a run waits for its
+end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from bigbatch.base.command_line import DONE, FAILED, INTERRUPTED, WRONG_INPUT, OneLineParser
+from bigbatch.train_loop.config import ConfigError
+from bigbatch.train_loop.launch.wandb_mode import has_key, wandb_url
+from bigbatch.train_loop.launch.wandb_run import ENDED, OFFLINE_RUNS
+from bigbatch.tune.storage.description import STUDY_FILE
+from bigbatch.tune.storage.summary import DEFAULT_RUNS, QUEUED, RUNNING, ask_queue, find_study, summarize, who_runs
+
+JOBS, EVERY_S = 5, 60.0
+UPLOAD_S, LOOK_S = 900.0, 0.1
+"""An upload that takes longer is ended and tried again."""
+RETRIES = {
+    f"WANDB_X_{part}_RETRY_{limit}": value
+    for part in ("GRAPHQL", "FILE_STREAM", "FILE_TRANSFER")
+    for limit, value in (("MAX", "4"), ("WAIT_MIN_SECONDS", "1"), ("WAIT_MAX_SECONDS", "5"))
+}
+"""wandb tries for hours if the network is cut. Here it gives up soon, and the next look begins again."""
+ERROR = "ERROR "
+"""How a line of wandb about an upload that failed begins. Its exit code is 0 then, and it may leave its mark."""
+
+
+def wandb_sync_parser() -> argparse.ArgumentParser:
+    """The options of ``bigbatch wandb-sync``."""
+    p = OneLineParser(
+        prog="bigbatch wandb-sync",
+        description="Send the offline W&B runs of a study or a full run. What was sent is not sent again.",
+        allow_abbrev=False,
+    )
+    add = p.add_argument
+    add("study", metavar="STUDY|PATH", help="a study's name in --output, its folder, or that of a full run")
+    add("--follow", action="store_true", help="go on until the search has ended, and send the runs as they grow")
+    add("--jobs", type=int, default=JOBS, metavar="N", help=f"runs at a time ({JOBS})")
+    add("--every", type=float, default=EVERY_S, metavar="S", help=f"seconds between looks with --follow ({EVERY_S:g})")
+    add("--output", metavar="DIR", default=DEFAULT_RUNS, help="the folder of studies (default: runs)")
+    return p
+
+
+def wandb_sync_main(argv: Sequence[str]) -> int:
+    """Send the runs. Returns the exit code: 0, 1 if a run could not be sent, 2 for wrong input, 130 after Ctrl-C."""
+    args = wandb_sync_parser().parse_args(argv)
+    try:
+        folder = _checked(args)
+        return _sync(folder, args)
+    except ConfigError as error:
+        print(f"bigbatch wandb-sync: error: {error}", file=sys.stderr)
+        return WRONG_INPUT
+    except KeyboardInterrupt:
+        print("bigbatch wandb-sync: stopped; what was not sent is sent by the next call", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _checked(args: argparse.Namespace) -> Path:
+    """The folder that holds ``wandb/``. Raises ConfigError."""
+    has_runs = any(Path(args.study).glob(OFFLINE_RUNS))
+    folder = (Path(args.study) if has_runs else find_study(args.study, Path(args.output))).absolute()
+    if args.jobs < 1:
+        raise ConfigError(f"--jobs must be at least 1; got {args.jobs}. Write e.g. {JOBS}.")
+    if args.every <= 0:
+        raise ConfigError(f"--every must be more than 0; got {args.every:g}. Write e.g. {EVERY_S:g}.")
+    if not args.follow and not any(folder.glob(OFFLINE_RUNS)):
+        raise ConfigError(
+            f"wandb-sync sends offline runs; {str(folder)!r} has none. Search with --wandb offline, or write --follow."
+        )
+    if not has_key():
+        raise ConfigError(f"wandb-sync needs a key for {wandb_url()}; none is set. Run `wandb login`.")
+    return folder
+
+
+def _sync(folder: Path, args: argparse.Namespace) -> int:
+    log = folder / "logs" / "wandb-sync.log"
+    try:
+        log.parent.mkdir(exist_ok=True)
+        log.open("a").close()
+    except OSError as error:
+        raise ConfigError(
+            f"wandb-sync notes in the runs' folder what it has sent; got {str(log)!r} ({error.strerror}). "
+            "Make it writable, or call wandb-sync as its owner."
+        ) from None
+    then = f"tried again in {args.every:g} s" if args.follow else "call it again"
+    while True:
+        until = time.monotonic() + args.every
+        is_running = _is_running(folder)
+        runs = latest_runs(folder)
+        growing = [run for run in runs if is_running and not run.has_ended]
+        failures = send([run for run in runs if run not in growing and not run.is_sent], args.jobs, log)
+        _say_failures(failures, then, log)
+        if not args.follow and not failures:
+            names = ", ".join(run.name for run in growing)
+            print(f"W&B has all other runs; --follow sends {names} too." if growing else "W&B has all runs.")
+        if not args.follow or not (is_running or failures):
+            return FAILED if failures else DONE
+        _say_failures(send_growing(growing, until, log), then, log)
+
+
+def _say_failures(failures: Mapping[str, str], then: str, log: Path) -> None:
+    if failures:
+        why = next(iter(failures.values()))
+        print(f"not sent: {', '.join(sorted(failures))} ({why}); {then}. See {log}", file=sys.stderr, flush=True)
+
+
+def _is_running(folder: Path) -> bool:
+    """Whether the search or the full run goes on, or waits in Slurm's queue."""
+    if who_runs(folder) or not (folder / STUDY_FILE).exists():
+        return bool(who_runs(folder))
+    found = summarize(folder, details=False)
+    ask_queue([found])
+    return found.state in (RUNNING, QUEUED)
+
+
+@dataclass(frozen=True)
+class OfflineRun:
+    """A run as W&B's offline file has it."""
+
+    file: Path
+
+    @property
+    def name(self) -> str:
+        """``<study>-<number>``."""
+        return self.file.stem.removeprefix("run-")
+
+    @property
+    def mark(self) -> Path:
+        """wandb's own mark that the file was sent. It is as old as the file was then."""
+        return self.file.with_suffix(".wandb.synced")
+
+    @property
+    def is_sent(self) -> bool:
+        """Whether all that is in the file was sent."""
+        return self.mark.exists() and self.mark.stat().st_mtime_ns >= self.file.stat().st_mtime_ns
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its trial ended or was interrupted in order."""
+        return (self.file.parent / ENDED).exists()
+
+
+def latest_runs(folder: Path) -> list[OfflineRun]:
+    """Each run's largest file. Each attempt of a trial writes one with all epochs from the first on.
+
+    The other ones are marked as sent: a later ``wandb sync`` of the folder would put them over the whole run.
+    """
+    found: dict[str, list[OfflineRun]] = {}
+    for file in sorted(folder.glob(f"{OFFLINE_RUNS}/run-*.wandb")):
+        run = OfflineRun(file)
+        found.setdefault(run.name, []).append(run)
+    latest = []
+    for runs in found.values():
+        runs.sort(key=lambda run: run.file.stat().st_size)  # of equal ones the last one
+        for earlier in runs[:-1]:
+            earlier.mark.touch()
+        latest.append(runs[-1])
+    return latest
+
+
+def send(runs: Sequence[OfflineRun], jobs: int, log: Path) -> dict[str, str]:
+    """Send each run, so many at a time, with a line for each. Returns name → why it was not sent."""
+    waiting, sending, failures = list(runs), dict[OfflineRun, Sending](), dict[str, str]()
+    try:
+        while waiting or sending:
+            while waiting and len(sending) < jobs:
+                run = waiting.pop(0)
+                sending[run] = Sending(["sync", "--include-synced"], [run])
+            for run in [run for run, one in sending.items() if one.is_over()]:
+                one = sending.pop(run)
+                if why := one.failure(log):
+                    failures[run.name] = why
+                else:
+                    os.utime(run.mark, ns=(one.began_ns, one.began_ns))
+                    print(f"sent {run.name}", flush=True)
+            time.sleep(LOOK_S)
+    finally:
+        for one in sending.values():
+            one.end()
+    return failures
+
+
+def send_growing(runs: Sequence[OfflineRun], until: float, log: Path) -> dict[str, str]:
+    """Send what there is of these runs, and what comes, until the next look. Returns name → why it was not sent."""
+    live = Sending(["beta", "sync", "--live", "--no-skip-synced", "-n", str(len(runs))], runs) if runs else None
+    try:
+        time.sleep(max(0.0, until - time.monotonic()))
+    finally:
+        if live is not None:
+            live.end()
+    why = live.failure(log) if live is not None else ""
+    for run in runs:  # one that has ended meanwhile is sent again, and looked after, at the next look
+        run.mark.unlink(missing_ok=True)
+    return {run.name: why for run in runs if why}
+
+
+class Sending:
+    """A process of W&B's own command that sends runs, with what it starts."""
+
+    def __init__(self, words: Sequence[str], runs: Sequence[OfflineRun]) -> None:
+        self._runs, self._until = runs, time.monotonic() + UPLOAD_S
+        self.began_ns = min(run.file.stat().st_mtime_ns for run in runs)
+        for run in runs:
+            run.mark.unlink(missing_ok=True)
+        kept = {name: value for name, value in os.environ.items() if name not in ("WANDB_MODE", "WANDB_RUN_ID")}
+        self._said: IO[bytes] = tempfile.TemporaryFile()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "wandb", *words, *(str(run.file) for run in runs)],
+            stdin=subprocess.DEVNULL, stdout=self._said, stderr=self._said, start_new_session=True,
+            env={**RETRIES, **kept},
+        )  # fmt: skip
+
+    def is_over(self) -> bool:
+        """Whether it has ended, or has had all its time."""
+        return self._process.poll() is not None or time.monotonic() > self._until
+
+    def end(self) -> None:
+        """End the process and what it has started; a finished one too, whose children may live."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def failure(self, log: Path) -> str:
+        """End it. Returns why the runs were not sent, empty: they were. What it has said goes to ``log``.
+
+        That of a process which was ended before is an error that it has said.
+        """
+        was_ended = self._process.returncode == -signal.SIGKILL
+        self.end()
+        self._said.seek(0)
+        said = self._said.read().decode(errors="replace")
+        with log.open("a") as file:
+            file.write(said)
+        lines = [line.removeprefix("wandb: ") for line in said.splitlines()] or ["it said nothing"]
+        why = next((line.removeprefix(ERROR) for line in lines if line.startswith(ERROR)), "")
+        code = self._process.returncode
+        if not was_ended and (code or not all(run.mark.exists() for run in self._runs)):  # e.g. not authenticated
+            why = why or f"{lines[-1]}, exit code {code}"
+        if why:
+            for run in self._runs:
+                run.mark.unlink(missing_ok=True)
+        return " ".join(why.split())[:300]

@@ -1,0 +1,361 @@
+"""Show a running search: as a live table on a terminal, as plain lines elsewhere."""
+
+from __future__ import annotations
+
+import math
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Protocol, TextIO
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from bigbatch.base import json_values
+from bigbatch.base.verbosity import Nowhere
+from bigbatch.train_loop.errors import in_one_line
+from bigbatch.train_loop.progress import ProgressLines
+from bigbatch.tune.console.best_by_value import best_by_value
+from bigbatch.tune.console.columns import Columns
+from bigbatch.tune.plan.frontier_plan import FrontierPlan
+from bigbatch.tune.runs import metrics
+from bigbatch.tune.runs.objectives import Objectives
+from bigbatch.tune.runs.observer import TrialView, ranked
+
+MAX_ROWS = 16
+"""The live table shows this many trials: the running ones, the best one and the latest."""
+FRAMES_PER_S = 0.5
+"""Drawing takes rich some milliseconds, on cores that may be those of the search."""
+MAX_OWN_METRICS = 4
+"""A line about an epoch names at most this many metrics of the user's own."""
+WATCHDOG_LINE_S = 90.0
+"""How long a line of the watchdog stays visible. A new one comes every minute."""
+STATE_WORDS = {
+    "RUNNING": "running",
+    "COMPLETE": "done",
+    "PRUNED": "stopped",
+    "FAIL": "failed",
+    "WAITING": "interrupted",
+}
+STATE_STYLES = {"RUNNING": "cyan", "COMPLETE": "green", "PRUNED": "yellow", "FAIL": "red", "WAITING": "magenta"}
+
+
+def duration(seconds: float) -> str:
+    """``75`` → ``1:15``, ``3700`` → ``1:01:40``."""
+    whole = int(round(seconds))
+    hours, minutes = whole // 3600, whole // 60 % 60
+    return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"
+
+
+def state_word(trial: TrialView) -> str:
+    """The trial's state in one word."""
+    return "paused" if trial.paused else STATE_WORDS[trial.state]
+
+
+def percent(value: float | None) -> str:
+    """``0.869`` → ``86.9 %``; None → ``–``."""
+    return "–" if value is None else f"{100 * value:.1f} %"
+
+
+def _details(record: Mapping[str, object], objective: str) -> list[str]:
+    """What an epoch's line says beside the objective: loss, learning rate, and metrics of the user's own."""
+    loss = json_values.number_or_none(record, "train_loss")
+    rate = json_values.number_or_none(record, "learning_rate")
+    own = [name for name in json_values.mapping(record, metrics.OWN) if name != objective]
+    return [
+        *([f"train loss {loss:.3f}"] if loss is not None else []),
+        *([f"lr {rate:.3g}"] if rate is not None else []),
+        *(f"{name} {metrics.of_record(name, record):.4g}" for name in own[:MAX_OWN_METRICS]),
+    ]
+
+
+class SearchProgress:
+    """The state of the search; both displays show it."""
+
+    def __init__(
+        self,
+        planned: int | None,
+        concurrency: int,
+        finished: Mapping[int, TrialView],
+        columns: Columns | None = None,
+        budget_s: Callable[[], float] = lambda: math.inf,
+        objectives: Objectives | None = None,
+        frontier: FrontierPlan | None = None,
+        started: float | None = None,
+    ) -> None:
+        """``planned``: None: as many as the budget allows. ``budget_s``: returns how long the budget still lasts.
+        ``frontier``: whose values have a best trial each; None: there is one best trial. ``started``: the search's
+        beginning by the monotonic clock; None: now."""
+        self._budget_s, self.frontier = budget_s, frontier
+        self.shown = (objectives or Objectives()).first.shown
+        self.planned, self.concurrency, self.columns = planned, concurrency, columns or Columns()
+        self.trials: dict[int, TrialView] = dict(finished)
+        self.started = time.monotonic() if started is None else started
+        self._ended_at = {number: time.time() for number in finished}
+        self._best: TrialView | None = None
+        self._best_is_known = False
+
+    def put(self, trial: TrialView) -> None:
+        """Take in the trial's current state."""
+        self.trials[trial.number] = trial
+        self._best_is_known &= trial.state != "COMPLETE"
+        if trial.continues in self.trials:
+            self.trials[trial.continues].continued_by = trial.number
+        if trial.state != "RUNNING":
+            self._ended_at[trial.number] = time.time()
+
+    def elapsed_of(self, trial: TrialView) -> float:
+        """Seconds from the trial's start to its end, or to now."""
+        return self._ended_at.get(trial.number, time.time()) - trial.started_at
+
+    @property
+    def ended(self) -> int:
+        """The number of trials that have ended."""
+        over = ("COMPLETE", "PRUNED", "FAIL")
+        return sum(t.state in over and not t.is_replaced and t.confirms is None for t in self.trials.values())
+
+    @property
+    def best(self) -> TrialView | None:
+        """The best completed trial; None if there is none. It is sought when a trial has completed, not when drawn."""
+        if not self._best_is_known:
+            self._best, self._best_is_known = next(iter(ranked(self.trials.values())), None), True
+        return self._best
+
+    @property
+    def best_worth(self) -> str:
+        """What the best trial is worth, in words."""
+        best = self.best
+        return best.objectives.first.worth(best.ends[0]) if best else "–"
+
+    def eta_s(self) -> float | None:
+        """Estimated seconds left: of the budget where it is the only limit, else from the mean time of a trial.
+
+        None before a trial has ended.
+        """
+        budget_s = self._budget_s()
+        if self.planned is None:
+            return max(0.0, budget_s) if math.isfinite(budget_s) else None
+        over = [t for t in self.trials.values() if t.state in ("COMPLETE", "PRUNED") and t.number in self._ended_at]
+        timed = [self.elapsed_of(t) for t in over if self.elapsed_of(t) > 0]
+        if not timed:
+            return None
+        mean = sum(timed) / len(timed)
+        running = [max(0.0, mean - self.elapsed_of(t)) for t in self.trials.values() if t.state == "RUNNING"]
+        waiting = max(0, self.planned - self.ended - len(running))
+        return min(max(0.0, budget_s), (sum(running) + waiting * mean) / max(1, self.concurrency))
+
+
+class LiveTable:
+    """A table that rich's own thread redraws in place."""
+
+    def __init__(self, progress: SearchProgress, console: Console) -> None:
+        self._progress, self._console, self._lock = progress, console, threading.Lock()
+        self._said: tuple[Text, float] | None = None
+        # This line is always there and short: a terminal prints ^C after it, and that must not start a new line.
+        self._last_line = Text("Ctrl-C saves and stops", style="dim")
+        self._live = Live(console=console, get_renderable=self._draw, refresh_per_second=FRAMES_PER_S, transient=False)
+
+    def __enter__(self) -> LiveTable:
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._last_line = Text("")
+        self._live.stop()
+
+    def trial_planned(self, trial: TrialView) -> None:
+        """Show the trial's new state."""
+        with self._lock:
+            self._progress.put(trial)
+
+    trial_waiting = trial_started = steps_done = trial_ended = trial_planned
+
+    def epoch_ended(self, trial: TrialView, record: dict[str, object]) -> None:
+        """Show the trial's new state."""
+        self.trial_planned(trial)
+
+    def search_said(self, text: str) -> None:
+        """Show a line of the watchdog under the table until it is out of date."""
+        with self._lock:
+            self._said = Text(text, style="yellow"), time.monotonic()
+
+    def acknowledge(self, text: str) -> None:
+        """Replace the last line by ``text`` at once."""
+        self._last_line = Text(text, style="bold")
+        self._live.refresh()
+
+    def _draw(self) -> Group:
+        with self._lock:
+            lines = [waiting_line(self._progress)]
+            if self._said is not None and time.monotonic() - self._said[1] < WATCHDOG_LINE_S:
+                lines.append(self._said[0])
+            if frontier := self._progress.frontier:  # always there, so that the display does not jump
+                line = best_by_value(self._progress.trials.values(), frontier, self._console.width)
+                lines.insert(0, Text(line, style="dim") if frontier.searched else None)
+            table, summary = trial_table(self._progress, self._console.width), summary_line(self._progress)
+            return Group(table, summary, *filter(None, lines), self._last_line)
+
+
+OTHER_COLUMNS_WIDTH = 48
+"""Trial, state, epoch, top-1 and time, with their gaps."""
+TOP1_WIDTH = 7
+"""Characters of the column of top-1. Another metric may need more."""
+
+
+def trial_table(progress: SearchProgress, width: int = 200) -> Table:
+    """The trials as a table of at most ``width`` characters. It leaves out columns and never cuts a number."""
+    short = progress.shown.metric.short
+    columns = progress.columns.that_fit(width - OTHER_COLUMNS_WIDTH - max(0, len(short) - TOP1_WIDTH))
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("trial", "state", *columns, "epoch", short, "time"):
+        right = name in ("trial", "batch", "lr", "warmup", "epoch", short, "time")
+        table.add_column(name, justify="right" if right else "left", no_wrap=True)
+    best = progress.best
+    for trial in _shown(progress):
+        values = progress.columns.of(trial)
+        values["momentum"] = values.pop("betas", values.get("momentum", ""))  # one column for both
+        table.add_row(
+            str(trial.number),
+            Text(trial.phase if trial.state == "RUNNING" else state_word(trial), STATE_STYLES[trial.state]),
+            *(values.get(name, "") for name in columns),
+            epochs_done(trial),
+            trial.worth,
+            duration(progress.elapsed_of(trial)),
+            style="bold" if best is not None and trial.number == best.number else "",
+        )
+    return table
+
+
+def epochs_done(trial: TrialView) -> str:
+    """``3/90``; in the middle of the fourth epoch ``3.4/90``."""
+    steps = trial.steps
+    within = steps.fraction if steps and trial.state == "RUNNING" and steps.epoch == trial.epoch + 1 else 0.0
+    return (
+        f"{trial.epoch + math.floor(10 * within) / 10:.1f}/{trial.epochs}"
+        if within
+        else f"{trial.epoch}/{trial.epochs}"
+    )
+
+
+def waiting_line(progress: SearchProgress) -> Text | None:
+    """The trials that wait for resources, and the resources they wait for; None if no trial waits."""
+    found = [t for t in progress.trials.values() if t.state == "RUNNING" and t.phase == "waiting"]
+    if not found:
+        return None
+    names = ", ".join(str(t.number) for t in found)
+    return Text(f"trial {names}: waiting for {found[0].asks}{' each' if len(found) > 1 else ''}", style="yellow")
+
+
+def summary_line(progress: SearchProgress) -> Text:
+    """Ended trials, best value, elapsed and remaining time in one line."""
+    best, eta = progress.best, progress.eta_s()
+    parts = [
+        f"{progress.ended}{'' if progress.planned is None else f' of {progress.planned}'} trials ended",
+        f"best {progress.best_worth} (trial {best.number})" if best else "best –",
+        f"elapsed {duration(time.monotonic() - progress.started)}",
+        f"about {duration(eta)} left" if eta is not None else "time left: unknown until a trial ends",
+    ]
+    return Text(" · ".join(parts), style="dim")
+
+
+def _shown(progress: SearchProgress) -> list[TrialView]:
+    """The trials of the table: all running ones, the best one, and the latest others that fit."""
+    best = progress.best
+    keep = {t.number for t in progress.trials.values() if t.state == "RUNNING"} | ({best.number} if best else set())
+    for number in sorted(progress.trials, reverse=True):
+        if len(keep) >= MAX_ROWS:
+            break
+        keep.add(number)
+    return [progress.trials[number] for number in sorted(keep)]
+
+
+class SupportsWrite(Protocol):
+    """The methods of a file that ``print`` needs."""
+
+    def write(self, text: str, /) -> object:
+        """Write ``text``."""
+
+    def flush(self) -> None:
+        """Send what was written to the reader."""
+
+
+class PlainLines:
+    """Print one line for each event: for pipes, Slurm logs and ``tail -f``."""
+
+    def __init__(self, progress: SearchProgress, out: SupportsWrite) -> None:
+        self._progress, self._out = progress, out
+        self._within_epochs: dict[int, ProgressLines] = {}
+
+    def __enter__(self) -> PlainLines:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def trial_planned(self, trial: TrialView) -> None:
+        """Take in a new trial; print nothing yet."""
+        self._progress.put(trial)
+
+    def trial_waiting(self, trial: TrialView) -> None:
+        """Print which resources the trial waits for."""
+        self.say(f"trial {trial.number} waiting for {trial.asks}: {self._progress.columns.line(trial)}")
+
+    def steps_done(self, trial: TrialView) -> None:
+        """Print the progress within an epoch, if a line is due."""
+        if line := self._within_epochs.setdefault(trial.number, ProgressLines()).line(trial.steps):
+            self.say(f"trial {trial.number} {line}")
+
+    def search_said(self, text: str) -> None:
+        """Print a line of the watchdog."""
+        self.say(text)
+
+    def trial_started(self, trial: TrialView) -> None:
+        """Print that the trial has started, or resumed."""
+        self._progress.put(trial)
+        self._within_epochs[trial.number] = ProgressLines()
+        word = f"resumed after epoch {trial.epoch}" if trial.resumed else "started"
+        word += f" (trial {trial.retries} again)" if trial.retries is not None and not trial.resumed else ""
+        word += f" (continues trial {trial.continues})" if trial.continues is not None and not trial.resumed else ""
+        seed = f" with seed {trial.config.seed}" if trial.config is not None else ""
+        word += f" (confirms trial {trial.confirms}{seed})" if trial.confirms is not None else ""
+        self.say(f"trial {trial.number} {word}: {self._progress.columns.line(trial)}")
+
+    def epoch_ended(self, trial: TrialView, record: dict[str, object]) -> None:
+        """Print the epoch's value of the objective, its loss and its learning rate."""
+        self._progress.put(trial)
+        self._within_epochs[trial.number] = ProgressLines()
+        shown = self._progress.shown
+        self.say(
+            f"trial {trial.number} epoch {record['epoch']}/{trial.epochs}: "
+            + ", ".join([f"{shown.metric.short} {shown.worth(shown.value(record))}", *_details(record, shown.name)])
+        )
+
+    def trial_ended(self, trial: TrialView) -> None:
+        """Print how the trial ended, and how far the search is."""
+        self._progress.put(trial)
+        self._within_epochs.pop(trial.number, None)
+        self.say(
+            f"trial {trial.number} {state_word(trial)} at {trial.worth}: {in_one_line(trial.ended_because or '')} "
+            f"[{summary_line(self._progress).plain}]"
+        )
+
+    def say(self, text: str) -> None:
+        """Print ``text`` after the elapsed time."""
+        line = f"[{duration(time.monotonic() - self._progress.started)}] {text}\n"
+        print(line, end="", file=self._out, flush=True)  # one call: the watchdog prints from another thread
+
+
+def make_display(progress: SearchProgress, out: TextIO | None = None, *, quiet: bool = False) -> LiveTable | PlainLines:
+    """The live table if ``out`` is a terminal, else plain lines; if ``quiet``, lines that nobody sees."""
+    if quiet:
+        return PlainLines(progress, Nowhere())
+    out = out or sys.stdout
+    console = Console(file=out)
+    return (
+        LiveTable(progress, console)
+        if console.is_terminal and not console.is_dumb_terminal
+        else PlainLines(progress, out)
+    )

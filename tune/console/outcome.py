@@ -1,0 +1,77 @@
+"""What a search optimises, and what came out, in words: one metric, a time to a target, or a Pareto front."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from bigbatch.train_loop.config.words import epochs_text
+from bigbatch.tune.console.columns import Columns
+from bigbatch.tune.console.no_result import UnfinishedTrial, no_result_in_words
+from bigbatch.tune.plan.search_plan import SearchPlan
+from bigbatch.tune.runs.front import PARETO_FILE
+from bigbatch.tune.runs.objectives import front_of
+from bigbatch.tune.runs.observer import TrialView
+from bigbatch.tune.runs.target import UNREACHED_H, TimeToTarget
+
+MAX_ROWS_OF_FRONT = 20
+
+
+def objective_lines(plan: SearchPlan) -> list[tuple[str, str]]:
+    """The plan's lines about objectives and constraints."""
+    lines = [("objective", f"{objective.text}: {objective.sentence}") for objective in plan.objectives.each]
+    if plan.objectives.several:
+        lines.append(("", "several objectives: no trial is stopped early, and best.json is the best in the first one"))
+    stated = [(one, plan.baseline[one.name]) for one in plan.objectives.each if one.name in plan.baseline]
+    lines += [("baseline", f"{one.metric.title} {one.worth(value)} by a constant prediction") for one, value in stated]
+    lines += [("constraint", text) for text in plan.constraints]
+    return lines
+
+
+def ends_in_words(trial: TrialView) -> str:
+    """What a finished trial is worth in the first objective."""
+    return trial.objectives.first.worth(trial.ends[0])
+
+
+def best_in_words(best: TrialView) -> str:
+    """The line that names the best trial."""
+    objective = best.objectives.first
+    if not isinstance(objective, TimeToTarget):
+        return (
+            f"Best: trial {best.number}, {objective.metric.title} {ends_in_words(best)} after {epochs_text(best.epoch)}"
+        )
+    if best.ends[0] >= UNREACHED_H:
+        return (
+            f"No trial reached {objective.goal}. The nearest: trial {best.number}, "
+            f"{ends_in_words(best)} after {epochs_text(best.epoch)}"
+        )
+    return (
+        f"Best: trial {best.number} reached {objective.goal} after {epochs_text(best.epoch)}, "
+        f"in {ends_in_words(best)} of its devices"
+    )
+
+
+def why_nothing(plan: SearchPlan, trials: Sequence[TrialView]) -> str:
+    """Why no trial of the search is the best, or its front is empty; empty if there is nothing to say but that."""
+    once = [t for t in trials if not t.is_replaced and t.confirms is None]
+    unfinished = [UnfinishedTrial(t.state, t.is_infeasible, t.ended_because or "") for t in once]
+    if not plan.objectives.several and not any(trial.infeasible for trial in unfinished):
+        return ""
+    return no_result_in_words(unfinished, several=plan.objectives.several)
+
+
+def print_front(plan: SearchPlan, done: list[TrialView], columns: Columns, console: Console) -> None:
+    """The trials that no other one beats, as a table. ``done``: sorted, the best in the first objective first."""
+    each = plan.objectives.each
+    front = front_of(plan.objectives, done, lambda trial: trial.ends)
+    console.print(
+        f"\n{len(front)} of {len(done)} finished trials are on the Pareto front: no other one is as good in all "
+        f"objectives and better in one. Intervals are not given. {PARETO_FILE} has them all:",
+        markup=False,
+        soft_wrap=True,
+    )
+    console.print("  " + "".join(f"{objective.text:>18}" for objective in each) + "  trial", markup=False)
+    for trial in front[:MAX_ROWS_OF_FRONT]:
+        values = "".join(f"{o.worth(value):>18}" for o, value in zip(each, trial.ends, strict=True))
+        console.print(f"  {values}  {trial.number}: {columns.line(trial)}", markup=False, soft_wrap=True)

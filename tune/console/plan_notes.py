@@ -1,0 +1,115 @@
+"""What a plan warns of, for example enlarged images; and the batches with a smaller last step."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import sys
+
+from bigbatch.search_spaces.trial import StandInTrial
+from bigbatch.train_loop.config.last_step import KEY, last_micro_size, left_out
+from bigbatch.train_loop.data.info import SMALL_IMAGE_SIZE, DataInfo
+from bigbatch.tune.console.advice import (
+    nothing_to_learn_from,
+    nothing_to_search,
+    strategy_weakness,
+    too_few_for_the_values,
+)
+from bigbatch.tune.console.answer_words import name_in_words
+from bigbatch.tune.models.names import NEEDS_NOTHING, Capabilities
+from bigbatch.tune.plan.search_plan import SearchPlan
+from bigbatch.tune.runs.target import TimeToTarget
+from bigbatch.tune.storage.storage_url import shared_file_warning
+
+DRAWS = 64
+"""Configurations of the space that are looked at for a note."""
+MOST_NAMED = 6
+"""Batches that a note names."""
+
+
+def plan_notes(plan: SearchPlan) -> list[str]:
+    """The warnings, each a sentence or two."""
+    searched = [r for r in plan.ranges.values() if r.kind != "derived"]
+    said = [
+        *plan.data.notes,
+        enlarged_images(plan.data) if "data.image_size" not in plan.overrides else None,
+        strategy_weakness(plan.strategy, needs_of(plan)),
+        nothing_to_search(len(searched), plan.trials)
+        or nothing_to_learn_from(plan.strategy, plan.most_trials, plan.share.concurrency, plan.workers),
+        too_few_for_the_values(sys.maxsize if plan.open_ended else plan.trials, *_compared(plan)),
+        shared_file_warning(plan.storage),
+        only_at_the_beginning(plan),
+    ]
+    return [text for text in said if text]
+
+
+def _compared(plan: SearchPlan) -> tuple[int, int, str]:
+    """How many values the search compares, the epochs of a run, and what the values are called."""
+    frontier = plan.frontier
+    return (len(frontier.values), plan.max_epochs, name_in_words(frontier.name)) if frontier else (1, 0, "")
+
+
+def needs_of(plan: SearchPlan) -> Capabilities:
+    """What the search asks of its strategy."""
+    frontier = plan.frontier.searched if plan.frontier else None
+    searched = [r for r in plan.ranges.values() if r.kind != "derived" and r.name != frontier]
+    return dataclasses.replace(
+        NEEDS_NOTHING,
+        learns_from_stopped=plan.stopping != "none",
+        conditional=any(r.conditions for r in searched),
+        categorical=any(r.kind == "categorical" for r in searched),
+        knows_others=bool(plan.warm_start),
+        constraints=bool(plan.constraints),
+        objectives=len(plan.objectives.each),
+        targets=isinstance(plan.objectives.first, TimeToTarget),
+        frontier=frontier is not None,
+    )
+
+
+def only_at_the_beginning(plan: SearchPlan) -> str | None:
+    """A sentence about options that a resumed study does not read again. A requeued job repeats them, so they are not
+    refused."""
+    options = {
+        "--enqueue": plan.options.enqueue,
+        "--prior-from": plan.options.prior_from,
+        "--warm-start": plan.options.warm_start,
+    }
+    given = [name for name, value in options.items() if value]
+    if not plan.resume or not given:
+        return None
+    return f"{_listed(given)}: a resumed study keeps what it began with, and does not read them again."
+
+
+def smaller_steps(plan: SearchPlan) -> str | None:
+    """A sentence about the batches at which the images that fill no global batch make a smaller step."""
+    if not plan.workload.smaller_step or plan.trainable:
+        return None
+    size, rng, found = plan.data.train_size, random.Random(0), dict[int, int]()
+    for _ in range(DRAWS):
+        config = plan.space(StandInTrial(rng), plan.workload, plan.overrides)
+        split = config.batch.split(plan.workers)
+        if not config.data.drop_last and last_micro_size(size, split):
+            found[split.global_size] = left_out(size, split.global_size)
+    if not found:
+        return None
+    what = f"fill no global batch and make a smaller step ({KEY}=false)."
+    if len(found) > MOST_NAMED:
+        return f"at some batches the last images of an epoch, up to {100 * max(found.values()) / size:.0f} %, {what}"
+    batches, parts = [f"{b:,}" for b in sorted(found)], [f"{100 * found[b] / size:.0f} %" for b in sorted(found)]
+    return f"at batch {_listed(batches)} the last images of an epoch, {_listed(parts)} of all, {what}"
+
+
+def _listed(words: list[str]) -> str:
+    return " and ".join([", ".join(words[:-1])] * (len(words) > 1) + words[-1:])
+
+
+def enlarged_images(data: DataInfo) -> str | None:
+    """A sentence if all images that were opened have less than half of the side at which they are trained."""
+    if not 0 < data.largest_side < data.image_size / 2:
+        return None
+    times = (data.image_size / data.largest_side) ** 2
+    return (
+        f"images of at most {data.largest_side} px are enlarged to {data.image_size} px, which takes about {times:.0f} "
+        f"times as long. To train them as they are, write --set image_size={max(8, data.largest_side)}"
+        + (", or pack them (bigbatch pack)." if data.largest_side <= SMALL_IMAGE_SIZE else ".")
+    )

@@ -1,0 +1,73 @@
+"""Log a search to Weights & Biases: one run for each trial, grouped by study. Only the driver writes."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+from bigbatch.train_loop.launch.wandb_run import OFFLINE_RUNS, WandbRun
+from bigbatch.tune.runs.observer import TrialView
+
+
+class WandbObserver:
+    """Writes each trial to ``wandb`` in the study's ``folder``, as a run ``<study>-<number>`` of the group ``<study>``.
+
+    ``logs``: the log file of a trial, beside which its worker may write histograms and logged steps; None: it does not.
+    """
+
+    def __init__(self, mode: str, study: str, folder: Path, logs: Callable[[int], Path] | None = None) -> None:
+        self._mode, self._study, self._folder, self._logs = mode, study, folder, logs
+        self._runs: dict[int, WandbRun] = {}
+        self._has_begun = False
+
+    def trial_started(self, trial: TrialView) -> None:
+        """Open the trial's run."""
+        run = self._runs[trial.number] = WandbRun(
+            self._mode,
+            self._folder,
+            f"{self._study}-{trial.number:04d}",
+            {
+                "trial": trial.number,
+                "parameters": trial.params,
+                **(trial.config.to_dict() if trial.config else {}),
+            },
+            group=self._study,
+            job_type="trial",
+            log_file=self._logs(trial.number) if self._logs is not None else None,
+            lists_packages=not self._has_begun,
+        )
+        self._has_begun = True
+        for record in trial.records:
+            run.epoch(record)
+
+    def steps_done(self, trial: TrialView) -> None:
+        """Log the steps of the epoch that runs. Those of a later one wait until this one's metrics are logged."""
+        if run := self._runs.get(trial.number):
+            run.steps_until(len(trial.records) + 1)
+
+    def epoch_ended(self, trial: TrialView, record: dict[str, object]) -> None:
+        """Log the epoch's metrics."""
+        if run := self._runs.get(trial.number):
+            run.epoch(record)
+
+    def trial_ended(self, trial: TrialView) -> None:
+        """Close the trial's run."""
+        if run := self._runs.pop(trial.number, None):
+            # No values unless it finished.
+            worth = zip(trial.objectives.each, trial.values, strict=False)
+            summary: dict[str, object] = {f"objective/{objective.text}": value for objective, value in worth}
+            summary |= {"state": trial.state, "ended_because": trial.ended_because}
+            run.finish(summary, failed=trial.state not in ("COMPLETE", "PRUNED"))
+
+    def close(self) -> None:
+        """Close the runs of trials that did not end."""
+        for run in self._runs.values():
+            run.finish({}, failed=True)
+        self._runs.clear()
+
+    def sync_command(self) -> str | None:
+        """W&B's command that sends all offline runs; None if there are none."""
+        if self._mode != "offline" or not any(self._folder.glob(OFFLINE_RUNS)):
+            return None
+        return f"wandb sync {shlex.quote(str(self._folder))}/{OFFLINE_RUNS}"

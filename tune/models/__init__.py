@@ -1,0 +1,1 @@
+"""What strategies know: learning curves, coordinates of a space, other studies. No Ray here."""

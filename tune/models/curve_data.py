@@ -1,0 +1,267 @@
+"""The learning curves of a study as a model of curves needs them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+from optuna.study import Study
+from optuna.trial import FrozenTrial
+from scipy.special import ndtr
+
+from bigbatch.tune.models.curve_history import MOST_CURVES, Curve, CurveHistory
+from bigbatch.tune.models.curve_history import curves_of as curves_of
+from bigbatch.tune.models.curve_model import (
+    MAX_POINTS,
+    CurveModel,
+    CurvePoints,
+    Scale,
+    low_and_lost,
+    nothing_learnt,
+    thinned,
+)
+from bigbatch.tune.models.feasibility import Feasibility
+from bigbatch.tune.models.known_curves import KnownCurves, known_curves
+from bigbatch.tune.models.known_prediction import known_prediction, rank_correlation
+from bigbatch.tune.models.look_value import first_looks
+from bigbatch.tune.models.protocol import SearchFacts
+from bigbatch.tune.models.unit_space import UnitSpace
+
+Array = NDArray[np.float64]
+KnownKey = tuple[int, ...] | None
+"""The places of the other studies that are believed; None where all are disregarded."""
+MARKS = np.array([1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0])
+"""The model takes a curve's values at these fractions of the run, and its last one."""
+FEWEST_CURVES = 3
+"""The model needs this many curves."""
+GOOD_SHARE, MISLED_BY = 0.15, 1
+"""A study has misled if of the runs that it predicted to be good (their expected rank share is above the first figure)
+at least so many, and most of them, have learnt nothing."""
+LOOKED = 0.15
+"""Errors are those of predictions from values up to this part of a run: about what a look has met."""
+ERROR_BEFORE, ERRORS_BEFORE = 2.5, 4
+"""The error of an end's prediction, in standard deviations of the model, that counts as that of so many runs more
+(docs/decisions/025)."""
+FIT_AGAIN = 50
+"""Of a study with more curves than the model takes, the hyperparameters are those of the first trials, up to a multiple
+of this many and as far as all have ended. These do not change any more, so a resumed search finds the same."""
+
+
+def startup_trials(facts: SearchFacts) -> int:
+    """How many trials are quasi-random: at least ten, one for each slot up to 16, but at most a third of a short
+    search, and four."""
+    return min(max(10, min(facts.slots, 16)), max(4, facts.most_trials // 3))
+
+
+def first_round(facts: SearchFacts) -> int:
+    """How many trials are quasi-random as long as no run has come to its end: what starts well need not end well."""
+    return min(max(startup_trials(facts), min(first_looks(facts), 32)), max(4, facts.most_trials // 3))
+
+
+class _SettledCurves(CurveHistory):
+    """The curves of the first trials, as far as all have ended, and the hyperparameters that were found on them."""
+
+    def _forget(self) -> None:
+        super()._forget()
+        self.theta: dict[tuple[int, KnownKey], Array | None] = {}
+        """By the number of trials and by the other studies that were believed."""
+
+
+class CurveEncoder:
+    """The model's view of a study's curves. What it keeps could be made again from the study, and changes no answer."""
+
+    def __init__(self, facts: SearchFacts) -> None:
+        self.space, self.facts = UnitSpace(facts.dimensions), facts
+        self.history = CurveHistory(facts)
+        self.feasibility = Feasibility(self.space)
+        self._settled = _SettledCurves(facts)
+        self._known: dict[tuple[int, ...], KnownCurves | None] = {}
+        self._predicted: dict[tuple[int, int], float] = {}
+        self._features: dict[int, Array] = {}
+        self._marks: dict[int, list[int]] = {}
+
+    def features(self, curve: Curve) -> Array:
+        """The coordinates of a curve's configuration."""
+        if curve.number not in self._features:
+            self._features[curve.number] = self.space.encode(curve.params)
+        return self._features[curve.number]
+
+    def learn(self, study: Study, *, alone: bool = False, also: Collection[int] = ()) -> Learned | None:
+        """The model of a study's curves and, unless ``alone``, of what other studies say; None if there are too few.
+
+        Args:
+            also: numbers of curves that the model needs, although it takes only a part of those of a large study.
+        """
+        self.history.update(study)
+        curves = self._judged(self.history.shown(also))
+        key = None if alone else self._trusted(curves)
+        theta = self._settled_theta(study, key) if len(self.history) > MOST_CURVES else None
+        return self._learned(curves, key, also if len(curves) < len(self.history) else (), theta)
+
+    def learn_all(self, trials: Sequence[FrozenTrial]) -> Learned | None:
+        """The model of these trials' curves, with the end of every one of them."""
+        self.history.take_in(trials)
+        curves = self._judged(self.history.curves())
+        return self._learned(curves, self._trusted(curves))
+
+    def _settled_theta(self, study: Study, key: KnownKey) -> Array | None:
+        """Hyperparameters that ``FIT_AGAIN`` trials share. None before enough trials have ended."""
+        settled = self.history.settled // FIT_AGAIN * FIT_AGAIN
+        if settled < MOST_CURVES:
+            return None
+        self._settled.update(study, until=settled)
+        if (settled, key) not in self._settled.theta:
+            learned = self._learned(self._judged(self._settled.shown()), key)
+            self._settled.theta[settled, key] = None if learned is None else learned.model.theta
+        return self._settled.theta[settled, key]
+
+    def _learned(
+        self, curves: Sequence[Curve], key: KnownKey, first: Collection[int] = (), theta: Array | None = None
+    ) -> Learned | None:
+        """The model of these curves and of the other studies that ``key`` names."""
+        whole, known = [c for c in curves if c.gains], self._known[key] if key is not None else None
+        if len(whole) < FEWEST_CURVES and known is None:
+            return None
+        low, lost = low_and_lost(_ends(whole), self.facts.objective.gain(self.facts.objective.worst))
+        owner, fraction, gains, row = [], list[float](), list[float](), list[int]()
+        for i, curve in enumerate(curves):
+            for epoch, gain in self._points(curve, lost):
+                owner.append(curve.number)
+                fraction.append(min(1.0, epoch / curve.epochs))
+                gains.append(gain)
+                row.append(i)
+        features = np.array([self.features(c) for c in curves]).reshape(len(curves), self.space.width)
+        points = CurvePoints(features[np.array(row, int)], np.array(fraction), np.array(owner, int))
+        scale = Scale.of(np.array(gains or [low]), low)
+        warped = scale.warp(np.array(gains))
+        kept = thinned(points, warped, MAX_POINTS - (len(known.points) if known else 0), first)
+        points, warped = points.take(kept), warped[kept]
+        if known is not None:
+            points, warped = known.beside(points, warped)
+        best = known.best if known else ()
+        return Learned(CurveModel.fit(points, warped, theta=theta), scale, tuple(curves), features, best)
+
+    def trusted(self, study: Study) -> tuple[int, ...]:
+        """The places of the other studies that this one does not refute."""
+        self.history.update(study)
+        return self._trusted(self._judged(self.history.shown()))
+
+    def _judged(self, curves: Sequence[Curve]) -> list[Curve]:
+        """The curves, where runs that have learnt nothing count as diverged: neither is a point of a smooth curve."""
+        bar = self._nothing([c.best for c in curves])
+        stuck = {c.number for c in curves if c.gains and c.part >= 0.5 and c.last <= bar}
+        return [replace(c, diverged=True) if c.number in stuck else c for c in curves]
+
+    def _nothing(self, gains: Sequence[float]) -> float:
+        """``nothing_learnt`` where these gains were met."""
+        return nothing_learnt(max(gains, default=-math.inf), self.facts.objective.gain(self.facts.objective.worst))
+
+    def _trusted(self, curves: Sequence[Curve]) -> tuple[int, ...]:
+        """The places of the other studies, without those that rank this one's curves no better than by chance.
+
+        The model alone would unlearn them too, but only after more trials.
+        """
+        kept = tuple(i for i in range(len(self.facts.knowledge)) if self._agrees(i, curves))
+        if kept not in self._known:
+            studies = [self.facts.knowledge[i] for i in kept]
+            self._known[kept] = known_curves(self.facts, self.space, studies)
+        return kept
+
+    def _agrees(self, place: int, curves: Sequence[Curve]) -> bool:
+        """Whether a study may be believed: it has not misled, and the rank correlation of its prediction with these
+        curves is positive, or not known yet."""
+        new = [c for c in curves if (place, c.number) not in self._predicted]
+        if new:
+            predicted = known_prediction(self.facts.knowledge[place], self.facts, [c.params for c in new])
+            self._predicted.update({(place, c.number): float(p) for c, p in zip(new, predicted, strict=True)})
+        if self._has_misled(place, curves):
+            return False
+        ends = [-math.inf if c.diverged else c.last for c in curves]
+        # Curves compare at about the same part of their runs; a diverged one compares with those that have ended.
+        parts = [0 if c.diverged or c.finished else min(-1, round(math.log2(c.part))) for c in curves]
+        groups = [(c.params.get(self.facts.frontier or ""), part) for c, part in zip(curves, parts, strict=True)]
+        found = rank_correlation([self._predicted[place, c.number] for c in curves], ends, groups)
+        return found is None or found > 0
+
+    def _has_misled(self, place: int, curves: Sequence[Curve]) -> bool:
+        """Whether most of the runs that a study predicted to be good have learnt nothing. Ranks do not say that: such
+        runs are all alike."""
+        asked = startup_trials(self.facts)
+        promised = [
+            c
+            for c in curves
+            if (c.diverged or c.part >= 0.5)
+            and (self._predicted[place, c.number] > GOOD_SHARE or (c.number < asked and c.number % 2 == 0))
+        ]
+        known = (value for trial in self.facts.knowledge[place].trials for value in trial.values.values())
+        bar = self._nothing([*(c.best for c in curves if not c.infeasible), *map(self.facts.objective.gain, known)])
+        empty = sum(c.diverged or c.last <= bar for c in promised)
+        return empty >= MISLED_BY and 2 * empty > len(promised)
+
+    def _points(self, curve: Curve, lost: float) -> list[tuple[int, float]]:
+        """Epochs and gains to learn from. A diverged curve is one point, at its end, worth ``lost``."""
+        if curve.diverged:
+            return [(curve.epochs, lost)]
+        last = max(curve.gains)
+        if curve.epochs not in self._marks:
+            wanted = np.unique(np.maximum(1, np.ceil(MARKS * curve.epochs - 1e-9).astype(int)))
+            self._marks[curve.epochs] = wanted.tolist()
+        epochs = [e for e in self._marks[curve.epochs] if e < last and e in curve.gains]
+        return [(epoch, curve.gains[epoch]) for epoch in (*epochs, last)]
+
+
+def _ends(curves: Sequence[Curve]) -> list[float]:
+    """The last gains of the curves that have gone at least half of their way; of all if none has."""
+    sound = [c for c in curves if not c.diverged]
+    late = [c for c in sound if c.part >= 0.5]
+    return [c.last for c in late or sound]
+
+
+@dataclass(frozen=True)
+class Learned:
+    """A model of curves, and the curves it learned from."""
+
+    model: CurveModel
+    scale: Scale
+    curves: tuple[Curve, ...]
+    features: Array
+    """(curves, d)."""
+    known_best: tuple[Mapping[str, object], ...] = ()
+    """The best configurations of other studies, as far as these are believed."""
+
+    def ends(self) -> Array:
+        """The predicted value of each curve at the end of its run, in standardised warped values."""
+        numbers = np.array([c.number for c in self.curves])
+        return self.model.predict(CurvePoints(self.features, np.ones(len(numbers)), numbers))[0]
+
+    def end(self, number: int) -> tuple[float, float] | None:
+        """Mean and standard deviation of one curve's end, in standardised warped values; None for an unknown curve.
+
+        How far ends lie from what early values say of them is measured, and not only modelled: the model's standard
+        deviation is multiplied by the root mean square of the errors of the runs that have ended, in its units.
+        """
+        place = next((i for i, curve in enumerate(self.curves) if curve.number == number), None)
+        if place is None:
+            return None
+        mean, sd = self.model.predict(CurvePoints(self.features[[place]], np.ones(1), np.array([number])))
+        return float(mean[0]), float(sd[0]) * self._error
+
+    @cached_property
+    def _error(self) -> float:
+        met = self.model.errors_at_the_end(LOOKED)
+        square = ERRORS_BEFORE * ERROR_BEFORE**2 + float((met**2).sum())
+        return math.sqrt(square / (ERRORS_BEFORE + len(met)))
+
+    def chance(self, number: int, gain: float) -> float:
+        """That the curve of this number is at least as good as ``gain`` at the end of its run. 1 for an unknown one."""
+        if (end := self.end(number)) is None:
+            return 1.0
+        return float(ndtr((end[0] - self.standardised(gain)) / end[1]))
+
+    def standardised(self, gain: float) -> float:
+        """A gain in the units of ``ends``."""
+        return float(self.model.standardised(self.scale.warp(gain)))

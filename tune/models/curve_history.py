@@ -1,0 +1,219 @@
+"""The learning curves of a study: one for each configuration, and of a study of thousands those that say the most."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from bisect import bisect_left, insort
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from optuna.trial import FrozenTrial, TrialState
+
+from bigbatch.tune.models.protocol import SearchFacts
+from bigbatch.tune.models.unit_space import words_of
+from bigbatch.tune.runs.feasible import is_infeasible
+from bigbatch.tune.runs.run import WORKERS_ATTR, earlier_of, epoch_records, has_diverged, planned_epochs
+from bigbatch.tune.runs.study_index import StudyIndex
+from bigbatch.tune.runs.tables import epoch_of, epoch_s
+
+MOST_EPOCH_S = 1e9
+"""A longer epoch is an error of its record."""
+MOST_CURVES = 300
+"""Of a study with more curves, the model learns from this many, so that a decision costs the same among 10,000."""
+
+
+@dataclass
+class Curve:
+    """What is known of one configuration: of a trial, its continuation and its retries together."""
+
+    number: int
+    """Of its first trial."""
+    params: Mapping[str, object]
+    gains: dict[int, float]
+    """Epoch → value, with the sign that makes larger better."""
+    epochs: int
+    """Of its whole run."""
+    diverged: bool = False
+    """Its values before that say nothing of its end."""
+    infeasible: bool = False
+    """Whether it violates a constraint. Its values tell the model what they tell; it is no best run."""
+    epoch_s: float | None = None
+    """Median device seconds of its epochs, with validation, without its first one, in which processes start and
+    libraries choose their algorithms. None if they are not known."""
+
+    @property
+    def best(self) -> float:
+        """The best value so far; −inf without one."""
+        return max(self.gains.values(), default=-math.inf)
+
+    @property
+    def last(self) -> float:
+        """The latest value; −inf without one."""
+        return self.gains[max(self.gains)] if self.gains else -math.inf
+
+    @property
+    def part(self) -> float:
+        """Of its run, up to the latest value."""
+        return max(self.gains, default=0) / self.epochs
+
+    def at(self, part: float) -> float | None:
+        """The value at this part of its run, rounded up to whole epochs; None if it is not known."""
+        return self.gains.get(math.ceil(part * self.epochs - 1e-9))
+
+    @property
+    def run_s(self) -> float | None:
+        """Device seconds of its whole run; None if the time of its epochs is not known."""
+        return None if self.epoch_s is None else self.epochs * self.epoch_s
+
+    @property
+    def finished(self) -> bool:
+        """Whether its last value is that of its whole run, and one that counts."""
+        return self.competes and max(self.gains) >= self.epochs
+
+    @property
+    def competes(self) -> bool:
+        """Whether it may be the best: it has a value, has not diverged, and violates no constraint."""
+        return bool(self.gains) and not self.diverged and not self.infeasible
+
+
+class CurveHistory(StudyIndex):
+    """The curves of configurations that have a value or have diverged. A trial that failed otherwise says nothing.
+
+    Attributes:
+        untried: by parameter, the words that no trial had. A trial that failed had its words, too.
+        any_ended: whether any run has come to its end, or has ended early by itself: at a target, for example.
+    """
+
+    def __init__(self, facts: SearchFacts) -> None:
+        self._facts = facts
+        super().__init__()
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def first_number(self, number: int) -> int:
+        """The number of the trial that trial ``number`` continues or retries, in the end; else its own."""
+        return self._first.get(number, number)
+
+    def curves(self) -> list[Curve]:
+        """All curves, in the order in which they began."""
+        return [self._curves[first] for _, first in self._order]
+
+    def shown(self, also: Collection[int] = (), most: int = MOST_CURVES) -> list[Curve]:
+        """All curves, if there are at most ``most``. Else half of them are the most recent ones, a quarter the best
+        finished ones before these, divided among the values of the frontier, and the others are spread over the rest.
+
+        Args:
+            also: curves that are needed too, by their numbers.
+        """
+        if len(self._order) <= most:
+            return self.curves()
+        cut = len(self._order) - most // 2
+        since = self._order[cut]
+        chosen = set(self._order[cut:])
+        best = most // 4 // max(1, len(self._finished))
+        for finished in self._finished.values():
+            found = 0
+            for _, place, first in finished:
+                if found == best:
+                    break
+                if (place, first) < since:
+                    chosen.add((place, first))
+                    found += 1
+        room = most - len(chosen)
+        chosen.update(self._order[i * cut // room] for i in range(room))
+        chosen.update(self._where[first] for first in also if first in self._where)
+        return [self._curves[first] for _, first in sorted(chosen)]
+
+    def _forget(self) -> None:
+        self.untried = words_of(self._facts)
+        self.any_ended = False
+        self._first: dict[int, int] = {}
+        self._members: dict[int, list[int]] = {}
+        self._curves: dict[int, Curve] = {}
+        self._where: dict[int, tuple[int, int]] = {}
+        self._order: list[tuple[int, int]] = []
+        """Place of a curve's first trial that says something, and the curve's number."""
+        self._finished: dict[object, list[tuple[float, int, int]]] = {}
+        """By the frontier's value: minus the last gain, and the entry of ``_order``."""
+
+    def _take(self, place: int, trials: Sequence[FrozenTrial]) -> None:
+        trial = trials[place]
+        self.any_ended |= trial.state == TrialState.COMPLETE
+        for name, words in self.untried.items():
+            if name in trial.params:
+                words.discard(trial.params[name])
+        earlier = earlier_of(trial)
+        first = trial.number if earlier is None else self._first.get(earlier, earlier)
+        self._first[trial.number] = first
+        members = self._members.setdefault(first, [])
+        if not members or members[-1] < place:
+            members.append(place)
+        telling = [p for p in members if _says_something(trials[p])]
+        self._remove(first)
+        if telling:
+            self._add(telling[0], _curve_of(first, [trials[p] for p in telling], self._facts))
+
+    def _remove(self, first: int) -> None:
+        if first not in self._where:
+            return
+        where, curve = self._where.pop(first), self._curves.pop(first)
+        del self._order[bisect_left(self._order, where)]
+        if curve.finished:
+            group = self._group(curve)
+            del group[bisect_left(group, (-curve.gains[max(curve.gains)], *where))]
+
+    def _add(self, place: int, curve: Curve) -> None:
+        if not curve.gains and not curve.diverged:
+            return
+        where = (place, curve.number)
+        self._curves[curve.number], self._where[curve.number] = curve, where
+        insort(self._order, where)
+        if curve.finished:
+            insort(self._group(curve), (-curve.gains[max(curve.gains)], *where))
+
+    def _group(self, curve: Curve) -> list[tuple[float, int, int]]:
+        return self._finished.setdefault(curve.params.get(self._facts.frontier or ""), [])
+
+
+def curves_of(trials: Sequence[FrozenTrial], facts: SearchFacts) -> list[Curve]:
+    """The curves of these trials, see ``CurveHistory``."""
+    history = CurveHistory(facts)
+    history.take_in(trials)
+    return history.curves()
+
+
+def ranks_so_far(curves: Sequence[Curve]) -> dict[int, float]:
+    """Number of each curve with values → the rank of its latest one among those of all curves at that part of their
+    runs, −½ to ½. Values of different epochs do not compare, and runs need not be equally long."""
+    ranks = {}
+    for curve in curves:
+        if curve.gains:
+            met = [gain for other in curves if (gain := other.at(curve.part)) is not None]
+            below, equal = sum(gain < curve.last for gain in met), sum(gain == curve.last for gain in met)
+            ranks[curve.number] = (below + equal / 2) / len(met) - 0.5
+    return ranks
+
+
+def _says_something(trial: FrozenTrial) -> bool:
+    return has_diverged(trial) or (trial.state != TrialState.FAIL and bool(trial.intermediate_values))
+
+
+def _curve_of(number: int, members: Sequence[FrozenTrial], facts: SearchFacts) -> Curve:
+    curve = Curve(number, members[0].params, {}, planned_epochs(members[0]) or facts.max_epochs)
+    for trial in members:
+        curve.diverged |= has_diverged(trial)
+        curve.infeasible |= is_infeasible(trial)
+        values = trial.intermediate_values.items()
+        curve.gains.update((epoch, facts.objective.gain(value)) for epoch, value in values if math.isfinite(value))
+    if seconds := [s for trial in members for s in _epoch_seconds(trial, curve.epochs)]:
+        curve.epoch_s = statistics.median(seconds)
+    return curve
+
+
+def _epoch_seconds(trial: FrozenTrial, epochs: int) -> list[float]:
+    """Device seconds of a trial's epochs, as far as they are known; of the first one only if it is the whole run."""
+    workers = trial.user_attrs.get(WORKERS_ATTR, 1)
+    found = [workers * epoch_s(r) for r in epoch_records(trial) if epoch_of(r) > 1 or epochs == 1]
+    return [s for s in found if 0 < s < MOST_EPOCH_S]

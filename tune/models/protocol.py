@@ -1,0 +1,225 @@
+"""What the bridge asks of a strategy: the next parameters, a look at each epoch, which paused trial to continue.
+
+A strategy has no memory of its own. Every answer is a function of the study and of the facts with which the strategy
+was made, so a search that was killed at any moment continues with the same decisions. Random numbers are seeded by the
+search's seed and the trial's number.
+
+A strategy has two parts, chosen by ``--strategy`` and ``--stopping``: a ``Proposer`` and a ``Stopping``.
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from optuna.distributions import BaseDistribution
+from optuna.samplers import BaseSampler
+from optuna.study import Study
+from optuna.trial import FrozenTrial
+
+from bigbatch.search_spaces.log_normal import LogNormal
+from bigbatch.tune.models.names import Capabilities
+from bigbatch.tune.runs.knowledge import KnownStudy
+from bigbatch.tune.runs.objective import Objective
+from bigbatch.tune.runs.tolerance import HALF_A_POINT, Tolerance
+
+Fits = Callable[[FrozenTrial], bool]
+"""Whether a budget has room for the rest of a paused trial's run."""
+Lasts = Callable[[FrozenTrial, float], bool]
+"""Whether a budget lasts so many times as long as the rest of a paused trial's run."""
+
+
+class TrialDecision(enum.Enum):
+    """What happens to a trial after an epoch."""
+
+    GO_ON = "go on"
+    PAUSE = "pause"
+    """End its processes and keep its checkpoint. It may be continued later."""
+    STOP = "stop"
+    """End it for good."""
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """One parameter of a space."""
+
+    name: str
+    distribution: BaseDistribution
+    active_when: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
+    """Another parameter, and its values with which this one exists. Empty: it always exists, or ``always`` is False."""
+    prior: LogNormal | None = None
+    """What is believed about it before the first trial. None: every value of the range, or of its log, is as likely as
+    any other."""
+    always: bool = True
+    """Whether every configuration has it that fulfils ``active_when``. False if something else than one choice decides,
+    e.g. a number."""
+
+    def is_active(self, params: Mapping[str, object]) -> bool:
+        """Whether the parameter exists beside the others of ``params``."""
+        return all(params.get(name) in values for name, values in self.active_when.items())
+
+
+@dataclass(frozen=True)
+class SearchFacts:
+    """What a strategy knows about its search besides the study."""
+
+    dimensions: tuple[Dimension, ...]
+    trials: int
+    """Configurations that the search tries at most. A guess where a budget alone ends the search: see most_trials."""
+    max_epochs: int
+    """Epochs of the longest run."""
+    slots: int = 1
+    """Trials that run at the same time."""
+    seed: int = 0
+    objective: Objective = Objective()
+    frontier: str | None = None
+    """The parameter whose values are compared separately, e.g. ``global_batch_size``. None: all trials compare."""
+    tolerance: Tolerance = HALF_A_POINT
+    """The answer is the largest of these values that is at most this much worse than the best."""
+
+    knowledge: tuple[KnownStudy, ...] = ()
+    """What other studies say."""
+    open_ended: bool = False
+    """Whether a budget of hours alone ends the search, and no number of trials."""
+
+    @property
+    def most_trials(self) -> int:
+        """Configurations that the search tries at most; without an end where a budget alone ends it."""
+        return sys.maxsize if self.open_ended else self.trials
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all parameters."""
+        return [dimension.name for dimension in self.dimensions]
+
+    def dimension(self, name: str) -> Dimension:
+        """The parameter of that name. Raises KeyError if the space has none."""
+        return {dimension.name: dimension for dimension in self.dimensions}[name]
+
+    @property
+    def priors(self) -> dict[str, LogNormal]:
+        """The soft priors of the parameters that have one."""
+        return {dimension.name: dimension.prior for dimension in self.dimensions if dimension.prior is not None}
+
+    def latest_peers(
+        self, trials: Sequence[FrozenTrial], trial: FrozenTrial, most: int, among: int
+    ) -> list[FrozenTrial]:
+        """The last ``most`` of the last ``among`` trials that compare with ``trial``, in order.
+
+        Those compare that have its value of the frontier's parameter. It looks at no more trials than it needs.
+        """
+        if self.frontier is None:
+            return list(trials[-min(most, among) :])
+        value, found = trial.params.get(self.frontier), []
+        for one in itertools.islice(reversed(trials), among):
+            if one.params.get(self.frontier) == value:
+                found.append(one)
+                if len(found) == most:
+                    break
+        return found[::-1]
+
+
+class Proposer(Protocol):
+    """Proposes the parameters of new trials."""
+
+    @property
+    def name(self) -> str:
+        """As on the command line."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What it can and cannot do."""
+
+    def sampler(self, number: int) -> BaseSampler:
+        """An Optuna sampler for trial ``number``. A fresh one each time."""
+
+
+class Stopping(Protocol):
+    """Judges running trials, and chooses which paused one goes on."""
+
+    @property
+    def name(self) -> str:
+        """As on the command line."""
+
+    def look(self, study: Study, trial: FrozenTrial, epoch: int) -> TrialDecision:
+        """What happens to ``trial`` after ``epoch`` (1-based, not its last), whose value is already in the study.
+
+        The conductor calls this after each epoch: once, or again if the driver was killed before it has carried out the
+        answer. The study is then as it was, but for what the look itself wrote. The answer may depend on it alone.
+        """
+
+    def to_continue(self, study: Study, fits: Fits | None = None, lasts: Lasts | None = None) -> FrozenTrial | None:
+        """The paused trial that the next free slot continues; None: the slot gets a new configuration.
+
+        The bridge calls this whenever a slot is free and no trial waits in the study.
+
+        Args:
+            fits: the budget has no room for a new configuration, and only those go on that fit. With None the slot
+                stays empty.
+            lasts: how long the budget lasts. None: for ever.
+        """
+
+    def is_over(self, study: Study) -> bool:
+        """Whether enough has run, once all configurations were proposed: no paused trial has to go on."""
+
+
+class Strategy(Protocol):
+    """A ``Proposer`` and a ``Stopping`` that work together."""
+
+    @property
+    def name(self) -> str:
+        """E.g. ``curves with look``."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What it can and cannot do."""
+
+    def sampler(self, number: int) -> BaseSampler:
+        """As ``Proposer.sampler``."""
+
+    def look(self, study: Study, trial: FrozenTrial, epoch: int) -> TrialDecision:
+        """As ``Stopping.look``."""
+
+    def to_continue(self, study: Study, fits: Fits | None = None, lasts: Lasts | None = None) -> FrozenTrial | None:
+        """As ``Stopping.to_continue``."""
+
+    def is_over(self, study: Study) -> bool:
+        """As ``Stopping.is_over``."""
+
+
+@dataclass(frozen=True)
+class Combined:
+    """The strategy that ``--strategy`` and ``--stopping`` together name."""
+
+    proposer: Proposer
+    stopping: Stopping
+
+    @property
+    def name(self) -> str:
+        """E.g. ``curves with look``."""
+        return f"{self.proposer.name} with {self.stopping.name}"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """The proposer's."""
+        return self.proposer.capabilities
+
+    def sampler(self, number: int) -> BaseSampler:
+        """As the proposer."""
+        return self.proposer.sampler(number)
+
+    def look(self, study: Study, trial: FrozenTrial, epoch: int) -> TrialDecision:
+        """As the stopping."""
+        return self.stopping.look(study, trial, epoch)
+
+    def to_continue(self, study: Study, fits: Fits | None = None, lasts: Lasts | None = None) -> FrozenTrial | None:
+        """As the stopping."""
+        return self.stopping.to_continue(study, fits, lasts)
+
+    def is_over(self, study: Study) -> bool:
+        """As the stopping."""
+        return self.stopping.is_over(study)

@@ -1,0 +1,142 @@
+"""The parameters of a space as coordinates from 0 to 1, also where some exist only with some values of others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+
+from bigbatch.tune.models.protocol import Dimension, SearchFacts
+from bigbatch.tune.models.qmc import value_at
+
+ONE_HOT = 0.7
+"""The coordinate of a chosen word, so that two words are about as far apart as the ends of a range."""
+ABSENT = 0.5
+"""Each coordinate of a parameter that the configuration does not have."""
+NEAR_SD = 0.1
+SHARE_AFRESH = 0.5
+"""Of the parameters of a neighbour, the share that is drawn anew."""
+
+Params = Mapping[str, object]
+
+
+class UnitSpace:
+    """Coordinates of configurations, and random configurations."""
+
+    def __init__(self, dimensions: Sequence[Dimension]) -> None:
+        self.dimensions = _parents_first(dimensions)
+        self.width = sum(_width(d.distribution) for d in self.dimensions)
+
+    def encode(self, params: Params) -> NDArray[np.float64]:
+        """The coordinates (width,) of a configuration."""
+        parts: list[float] = []
+        for dimension in self.dimensions:
+            d = dimension.distribution
+            if dimension.name not in params:
+                parts += [ABSENT] * _width(d)
+            elif isinstance(d, CategoricalDistribution) and is_word(d):
+                parts += [ONE_HOT * (choice == params[dimension.name]) for choice in d.choices]
+            else:
+                parts.append(position(params[dimension.name], d))
+        return np.array(parts)
+
+    def sample(self, rng: np.random.Generator, fixed: Params) -> dict[str, object]:
+        """A random configuration, from soft priors if there are any, with the ``fixed`` values where they exist."""
+        return self._build(fixed, lambda d: value_at(float(rng.random()), d.distribution, d.prior))
+
+    def neighbour(self, rng: np.random.Generator, of: Params, fixed: Params) -> dict[str, object]:
+        """A configuration like ``of``: half of its parameters are drawn anew, the others are moved a little."""
+
+        def drawn(dimension: Dimension) -> object:
+            d = dimension.distribution
+            part, move, afresh = float(rng.random()), float(rng.normal(0, NEAR_SD)), rng.random() < SHARE_AFRESH
+            if afresh or dimension.name not in of:
+                return value_at(part, d, dimension.prior)
+            if not isinstance(d, CategoricalDistribution):
+                return value_at(min(max(position(of[dimension.name], d) + move, 0.0), math.nextafter(1.0, 0.0)), d)
+            if not _is_numeric(d):
+                return of[dimension.name]
+            target = position(of[dimension.name], d) + move
+            return min(d.choices, key=lambda choice: abs(position(choice, d) - target))
+
+        return self._build(fixed, drawn)
+
+    def _build(self, fixed: Params, draw: Callable[[Dimension], object]) -> dict[str, object]:
+        params: dict[str, object] = {}
+        for dimension in self.dimensions:
+            value = draw(dimension)  # also for an absent one, so that each parameter has its own random numbers
+            if dimension.is_active(params):
+                params[dimension.name] = fixed.get(dimension.name, value)
+        return params
+
+
+def position(value: object, distribution: BaseDistribution) -> float:
+    """Where a number is in its range, from 0 to 1, by its logarithm if the range is logarithmic.
+
+    A choice among positive numbers has the place of its logarithm; among other numbers, that of its size.
+    """
+    assert isinstance(value, (int, float))
+    if isinstance(distribution, CategoricalDistribution):
+        numbers = [float(c) for c in distribution.choices if isinstance(c, (int, float))]
+        low, high, log = min(numbers), max(numbers), min(numbers) > 0
+    else:
+        assert isinstance(distribution, (FloatDistribution, IntDistribution))
+        low, high, log = distribution.low, distribution.high, distribution.log
+    if high <= low:
+        return ABSENT
+    x = min(max(float(value), low), high)
+    return math.log(x / low) / math.log(high / low) if log else (x - low) / (high - low)
+
+
+def words_of(facts: SearchFacts) -> dict[str, set[object]]:
+    """By parameter, the choices that have no order, e.g. the names of optimizers.
+
+    Of parameters that every configuration has, but not of the frontier's.
+    """
+    return {
+        d.name: set(d.distribution.choices)
+        for d in facts.dimensions
+        if isinstance(d.distribution, CategoricalDistribution)
+        and not _is_numeric(d.distribution)
+        and d.always
+        and not d.active_when
+        and d.name != facts.frontier
+    }
+
+
+def _is_numeric(distribution: CategoricalDistribution) -> bool:
+    return all(isinstance(c, (int, float)) and not isinstance(c, bool) for c in distribution.choices)
+
+
+def middle_of(dimension: Dimension) -> object:
+    """The middle of a range, or the median of its prior; of choices among numbers, the middle one in their order."""
+    d = dimension.distribution
+    if isinstance(d, CategoricalDistribution):
+        return sorted(d.choices)[len(d.choices) // 2]  # type: ignore[type-var]
+    return value_at(0.5, d, dimension.prior)
+
+
+def is_word(distribution: BaseDistribution) -> bool:
+    """Whether the values are choices without an order."""
+    return isinstance(distribution, CategoricalDistribution) and not _is_numeric(distribution)
+
+
+def _width(distribution: BaseDistribution) -> int:
+    if isinstance(distribution, CategoricalDistribution) and is_word(distribution):
+        return len(distribution.choices)
+    return 1
+
+
+def _parents_first(dimensions: Sequence[Dimension]) -> tuple[Dimension, ...]:
+    """The dimensions in an order in which each one comes after those that decide whether it exists."""
+    waiting, placed = list(dimensions), list[Dimension]()
+    names = {d.name for d in dimensions}
+    while waiting:
+        known = {d.name for d in placed}
+        ready = [d for d in waiting if all(name in known or name not in names for name in d.active_when)]
+        placed += ready or waiting[:1]
+        waiting = [d for d in waiting if d not in placed]
+    return tuple(placed)

@@ -1,0 +1,1 @@
+"""What a search tries next: samplers. No Ray here."""

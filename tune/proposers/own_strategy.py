@@ -1,0 +1,147 @@
+"""A sampler and a pruner of the user's own: functions in a file, for ``--strategy`` and ``--stopping``.
+
+A strategy remembers only the study (docs/decisions/024). So the function is called again for each trial, or for each
+look, and what its sampler keeps in itself is gone with the trial.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+import optuna
+from optuna.distributions import BaseDistribution
+from optuna.pruners import BasePruner
+from optuna.samplers import BaseSampler
+from optuna.study import Study
+from optuna.trial import FrozenTrial, TrialState
+
+from bigbatch.train_loop.config import ConfigError
+from bigbatch.train_loop.config.plug_ins import is_own, shown_name
+from bigbatch.train_loop.plugins.code import OwnFunction, check_call, load_function, users_code
+from bigbatch.tune.models.protocol import Dimension
+from bigbatch.tune.models.study_view import view_of, whole_study
+from bigbatch.tune.proposers.passing_sampler import Asked, PassingSampler
+from bigbatch.tune.runs.objective import Direction
+from bigbatch.tune.runs.run import EXHAUSTED_ATTR
+
+STRATEGY, STOPPING, SEED = "--strategy", "--stopping", "seed"
+T = TypeVar("T", BaseSampler, BasePruner)
+
+
+def own_sampler(word: str, seed: int) -> BaseSampler:
+    """What the user's function or class returns. Raises ConfigError and OwnCodeError."""
+    return OwnSampler(word, _made(STRATEGY, word, BaseSampler, {SEED: seed}))  # type: ignore[type-abstract]
+
+
+def own_pruner(word: str) -> BasePruner:
+    """What the user's function or class returns. Raises ConfigError and OwnCodeError."""
+    return OwnPruner(word, _made(STOPPING, word, BasePruner, {}))  # type: ignore[type-abstract]
+
+
+def check_own_strategy(
+    strategy: str, stopping: str, dimensions: Sequence[Dimension], directions: Sequence[Direction]
+) -> None:
+    """Make what the user's functions make, and let the sampler propose one trial. Raises ConfigError and OwnCodeError.
+
+    Args:
+        dimensions: the parameters that it proposes.
+        directions: of the objectives, ``maximize`` or ``minimize``.
+    """
+    if is_own(stopping):
+        own_pruner(stopping)
+    if is_own(strategy):
+        study = optuna.create_study(sampler=own_sampler(strategy, 0), directions=list(directions))
+        with users_code(STRATEGY, strategy):
+            study.ask({dimension.name: dimension.distribution for dimension in dimensions if dimension.always})
+
+
+def _made(option: str, word: str, kind: type[T], known: Mapping[str, int]) -> T:
+    """What the function of ``word`` returns, called with those of ``known`` for which it has parameters."""
+    function = load_function(option, word)
+    given = {name: value for name, value in known.items() if _takes(function, name)}
+    check_call(option, word, function, (), given)
+    with users_code(option, word):
+        made = function(**given)
+    if not isinstance(made, kind):
+        raise ConfigError(
+            f"{option} must name a function that returns an optuna {kind.__name__}; got {_a(made)} from "
+            f"{shown_name(word)}. Return e.g. {_example(kind)}."
+        )
+    return made
+
+
+def _takes(function: OwnFunction, name: str) -> bool:
+    try:
+        found = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return False
+    return name in found and found[name].kind is not inspect.Parameter.POSITIONAL_ONLY
+
+
+def _a(made: object) -> str:
+    return "None" if made is None else f"a {type(made).__name__}"
+
+
+def _example(kind: type[object]) -> str:
+    return "optuna.samplers.NSGAIISampler(seed=seed)" if kind is BaseSampler else "optuna.pruners.MedianPruner()"
+
+
+class OwnPruner(BasePruner):
+    """Asks the user's pruner; its errors name the user's file."""
+
+    def __init__(self, word: str, pruner: BasePruner) -> None:
+        self._word, self._pruner = word, pruner
+
+    def prune(self, study: Study, trial: FrozenTrial) -> bool:
+        """As the user's pruner."""
+        with users_code(STOPPING, self._word):
+            return self._pruner.prune(study, trial)
+
+
+class OwnSampler(PassingSampler):
+    """Passes each question on to the user's sampler; its errors name the user's file.
+
+    A sampler that has proposed all that there is (``GridSampler``) calls ``study.stop()``. The study then notes it, and
+    the conductor asks for no other configuration.
+    """
+
+    def __init__(self, word: str, sampler: BaseSampler) -> None:
+        self._word, self._sampler = word, sampler
+
+    def asked(self, study: Study, trial: FrozenTrial) -> Asked:
+        """The user's sampler, with a study that can be stopped."""
+        whole = whole_study(study)
+        stop = lambda: whole.set_user_attr(EXHAUSTED_ATTR, True)  # noqa: E731
+        return Asked(self._sampler, view_of(study, list, stop=stop), trial)
+
+    def before_trial(self, study: Study, trial: FrozenTrial) -> None:
+        """As the user's sampler."""
+        with users_code(STRATEGY, self._word):
+            super().before_trial(study, trial)
+
+    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        """As the user's sampler."""
+        with users_code(STRATEGY, self._word):
+            return super().infer_relative_search_space(study, trial)
+
+    def sample_relative(
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, object]:
+        """As the user's sampler."""
+        with users_code(STRATEGY, self._word):
+            return super().sample_relative(study, trial, search_space)
+
+    def sample_independent(
+        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> object:
+        """As the user's sampler."""
+        with users_code(STRATEGY, self._word):
+            return super().sample_independent(study, trial, param_name, param_distribution)
+
+    def after_trial(self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None) -> None:
+        """As the user's sampler, of a trial that it sees: confirmations, for one, are not its own."""
+        if any(shown.number == trial.number for shown in study.get_trials(deepcopy=False)):
+            with users_code(STRATEGY, self._word):
+                super().after_trial(study, trial, state, values)

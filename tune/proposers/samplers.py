@@ -1,0 +1,211 @@
+"""Optuna's samplers and pruners, by their names on the command line."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from types import SimpleNamespace
+from typing import cast
+
+import optuna
+from optuna.distributions import BaseDistribution
+from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, NopPruner, SuccessiveHalvingPruner
+from optuna.samplers import (
+    BaseSampler,
+    CmaEsSampler,
+    GPSampler,
+)
+from optuna.study import Study
+from optuna.trial import FrozenTrial
+
+from bigbatch.search_spaces.log_normal import LogNormal
+from bigbatch.train_loop.config.plug_ins import is_own
+from bigbatch.tune.models.qmc import SobolSampler, random_part, value_at
+from bigbatch.tune.models.study_view import BestAndRecent, view_of
+from bigbatch.tune.proposers.bad_ends import BadEndsSampler
+from bigbatch.tune.proposers.older_constraints import knowing_constraints
+from bigbatch.tune.proposers.own_strategy import own_pruner
+from bigbatch.tune.proposers.passing_sampler import Asked, PassingSampler
+from bigbatch.tune.proposers.pruned_view import REDUCTION_FACTOR, PrunedViewTPESampler
+
+MODEL_BASED = ("tpe", "gp", "cmaes")
+"""Samplers that learn from trials. Only these begin with the initial points of a space."""
+
+
+class PerTrialSampler(PassingSampler):
+    """Passes each trial to a sampler made for its number, whichever trial ``study.ask()`` returns.
+
+    A waiting trial (an initial point, or an interrupted one) keeps its number, which is below the number of trials.
+    """
+
+    def __init__(self, make: Callable[[int], BaseSampler]) -> None:
+        self._make = make
+        self._made: tuple[int, BaseSampler] | None = None
+
+    def asked(self, study: Study, trial: FrozenTrial) -> Asked:
+        """The trial's own sampler."""
+        if self._made is None or self._made[0] != trial.number:
+            self._made = (trial.number, self._make(trial.number))
+        return Asked(self._made[1], study, trial)
+
+
+class SomeTrialsSampler(PassingSampler):
+    """Passes each trial on with the part of a large study from which the sampler learns."""
+
+    def __init__(self, sampler: BaseSampler, history: BestAndRecent) -> None:
+        self._sampler, self._history = sampler, history
+
+    def asked(self, study: Study, trial: FrozenTrial) -> Asked:
+        """The sampler, which sees at most MOST_TRIALS trials."""
+        return Asked(self._sampler, view_of(study, self._history.among), trial)
+
+
+class PriorSampler(BaseSampler):
+    """Draws each parameter at random, by seed, trial and name: from its soft prior if it has one, or from its range."""
+
+    def __init__(self, seed: int, priors: Mapping[str, LogNormal]) -> None:
+        self._seed, self._priors = seed, priors
+
+    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        """Empty: each parameter is drawn by itself."""
+        return {}
+
+    def sample_relative(
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, object]:
+        return {}
+
+    def sample_independent(
+        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> object:
+        """A random value of one parameter."""
+        part = random_part(self._seed, trial.number, param_name)
+        return value_at(part, param_distribution, self._priors.get(param_name))
+
+
+def trial_seed(seed: int, number: int) -> int:
+    """The seed of the sampler that is made for trial ``number``."""
+    return (seed * 1_000_003 + number * 7919) % 2**31
+
+
+def sampler_factory(
+    name: str,
+    seed: int,
+    trials: int,
+    parameters: Iterable[str] = (),
+    priors: Mapping[str, LogNormal | None] | None = None,
+    *,
+    history: BestAndRecent | None = None,
+    source_trials: Sequence[FrozenTrial] | None = None,
+) -> Callable[[int], BaseSampler]:
+    """A function from a trial's number to its sampler.
+
+    Each trial gets a new sampler with its own seed. The study is the only memory, so a resumed study samples the same
+    points as an uninterrupted one. Quasi-Monte-Carlo has one seed; the trial's number is its place in the sequence.
+    The samplers that learn begin with such a sequence: it covers the space better than random points.
+
+    Args:
+        parameters: names of all parameters of the space, for Quasi-Monte-Carlo.
+        priors: soft priors of parameters, for everything that is drawn before, or without, a model of the trials.
+        history: chooses the trials of a large study from which TPE and GP learn; None: from all that they are shown.
+        source_trials: with which CMA-ES begins, at least ten with the parameters that it will sample.
+    """
+    startup, names = max(4, min(10, trials // 3)), tuple(parameters)
+    known = {parameter: prior for parameter, prior in (priors or {}).items() if prior is not None}
+
+    def make(number: int) -> BaseSampler:
+        own = trial_seed(seed, number)
+        if name == "random":
+            return PriorSampler(seed, known)
+        design = SobolSampler(names, seed, known)
+        if name == "cmaes":
+            return _cmaes(own, startup, design, source_trials)
+        return _sampler(name, own, startup, design, history)
+
+    return make
+
+
+def _sampler(name: str, seed: int, startup: int, design: SobolSampler, history: BestAndRecent | None) -> BaseSampler:
+    """A sampler that begins with ``startup`` points of ``design``; Quasi-Monte-Carlo is the design itself."""
+    if name == "qmc":
+        return design
+    if name == "tpe":
+        # group: in a conditional space, each optimizer's parameters are modelled together.
+        sampler = knowing_constraints(
+            partial(PrunedViewTPESampler, design),
+            seed=seed,
+            n_startup_trials=startup,
+            multivariate=True,
+            group=True,
+            constant_liar=True,
+        )
+    elif name == "gp":
+        sampler = knowing_constraints(
+            GPSampler,
+            seed=seed,
+            n_startup_trials=startup,
+            deterministic_objective=False,  # see COMPLETE_ONLY
+            independent_sampler=design,
+        )
+    else:
+        raise ValueError(f"no such sampler: {name!r}")
+    sampler = BadEndsSampler(sampler, name)
+    return sampler if history is None else SomeTrialsSampler(sampler, history)
+
+
+def _cmaes(seed: int, startup: int, design: SobolSampler, source_trials: Sequence[FrozenTrial] | None) -> BaseSampler:
+    sampler = CmaEsSampler(
+        seed=seed,
+        n_startup_trials=startup,
+        warn_independent_sampling=False,
+        independent_sampler=design,
+        consider_pruned_trials=True,  # with early stopping few others are left
+        source_trials=None if source_trials is None else list(source_trials),
+    )
+    return BadEndsSampler(sampler, "cmaes")
+
+
+class SeededHyperband(HyperbandPruner):
+    """Hyperband whose brackets depend on the seed and the trial's number.
+
+    In Optuna they depend on the study's name. Our default name contains the time, so a repeated search would stop other
+    trials.
+    """
+
+    def __init__(self, seed: int, **options: int) -> None:
+        super().__init__(**options)
+        self._seed = seed
+
+    def _get_bracket_id(self, study: Study, trial: FrozenTrial) -> int:
+        named = SimpleNamespace(study_name=f"seed-{self._seed}")
+        return super()._get_bracket_id(cast(Study, named), trial)
+
+
+def make_pruner(name: str, max_epochs: int, seed: int = 0) -> BasePruner:
+    """The pruner for ``--stopping``, also a user's own.
+
+    ``asha``: a trial continues after epoch r, 3r, 9r … if it is in the best third. The first rung r is a quarter of the
+    epochs or less. Earlier values predict the end badly (rank correlation .53 to .76 at 10 % of the budget, .84 to .92
+    at 25 %).
+    """
+    if is_own(name):
+        return own_pruner(name)
+    first = max(1, max_epochs // 4)
+    if name == "asha":
+        return SuccessiveHalvingPruner(min_resource=first, reduction_factor=REDUCTION_FACTOR)
+    if name == "hyperband":
+        return SeededHyperband(seed, min_resource=first, max_resource=max_epochs, reduction_factor=REDUCTION_FACTOR)
+    if name == "median":
+        return MedianPruner(n_startup_trials=4, n_warmup_steps=first)
+    if name == "none":
+        return NopPruner()
+    raise ValueError(f"no such scheduler: {name!r}")
+
+
+def quiet_optuna() -> None:
+    """Hide Optuna's info lines, which would disturb the live table, and send its warnings to the log."""
+    warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    optuna.logging.disable_default_handler()
+    optuna.logging.enable_propagation()

@@ -1,0 +1,163 @@
+"""Confirm the best trials of a finished search: train them again with seeds that the search did not use.
+
+The best of many trials is chosen for its value, so a part of that value is luck: with its examples, its initial
+weights and its data order. Fresh seeds have other weights and another order, so that part of the luck is not in the
+mean over them ("regression to the mean"). So a trial is called best by this mean. They validate on the same examples,
+so what fits these by luck is still in it; only held-out examples show how much that is (reported.py).
+
+A confirmation is a trial of the study with the parameters of the confirmed trial, ``CONFIRMS_ATTR`` and ``SEED_ATTR``.
+It runs to its end, does not count as one of ``--trials``, and no strategy sees it. Which confirmations are missing is a
+function of the study: a search that was killed runs only those.
+
+Seeds: the search's seed + 1, + 2, … The trials of a search all have the search's seed. Each confirmed trial gets the
+same fresh seeds, so that they compare.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from optuna.trial import TrialState
+
+from bigbatch.tune.runs.confirm_rule import LEAST_TRIALS, ConfirmRule
+from bigbatch.tune.runs.frontier import FrontierFacts, counted_trials, frontier_of, value_of_trial
+from bigbatch.tune.runs.run import (
+    CONFIRMS_ATTR,
+    SEED_ATTR,
+    AnyTrial,
+    Kind,
+    before_equal_ones,
+    configuration,
+    confirmed_by,
+    epoch_records,
+    given_trials,
+    of_kind,
+    planned_epochs,
+    search_trials,
+)
+from bigbatch.tune.runs.tables import epoch_s
+
+AFFORDABLE_SHARE = 0.2
+"""The default rule may use this part of the time that the search has trained …"""
+AFFORDABLE_WORKER_S = 120.0
+"""… or this many worker seconds, if they are more: 60 s on two devices. With a budget: of the budget alone."""
+LEAST_SEEDS = 2
+"""The default rule takes fewer fresh seeds than it would like where only these are affordable, but not a single one:
+one seed says nothing about others."""
+SEEDS = 2**31
+
+
+@dataclass(frozen=True)
+class Confirmation:
+    """One run that is still to be made."""
+
+    trial: int
+    """Number of the trial that it confirms."""
+    seed: int
+
+    def attrs(self) -> dict[str, object]:
+        """The user attributes of its trial."""
+        return {CONFIRMS_ATTR: self.trial, SEED_ATTR: self.seed}
+
+
+@dataclass(frozen=True)
+class ConfirmationFacts:
+    """What decides which trials are confirmed, besides the study."""
+
+    rule: ConfirmRule
+    seed: int
+    """Of the search."""
+    frontier: FrontierFacts = FrontierFacts()
+    most_worker_s: float | None = None
+    """What the default rule may use where a budget says it. None: AFFORDABLE_SHARE of what was trained, or more."""
+
+
+def missing_confirmations(trials: Sequence[AnyTrial], facts: ConfirmationFacts) -> list[Confirmation]:
+    """The confirmations that the rule asks for and the study does not have yet, in the order in which they run.
+
+    The most important comes first: all seeds of the answer's best trial, then those of the best trial of all, then the
+    other values of the frontier; then the second-best trials of these values, and so on. A confirmation that has failed
+    is not missing: ``--retry-failed`` repeats it.
+    """
+    there = {(confirmed_by(t), t.user_attrs.get(SEED_ATTR)) for t in of_kind(trials, Kind.CONFIRMATION)}
+    wanted = [Confirmation(t.number, seed) for t, seeds in trials_to_confirm(trials, facts) for seed in seeds]
+    return [one for one in wanted if (one.trial, one.seed) not in there]
+
+
+def fresh_seeds(facts: ConfirmationFacts, count: int) -> list[int]:
+    """The first fresh seeds of the search."""
+    return [(facts.seed + 1 + i) % SEEDS for i in range(count)]
+
+
+def trials_to_confirm(trials: Sequence[AnyTrial], facts: ConfirmationFacts) -> list[tuple[AnyTrial, Sequence[int]]]:
+    """The trials that the rule confirms, by importance, each with its fresh seeds."""
+    searched = search_trials(trials)
+    points = _points(searched, facts)
+    if facts.rule.affordable:
+        return _affordable([point[0] for point in points], searched, facts)
+    seeds = fresh_seeds(facts, facts.rule.seeds)
+    return [(point[rank], seeds) for rank in range(facts.rule.best) for point in points if rank < len(point)]
+
+
+def best_of_each_value(trials: Sequence[AnyTrial], facts: ConfirmationFacts) -> dict[object, list[AnyTrial]]:
+    """Value of the frontier → as many of its finished trials as may be confirmed, the best first.
+
+    If two or more may be, the best configuration that was given, as
+    published recipes are, is one of them: the last one, if it is not among the best. Then what is found is never worse
+    than what is published for no better reason than luck with one seed.
+    """
+    searched, most = search_trials(trials), max(1, facts.rule.best)
+    done = [t for t in counted_trials(searched) if t.state == TrialState.COMPLETE and t.values]
+    given = given_trials(searched)
+    groups: dict[object, list[AnyTrial]] = {}
+    for trial in sorted(done, key=lambda t: (-facts.frontier.objective.gain(t.values[0]), before_equal_ones(t, given))):
+        group = groups.setdefault(value_of_trial(trial, facts.frontier), [])
+        if len(group) == most and (most == 1 or trial.number not in given or any(t.number in given for t in group)):
+            continue
+        if configuration(trial) not in map(configuration, group):  # the same configuration twice is one candidate
+            group[most - 1 :] = [trial]
+    return groups
+
+
+def _points(searched: Sequence[AnyTrial], facts: ConfirmationFacts) -> list[list[AnyTrial]]:
+    """For each value of the frontier its finished trials, the best first; the answer's value first, then the best's.
+
+    The default rule has only these two, which may be one, and none where nothing has learned.
+    """
+    groups, frontier = best_of_each_value(searched, facts), frontier_of(searched, facts.frontier)
+    if frontier is None:
+        return list(groups.values())
+    first = [row.value for row in (frontier.answer_row, frontier.reference) if row and frontier.usable]
+    others = [] if facts.rule.affordable else [row.value for row in frontier.rows]
+    return [groups[value] for value in dict.fromkeys([*first, *others]) if value in groups]
+
+
+def _affordable(
+    candidates: Sequence[AnyTrial], searched: Sequence[AnyTrial], facts: ConfirmationFacts
+) -> list[tuple[AnyTrial, Sequence[int]]]:
+    """The first of the candidates whose confirmations cost little, measured by the epochs of the search."""
+    if len(counted_trials(searched)) < LEAST_TRIALS:
+        return []
+    workers, left_s = facts.frontier.workers, facts.most_worker_s
+    if left_s is None:
+        used_s = workers * sum(epoch_s(record) for t in searched for record in epoch_records(t))
+        left_s = max(AFFORDABLE_SHARE * used_s, AFFORDABLE_WORKER_S)
+    found: list[tuple[AnyTrial, Sequence[int]]] = []
+    for trial in candidates:
+        cost_s = run_worker_s(trial, workers)
+        count = facts.rule.seeds if facts.rule.seeds * cost_s <= left_s else int(left_s / cost_s)
+        if count < min(LEAST_SEEDS, facts.rule.seeds):
+            break
+        left_s -= count * cost_s
+        found.append((trial, fresh_seeds(facts, count)))
+    return found
+
+
+def run_worker_s(trial: AnyTrial, workers: int) -> float:
+    """Worker seconds of a whole run of the trial's configuration, from its measured epochs."""
+    seconds = [epoch_s(record) for record in epoch_records(trial)]
+    if not seconds:
+        return 0.0
+    return (planned_epochs(trial) or len(seconds)) * statistics.median(seconds) * workers

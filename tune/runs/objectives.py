@@ -1,0 +1,179 @@
+"""All objectives of a search: usually one. With several there is a front instead of a best trial."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from bigbatch.base import json_values
+from bigbatch.train_loop.config import ConfigError
+from bigbatch.train_loop.config.train_config import LOSSES
+from bigbatch.tune.runs import metrics
+from bigbatch.tune.runs.metrics import Record
+from bigbatch.tune.runs.objective import NATURAL, SHORT_DIRECTIONS, Direction, Objective, Reported, read_objective
+from bigbatch.tune.runs.run import AnyTrial
+from bigbatch.tune.runs.target import TimeToTarget, read_target, target_of
+
+T = TypeVar("T")
+DEFAULT_OBJECTIVE = "val_top1:max"
+"""The objective of a search of classes that does not say any."""
+WITHOUT_CLASSES = "val_loss:min"
+"""What is optimised where targets are no classes and nothing was asked for."""
+
+
+@dataclass(frozen=True)
+class Objectives:
+    """What a search optimises. The order counts: of equal trials, and for ``best.json``, the first one decides."""
+
+    each: tuple[Objective, ...] = (Objective(),)
+
+    @property
+    def first(self) -> Objective:
+        """The objective that early stopping, displays and ``best.json`` follow."""
+        return self.each[0]
+
+    @property
+    def several(self) -> bool:
+        """Whether there is more than one."""
+        return len(self.each) > 1
+
+    @property
+    def one_metric(self) -> bool:
+        """Whether it is the value of one metric at the end of a run, and no time to a target."""
+        return not self.several and not isinstance(self.first, TimeToTarget)
+
+    @property
+    def text(self) -> str:
+        """As on the command line and in study.json: ``val_top1:max,gpu_hours:min``."""
+        return ",".join(objective.text for objective in self.each)
+
+    @property
+    def directions(self) -> list[Direction]:
+        """As Optuna wants them."""
+        return [objective.direction for objective in self.each]
+
+    def finals(self, records: Sequence[Record], gpu_hours: float = math.nan, workers: int = 1) -> list[float]:
+        """What a trial is worth that has ended as planned, one value for each objective; see ``Objective.final``."""
+        return [objective.final(records, gpu_hours, workers) for objective in self.each]
+
+    def best(self, trials: Sequence[AnyTrial]) -> AnyTrial | None:
+        """The completed trial that is best in the first objective. None if none is complete.
+
+        Of several equal ones it is the best in the next objective, then the earliest. So it is always on the front.
+        """
+        return max(_complete(trials), key=lambda t: (*self.gains(t.values), -t.number), default=None)
+
+    def front(self, trials: Sequence[AnyTrial]) -> list[AnyTrial]:
+        """The completed trials that no other one beats: as good in all objectives, better in one. Best first."""
+        done = sorted(_complete(trials), key=lambda t: (*self.gains(t.values), -t.number), reverse=True)
+        return front_of(self, done, lambda trial: trial.values)
+
+    def named(self, values: Sequence[float]) -> dict[str, float]:
+        """Name of an objective → its value."""
+        return {objective.name: value for objective, value in zip(self.each, values, strict=True)}
+
+    def gains(self, values: Sequence[float]) -> tuple[float, ...]:
+        """Values with the signs that make larger better."""
+        return tuple(objective.gain(value) for objective, value in zip(self.each, values, strict=True))
+
+
+def front_of(objectives: Objectives, items: Sequence[T], values_of: Callable[[T], Sequence[float]]) -> list[T]:
+    """Those of ``items``, in their order, that no other one beats: as good in all objectives and better in one.
+
+    What beats an item comes before it in the order of the first objective, then the next one; and if anything beats it,
+    something on the front does. So each item is compared with the front alone.
+    """
+    gains = [objectives.gains(values_of(item)) for item in items]
+    front, kept = dict[tuple[float, ...], None](), set[int]()
+    for place in sorted(range(len(items)), key=gains.__getitem__, reverse=True):
+        if not any(_beats(other, gains[place]) for other in front):
+            front[gains[place]] = None
+            kept.add(place)
+    return [item for place, item in enumerate(items) if place in kept]
+
+
+def _complete(trials: Sequence[AnyTrial]) -> list[AnyTrial]:
+    return [t for t in trials if t.state.name == "COMPLETE" and t.values]
+
+
+def _beats(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
+    return one != other and all(a >= b for a, b in zip(one, other, strict=True))
+
+
+def objectives_of(description: Mapping[str, object]) -> Objectives:
+    """The objectives of a study, from its study.json."""
+    if description.get("trainable"):
+        return own_objectives("study.json", json_values.text(description, "objective"))
+    objective = json_values.text(description, "objective", DEFAULT_OBJECTIVE)
+    return read_objectives("study.json", objective, facts_of_runs(description))
+
+
+def facts_of_runs(description: Mapping[str, object]) -> Reported:
+    """What study.json says of the metrics that the runs of our training loop report."""
+    classes = json_values.whole_number(description, "num_classes", 1)
+    loss = json_values.text(json_values.mapping(description, "overrides"), "loss")
+    return Reported(0 if description.get("are_classes") is False else classes, None, bool(loss) and loss not in LOSSES)
+
+
+def own_objectives(option: str, text: str) -> Objectives:
+    """``accuracy:max``, several of them, or the target ``accuracy:max=0.9``, of a whole training function's reports.
+
+    Raises ConfigError as ``reported_objectives`` and ``target_of``.
+    """
+    if "=" not in text:
+        return Objectives(reported_objectives(option, text))
+    name, _, number = text.partition("=")
+    each = reported_objectives(option, name.strip())
+    if len(each) != 1:
+        raise ConfigError(f"{option} is METRIC=VALUE of one metric; got {text!r}. Write e.g. accuracy:max=0.9.")
+    return Objectives((target_of(each[0], number.strip()),))
+
+
+def read_objectives(option: str, text: str, reported: Reported | int) -> Objectives:
+    """``val_top1:max,gpu_hours:min``, or the target ``val_top1=0.759`` → the objectives.
+
+    Raises ConfigError for what ``read_objective`` and ``read_target`` refuse, a metric that is named twice, and device
+    hours as the only objective.
+    """
+    if "=" in text:
+        return Objectives((read_target(text, reported),))
+    each = tuple(read_objective(option, part, reported) for part in text.split(","))
+    names = [objective.name for objective in each]
+    for objective in each:
+        same = [other for other in each if other.name == objective.name]
+        if len(same) > 1:
+            both = " and ".join(other.text for other in same[:2])
+            raise ConfigError(f"{option} names each metric once, in one direction; got {both}. Keep one of them.")
+    if names == [metrics.GPU_HOURS]:
+        raise ConfigError(
+            f"{option} needs more than {metrics.GPU_HOURS}, or what learns nothing is the best; got {text}. "
+            "Write --target val_top1=0.759, or --objectives val_top1:max,gpu_hours:min."
+        )
+    return Objectives(each)
+
+
+def reported_objectives(option: str, text: str) -> tuple[Objective, ...]:
+    """``accuracy:max,loss:min`` → the objectives. What no trial reports, such as chance level, is not known.
+
+    Raises ConfigError for a missing direction where none is natural, and a metric that is named twice.
+    """
+    directions = {short: full for full, short in SHORT_DIRECTIONS.items()}
+    found: list[Objective] = []
+    for part in text.split(","):
+        name, colon, word = (piece.strip() for piece in part.partition(":"))
+        known = metrics.known_metrics().get(name)
+        if not name:
+            raise ConfigError(f"{option} takes NAME:max or NAME:min; got {text!r}. Write e.g. accuracy:max.")
+        if not colon and (known is None or known.better not in NATURAL):
+            raise ConfigError(f"{option} needs a direction for {name}; got none. Write {name}:max or {name}:min.")
+        if colon and word not in directions:
+            raise ConfigError(
+                f"{option} takes max or min after the colon; got {part!r}. Write {name}:max or {name}:min."
+            )
+        if any(name == other.name for other in found):
+            raise ConfigError(f"{option} names each metric once, in one direction; got {name} twice. Keep one of them.")
+        direction = directions[word] if colon else NATURAL[known.better if known else ""]
+        found.append(Objective(name, direction, math.nan))
+    return tuple(found)

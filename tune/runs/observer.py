@@ -1,0 +1,143 @@
+"""The events that a search sends to its observers: the display, W&B, tests."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from bigbatch.train_loop.config import TrainConfig
+from bigbatch.train_loop.host.disk_full import full_errno
+from bigbatch.train_loop.progress import StepProgress
+from bigbatch.tune.runs.feasible import INFEASIBLE
+from bigbatch.tune.runs.objectives import Objectives
+from bigbatch.tune.runs.tables import epoch_of
+
+Phase = Literal["waiting", "starting", "running"]
+
+
+@dataclass
+class TrialView:
+    """The current state of a trial. ``state`` is Optuna's: RUNNING, COMPLETE, PRUNED, FAIL, WAITING."""
+
+    number: int
+    params: dict[str, object]
+    config: TrainConfig | None
+    """None if the space gave no valid configuration. Then the trial has failed before it began."""
+    state: str = "RUNNING"
+    records: list[dict[str, object]] = field(default_factory=list)
+    """Epoch records, oldest first (bigbatch.train_loop.reporter.EpochRecord)."""
+    ended_because: str | None = None
+    started_at: float = field(default_factory=time.time)
+    """Seconds since the epoch."""
+    resumed: bool = False
+    retries: int | None = None
+    """The number of the failed trial that this trial repeats."""
+    retried_by: int | None = None
+    """The number of the trial that repeats this failed one. This trial is then no longer counted."""
+    continues: int | None = None
+    """The number of the paused trial that this trial continues."""
+    continued_by: int | None = None
+    """The number of the trial that continues this paused one. This trial is then no longer counted."""
+    confirms: int | None = None
+    """The number of the trial whose configuration this trial repeats with another seed. It does not count."""
+    paused: bool = False
+    """Whether the strategy has paused it; its state is then PRUNED."""
+    phase: Phase = "running"
+    """The phase of a trial in state RUNNING: ``waiting`` for resources, ``starting`` its workers, or ``running``."""
+    asks: str = ""
+    """The total needs of its workers, e.g. ``4 CPUs``."""
+    objectives: Objectives = field(default_factory=Objectives)
+    """What the search optimises."""
+    values: Sequence[float] = ()
+    """What the study was told at the trial's end, one value for each objective."""
+    steps: StepProgress | None = None
+    """Its position within an epoch, as its worker last reported."""
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether another trial repeats or continues this one, and counts in its place."""
+        return self.retried_by is not None or self.continued_by is not None
+
+    @property
+    def epochs(self) -> int:
+        """The number of epochs to train; 0 without a configuration."""
+        return self.config.epochs if self.config is not None else 0
+
+    @property
+    def epoch(self) -> int:
+        """The last finished epoch; 0 before the first."""
+        return epoch_of(self.records[-1]) if self.records else 0
+
+    @property
+    def value(self) -> float | None:
+        """The metric that a person watches, after the last epoch: by default validation top-1, 0 to 1."""
+        return self.objectives.first.shown.value(self.records[-1]) if self.records else None
+
+    @property
+    def is_infeasible(self) -> bool:
+        """Whether it ended because it violates a constraint of its space."""
+        return self.state == "PRUNED" and (self.ended_because or "").startswith(INFEASIBLE)
+
+    @property
+    def worth(self) -> str:
+        """``value`` in words, e.g. ``86.9 %``."""
+        return self.objectives.first.shown.worth(self.value)
+
+    @property
+    def ends(self) -> Sequence[float]:
+        """What the finished trial is worth, one value for each objective."""
+        return self.values or self.objectives.finals(self.records)
+
+
+def ranked(trials: Iterable[TrialView]) -> list[TrialView]:
+    """The trials that ran to their end, best first: by the first objective, then the next one, then the number."""
+
+    def key(trial: TrialView) -> tuple[float, ...]:
+        gains = trial.objectives.gains(trial.ends)
+        return (*(-math.inf if math.isnan(gain) else gain for gain in gains), -trial.number)
+
+    return sorted((t for t in trials if t.state == "COMPLETE" and t.confirms is None), key=key, reverse=True)
+
+
+class Observer(Protocol):
+    """The driver calls these methods in its thread, one at a time.
+
+    Four more methods are optional: ``trial_planned(trial)`` when the trial has its configuration,
+    ``trial_waiting(trial)`` while no resources are free for it, ``steps_done(trial)`` when ``trial.steps`` changes,
+    and ``search_said(text)`` for a line that belongs to no trial.
+    """
+
+    def trial_started(self, trial: TrialView) -> None:
+        """The trial's first worker runs. It is not called for a trial that could not begin."""
+
+    def epoch_ended(self, trial: TrialView, record: dict[str, object]) -> None:
+        """An epoch has ended; ``record``: its EpochRecord as a dict."""
+
+    def trial_ended(self, trial: TrialView) -> None:
+        """The trial has ended or was interrupted; ``trial.state`` and ``trial.ended_because`` say how."""
+
+
+def tell(observers: list[Observer], event: str, *arguments: object) -> None:
+    """Call the method ``event`` of every observer that has it.
+
+    An observer that fails, such as an unreachable tracker, is removed from the list, with a warning. A full disk
+    does not remove the observer; the study reports it.
+    """
+    for observer in list(observers):
+        try:
+            getattr(observer, event, _ignore)(*arguments)
+        except Exception as error:
+            if full_errno(error) is not None:
+                continue
+            observers.remove(observer)
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            name = type(observer).__name__
+            print(f"warning: the search continues without {name}: {reason}", file=sys.stderr, flush=True)
+
+
+def _ignore(*_: object) -> None:
+    """Stands for a method that an observer lacks."""

@@ -1,0 +1,1 @@
+"""Which trials a search pauses, stops and continues. No Ray here."""

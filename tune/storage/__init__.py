@@ -1,0 +1,1 @@
+"""The study's folder: journal, database, description, tables, checkpoints, drivers."""

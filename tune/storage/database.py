@@ -1,0 +1,171 @@
+"""Keep a study in a database that may be unreachable for a while: it restarts, fails over, or the network breaks.
+
+Optuna gives up when a call fails. Here a failed call is repeated for some minutes. No call takes effect twice: its
+first attempt may have succeeded while only the answer was lost. A driver begins trials only in its turn
+(``tune/storage/study_lock.py``), so if a second attempt finds the work done, the first attempt did it. Its turn may
+have ended with the connection; then two drivers can mean the same trial, and its owner attribute decides between them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+from optuna.exceptions import StorageInternalError, UpdateFinishedTrialError
+from optuna.storages import RDBStorage
+from optuna.storages._rdb import models
+from optuna.storages._rdb.storage import _create_scoped_session
+from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.orm import Session
+
+from bigbatch.tune.storage.provenance import redact
+from bigbatch.tune.storage.storage_url import DatabaseLost
+
+PATIENCE_S = 300.0
+"""How long a call is repeated. Meanwhile the trials train and their reports wait."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 15.0
+REPEATED = (
+    "set_study_user_attr", "set_study_system_attr", "get_study_id_from_name", "get_study_name_from_id",
+    "get_study_directions", "get_study_user_attrs", "get_study_system_attrs", "get_all_studies", "_set_trial_param",
+    "get_trial_id_from_study_id_trial_number", "_get_best_trial_id", "set_trial_intermediate_value",
+    "set_trial_user_attr", "set_trial_system_attr", "get_trial", "get_trial_param", "_get_trials",
+)  # fmt: skip
+"""Calls that only read, or set something to a value: repeating them changes nothing."""
+
+EARLIER = {"_set_trial_param": "set_trial_param"}
+"""Names of Optuna 5 and those of Optuna 4.6, whose public method does the work itself."""
+
+T = TypeVar("T")
+
+
+class PatientStorage(RDBStorage):
+    """Optuna's storage in a database. It repeats calls whose connection was lost.
+
+    It checks each connection before use (``pool_pre_ping``).
+    """
+
+    def __init__(self, url: str) -> None:
+        self._newest: int | None = None
+        self._again = False
+        self._lost = False
+        self._hasty = threading.local()
+        super().__init__(url, engine_kwargs={"pool_pre_ping": True})
+
+    @contextlib.contextmanager
+    def hasty(self) -> Iterator[None]:
+        """Within it, calls of this thread do not wait for a database that is away; they fail, and nobody is told."""
+        self._hasty.on = True
+        try:
+            yield
+        finally:
+            self._hasty.on = False
+
+    def set_trial_state_values(self, trial_id: int, state: TrialState, values: Sequence[float] | None = None) -> bool:
+        """As Optuna's method, also when an earlier attempt has already set the state."""
+        attempts = 0
+
+        def attempt() -> bool:
+            nonlocal attempts
+            attempts += 1
+            try:
+                # False: the trial already runs. Another process set that, or our own call whose answer was lost.
+                done = RDBStorage.set_trial_state_values(self, trial_id, state, values)
+            except UpdateFinishedTrialError:
+                if attempts == 1:
+                    raise
+                done = False
+            return done or (attempts > 1 and RDBStorage.get_trial(self, trial_id).state == state)
+
+        return self._repeat(attempt)
+
+    def drop_proposal(self, trial_id: int) -> None:
+        """Forget the parameters of a trial that is half drawn, and its sampler's notes. Optuna has no such call."""
+        params, notes = models.TrialParamModel, models.TrialSystemAttributeModel
+
+        def drop() -> None:
+            with _create_scoped_session(self.scoped_session) as session:
+                session.query(params).filter(params.trial_id == trial_id).delete()
+                session.query(notes).filter(notes.trial_id == trial_id, notes.key != "fixed_params").delete()
+
+        self._repeat(drop)
+
+    def _create_new_trial(self, study_id: int, template_trial: FrozenTrial | None = None) -> FrozenTrial:
+        def newest() -> int:
+            trials = RDBStorage._get_trials(self, study_id, None, set(), -1 if self._newest is None else self._newest)
+            return max((t._trial_id for t in trials), default=-1 if self._newest is None else self._newest)
+
+        self._newest, self._again = self._repeat(newest), False
+        return self._repeat(lambda: RDBStorage._create_new_trial(self, study_id, template_trial))
+
+    def _get_prepared_new_trial(
+        self, study_id: int, template_trial: FrozenTrial | None, session: Session
+    ) -> models.TrialModel:
+        """Optuna's insertion. If an earlier attempt has already inserted the trial, returns that one."""
+        again, self._again = self._again, True
+        if not again:
+            return super()._get_prepared_new_trial(study_id, template_trial, session)
+        made = session.query(models.TrialModel).filter(
+            models.TrialModel.study_id == study_id, models.TrialModel.trial_id > self._newest
+        )
+        return made.first() or super()._get_prepared_new_trial(study_id, template_trial, session)
+
+    def _repeat(self, call: Callable[[], T]) -> T:
+        """The call's result. Raises DatabaseLost if there is none within ``PATIENCE_S``."""
+        if getattr(self._hasty, "on", False):
+            return call()
+        began, pause_s, warned = time.monotonic(), FIRST_PAUSE_S, False
+        while True:
+            try:
+                result = call()
+            except (StorageInternalError, DBAPIError) as error:
+                reason = connection_lost(error)
+                if reason is None:
+                    raise
+                if self._lost or time.monotonic() - began > PATIENCE_S:
+                    self._lost = True  # later calls do not wait again
+                    raise DatabaseLost(f"the database has not answered for {PATIENCE_S:.0f} s: {reason}") from None
+                if not warned:
+                    _warn(f"the database does not answer, trying again for {PATIENCE_S:.0f} s: {reason}")
+                warned = True
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            else:
+                if warned:
+                    _warn(f"the database answers again, after {time.monotonic() - began:.0f} s")
+                return result
+
+
+def _known(name: str) -> str:
+    return name if hasattr(RDBStorage, name) else EARLIER[name]
+
+
+def _repeated(name: str) -> object:
+    plain = getattr(RDBStorage, name)
+
+    def method(self: PatientStorage, *args: object, **options: object) -> object:
+        return self._repeat(lambda: plain(self, *args, **options))
+
+    return method
+
+
+for _name in map(_known, REPEATED):
+    setattr(PatientStorage, _name, _repeated(_name))
+
+
+def connection_lost(error: BaseException) -> str | None:
+    """The reason, in one line without passwords, if the connection failed; None if the call itself was wrong."""
+    cause = error if isinstance(error, DBAPIError) else error.__cause__
+    if not isinstance(cause, DBAPIError):
+        return None
+    if not isinstance(cause, OperationalError | InterfaceError) and not cause.connection_invalidated:
+        return None
+    return redact(" ".join(str(cause.orig).split()))
+
+
+def _warn(text: str) -> None:
+    print(f"warning: {text}", file=sys.stderr, flush=True)

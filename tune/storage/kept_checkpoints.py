@@ -1,0 +1,93 @@
+"""Which checkpoints of ended trials stay: the best trial's, and those from which another trial may go on."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from optuna.trial import FrozenTrial, TrialState
+
+from bigbatch.tune.runs.answer import leading_trial
+from bigbatch.tune.runs.frontier import FrontierFacts, frontier_of, value_of_trial
+from bigbatch.tune.runs.objectives import Objectives
+from bigbatch.tune.runs.retry import may_need_checkpoint
+from bigbatch.tune.runs.run import Kind, before_equal_ones, kind_of, note_given
+from bigbatch.tune.runs.study_index import StudyIndex
+from bigbatch.tune.storage.paused_checkpoints import CheckpointKeeper
+
+ALL = ("all", None)
+"""The group of all trials; others are of one value of the frontier."""
+
+
+class StudyWithBest(CheckpointKeeper, Protocol):
+    """What this file needs of a ``StudyStore``."""
+
+    objectives: Objectives
+
+
+class EndedCheckpoints(StudyIndex):
+    """The checkpoints of ended trials. With a frontier the best trial of each value keeps its checkpoint: any of them
+    may become the answer.
+
+    Args:
+        facts: the frontier that study.json declares. Its parameter is the same in the whole study.
+    """
+
+    def __init__(self, store: StudyWithBest, facts: Callable[[], FrontierFacts | None]) -> None:
+        self._store, self._read_facts = store, facts
+        self._facts: FrontierFacts | None = None
+        super().__init__()
+
+    def drop(self) -> None:
+        """Remove those that nobody needs. The folder is listed each time: the processes of a trial that was stopped may
+        write one more checkpoint before they end."""
+        self._facts = self._read_facts()
+        trials = self.update(self._store.study)
+        there = self._listed() & self._unneeded
+        for number in there - self._kept(trials) if there else ():
+            shutil.rmtree(self._store.checkpoint_folder(number), ignore_errors=True)
+
+    def _listed(self) -> set[int]:
+        """The numbers of the trials that have a folder."""
+        names = (path.name.removeprefix("trial-") for path in (self._store.folder / "checkpoints").glob("trial-*"))
+        return {int(name) for name in names if name.isdigit()}
+
+    def _kept(self, trials: Sequence[FrozenTrial]) -> set[int]:
+        """Numbers of the best trials. Only confirmations need a look at all trials."""
+        if not self._has_confirmations:
+            values = {group[1]: place for group, place in self._best.items() if group != ALL}
+            places = values.values() if self._facts else self._best.values()
+            return {trials[place].number for place in places}
+        frontier = frontier_of(trials, self._facts) if self._facts else None
+        if frontier is not None:
+            return {row.best.trial for row in frontier.rows if row.best}
+        best = leading_trial(trials, None, self._store.objectives)
+        return set() if best is None else {best.number}
+
+    def _forget(self) -> None:
+        self._unneeded: set[int] = set()
+        self._best: dict[tuple[str, object], int] = {}
+        self._ranks: dict[tuple[str, object], tuple[float, ...]] = {}
+        self._given: dict[int, int] = {}
+        self._has_confirmations = False
+
+    def _take(self, place: int, trials: Sequence[FrozenTrial]) -> None:
+        trial = trials[place]
+        self._has_confirmations |= kind_of(trial) == Kind.CONFIRMATION
+        note_given(trial, self._given)
+        if not trial.state.is_finished():
+            return
+        if not may_need_checkpoint(trial):  # paused ones have a budget
+            self._unneeded.add(trial.number)
+        if trial.state == TrialState.COMPLETE and trial.values:
+            gains = self._store.objectives.gains(trial.values)
+            self._compare(ALL, (*gains, -trial.number), place)
+            if self._facts is not None:
+                late, number = before_equal_ones(trial, self._given)
+                self._compare(("of a value", value_of_trial(trial, self._facts)), (gains[0], -late, -number), place)
+
+    def _compare(self, group: tuple[str, object], rank: tuple[float, ...], place: int) -> None:
+        """Note the trial if it is the best of its group. The rank ends with what decides between equal ones."""
+        if group not in self._best or rank > self._ranks[group]:
+            self._best[group], self._ranks[group] = place, rank

@@ -1,0 +1,144 @@
+"""The two tables of a study as they are now, and the study itself, for what only reads. Writes and locks nothing there.
+
+A study with a journal is read from it, up to a line that the driver may just write. Of a study in a database the folder
+has the tables, which may be some seconds old while trials run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bigbatch.base import json_values
+from bigbatch.cluster.host.optuna_journal import JOURNAL_NAME, read_journal
+from bigbatch.train_loop.config import ConfigError
+from bigbatch.tune.runs import metrics
+from bigbatch.tune.runs.objectives import Objectives, objectives_of
+from bigbatch.tune.runs.run import Run
+from bigbatch.tune.storage.description import read_description
+from bigbatch.tune.storage.storage_url import check_database_file, check_url
+from bigbatch.tune.storage.summary import EPOCHS_TABLE, TRIALS_TABLE
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from optuna.study import Study
+
+
+@dataclass(frozen=True)
+class StudyTables:
+    """A study as its tables say it; docs/study-folder.md explains the columns."""
+
+    name: str
+    objectives: Objectives
+    trials: pa.Table
+    epochs: pa.Table
+
+    def epochs_of_trials(self) -> dict[int, list[dict[str, Any]]]:
+        """Number of a trial → its rows of ``epochs``, the first epoch first."""
+        found: dict[int, list[dict[str, Any]]] = {}
+        for row in self.epochs.to_pylist():
+            row |= {name: dict(row.get(name) or ()) for name in metrics.MAPS}  # Arrow gives a map as pairs
+            found.setdefault(row["trial"], []).append(row)
+        return {number: sorted(rows, key=lambda row: row["epoch"]) for number, rows in found.items()}
+
+
+def name_of_study(folder: Path, description: Mapping[str, object]) -> str:
+    """The study's name; that of its folder where study.json lacks it."""
+    return json_values.text(description, "name") or folder.name
+
+
+def read_tables(folder: Path, storage: str | None) -> StudyTables:
+    """The tables of the study in ``folder``, as they are now.
+
+    Args:
+        storage: URL of the study's database. None: its journal, or its tables as they were last written.
+
+    Raises ConfigError if there is no study, no trial yet, or a damaged file.
+    """
+    try:
+        found = _read_tables(folder, storage)
+    except ConfigError:
+        raise
+    except Exception as error:  # files that someone has edited may hold anything
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise ConfigError(
+            f"the files of a study must be as a search wrote them; those in {str(folder)!r} are not ({reason}). "
+            "bigbatch report shows what can be read."
+        ) from None
+    if not found.trials.num_rows:
+        raise ConfigError(f"a study needs a trial that has begun; got none in {str(folder)!r}. Try again later.")
+    return found
+
+
+def _read_tables(folder: Path, storage: str | None) -> StudyTables:
+    description = read_description(folder)
+    objectives = objectives_of(description)
+    name = name_of_study(folder, description)
+    if storage is not None or (folder / JOURNAL_NAME).exists():
+        from bigbatch.tune.runs.tables import epochs_table, trials_table
+
+        trials = _trials_of_journal(folder, name) if storage is None else study_of_database(name, storage).trials
+        return StudyTables(name, objectives, trials_table(trials, objectives), epochs_table(trials))
+    return _stored_tables(folder, name, objectives)
+
+
+def _trials_of_journal(folder: Path, name: str) -> list[Run]:
+    try:
+        found = read_journal(folder, name, Run)
+        reason = None if found is None or found.cut_at is None else f"line {found.cut_at} is damaged"
+    except OSError as error:
+        found, reason = None, error.strerror
+    if reason is not None:
+        raise ConfigError(
+            f"the journal must be readable; got {str(folder / JOURNAL_NAME)!r} ({reason}). "
+            "bigbatch tune --resume repairs its end."
+        )
+    if found is None:
+        raise ConfigError(
+            f"a study must have begun to be read; {str(folder / JOURNAL_NAME)!r} has none called {name!r} yet. "
+            "Try again later."
+        )
+    return found.trials
+
+
+def _stored_tables(folder: Path, name: str, objectives: Objectives) -> StudyTables:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    missing = next((table for table in (TRIALS_TABLE, EPOCHS_TABLE) if not (folder / table).exists()), None)
+    if missing is not None:
+        raise ConfigError(
+            f"a study is read from {JOURNAL_NAME}, or from the tables of one in a database; {missing} is not in "
+            f"{str(folder)!r}. Try again once a trial has ended; bigbatch export also takes --storage URL."
+        )
+    try:
+        return StudyTables(name, objectives, pq.read_table(folder / TRIALS_TABLE), pq.read_table(folder / EPOCHS_TABLE))
+    except (OSError, pa.ArrowInvalid) as error:
+        raise ConfigError(
+            f"the tables must be readable; got {str(folder)!r} ({' '.join(str(error).split())}). "
+            "bigbatch tune --resume writes them again."
+        ) from None
+
+
+def study_of_database(name: str, storage: str) -> Study:
+    """The study as Optuna opens it. Raises ConfigError if it cannot be opened."""
+    check_url(storage)
+    check_database_file(storage)
+    import optuna
+    from optuna.exceptions import StorageInternalError
+    from sqlalchemy.exc import SQLAlchemyError
+
+    from bigbatch.tune.storage.provenance import redact
+
+    try:
+        return optuna.load_study(study_name=name, storage=storage)
+    except KeyError:
+        raise ConfigError(
+            f"--storage must be the study's database; {redact(storage)!r} has no study called {name!r}. "
+            "Write the --storage with which the study began."
+        ) from None
+    except (SQLAlchemyError, StorageInternalError, RuntimeError) as error:
+        reason = redact(" ".join(str(error).split()))
+        raise ConfigError(f"--storage must be a database that answers; got {redact(storage)!r} ({reason}).") from None

@@ -1,0 +1,74 @@
+"""Strategies by the names of ``--strategy`` and ``--stopping``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from optuna.samplers import BaseSampler
+from optuna.trial import FrozenTrial
+
+from bigbatch.train_loop.config.plug_ins import is_own
+from bigbatch.tune.models.curve_data import CurveEncoder
+from bigbatch.tune.models.names import STOPPINGS, STRATEGIES, capabilities_of, resolved
+from bigbatch.tune.models.protocol import Capabilities, Combined, Proposer, SearchFacts, Stopping, Strategy
+from bigbatch.tune.models.study_view import BestAndRecent
+from bigbatch.tune.proposers.curves import CurvesProposer
+from bigbatch.tune.proposers.frontier_sampler import FrontierProposer
+from bigbatch.tune.proposers.known_trials import KnowingProposer
+from bigbatch.tune.proposers.own_strategy import own_sampler
+from bigbatch.tune.proposers.samplers import sampler_factory, trial_seed
+from bigbatch.tune.stoppers.early_look import EarlyLook
+from bigbatch.tune.stoppers.stopping import PrunerStopping
+
+
+@dataclass(frozen=True)
+class SamplerProposer:
+    """Proposes by one of the samplers of samplers.py."""
+
+    name: str
+    capabilities: Capabilities
+    make: Callable[[int], BaseSampler]
+
+    def sampler(self, number: int) -> BaseSampler:
+        """A new sampler for trial ``number``."""
+        return self.make(number)
+
+
+def make_strategy(strategy: str, stopping: str, facts: SearchFacts) -> Strategy:
+    """The strategy of these names, or of users' files. Raises ValueError for an unknown one."""
+    if any(name not in known and not is_own(name) for name, known in ((strategy, STRATEGIES), (stopping, STOPPINGS))):
+        raise ValueError(f"no such strategy: {strategy!r} with {stopping!r}")
+    strategy, stopping = resolved(strategy, stopping, facts.most_trials, facts.max_epochs)
+    encoder = CurveEncoder(facts)  # curves and look learn from the same curves
+    proposer = _proposer(strategy, facts, encoder)
+    if facts.frontier is not None:
+        proposer = FrontierProposer(proposer, facts)
+    return Combined(proposer, _stopping(stopping, facts, encoder))
+
+
+def _proposer(name: str, facts: SearchFacts, encoder: CurveEncoder) -> Proposer:
+    if name == "curves":
+        return CurvesProposer(facts, encoder)
+    if is_own(name):
+        return SamplerProposer(name, capabilities_of(name), lambda n: own_sampler(name, trial_seed(facts.seed, n)))
+    # With a frontier, FrontierProposer chooses the trials to see.
+    history = BestAndRecent(maximize=facts.objective.direction == "maximize") if facts.frontier is None else None
+
+    def make(number: int, source_trials: Sequence[FrozenTrial] | None = None) -> BaseSampler:
+        trials, names = facts.most_trials, facts.names
+        factory = sampler_factory(
+            name, facts.seed, trials, names, facts.priors, history=history, source_trials=source_trials
+        )
+        return factory(number)
+
+    proposer: Proposer = SamplerProposer(name, capabilities_of(name), make)
+    if facts.knowledge and capabilities_of(name).knows_others:
+        return KnowingProposer(proposer, facts, begins_with=make if name == "cmaes" else None)
+    return proposer
+
+
+def _stopping(name: str, facts: SearchFacts, encoder: CurveEncoder) -> Stopping:
+    if name == "look":
+        return EarlyLook(facts, encoder)
+    return PrunerStopping(name, facts)

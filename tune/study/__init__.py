@@ -1,1 +1,0 @@
-"""The study's folder: journal, tables, ledger, provenance, retries."""

@@ -1,0 +1,384 @@
+"""Ask the study for the next trial, take in its epochs, and tell the study how it ended. No Ray here.
+
+The study is the only memory. A trial is told as soon as its end is known: COMPLETE after its last epoch, PRUNED with
+all its values if the strategy stops or pauses it, FAIL with the reason. An interrupted trial goes back to WAITING with
+its parameters, and the next driver continues it from its last checkpoint.
+
+Ray Tune drives it through ``bigbatch.tune.trials.bridge``; ``bigbatch.tune.simulate`` drives it in simulated time.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+
+import optuna
+from optuna.trial import TrialState
+
+from bigbatch.train_loop.config import TrainConfig
+from bigbatch.train_loop.errors import FailureKind, in_one_line
+from bigbatch.train_loop.host.disk_full import NO_ROOM
+from bigbatch.tune.models.protocol import Fits, Strategy, TrialDecision
+from bigbatch.tune.proposers.samplers import PerTrialSampler
+from bigbatch.tune.runs import retry
+from bigbatch.tune.runs import run as trial_facts
+from bigbatch.tune.runs.feasible import constraints_of, excesses, note_constraints, why_infeasible
+from bigbatch.tune.runs.objective import Objective
+from bigbatch.tune.runs.objectives import Objectives
+from bigbatch.tune.runs.observer import Observer, TrialView
+from bigbatch.tune.runs.run import (
+    CONFIRMS_ATTR,
+    CONTINUES_ATTR,
+    PAUSED_ATTR,
+    REFUSED_ATTR,
+    STOPPED_ATTR,
+    WORKERS_ATTR,
+    epoch_records,
+)
+from bigbatch.tune.runs.tables import epoch_of, report, report_missing, with_record
+from bigbatch.tune.runs.verdict import Verdict, paused, stopped
+from bigbatch.tune.trials.admission import Admission
+from bigbatch.tune.trials.configurations import Configurations, configuration_of
+from bigbatch.tune.trials.confirmation_queue import ConfirmationQueue, MissingConfirmations, closed_in_words
+from bigbatch.tune.trials.live_trial import LiveTrial as LiveTrial
+from bigbatch.tune.trials.live_trial import Over as Over
+from bigbatch.tune.trials.live_trial import StudyKeeper as StudyKeeper
+from bigbatch.tune.trials.live_trials import EqualFailures, LiveTrials
+
+MOST_REFUSED = 100
+"""The search ends after this many configurations in a row that may not be trained, as they cost no trial. A space that
+allows a twentieth of its configurations gives so many once in 170 times."""
+
+
+class TrialManager(LiveTrials):
+    """Hands out trials of ``store.study`` and tells the study how they ended.
+
+    Args:
+        store: the study. Only this object writes to it.
+        strategy: proposes parameters, looks at each epoch, chooses what to continue.
+        configurations: makes a trial's configuration from its parameters.
+        objective: the metric that the study optimises.
+        also: its further objectives, for a Pareto front.
+        trials: how many configurations to try (COMPLETE, PRUNED or FAIL).
+        workers: of each trial.
+        observers: receive each event.
+        confirm: which confirmations are missing once the search is over. None: there are none.
+        may_start: called before each trial; False ends the search (a budget is spent).
+        ending: whether the search was asked to end. A trial that fails from then on may have failed because of that.
+        admission: asked before each trial whether the budget has room for it.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        store: StudyKeeper,
+        strategy: Strategy,
+        configurations: Configurations,
+        *,
+        objective: Objective,
+        also: Sequence[Objective] = (),
+        trials: int,
+        workers: int,
+        observers: list[Observer],
+        confirm: MissingConfirmations | None = None,
+        may_start: Callable[[], bool] = lambda: True,
+        ending: Callable[[], bool] = lambda: False,
+        admission: Admission | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(store, observers, workers=workers, admission=admission or Admission(), clock=clock)
+        self._strategy, self._configurations = strategy, configurations
+        self._objectives, self._trials = Objectives((objective, *also)), trials
+        self._confirmations = ConfirmationQueue(self._study, confirm)
+        self._may_start, self._ending = may_start, ending
+        self._failures = EqualFailures()
+        self.stopping = False
+        """Set before the search ends early. Trials that end from then on count as interrupted."""
+        self.fatal: str | None = None
+        """Why the search cannot continue at all; None if it can."""
+        self.closed_by: str | None = None
+        """Why the search has ended before its last trial: what is left of a budget is for confirmations."""
+
+    # Before the search
+
+    def recover(self) -> None:
+        """Repair the trials that earlier drivers left; see ``StudyStore.recover``."""
+        with self._shared.turn() as may:
+            if may:  # else another driver decides for long, and the first turn of this one repairs them
+                self._store.recover()
+                retry.adopt_checkpoints(self._store)
+        trials = self._study.get_trials(deepcopy=False)
+        self._finished = trial_facts.count_ended(trials)
+        done = (TrialState.COMPLETE, TrialState.PRUNED)
+        self._failures = EqualFailures(any(t.state in done and t.intermediate_values for t in trials))
+
+    # The next trial
+
+    def next_trial(self, trial_id: str, has_room: Callable[[], bool] = lambda: True) -> LiveTrial | None:
+        """Begin the next trial under the name ``trial_id``. None if there is none now, but may be one later.
+
+        Raises Over if no trial is needed any more, or none may start.
+
+        Args:
+            has_room: whether another trial fits beside those that are live.
+        """
+        if self.stopping or self.fatal or not self._may_need_another() or not self._may_start():
+            raise Over
+        if not self._admission.admits_any():
+            return self._await_room()
+        if not has_room():
+            return None
+        with self._shared.turn() as may:
+            return self._decide(trial_id) if may else None
+
+    def _decide(self, trial_id: str) -> LiveTrial | None:
+        """Begin the next trial, while no other driver decides."""
+        while True:
+            closed, set_aside = self.closed_by, list[optuna.trial.Trial]()
+            try:
+                found = self._next_that_fits(trial_id, set_aside)
+            finally:
+                for trial in set_aside:
+                    self._study._storage.set_trial_state_values(trial._trial_id, TrialState.WAITING)
+            if closed == self.closed_by:
+                return found
+
+    def _next_that_fits(self, trial_id: str, set_aside: list[optuna.trial.Trial]) -> LiveTrial | None:
+        """Begin the next trial for which the budget has room. Adds to ``set_aside`` those for which it has none."""
+        refused = 0
+        while refused < MOST_REFUSED:
+            # A continuation is shorter than a new trial and may still fit. Confirmations are all whole runs.
+            if set_aside and (self._only_confirms or not self._one_waits(self._admission.fits(self._study))):
+                return None if self._close_search() else self._await_room()
+            if not self._one_is_due():
+                return None
+            trial, config, error = self._ask()
+            if config is None:
+                refused += 1
+                continue
+            kept = self._admission.kept(self._study, trial, config)
+            if self._admission.admits(config, self._epochs_done(trial), kept):
+                return self._start(trial_id, trial, config)
+            set_aside.append(trial)
+        self.fatal = (
+            f"the space {self._configurations.name!r} gave {MOST_REFUSED} configurations in a row that may not be "
+            f"trained; the last: {error}"
+        )
+        raise Over
+
+    def _await_room(self) -> LiveTrial | None:
+        """The budget has no room. There may be some when a running trial has ended. Raises Over if none runs."""
+        self._admission.close_until_a_trial_ends()
+        if not self._live:
+            raise Over
+        return None
+
+    def _close_search(self) -> bool:
+        """End the search if the budget has no room for its next trial, and what is left is for confirmations."""
+        if self._searching or self.closed_by is not None or not (left := len(self._confirmations.left())):
+            return False
+        self.closed_by = self._admission.refused
+        self.say(closed_in_words(left))
+        return True
+
+    def _one_waits(self, fits: Fits | None = None) -> bool:
+        """Whether a trial waits in the study. Enqueues the continuation if the strategy wants one (that ``fits``)."""
+        return bool(self._study.get_trials(deepcopy=False, states=(TrialState.WAITING,))) or self._continue_paused(fits)
+
+    def _may_need_another(self) -> bool:
+        """Whether the search may need another trial, now or when the live ones have ended."""
+        if not self._all_searched or self._shared.must_stay(len(self._live)):
+            return True
+        return self._confirmations.wanted and (self._searching > 0 or bool(self._confirmations.left()))
+
+    @property
+    def _all_searched(self) -> bool:
+        """Whether the last trial of the search has begun. What then waits in the study is for a longer search."""
+        if self.closed_by is not None:
+            return True
+        begun = self.finished + self._searching
+        return trial_facts.has_enough(self._study, begun, self._trials) and self._strategy.is_over(self._study)
+
+    @property
+    def _only_confirms(self) -> bool:
+        """Whether the search itself is over."""
+        return not self._searching and self._all_searched
+
+    def _one_is_due(self) -> bool:
+        """Whether a trial should start now. Raises Over if the search needs no other trial."""
+        if self._all_searched:
+            if self._shared.must_stay(len(self._live)):
+                return False
+            if not self._live and self._searching:  # the other drivers end the search, and confirm
+                raise Over
+            if not self._confirmations.wanted or not (self._searching or self._confirmations.left()):
+                raise Over
+            return not self._searching  # which trials are the best is known when all have ended
+        if self._one_waits() or not trial_facts.has_enough(self._study, self.finished + self._searching, self._trials):
+            return True
+        if not (self._live or self._searching) or self._all_searched:
+            raise Over
+        return False
+
+    def _continue_paused(self, fits: Fits | None) -> bool:
+        """Enqueue the continuation of the paused trial that the strategy chooses. Returns whether it chose one."""
+        if (paused := self._strategy.to_continue(self._study, fits, self._admission.lasts(self._study))) is None:
+            return False
+        self._study.enqueue_trial(paused.params, user_attrs={CONTINUES_ATTR: paused.number})
+        retry.hand_over(self._store, paused.number, self._study.get_trials(deepcopy=False)[-1].number)
+        self._finished -= 1  # the continuation counts in the place of the paused trial
+        return True
+
+    def _ask(self) -> tuple[optuna.trial.Trial, TrainConfig | None, str]:
+        """The next trial, its configuration and "". If the configuration is invalid: the failed trial, None, why."""
+        self._study.sampler = PerTrialSampler(self._strategy.sampler)
+        trial = self._confirmations.begin_next() if self._only_confirms else self._study.ask()
+        self._shared.begins(trial)
+        try:
+            config = configuration_of(trial, self._configurations)
+        except (Exception, SystemExit) as error:  # a user's space may raise anything
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            self._refuse(trial, f"the space gave no valid configuration: {reason}")
+            return trial, None, reason
+        constraints = constraints_of(trial.user_attrs)
+        if because := why_infeasible(constraints, [], math.nan):
+            trial.set_user_attr("config", config.to_dict())
+            note_constraints(trial, excesses(constraints, [], math.nan))
+            self._refuse(trial, because, config)
+            return trial, None, because
+        return trial, config, ""
+
+    def _refuse(self, trial: optuna.trial.Trial, because: str, config: TrainConfig | None = None) -> None:
+        """Tell a trial that cannot begin: as infeasible if it has a configuration, else as failed. It costs none of the
+        search's trials, and is no news of a trial."""
+        trial.set_user_attr("ended_because", because)
+        trial.set_user_attr(REFUSED_ATTR, True)
+        self._study.tell(trial, state=TrialState.FAIL if config is None else TrialState.PRUNED)
+        self.say(f"trial {trial.number} is refused before it begins, and another one takes its place: {because}")
+
+    def _start(self, trial_id: str, trial: optuna.trial.Trial, config: TrainConfig) -> LiveTrial:
+        frozen = self._study._storage.get_trial(trial._trial_id)
+        attrs, records = frozen.user_attrs, epoch_records(frozen)
+        report_missing(trial, frozen, self._objectives)
+        trial.set_user_attr("config", config.to_dict())
+        attempts = attrs.get("attempts", 0) + 1
+        trial.set_user_attr("attempts", attempts)
+        trial.set_user_attr("ray_trial_id", trial_id)
+        trial.set_user_attr(WORKERS_ATTR, self.workers)
+        view = TrialView(trial.number, dict(trial.params), config, records=records, resumed=attempts > 1)
+        view.objectives = self._objectives
+        view.retries, view.continues = attrs.get(trial_facts.RETRIES_ATTR), attrs.get(CONTINUES_ATTR)
+        view.confirms = attrs.get(CONFIRMS_ATTR)
+        live = self._live[trial_id] = LiveTrial(trial, view, config, self._clock(), constraints_of(attrs))
+        live.run = trial_facts.trials_of_run(self._study.get_trials(deepcopy=False), trial.number)
+        live.reported = max(frozen.intermediate_values, default=0)
+        live.begun_after = view.epoch
+        self._store.ledger.begin(trial.number, self.workers)
+        self._admission.begins(trial.number, config, self._epochs_done(trial))
+        return live
+
+    # Results
+
+    def take_in(self, trial_id: str, record: dict[str, object]) -> TrialDecision:
+        """Take in an epoch of a trial. Returns what happens to the trial.
+
+        An epoch that the study already has is ignored, so a resumed trial may report its past again. After STOP the
+        trial has been told. After PAUSE it is told by ``ended``, once its processes have written their checkpoint.
+        """
+        if (live := self._held(trial_id)) is None:
+            return TrialDecision.STOP
+        epoch = epoch_of(record)
+        if epoch <= live.view.epoch:
+            return TrialDecision.GO_ON
+        self.runs(live.view.number)
+        since_start_s = self._clock() - live.started if live.waiting_for_first else None
+        self._result_times().add_epoch(live.config.to_dict(), record, since_start_s)
+        live.waiting_for_first = False
+        if epoch > live.reported:  # else an earlier driver was killed between this and the record
+            report(live.trial, record, self._objectives)
+        live.view.records.append(record)
+        live.unrecorded.append(record)
+        self._admission.epoch_ended(live.view.number, record)
+        if not retry.was_reported(live.run[1:], record):
+            self._store.ledger.epoch_ended(live.view.number, record)
+        self._notify("epoch_ended", live.view, record)
+        if verdict := self._verdict(live):
+            self._tell(trial_id, verdict)
+            return TrialDecision.STOP
+        decision = self._look(trial_id, live, record)
+        if decision == TrialDecision.GO_ON:
+            live.record_epochs()
+        return decision
+
+    def _look(self, trial_id: str, live: LiveTrial, record: dict[str, object]) -> TrialDecision:
+        """Ask the strategy, which may write to the study, and carry out its answer.
+
+        The study gets the epoch's record only then: after a kill the epoch is reported again, and looked at again.
+        """
+        if live.pausing or live.gives_way:
+            return TrialDecision.PAUSE
+        if live.view.confirms is not None:
+            return TrialDecision.GO_ON
+        if self._admission.must_give_way(self._study, live.config):
+            live.gives_way = True
+            return TrialDecision.PAUSE
+        epoch = epoch_of(record)
+        trial = with_record(self._study._storage.get_trial(live.trial._trial_id), record)
+        decision = self._strategy.look(self._study, trial, epoch)
+        if decision == TrialDecision.STOP:
+            live.trial.set_user_attr(STOPPED_ATTR, epoch)
+            self._tell(trial_id, stopped(epoch))
+        elif decision == TrialDecision.PAUSE:
+            live.pausing = self._admission.may_pause(self._study, live.trial, live.config)
+            return TrialDecision.PAUSE if live.pausing else TrialDecision.GO_ON
+        return decision
+
+    def ended(self, trial_id: str) -> None:
+        """The trial's processes have ended by themselves. A trial that was already told is no longer live."""
+        if (live := self._held(trial_id)) is None:
+            return
+        if live.pausing:
+            epoch = live.view.epoch
+            live.trial.set_user_attr(PAUSED_ATTR, epoch)
+            live.view.paused = True
+            self._tell(trial_id, paused(epoch))
+        elif live.gives_way:
+            self.put_back(trial_id, "gave way to the confirmations; --resume with a larger budget continues it")
+        elif self.stopping or self._ending():
+            self.put_back(trial_id)
+        elif live.config.trainable.name and live.view.records and (verdict := self._verdict(live, returned=True)):
+            self._tell(trial_id, verdict)
+        else:
+            self.fail(trial_id, "ended without its last epoch")
+
+    def fail(self, trial_id: str, because: str, kind: FailureKind = FailureKind.PROCESS) -> None:
+        """Tell a failure. While the search is ending, put the trial back instead: it may have failed because its
+        processes and connections were ending. So is one put back whose processes died after it had got on: what takes
+        them from it is not the trial's own, and it goes on from its checkpoint."""
+        if (live := self._held(trial_id)) is None:
+            return
+        if NO_ROOM in because or self._store.disk.full:
+            self.put_back(trial_id, f"stopped because the disk is full; --resume continues it ({because})")
+            self._store.disk.trial_met(because)
+        elif self.stopping or self._ending():
+            self.put_back(trial_id, f"failed while the search was stopping; --resume continues it ({because})")
+        elif kind == FailureKind.PROCESS and live.view.epoch > live.begun_after:
+            self.put_back(
+                trial_id, f"its processes died; it continues from its last checkpoint ({in_one_line(because)})"
+            )
+        else:
+            self._tell(trial_id, Verdict(TrialState.FAIL, because, failure=kind))
+
+    def _tell(self, trial_id: str, verdict: Verdict) -> None:
+        live = self._live.pop(trial_id)
+        live.record_epochs()
+        hours = self._note_cost(live)
+        verdict.note(live.trial)
+        note_constraints(live.trial, excesses(live.constraints, live.view.records, hours))
+        self._study.tell(live.trial, values=verdict.values, state=verdict.state)
+        live.view.values = verdict.values or ()
+        self._finished += live.view.confirms is None
+        self._end(live, verdict.state, verdict.because)
+        self.fatal = self.fatal or self._failures.after(verdict, live.trial.user_attrs, self._finished)
+        self._refresh()
