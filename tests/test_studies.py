@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -18,6 +19,7 @@ from bigbatch import compare, open_study, search, studies
 from bigbatch.child_process import check_exit
 from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.tune.plan.arguments import parse_options, tune_parser
+from bigbatch.tune.plan.options import SearchKeywords, SearchOptions
 from bigbatch.tune.storage.store import StudyStore
 from helpers.invented_studies import invented_study
 from helpers.recorded_studies import recorded_study
@@ -200,6 +202,11 @@ def test_options_of_a_search_are_those_of_the_command() -> None:
         "trials": 3, "dry_run": True, "batch": "64,256", "confirm": "none", "tolerance": "0.25pt",
         "set": ("image_size=16", "optimizer.name=lars"), "warm_start": ("runs/a", "runs/b"),
     }  # fmt: skip
+
+
+def test_keywords_of_a_search_are_the_options_of_the_command() -> None:
+    names = {field.name for field in dataclasses.fields(SearchOptions)}
+    assert set(SearchKeywords.__annotations__) == names - {"study", "output"}
 
 
 def test_a_wrong_option_of_a_search_is_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -30,9 +30,13 @@ from bigbatch.tune.storage.study_tables import read_tables
 from bigbatch.tune.storage.summary import find_study
 
 if TYPE_CHECKING:
+    from typing import Unpack
+
     import pandas as pd
     import pyarrow as pa
     from plotly.graph_objects import Figure
+
+    from bigbatch.tune.plan.options import SearchKeywords
 
 RUNS = "runs"
 REPEATED = ("set", "enqueue", "warm_start", "prior_from")
@@ -171,12 +175,13 @@ class Study:
                 return TrainConfig.from_dict(one.user_attrs["config"])
         raise ConfigError(f"a configuration is that of a trial of {self.name!r}; it has no trial {trial} that began.")
 
-    def resume(self, **options: object) -> Study:
+    def resume(self, **options: Unpack[SearchKeywords]) -> Study:
         """Search on, e.g. ``study.resume(trials=32)`` until 32 trials have ended in all. Returns the study after it.
 
         ``search`` explains options and errors.
         """
-        return search(self.folder.name, output=self.folder.parent, resume=True, **options)
+        options["resume"] = True
+        return search(self.folder.name, output=self.folder.parent, **options)
 
     @cached_property
     def _tables(self) -> tuple[pa.Table, pa.Table]:
@@ -266,7 +271,7 @@ def compare(*studies: Study) -> Comparison:
     return compared
 
 
-def search(study: str, *, output: str | Path = RUNS, **options: object) -> Study:
+def search(study: str, *, output: str | Path = RUNS, **options: Unpack[SearchKeywords]) -> Study:
     """Run ``bigbatch tune`` in a process of its own, print what it says, and open the study.
 
     In a notebook a table of the trials takes the place of the lines about them, and is updated until the search ends.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias, TypedDict
 
 from bigbatch.base import json_values
 from bigbatch.base.command_line import empty_value, is_utf8, no_utf8
@@ -130,3 +130,59 @@ class SearchOptions:
         names = {text: text.partition("=")[0].strip() for text in json_values.texts(earlier, "set")}
         kept = [text for text, name in names.items() if (known_key(name) or name) not in set_here]
         return dataclasses.replace(self, **gaps, set=(*kept, *self.set))
+
+
+Texts: TypeAlias = str | Sequence[str]
+Paths: TypeAlias = str | Path | Sequence[str | Path]
+
+
+class SearchKeywords(TypedDict, total=False):
+    """The options of ``bigbatch tune`` as keywords of ``bigbatch.search``; a list is written with commas, or one by
+    one. None: as if it were not given."""
+
+    space: str | Path | None
+    trainable: str | None
+    data: str | Path | None
+    subset: float | None
+    val_part: float | str | None
+    holdout: float | str | None
+    batch: int | str | Sequence[int] | None
+    model: str | None
+    loss: str | None
+    optimizer: str | None
+    no_check: bool
+    accept_changed_code: bool
+    trials: int | None
+    max_epochs: int | None
+    tolerance: float | str | None
+    objective: str | None
+    objectives: Texts | None
+    metric: Texts | None
+    baseline: float | Texts | None
+    target: str | None
+    confirm: str | None
+    budget_gpu_hours: float | None
+    time_budget: str | None
+    strategy: str | None
+    stopping: str | None
+    workers: int | None
+    set: Mapping[str, object] | Texts | None
+    on_bad_image: str | None
+    stage: str | Path | None
+    prior_from: Paths | None
+    find_lr: bool | None
+    enqueue: Paths | None
+    warm_start: Paths | None
+    storage: str | None
+    join: bool
+    resume: bool
+    retry_failed: bool
+    seed: int | None
+    address: str | None
+    wandb: str | None
+    wandb_watch: str | None
+    log_every_steps: int | str | None
+    metrics_port: int | None
+    dry_run: bool
+    quiet: bool
+    verbose: bool
