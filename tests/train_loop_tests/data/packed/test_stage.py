@@ -302,7 +302,7 @@ config = TrainConfig().replace_keys({"data.name": packed, "data.image_size": 32}
 folder = scratch + f"/node{launch.rank}"  # two nodes
 if launch.rank == 0:
     folder = "none"
-print(json.dumps(command.train_without_ray(command.RunPlan(config, 2, Path(scratch), 0.0, launch, folder), launch)))
+print(json.dumps(command.train_without_ray(command.RunPlan(config, 2, Path(scratch), 0.0, launch, folder), launch, None)))
 """
 
 
