@@ -95,13 +95,6 @@ def test_the_main_command() -> None:
     stopped, minutes = f"{run['stopped_early']} of them", f"{run['wall_s'] / 60:.1f} minutes"
     says("the main command", f"{run['best_val_top1']:.1%}".replace("%", " %"), optimizer.upper(), f"batch {batch:,}")
     says("the main command", f"{run['trials']} trials", stopped, minutes, f"{run['confirmations']} runs that confirm")
-    for other in ("eight_epochs", "twelve_epochs", "before_last_step"):
-        (before,) = raw(f"default_run_{other}_2cpu")["runs"]
-        says(
-            "the main command",
-            f"{before['wall_s'] / 60:.1f} minutes",
-            f"batch {before['frontier']['answer']['value']:,}",
-        )
     assert min(run["trials_by_batch"].values()) >= 2 and set(run["trials_by_batch"]) == {"128", "256", "512", "1024"}
     (answer,) = [row for row in run["frontier"]["rows"] if row["value"] == run["frontier"]["answer"]["value"]]
     images = f"{run['frontier']['examples']['held_out']} validation images"
