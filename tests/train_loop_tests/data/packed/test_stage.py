@@ -302,7 +302,8 @@ config = TrainConfig().replace_keys({"data.name": packed, "data.image_size": 32}
 folder = scratch + f"/node{launch.rank}"  # two nodes
 if launch.rank == 0:
     folder = "none"
-print(json.dumps(command.train_without_ray(command.RunPlan(config, 2, Path(scratch), 0.0, launch, folder), launch, None)))
+plan = command.RunPlan(config, 2, Path(scratch), 0.0, launch, folder)
+print(json.dumps(command.train_without_ray(plan, launch, None)))
 """
 
 
