@@ -10,13 +10,12 @@ seed, no early stops, no confirmations. So they train the same configurations fo
   every 30 s, as by our prometheus.yml, ``bigbatch watch`` with a browser's requests every 3 s, the report at the end,
   energy where it can be read.
 
-Records, logs, the ledger and the journal are the search itself and in both arms; so are a worker's counters of its GPU,
-which have no switch. Watch server and scraper run on the same cores here, where they usually have others: the cost is
-an upper bound. A round is one search of each arm, the second round in the opposite order. Stored: wall times, seconds
-within epochs, processor seconds of the search and all that it starts, with the watch server's (as root, by control
-group: other work delays them less than the wall), those of all processes but the workers (see below), ratios on/off by
-round with median and range, and the range of the off arm alone, which is the noise. ``--dry-run`` prints the two
-commands.
+Records, logs, the ledger and the journal are the search itself and in both arms. Watch server and scraper run on the
+same cores here, where they usually have others: the cost is an upper bound. A round is one search of each arm, the
+second round in the opposite order. Stored: wall times, seconds within epochs, processor seconds of the search and all
+that it starts, with the watch server's (as root, by control group: other work delays them less than the wall), those
+of all processes but the workers (see below), ratios on/off by round with median and range, and the range of the off
+arm alone, which is the noise. ``--dry-run`` prints the two commands.
 
 **parts**: the same difference for each kind of process, as a share of the processor seconds of the search without:
 workers, driver, W&B, the watch server, Ray itself; **rest** lived too shortly to be seen, or is the last half second.
@@ -26,7 +25,7 @@ than without, as a share of the processor seconds of the search without. The tim
 from run to run, which hides a cost of one percent; those of the other processes vary less.
 
 **account**: beside, and what histograms take the workers: how often these wrote some, times the seconds that this takes
-when it is called again and again (``histogram_cost.py``). A worker's gauges, some values each second, are not in it.
+when it is called again and again (``histogram_cost.py``).
 The target is that of all processor seconds, or of the account if those of the searches without vary by more than it.
 """
 

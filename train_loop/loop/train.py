@@ -331,6 +331,3 @@ def _save(run: Run) -> None:
 
 def _history(run: Run) -> tuple[EpochRecord, ...]:
     return tuple(EpochRecord.from_dict(values) for values in run.progress.history)
-
-
-# The spread of the trust ratios of LARS and LAMB over the layers, for reporters that want it

@@ -161,12 +161,10 @@ def build_on_meta_device(config: ModelConfig, info: DataInfo) -> nn.Module:
     try:
         with torch.device("meta"):
             return _network(config, info)
-    except NotImplementedError:
-        # PyTorch raises it if a network reads a tensor's value while it is built, as torchvision's RegNets do: the
-        # meta device has no values. Such a network is built on the CPU and moved.
+    except (NotImplementedError, OwnCodeError):
+        # PyTorch raises NotImplementedError if a network reads a tensor's value while it is built, as torchvision's
+        # RegNets do: the meta device has no values. A user's code need not know that device. Both are built on the CPU.
         return _built_and_moved(config, info)
-    except OwnCodeError:
-        return _built_and_moved(config, info)  # a user's code need not know the meta device
 
 
 def _built_and_moved(config: ModelConfig, info: DataInfo) -> nn.Module:

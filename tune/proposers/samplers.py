@@ -29,9 +29,6 @@ from bigbatch.tune.proposers.own_strategy import own_pruner
 from bigbatch.tune.proposers.passing_sampler import Asked, PassingSampler
 from bigbatch.tune.proposers.pruned_view import REDUCTION_FACTOR, PrunedViewTPESampler
 
-MODEL_BASED = ("tpe", "gp", "cmaes")
-"""Samplers that learn from trials. Only these begin with the initial points of a space."""
-
 
 class PerTrialSampler(PassingSampler):
     """Passes each trial to a sampler made for its number, whichever trial ``study.ask()`` returns.

@@ -22,7 +22,6 @@ from bigbatch.tune.report.figure import (
 )
 from bigbatch.tune.report.theme import (
     BLUE,
-    DASHES,
     GREY,
     HATCHED,
     HATCHES,
@@ -393,8 +392,3 @@ def colour_axis(points: StudyPoints) -> Values:
         "reversescale": not up,
         "colorbar": {"title": {"text": short}},
     }
-
-
-def dash_of(place: int) -> str:
-    """The dash of the place-th line."""
-    return DASHES[place % len(DASHES)]

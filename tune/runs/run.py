@@ -159,7 +159,7 @@ class Run(StoredTrial):
 
     def last_of(self, metric: str) -> float | None:
         """The metric after its last epoch; None if it is not known."""
-        record = self.records[-1] if self.user_attrs and self.records else {}
+        record: Mapping[str, Any] = next(reversed(self.records), {})
         own = json_values.mapping(record, "metrics")
         return json_values.number_or_none(own if metric in own else record, metric)
 
