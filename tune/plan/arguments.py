@@ -47,7 +47,7 @@ OPTIONS = (
     Option("trials", FIRST, "N", "how many trials to finish (default: the space's own number, else 16, or 12 on "
            "digits; with a budget: as many as it allows)", {"type": int}),
     Option("max-epochs", FIRST, "N", "epochs of a trial that is not stopped early (default: the space's own number, "
-           "else 18, or 10 on digits)", {"type": int}),
+           "else 18, or 8 on digits)", {"type": int}),
     Option("budget-gpu-hours", FIRST, "H", "run trials until the study's jobs have cost H GPU hours", {"type": float}),
     Option("time-budget", FIRST, "4h", "run trials for this time; --resume continues the study"),
     Option("study", FIRST, "NAME", "the study's folder in --output (default: named by space, data and time)"),

@@ -7,6 +7,12 @@ import re
 import pytest
 
 from bigbatch.tune.plan.arguments import FIRST, OPTIONS, RARE, parse_options, tune_parser
+from bigbatch.tune.plan.checked_plan import (
+    DEFAULT_EPOCHS,
+    DEFAULT_EPOCHS_OTHER,
+    DEFAULT_TRIALS,
+    DEFAULT_TRIALS_OTHER,
+)
 from bigbatch.tune.plan.options import SearchOptions
 
 
@@ -30,3 +36,9 @@ def test_every_field_of_a_search_has_one_option() -> None:
     parsed = parse_options(tune_parser("bigbatch tune"), [])
     assert SearchOptions(**parsed) == SearchOptions()  # type: ignore[arg-type]
     assert parsed.keys() == vars(SearchOptions()).keys()
+
+
+def test_the_help_says_the_defaults_that_a_plan_takes() -> None:
+    words = " ".join(tune_parser("bigbatch tune").format_help().split())
+    assert f"else {DEFAULT_TRIALS_OTHER}, or {DEFAULT_TRIALS['digits']} on digits" in words
+    assert f"else {DEFAULT_EPOCHS_OTHER}, or {DEFAULT_EPOCHS['digits']} on digits" in words
