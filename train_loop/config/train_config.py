@@ -76,7 +76,7 @@ class TrainConfig:
     """Recompute BatchNorm statistics from training batches before validation: ``auto`` where an
     epoch has too few steps for the running averages to follow (Wu & Johnson 2021, §3)."""
     precise_bn_images: int = 2048
-    """At most this many training images for it."""
+    """At most this many training images for it, and a quarter of a small data set (`precise_bn.images_of`)."""
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     batch: BatchConfig = field(default_factory=BatchConfig)
