@@ -28,27 +28,21 @@ train = bigbatch.trainable(
 
 
 class Epochs(tune.Callback):
-    """The results of each trial, as they come: one that takes over a checkpoint shows the other's from then on, and may
-    lose rows of the files that Ray keeps of it."""
+    """Each trial's results as they come: Ray's own files lose rows of one that takes over a checkpoint."""
 
-    def __init__(self) -> None:
-        self.of_trial: dict[str, list[dict]] = {}
+    of_trial: dict[str, list[dict]] = {}
 
     def on_trial_result(self, iteration, trials, trial, result, **info) -> None:
         self.of_trial.setdefault(trial.trial_id, []).append(result)
 
 
-epochs = Epochs()
 scheduler = PopulationBasedTraining(
-    time_attr="epoch",
-    metric="val_top1",
-    mode="max",
-    perturbation_interval=2,
-    quantile_fraction=0.5,
+    **{"time_attr": "epoch", "metric": "val_top1", "mode": "max", "perturbation_interval": 2, "quantile_fraction": 0.5},
     # From a list it takes a neighbour. A momentum from a range would become 1.2 times itself, and so 1 or more.
     hyperparam_mutations={"lr": tune.loguniform(0.01, 0.2), "momentum": [0.5, 0.8, 0.9, 0.95]},
-    synch=True,  # all wait for the last one: with a trial that failed for ever, hence `fail_fast` below
+    synch=True,
 )
+failures = tune.FailureConfig(fail_fast=True)  # else the others wait for a trial that failed
 # "local" never joins another Ray that happens to run on this machine.
 ray.init(address=os.environ.get("RAY_ADDRESS", "local"), log_to_driver=False)
 tuner = tune.Tuner(
@@ -56,18 +50,11 @@ tuner = tune.Tuner(
     param_space={"lr": tune.grid_search([0.0001, 0.05]), "momentum": 0.9},
     tune_config=tune.TuneConfig(scheduler=scheduler),
     run_config=tune.RunConfig(
-        name="pbt",
-        storage_path=tempfile.mkdtemp(prefix="pbt-"),
-        verbose=0,
-        callbacks=[epochs],
-        failure_config=tune.FailureConfig(fail_fast=True),
+        storage_path=tempfile.mkdtemp(), verbose=0, callbacks=[Epochs()], failure_config=failures
     ),
 )
 tuner.fit()
-for results in epochs.of_trial.values():
-    rates, momenta = ([f"{result['config'][key]:.2g}" for result in results] for key in ("lr", "momentum"))
-    print(
-        f"top-1 {results[-1]['val_top1']:.1%} after {results[-1]['epoch']} epochs; "
-        f"rates {' '.join(rates)}; momenta {' '.join(momenta)}"
-    )
+for rows in Epochs.of_trial.values():
+    rates, momenta = (" ".join(f"{row['config'][key]:.2g}" for row in rows) for key in ("lr", "momentum"))
+    print(f"top-1 {rows[-1]['val_top1']:.1%} after {rows[-1]['epoch']} epochs; rates {rates}; momenta {momenta}")
 ray.shutdown()
