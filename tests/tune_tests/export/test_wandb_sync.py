@@ -249,7 +249,7 @@ def test_a_killed_run_goes_on_under_its_name_and_grows_on_the_server(folder, ser
         writer.tell("epoch", 7, 3)
         follow = subprocess.Popen(command, env=environment, stdout=out, stderr=out, cwd=tmp_path)
         try:
-            wait_until(lambda: has_epochs(server, "s-0007", 3), "what grows was not sent")
+            wait_until(lambda: has_epochs(server, "s-0007", 3), "what grows was not sent", limit_s=600)
             assert server.runs["s-0007"].exit_codes == [], "it still trains"
             server.cut.set()
             writer.tell("epoch", 7, 4)
