@@ -28,10 +28,10 @@ def prepare_batch_norm(run: Run) -> None:
     if not precise_bn.is_precise_bn_on(config.precise_bn, run.steps_per_epoch):
         run.world.share_buffers(run.model)
         return
-    train_size, whole = run.source.info.train_size, run.split.micro_size * run.world.workers
-    count = precise_bn.images_of(config.precise_bn_images, train_size)
+    count = precise_bn.images_of(config.precise_bn_images, run.source.info.train_size)
     if config.model.sync_bn:  # its forward is a collective: as many batches on each rank
-        count = max(min(count, train_size) // whole, 1) * whole
+        whole = run.split.micro_size * run.world.workers
+        count = max(count // whole, 1) * whole
     batches = run.source.bn_batches(
         config.seed, run.progress.epoch, run.split.micro_size, count, run.world.rank, run.world.workers
     )

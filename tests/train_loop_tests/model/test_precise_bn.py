@@ -154,7 +154,14 @@ def test_auto_is_for_epochs_of_few_steps(choice: str, steps: int, expected: bool
 
 @pytest.mark.parametrize(
     ("most", "train_size", "images"),
-    [(2048, 1_281_167, 2048), (2048, 4000, 1000), (2048, 1437, 359), (2048, 600, 256), (100, 1437, 100)],
+    [
+        (2048, 1_281_167, 2048),
+        (2048, 4000, 1000),
+        (2048, 1437, 359),
+        (2048, 600, 256),
+        (100, 1437, 100),
+        (2048, 80, 80),
+    ],
 )
 def test_a_small_data_set_gives_a_quarter_of_itself_but_enough(most: int, train_size: int, images: int) -> None:
     assert precise_bn.images_of(most, train_size) == images
