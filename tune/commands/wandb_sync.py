@@ -2,15 +2,16 @@
 
 Each run is sent by a process ``wandb sync``. It was sent if that process ends in order, says no error and leaves
 wandb's mark; else the mark goes, so that the next look, or call, sends the run again from its first line on. The server
-puts each line where it was. A run that trains is sent by ``wandb beta sync --live``, which is ended at the next look:
-``wandb sync`` would end the run on the server, as failed. W&B before 0.31 cannot do that: there a run waits for its
-end.
+puts each line where it was. The runs that train are sent by one ``wandb beta sync --live``: ``wandb sync`` would end
+them on the server, as failed. It goes on over the looks until other runs train, for it takes some seconds to start and
+then sends every 15 s. W&B before 0.31 cannot do that: there a run waits for its end.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import os
 import signal
 import subprocess
@@ -32,6 +33,8 @@ from bigbatch.tune.storage.summary import DEFAULT_RUNS, QUEUED, RUNNING, ask_que
 JOBS, EVERY_S = 5, 60.0
 UPLOAD_S, LOOK_S = 900.0, 0.1
 """An upload that takes longer is ended and tried again."""
+LAST_WORDS = 2**16
+"""Bytes of what a process says in which a look searches for an error."""
 RETRIES = {
     f"WANDB_X_{part}_RETRY_{limit}": value
     for part in ("GRAPHQL", "FILE_STREAM", "FILE_TRANSFER")
@@ -100,19 +103,21 @@ def _sync(folder: Path, args: argparse.Namespace) -> int:
             "Make it writable, or call wandb-sync as its owner."
         ) from None
     then = f"tried again in {args.every:g} s" if args.follow else "call it again"
-    while True:
-        until = time.monotonic() + args.every
-        is_running = _is_running(folder)
-        runs = latest_runs(folder)
-        growing = [run for run in runs if is_running and not run.has_ended]
-        failures = send([run for run in runs if run not in growing and not run.is_sent], args.jobs, log)
-        _say_failures(failures, then, log)
-        if not args.follow and not failures:
-            names = ", ".join(run.name for run in growing)
-            print(f"W&B has all other runs; --follow sends {names} too." if growing else "W&B has all runs.")
-        if not args.follow or not (is_running or failures):
-            return FAILED if failures else DONE
-        _say_failures(send_growing(growing, until, log), then, log)
+    with Growing(log) as growing_ones:
+        while True:
+            until = time.monotonic() + args.every
+            is_running = _is_running(folder)
+            runs = latest_runs(folder)
+            growing = [run for run in runs if is_running and not run.has_ended]
+            _say_failures(growing_ones.keep(growing if args.follow else []), then, log)
+            failures = send([run for run in runs if run not in growing and not run.is_sent], args.jobs, log)
+            _say_failures(failures, then, log)
+            if not args.follow and not failures:
+                names = ", ".join(run.name for run in growing)
+                print(f"W&B has all other runs; --follow sends {names} too." if growing else "W&B has all runs.")
+            if not args.follow or not (is_running or failures):
+                return FAILED if failures else DONE
+            time.sleep(max(0.0, until - time.monotonic()))
 
 
 def _say_failures(failures: Mapping[str, str], then: str, log: Path) -> None:
@@ -197,25 +202,40 @@ def send(runs: Sequence[OfflineRun], jobs: int, log: Path) -> dict[str, str]:
     return failures
 
 
-def send_growing(runs: Sequence[OfflineRun], until: float, log: Path) -> dict[str, str]:
-    """Send what there is of these runs, and what comes, until the next look. Returns name → why it was not sent."""
-    live = Sending(["beta", "sync", "--live", "--no-skip-synced", "-n", str(len(runs))], runs) if runs else None
-    try:
-        time.sleep(max(0.0, until - time.monotonic()))
-    finally:
-        if live is not None:
-            live.end()
-    why = live.failure(log) if live is not None else ""
-    for run in runs:  # one that has ended meanwhile is sent again, and looked after, at the next look
-        run.mark.unlink(missing_ok=True)
-    return {run.name: why for run in runs if why}
+class Growing:
+    """The upload of the runs that train. Use it with ``with``, which ends it."""
+
+    def __init__(self, log: Path) -> None:
+        self._log, self._runs = log, list[OfflineRun]()
+        self._live: Sending | None = None
+
+    def keep(self, runs: Sequence[OfflineRun]) -> dict[str, str]:
+        """Send what there is of these runs, and what comes. Returns name → why those before them were not sent."""
+        failures: dict[str, str] = {}
+        if self._live is not None and (list(runs) != self._runs or self._live.is_over()):
+            self._live.end()
+            why = self._live.failure(self._log)
+            failures = {run.name: why for run in self._runs if why}
+            for run in self._runs:  # one that has ended meanwhile is sent again, and looked after
+                run.mark.unlink(missing_ok=True)
+            self._live = None
+        self._runs = list(runs)
+        if runs and self._live is None:
+            self._live = Sending(["beta", "sync", "--live", "--no-skip-synced", "-n", str(len(runs))], runs, math.inf)
+        return failures
+
+    def __enter__(self) -> Growing:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.keep([])
 
 
 class Sending:
     """A process of W&B's own command that sends runs, with what it starts."""
 
-    def __init__(self, words: Sequence[str], runs: Sequence[OfflineRun]) -> None:
-        self._runs, self._until = runs, time.monotonic() + UPLOAD_S
+    def __init__(self, words: Sequence[str], runs: Sequence[OfflineRun], limit_s: float = UPLOAD_S) -> None:
+        self._runs, self._until = runs, time.monotonic() + limit_s
         self.began_ns = min(run.file.stat().st_mtime_ns for run in runs)
         for run in runs:
             run.mark.unlink(missing_ok=True)
@@ -228,8 +248,10 @@ class Sending:
         )  # fmt: skip
 
     def is_over(self) -> bool:
-        """Whether it has ended, or has had all its time."""
-        return self._process.poll() is not None or time.monotonic() > self._until
+        """Whether it has ended, has had all its time, or has said an error (of one run; it may go on with others)."""
+        file = self._said.fileno()
+        said = os.pread(file, LAST_WORDS, max(0, os.fstat(file).st_size - LAST_WORDS)).decode(errors="replace")
+        return self._process.poll() is not None or time.monotonic() > self._until or f"\nwandb: {ERROR}" in said
 
     def end(self) -> None:
         """End the process and what it has started; a finished one too, whose children may live."""

@@ -7,14 +7,13 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from bigbatch.cluster.host.lease import Lease
-from bigbatch.tune.commands.wandb_sync import OfflineRun, send_growing, wandb_sync_main
+from bigbatch.tune.commands.wandb_sync import Growing, OfflineRun, wandb_sync_main
 from bigbatch.tune.storage.store import StudyStore
 from helpers.processes import clean_environment
 from helpers.waiting import wait_until
@@ -35,12 +34,14 @@ while len(calls.read_text().splitlines()) < int(os.environ.get("TOGETHER", "0"))
 for file in files:
     word = json.loads(os.environ["BEHAVIOUR"]).get(file.stem, "ok")
     print(f"wandb: Syncing {file}", file=sys.stderr)
-    if word == "error":  # as W&B 0.31 says and does it when the network is cut
+    if "error" in word:  # as W&B 0.31 says and does it when the network is cut
         print("wandb: ERROR [p/r] Fatal error while uploading data.", file=sys.stderr)
     if word in ("ok", "error"):
         file.with_suffix(".wandb.synced").touch()
     if word == "fails":
         sys.exit("Error: no such command")
+    if word.startswith("grows"):
+        threading.Event().wait()
 '''
 
 
@@ -178,17 +179,41 @@ def test_while_a_search_runs_its_open_runs_are_sent_live(folder, fake, tmp_path,
     assert fake.taken().count("sync s-0000") == 0
 
 
-def test_what_grows_and_cannot_be_sent_is_said(folder, fake, tmp_path):
+def test_what_grows_is_sent_by_one_process_until_other_runs_grow(folder, fake, tmp_path):
+    runs = [OfflineRun(offline_run(folder, number, ended=False)) for number in range(2)]
+    fake.behave(s_0000="grows", s_0001="grows")
+    taken: list[str] = []
+
+    def has_taken(count: int) -> bool:
+        taken.extend(fake.taken())
+        return len(taken) == count
+
+    with Growing(tmp_path / "log") as growing:
+        growing.keep(runs[:1])
+        wait_until(lambda: has_taken(1), "it was not sent")
+        assert growing.keep(runs[:1]) == growing.keep(runs[:1]) == {}
+        growing.keep(runs)
+        wait_until(lambda: has_taken(2), "the second was not sent")
+        assert growing.keep([]) == {}
+    assert taken == ["live s-0000", "live s-0000 s-0001"]
+    assert not runs[0].mark.exists(), "what grows is sent again when it has ended"
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "words"),
+    [
+        ("fails", "Error: no such command, exit code 1"),  # as W&B before 0.31
+        ("grows with an error", "[p/r] Fatal error while uploading data."),
+    ],
+)
+def test_what_grows_and_cannot_be_sent_is_said_and_sent_again(folder, fake, tmp_path, behaviour, words):
     run = OfflineRun(offline_run(folder, 0, ended=False))
-    fake.behave(s_0000="fails")  # as W&B before 0.31
-    said = {}
-
-    def look() -> bool:
-        said.update(send_growing([run], time.monotonic() + 0.5, tmp_path / "log"))
-        return bool(said)
-
-    wait_until(look, "nothing was said")
-    assert said == {"s-0000": "Error: no such command, exit code 1"}
+    fake.behave(s_0000=behaviour)
+    said: list[dict[str, str]] = []
+    with Growing(tmp_path / "log") as growing:
+        for _ in range(2):
+            wait_until(lambda: said.append(growing.keep([run])) or said[-1], "nothing was said")
+    assert [one for one in said if one] == [{"s-0000": words}] * 2
 
 
 def test_a_full_run_is_sent_from_its_own_folder(tmp_path, fake, capsys):
@@ -242,14 +267,14 @@ def test_a_killed_run_goes_on_under_its_name_and_grows_on_the_server(folder, ser
             writer.tell("epoch", 7, epoch)
         writer.kill()
     store = StudyStore.open(folder, None)  # put back into the queue, it runs again
-    environment = {**clean_environment(), **server.environment}
+    environment = {**clean_environment(), **server.environment, "WANDB_X_FILE_STREAM_TRANSMIT_INTERVAL": "1"}
     command = [sys.executable, "-m", "bigbatch", "wandb-sync", str(folder), "--follow", "--every", "2"]
     with WandbWriter(folder, SLURM_JOB_ID="1", SLURM_RESTART_COUNT="1") as writer, (tmp_path / "out").open("w") as out:
         writer.tell("start", 7, 2)
         writer.tell("epoch", 7, 3)
         follow = subprocess.Popen(command, env=environment, stdout=out, stderr=out, cwd=tmp_path)
         try:
-            wait_until(lambda: has_epochs(server, "s-0007", 3), "what grows was not sent", limit_s=600)
+            wait_until(lambda: has_epochs(server, "s-0007", 3), "what grows was not sent")
             assert server.runs["s-0007"].exit_codes == [], "it still trains"
             server.cut.set()
             writer.tell("epoch", 7, 4)
