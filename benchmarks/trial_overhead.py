@@ -49,6 +49,14 @@ def train_empty(task: dict[str, Any]) -> None:
         ray.train.report({"epoch": epoch, "worker_started": started, "imported": imported, "sent": time.time()})
 
 
+def train_empty_and_say_so(task: dict[str, Any]) -> object:
+    """The same, with the end by which our workers tell that they may train the next trial."""
+    from bigbatch.train_loop.launch.trial_task import WorkersEnd
+
+    train_empty(task)
+    return WorkersEnd()
+
+
 def stock_trial(task: dict[str, Any]) -> None:
     running = time.time()
     import ray.train
@@ -75,7 +83,7 @@ def our_trial(task: dict[str, Any]) -> None:
     Path(task["storage"], trial_id + ".running").write_text(str(running))
     run = ray.train.RunConfig(name=trial_id, storage_path=task["storage"])
     scaling = ray.train.ScalingConfig(num_workers=1, resources_per_worker={"CPU": 1})
-    trial_run.make_trainer(train_empty, task, scaling, run).fit()
+    trial_run.make_trainer(train_empty_and_say_so, task, scaling, run).fit()
 
 
 def run_arm(arm: str, trials: int, epochs: int) -> list[dict[str, float]]:

@@ -17,6 +17,7 @@ import importlib
 import inspect
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -57,6 +58,22 @@ INLINE_CONTROLLER = PrivateUse(
     ),
     "each trial starts Ray Train's own processes, which takes some seconds longer",
 )
+KEPT_WORKERS = PrivateUse(
+    (
+        f"{_GROUP}._start_impl",
+        f"{_GROUP}._create_workers",
+        f"{_GROUP}._assign_worker_ranks",
+        f"{_GROUP}._worker_group_context",
+        f"{_GROUP}._worker_group_state",
+        f"{_TRAIN}.execution.worker_group.worker_group:SynchronizationActor.get_counter",
+        f"{_TRAIN}.execution.worker_group.state:WorkerGroupState.shutdown",
+        f"{_TRAIN}.execution.worker_group.state:_shutdown_workers",
+        f"{_TRAIN}.execution.worker_group.worker:Worker.execute_async",
+        f"{_TRAIN}.execution.worker_group.worker:RayTrainWorker.get_metadata",
+        f"{_TRAIN}.execution.worker_group.worker:RayTrainWorker.poll_status",
+    ),
+    "each trial starts new worker processes, which takes some seconds longer",
+)
 MEMORY_KILLS = PrivateUse(
     ("ray.air.execution._internal.actor_manager:RayActorManager._actor_task_failed",),
     "a node that runs short of memory ends the search; --resume continues it",
@@ -89,7 +106,7 @@ OWN_PATH = PrivateUse(
 )
 HEAD = PrivateUse(("ray._raylet:GcsClient",), "the search does not say why a trial waits for its place")
 FOR_TRAINING = (PREEMPTION, PROCESS_GROUPS, OWN_PATH)
-FOR_SEARCHES = (*FOR_TRAINING, INLINE_CONTROLLER, MEMORY_KILLS, STAGED_TRIALS, SESSION, HEAD)
+FOR_SEARCHES = (*FOR_TRAINING, INLINE_CONTROLLER, KEPT_WORKERS, MEMORY_KILLS, STAGED_TRIALS, SESSION, HEAD)
 PRIVATE_FOLDER = "ray:init._temp_dir"
 """Without it Ray's sockets and logs would lie where all users of the machine see them."""
 METRICS_PORT = "ray:init._metrics_export_port"
@@ -337,8 +354,149 @@ class _PlacedByTune:
         return dict(custom_runtime_env or {})
 
 
+@dataclass
+class _Kept:
+    """Workers of a trial that ended well, and the actor at which they meet, for this process's next trial."""
+
+    kind: object
+    """The number of workers and the resources of each."""
+    workers: list[Any]
+    barrier: Any
+
+    def answers(self) -> bool:
+        """Whether all of them are alive."""
+        asked = [*(worker.actor.get_metadata.remote() for worker in self.workers), self.barrier.get_counter.remote()]
+        return _answers(asked) is not None
+
+    def end(self) -> None:
+        import ray
+
+        for actor in (*(worker.actor for worker in self.workers), self.barrier):
+            ray.kill(actor)
+
+    # `WorkerGroup` makes the actor by SynchronizationActor.options(…).remote(…): in its place it gets this one.
+
+    def options(self, **_: object) -> _Kept:
+        return self
+
+    def remote(self, **_: object) -> Any:
+        return self.barrier
+
+
+ANSWER_S = 10.0
+"""How long a worker may take to answer between two trials. One that takes longer is ended."""
+LAST_STEPS_S = 1.0
+"""How long a stopped trial's workers may take to return: after the last epoch they do. A pruned trial's are ended."""
+_kept: _Kept | None = None
+
+
+def end_kept_workers() -> None:
+    """End the workers that wait in this process for a next trial."""
+    global _kept
+    kept, _kept = _kept, None
+    if kept is not None:
+        kept.end()
+
+
+class _KeepsWorkers(_PlacedByTune):
+    """Over ``WorkerGroup``: workers of a trial that ended well train the next one in the same processes.
+
+    So a next trial has Python, torch, CUDA's context and the placement at once. A process that failed, was stopped or
+    does not answer is ended, with all of its group.
+    """
+
+    _worker_group_context: Any
+    _worker_group_state: Any
+    _assign_worker_ranks: Callable[..., list[Any]]
+    _taken: _Kept | None
+    may_serve_again: Callable[[object], bool]
+    """Of the value that a worker's function returned."""
+    between_trials: Callable[[], bool]
+    """Runs on each worker: leaves nothing of the trial behind, and tells whether the process may serve again."""
+
+    def _start_impl(self, builder: object) -> None:
+        from ray.train.v2._internal.execution.worker_group import worker_group
+
+        global _kept
+        context = self._worker_group_context
+        kept, _kept = _kept, None
+        kind = (context.num_workers, dict(context.resources_per_worker))
+        if kept is not None and not (kept.kind == kind and kept.answers()):
+            kept.end()
+            kept = None
+        self._taken, made_by_ray = kept, worker_group.SynchronizationActor
+        try:
+            worker_group.SynchronizationActor = kept or made_by_ray
+            super()._start_impl(builder)  # type: ignore[misc]
+        finally:
+            worker_group.SynchronizationActor = made_by_ray
+            if self._taken is not None:  # the start failed before it used them
+                self._taken.end()
+
+    def _create_workers(self, *args: object, **more: Any) -> list[Any]:
+        taken, self._taken = self._taken, None
+        if taken is None:
+            made: list[Any] = super()._create_workers(*args, **more)  # type: ignore[misc]
+            return made
+        return self._assign_worker_ranks(taken.workers, 0, None, more.get("replica_group_size"))
+
+    def shutdown(self) -> None:
+        global _kept
+        state = self._worker_group_state
+        if state is None or not self._ended_well(state.workers):
+            super().shutdown()  # type: ignore[misc]
+            return
+        from ray.train.v2._internal.execution.worker_group.state import WorkerGroupState
+
+        class NotEnded(WorkerGroupState):
+            def shutdown(self) -> None:
+                self.placement_group_handle.shutdown()
+
+        self._worker_group_state = NotEnded(**vars(state))
+        super().shutdown()  # type: ignore[misc]
+        context = self._worker_group_context
+        kept = _Kept((context.num_workers, dict(context.resources_per_worker)), state.workers, state.sync_actor)
+        may = _answers([worker.execute_async(type(self).between_trials) for worker in state.workers])
+        if may is not None and all(may):
+            _kept = kept
+        else:
+            kept.end()
+
+    def _ended_well(self, workers: list[Any]) -> bool:
+        """Whether all returned in order. Tune stops a trial at its last report: then they are just about to return.
+
+        It asks the workers, not the group: the group's callbacks would report to Tune for a trial that has ended, which
+        waits for ever.
+        """
+        until = time.monotonic() + LAST_STEPS_S
+        while (found := _answers([worker.actor.poll_status.remote() for worker in workers])) is not None:
+            if not any(one.running for one in found):
+                return all(
+                    not (one.error or one.preemption_info) and type(self).may_serve_again(one.return_value)
+                    for one in found
+                )
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.02)
+        return False
+
+
+def _answers(asked: list[Any]) -> list[Any] | None:
+    """What the actors answered; None if one of them has died, raised an error or takes too long."""
+    import ray
+
+    try:
+        answers: list[Any] = ray.get(asked, timeout=ANSWER_S)
+    except ray.exceptions.RayError:
+        return None
+    return answers
+
+
 class _WithoutActors:
     """Over ``TorchTrainer``: its controller runs in the calling process."""
+
+    over_worker_group: tuple[type, ...] = (_PlacedByTune,)
+    of_worker_group: Mapping[str, object] = {}
 
     def _create_default_callbacks(self) -> list[object]:
         from ray.train.v2._internal.callbacks.datasets import DatasetsCallback
@@ -353,7 +511,7 @@ class _WithoutActors:
         from ray.train.v2._internal.execution.controller.controller import TrainController
         from ray.train.v2._internal.execution.worker_group.worker_group import WorkerGroup
 
-        group = type("TrialWorkerGroup", (_PlacedByTune, WorkerGroup), {})
+        group = type("TrialWorkerGroup", (*self.over_worker_group, WorkerGroup), dict(self.of_worker_group))
         controller_of: Any = type("TrialController", (_InTrial, TrainController), {"worker_group_cls": group})
 
         async def run() -> object:
@@ -368,8 +526,16 @@ class _WithoutActors:
         return asyncio.run(run())
 
 
-def trainer_in_process() -> Any:
-    """``TorchTrainer`` with its controller in the calling process: a Tune trial. Only if ``has(INLINE_CONTROLLER)``."""
+def trainer_in_process(may_serve_again: Callable[[object], bool], between_trials: Callable[[], bool]) -> Any:
+    """``TorchTrainer`` with its controller in the calling process: a Tune trial. Only if ``has(INLINE_CONTROLLER)``.
+
+    Its workers train the next trial too where ``has(KEPT_WORKERS)``, each returned a value that ``may_serve_again``,
+    and ``between_trials`` returned True on each of them.
+    """
     from ray.train.torch import TorchTrainer
 
-    return type("InlineTorchTrainer", (_WithoutActors, TorchTrainer), {})
+    keeps: dict[str, object] = {}
+    if has(KEPT_WORKERS):
+        serve = {"may_serve_again": staticmethod(may_serve_again), "between_trials": staticmethod(between_trials)}
+        keeps = {"over_worker_group": (_KeepsWorkers,), "of_worker_group": serve}
+    return type("InlineTorchTrainer", (_WithoutActors, TorchTrainer), keeps)

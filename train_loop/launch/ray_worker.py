@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
+import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -185,6 +187,8 @@ def train_worker(handed: dict[str, object]) -> WorkersEnd:
         return WorkersEnd(stopped=True)
     if failed := next(filter(None, world.gather(WorkersEnd.read(task.failure_file))), None):
         return failed
+    global _leftovers
+    _leftovers = bool(task.config.trainable.name)  # a function of the user's may leave anything in its process
     try:
         if task.config.trainable.name:
             train_own(task, reporter, world, log)
@@ -199,7 +203,45 @@ def train_worker(handed: dict[str, object]) -> WorkersEnd:
         if end is None:
             raise
         return end
+    finally:
+        _close(log)
     return WorkersEnd()
+
+
+_leftovers = False
+"""Whether this process has run code that may have changed it for good."""
+_trials, _first_bytes = 0, 0
+"""How many trials this process has trained; its resident memory after the first one."""
+MOST_TRIALS = 100
+"""Then a new process takes over: it bounds what may pile up unseen."""
+GROWTH_BYTES = 1 << 30
+"""So much more memory than after its first trial ends a process: something leaks."""
+
+
+def may_serve_again(end: object) -> bool:
+    """Whether a process whose ``train_worker`` returned ``end`` may train another trial."""
+    return isinstance(end, WorkersEnd) and end.failure is None
+
+
+def between_trials() -> bool:
+    """Free in this process what a trial leaves behind; whether it may train another one."""
+    global _trials, _first_bytes
+    import torch
+
+    from bigbatch.train_loop.loop.peak_memory import give_back_memory, resident_bytes
+
+    if torch.distributed.is_initialized():  # Ray leaves the group of a single worker
+        torch.distributed.destroy_process_group()
+    if "torch._dynamo" in sys.modules:  # it counts the shapes that it compiled, and stops compiling after eight
+        torch.compiler.reset()
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+    give_back_memory()
+    _trials += 1
+    resident = resident_bytes()
+    _first_bytes = _first_bytes or resident
+    return not _leftovers and _trials < MOST_TRIALS and resident <= _first_bytes + GROWTH_BYTES
 
 
 def _make_reporter(task: TrialTask, rank: int, log: logging.Logger) -> RayReporter:
@@ -271,3 +313,11 @@ def _trial_log(path: Path, rank: int) -> logging.Logger:
     package.handlers[:], package.propagate = log.handlers, False
     package.setLevel(logging.WARNING)
     return log
+
+
+def _close(log: logging.Logger) -> None:
+    """Close the trial's log: this process may train further ones."""
+    for handler in list(log.handlers):
+        log.removeHandler(handler)
+        handler.close()
+    logging.getLogger("bigbatch.train_loop").handlers[:] = []

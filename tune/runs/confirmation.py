@@ -41,8 +41,8 @@ from bigbatch.tune.runs.tables import epoch_s
 
 AFFORDABLE_SHARE = 0.2
 """The default rule may use this part of the time that the search has trained …"""
-AFFORDABLE_WORKER_S = 240.0
-"""… or this many worker seconds, if they are more: two minutes on two devices. With a budget: of the budget alone."""
+AFFORDABLE_WORKER_S = 180.0
+"""… or this many worker seconds, if they are more: a minute and a half on two devices. With a budget: of it alone."""
 LEAST_SEEDS = 2
 """The default rule takes fewer fresh seeds than it would like where only these are affordable, but not a single one:
 one seed says nothing about others."""

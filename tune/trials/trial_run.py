@@ -19,7 +19,14 @@ from ray.tune import PlacementGroupFactory
 from bigbatch.base.waits import TRIAL_END_S
 from bigbatch.train_loop.host.node_memory import count_memory_kills
 from bigbatch.train_loop.launch import ray_internals
-from bigbatch.train_loop.launch.ray_worker import FAILURE, FAILURE_KIND, RECORDS, train_worker
+from bigbatch.train_loop.launch.ray_worker import (
+    FAILURE,
+    FAILURE_KIND,
+    RECORDS,
+    between_trials,
+    may_serve_again,
+    train_worker,
+)
 from bigbatch.train_loop.launch.trial_task import TrialTask, WorkersEnd
 from bigbatch.train_loop.launch.worker_failures import failed_end, fit_until_it_fits
 
@@ -34,6 +41,7 @@ class _EndsItsWorkers:
         ray_internals.request_stop()
         with contextlib.suppress(Exception):  # the trial's own errors were reported while it ran
             ray_internals.finish_session(TRIAL_END_S)
+        ray_internals.end_kept_workers()
         super().cleanup()  # type: ignore[misc]
 
     def reset_config(self, new_config: dict[str, object]) -> bool:
@@ -106,10 +114,10 @@ def make_trainer(
 
     With ``INLINE`` the controller's coroutine runs in the trial's thread, reports go directly to Tune, and the workers
     use the placement group that Tune made for the trial. So Tune alone accounts for the resources, and stopping a trial
-    first ends its workers. See docs/decisions/002.
+    first ends its workers. Workers of a trial that ended well train this process's next trial. See docs/decisions/002.
     """
     if INLINE:
-        trainer_of, callback = ray_internals.trainer_in_process(), _ReportToTune()
+        trainer_of, callback = ray_internals.trainer_in_process(may_serve_again, between_trials), _ReportToTune()
     else:
         from ray.tune.integration.ray_train import TuneReportCallback
 

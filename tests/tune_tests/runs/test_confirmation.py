@@ -163,7 +163,7 @@ def test_the_best_of_what_was_given_is_confirmed_too_where_two_are_and_comes_fir
 
 
 def test_the_default_confirms_the_answer_and_the_best_where_that_costs_little() -> None:
-    assert confirmed_numbers(SEARCH, facts(AFFORDABLE)) == [2, 0]  # 2 × 3 × 10 s of 240 s
+    assert confirmed_numbers(SEARCH, facts(AFFORDABLE)) == [2, 0]  # 2 × 3 × 10 s of 180 s
     dear = [trial(t.number, t.value, t.params["global_batch_size"], state=t.state, epoch_s=3600.0) for t in SEARCH]
     assert trials_to_confirm(dear, facts(AFFORDABLE)) == []  # 10 hours a run, a fifth of the search is 12
     many = [*dear, *(trial(n, 0.5, epoch_s=3600.0) for n in range(6, 15))]
@@ -172,8 +172,8 @@ def test_the_default_confirms_the_answer_and_the_best_where_that_costs_little() 
 
 
 def test_the_default_takes_two_seeds_where_three_cost_too_much_but_not_a_single_one() -> None:
-    """240 worker seconds are always allowed: three runs of 80 s, two of 81 to 120 s, none of more."""
-    for run_s, seeds in ((80.0, [1, 2, 3]), (81.0, [1, 2]), (120.0, [1, 2]), (121.0, None)):
+    """180 worker seconds are always allowed: three runs of 60 s, two of 61 to 90 s, none of more."""
+    for run_s, seeds in ((60.0, [1, 2, 3]), (61.0, [1, 2]), (90.0, [1, 2]), (91.0, None)):
         search = [trial(n, 0.9 - n / 100, 128, epoch_s=run_s / 10 if n == 0 else 0.1) for n in range(8)]
         found = trials_to_confirm(search, facts(AFFORDABLE))
         assert [list(each) for _, each in found] == ([] if seeds is None else [seeds]), run_s

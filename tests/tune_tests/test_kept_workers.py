@@ -1,0 +1,115 @@
+"""Processes that train one trial after the other: which of them do, and that a trial shows nothing of those before."""
+
+from __future__ import annotations
+
+import gc
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from optuna.trial import TrialState
+
+from bigbatch.train_loop.errors import FailureKind
+from bigbatch.train_loop.launch import ray_worker
+from bigbatch.train_loop.launch.trial_task import WorkersEnd
+from bigbatch.train_loop.loop.peak_memory import forget_peak, peak_bytes
+from helpers.searches import Search, load
+
+NET = """
+import os, pathlib, signal
+from torch import nn
+
+HERE = pathlib.Path(__file__).parent
+
+def space(trial, workload):
+    trial.suggest_float("unused", 0.0, 1.0)
+    return workload.config({"lr": 0.1, "batch": 256, "model.options.trial": trial.number})
+
+class Net(nn.Sequential):
+    def __init__(self, trial, classes):
+        super().__init__(nn.Conv2d(3, 4, 3, stride=2), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(4),
+                         nn.Flatten(), nn.Dropout(0.2), nn.Linear(64, classes))
+        self.trial, self.batches = trial, 0
+
+    def forward(self, images):
+        self.batches += 1
+        in_trial = "RANK" in os.environ
+        if in_trial and self.trial == 2 and self.batches > 3:
+            raise ValueError("trial 2 fails")
+        if in_trial and self.trial == 3 and self.batches > 3 and os.environ["RANK"] == "1":
+            flag = HERE / "killed"
+            if not flag.exists():
+                flag.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+        return super().forward(images)
+
+def net(workload, trial=-1):
+    if "RANK" in os.environ:
+        with (HERE / "pids").open("a") as file:
+            file.write(f"{trial} {os.environ['RANK']} {os.getpid()}\\n")
+    return Net(trial, workload.num_classes)
+"""
+
+
+@pytest.mark.slow
+def test_two_ranks_train_trial_after_trial_and_a_failure_or_a_kill_takes_only_its_own_processes(tmp_path: Path) -> None:
+    (tmp_path / "my.py").write_text(NET)
+    words = "--trials 6 --max-epochs 2 --stopping none --confirm none --study s --workers 2".split()
+    search = Search("--space", "my.py", "--model", "my.py:net", *words, cwd=tmp_path)
+    assert search.end() == 0, search.stderr()
+    pids: dict[int, list[set[int]]] = defaultdict(list)
+    for line in (tmp_path / "pids").read_text().splitlines():
+        trial, _, pid = map(int, line.split())
+        if not pids[trial] or len(pids[trial][-1]) == 2:
+            pids[trial].append(set())
+        pids[trial][-1].add(pid)
+    (first,), (second,), (failed,), killed, (after,), (last,) = (pids[number] for number in range(6))
+    assert first == second == failed and len(first) == 2, pids
+    assert len(killed) == 2 and not killed[0] & failed and not killed[0] & killed[1], "the kill ended both ranks"
+    assert killed[1] == after == last, pids
+    assert not any(map(psutil.pid_exists, {pid for groups in pids.values() for group in groups for pid in group}))
+
+    trials = load(tmp_path / "runs" / "s").trials
+    assert [t.state for t in trials] == [TrialState.FAIL if t.number == 2 else TrialState.COMPLETE for t in trials], (
+        "trial 3 goes on after its kill"
+    )
+    values = {tuple(t.intermediate_values.items()) for t in trials if t.number != 2}
+    assert len(values) == 1, "the same configuration and seed, in new processes and in used ones"
+
+
+def test_what_failed_or_ran_code_of_a_users_own_serves_no_other_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ray_worker.may_serve_again(WorkersEnd()) and ray_worker.may_serve_again(WorkersEnd(stopped=True))
+    assert not ray_worker.may_serve_again(WorkersEnd("NonFiniteLossError: nan", FailureKind.DIVERGED))
+    assert not ray_worker.may_serve_again(None), "a function that says nothing"
+    for name, value in (("_trials", 0), ("_first_bytes", 0)):
+        monkeypatch.setattr(ray_worker, name, value)
+    assert ray_worker.between_trials()
+    monkeypatch.setattr(ray_worker, "_leftovers", True)
+    assert not ray_worker.between_trials()
+
+
+def test_a_process_that_grows_or_has_trained_many_trials_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    resident = 2 << 30
+    monkeypatch.setattr("bigbatch.train_loop.loop.peak_memory.resident_bytes", lambda: resident)
+    for name, value in (("_trials", 0), ("_first_bytes", 0), ("_leftovers", False)):
+        monkeypatch.setattr(ray_worker, name, value)
+    assert [ray_worker.between_trials() for _ in range(3)] == [True] * 3
+    resident += (1 << 30) + 1
+    assert not ray_worker.between_trials()
+    resident = 2 << 30
+    monkeypatch.setattr(ray_worker, "_trials", ray_worker.MOST_TRIALS - 2)
+    assert [ray_worker.between_trials() for _ in range(2)] == [True, False]
+
+
+def test_the_peak_of_a_trial_is_not_that_of_the_trial_before() -> None:
+    cpu = torch.device("cpu")
+    large = np.ones(50_000_000)  # 400 MB
+    assert peak_bytes(cpu) >= large.nbytes
+    before = peak_bytes(cpu)
+    del large
+    gc.collect()
+    forget_peak(cpu)
+    assert peak_bytes(cpu) < before - 300_000_000
