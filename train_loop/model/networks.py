@@ -115,10 +115,13 @@ def _network(config: ModelConfig, info: DataInfo) -> nn.Module:
         return timm_network(config.name, config.options, info)
     from torchvision.models import ResNet, get_model
 
+    from bigbatch.train_loop.model.small_maps import multiply_small_maps
+
     model = get_model(config.name, weights=None, num_classes=info.num_classes, **_arguments(config.name, info))
     stem = info.stem if config.stem == "auto" else config.stem
     if isinstance(model, ResNet):
         _set_stem(model, stem)
+        multiply_small_maps(model)
     elif config.stem in ("small", "small_pool"):
         _refuse_stem(config)
     return model
