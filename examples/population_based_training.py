@@ -39,7 +39,7 @@ class Epochs(tune.Callback):
 scheduler = PopulationBasedTraining(
     time_attr="epoch", metric="val_top1", mode="max", perturbation_interval=2, quantile_fraction=0.5, synch=True,
     # From a list it takes a neighbour. A momentum from a range would become 1.2 times itself, and so 1 or more.
-    hyperparam_mutations={"lr": tune.loguniform(0.01, 0.2), "momentum": [0.5, 0.8, 0.9]},
+    hyperparam_mutations={"lr": tune.loguniform(0.02, 0.1), "momentum": [0.5, 0.8, 0.9]},
 )  # fmt: skip
 failures = tune.FailureConfig(fail_fast=True)  # else the others wait for a trial that failed
 # "local" never joins another Ray that happens to run on this machine.
