@@ -245,6 +245,7 @@ class Reporter(Protocol):
       one.
     - ``stop_requested() -> bool``, polled like ``checkpoint_requested``; True on any rank makes the
       run write a checkpoint and raise ``TrainingStopped`` on all of them.
+    - ``dropped() -> bool``, as often: the same without a checkpoint. Nobody will continue this run.
     - ``steps_done(epoch, step, steps, images_per_step)``, as often as those are polled: ``step`` of the ``steps`` of
       ``epoch`` (1-based) are finished.
     - ``steps_logged(records: Sequence[StepRecord])``, as often, with the steps that were logged since, if the attribute

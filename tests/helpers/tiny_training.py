@@ -158,6 +158,15 @@ class StopsAt(ListReporter):
         return self.left == 0
 
 
+class DropsAt(StopsAt):
+    """The run is dropped when it is asked for the n-th time."""
+
+    dropped = StopsAt.stop_requested
+
+    def stop_requested(self) -> bool:
+        return False
+
+
 class LogsEpochs(ListReporter):
     """Keeps what ``log_every_steps`` reports at the end of each epoch."""
 
@@ -260,6 +269,8 @@ def _case_loop(folder: Path, rank: int) -> dict[str, Any]:
         "fp16": outcome("fp16", changed(CONFIG, precision="fp16")),
         "stopped": outcome("stopped", CONFIG, reporter=StopsAt(1 if rank == 1 else 1000)),
         "resumed": outcome("stopped", CONFIG),
+        "dropped": outcome("dropped", CONFIG, reporter=DropsAt(1 if rank == 1 else 1000))
+        | {"checkpoint": (folder / "dropped" / "latest.pt").exists()},
         "apart": _apart(folder, rank),
         "found": outcome("found", FOUND, build=LeavesOut),
         "found_accumulated": outcome("found_accumulated", changed(FOUND, global_size=32), build=LeavesOut),

@@ -20,6 +20,7 @@ from helpers.searches import Search, load
 
 NET = """
 import os, pathlib, signal
+from optuna.pruners import BasePruner
 from torch import nn
 
 HERE = pathlib.Path(__file__).parent
@@ -44,7 +45,11 @@ class Net(nn.Sequential):
             if not flag.exists():
                 flag.touch()
                 os.kill(os.getpid(), signal.SIGKILL)
-        return super().forward(images)
+        return super().forward(images) * (float("nan") if in_trial and self.trial == 4 and self.batches > 3 else 1.0)
+
+class StopsTheSecond(BasePruner):
+    def prune(self, study, trial):
+        return trial.number == 1
 
 def net(workload, trial=-1):
     if "RANK" in os.environ:
@@ -55,9 +60,11 @@ def net(workload, trial=-1):
 
 
 @pytest.mark.slow
-def test_two_ranks_train_trial_after_trial_and_a_failure_or_a_kill_takes_only_its_own_processes(tmp_path: Path) -> None:
+def test_two_ranks_train_trial_after_trial_and_only_a_failure_or_a_kill_takes_its_processes_along(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "my.py").write_text(NET)
-    words = "--trials 6 --max-epochs 2 --stopping none --confirm none --study s --workers 2".split()
+    words = "--trials 6 --max-epochs 3 --confirm none --study s --workers 2 --stopping my.py:StopsTheSecond".split()
     search = Search("--space", "my.py", "--model", "my.py:net", *words, cwd=tmp_path)
     assert search.end() == 0, search.stderr()
     pids: dict[int, list[set[int]]] = defaultdict(list)
@@ -66,29 +73,32 @@ def test_two_ranks_train_trial_after_trial_and_a_failure_or_a_kill_takes_only_it
         if not pids[trial] or len(pids[trial][-1]) == 2:
             pids[trial].append(set())
         pids[trial][-1].add(pid)
-    (first,), (second,), (failed,), killed, (after,), (last,) = (pids[number] for number in range(6))
-    assert first == second == failed and len(first) == 2, pids
+    (first,), (stopped,), (failed,), killed, (diverged,), (last,) = (pids[number] for number in range(6))
+    assert first == stopped == failed and len(first) == 2, pids
     assert len(killed) == 2 and not killed[0] & failed and not killed[0] & killed[1], "the kill ended both ranks"
-    assert killed[1] == after == last, pids
+    assert killed[1] == diverged == last, pids
     assert not any(map(psutil.pid_exists, {pid for groups in pids.values() for group in groups for pid in group}))
 
     trials = load(tmp_path / "runs" / "s").trials
-    assert [t.state for t in trials] == [TrialState.FAIL if t.number == 2 else TrialState.COMPLETE for t in trials], (
+    good, fail = TrialState.COMPLETE, TrialState.FAIL
+    assert [t.state for t in trials] == [good, TrialState.PRUNED, fail, good, fail, good], (
         "trial 3 goes on after its kill"
     )
-    values = {tuple(t.intermediate_values.items()) for t in trials if t.number != 2}
+    values = {tuple(t.intermediate_values.items()) for t in trials if t.state == good}
     assert len(values) == 1, "the same configuration and seed, in new processes and in used ones"
 
 
 def test_what_failed_or_ran_code_of_a_users_own_serves_no_other_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ray_worker.may_serve_again(WorkersEnd()) and ray_worker.may_serve_again(WorkersEnd(stopped=True))
-    assert not ray_worker.may_serve_again(WorkersEnd("NonFiniteLossError: nan", FailureKind.DIVERGED))
+    assert ray_worker.may_serve_again(WorkersEnd("NonFiniteLossError: nan", FailureKind.DIVERGED))
+    assert not ray_worker.may_serve_again(WorkersEnd("OwnCodeError: it", FailureKind.CONFIGURATION))
     assert not ray_worker.may_serve_again(None), "a function that says nothing"
     for name, value in (("_trials", 0), ("_first_bytes", 0)):
         monkeypatch.setattr(ray_worker, name, value)
-    assert ray_worker.between_trials()
+    monkeypatch.setattr(ray_worker, "_leftovers", False)
+    assert ray_worker.drop_trial() and ray_worker.between_trials()
     monkeypatch.setattr(ray_worker, "_leftovers", True)
-    assert not ray_worker.between_trials()
+    assert not ray_worker.drop_trial() and not ray_worker.between_trials()
 
 
 def test_a_process_that_grows_or_has_trained_many_trials_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from bigbatch.train_loop.config import ConfigError
 
@@ -385,8 +385,8 @@ class _Kept:
 
 ANSWER_S = 10.0
 """How long a worker may take to answer between two trials. One that takes longer is ended."""
-LAST_STEPS_S = 1.0
-"""How long a stopped trial's workers may take to return: after the last epoch they do. A pruned trial's are ended."""
+LAST_STEPS_S = 5.0
+"""How long the workers of a trial that Tune has stopped may take to leave it. They look after a step, once a second."""
 _kept: _Kept | None = None
 
 
@@ -398,21 +398,29 @@ def end_kept_workers() -> None:
         kept.end()
 
 
+class Reuse(NamedTuple):
+    """Whether workers may train a next trial. The last two run on each worker."""
+
+    may_serve_again: Callable[[object], bool]
+    """Of the value that a worker's function returned."""
+    drop_trial: Callable[[], bool]
+    """Lets the process leave its trial soon; whether it may serve again then."""
+    between_trials: Callable[[], bool]
+    """Leaves nothing of the trial behind; whether the process may serve again."""
+
+
 class _KeepsWorkers(_PlacedByTune):
     """Over ``WorkerGroup``: workers of a trial that ended well train the next one in the same processes.
 
-    So a next trial has Python, torch, CUDA's context and the placement at once. A process that failed, was stopped or
-    does not answer is ended, with all of its group.
+    So a next trial has Python, torch, CUDA's context and the placement at once. A process that failed or does not leave
+    a stopped trial soon is ended, with all of its group.
     """
 
     _worker_group_context: Any
     _worker_group_state: Any
     _assign_worker_ranks: Callable[..., list[Any]]
     _taken: _Kept | None
-    may_serve_again: Callable[[object], bool]
-    """Of the value that a worker's function returned."""
-    between_trials: Callable[[], bool]
-    """Runs on each worker: leaves nothing of the trial behind, and tells whether the process may serve again."""
+    reuse: Reuse
 
     def _start_impl(self, builder: object) -> None:
         from ray.train.v2._internal.execution.worker_group import worker_group
@@ -456,25 +464,29 @@ class _KeepsWorkers(_PlacedByTune):
         super().shutdown()  # type: ignore[misc]
         context = self._worker_group_context
         kept = _Kept((context.num_workers, dict(context.resources_per_worker)), state.workers, state.sync_actor)
-        may = _answers([worker.execute_async(type(self).between_trials) for worker in state.workers])
-        if may is not None and all(may):
+        if self._all(state.workers, self.reuse.between_trials):
             _kept = kept
         else:
             kept.end()
 
+    def _all(self, workers: list[Any], function: Callable[[], bool]) -> bool:
+        """Whether ``function`` returned True on all of them."""
+        return all(_answers([worker.execute_async(function) for worker in workers]) or [False])
+
     def _ended_well(self, workers: list[Any]) -> bool:
-        """Whether all returned in order. Tune stops a trial at its last report: then they are just about to return.
+        """Whether all returned in order, those of a trial that Tune has stopped after they were told to.
 
         It asks the workers, not the group: the group's callbacks would report to Tune for a trial that has ended, which
         waits for ever.
         """
         until = time.monotonic() + LAST_STEPS_S
+        if not self._all(workers, self.reuse.drop_trial):
+            return False
         while (found := _answers([worker.actor.poll_status.remote() for worker in workers])) is not None:
+            if any(one.error or one.preemption_info for one in found):
+                return False
             if not any(one.running for one in found):
-                return all(
-                    not (one.error or one.preemption_info) and type(self).may_serve_again(one.return_value)
-                    for one in found
-                )
+                return all(self.reuse.may_serve_again(one.return_value) for one in found)
             if time.monotonic() > until:
                 return False
             time.sleep(0.02)
@@ -526,16 +538,14 @@ class _WithoutActors:
         return asyncio.run(run())
 
 
-def trainer_in_process(may_serve_again: Callable[[object], bool], between_trials: Callable[[], bool]) -> Any:
+def trainer_in_process(reuse: Reuse) -> Any:
     """``TorchTrainer`` with its controller in the calling process: a Tune trial. Only if ``has(INLINE_CONTROLLER)``.
 
-    Its workers train the next trial too where ``has(KEPT_WORKERS)``, each returned a value that ``may_serve_again``,
-    and ``between_trials`` returned True on each of them.
+    Where ``has(KEPT_WORKERS)``, its workers train the next trial too if ``reuse`` allows it.
     """
     from ray.train.torch import TorchTrainer
 
     keeps: dict[str, object] = {}
     if has(KEPT_WORKERS):
-        serve = {"may_serve_again": staticmethod(may_serve_again), "between_trials": staticmethod(between_trials)}
-        keeps = {"over_worker_group": (_KeepsWorkers,), "of_worker_group": serve}
+        keeps = {"over_worker_group": (_KeepsWorkers,), "of_worker_group": {"reuse": reuse}}
     return type("InlineTorchTrainer", (_WithoutActors, TorchTrainer), keeps)

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import sys
+import threading
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from bigbatch.train_loop.data.sets.scan import FolderScan
 from bigbatch.train_loop.errors import (
     CheckpointError,
     DeviceMemoryError,
+    FailureKind,
     ImageError,
     NonFiniteLossError,
     OwnCodeError,
@@ -140,6 +142,10 @@ class RayReporter:
         """Whether a stop file exists."""
         return any(file.exists() for file in self._stop_files)
 
+    def dropped(self) -> bool:
+        """Whether Tune has ended this trial."""
+        return _dropped.is_set()
+
     def send(self, records: Sequence[Mapping[str, object]]) -> None:
         """Send records to Ray Train, as studies store them. Every rank calls it."""
         import ray.train
@@ -210,6 +216,8 @@ def train_worker(handed: dict[str, object]) -> WorkersEnd:
 
 _leftovers = False
 """Whether this process has run code that may have changed it for good."""
+_dropped = threading.Event()
+"""Set while this process is to leave its trial."""
 _trials, _first_bytes = 0, 0
 """How many trials this process has trained; its resident memory after the first one."""
 MOST_TRIALS = 100
@@ -219,8 +227,15 @@ GROWTH_BYTES = 1 << 30
 
 
 def may_serve_again(end: object) -> bool:
-    """Whether a process whose ``train_worker`` returned ``end`` may train another trial."""
-    return isinstance(end, WorkersEnd) and end.failure is None
+    """Whether a process whose ``train_worker`` returned ``end`` may train another trial. A loss that diverges is an end
+    like others."""
+    return isinstance(end, WorkersEnd) and (end.failure is None or end.kind is FailureKind.DIVERGED)
+
+
+def drop_trial() -> bool:
+    """Let this process leave its trial at the next step. Returns whether it may serve again then."""
+    _dropped.set()
+    return not _leftovers
 
 
 def between_trials() -> bool:
@@ -230,6 +245,7 @@ def between_trials() -> bool:
 
     from bigbatch.train_loop.loop.peak_memory import give_back_memory, resident_bytes
 
+    _dropped.clear()
     if torch.distributed.is_initialized():  # Ray leaves the group of a single worker
         torch.distributed.destroy_process_group()
     if "torch._dynamo" in sys.modules:  # it counts the shapes that it compiled, and stops compiling after eight

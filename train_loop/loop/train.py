@@ -224,10 +224,15 @@ def _meet(run: Run, last_of_epoch: bool) -> None:
     due = not last_of_epoch and run.checkpoints.due(within_epoch=True)
     wanted = run.reporter.checkpoint_requested() or due
     stop = hasattr(run.reporter, "stop_requested") and run.reporter.stop_requested()
-    bad_step, bad_kind, write, leave = run.heartbeat.meet([bad_step, bad_kind, float(wanted), float(stop)])
+    dropped = hasattr(run.reporter, "dropped") and run.reporter.dropped()
+    bad_step, bad_kind, write, leave, drop = run.heartbeat.meet(
+        [bad_step, bad_kind, float(wanted), float(stop), float(dropped)]
+    )
     run.watch.check(bad_step, bad_kind, run.progress.epoch + 1)
     if hasattr(run.reporter, "steps_done"):  # the device has just been waited for
         run.reporter.steps_done(run.progress.epoch + 1, run.progress.step, run.steps_per_epoch, run.split.global_size)
+    if drop:
+        raise TrainingStopped(f"dropped in epoch {run.progress.epoch + 1} after step {run.progress.step}")
     if write or leave:
         _write_checkpoint(run)
     if leave:

@@ -24,6 +24,7 @@ from bigbatch.train_loop.launch.ray_worker import (
     FAILURE_KIND,
     RECORDS,
     between_trials,
+    drop_trial,
     may_serve_again,
     train_worker,
 )
@@ -117,7 +118,8 @@ def make_trainer(
     first ends its workers. Workers of a trial that ended well train this process's next trial. See docs/decisions/002.
     """
     if INLINE:
-        trainer_of, callback = ray_internals.trainer_in_process(may_serve_again, between_trials), _ReportToTune()
+        reuse = ray_internals.Reuse(may_serve_again, drop_trial, between_trials)
+        trainer_of, callback = ray_internals.trainer_in_process(reuse), _ReportToTune()
     else:
         from ray.tune.integration.ray_train import TuneReportCallback
 

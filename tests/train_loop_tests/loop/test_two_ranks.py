@@ -147,6 +147,8 @@ def test_stop_that_one_rank_asks_for_stops_all_and_one_worker_can_go_on(
     folder, outcomes = pair
     for rank in outcomes:
         assert rank["stopped"] == {"error": "TrainingStopped: stopped on request in epoch 1 after step 1", "records": 0}
+        gone = "TrainingStopped: dropped in epoch 1 after step 1"
+        assert rank["dropped"] == {"error": gone, "records": 0, "checkpoint": False}
     (tmp_path / "latest.pt").write_bytes((folder / "stopped" / "previous.pt").read_bytes())
     install(monkeypatch.setattr)
     resumed, whole = run(CONFIG, checkpoint_dir=tmp_path), run(CONFIG)
