@@ -67,7 +67,6 @@ KEPT_WORKERS = PrivateUse(
         f"{_GROUP}._worker_group_state",
         f"{_TRAIN}.execution.worker_group.worker_group:SynchronizationActor.get_counter",
         f"{_TRAIN}.execution.worker_group.state:WorkerGroupState.shutdown",
-        f"{_TRAIN}.execution.worker_group.state:_shutdown_workers",
         f"{_TRAIN}.execution.worker_group.worker:Worker.execute_async",
         f"{_TRAIN}.execution.worker_group.worker:RayTrainWorker.get_metadata",
         f"{_TRAIN}.execution.worker_group.worker:RayTrainWorker.poll_status",

@@ -115,7 +115,7 @@ def make_trainer(
 
     With ``INLINE`` the controller's coroutine runs in the trial's thread, reports go directly to Tune, and the workers
     use the placement group that Tune made for the trial. So Tune alone accounts for the resources, and stopping a trial
-    first ends its workers. Workers of a trial that ended well train this process's next trial. See docs/decisions/002.
+    ends or frees its workers first: those that left it in order train this process's next one. See docs/decisions/002.
     """
     if INLINE:
         reuse = ray_internals.Reuse(may_serve_again, drop_trial, between_trials)
