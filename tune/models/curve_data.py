@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from optuna.study import Study
 from optuna.trial import FrozenTrial
-from scipy.special import ndtr
+from scipy.special import stdtr
 
 from bigbatch.tune.models.curve_history import MOST_CURVES, Curve, CurveHistory
 from bigbatch.tune.models.curve_history import curves_of as curves_of
@@ -241,26 +241,35 @@ class Learned:
     def end(self, number: int) -> tuple[float, float] | None:
         """Mean and standard deviation of one curve's end, in standardised warped values; None for an unknown curve.
 
-        How far ends lie from what early values say of them is measured, and not only modelled: the model's standard
-        deviation is multiplied by the root mean square of the errors of the runs that have ended, in its units.
+        How far ends lie from what early values say of them is measured, and not only modelled: the scale is the model's
+        standard deviation times the root mean square of the errors of the runs that have ended, in its units. Of so few
+        errors the end has Student's t distribution (Gelman et al. 2013, section 3.2: normal errors of unknown scale).
         """
+        found = self._end(number)
+        return None if found is None else (found[0], found[1] * math.sqrt(self._freedom / (self._freedom - 2)))
+
+    def chance(self, number: int, gain: float) -> float:
+        """That the curve of this number is at least as good as ``gain`` at the end of its run. 1 for an unknown one."""
+        if (end := self._end(number)) is None:
+            return 1.0
+        return float(stdtr(self._freedom, (end[0] - self.standardised(gain)) / end[1]))
+
+    def _end(self, number: int) -> tuple[float, float] | None:
+        """Mean and scale of the t distribution."""
         place = next((i for i, curve in enumerate(self.curves) if curve.number == number), None)
         if place is None:
             return None
         mean, sd = self.model.predict(CurvePoints(self.features[[place]], np.ones(1), np.array([number])))
-        return float(mean[0]), float(sd[0]) * self._error
+        square = ERRORS_BEFORE * ERROR_BEFORE**2 + float((self._errors**2).sum())
+        return float(mean[0]), float(sd[0]) * math.sqrt(square / self._freedom)
+
+    @property
+    def _freedom(self) -> int:
+        return ERRORS_BEFORE + len(self._errors)
 
     @cached_property
-    def _error(self) -> float:
-        met = self.model.errors_at_the_end(LOOKED)
-        square = ERRORS_BEFORE * ERROR_BEFORE**2 + float((met**2).sum())
-        return math.sqrt(square / (ERRORS_BEFORE + len(met)))
-
-    def chance(self, number: int, gain: float) -> float:
-        """That the curve of this number is at least as good as ``gain`` at the end of its run. 1 for an unknown one."""
-        if (end := self.end(number)) is None:
-            return 1.0
-        return float(ndtr((end[0] - self.standardised(gain)) / end[1]))
+    def _errors(self) -> Array:
+        return self.model.errors_at_the_end(LOOKED)
 
     def standardised(self, gain: float) -> float:
         """A gain in the units of ``ends``."""
