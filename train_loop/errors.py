@@ -136,7 +136,7 @@ class FailureKind(StrEnum):
     IMAGES = "images"
     DISK = "disk"
     OWN_CODE = "own code"
-    """A function of the user's raised an exception."""
+    """A function of the user's raised an exception, or returned before its last epoch."""
     PROCESS = "process"
     """A process died, or failed in a way that is none of the others."""
 

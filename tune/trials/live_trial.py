@@ -60,8 +60,6 @@ class LiveTrial:
     """Whether the strategy has paused it. Its processes still write their checkpoint."""
     gives_way: bool = False
     """Whether it ends the same way because the rest of a budget is for confirmations. It then waits in the study."""
-    begun_after: int = 0
-    """The last epoch that the study had when this attempt began."""
     run: Sequence[FrozenTrial] = ()
     """The trial itself and those whose run it goes on with; see ``trials_of_run``."""
     reported: int = 0

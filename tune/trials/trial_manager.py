@@ -30,6 +30,7 @@ from bigbatch.tune.runs.observer import Observer, TrialView
 from bigbatch.tune.runs.run import (
     CONFIRMS_ATTR,
     CONTINUES_ATTR,
+    DIED_ATTR,
     PAUSED_ATTR,
     REFUSED_ATTR,
     STOPPED_ATTR,
@@ -273,7 +274,6 @@ class TrialManager(LiveTrials):
         live = self._live[trial_id] = LiveTrial(trial, view, config, self._clock(), constraints_of(attrs))
         live.run = trial_facts.trials_of_run(self._study.get_trials(deepcopy=False), trial.number)
         live.reported = max(frozen.intermediate_values, default=0)
-        live.begun_after = view.epoch
         self._store.ledger.begin(trial.number, self.workers)
         self._admission.begins(trial.number, config, self._epochs_done(trial))
         return live
@@ -350,12 +350,13 @@ class TrialManager(LiveTrials):
         elif live.config.trainable.name and live.view.records and (verdict := self._verdict(live, returned=True)):
             self._tell(trial_id, verdict)
         else:
-            self.fail(trial_id, "ended without its last epoch")
+            own = bool(live.config.trainable.name)
+            self.fail(trial_id, "ended without its last epoch", FailureKind.OWN_CODE if own else FailureKind.PROCESS)
 
     def fail(self, trial_id: str, because: str, kind: FailureKind = FailureKind.PROCESS) -> None:
         """Tell a failure. While the search is ending, put the trial back instead: it may have failed because its
-        processes and connections were ending. So is one put back whose processes died after it had got on: what takes
-        them from it is not the trial's own, and it goes on from its checkpoint."""
+        processes and connections were ending. So is one put back whose processes died, unless they died after the same
+        epoch before: what takes them from it is not the trial's own, as long as it gets on."""
         if (live := self._held(trial_id)) is None:
             return
         if NO_ROOM in because or self._store.disk.full:
@@ -363,10 +364,10 @@ class TrialManager(LiveTrials):
             self._store.disk.trial_met(because)
         elif self.stopping or self._ending():
             self.put_back(trial_id, f"failed while the search was stopping; --resume continues it ({because})")
-        elif kind == FailureKind.PROCESS and live.view.epoch > live.begun_after:
-            self.put_back(
-                trial_id, f"its processes died; it continues from its last checkpoint ({in_one_line(because)})"
-            )
+        elif kind == FailureKind.PROCESS and live.trial.user_attrs.get(DIED_ATTR) != live.view.epoch:
+            live.trial.set_user_attr(DIED_ATTR, live.view.epoch)
+            goes_on = "continues from its last checkpoint" if live.view.epoch else "begins again"
+            self.put_back(trial_id, f"its processes died; it {goes_on} ({in_one_line(because)})")
         else:
             self._tell(trial_id, Verdict(TrialState.FAIL, because, failure=kind))
 

@@ -55,11 +55,11 @@ def test_failures_are_told_as_fail_with_the_reason(store, result, reason):
 
 def test_a_died_process_is_fail_and_nothing_stays_running(store):
     bridge = make_bridge(store)
-    bridge.suggest("ray-a")
-    bridge.suggest("ray-b")
-    bridge.on_trial_complete("ray-a", error=True)
-    bridge.on_trial_complete("ray-b")  # returned without its last epoch
-    assert [t.state for t in store.study.trials] == [TrialState.FAIL, TrialState.FAIL]
+    for attempt, state in enumerate((TrialState.WAITING, TrialState.FAIL)):
+        assert [number_of(bridge.suggest(f"ray-{name}{attempt}")) for name in "ab"] == [0, 1]
+        bridge.on_trial_complete(f"ray-a{attempt}", error=True)
+        bridge.on_trial_complete(f"ray-b{attempt}")  # returned without its last epoch
+        assert [t.state for t in store.study.trials] == [state, state]
     assert "died" in store.study.trials[0].user_attrs["ended_because"]
 
 
@@ -197,12 +197,12 @@ def test_first_trials_that_all_fail_alike_end_the_search_and_unlike_ones_do_not(
     bridge = make_bridge(store, trials=100)
     for i, reason in enumerate(["one", *["two"] * 5]):
         bridge.suggest(f"r{i}")
-        bridge.observe(f"r{i}", {"records": [], "failure": reason})
+        bridge.observe(f"r{i}", {"records": [], "failure": reason, "failure_kind": "configuration"})
     assert bridge.fatal is None and isinstance(bridge.suggest("x"), dict)
     bridge = make_bridge(store, trials=100)  # as of a new study: none of its own has ended
     for i in range(4):
         assert isinstance(bridge.suggest(f"s{i}"), dict)
-        bridge.observe(f"s{i}", {"records": [], "failure": "ImageError: cannot read a.jpg"})
+        bridge.observe(f"s{i}", {"records": [], "failure": "ImageError: cannot read a.jpg", "failure_kind": "images"})
     assert "4 trials" in bridge.fatal and "a.jpg" in bridge.fatal
     assert bridge.suggest("y") == Searcher.FINISHED
 
