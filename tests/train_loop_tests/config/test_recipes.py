@@ -96,9 +96,10 @@ def test_details_of_the_other_recipes_for_large_batches() -> None:
         assert c.optimizer.peak_lr == pytest.approx(4 * math.sqrt(c.batch.global_size / 512), rel=2e-3)
         assert c.optimizer.lars_eps == 1e-5
         assert (c.schedule.power, c.schedule.end_lr_factor) == (2, 0)
-    lamb = load("lamb-32k")[1]  # optimization.py: linear to 0, and the gradient clipped to 1
+    lamb = load("lamb-32k")[1]  # optimization.py: linear to 0, the gradient clipped to 1, moments as they are
     assert (lamb.schedule.power, lamb.schedule.end_lr_factor, lamb.optimizer.clip_grad_norm) == (1, 0, 1.0)
     assert (lamb.optimizer.beta1, lamb.optimizer.beta2, lamb.optimizer.eps) == (0.9, 0.999, 1e-6)
+    assert not lamb.optimizer.bias_correction
     nado = load("nado-nesterov-32k")[1]
     assert nado.optimizer.nesterov and nado.schedule.power == 2
     assert nado.schedule.end_lr_factor * nado.optimizer.peak_lr == pytest.approx(6e-6)
