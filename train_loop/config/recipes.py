@@ -2,8 +2,8 @@
 
 A file holds ``source`` and ``url``; ``expected`` (``top1`` in percent, null where nobody published it,
 and under which conditions); ``cost`` (images, optimizer steps, and A100 hours derived from a published
-throughput); ``chosen_by_us`` (keys that the source, as far as it was read, leaves open); ``recalled`` (keys known
-from memory, not read again at the source); ``differs`` (what our training does otherwise); ``config``. No torch here.
+throughput); ``chosen_by_us`` (keys that the source, as far as it could be read, leaves open); ``differs`` (what our
+training does otherwise); ``config``. No torch here.
 """
 
 from __future__ import annotations
