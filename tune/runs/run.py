@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from bigbatch.base import json_values
@@ -132,6 +132,14 @@ def epoch_records(trial: AnyTrial) -> list[dict[str, Any]]:
 class Run(StoredTrial):
     """A trial of a study, as its files hold it."""
 
+    @classmethod
+    def of(cls, trial: AnyTrial) -> Run:
+        """The trial; of one that Optuna has open a copy."""
+        if isinstance(trial, Run):
+            return trial
+        found = {one.name: getattr(trial, one.name) for one in fields(cls) if one.name not in ("state", "values")}
+        return cls(**found, state=State(trial.state), values=trial.values or [])
+
     @property
     def kind(self) -> Kind:
         """Why it was begun."""
@@ -151,6 +159,26 @@ class Run(StoredTrial):
     def epochs(self) -> int:
         """The last epoch that has ended."""
         return max((json_values.whole_number(record, "epoch") for record in self.records), default=0)
+
+    @property
+    def batch(self) -> int | None:
+        """The global batch size."""
+        return json_values.whole_number_or_none(json_values.mapping(self.config, "batch"), "global_size")
+
+    @property
+    def optimizer(self) -> str:
+        """The optimizer's name; empty if it is not known."""
+        return json_values.text(json_values.mapping(self.config, "optimizer"), "name")
+
+    @property
+    def peak_lr(self) -> float | None:
+        """The peak learning rate as trained."""
+        return json_values.number_or_none(json_values.mapping(self.config, "optimizer"), "peak_lr")
+
+    @property
+    def gpu_hours(self) -> float | None:
+        """Its device hours, without those of the trial that it continues."""
+        return json_values.number_or_none(self.user_attrs, "gpu_hours")
 
     @property
     def because(self) -> str:
