@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
 from bigbatch.base import json_values
 from bigbatch.train_loop.config import ConfigError
@@ -20,6 +19,7 @@ from bigbatch.tune.console.display import STATE_WORDS, duration
 from bigbatch.tune.plan.option_checks import parse_duration
 from bigbatch.tune.runs import metrics
 from bigbatch.tune.runs.objective import Objective, Reported, read_objective
+from bigbatch.tune.runs.run import Run, confirmed_by, planned_epochs, replaced_trials
 from bigbatch.tune.storage.description import STUDY_FILE, read_description
 from bigbatch.tune.storage.study_tables import read_tables
 
@@ -168,29 +168,28 @@ def _runs(output: Path, say: Callable[[str], None]) -> Iterator[RankedRun]:
 
 def _trials(folder: Path) -> list[RankedRun]:
     """Trials with at least one epoch, without those that another trial repeats or continues: it has their epochs."""
-    tables = read_tables(folder, None)
+    runs = read_tables(folder, None).runs
     workers = json_values.whole_number(read_description(folder), "workers", 1)
-    rows, epochs = tables.trials.to_pylist(), tables.epochs_of_trials()
-    replaced = {row.get(key) for row in rows for key in ("retries", "continues")} - {None}
+    replaced = replaced_trials(runs)
     return [
         RankedRun(
             study=folder.name,
-            name=f"{folder.name}/trial-{row['trial']:04d}",
-            state=_state(row),
-            optimizer=row.get("config.optimizer.name") or "–",
-            batch=row.get("config.batch.global_size"),
-            planned=row.get("epochs_planned") or len(epochs[row["trial"]]),
+            name=f"{folder.name}/trial-{run.number:04d}",
+            state=_state(run),
+            optimizer=run.optimizer or "–",
+            batch=run.batch,
+            planned=planned_epochs(run) or len(run.records),
             workers=workers,
-            records=epochs[row["trial"]],
+            records=run.records,
         )
-        for row in rows
-        if row["trial"] in epochs and row["trial"] not in replaced
+        for run in runs
+        if run.records and run.number not in replaced
     ]
 
 
-def _state(row: Mapping[str, Any]) -> str:
-    confirms = row.get("confirms")
-    return STATE_WORDS.get(row["state"], row["state"]) + (f", confirms {confirms}" if confirms is not None else "")
+def _state(run: Run) -> str:
+    confirms = confirmed_by(run)
+    return STATE_WORDS[run.state.name] + (f", confirms {confirms}" if confirms is not None else "")
 
 
 def _full_run(folder: Path, name: Path) -> RankedRun:
