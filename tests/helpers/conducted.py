@@ -92,7 +92,7 @@ class Search:
     def open(self) -> None:
         """Begin, or go on as the next process does."""
         self.store = self.open_store()
-        facts = SearchFacts(DIMENSIONS, TRIALS, EPOCHS, SLOTS, self.seed, Objective("val_top1", worst=0.1))
+        facts = SearchFacts(DIMENSIONS, TRIALS, EPOCHS, SLOTS, self.seed, Objective(worst=0.1))
         facts = replace(facts, frontier="global_batch_size")
         self.conductor = TrialManager(
             self.store,

@@ -67,7 +67,7 @@ class SimulatedSearch:
         trials: int = 32,
         epochs: int = 4,
         seed: int = 0,
-        objectives: tuple[Objective, ...] = (Objective("val_top1", worst=0.1),),
+        objectives: tuple[Objective, ...] = (Objective(worst=0.1),),
         frontier: str | None = None,
     ) -> None:
         first, found = objectives[0], tuple(Dimension(name, one) for name, one in dimensions.items())

@@ -17,13 +17,13 @@ from bigbatch.train_loop.config import ConfigError, TrainConfig, known_key
 from bigbatch.train_loop.config.files import USABLE
 from bigbatch.train_loop.config.plug_ins import shown_name
 from bigbatch.train_loop.config.words import epochs_text
-from bigbatch.tune.commands.studies import said_in_one_line, trials_words, value_words
+from bigbatch.tune.commands.studies import trials_words, value_words
 from bigbatch.tune.console.answer_words import answer_in_words
 from bigbatch.tune.console.confirmation_words import confirmation_in_words
 from bigbatch.tune.console.frontier_table import WIDTH, frontier_lines
 from bigbatch.tune.console.no_result import UnfinishedTrial, no_result_in_words
 from bigbatch.tune.console.setting_words import SHOWN_KEYS, own_next_step, shown_settings
-from bigbatch.tune.console.wrapped import aligned, terminal_width, wrapped, wrapped_command
+from bigbatch.tune.console.wrapped import aligned, said_in_one_line, terminal_width, wrapped, wrapped_command
 from bigbatch.tune.runs.front import PARETO_FILE
 from bigbatch.tune.runs.run import (
     Kind,

@@ -351,17 +351,6 @@ def epochs_before(trials: Sequence[AnyTrial], attrs: Mapping[str, object]) -> in
     return json_values.whole_number(trials[number].user_attrs, PAUSED_ATTR)
 
 
-def waiting_to_continue(trials: Sequence[OneTrial]) -> list[OneTrial]:
-    """Paused trials that no other trial continues, in the order of their numbers."""
-    continued = continued_trials(trials)
-    return [t for t in trials if is_paused(t) and t.number not in continued]
-
-
-def dropped_checkpoints(study: Study) -> set[int]:
-    """Numbers of paused trials whose checkpoint was removed to make room."""
-    return {int(key.removeprefix(DROPPED_ATTR)) for key in study.user_attrs if key.startswith(DROPPED_ATTR)}
-
-
 def has_enough(study: Study, configurations: int, wanted: float) -> bool:
     """Whether a study with so many configurations gets no new one: it has as many as wanted, or there is no other."""
     return configurations >= wanted or is_exhausted(study)
