@@ -10,9 +10,7 @@ from bigbatch.base.command_line import OneLineParser
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.host.command_line import check_page
 from bigbatch.tune.console.wrapped import said_in_one_line
-from bigbatch.tune.storage.summary import find_study
-
-DEFAULT_RUNS = "runs"
+from bigbatch.tune.storage.summary import DEFAULT_RUNS, find_study
 
 
 def report_main(argv: Sequence[str]) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from bigbatch.base import json_values
 from bigbatch.train_loop.config.plug_ins import shown_name
+from bigbatch.train_loop.config.words import amount
 from bigbatch.tune.budget.ledger import read_ledger
 from bigbatch.tune.report.answer_figures import history_over_hours, history_over_trials
 from bigbatch.tune.report.answer_section import best_trials, seconds_words
@@ -100,12 +101,8 @@ def _plan(points: StudyPoints) -> list[tuple[str, object]]:
         ("strategy", ", ".join(strategy)),
         ("fixed", ", ".join(fixed)),
         ("seed", d.get("seed", "")),
-        ("at a time", f"{_count(d.get('concurrency') or 1, 'trial')}, {_count(d.get('workers') or 1, 'worker')} each"),
+        ("at a time", f"{amount(d.get('concurrency') or 1, 'trial')}, {amount(d.get('workers') or 1, 'worker')} each"),
     ]
-
-
-def _count(number: object, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def command_of(session: Mapping[str, object]) -> str:
@@ -147,7 +144,7 @@ def _stopped(points: StudyPoints) -> Markup:
     more = [tag("p", _left_out(len(ended)), class_="soft small")] if len(ended) > MOST_ROWS else []
     summary = tag(
         "summary",
-        f"Where and why {_count(len(ended), 'trial')} {'were' if len(ended) != 1 else 'was'} stopped or paused",
+        f"Where and why {amount(len(ended), 'trial')} {'were' if len(ended) != 1 else 'was'} stopped or paused",
     )
     return card(tag("details", summary, table(titles, rows), *more), class_="card long")
 
@@ -191,7 +188,7 @@ def cost_section(points: StudyPoints, book: FigureBook, prefix: str) -> Markup:
         ("places busy", f"{100 * use.busy_share:.0f} % of the time" if use is not None and use.span_s > 0 else ""),
         (
             "wall time",
-            f"{seconds_words(elapsed)} in {len(sessions)} session{'s' * (len(sessions) != 1)}" if elapsed else "",
+            f"{seconds_words(elapsed)} in {amount(len(sessions), 'session')}" if elapsed else "",
         ),
         ("energy", read_ledger(points.study.summary.folder / "ledger").energy.words().removeprefix("energy: ")),
     ]

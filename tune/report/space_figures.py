@@ -111,8 +111,7 @@ def _importances(points: StudyPoints, trials: Sequence[Run], values: Mapping[int
 
 def _opened(trial: Run) -> dict[str, BaseDistribution]:
     """The trial's distributions as Optuna's objects."""
-    kinds = trial.distributions.items()
-    return {name: json_to_distribution(kind) if isinstance(kind, str) else kind for name, kind in kinds}
+    return {name: json_to_distribution(kind) for name, kind in trial.distributions.items()}
 
 
 @contextlib.contextmanager
@@ -294,14 +293,13 @@ def warmup_by_batch(points: StudyPoints) -> ReportFigure:
         "the brighter) the better; the best trial of each batch has a ring. Large batches usually want a longer warmup."
     )
     shares = [100 * (warmup_share(p) or 0.0) for p in chosen]
-    data = [coloured(points, chosen, shares), _rings(points, chosen, shares)]
     axes = layout(
         xaxis=ticks_of_batches([p.batch for p in having if p.batch]),
         yaxis={"title": {"text": "warmup (% of the run)"}, "rangemode": "tozero"},
         coloraxis=colour_axis(points),
         showlegend=False,
     )
-    return ReportFigure(name, title, caption, data, axes)
+    return ReportFigure(name, title, caption, [coloured(points, chosen, shares), _rings(points, chosen, shares)], axes)
 
 
 def _noise_scale(run: Run) -> float:

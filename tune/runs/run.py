@@ -137,8 +137,11 @@ class Run(StoredTrial):
         """The trial; of one that Optuna has open a copy."""
         if isinstance(trial, Run):
             return trial
-        found = {one.name: getattr(trial, one.name) for one in fields(cls) if one.name not in ("state", "values")}
-        return cls(**found, state=State(trial.state), values=trial.values or [])
+        from optuna.distributions import distribution_to_json
+
+        found = {one.name: getattr(trial, one.name) for one in fields(cls)}
+        kinds = {name: distribution_to_json(kind) for name, kind in trial.distributions.items()}
+        return cls(**found | {"state": State(trial.state), "values": trial.values or [], "distributions": kinds})
 
     @property
     def kind(self) -> Kind:
