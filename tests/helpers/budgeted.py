@@ -25,7 +25,8 @@ from bigbatch.tune.simulate.replay import MemoryKeeper
 from bigbatch.tune.storage.store import StudyStore
 from bigbatch.tune.strategies import make_strategy
 from bigbatch.tune.trials.admission import Admission
-from bigbatch.tune.trials.trial_manager import LiveTrial, Over, StudyKeeper, TrialManager
+from bigbatch.tune.trials.live_trial import LiveTrial, Over, StudyKeeper
+from bigbatch.tune.trials.trial_manager import TrialManager
 
 EPOCHS = 5
 BATCHES = (32, 128)

@@ -20,7 +20,8 @@ from bigbatch.tune.runs.objective import Objective
 from bigbatch.tune.simulate.events import SimulatedClock
 from bigbatch.tune.simulate.replay import MemoryKeeper
 from bigbatch.tune.strategies import make_strategy
-from bigbatch.tune.trials.trial_manager import Over, TrialManager
+from bigbatch.tune.trials.live_trial import Over
+from bigbatch.tune.trials.trial_manager import TrialManager
 
 Params = Mapping[str, Any]
 SLOTS = 2

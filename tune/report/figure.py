@@ -5,13 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 from bigbatch.tune.report.theme import Values, plotly_text
 from bigbatch.tune.report.trial_points import FINISHED, StudyPoints
 from bigbatch.tune.runs.run import Run
 
-T = TypeVar("T")
 MOST_POINTS = 1000
 """A figure shows at most this many trials: the best quarter of them, and of the others evenly many."""
 

@@ -17,7 +17,7 @@ from bigbatch.tune.models.curve_history import CurveHistory
 from bigbatch.tune.models.protocol import Dimension, SearchFacts
 from bigbatch.tune.models.study_view import BestAndRecent
 from bigbatch.tune.proposers.search_only import OwnTrials
-from bigbatch.tune.proposers.trial_allocator import TrialAllocator, next_value
+from bigbatch.tune.proposers.trial_allocator import TrialAllocator
 from bigbatch.tune.runs.objective import Objective
 from bigbatch.tune.runs.retry import EndedCount
 from bigbatch.tune.runs.run import (
@@ -155,7 +155,7 @@ def test_after_each_event_an_index_says_what_the_study_says(storage, seed, tmp_p
         assert look.configurations == sum(
             CONTINUES_ATTR not in t.user_attrs and RETRIES_ATTR not in t.user_attrs for t in searched
         )
-        assert shares.next_value(study, len(trials)) == next_value(FACTS, study.get_trials(), len(trials))
+        assert shares.next_value(study, len(trials)) == TrialAllocator(FACTS).next_value(study, len(trials))
         chosen, fresh = recent.among(trials, 20), BestAndRecent(maximize=True).among(trials, 20)
         assert chosen == fresh and len(chosen) <= 20 + 3
     assert len(trials) > 40 and any(CONFIRMS_ATTR in t.user_attrs for t in trials)
