@@ -31,7 +31,7 @@ from bigbatch.search_spaces.workload import Workload  # noqa: E402
 from bigbatch.tune.models.dimensions import dimensions_of  # noqa: E402
 from bigbatch.tune.models.protocol import SearchFacts  # noqa: E402
 from bigbatch.tune.proposers.samplers import PerTrialSampler, quiet_optuna  # noqa: E402
-from bigbatch.tune.runs.objective import accuracy  # noqa: E402
+from bigbatch.tune.runs.objective import Objective  # noqa: E402
 from bigbatch.tune.runs.run import PAUSED_ATTR  # noqa: E402
 from bigbatch.tune.storage.provenance import provenance  # noqa: E402
 from bigbatch.tune.strategies import make_strategy  # noqa: E402
@@ -52,7 +52,7 @@ WORKLOAD = Workload(
 def facts_of(trials: int) -> SearchFacts:
     """``trials`` more than a study has, so that the next one is proposed and not the end."""
     dimensions = dimensions_of(check_space(SPACE, WORKLOAD))
-    return SearchFacts(dimensions, 2 * trials, EPOCHS, 8, 0, accuracy(10), "global_batch_size")
+    return SearchFacts(dimensions, 2 * trials, EPOCHS, 8, 0, Objective(worst=0.1), "global_batch_size")
 
 
 def filled(trials: int, facts: SearchFacts) -> optuna.Study:

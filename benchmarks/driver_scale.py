@@ -44,7 +44,8 @@ from bigbatch.tune.storage.provenance import provenance
 from bigbatch.tune.storage.store import StudyStore
 from bigbatch.tune.storage.summary import summarize
 from bigbatch.tune.strategies import make_strategy
-from bigbatch.tune.trials.trial_manager import LiveTrial, Over, StudyKeeper, TrialManager
+from bigbatch.tune.trials.live_trial import LiveTrial, Over, StudyKeeper
+from bigbatch.tune.trials.trial_manager import TrialManager
 
 TARGET_MS, TARGET_BYTES = 20.0, 100_000
 DIMENSIONS = (

@@ -151,8 +151,7 @@ def planned_nodes_text(nodes: int, cpus: int, gpus: int) -> str:
     return f"{nodes}x{cpus}c{gpus}g"
 
 
-def planned_nodes(env: Mapping[str, str] | None = None) -> tuple[int, int, int] | None:
+def planned_nodes() -> tuple[int, int, int] | None:
     """While this process checks a search for a job: the job's nodes, and the CPUs and GPUs of each. Else None."""
-    env = os.environ if env is None else env
-    match = re.fullmatch(r"(\d+)x(\d+)c(\d+)g", env.get(PLANNED_NODES, ""))
+    match = re.fullmatch(r"(\d+)x(\d+)c(\d+)g", os.environ.get(PLANNED_NODES, ""))
     return (int(match[1]), int(match[2]), int(match[3])) if match else None

@@ -84,13 +84,12 @@ def job_holder(job_id: str) -> Holder:
     return Holder(secrets.token_hex(8), job_id, _restart(os.environ), True, os.uname().nodename, _user())
 
 
-def process_holder(env: Mapping[str, str] | None = None) -> Holder:
+def process_holder() -> Holder:
     """This process as a holder."""
-    env = os.environ if env is None else env
     return Holder(
         token=secrets.token_hex(8),
-        job=env.get("SLURM_JOB_ID", ""),
-        restart=_restart(env),
+        job=os.environ.get("SLURM_JOB_ID", ""),
+        restart=_restart(os.environ),
         host=os.uname().nodename,
         user=_user(),
         machine=machine_id(),
@@ -99,10 +98,9 @@ def process_holder(env: Mapping[str, str] | None = None) -> Holder:
     )
 
 
-def is_driver_of_job(me: Holder, holder: Holder, env: Mapping[str, str] | None = None) -> bool:
+def is_driver_of_job(me: Holder, holder: Holder) -> bool:
     """Whether ``holder`` is the job of BigBatch that started this process."""
-    env = os.environ if env is None else env
-    return holder.whole_job and bool(env.get(JOB_FOLDER)) and me.job == holder.job != ""
+    return holder.whole_job and bool(os.environ.get(JOB_FOLDER)) and me.job == holder.job != ""
 
 
 def is_alive(holder: Holder) -> bool | None:

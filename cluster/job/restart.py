@@ -26,16 +26,15 @@ LOST_NODE_S = 30.0
 """How long the steps of other nodes take to end after Slurm has given up a lost node: they still try to reach it."""
 
 
-def default_study_name(job_id: str, env: Mapping[str, str] | None = None) -> str:
+def default_study_name(job_id: str) -> str:
     """The study's name if the user gave none: the same in every restart and successor."""
-    env = os.environ if env is None else env
-    return env.get(STUDY_VARIABLE) or f"bigbatch-{job_id}"
+    return os.environ.get(STUDY_VARIABLE) or f"bigbatch-{job_id}"
 
 
-def record_of_predecessor(env: Mapping[str, str] | None = None) -> job_record.JobRecord | None:
+def record_of_predecessor() -> job_record.JobRecord | None:
     """The record of the job that submitted this one as its successor (``--chain``)."""
-    env = os.environ if env is None else env
-    return job_record.read_record(env[PREDECESSOR_VARIABLE], env) if env.get(PREDECESSOR_VARIABLE) else None
+    before = os.environ.get(PREDECESSOR_VARIABLE)
+    return job_record.read_record(before) if before else None
 
 
 def first_record(

@@ -59,12 +59,12 @@ class NodeResources:
     object_store_bytes: int
 
 
-def node_resources(env: Mapping[str, str] | None = None) -> NodeResources:
+def node_resources() -> NodeResources:
     """This step's part of the node: what Slurm granted, never all that the host shows."""
-    granted = usable_memory_bytes(env)
+    granted = usable_memory_bytes()
     store = max(LEAST_OBJECT_STORE, min(LARGEST_OBJECT_STORE, granted // 10, _shared_memory_bytes() // 2))
     memory = int(granted * (1 - HEADROOM)) - store
-    return NodeResources(usable_cpus(env), granted_gpus(env), max(memory, 100 * MIB), store)
+    return NodeResources(usable_cpus(), granted_gpus(), max(memory, 100 * MIB), store)
 
 
 def ray_environment(address: str, token: Path, certificates: Path | None, *, metrics: bool = False) -> dict[str, str]:
@@ -79,19 +79,18 @@ def ray_environment(address: str, token: Path, certificates: Path | None, *, met
     return {**values, **network.no_proxy_variables([address.rpartition(":")[0]], values)}
 
 
-def ray_python(env: Mapping[str, str] | None = None) -> str:
+def ray_python() -> str:
     """The Python that has Ray: this one, or the one in the container (``in_container.sh``).
 
     The job's own processes run outside the container, because they need Slurm's commands, which an image lacks.
     """
-    env = os.environ if env is None else env
-    return env.get(NODE_PYTHON) or sys.executable
+    return os.environ.get(NODE_PYTHON) or sys.executable
 
 
-def in_container_if_any(command: Sequence[str], env: Mapping[str, str] | None = None) -> list[str]:
+def in_container_if_any(command: Sequence[str]) -> list[str]:
     """A command of the user's own as it is run: with a container, in it, like the search."""
-    env = os.environ if env is None else env
-    return [env[NODE_PYTHON], "--command", *command] if env.get(NODE_PYTHON) else list(command)
+    inside = os.environ.get(NODE_PYTHON)
+    return [inside, "--command", *command] if inside else list(command)
 
 
 def ray_start_command(

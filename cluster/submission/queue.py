@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import getpass
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,12 +41,12 @@ class QueueEntry:
 # Queue
 
 
-def queue(*, ended: bool = False, env: Mapping[str, str] | None = None) -> list[QueueEntry]:
+def queue(*, ended: bool = False) -> list[QueueEntry]:
     """The user's jobs that Slurm lists; with ``ended`` also jobs of which only the record is left.
 
     Raises SlurmError if Slurm does not answer; with ``ended`` it returns the records instead.
     """
-    records = {one.job_id: one for one in job_record.all_records(env)}
+    records = {one.job_id: one for one in job_record.all_records()}
     try:
         listed = _listed()
     except slurm_commands.SlurmError:
@@ -112,7 +112,7 @@ def _row(job: QueueEntry) -> tuple[str, ...]:
 # Cancel
 
 
-def cancel(job_id: str, env: Mapping[str, str] | None = None) -> list[str]:
+def cancel(job_id: str) -> list[str]:
     """Cancel a job, its successors (``--chain``) and the jobs that lend them nodes. Returns the cancelled ids.
 
     Raises SlurmError if Slurm does not answer, or knows neither the job nor a successor; InputError.
@@ -130,7 +130,7 @@ def cancel(job_id: str, env: Mapping[str, str] | None = None) -> list[str]:
             failure = silent = error
         except slurm_commands.SlurmError as error:  # it has already ended
             failure = error
-        found = job_record.read_record(one, env)  # only now: until it was cancelled it may have got a successor
+        found = job_record.read_record(one)  # only now: until it was cancelled it may have got a successor
         if failure and one == job_id and not (found and found.successor):
             raise failure
         others = [*([found.successor] if found.successor else []), *found.attached] if found else []
@@ -150,26 +150,26 @@ def _check_id(job_id: str) -> None:
 # Logs
 
 
-def logs(job_id: str, *, node: str | None = None, env: Mapping[str, str] | None = None) -> str:
+def logs(job_id: str, *, node: str | None = None) -> str:
     """The log of a job so far, or that of its ``node``. Raises InputError if there is no log yet."""
-    files = _log_files(job_id, node, env)
+    files = _log_files(job_id, node)
     texts = [path.read_text(errors="replace") for path, source in files.items() if node or not source]
     if not texts:
-        raise _no_log(job_id, node, env)
+        raise _no_log(job_id, node)
     return "".join(texts)
 
 
-def _no_log(job_id: str, node: str | None, env: Mapping[str, str] | None) -> InputError:
+def _no_log(job_id: str, node: str | None) -> InputError:
     what = f"node {node} of job {job_id}" if node else f"job {job_id}"
     return InputError(
-        f"there is no log of {what} below {str(job_record.records_home(env))!r}. Has it begun? "
+        f"there is no log of {what} below {str(job_record.records_home())!r}. Has it begun? "
         "`bigbatch cluster queue --all` shows your jobs."
     )
 
 
-def why_no_log_yet(job_id: str, *, node: str | None = None, env: Mapping[str, str] | None = None) -> str | None:
+def why_no_log_yet(job_id: str, *, node: str | None = None) -> str | None:
     """A line with Slurm's state of a followed job that has written no log yet; None if it has written one."""
-    if _log_files(job_id, node, env):
+    if _log_files(job_id, node):
         return None
     try:
         job = next((one for one in _listed() if one.job_id == job_id), None)
@@ -181,9 +181,7 @@ def why_no_log_yet(job_id: str, *, node: str | None = None, env: Mapping[str, st
     return f"job {job_id} has written no log yet; Slurm: {job.slurm_state}{reason}. Waiting for it …"
 
 
-def follow_logs(
-    job_id: str, *, node: str | None = None, env: Mapping[str, str] | None = None, poll_s: float = POLL_S
-) -> Iterator[str]:
+def follow_logs(job_id: str, *, node: str | None = None, poll_s: float = POLL_S) -> Iterator[str]:
     """The lines of the job's log and of its nodes' logs, as they come. A node's lines begin with its name.
 
     It ends when Slurm no longer lists the job and no more lines come. Raises InputError if there was no such job: Slurm
@@ -192,11 +190,11 @@ def follow_logs(
     _check_id(job_id)
     tails: dict[Path, _Tail] = {}
     asked, lives = 0.0, True
-    if not _log_files(job_id, node, env) and job_record.read_record(job_id, env) is None:
+    if not _log_files(job_id, node) and job_record.read_record(job_id) is None:
         asked, lives = time.monotonic(), job_id in _listed_ids()
     while True:
         fresh = False
-        for path, source in _log_files(job_id, node, env).items():
+        for path, source in _log_files(job_id, node).items():
             for line in tails.setdefault(path, _Tail(path, f"{source} | " if source else "")).lines():
                 fresh = True
                 yield line
@@ -207,7 +205,7 @@ def follow_logs(
         elif not fresh:
             time.sleep(poll_s)
     if not tails:
-        raise _no_log(job_id, node, env)
+        raise _no_log(job_id, node)
     for tail in tails.values():
         yield from tail.rest()
 
@@ -240,12 +238,12 @@ class _Tail:
             yield self.prefix + self.half.decode(errors="replace") + "\n"
 
 
-def _log_files(job_id: str, node: str | None, env: Mapping[str, str] | None) -> dict[Path, str]:
+def _log_files(job_id: str, node: str | None) -> dict[Path, str]:
     """Path → node of each existing log ("" for the job's own log). With ``node``, only that node's log."""
     _check_id(job_id)
-    found = job_record.read_record(job_id, env)
-    own = Path(found.log) if found and found.log else job_record.records_home(env) / "logs" / f"{job_id}.log"
-    folder = Path(found.node_logs) if found and found.node_logs else job_record.job_folder(job_id, env) / "nodes"
+    found = job_record.read_record(job_id)
+    own = Path(found.log) if found and found.log else job_record.records_home() / "logs" / f"{job_id}.log"
+    folder = Path(found.node_logs) if found and found.node_logs else job_record.job_folder(job_id) / "nodes"
     files = {} if node else {own: ""}
     for path in sorted(folder.glob("*.log")):
         if node in (None, path.stem):
@@ -268,21 +266,19 @@ def _listed_ids() -> list[str]:
 # Tunnel
 
 
-def tunnel(
-    job_id: str, site: Site | None = None, *, local_port: int = 8265, env: Mapping[str, str] | None = None
-) -> str:
+def tunnel(job_id: str, site: Site | None = None, *, local_port: int = 8265) -> str:
     """Instructions to open the job's dashboard from a laptop. They never contain the token.
 
     Raises InputError if the job has no dashboard (yet).
     """
     _check_id(job_id)
-    found = job_record.read_record(job_id, env)
+    found = job_record.read_record(job_id)
     if found is None or not found.head or not found.dashboard_port:
         state = f"its state is {found.state!r}" if found else "it has no record"
         raise InputError(
             f"job {job_id} has no dashboard; {state}. Wait until `bigbatch cluster queue` shows it running."
         )
-    site = site or find_site(None, env)
+    site = site or find_site(None)
     user = getpass.getuser()
     login = site.login_host or "LOGIN_NODE"
     lines = [

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bigbatch.child_process import check_exit, our_script, print_line, run_child
-from bigbatch.cluster.host.optuna_journal import JOURNAL_NAME
 from bigbatch.notebook_table import LiveTableInNotebook, in_notebook
 from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.tune.console.answer_words import answer_in_words
@@ -26,7 +25,6 @@ from bigbatch.tune.runs.answer import leading_trial
 from bigbatch.tune.runs.run import AnyTrial
 from bigbatch.tune.runs.tables import epochs_table, trials_table
 from bigbatch.tune.storage.frontier_file import frontier_json
-from bigbatch.tune.storage.study_tables import read_tables
 from bigbatch.tune.storage.summary import find_study
 
 if TYPE_CHECKING:
@@ -186,9 +184,6 @@ class Study:
     @cached_property
     def _tables(self) -> tuple[pa.Table, pa.Table]:
         recorded = self._recorded
-        if recorded.trials and not (self.folder / JOURNAL_NAME).exists():  # in a database: the tables know more
-            stored = read_tables(self.folder, None)
-            return stored.trials, stored.epochs
         return trials_table(recorded.trials, recorded.objectives), epochs_table(recorded.trials)
 
     @cached_property

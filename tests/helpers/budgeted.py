@@ -19,13 +19,14 @@ from bigbatch.tune.budget.session_times import SessionTimes
 from bigbatch.tune.models.protocol import Dimension, SearchFacts, TrialDecision
 from bigbatch.tune.proposers.search_only import SearchOnly
 from bigbatch.tune.runs.confirmation import ConfirmationFacts, missing_confirmations
-from bigbatch.tune.runs.objective import accuracy
+from bigbatch.tune.runs.objective import Objective
 from bigbatch.tune.simulate.events import SimulatedClock
 from bigbatch.tune.simulate.replay import MemoryKeeper
 from bigbatch.tune.storage.store import StudyStore
 from bigbatch.tune.strategies import make_strategy
 from bigbatch.tune.trials.admission import Admission
-from bigbatch.tune.trials.trial_manager import LiveTrial, Over, StudyKeeper, TrialManager
+from bigbatch.tune.trials.live_trial import LiveTrial, Over, StudyKeeper
+from bigbatch.tune.trials.trial_manager import TrialManager
 
 EPOCHS = 5
 BATCHES = (32, 128)
@@ -96,13 +97,20 @@ class BudgetedSearch:
         self.budget, facts = budget, self.facts
         reserve = None if facts is None else ConfirmationReserve(facts, EPOCHS)
         search_facts = SearchFacts(
-            SPACE, self.guess, EPOCHS, self.slots, 3, accuracy(10), BATCH, open_ended=self.open_ended
+            SPACE,
+            self.guess,
+            EPOCHS,
+            self.slots,
+            3,
+            Objective(worst=0.1),
+            BATCH,
+            open_ended=self.open_ended,
         )
         self.conductor = TrialManager(
             made,
             SearchOnly(make_strategy("random", self.stopping, search_facts)),
             ByHand(),
-            objective=accuracy(10),
+            objective=Objective(worst=0.1),
             trials=self.trials,
             workers=1,
             observers=[self],  # type: ignore[list-item]
@@ -114,7 +122,7 @@ class BudgetedSearch:
 
     def _store(self) -> StudyKeeper:
         if not self.on_disk:
-            return MemoryKeeper(self.folder, self.clock, accuracy(10))
+            return MemoryKeeper(self.folder, self.clock, Objective(worst=0.1))
         exists = self.folder.exists()
         made = StudyStore.open(self.folder, None) if exists else StudyStore.create(self.folder, "s", {}, None)
         made.ledger.close()

@@ -25,7 +25,8 @@ from bigbatch.tune.storage.patient_journal import Disk
 from bigbatch.tune.storage.store import StudyStore
 from bigbatch.tune.strategies import make_strategy
 from bigbatch.tune.trials.configurations import SpaceConfigurations
-from bigbatch.tune.trials.trial_manager import LiveTrial, Over, TrialManager
+from bigbatch.tune.trials.live_trial import LiveTrial, Over
+from bigbatch.tune.trials.trial_manager import TrialManager
 from helpers.bridges import WORKLOAD
 
 EPOCHS, TRIALS, SLOTS = 12, 9, 2
@@ -92,7 +93,7 @@ class Search:
     def open(self) -> None:
         """Begin, or go on as the next process does."""
         self.store = self.open_store()
-        facts = SearchFacts(DIMENSIONS, TRIALS, EPOCHS, SLOTS, self.seed, Objective("val_top1", worst=0.1))
+        facts = SearchFacts(DIMENSIONS, TRIALS, EPOCHS, SLOTS, self.seed, Objective(worst=0.1))
         facts = replace(facts, frontier="global_batch_size")
         self.conductor = TrialManager(
             self.store,

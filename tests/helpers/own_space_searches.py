@@ -20,7 +20,8 @@ from bigbatch.tune.runs.objective import Objective
 from bigbatch.tune.simulate.events import SimulatedClock
 from bigbatch.tune.simulate.replay import MemoryKeeper
 from bigbatch.tune.strategies import make_strategy
-from bigbatch.tune.trials.trial_manager import Over, TrialManager
+from bigbatch.tune.trials.live_trial import Over
+from bigbatch.tune.trials.trial_manager import TrialManager
 
 Params = Mapping[str, Any]
 SLOTS = 2
@@ -67,7 +68,7 @@ class SimulatedSearch:
         trials: int = 32,
         epochs: int = 4,
         seed: int = 0,
-        objectives: tuple[Objective, ...] = (Objective("val_top1", worst=0.1),),
+        objectives: tuple[Objective, ...] = (Objective(worst=0.1),),
         frontier: str | None = None,
     ) -> None:
         first, found = objectives[0], tuple(Dimension(name, one) for name, one in dimensions.items())

@@ -14,7 +14,8 @@ from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.search.first_trials import enqueue_first_trials
 from bigbatch.tune.search.running import configurations_of, missing_in, strategy_of
 from bigbatch.tune.storage.store import StudyStore
-from bigbatch.tune.trials.trial_manager import LiveTrial, Over, TrialManager
+from bigbatch.tune.trials.live_trial import LiveTrial, Over
+from bigbatch.tune.trials.trial_manager import TrialManager
 
 Curve = Callable[[TrainConfig, int], float]
 """From a configuration and an epoch to its validation top-1."""

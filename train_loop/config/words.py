@@ -91,6 +91,11 @@ def unknown_key(key: str, keys: Sequence[str], short: Mapping[str, str], paramet
     return f"{got} Write e.g. lr, batch, warmup or epochs; docs/training.md lists all keys."
 
 
+def amount(number: object, noun: str) -> str:
+    """``1 trial``, ``8 trials``."""
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
 def epochs_text(count: int) -> str:
     """``1 epoch``, ``1,200 epochs``."""
     return f"{count:,} epoch{'' if count == 1 else 's'}"

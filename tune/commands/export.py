@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bigbatch.base.atomic_files import replacing
-from bigbatch.base.command_line import DONE, WRONG_INPUT, OneLineParser
+from bigbatch.base.command_line import OneLineParser
 from bigbatch.train_loop.config import ConfigError
+from bigbatch.tune.console.wrapped import said_in_one_line
 from bigbatch.tune.storage.study_tables import StudyTables, read_tables
 from bigbatch.tune.storage.summary import find_study
 
@@ -42,12 +42,7 @@ def export_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Export. Returns the exit code: 0, or 2 for wrong input."""
     args = export_parser().parse_args(argv)
-    try:
-        _export(args)
-    except ConfigError as error:
-        print(f"bigbatch export: error: {error}", file=sys.stderr)
-        return WRONG_INPUT
-    return DONE
+    return said_in_one_line("bigbatch export", lambda: _export(args))
 
 
 def _export(args: argparse.Namespace) -> None:

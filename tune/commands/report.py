@@ -6,12 +6,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bigbatch.base.command_line import DONE, WRONG_INPUT, OneLineParser
+from bigbatch.base.command_line import OneLineParser
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.host.command_line import check_page
-from bigbatch.tune.storage.summary import find_study
-
-DEFAULT_RUNS = "runs"
+from bigbatch.tune.console.wrapped import said_in_one_line
+from bigbatch.tune.storage.summary import DEFAULT_RUNS, find_study
 
 
 def report_main(argv: Sequence[str]) -> int:
@@ -31,13 +30,10 @@ def report_main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--output", metavar="DIR", default=DEFAULT_RUNS, help="the folder of studies (default: runs)")
     args = parser.parse_args(argv)
-    try:
-        path = _write(args.study, args.file, args.figures, Path(args.output))
-    except ConfigError as error:
-        print(f"bigbatch report: error: {error}", file=sys.stderr)
-        return WRONG_INPUT
-    print(f"Report: {path}")
-    return DONE
+    return said_in_one_line(
+        "bigbatch report",
+        lambda: print(f"Report: {_write(args.study, args.file, args.figures, Path(args.output))}"),
+    )
 
 
 def _write(names: Sequence[str], file: str | None, figures: str | None, output: Path) -> Path:

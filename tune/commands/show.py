@@ -16,14 +16,14 @@ from bigbatch.cluster.host.optuna_journal import State
 from bigbatch.train_loop.config import ConfigError, TrainConfig, known_key
 from bigbatch.train_loop.config.files import USABLE
 from bigbatch.train_loop.config.plug_ins import shown_name
-from bigbatch.train_loop.config.words import epochs_text
-from bigbatch.tune.commands.studies import said_in_one_line, trials_words, value_words
+from bigbatch.train_loop.config.words import amount, epochs_text
+from bigbatch.tune.commands.studies import trials_words, value_words
 from bigbatch.tune.console.answer_words import answer_in_words
 from bigbatch.tune.console.confirmation_words import confirmation_in_words
 from bigbatch.tune.console.frontier_table import WIDTH, frontier_lines
 from bigbatch.tune.console.no_result import UnfinishedTrial, no_result_in_words
 from bigbatch.tune.console.setting_words import SHOWN_KEYS, own_next_step, shown_settings
-from bigbatch.tune.console.wrapped import aligned, terminal_width, wrapped, wrapped_command
+from bigbatch.tune.console.wrapped import aligned, said_in_one_line, terminal_width, wrapped, wrapped_command
 from bigbatch.tune.runs.front import PARETO_FILE
 from bigbatch.tune.runs.run import (
     Kind,
@@ -108,7 +108,7 @@ def _plan(found: StudySummary) -> list[tuple[str, str]]:
     pixels = f"images, {number('image_size')} px" if number("image_size") else "items"
     images = f" ({number('train_size'):,} training {pixels})" if number("train_size") else ""
     strategy = [f"{key} {shown_name(str(d[key]))}" for key in ("strategy", "stopping") if d.get(key)]
-    limits = ["as many trials as the budget allows" if found.planned is None else _count(found.planned, "trial")]
+    limits = ["as many trials as the budget allows" if found.planned is None else amount(found.planned, "trial")]
     limits += [f"{d['budget_gpu_hours']:g} {_unit(found)}"] if d.get("budget_gpu_hours") else []
     limits += [f"{d['time_budget_s'] / 3600:.3g} h of time"] if d.get("time_budget_s") else []
     overrides = json_values.mapping(d, "overrides")
@@ -122,7 +122,7 @@ def _plan(found: StudySummary) -> list[tuple[str, str]]:
         ("limits", f"{', '.join(limits)}; at most {number('max_epochs')} epochs each"),
         *([("strategy", ", ".join(strategy))] if strategy else []),
         *([("set", ", ".join(f"{key}={value}" for key, value in overrides.items()))] if overrides else []),
-        ("at a time", f"{_count(number('concurrency') or 1, 'trial')} of {_count(number('workers') or 1, 'worker')}"),
+        ("at a time", f"{amount(number('concurrency') or 1, 'trial')} of {amount(number('workers') or 1, 'worker')}"),
     ]
 
 
@@ -133,13 +133,13 @@ def _spent(found: StudySummary) -> list[tuple[str, str]]:
     states = counted(trial.state for trial in begun if trial.kind != Kind.CONFIRMATION)
     listed = ", ".join(f"{count} {words[state]}" for state, count in states.items())
     refused = sum(was_refused(trial) for trial in found.study.trials)
-    listed += f"; {_count(refused, 'configuration')} refused before training" if refused else ""
+    listed += f"; {amount(refused, 'configuration')} refused before training" if refused else ""
     confirmations = len(of_kind(begun, Kind.CONFIRMATION))
-    listed += f"; {_count(confirmations, 'confirmation')}" if confirmations else ""
+    listed += f"; {amount(confirmations, 'confirmation')}" if confirmations else ""
     sessions = json_values.objects(found.description, "sessions")
     last = json_values.text(sessions[-1], "started_at") if sessions else ""
     since = f", the last since {last.replace('T', ' ').replace('+00:00', ' UTC')}" if last else ""
-    times = _count(len(sessions), "session")
+    times = amount(len(sessions), "session")
     return [
         ("ended", trials_words(found) + (f": {listed}" if listed else "")),
         ("used", f"{found.held_s / 3600:.2f} {_unit(found)}{_elsewhere(found)}, in {times}{since}"),
@@ -151,7 +151,7 @@ def _spent(found: StudySummary) -> list[tuple[str, str]]:
 def _damaged(found: StudySummary) -> str:
     """The ledger's files whose hours are missing in the sum above."""
     first, *more = found.damaged
-    others = f" and {_count(len(more), 'more file')}" if more else ""
+    others = f" and {amount(len(more), 'more file')}" if more else ""
     return f"ledger/{first}{others} cannot be read, so these hours are missing above"
 
 
@@ -163,10 +163,6 @@ def _elsewhere(found: StudySummary) -> str:
 
 def _unit(found: StudySummary) -> str:
     return "GPU hours" if found.has_gpus else "worker hours"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 # Trials

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bigbatch.base.command_line import DONE, INTERRUPTED, WRONG_INPUT, OneLineParser
+from bigbatch.base.command_line import INTERRUPTED, OneLineParser
 from bigbatch.train_loop.config import ConfigError
+from bigbatch.tune.console.wrapped import said_in_one_line
 
 if TYPE_CHECKING:
     from bigbatch.tune.models.protocol import SearchFacts, Strategy
@@ -72,15 +73,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Simulate. Returns the exit code: 0, 2 (wrong input), 130 (Ctrl-C)."""
     args = simulate_parser().parse_args(argv)
     try:
-        _check(args)
-        _simulate(args)
-    except ConfigError as error:
-        print(f"bigbatch simulate: error: {error}", file=sys.stderr)
-        return WRONG_INPUT
+        return said_in_one_line("bigbatch simulate", lambda: _simulate(args))
     except KeyboardInterrupt:
         print("bigbatch simulate: interrupted", file=sys.stderr)
         return INTERRUPTED
-    return DONE
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -106,6 +102,7 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _simulate(args: argparse.Namespace) -> None:
+    _check(args)
     from bigbatch.tune.simulate.readers import read_curves
 
     direction: Direction = "minimize" if args.minimize else "maximize"

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from bigbatch.base import json_values
-from bigbatch.base.command_line import DONE, WRONG_INPUT, OneLineParser
+from bigbatch.base.command_line import OneLineParser
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.config.files import USABLE
-from bigbatch.tune.console.wrapped import aligned, terminal_width, wrapped
+from bigbatch.tune.console.wrapped import aligned, said_in_one_line, terminal_width, wrapped
 from bigbatch.tune.runs.learned import FRESH_SEEDS, HELD_OUT, NOTHING_LEARNED
 from bigbatch.tune.runs.objectives import objectives_of
 from bigbatch.tune.storage.summary import DEFAULT_RUNS, UNREADABLE, StudySummary, changed_words, list_studies
@@ -45,16 +45,6 @@ def _ranked(args: argparse.Namespace) -> str:
     objective, cap, output = read_sort(args.sort), read_cap(args.cap), Path(args.output or DEFAULT_RUNS)
     rows = ranking(output, objective, cap, args.trials, lambda why: print(why, file=sys.stderr, flush=True))
     return f"{objective.sentence}, {cap.words}\n\n{aligned(rows, right=RIGHT)}"
-
-
-def said_in_one_line(prog: str, run: Callable[[], None]) -> int:
-    """Run a command that only reads, and report a ConfigError in one line. Returns the exit code."""
-    try:
-        run()
-    except ConfigError as error:
-        print(f"{prog}: error: {error}", file=sys.stderr)
-        return WRONG_INPUT
-    return DONE
 
 
 def studies_text(found: Sequence[StudySummary], now: float | None = None, width: int | None = None) -> str:

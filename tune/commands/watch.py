@@ -9,8 +9,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bigbatch.base.command_line import INTERRUPTED, WRONG_INPUT, OneLineParser
+from bigbatch.base.command_line import INTERRUPTED, OneLineParser
 from bigbatch.train_loop.config import ConfigError
+from bigbatch.tune.console.wrapped import said_in_one_line
 from bigbatch.tune.storage.summary import find_study
 
 EVERY_S = 15.0
@@ -36,10 +37,7 @@ def watch_main(argv: Sequence[str]) -> int:
     """Serve until Ctrl-C. Returns the exit code: 130 then, 2 for wrong input."""
     args = watch_parser().parse_args(argv)
     try:
-        _watch(args)
-    except ConfigError as error:
-        print(f"bigbatch watch: error: {error}", file=sys.stderr)
-        return WRONG_INPUT
+        return said_in_one_line("bigbatch watch", lambda: _watch(args)) or INTERRUPTED
     except KeyboardInterrupt:
         print("\nbigbatch watch: ended", file=sys.stderr)
     return INTERRUPTED

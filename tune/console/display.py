@@ -55,11 +55,6 @@ def state_word(trial: TrialView) -> str:
     return "paused" if trial.paused else STATE_WORDS[trial.state]
 
 
-def percent(value: float | None) -> str:
-    """``0.869`` → ``86.9 %``; None → ``–``."""
-    return "–" if value is None else f"{100 * value:.1f} %"
-
-
 def _details(record: Mapping[str, object], objective: str) -> list[str]:
     """What an epoch's line says beside the objective: loss, learning rate, and metrics of the user's own."""
     loss = json_values.number_or_none(record, "train_loss")

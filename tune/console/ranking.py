@@ -8,18 +8,19 @@ many devices as the run has workers. Start-up, waiting and lost work are not in 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
 from bigbatch.base import json_values
+from bigbatch.cluster.host.optuna_journal import State
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.console.display import STATE_WORDS, duration
 from bigbatch.tune.plan.option_checks import parse_duration
 from bigbatch.tune.runs import metrics
 from bigbatch.tune.runs.objective import Objective, Reported, read_objective
+from bigbatch.tune.runs.run import EPOCH_ATTR, Kind, Run, confirmed_by, planned_epochs, replaced_trials
 from bigbatch.tune.storage.description import STUDY_FILE, read_description
 from bigbatch.tune.storage.study_tables import read_tables
 
@@ -84,17 +85,13 @@ class RankedRun:
     """The folder of the study or the full run."""
     name: str
     """``study/trial-0007``, or the full run's folder."""
-    state: str
-    optimizer: str
-    batch: int | None
-    planned: int
-    """Epochs of the whole run."""
     workers: int
-    records: Sequence[Mapping[str, object]]
+    run: Run
+    """A full run has number 0."""
 
     def within(self, cap: Cap) -> list[float]:
         """The seconds after each epoch that ended within the cap."""
-        total = accumulate(metrics.of_record(metrics.EPOCH_S, record) for record in self.records)
+        total = accumulate(metrics.of_record(metrics.EPOCH_S, record) for record in self.run.records)
         return [seconds for seconds in total if cap.allows(seconds, self.workers)]
 
 
@@ -123,26 +120,27 @@ def ranking(
 def _key(run: RankedRun, objective: Objective, cap: Cap) -> tuple[float, float, str]:
     """Of equal values the faster run is ahead; runs without an epoch within the cap come last."""
     seconds = run.within(cap)
-    gain = objective.gain(objective.value(run.records[len(seconds) - 1])) if seconds else math.nan
+    gain = objective.gain(objective.value(run.run.records[len(seconds) - 1])) if seconds else math.nan
     return (math.inf if math.isnan(gain) else -gain, seconds[-1] if seconds else math.inf, run.name)
 
 
 def _row(number: int, run: RankedRun, objective: Objective, cap: Cap) -> tuple[str, ...]:
-    seconds = run.within(cap)
-    values = [objective.value(record) for record in run.records[: len(seconds)]]
+    seconds, records, one = run.within(cap), run.run.records, run.run
+    values = [objective.value(record) for record in records[: len(seconds)]]
     used_s = seconds[-1] if seconds else 0.0
+    confirms = f", confirms {confirmed_by(one)}" if one.kind == Kind.CONFIRMATION else ""
     return (
         str(number) if values else "–",
         run.name,
-        run.optimizer,
-        f"{run.batch}" if run.batch is not None else "–",
+        one.optimizer or "–",
+        f"{one.batch}" if one.batch is not None else "–",
         f"{run.workers}",
-        f"{len(values)}/{run.planned}",
+        f"{len(values)}/{planned_epochs(one) or len(records)}",
         objective.worth(values[-1] if values else None),
         objective.worth(objective.best(values)),
         f"{used_s * run.workers / 3600:.3g}",
         duration(used_s),
-        run.state + ", cut by the cap" * (len(values) < len(run.records)),
+        STATE_WORDS[one.state.name] + confirms + ", cut by the cap" * (len(values) < len(records)),
     )
 
 
@@ -168,41 +166,20 @@ def _runs(output: Path, say: Callable[[str], None]) -> Iterator[RankedRun]:
 
 def _trials(folder: Path) -> list[RankedRun]:
     """Trials with at least one epoch, without those that another trial repeats or continues: it has their epochs."""
-    tables = read_tables(folder, None)
+    runs = read_tables(folder, None).runs
     workers = json_values.whole_number(read_description(folder), "workers", 1)
-    rows, epochs = tables.trials.to_pylist(), tables.epochs_of_trials()
-    replaced = {row.get(key) for row in rows for key in ("retries", "continues")} - {None}
+    replaced = replaced_trials(runs)
     return [
-        RankedRun(
-            study=folder.name,
-            name=f"{folder.name}/trial-{row['trial']:04d}",
-            state=_state(row),
-            optimizer=row.get("config.optimizer.name") or "–",
-            batch=row.get("config.batch.global_size"),
-            planned=row.get("epochs_planned") or len(epochs[row["trial"]]),
-            workers=workers,
-            records=epochs[row["trial"]],
-        )
-        for row in rows
-        if row["trial"] in epochs and row["trial"] not in replaced
+        RankedRun(folder.name, f"{folder.name}/trial-{run.number:04d}", workers, run)
+        for run in runs
+        if run.records and run.number not in replaced
     ]
-
-
-def _state(row: Mapping[str, Any]) -> str:
-    confirms = row.get("confirms")
-    return STATE_WORDS.get(row["state"], row["state"]) + (f", confirms {confirms}" if confirms is not None else "")
 
 
 def _full_run(folder: Path, name: Path) -> RankedRun:
     result = json_values.json_object((folder / RESULT_FILE).read_bytes())
-    config, records = json_values.mapping(result, "config"), json_values.objects(result, "history")
-    return RankedRun(
-        study=str(name),
-        name=str(name),
-        state="done",
-        optimizer=json_values.text(json_values.mapping(config, "optimizer"), "name", "–"),
-        batch=json_values.whole_number_or_none(json_values.mapping(config, "batch"), "global_size"),
-        planned=len(records),
-        workers=json_values.whole_number(result, "workers", 1),
-        records=records,
-    )
+    records = json_values.objects(result, "history")
+    attrs: dict[str, object] = {f"{EPOCH_ATTR}{i:05d}": record for i, record in enumerate(records, 1)}
+    attrs["config"] = {**json_values.mapping(result, "config"), "epochs": len(records)}
+    workers = json_values.whole_number(result, "workers", 1)
+    return RankedRun(str(name), str(name), workers, Run(0, State.COMPLETE, user_attrs=attrs))

@@ -9,8 +9,11 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
+
+from bigbatch.base.command_line import DONE, WRONG_INPUT
+from bigbatch.train_loop.config import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -101,3 +104,13 @@ def aligned(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
         for row in rows
     ]
     return "\n".join(lines)
+
+
+def said_in_one_line(prog: str, run: Callable[[], None]) -> int:
+    """Run a command, and report a ConfigError in one line. Returns the exit code."""
+    try:
+        run()
+    except ConfigError as error:
+        print(f"{prog}: error: {error}", file=sys.stderr)
+        return WRONG_INPUT
+    return DONE

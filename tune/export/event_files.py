@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 
 from bigbatch.base.atomic_files import write_bytes, write_text
 from bigbatch.tune.export.origin import check_origin
-from bigbatch.tune.export.trial_rows import Setting, TrialRow, trial_rows
+from bigbatch.tune.export.trial_rows import Settings, epoch_ends, exported_runs, name_of, seconds_of, worth_of
+from bigbatch.tune.runs.objectives import Objectives
+from bigbatch.tune.runs.run import Run
 from bigbatch.tune.storage.study_tables import StudyTables
 
 if TYPE_CHECKING:
@@ -40,17 +42,17 @@ def write_event_files(tables: StudyTables, folder: Path, source: Path) -> int:
 
     Raises OSError, and ConfigError if ``folder`` has another study of that name.
     """
-    rows = trial_rows(tables)
     place = folder / _folder_name(tables.name)
     noted = place / ORIGIN_FILE
     check_origin("tensorboard", str(folder), tables.name, noted.read_text().strip() if noted.exists() else "", source)
     place.mkdir(parents=True, exist_ok=True)
     write_text(noted, f"{source.absolute()}\n")
-    for trial in rows:
-        path = place / trial.name / EVENT_FILE
+    for run, settings, _ in exported_runs(tables):
+        path = place / name_of(run) / EVENT_FILE
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_bytes(path, b"".join(_framed(event.SerializeToString()) for event in _events(trial)))
-    return len(rows)
+        events = _events(run, settings, tables.objectives)
+        write_bytes(path, b"".join(_framed(event.SerializeToString()) for event in events))
+    return len(tables.runs)
 
 
 def _folder_name(study: str) -> str:
@@ -59,20 +61,19 @@ def _folder_name(study: str) -> str:
     return "_" if name in ("", ".", "..") else name
 
 
-def _events(trial: TrialRow) -> Iterator[Event]:
+def _events(run: Run, settings: Settings, objectives: Objectives) -> Iterator[Event]:
     from tensorboardX.proto.event_pb2 import Event
 
-    time = trial.started or 0.0
+    time, epoch = seconds_of(run.datetime_start), 0
     yield Event(wall_time=time, file_version="brain.Event:2")
-    yield Event(wall_time=time, summary=_session_start(trial))
-    for point in trial.points:
-        time = point.time
-        yield Event(wall_time=time, step=point.epoch, summary=_scalars(point.numbers))
-    if trial.values:
-        named = {f"objective/{name}": value for name, value in trial.values.items()}
-        yield Event(wall_time=time, step=trial.points[-1].epoch if trial.points else 0, summary=_scalars(named))
-    if trial.state in STATUS:
-        yield Event(wall_time=trial.ended or time, summary=_session_end(trial))
+    yield Event(wall_time=time, summary=_session_start(run, settings))
+    for epoch, time, numbers in epoch_ends(run):
+        yield Event(wall_time=time, step=epoch, summary=_scalars(numbers))
+    if worth := worth_of(run, objectives):
+        named = {f"objective/{name}": value for name, value in worth.items()}
+        yield Event(wall_time=time, step=epoch, summary=_scalars(named))
+    if run.state.name in STATUS:
+        yield Event(wall_time=seconds_of(run.datetime_complete) or time, summary=_session_end(run))
 
 
 def _scalars(numbers: Mapping[str, float]) -> Summary:
@@ -81,12 +82,11 @@ def _scalars(numbers: Mapping[str, float]) -> Summary:
     return Summary(value=[Summary.Value(tag=name, simple_value=value) for name, value in numbers.items()])
 
 
-def _session_start(trial: TrialRow) -> Summary:
+def _session_start(run: Run, settings: Settings) -> Summary:
     from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData, SessionStartInfo
 
-    start = SessionStartInfo(group_name=trial.name, start_time_secs=trial.started or 0.0)
-    settings: dict[str, Setting] = {**trial.settings, "state": trial.state}
-    for name, value in settings.items():
+    start = SessionStartInfo(group_name=name_of(run), start_time_secs=seconds_of(run.datetime_start))
+    for name, value in {**settings, "state": run.state.name}.items():
         if isinstance(value, bool):
             start.hparams[name].bool_value = value
         elif isinstance(value, str):
@@ -96,11 +96,11 @@ def _session_start(trial: TrialRow) -> Summary:
     return _for_hparams(START_TAG, HParamsPluginData(version=0, session_start_info=start))
 
 
-def _session_end(trial: TrialRow) -> Summary:
+def _session_end(run: Run) -> Summary:
     from tensorboardX.proto.api_pb2 import Status
     from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData, SessionEndInfo
 
-    end = SessionEndInfo(status=Status.Value(STATUS[trial.state]), end_time_secs=trial.ended or 0.0)
+    end = SessionEndInfo(status=Status.Value(STATUS[run.state.name]), end_time_secs=seconds_of(run.datetime_complete))
     return _for_hparams(END_TAG, HParamsPluginData(version=0, session_end_info=end))
 
 

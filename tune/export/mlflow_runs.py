@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, TypeVar
 
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.export.origin import check_origin
-from bigbatch.tune.export.trial_rows import TrialRow, trial_rows
+from bigbatch.tune.export.trial_rows import Settings, epoch_ends, exported_runs, name_of, seconds_of, worth_of
+from bigbatch.tune.runs.run import Run
 from bigbatch.tune.storage.study_tables import StudyTables
 
 if TYPE_CHECKING:
-    from mlflow.entities import Run
+    from mlflow.entities import Run as TheirRun
     from mlflow.tracking import MlflowClient
 
 TRIAL_TAG, DIGEST_TAG = "bigbatch.trial", "bigbatch.digest"
@@ -124,26 +125,26 @@ def _write_all(client: MlflowClient, tables: StudyTables, target: str, source: P
     client.set_experiment_tag(experiment, SOURCE_TAG, str(source.absolute()))
     earlier = _earlier_runs(client, experiment)
     written = 0
-    for trial in trial_rows(tables):
-        digest = hashlib.sha256(json.dumps(_content(trial), sort_keys=True).encode()).hexdigest()
-        kept = [run for run in earlier.get(str(trial.number), []) if run.data.tags.get(DIGEST_TAG) == digest]
-        for run in earlier.get(str(trial.number), []):
-            if run not in kept[:1]:
-                client.delete_run(run.info.run_id)
+    for run, settings, facts in exported_runs(tables):
+        points = [[epoch, sorted(numbers.items())] for epoch, _, numbers in epoch_ends(run)]
+        worth = worth_of(run, tables.objectives)
+        content = json.dumps([run.state.name, settings, facts, worth, points], sort_keys=True)
+        digest = hashlib.sha256(content.encode()).hexdigest()
+        copies = earlier.get(str(run.number), [])
+        kept = [copy for copy in copies if copy.data.tags.get(DIGEST_TAG) == digest]
+        for copy in copies:
+            if copy not in kept[:1]:
+                client.delete_run(copy.info.run_id)
         if not kept:
-            _write_run(client, experiment, trial, digest)
+            made = _write_run(client, experiment, run, settings, facts, worth)
+            client.set_tag(made, DIGEST_TAG, digest)
             written += 1
     return written
 
 
-def _content(trial: TrialRow) -> list[object]:
-    points = [[point.epoch, sorted(point.numbers.items())] for point in trial.points]
-    return [trial.state, dict(trial.settings), dict(trial.facts), dict(trial.values), points]
-
-
-def _earlier_runs(client: MlflowClient, experiment: str) -> dict[str, list[Run]]:
+def _earlier_runs(client: MlflowClient, experiment: str) -> dict[str, list[TheirRun]]:
     """Trial → its runs, of earlier exports."""
-    found: dict[str, list[Run]] = {}
+    found: dict[str, list[TheirRun]] = {}
     token = None
     while True:
         page = client.search_runs([experiment], page_token=token)
@@ -155,26 +156,29 @@ def _earlier_runs(client: MlflowClient, experiment: str) -> dict[str, list[Run]]
             return found
 
 
-def _write_run(client: MlflowClient, experiment: str, trial: TrialRow, digest: str) -> None:
+def _write_run(
+    client: MlflowClient, experiment: str, run: Run, settings: Settings, facts: Settings, worth: Mapping[str, float]
+) -> str:
+    """Returns the ID that MLflow gives it."""
     from mlflow.entities import Metric, Param
 
-    started = int(1000 * (trial.started or 0.0))
-    tags = {TRIAL_TAG: str(trial.number), "bigbatch.state": trial.state, **_texts(trial.facts)}
-    run = client.create_run(experiment, start_time=started, tags=tags, run_name=trial.name).info.run_id
-    for some in _portions([Param(name, text) for name, text in _texts(trial.settings).items()], AT_A_TIME):
-        client.log_batch(run, params=some)
+    started = int(1000 * seconds_of(run.datetime_start))
+    tags = {TRIAL_TAG: str(run.number), "bigbatch.state": run.state.name, **_texts(facts)}
+    made = client.create_run(experiment, start_time=started, tags=tags, run_name=name_of(run)).info.run_id
+    for some in _portions([Param(name, text) for name, text in _texts(settings).items()], AT_A_TIME):
+        client.log_batch(made, params=some)
     metrics = [
-        Metric(name, value, int(1000 * point.time), point.epoch)
-        for point in trial.points
-        for name, value in point.numbers.items()
+        Metric(name, value, int(1000 * time), epoch)
+        for epoch, time, numbers in epoch_ends(run)
+        for name, value in numbers.items()
     ]
-    last, end = trial.points[-1].epoch if trial.points else 0, int(1000 * (trial.ended or 0.0)) or started
-    metrics += [Metric(f"objective.{name}", value, end, last) for name, value in trial.values.items()]
+    end = int(1000 * seconds_of(run.datetime_complete)) or started
+    metrics += [Metric(f"objective.{name}", value, end, run.epochs) for name, value in worth.items()]
     for some_metrics in _portions(metrics, METRICS_AT_A_TIME):
-        client.log_batch(run, metrics=some_metrics)
-    if trial.state in STATUS_OF_RUN:
-        client.set_terminated(run, STATUS_OF_RUN[trial.state], end_time=end)
-    client.set_tag(run, DIGEST_TAG, digest)
+        client.log_batch(made, metrics=some_metrics)
+    if run.state.name in STATUS_OF_RUN:
+        client.set_terminated(made, STATUS_OF_RUN[run.state.name], end_time=end)
+    return made
 
 
 def _texts(values: Mapping[str, object]) -> dict[str, str]:

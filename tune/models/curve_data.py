@@ -14,7 +14,6 @@ from optuna.trial import FrozenTrial
 from scipy.special import stdtr
 
 from bigbatch.tune.models.curve_history import MOST_CURVES, Curve, CurveHistory
-from bigbatch.tune.models.curve_history import curves_of as curves_of
 from bigbatch.tune.models.curve_model import (
     MAX_POINTS,
     CurveModel,

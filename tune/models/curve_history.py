@@ -177,13 +177,6 @@ class CurveHistory(StudyIndex):
         return self._finished.setdefault(curve.params.get(self._facts.frontier or ""), [])
 
 
-def curves_of(trials: Sequence[FrozenTrial], facts: SearchFacts) -> list[Curve]:
-    """The curves of these trials, see ``CurveHistory``."""
-    history = CurveHistory(facts)
-    history.take_in(trials)
-    return history.curves()
-
-
 def ranks_so_far(curves: Sequence[Curve]) -> dict[int, float]:
     """Number of each curve with values → the rank of its latest one among those of all curves at that part of their
     runs, −½ to ½. Values of different epochs do not compare, and runs need not be equally long."""

@@ -58,11 +58,6 @@ class BestAndRecent(StudyIndex):
             insort(of_value, (self._sign * trial.values[0], place))
 
 
-def best_and_recent(trials: Sequence[FrozenTrial], *, maximize: bool, most: int = MOST_TRIALS) -> list[FrozenTrial]:
-    """What ``BestAndRecent`` chooses among ``trials``."""
-    return BestAndRecent(maximize=maximize).among(trials, most)
-
-
 Notes = list[tuple[int, str, object]]
 """What a pruner wants to note: id of a trial, name of a system attribute, its value."""
 

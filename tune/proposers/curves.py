@@ -83,14 +83,8 @@ class CurvesSampler(BaseSampler):
         encoder: where to keep coordinates for the next sampler.
     """
 
-    def __init__(
-        self,
-        facts: SearchFacts,
-        number: int,
-        fixed: Mapping[str, object] | None = None,
-        encoder: CurveEncoder | None = None,
-    ) -> None:
-        self._facts, self._number, self._fixed = facts, number, dict(fixed or {})
+    def __init__(self, facts: SearchFacts, number: int, encoder: CurveEncoder | None = None) -> None:
+        self._facts, self._number = facts, number
         self._encoder = encoder or CurveEncoder(facts)
         self._space = self._encoder.space
 
@@ -102,7 +96,7 @@ class CurvesSampler(BaseSampler):
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, object]:
         """The proposal's parameters that are in ``search_space``."""
-        proposal = self.propose(study, trial, self._fixed)
+        proposal = self.propose(study, trial, {})
         return {name: value for name, value in proposal.items() if name in search_space}
 
     def sample_independent(

@@ -71,9 +71,6 @@ class TrialAllocator(StudyIndex):
     def next_value(self, study: Study, number: int) -> object:
         """The frontier's value for the new trial ``number``."""
         self.update(study)
-        return self._next_value(number)
-
-    def _next_value(self, number: int) -> object:
         values = frontier_values(self._facts)
         places = range(len(values))
         tried = [self._tried(value, number) for value in values]
@@ -125,13 +122,6 @@ class TrialAllocator(StudyIndex):
 
 
 _NONE = object()
-
-
-def next_value(facts: SearchFacts, trials: Sequence[FrozenTrial], number: int) -> object:
-    """The frontier's value for the new trial ``number``, given all ``trials`` of the study."""
-    shares = TrialAllocator(facts)
-    shares.take_in(trials)
-    return shares._next_value(number)
 
 
 def own_value(facts: SearchFacts, trial: FrozenTrial) -> object:

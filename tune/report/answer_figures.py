@@ -26,10 +26,11 @@ from bigbatch.tune.report.theme import (
     layout,
     plotly_text,
 )
-from bigbatch.tune.report.trial_points import FINISHED, StudyPoints, TrialPoint
+from bigbatch.tune.report.trial_points import StudyPoints
 from bigbatch.tune.runs.frontier import BestOfValue, Frontier, FrontierRow
 from bigbatch.tune.runs.learned import CHOSEN, FRESH_SEEDS, HELD_OUT
 from bigbatch.tune.runs.objective import Objective
+from bigbatch.tune.runs.run import Kind, Run
 
 NO_FINISHED = "No trial has finished yet, so there is nothing to compare."
 
@@ -224,30 +225,36 @@ def frontier_costs(points: StudyPoints) -> ReportFigure:
 # How the search came to it
 
 
-def _best_so_far(points: StudyPoints, trials: Sequence[TrialPoint]) -> list[float | None]:
+def _best_so_far(points: StudyPoints, trials: Sequence[Run]) -> list[float | None]:
     objective, best, found = points.study.objectives.first, None, list[float | None]()
-    for one in trials:
-        if one.value is not None and (best is None or objective.is_better(one.value, best)):
-            best = one.value
+    for value in map(points.final, trials):
+        if value is not None and (best is None or objective.is_better(value, best)):
+            best = value
         found.append(points.shown(best))
     return found
+
+
+def _last(points: StudyPoints, one: Run) -> float | None:
+    """A trial's final value, or the last one before it was stopped."""
+    final, curve = points.final(one), points.curve(one)
+    return curve[-1][1] if final is None and curve else final
 
 
 def history_over_trials(points: StudyPoints) -> ReportFigure:
     """Each trial's final or last value, and the best so far."""
     name, title = "history-over-trials", "Over the trials"
-    chosen = fewer_trials([p for p in points.searched if p.end or p.value is not None], points.best_first)
+    chosen = fewer_trials([p for p in points.searched if _last(points, p) is not None], points.best_first)
     if not chosen:
         return ReportFigure(name, title, missing="No trial has reported an epoch yet.")
     data: list[Values] = []
     same = points.study.objectives.first.shown is points.study.objectives.first
     for outcome, (colour, symbol) in OUTCOMES.items():
-        group = [p for p in chosen if p.outcome == outcome and (p.value is not None or (same and p.end))]
+        group = [p for p in chosen if points.outcome(p) == outcome and (same or points.final(p) is not None)]
         if group:
             data.append(
                 {
                     "type": "scatter", "mode": "markers", "name": outcome, "x": [p.number for p in group],
-                    "y": [points.shown(p.value if p.value is not None else (p.end or (0, 0.0))[1]) for p in group],
+                    "y": [points.shown(_last(points, p)) for p in group],
                     "text": [hover(points, p) for p in group], "hovertemplate": "%{text}<extra></extra>",
                     "marker": {"color": colour, "symbol": symbol, "size": 8, "line": {"width": 1.5, "color": colour}},
                 }
@@ -277,21 +284,21 @@ def _line(x: Sequence[float], y: Sequence[float | None]) -> Values:
     }  # fmt: skip
 
 
-def ended_in_order(points: StudyPoints) -> list[tuple[float, TrialPoint]]:
-    """The trials that have ended, in that order, each with the device hours of all trials until then."""
-    ended = sorted((p for p in points.all if p.ended and p.hours is not None), key=lambda p: (str(p.ended), p.number))
+def _searched_in_order(points: StudyPoints) -> list[tuple[float, Run]]:
+    """The trials that have ended, in that order, each with the device hours of all until then. No confirmations."""
+    ended = [p for p in points.all if p.datetime_complete and p.gpu_hours is not None]
     found, hours = [], 0.0
-    for one in ended:
-        hours += one.hours or 0.0
+    for one in sorted(ended, key=lambda p: (str(p.datetime_complete), p.number)):
+        hours += one.gpu_hours or 0.0
         found.append((hours, one))
-    return found
+    return [(hours, one) for hours, one in found if one.kind != Kind.CONFIRMATION]
 
 
 def history_over_hours(points: StudyPoints) -> ReportFigure:
     """The best so far over the device hours that trials have used."""
     name, title = "history-over-hours", f"Over {points.study.hours}"
-    ended = [(hours, p) for hours, p in ended_in_order(points) if p.confirms is None]
-    done = [(hours, p) for hours, p in ended if p.outcome == FINISHED and p.value is not None]
+    ended = _searched_in_order(points)
+    done = [(hours, p) for hours, p in ended if points.final(p) is not None]
     if not done:
         return ReportFigure(name, title, missing="No trial has finished with its hours noted.")
     best = _best_so_far(points, [p for _, p in done])
@@ -354,7 +361,7 @@ def compared_histories(studies: Sequence[StudyPoints]) -> ReportFigure:
     name, title = "compared-histories", "What each device hour brought"
     data: list[Values] = []
     for i, points in enumerate(studies):
-        done = [(hours, p) for hours, p in ended_in_order(points) if p.value is not None and p.confirms is None]
+        done = [(hours, p) for hours, p in _searched_in_order(points) if points.final(p) is not None]
         if done:
             line = _line([hours for hours, _ in done], _best_so_far(points, [p for _, p in done]))
             colour = SERIES[i % 6]

@@ -25,9 +25,10 @@ from bigbatch.tune.report.figure_book import FigureBook, side_by_side
 from bigbatch.tune.report.markup import Markup, TableColumn, card, copy_block, joined, table, tag
 from bigbatch.tune.report.recorded_study import BATCH_PARAMETER
 from bigbatch.tune.report.theme import number_text
-from bigbatch.tune.report.trial_points import StudyPoints, TrialPoint
+from bigbatch.tune.report.trial_points import StudyPoints, warmup_share
 from bigbatch.tune.runs.frontier import Frontier
 from bigbatch.tune.runs.learned import FRESH_SEEDS, HELD_OUT
+from bigbatch.tune.runs.run import Run
 from bigbatch.tune.storage.frontier_file import config_file, frontier_json
 from bigbatch.tune.storage.summary import DONE, RUNNING, resume_words
 
@@ -90,7 +91,7 @@ def _confirmation(points: StudyPoints, found: Frontier) -> str:
 
 def _nothing_yet(points: StudyPoints, prefix: str) -> Markup:
     begun = len(points.searched)
-    ends = ", ".join(f"{count} {outcome}" for outcome, count in Counter(p.outcome for p in points.searched).items())
+    ends = ", ".join(f"{count} {outcome}" for outcome, count in Counter(map(points.outcome, points.searched)).items())
     words = (
         f"{begun} trial{'s have' if begun != 1 else ' has'} begun, none has finished ({ends})."
         if begun
@@ -136,25 +137,25 @@ def _tiles(points: StudyPoints, found: Frontier) -> list[Markup]:
     ]
 
 
-def _best_lead(points: StudyPoints, best: TrialPoint) -> str:
+def _best_lead(points: StudyPoints, best: Run) -> str:
     return f"The best trial is {best.number}, with {worth_words(points, best.value)} in the first objective."
 
 
-def _settings(points: StudyPoints, best: TrialPoint) -> list[Markup]:
+def _settings(points: StudyPoints, best: Run) -> list[Markup]:
     if points.study.description.get("trainable"):
         return [_tile(_shown(value), name) for name, value in list(best.params.items())[:MOST_TILES]]
     return [
         _tile(f"{best.batch:,}" if best.batch else "–", "global batch"),
         _tile(best.optimizer or "–", "optimizer"),
-        _tile(number_text(best.rate), "peak learning rate"),
+        _tile(number_text(best.peak_lr), "peak learning rate"),
     ]
 
 
-def _best_tiles(points: StudyPoints, best: TrialPoint) -> list[Markup]:
+def _best_tiles(points: StudyPoints, best: Run) -> list[Markup]:
     return [
         _tile(worth_words(points, best.value), points.study.objectives.first.metric.title),
         *_settings(points, best),
-        _tile(best.last_epoch, "epochs"),
+        _tile(points.last_epoch(best), "epochs"),
         _tile(number_text(points.hours_of_all_epochs(best)), f"{points.study.hours} of the trial"),
     ]
 
@@ -184,7 +185,7 @@ def _front(points: StudyPoints) -> Markup:
     objectives = points.study.objectives
     if not objectives.several:
         return Markup("")
-    front = objectives.front([t for t in points.study.trials if t.number in {p.number for p in points.finished}])
+    front = objectives.front(points.finished)
     columns = [TableColumn("trial"), *(TableColumn(one.metric.title, is_number=True) for one in objectives.each)]
     rows: Sequence[Sequence[object]] = [
         [t.number, *(one.worth(value) for one, value in zip(objectives.each, t.values, strict=True))]
@@ -232,22 +233,22 @@ def best_trials(points: StudyPoints, most: int = 10) -> Markup:
     rows = [
         [
             p.number, worth_words(points, p.value), f"{p.batch:,}" if p.batch else "–", p.optimizer or "–",
-            number_text(p.rate), f"{100 * p.warmup_share:.0f} %" if p.warmup_share is not None else "–",
-            p.last_epoch, number_text(points.hours_of_all_epochs(p)),
+            number_text(p.peak_lr), f"{100 * share:.0f} %" if (share := warmup_share(p)) is not None else "–",
+            points.last_epoch(p), number_text(points.hours_of_all_epochs(p)),
         ]
         for p in shown
     ]  # fmt: skip
     return _table_of_best(points, titles, rows)
 
 
-def _best_of_own(points: StudyPoints, shown: Sequence[TrialPoint], value: str) -> Markup:
+def _best_of_own(points: StudyPoints, shown: Sequence[Run], value: str) -> Markup:
     """The best trials of a training function of the user's own, with its parameters."""
     names = list(dict.fromkeys(name for p in shown for name in p.params))
     titles = (("trial", True), (value, True), *((n, True) for n in names), ("epochs", True), (points.study.hours, True))
     rows = [
         [
             p.number, worth_words(points, p.value), *(_shown(p.params.get(name)) for name in names),
-            p.last_epoch, number_text(points.hours_of_all_epochs(p)),
+            points.last_epoch(p), number_text(points.hours_of_all_epochs(p)),
         ]
         for p in shown
     ]  # fmt: skip

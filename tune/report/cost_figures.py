@@ -9,7 +9,8 @@ from datetime import datetime
 from bigbatch.base import json_values
 from bigbatch.tune.report.figure import ReportFigure, hover
 from bigbatch.tune.report.theme import GREY, HATCHED, HATCHES, LEGEND_BELOW, ORANGE, OUTCOMES, TEAL, Values, layout
-from bigbatch.tune.report.trial_points import CONTINUED, FINISHED, StudyPoints, TrialPoint
+from bigbatch.tune.report.trial_points import CONTINUED, StudyPoints
+from bigbatch.tune.runs.run import Kind, Run
 
 CONFIRMING, OUTSIDE = "confirmations", "outside of trials"
 MOST_BARS = 3000
@@ -21,9 +22,9 @@ def hours_by_outcome(points: StudyPoints) -> dict[str, float]:
     """Device hours of the trials by how they ended, and those that no trial used."""
     found: dict[str, float] = {}
     for one in points.all:
-        if one.hours:
-            key = CONFIRMING if one.confirms is not None else one.outcome
-            found[key] = found.get(key, 0.0) + one.hours
+        if one.gpu_hours:
+            key = CONFIRMING if one.kind == Kind.CONFIRMATION else points.outcome(one)
+            found[key] = found.get(key, 0.0) + one.gpu_hours
     order = [*OUTCOMES, CONFIRMING]
     found = {key: found[key] for key in order if key in found}
     rest = points.study.summary.held_s / 3600 - sum(found.values())
@@ -71,7 +72,7 @@ def device_hours(points: StudyPoints) -> ReportFigure:
 class SlotUse:
     """When the slots of a search were busy."""
 
-    bars: tuple[tuple[int, float, float, TrialPoint], ...]
+    bars: tuple[tuple[int, float, float, Run], ...]
     """Slot, from 0 on, start and end in seconds since the first trial, without the gaps."""
     slots: int
     span_s: float
@@ -87,14 +88,13 @@ class SlotUse:
 
 def slot_use(points: StudyPoints) -> SlotUse | None:
     """The trials laid out over slots; None if no start is known. A trial without an end lasts until the last time."""
-    begun = [p for p in points.all if p.started is not None]
+    begun = [p for p in points.all if p.datetime_start is not None]
     if not begun:
         return None
-    known = [t for p in begun for t in (p.started, p.ended) if t is not None]
+    known = [t for p in begun for t in (p.datetime_start, p.datetime_complete) if t is not None]
     first, last = min(known), max(known)
-    spans = sorted(
-        ((_seconds(first, p.started), _seconds(first, p.ended or last), p) for p in begun), key=lambda s: s[:2]
-    )
+    spans = [(_seconds(first, p.datetime_start), _seconds(first, p.datetime_complete or last), p) for p in begun]
+    spans.sort(key=lambda span: span[:2])
     spans, gaps = _without_gaps([(start, max(start, end), p) for start, end, p in spans])
     free_at: list[float] = []
     bars = []
@@ -112,7 +112,7 @@ def _seconds(first: datetime, at: datetime | None) -> float:
     return (at - first).total_seconds() if at is not None else 0.0
 
 
-Span = tuple[float, float, TrialPoint]
+Span = tuple[float, float, Run]
 
 
 def _without_gaps(spans: Sequence[Span]) -> tuple[list[Span], tuple[tuple[float, float], ...]]:
@@ -138,11 +138,11 @@ def _bars(points: StudyPoints, use: SlotUse, unit_s: float) -> list[Values]:
     """The bars of the trials, by how they ended."""
     data: list[Values] = []
     for outcome, (colour, _) in OUTCOMES.items():
-        group = [bar for bar in use.bars[:MOST_BARS] if bar[3].outcome == outcome]
+        group = [bar for bar in use.bars[:MOST_BARS] if points.outcome(bar[3]) == outcome]
         if group:
             data.append(
                 {
-                    "type": "bar", "orientation": "h", "name": outcome if outcome != FINISHED else "finished",
+                    "type": "bar", "orientation": "h", "name": outcome,
                     "y": [slot + 1 for slot, *_ in group], "base": [start / unit_s for _, start, _, _ in group],
                     "x": [(end - start) / unit_s for _, start, end, _ in group],
                     "text": [hover(points, one) for *_, one in group], "textposition": "none",

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from bigbatch.tune.report.figure import ReportFigure, fewer_trials, hover, most_of, thinned_words
 from bigbatch.tune.report.theme import OUTCOMES, Values, layout
-from bigbatch.tune.report.trial_points import CONTINUED, FINISHED, StudyPoints, TrialPoint
+from bigbatch.tune.report.trial_points import CONTINUED, FINISHED, StudyPoints
+from bigbatch.tune.runs.run import Run
 
 MOST_CURVES = 300
 
@@ -14,7 +15,7 @@ MOST_CURVES = 300
 def learning_curves(points: StudyPoints) -> ReportFigure:
     """The watched metric of each trial over its epochs, with a mark where it ended."""
     name, title = "learning-curves", "Learning curves"
-    having = [p for p in points.searched if p.curve]
+    having = [p for p in points.searched if points.curve(p)]
     if not having:
         return ReportFigure(name, title, missing="No trial has reported an epoch yet.")
     chosen = fewer_trials(having, points.best_first, MOST_CURVES)
@@ -22,10 +23,10 @@ def learning_curves(points: StudyPoints) -> ReportFigure:
     factor = 100.0 if metric.name.endswith("_top1") else 1.0
     data: list[Values] = []
     for outcome in reversed(OUTCOMES):  # the finished ones last, above the others
-        group = [p for p in chosen if p.outcome == outcome]
+        group = [p for p in chosen if points.outcome(p) == outcome]
         if group:
-            data += [_lines(group, outcome, factor), _ends(points, group, outcome, factor)]
-    values = [factor * value for p in chosen for _, value in p.curve]
+            data += [_lines(points, group, outcome, factor), _ends(points, group, outcome, factor)]
+    values = [factor * value for p in chosen for _, value in points.curve(p)]
     within, left = most_of(points, values)
     far = f" {left} values lie outside of the plot." if left else ""
     caption = (
@@ -36,19 +37,19 @@ def learning_curves(points: StudyPoints) -> ReportFigure:
     unit = " (%)" if factor == 100 else ""
     axes = layout(
         height=460,
-        xaxis={"title": {"text": "epoch"}, **({"dtick": 1} if max(p.last_epoch for p in chosen) <= 16 else {})},
+        xaxis={"title": {"text": "epoch"}, **({"dtick": 1} if max(map(points.last_epoch, chosen)) <= 16 else {})},
         yaxis={"title": {"text": f"{metric.metric.title}{unit}"}, "range": within},
     )
     return ReportFigure(name, title, caption, data, axes)
 
 
-def _lines(group: Sequence[TrialPoint], outcome: str, factor: float) -> Values:
+def _lines(points: StudyPoints, group: Sequence[Run], outcome: str, factor: float) -> Values:
     """The curves of one kind as one line with gaps: hundreds of separate ones would be slow."""
     x: list[float | None] = []
     y: list[float | None] = []
     for one in group:
-        x += [*(epoch for epoch, _ in one.curve), None]
-        y += [*(factor * value for _, value in one.curve), None]
+        x += [*(epoch for epoch, _ in points.curve(one)), None]
+        y += [*(factor * value for _, value in points.curve(one)), None]
     strong = outcome == FINISHED
     return {
         "type": "scatter", "mode": "lines", "x": x, "y": y, "legendgroup": outcome, "showlegend": False,
@@ -61,9 +62,9 @@ def _opacity(count: int) -> float:
     return max(0.25, min(0.9, 12 / count))
 
 
-def _ends(points: StudyPoints, group: Sequence[TrialPoint], outcome: str, factor: float) -> Values:
+def _ends(points: StudyPoints, group: Sequence[Run], outcome: str, factor: float) -> Values:
     colour, symbol = OUTCOMES[outcome]
-    ends = [(p, p.end) for p in group if p.end]
+    ends = [(p, points.curve(p)[-1]) for p in group]
     return {
         "type": "scatter", "mode": "markers", "name": f"{outcome} ({len(group)})", "legendgroup": outcome,
         "x": [end[0] for _, end in ends], "y": [factor * end[1] for _, end in ends],

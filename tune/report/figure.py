@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 from bigbatch.tune.report.theme import Values, plotly_text
-from bigbatch.tune.report.trial_points import StudyPoints, TrialPoint
+from bigbatch.tune.report.trial_points import FINISHED, StudyPoints
+from bigbatch.tune.runs.run import Run
 
-T = TypeVar("T")
 MOST_POINTS = 1000
 """A figure shows at most this many trials: the best quarter of them, and of the others evenly many."""
 
@@ -53,9 +52,7 @@ def guarded(make: FigureMaker, points: StudyPoints, name: str = "") -> ReportFig
         return ReportFigure(name, name.replace("-", " ").capitalize(), missing=f"It could not be drawn ({reason}).")
 
 
-def fewer_trials(
-    points: Sequence[TrialPoint], best_first: Sequence[TrialPoint], most: int = MOST_POINTS
-) -> list[TrialPoint]:
+def fewer_trials(points: Sequence[Run], best_first: Sequence[Run], most: int = MOST_POINTS) -> list[Run]:
     """At most ``most`` of the trials, in their order: the best quarter of ``most``, and of the rest evenly many."""
     if len(points) <= most:
         return list(points)
@@ -71,15 +68,16 @@ def thinned_words(shown: int, of: int) -> str:
     return f" It shows {shown:,} of {of:,} trials: the best ones, and of the others evenly many." if shown < of else ""
 
 
-def hover(points: StudyPoints, one: TrialPoint) -> str:
+def hover(points: StudyPoints, one: Run) -> str:
     """What a figure says of a trial under the pointer."""
-    value = points.study.objectives.first.worth(one.value) if one.value is not None else one.outcome
+    final, outcome = points.final(one), points.outcome(one)
+    value = outcome if final is None else points.study.objectives.first.worth(final)
     lines = [f"<b>trial {one.number}</b>: {plotly_text(value)}"]
     facts = [f"batch {one.batch:,}" if one.batch else "", plotly_text(one.optimizer)]
-    facts += [f"lr {one.rate:.3g}" if one.rate else "", f"{one.last_epoch} of {one.planned or '?'} epochs"]
+    facts += [f"lr {one.peak_lr:.3g}" if one.peak_lr else "", f"{points.epochs_words(one)} epochs"]
     lines.append(", ".join(fact for fact in facts if fact))
-    if one.outcome != "finished" and one.why:
-        lines.append(plotly_text(_broken(one.why)).replace("\n", "<br>"))
+    if outcome != FINISHED and one.because:
+        lines.append(plotly_text(_broken(one.because)).replace("\n", "<br>"))
     return "<br>".join(lines)
 
 
@@ -93,7 +91,7 @@ def _broken(text: str, width: int = 60, most: int = 4) -> str:
     return "\n".join(lines[:most])
 
 
-def batch_places(group: Sequence[TrialPoint]) -> list[float]:
+def batch_places(group: Sequence[Run]) -> list[float]:
     """Where trials stand on an axis of batches: many of one batch lie beside each other rather than on top."""
     spread = 0.0 if len(group) < CROWDED else 0.16
     return [(p.batch or 1) * 2 ** (spread * 2 * ((p.number * 0.618034) % 1 - 0.5)) for p in group]

@@ -22,6 +22,7 @@ from bigbatch.tune.report.figure import (
 from bigbatch.tune.report.space_figures import colour_axis, coloured, diverged_marks
 from bigbatch.tune.report.theme import BLUE, GREY, PURPLE, TEAL, Values, layout, plotly_text
 from bigbatch.tune.report.trial_points import DIVERGENT, StudyPoints
+from bigbatch.tune.runs.run import Run
 
 NAME = "rate-by-batch"
 BEST_SHARE, MOST_OF_BATCH = 0.25, 5
@@ -29,6 +30,7 @@ BEST_SHARE, MOST_OF_BATCH = 0.25, 5
 LEAST_BATCHES = 3
 """Any power meets two points."""
 LINE_POINTS = 24
+PUBLISHED_MOMENTUM, PUBLISHED_TRUST = 0.9, 0.001
 
 Law = tuple[str, Callable[[float], float]]
 """A name for the legend, and the rate at a global batch."""
@@ -41,7 +43,7 @@ PUBLISHED: dict[str, tuple[Law, ...]] = {
     "lamb": (("square root from RSB: 5e-3 · √(B/2048)", lambda b: 5e-3 * math.sqrt(b / 2048)),),
     "adamw": (("square root from DeiT: 1e-3 · √(B/1024)", lambda b: 1e-3 * math.sqrt(b / 1024)),),
 }
-"""At momentum 0.9 and for LARS with a trust coefficient of 0.001; sources: ``search_spaces/priors.py``."""
+"""At this momentum, and for LARS with this trust coefficient; sources: ``search_spaces/priors.py``."""
 NADO = (32768, 7.05)
 """Nado et al. 2021, arXiv 2102.06356: Nesterov SGD."""
 
@@ -61,6 +63,23 @@ class FittedLaw:
         return float(self.factor * batch**self.exponent)
 
 
+def comparable_rate(run: Run) -> float | None:
+    """The peak learning rate that takes equal steps with the momentum and the trust coefficient of publications.
+
+    With SGD and LARS the noise depends on lr / (1 − momentum) (Smith et al. 2018, arXiv 1711.00489). LARS's step is
+    lr × its trust coefficient.
+    """
+    rate, section = run.peak_lr, json_values.mapping(run.config, "optimizer")
+    if rate is None or rate <= 0:
+        return None
+    if run.optimizer in ("sgd", "lars"):
+        momentum = json_values.number(section, "momentum", PUBLISHED_MOMENTUM)
+        rate *= (1 - PUBLISHED_MOMENTUM) / max(1e-6, 1 - momentum)
+    if run.optimizer == "lars":
+        rate *= json_values.number(section, "trust_coefficient", PUBLISHED_TRUST) / PUBLISHED_TRUST
+    return rate
+
+
 def fitted_law(points: StudyPoints, optimizer: str) -> FittedLaw | None:
     """The scaling law of the best trials' rates; None with finished trials at fewer than three batches.
 
@@ -68,8 +87,8 @@ def fitted_law(points: StudyPoints, optimizer: str) -> FittedLaw | None:
     """
     by_batch: dict[int, list[float]] = {}
     for one in points.best_first:
-        if one.optimizer == optimizer and one.batch and one.comparable_rate:
-            by_batch.setdefault(one.batch, []).append(math.log(one.comparable_rate))
+        if one.optimizer == optimizer and one.batch and (rate := comparable_rate(one)):
+            by_batch.setdefault(one.batch, []).append(math.log(rate))
     if len(by_batch) < LEAST_BATCHES:
         return None
     x, y = [], []
@@ -102,26 +121,26 @@ def rate_figures(points: StudyPoints) -> list[ReportFigure]:
 
 def _rate_by_batch(points: StudyPoints, optimizer: str) -> ReportFigure:
     name, title = f"{NAME}-{_file_part(optimizer)}", f"Learning rate and batch: {optimizer.upper()[:40]}"
-    having = [p for p in points.searched if p.optimizer == optimizer and p.batch and p.comparable_rate]
+    having = [p for p in points.searched if p.optimizer == optimizer and p.batch and comparable_rate(p)]
     chosen = fewer_trials(having, points.best_first)
-    done = [p for p in chosen if p.value is not None]
-    diverged = [p for p in chosen if p.outcome == DIVERGENT]
+    done = [p for p in chosen if points.final(p) is not None]
+    diverged = [p for p in chosen if points.outcome(p) == DIVERGENT]
     if not done:
         return ReportFigure(name, title, missing="No trial of this optimizer has finished.")
-    short = [p for p in chosen if p.value is None and p.outcome != DIVERGENT]
+    short = [p for p in chosen if points.final(p) is None and points.outcome(p) != DIVERGENT]
     data: list[Values] = []
     if short:
         data.append(
             {
                 "type": "scatter", "mode": "markers", "name": "not finished", "x": batch_places(short),
-                "y": [p.comparable_rate for p in short], "text": [hover(points, p) for p in short],
+                "y": [comparable_rate(p) for p in short], "text": [hover(points, p) for p in short],
                 "hovertemplate": "%{text}<extra></extra>",
                 "marker": {"color": GREY, "symbol": "circle-open", "size": 7},
             }
         )  # fmt: skip
-    data.append(coloured(points, done, [p.comparable_rate for p in done]))
+    data.append(coloured(points, done, [comparable_rate(p) for p in done]))
     if diverged:
-        data.append(diverged_marks(points, diverged, [p.comparable_rate for p in diverged]))
+        data.append(diverged_marks(points, diverged, [comparable_rate(p) for p in diverged]))
     batches = [p.batch for p in having if p.batch]
     law = fitted_law(points, optimizer)
     data += _lines(points, optimizer, batches, law)
@@ -129,7 +148,7 @@ def _rate_by_batch(points: StudyPoints, optimizer: str) -> ReportFigure:
     axes = layout(
         height=460,
         xaxis=ticks_of_batches(batches),
-        yaxis=log_axis("comparable peak learning rate", [p.comparable_rate for p in having]),
+        yaxis=log_axis("comparable peak learning rate", map(comparable_rate, having)),
         coloraxis=colour_axis(points),
     )
     return ReportFigure(name, title, caption, data, axes)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from bigbatch.base import json_values
 from bigbatch.train_loop.config.plug_ins import shown_name
+from bigbatch.train_loop.config.words import amount
 from bigbatch.tune.budget.ledger import read_ledger
 from bigbatch.tune.report.answer_figures import history_over_hours, history_over_trials
 from bigbatch.tune.report.answer_section import best_trials, seconds_words
@@ -32,8 +33,8 @@ from bigbatch.tune.report.trial_points import (
     STOPPED,
     WAITING,
     StudyPoints,
-    TrialPoint,
 )
+from bigbatch.tune.runs.run import Run
 from bigbatch.tune.storage.provenance import redact
 
 MOST_ROWS = 60
@@ -100,12 +101,8 @@ def _plan(points: StudyPoints) -> list[tuple[str, object]]:
         ("strategy", ", ".join(strategy)),
         ("fixed", ", ".join(fixed)),
         ("seed", d.get("seed", "")),
-        ("at a time", f"{_count(d.get('concurrency') or 1, 'trial')}, {_count(d.get('workers') or 1, 'worker')} each"),
+        ("at a time", f"{amount(d.get('concurrency') or 1, 'trial')}, {amount(d.get('workers') or 1, 'worker')} each"),
     ]
-
-
-def _count(number: object, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def command_of(session: Mapping[str, object]) -> str:
@@ -134,10 +131,10 @@ def course_section(points: StudyPoints, book: FigureBook, prefix: str) -> Markup
 
 def _stopped(points: StudyPoints) -> Markup:
     """Where and why trials ended before their last epoch."""
-    ended = [p for p in points.searched if p.outcome in (STOPPED, PAUSED, INFEASIBLE)]
+    ended = [p for p in points.searched if points.outcome(p) in (STOPPED, PAUSED, INFEASIBLE)]
     if not ended:
         return Markup("")
-    rows = [[p.number, p.outcome, f"{p.last_epoch} of {p.planned or '?'}", p.why or "–"] for p in ended[:MOST_ROWS]]
+    rows = [[p.number, points.outcome(p), points.epochs_words(p), p.because or "–"] for p in ended[:MOST_ROWS]]
     titles = [
         TableColumn("trial", True),
         TableColumn("how"),
@@ -147,7 +144,7 @@ def _stopped(points: StudyPoints) -> Markup:
     more = [tag("p", _left_out(len(ended)), class_="soft small")] if len(ended) > MOST_ROWS else []
     summary = tag(
         "summary",
-        f"Where and why {_count(len(ended), 'trial')} {'were' if len(ended) != 1 else 'was'} stopped or paused",
+        f"Where and why {amount(len(ended), 'trial')} {'were' if len(ended) != 1 else 'was'} stopped or paused",
     )
     return card(tag("details", summary, table(titles, rows), *more), class_="card long")
 
@@ -181,7 +178,7 @@ def cost_section(points: StudyPoints, book: FigureBook, prefix: str) -> Markup:
     """What the search used."""
     held = points.study.summary.held_s / 3600
     by_outcome, use = hours_by_outcome(points), _use(points)
-    trials = sum(p.hours or 0.0 for p in points.all)
+    trials = sum(p.gpu_hours or 0.0 for p in points.all)
     sessions = json_values.objects(points.study.description, "sessions")
     elapsed = sum(json_values.number(one, "elapsed_s") for one in sessions)
     pairs = [
@@ -191,7 +188,7 @@ def cost_section(points: StudyPoints, book: FigureBook, prefix: str) -> Markup:
         ("places busy", f"{100 * use.busy_share:.0f} % of the time" if use is not None and use.span_s > 0 else ""),
         (
             "wall time",
-            f"{seconds_words(elapsed)} in {len(sessions)} session{'s' * (len(sessions) != 1)}" if elapsed else "",
+            f"{seconds_words(elapsed)} in {amount(len(sessions), 'session')}" if elapsed else "",
         ),
         ("energy", read_ledger(points.study.summary.folder / "ledger").energy.words().removeprefix("energy: ")),
     ]
@@ -208,13 +205,13 @@ def _use(points: StudyPoints) -> SlotUse | None:
 
 def failures_section(points: StudyPoints, prefix: str) -> Markup:
     """What failed, and why."""
-    failed = [p for p in points.all if p.outcome in (BROKEN, DIVERGENT)]
+    failed = [p for p in points.all if points.outcome(p) in (BROKEN, DIVERGENT)]
     if not failed:
         return section("Failures", f"{prefix}failures", card(tag("p", "No trial failed or diverged.")))
     titles = [TableColumn("trial", True), TableColumn("how"), TableColumn("batch", True), TableColumn("optimizer"),
               TableColumn("peak lr", True), TableColumn("epochs", True), TableColumn("why", is_wide=True)]  # fmt: skip
-    rows = [_failed_row(p) for p in failed[:MOST_ROWS]]
-    diverged = sum(p.outcome == DIVERGENT for p in failed)
+    rows = [_failed_row(points, p) for p in failed[:MOST_ROWS]]
+    diverged = sum(points.outcome(p) == DIVERGENT for p in failed)
     words = (
         f"{diverged} of {_begun(points)} trials diverged: their loss or validation was not finite, so the "
         f"hyperparameters are the reason. {len(failed) - diverged} failed otherwise, which says nothing about them."
@@ -227,13 +224,13 @@ def failures_section(points: StudyPoints, prefix: str) -> Markup:
 
 def _begun(points: StudyPoints) -> int:
     """Trials that have begun, with confirmations, which can fail too."""
-    return sum(p.outcome != WAITING or bool(p.curve) for p in points.all)
+    return sum(points.outcome(p) != WAITING or bool(points.curve(p)) for p in points.all)
 
 
-def _failed_row(p: TrialPoint) -> Sequence[object]:
+def _failed_row(points: StudyPoints, p: Run) -> Sequence[object]:
     return [
-        p.number, p.outcome, f"{p.batch:,}" if p.batch else "–", p.optimizer or "–", number_text(p.rate),
-        f"{p.last_epoch} of {p.planned or '?'}", p.why or "–",
+        p.number, points.outcome(p), f"{p.batch:,}" if p.batch else "–", p.optimizer or "–", number_text(p.peak_lr),
+        points.epochs_words(p), p.because or "–",
     ]  # fmt: skip
 
 

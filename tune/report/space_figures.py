@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import statistics
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -11,6 +12,7 @@ import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, json_to_distribution
 from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
 
+from bigbatch.base import json_values
 from bigbatch.tune.report.figure import (
     ReportFigure,
     batch_places,
@@ -34,8 +36,8 @@ from bigbatch.tune.report.theme import (
     number_text,
     plotly_text,
 )
-from bigbatch.tune.report.trial_points import DIVERGENT, StudyPoints, TrialPoint
-from bigbatch.tune.runs.run import AnyTrial
+from bigbatch.tune.report.trial_points import DIVERGENT, StudyPoints, warmup_share
+from bigbatch.tune.runs.run import Run
 
 LEAST_TRIALS = 8
 """PED-ANOVA compares the best tenth of the finished trials with all of them; with fewer it says nothing."""
@@ -93,14 +95,13 @@ def parameter_importance(points: StudyPoints) -> ReportFigure:
     return ReportFigure(name, title, caption, data, axes)
 
 
-def _importances(points: StudyPoints, trials: Sequence[TrialPoint], values: Mapping[int, float]) -> dict[str, float]:
+def _importances(points: StudyPoints, trials: Sequence[Run], values: Mapping[int, float]) -> dict[str, float]:
     """Share of each parameter; empty where the values say nothing. Of very many trials every second, third … counts."""
     trials = trials[:: 1 + len(trials) // MOST_COMPARED]
     with quiet_warnings():
         direction = points.study.objectives.first.direction
         study = optuna.create_study(direction=direction, sampler=optuna.samplers.RandomSampler(seed=0))
-        by_number = {trial.number: trial for trial in points.study.trials}
-        for one in (by_number[point.number] for point in trials):
+        for one in trials:
             made = optuna.trial.create_trial(params=one.params, distributions=_opened(one), value=values[one.number])
             study.add_trial(made)
         found = get_param_importances(study, evaluator=PedAnovaImportanceEvaluator(), normalize=False)
@@ -108,10 +109,9 @@ def _importances(points: StudyPoints, trials: Sequence[TrialPoint], values: Mapp
     return {name: value / total for name, value in found.items()} if total > 0 else {}
 
 
-def _opened(trial: AnyTrial) -> dict[str, BaseDistribution]:
+def _opened(trial: Run) -> dict[str, BaseDistribution]:
     """The trial's distributions as Optuna's objects."""
-    kinds = trial.distributions.items()
-    return {name: json_to_distribution(kind) if isinstance(kind, str) else kind for name, kind in kinds}
+    return {name: json_to_distribution(kind) for name, kind in trial.distributions.items()}
 
 
 @contextlib.contextmanager
@@ -196,7 +196,7 @@ def _distributions(points: StudyPoints, among: Mapping[int, float]) -> dict[str,
     """Of each parameter that varies among the trials with these numbers."""
     found: dict[str, BaseDistribution] = {}
     met: dict[str, set[str]] = {}
-    for trial in points.study.trials:
+    for trial in points.searched:
         if trial.number in among:
             found |= _opened(trial)
             for key, value in trial.params.items():
@@ -224,7 +224,7 @@ def _value_range(points: StudyPoints, values: Mapping[int, float]) -> tuple[floa
 
 def _zigzag(
     points: StudyPoints,
-    group: Sequence[TrialPoint],
+    group: Sequence[Run],
     names: Sequence[str],
     ranges: Mapping[str, BaseDistribution],
     values: Mapping[int, float],
@@ -284,7 +284,7 @@ def _mark(place: float, row: int, text: str) -> Values:
 def warmup_by_batch(points: StudyPoints) -> ReportFigure:
     """The share of warmup of each trial over its batch."""
     name, title = "warmup-by-batch", "Warmup and batch"
-    having = [p for p in points.searched if p.batch and p.warmup_share is not None and p.value is not None]
+    having = [p for p in points.finished if p.batch and warmup_share(p) is not None]
     if len(having) < 2:
         return ReportFigure(name, title, missing="It needs two finished trials with a warmup in epochs.")
     chosen = fewer_trials(having, points.best_first)
@@ -292,21 +292,27 @@ def warmup_by_batch(points: StudyPoints) -> ReportFigure:
         "Each mark is a finished trial: how much of its run was warmup, over its batch. The darker (on a dark page: "
         "the brighter) the better; the best trial of each batch has a ring. Large batches usually want a longer warmup."
     )
-    shares = [100 * (p.warmup_share or 0.0) for p in chosen]
-    data = [coloured(points, chosen, shares), _rings(points, chosen, shares)]
+    shares = [100 * (warmup_share(p) or 0.0) for p in chosen]
     axes = layout(
         xaxis=ticks_of_batches([p.batch for p in having if p.batch]),
         yaxis={"title": {"text": "warmup (% of the run)"}, "rangemode": "tozero"},
         coloraxis=colour_axis(points),
         showlegend=False,
     )
-    return ReportFigure(name, title, caption, data, axes)
+    return ReportFigure(name, title, caption, [coloured(points, chosen, shares), _rings(points, chosen, shares)], axes)
+
+
+def _noise_scale(run: Run) -> float:
+    """The median over the epochs; 0 if it was not measured."""
+    found = [json_values.number(record, "noise_scale", math.nan) for record in run.records]
+    return statistics.median([scale for scale in found if math.isfinite(scale)] or [0.0])
 
 
 def noise_by_batch(points: StudyPoints) -> ReportFigure:
     """The gradient noise scale of each trial over its batch."""
     name, title = "noise-by-batch", "Gradient noise scale and batch"
-    having = [p for p in points.searched if p.batch and p.noise_scale and p.noise_scale > 0]
+    noise = {p.number: scale for p in points.searched if p.batch and (scale := _noise_scale(p)) > 0}
+    having = [p for p in points.searched if p.number in noise]
     if not having:
         return ReportFigure(name, title, missing="No trial measured the gradient noise scale.")
     data: list[Values] = []
@@ -316,7 +322,7 @@ def noise_by_batch(points: StudyPoints) -> ReportFigure:
             data.append(
                 {
                     "type": "scatter", "mode": "markers", "name": plotly_text(optimizer), "x": batch_places(group),
-                    "y": [p.noise_scale for p in group], "text": [hover(points, p) for p in group],
+                    "y": [noise[p.number] for p in group], "text": [hover(points, p) for p in group],
                     "hovertemplate": "noise scale %{y:,.0f} images<br>%{text}<extra></extra>",
                     "marker": {"color": SERIES[i % 6], "symbol": SYMBOLS[i % 6], "size": 9, "opacity": 0.85},
                 }
@@ -335,12 +341,12 @@ def noise_by_batch(points: StudyPoints) -> ReportFigure:
     )
     axes = layout(
         xaxis=ticks_of_batches(points.batches),
-        yaxis=log_axis("noise scale (images)", [*(p.noise_scale for p in having), *ends]),
+        yaxis=log_axis("noise scale (images)", [*noise.values(), *ends]),
     )
     return ReportFigure(name, title, caption, data, axes)
 
 
-def coloured(points: StudyPoints, group: Sequence[TrialPoint], y: Sequence[float | None]) -> Values:
+def coloured(points: StudyPoints, group: Sequence[Run], y: Sequence[float | None]) -> Values:
     """Marks over the batch whose colour is the objective."""
     return {
         "type": "scatter", "mode": "markers", "name": "finished", "x": batch_places(group), "y": list(y),
@@ -353,7 +359,7 @@ def coloured(points: StudyPoints, group: Sequence[TrialPoint], y: Sequence[float
     }  # fmt: skip
 
 
-def diverged_marks(points: StudyPoints, group: Sequence[TrialPoint], y: Sequence[float | None]) -> Values:
+def diverged_marks(points: StudyPoints, group: Sequence[Run], y: Sequence[float | None]) -> Values:
     """Marks of the trials that diverged."""
     return {
         "type": "scatter", "mode": "markers", "name": DIVERGENT, "x": batch_places(group), "y": list(y),
@@ -362,7 +368,7 @@ def diverged_marks(points: StudyPoints, group: Sequence[TrialPoint], y: Sequence
     }  # fmt: skip
 
 
-def _rings(points: StudyPoints, group: Sequence[TrialPoint], y: Sequence[float]) -> Values:
+def _rings(points: StudyPoints, group: Sequence[Run], y: Sequence[float]) -> Values:
     """Rings around the best trial of each batch, among marks at these heights."""
     rank = {p.number: i for i, p in enumerate(points.best_first)}
     best: dict[int, tuple[float, float]] = {}

@@ -1,32 +1,26 @@
-"""What the figures and tables of a report show of each trial."""
+"""A recorded study as its figures and tables show it."""
 
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from collections.abc import Mapping
 from functools import cached_property
 
-from optuna.trial import TrialState
-
 from bigbatch.base import json_values
+from bigbatch.cluster.host.optuna_journal import State
 from bigbatch.tune.report.recorded_study import RecordedStudy
 from bigbatch.tune.runs.answer import leading_trial
 from bigbatch.tune.runs.confirmed import Confirmed, confirmed_trials
 from bigbatch.tune.runs.feasible import INFEASIBLE_ATTR
 from bigbatch.tune.runs.run import (
-    CONFIRMS_ATTR,
-    CONTINUES_ATTR,
     PAUSED_ATTR,
-    AnyTrial,
-    configuration,
+    Kind,
+    Run,
     continued_trials,
-    epoch_records,
+    earlier_of,
     has_diverged,
-    is_paused,
     planned_epochs,
+    search_trials,
     was_refused,
 )
 from bigbatch.tune.runs.target import UNREACHED_H
@@ -36,82 +30,6 @@ FINISHED, STOPPED, PAUSED, CONTINUED, INFEASIBLE, DIVERGENT, BROKEN, UNDER_WAY, 
     "waiting",
 )  # fmt: skip
 """How a trial ended, or that it did not."""
-PUBLISHED_MOMENTUM, PUBLISHED_TRUST = 0.9, 0.001
-"""Learning rates are shown as those that take equal steps at this momentum and this trust coefficient of LARS."""
-
-
-@dataclass(frozen=True)
-class TrialPoint:
-    """One trial."""
-
-    number: int
-    outcome: str
-    why: str
-    """Why it ended, in the search's words; empty if it is not known."""
-    params: Mapping[str, object]
-    config: Mapping[str, object]
-    value: float | None
-    """Of the first objective; None unless the trial has finished with one."""
-    curve: tuple[tuple[int, float], ...]
-    """Epoch and watched metric."""
-    planned: int | None
-    noise_scale: float | None
-    hours: float | None
-    """Device hours of the trial, without those of the trial that it continues."""
-    started: datetime | None
-    ended: datetime | None
-    confirms: int | None
-    continues: int | None = None
-    """The paused trial whose epochs this one goes on from."""
-
-    @property
-    def batch(self) -> int | None:
-        """The global batch size."""
-        return json_values.whole_number_or_none(json_values.mapping(self.config, "batch"), "global_size")
-
-    @property
-    def optimizer(self) -> str:
-        """The optimizer's name; empty if it is not known."""
-        return json_values.text(json_values.mapping(self.config, "optimizer"), "name")
-
-    @property
-    def rate(self) -> float | None:
-        """The peak learning rate as trained."""
-        return json_values.number_or_none(json_values.mapping(self.config, "optimizer"), "peak_lr")
-
-    @property
-    def comparable_rate(self) -> float | None:
-        """The peak learning rate that takes equal steps with the momentum and the trust coefficient of publications.
-
-        With SGD and LARS the noise depends on lr / (1 − momentum) (Smith et al. 2018, arXiv 1711.00489). LARS's step is
-        lr × its trust coefficient.
-        """
-        rate, section = self.rate, json_values.mapping(self.config, "optimizer")
-        if rate is None or rate <= 0:
-            return None
-        if self.optimizer in ("sgd", "lars"):
-            momentum = json_values.number(section, "momentum", PUBLISHED_MOMENTUM)
-            rate *= (1 - PUBLISHED_MOMENTUM) / max(1e-6, 1 - momentum)
-        if self.optimizer == "lars":
-            rate *= json_values.number(section, "trust_coefficient", PUBLISHED_TRUST) / PUBLISHED_TRUST
-        return rate
-
-    @property
-    def warmup_share(self) -> float | None:
-        """The part of the run that is warmup, 0 to 1."""
-        schedule = json_values.mapping(self.config, "schedule")
-        found = json_values.number_or_none(schedule, "warmup_epochs")
-        return found / self.planned if found is not None and self.planned else None
-
-    @property
-    def last_epoch(self) -> int:
-        """The last epoch that was reported; 0 before the first."""
-        return self.curve[-1][0] if self.curve else 0
-
-    @property
-    def end(self) -> tuple[int, float] | None:
-        """The last point of the curve."""
-        return self.curve[-1] if self.curve else None
 
 
 class StudyPoints:
@@ -119,21 +37,57 @@ class StudyPoints:
 
     def __init__(self, study: RecordedStudy) -> None:
         self.study = study
-        continued = continued_trials(study.trials)
-        self.all = tuple(_point(trial, study, continued) for trial in study.trials if not was_refused(trial))
+        self.all = tuple(Run.of(trial) for trial in study.trials if not was_refused(trial))
+        self._continued = continued_trials(study.trials)
+        self._curves: dict[int, tuple[tuple[int, float], ...]] = {}
+
+    def outcome(self, run: Run) -> str:
+        """How it ended, or that it did not."""
+        if run.state == State.COMPLETE:
+            return FINISHED
+        if run.state == State.PRUNED:
+            if run.user_attrs.get(INFEASIBLE_ATTR):
+                return INFEASIBLE
+            paused = CONTINUED if run.number in self._continued else PAUSED
+            return paused if PAUSED_ATTR in run.user_attrs else STOPPED
+        if run.state == State.FAIL:
+            return DIVERGENT if has_diverged(run) else BROKEN
+        return UNDER_WAY if run.state == State.RUNNING else WAITING
+
+    def final(self, run: Run) -> float | None:
+        """Its value of the first objective; None unless it has finished with one."""
+        value = run.value if run.state == State.COMPLETE else None
+        return value if value is not None and math.isfinite(value) and abs(value) < UNREACHED_H else None
+
+    def curve(self, run: Run) -> tuple[tuple[int, float], ...]:
+        """Epoch and watched metric."""
+        if run.number not in self._curves:
+            watched = self.study.objectives.first.shown
+            values = [(json_values.whole_number(record, "epoch"), watched.value(record)) for record in run.records]
+            self._curves[run.number] = tuple((at, value) for at, value in values if at > 0 and math.isfinite(value))
+        return self._curves[run.number]
+
+    def last_epoch(self, run: Run) -> int:
+        """The last epoch of its curve; 0 before the first."""
+        curve = self.curve(run)
+        return curve[-1][0] if curve else 0
+
+    def epochs_words(self, run: Run) -> str:
+        """E.g. ``3 of 8``."""
+        return f"{self.last_epoch(run)} of {planned_epochs(run) or '?'}"
 
     @cached_property
-    def searched(self) -> tuple[TrialPoint, ...]:
+    def searched(self) -> tuple[Run, ...]:
         """The trials that have begun, without confirmations."""
-        return tuple(p for p in self.all if p.confirms is None and (p.outcome != WAITING or p.curve))
+        return tuple(p for p in search_trials(self.all) if p.state != State.WAITING or self.curve(p))
 
     @cached_property
-    def finished(self) -> tuple[TrialPoint, ...]:
+    def finished(self) -> tuple[Run, ...]:
         """The trials with a final value, without confirmations."""
-        return tuple(p for p in self.searched if p.value is not None)
+        return tuple(p for p in self.searched if self.final(p) is not None)
 
     @cached_property
-    def best_first(self) -> tuple[TrialPoint, ...]:
+    def best_first(self) -> tuple[Run, ...]:
         """The finished trials, the best one first."""
         gain = self.study.objectives.first.gain
         return tuple(sorted(self.finished, key=lambda p: (-gain(p.value or 0.0), p.number)))
@@ -144,7 +98,7 @@ class StudyPoints:
         return confirmed_trials(self.study.trials, self.study.objectives.first)
 
     @cached_property
-    def best(self) -> TrialPoint | None:
+    def best(self) -> Run | None:
         """The trial of ``best.json``."""
         found = leading_trial(self.study.trials, self.study.frontier, self.study.objectives)
         chosen = [p for p in self.finished if found is not None and p.number == found.number]
@@ -170,7 +124,8 @@ class StudyPoints:
         final = {p.number: p.value for p in self.finished if p.value is not None}
         if len(self.finished) >= least or objective.shown is not objective:
             return final, ""
-        curves = {p.number: dict(p.curve) for p in self.searched if p.outcome != CONTINUED and p.curve}
+        counted = [p for p in self.searched if self.outcome(p) != CONTINUED]
+        curves = {p.number: dict(curve) for p in counted if (curve := self.curve(p))}
         enough = max(least, len(curves) // 2)
         reached = [epoch for curve in curves.values() for epoch in curve]
         epoch = max((e for e in set(reached) if reached.count(e) >= enough), default=None)
@@ -181,17 +136,17 @@ class StudyPoints:
         few = f"Only {done} trials have finished, so trials are compared by their values after epoch {epoch}"
         return values, f"{few}, which {len(values)} have reached. Early values favour fast starts."
 
-    def hours_of_all_epochs(self, point: TrialPoint) -> float | None:
+    def hours_of_all_epochs(self, point: Run) -> float | None:
         """Device hours of a trial and of the trials that it continues; None if those of one are not known."""
-        by_number, total, seen = {p.number: p for p in self.all}, 0.0, set[int]()
-        part: TrialPoint | None = point
-        while part is not None and part.number not in seen:
-            if part.hours is None:
-                return None
-            total += part.hours
-            seen.add(part.number)
-            part = by_number.get(part.continues) if part.continues is not None else None
-        return total
+        by_number: dict[int | None, Run] = {p.number: p for p in self.all}
+        parts = [point]
+        while parts[-1].kind == Kind.CONTINUATION:
+            earlier = by_number.get(earlier_of(parts[-1]))
+            if earlier is None or earlier in parts:
+                break
+            parts.append(earlier)
+        hours = [part.gpu_hours for part in parts if part.gpu_hours is not None]
+        return sum(hours) if len(hours) == len(parts) else None
 
     @property
     def is_percent(self) -> bool:
@@ -209,48 +164,8 @@ class StudyPoints:
         return f"{title} (%)" if self.is_percent else title
 
 
-def _point(trial: AnyTrial, study: RecordedStudy, continued: Mapping[int, int]) -> TrialPoint:
-    records = epoch_records(trial)
-    watched = study.objectives.first.shown
-    values = [(json_values.whole_number(r, "epoch"), watched.value(r)) for r in records if isinstance(r, Mapping)]
-    attrs = trial.user_attrs
-    return TrialPoint(
-        number=trial.number,
-        outcome=_outcome(trial, continued),
-        why=json_values.text(attrs, "ended_because"),
-        params=trial.params,
-        config=configuration(trial),
-        value=_final(trial),
-        curve=tuple((epoch, value) for epoch, value in values if epoch > 0 and math.isfinite(value)),
-        planned=planned_epochs(trial),
-        noise_scale=_median([json_values.number_or_none(r, "noise_scale") for r in records]),
-        hours=json_values.number_or_none(attrs, "gpu_hours"),
-        started=trial.datetime_start,
-        ended=trial.datetime_complete,
-        confirms=json_values.whole_number_or_none(attrs, CONFIRMS_ATTR),
-        continues=json_values.whole_number_or_none(attrs, CONTINUES_ATTR),
-    )
-
-
-def _outcome(trial: AnyTrial, continued: Mapping[int, int]) -> str:
-    if trial.state == TrialState.COMPLETE:
-        return FINISHED
-    if trial.state == TrialState.PRUNED:
-        if trial.user_attrs.get(INFEASIBLE_ATTR):
-            return INFEASIBLE
-        paused = is_paused(trial) or PAUSED_ATTR in trial.user_attrs
-        return (CONTINUED if trial.number in continued else PAUSED) if paused else STOPPED
-    if trial.state == TrialState.FAIL:
-        return DIVERGENT if has_diverged(trial) else BROKEN
-    return UNDER_WAY if trial.state == TrialState.RUNNING else WAITING
-
-
-def _final(trial: AnyTrial) -> float | None:
-    values = trial.values if trial.state == TrialState.COMPLETE else None
-    first = values[0] if values else None
-    return first if first is not None and math.isfinite(first) and abs(first) < UNREACHED_H else None
-
-
-def _median(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None and math.isfinite(value)]
-    return statistics.median(known) if known else None
+def warmup_share(run: Run) -> float | None:
+    """The part of the run that is warmup, 0 to 1."""
+    found = json_values.number_or_none(json_values.mapping(run.config, "schedule"), "warmup_epochs")
+    planned = planned_epochs(run)
+    return found / planned if found is not None and planned else None

@@ -15,6 +15,7 @@ from functools import cache
 from bigbatch.base import json_values
 from bigbatch.base.option_values import nearest_word
 from bigbatch.train_loop.config import ConfigError
+from bigbatch.train_loop.plugins.metric_names import COSTS as COSTS
 from bigbatch.train_loop.reporter import EpochRecord
 
 Record = Mapping[str, object]
@@ -39,8 +40,6 @@ NOT_ALWAYS = (
 """Fields that a run need not measure, or that make no choice: a trial could end without a value."""
 EPOCH_PARTS = tuple(name for name, column in EpochRecord.columns().items() if column.epoch_part)
 """Fields of a record: together the seconds that the epoch took."""
-COSTS = ("_s", "_hours", "_bytes", "_steps")
-"""Ends of the names of metrics that say what a run costs. Training does not improve them."""
 GPU_HOURS, EPOCH_S = "gpu_hours", "epoch_s"
 TITLES = {
     "val_top1": "validation top-1",

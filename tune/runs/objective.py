@@ -121,11 +121,6 @@ def failure_of_epoch(objective: Objective, record: Record) -> tuple[str, Failure
     return text, FailureKind.CONFIGURATION
 
 
-def accuracy(num_classes: int) -> Objective:
-    """Validation top-1, 0 to 1. A diverged trial is worth chance level."""
-    return Objective("val_top1", "maximize", 1 / num_classes)
-
-
 def chance_level(name: str, num_classes: int) -> float:
     """A metric's value for a network that has learnt nothing; not a number where there is none.
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from bigbatch.base import json_values
@@ -134,6 +134,17 @@ def epoch_records(trial: AnyTrial) -> list[dict[str, Any]]:
 class Run(StoredTrial):
     """A trial of a study, as its files hold it."""
 
+    @classmethod
+    def of(cls, trial: AnyTrial) -> Run:
+        """The trial; of one that Optuna has open a copy."""
+        if isinstance(trial, Run):
+            return trial
+        from optuna.distributions import distribution_to_json
+
+        found = {one.name: getattr(trial, one.name) for one in fields(cls)}
+        kinds = {name: distribution_to_json(kind) for name, kind in trial.distributions.items()}
+        return cls(**found | {"state": State(trial.state), "values": trial.values or [], "distributions": kinds})
+
     @property
     def kind(self) -> Kind:
         """Why it was begun."""
@@ -153,6 +164,26 @@ class Run(StoredTrial):
     def epochs(self) -> int:
         """The last epoch that has ended."""
         return max((json_values.whole_number(record, "epoch") for record in self.records), default=0)
+
+    @property
+    def batch(self) -> int | None:
+        """The global batch size."""
+        return json_values.whole_number_or_none(json_values.mapping(self.config, "batch"), "global_size")
+
+    @property
+    def optimizer(self) -> str:
+        """The optimizer's name; empty if it is not known."""
+        return json_values.text(json_values.mapping(self.config, "optimizer"), "name")
+
+    @property
+    def peak_lr(self) -> float | None:
+        """The peak learning rate as trained."""
+        return json_values.number_or_none(json_values.mapping(self.config, "optimizer"), "peak_lr")
+
+    @property
+    def gpu_hours(self) -> float | None:
+        """Its device hours, without those of the trial that it continues."""
+        return json_values.number_or_none(self.user_attrs, "gpu_hours")
 
     @property
     def because(self) -> str:
@@ -323,17 +354,6 @@ def epochs_before(trials: Sequence[AnyTrial], attrs: Mapping[str, object]) -> in
     if number is None or number >= len(trials) or trials[number].user_attrs.get(DROPPED_ATTR):
         return 0
     return json_values.whole_number(trials[number].user_attrs, PAUSED_ATTR)
-
-
-def waiting_to_continue(trials: Sequence[OneTrial]) -> list[OneTrial]:
-    """Paused trials that no other trial continues, in the order of their numbers."""
-    continued = continued_trials(trials)
-    return [t for t in trials if is_paused(t) and t.number not in continued]
-
-
-def dropped_checkpoints(study: Study) -> set[int]:
-    """Numbers of paused trials whose checkpoint was removed to make room."""
-    return {int(key.removeprefix(DROPPED_ATTR)) for key in study.user_attrs if key.startswith(DROPPED_ATTR)}
 
 
 def has_enough(study: Study, configurations: int, wanted: float) -> bool:

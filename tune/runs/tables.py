@@ -31,8 +31,8 @@ from bigbatch.tune.runs.run import (
     FAILURE_ATTR,
     PAUSED_ATTR,
     AnyTrial,
+    begun,
     epoch_records,
-    was_refused,
 )
 
 TRIALS_VERSION, EPOCHS_VERSION = "2", "1"
@@ -164,8 +164,7 @@ def _config_value(configuration: Mapping[str, object], key: str) -> object:
 
 def trials_table(trials: Iterable[AnyTrial], objectives: Objectives) -> pa.Table:
     """A row for each trial that has started. The schema's metadata name the objective."""
-    begun = [t for t in trials if t.state != TrialState.WAITING or t.user_attrs.get("config")]
-    rows = [trial_row(t, objectives) for t in begun if not was_refused(t)]
+    rows = [trial_row(t, objectives) for t in begun(trials)]
     schema = TRIALS.with_metadata({**TRIALS.metadata, OBJECTIVE_KEY: objectives.text})
     return pa.Table.from_pylist(rows, schema=schema)
 

@@ -6,7 +6,6 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,10 +74,10 @@ def _train(plan: ScalePlan, size: SizePlan, output: Path, *more: str) -> tuple[s
     return ("train", "--config", str(config_path(plan, size)), *more, *stage, "--output", str(output))
 
 
-def _srun(size: SizePlan, env: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+def _srun(size: SizePlan) -> tuple[str, ...]:
     """A step on a part of the job's nodes, one task a worker. Since Slurm 22.05 a step does not inherit -c."""
     per_node = size.workers // size.nodes
-    cores = env.get("SLURM_CPUS_PER_TASK")
+    cores = os.environ.get("SLURM_CPUS_PER_TASK")
     return (
         "srun", "--overlap", "--kill-on-bad-exit=1", f"--nodes={size.nodes}", f"--ntasks={size.workers}",
         f"--ntasks-per-node={per_node}", *((f"--cpus-per-task={cores}",) if cores else ()),

@@ -6,20 +6,19 @@ has the tables, which may be some seconds old while trials run.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bigbatch.base import json_values
 from bigbatch.cluster.host.optuna_journal import JOURNAL_NAME, read_journal
 from bigbatch.train_loop.config import ConfigError
-from bigbatch.tune.runs import metrics
 from bigbatch.tune.runs.objectives import Objectives, objectives_of
-from bigbatch.tune.runs.run import Run
+from bigbatch.tune.runs.run import Run, begun
 from bigbatch.tune.storage.description import read_description
 from bigbatch.tune.storage.storage_url import check_database_file, check_url
-from bigbatch.tune.storage.summary import EPOCHS_TABLE, TRIALS_TABLE
+from bigbatch.tune.storage.summary import EPOCHS_TABLE, TRIALS_TABLE, trials_of_tables
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -32,16 +31,11 @@ class StudyTables:
 
     name: str
     objectives: Objectives
+    runs: Sequence[Run]
+    """Those that have begun, in the order of their numbers."""
     trials: pa.Table
+    """A row for each of ``runs``."""
     epochs: pa.Table
-
-    def epochs_of_trials(self) -> dict[int, list[dict[str, Any]]]:
-        """Number of a trial → its rows of ``epochs``, the first epoch first."""
-        found: dict[int, list[dict[str, Any]]] = {}
-        for row in self.epochs.to_pylist():
-            row |= {name: dict(row.get(name) or ()) for name in metrics.MAPS}  # Arrow gives a map as pairs
-            found.setdefault(row["trial"], []).append(row)
-        return {number: sorted(rows, key=lambda row: row["epoch"]) for number, rows in found.items()}
 
 
 def name_of_study(folder: Path, description: Mapping[str, object]) -> str:
@@ -67,7 +61,7 @@ def read_tables(folder: Path, storage: str | None) -> StudyTables:
             f"the files of a study must be as a search wrote them; those in {str(folder)!r} are not ({reason}). "
             "bigbatch report shows what can be read."
         ) from None
-    if not found.trials.num_rows:
+    if not found.runs:
         raise ConfigError(f"a study needs a trial that has begun; got none in {str(folder)!r}. Try again later.")
     return found
 
@@ -76,12 +70,13 @@ def _read_tables(folder: Path, storage: str | None) -> StudyTables:
     description = read_description(folder)
     objectives = objectives_of(description)
     name = name_of_study(folder, description)
-    if storage is not None or (folder / JOURNAL_NAME).exists():
-        from bigbatch.tune.runs.tables import epochs_table, trials_table
+    if storage is not None:
+        trials = [Run.of(trial) for trial in study_of_database(name, storage).trials]
+    else:
+        trials = _trials_of_journal(folder, name) if (folder / JOURNAL_NAME).exists() else _stored_trials(folder)
+    from bigbatch.tune.runs.tables import epochs_table, trials_table
 
-        trials = _trials_of_journal(folder, name) if storage is None else study_of_database(name, storage).trials
-        return StudyTables(name, objectives, trials_table(trials, objectives), epochs_table(trials))
-    return _stored_tables(folder, name, objectives)
+    return StudyTables(name, objectives, begun(trials), trials_table(trials, objectives), epochs_table(trials))
 
 
 def _trials_of_journal(folder: Path, name: str) -> list[Run]:
@@ -103,9 +98,8 @@ def _trials_of_journal(folder: Path, name: str) -> list[Run]:
     return found.trials
 
 
-def _stored_tables(folder: Path, name: str, objectives: Objectives) -> StudyTables:
+def _stored_trials(folder: Path) -> list[Run]:
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     missing = next((table for table in (TRIALS_TABLE, EPOCHS_TABLE) if not (folder / table).exists()), None)
     if missing is not None:
@@ -114,7 +108,7 @@ def _stored_tables(folder: Path, name: str, objectives: Objectives) -> StudyTabl
             f"{str(folder)!r}. Try again once a trial has ended; bigbatch export also takes --storage URL."
         )
     try:
-        return StudyTables(name, objectives, pq.read_table(folder / TRIALS_TABLE), pq.read_table(folder / EPOCHS_TABLE))
+        return trials_of_tables(folder)
     except (OSError, pa.ArrowInvalid) as error:
         raise ConfigError(
             f"the tables must be readable; got {str(folder)!r} ({' '.join(str(error).split())}). "

@@ -26,7 +26,7 @@ from bigbatch.cluster.host.optuna_journal import EVERYTHING, FACTS, JOURNAL_NAME
 from bigbatch.train_loop.config import ConfigError, Options, config_keys
 from bigbatch.tune.budget.ledger import ledger_files, read_session
 from bigbatch.tune.runs.energy import StudyEnergy
-from bigbatch.tune.runs.metrics import COSTS
+from bigbatch.tune.runs.metrics import COSTS, MAPS
 from bigbatch.tune.runs.run import EPOCH_ATTR, Run, Runs
 from bigbatch.tune.storage.description import STUDY_FILE, Description, read_description
 from bigbatch.tune.storage.frontier_file import FRONTIER_FILE
@@ -231,6 +231,7 @@ def trials_of_tables(folder: Path) -> list[Run]:
         trial.distributions = {name: distributions[name] for name in trial.params}
     if (folder / EPOCHS_TABLE).exists():
         for row in pq.read_table(folder / EPOCHS_TABLE).to_pylist():
+            row |= {name: dict(row[name]) for name in MAPS if row.get(name)}  # Arrow gives a map as pairs
             if (number := row.pop("trial")) in by_number:
                 by_number[number].user_attrs[f"{EPOCH_ATTR}{row['epoch']:05d}"] = row
     return trials
@@ -240,7 +241,7 @@ def _from_row(row: Mapping[str, object]) -> Run:
     value = json_values.number_or_none(row, "value")
     names = (
         "gpu_hours", "ended_because", "attempts", "retries", "continues", "paused_in_epoch", "diverged", "confirms",
-        "infeasible",
+        "infeasible", "failure_kind", "ray_trial_id",
     )  # fmt: skip
     attrs = {name: row[name] for name in names if row.get(name) is not None}
     config: dict[str, object] = {}
@@ -256,7 +257,7 @@ def _from_row(row: Mapping[str, object]) -> Run:
     return Run(
         number=json_values.whole_number(row, "trial"),
         state=State[json_values.text(row, "state")],
-        values=[] if value is None else [value],
+        values=list(json.loads(json_values.text(row, "values", "{}")).values()) or ([] if value is None else [value]),
         params=json.loads(json_values.text(row, "parameters", "{}")),
         user_attrs=attrs | ({"config": config} if config else {}),
         datetime_start=started.astimezone().replace(tzinfo=None) if isinstance(started, datetime) else None,

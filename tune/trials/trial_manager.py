@@ -42,9 +42,7 @@ from bigbatch.tune.runs.verdict import Verdict, paused, stopped
 from bigbatch.tune.trials.admission import Admission
 from bigbatch.tune.trials.configurations import Configurations, configuration_of
 from bigbatch.tune.trials.confirmation_queue import ConfirmationQueue, MissingConfirmations, closed_in_words
-from bigbatch.tune.trials.live_trial import LiveTrial as LiveTrial
-from bigbatch.tune.trials.live_trial import Over as Over
-from bigbatch.tune.trials.live_trial import StudyKeeper as StudyKeeper
+from bigbatch.tune.trials.live_trial import LiveTrial, Over, StudyKeeper
 from bigbatch.tune.trials.live_trials import EqualFailures, LiveTrials
 
 MOST_REFUSED = 100

@@ -19,7 +19,7 @@ from bigbatch.tune.budget.forecast import (
     forecast_words,
     more_hours,
 )
-from bigbatch.tune.runs.objective import Objective, accuracy
+from bigbatch.tune.runs.objective import Objective
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 8])
@@ -88,23 +88,25 @@ def test_each_configuration_is_one_draw():
         trial.report(0.3 + trial.number / 100, 1)
         study.tell(trial, state=state)
     study.ask()
-    assert draws_of(study.trials, accuracy(10)) == [0.5, 0.6, 0.1, 0.35]
+    assert draws_of(study.trials, Objective(worst=0.1)) == [0.5, 0.6, 0.1, 0.35]
     again = study.ask()
     again.set_user_attr("confirms", 0)
     study.tell(again, 0.9)
-    assert draws_of(study.trials, accuracy(10)) == [0.5, 0.6, 0.1, 0.35], "a confirmation is no draw"
+    assert draws_of(study.trials, Objective(worst=0.1)) == [0.5, 0.6, 0.1, 0.35], "a confirmation is no draw"
     several = optuna.create_study(directions=["maximize", "minimize"])
     several.tell(several.ask(), [0.7, 12.0])
-    assert draws_of(several.trials, accuracy(10)) == [0.7]
+    assert draws_of(several.trials, Objective(worst=0.1)) == [0.7]
     assert draws_of(study.trials, Objective("val_loss", "minimize", 2.3))[0] == -0.5
 
 
 def test_the_sentence_says_how_many_trials_the_chance_and_how_unsure_it_is():
     values = [0.80 + 0.01 * math.sin(7 * i) for i in range(20)]
-    text = forecast_words(study_of(values).trials, accuracy(10), 20.0, 10.0, "GPU hours")
+    text = forecast_words(study_of(values).trials, Objective(worst=0.1), 20.0, 10.0, "GPU hours")
     assert text.startswith("10 more GPU hours are about 10 more trials. If they come out as the 20 so far")
     assert "chance of 33 %" in text and "points (the truth is probably between" in text
-    few = forecast_words(study_of(values[:5]).trials, accuracy(10), 5.0, 10.0, "GPU hours")
+    few = forecast_words(study_of(values[:5]).trials, Objective(worst=0.1), 5.0, 10.0, "GPU hours")
     assert few == "What 10 more GPU hours would bring cannot be said from 5 ended trials."
-    assert "less than one trial" in forecast_words(study_of(values).trials, accuracy(10), 900.0, 10.0, "GPU hours")
-    assert forecast_words([], accuracy(10), 5.0, 10.0, "GPU hours") == ""
+    assert "less than one trial" in forecast_words(
+        study_of(values).trials, Objective(worst=0.1), 900.0, 10.0, "GPU hours"
+    )
+    assert forecast_words([], Objective(worst=0.1), 5.0, 10.0, "GPU hours") == ""

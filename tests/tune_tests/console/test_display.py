@@ -19,7 +19,6 @@ from bigbatch.tune.console.display import (
     SearchProgress,
     duration,
     make_display,
-    percent,
     trial_table,
 )
 from bigbatch.tune.console.findings import print_findings, print_plan
@@ -81,9 +80,8 @@ def test_a_pipe_gets_plain_lines_without_control_codes():
     assert "lars" in lines[0] and "epoch 1/4: top-1 50.0 %" in lines[1] and "stopped at 50.0 %: because" in lines[2]
 
 
-def test_durations_and_percentages():
+def test_durations():
     assert [duration(s) for s in (0, 75, 3700)] == ["0:00", "1:15", "1:01:40"]
-    assert [percent(v) for v in (None, 0.9861, 1.0)] == ["–", "98.6 %", "100.0 %"]
 
 
 OWN_SPACE = """

@@ -15,11 +15,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import optuna
+import pyarrow.parquet as pq
 import pytest
 from optuna.trial import FrozenTrial, TrialState
 
 from bigbatch.tune.commands.export import main
 from bigbatch.tune.storage.store import StudyStore
+from bigbatch.tune.storage.study_tables import read_tables
 from helpers.recorded_studies import EPOCHS, add_recorded_trial, recorded_study
 from helpers.searches import load
 
@@ -115,6 +117,20 @@ def test_a_study_in_a_database(tmp_path, capsys):
     theirs = optuna.load_study(study_name="s", storage=url).trials
     copies = optuna.load_study(study_name="s", storage=f"sqlite:///{tmp_path / 'copy.db'}").trials
     assert all(same(one, other) for one, other in zip(copies, theirs, strict=True))
+
+
+def test_what_is_read_from_the_tables_of_a_study_in_a_database_makes_the_same_tables(tmp_path):
+    store = recorded_study(tmp_path / "s", 8, storage=f"sqlite:///{tmp_path / 'd.db'}")
+    running = optuna.trial.Trial(store.study, store.study.trials[3]._trial_id)
+    running.set_user_attr("epoch/00002", {"epoch": 2, "val_top1": 0.5, "metrics": {"f1": 0.25}})
+    for name, value in {"continues": 1, "failure_kind": "lost", "ray_trial_id": "a1", "attempts": 2}.items():
+        running.set_user_attr(name, value)
+    store.refresh(force=True)
+    store.close()
+    read = read_tables(tmp_path / "s", None)
+    for name, table in (("trials", read.trials), ("epochs", read.epochs)):
+        assert table.equals(pq.read_table(tmp_path / "s" / f"{name}.parquet")), name
+    assert read.runs[3].last_of("f1") == 0.25, "a metric of the user's own"
 
 
 @pytest.mark.parametrize(

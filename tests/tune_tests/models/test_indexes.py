@@ -17,7 +17,7 @@ from bigbatch.tune.models.curve_history import CurveHistory
 from bigbatch.tune.models.protocol import Dimension, SearchFacts
 from bigbatch.tune.models.study_view import BestAndRecent
 from bigbatch.tune.proposers.search_only import OwnTrials
-from bigbatch.tune.proposers.trial_allocator import TrialAllocator, next_value
+from bigbatch.tune.proposers.trial_allocator import TrialAllocator
 from bigbatch.tune.runs.objective import Objective
 from bigbatch.tune.runs.retry import EndedCount
 from bigbatch.tune.runs.run import (
@@ -28,12 +28,11 @@ from bigbatch.tune.runs.run import (
     PAUSED_ATTR,
     RETRIES_ATTR,
     count_ended,
-    dropped_checkpoints,
     search_trials,
-    waiting_to_continue,
 )
 from bigbatch.tune.stoppers.paused_trials import PausedTrials
 from bigbatch.tune.storage.store import StudyStore
+from helpers.as_they_are import waiting_to_continue
 
 EPOCHS = 6
 SPACE = {"x": FloatDistribution(0.0, 1.0), "batch": CategoricalDistribution((256, 1024, 4096))}
@@ -143,19 +142,20 @@ def test_after_each_event_an_index_says_what_the_study_says(storage, seed, tmp_p
         seen = hidden.seen(study)
         now = look.update(seen)
         there = waiting_to_continue(searched)
-        values = {t.params["batch"] for t in there if t.number not in dropped_checkpoints(study)}
+        dropped = {n for n in range(len(trials)) if f"{DROPPED_ATTR}{n}" in study.user_attrs}
+        values = {t.params["batch"] for t in there if t.number not in dropped}
         assert look.waiting_values() == values
         for value in values:
             places = [now[place].number for place in look.waiting(value)]
             wanted = [t.number for t in there if t.params["batch"] == value]
-            assert places == [n for n in wanted if n not in dropped_checkpoints(study)]
+            assert places == [n for n in wanted if n not in dropped]
         done = [t for t in searched if t.state == TrialState.COMPLETE]
         assert look.all_gone_on(only_done=True) == len(done)
         assert look.runs == any(t.state == TrialState.RUNNING for t in searched)
         assert look.configurations == sum(
             CONTINUES_ATTR not in t.user_attrs and RETRIES_ATTR not in t.user_attrs for t in searched
         )
-        assert shares.next_value(study, len(trials)) == next_value(FACTS, study.get_trials(), len(trials))
+        assert shares.next_value(study, len(trials)) == TrialAllocator(FACTS).next_value(study, len(trials))
         chosen, fresh = recent.among(trials, 20), BestAndRecent(maximize=True).among(trials, 20)
         assert chosen == fresh and len(chosen) <= 20 + 3
     assert len(trials) > 40 and any(CONFIRMS_ATTR in t.user_attrs for t in trials)

@@ -7,7 +7,7 @@ import pytest
 from optuna.distributions import FloatDistribution
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from bigbatch.tune.models.study_view import MOST_TRIALS, BestAndRecent, best_and_recent
+from bigbatch.tune.models.study_view import MOST_TRIALS, BestAndRecent
 from bigbatch.tune.proposers.samplers import PerTrialSampler, sampler_factory
 
 
@@ -24,13 +24,13 @@ def trials(count: int, running: int) -> list[FrozenTrial]:
 
 def test_a_small_study_is_seen_whole() -> None:
     small = trials(MOST_TRIALS, running=3)
-    assert best_and_recent(small, maximize=True) == small
+    assert BestAndRecent(maximize=True).among(small) == small
 
 
 def test_of_a_large_one_the_best_the_recent_and_the_running_ones_are_seen_in_order() -> None:
     many = trials(4 * MOST_TRIALS, running=3)
     for maximize, value in ((True, 6 / 7), (False, 0.0)):
-        seen = best_and_recent(many, maximize=maximize)
+        seen = BestAndRecent(maximize=maximize).among(many)
         numbers = [trial.number for trial in seen]
         assert numbers == sorted(set(numbers)) and len(seen) == MOST_TRIALS + 1
         assert seen[-MOST_TRIALS // 2 :] == many[-MOST_TRIALS // 2 :]

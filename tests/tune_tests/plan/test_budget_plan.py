@@ -24,7 +24,7 @@ from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.machine import Machine, Node, devices_held, share_out, trials_for_slots
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.plan.search_plan import SearchPlan
-from bigbatch.tune.runs.objective import accuracy
+from bigbatch.tune.runs.objective import Objective
 from bigbatch.tune.runs.observer import TrialView
 from bigbatch.tune.search.budgeting import (
     check_budget_lasts,
@@ -204,11 +204,11 @@ def test_what_is_left_of_a_budget_is_not_worth_starting_ray_for_if_no_epoch_fits
 def test_a_search_with_a_budget_says_what_more_would_bring(tmp_path):
     plan, store = study_with_epochs(tmp_path, [0.5 + 0.01 * i for i in range(16)])
     store.ledger.begin(0, 1, since_s=0.4 * 3600)
-    text = what_more_would_bring(plan, store, accuracy(10))
+    text = what_more_would_bring(plan, store, Objective(worst=0.1))
     assert text.startswith("0.5 more worker hours are about 20 more trials."), "as much again, below an hour"
     store.close()
     unlimited = plan_of(tmp_path / "other", trials=4)
-    assert what_more_would_bring(unlimited, store, accuracy(10)) == ""
+    assert what_more_would_bring(unlimited, store, Objective(worst=0.1)) == ""
 
 
 def test_nothing_is_refused_or_chosen_by_the_guess_where_a_budget_is_the_only_limit(tmp_path):

@@ -21,7 +21,7 @@ from helpers.own_space_searches import Params, SimulatedSearch, late_share
 
 RATES = {"lr": FloatDistribution(1e-4, 1.0, log=True), "decay": FloatDistribution(1e-6, 1e-2, log=True)}
 UP, DOWN = StudyDirection.MAXIMIZE, StudyDirection.MINIMIZE
-TOP1 = Objective("val_top1", worst=0.1)
+TOP1 = Objective(worst=0.1)
 OWN = Objective("val_f1", "maximize", math.nan)
 TARGET = TimeToTarget(reach=TOP1, target=0.55)
 

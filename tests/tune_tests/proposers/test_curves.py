@@ -13,7 +13,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from optuna.trial import TrialState, create_trial
 from scipy.stats import spearmanr
 
-from bigbatch.tune.models.curve_data import CurveEncoder, curves_of
+from bigbatch.tune.models.curve_data import CurveEncoder
 from bigbatch.tune.models.curve_model import CurvePoints
 from bigbatch.tune.models.protocol import Dimension, SearchFacts
 from bigbatch.tune.models.unit_space import UnitSpace, position
@@ -22,6 +22,7 @@ from bigbatch.tune.proposers.samplers import PerTrialSampler
 from bigbatch.tune.runs.objective import Objective
 from bigbatch.tune.runs.run import CONTINUES_ATTR, DIVERGED_ATTR, PAUSED_ATTR, RETRIES_ATTR
 from bigbatch.tune.strategies import make_strategy
+from helpers.as_they_are import curves_of
 from helpers.lone_studies import new_study
 
 EPOCHS = 8

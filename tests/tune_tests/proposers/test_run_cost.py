@@ -7,11 +7,12 @@ import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from bigbatch.tune.models.curve_history import Curve, curves_of
+from bigbatch.tune.models.curve_history import Curve
 from bigbatch.tune.models.protocol import Dimension, SearchFacts
 from bigbatch.tune.proposers.curves import USUAL, CurvesSampler, surcharge
 from bigbatch.tune.runs.objective import Objective
 from bigbatch.tune.runs.run import EPOCH_ATTR, WORKERS_ATTR
+from helpers.as_they_are import curves_of
 from helpers.lone_studies import new_study
 
 KINDS = CategoricalDistribution(("quick", "slow"))

@@ -18,7 +18,7 @@ from bigbatch.tune.models.names import CAPABILITIES
 from bigbatch.tune.models.protocol import Dimension, SearchFacts
 from bigbatch.tune.proposers.frontier_sampler import among_peers
 from bigbatch.tune.proposers.samplers import PerTrialSampler, quiet_optuna
-from bigbatch.tune.proposers.trial_allocator import next_value
+from bigbatch.tune.proposers.trial_allocator import TrialAllocator
 from bigbatch.tune.runs.objective import Objective
 from bigbatch.tune.runs.run import CONFIRMS_ATTR, CONTINUES_ATTR, PAUSED_ATTR, RETRIES_ATTR
 from bigbatch.tune.runs.tolerance import ABSOLUTE, Tolerance
@@ -116,7 +116,7 @@ def study_of(values: Mapping[int, tuple[float, ...]]) -> optuna.Study:
 
 def choice(study: optuna.Study, **changes: Any) -> object:
     facts = dataclasses.replace(FACTS, **changes)
-    return next_value(facts, study.trials, len(study.trials))
+    return TrialAllocator(facts).next_value(study, len(study.trials))
 
 
 def test_where_nothing_better_is_possible_the_rest_goes_to_the_larger_batches():

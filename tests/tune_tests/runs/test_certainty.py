@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import binomtest, fisher_exact
 
 from bigbatch.tune.runs.certainty import clearly_worse, clopper_pearson, differ_clearly
-from bigbatch.tune.runs.objective import accuracy
+from bigbatch.tune.runs.objective import Objective
 from bigbatch.tune.runs.reported import Examples, by_choice
 
 
@@ -57,7 +57,7 @@ def test_the_range_of_a_chosen_best_holds_in_95_percent_of_studies():
     for _ in range(studies):
         drawn = rng.binomial(360, truth)
         best = int(np.argmax(drawn))
-        found = by_choice(drawn[best] / 360, None, len(truth), Examples(360), accuracy(10))
+        found = by_choice(drawn[best] / 360, None, len(truth), Examples(360), Objective(worst=0.1))
         assert found.low is not None and found.high is not None
         missed += not found.low <= truth[best] <= found.high
     assert missed / studies < 0.05

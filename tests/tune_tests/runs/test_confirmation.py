@@ -25,7 +25,7 @@ from bigbatch.tune.runs.confirmation import (
 from bigbatch.tune.runs.confirmed import confirmed_trials
 from bigbatch.tune.runs.frontier import FrontierFacts, frontier_of
 from bigbatch.tune.runs.learned import FRESH_SEEDS
-from bigbatch.tune.runs.objective import Objective, accuracy
+from bigbatch.tune.runs.objective import Objective
 from bigbatch.tune.runs.reported import Examples
 from bigbatch.tune.runs.run import count_ended
 from bigbatch.tune.storage.frontier_file import frontier_json
@@ -34,7 +34,7 @@ BATCHES = FrontierFacts(
     "global_batch_size",
     (128, 256, 512),
     examples=Examples(1000),
-    objective=accuracy(10),
+    objective=Objective(worst=0.1),
     description={"num_classes": 10},
 )
 WHOLE = dataclasses.replace(BATCHES, name=None, values=(None,))
@@ -192,11 +192,11 @@ def test_what_came_out_is_kept_by_seed_and_a_diverged_run_is_at_chance() -> None
         trial(8, None, 256, confirms=2, confirmation_seed=2, state=TrialState.FAIL, diverged=True),
         trial(9, None, 256, confirms=2, confirmation_seed=4, state=TrialState.FAIL),  # a lost node says nothing
     ]
-    found = confirmed_trials([*SEARCH, *runs], accuracy(10))[2]
+    found = confirmed_trials([*SEARCH, *runs], Objective(worst=0.1))[2]
     assert (found.chosen_at, found.seeds, found.values) == (0.947, (1, 2, 3), (0.93, 0.1, 0.94))
     assert found.holdout == (0.91, 0.1, 0.92)
     assert found.mean == pytest.approx((0.93 + 0.1 + 0.94) / 3)
-    assert confirmed_trials(SEARCH, accuracy(10)) == {}
+    assert confirmed_trials(SEARCH, Objective(worst=0.1)) == {}
 
 
 def test_the_answer_is_chosen_among_confirmed_values() -> None:
@@ -242,7 +242,7 @@ def test_what_diverged_with_a_fresh_seed_is_the_answer_only_where_nothing_else_i
     row = next(row for row in found.rows if row.value == 256)
     assert row.best is not None and (row.best.trial, row.best.seeds) == (1, 0), "the next best at 256"
     assert best_of(trials) == 0
-    assert confirmed_trials(trials, accuracy(10))[2].diverged == diverged
+    assert confirmed_trials(trials, Objective(worst=0.1))[2].diverged == diverged
     lone = [trials[2], *trials[6:]]
     only = frontier_of(lone, BATCHES)
     assert only is not None and only.leading.trial == 2 and only.leading.seeds_diverged == diverged
@@ -255,7 +255,7 @@ def test_what_diverged_with_a_fresh_seed_is_the_answer_only_where_nothing_else_i
 def test_a_repeated_confirmation_counts_once() -> None:
     """``--retry-failed`` repeats it with the same seed, as a new trial."""
     trials = [*SEARCH, *runs_of(2, 256, 6, diverged=1), trial(9, 0.96, 256, confirms=2, confirmation_seed=2, retries=8)]
-    found = confirmed_trials(trials, accuracy(10))[2]
+    found = confirmed_trials(trials, Objective(worst=0.1))[2]
     assert (found.seeds, found.values, found.diverged) == ((0, 1, 2), (0.93, 0.93, 0.96), 0)
     frontier = frontier_of(trials, BATCHES)
     assert frontier is not None

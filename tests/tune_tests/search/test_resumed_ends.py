@@ -18,7 +18,8 @@ from bigbatch.tune.simulate.events import SimulatedClock
 from bigbatch.tune.simulate.replay import MemoryKeeper
 from bigbatch.tune.storage.store import StudyStore
 from bigbatch.tune.trials.admission import Admission
-from bigbatch.tune.trials.trial_manager import Over, TrialManager
+from bigbatch.tune.trials.live_trial import Over
+from bigbatch.tune.trials.trial_manager import TrialManager
 from helpers.planned import PlannedSearch
 
 

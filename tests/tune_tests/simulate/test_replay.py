@@ -21,11 +21,12 @@ from optuna.trial import FrozenTrial, TrialState
 
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.models.protocol import Capabilities, Dimension, Fits, Lasts, SearchFacts, TrialDecision
-from bigbatch.tune.runs.run import PAUSED_ATTR, waiting_to_continue
+from bigbatch.tune.runs.run import PAUSED_ATTR
 from bigbatch.tune.simulate import CurveTable, RecordedCurve, simulate
 from bigbatch.tune.simulate.events import EpochEnd, SimulatedClock, StartedTrial, run_slots
 from bigbatch.tune.simulate.pool import RowPool
 from bigbatch.tune.simulate.replay import replay
+from helpers.as_they_are import waiting_to_continue
 
 
 def curve(lr: float, values: list[float], epoch_s: float = 10.0, epochs: int = 0, kind: str = "a") -> RecordedCurve:

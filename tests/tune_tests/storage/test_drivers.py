@@ -19,7 +19,7 @@ from bigbatch.tune.storage import drivers
 from bigbatch.tune.storage.drivers import entries
 from bigbatch.tune.storage.store import StudyStore
 from bigbatch.tune.storage.study_lock import StudyLock
-from bigbatch.tune.trials.trial_manager import Over
+from bigbatch.tune.trials.live_trial import Over
 from helpers.bridges import EPOCHS, make_bridge, number_of, record, run_out
 from helpers.conducted import Search, check_whole
 

@@ -81,7 +81,7 @@ def test_a_bound_on_the_hours_of_a_run_counts_before_any_run_has_reached_it(tmp_
 
 def test_a_forecast_draws_no_value_that_no_allowed_configuration_has(tmp_path):
     trials = constrained(tmp_path, "random", "none", 0)
-    values = draws_of(trials, Objective("val_top1", worst=0.1))
+    values = draws_of(trials, Objective(worst=0.1))
     assert any(map(is_infeasible, trials)) and max(values) == best_of(trials)
     assert len(values) == sum(not is_infeasible(t) for t in trials)
 
