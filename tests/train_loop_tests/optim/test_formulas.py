@@ -14,6 +14,8 @@ from bigbatch.train_loop.optim import (
 )
 from helpers.reference_steps import SHAPES, WARMUP, check_against, lamb_reference, lars_reference, make_arrays, run
 
+pytestmark = pytest.mark.usefixtures("each_way")
+
 
 @pytest.mark.parametrize("convention", ["in", "out"])
 @pytest.mark.parametrize("nesterov", [False, True])
