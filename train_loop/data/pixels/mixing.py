@@ -82,8 +82,9 @@ def erase(images: torch.Tensor, rectangles: Sequence[Rectangle | None]) -> torch
     bounds = [(u, u + h, x, x + w) for u, x, h, w in (one or (0, 0, 0, 0) for one in rectangles)]
     upper, lower, left, right = torch.tensor(bounds).to(images.device, non_blocking=True)[:, :, None].unbind(1)
     rows, columns = (torch.arange(size, device=images.device) for size in images.shape[2:])
-    in_rows, in_columns = (rows >= upper) & (rows < lower), (columns >= left) & (columns < right)
-    return images.clone().masked_fill_(in_rows[:, None, :, None] & in_columns[:, None, None, :], 0)
+    rest_of_rows, rest_of_columns = (rows < upper) | (rows >= lower), (columns < left) | (columns >= right)
+    kept = rest_of_rows[:, None, :, None] | rest_of_columns[:, None, None, :]
+    return images * kept.to(images.dtype)  # on CPUs less than half the time of masked_fill
 
 
 def mixup(
