@@ -167,7 +167,7 @@ def _fresh(
         resumed_from_epoch=None,
         sums=sums,
         norms=GradientNorms(device, split.accumulation_steps, world.workers),
-        watch=LossWatch(device),
+        watch=LossWatch(),
         clock=clock,
         heartbeat=RankMeetings(world),
         use=open_use_meter(world),

@@ -19,7 +19,12 @@ def seed_batch(run: Run, part: int | str, number: int) -> None:
         number: number of this rank's batch in it.
     """
     position = (run.config.seed, run.progress.epoch, part, number * run.world.workers + run.world.rank)
-    torch.manual_seed(int.from_bytes(hashlib.blake2b(repr(position).encode(), digest_size=8).digest(), "little"))
+    seed = int.from_bytes(hashlib.blake2b(repr(position).encode(), digest_size=8).digest(), "little")
+    # What torch.manual_seed calls in the end; it also formats stack traces for devices that are not in use.
+    torch.default_generator.manual_seed(seed)
+    device = run.world.device
+    if device.type == "cuda":
+        torch.cuda.default_generators[device.index].manual_seed(seed)
 
 
 def on_device(run: Run, batches: Iterable[Batch]) -> Iterator[Batch]:

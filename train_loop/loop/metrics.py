@@ -17,10 +17,16 @@ _VALUES = {_NAN: math.nan, _INF: math.inf, _MINUS_INF: -math.inf}
 
 
 class MetricSums:
-    """Sums of loss over images, right answers, and images: float64 ``[3]`` (see ``NAMES``) on the device."""
+    """Sums of loss over images, right answers, and images: float64 ``[3]`` (see ``NAMES``) on the device.
+
+    A batch costs the device five operations: its numbers are added with one, each times its weight.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.values = torch.zeros(len(NAMES), dtype=torch.float64, device=device)
+        self._one = torch.ones((), device=device)
+        self._no_answer = torch.full((), math.nan, device=device)
+        self._weights: dict[int, torch.Tensor] = {}
 
     @torch.no_grad()
     def add(self, mean_loss: torch.Tensor, logits: Nested, labels: Nested) -> None:
@@ -28,10 +34,15 @@ class MetricSums:
 
         For other outputs and targets there are no right answers: their sum is then not a number.
         """
-        count = example_count(labels)
-        self.values[0] += mean_loss.double() * count
-        self.values[1] += (logits.argmax(dim=1) == labels).sum() if _have_classes(logits, labels) else math.nan
-        self.values[2] += count
+        right = (logits.argmax(dim=1) == labels).sum() if _have_classes(logits, labels) else self._no_answer
+        numbers = torch.stack((mean_loss, right, self._one))  # float32 counts exactly to 2^24
+        self.values.addcmul_(numbers, self._weights_of(example_count(labels)))
+
+    def _weights_of(self, count: int) -> torch.Tensor:
+        """Made once for each size of a batch: to bring them to a device the host waits for it."""
+        if count not in self._weights:
+            self._weights[count] = self.values.new_tensor([count, 1, count])
+        return self._weights[count]
 
     def restore(self, saved: Sequence[float]) -> None:
         """Continue from the sums of a checkpoint. Missing sums are 0; sums that this version lacks are ignored."""
@@ -50,30 +61,29 @@ def _have_classes(outputs: Nested, targets: Nested) -> bool:
 
 
 class LossWatch:
-    """Remembers the first loss that was not finite, without waiting for the device.
+    """Finds the first loss that was not finite, without waiting for the device at each step.
 
     ``add`` each loss, then ``codes`` from time to time (this waits), all-reduce them with MAX so
-    that every rank knows, and ``check``.
+    that every rank knows, and ``check``. Until then the losses stay where they are: a step costs the device nothing.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._first = torch.zeros(2, dtype=torch.float64, device=device)  # step + 1 (0: none yet), loss
+    def __init__(self) -> None:
+        self._losses: list[tuple[int, torch.Tensor]] = []
         self._rates: dict[int, float] = {}
 
-    @torch.no_grad()
     def add(self, step: int, learning_rate: float, loss: torch.Tensor) -> None:
-        """Add the loss of a micro-batch of the epoch's optimizer step ``step`` (0-based)."""
+        """Add the loss ``[]``, detached, of a micro-batch of the epoch's optimizer step ``step`` (0-based)."""
         self._rates[step] = learning_rate
-        loss = loss.detach().double()
-        found = torch.stack((torch.full_like(loss, step + 1), loss))
-        self._first = torch.where((self._first[0] == 0) & ~torch.isfinite(loss), found, self._first)
+        self._losses.append((step, loss))
 
     def codes(self) -> tuple[float, float]:
-        """(−step, kind) of the first bad loss, (−inf, 0) if there is none: larger means earlier."""
-        step, loss = self._first.tolist()
-        if step == 0:
-            return -math.inf, 0.0
-        return 1.0 - step, _NAN if math.isnan(loss) else _INF if loss > 0 else _MINUS_INF
+        """(−step, kind) of the first bad loss since the last call, (−inf, 0) if there is none: larger means earlier."""
+        losses, self._losses = self._losses, []
+        values = torch.stack([loss for _, loss in losses]).tolist() if losses else []
+        for (step, _), loss in zip(losses, values, strict=True):
+            if not math.isfinite(loss):
+                return -float(step), _NAN if math.isnan(loss) else _INF if loss > 0 else _MINUS_INF
+        return -math.inf, 0.0
 
     def check(self, minus_step: float, kind: float, epoch: int) -> None:
         """Raise NonFiniteLossError if the (all-reduced) codes hold a bad loss; ``epoch`` is 1-based."""

@@ -93,7 +93,7 @@ class TrainStep:
                     outputs = self.parallel(images)
                 loss = self.loss(outputs, targets)
             with self.phase("backward"):
-                self.scaler.scale(loss / count).backward()
+                self.scaler.scale(loss if count == 1 else loss / count).backward()
         if last and isinstance(self.parallel, DistributedDataParallel):
             self._check_all_are_summed(self.parallel)
         return loss.detach(), map_tensors(torch.Tensor.detach, outputs)

@@ -1,5 +1,5 @@
 """Use torch's fused SGD and AdamW (``fused=True``), which need one pass over memory for each step, where they are
-right.
+right; LARS and LAMB take their kernels on CPUs.
 
 The fused kernels read a parameter, its gradient and its state by address. If these have different memory layouts (a
 channels-last weight with a contiguous gradient), the kernels silently take wrong steps, on torch 2.15. Autograd gives
@@ -32,6 +32,16 @@ def can_fuse(params: Iterable[Tensor], grad_scaler: bool) -> bool:
     return not grad_scaler and all(
         p.device.type in DEVICES and p.is_floating_point() and not is_sharded(p) and _dense(p) for p in params
     )
+
+
+def in_one_pass(weights: list[Tensor], *others: list[Tensor]) -> bool:
+    """Whether LARS and LAMB may call torch's fused kernels: on CPUs, with tensors that lie alike in memory.
+
+    ``others``: lists of gradients and of state. Each tensor of state was made like its weight, without gaps.
+    """
+    if weights[0].device.type != "cpu" or torch.compiler.is_compiling():
+        return False
+    return all(_alike(tensor, weight) for other in others for tensor, weight in zip(other, weights, strict=True))
 
 
 def keep_implementation(optimizer: torch.optim.Optimizer) -> None:

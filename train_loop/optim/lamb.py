@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
+from bigbatch.train_loop.optim.fused import in_one_pass
 from bigbatch.train_loop.optim.layerwise import (
     Bucket,
     LayerwiseOptimizer,
@@ -20,6 +22,9 @@ from bigbatch.train_loop.optim.layerwise import (
     learning_rate_of,
     norms,
 )
+
+_LATE = torch.tensor(math.inf)
+"""A step number after which nothing is left of the bias."""
 
 
 class LAMB(LayerwiseOptimizer):
@@ -70,6 +75,9 @@ class LAMB(LayerwiseOptimizer):
         ValueError: a hyperparameter outside its range, a complex or a sharded parameter.
         RuntimeError: from ``step``, on a sparse gradient.
     """
+
+    _scratch: Tensor | None = None
+    """Of the largest bucket on a CPU. Of the class, because torch copies an optimizer without its attributes."""
 
     def __init__(
         self,
@@ -143,16 +151,14 @@ class LAMB(LayerwiseOptimizer):
         ratio = group["trust_ratio"] and (group["nvlamb"] or decay > 0)
         if decay > 0 and not group["decay_in_ratio"]:
             torch._foreach_mul_(bucket.weights, 1 - lr * decay)
-        updates, factor = self._adam_directions(group, bucket)
-        if decay > 0 and group["decay_in_ratio"]:
-            add_scaled_(updates, bucket.weights, decay / factor)
+        updates, factor = self._updates(group, bucket, decay if group["decay_in_ratio"] else 0.0)
         if ratio:
             ratios = lamb_trust_ratios(bucket.weights, updates, factor, group["trust_bounds"])
             factor = factor * self._keep(ratios)
         add_scaled_(bucket.weights, updates, -lr * factor)
 
-    def _adam_directions(self, group: ParamGroup, bucket: Bucket) -> tuple[list[Tensor], float | Tensor]:
-        """d of each parameter and f with f·d = m̂ / (√v̂ + eps), after taking its gradient into the moments.
+    def _updates(self, group: ParamGroup, bucket: Bucket, decay: float) -> tuple[list[Tensor], float | Tensor]:
+        """d of each parameter and f with f·d = u, after taking its gradient into the moments.
 
         With c1 = 1 − β1^t and c2 = √(1 − β2^t): m̂ / (√v̂ + eps) = (c2/c1) · m / (√v + c2·eps), which
         saves two passes over the tensors. f is a number, or [parameters of the bucket].
@@ -160,6 +166,8 @@ class LAMB(LayerwiseOptimizer):
         beta1, beta2 = group["betas"]
         firsts = self._state_tensors("exp_avg", bucket)
         seconds = self._state_tensors("exp_avg_sq", bucket)
+        if in_one_pass(bucket.weights, bucket.grads, firsts, seconds):
+            return self._fused_updates(group, bucket, firsts, seconds, decay), 1.0
         torch._foreach_lerp_(firsts, bucket.grads, 1 - beta1)
         torch._foreach_mul_(seconds, beta2)
         torch._foreach_addcmul_(seconds, bucket.grads, bucket.grads, 1 - beta2)
@@ -167,7 +175,31 @@ class LAMB(LayerwiseOptimizer):
         roots = torch._foreach_sqrt(seconds)
         eps = c2 * group["eps"]
         torch._foreach_add_(roots, list(eps.unbind()) if isinstance(eps, Tensor) else eps)
-        return list(torch._foreach_div(firsts, roots)), c2 / c1
+        updates, factor = list(torch._foreach_div(firsts, roots)), c2 / c1
+        if decay > 0:
+            add_scaled_(updates, bucket.weights, decay / factor)
+        return updates, factor
+
+    def _fused_updates(
+        self, group: ParamGroup, bucket: Bucket, firsts: list[Tensor], seconds: list[Tensor], decay: float
+    ) -> list[Tensor]:
+        """u of each parameter by torch's fused Adam, one pass over memory: a step of −1 from λw."""
+        updates = self._scratch_like(bucket.weights)
+        for update, w in zip(updates, bucket.weights, strict=True):
+            torch.mul(w, decay, out=update)
+        steps = [self.state[p]["step"] if group["bias_correction"] else _LATE for p in bucket.params]
+        beta1, beta2 = group["betas"]
+        how: dict[str, Any] = {"beta1": beta1, "beta2": beta2, "eps": group["eps"], "lr": -1.0, "weight_decay": 0.0}
+        torch._fused_adam_(updates, bucket.grads, firsts, seconds, [], steps, amsgrad=False, maximize=False, **how)
+        return updates
+
+    def _scratch_like(self, weights: list[Tensor]) -> list[Tensor]:
+        """Tensors that lie as the weights do, in memory of this optimizer: fresh memory costs page faults."""
+        sizes = [w.numel() for w in weights]
+        if self._scratch is None or self._scratch.dtype != weights[0].dtype or len(self._scratch) < sum(sizes):
+            self._scratch = torch.empty(sum(sizes), dtype=weights[0].dtype)
+        parts = self._scratch[: sum(sizes)].split(sizes)
+        return [part.as_strided(w.shape, w.stride()) for part, w in zip(parts, weights, strict=True)]
 
     def _corrections(self, group: ParamGroup, bucket: Bucket) -> tuple[float | Tensor, float | Tensor]:
         """c1 and c2: numbers, or tensors of shape [parameters of the bucket]."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
+from bigbatch.train_loop.optim.fused import in_one_pass
 from bigbatch.train_loop.optim.layerwise import (
     Bucket,
     LayerwiseOptimizer,
@@ -116,30 +119,58 @@ class LARS(LayerwiseOptimizer):
         factor: float | Tensor = lr if inside else 1.0  # of g + λw, so that it becomes d, or lr·d
         if group["trust_ratio"]:
             factor = factor * self._keep(lars_trust_ratios(group, bucket, lr))
-        steps, factor = self._accumulate(group, bucket, factor)
+        buffers = self._state_tensors("momentum_buffer", bucket) if group["momentum"] > 0 else []
+        if buffers and in_one_pass(bucket.weights, bucket.grads, buffers):
+            factors = factor.tolist() if isinstance(factor, Tensor) and factor.ndim else [float(factor)]
+            if _can_dampen(factors, torch.finfo(bucket.dtype).eps):
+                _fused_steps(group, bucket, buffers, factors, 1.0 if inside else float(lr))
+                return
+        steps, factor = _accumulate(group, bucket, buffers, factor)
         add_scaled_(bucket.weights, steps, -factor if inside else -lr * factor)
 
-    def _accumulate(
-        self, group: ParamGroup, bucket: Bucket, factor: float | Tensor
-    ) -> tuple[list[Tensor], float | Tensor]:
-        """Take factor·(g + λw) into the momentum; returns what to step along, and its factor."""
-        momentum, decay = group["momentum"], group["weight_decay"]
-        if momentum == 0:
-            return list(torch._foreach_add(bucket.grads, bucket.weights, alpha=decay)), factor
-        buffers = self._state_tensors("momentum_buffer", bucket)
-        torch._foreach_mul_(buffers, momentum)
-        if bucket.device.type == "cpu" and not group["nesterov"]:  # a fresh list costs page faults there
-            add_scaled_(buffers, bucket.grads, factor)
-            if decay > 0:
-                add_scaled_(buffers, bucket.weights, factor * decay)
-            return buffers, 1.0
-        directions = list(torch._foreach_add(bucket.grads, bucket.weights, alpha=decay))
-        add_scaled_(buffers, directions, factor)
-        if not group["nesterov"]:
-            return buffers, 1.0
-        scale_(directions, factor)
-        torch._foreach_add_(directions, buffers, alpha=momentum)
-        return directions, 1.0
+
+def _accumulate(
+    group: ParamGroup, bucket: Bucket, buffers: list[Tensor], factor: float | Tensor
+) -> tuple[list[Tensor], float | Tensor]:
+    """Take factor·(g + λw) into the momentum; returns what to step along, and its factor."""
+    directions = list(torch._foreach_add(bucket.grads, bucket.weights, alpha=group["weight_decay"]))
+    if not buffers:
+        return directions, factor
+    torch._foreach_mul_(buffers, group["momentum"])
+    add_scaled_(buffers, directions, factor)
+    if not group["nesterov"]:
+        return buffers, 1.0
+    scale_(directions, factor)
+    torch._foreach_add_(directions, buffers, alpha=group["momentum"])
+    return directions, 1.0
+
+
+def _fused_steps(group: ParamGroup, bucket: Bucket, buffers: list[Tensor], factors: list[float], rate: float) -> None:
+    """The same step by torch's fused SGD, ``b ← m·b + (1 − dampening)·(g + λw)``, ``w ← w − lr·b``, with dampening
+    1 − factor: one pass over memory where multi-tensor ones are four. The host reads the factors: only for CPUs.
+
+    Nesterov's w ← w − rate·(factor·(g + λw) + m·b) leaves w as it is at first, and takes the two terms one by one.
+
+    ``factors``: one for each parameter, or one for all.
+    """
+    tensors, momentum, nesterov = (bucket.weights, bucket.grads, buffers), group["momentum"], group["nesterov"]
+    parts = [tensors] if len(factors) == 1 else [([w], [g], [b]) for w, g, b in zip(*tensors, strict=True)]
+    how: dict[str, Any] = {
+        "weight_decay": group["weight_decay"],
+        "nesterov": False,
+        "maximize": False,
+        "is_first_step": False,
+    }
+    for (w, g, b), factor in zip(parts, factors, strict=True):
+        torch._fused_sgd_(w, g, b, lr=0.0 if nesterov else rate, momentum=momentum, dampening=1.0 - factor, **how)
+        if nesterov:
+            torch._fused_sgd_(w, g, [], lr=rate * factor, momentum=0.0, dampening=0.0, **how)
+            torch._foreach_add_(w, b, alpha=-rate * momentum)
+
+
+def _can_dampen(factors: list[float], eps: float) -> bool:
+    """Whether 1 − dampening has all digits of each factor; of a factor below 1e-9 it has not."""
+    return all(abs(1.0 - (1.0 - factor) - factor) <= eps * factor for factor in factors)
 
 
 def lars_trust_ratios(group: ParamGroup, bucket: Bucket, lr: float | Tensor) -> Tensor:

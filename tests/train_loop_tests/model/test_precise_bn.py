@@ -198,16 +198,15 @@ def test_a_run_that_stops_at_an_epochs_last_step_resumes_to_the_bit_with_dropout
     assert all(torch.equal(value, want[name]) for name, value in built.model.state_dict().items())
 
 
-def test_the_pass_draws_alike_on_any_number_of_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pass_draws_alike_on_any_number_of_workers() -> None:
     """A rank's batches have the places among all batches that ``sampling.bn_batches`` gives them."""
     seen: dict[int, list[int]] = {}
-    workers, rank = 1, 0
-    monkeypatch.setattr(torch, "manual_seed", lambda seed: seen.setdefault(workers * 10 + rank, []).append(seed))
     for workers, rank in ((1, 0), (2, 0), (2, 1)):
         run: Any = SimpleNamespace(
-            config=CONFIG, progress=SimpleNamespace(epoch=3), world=SimpleNamespace(rank=rank, workers=workers)
+            config=CONFIG, progress=SimpleNamespace(epoch=3), world=World(rank, workers, torch.device("cpu"))
         )
         for number in range(4 // workers):
             seed_batch(run, "batch norm", number)
+            seen.setdefault(workers * 10 + rank, []).append(torch.initial_seed())
     assert seen[10] == [seed for pair in zip(seen[20], seen[21], strict=True) for seed in pair]
     assert len(set(seen[10])) == 4

@@ -14,6 +14,8 @@ from bigbatch.train_loop.optim import (
 )
 from helpers.reference_steps import SHAPES, WARMUP, check_against, lamb_reference, lars_reference, make_arrays, run
 
+pytestmark = pytest.mark.usefixtures("each_way")
+
 
 @pytest.mark.parametrize("convention", ["in", "out"])
 @pytest.mark.parametrize("nesterov", [False, True])
@@ -46,6 +48,18 @@ def test_lamb_takes_the_papers_steps_under_warmup_and_decay(trust_ratio, bias_co
 
     options = {"betas": betas, "eps": eps, "wd": wd, "bias_correction": bias_correction, "trust_ratio": trust_ratio}
     check_against(lamb_reference, optimizer_of, [0.02 * r for r in WARMUP], **options)
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_lars_keeps_the_digits_of_factors_far_below_one(nesterov):
+    """1 − (1 − 1e-15), as the fused kernel gets its factor, is a tenth too large."""
+    weights, grads = make_arrays(SHAPES, seed=1), make_arrays(SHAPES, seed=2, scale=1e12)
+    found = run(
+        lambda params: LARS(params, 1.0, 0.9, 0.02, 0.001, nesterov), weights, lambda t: grads, WARMUP, torch.float32
+    )
+    for w, g, got in zip(weights, grads, found, strict=True):
+        want = lars_reference(w, [g] * len(WARMUP), WARMUP, m=0.9, wd=0.02, eta=0.001, nesterov=nesterov)
+        np.testing.assert_allclose(got - w, want - w, rtol=1e-3, atol=1e-6)
 
 
 def test_maximize_ascends():

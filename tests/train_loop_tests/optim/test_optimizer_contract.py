@@ -17,6 +17,8 @@ from bigbatch.train_loop.optim import (
 )
 from helpers.reference_steps import SHAPES, WARMUP, lamb_reference, make_arrays
 
+pytestmark = pytest.mark.usefixtures("each_way")
+
 BOTH = pytest.mark.parametrize(
     "optimizer_of",
     [
@@ -221,6 +223,7 @@ def test_lr_as_a_tensor_equals_lr_as_a_number(optimizer_of):
 
 
 @BOTH
+@pytest.mark.parametrize("each_way", [False], indirect=True)
 def test_a_step_reads_nothing_back_to_the_host(optimizer_of, monkeypatch):
     params = make_params()
     optimizer = optimizer_of([{"params": params[:2]}, {"params": params[2:], "trust_ratio": False}])

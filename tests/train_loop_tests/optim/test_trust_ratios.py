@@ -12,6 +12,8 @@ from bigbatch.train_loop.loop.trust_ratios import quantiles_of
 from bigbatch.train_loop.optim import LAMB, LARS
 from bigbatch.train_loop.optim.layerwise import LayerwiseOptimizer
 
+pytestmark = pytest.mark.usefixtures("each_way")
+
 SHAPES = [(5, 3), (7,), (2, 2, 3)]
 ETA, DECAY, EPS = 0.02, 0.1, 1e-6
 

@@ -11,6 +11,8 @@ from torch import nn
 
 from bigbatch.train_loop.optim import LAMB, LARS, layerwise
 
+pytestmark = pytest.mark.usefixtures("each_way")
+
 SHAPES = [(4, 3, 3, 3), (7, 5), (6,), ()]
 RATES = [0.5, 1.0, 1.5, 2.0, 1.0, 0.25]
 

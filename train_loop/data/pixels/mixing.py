@@ -7,6 +7,7 @@ nor the number of workers changes it.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -46,10 +47,9 @@ def mix(
     draws = np.random.default_rng([*position, sampling.MIXING])
     height, width = images.shape[2:]
     if config.augment.random_erasing:
-        images = images.clone()
-        for image in images:
-            if draws.random() < config.augment.random_erasing:
-                erase(image, draw_rectangle(height, width, draws))
+        chance = config.augment.random_erasing
+        drawn = [draw_rectangle(height, width, draws) if draws.random() < chance else None for _ in range(len(images))]
+        images = erase(images, drawn)
     alphas = [("mixup", config.mix.mixup_alpha), ("cutmix", config.mix.cutmix_alpha)]
     chosen = [(name, alpha) for name, alpha in alphas if alpha]
     if not chosen:
@@ -74,11 +74,17 @@ def draw_rectangle(height: int, width: int, draws: np.random.Generator) -> Recta
     return None
 
 
-def erase(image: torch.Tensor, rectangle: Rectangle | None) -> None:
-    """In place, to 0."""
-    if rectangle:
-        upper, left, height, width = rectangle
-        image[:, upper : upper + height, left : left + width] = 0
+def erase(images: torch.Tensor, rectangles: Sequence[Rectangle | None]) -> torch.Tensor:
+    """The images ``[N, C, H, W]`` with 0 in a rectangle of each, where there is one.
+
+    All images at once: image by image a batch of 512 would cost a device a thousand operations.
+    """
+    bounds = [(u, u + h, x, x + w) for u, x, h, w in (one or (0, 0, 0, 0) for one in rectangles)]
+    upper, lower, left, right = torch.tensor(bounds).to(images.device, non_blocking=True)[:, :, None].unbind(1)
+    rows, columns = (torch.arange(size, device=images.device) for size in images.shape[2:])
+    rest_of_rows, rest_of_columns = (rows < upper) | (rows >= lower), (columns < left) | (columns >= right)
+    kept = rest_of_rows[:, None, :, None] | rest_of_columns[:, None, None, :]
+    return images * kept.to(images.dtype)  # on CPUs less than half the time of masked_fill
 
 
 def mixup(

@@ -11,6 +11,7 @@ from bigbatch.train_loop.config import AugmentConfig, ConfigError, DataConfig, M
 from bigbatch.train_loop.data.pixels import mixing
 from bigbatch.train_loop.loop.train import train
 from bigbatch.train_loop.reporter import ListReporter
+from helpers.operations import operations_of
 from helpers.tiny_training import CONFIG, changed, install, untimed
 
 IMAGES = torch.randn(6, 3, 24, 32, generator=torch.Generator().manual_seed(0))
@@ -62,6 +63,22 @@ def test_erased_rectangles_are_distributed_as_torchvisions() -> None:
         expected = np.quantile([p[name] for p in theirs if p["v"] is not None], [0.1, 0.5, 0.9])
         found = np.quantile([r[mine] for r in rectangles if r], [0.1, 0.5, 0.9])
         assert np.abs(found - expected).max() <= 4, name  # pixels of 64
+
+
+def test_a_batch_is_erased_at_once_and_keeps_its_place_in_memory() -> None:
+    draws = np.random.default_rng(1)
+    images = torch.randn(64, 3, 24, 32).contiguous(memory_format=torch.channels_last)
+    drawn = [mixing.draw_rectangle(24, 32, draws) if number % 3 else None for number in range(64)]
+    want = images.numpy().copy()
+    for image, rectangle in zip(want, drawn, strict=True):
+        if rectangle is not None:
+            upper, left, height, width = rectangle
+            image[:, upper : upper + height, left : left + width] = 0
+    found = mixing.erase(images, drawn)
+    assert np.array_equal(found.numpy(), want) and not np.array_equal(images.numpy(), want)
+    assert found.is_contiguous(memory_format=torch.channels_last)
+    few = operations_of(lambda: mixing.erase(images[:2], drawn[:2]))
+    assert operations_of(lambda: mixing.erase(images, drawn)).total() == few.total() - 1  # which sliced
 
 
 def test_draws_depend_on_the_position_alone() -> None:
