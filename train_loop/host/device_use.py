@@ -48,6 +48,7 @@ class UseMeter:
         gpu: this worker's; None: it cannot be measured.
         processors: this machine's; None: they cannot be measured.
         counts_processors: whether this worker counts them for its machine.
+        gpu_part: the part of its GPU's energy that this worker counts: the trials that share a GPU count it once.
         where: the worker in words, for the log.
 
     ``sample_s``, which may be set before it is entered: the time between two looks.
@@ -61,10 +62,12 @@ class UseMeter:
         processors: ProcessorEnergy | None = None,
         *,
         counts_processors: bool = True,
+        gpu_part: float = 1.0,
         where: str = "this worker",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._gpu, self._processors, self._counts, self._clock = gpu, processors, counts_processors, clock
+        self._gpu_part = gpu_part
         self._idle = IdleWatch(where, clock)
         self._lock, self._stop = threading.Lock(), threading.Event()
         self._thread: threading.Thread | None = None
@@ -111,7 +114,7 @@ class UseMeter:
     def sample(self) -> None:
         """Read all counters."""
         with self._lock:
-            self._gpu_j = self._gpu.joules() if self._gpu else math.nan
+            self._gpu_j = self._gpu_part * self._gpu.joules() if self._gpu else math.nan
             if self._counts:
                 self._cpu_j = self._processors.joules() if self._processors else math.nan
             utilization = self._gpu.utilization() if self._gpu else math.nan

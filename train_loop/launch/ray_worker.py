@@ -10,6 +10,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,7 @@ from bigbatch.train_loop.errors import (
     TrainingStopped,
 )
 from bigbatch.train_loop.host.disk_full import DiskFull, LogFile
+from bigbatch.train_loop.host.shared_gpu import SHARED_BY, memory_part, sharing_of, trials_on_gpu
 from bigbatch.train_loop.launch.histogram_lines import append_histograms
 from bigbatch.train_loop.launch.own_training import train_own
 from bigbatch.train_loop.launch.ray_internals import is_preempted
@@ -184,6 +186,7 @@ def train_worker(handed: dict[str, object]) -> WorkersEnd:
     log = _trial_log(task.log_file, context.get_world_rank())
     reporter = _make_reporter(task, context.get_world_rank(), log)
     use_assigned_cores()
+    _share_gpu(task.worker_resources.get("GPU", 1.0))
     device = ray.train.torch.get_device()
     # Check before loading data and model: a search that must end within seconds cannot wait for a trial that has only
     # begun. All ranks decide alike.
@@ -291,6 +294,8 @@ def _end_of_all_ranks(error: Exception, task: TrialTask, workers: int) -> Worker
     """The end that every rank returns because of ``error``; None if this rank must raise it."""
     text = str(error) if isinstance(error, OwnCodeError) else (str(error).splitlines() or ["no message"])[0]
     end = WorkersEnd(f"{type(error).__name__}: {text}", kind_of(error))
+    if isinstance(error, OwnCodeError) and trials_on_gpu() > 1 and _lacked_device_memory(error.__cause__):
+        end = replace(end, kind=FailureKind.DEVICE_MEMORY)
     if isinstance(error, NonFiniteLossError | ConfigError | CheckpointError):  # all ranks meet it
         return end
     if workers == 1 and isinstance(error, DeviceMemoryError | ImageError | DiskFull | OwnCodeError):
@@ -299,6 +304,24 @@ def _end_of_all_ranks(error: Exception, task: TrialTask, workers: int) -> Worker
     if isinstance(error, ImageError | OwnCodeError) or (isinstance(error, DeviceMemoryError) and not error.healed):
         end.write(task.failure_file)
     return None
+
+
+def _lacked_device_memory(cause: BaseException | None) -> bool:
+    import torch
+
+    from bigbatch.train_loop.loop.oom_retry import is_device_memory_full
+
+    return cause is not None and is_device_memory_full(cause, torch.device("cuda"))
+
+
+def _share_gpu(gpus: float) -> None:
+    """Use no more of a GPU's memory than the part of it that this worker has, so that none takes a neighbour's."""
+    import torch
+
+    trials = sharing_of(gpus)
+    os.environ[SHARED_BY] = str(trials)
+    if trials > 1 and torch.cuda.is_available():  # a process never changes to another number: `_KeepsWorkers`
+        torch.cuda.set_per_process_memory_fraction(memory_part(trials))
 
 
 def use_assigned_cores() -> None:

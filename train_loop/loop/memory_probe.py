@@ -24,6 +24,7 @@ from bigbatch.base.atomic_files import write_json
 from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.train_loop.config.sections import DEFAULT_MICRO_SIZE
 from bigbatch.train_loop.data.info import DataInfo
+from bigbatch.train_loop.host.shared_gpu import memory_part, trials_on_gpu
 from bigbatch.train_loop.loop.oom_retry import is_device_memory_full, needs_more_images
 from bigbatch.train_loop.loop.step import TrainStep, placed
 from bigbatch.train_loop.model.networks import build_model
@@ -129,7 +130,8 @@ def max_micro_size(config: TrainConfig, info: DataInfo, device: torch.device, pr
 
 
 def cuda_memory(config: TrainConfig, info: DataInfo, device: torch.device, precision: str) -> DeviceMemory:
-    """The device's memory, and a function that measures the peak of a training step with a number of images."""
+    """The memory that this process may use of the device, and a function that measures the peak of a training step with
+    a number of images."""
     properties = torch.cuda.get_device_properties(device)
 
     def peak_bytes(images: int) -> float:
@@ -147,7 +149,8 @@ def cuda_memory(config: TrainConfig, info: DataInfo, device: torch.device, preci
             torch.cuda.empty_cache()
         return float(torch.cuda.max_memory_reserved(device))
 
-    return DeviceMemory(properties.name, properties.total_memory, peak_bytes)
+    total_bytes = int(properties.total_memory * memory_part(trials_on_gpu()))
+    return DeviceMemory(properties.name, total_bytes, peak_bytes)
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ from typing import TypeVar
 import torch
 
 from bigbatch.train_loop.errors import DeviceMemoryError
+from bigbatch.train_loop.host.shared_gpu import trials_on_gpu
 from bigbatch.train_loop.loop.assembly import Run
 from bigbatch.train_loop.loop.oom_retry import Halving, Healing, is_device_memory_full, needs_more_images
 
@@ -28,7 +29,8 @@ def until_it_fits(
 
     Raises:
         ConfigError: the micro-batch that was asked for is one image, with which the network cannot train.
-        DeviceMemoryError: nothing fits; or another worker must also start again (``healed``).
+        DeviceMemoryError: nothing fits; or another worker must also start again (``healed``); or other trials share the
+            GPU, and then no smaller micro-batch is tried.
         NodeMemoryError: nothing fits into the memory of CPUs.
     """
     healing = Healing(folder)
@@ -42,6 +44,10 @@ def until_it_fits(
                 raise healing.refuse_single_images(run.config) from error
             if not is_device_memory_full(error, device):
                 raise
+            if (trials := trials_on_gpu()) > 1:  # with fewer beside it this micro-batch may fit: the search repeats it
+                raise DeviceMemoryError(
+                    f"a part of the memory of a GPU that {trials} trials share is too small ({_first_line(error)})"
+                ) from error
             failed = healing.meet(error, run.split, (run.progress.epoch, run.progress.step), run.world.rank)
             if run.world.workers > 1 or not isinstance(failed, DeviceMemoryError) or not failed.healed:
                 raise failed from error
@@ -68,5 +74,9 @@ def _device_memory_named(device: torch.device) -> Iterator[None]:
             raise
         raise DeviceMemoryError(
             "the device's memory is too small for the network and its optimizer, without any images "
-            f"({(str(error).splitlines() or [''])[0]})"
+            f"({_first_line(error)})"
         ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

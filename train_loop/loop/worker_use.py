@@ -10,6 +10,7 @@ from bigbatch.train_loop.distributed import World
 from bigbatch.train_loop.host.device_use import UseMeter
 from bigbatch.train_loop.host.gpu_counters import open_gpu_counters
 from bigbatch.train_loop.host.processor_energy import open_processor_energy
+from bigbatch.train_loop.host.shared_gpu import trials_on_gpu
 
 
 def open_use_meter(world: World) -> UseMeter:
@@ -19,4 +20,10 @@ def open_use_meter(world: World) -> UseMeter:
     cuda = world.device.type == "cuda"
     gpu = open_gpu_counters(str(torch.cuda.get_device_properties(world.device).uuid)) if cuda else None
     processors = open_processor_energy() if counts else None
-    return UseMeter(gpu, processors, counts_processors=counts, where=f"worker {world.rank} on {node}")
+    return UseMeter(
+        gpu,
+        processors,
+        counts_processors=counts,
+        gpu_part=1 / trials_on_gpu(),
+        where=f"worker {world.rank} on {node}",
+    )

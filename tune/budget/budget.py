@@ -68,7 +68,7 @@ class _Run:
     """A trial that has begun."""
 
     key: PaceKey
-    workers: int
+    devices: float
     epochs_left: int
     since: float
     """When it started, or its last epoch ended."""
@@ -118,9 +118,9 @@ class Budget:
 
     # What happens
 
-    def begins(self, number: int, key: PaceKey, epochs_left: int, workers: int) -> None:
+    def begins(self, number: int, key: PaceKey, epochs_left: int, devices: float) -> None:
         """Note that a trial has begun, or begins only now because it had waited for devices."""
-        self._runs[number] = _Run(key, workers, epochs_left, self._clock())
+        self._runs[number] = _Run(key, devices, epochs_left, self._clock())
         self._first_began = self._clock() if self._first_began is None else self._first_began
         self._most_at_once = max(self._most_at_once, len(self._runs))
 
@@ -150,7 +150,7 @@ class Budget:
 
     # What is asked
 
-    def admits(self, key: PaceKey, epochs_left: int, workers: int, kept: KeptBack | None = None) -> bool:
+    def admits(self, key: PaceKey, epochs_left: int, devices: float, kept: KeptBack | None = None) -> bool:
         """Whether a trial may start now and train ``epochs_left`` epochs. If not, ``refused`` says why.
 
         Args:
@@ -158,16 +158,16 @@ class Budget:
         """
         self.refused = self.spent()
         if self.refused is None:
-            needed_s = self._needed_s(_Run(key, workers, epochs_left, self._clock()))
-            self.refused = self._too_long(needed_s, workers)
+            needed_s = self._needed_s(_Run(key, devices, epochs_left, self._clock()))
+            self.refused = self._too_long(needed_s, devices)
             if self.refused is None and kept is not None:
-                self.refused = self._exceeds_reserve(kept, needed_s, workers, KEPT_MARGIN)
+                self.refused = self._exceeds_reserve(kept, needed_s, devices, KEPT_MARGIN)
         return self.refused is None
 
-    def lasts(self, key: PaceKey, epochs_left: int, workers: int, kept: KeptBack | None = None) -> bool:
+    def lasts(self, key: PaceKey, epochs_left: int, devices: float, kept: KeptBack | None = None) -> bool:
         """As ``admits``, but ``refused`` keeps what it says."""
         refused = self.refused
-        lasts, self.refused = self.admits(key, epochs_left, workers, kept), refused
+        lasts, self.refused = self.admits(key, epochs_left, devices, kept), refused
         return lasts
 
     def could_go_on(self, number: int, kept: KeptBack | None = None) -> bool:
@@ -175,13 +175,13 @@ class Budget:
         run = self._runs.pop(number, None)
         if run is None:
             return True
-        could = self.lasts(run.key, run.epochs_left, run.workers, kept)
+        could = self.lasts(run.key, run.epochs_left, run.devices, kept)
         self._runs[number] = run
         return could
 
-    def would_exceed_reserve(self, kept: KeptBack, key: PaceKey, workers: int) -> bool:
+    def would_exceed_reserve(self, kept: KeptBack, key: PaceKey, devices: float) -> bool:
         """Whether one more epoch of a running trial would take what is kept back for other runs."""
-        reason = self._exceeds_reserve(kept, self.pace.epoch_s(key) or 0.0, workers, 1.0)
+        reason = self._exceeds_reserve(kept, self.pace.epoch_s(key) or 0.0, devices, 1.0)
         return reason is not None and bool(kept.runs())
 
     def admits_any(self) -> bool:
@@ -212,7 +212,7 @@ class Budget:
     # Inside
 
     def _too_long(
-        self, needed_s: float, workers: int, kept: Sequence[float] = (), most_kept: float = MOST_KEPT
+        self, needed_s: float, devices: float, kept: Sequence[float] = (), most_kept: float = MOST_KEPT
     ) -> str | None:
         """Why a trial of ``needed_s`` seconds does not fit beside those that run; None if it does.
 
@@ -220,31 +220,31 @@ class Budget:
             kept: seconds of each run that is to follow.
             most_kept: the part of a limit that these keep if they exceed it: without a search they are nothing.
         """
-        devices = self._devices()
-        slots = self._most_at_once if devices is None else max(1, int(devices // workers))
+        billed = self._devices()
+        slots = self._most_at_once if billed is None else max(1, int(billed / devices + 1e-9))
         after_s = together_s(kept, slots)
         time_s = math.inf if self._limits.time_s is None else self._limits.time_s
         kept_s = after_s if after_s <= time_s else most_kept * time_s
         if self._clock() + needed_s + kept_s + self._to_end_s() > self._ends_at:
             return NO_ROOM_IN_TIME
-        if devices is None:
-            running_s = sum(self._needed_s(run) * run.workers for run in self._runs.values())
-            billed_s, after_s = running_s + needed_s * workers, sum(kept) * workers
+        if billed is None:
+            running_s = sum(self._needed_s(run) * run.devices for run in self._runs.values())
+            billed_s, after_s = running_s + needed_s * devices, sum(kept) * devices
         else:
-            billed_s, after_s = devices * (needed_s + self._to_end_s()), devices * after_s
+            billed_s, after_s = billed * (needed_s + self._to_end_s()), billed * after_s
         kept_s = after_s if after_s <= self.limit_s else most_kept * self.limit_s
         return NO_ROOM_IN_BUDGET if self._held_s() + billed_s + kept_s > self.limit_s else None
 
-    def _exceeds_reserve(self, kept: KeptBack, needed_s: float, workers: int, margin: float) -> str | None:
+    def _exceeds_reserve(self, kept: KeptBack, needed_s: float, devices: float, margin: float) -> str | None:
         """Why there is no room for the kept runs after ``needed_s`` more seconds; None if there is.
 
         Args:
             margin: the kept runs count this many times their seconds.
         """
         slowest_s = self.pace.start_s + kept.most_epochs * self.pace.slowest_s
-        if self._too_long(needed_s, workers, [margin * slowest_s] * kept.most, 1.0) is None:
+        if self._too_long(needed_s, devices, [margin * slowest_s] * kept.most, 1.0) is None:
             return None
-        return self._too_long(needed_s, workers, [margin * self.pace.run_s(run) for run in kept.runs()])
+        return self._too_long(needed_s, devices, [margin * self.pace.run_s(run) for run in kept.runs()])
 
     def _needed_s(self, run: _Run) -> float:
         """Seconds that a run still takes; its start alone if no epoch was measured."""
@@ -258,7 +258,7 @@ class Budget:
 
     def _billed_now(self) -> float:
         devices = self._devices()
-        return sum(run.workers for run in self._runs.values()) if devices is None else devices
+        return sum(run.devices for run in self._runs.values()) if devices is None else devices
 
 
 def together_s(runs_s: Sequence[float], slots: int) -> float:

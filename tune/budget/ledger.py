@@ -191,8 +191,11 @@ class Ledger:
                     self._bill = None
         self._write_first(first)
 
-    def begin(self, trial: int, devices: int, since_s: float = 0.0) -> None:
-        """Note that a trial uses so many devices, since ``since_s`` seconds ago. Does nothing if it already runs."""
+    def begin(self, trial: int, devices: float, since_s: float = 0.0) -> None:
+        """Note that a trial uses so many devices, 0.5 for half of one, since ``since_s`` seconds ago.
+
+        Does nothing if it already runs.
+        """
         with self._lock:
             first = self._begin_session()
             if trial not in self._running:

@@ -13,7 +13,7 @@ from optuna.trial import FrozenTrial, TrialState
 from bigbatch.tune.models.protocol import SearchFacts
 from bigbatch.tune.models.unit_space import words_of
 from bigbatch.tune.runs.feasible import is_infeasible
-from bigbatch.tune.runs.run import WORKERS_ATTR, earlier_of, epoch_records, has_diverged, planned_epochs
+from bigbatch.tune.runs.run import devices_of, earlier_of, epoch_records, has_diverged, planned_epochs
 from bigbatch.tune.runs.study_index import StudyIndex
 from bigbatch.tune.runs.tables import epoch_of, epoch_s
 
@@ -207,6 +207,6 @@ def _curve_of(number: int, members: Sequence[FrozenTrial], facts: SearchFacts) -
 
 def _epoch_seconds(trial: FrozenTrial, epochs: int) -> list[float]:
     """Device seconds of a trial's epochs, as far as they are known; of the first one only if it is the whole run."""
-    workers = trial.user_attrs.get(WORKERS_ATTR, 1)
-    found = [workers * epoch_s(r) for r in epoch_records(trial) if epoch_of(r) > 1 or epochs == 1]
+    devices = devices_of(trial)
+    found = [devices * epoch_s(r) for r in epoch_records(trial) if epoch_of(r) > 1 or epochs == 1]
     return [s for s in found if 0 < s < MOST_EPOCH_S]

@@ -30,7 +30,7 @@ from bigbatch.tune.models.curve_model import MAX_POINTS, CurveModel, CurvePoints
 from bigbatch.tune.models.unit_space import UnitSpace
 from bigbatch.tune.runs import metrics
 from bigbatch.tune.runs.feasible import INFEASIBLE_ATTR, constraints_of, measured
-from bigbatch.tune.runs.run import WORKERS_ATTR, epoch_records, planned_epochs, was_refused
+from bigbatch.tune.runs.run import devices_of, epoch_records, planned_epochs, was_refused
 from bigbatch.tune.runs.study_index import StudyIndex
 from bigbatch.tune.runs.tables import epoch_s
 
@@ -114,7 +114,7 @@ def _margins_of(trial: FrozenTrial) -> dict[str, float]:
         return found
     records, planned = epoch_records(trial), planned_epochs(trial)
     share = min(1.0, len(records) / planned) if records and planned else 1.0
-    hours = attrs.get(WORKERS_ATTR, 1) * sum(map(epoch_s, records)) / 3600
+    hours = devices_of(trial) * sum(map(epoch_s, records)) / 3600
     for one in constraints:
         value = measured(one, records, hours if records else math.nan)
         if one.value is None and one.name in GROW:

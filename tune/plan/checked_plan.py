@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, get_type_hints
 
+from bigbatch.base import json_values
 from bigbatch.base.option_values import nearest_word
 from bigbatch.search_spaces.fixed_parameters import read_fixed
 from bigbatch.search_spaces.registry import Space, load_space
@@ -30,8 +31,9 @@ from bigbatch.tune.plan.batches import parse_batches, pinned_batch
 from bigbatch.tune.plan.enqueued import first_trials
 from bigbatch.tune.plan.enqueued_trial import stored_trials
 from bigbatch.tune.plan.fitting import FittedSearch, SearchRequest, fit_search, fit_search_to_unknown_cluster
+from bigbatch.tune.plan.gpu_sharing import AT_MOST, MOST, GpuSharing, read_trials_per_gpu
 from bigbatch.tune.plan.holdout import divide_validation, stored_holdout
-from bigbatch.tune.plan.machine import Machine, Share, local_machine, machine_to_be, share_out, trials_for_slots
+from bigbatch.tune.plan.machine import Machine, Share, first_share, local_machine, machine_to_be
 from bigbatch.tune.plan.objective_options import (
     constraints_in_words,
     one_of_objective_options,
@@ -222,6 +224,7 @@ class CheckedOptions(NamedTuple):
     stopping: str
     wandb: str
     workers: int
+    trials_per_gpu: int | None
     seed: int
     overrides: dict[str, object]
     batches: tuple[int, ...]
@@ -255,11 +258,13 @@ def check_option_values(o: SearchOptions) -> CheckedOptions:
     read_baseline(o.baseline)
     _at_least_one("--trials", 1, o.trials)
     _at_least_one("--max-epochs", 1, o.max_epochs)
+    workers = _at_least_one("--workers", o.workers or 1, o.workers)
     return CheckedOptions(
         strategy=_named_or_own("--strategy", o.strategy or "auto", STRATEGIES),
         stopping=_named_or_own("--stopping", o.stopping or "auto", STOPPINGS),
         wandb=wandb,
-        workers=_at_least_one("--workers", o.workers or 1, o.workers),
+        workers=workers,
+        trials_per_gpu=read_trials_per_gpu(o.trials_per_gpu, workers),
         seed=seed,
         overrides=overrides,
         batches=batches,
@@ -303,8 +308,9 @@ def _plan(o: SearchOptions, stored: Description) -> SearchPlan:
     objectives = read_own_objectives(o) if o.trainable else read_objective_options(o, data, overrides)
     chosen = suited(o, objectives, checked.strategy, checked.stopping)
     machine = local_machine() if (o.address or "local") == "local" else machine_to_be()
-    at_once = trials_for_slots(machine, trials, o.is_open_ended)
-    share = share_out(machine, checked.workers, at_once) if machine.nodes else Share(1, checked.workers, {"CPU": 1.0})
+    sharing = GpuSharing(checked.trials_per_gpu, json_values.whole_number(stored, AT_MOST, MOST))
+    known = (machine, checked.workers, trials, o.is_open_ended, sharing.at_first)
+    share = first_share(*known) if machine.nodes else Share(1, checked.workers, {"CPU": 1.0})
     model = None if (o.model or "auto") == "auto" else absolute("--model", str(o.model))
     search = SearchRequest(space, data, model, max_epochs, checked.workers, overrides, o.prior_from, checked.batches)
     fitted = _fitted(search, machine, stored)
@@ -330,6 +336,7 @@ def _plan(o: SearchOptions, stored: Description) -> SearchPlan:
         wandb=wandb_mode.reachable_mode(checked.wandb),
         machine=machine,
         share=share,
+        sharing=sharing,
         options=o,
         tolerance=read_tolerance(o.tolerance, objectives.first),
         open_ended=o.is_open_ended,

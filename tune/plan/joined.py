@@ -12,7 +12,7 @@ from bigbatch.cluster.host.holder import record_of_job
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.plan.batches import parse_batches
 from bigbatch.tune.plan.fitting import SearchRequest, fit_search
-from bigbatch.tune.plan.machine import Machine, Node, share_out, trials_for_slots
+from bigbatch.tune.plan.machine import Machine, Node, first_share
 from bigbatch.tune.plan.option_checks import check_study_fits
 from bigbatch.tune.plan.prior import RatePrior
 from bigbatch.tune.plan.search_plan import SearchPlan
@@ -33,7 +33,7 @@ def plan_for_cluster(plan: SearchPlan, machine: Machine) -> SearchPlan:
 
 
 def _on_cluster(plan: SearchPlan, machine: Machine) -> SearchPlan:
-    share = share_out(machine, plan.workers, trials_for_slots(machine, plan.trials, plan.open_ended))
+    share = first_share(machine, plan.workers, plan.trials, plan.open_ended, plan.sharing.at_first)
     search = SearchRequest(
         space=plan.space,
         data=plan.data,

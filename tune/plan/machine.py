@@ -92,6 +92,13 @@ class Share:
     concurrency: int
     workers: int
     worker_resources: dict[str, float]
+    per_gpu: int = 1
+    """Trials that share each GPU."""
+
+    @property
+    def devices(self) -> float:
+        """Devices that one trial holds: one for each worker, a part of one where trials share a GPU."""
+        return self.workers / self.per_gpu
 
     def describe(self) -> str:
         """E.g. ``2 trials at a time, each with 1 worker of 1 CPU``."""
@@ -131,31 +138,36 @@ def workers_on_node(node: Node, bundle: dict[str, float]) -> int:
     return min((round(have[kind] * 1e4) // round(value * 1e4) for kind, value in bundle.items() if value), default=0)
 
 
-def trials_for_slots(machine: Machine, trials: int, open_ended: bool) -> int:
-    """The most trials that may run at once: all of them, or where a budget is the only limit, one on each GPU."""
-    return max(trials, machine.gpus) if open_ended else trials
+def first_share(machine: Machine, workers: int, trials: int, open_ended: bool, per_gpu: int) -> Share:
+    """``share_out`` as a search begins. Where a budget is the only limit, ``trials`` is a guess: it bounds no GPU."""
+    at_once = max(trials, machine.gpus * per_gpu) if open_ended else trials
+    return share_out(machine, workers, at_once, per_gpu)
 
 
-def share_out(machine: Machine, workers: int, trials: int) -> Share:
+def share_out(machine: Machine, workers: int, trials: int, per_gpu: int = 1) -> Share:
     """Divide the machine into concurrent trials and workers. Raises ConfigError if one trial does not fit.
 
     All workers have the same resources. A worker runs on one node; a trial may use several nodes. With GPUs, each
     worker has one GPU and as many cores as every node can give to each of its GPUs, so that no GPU stays unused; nodes
-    without GPUs are not used. Without GPUs, a worker has whole cores, as many as use the machine well.
+    without GPUs are not used. ``per_gpu`` trials share each GPU and its cores. Without GPUs, a worker has whole cores,
+    as many as use the machine well.
     """
     unit, have = ("GPUs", machine.gpus) if machine.gpus else ("CPU cores", machine.cpus)
     if workers > have:
         fix = f"Write --workers {have} or fewer." if have else "Write --address of a cluster that has some."
         raise ConfigError(f"--workers must be at most {have}, the number of {unit}; got {workers}. {fix}")
     if machine.gpus:
-        return Share(min(machine.gpus // workers, trials), workers, {**_cores_a_gpu(machine), "GPU": 1.0})
+        at_once = min(machine.gpus * per_gpu // workers, trials)
+        gpu = math.floor(1e4 / per_gpu) / 1e4  # as Ray counts: three thirds must not be more than one
+        return Share(at_once, workers, {**_cores_of_worker(machine, per_gpu), "GPU": gpu}, per_gpu)
     return _share_of_cores(machine, workers, trials)
 
 
-def _cores_a_gpu(machine: Machine) -> dict[str, float]:
-    """Cores of each GPU's worker. With fewer cores than GPUs it is a part of one, rounded down to four decimals."""
+def _cores_of_worker(machine: Machine, per_gpu: int) -> dict[str, float]:
+    """Cores of each worker on a GPU. With fewer cores than workers: a part of one, rounded down to four decimals."""
     node = min((node for node in machine.nodes if node.gpus), key=lambda node: node.cpus / node.gpus)
-    cores = float(node.cpus // node.gpus) or math.floor(1e4 * node.cpus / node.gpus) / 1e4
+    workers = node.gpus * per_gpu
+    cores = float(node.cpus // workers) or math.floor(1e4 * node.cpus / workers) / 1e4
     return {"CPU": cores} if cores else {}  # a node may offer GPUs and no core
 
 

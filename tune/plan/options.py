@@ -21,6 +21,7 @@ RESUMED_OPTIONS = (
     "space", "data", "subset", "val_part", "holdout", "model", "trials", "max_epochs", "budget_gpu_hours", "strategy",
     "stopping", "workers", "set", "loss", "optimizer", "batch", "tolerance", "confirm",
     "seed", "wandb", "wandb_watch", "log_every_steps", "on_bad_image", "stage", "find_lr", "trainable", "metric",
+    "trials_per_gpu",
 )  # fmt: skip
 
 
@@ -58,6 +59,8 @@ class SearchOptions:
     strategy: str | None = None
     stopping: str | None = None
     workers: int | None = None
+    trials_per_gpu: str | None = None
+    """``auto`` or a number."""
     set: tuple[str, ...] = ()
     on_bad_image: str | None = None
     stage: str | None = None
@@ -166,6 +169,7 @@ class SearchKeywords(TypedDict, total=False):
     strategy: str | None
     stopping: str | None
     workers: int | None
+    trials_per_gpu: int | str | None
     set: Mapping[str, object] | Texts | None
     on_bad_image: str | None
     stage: str | Path | None

@@ -17,6 +17,7 @@ from bigbatch.search_spaces.trainable_space import TrainableSpace
 from bigbatch.search_spaces.workload import Workload
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.tune.plan.frontier_plan import FrontierPlan
+from bigbatch.tune.plan.gpu_sharing import AT_MOST, GpuSharing
 from bigbatch.tune.plan.machine import Machine, Share
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.runs.confirm_rule import NOTHING, ConfirmRule
@@ -59,6 +60,8 @@ class SearchPlan:
     ranges: Mapping[str, ParamRange]
     workload: Workload
     options: SearchOptions
+    sharing: GpuSharing = field(default_factory=GpuSharing)
+    """How many trials share a GPU. ``share`` has how many do now."""
     frontier: FrontierPlan | None = None
     """The values that the search compares, each with its own best configuration. None: all trials compare."""
     tolerance: Tolerance = HALF_A_POINT
@@ -150,6 +153,7 @@ class SearchPlan:
             "wandb": self.wandb,
             "machine": self.machine.to_dict(),
             "concurrency": self.share.concurrency,
+            AT_MOST: self.sharing.at_most,
             "enqueued": [trial.to_dict() for trial in self.enqueued],
             WARM_START: [study.to_dict() for study in self.warm_start],
             "own_code": dict(self.own_code),

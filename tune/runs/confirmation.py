@@ -36,6 +36,7 @@ from bigbatch.tune.runs.run import (
     of_kind,
     planned_epochs,
     search_trials,
+    trials_per_gpu_of,
 )
 from bigbatch.tune.runs.tables import epoch_s
 
@@ -142,7 +143,7 @@ def _affordable(
         return []
     workers, left_s = facts.frontier.workers, facts.most_worker_s
     if left_s is None:
-        used_s = workers * sum(epoch_s(record) for t in searched for record in epoch_records(t))
+        used_s = sum(workers / trials_per_gpu_of(t) * epoch_s(record) for t in searched for record in epoch_records(t))
         left_s = max(AFFORDABLE_SHARE * used_s, AFFORDABLE_WORKER_S)
     found: list[tuple[AnyTrial, Sequence[int]]] = []
     for trial in candidates:
@@ -156,8 +157,8 @@ def _affordable(
 
 
 def run_worker_s(trial: AnyTrial, workers: int) -> float:
-    """Worker seconds of a whole run of the trial's configuration, from its measured epochs."""
+    """Device seconds of a whole run of the trial's configuration, from its measured epochs."""
     seconds = [epoch_s(record) for record in epoch_records(trial)]
     if not seconds:
         return 0.0
-    return (planned_epochs(trial) or len(seconds)) * statistics.median(seconds) * workers
+    return (planned_epochs(trial) or len(seconds)) * statistics.median(seconds) * workers / trials_per_gpu_of(trial)

@@ -53,6 +53,7 @@ from bigbatch.tune.runs.run import (
     planned_epochs,
     replaced_trials,
     search_trials,
+    trials_per_gpu_of,
     was_refused,
 )
 from bigbatch.tune.runs.tables import epoch_s
@@ -113,7 +114,7 @@ class BestOfValue:
     epoch_s: float | None
     """Median over the epochs, with validation and checkpoints."""
     gpu_hours: float | None
-    """Epochs × median epoch × workers. Without GPUs these are worker hours."""
+    """Epochs × median epoch × devices. Without GPUs these are worker hours."""
     noise_scale: float | None
     """The gradient noise scale, in images: median over the epochs in which it was measured."""
     config: Mapping[str, object]
@@ -320,6 +321,7 @@ class _Trials:
         reported = reported or by_choice(value, confirmed, len(among), self.facts.examples, objective)
         curve, records = self._curve(best), epoch_records(best)
         epochs, one_epoch_s = planned_epochs(best) or len(records), _median(map(epoch_s, records))
+        devices = self.facts.workers / trials_per_gpu_of(best)
         return BestOfValue(
             trial=best.number,
             objective=value,
@@ -335,7 +337,7 @@ class _Trials:
             optimizer_steps=json_values.whole_number(records[-1], "optimizer_steps", 0) or None if records else None,
             images_per_s=_median(json_values.number_or_none(record, "images_per_s") for record in records),
             epoch_s=one_epoch_s,
-            gpu_hours=None if one_epoch_s is None else epochs * one_epoch_s * self.facts.workers / 3600,
+            gpu_hours=None if one_epoch_s is None else epochs * one_epoch_s * devices / 3600,
             noise_scale=_median(json_values.number_or_none(record, "noise_scale") for record in records),
             config=configuration(best),
         )

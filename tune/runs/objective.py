@@ -34,13 +34,13 @@ class Objective:
         """What an epoch's record is worth; not a number where the record lacks the metric."""
         return metrics.of_record(self.name, record)
 
-    def final(self, records: Sequence[Record], gpu_hours: float = math.nan, workers: int = 1) -> float:
+    def final(self, records: Sequence[Record], gpu_hours: float = math.nan, devices: float = 1) -> float:
         """What a trial is worth that has ended as planned.
 
         Args:
             records: of its epochs, the first one first.
             gpu_hours: what the ledger says of it.
-            workers: its devices.
+            devices: that it held, 0.5 for a half.
         """
         return metrics.of_run(self.name, records, gpu_hours)
 

@@ -54,9 +54,9 @@ class Objectives:
         """As Optuna wants them."""
         return [objective.direction for objective in self.each]
 
-    def finals(self, records: Sequence[Record], gpu_hours: float = math.nan, workers: int = 1) -> list[float]:
+    def finals(self, records: Sequence[Record], gpu_hours: float = math.nan, devices: float = 1) -> list[float]:
         """What a trial is worth that has ended as planned, one value for each objective; see ``Objective.final``."""
-        return [objective.final(records, gpu_hours, workers) for objective in self.each]
+        return [objective.final(records, gpu_hours, devices) for objective in self.each]
 
     def best(self, trials: Sequence[AnyTrial]) -> AnyTrial | None:
         """The completed trial that is best in the first objective. None if none is complete.

@@ -78,6 +78,8 @@ OWNER_ATTR = "driver"
 """User attribute of a trial in a database: ``KEY.RUN`` of the driver that runs it, or ran it last."""
 WORKERS_ATTR = "workers"
 """User attribute: the workers of the trial's latest attempt."""
+TRIALS_PER_GPU_ATTR = "trials_per_gpu"
+"""User attribute: the trials that shared each GPU in the trial's latest attempt. It is absent where none ever did."""
 
 
 class Kind(enum.Enum):
@@ -268,6 +270,16 @@ def configuration(trial: AnyTrial) -> Mapping[str, object]:
 def is_paused(trial: AnyTrial) -> bool:
     """Whether the trial was paused. It may have been continued since."""
     return trial.state == State.PRUNED and PAUSED_ATTR in trial.user_attrs
+
+
+def trials_per_gpu_of(trial: WithAttrs) -> int:
+    """The trials that shared a GPU in the trial's latest attempt, with itself; 1: it had its devices alone."""
+    return json_values.whole_number(trial.user_attrs, TRIALS_PER_GPU_ATTR, 1)
+
+
+def devices_of(trial: WithAttrs) -> float:
+    """Devices that the trial's latest attempt held: one for each worker, a part of one where trials shared a GPU."""
+    return json_values.whole_number(trial.user_attrs, WORKERS_ATTR, 1) / trials_per_gpu_of(trial)
 
 
 def has_diverged(trial: AnyTrial) -> bool:

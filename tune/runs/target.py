@@ -20,7 +20,7 @@ class TimeToTarget(Objective):
     """Device hours until a metric has reached a value.
 
     A trial's hours are the seconds of its epochs (training, precise BatchNorm, validation, checkpoints) up to the one
-    that reached the target, times its workers. Start-up does not count: it says nothing about the configuration.
+    that reached the target, times its devices. Start-up does not count: it says nothing about the configuration.
 
     A trial that ends without reaching the target is worth ``UNREACHED_H`` and its gap: how far its best epoch was
     from the target, as a part of the target. So every trial that reaches it is better, and the others are ordered.
@@ -38,14 +38,14 @@ class TimeToTarget(Objective):
         """The gap of this epoch; 0 when it has reached the target."""
         return self._gap(self.reach.value(record))
 
-    def final(self, records: Sequence[Record], gpu_hours: float = math.nan, workers: int = 1) -> float:
+    def final(self, records: Sequence[Record], gpu_hours: float = math.nan, devices: float = 1) -> float:
         """Device hours to the target, or ``UNREACHED_H`` and the smallest gap."""
         seconds, gap = 0.0, math.inf
         for record in records:
             seconds += metrics.of_record(metrics.EPOCH_S, record)
             gap = min(gap, self.value(record))
             if gap == 0:
-                return seconds * workers / 3600
+                return seconds * devices / 3600
         return UNREACHED_H + gap if math.isfinite(gap) else math.nan
 
     def is_reached(self, record: Record) -> bool:

@@ -66,7 +66,7 @@ def verdict_on(
     objectives: Objectives,
     constraints: Sequence[Constraint] = (),
     gpu_hours: float = math.nan,
-    workers: int = 1,
+    devices: float = 1,
     returned: bool = False,
 ) -> Verdict | None:
     """The end of a trial after the last one of its records; None: it goes on.
@@ -88,7 +88,7 @@ def verdict_on(
     epoch = int(metrics.of_record("epoch", records[-1]))
     if not reached and epoch < epochs and not returned:
         return None
-    values = objectives.finals(records, gpu_hours, workers)
+    values = objectives.finals(records, gpu_hours, devices)
     for objective, value in zip(objectives.each, values, strict=True):
         if not math.isfinite(value):
             return Verdict(TrialState.FAIL, f"{objective.name} was not measured")

@@ -22,6 +22,7 @@ class Capacity:
         nodes: returns the living nodes by name. None: the nodes never change.
         say: receives a line for each change.
         absent: returns how many nodes the job around this search pays for that are not among the living ones.
+        machine: the nodes, if they never change.
     """
 
     def __init__(
@@ -32,17 +33,31 @@ class Capacity:
         nodes: Callable[[], dict[str, Node]] | None = None,
         say: Callable[[str], None] = lambda line: None,
         absent: Callable[[], int] = lambda: 0,
+        machine: Machine = Machine(),  # noqa: B008 - it is frozen
     ) -> None:
         self._share: Share | None = share
         self._workers, self._trials, self._gpus = share.workers, trials, gpus
         self._nodes, self._say, self._ask_absent = nodes, say, absent
         self._absent, self._devices_of_node = 0, 0.0
-        self._known: dict[str, Node] = {}
+        self._known = {} if nodes else {str(place): node for place, node in enumerate(machine.nodes)}
+        self._per_gpu = share.per_gpu
         self._bundles: dict[int, dict[str, float]] = {}
         self._last = share
         self._next_look = 0.0
         self._lost_at: float | None = None
         self._why_lost = ""
+
+    @property
+    def per_gpu(self) -> int:
+        """The trials that share each GPU with one that starts now, with itself."""
+        return self._last.per_gpu
+
+    def share_gpus(self, per_gpu: int) -> Share:
+        """Let so many trials share each GPU from now on. Those that run keep their part. Returns the new division."""
+        self._per_gpu = per_gpu
+        if self._known and self._share is not None:  # else it waits for nodes
+            self._divide()
+        return self._last
 
     def bundle(self, number: int) -> dict[str, float]:
         """The resources of each worker of trial ``number``, which starts now."""
@@ -56,7 +71,7 @@ class Capacity:
             return False
         running = [self._bundles[number] for number in live if number in self._bundles]
         alike = sum(bundle == self._share.worker_resources for bundle in running)
-        if self._nodes is None or alike == len(running):
+        if alike == len(running):
             return alike < self._share.concurrency
         requests = [*running, self._share.worker_resources]
         return alike < self._share.concurrency and fit_together(self._known.values(), requests, self._workers)
@@ -104,13 +119,20 @@ class Capacity:
             self._known = now
             self._fit()
 
-    def _fit(self) -> None:
-        """Divide the living nodes again."""
+    def _divide(self) -> None:
+        """Divide the living nodes again. Raises ConfigError if no trial fits there."""
         machine = self._machine()
+        if self._gpus and not machine.gpus:
+            raise ConfigError(f"a trial needs {self._workers} GPU(s); there is none")
+        usable = machine if self._gpus else _without_gpus(machine)
+        self._share = share_out(usable, self._workers, self._trials, self._per_gpu)
+        self._last = self._share
+
+    def _fit(self) -> None:
+        """Divide the living nodes, which have changed."""
+        before = self._last
         try:
-            if self._gpus and not machine.gpus:
-                raise ConfigError(f"a trial needs {self._workers} GPU(s); there is none")
-            self._share = share_out(machine if self._gpus else _without_gpus(machine), self._workers, self._trials)
+            self._divide()
         except ConfigError as error:
             if self._share is not None:
                 self._lost_at = time.monotonic()
@@ -118,9 +140,9 @@ class Capacity:
             self._why_lost = f"no trial fits on the remaining nodes: {str(error).rstrip('.')}"
             self._say(f"Waiting for nodes, for up to {lost_wait_s():g} s: {self._why_lost}")
             return
-        if self._share != self._last or self._lost_at is not None:
-            self._say(f"The nodes have changed: {machine.describe()}: {self._share.describe()}")
-        self._last, self._lost_at = self._share, None
+        if self._last != before or self._lost_at is not None:
+            self._say(f"The nodes have changed: {self._machine().describe()}: {self._last.describe()}")
+        self._lost_at = None
 
 
 def lost_wait_s() -> float:

@@ -32,7 +32,7 @@ def confirmation_facts(plan: SearchPlan) -> ConfirmationFacts | None:
     if plan.budget_gpu_hours is not None:
         budgets_s.append(plan.budget_gpu_hours * 3600)
     if plan.time_budget_s is not None:
-        budgets_s.append(plan.time_budget_s * plan.share.concurrency * plan.workers)
+        budgets_s.append(plan.time_budget_s * plan.share.concurrency * plan.share.devices)
     return ConfirmationFacts(
         plan.confirm,
         plan.seed,
@@ -79,8 +79,8 @@ def least_confirm_h(plan: SearchPlan, run_s: float) -> float:
     if plan.confirm.affordable or not plan.confirm.best:
         return 0.0
     runs, devices = plan.confirm.best * plan.confirm.seeds, devices_at_least(plan)
-    together = max(1, devices // plan.workers)
-    return math.ceil(runs / together) * run_s * together * plan.workers / 3600
+    together = max(1, devices * plan.share.per_gpu // plan.workers)
+    return math.ceil(runs / together) * run_s * together * plan.share.devices / 3600
 
 
 def _run_s(trial: FrozenTrial) -> float:
@@ -142,7 +142,7 @@ def left_to_confirm(plan: SearchPlan, store: StudyStore, pace: Pace | None = Non
     if reserve is None:
         return 0, 0.0
     pace, runs = pace or Pace(trials), reserve.of_finished(trials).runs()
-    return len(runs), sum(map(pace.run_s, runs)) * plan.workers / 3600
+    return len(runs), sum(map(pace.run_s, runs)) * plan.share.devices / 3600
 
 
 def _runs(count: int) -> str:

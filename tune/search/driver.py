@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -77,6 +78,7 @@ from bigbatch.tune.search.running import (
     watch_over,
 )
 from bigbatch.tune.search.show_gauges import gauge_observers
+from bigbatch.tune.search.trials_per_gpu import TrialsPerGpu
 from bigbatch.tune.search.watch_thread import ClusterLost, SearchWatch
 from bigbatch.tune.storage.description import read_description
 from bigbatch.tune.storage.patient_journal import LineLog
@@ -234,19 +236,18 @@ def _search(
     if not connection.local:
         plan = run.plan = _fitted_to_cluster(plan, store, console)
     _say_dashboard(connection, console)
-    nodes = None if connection.local else living_nodes
-    on_gpus = plan.machine.gpus > 0
-    at_once = sys.maxsize if plan.open_ended and on_gpus else plan.trials
-    run.capacity = Capacity(plan.share, at_once, on_gpus, nodes, partial(_tell, run, console), absent_nodes)
+    run.capacity = _capacity(plan, connection.local, partial(_tell, run, console))
     store.ledger.hold(run.capacity.devices(plan.machine))
     check_rest_lasts(plan, store, run.capacity, time.monotonic() - run.started)
     if not find_rates(run, store, stop, console):
         return
+    sharing = TrialsPerGpu(run, store, partial(_tell, run, console))
+    sharing.rise()
     plan = run.plan
-    observers = [*recorders(run, store, stack), *gauge_observers(run, store, stack, console)]
+    observers = [*recorders(run, store, stack), *gauge_observers(run, store, stack, console), sharing]
     run.budget = make_budget(plan, store, run.capacity, run.started)
     ray_storage = _ray_storage(plan, connection)
-    bridge = run.bridge = make_bridge(run, store, ray_storage, observers, stop)
+    bridge = run.bridge = make_bridge(run, store, ray_storage, observers, stop, sharing)
     bridge.recover()
     with store.in_turn():
         enqueue_first_trials(plan, store.study)
@@ -262,6 +263,13 @@ def _search(
             observers += [watch, lines, display, IdleGpus(bridge.say)]
             with interrupts.shown_by(display), watch.running():
                 _fit(run, store, stop, watch, ray_storage)
+
+
+def _capacity(plan: SearchPlan, own_ray: bool, say: Callable[[str], None]) -> Capacity:
+    on_gpus = plan.machine.gpus > 0
+    at_once = sys.maxsize if plan.open_ended and on_gpus else plan.trials
+    nodes = None if own_ray else living_nodes
+    return Capacity(plan.share, at_once, on_gpus, nodes, say, absent_nodes, plan.machine)
 
 
 def _tell(run: SearchRun, console: Console, line: str) -> None:

@@ -61,6 +61,8 @@ def _run_tests(
     import ray
 
     plan, bundle = run.plan, dict(run.plan.share.worker_resources)
+    if "GPU" in bundle:  # also where trials share it: a test has no other number to fall back to
+        bundle["GPU"] = 1.0
     task = ray.remote(
         num_cpus=bundle.pop("CPU", 0), num_gpus=bundle.pop("GPU", 0), memory=bundle.pop("memory", None),
         resources=bundle or None, max_retries=1,
@@ -72,7 +74,9 @@ def _run_tests(
     owned = run.capacity.devices(plan.machine)
     while waiting:
         # On a cluster that the search does not own, it holds what its tests use.
-        store.ledger.hold(owned if owned is not None else min(len(waiting), plan.share.concurrency))
+        store.ledger.hold(
+            owned if owned is not None else min(len(waiting), plan.machine.gpus or plan.share.concurrency)
+        )
         ended, _ = ray.wait(list(waiting), num_returns=1, timeout=POLL_S)
         for reference in ended:
             name = waiting.pop(reference)

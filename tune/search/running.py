@@ -49,6 +49,7 @@ from bigbatch.tune.trials.admission import Admission
 from bigbatch.tune.trials.allocation_deadline import Deadline, allocation_end
 from bigbatch.tune.trials.configurations import SpaceConfigurations
 from bigbatch.tune.trials.confirmation_queue import ConfirmationQueue, MissingConfirmations
+from bigbatch.tune.trials.live_trial import SharedGpus
 
 if TYPE_CHECKING:  # it imports Ray
     from bigbatch.tune.trials.bridge import OptunaBridge
@@ -175,7 +176,12 @@ def watch_over(
 
 
 def make_bridge(
-    run: SearchRun, store: StudyStore, ray_storage: Path, observers: list[Observer], stop: StopRequest
+    run: SearchRun,
+    store: StudyStore,
+    ray_storage: Path,
+    observers: list[Observer],
+    stop: StopRequest,
+    sharing: SharedGpus,
 ) -> OptunaBridge:
     from bigbatch.tune.trials.bridge import OptunaBridge
 
@@ -199,7 +205,8 @@ def make_bridge(
         room=capacity.room,
         make_task=partial(_task, run, store, ray_storage),
         ending=stop.is_set,
-        admission=Admission(run.budget, plan.share.workers, reserve_of(plan)),
+        admission=Admission(run.budget, plan.share.workers, reserve_of(plan), sharing),
+        sharing=sharing,
         confirm=missing_in(plan),
         may_start=lambda: not stop.is_set() and run.deadline.allows_a_trial() and not lost(),
     )

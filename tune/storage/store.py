@@ -37,7 +37,7 @@ from bigbatch.tune.runs.front import PARETO_FILE, write_front
 from bigbatch.tune.runs.frontier import FrontierFacts, frontier_facts
 from bigbatch.tune.runs.objectives import Objectives, objectives_of
 from bigbatch.tune.runs.retry import hours_of_run
-from bigbatch.tune.runs.run import WORKERS_ATTR, epoch_records
+from bigbatch.tune.runs.run import devices_of, epoch_records
 from bigbatch.tune.runs.verdict import Verdict, decided, verdict_on
 from bigbatch.tune.storage.description import SCHEMA_VERSION, STUDY_FILE, Description, read_description
 from bigbatch.tune.storage.frontier_file import FRONTIER_FILE, write_frontier
@@ -250,7 +250,7 @@ class StudyStore:
             objectives=self.objectives,
             constraints=feasible.constraints_of(trial.user_attrs),
             gpu_hours=hours_of_run(self.study, self.ledger, trial.number),
-            workers=trial.user_attrs.get(WORKERS_ATTR, 1),
+            devices=devices_of(trial),
         )
         return found or decided(trial.user_attrs, tables.epoch_of(records[-1]))
 

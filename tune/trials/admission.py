@@ -23,16 +23,26 @@ class Admission:
     Args:
         budget: None: there is no limit.
         workers: of each trial.
+        per_gpu: how many trials share each GPU now.
         reserve: what is kept back of the budget for confirmations. None: nothing.
     """
 
     def __init__(
-        self, budget: Budget | None = None, workers: int = 1, reserve: ConfirmationReserve | None = None
+        self,
+        budget: Budget | None = None,
+        workers: int = 1,
+        reserve: ConfirmationReserve | None = None,
+        per_gpu: Callable[[], int] = lambda: 1,
     ) -> None:
-        self._budget, self._workers = budget, workers
+        self._budget, self._workers, self._per_gpu = budget, workers, per_gpu
         self._reserve = reserve if budget is not None else None
         self._begun: dict[int, tuple[TrainConfig, int]] = {}
         self._closed = False
+
+    @property
+    def _devices(self) -> float:
+        """Devices of a trial that starts now."""
+        return self._workers / self._per_gpu()
 
     def admits_any(self) -> bool:
         """Whether any trial at all may start now."""
@@ -58,7 +68,7 @@ class Admission:
     def admits(self, config: TrainConfig, epochs_done: int, kept: KeptBack | None = None) -> bool:
         """Whether a trial may start now that has trained so many of its epochs, with room for what is kept back."""
         left = max(1, config.epochs - epochs_done)
-        return self._budget is None or self._budget.admits(pace_key(config.to_dict()), left, self._workers, kept)
+        return self._budget is None or self._budget.admits(pace_key(config.to_dict()), left, self._devices, kept)
 
     def fits(self, study: optuna.Study) -> Callable[[FrozenTrial], bool]:
         """Whether the rest of a paused trial's run may start now, as a function of the trial."""
@@ -79,7 +89,7 @@ class Admission:
             config = TrainConfig.from_dict(dict(configuration(paused)))
             done = epochs_before(study.get_trials(deepcopy=False), {CONTINUES_ATTR: paused.number})
             epochs, kept = math.ceil(times * max(1, config.epochs - done)), self.kept(study, paused, config)
-            return self._budget.lasts(pace_key(config.to_dict()), epochs, self._workers, kept)
+            return self._budget.lasts(pace_key(config.to_dict()), epochs, self._devices, kept)
 
         return lasts
 
@@ -93,14 +103,14 @@ class Admission:
         if self._budget is None or self._reserve is None or self._reserve.facts.rule.affordable:
             return False
         kept = self._reserve.of_finished(study.get_trials(deepcopy=False))
-        return self._budget.would_exceed_reserve(kept, pace_key(config.to_dict()), self._workers)
+        return self._budget.would_exceed_reserve(kept, pace_key(config.to_dict()), self._devices)
 
     def begins(self, number: int, config: TrainConfig, epochs_done: int) -> None:
         """Note that a trial begins now."""
         self._begun[number] = (config, epochs_done)
         if self._budget is not None:
             left = max(1, config.epochs - epochs_done)
-            self._budget.begins(number, pace_key(config.to_dict()), left, self._workers)
+            self._budget.begins(number, pace_key(config.to_dict()), left, self._devices)
 
     def begins_later(self, number: int) -> None:
         """Note that a trial has only waited so far, and begins now."""

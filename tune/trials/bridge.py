@@ -30,7 +30,7 @@ from bigbatch.tune.trials.admission import Admission
 from bigbatch.tune.trials.cluster_view import trial_resources_in_words
 from bigbatch.tune.trials.configurations import Configurations
 from bigbatch.tune.trials.confirmation_queue import MissingConfirmations
-from bigbatch.tune.trials.live_trial import LiveTrial, Over
+from bigbatch.tune.trials.live_trial import LiveTrial, Over, SharedGpus
 from bigbatch.tune.trials.trial_manager import TrialManager
 
 
@@ -60,6 +60,7 @@ class OptunaBridge(TrialManager, Searcher):
         may_start: Callable[[], bool] = lambda: True,
         ending: Callable[[], bool] = lambda: False,
         admission: Admission | None = None,
+        sharing: SharedGpus | None = None,
         confirm: MissingConfirmations | None = None,
     ) -> None:
         Searcher.__init__(self)
@@ -76,6 +77,7 @@ class OptunaBridge(TrialManager, Searcher):
             may_start=may_start,
             ending=ending,
             admission=admission,
+            sharing=sharing,
             confirm=confirm,
         )
         self._room, self._make_task = room, make_task

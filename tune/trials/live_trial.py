@@ -44,6 +44,16 @@ class StudyKeeper(Protocol):
         """Of the trial with that number, whether it exists or not."""
 
 
+class SharedGpus(Protocol):
+    """How many trials share each GPU, as a conductor asks and tells it."""
+
+    def __call__(self) -> int:
+        """The trials that share a GPU with one that begins now, with itself."""
+
+    def lacked_memory(self, per_gpu: int) -> None:
+        """A trial ran out of memory where ``per_gpu`` shared a GPU: fewer do from now on."""
+
+
 @dataclass
 class LiveTrial:
     """A trial that has begun and has not ended."""
@@ -60,6 +70,8 @@ class LiveTrial:
     """Whether the strategy has paused it. Its processes still write their checkpoint."""
     gives_way: bool = False
     """Whether it ends the same way because the rest of a budget is for confirmations. It then waits in the study."""
+    per_gpu: int = 1
+    """The trials that share its GPU, with itself."""
     run: Sequence[FrozenTrial] = ()
     """The trial itself and those whose run it goes on with; see ``trials_of_run``."""
     reported: int = 0

@@ -114,7 +114,7 @@ class LiveTrials:
             if live.view.number == number:
                 news, live.view.phase = live.view.phase != "running", "running"
                 live.view.steps = steps or live.view.steps
-                self._store.ledger.begin(number, self.workers, self._clock() - live.started)
+                self._store.ledger.begin(number, self.workers / live.per_gpu, self._clock() - live.started)
                 if news:
                     self._notify("trial_started", live.view)
                 if steps is not None:
@@ -173,7 +173,7 @@ class LiveTrials:
             objectives=self._objectives,
             constraints=live.constraints,
             gpu_hours=run_hours(self._store.ledger, live.run),
-            workers=self.workers,
+            devices=self.workers / live.per_gpu,
             returned=returned,
         )
 

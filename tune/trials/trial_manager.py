@@ -34,6 +34,7 @@ from bigbatch.tune.runs.run import (
     PAUSED_ATTR,
     REFUSED_ATTR,
     STOPPED_ATTR,
+    TRIALS_PER_GPU_ATTR,
     WORKERS_ATTR,
     epoch_records,
 )
@@ -42,7 +43,7 @@ from bigbatch.tune.runs.verdict import Verdict, paused, stopped
 from bigbatch.tune.trials.admission import Admission
 from bigbatch.tune.trials.configurations import Configurations, configuration_of
 from bigbatch.tune.trials.confirmation_queue import ConfirmationQueue, MissingConfirmations, closed_in_words
-from bigbatch.tune.trials.live_trial import LiveTrial, Over, StudyKeeper
+from bigbatch.tune.trials.live_trial import LiveTrial, Over, SharedGpus, StudyKeeper
 from bigbatch.tune.trials.live_trials import EqualFailures, LiveTrials
 
 MOST_REFUSED = 100
@@ -66,6 +67,7 @@ class TrialManager(LiveTrials):
         may_start: called before each trial; False ends the search (a budget is spent).
         ending: whether the search was asked to end. A trial that fails from then on may have failed because of that.
         admission: asked before each trial whether the budget has room for it.
+        sharing: how many trials share a GPU. None: each has its devices alone.
         clock: seconds.
     """
 
@@ -84,6 +86,7 @@ class TrialManager(LiveTrials):
         may_start: Callable[[], bool] = lambda: True,
         ending: Callable[[], bool] = lambda: False,
         admission: Admission | None = None,
+        sharing: SharedGpus | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(store, observers, workers=workers, admission=admission or Admission(), clock=clock)
@@ -91,6 +94,7 @@ class TrialManager(LiveTrials):
         self._objectives, self._trials = Objectives((objective, *also)), trials
         self._confirmations = ConfirmationQueue(self._study, confirm)
         self._may_start, self._ending = may_start, ending
+        self._sharing = sharing
         self._failures = EqualFailures()
         self.stopping = False
         """Set before the search ends early. Trials that end from then on count as interrupted."""
@@ -122,7 +126,11 @@ class TrialManager(LiveTrials):
         Args:
             has_room: whether another trial fits beside those that are live.
         """
-        if self.stopping or self.fatal or not self._may_need_another() or not self._may_start():
+        if self.stopping or self.fatal or not self._may_start():
+            raise Over
+        if not self._may_need_another():
+            if any(live.per_gpu > 1 for live in self._live.values()):
+                return None  # one of them may lack memory, and is then repeated
             raise Over
         if not self._admission.admits_any():
             return self._await_room()
@@ -272,7 +280,10 @@ class TrialManager(LiveTrials):
         live = self._live[trial_id] = LiveTrial(trial, view, config, self._clock(), constraints_of(attrs))
         live.run = trial_facts.trials_of_run(self._study.get_trials(deepcopy=False), trial.number)
         live.reported = max(frozen.intermediate_values, default=0)
-        self._store.ledger.begin(trial.number, self.workers)
+        live.per_gpu = self._sharing() if self._sharing else 1
+        if live.per_gpu > 1 or TRIALS_PER_GPU_ATTR in attrs:
+            trial.set_user_attr(TRIALS_PER_GPU_ATTR, live.per_gpu)
+        self._store.ledger.begin(trial.number, self.workers / live.per_gpu)
         self._admission.begins(trial.number, config, self._epochs_done(trial))
         return live
 
@@ -354,7 +365,8 @@ class TrialManager(LiveTrials):
     def fail(self, trial_id: str, because: str, kind: FailureKind = FailureKind.PROCESS) -> None:
         """Tell a failure. While the search is ending, put the trial back instead: it may have failed because its
         processes and connections were ending. So is one put back whose processes died, unless they died after the same
-        epoch before: what takes them from it is not the trial's own, as long as it gets on."""
+        epoch before: what takes them from it is not the trial's own, as long as it gets on. And so is one that lacked
+        memory on a GPU that others share: fewer share it from then on."""
         if (live := self._held(trial_id)) is None:
             return
         if NO_ROOM in because or self._store.disk.full:
@@ -362,6 +374,9 @@ class TrialManager(LiveTrials):
             self._store.disk.trial_met(because)
         elif self.stopping or self._ending():
             self.put_back(trial_id, f"failed while the search was stopping; --resume continues it ({because})")
+        elif self._sharing and kind == FailureKind.DEVICE_MEMORY and live.per_gpu > 1:
+            self._sharing.lacked_memory(live.per_gpu)
+            self.put_back(trial_id, f"is repeated with more of a GPU's memory ({in_one_line(because)})")
         elif kind == FailureKind.PROCESS and live.trial.user_attrs.get(DIED_ATTR) != live.view.epoch:
             live.trial.set_user_attr(DIED_ATTR, live.view.epoch)
             goes_on = "continues from its last checkpoint" if live.view.epoch else "begins again"

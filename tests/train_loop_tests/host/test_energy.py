@@ -161,6 +161,15 @@ def test_one_worker_counts_the_processors_of_its_machine(powercap: Powercap) -> 
     assert math.isnan(UseMeter(None, None).take().cpu_energy_j), "no counter: not measured, not 0"
 
 
+def test_trials_that_share_a_gpu_count_its_energy_once() -> None:
+    nvml = Nvml()
+    meters = [UseMeter(GpuCounters(nvml, None), gpu_part=1 / 3, counts_processors=False) for _ in range(3)]
+    nvml.mj += 4500
+    used = [meter.take() for meter in meters]
+    assert sum(use.gpu_energy_j for use in used) == pytest.approx(4.5)
+    assert {use.gpu_utilization for use in used} == {0.9}, "of the whole GPU"
+
+
 def test_a_meter_without_counters_starts_no_thread() -> None:
     with UseMeter() as meter:
         assert meter._thread is None

@@ -221,6 +221,23 @@ def test_every_librarys_lack_of_memory_is_a_size_that_does_not_fit(
     assert not any(device.tuned) and torch.backends.cudnn.benchmark, "cuDNN tunes the size that is trained, no other"
 
 
+def test_on_a_gpu_that_trials_share_only_a_part_is_measured_and_kept_apart(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    CudaOnCpu(monkeypatch, 8, torch.OutOfMemoryError(MESSAGE))
+    config = TrainConfig(batch=BatchConfig(64), model=ModelConfig("resnet18"))
+    for trials, peak, found in ((1, 10, 8), (2, 10, None), (2, 6, 8)):  # GiB of 16, and of 0.45 × 16 = 7.2
+        monkeypatch.setenv("BIGBATCH_TRIALS_PER_GPU", str(trials))
+        monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device, peak=peak: peak * GIB)
+        if found is None:
+            with pytest.raises(ConfigError, match=r"one image must fit .* got 7\.2 GiB"):
+                memory_probe.max_micro_size(config, TinySource().info, torch.device("cuda", 0), "off")
+        else:
+            assert memory_probe.max_micro_size(config, TinySource().info, torch.device("cuda", 0), "off") == found
+    assert len(json.loads(memory_probe.cache_file().read_text())) == 2, "two devices in the cache"
+
+
 def test_another_error_of_a_step_is_no_lack_of_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     CudaOnCpu(monkeypatch, 5, RuntimeError("CUDA error: device-side assert triggered"))

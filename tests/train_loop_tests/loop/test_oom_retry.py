@@ -11,6 +11,7 @@ import torch
 
 from bigbatch.train_loop.config import BatchConfig, BatchSplit, ConfigError, TrainConfig
 from bigbatch.train_loop.errors import DeviceMemoryError, NodeMemoryError, TrainingStopped
+from bigbatch.train_loop.host.shared_gpu import SHARED_BY
 from bigbatch.train_loop.loop import memory_probe
 from bigbatch.train_loop.loop import oom_retry as healing
 from bigbatch.train_loop.loop.oom_retry import Halving, Healing
@@ -70,6 +71,23 @@ def test_the_run_goes_on_from_its_checkpoint_with_the_same_global_batches(monkey
     kept = at // 4 * 4  # every_s=0: checkpoints at the ends of epochs
     assert len(device.sizes) == at + 2 * (12 - kept), "only the unfinished epoch was trained again"
     assert reporter.halvings[-1][-1].epoch == at // 4 + 1 and reporter.halvings[-1][-1].step == at % 4
+
+
+def test_beside_other_trials_on_its_gpu_a_trial_gives_up_in_place_of_halving(monkeypatch, tmp_path) -> None:
+    """The search repeats it with fewer beside it, from its checkpoint, and the micro-batch stays."""
+    install(monkeypatch.setattr, plain_model)
+    whole = run(WHOLE)
+    device = SmallDevice(monkeypatch, images=8, begin_at=6)
+    monkeypatch.setenv(SHARED_BY, "2")
+    with pytest.raises(
+        DeviceMemoryError, match=r"a GPU that 2 trials share is too small \(CUDA out of memory"
+    ) as error:
+        run(WHOLE, checkpoint_dir=tmp_path, checkpoint_every_s=0)
+    assert not error.value.healed and not (tmp_path / healing.HEALED_FILE).exists()
+    device.images = 16  # alone
+    monkeypatch.setenv(SHARED_BY, "1")
+    alone = run(WHOLE, checkpoint_dir=tmp_path)
+    assert set(device.sizes) == {16} and untimed(alone[-1:]) == untimed(whole[-1:])
 
 
 def test_what_does_not_fit_at_one_image_fails_and_says_so(monkeypatch, tmp_path) -> None:

@@ -21,7 +21,7 @@ from bigbatch.tune.console.display import SearchProgress, summary_line
 from bigbatch.tune.console.findings import print_plan
 from bigbatch.tune.console.plan_notes import plan_notes
 from bigbatch.tune.plan.checked_plan import make_plan
-from bigbatch.tune.plan.machine import Machine, Node, devices_held, share_out, trials_for_slots
+from bigbatch.tune.plan.machine import Machine, Node, devices_held, first_share
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.runs.objective import Objective
@@ -72,8 +72,8 @@ def test_a_resumed_study_keeps_its_budget_as_the_only_limit(tmp_path):
 
 def test_every_gpu_is_used_where_a_budget_is_the_limit():
     machine = Machine((Node(256, 64),))
-    assert share_out(machine, 1, trials_for_slots(machine, 16, open_ended=True)).concurrency == 64
-    assert share_out(machine, 1, trials_for_slots(machine, 16, open_ended=False)).concurrency == 16
+    assert first_share(machine, 1, 16, open_ended=True, per_gpu=1).concurrency == 64
+    assert first_share(machine, 1, 16, open_ended=False, per_gpu=1).concurrency == 16
 
 
 def test_the_display_counts_without_a_total_and_shows_what_the_budget_leaves():

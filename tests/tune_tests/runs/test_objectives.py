@@ -87,10 +87,10 @@ def test_a_metric_of_a_run_is_its_last_epochs_but_the_median_time_and_the_peak_o
 
 def test_time_to_a_target_counts_the_devices_of_the_epochs_until_it_is_reached():
     goal = read_objectives("--target", "val_top1=0.7", 10).first
-    assert goal.final(records(0.5, 0.7, 0.9), workers=4) == pytest.approx(4 * 2 * 0.5), "two epochs of half an hour"
-    missed = [goal.final(records(*curve), workers=4) for curve in ([0.63, 0.56], [0.1, 0.35])]
+    assert goal.final(records(0.5, 0.7, 0.9), devices=4) == pytest.approx(4 * 2 * 0.5), "two epochs of half an hour"
+    missed = [goal.final(records(*curve), devices=4) for curve in ([0.63, 0.56], [0.1, 0.35])]
     assert missed == pytest.approx([UNREACHED_H + 0.1, UNREACHED_H + 0.5]), "0.63 and 0.35 of 0.7"
-    assert goal.is_better(goal.final(records(0.7), workers=1000), missed[0]) and goal.is_better(*missed)
+    assert goal.is_better(goal.final(records(0.7), devices=1000), missed[0]) and goal.is_better(*missed)
     loss = read_objectives("--target", "val_loss=0.4", 10).first
     assert loss.final(records(0.5, 0.6)) == pytest.approx(1.0)
     assert loss.final(records(0.5)) == pytest.approx(UNREACHED_H + 0.25), "0.5 is a quarter above 0.4"
@@ -99,7 +99,7 @@ def test_time_to_a_target_counts_the_devices_of_the_epochs_until_it_is_reached()
 def test_a_search_for_a_target_ends_a_trial_with_the_epoch_that_reaches_it():
     goal = read_objectives("--target", "val_top1=0.7", 10)
     assert verdict_on(records(0.5), epochs=9, objectives=goal) is None
-    ended = verdict_on(records(0.5, 0.75), epochs=9, objectives=goal, workers=2)
+    ended = verdict_on(records(0.5, 0.75), epochs=9, objectives=goal, devices=2)
     assert ended is not None and ended.state == TrialState.COMPLETE
     assert ended.values == pytest.approx([2.0]) and ended.because == "reached val_top1=0.7 after epoch 2"
 
