@@ -7,6 +7,7 @@ nor the number of workers changes it.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ ERASED_RATIO = (0.3, 1 / 0.3)
 
 Rectangle = tuple[int, int, int, int]
 """Upper, left, height, width; pixels."""
+NOWHERE: Rectangle = (0, 0, 0, 0)
 
 
 def is_mixing_on(config: DataConfig) -> bool:
@@ -46,10 +48,13 @@ def mix(
     draws = np.random.default_rng([*position, sampling.MIXING])
     height, width = images.shape[2:]
     if config.augment.random_erasing:
-        images = images.clone()
-        for image in images:
-            if draws.random() < config.augment.random_erasing:
-                erase(image, draw_rectangle(height, width, draws))
+        images = erased(
+            images,
+            [
+                draw_rectangle(height, width, draws) if draws.random() < config.augment.random_erasing else NOWHERE
+                for _ in images
+            ],
+        )
     alphas = [("mixup", config.mix.mixup_alpha), ("cutmix", config.mix.cutmix_alpha)]
     chosen = [(name, alpha) for name, alpha in alphas if alpha]
     if not chosen:
@@ -62,8 +67,8 @@ def mix(
     return cutmix(images, labels, num_classes, centred_rectangle(height, width, share, centre))
 
 
-def draw_rectangle(height: int, width: int, draws: np.random.Generator) -> Rectangle | None:
-    """The rectangle that random erasing removes; None if ten draws did not fit."""
+def draw_rectangle(height: int, width: int, draws: np.random.Generator) -> Rectangle:
+    """The rectangle that random erasing removes; ``NOWHERE`` if ten draws did not fit."""
     low, high = math.log(ERASED_RATIO[0]), math.log(ERASED_RATIO[1])
     for _ in range(10):
         area = height * width * draws.uniform(*ERASED_AREA)
@@ -71,14 +76,16 @@ def draw_rectangle(height: int, width: int, draws: np.random.Generator) -> Recta
         h, w = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
         if h < height and w < width:
             return int(draws.integers(height - h + 1)), int(draws.integers(width - w + 1)), h, w
-    return None
+    return NOWHERE
 
 
-def erase(image: torch.Tensor, rectangle: Rectangle | None) -> None:
-    """In place, to 0."""
-    if rectangle:
-        upper, left, height, width = rectangle
-        image[:, upper : upper + height, left : left + width] = 0
+def erased(images: torch.Tensor, rectangles: Sequence[Rectangle]) -> torch.Tensor:
+    """The images, each 0 in its rectangle: ``[N, 3, H, W]``."""
+    bounds = torch.tensor(rectangles, device=images.device)
+    upper, left, height, width = bounds.view(-1, 4, 1).unbind(1)
+    rows, columns = (torch.arange(size, device=images.device) for size in images.shape[2:])
+    inside = ((rows >= upper) & (rows < upper + height))[:, :, None]
+    return images.masked_fill((inside & ((columns >= left) & (columns < left + width))[:, None])[:, None], 0)
 
 
 def mixup(

@@ -8,6 +8,7 @@ import torch
 from torchvision.transforms import v2
 
 from bigbatch.train_loop.config import AugmentConfig, ConfigError, DataConfig, MixConfig, data_config
+from bigbatch.train_loop.data import sampling
 from bigbatch.train_loop.data.pixels import mixing
 from bigbatch.train_loop.loop.train import train
 from bigbatch.train_loop.reporter import ListReporter
@@ -60,8 +61,24 @@ def test_erased_rectangles_are_distributed_as_torchvisions() -> None:
     theirs = [v2.RandomErasing(p=1).make_params([image]) for _ in range(2000)]
     for mine, name in ((2, "h"), (3, "w"), (0, "i"), (1, "j")):
         expected = np.quantile([p[name] for p in theirs if p["v"] is not None], [0.1, 0.5, 0.9])
-        found = np.quantile([r[mine] for r in rectangles if r], [0.1, 0.5, 0.9])
+        found = np.quantile([r[mine] for r in rectangles if r != mixing.NOWHERE], [0.1, 0.5, 0.9])
         assert np.abs(found - expected).max() <= 4, name  # pixels of 64
+
+
+def test_a_batch_is_erased_as_each_image_would_be() -> None:
+    images = torch.rand(50, 3, 24, 32).contiguous(memory_format=torch.channels_last)
+    config, before = DataConfig(augment=AugmentConfig(random_erasing=0.5)), images.clone()
+    found, _ = mixing.mix(images, torch.zeros(50, dtype=torch.int64), 4, config, (1, 2, 3, 4))
+    draws, erased = np.random.default_rng([1, 2, 3, 4, sampling.MIXING]), 0
+    for image, mine in zip(images, found, strict=True):
+        wanted = image.clone()
+        if draws.random() < 0.5:
+            upper, left, height, width = mixing.draw_rectangle(24, 32, draws)
+            wanted[:, upper : upper + height, left : left + width] = 0
+            erased += 1
+        assert torch.equal(mine, wanted)
+    assert 10 < erased < 40 and torch.equal(images, before)
+    assert found.is_contiguous(memory_format=torch.channels_last)
 
 
 def test_draws_depend_on_the_position_alone() -> None:
