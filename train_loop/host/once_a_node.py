@@ -39,7 +39,7 @@ class OnceANode:
     make: Callable[[Path], None]
     """Fills a new folder."""
     work: str
-    """What the process does that others wait for, e.g. ``stages``."""
+    """What the process does that others wait for, e.g. ``stages``; empty: they say nothing."""
 
     def hold(self, *, keep: bool) -> None:
         """Make the folder unless it is there, and keep others from removing it while this process lives.
@@ -106,7 +106,8 @@ class OnceANode:
         try:
             fcntl.flock(lock, how | fcntl.LOCK_NB)
         except BlockingIOError:
-            print(f"waiting for the process that {self.work} {self.target}", file=sys.stderr, flush=True)
+            if self.work:
+                print(f"waiting for the process that {self.work} {self.target}", file=sys.stderr, flush=True)
             fcntl.flock(lock, how)
 
     def _remove_others(self) -> None:

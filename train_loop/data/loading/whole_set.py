@@ -32,6 +32,8 @@ MEMORY_SHARE = 1 / 8
 """Of the node's memory that the images may take."""
 DEVICE_SHARE = 1 / 20
 """Of a GPU's memory: half of what the memory probe leaves free."""
+SAY_BYTES = 1 << 25
+"""Less is decoded in a moment, and nothing is said of it."""
 BATCH = 256
 PARTS = ("train", "val")
 Pixels = npt.NDArray[np.uint8]
@@ -102,7 +104,8 @@ class WholeSet:
         try:
             prefix = f"bigbatch-whole-{os.getuid()}-"
             target = self.folder / f"{prefix}{self._digest()}"
-            OnceANode(target, prefix, self._is_whole, self._decode, "decodes").hold(keep=False)
+            work = "decodes" if self.bytes >= SAY_BYTES else ""
+            OnceANode(target, prefix, self._is_whole, self._decode, work).hold(keep=False)
             return {part: np.load(target / f"{part}.npy", mmap_mode="c") for part in PARTS}
         except ImageError as error:
             raise NotKept(str(error)) from None
@@ -130,7 +133,8 @@ class WholeSet:
         if missing := room_missing(self.folder, self.bytes):
             raise NotKept(f"decoded, the images are {self.bytes / 1e9:.3g} GB; {missing}")
         given, info = self.source.config, self.source.info
-        print(f"decoding {info.name} ({self.bytes / 1e9:.3g} GB) in {self.folder}", file=sys.stderr, flush=True)
+        if self.bytes >= SAY_BYTES:
+            print(f"decoding {info.name} ({self.bytes / 1e9:.3g} GB) in {self.folder}", file=sys.stderr, flush=True)
         side, val = self.shapes["train"][1], self.shapes["val"][1]
         augment = dataclasses.replace(given.augment, enabled=False)
         loader = dataclasses.replace(given.loader, name="ring", pin_memory=False)

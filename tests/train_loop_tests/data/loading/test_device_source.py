@@ -141,22 +141,26 @@ def test_images_are_the_rings(sets: dict[str, Path], kind: str, exact: bool, key
 
 
 def test_a_run_is_that_of_the_ring(sets: dict[str, Path]) -> None:
-    losses, decoding = {}, {}
+    """It rounds a few pixels otherwise, and training makes that larger from step to step."""
+    losses, processes = {}, {}
     for name in ("ring", "auto"):
-        config = TrainConfig(epochs=3, data=config_of(sets["folder"], **{"loader.name": name})).replace_keys(
+        config = TrainConfig(
+            epochs=3, data=config_of(sets["folder"], **{"loader.name": name, "loader.workers": 1})
+        ).replace_keys(
             {"model.name": "resnet18", "batch.global_size": 8, "optimizer.peak_lr": 0.02, "data.holdout": 0.5}
         )
         reporter = ListReporter()
         train(config, reporter=reporter, device=CPU)
         losses[name] = [(r.train_loss, r.val_loss, r.holdout_loss) for r in reporter.records]
-        decoding[name] = reporter.records[-1].loader_processes
-    assert losses["ring"][-1][0] < losses["ring"][0][0]
+        processes[name] = reporter.records[-1].loader_processes
+    assert processes == {"ring": 1, "auto": 0} and losses["ring"][-1][0] < losses["ring"][0][0]
     np.testing.assert_allclose(np.array(losses["auto"], float), np.array(losses["ring"], float), rtol=0.05)
 
 
 def test_images_are_decoded_once_for_all_processes_of_a_node(
     sets: dict[str, Path], temporary: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(whole_set, "SAY_BYTES", 0)
     opened(sets["small"])
     (first,) = kept(temporary)
     monkeypatch.setattr(once_a_node, "_held", {})  # as in another process
