@@ -85,7 +85,8 @@ def erased(images: torch.Tensor, rectangles: Sequence[Rectangle]) -> torch.Tenso
     upper, left, height, width = bounds.view(-1, 4, 1).unbind(1)
     rows, columns = (torch.arange(size, device=images.device) for size in images.shape[2:])
     inside = ((rows >= upper) & (rows < upper + height))[:, :, None]
-    return images.masked_fill((inside & ((columns >= left) & (columns < left + width))[:, None])[:, None], 0)
+    inside = inside & ((columns >= left) & (columns < left + width))[:, None]
+    return images.clone().masked_fill_(inside[:, None], 0)  # in place, which keeps the memory layout
 
 
 def mixup(
