@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from bigbatch.train_loop.config.own_options import Options
 from bigbatch.train_loop.config.rules import ConflictError, require, require_in_range, require_one_of
 
-LOADERS = ("auto", "ring", "torchvision")
+LOADERS = ("auto", "ring", "device", "torchvision")
 ON_BAD_IMAGE = ("fail", "skip")
 POLICIES = ("none", "trivial", "rand")
 
@@ -17,8 +17,10 @@ class LoaderConfig:
     """How batches are read. Only ``name`` may change what is read, and only from one kind of loader to another."""
 
     name: str = "auto"
-    """``ring``: slots in shared memory. ``torchvision``: its ``ImageFolder`` and transforms behind torch's
-    DataLoader, for comparison (image folders only). ``auto`` is ``ring``."""
+    """``ring``: slots in shared memory. ``device``: images of one size are decoded once a node and kept on the device,
+    which cuts, shifts and mirrors them (``data/loading/device_source.py``). ``torchvision``: its ``ImageFolder`` and
+    transforms behind torch's DataLoader, for comparison (image folders only). ``auto`` is ``device`` in training where
+    the images suit and fit, else ``ring``."""
     workers: int = -1
     """Decoding processes of each training worker; 0 decodes in the training process. -1 begins with all but one of the
     worker's cores, then keeps as many as the last epoch needed (``data/loading/process_count.py``)."""
@@ -173,6 +175,20 @@ class DataConfig:
         self._check_sizes()
         if self.loader.name == "torchvision":
             self._check_plain()
+        if self.loader.name == "device" and (why := self.why_one_by_one):
+            raise ConflictError(
+                f"data.loader.name=device changes whole batches alike; got a key that cannot: {why}. "
+                "Write data.loader.name=auto."
+            )
+
+    @property
+    def why_one_by_one(self) -> str:
+        """Why training images must be changed one by one, on a CPU; empty where whole batches can be."""
+        if self.augment.enabled and self.augment.policy != "none":
+            return f"data.augment.policy={self.augment.policy} changes images one by one on the CPU"
+        if self.progressive_from:
+            return f"data.progressive_from={self.progressive_from} changes the images' size"
+        return ""
 
     def _check_sizes(self) -> None:
         require(

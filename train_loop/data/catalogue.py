@@ -14,6 +14,7 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from bigbatch.train_loop.config import ConfigError, DataConfig
@@ -21,6 +22,8 @@ from bigbatch.train_loop.data.info import SMALL_IMAGE_SIZE, DataInfo
 from bigbatch.train_loop.data.names import NO_STAGE, folder_path, is_packed, is_users
 
 if TYPE_CHECKING:
+    import torch
+
     from bigbatch.train_loop.data.sets.scan import FolderScan
     from bigbatch.train_loop.data.source import DataSource
 
@@ -105,7 +108,7 @@ def _look_at_whole(config: DataConfig, open_some: bool, scan: FolderScan | None)
         from bigbatch.train_loop.data.sets.own_sets import describe_own
 
         return Looked(describe_own(config, open_some), None)
-    from bigbatch.train_loop.data.sets.scan import check_images
+    from bigbatch.train_loop.data.sets.scan import check_images, square_side
 
     path = folder_path(config.name)
     if is_packed(path):
@@ -118,8 +121,9 @@ def _look_at_whole(config: DataConfig, open_some: bool, scan: FolderScan | None)
     scan = list_folder(config, scan)
     assert scan is not None
     largest_side = 0
-    if open_some and config.on_bad_image == "fail":
-        largest_side = max(check_images(scan.train), check_images(scan.val))
+    if open_some:
+        _check_one_size(config, partial(square_side, scan.train))
+        largest_side = max(map(check_images, (scan.train, scan.val))) if config.on_bad_image == "fail" else 0
     size = config.image_size or 224
     info = DataInfo(
         name=os.path.basename(path),
@@ -164,14 +168,16 @@ def open_data(
     stage_folder: str | None = None,
     note: Callable[[str], None] = _log.warning,
     scan: FolderScan | None = None,
+    device: torch.device | None = None,
 ) -> DataSource:
     """The data set itself; imports torch. Raises ConfigError as ``describe_data_set`` does.
 
     Args:
         stage_folder: where this node keeps a copy of a packed set, see ``stage.py``; a node that cannot reads the
             set itself and says so.
-        note: is told so.
+        note: is told so, and why decoded images are not kept on the device.
         scan: see ``look``.
+        device: where the model is, so that images may be kept there (``device_source.py``); None: nothing trains.
     """
     looked = look(config, scan=scan)
     info = looked.info
@@ -184,14 +190,19 @@ def open_data(
         from bigbatch.train_loop.data.sets.own_source import OwnSource
 
         return OwnSource(config, info, note)
+    from bigbatch.train_loop.data.loading.device_source import with_whole_images
+    from bigbatch.train_loop.data.loading.loader import LoadedSource
+
     if info.path is not None and is_packed(info.path):
         from bigbatch.train_loop.data.packed.images import open_packed
 
-        return open_packed(config, info, _staged(info.path, stage_folder, note))
-    from bigbatch.train_loop.data.sets.folder import open_folder
+        source: DataSource = open_packed(config, info, _staged(info.path, stage_folder, note))
+    else:
+        from bigbatch.train_loop.data.sets.folder import open_folder
 
-    assert looked.scan is not None
-    return open_folder(config, info, looked.scan)
+        assert looked.scan is not None
+        source = open_folder(config, info, looked.scan)
+    return with_whole_images(source, device, note) if isinstance(source, LoadedSource) else source
 
 
 def stage_ahead(config: DataConfig, stage_folder: str | None) -> None:
@@ -222,9 +233,9 @@ def _describe_digits(config: DataConfig) -> DataInfo:
             f"digits has its own augmentation; got data.augment.policy={config.augment.policy}. Write none."
         )
     _refuse_crop_keys(config, "digits are enlarged as a whole")
-    if config.loader.name == "torchvision":
+    if config.loader.name in ("torchvision", "device"):
         raise ConfigError(
-            "data.loader.name=torchvision reads image folders; got digits, which are in memory. "
+            f"data.loader.name={config.loader.name} reads image files; got digits, which are in memory. "
             "Write data.loader.name=auto."
         )
     size = config.image_size or 32
@@ -253,6 +264,15 @@ def _refuse_crop_keys(config: DataConfig, what_is_done: str) -> None:
             raise ConfigError(f"{what_is_done}, not cropped; got {key}={value:g}. Leave {key} out.")
 
 
+def _check_one_size(config: DataConfig, square_side: Callable[[], int]) -> None:
+    """Raise ConfigError where crops are to be cut on the device, out of images that have no one size."""
+    if config.loader.name == "device" and config.augment.enabled and not square_side():
+        raise ConfigError(
+            f"data.loader.name=device needs square training images of one size; got others in {config.name!r}. "
+            "Write data.loader.name=auto."
+        )
+
+
 def _describe_packed(config: DataConfig, path: str, open_some: bool) -> DataInfo:
     from bigbatch.train_loop.data.packed import schema
 
@@ -260,7 +280,10 @@ def _describe_packed(config: DataConfig, path: str, open_some: bool) -> DataInfo
     if open_some:
         from bigbatch.train_loop.data.packed.records import PackedFiles
 
-        PackedFiles(path).check_records(32 if config.on_bad_image == "fail" else 0)
+        files = PackedFiles(path)
+        files.check_records(32 if config.on_bad_image == "fail" else 0)
+        if packed.largest_side > SMALL_IMAGE_SIZE:
+            _check_one_size(config, partial(files.square_side, slice(packed.train_size)))
     if packed.largest_side <= SMALL_IMAGE_SIZE:
         _refuse_crop_keys(config, f"packed images of at most {SMALL_IMAGE_SIZE} px are shifted")
     size = config.image_size or (224 if packed.largest_side > SMALL_IMAGE_SIZE else max(packed.largest_side, 8))

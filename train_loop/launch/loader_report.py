@@ -18,6 +18,7 @@ import torch
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.data.catalogue import open_data
 from bigbatch.train_loop.data.loading.cores import AUTO, MAX_PROCESSES, cores_per_rank
+from bigbatch.train_loop.data.loading.device_source import DeviceSource
 from bigbatch.train_loop.data.loading.process_count import SUPPLY_MARGIN
 from bigbatch.train_loop.data.sets.scan import FolderScan
 from bigbatch.train_loop.data.source import Batch, DataSource
@@ -44,12 +45,14 @@ class ImageRates:
     """Loader processes."""
     cores: int
     """CPU cores that this worker may use."""
+    decodes: bool = True
+    """False: decoded images are on the device, which cuts them as a part of the model's work."""
 
 
 def print_report(config: TrainConfig, stage_folder: str | None = None, scan: FolderScan | None = None) -> None:
     """Measure the rates; print what limits the images per second and what would help."""
     rates, device = measure_rates(config, stage_folder, MEASURE_S, scan)
-    how = "decoding in the training process"
+    how = "decoding in the training process" if rates.decodes else "images are on the device"
     if rates.workers:
         how = f"{rates.workers} loader process{'es' if rates.workers > 1 else ''}"
     print(f"loader  {rates.loader:>8,.0f} images/s  {how}; {rates.core:,.0f} per core, {rates.cores} cores here")
@@ -70,7 +73,8 @@ def measure_rates(
         config = config.replace_keys({"data.loader.workers": min(cores - 1, MAX_PROCESSES)})
     run = set_up(config, ListReporter(), CheckpointFolder(None, 0.0), pick_device(), stage_folder, scan)
     try:
-        here = open_data(replace(config.data, loader=replace(config.data.loader, workers=0)), stage_folder, scan=scan)
+        alone = replace(config.data, loader=replace(config.data.loader, workers=0))
+        here = open_data(alone, stage_folder, scan=scan, device=run.world.device)
         threads = torch.get_num_threads()
         torch.set_num_threads(1)  # as in a loader process
         core = _rate(_batches(run, here), seconds, time.process_time)
@@ -78,7 +82,9 @@ def measure_rates(
         loader = _rate(_batches(run, run.source), seconds, time.perf_counter)
         step = [next(_batches(run, run.source))]
         run.source.close()  # its processes would decode beside the model
-        rates = ImageRates(core, loader, _model_rate(run, step, seconds), config.data.loader.workers, cores)
+        decodes = not isinstance(run.source, DeviceSource)
+        workers = config.data.loader.workers if decodes else 0
+        rates = ImageRates(core, loader, _model_rate(run, step, seconds), workers, cores, decodes)
         return rates, run.world.device
     finally:
         run.source.close()
@@ -133,6 +139,8 @@ def loader_advice(rates: ImageRates, device: str) -> list[str]:
         bound = f"bound   by turns: the run takes {together:,.0f} images/s of the model's {rates.model:,.0f}."
         if together * SUPPLY_MARGIN >= rates.model:
             return [bound + " Decoding costs little."]
+        if not rates.decodes:
+            return [bound]
         if device == "cpu" and rates.cores == 1:
             return [bound, "help    a smaller stored size: bigbatch pack --profile fast."]
         return [bound, *_more_processes(rates)]

@@ -238,7 +238,7 @@ def _open(
     scan, error = world.of_first((scan, error))
     try:
         if error is None:
-            source = open_data(config.data, stage_folder, notes.append, scan)
+            source = open_data(config.data, stage_folder, notes.append, scan, world.device)
     except (ConfigError, OwnCodeError) as found:
         error = found
     views = world.gather((error, platform.node(), notes))

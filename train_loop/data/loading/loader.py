@@ -22,6 +22,7 @@ from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.data.loading import process_count, read_ahead, ring
 from bigbatch.train_loop.data.loading.cores import AUTO, loader_workers
 from bigbatch.train_loop.data.loading.malloc import raise_malloc_thresholds
+from bigbatch.train_loop.data.pixels import boxes
 from bigbatch.train_loop.data.pixels.auto_augment import augment_policy
 from bigbatch.train_loop.data.pixels.progressive import train_image_size
 from bigbatch.train_loop.data.source import Batch, DataSource, Epoch
@@ -52,6 +53,29 @@ class IndexedImages(ABC):
     @abstractmethod
     def open_random(self, index: int, draws: random.Random) -> WriteImage:
         """A random crop or shift of it, not mirrored. ``draws`` are used in here or as it is written."""
+
+
+class WholeImages(IndexedImages):
+    """Images that may be kept whole, decoded, so that ``open_random`` is a part of one: see ``device_source.py``."""
+
+    @abstractmethod
+    def whole_side(self, size: int) -> int:
+        """Pixels a side of the whole images, for training at ``size`` pixels; 0: they are not square and of one size.
+
+        Few images may be looked at to tell: ``open_whole`` meets others.
+        """
+
+    @abstractmethod
+    def open_whole(self, index: int) -> WriteImage:
+        """The whole image, to be written to ``[side, side, 3]``. Raises ImageError for another size, too."""
+
+    @abstractmethod
+    def draw_window(self, side: int, draws: random.Random) -> boxes.Box:
+        """The part of a whole image that ``open_random`` writes, after the same draws; black where there is none."""
+
+    @abstractmethod
+    def content(self) -> bytes:
+        """A digest that differs where the images do."""
 
 
 class RepeatedImages(IndexedImages):
@@ -85,18 +109,28 @@ def open_image(images: IndexedImages, index: int, epoch: Epoch | None) -> WriteI
     """
     if epoch is None:
         return images.open_plain(index)
-    # A word as seed is hashed (SHA-512), the same in every process.
-    draws = random.Random(f"{epoch.seed} {epoch.number} {index}")
+    draws = image_draws(epoch, index)
     write_random = images.open_random(index, draws)
 
     def write(out: torch.Tensor) -> None:
         write_random(out)
-        if draws.random() < 0.5:
+        if is_mirrored(draws):
             out.copy_(out.flip(1))
         if epoch.policy is not None:
             epoch.policy.apply(out, draws)
 
     return write
+
+
+def image_draws(epoch: Epoch, index: int) -> random.Random:
+    """The draws of an image in an epoch: of its crop or shift, of ``is_mirrored``, of further augmentation."""
+    # A word as seed is hashed (SHA-512), the same in every process.
+    return random.Random(f"{epoch.seed} {epoch.number} {index}")
+
+
+def is_mirrored(draws: random.Random) -> bool:
+    """Whether the image is to be mirrored: half of them are."""
+    return draws.random() < 0.5
 
 
 @dataclass(frozen=True)
@@ -192,13 +226,14 @@ class LoadedSource(DataSource):
         std: Sequence[float],
     ) -> None:
         super().__init__(info, config.augment.copies)
+        self.parts = train, val
         self._fill = BatchFiller(
             RepeatedImages(train, info.train_size) if config.augment.copies > 1 else train,
             val,
             config.on_bad_image == "skip",
         )
-        self._config = config
-        self._mean, self._std = tuple(mean), tuple(std)
+        self.config = config
+        self.mean, self.std = tuple(mean), tuple(std)
         self._on_device: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
         self._workers = loader_workers(config) if ring.ring_is_supported() else 0
         self._rings: list[ring.Ring] = []
@@ -214,11 +249,11 @@ class LoadedSource(DataSource):
         ``size`` follows progressive resizing. Raises LoaderError, ImageError.
         """
         augmented = (
-            dataclasses.replace(epoch, policy=augment_policy(self._config.augment))
-            if self._config.augment.enabled
+            dataclasses.replace(epoch, policy=augment_policy(self.config.augment))
+            if self.config.augment.enabled
             else None
         )
-        size = train_image_size(self._config, self.info.image_size, epoch.number)
+        size = train_image_size(self.config, self.info.image_size, epoch.number)
         if epoch.number != self._epoch:
             self._tune()
             self._epoch = epoch.number
@@ -229,7 +264,7 @@ class LoadedSource(DataSource):
 
         Raises LoaderError, ImageError.
         """
-        return self._read(ReadPurpose(True, None), batches, self._config.val_image_size or self.info.image_size)
+        return self._read(ReadPurpose(True, None), batches, self.config.val_image_size or self.info.image_size)
 
     def val_labels(self) -> sampling.Indices:
         """The classes of all validation images, int64 ``[N]``."""
@@ -245,7 +280,7 @@ class LoadedSource(DataSource):
         """Mean and deviation in bytes' units. Made once: to bring them to a device the host waits for it."""
         if device not in self._on_device:
             with torch.inference_mode(False):  # training uses them after validation
-                mean, std = (torch.tensor(v, device=device) * 255 for v in (self._mean, self._std))
+                mean, std = (torch.tensor(v, device=device) * 255 for v in (self.mean, self.std))
             self._on_device[device] = mean, std
         return self._on_device[device]
 
@@ -256,7 +291,7 @@ class LoadedSource(DataSource):
 
     def _tune(self) -> None:
         """An epoch has ended: what its reads cost decides how many processes the next one has."""
-        if self._config.loader.workers == AUTO and self._reads:
+        if self.config.loader.workers == AUTO and self._reads:
             self._workers = process_count.enough_processes(self._reads, self._workers, self._most)
         self._reads.clear()
 
@@ -311,7 +346,7 @@ class LoadedSource(DataSource):
             # Validation takes two micro-batches at once, epochs have sizes of their own. Page-locked slots are in
             # memory at once (eight of 2 × 256 images of 224 pixels: 0.6 GB), others as they are written to: all of it
             # after the first validation.
-            side, config = max(self.info.image_size, *self.info.other_sizes, size), self._config
+            side, config = max(self.info.image_size, *self.info.other_sizes, size), self.config
             taken = ring.Ring(
                 self._fill, self._workers, 2 * largest, side, config.loader.slots, config.loader.pin_memory
             )

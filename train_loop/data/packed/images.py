@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections.abc import Callable
 from typing import TypeVar
@@ -13,7 +14,7 @@ import torch
 from bigbatch.train_loop.config import DataConfig
 from bigbatch.train_loop.data import sampling
 from bigbatch.train_loop.data.info import SMALL_IMAGE_SIZE, DataInfo
-from bigbatch.train_loop.data.loading.loader import IndexedImages, LoadedSource, WriteImage
+from bigbatch.train_loop.data.loading.loader import LoadedSource, WholeImages, WriteImage
 from bigbatch.train_loop.data.packed.records import PackedFiles
 from bigbatch.train_loop.data.pixels import boxes, crops
 from bigbatch.train_loop.data.pixels.decode import cut_crop, decode_box, write_crop
@@ -42,7 +43,7 @@ def open_packed(config: DataConfig, info: DataInfo, path: str) -> LoadedSource:
     return LoadedSource(config, info, parts[0], parts[1], mean, std)
 
 
-class PackedImages(IndexedImages):
+class PackedImages(WholeImages):
     """Index i is record ``records[i]``."""
 
     def __init__(
@@ -66,6 +67,28 @@ class PackedImages(IndexedImages):
         """A function that writes a random crop, or for a small image a random shift. Raises ImageError."""
         return self._open(int(self._records[index]), lambda record, data: self._random(record, data, draws))
 
+    def whole_side(self, size: int) -> int:
+        """As ``WholeImages.whole_side``: small images are kept as training sees them, photographs as stored."""
+        return size if self._small else self._files.square_side(self._records)
+
+    def open_whole(self, index: int) -> WriteImage:
+        """As ``WholeImages.open_whole``."""
+        return self._open(int(self._records[index]), self._whole)
+
+    def _whole(self, record: int, data: bytes) -> WriteImage:
+        return self._crop(record, data, (0, 0, *self._files.size(record)))
+
+    def draw_window(self, side: int, draws: random.Random) -> boxes.Box:
+        """As ``WholeImages.draw_window``: a random crop, or for small images a random shift."""
+        if not self._small:
+            return boxes.random_box(side, side, draws, self._config.augment)
+        right, down = _draw_shift(side, draws)
+        return -right, -down, side - right, side - down
+
+    def content(self) -> bytes:
+        """Of the records and the set's index, which has a checksum of each image."""
+        return hashlib.sha256(self._records.tobytes() + self._files.index_bytes()).digest()
+
     def _open(self, record: int, begin: Callable[[int, bytes], WriteImage]) -> WriteImage:
         if self._files.bytes_of(record) <= READ_EARLY_BYTES:
             return begin(record, self._read(record))
@@ -79,7 +102,7 @@ class PackedImages(IndexedImages):
     def _plain(self, record: int, data: bytes) -> WriteImage:
         width, height = self._files.size(record)
         if self._small:
-            return self._crop(record, data, (0, 0, width, height))
+            return self._whole(record, data)
 
         def write(out: torch.Tensor) -> None:
             size = out.shape[0]
@@ -91,7 +114,7 @@ class PackedImages(IndexedImages):
     def _random(self, record: int, data: bytes, draws: random.Random) -> WriteImage:
         width, height = self._files.size(record)
         if self._small:
-            whole = self._crop(record, data, (0, 0, width, height))
+            whole = self._whole(record, data)
             return lambda out: _shift(whole, draws, out)
         return self._crop(record, data, boxes.random_box(width, height, draws, self._config.augment))
 
@@ -113,11 +136,16 @@ class PackedImages(IndexedImages):
 def _shift(write_whole: WriteImage, draws: random.Random, out: torch.Tensor) -> None:
     """Moved by up to an eighth, black where nothing comes in."""
     size = out.shape[0]
-    reach = round(size * SHIFT)
     whole = torch.empty_like(out)
     write_whole(whole)
-    right, down = draws.randint(-reach, reach), draws.randint(-reach, reach)
+    right, down = _draw_shift(size, draws)
     columns, from_columns = boxes.overlap(size, right)
     rows, from_rows = boxes.overlap(size, down)
     out.zero_()
     out[rows, columns] = whole[from_rows, from_columns]
+
+
+def _draw_shift(size: int, draws: random.Random) -> tuple[int, int]:
+    """Pixels to the right and down."""
+    reach = round(size * SHIFT)
+    return draws.randint(-reach, reach), draws.randint(-reach, reach)

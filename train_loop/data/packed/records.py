@@ -51,6 +51,11 @@ class PackedFiles:
         self._open()
         return self._columns
 
+    def index_bytes(self) -> bytes:
+        """The index file, which names each image with its checksum."""
+        with open(os.path.join(self.path, schema.INDEX), "rb") as file:
+            return file.read()
+
     @property
     def records(self) -> int:
         """How many images there are, of training and validation together."""
@@ -71,6 +76,12 @@ class PackedFiles:
         """Width and height of the stored image, pixels."""
         self._open()
         return int(self._columns["width"][record]), int(self._columns["height"][record])
+
+    def square_side(self, records: npt.NDArray[np.int64] | slice) -> int:
+        """Pixels a side of the stored images; 0 unless all of these are square and of one size."""
+        found = [self.columns()[name][records] for name in ("width", "height")]
+        sides = {int(end) for column in found for end in (column.min(), column.max())}
+        return sides.pop() if len(sides) == 1 else 0
 
     def bytes_of(self, record: int) -> int:
         """Of the stored image file."""

@@ -22,6 +22,7 @@ ERASED_RATIO = (0.3, 1 / 0.3)
 
 Rectangle = tuple[int, int, int, int]
 """Upper, left, height, width; pixels."""
+NOWHERE: Rectangle = (0, 0, 0, 0)
 
 
 def is_mixing_on(config: DataConfig) -> bool:
@@ -48,7 +49,7 @@ def mix(
     height, width = images.shape[2:]
     if config.augment.random_erasing:
         chance = config.augment.random_erasing
-        drawn = [draw_rectangle(height, width, draws) if draws.random() < chance else None for _ in range(len(images))]
+        drawn = [draw_rectangle(height, width, draws) if draws.random() < chance else NOWHERE for _ in images]
         images = erase(images, drawn)
     alphas = [("mixup", config.mix.mixup_alpha), ("cutmix", config.mix.cutmix_alpha)]
     chosen = [(name, alpha) for name, alpha in alphas if alpha]
@@ -62,8 +63,8 @@ def mix(
     return cutmix(images, labels, num_classes, centred_rectangle(height, width, share, centre))
 
 
-def draw_rectangle(height: int, width: int, draws: np.random.Generator) -> Rectangle | None:
-    """The rectangle that random erasing removes; None if ten draws did not fit."""
+def draw_rectangle(height: int, width: int, draws: np.random.Generator) -> Rectangle:
+    """The rectangle that random erasing removes; ``NOWHERE`` if ten draws did not fit."""
     low, high = math.log(ERASED_RATIO[0]), math.log(ERASED_RATIO[1])
     for _ in range(10):
         area = height * width * draws.uniform(*ERASED_AREA)
@@ -71,15 +72,15 @@ def draw_rectangle(height: int, width: int, draws: np.random.Generator) -> Recta
         h, w = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
         if h < height and w < width:
             return int(draws.integers(height - h + 1)), int(draws.integers(width - w + 1)), h, w
-    return None
+    return NOWHERE
 
 
-def erase(images: torch.Tensor, rectangles: Sequence[Rectangle | None]) -> torch.Tensor:
-    """The images ``[N, C, H, W]`` with 0 in a rectangle of each, where there is one.
+def erase(images: torch.Tensor, rectangles: Sequence[Rectangle]) -> torch.Tensor:
+    """The images ``[N, C, H, W]`` with 0 in a rectangle of each.
 
     All images at once: image by image a batch of 512 would cost a device a thousand operations.
     """
-    bounds = [(u, u + h, x, x + w) for u, x, h, w in (one or (0, 0, 0, 0) for one in rectangles)]
+    bounds = [(u, u + h, x, x + w) for u, x, h, w in rectangles]
     upper, lower, left, right = torch.tensor(bounds).to(images.device, non_blocking=True)[:, :, None].unbind(1)
     rows, columns = (torch.arange(size, device=images.device) for size in images.shape[2:])
     rest_of_rows, rest_of_columns = (rows < upper) | (rows >= lower), (columns < left) | (columns >= right)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import random
 
 import numpy as np
@@ -12,12 +14,13 @@ from PIL import Image
 from bigbatch.train_loop.config import DataConfig
 from bigbatch.train_loop.data import sampling
 from bigbatch.train_loop.data.info import DataInfo
-from bigbatch.train_loop.data.loading.loader import IndexedImages, LoadedSource, WriteImage
-from bigbatch.train_loop.data.pixels.boxes import USUAL
+from bigbatch.train_loop.data.loading.loader import LoadedSource, WholeImages, WriteImage
+from bigbatch.train_loop.data.pixels import boxes
 from bigbatch.train_loop.data.pixels.crops import MEAN, STD, central_crop, decode_rgb, random_crop
-from bigbatch.train_loop.data.sets.scan import FolderScan, Listing
+from bigbatch.train_loop.data.sets.scan import FolderScan, Listing, square_side
 from bigbatch.train_loop.data.sets.subset import subset_rows
 from bigbatch.train_loop.data.source import DataSource
+from bigbatch.train_loop.errors import ImageError
 
 
 def open_folder(config: DataConfig, info: DataInfo, scan: FolderScan) -> DataSource:
@@ -37,10 +40,10 @@ def _part_of(listing: Listing, part: float) -> Listing:
     return Listing(listing.folder, listing.paths[rows], listing.labels[rows])
 
 
-class FolderImages(IndexedImages):
+class FolderImages(WholeImages):
     """Images that are read from files when they are needed."""
 
-    def __init__(self, listing: Listing, config: DataConfig = USUAL) -> None:
+    def __init__(self, listing: Listing, config: DataConfig = boxes.USUAL) -> None:
         self._listing, self._config = listing, config
 
     def labels(self, indices: sampling.Indices) -> npt.NDArray[np.int64]:
@@ -58,6 +61,34 @@ class FolderImages(IndexedImages):
         """A function that writes a random crop of an image into such bytes. It may raise ImageError."""
         augment = self._config.augment
         return lambda out: _write(random_crop(decode_rgb(self._listing.path(index)), out.shape[0], draws, augment), out)
+
+    def whole_side(self, size: int) -> int:
+        """As ``WholeImages.whole_side``: photographs are kept as they are stored."""
+        return square_side(self._listing)
+
+    def open_whole(self, index: int) -> WriteImage:
+        """As ``WholeImages.open_whole``."""
+
+        def write(out: torch.Tensor) -> None:
+            image = decode_rgb(path := self._listing.path(index))
+            if image.size != (side := out.shape[0], side):
+                raise ImageError(f"image {path!r} has {image.width} × {image.height} pixels, others {side} × {side}")
+            _write(image, out)
+
+        return write
+
+    def draw_window(self, side: int, draws: random.Random) -> boxes.Box:
+        """As ``WholeImages.draw_window``: a random crop."""
+        return boxes.random_box(side, side, draws, self._config.augment)
+
+    def content(self) -> bytes:
+        """Of the files' paths, sizes and times of change."""
+        digest = hashlib.sha256(self._listing.labels.tobytes())
+        for index in range(len(self._listing.labels)):
+            path = self._listing.path(index)
+            about = os.stat(path)
+            digest.update(f"{about.st_size} {about.st_mtime_ns} ".encode() + os.fsencode(path) + b"\0")
+        return digest.digest()
 
 
 def _write(image: Image.Image, out: torch.Tensor) -> None:

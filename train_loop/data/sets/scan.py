@@ -148,6 +148,23 @@ def check_images(listing: Listing, count: int = 32) -> int:
     return longest
 
 
+def square_side(listing: Listing, count: int = 32) -> int:
+    """Pixels a side of ``count`` images, evenly spread; 0 unless all of them are square, of one size and readable."""
+    from PIL import Image
+
+    sizes = set()
+    for index in np.unique(np.linspace(0, len(listing.labels) - 1, count).astype(int)):
+        try:
+            with Image.open(listing.path(int(index))) as image:
+                sizes.add(image.size)
+        except Exception:  # Pillow raises OSError, SyntaxError, ValueError and others; who reads it says so
+            return 0
+        if len(sizes) > 1:
+            return 0
+    width, height = sizes.pop()
+    return width if width == height else 0
+
+
 def _no_layout(root: str) -> ConfigError:
     found = sorted(printable(entry.name) + "/" * is_folder(entry) for entry in visible_entries(root))
     some = ", ".join(found[:5]) + (", …" if len(found) > 5 else "") if found else "an empty folder"

@@ -26,6 +26,7 @@ from bigbatch.train_loop.data.catalogue import check_stage, describe_data_set, o
 from bigbatch.train_loop.data.packed import stage
 from bigbatch.train_loop.data.packed.records import PackedFiles
 from bigbatch.train_loop.data.packing import command as pack_command
+from bigbatch.train_loop.host import once_a_node
 from bigbatch.train_loop.launch import command as train_command
 from bigbatch.train_loop.launch import loader_report
 from helpers.paths import ROOT
@@ -62,7 +63,7 @@ def packed(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def forget(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stage, "_held", {})
+    monkeypatch.setattr(once_a_node, "_held", {})
 
 
 def reader(packed: Path, scratch: Path, how: str = "at once", **streams: Any) -> subprocess.Popen[str]:
@@ -134,7 +135,7 @@ def test_what_a_killed_process_has_copied_is_not_taken_for_whole(packed: Path, t
 def test_a_copy_that_lost_files_is_made_anew(packed: Path, tmp_path: Path) -> None:
     copy = Path(stage.stage_packed_set(str(packed), str(tmp_path / "scratch")))
     (copy / "train-00000.arrow").unlink()
-    stage._held.clear()  # while somebody reads it, it would be waited for
+    once_a_node._held.clear()  # while somebody reads it, it would be waited for
     output, _ = reader(packed, tmp_path / "scratch").communicate(timeout=240)
     assert files(Path(output.strip())) == files(packed)
 
@@ -224,7 +225,7 @@ def test_users_of_one_scratch_have_copies_and_locks_of_their_own(
     monkeypatch.setattr(stage.os, "getuid", lambda: 4242)
     second = stage.stage_packed_set(str(packed), str(tmp_path / "scratch"))
     assert first != second and files(Path(first)) == files(Path(second))
-    stage._held.clear()
+    once_a_node._held.clear()
     shutil.rmtree(second)
     Path(second.rpartition("-")[0] + "-000000000000.lock").mkdir()  # an old lock that cannot be opened is passed over
     assert files(Path(stage.stage_packed_set(str(packed), str(tmp_path / "scratch")))) == files(packed)
@@ -235,7 +236,7 @@ def test_what_a_killed_process_left_is_not_counted_as_room_that_is_taken(
 ) -> None:
     scratch = tmp_path / "scratch"
     copy = Path(stage.stage_packed_set(str(packed), str(scratch)))
-    stage._held.clear()
+    once_a_node._held.clear()
     size = sum(len(data) for data in files(packed).values())
     shutil.copytree(copy, f"{copy}.partial")
     (copy / "train-00000.arrow").unlink()
@@ -259,9 +260,9 @@ def test_locks_hold_where_they_are_emulated_as_on_nfs(
         if mode not in allowed:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
 
-    monkeypatch.setattr(stage.fcntl, "flock", flock)
+    monkeypatch.setattr(once_a_node.fcntl, "flock", flock)
     copy = stage.stage_packed_set(str(packed), str(tmp_path / "scratch"))
-    assert stage._held[copy] is not None
+    assert once_a_node._held[copy] is not None
 
 
 def test_folders_that_can_be_no_folder_of_a_node_are_refused_at_once(packed: Path) -> None:

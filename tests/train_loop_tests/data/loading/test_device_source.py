@@ -1,0 +1,262 @@
+"""Images kept whole on the device: the ring's to within a rounding, decoded once a node, only where they suit."""
+
+from __future__ import annotations
+
+import collections
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from bigbatch.train_loop.config import ConfigError, DataConfig, TrainConfig, data_config
+from bigbatch.train_loop.data import sampling
+from bigbatch.train_loop.data.catalogue import describe_data_set, open_data
+from bigbatch.train_loop.data.loading import whole_set
+from bigbatch.train_loop.data.loading.device_source import DeviceSource
+from bigbatch.train_loop.data.loading.loader import LoadedSource
+from bigbatch.train_loop.data.pixels.windows import cut_windows
+from bigbatch.train_loop.data.source import Batch, DataSource, Epoch
+from bigbatch.train_loop.host import once_a_node
+from bigbatch.train_loop.loop.train import train
+from bigbatch.train_loop.reporter import ListReporter
+from helpers.packed_sets import pack_here
+
+CPU = torch.device("cpu")
+TRAIN, VAL = 20, 6
+"""Images of each of the two classes."""
+
+
+def write_images(root: Path, side: int) -> Path:
+    """Smooth colours under noise. The first ones of class ``b`` are brighter, so that there is something to learn."""
+    draws = np.random.default_rng(side)
+    for part, count in (("train", TRAIN), ("val", VAL)):
+        for label, name in enumerate("ab"):
+            (root / part / name).mkdir(parents=True)
+            for number in range(count):
+                coarse = Image.fromarray(draws.integers(60 * label, 180 + 60 * label, (5, 5, 3), dtype=np.uint8))
+                pixels = np.array(coarse.resize((side, side), Image.Resampling.BICUBIC)).astype(int)
+                pixels = np.clip(pixels + draws.integers(-20, 21, pixels.shape), 0, 255).astype(np.uint8)
+                Image.fromarray(pixels).save(root / part / name / f"{number:02d}.png")
+    return root
+
+
+@pytest.fixture(scope="module")
+def sets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A folder, a packed set of small images and one of photographs of 72 pixels."""
+    root = tmp_path_factory.mktemp("sets")
+    small, large = write_images(root / "folder", 24), write_images(root / "photographs", 72)
+    return {
+        "folder": small,
+        "small": pack_here(small, root / "small"),
+        "large": pack_here(large, root / "large"),
+    }
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The node's folder, and a process that has opened nothing; what would be called at its end is called."""
+    at_end: list[Callable[[], object]] = []
+    (tmp_path / "node").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "node"))
+    monkeypatch.setattr(once_a_node, "_held", {})
+    monkeypatch.setattr(once_a_node.atexit, "register", lambda f, *a: at_end.append(lambda: f(*a)))
+    yield tmp_path / "node"
+    for end in at_end:
+        end()
+    assert list((tmp_path / "node").iterdir()) == []
+
+
+def config_of(path: Path, **keys: Any) -> DataConfig:
+    given = {"name": str(path), "image_size": 24, "loader.workers": 0}
+    return data_config({f"data.{key}": value for key, value in (given | keys).items()})
+
+
+def opened(path: Path, notes: list[str] | None = None, **keys: Any) -> DataSource:
+    return open_data(config_of(path, **keys), note=(notes if notes is not None else []).append, device=CPU)
+
+
+def levels(source: DataSource, batch: Batch) -> torch.Tensor:
+    """The images in bytes' units, ``[N, H, W, 3]``."""
+    assert isinstance(source, LoadedSource)
+    return (source.finish(batch[0]).permute(0, 2, 3, 1) * torch.tensor(source.std) + torch.tensor(source.mean)) * 255
+
+
+def kept(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.is_dir())
+
+
+@pytest.mark.parametrize("size", [13, 32, 80])
+def test_windows_are_pillows_crops_resized(size: int) -> None:
+    draws = np.random.default_rng(size)
+    images = draws.integers(0, 256, (60, 32, 32, 3), dtype=np.uint8)
+    boxes = np.sort(draws.permuted(np.tile(np.arange(33), (120, 1)), axis=1)[:, :2].reshape(60, 2, 2), axis=2)
+    windows = np.column_stack([boxes[:, 0, 0], boxes[:, 1, 0], boxes[:, 0, 1], boxes[:, 1, 1], np.arange(60) % 2])
+    found = cut_windows(torch.from_numpy(images), torch.from_numpy(windows), size).numpy()
+    theirs = np.empty_like(found)
+    for image, (*box, mirrored), out in zip(images, windows.tolist(), theirs, strict=True):
+        crop = np.array(Image.fromarray(image).crop(box).resize((size, size), Image.Resampling.BILINEAR))
+        out[:] = crop[:, ::-1] if mirrored else crop
+    difference = np.abs(found - theirs)
+    assert difference.max() <= 1 and (difference > 0).mean() < 0.1  # of noise, the most that rounding twice can do
+
+
+@pytest.mark.parametrize(
+    ("kind", "exact", "keys"),
+    [
+        ("small", True, {}),
+        ("small", True, {"image_size": 40, "augment.repeats": 3, "subset": 0.5, "holdout": 0.5}),
+        ("folder", False, {"augment.repeats": 2, "val_image_size": 20}),
+        ("folder", True, {"augment.enabled": False, "image_size": 40}),
+        ("large", False, {"image_size": 32, "augment.min_crop_area": 0.3, "subset": 0.5}),
+    ],
+)
+def test_images_are_the_rings(sets: dict[str, Path], kind: str, exact: bool, keys: dict[str, Any]) -> None:
+    ring, device = opened(sets[kind], **keys, **{"loader.name": "ring"}), opened(sets[kind], **keys)
+    assert not isinstance(ring, DeviceSource) and isinstance(device, DeviceSource) and device.processes == 0
+    config = config_of(sets[kind], **keys)
+    indices = sampling.train_order(device.info.train_size, 3, 1, config.augment.copies)
+    batches, val = np.array_split(indices, 3), [np.arange(2 * VAL)[::-1].copy()]
+    different, pixels = 0, 0
+    for mine, theirs in zip(
+        (*device.read_train(batches, Epoch(3, 1)), *device.read_val(val)),
+        (*ring.read_train(batches, Epoch(3, 1)), *ring.read_val(val)),
+        strict=True,
+    ):
+        got, wanted = levels(device, mine), levels(ring, theirs)
+        assert torch.equal(mine[1], theirs[1])
+        assert torch.allclose(got, wanted, atol=0.01 if exact else 1.01, rtol=0)
+        different += int(((got - wanted).abs() > 0.01).sum())
+        pixels += got.numel()
+    assert different < 0.02 * pixels
+    if config.augment.enabled:  # they do differ from epoch to epoch
+        ((other, _),) = device.read_train(batches[:1], Epoch(3, 2))
+        assert not torch.equal(other["train"], next(device.read_train(batches[:1], Epoch(3, 1)))[0]["train"])
+    assert np.array_equal(device.val_labels(), ring.val_labels())
+
+
+def test_a_run_is_that_of_the_ring(sets: dict[str, Path]) -> None:
+    """It rounds a few pixels otherwise, and training makes that larger from step to step."""
+    losses, processes = {}, {}
+    for name in ("ring", "auto"):
+        config = TrainConfig(
+            epochs=3, data=config_of(sets["folder"], **{"loader.name": name, "loader.workers": 1})
+        ).replace_keys(
+            {"model.name": "resnet18", "batch.global_size": 8, "optimizer.peak_lr": 0.02, "data.holdout": 0.5}
+        )
+        reporter = ListReporter()
+        train(config, reporter=reporter, device=CPU)
+        losses[name] = [(r.train_loss, r.val_loss, r.holdout_loss) for r in reporter.records]
+        processes[name] = reporter.records[-1].loader_processes
+    assert processes == {"ring": 1, "auto": 0} and losses["ring"][-1][0] < losses["ring"][0][0]
+    np.testing.assert_allclose(np.array(losses["auto"], float), np.array(losses["ring"], float), rtol=0.05)
+
+
+def test_images_are_decoded_once_for_all_processes_of_a_node(
+    sets: dict[str, Path], temporary: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(whole_set, "SAY_BYTES", 0)
+    opened(sets["small"])
+    (first,) = kept(temporary)
+    monkeypatch.setattr(once_a_node, "_held", {})  # as in another process
+    opened(sets["small"], **{"augment.repeats": 2})  # changes no whole image
+    assert kept(temporary) == [first] and capfd.readouterr().err.count("decoding ") == 1
+    assert opened(sets["small"], image_size=32).info.image_size == 32
+    assert len(kept(temporary)) == 2  # the other one is still read
+
+
+def test_other_images_are_decoded_anew_and_what_nobody_reads_goes(sets: dict[str, Path], temporary: Path) -> None:
+    path = sets["folder"] / "train" / "a" / "00.png"
+    before, about = path.read_bytes(), path.stat()
+    opened(sets["folder"])
+    (first,) = kept(temporary)
+    try:
+        Image.new("RGB", (24, 24), (255, 0, 0)).save(path)
+        _, lock = once_a_node._held.popitem()
+        assert lock
+        fcntl.flock(lock, fcntl.LOCK_UN)  # as if that process were killed
+        source = opened(sets["folder"], **{"augment.enabled": False})
+        assert len(kept(temporary)) == 1 and kept(temporary) != [first]
+        assert levels(source, next(iter(source.read_train([np.arange(1)], Epoch(0, 0))))).mean((0, 1, 2)).tolist() == (
+            pytest.approx([255, 0, 0], abs=1e-3)
+        )
+    finally:
+        path.write_bytes(before)
+        os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))
+
+
+def test_the_last_reader_removes_the_files(
+    sets: dict[str, Path], temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends: list[Callable[[], object]] = []
+    monkeypatch.setattr(once_a_node.atexit, "register", lambda f, *a: ends.append(lambda: f(*a)))
+    opened(sets["small"])
+    (folder,) = kept(temporary)
+    with Path(f"{folder}.lock").open() as other:
+        fcntl.flock(other, fcntl.LOCK_SH)
+        ends[0]()
+        assert kept(temporary) == [folder]
+    ends[0]()
+    assert kept(temporary) == []
+
+
+def test_what_suits_not_is_decoded_in_each_epoch(
+    sets: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``auto`` says why, if the images suited; ``device`` is refused."""
+
+    def left(path: Path, reason: str, *, said: bool = True, **keys: Any) -> None:
+        notes: list[str] = []
+        assert not isinstance(opened(path, notes, **keys), DeviceSource)
+        assert [reason in note for note in notes] == [True] * said
+        with pytest.raises(ConfigError, match="data.loader.name=device.*Write data.loader.name=auto") as refused:
+            opened(path, **keys, **{"loader.name": "device"})
+        assert reason in str(refused.value)
+
+    left(sets["small"], "data.augment.policy=trivial changes images one by one", **{"augment.policy": "trivial"})
+    growing = {"image_size": 64, "progressive_from": 32, "progressive_end": 2}
+    left(sets["folder"], "data.progressive_from=32 changes the images' size", **growing)
+    mixed = write_images(tmp_path / "mixed", 24)
+    Image.new("RGB", (24, 30)).save(mixed / "train" / "a" / "00.png")
+    left(mixed, "not all square and of one size", said=False)
+    with pytest.raises(ConfigError, match=r"square training images of one size; got others in .*Write .*=auto"):
+        describe_data_set(config_of(mixed, **{"loader.name": "device"}), open_some=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(whole_set, "usable_memory_bytes", lambda: 8 * 50_000)
+        left(sets["small"], "more than a 8th of the node's memory", said=False)
+    with monkeypatch.context() as patch:
+        room = collections.namedtuple("room", "f_bavail f_frsize")
+        patch.setattr(once_a_node.os, "statvfs", lambda _: room(1, 4096))
+        left(sets["small"], "4.1e-06 GB are left in")
+    with monkeypatch.context() as patch:
+        patch.setenv("TMPDIR", str(tmp_path / "gone"))
+        left(sets["small"], "there is no folder")
+    with pytest.raises(ConfigError, match="got digits, which are in memory"):
+        open_data(DataConfig(loader=config_of(sets["small"], **{"loader.name": "device"}).loader))
+
+
+@pytest.mark.parametrize("fault", ["another size", "no image"])
+def test_an_image_that_few_looks_miss(tmp_path: Path, temporary: Path, fault: str) -> None:
+    """32 of 40 images are looked at before all are decoded."""
+    images = write_images(tmp_path / "odd", 24)
+    looked = set(np.linspace(0, 2 * TRAIN - 1, 32).astype(int).tolist())
+    path = images / "train" / "a" / f"{next(i for i in range(TRAIN) if i not in looked):02d}.png"
+    if fault == "no image":
+        path.write_bytes(b"no image")
+    else:
+        Image.new("RGB", (24, 30)).save(path)
+    notes: list[str] = []
+    source = opened(images, notes, on_bad_image="skip")
+    assert not isinstance(source, DeviceSource) and kept(temporary) == []
+    assert len(notes) == 1 and str(path) in notes[0]
+    assert sum(len(labels) for _, labels in source.read_train([np.arange(2 * TRAIN)], Epoch(0, 0))) == 2 * TRAIN
+    assert source.take_bad() == (fault == "no image")
+
+
+def test_nothing_changes_where_nothing_trains(sets: dict[str, Path], temporary: Path) -> None:
+    assert not isinstance(open_data(config_of(sets["small"])), DeviceSource) and kept(temporary) == []

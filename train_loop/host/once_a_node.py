@@ -1,0 +1,143 @@
+"""A folder that one process of a node makes and the others of the node read: whole under its name, or not there.
+
+    TARGET/        what was made
+    TARGET.lock    held shared by those who read it, alone by the one who makes it
+
+TARGET is ``.partial`` until it is whole, and what a killed process left of it is made anew. No torch here.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import fcntl
+import glob
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+RESERVE = 1.02
+"""The free space must be this many times the size."""
+
+_held: dict[str, IO[str] | None] = {}
+"""Locks on folders that this process reads, until it ends; None on file systems without locks."""
+
+
+@dataclass(frozen=True)
+class OnceANode:
+    """One such folder and how it is made."""
+
+    target: Path
+    others: str
+    """The beginning of the names, in the same folder, of those that this one takes the place of: they are removed
+    unless somebody reads them."""
+    is_whole: Callable[[Path], bool]
+    make: Callable[[Path], None]
+    """Fills a new folder."""
+    work: str
+    """What the process does that others wait for, e.g. ``stages``; empty: they say nothing."""
+
+    def hold(self, *, keep: bool) -> None:
+        """Make the folder unless it is there, and keep others from removing it while this process lives.
+
+        Args:
+            keep: False: the last process that reads the folder removes it as it ends, unless it is killed.
+
+        Raises OSError, and what ``make`` raises.
+        """
+        if str(self.target) in _held:
+            return
+        self.target.parent.mkdir(parents=True, exist_ok=True)
+        lock = self._lock()
+        if not self.is_whole(self.target):
+            self._remove_others()
+            shutil.rmtree(self.target, ignore_errors=True)
+            if lock is not None:  # remains of a killed process would take up room
+                shutil.rmtree(f"{self.target}.partial", ignore_errors=True)
+            try:
+                self._make(shared=lock is None)
+            except BaseException:
+                if not keep:
+                    _remove_unread(Path(f"{self.target}.lock"), lock)
+                raise
+        if lock is not None:
+            fcntl.flock(lock, fcntl.LOCK_SH)
+        _held[str(self.target)] = lock
+        if not keep:
+            atexit.register(_remove_unread, Path(f"{self.target}.lock"), lock)
+
+    def _make(self, shared: bool) -> None:
+        # Without locks each process makes one for itself, and the first that is done wins.
+        own = f".{os.uname().nodename}-{os.getpid()}" if shared else ""
+        partial = Path(f"{self.target}{own}.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(mode=0o700)
+        try:
+            self.make(partial)
+            try:
+                os.rename(partial, self.target)
+            except OSError:
+                if not self.is_whole(self.target):
+                    raise
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
+    def _lock(self) -> IO[str] | None:
+        """Shared if the folder is whole, else exclusive, after the process that makes it. It ends with its process."""
+        path = Path(f"{self.target}.lock")
+        while True:
+            lock = path.open("a+")  # NFS: a shared lock needs read access, an exclusive one write access
+            try:
+                self._take(lock, fcntl.LOCK_SH)
+                if not self.is_whole(self.target):
+                    self._take(lock, fcntl.LOCK_EX)
+            except OSError:
+                lock.close()
+                return None
+            if _is_at(lock, path):
+                return lock
+            lock.close()  # its file was removed while this process waited
+
+    def _take(self, lock: IO[str], how: int) -> None:
+        try:
+            fcntl.flock(lock, how | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if self.work:
+                print(f"waiting for the process that {self.work} {self.target}", file=sys.stderr, flush=True)
+            fcntl.flock(lock, how)
+
+    def _remove_others(self) -> None:
+        for old in self.target.parent.glob(f"{glob.escape(self.others)}*.lock"):
+            if old.with_suffix("") != self.target:
+                with contextlib.suppress(OSError), old.open("a+") as lock:  # it is read, or there are no locks
+                    _remove_unread(old, lock)
+
+
+def _is_at(file: IO[str], path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _remove_unread(lock_file: Path, lock: IO[str] | None) -> None:
+    """Remove a folder and its lock file if no other process reads it; ``lock``: this process's."""
+    if lock is None:
+        return
+    with contextlib.suppress(OSError):
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        target = lock_file.with_suffix("")
+        shutil.rmtree(target, ignore_errors=True)
+        shutil.rmtree(f"{target}.partial", ignore_errors=True)
+        lock_file.unlink(missing_ok=True)
+
+
+def room_missing(folder: Path, size: int) -> str:
+    """What is wrong if ``folder``, which exists, has no room for ``size`` bytes, in words; else empty."""
+    needed, about = int(RESERVE * size), os.statvfs(folder)
+    free = about.f_bavail * about.f_frsize
+    return f"{free / 1e9:.3g} GB are left in {folder}" if needed > free else ""
