@@ -20,6 +20,8 @@ PREPARE_S = 4 * 3600.0
 """How long ranks wait for each other's preparations; a collective would give up after ten minutes."""
 ALL_KNOW_S = 30.0
 """How long rank 0 waits for the others to read what it tells them, before it may end."""
+PIECE_BYTES = 64 << 20
+"""So much of a file is on a device at a time while it is sent."""
 
 
 T = TypeVar("T")
@@ -129,6 +131,19 @@ class World:
         given = [value]
         dist.broadcast_object_list(given, src=0, device=self.device)
         return given[0]
+
+    def bytes_of_first(self, data: bytes | None) -> bytes | bytearray:
+        """Rank 0's bytes on all ranks. The other ranks give None."""
+        if self.workers == 1:
+            return data or b""
+        size = self.of_first(len(data or b""))
+        whole = bytearray(data or size)
+        for piece in torch.frombuffer(whole, dtype=torch.uint8).split(PIECE_BYTES) if whole else ():
+            there = piece.to(self.device)  # on a CPU the piece itself
+            dist.broadcast(there, src=0)
+            if self.rank:
+                piece.copy_(there)
+        return whole
 
     def share_buffers(self, model: nn.Module) -> None:
         """Copy rank 0's buffers (BatchNorm's running statistics) to all ranks."""

@@ -129,7 +129,15 @@ class EpochRecord:
     val_s: float = field(default=0.0, metadata=_column("float64", "validation", better="lower", epoch_part=True))
     checkpoint_s: float = field(
         default=0.0,
-        metadata=_column("float64", "writing checkpoints since the record before", epoch_part=True, better="lower"),
+        metadata=_column(
+            "float64", "training waited for checkpoints since the record before", epoch_part=True, better="lower"
+        ),
+    )
+    checkpoint_write_s: float | None = field(
+        default=None,
+        metadata=_column(
+            "float64", "a thread took to write the last checkpoint; null before this process's first", better="lower"
+        ),
     )
     memory_bytes: int | None = field(
         default=None,
@@ -255,7 +263,11 @@ class Reporter(Protocol):
     """
 
     def report(self, record: EpochRecord) -> None:
-        """An epoch has ended. The record is the same on every rank, and a due checkpoint is already written."""
+        """An epoch has ended. The record is the same on every rank.
+
+        The last epoch's checkpoint is on disk, with ``checkpoint_every_s=0`` that of each epoch; else a thread may
+        still write it.
+        """
 
     def checkpoint_requested(self) -> bool:
         """Whether to write a checkpoint now; one rank suffices. Polled between optimizer steps: after each step

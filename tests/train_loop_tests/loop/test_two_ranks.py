@@ -115,7 +115,15 @@ def test_nan_on_one_rank_ends_all_ranks_with_the_same_reason(pair: tuple[Path, l
 def test_what_one_rank_finds_wrong_all_ranks_raise(pair: tuple[Path, list[dict[str, Any]]]) -> None:
     for outcomes in pair[1]:
         assert outcomes["sync_bn"]["error"].startswith("ConfigError: SyncBatchNorm needs GPUs; got model.sync_bn=true")
-        assert outcomes["apart"]["error"].startswith("CheckpointError: all ranks must see the same checkpoint; got")
+
+
+def test_rank_0_alone_opens_the_checkpoint_once_and_all_resume_from_it(
+    pair: tuple[Path, list[dict[str, Any]]],
+) -> None:
+    """The other rank's folder is empty; the run had ended, so its records come again and nothing is trained."""
+    assert [rank["apart"]["opened"] for rank in pair[1]] == [["latest.pt"], []]
+    for rank in pair[1]:
+        assert rank["apart"]["records"] == [] and rank["apart"]["buffers"] == rank["equal"]["buffers"]
 
 
 def test_layers_that_are_left_out_at_random_train_as_on_one_worker(
