@@ -272,6 +272,9 @@ def _case_loop(folder: Path, rank: int) -> dict[str, Any]:
         "dropped": outcome("dropped", CONFIG, reporter=DropsAt(1 if rank == 1 else 1000))
         | {"checkpoint": (folder / "dropped" / "latest.pt").exists()},
         "apart": _apart(folder, rank),
+        "unmeasured": outcome("unmeasured", changed(CONFIG, noise_scale=False)),
+        "bf16": outcome("bf16", changed(CONFIG, bf16_gradients=True)),
+        "bf16_unmeasured": outcome("bf16_unmeasured", changed(CONFIG, bf16_gradients=True, noise_scale=False)),
         "found": outcome("found", FOUND, build=LeavesOut),
         "found_accumulated": outcome("found_accumulated", changed(FOUND, global_size=32), build=LeavesOut),
         "unused": outcome("unused", changed(FOUND, find_unused_parameters=False), build=LeavesOut),  # the group's end

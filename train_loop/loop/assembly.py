@@ -128,7 +128,7 @@ def set_up(
     # After reading the weights: it copies rank 0's to all ranks.
     parallel = _parallel(called, world, config.model.find_unused_parameters)
     run.step = dataclasses.replace(run.step, parallel=parallel)
-    run.norms.watch(parallel)
+    run.norms.watch(parallel, config.bf16_gradients)
     return run
 
 
@@ -166,7 +166,7 @@ def _fresh(
         progress=RunState(),
         resumed_from_epoch=None,
         sums=sums,
-        norms=GradientNorms(device, split.accumulation_steps, world.workers),
+        norms=GradientNorms(device, split.accumulation_steps, world.workers, config.noise_scale),
         watch=LossWatch(device),
         clock=clock,
         heartbeat=RankMeetings(world),

@@ -124,6 +124,8 @@ def _train_to_the_end(run: Run) -> TrainResult:
 def _epoch(run: Run) -> EpochRecord:
     _train_epoch(run)
     bad_images = run.source.take_bad()
+    if not run.config.validates(run.progress.epoch + 1):
+        return _end_epoch(run, None, {"val_loss": None, "val_top1": None}, bad_images)
     with run.average.in_place() if run.average else contextlib.nullcontext():
         with run.clock.part("bn_s", synchronize=True):
             prepare_batch_norm(run)
@@ -240,14 +242,19 @@ def _meet(run: Run, last_of_epoch: bool) -> None:
         raise TrainingStopped(f"stopped on request in epoch {run.progress.epoch + 1} after step {run.progress.step}")
 
 
-def _end_epoch(run: Run, val_sums: torch.Tensor, shared: dict[str, Any], bad_images: int) -> EpochRecord:
-    """Make the epoch's record; add it to the history and, if one is due, write a checkpoint."""
+def _end_epoch(run: Run, val_sums: torch.Tensor | None, shared: dict[str, Any], bad_images: int) -> EpochRecord:
+    """Make the epoch's record; add it to the history and, if one is due, write a checkpoint.
+
+    ``val_sums``: None without a validation.
+    """
     progress, config = run.progress, run.config
     use = run.use.take()
-    rest = val_sums.new_tensor([bad_images, use.gpu_energy_j, use.cpu_energy_j])
-    sums = run.world.sum(torch.cat((run.sums.values, val_sums, rest, run.norms.sums))).tolist()
+    rest = run.norms.sums.new_tensor([bad_images, use.gpu_energy_j, use.cpu_energy_j])
+    measured = run.norms.sums.new_zeros(6) if val_sums is None else val_sums
+    sums = run.world.sum(torch.cat((run.sums.values, measured, rest, run.norms.sums))).tolist()
     (train_loss, train_correct, train_images), (bad_of_all, gpu_j, cpu_j, *norms) = sums[:3], sums[9:]
-    shared = {**shared, **validation_values(run, sums[3:9])}
+    if val_sums is not None:
+        shared = {**shared, **validation_values(run, sums[3:9])}
     due_here = float(run.checkpoints.due(within_epoch=False))
     most_here = (float(run.source.processes), float(peak_bytes(run.world.device)), *use.for_maximum, due_here)
     most = run.world.max([*run.clock.seconds.values(), *most_here, run.checkpoints.write_s])

@@ -168,13 +168,18 @@ def test_a_process_killed_while_a_thread_writes_resumes_from_the_checkpoint_befo
     child = os.fork()
     if child == 0:
         try:
-            reporter = HoldsWriter(lambda: (reporter.held.set(), signal.pause()))  # type: ignore[func-returns-value]
+
+            def release_and_wait() -> None:
+                reporter.held.set()
+                signal.pause()
+
+            reporter = HoldsWriter(release_and_wait)
 
             def half_when_told(value: object, file: Any) -> None:
                 reporter.held.wait(300)
                 half_a_save(value, file)
 
-            torch.save = half_when_told
+            monkeypatch.setattr(torch, "save", half_when_told)
             run(CONFIG, reporter, tmp_path, every_s=1e9)
         finally:
             os._exit(1)  # not reached
