@@ -300,12 +300,12 @@ def test_a_padded_last_batch_changes_no_value(monkeypatch: pytest.MonkeyPatch, t
     def watched() -> nn.Module:
         model = bn_model()
 
-        def note(module: nn.Module, inputs: tuple[torch.Tensor]) -> None:
+        def note(module: nn.Module, inputs: Any) -> None:
             if not module.training:
                 shapes.append(len(inputs[0]))
                 layouts.add(inputs[0].is_contiguous(memory_format=torch.channels_last))
 
-        model.register_forward_pre_hook(note)  # type: ignore[arg-type]
+        model.register_forward_pre_hook(note)
         return model
 
     built = install(monkeypatch.setattr, watched)
@@ -338,6 +338,7 @@ def test_the_collector_passes_over_what_stays_until_the_run_ends(
             return False
 
     install(monkeypatch.setattr)
-    with pytest.raises(TrainingStopped) if stops_at else contextlib.nullcontext():
+    ending: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+    with pytest.raises(TrainingStopped) if stops_at else ending:
         run(CONFIG, reporter=Counts(stops_at))
     assert min(frozen) > 10_000 and gc.get_freeze_count() == 0
