@@ -79,6 +79,11 @@ class Space:
 
         Relative ones are relative to the space's file.
         """
+        if config.validate_every != 1:
+            raise ConfigError(
+                f"a search needs the value of each epoch; got validate_every={config.validate_every}. Leave it out: "
+                "`bigbatch train` alone skips validations."
+            )
         if workload.smaller_step and not self.decides_last_step and last_step.KEY not in workload.fixed:
             config = last_step.with_smaller_step(config, workload.train_size)
         return config if self.source == "built-in" else with_absolute_words(config, Path(self.source).parent)

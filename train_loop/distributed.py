@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import pickle
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, TypeVar, cast
 
 import torch
@@ -17,21 +19,41 @@ from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.errors import OwnCodeError
 
 PREPARE_S = 4 * 3600.0
-"""How long ranks wait for each other's preparations; a collective would give up after ten minutes."""
+"""How long ranks wait for each other's preparations; a collective would give up earlier."""
 ALL_KNOW_S = 30.0
 """How long rank 0 waits for the others to read what it tells them, before it may end."""
+PIECE_BYTES = 64 << 20
+"""So much of a file is on a device at a time while it is sent."""
+COLLECTIVE_VARIABLE = "BIGBATCH_COLLECTIVE_S"
+"""Under torchrun and srun: seconds after which a collective fails that some rank does not join. Unset: torch's own."""
 
 
 T = TypeVar("T")
 
 
+def collective_timeout(env: Mapping[str, str] = os.environ) -> timedelta | None:
+    """As ``COLLECTIVE_VARIABLE`` says; None if it is not set. Raises ConfigError for another value."""
+    text = env.get(COLLECTIVE_VARIABLE)
+    if not text:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 1 <= seconds <= 7 * 24 * 3600:
+        raise ConfigError(f"{COLLECTIVE_VARIABLE} is seconds, 1 to 604800; got {text!r}. Write e.g. 1800, or unset it.")
+    return timedelta(seconds=seconds)
+
+
 class Meeting:
     """Ranks that a launcher has started, by the usual variables, before they are a process group.
 
-    A collective gives up after ten minutes. What may take longer is done here.
+    A collective gives up after a while. What may take longer is done here.
     """
 
     def __init__(self) -> None:
+        """Raises ConfigError if ``COLLECTIVE_VARIABLE`` has a wrong value."""
+        self._timeout = collective_timeout()
         store, self._rank, self._workers = next(dist.rendezvous("env://"))
         # torchrun --max-restarts: the agent's store still holds what the workers before wrote, with their addresses.
         # Agents of several nodes count restarts differently, but there torch makes a new store.
@@ -52,7 +74,7 @@ class Meeting:
                 error = refused
             self._store.set("bigbatch/first", pickle.dumps((value, error)))
         else:
-            self._await(["bigbatch/first"], PREPARE_S)
+            self._await("bigbatch/first", PREPARE_S)
             value, error = pickle.loads(self._store.get("bigbatch/first"))
         self._all_know()  # rank 0 may refuse the run for another reason next
         if error is not None:
@@ -63,19 +85,26 @@ class Meeting:
         """``init_process_group``, once ``prepare`` has run on every rank, however long it takes."""
         if prepare is not None:
             prepare()
-            self._store.set(f"bigbatch/prepared/{self._rank}", "")
-            self._await([f"bigbatch/prepared/{other}" for other in range(self._workers)], PREPARE_S)
-        dist.init_process_group(backend, store=self._store, rank=self._rank, world_size=self._workers)
+            self._arrive("bigbatch/prepared")
+            self._await("bigbatch/prepared/all", PREPARE_S)
+        dist.init_process_group(
+            backend, store=self._store, rank=self._rank, world_size=self._workers, timeout=self._timeout
+        )
 
     def _all_know(self) -> None:
         """Rank 0 may hold the store, which ends with it: it goes on last."""
-        self._store.set(f"bigbatch/known/{self._rank}", "")
+        self._arrive("bigbatch/known")
         if self._rank == 0:
-            self._await([f"bigbatch/known/{other}" for other in range(self._workers)], ALL_KNOW_S)
+            self._await("bigbatch/known/all", ALL_KNOW_S)
 
-    def _await(self, keys: list[str], timeout_s: float) -> None:
+    def _arrive(self, place: str) -> None:
+        """Count this rank at ``place``. The last one says that all are there: two keys for any number of ranks."""
+        if self._store.add(place, 1) == self._workers:
+            self._store.set(f"{place}/all", "")
+
+    def _await(self, key: str, timeout_s: float) -> None:
         until = time.monotonic() + timeout_s
-        while not self._store.check(keys) and time.monotonic() < until:  # Store.wait would ignore Ctrl-C
+        while not self._store.check([key]) and time.monotonic() < until:  # Store.wait would ignore Ctrl-C
             time.sleep(0.2)
 
 
@@ -129,6 +158,19 @@ class World:
         given = [value]
         dist.broadcast_object_list(given, src=0, device=self.device)
         return given[0]
+
+    def bytes_of_first(self, data: bytes | None) -> bytes | bytearray:
+        """Rank 0's bytes on all ranks. The other ranks give None."""
+        if self.workers == 1:
+            return data or b""
+        size = self.of_first(len(data or b""))
+        whole = bytearray(data or size)
+        for piece in torch.frombuffer(whole, dtype=torch.uint8).split(PIECE_BYTES) if whole else ():
+            there = piece.to(self.device)  # on a CPU the piece itself
+            dist.broadcast(there, src=0)
+            if self.rank:
+                piece.copy_(there)
+        return whole
 
     def share_buffers(self, model: nn.Module) -> None:
         """Copy rank 0's buffers (BatchNorm's running statistics) to all ranks."""

@@ -70,10 +70,11 @@ class EpochRecord:
             better="higher",
         )
     )
-    val_loss: float = field(
+    val_loss: float | None = field(
         metadata=_column(
             "float64",
-            "mean cross entropy without label smoothing, or mean loss of a function of the user's",
+            "mean cross entropy without label smoothing, or mean loss of a function of the user's; null without a "
+            "validation (`validate_every`)",
             tracked=True,
             better="lower",
         )
@@ -82,7 +83,7 @@ class EpochRecord:
     val_top1: float | None = field(
         metadata=_column(
             "float64",
-            "0 to 1, each validation image counted once; null where targets are no classes",
+            "0 to 1, each validation image counted once; null where targets are no classes, or without a validation",
             tracked=True,
             better="higher",
         )
@@ -129,7 +130,15 @@ class EpochRecord:
     val_s: float = field(default=0.0, metadata=_column("float64", "validation", better="lower", epoch_part=True))
     checkpoint_s: float = field(
         default=0.0,
-        metadata=_column("float64", "writing checkpoints since the record before", epoch_part=True, better="lower"),
+        metadata=_column(
+            "float64", "training waited for checkpoints since the record before", epoch_part=True, better="lower"
+        ),
+    )
+    checkpoint_write_s: float | None = field(
+        default=None,
+        metadata=_column(
+            "float64", "a thread took to write the last checkpoint; null before this process's first", better="lower"
+        ),
     )
     memory_bytes: int | None = field(
         default=None,
@@ -255,7 +264,11 @@ class Reporter(Protocol):
     """
 
     def report(self, record: EpochRecord) -> None:
-        """An epoch has ended. The record is the same on every rank, and a due checkpoint is already written."""
+        """An epoch has ended. The record is the same on every rank.
+
+        The last epoch's checkpoint is on disk, with ``checkpoint_every_s=0`` that of each epoch; else a thread may
+        still write it.
+        """
 
     def checkpoint_requested(self) -> bool:
         """Whether to write a checkpoint now; one rank suffices. Polled between optimizer steps: after each step
@@ -376,8 +389,12 @@ class PrintReporter:
 
 
 def best_record(history: Sequence[EpochRecord]) -> EpochRecord:
-    """The first epoch with the best validation top-1; where targets are no classes, with the lowest validation loss."""
-    return max(history, key=lambda r: (-r.val_loss if r.val_top1 is None else r.val_top1, -r.epoch))
+    """The first epoch with the best validation top-1; where targets are no classes, with the lowest validation loss.
+
+    Of those that were validated, as the last one always is.
+    """
+    values = [(-r.val_loss if r.val_top1 is None else r.val_top1, -r.epoch) for r in history if r.val_loss is not None]
+    return next(record for record in history if record.epoch == -max(values)[1])
 
 
 def epoch_line(record: EpochRecord) -> str:
@@ -391,11 +408,12 @@ def epoch_line(record: EpochRecord) -> str:
     train_top1, val_top1 = (
         "" if value is None else f" top-1 {value:6.2%}" for value in (record.train_top1, record.val_top1)
     )
+    val = "" if record.val_loss is None else f"  val loss {record.val_loss:.4f}{val_top1}"
     more = "".join(f"  {name} {'–' if value is None else f'{value:.4g}'}" for name, value in record.metrics.items())
     return (
         f"epoch {record.epoch:{len(str(record.epochs))}}/{record.epochs}"
         f"  train loss {record.train_loss:.4f}{train_top1}"
-        f"  val loss {record.val_loss:.4f}{val_top1}{held}{more}"
+        f"{val}{held}{more}"
         f"  lr {record.learning_rate:.4g}  {record.images_per_s:,.0f} images/s"
         f"  {record.train_s:.1f} + {record.bn_s + record.val_s:.1f} s{waiting}{noise}{skipped}{bad}"
     )

@@ -272,6 +272,9 @@ def _case_loop(folder: Path, rank: int) -> dict[str, Any]:
         "dropped": outcome("dropped", CONFIG, reporter=DropsAt(1 if rank == 1 else 1000))
         | {"checkpoint": (folder / "dropped" / "latest.pt").exists()},
         "apart": _apart(folder, rank),
+        "unmeasured": outcome("unmeasured", changed(CONFIG, noise_scale=False)),
+        "bf16": outcome("bf16", changed(CONFIG, bf16_gradients=True)),
+        "bf16_unmeasured": outcome("bf16_unmeasured", changed(CONFIG, bf16_gradients=True, noise_scale=False)),
         "found": outcome("found", FOUND, build=LeavesOut),
         "found_accumulated": outcome("found_accumulated", changed(FOUND, global_size=32), build=LeavesOut),
         "unused": outcome("unused", changed(FOUND, find_unused_parameters=False), build=LeavesOut),  # the group's end
@@ -279,12 +282,19 @@ def _case_loop(folder: Path, rank: int) -> dict[str, Any]:
 
 
 def _apart(folder: Path, rank: int) -> dict[str, Any]:
-    """Ranks that do not share a file system: only one sees a checkpoint."""
+    """Only rank 0 sees the checkpoint. With how often each rank opens one to read it."""
     own = folder / f"apart-{rank}"
     if rank == 0:
         own.mkdir()
         (own / "latest.pt").write_bytes((folder / "equal" / "latest.pt").read_bytes())
-    return _outcome(own.parent, own.name, CONFIG)
+    opened: list[str] = []
+
+    def hear(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open" and str(arguments[0]).endswith(".pt") and str(own) in str(arguments[0]):
+            opened.append(Path(arguments[0]).name)
+
+    sys.addaudithook(hear)
+    return _outcome(own.parent, own.name, CONFIG) | {"opened": opened}
 
 
 if __name__ == "__main__":

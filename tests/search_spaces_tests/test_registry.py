@@ -163,6 +163,8 @@ def test_spaces_that_go_wrong_are_refused_before_the_search(tmp_path: Path) -> N
     message = check_refusal(path, "return workload.config({'peak_lt': trial.suggest_float('rate', 0.1, 0.2)})")
     assert "Did you mean 'peak_lr'?" in message
     assert "{'rate': 0.1" in message
+    message = check_refusal(path, "return workload.config({'validate_every': 5})")
+    assert "got validate_every=5. Leave it out: `bigbatch train` alone skips" in message
     assert "batch.global_size=4096 for 1437" in check_refusal(path, "return workload.config({'global_size': 4096})")
     message = check_refusal(path, "return workload.config({'global_size': 100})", workers=3)
     assert "space 'bad': batch.global_size must divide over the workers; got 100 over 3. Use" in message

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import threading
 import types
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
 
 from bigbatch.train_loop import distributed
-from bigbatch.train_loop.distributed import RankMeetings, World
+from bigbatch.train_loop.config import ConfigError
+from bigbatch.train_loop.distributed import (
+    COLLECTIVE_VARIABLE,
+    Meeting,
+    RankMeetings,
+    World,
+    collective_timeout,
+)
 from bigbatch.train_loop.errors import TrainingStopped
 from bigbatch.train_loop.loop import assembly
 from bigbatch.train_loop.loop.step import TrainStep
@@ -94,3 +104,39 @@ def test_a_stop_is_met_within_a_second_of_steps_also_while_the_first_are_slow(
     latest = next(number for number, end in enumerate(ends, 1) if end >= asked_at + 1.0)
     assert len(built.rates) <= latest
     assert ends[len(built.rates) - 1] >= asked_at
+
+
+@pytest.mark.parametrize("ranks", [2, 48])
+def test_ranks_meet_by_as_many_keys_as_ever(ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each rank a thread, at torch's own store: all hear the first one, which goes on last, and its refusal."""
+    stores = [torch.distributed.HashStore() for _ in range(2)]
+    here, refused = threading.local(), list[str]()
+    monkeypatch.setattr(distributed.dist, "rendezvous", lambda _: iter([(stores[here.meeting], here.rank, ranks)]))
+
+    def look() -> str:
+        if here.meeting:
+            raise ConfigError("a rule; a value. A fix.")
+        return f"what rank {here.rank} sees"
+
+    def one(meeting: int, rank: int) -> str:
+        here.meeting, here.rank = meeting, rank
+        try:
+            return Meeting().of_first(look)
+        except ConfigError as error:
+            refused.append(str(error))
+            return ""
+
+    with ThreadPoolExecutor(ranks) as pool:
+        told = list(pool.map(lambda rank: one(0, rank), range(ranks)))
+        list(pool.map(lambda rank: one(1, rank), range(ranks)))
+    assert told == ["what rank 0 sees"] * ranks
+    assert refused == ["a rule; a value. A fix."] * ranks
+    assert [store.num_keys() for store in stores] == [3, 3]
+
+
+def test_the_patience_of_collectives_can_be_set() -> None:
+    assert collective_timeout({}) is None
+    assert collective_timeout({COLLECTIVE_VARIABLE: "90"}) == timedelta(seconds=90)
+    for wrong in ("0", "nan", "1e9", "ten"):
+        with pytest.raises(ConfigError, match=f"is seconds, 1 to 604800; got '{wrong}'. Write e.g. 1800"):
+            collective_timeout({COLLECTIVE_VARIABLE: wrong})

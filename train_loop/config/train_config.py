@@ -77,6 +77,12 @@ class TrainConfig:
     epoch has too few steps for the running averages to follow (Wu & Johnson 2021, §3)."""
     precise_bn_images: int = 2048
     """At most this many training images for it, and a quarter of a small data set (`precise_bn.images_of`)."""
+    validate_every: int = 1
+    """Validate after each so many epochs, and after the last one. Not in a search, which needs each epoch's value."""
+    noise_scale: bool = True
+    """Measure the gradient noise scale, with one or two passes over the gradients in each step."""
+    bf16_gradients: bool = False
+    """Several workers: sum gradients over them in bf16, half of the bytes, each sum rounded to 8 bits."""
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     batch: BatchConfig = field(default_factory=BatchConfig)
@@ -107,6 +113,7 @@ class TrainConfig:
             "Write e.g. 0.1.",
         )
         require(self.precise_bn_images >= 2, "precise_bn_images must be at least 2", self.precise_bn_images, "2048.")
+        require(self.validate_every >= 1, "validate_every must be at least 1 epoch", self.validate_every, "Write 1.")
         if self.schedule.warmup_epochs > self.epochs:
             raise ConflictError(
                 f"schedule.warmup_epochs must not exceed epochs; got {self.schedule.warmup_epochs:g} of {self.epochs}. "
@@ -118,6 +125,10 @@ class TrainConfig:
                 f"data.progressive_end must be below epochs, or the last size is never reached; got "
                 f"{self.data.progressive_end} of {self.epochs}. Write e.g. progressive_end={self.epochs * 7 // 8}."
             )
+
+    def validates(self, epoch: int) -> bool:
+        """Whether a run validates after this epoch, 1-based."""
+        return epoch % self.validate_every == 0 or epoch == self.epochs
 
     def check_workers(self, workers: int) -> None:
         """Raise ConfigError if the global batch does not divide over the workers.

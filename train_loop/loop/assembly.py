@@ -128,7 +128,7 @@ def set_up(
     # After reading the weights: it copies rank 0's to all ranks.
     parallel = _parallel(called, world, config.model.find_unused_parameters)
     run.step = dataclasses.replace(run.step, parallel=parallel)
-    run.norms.watch(parallel)
+    run.norms.watch(parallel, config.bf16_gradients)
     return run
 
 
@@ -166,7 +166,7 @@ def _fresh(
         progress=RunState(),
         resumed_from_epoch=None,
         sums=sums,
-        norms=GradientNorms(device, split.accumulation_steps, world.workers),
+        norms=GradientNorms(device, split.accumulation_steps, world.workers, config.noise_scale),
         watch=LossWatch(),
         clock=clock,
         heartbeat=RankMeetings(world),
@@ -301,31 +301,23 @@ def choose_precision(choice: str, device: torch.device) -> str:
 
 
 def _load(run: Run, *, healed: bool) -> Content | None:
-    """The checkpoint to resume from, the same on all ranks. If one rank finds an error, all raise it.
+    """The checkpoint to resume from, which rank 0 reads for all ranks. If one rank finds an error, all raise it.
 
     ``healed``: whether the micro-batch may differ, because a larger one did not fit.
     """
-    content: Content | None = None
-    error: Exception | None = None
-    try:
-        content = run.checkpoints.load()
-        if content and run.checkpoints.folder:
-            may_differ = {"healed": healed, "other_rates": run.checkpoints.accept_changed_rates}
-            check_same_run(content, run.config, run.source.info, run.checkpoints.folder, **may_differ)
+    checkpoints, error = run.checkpoints, None
+    content = checkpoints.load(run.world)
+    if content and checkpoints.folder:
+        try:
+            may_differ = {"healed": healed, "other_rates": checkpoints.accept_changed_rates}
+            check_same_run(content, run.config, run.source.info, checkpoints.folder, **may_differ)
             before = content.get("own_code", {})
-            check_same_code(before, run.own_code, "a run", run.checkpoints.accept_changed_code)
-    except (CheckpointError, ConfigError) as found:
-        error = found
-    position = (content["progress"]["epoch"], content["progress"]["step"]) if content else None
-    views = run.world.gather((error, position))
-    for other, _ in views:
+            check_same_code(before, run.own_code, "a run", checkpoints.accept_changed_code)
+        except ConfigError as found:
+            error = found
+    for other in run.world.gather(error):
         if other is not None:
             raise other
-    if len({seen for _, seen in views}) > 1:
-        raise CheckpointError(
-            f"all ranks must see the same checkpoint; got (epoch, step) {[seen for _, seen in views]} by rank. "
-            "Put the folder on a file system that all nodes share."
-        )
     return content
 
 

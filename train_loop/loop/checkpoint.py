@@ -13,6 +13,9 @@ function of ``optimizer_steps``.
 from __future__ import annotations
 
 import contextlib
+import io
+import logging
+import threading
 import time
 import warnings
 import zipfile
@@ -26,13 +29,18 @@ import torch
 from bigbatch.base.atomic_files import replacing
 from bigbatch.train_loop.config import ConfigError, TrainConfig, differing_keys
 from bigbatch.train_loop.data.info import DataInfo
+from bigbatch.train_loop.distributed import World
 from bigbatch.train_loop.errors import CheckpointError
 from bigbatch.train_loop.host.disk_full import NO_ROOM, DiskFull, describe_full_disk, full_errno
 from bigbatch.train_loop.loop import metrics
 from bigbatch.train_loop.loop.oom_retry import same_but_micro_batch
+from bigbatch.train_loop.plugins.nested import map_tensors
 
 Content = dict[str, Any]
 """The content of a checkpoint, by name: plain values, and torch's state dicts."""
+
+ALONE = World(0, 1, torch.device("cpu"))
+_log = logging.getLogger(__name__)
 
 FORMAT = 1
 LATEST, PREVIOUS = "latest.pt", "previous.pt"
@@ -70,8 +78,9 @@ class RunState:
 
 
 class CheckpointFolder:
-    """A folder with the latest checkpoint and the one before it. Rank 0 writes, all ranks read.
+    """A folder with the latest checkpoint and the one before it. Rank 0 alone reads and writes.
 
+    During a run a thread writes (``save_behind``). The next save, ``load`` and the end of ``writing`` wait for it.
     Without a folder, nothing is due and nothing is loaded.
     """
 
@@ -88,8 +97,12 @@ class CheckpointFolder:
         schedule or label smoothing. The new ones then hold, with the optimizer's state of the checkpoint."""
         self.accept_changed_code = accept_changed_code
         """Whether a checkpoint may be of other code of the user's: see ``own/fingerprints.py``."""
+        self.write_s = 0.0
+        """Seconds that the last write took, in this process."""
         self._every_s = every_s
         self._last = time.monotonic()
+        self._writer: threading.Thread | None = None
+        self._error: Exception | None = None
 
     def due(self, *, within_epoch: bool) -> bool:
         """Whether ``every_s`` have passed since the last checkpoint or the start; 0: only at the end of an epoch."""
@@ -101,6 +114,52 @@ class CheckpointFolder:
         """Count the time to the next checkpoint from now."""
         self._last = time.monotonic()
 
+    def save_behind(self, content: Content) -> None:
+        """Copy ``content``, and let a thread write the copy while training changes the original.
+
+        Without room on the disk a warning says so, and the latest checkpoint stays. Another error of a write is raised
+        by what waits for it. With ``every_s`` 0 this waits itself: the epoch's report needs the file.
+        """
+        if self.folder is None:
+            return
+        self.wait()
+        self._writer = threading.Thread(target=self._write_behind, args=(_copied(content),), name="checkpoint")
+        self._writer.start()
+        if self._every_s <= 0:
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait for the thread that writes, if there is one. Raises the error of its write."""
+        self._join()
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """The end of the block waits for the thread. What ends the block comes before an error of the thread."""
+        try:
+            yield
+        except BaseException:
+            self._join()
+            if self._error is not None:
+                _log.warning("the last checkpoint is not written: %s", self._error)
+            raise
+        self.wait()
+
+    def _join(self) -> None:
+        if self._writer is not None:
+            self._writer.join()
+            self._writer = None
+
+    def _write_behind(self, content: Content) -> None:
+        try:
+            self.save(content)
+        except DiskFull as full:
+            _log.warning("%s. Training continues; a stopped run continues from the checkpoint before", full)
+        except Exception as error:
+            self._error = error
+
     def save(self, content: Content) -> None:
         """Write a checkpoint. After a crash at any moment the previous one can still be loaded.
 
@@ -108,6 +167,7 @@ class CheckpointFolder:
         """
         if self.folder is None:
             return
+        began = time.perf_counter()
         self.folder.mkdir(parents=True, exist_ok=True)
         latest, previous = self.folder / LATEST, self.folder / PREVIOUS
         try:
@@ -117,19 +177,40 @@ class CheckpointFolder:
                 raise
             previous.unlink()
             _write(latest, previous, content)
+        self.write_s = time.perf_counter() - began
 
-    def load(self) -> Content | None:
-        """The latest readable checkpoint; None if there is none at all.
+    def load(self, world: World = ALONE) -> Content | None:
+        """The latest readable checkpoint, on all ranks of ``world``; None if there is none at all.
 
-        If the latest is damaged or lost, uses the previous one, with a warning. Raises CheckpointError if neither can
-        be read.
+        Rank 0 reads it, once, and hands it to the others. If the latest is damaged or lost, uses the previous one, with
+        a warning. Raises CheckpointError, on all ranks, if neither can be read.
         """
         if self.folder is None:
             return None
-        damage: list[str] = []
-        for path in (self.folder / LATEST, self.folder / PREVIOUS):
+        self.wait()
+        data: bytes | None = None
+        content: Content | None = None
+        error: CheckpointError | None = None
+        if world.rank == 0:
             try:
-                content = _read(path)
+                data, content = self._newest(self.folder)
+            except CheckpointError as damaged:
+                error = damaged
+        found, error = world.of_first((data is not None, error))
+        if error is not None:
+            raise error
+        if found and world.workers > 1:
+            sent = world.bytes_of_first(data)
+            content = _parse(sent) if content is None else content
+        return content
+
+    def _newest(self, folder: Path) -> tuple[bytes | None, Content | None]:
+        """The bytes of the latest readable checkpoint, and what is in them."""
+        damage: list[str] = []
+        for path in (folder / LATEST, folder / PREVIOUS):
+            try:
+                data = path.read_bytes()
+                content = _parse(data)
             except FileNotFoundError:
                 continue
             except Exception as error:  # a damaged archive surfaces as almost any of them
@@ -137,13 +218,36 @@ class CheckpointFolder:
                 continue
             if damage:
                 warnings.warn(f"damaged checkpoint {damage[0]}; the run goes on from {path}", stacklevel=2)
-            return content
+            return data, content
         if damage:
             raise CheckpointError(
                 f"a checkpoint must be readable; got a damaged {' and '.join(damage)}. "
                 f"Remove the files to start again from the first epoch, or use another folder."
             )
-        return None
+        return None, None
+
+
+def _copied(content: Content) -> Content:
+    """``content`` as it is now, in host memory: of a GPU's tensors in page-locked memory, to which it copies fastest.
+
+    Tensors that share their memory do so in the copy.
+    """
+    copies: dict[tuple[object, ...], torch.Tensor] = {}
+    devices: set[torch.device] = set()
+
+    def copy(tensor: torch.Tensor) -> torch.Tensor:
+        which = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+        if which not in copies:
+            on_gpu = tensor.device.type == "cuda"
+            devices.update({tensor.device} if on_gpu else ())
+            host = torch.empty_like(tensor, device="cpu", pin_memory=on_gpu, requires_grad=False)
+            copies[which] = host.copy_(tensor.detach(), non_blocking=True)
+        return copies[which]
+
+    copied: Content = map_tensors(copy, content)
+    for device in devices:
+        torch.cuda.current_stream(device).synchronize()
+    return copied
 
 
 def _write(latest: Path, previous: Path, content: Content) -> None:
@@ -168,12 +272,12 @@ def _full_disk_named(folder: Path) -> Iterator[None]:
         raise DiskFull(f"{NO_ROOM}: {describe_full_disk(number, folder)}") from None
 
 
-def _read(path: Path) -> Content:
-    with zipfile.ZipFile(path) as archive:  # torch.load does not check the checksums
+def _parse(data: bytes | bytearray) -> Content:
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:  # torch.load does not check the checksums
         damaged = archive.testzip()
     if damaged is not None:
         raise CheckpointError(f"wrong checksum of {damaged!r}")
-    content = torch.load(path, map_location="cpu", weights_only=True)
+    content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     for key in ("format", "config", "data", "model", "optimizer", "scaler", "progress"):
         if key not in content:
             raise CheckpointError(f"no {key!r} in it")

@@ -78,6 +78,8 @@ class StepProfile:
     """Precise BatchNorm statistics, once each epoch."""
     steps_per_epoch: int
     epochs: int
+    validations: int
+    """Epochs after which the run validates."""
     memory_bytes: int
     """See ``peak_memory.peak_bytes``; the most of all workers."""
     device_memory_bytes: int | None
@@ -122,8 +124,8 @@ class StepProfile:
 
     @property
     def run_s(self) -> float:
-        """Estimate: all epochs with their validation. Start-up and checkpoints come on top."""
-        return self.epochs * (self.train_s + self.bn_s + self.val_s)
+        """Estimate: all epochs with their validations. Start-up and checkpoints come on top."""
+        return self.epochs * self.train_s + self.validations * (self.bn_s + self.val_s)
 
     @property
     def device_hours(self) -> float:
@@ -175,6 +177,7 @@ def measure_steps(run: Run, steps: int) -> StepProfile:
         bn_s=slowest[6],
         steps_per_epoch=run.steps_per_epoch,
         epochs=run.config.epochs,
+        validations=sum(map(run.config.validates, range(1, run.config.epochs + 1))),
         memory_bytes=int(world.max([float(peak_bytes(device))])[0]),
         device_memory_bytes=properties.total_memory if properties else None,
         last_step=_last_step(run),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +23,6 @@ from bigbatch.train_loop.data.sets.scan import FolderScan
 from bigbatch.train_loop.data.source import Batch, Step
 from bigbatch.train_loop.distributed import pick_device
 from bigbatch.train_loop.errors import NonFiniteLossError, TrainingStopped
-from bigbatch.train_loop.host.disk_full import DiskFull
 from bigbatch.train_loop.loop.assembly import Run, set_up
 from bigbatch.train_loop.loop.checkpoint import CheckpointFolder, describe_data
 from bigbatch.train_loop.loop.device_batches import on_device, seed_batch
@@ -79,7 +77,8 @@ def train(
     several workers. docs/training.md, "Checkpoints and resuming", lists what else may round differently.
 
     A checkpoint is written between steps when ``checkpoint_every_s`` have passed since the last one, when the reporter
-    asks for one, and after the last epoch. A resumed run trains and reports again what came after the last one.
+    asks for one, and after the last epoch. A thread writes it while training goes on; a stop, an error and the last
+    epoch's report wait for it. A resumed run trains and reports again what came after the last one.
 
     Args:
         checkpoint_every_s: 0 means at the end of each epoch, before its report, and not within epochs.
@@ -91,7 +90,7 @@ def train(
     Raises:
         ConfigError: batch, model, data, device or checkpoint do not suit the configuration, or its code has changed.
         NonFiniteLossError: on all ranks, when the loss of any becomes NaN or infinite.
-        CheckpointError: no checkpoint in the folder can be read, or the ranks see different ones.
+        CheckpointError: no checkpoint in the folder can be read.
         DeviceMemoryError: a step does not fit into the device's memory. One worker first tries smaller micro-batches,
             down to one image. Of several the one that failed raises; if ``healed`` is true, start all of them again.
         NodeMemoryError, OwnCodeError: as DeviceMemoryError, on CPUs; a user's function raised an exception.
@@ -103,7 +102,7 @@ def train(
     def begin(halvings: Sequence[Halving]) -> Run:
         return set_up(config, reporter, checkpoints, device, stage_folder, scan, halvings)
 
-    with whose_error(own_words(config)):
+    with whose_error(own_words(config)), checkpoints.writing():
         return until_it_fits(begin, _train_to_the_end, checkpoint_dir, device)
 
 
@@ -125,6 +124,8 @@ def _train_to_the_end(run: Run) -> TrainResult:
 def _epoch(run: Run) -> EpochRecord:
     _train_epoch(run)
     bad_images = run.source.take_bad()
+    if not run.config.validates(run.progress.epoch + 1):
+        return _end_epoch(run, None, {"val_loss": None, "val_top1": None}, bad_images)
     with run.average.in_place() if run.average else contextlib.nullcontext():
         with run.clock.part("bn_s", synchronize=True):
             prepare_batch_norm(run)
@@ -236,21 +237,28 @@ def _meet(run: Run, last_of_epoch: bool) -> None:
     if write or leave:
         _write_checkpoint(run)
     if leave:
+        run.checkpoints.wait()
         run.world.wait()  # wait for rank 0 to write: a launcher may end all ranks when the first one leaves
         raise TrainingStopped(f"stopped on request in epoch {run.progress.epoch + 1} after step {run.progress.step}")
 
 
-def _end_epoch(run: Run, val_sums: torch.Tensor, shared: dict[str, Any], bad_images: int) -> EpochRecord:
-    """Make the epoch's record; add it to the history and, if one is due, write a checkpoint."""
+def _end_epoch(run: Run, val_sums: torch.Tensor | None, shared: dict[str, Any], bad_images: int) -> EpochRecord:
+    """Make the epoch's record; add it to the history and, if one is due, write a checkpoint.
+
+    ``val_sums``: None without a validation.
+    """
     progress, config = run.progress, run.config
     use = run.use.take()
-    rest = val_sums.new_tensor([bad_images, use.gpu_energy_j, use.cpu_energy_j])
-    sums = run.world.sum(torch.cat((run.sums.values, val_sums, rest, run.norms.sums))).tolist()
+    rest = run.norms.sums.new_tensor([bad_images, use.gpu_energy_j, use.cpu_energy_j])
+    measured = run.norms.sums.new_zeros(6) if val_sums is None else val_sums
+    sums = run.world.sum(torch.cat((run.sums.values, measured, rest, run.norms.sums))).tolist()
     (train_loss, train_correct, train_images), (bad_of_all, gpu_j, cpu_j, *norms) = sums[:3], sums[9:]
-    shared = {**shared, **validation_values(run, sums[3:9])}
+    if val_sums is not None:
+        shared = {**shared, **validation_values(run, sums[3:9])}
     due_here = float(run.checkpoints.due(within_epoch=False))
     most_here = (float(run.source.processes), float(peak_bytes(run.world.device)), *use.for_maximum, due_here)
-    *slowest, processes, memory_bytes, idlest, peak_w, due = run.world.max([*run.clock.seconds.values(), *most_here])
+    most = run.world.max([*run.clock.seconds.values(), *most_here, run.checkpoints.write_s])
+    *slowest, processes, memory_bytes, idlest, peak_w, due, write_s = most
     times: dict[str, Any] = dict(zip(run.clock.seconds, slowest, strict=True))
     progress.epoch += 1
     record = EpochRecord(
@@ -271,6 +279,7 @@ def _end_epoch(run: Run, val_sums: torch.Tensor, shared: dict[str, Any], bad_ima
         cpu_energy_j=_measured(cpu_j),
         gpu_utilization=None if idlest > 1 else 1.0 - idlest,
         gpu_peak_power_w=peak_w or None,
+        checkpoint_write_s=write_s or None,
         trust_ratios=trust_ratios_of(run.optimizer) or progress.trust_ratios,  # resumed behind the epoch's last step
         resumed_from_epoch=run.resumed_from_epoch,
         **shared,
@@ -307,31 +316,27 @@ def _write_checkpoint(run: Run) -> None:
 
 
 def _save(run: Run) -> None:
-    """Write a checkpoint. If the disk is full, training continues without it.
+    """Let a checkpoint be written beside training. The last one, which is the run's result, is written at once.
 
-    Raises DiskFull for the last checkpoint, which is the run's result.
+    Raises DiskFull for the last one. Without room for another one training continues.
     """
-    try:
-        run.checkpoints.save(
-            {
-                "config": run.config.to_dict(),
-                "data": describe_data(run.source.info),
-                "model": run.model.state_dict(),
-                "optimizer": run.optimizer.state_dict(),
-                "scaler": run.scaler.state_dict(),
-                "progress": dataclasses.asdict(run.progress),
-                "steps_per_epoch": run.steps_per_epoch,
-                "micro_size": run.split.micro_size,
-                **({"own_code": dict(run.own_code)} if run.own_code else {}),
-                **({"average": run.average.tensors} if run.average else {}),
-            }
-        )
-    except DiskFull as full:
-        if run.progress.epoch == run.config.epochs:
-            raise
-        logging.getLogger(__name__).warning(
-            "%s. Training continues; a stopped run continues from the checkpoint before", full
-        )
+    content = {
+        "config": run.config.to_dict(),
+        "data": describe_data(run.source.info),
+        "model": run.model.state_dict(),
+        "optimizer": run.optimizer.state_dict(),
+        "scaler": run.scaler.state_dict(),
+        "progress": dataclasses.asdict(run.progress),
+        "steps_per_epoch": run.steps_per_epoch,
+        "micro_size": run.split.micro_size,
+        **({"own_code": dict(run.own_code)} if run.own_code else {}),
+        **({"average": run.average.tensors} if run.average else {}),
+    }
+    if run.progress.epoch < run.config.epochs:
+        run.checkpoints.save_behind(content)
+    else:
+        run.checkpoints.wait()
+        run.checkpoints.save(content)
 
 
 def _history(run: Run) -> tuple[EpochRecord, ...]:

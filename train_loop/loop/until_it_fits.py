@@ -37,6 +37,8 @@ def until_it_fits(
     while True:
         with _device_memory_named(device):
             run = begin(healing.halvings)
+        gc.collect()  # or garbage would stay as long
+        gc.freeze()  # the collector need not look at what stays until the run's end
         try:
             return go_on(run)
         except Exception as error:
@@ -52,6 +54,7 @@ def until_it_fits(
             if run.world.workers > 1 or not isinstance(failed, DeviceMemoryError) or not failed.healed:
                 raise failed from error
         finally:
+            gc.unfreeze()
             run.source.close()
         del run
         _free_device_memory()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from bigbatch.train_loop.loop.metrics import MetricSums
 from bigbatch.train_loop.loop.own_metrics import values_of
 from bigbatch.train_loop.model import precise_bn
 from bigbatch.train_loop.model.losses import LossFunction, has_own_loss, in_float32
-from bigbatch.train_loop.plugins.nested import Nested
+from bigbatch.train_loop.plugins.nested import Nested, example_count, map_tensors
 
 
 def prepare_batch_norm(run: Run) -> None:
@@ -71,28 +72,44 @@ def validate(run: Run) -> tuple[torch.Tensor, dict[str, Any]]:
 
 def _needs_baseline(run: Run) -> bool:
     """Whether this is the first validation of the process, and no epoch before it has a baseline. No rank differs."""
-    first = run.progress.epoch == (run.resumed_from_epoch or 0)
+    first = not any(map(run.config.validates, range((run.resumed_from_epoch or 0) + 1, run.progress.epoch + 1)))
     return first and not any(record.get("baseline") for record in run.progress.history)
 
 
 def measure(run: Run, batches: Iterable[Batch], seen: SeenTargets | None = None) -> torch.Tensor:
     """Sums over the images of ``batches``, see ``MetricSums``; the further metrics have then seen these images.
 
-    ``seen`` keeps their targets.
+    ``seen`` keeps their targets. On a GPU a smaller last batch is filled up to the size of the others.
     """
-    sums, loss_of = MetricSums(run.world.device), _validation_loss(run)
+    sums, loss_of, whole = MetricSums(run.world.device), _validation_loss(run), 0
     for metric in run.metrics.values():
         metric.reset()
     for images, labels in on_device(run, batches):
+        count = example_count(labels)
+        whole = max(whole, count) if tunes_shapes(run.world.device) else 0
+        missing = whole - count if isinstance(images, torch.Tensor) and len(images) == count < whole else 0
+        if missing:
+            images = F.pad(images, [0, 0] * (images.ndim - 1) + [0, missing])  # black images
         logits = _logits(run, images)
         if run.config.data.test_flip:
             logits = (logits + _logits(run, images.flip(3))) / 2
+        if missing:  # in evaluation no image depends on the others
+            logits = map_tensors(partial(_first, count=count), logits)
         if seen is not None:
             seen.add(logits, labels)
         sums.add(loss_of(logits, labels), logits, labels)
         for metric in run.metrics.values():
             metric.update(logits, labels)
     return sums.values
+
+
+def tunes_shapes(device: torch.device) -> bool:
+    """Whether a batch of another size costs more than its images: cuDNN times its algorithms for each shape."""
+    return device.type == "cuda"
+
+
+def _first(outputs: torch.Tensor, count: int) -> torch.Tensor:
+    return outputs[:count] if outputs.ndim else outputs
 
 
 def _validation_loss(run: Run) -> LossFunction:

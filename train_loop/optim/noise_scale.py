@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -43,34 +43,45 @@ class GradientNorms:
     ``sums``: float64 ``[3]`` on the device, Σ|g_b|², Σ|g_B|², steps. Steps whose gradients overflow are left out.
     """
 
-    def __init__(self, device: torch.device, accumulation_steps: int, workers: int) -> None:
+    def __init__(self, device: torch.device, accumulation_steps: int, workers: int, wanted: bool = True) -> None:
+        """``wanted``: whether to measure anything."""
         self.sums = torch.zeros(3, dtype=torch.float64, device=device)
         self._accumulation_steps = accumulation_steps
         self._workers = workers
+        self._wanted = wanted
         self._small = torch.zeros((), dtype=torch.float64, device=device)
         self.one = torch.ones((), device=device)
 
     @property
     def measured(self) -> bool:
         """Whether a step has at least two gradients to compare: of several workers or micro-batches."""
-        return self._accumulation_steps * self._workers > 1
+        return self._wanted and self._accumulation_steps * self._workers > 1
 
-    def watch(self, parallel: nn.Module) -> None:
-        """Read this rank's gradients just before DDP averages them, if they cannot be read elsewhere."""
-        if self._accumulation_steps == 1 and isinstance(parallel, DistributedDataParallel):
-            # A lambda: torch compares a hook's annotations with types, and here they are text.
-            parallel.register_comm_hook(None, lambda _, bucket: self._before_all_reduce(bucket))
+    def watch(self, parallel: nn.Module, bf16: bool = False) -> None:
+        """Read this rank's gradients just before DDP averages them, if they cannot be read elsewhere.
 
-    def _before_all_reduce(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        self._small += squared_norm([bucket.buffer()])
-        from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+        ``bf16``: DDP sends them in bf16. It takes one hook, so both are done here.
+        """
+        reads = self.measured and self._accumulation_steps == 1
+        if not isinstance(parallel, DistributedDataParallel) or not (reads or bf16):
+            return
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-        return allreduce_hook(None, bucket)  # type: ignore[arg-type]  # None: the default process group
+        send = default_hooks.bf16_compress_hook if bf16 else default_hooks.allreduce_hook
+        # A lambda: torch compares a hook's annotations with types, and here they are text.
+        parallel.register_comm_hook(None, lambda _, bucket: self._sent(bucket, send, reads))
+
+    def _sent(
+        self, bucket: dist.GradBucket, send: Callable[..., torch.futures.Future[torch.Tensor]], reads: bool
+    ) -> torch.futures.Future[torch.Tensor]:
+        if reads:
+            self._small += squared_norm([bucket.buffer()])
+        return send(None, bucket)  # None: the default process group
 
     @torch.no_grad()
     def first_micro_batch(self, parameters: Iterable[torch.Tensor]) -> None:
         """After the backward pass of the first of several micro-batches: gradients are g_b / their number."""
-        if self._accumulation_steps > 1:
+        if self.measured and self._accumulation_steps > 1:
             self._small = squared_norm(_gradients(parameters)) * self._accumulation_steps**2
 
     @torch.no_grad()

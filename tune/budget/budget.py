@@ -129,7 +129,7 @@ class Budget:
 
         Args:
             seconds: what the epoch took.
-            checkpoint_s: the part of it in which checkpoints were written.
+            checkpoint_s: what a checkpoint takes to be written.
         """
         run = self._runs.get(number)
         self._checkpoint_s = max(self._checkpoint_s, checkpoint_s)

@@ -94,6 +94,11 @@ class RankedRun:
         total = accumulate(metrics.of_record(metrics.EPOCH_S, record) for record in self.run.records)
         return [seconds for seconds in total if cap.allows(seconds, self.workers)]
 
+    def value(self, objective: Objective, epochs: int) -> float:
+        """After so many epochs; a full run with ``validate_every`` has that of the last validation, NaN before one."""
+        validated = [record for record in self.run.records[:epochs] if record.get("val_loss", 0.0) is not None]
+        return objective.value(validated[-1]) if validated else math.nan
+
 
 def ranking(
     output: Path, objective: Objective, cap: Cap, each_trial: bool, say: Callable[[str], None]
@@ -120,7 +125,7 @@ def ranking(
 def _key(run: RankedRun, objective: Objective, cap: Cap) -> tuple[float, float, str]:
     """Of equal values the faster run is ahead; runs without an epoch within the cap come last."""
     seconds = run.within(cap)
-    gain = objective.gain(objective.value(run.run.records[len(seconds) - 1])) if seconds else math.nan
+    gain = objective.gain(run.value(objective, len(seconds))) if seconds else math.nan
     return (math.inf if math.isnan(gain) else -gain, seconds[-1] if seconds else math.inf, run.name)
 
 
@@ -136,7 +141,7 @@ def _row(number: int, run: RankedRun, objective: Objective, cap: Cap) -> tuple[s
         f"{one.batch}" if one.batch is not None else "–",
         f"{run.workers}",
         f"{len(values)}/{planned_epochs(one) or len(records)}",
-        objective.worth(values[-1] if values else None),
+        objective.worth(run.value(objective, len(values)) if values else None),
         objective.worth(objective.best(values)),
         f"{used_s * run.workers / 3600:.3g}",
         duration(used_s),

@@ -121,7 +121,8 @@ class Admission:
         """Note the record of a trial's epoch. One that was trained before the trial began counts nothing."""
         _, done = self._begun.get(number, (None, 0))
         if self._budget is not None and epoch_of(record) > done:
-            self._budget.epoch_ended(number, epoch_s(record), json_values.number(record, "checkpoint_s"))
+            save_s = max(json_values.number(record, name) for name in ("checkpoint_s", "checkpoint_write_s"))
+            self._budget.epoch_ended(number, epoch_s(record), save_s)
 
     def ends(self, number: int) -> None:
         """Note that a trial does not run any more."""

@@ -236,13 +236,14 @@ Records = Sequence[Mapping[str, object]]
 
 
 def longest_gap_s(records: Records) -> float | None:
-    """The longest time in seconds that a run trained without looking for a stop request; None without an epoch."""
+    """Seconds: the longest that a run did not look for a stop request, plus a write; None without an epoch."""
     gaps, steps_before = [], 0
     for record in records:
         steps = sum(json_values.whole_number(record, name) for name in ("optimizer_steps", "skipped_steps"))
         taken = max(1, steps - steps_before)
         steps_before = steps
-        pauses_s = sum(json_values.number(record, part) for part in EPOCH_PARTS if part != "train_s")
+        pauses = ("checkpoint_write_s", *(part for part in EPOCH_PARTS if part != "train_s"))  # a stop waits for it
+        pauses_s = sum(json_values.number(record, part) for part in pauses)
         gaps.append(json_values.number(record, "train_s") / taken + pauses_s)
     return max(gaps, default=None)
 

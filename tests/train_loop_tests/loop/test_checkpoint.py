@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
+import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -110,6 +112,127 @@ def test_resumed_run_ends_bit_identical(
     assert {record.resumed_from_epoch for record in second.records} <= {finished}
 
 
+class HoldsWriter(ListReporter):
+    """Asks for a checkpoint at the second poll, and lets it be written at the sixth, two steps into the next epoch."""
+
+    def __init__(self, then: Callable[[], None]) -> None:
+        super().__init__()
+        self.polls, self.then, self.held = 0, then, threading.Event()
+
+    def checkpoint_requested(self) -> bool:
+        self.polls += 1
+        if self.polls == 6:
+            self.then()
+        return self.polls == 2
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_what_is_written_while_training_goes_on_is_the_moment_of_the_request(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variant: str
+) -> None:
+    """The thread writes when weights, momentum, average and records have all changed; then the process dies."""
+    config = CONFIG.replace_keys({**VARIANTS[variant], "ema_decay": 0.9})
+    torch.set_num_threads(1)
+    built = install(monkeypatch.setattr)
+    whole = run(config)
+    expected = weights(built.model)
+
+    def release_and_die() -> None:
+        reporter.held.set()
+        raise Killed
+
+    def held_save(*arguments: Any) -> None:
+        assert reporter.held.wait(300)
+        real(*arguments)
+
+    reporter, real = HoldsWriter(release_and_die), torch.save
+    monkeypatch.setattr(torch, "save", held_save)
+    with pytest.raises(Killed):
+        run(config, reporter, tmp_path, every_s=1e9)
+    content = torch.load(tmp_path / "latest.pt", weights_only=True)
+    assert (content["progress"]["epoch"], content["progress"]["step"]) == (0, 2) and len(reporter.records) == 1
+    resumed = run(config, folder=tmp_path, every_s=1e9)
+    assert all(torch.equal(value, expected[name]) for name, value in built.model.state_dict().items())
+    assert untimed(resumed.history) == untimed(whole.history)
+
+
+def test_a_process_killed_while_a_thread_writes_resumes_from_the_checkpoint_before(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """SIGKILL in half of the second file, two steps after the request; the first one is from a run that was stopped."""
+    torch.set_num_threads(1)
+    install(monkeypatch.setattr)
+    whole = run(CONFIG)
+    with pytest.raises(Killed):
+        run(CONFIG, Dies(after_poll=1), tmp_path, every_s=1e9)
+    child = os.fork()
+    if child == 0:
+        try:
+
+            def release_and_wait() -> None:
+                reporter.held.set()
+                signal.pause()
+
+            reporter = HoldsWriter(release_and_wait)
+
+            def half_when_told(value: object, file: Any) -> None:
+                reporter.held.wait(300)
+                half_a_save(value, file)
+
+            monkeypatch.setattr(torch, "save", half_when_told)
+            run(CONFIG, reporter, tmp_path, every_s=1e9)
+        finally:
+            os._exit(1)  # not reached
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+    assert (tmp_path / "latest.pt.partial").exists()
+    resumed = run(CONFIG, folder=tmp_path, every_s=1e9)
+    assert untimed(resumed.history) == untimed(whole.history)
+    assert {path.name for path in tmp_path.iterdir()} == {"latest.pt", "previous.pt"}
+
+
+@pytest.mark.parametrize("every_s", [0, 1e-9])
+def test_an_error_of_the_thread_ends_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, every_s: float) -> None:
+    """With ``every_s`` 0 before the epoch's report; else before the next checkpoint."""
+    install(monkeypatch.setattr)
+    saves, real = [0], torch.save
+
+    def save(*arguments: Any) -> None:
+        saves[0] += 1
+        if saves[0] == 2:
+            raise OSError(errno.EIO, "Input/output error")
+        real(*arguments)
+
+    monkeypatch.setattr(torch, "save", save)
+    with pytest.raises(OSError, match="Input/output"):
+        run(CONFIG, reporter := ListReporter(), tmp_path, every_s)
+    assert saves == [2] and len(reporter.records) <= 1
+    assert number_of(tmp_path) is not None
+
+
+def test_an_error_of_the_thread_does_not_hide_what_ends_the_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    install(monkeypatch.setattr)
+
+    def save(*_: Any) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(torch, "save", save)
+    with pytest.raises(Killed):
+        run(CONFIG, Dies(after_poll=2), tmp_path, every_s=1e9)
+    assert "the last checkpoint is not written: [Errno 5]" in caplog.text
+
+
+def test_tensors_that_share_memory_share_it_in_the_file(tmp_path: Path) -> None:
+    """As tied weights, of which a state dict has two names."""
+    folder, weight = CheckpointFolder(tmp_path, 60), torch.arange(50_000.0)
+    folder.save_behind({**content(1), "model": {"embedding": weight, "head": weight.view_as(weight)}})
+    folder.wait()
+    assert (tmp_path / "latest.pt").stat().st_size < 1.5 * 4 * 50_000
+    loaded = folder.load()
+    assert loaded and torch.equal(loaded["model"]["head"], weight)
+
+
 @pytest.mark.parametrize("saved", [2, 3, 5])
 def test_checkpoint_with_other_metric_sums_resumes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, saved: int) -> None:
     """Another version may know fewer sums, or more: here only ``loss`` and ``correct``, or two further ones."""
@@ -166,6 +289,9 @@ class Counts(ListReporter):
         self._look()
 
     def _look(self) -> None:
+        for thread in threading.enumerate():
+            if thread.name == "checkpoint":
+                thread.join()
         content = CheckpointFolder(self.folder, 60).load()
         if content:
             position = (content["progress"]["epoch"], content["progress"]["step"])
@@ -301,7 +427,7 @@ CRASHES: dict[str, tuple[Any, str, Callable[..., None], int]] = {
 
 @pytest.mark.parametrize("moment", CRASHES)
 def test_crash_in_a_write_leaves_a_whole_checkpoint(tmp_path: Path, moment: str) -> None:
-    """A child process is really killed in the third write; what is then loaded, and written on."""
+    """A child process is really killed in the third write, by a thread; what is then loaded, and written on."""
     folder = CheckpointFolder(tmp_path, 60)
     for number in (1, 2):
         folder.save(content(number))
@@ -310,7 +436,8 @@ def test_crash_in_a_write_leaves_a_whole_checkpoint(tmp_path: Path, moment: str)
     if child == 0:
         try:
             setattr(owner, name, replacement)
-            folder.save(content(3))
+            folder.save_behind(content(3))
+            folder.wait()
         finally:
             os._exit(1)  # not reached: the write is killed
     assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL

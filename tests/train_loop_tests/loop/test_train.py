@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import math
 from functools import partial
 from pathlib import Path
@@ -14,9 +16,9 @@ from torch.amp.grad_scaler import GradScaler
 
 from bigbatch.train_loop.data import sampling
 from bigbatch.train_loop.data.sampling import holdout_rows
-from bigbatch.train_loop.loop import assembly
+from bigbatch.train_loop.loop import assembly, validation
 from bigbatch.train_loop.loop.train import NonFiniteLossError, TrainingStopped
-from bigbatch.train_loop.reporter import ListReporter, epoch_line
+from bigbatch.train_loop.reporter import ListReporter, best_record, epoch_line
 from helpers.loop_references import (
     ONE_STEP,
     STEPS,
@@ -33,6 +35,7 @@ from helpers.tiny_training import (
     VAL_SIZE,
     StopsAt,
     TinySource,
+    bn_model,
     changed,
     install,
     plain_model,
@@ -259,3 +262,83 @@ def test_records_say_where_the_time_went(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert [r.checkpoint_s > 0 for r in records] == [False, True, True]  # of the time since the record before
     line = epoch_line(records[0])
     assert line.startswith("epoch 1/3  train loss ") and "\n" not in line
+
+
+def test_epochs_without_a_validation_have_no_value_and_train_alike(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Every second of 5 epochs and the last one: the values of a run that validates after each, also when resumed."""
+    config, validated = changed(CONFIG, epochs=5, precise_bn="off", ema_decay=0.5), (2, 4, 5)
+    install(monkeypatch.setattr)
+    whole = run(config)
+    install(monkeypatch.setattr)
+    first, second = StopsAt(14), ListReporter()  # in the fourth epoch
+    with pytest.raises(TrainingStopped):
+        run(changed(config, validate_every=2), reporter=first, checkpoint_dir=tmp_path)
+    run(changed(config, validate_every=2), reporter=second, checkpoint_dir=tmp_path)
+    records = first.records + second.records
+    expected = untimed(whole)
+    for row in expected:
+        if row["epoch"] not in validated:
+            row |= {"val_loss": None, "val_top1": None}
+    assert [row.pop("baseline") is not None for row in expected] == [True, False, False, False, False]
+    rows = untimed(records)
+    assert [row.pop("baseline") is not None for row in rows] == [False, True, False, False, False]
+    assert rows == expected
+    assert [r.val_s > 0 for r in records] == [r.epoch in validated for r in records]
+    assert ["val loss" in epoch_line(r) for r in records] == [r.epoch in validated for r in records]
+    best = best_record(records)
+    assert best.val_top1 == max(r.val_top1 for r in whole if r.epoch in validated and r.val_top1 is not None)
+    assert best.epoch in validated
+
+
+@pytest.mark.parametrize("test_flip", [False, True])
+def test_a_padded_last_batch_changes_no_value(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, test_flip: bool) -> None:
+    """As on a GPU: 23 validation images in batches of 16, against float64 over all of them at once."""
+    config, shapes, layouts = changed(CONFIG, test_flip=test_flip), list[int](), set[bool]()
+
+    def watched() -> nn.Module:
+        model = bn_model()
+
+        def note(module: nn.Module, inputs: Any) -> None:
+            if not module.training:
+                shapes.append(len(inputs[0]))
+                layouts.add(inputs[0].is_contiguous(memory_format=torch.channels_last))
+
+        model.register_forward_pre_hook(note)
+        return model
+
+    built = install(monkeypatch.setattr, watched)
+    plain = run(config)
+    assert set(shapes) == {16, 7}
+    shapes.clear()
+    monkeypatch.setattr(validation, "tunes_shapes", lambda device: True)
+    built = install(monkeypatch.setattr, watched)
+    padded = run(config, checkpoint_dir=tmp_path)
+    assert set(shapes) == {16} and layouts == {True}
+    for one, other in zip(padded, plain, strict=True):
+        assert one.val_loss == pytest.approx(other.val_loss, rel=1e-6) and one.val_top1 == other.val_top1
+        assert one.train_loss == other.train_loss and one.baseline == other.baseline
+    if not test_flip:
+        loss, top1 = val_reference(built.model)
+        assert padded[-1].val_loss == pytest.approx(loss, rel=1e-5)
+        assert padded[-1].val_top1 == pytest.approx(top1, abs=1e-12)
+
+
+@pytest.mark.parametrize("stops_at", [0, 6])
+def test_the_collector_passes_over_what_stays_until_the_run_ends(
+    monkeypatch: pytest.MonkeyPatch, stops_at: int
+) -> None:
+    """As Python counts it. Afterwards, also after a stop, the collector sees everything again."""
+    frozen: list[int] = []
+
+    class Counts(StopsAt):
+        def checkpoint_requested(self) -> bool:
+            frozen.append(gc.get_freeze_count())
+            return False
+
+    install(monkeypatch.setattr)
+    ending: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+    with pytest.raises(TrainingStopped) if stops_at else ending:
+        run(CONFIG, reporter=Counts(stops_at))
+    assert min(frozen) > 10_000 and gc.get_freeze_count() == 0

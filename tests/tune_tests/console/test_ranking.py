@@ -90,6 +90,19 @@ def test_a_cap_changes_the_order(runs, capsys):
     assert "validation loss, lower is better, without a cap" in out and places(out)[0][6] == "1.7", "2.5 − 0.8"
 
 
+def test_a_full_run_that_skips_validations_counts_with_the_last_one_within_the_cap(runs, capsys):
+    file = runs / "train" / "best-1234" / "result.json"
+    result = json.loads(file.read_text())
+    result["history"][1] |= {"val_top1": None, "val_loss": None}
+    file.write_text(json.dumps(result))
+    assert studies_main(["--output", str(runs), "--sort", "val_top1", "--trials", "--cap", "gpu_hours=2.5"]) == 0
+    assert [(row[1].split("/")[-1], row[5], row[6]) for row in places(capsys.readouterr().out)] == [
+        ("trial-0001", "2/3", "60.0 %"),
+        ("best-1234", "2/3", "30.0 %"),
+        ("trial-0000", "0/3", "–"),
+    ]
+
+
 def test_a_continued_trial_takes_part_once_and_no_number_comes_last(tmp_path, capsys):
     store = StudyStore.create(tmp_path / "s", "s", {"workers": 1}, None)
     paused = store.study.ask()
