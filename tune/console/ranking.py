@@ -20,7 +20,15 @@ from bigbatch.tune.console.display import STATE_WORDS, duration
 from bigbatch.tune.plan.option_checks import parse_duration
 from bigbatch.tune.runs import metrics
 from bigbatch.tune.runs.objective import Objective, Reported, read_objective
-from bigbatch.tune.runs.run import EPOCH_ATTR, Kind, Run, confirmed_by, planned_epochs, replaced_trials
+from bigbatch.tune.runs.run import (
+    EPOCH_ATTR,
+    Kind,
+    Run,
+    confirmed_by,
+    planned_epochs,
+    replaced_trials,
+    trials_per_gpu_of,
+)
 from bigbatch.tune.storage.description import STUDY_FILE, read_description
 from bigbatch.tune.storage.study_tables import read_tables
 
@@ -39,9 +47,9 @@ class Cap:
     name: str = TIME
     seconds: float = math.inf
 
-    def allows(self, seconds: float, workers: int) -> bool:
-        """Whether a run of so many workers is within the cap after ``seconds``."""
-        return seconds * (workers if self.name == HOURS else 1) <= self.seconds
+    def allows(self, seconds: float, devices: float) -> bool:
+        """Whether a run on so many devices is within the cap after ``seconds``."""
+        return seconds * (devices if self.name == HOURS else 1) <= self.seconds
 
     @property
     def words(self) -> str:
@@ -89,10 +97,15 @@ class RankedRun:
     run: Run
     """A full run has number 0."""
 
+    @property
+    def devices(self) -> float:
+        """That it held: a part of one where trials shared a GPU."""
+        return self.workers / trials_per_gpu_of(self.run)
+
     def within(self, cap: Cap) -> list[float]:
         """The seconds after each epoch that ended within the cap."""
         total = accumulate(metrics.of_record(metrics.EPOCH_S, record) for record in self.run.records)
-        return [seconds for seconds in total if cap.allows(seconds, self.workers)]
+        return [seconds for seconds in total if cap.allows(seconds, self.devices)]
 
     def value(self, objective: Objective, epochs: int) -> float:
         """After so many epochs; a full run with ``validate_every`` has that of the last validation, NaN before one."""
@@ -143,7 +156,7 @@ def _row(number: int, run: RankedRun, objective: Objective, cap: Cap) -> tuple[s
         f"{len(values)}/{planned_epochs(one) or len(records)}",
         objective.worth(run.value(objective, len(values)) if values else None),
         objective.worth(objective.best(values)),
-        f"{used_s * run.workers / 3600:.3g}",
+        f"{used_s * run.devices / 3600:.3g}",
         duration(used_s),
         STATE_WORDS[one.state.name] + confirms + ", cut by the cap" * (len(values) < len(records)),
     )
