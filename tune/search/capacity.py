@@ -39,7 +39,9 @@ class Capacity:
         self._workers, self._trials, self._gpus = share.workers, trials, gpus
         self._nodes, self._say, self._ask_absent = nodes, say, absent
         self._absent, self._devices_of_node = 0, 0.0
-        self._known = {} if nodes else {str(place): node for place, node in enumerate(machine.nodes)}
+        self._known: dict[str, Node] = {}
+        if nodes is None:
+            self._known = {str(place): node for place, node in enumerate(machine.nodes)}
         self._per_gpu = share.per_gpu
         self._bundles: dict[int, dict[str, float]] = {}
         self._last = share

@@ -244,7 +244,7 @@ def _search(
     sharing = TrialsPerGpu(run, store, partial(_tell, run, console))
     sharing.rise()
     plan = run.plan
-    observers = [*recorders(run, store, stack), *gauge_observers(run, store, stack, console), sharing]
+    observers = [*recorders(run, store, stack), *gauge_observers(run, store, stack, console)]
     run.budget = make_budget(plan, store, run.capacity, run.started)
     ray_storage = _ray_storage(plan, connection)
     bridge = run.bridge = make_bridge(run, store, ray_storage, observers, stop, sharing)
@@ -260,7 +260,7 @@ def _search(
         lines = PlainLines(SearchProgress(*shown), log)
         with make_display(SearchProgress(*shown), quiet=plan.options.quiet) as display:
             watch = watch_over(run, store, connection, [lines, display], stop)
-            observers += [watch, lines, display, IdleGpus(bridge.say)]
+            observers += [watch, lines, display, IdleGpus(bridge.say), sharing]
             with interrupts.shown_by(display), watch.running():
                 _fit(run, store, stop, watch, ray_storage)
 

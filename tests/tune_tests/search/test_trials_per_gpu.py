@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import optuna
 import pytest
@@ -99,7 +99,7 @@ class Searching:
     def start(self, *names: str) -> list[dict[str, float] | None]:
         """Ask for a trial under each name. Returns what a worker of it gets; None: there is no room."""
         tasks = [self.bridge.suggest(name) for name in names]
-        return [dict(task["worker_resources"]) if isinstance(task, dict) else None for task in tasks]  # type: ignore[call-overload]
+        return [cast(Any, task["worker_resources"]) if isinstance(task, dict) else None for task in tasks]
 
     def train(self, name: str, seconds: float = 40.0, **measured: float) -> None:
         """Let a trial train to its end, in epochs of an eighth of ``seconds``."""
