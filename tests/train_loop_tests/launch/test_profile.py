@@ -47,7 +47,7 @@ def profile_of(
         validation=steady(0.5),
         validation_batches=20,
         bn_s=0.0,
-        validations=12,
+        validations=36,
         steps_per_epoch=100,
         epochs=36,
         memory_bytes=10 * 2**30,
