@@ -124,6 +124,14 @@ def test_packed_images(start: str, processes: int) -> None:
     says(start, *[f"× {summary[f'{way} {processes}']['ratio']:.1f}" for way in ("full", "fast", "dali")])
 
 
+def test_images_that_are_decoded_once() -> None:
+    summary = raw("whole_images_2cpu")["summary"]
+    for place in ("folder", "packed"):
+        found = summary[f"{place} device"]
+        ratios = f"× {found['ratio']:.1f} ({found['least_ratio']:.1f} to {found['largest_ratio']:.1f}"
+        says("small images decoded once", f"{found['median']:,.0f}", ratios)
+
+
 def test_slow_storage_and_accuracy_of_packing() -> None:
     late = raw("read_ahead_2cpu")["summary"]
     says("packed images from a file system", *[f"{late[f'{w} 20']['median']:,.0f}" for w in ("auto", "task", "whole")])
