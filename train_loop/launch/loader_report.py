@@ -11,7 +11,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -45,7 +45,7 @@ class ImageRates:
     """Loader processes."""
     cores: int
     """CPU cores that this worker may use."""
-    decodes: bool = True
+    decodes: bool = field(default=True, kw_only=True)
     """False: decoded images are on the device, which cuts them as a part of the model's work."""
 
 
@@ -84,7 +84,7 @@ def measure_rates(
         run.source.close()  # its processes would decode beside the model
         decodes = not isinstance(run.source, DeviceSource)
         workers = config.data.loader.workers if decodes else 0
-        rates = ImageRates(core, loader, _model_rate(run, step, seconds), workers, cores, decodes)
+        rates = ImageRates(core, loader, _model_rate(run, step, seconds), workers, cores, decodes=decodes)
         return rates, run.world.device
     finally:
         run.source.close()

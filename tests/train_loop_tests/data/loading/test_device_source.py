@@ -77,7 +77,7 @@ def config_of(path: Path, **keys: Any) -> DataConfig:
     return data_config({f"data.{key}": value for key, value in (given | keys).items()})
 
 
-def opened(path: Path, notes: list[str] | None = None, **keys: Any) -> DataSource:
+def opened(path: Path, notes: list[str] | None = None, /, **keys: Any) -> DataSource:
     return open_data(config_of(path, **keys), note=(notes if notes is not None else []).append, device=CPU)
 
 
@@ -210,7 +210,7 @@ def test_what_suits_not_is_decoded_in_each_epoch(
 ) -> None:
     """``auto`` says why, if the images suited; ``device`` is refused."""
 
-    def left(path: Path, reason: str, *, said: bool = True, **keys: Any) -> None:
+    def left(path: Path, reason: str, said: bool = True, /, **keys: Any) -> None:
         notes: list[str] = []
         assert not isinstance(opened(path, notes, **keys), DeviceSource)
         assert [reason in note for note in notes] == [True] * said
@@ -223,12 +223,12 @@ def test_what_suits_not_is_decoded_in_each_epoch(
     left(sets["folder"], "data.progressive_from=32 changes the images' size", **growing)
     mixed = write_images(tmp_path / "mixed", 24)
     Image.new("RGB", (24, 30)).save(mixed / "train" / "a" / "00.png")
-    left(mixed, "not all square and of one size", said=False)
+    left(mixed, "not all square and of one size", False)
     with pytest.raises(ConfigError, match=r"square training images of one size; got others in .*Write .*=auto"):
         describe_data_set(config_of(mixed, **{"loader.name": "device"}), open_some=True)
     with monkeypatch.context() as patch:
         patch.setattr(whole_set, "usable_memory_bytes", lambda: 8 * 50_000)
-        left(sets["small"], "more than a 8th of the node's memory", said=False)
+        left(sets["small"], "more than a 8th of the node's memory", False)
     with monkeypatch.context() as patch:
         room = collections.namedtuple("room", "f_bavail f_frsize")
         patch.setattr(once_a_node.os, "statvfs", lambda _: room(1, 4096))
