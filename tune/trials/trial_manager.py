@@ -129,8 +129,8 @@ class TrialManager(LiveTrials):
         if self.stopping or self.fatal or not self._may_start():
             raise Over
         if not self._may_need_another():
-            if any(live.per_gpu > 1 for live in self._live.values()):
-                return None  # one of them may lack memory, and is then repeated
+            if self._live:
+                return None  # the processes of one may die; it is then repeated
             raise Over
         if not self._admission.admits_any():
             return self._await_room()

@@ -131,6 +131,9 @@ def test_it_suggests_as_many_as_were_asked_for_and_no_more_at_once_than_fit(stor
     assert bridge.suggest("c") is None
     run_out(bridge, "a", [0.1] * EPOCHS)
     assert isinstance(bridge.suggest("c"), dict)
+    assert bridge.suggest("d") is None, "the processes of the last ones may die: then they are repeated"
+    for name in "bc":
+        run_out(bridge, name, [0.1] * EPOCHS)
     assert bridge.suggest("d") == Searcher.FINISHED
 
 
@@ -188,7 +191,7 @@ def test_configurations_that_were_refused_are_no_trials(store, monkeypatch):
     bridge = make_bridge(store, trials=2)
     set_space(bridge, BrokenSpace(KeyError("x"), good_after=4))
     assert isinstance(bridge.suggest("a"), dict) and isinstance(bridge.suggest("b"), dict)
-    assert bridge.suggest("c") == Searcher.FINISHED and bridge.fatal is None
+    assert bridge.suggest("c") is None and bridge.fatal is None
     assert [t.state for t in store.study.trials] == [TrialState.FAIL] * 4 + [TrialState.RUNNING] * 2
     assert bridge.finished == 0
 

@@ -21,7 +21,7 @@ from bigbatch.tune.runs.run import DIVERGED_ATTR, FAILURE_ATTR, HEALED_ATTR, has
 from bigbatch.tune.search.tune_hooks import MemoryKill, PrunerScheduler
 from bigbatch.tune.trials.bridge import OptunaBridge
 from helpers.as_they_are import curves_of
-from helpers.bridges import EPOCHS, make_bridge, number_of, record, reopen
+from helpers.bridges import EPOCHS, make_bridge, number_of, record, reopen, run_out
 
 FACTS = SearchFacts((), 6, EPOCHS, 2, 3)
 
@@ -65,6 +65,16 @@ def test_a_trial_whose_processes_die_goes_on_as_long_as_it_gets_on(store, how) -
     (trial,) = store.study.trials
     assert (trial.state, trial.user_attrs[FAILURE_ATTR]) == (TrialState.FAIL, "process")
     assert may_need_checkpoint(trial) and trial.user_attrs["attempts"] == 5
+
+
+def test_the_last_trial_of_a_search_is_repeated_too(store) -> None:
+    bridge = make_bridge(store, trials=1)
+    bridge.suggest("a")
+    assert bridge.suggest("b") is None, "Tune asks again: a search that is finished would begin nothing more"
+    bridge.on_trial_complete("a", error=True)
+    assert number_of(bridge.suggest("b")) == 0
+    run_out(bridge, "b", [0.5] * EPOCHS)
+    assert bridge.suggest("c") == Searcher.FINISHED and len(store.study.trials) == 1
 
 
 def test_sixty_trials_whose_processes_die_at_random_lose_and_double_nothing(store) -> None:
