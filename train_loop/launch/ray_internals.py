@@ -16,6 +16,7 @@ import functools
 import importlib
 import inspect
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -104,11 +105,25 @@ OWN_PATH = PrivateUse(
     "workers look for modules in the current folder first: keep no torch.py and the like there",
 )
 HEAD = PrivateUse(("ray._raylet:GcsClient",), "the search does not say why a trial waits for its place")
-FOR_TRAINING = (PREEMPTION, PROCESS_GROUPS, OWN_PATH)
+VARIABLES = PrivateUse(
+    ("ray._raylet:Config.initialize", "ray._raylet:AuthenticationTokenLoader.instance"),
+    "a process that has imported Ray before cannot start a cluster with a token: import Ray within functions",
+)
+FOR_TRAINING = (PREEMPTION, PROCESS_GROUPS, OWN_PATH, VARIABLES)
 FOR_SEARCHES = (*FOR_TRAINING, INLINE_CONTROLLER, KEPT_WORKERS, MEMORY_KILLS, STAGED_TRIALS, SESSION, HEAD)
 PRIVATE_FOLDER = "ray:init._temp_dir"
 """Without it Ray's sockets and logs would lie where all users of the machine see them."""
 METRICS_PORT = "ray:init._metrics_export_port"
+
+
+def read_variables_again() -> None:
+    """Let Ray's core in this process, if it is loaded already, take its settings and token from the variables as they
+    are now. It has read them when a user's file imported Ray."""
+    if "ray._raylet" in sys.modules and has(VARIABLES):
+        import ray._raylet as core
+
+        core.Config.initialize("")
+        core.AuthenticationTokenLoader.instance().reset_cache()
 
 
 def has(use: PrivateUse) -> bool:

@@ -29,7 +29,12 @@ from bigbatch.cluster.host.network import no_proxy_variables
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.errors import RayStartError
 from bigbatch.train_loop.host.disk_full import FULL, LogFile, describe_full_disk, free_bytes, full_errno
-from bigbatch.train_loop.launch.ray_internals import own_path_only, own_process_groups, refuse_unsafe
+from bigbatch.train_loop.launch.ray_internals import (
+    own_path_only,
+    own_process_groups,
+    read_variables_again,
+    refuse_unsafe,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -149,6 +154,7 @@ class LocalRay:
                 **private_folder.temporary_folder_variables(self.folder),
             }
         )
+        read_variables_again()
         import ray  # only now: its core reads the authentication's variables when it is loaded
 
         refuse_unsafe(with_metrics=self._metrics_port is not None)
