@@ -20,7 +20,7 @@ from bigbatch.base.root import ROOT
 
 RENAMES_ELSEWHERE = {
     "src/bigbatch/base/private_folder.py",  # an owner's file, seen only once it is locked
-    "train_loop/data/packed/stage.py",  # a folder
+    "train_loop/host/once_a_node.py",  # a folder
     "train_loop/data/packing/command.py",  # a folder
     "train_loop/plugins/kept_folders.py",  # a folder
     "tune/storage/drivers.py",  # a folder

@@ -77,7 +77,7 @@ def test_a_study_in_a_database_is_counted_in_the_file_that_its_driver_writes(end
     if ending == "an epoch":
         again.observe("b", {"records": [{**record(2, 0.6), "train_s": 40.0, "val_s": 2.5}]})
     elif ending == "a failure":
-        again.on_trial_complete("b", error=True)
+        again.observe("b", {"records": [], "failure": "CheckpointError: damaged", "failure_kind": "checkpoint"})
     else:
         again.put_back("b")
     look, longest = start.look(), study_progress.longest_epoch_s(store.folder)

@@ -43,9 +43,9 @@ config = TrainConfig(data=DataConfig(name=sys.argv[1], image_size=16))
 source = _open(config, None, World.current(torch.device("cpu")), ListReporter(), None)
 digest = hashlib.sha256()
 for images, labels in source.read_train([np.arange(64)], Epoch(1, 0)):
-    digest.update(images.numpy().tobytes() + labels.numpy().tobytes())
+    digest.update(source.finish(images).numpy().tobytes() + labels.numpy().tobytes())
 for images, labels in source.read_val([np.arange(16)]):
-    digest.update(images.numpy().tobytes() + labels.numpy().tobytes())
+    digest.update(source.finish(images).numpy().tobytes() + labels.numpy().tobytes())
 print(digest.hexdigest())
 dist.destroy_process_group()
 """

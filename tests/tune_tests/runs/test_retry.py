@@ -123,7 +123,7 @@ def test_a_retry_that_fails_can_be_tried_again_and_a_kill_in_between_loses_no_ch
     bridge.recover()
     assert (store.checkpoint_folder(4) / "latest.pt").read_text() == "b"
     bridge.suggest("r")
-    bridge.observe("r", {"records": [], "failure": FULL})
+    bridge.observe("r", {"records": [], "failure": FULL, "failure_kind": "disk"})
     store.drop_checkpoints()
     assert (store.checkpoint_folder(4) / "latest.pt").exists()
     assert retry.retry_failed(store) == {3: 5, 4: 6} and (store.checkpoint_folder(6) / "latest.pt").exists()
