@@ -120,8 +120,7 @@ def read_variables_again() -> None:
     """Let Ray's core in this process, if it is loaded already, take its settings and token from the variables as they
     are now. It has read them when a user's file imported Ray."""
     if "ray._raylet" in sys.modules and has(VARIABLES):
-        import ray._raylet as core
-
+        core: Any = importlib.import_module("ray._raylet")
         core.Config.initialize("")
         core.AuthenticationTokenLoader.instance().reset_cache()
 

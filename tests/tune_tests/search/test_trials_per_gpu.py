@@ -37,7 +37,9 @@ def ended(
     """A trial of ``time_s`` seconds, with five epochs of two seconds each."""
     one: dict[str, Any] = {"train_s": 1.9, "val_s": 0.1, "data_s": data_s, "memory_bytes": memory}
     shared = attrs.get(TRIALS_PER_GPU_ATTR, 1)
-    values = {f"{EPOCH_ATTR}{e:05d}": {**one, "epoch": e, "gpu_utilization": utilization} for e in range(1, 6)}
+    values: dict[str, Any] = {
+        f"{EPOCH_ATTR}{e:05d}": {**one, "epoch": e, "gpu_utilization": utilization} for e in range(1, 6)
+    }
     values |= {"gpu_hours": time_s / shared / 3600, "attempts": 1, WORKERS_ATTR: 1, **attrs}
     return optuna.create_trial(state=TrialState.COMPLETE, value=0.5, user_attrs=values)
 

@@ -32,7 +32,11 @@ def test_each_kind_of_failure_is_in_the_study_and_only_divergence_counts(store, 
     bridge = make_bridge(store)
     for name in ("a", "b") if kind == FailureKind.PROCESS else ("a",):
         assert number_of(bridge.suggest(name)) == 0
-        failed = {"records": [], "failure": "NonFiniteLossError: was not finite", "failure_kind": str(kind)}
+        failed: dict[str, object] = {
+            "records": [],
+            "failure": "NonFiniteLossError: was not finite",
+            "failure_kind": str(kind),
+        }
         bridge.observe(name, failed)
     trial = reopen(store).study.trials[0]
     assert trial.state == TrialState.FAIL and trial.user_attrs[FAILURE_ATTR] == str(kind)
