@@ -397,9 +397,8 @@ class _Kept:
 
 
 ANSWER_S = 10.0
-"""How long a worker may take to answer between two trials. One that takes longer is ended."""
-LAST_STEPS_S = 5.0
-"""How long the workers of a trial that Tune has stopped may take to leave it. They look after a step, once a second."""
+"""How long a worker may take to answer between two trials, and to leave one that Tune has stopped: it looks after a
+step, once a second. One that takes longer is ended."""
 _kept: _Kept | None = None
 
 
@@ -492,7 +491,7 @@ class _KeepsWorkers(_PlacedByTune):
         It asks the workers, not the group: the group's callbacks would report to Tune for a trial that has ended, which
         waits for ever.
         """
-        until = time.monotonic() + LAST_STEPS_S
+        until = time.monotonic() + ANSWER_S
         if not self._all(workers, self.reuse.drop_trial):
             return False
         while (found := _answers([worker.actor.poll_status.remote() for worker in workers])) is not None:
