@@ -118,6 +118,12 @@ def test_the_start_of_a_cluster() -> None:
         says("the start of a cluster", ", ".join(f"{ratio:.2f}" for ratio in ratios))
 
 
+def test_the_soak() -> None:
+    for found in (raw("soak_ours_2cpu")["raw"]["ours"], raw("soak_2cpu")["raw"]["trainable"]):
+        assert found["in_time"] and found["complete"] == 60 and not found["wrong"]
+        says("60 trials on three nodes", f"after {found['kills']} kills")
+
+
 @pytest.mark.parametrize(("start", "processes"), [("packed images against", 0), ("the same with two loader", 2)])
 def test_packed_images(start: str, processes: int) -> None:
     summary = raw("input_pipeline_2cpu")["summary"]
