@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import multiprocessing
 import os
 import statistics
@@ -341,9 +340,7 @@ def versions() -> dict[str, str]:
 
 
 def report(raw: dict[str, Any], images: int, sizes: dict[str, Any], options: argparse.Namespace) -> None:
-    from store import store
-
-    from bigbatch.tune.storage.provenance import provenance
+    from store import store_measured
 
     summary: dict[str, Any] = {}
     for name, psnr in sizes["psnr_db"].items():
@@ -365,12 +362,7 @@ def report(raw: dict[str, Any], images: int, sizes: dict[str, Any], options: arg
         "images": images, "generated": bool(options.generate), "rounds": options.rounds, "batch": options.batch,
         "passes": options.passes, "device": options.device, "versions": versions(), **sizes
     }  # fmt: skip
-    result = {
-        "benchmark": "input_pipeline", "settings": settings, "provenance": provenance(), "cpus": os.cpu_count(),
-        "summary": summary, "raw": raw,
-    }  # fmt: skip
-    store(result, options.output)
-    print(json.dumps(summary))
+    store_measured("input_pipeline", settings, summary, raw, options.output)
 
 
 if __name__ == "__main__":

@@ -172,9 +172,7 @@ def main() -> None:
 def report(
     raw: dict[str, Any], images: dict[str, int], sizes: dict[str, Any], options: argparse.Namespace, elapsed_s: float
 ) -> None:
-    from store import store
-
-    from bigbatch.tune.storage.provenance import provenance
+    from store import store_measured
 
     top1 = {arm: [100 * records[-1][2] for records in runs] for arm, runs in raw.items()}
     summary: dict[str, Any] = {}
@@ -192,12 +190,7 @@ def report(
         "epochs": options.epochs, "stored_px": STORED, "size_px": SIZE, "short_side_px": SHORT_SIDE, **sizes,
         "raw": "by seed and epoch: training loss, validation loss, validation top-1", "elapsed_s": round(elapsed_s),
     }  # fmt: skip
-    result = {
-        "benchmark": "packing_accuracy", "settings": settings, "provenance": provenance(), "cpus": os.cpu_count(),
-        "summary": summary, "raw": raw,
-    }  # fmt: skip
-    store(result, options.output)
-    print(json.dumps(summary))
+    store_measured("packing_accuracy", settings, summary, raw, options.output)
 
 
 if __name__ == "__main__":

@@ -36,8 +36,7 @@ from optuna.trial import FrozenTrial  # noqa: E402
 from search_efficiency import Job, Sources, group_of  # noqa: E402
 from store import store  # noqa: E402
 
-from bigbatch.tune.models.curve_data import CurveEncoder, Learned  # noqa: E402
-from bigbatch.tune.models.curve_model import CurvePoints  # noqa: E402
+from bigbatch.tune.models.curve_data import CurveEncoder  # noqa: E402
 from bigbatch.tune.models.protocol import Fits, Lasts, SearchFacts, Strategy, TrialDecision  # noqa: E402
 from bigbatch.tune.simulate import CurveTable  # noqa: E402
 from bigbatch.tune.simulate.curves import RecordedCurve  # noqa: E402
@@ -82,7 +81,9 @@ class Watched:
             number = self.encoder.history.first_number(trial.number)
             learned = self.encoder.learn(study, also=[number])
             if learned is not None:
-                mean, sd = predicted_end(learned, number)
+                predicted = learned.end(number)
+                assert predicted is not None
+                mean, sd = predicted
                 error = (learned.standardised(end) - mean) / sd
                 self.scores.append((self.encoder.history.any_ended, error))
         return decision
@@ -98,17 +99,6 @@ class Watched:
 
     def _is_of(self, trial: FrozenTrial, met: Sequence[float], row: int, curve: RecordedCurve) -> bool:
         return list(curve.values[: len(met)]) == met and self.table.params(row) == trial.params
-
-
-def predicted_end(learned: Learned, number: int) -> tuple[float, float]:
-    """Mean and standard deviation; of commits that only have the model's own, these."""
-    if hasattr(learned, "end"):
-        found = learned.end(number)
-        assert found is not None
-        return found
-    place = next(i for i, curve in enumerate(learned.curves) if curve.number == number)
-    mean, sd = learned.model.predict(CurvePoints(learned.features[[place]], np.ones(1), np.array([number])))
-    return float(mean[0]), float(sd[0])
 
 
 def scores_of(table: CurveTable, seed: int, equivalents: float) -> list[tuple[bool, float]]:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import multiprocessing
 import os
 import statistics
@@ -150,9 +149,7 @@ def main() -> None:
 
 
 def report(raw: dict[str, Any], images: int, options: argparse.Namespace) -> None:
-    from store import store
-
-    from bigbatch.tune.storage.provenance import provenance
+    from store import store_measured
 
     summary: dict[str, Any] = {}
     for latency, arms in raw.items():
@@ -166,12 +163,7 @@ def report(raw: dict[str, Any], images: int, options: argparse.Namespace) -> Non
             print(f"{arm:16}{values['median']:9.0f}{min(rates):7.0f}{max(rates):7.0f}{max(depths):7}  {cells}")
     settings = {"images": images, "generated": bool(options.generate), "rounds": options.rounds}
     settings |= {"passes": options.passes, "workers": options.workers, "at_once": AT_ONCE}
-    result = {
-        "benchmark": "read_ahead", "settings": settings, "provenance": provenance(), "cpus": os.cpu_count(),
-        "summary": summary, "raw": raw,
-    }  # fmt: skip
-    store(result, options.output)
-    print(json.dumps(summary))
+    store_measured("read_ahead", settings, summary, raw, options.output)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,17 @@ from pathlib import Path
 from typing import Any
 
 
+def store_measured(
+    benchmark: str, settings: dict[str, Any], summary: dict[str, Any], raw: object, output: Path | None
+) -> None:
+    """Store a result of this machine as it is now, and print its summary as one JSON line."""
+    from bigbatch.tune.storage.provenance import provenance
+
+    result = {"benchmark": benchmark, "settings": settings, "provenance": provenance(), "cpus": os.cpu_count()}
+    store({**result, "summary": summary, "raw": raw}, output)
+    print(json.dumps(summary))
+
+
 def store(result: dict[str, Any], output: Path | None) -> None:
     """Write a result with its ``provenance`` as JSON; nothing without ``output``.
 

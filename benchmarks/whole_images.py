@@ -13,7 +13,6 @@ last, one JSON line.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import sys
@@ -80,9 +79,7 @@ def main() -> None:
 
 
 def report(raw: dict[str, list[dict[str, float]]], options: argparse.Namespace) -> None:
-    from store import store
-
-    from bigbatch.tune.storage.provenance import provenance
+    from store import store_measured
 
     summary: dict[str, Any] = {}
     print(f"{'images a second of one core':30}{'median':>9}{'min':>9}{'max':>9}  × ring, by round")
@@ -101,12 +98,7 @@ def report(raw: dict[str, list[dict[str, float]]], options: argparse.Namespace) 
         }
         print(f"{place} decoding, CPU seconds: {summary[f'{place} decoding']['median']:.1f}")
     settings = {"rounds": options.rounds, "batch": options.batch, "count": options.count, "image_size": 32}
-    result = {
-        "benchmark": "whole_images", "settings": settings, "provenance": provenance(), "cpus": os.cpu_count(),
-        "summary": summary, "raw": raw,
-    }  # fmt: skip
-    store(result, options.output)
-    print(json.dumps(summary))
+    store_measured("whole_images", settings, summary, raw, options.output)
 
 
 if __name__ == "__main__":

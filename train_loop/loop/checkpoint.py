@@ -118,15 +118,17 @@ class CheckpointFolder:
         """Copy ``content``, and let a thread write the copy while training changes the original.
 
         Without room on the disk a warning says so, and the latest checkpoint stays. Another error of a write is raised
-        by what waits for it. With ``every_s`` 0 this waits itself: the epoch's report needs the file.
+        by what waits for it. With ``every_s`` 0 it is written at once: the epoch's report needs the file.
         """
         if self.folder is None:
             return
         self.wait()
+        if self._every_s <= 0:
+            self._write_behind(content)
+            self.wait()
+            return
         self._writer = threading.Thread(target=self._write_behind, args=(_copied(content),), name="checkpoint")
         self._writer.start()
-        if self._every_s <= 0:
-            self.wait()
 
     def wait(self) -> None:
         """Wait for the thread that writes, if there is one. Raises the error of its write."""

@@ -240,35 +240,30 @@ class Learned:
     def end(self, number: int) -> tuple[float, float] | None:
         """Mean and standard deviation of one curve's end, in standardised warped values; None for an unknown curve.
 
-        How far ends lie from what early values say of them is measured, and not only modelled: the scale is the model's
-        standard deviation times the root mean square of the errors of the runs that have ended, in its units. Of so few
-        errors the end has Student's t distribution (Gelman et al. 2013, section 3.2: normal errors of unknown scale).
+        How far ends lie from what early values say of them is measured, and not only modelled: the model's standard
+        deviation is multiplied by the errors of the runs that have ended, in its units.
         """
-        found = self._end(number)
-        return None if found is None else (found[0], found[1] * math.sqrt(self._freedom / (self._freedom - 2)))
-
-    def chance(self, number: int, gain: float) -> float:
-        """That the curve of this number is at least as good as ``gain`` at the end of its run. 1 for an unknown one."""
-        if (end := self._end(number)) is None:
-            return 1.0
-        return float(stdtr(self._freedom, (end[0] - self.standardised(gain)) / end[1]))
-
-    def _end(self, number: int) -> tuple[float, float] | None:
-        """Mean and scale of the t distribution."""
         place = next((i for i, curve in enumerate(self.curves) if curve.number == number), None)
         if place is None:
             return None
         mean, sd = self.model.predict(CurvePoints(self.features[[place]], np.ones(1), np.array([number])))
-        square = ERRORS_BEFORE * ERROR_BEFORE**2 + float((self._errors**2).sum())
-        return float(mean[0]), float(sd[0]) * math.sqrt(square / self._freedom)
+        scale, freedom = self._errors
+        return float(mean[0]), float(sd[0]) * scale * math.sqrt(freedom / (freedom - 2))
 
-    @property
-    def _freedom(self) -> int:
-        return ERRORS_BEFORE + len(self._errors)
+    def chance(self, number: int, gain: float) -> float:
+        """That the curve of this number is at least as good as ``gain`` at the end of its run. 1 for an unknown one."""
+        if (end := self.end(number)) is None:
+            return 1.0
+        freedom = self._errors[1]
+        return float(stdtr(freedom, (end[0] - self.standardised(gain)) / end[1] * math.sqrt(freedom / (freedom - 2))))
 
     @cached_property
-    def _errors(self) -> Array:
-        return self.model.errors_at_the_end(LOOKED)
+    def _errors(self) -> tuple[float, int]:
+        """Scale and degrees of freedom of the errors, which are so few that an end has Student's t distribution (Gelman
+        et al. 2013, section 3.2: normal errors of unknown scale)."""
+        met = self.model.errors_at_the_end(LOOKED)
+        square, freedom = ERRORS_BEFORE * ERROR_BEFORE**2 + float((met**2).sum()), ERRORS_BEFORE + len(met)
+        return math.sqrt(square / freedom), freedom
 
     def standardised(self, gain: float) -> float:
         """A gain in the units of ``ends``."""

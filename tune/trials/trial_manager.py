@@ -380,7 +380,7 @@ class TrialManager(LiveTrials):
         elif kind == FailureKind.PROCESS and live.trial.user_attrs.get(DIED_ATTR) != live.view.epoch:
             live.trial.set_user_attr(DIED_ATTR, live.view.epoch)
             goes_on = "continues from its last checkpoint" if live.view.epoch else "begins again"
-            self.put_back(trial_id, f"its processes died; it {goes_on} ({in_one_line(because)})")
+            self.put_back(trial_id, f"its processes failed; it {goes_on} ({in_one_line(because)})")
         else:
             self._tell(trial_id, Verdict(TrialState.FAIL, because, failure=kind))
 

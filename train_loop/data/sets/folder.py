@@ -40,6 +40,10 @@ def _part_of(listing: Listing, part: float) -> Listing:
     return Listing(listing.folder, listing.paths[rows], listing.labels[rows])
 
 
+_seen: dict[bytes, bytes] = {}
+"""By the paths of a listing, what this process found there: a shared file system is asked once, not in each trial."""
+
+
 class FolderImages(WholeImages):
     """Images that are read from files when they are needed."""
 
@@ -83,12 +87,14 @@ class FolderImages(WholeImages):
 
     def content(self) -> bytes:
         """Of the files' paths, sizes and times of change."""
-        digest = hashlib.sha256(self._listing.labels.tobytes())
-        for index in range(len(self._listing.labels)):
-            path = self._listing.path(index)
-            about = os.stat(path)
-            digest.update(f"{about.st_size} {about.st_mtime_ns} ".encode() + os.fsencode(path) + b"\0")
-        return digest.digest()
+        paths = [os.fsencode(self._listing.path(index)) for index in range(len(self._listing.labels))]
+        names = hashlib.sha256(self._listing.labels.tobytes() + b"\0".join(paths)).digest()
+        if names not in _seen:
+            about = (os.stat(path) for path in paths)
+            _seen[names] = hashlib.sha256(
+                names + repr([(one.st_size, one.st_mtime_ns) for one in about]).encode()
+            ).digest()
+        return _seen[names]
 
 
 def _write(image: Image.Image, out: torch.Tensor) -> None:
