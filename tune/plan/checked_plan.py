@@ -134,14 +134,8 @@ def check_folder(output: Path, name: str, resume: bool) -> Path:
 
 
 def refuse_keys_with_options(assignments: Iterable[str]) -> None:
-    """Raise ConfigError for a key of ``--set`` that has its own option: each setting has one way to give it; and for
-    ``validate_every``."""
+    """Raise ConfigError for a key of ``--set`` that has its own option: each setting has one way to give it."""
     for key, value in read_fixed(assignments).items():
-        if key == "validate_every" and value != 1:
-            raise ConfigError(
-                f"a search needs the value of each epoch; got --set {key}={value}. Leave it out: `bigbatch train` "
-                "alone skips validations."
-            )
         if key in KEYS_WITH_OPTIONS:
             option = KEYS_WITH_OPTIONS[key]
             raise ConfigError(f"{key} has its own option; got --set {key}={value}. Write {option} {value}.")

@@ -70,7 +70,7 @@ TUNE_LINES = {
     "--holdout 100%": "data.holdout must be at least 0 and below 1; got 1",
     "--holdout -1": "--holdout must not be negative; got -1",
     "--holdout 1%": "data.holdout must leave an image of each class in both parts",
-    "--set validate_every=2": "a search needs the value of each epoch; got --set validate_every=2. Leave it out:",
+    "--set validate_every=2": "a search needs the value of each epoch; got validate_every=2. Leave it out:",
     "--set holdout=0.5": "data.holdout has its own option; got --set data.holdout=0.5. Write --holdout 0.5.",
     "--set subset=200%": "data.subset",
     # names
