@@ -118,6 +118,13 @@ def test_the_start_of_a_cluster() -> None:
         says("the start of a cluster", ", ".join(f"{ratio:.2f}" for ratio in ratios))
 
 
+def test_the_memory_of_kept_workers() -> None:
+    result = raw("kept_workers_2cpu")
+    assert result["trials"] == {"COMPLETE": 200} and len(result["workers"]) == 2
+    for when in ("loaded_mib", "last_mib"):
+        says("the memory of two workers", " and ".join(f"{worker[when]:,.0f}" for worker in result["workers"]))
+
+
 def test_the_soak() -> None:
     for found in (raw("soak_ours_2cpu")["raw"]["ours"], raw("soak_2cpu")["raw"]["trainable"]):
         assert found["in_time"] and found["complete"] == 60 and not found["wrong"]
