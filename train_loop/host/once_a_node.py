@@ -13,8 +13,10 @@ import contextlib
 import fcntl
 import glob
 import os
+import random
 import shutil
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,28 +89,30 @@ class OnceANode:
             shutil.rmtree(partial, ignore_errors=True)
 
     def _lock(self) -> IO[str] | None:
-        """Shared if the folder is whole, else exclusive, after the process that makes it. It ends with its process."""
+        """Shared if the folder is whole, else exclusive, after the process that makes it. It ends with its process.
+
+        It asks again and again: a process that waited in the kernel for the exclusive lock would not see that another
+        one made the folder meanwhile, and holds it shared for as long as it lives.
+        """
         path = Path(f"{self.target}.lock")
+        waits, said = random.Random(), not self.work  # not the global generator, which is the user's
         while True:
             lock = path.open("a+")  # NFS: a shared lock needs read access, an exclusive one write access
             try:
-                self._take(lock, fcntl.LOCK_SH)
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 if not self.is_whole(self.target):
-                    self._take(lock, fcntl.LOCK_EX)
-            except OSError:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if _is_at(lock, path):
+                    return lock
+            except BlockingIOError:
+                if not said:
+                    print(f"waiting for the process that {self.work} {self.target}", file=sys.stderr, flush=True)
+                said = True
+                time.sleep(waits.uniform(0.05, 0.15))  # two that ask at once ask apart the next time
+            except OSError:  # a file system without locks
                 lock.close()
                 return None
-            if _is_at(lock, path):
-                return lock
-            lock.close()  # its file was removed while this process waited
-
-    def _take(self, lock: IO[str], how: int) -> None:
-        try:
-            fcntl.flock(lock, how | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if self.work:
-                print(f"waiting for the process that {self.work} {self.target}", file=sys.stderr, flush=True)
-            fcntl.flock(lock, how)
+            lock.close()
 
     def _remove_others(self) -> None:
         for old in self.target.parent.glob(f"{glob.escape(self.others)}*.lock"):
