@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import errno
 import fcntl
 import os
 from collections.abc import Callable, Iterator
@@ -236,6 +237,13 @@ def test_what_suits_not_is_decoded_in_each_epoch(
     with monkeypatch.context() as patch:
         patch.setenv("TMPDIR", str(tmp_path / "gone"))
         left(sets["small"], "there is no folder")
+    with monkeypatch.context() as patch:  # as of a Lustre that is mounted without them
+
+        def flock(*_: object) -> None:
+            raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+        patch.setattr(once_a_node.fcntl, "flock", flock)
+        left(sets["small"], "a file system without locks")
     with pytest.raises(ConfigError, match="got digits, which are in memory"):
         open_data(DataConfig(loader=config_of(sets["small"], **{"loader.name": "device"}).loader))
 
