@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from bigbatch.training import train as train
     from bigbatch.tune.simulate.replay import simulate as simulate
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # The public names, and where each of them is. docs/api/index.md lists them; docs/decisions/020 says how long they stay.
 _PLACES = {
