@@ -2,7 +2,7 @@
 
     python benchmarks/driver_scale.py --trials 10000 --output benchmarks/results/driver_scale.json
 
-The conductor of ``bigbatch tune`` runs without Ray: trials of made-up accuracies end at once. Measured are all its
+The manager of ``bigbatch tune`` runs without Ray: trials of made-up accuracies end at once. Measured are all its
 calls: choosing a trial, taking in its epochs, looking, telling; with a journal also the tables and the checkpoints'
 folders. It is flat if the last window is as fast as the first. A trial of this measurement is a configuration: a paused
 one and its continuation are one. ``auto`` is what ``bigbatch tune`` does by default. ``--frontier`` searches over four
@@ -145,7 +145,7 @@ class Search:
         facts = self.facts = SearchFacts(
             dimensions, trials, epochs, slots, seed=1, frontier=BATCH.name if frontier else None
         )
-        self.conductor = TrialManager(
+        self.manager = TrialManager(
             keeper,
             SearchOnly(make_strategy(*case, facts)),
             SampledConfigurations(epochs, dimensions),
@@ -163,7 +163,7 @@ class Search:
         while len(self._live) < self._slots:
             name = f"t{self._started}"
             try:
-                live = self.conductor.next_trial(name)
+                live = self.manager.next_trial(name)
             except Over:
                 self._over = True
                 break
@@ -174,9 +174,9 @@ class Search:
         for name, live in list(self._live.items()):
             epoch = live.view.epoch + 1
             value = accuracy(live.view.params, epoch, self._epochs, self._noise)
-            decision = self.conductor.take_in(name, record_of(value, epoch, self._epochs))
+            decision = self.manager.take_in(name, record_of(value, epoch, self._epochs))
             if decision == TrialDecision.PAUSE:
-                self.conductor.ended(name)
+                self.manager.ended(name)
             if decision != TrialDecision.GO_ON:
                 del self._live[name]
         return bool(self._live) or not self._over
@@ -205,13 +205,13 @@ def measure(
         keeper = StudyStore.create(home, "study", {}, None) if journal else _in_memory(Path(folder))
         fill(keeper.study, begin_at, epochs, frontier)
         search, found = Search(keeper, case, begin_at + trials, slots, epochs, frontier), list[Window]()
-        search.conductor.recover()
+        search.manager.recover()
         began = time.perf_counter()
         at, used, before = (began, time.process_time()), _used(home, journal), begin_at
         goes_on = True
         while goes_on and time.perf_counter() - began < limit_s:
             goes_on = search.go_on()
-            count = search.conductor.finished
+            count = search.manager.finished
             if count >= begin_at + (len(found) + 1) * trials // windows:
                 now, bytes_now = (time.perf_counter(), time.process_time()), _used(home, journal)
                 wall_ms, cpu_ms = (1e3 * (b - a) / (count - before) for a, b in zip(at, now, strict=True))

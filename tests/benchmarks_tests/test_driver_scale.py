@@ -66,7 +66,7 @@ def work_of(benchmark: Any, monkeypatch, keeper: Any, case: tuple[str, str], tri
     """What some more trials cost in a study that has ``trials``."""
     benchmark.fill(keeper.study, trials, 10, frontier)
     search = benchmark.Search(keeper, case, 100_000, slots=4, epochs=10, frontier=frontier)
-    search.conductor.recover()
+    search.manager.recover()
     for _ in range(12):
         search.go_on()
     return looks_at_trials(monkeypatch, lambda: [search.go_on() for _ in range(20)])
@@ -114,8 +114,8 @@ def test_in_a_large_study_a_strategy_that_has_seen_it_grow_decides_as_a_new_one(
     keeper = benchmark._in_memory(tmp_path)
     benchmark.fill(keeper.study, 320, 10, frontier)
     search = benchmark.Search(keeper, ("auto", "auto"), 100_000, slots=3, epochs=10, frontier=frontier)
-    search.conductor.recover()
-    strategy, facts = search.conductor._strategy, search.facts
+    search.manager.recover()
+    strategy, facts = search.manager._strategy, search.facts
     continued = []
     for _ in range(15):
         for _ in range(6):
@@ -132,4 +132,4 @@ def test_in_a_large_study_a_strategy_that_has_seen_it_grow_decides_as_a_new_one(
         assert found[0] == found[1]
         continued.append(found[0][1])
     assert any(number is not None for number in continued)
-    assert search.conductor.finished > 350, "the hyperparameters were fitted again"
+    assert search.manager.finished > 350, "the hyperparameters were fitted again"

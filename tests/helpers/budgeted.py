@@ -1,4 +1,4 @@
-"""Whole searches with a budget, by the real conductor, ledger and budget, in simulated time: no Ray, no training."""
+"""Whole searches with a budget, by the real manager, ledger and budget, in simulated time: no Ray, no training."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class BudgetedSearch:
             BATCH,
             open_ended=self.open_ended,
         )
-        self.conductor = TrialManager(
+        self.manager = TrialManager(
             made,
             SearchOnly(make_strategy("random", self.stopping, search_facts)),
             ByHand(),
@@ -118,7 +118,7 @@ class BudgetedSearch:
             admission=Admission(budget, 1, reserve),
             clock=self.clock,
         )
-        self.conductor.recover()
+        self.manager.recover()
 
     def _store(self) -> StudyKeeper:
         if not self.on_disk:
@@ -142,7 +142,7 @@ class BudgetedSearch:
             while len(self.busy) < self.slots:
                 count += 1
                 try:
-                    live = self.conductor.next_trial(f"t{count}")
+                    live = self.manager.next_trial(f"t{count}")
                 except Over:
                     break
                 if live is None:
@@ -156,7 +156,7 @@ class BudgetedSearch:
             if not self.was_spent and self._goes_on(name):
                 heapq.heappush(ends, (at + self._epoch_s(self.busy[name]), order, name))
         if not until(self.all):
-            self.conductor.release()
+            self.manager.release()
             self.clock.now_s += self.end_s
         self.busy = {}
         self.ledger.close()
@@ -181,9 +181,9 @@ class BudgetedSearch:
         value = 0.5 + 0.3 * live.trial.params["x"] + 0.01 * epoch
         seconds = self._next_s[live.view.number]
         record = {"epoch": epoch, "val_top1": value, "val_loss": 1.0, "train_s": seconds}
-        decision = self.conductor.take_in(name, record)
+        decision = self.manager.take_in(name, record)
         if decision == TrialDecision.PAUSE:
-            self.conductor.ended(name)
+            self.manager.ended(name)
         if decision != TrialDecision.GO_ON:
             del self.busy[name]
         return decision == TrialDecision.GO_ON

@@ -1,4 +1,4 @@
-"""Whole searches by the real conductor without Ray: invented curves, any strategy and storage, killed by the test."""
+"""Whole searches by the real manager without Ray: invented curves, any strategy and storage, killed by the test."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Search:
     open_store: Callable[[], StudyStore]
     seed: int = 3
     store: StudyStore = field(init=False)
-    conductor: TrialManager = field(init=False)
+    manager: TrialManager = field(init=False)
     slots: dict[str, LiveTrial | None] = field(default_factory=lambda: dict.fromkeys("AB"))
     steps: int = 0
     over: bool = False
@@ -95,7 +95,7 @@ class Search:
         self.store = self.open_store()
         facts = SearchFacts(DIMENSIONS, TRIALS, EPOCHS, SLOTS, self.seed, Objective(worst=0.1))
         facts = replace(facts, frontier="global_batch_size")
-        self.conductor = TrialManager(
+        self.manager = TrialManager(
             self.store,
             make_strategy(self.strategy, self.stopping, facts),
             SpaceConfigurations(SPACE, LONGER, {}, 3, 1),
@@ -104,7 +104,7 @@ class Search:
             workers=1,
             observers=[],
         )
-        self.conductor.recover()
+        self.manager.recover()
 
     def kill(self) -> None:
         """Forget all but the study, and give each slot its trial again."""
@@ -125,14 +125,14 @@ class Search:
             self._fill(name)
             return
         epoch = live.view.epoch + 1
-        decision = self.conductor.take_in(name, record_of(live.trial.params, epoch))
+        decision = self.manager.take_in(name, record_of(live.trial.params, epoch))
         if decision != TrialDecision.GO_ON:
-            self.conductor.ended(name)
+            self.manager.ended(name)
             self.slots[name] = None
 
     def _fill(self, name: str) -> None:
         try:
-            self.slots[name] = self.conductor.next_trial(name)
+            self.slots[name] = self.manager.next_trial(name)
         except Over:
             self.over = True
 

@@ -1,4 +1,4 @@
-"""Whole searches of a space that a test writes, by the real conductor in simulated time, without Ray."""
+"""Whole searches of a space that a test writes, by the real manager in simulated time, without Ray."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class SimulatedSearch:
         if len(objectives) > 1:
             directions, storage = [objective.direction for objective in objectives], self.keeper.study._storage
             self.keeper.study = optuna.create_study(study_name="front", storage=storage, directions=directions)
-        self.conductor = TrialManager(
+        self.manager = TrialManager(
             self.keeper,
             SearchOnly(make_strategy(strategy, stopping, facts)),
             OwnConfigurations(space, epochs),
@@ -100,7 +100,7 @@ class SimulatedSearch:
         epochs: dict[str, int] = {}
         for order in range(100_000):
             try:
-                live = self.conductor.next_trial(f"t{order}") if len(busy) < SLOTS else None
+                live = self.manager.next_trial(f"t{order}") if len(busy) < SLOTS else None
             except Over:
                 live = None
                 if not busy:
@@ -111,15 +111,15 @@ class SimulatedSearch:
                 continue
             self.clock.now_s, _, name = heapq.heappop(busy)
             epochs[name] += 1
-            decision = self.conductor.take_in(name, self._record(name, epochs[name]))
+            decision = self.manager.take_in(name, self._record(name, epochs[name]))
             if decision == TrialDecision.GO_ON:
                 heapq.heappush(busy, (self.clock.now_s + self._seconds(name, epochs), order, name))
-            self.conductor.ended(name) if decision == TrialDecision.PAUSE else None
+            self.manager.ended(name) if decision == TrialDecision.PAUSE else None
         self.keeper.ledger.close()
         return self.keeper.study.get_trials(deepcopy=False)
 
     def _record(self, name: str, epoch: int) -> dict[str, object]:
-        return {"epoch": epoch, "val_loss": 1.0, **self.record(self.conductor._live[name].trial.params, epoch)}
+        return {"epoch": epoch, "val_loss": 1.0, **self.record(self.manager._live[name].trial.params, epoch)}
 
     def _seconds(self, name: str, epochs: Mapping[str, int]) -> float:
         return float(str(self._record(name, epochs[name] + 1).get("train_s", 1.0)))

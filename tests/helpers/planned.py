@@ -1,4 +1,4 @@
-"""Whole searches of a real plan by the real conductor, without Ray: invented values, two slots, killed by the test."""
+"""Whole searches of a real plan by the real manager, without Ray: invented values, two slots, killed by the test."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class PlannedSearch:
     """Whether the trial's process dies in its first epoch."""
     slots: dict[str, LiveTrial | None] = field(default_factory=lambda: dict.fromkeys("AB"))
     store: StudyStore = field(init=False)
-    conductor: TrialManager = field(init=False)
+    manager: TrialManager = field(init=False)
     steps: int = 0
     over: bool = False
 
@@ -40,7 +40,7 @@ class PlannedSearch:
 
     def _begin(self, store: StudyStore) -> None:
         self.store = store
-        self.conductor = TrialManager(
+        self.manager = TrialManager(
             self.store,
             strategy_of(self.plan),
             configurations_of(self.plan),
@@ -50,7 +50,7 @@ class PlannedSearch:
             workers=1,
             observers=[],
         )
-        self.conductor.recover()
+        self.manager.recover()
         enqueue_first_trials(self.plan, self.store.study)
 
     def kill(self) -> None:
@@ -64,7 +64,7 @@ class PlannedSearch:
 
     def _fill(self, name: str) -> None:
         try:
-            self.slots[name] = self.conductor.next_trial(name)
+            self.slots[name] = self.manager.next_trial(name)
         except Over:
             self.over = True
 
@@ -77,14 +77,14 @@ class PlannedSearch:
             self._fill(name)
             return
         if self.fails(self.trials[live.trial.number]):
-            self.conductor.fail(name, f"ImageError in trial {live.trial.number}", FailureKind.IMAGES)
+            self.manager.fail(name, f"ImageError in trial {live.trial.number}", FailureKind.IMAGES)
             self.slots[name] = None
             return
         epoch = live.view.epoch + 1
         value = self.curve(live.config, epoch)
         record: dict[str, object] = {"epoch": epoch, "val_top1": value, "val_loss": 1.0, "optimizer_steps": epoch}
-        if self.conductor.take_in(name, record) != TrialDecision.GO_ON:
-            self.conductor.ended(name)
+        if self.manager.take_in(name, record) != TrialDecision.GO_ON:
+            self.manager.ended(name)
             self.slots[name] = None
 
     def run(self, kills: tuple[int, ...] = ()) -> PlannedSearch:

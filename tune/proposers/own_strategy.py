@@ -104,7 +104,7 @@ class OwnSampler(PassingSampler):
     """Passes each question on to the user's sampler; its errors name the user's file.
 
     A sampler that has proposed all that there is (``GridSampler``) calls ``study.stop()``. The study then notes it, and
-    the conductor asks for no other configuration.
+    the trial manager asks for no other configuration.
     """
 
     def __init__(self, word: str, sampler: BaseSampler) -> None:

@@ -1,6 +1,6 @@
 """Replays a search over recorded curves: the search's own code, in simulated time, with the rows as trials.
 
-Strategy, conductor, study and ledger are those of ``bigbatch tune``. Simulated are the time, the machine (slots that
+Strategy, manager, study and ledger are those of ``bigbatch tune``. Simulated are the time, the machine (slots that
 train one trial each) and the training (a row of the table). A proposal becomes the nearest unused row (pool.py).
 """
 
@@ -139,7 +139,7 @@ def replay(
     with tempfile.TemporaryDirectory(prefix="bigbatch-simulate-") as folder:
         keeper = MemoryKeeper(Path(folder), clock, objective)
         keeper.ledger.hold(slots)
-        conductor = TrialManager(
+        manager = TrialManager(
             keeper,
             _SnappedStrategy(make(facts), pool),
             RowConfigurations(pool),
@@ -150,7 +150,7 @@ def replay(
             admission=Admission(_budget(keeper.ledger, slots, budget_h, clock)),
             clock=clock,
         )
-        driver = _SearchDriver(conductor, pool, objective)
+        driver = _SearchDriver(manager, pool, objective)
         found = drive(driver, table, slots, budget_h, clock, resume_s, enough)
     return Replay(found, driver.decision_s, len({pool.row(epoch.trial) for epoch in found}))
 
@@ -195,7 +195,7 @@ class _WaitingFound(InMemoryStorage):
 
 
 class MemoryKeeper:
-    """A study in memory, as a ``StudyStore`` for the conductor. The ledger's files lie in ``folder``."""
+    """A study in memory, as a ``StudyStore`` for the manager. The ledger's files lie in ``folder``."""
 
     def __init__(self, folder: Path, clock: SimulatedClock, objective: Objective) -> None:
         self.study = optuna.create_study(storage=_WaitingFound(), study_name="replay", direction=objective.direction)
@@ -286,20 +286,20 @@ class _SnappedStrategy:
 
 
 class _SearchDriver:
-    """Lets a conductor decide what the slots do."""
+    """Lets a manager decide what the slots do."""
 
-    def __init__(self, conductor: TrialManager, pool: RowPool, objective: Objective) -> None:
-        self._conductor, self._pool, self._objective = conductor, pool, objective
+    def __init__(self, manager: TrialManager, pool: RowPool, objective: Objective) -> None:
+        self._manager, self._pool, self._objective = manager, pool, objective
         self._names: dict[int, str] = {}
         self._epochs: dict[int, int] = {}
         self.decision_s: list[float] = []
 
     def start(self) -> StartedTrial | None:
-        """The conductor's next trial."""
+        """The manager's next trial."""
         while True:
             began = time.perf_counter()
             try:
-                live = self._conductor.next_trial(str(len(self.decision_s)))
+                live = self._manager.next_trial(str(len(self.decision_s)))
             except Over:
                 return None
             self.decision_s.append(time.perf_counter() - began)
@@ -317,13 +317,13 @@ class _SearchDriver:
         return not any(self.observe(number, epoch, values[epoch - 1]) for epoch in range(1, epochs + 1))
 
     def observe(self, number: int, epoch: int, value: float | None) -> bool:
-        """The conductor takes in the epoch, and asks its strategy."""
+        """The manager takes in the epoch, and asks its strategy."""
         name, began = self._names[number], time.perf_counter()
         self._epochs[number] = epoch
         record = {"epoch": epoch, self._objective.name: math.nan if value is None else value, "val_loss": 0.0}
         seconds = epoch_seconds(self._pool.table, self._pool.row(number), epoch)
-        decision = self._conductor.take_in(name, {**record, EPOCH_PARTS[0]: seconds})
+        decision = self._manager.take_in(name, {**record, EPOCH_PARTS[0]: seconds})
         if decision == TrialDecision.PAUSE:
-            self._conductor.ended(name)
+            self._manager.ended(name)
         self.decision_s.append(time.perf_counter() - began)
         return decision != TrialDecision.GO_ON

@@ -1,8 +1,8 @@
 """``--stopping look``: each trial is looked at once, early, and paused. The most promising go on (i-Epoch, Egele et al.
 2024, arXiv 2404.04111).
 
-A trial pauses after a tenth of its run, but not before its warmup has ended. The first round is two trials for each
-slot, which are all looked at. Of those, each slot then continues the best one that waits. From then on every fourth
+A trial pauses after a tenth of its run, but not before a twentieth of it has passed since the warmup. The first round
+is two trials for each slot, eight at least, which are all looked at. Of those, each slot then continues the best one that waits. From then on every fourth
 free slot continues a paused trial; the others get new configurations. When all configurations were tried, continuing
 goes on until a third of them has run to the end. No trial is stopped for good. Once a budget has no room for a new
 run, each slot continues a paused one; if it has room for one run and some of a second one, the first round is longer

@@ -1,1 +1,1 @@
-"""The conductor of the trials, the bridge to Ray Tune, one trial as a ``TorchTrainer``."""
+"""The manager of the trials, the bridge to Ray Tune, one trial as a ``TorchTrainer``."""

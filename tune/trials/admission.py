@@ -18,7 +18,7 @@ from bigbatch.tune.runs.tables import epoch_of, epoch_s
 
 
 class Admission:
-    """What a conductor says to a budget, and asks it.
+    """What a manager says to a budget, and asks it.
 
     Args:
         budget: None: there is no limit.

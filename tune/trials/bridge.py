@@ -1,7 +1,7 @@
 """Connect Ray Tune with Optuna: a ``Searcher`` that hands Tune the trials of a ``TrialManager``.
 
 Ray's own ``OptunaSearch`` leaves crashed and NaN trials RUNNING, tells stopped trials as COMPLETE with a cut-off
-value, and loses its state with the driver. Here the study is the only memory, and only the conductor writes to it. Tune
+value, and loses its state with the driver. Here the study is the only memory, and only the manager writes to it. Tune
 starts and ends the trials' processes. See docs/decisions/001 and 024.
 """
 
@@ -35,7 +35,7 @@ from bigbatch.tune.trials.trial_manager import TrialManager
 
 
 class OptunaBridge(TrialManager, Searcher):
-    """A conductor that Ray Tune calls as its ``Searcher``.
+    """A manager that Ray Tune calls as its ``Searcher``.
 
     Args:
         room: whether another trial fits beside the trials with the given numbers.

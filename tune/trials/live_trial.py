@@ -1,4 +1,4 @@
-"""A trial between its begin and its end, and the study that a conductor keeps."""
+"""A trial between its begin and its end, and the study that a manager keeps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # it imports SQLAlchemy, which the journal does not need
 
 
 class StudyKeeper(Protocol):
-    """What a conductor needs of a ``StudyStore``. The simulator has one in memory."""
+    """What a manager needs of a ``StudyStore``. The simulator has one in memory."""
 
     study: optuna.Study
     ledger: Ledger
@@ -45,7 +45,7 @@ class StudyKeeper(Protocol):
 
 
 class SharedGpus(Protocol):
-    """How many trials share each GPU, as a conductor asks and tells it."""
+    """How many trials share each GPU, as a manager asks and tells it."""
 
     def __call__(self) -> int:
         """The trials that share a GPU with one that begins now, with itself."""
@@ -62,7 +62,7 @@ class LiveTrial:
     view: TrialView
     config: TrainConfig
     started: float
-    """By the conductor's clock."""
+    """By the manager's clock."""
     constraints: Sequence[Constraint] = ()
     waiting_for_first: bool = True
     """Whether no epoch has ended since the trial was started."""

@@ -1,4 +1,4 @@
-"""The trials that a conductor has begun: their phases, their costs, and the news of them."""
+"""The trials that a trial manager has begun: their phases, their costs, and the news of them."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class EqualFailures:
 
 
 class LiveTrials:
-    """The part of a conductor that follows its running trials.
+    """The part of a trial manager that follows its running trials.
 
     Args:
         store: the study.

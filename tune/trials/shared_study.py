@@ -1,4 +1,4 @@
-"""What a conductor asks before it acts on a study that other drivers may share (``tune/storage/drivers.py``). No Ray.
+"""What a manager asks before it acts on a study that other drivers may share (``tune/storage/drivers.py``). No Ray.
 
 Without a database there are no other drivers, and every answer is the one of a driver that is alone.
 """

@@ -43,7 +43,7 @@ FACTS = SearchFacts(
 
 
 class Events:
-    """Random events of a study: all that a conductor does to one, in an order that a search may have."""
+    """Random events of a study: all that a manager does to one, in an order that a search may have."""
 
     def __init__(self, study: optuna.Study, seed: int) -> None:
         self.study, self.chance = study, random.Random(seed)

@@ -1,4 +1,4 @@
-"""What every strategy with every stopping keeps on every storage, driven by the real conductor."""
+"""What every strategy with every stopping keeps on every storage, driven by the real manager."""
 
 from __future__ import annotations
 

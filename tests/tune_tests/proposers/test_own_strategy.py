@@ -1,4 +1,4 @@
-"""A sampler and a pruner of the user's own, driven by the real conductor, and what the plan refuses."""
+"""A sampler and a pruner of the user's own, driven by the real manager, and what the plan refuses."""
 
 from __future__ import annotations
 

@@ -108,13 +108,13 @@ def test_a_trials_energy_is_that_of_all_its_epochs(
     assert row["gpu_energy_j"] == total and row["cpu_energy_j"] is None
 
 
-def test_the_conductor_counts_each_reported_epoch_once(tmp_path: Path) -> None:
+def test_the_manager_counts_each_reported_epoch_once(tmp_path: Path) -> None:
     search = Search("random", "none", lambda: MemoryStore(tmp_path, None))
     search.step()
     live = search.slots["A"]
     assert live is not None
     for epoch in (1, 2, 2):  # a resumed run sends its past epochs again
-        search.conductor.take_in(
+        search.manager.take_in(
             "A", {**record_of({**live.trial.params, "lr_multiplier": 1.0}, epoch), "gpu_energy_j": 8.0}
         )
     assert search.store.ledger.used().energy.trials_gpu_j == {live.trial.number: 16.0}

@@ -60,13 +60,13 @@ def test_many_trials_that_wait_for_a_budget_are_no_invalid_configurations(tmp_pa
     budget = Budget(
         Limits(device_s=95.0), Pace(), held_s=lambda: clock.now_s, devices=lambda: 1, clock=clock, ending_s=0.0
     )
-    conductor = TrialManager(
+    manager = TrialManager(
         keeper, strategy_of(plan), configurations_of(plan), objective=plan.objectives.first, trials=plan.trials,
         workers=1, observers=[], clock=clock, admission=Admission(budget, 1, None),
     )  # fmt: skip
     begun = 0
     try:
-        while conductor.next_trial(f"t{begun}") is not None:
+        while manager.next_trial(f"t{begun}") is not None:
             for epoch in range(1, 5):
                 clock.now_s += 10.0
                 record: dict[str, object] = {
@@ -76,9 +76,9 @@ def test_many_trials_that_wait_for_a_budget_are_no_invalid_configurations(tmp_pa
                     "train_s": 10.0,
                     "optimizer_steps": epoch,
                 }
-                conductor.take_in(f"t{begun}", record)
+                manager.take_in(f"t{begun}", record)
             begun += 1
     except Over:
         pass
-    assert begun == 2 and conductor.fatal is None and budget.refused is not None
+    assert begun == 2 and manager.fatal is None and budget.refused is not None
     assert sum(t.state == TrialState.WAITING for t in keeper.study.trials) == waiting - begun

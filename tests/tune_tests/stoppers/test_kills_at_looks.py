@@ -73,7 +73,7 @@ def test_a_look_is_asked_for_again_after_a_kill(strategy, stopping, after, tmp_p
     killed: set[tuple[int, int]] = set()
     search = Resumed(strategy, stopping, in_memory(tmp_path / "killed"))
     for _ in range(200):
-        search.conductor._strategy = KilledAtLooks(search.conductor._strategy, 5, after, killed)
+        search.manager._strategy = KilledAtLooks(search.manager._strategy, 5, after, killed)
         try:
             search.run()
             break

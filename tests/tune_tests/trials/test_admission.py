@@ -1,4 +1,4 @@
-"""A conductor and a budget: what is begun, what waits, and that nothing is lost when there is no room."""
+"""A manager and a budget: what is begun, what waits, and that nothing is lost when there is no room."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Confirmations are paid out of the budget: in simulated time, with the real conductor, ledger and budget."""
+"""Confirmations are paid out of the budget: in simulated time, with the real manager, ledger and budget."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_the_search_ends_early_enough_and_all_that_was_asked_for_is_confirmed(tm
         assert [t.user_attrs["config"]["seed"] for t in runs] == list(range(4, 4 + seeds))
     first = min(t.number for runs in confirmed.values() for t in runs)
     assert all(t.number < first for t in searched), "nothing is searched once it is confirmed"
-    assert found.conductor.closed_by == NO_ROOM_IN_BUDGET and not found.was_spent
+    assert found.manager.closed_by == NO_ROOM_IN_BUDGET and not found.was_spent
     assert found.said == [
         f"The rest of the budget is for {2 * best * seeds} confirmations: the search itself has ended."
     ]
@@ -94,7 +94,7 @@ def test_without_a_rule_the_whole_budget_is_for_the_search(tmp_path):
     found = search(tmp_path, 0.5, None).run()
     searched, confirmed = split(found.all)
     kept = search(tmp_path / "kept", 0.5, facts(1, 3)).run()
-    assert not confirmed and found.conductor.closed_by is None and found.said == []
+    assert not confirmed and found.manager.closed_by is None and found.said == []
     more = sum(t.state == TrialState.COMPLETE for t in searched)
     assert more - sum(t.state == TrialState.COMPLETE for t in split(kept.all)[0]) == 6, "what six confirmations cost"
 
@@ -151,7 +151,7 @@ def test_the_default_confirms_what_its_part_of_the_budget_allows(tmp_path, hours
     assert len(confirmed) == confirmed_trials and all(len(runs) == 3 for runs in confirmed.values())
     assert set(confirmed) <= set(best_by_batch(searched, 1))
     assert 0.85 * hours * 3600 < found.held_s <= hours * 3600
-    assert (found.conductor.closed_by is not None) == (confirmed_trials > 0)
+    assert (found.manager.closed_by is not None) == (confirmed_trials > 0)
 
 
 def test_confirmations_larger_than_the_budget_leave_half_of_it_to_the_search(tmp_path):

@@ -1,4 +1,4 @@
-"""The ends of trials that a conductor tells: a target, several objectives, and bounds that a space sets."""
+"""The ends of trials that a manager tells: a target, several objectives, and bounds that a space sets."""
 
 from __future__ import annotations
 

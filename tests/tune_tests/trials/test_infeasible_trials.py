@@ -128,8 +128,8 @@ def test_a_refused_configuration_costs_no_trial_and_is_not_listed(tmp_path, spac
     trials = search.run()
     refused = [t for t in trials if was_refused(t)]
     configurations = [t for t in trials if "continues" not in t.user_attrs and not was_refused(t)]
-    assert search.conductor.fatal is None and refused and len(configurations) == 20
-    assert search.conductor.finished == count_ended(trials) == 20
+    assert search.manager.fatal is None and refused and len(configurations) == 20
+    assert search.manager.finished == count_ended(trials) == 20
     assert all(t.params["n"] % 2 == 0 for t in configurations) and all(t.params["n"] % 2 for t in refused)
     assert len(search.said) == len(refused) and all("another one takes its place" in line for line in search.said)
     shown = {view.number for view in trial_views(trials)}
@@ -150,10 +150,10 @@ def test_a_space_that_allows_little_ends_no_search_and_one_that_allows_nothing_d
         return space
 
     little = SimulatedSearch(tmp_path / "little", ODD, space_up_to(10), by_x, strategy="random", trials=10)
-    assert sum(not was_refused(t) for t in little.run()) == 10 and little.conductor.fatal is None
+    assert sum(not was_refused(t) for t in little.run()) == 10 and little.manager.fatal is None
     nothing = SimulatedSearch(tmp_path / "nothing", ODD, space_up_to(0), by_x, strategy="random", trials=10)
-    assert len(nothing.run()) == MOST_REFUSED and nothing.conductor.finished == 0
-    assert nothing.conductor.fatal is not None and "n must be below 0" in nothing.conductor.fatal
+    assert len(nothing.run()) == MOST_REFUSED and nothing.manager.finished == 0
+    assert nothing.manager.fatal is not None and "n must be below 0" in nothing.manager.fatal
 
 
 def test_a_value_of_the_frontier_that_the_space_refuses_does_not_end_the_search(tmp_path):
@@ -165,7 +165,7 @@ def test_a_value_of_the_frontier_that_the_space_refuses_does_not_end_the_search(
     found = {"batch": CategoricalDistribution([32, 64, 128]), "x": FloatDistribution(0.0, 1.0)}
     search = SimulatedSearch(tmp_path, found, space, by_x, strategy="curves", trials=18, frontier="batch")
     trials = search.run()
-    assert search.conductor.fatal is None and search.conductor.finished == 18
+    assert search.manager.fatal is None and search.manager.finished == 18
     assert {t.params["batch"] for t in trials if not was_refused(t)} == {32, 64}
 
 
@@ -178,7 +178,7 @@ def test_curves_learns_which_configurations_are_refused(tmp_path):
     for seed in SEEDS:
         search = SimulatedSearch(tmp_path / f"{seed}", ODD, space, by_x, strategy="curves", trials=24, seed=seed)
         trials = search.run()
-        assert search.conductor.fatal is None and sum(map(was_refused, trials)) < 60, "at random 24 are"
+        assert search.manager.fatal is None and sum(map(was_refused, trials)) < 60, "at random 24 are"
         assert max(t.params["x"] for t in trials if t.state == TrialState.COMPLETE) > 0.48
 
 
@@ -194,5 +194,5 @@ def test_a_bound_that_nothing_keeps_drives_no_proposal_to_what_the_space_refuses
 
     search = SimulatedSearch(tmp_path, ODD, space, record, strategy="curves", trials=20)
     trials = search.run()
-    assert search.conductor.fatal is None and search.conductor.finished == 20 and all(map(is_infeasible, trials))
+    assert search.manager.fatal is None and search.manager.finished == 20 and all(map(is_infeasible, trials))
     assert late_share(trials, 20, was_refused) <= 0.5, "half of the range is refused"

@@ -1,4 +1,4 @@
-"""Budgets of minutes, with the start of Ray and the end of the search in them: simulated, by the real conductor."""
+"""Budgets of minutes, with the start of Ray and the end of the search in them: simulated, by the real manager."""
 
 from __future__ import annotations
 
