@@ -148,8 +148,8 @@ class Stopping(Protocol):
     def look(self, study: Study, trial: FrozenTrial, epoch: int) -> TrialDecision:
         """What happens to ``trial`` after ``epoch`` (1-based, not its last), whose value is already in the study.
 
-        The trial manager calls this after each epoch: once, or again if the driver was killed before it has carried out the
-        answer. The study is then as it was, but for what the look itself wrote. The answer may depend on it alone.
+        The trial manager calls this after each epoch: once, or again if the driver was killed before it has carried out
+        the answer. The study is then as it was, but for what the look itself wrote. The answer may depend on it alone.
         """
 
     def to_continue(self, study: Study, fits: Fits | None = None, lasts: Lasts | None = None) -> FrozenTrial | None:

@@ -2,12 +2,13 @@
 2024, arXiv 2404.04111).
 
 A trial pauses after a tenth of its run, but not before a twentieth of it has passed since the warmup. The first round
-is two trials for each slot, eight at least, which are all looked at. Of those, each slot then continues the best one that waits. From then on every fourth
-free slot continues a paused trial; the others get new configurations. When all configurations were tried, continuing
-goes on until a third of them has run to the end. No trial is stopped for good. Once a budget has no room for a new
-run, each slot continues a paused one; if it has room for one run and some of a second one, the first round is longer
-by that much. If a budget is the only limit, some trials after the first round are not paused: as large a part of them
-as the chance that early values say little of the ends (look_value.py), which is a third at first.
+is two trials for each slot, eight at least, which are all looked at. Of those, each slot then continues the best one
+that waits. From then on every fourth free slot continues a paused trial; the others get new configurations. When all
+configurations were tried, continuing goes on until a third of them has run to the end. No trial is stopped for good.
+Once a budget has no room for a new run, each slot continues a paused one; if it has room for one run and some of a
+second one, the first round is longer by that much. If a budget is the only limit, some trials after the first round are
+not paused: as large a part of them as the chance that early values say little of the ends (look_value.py), which is a
+third at first.
 
 With a frontier the slots for continuing are divided like the trials: the value goes first of which the smallest part
 has gone on. At the end at least one trial of each value has run to its end, and one of the configurations that were
