@@ -174,6 +174,7 @@ def _fitted(source: Source, batch: int, search: SearchToFit) -> EnqueuedTrial:
                 "of them."
             )
     changed = config.replace_keys({**keys, "seed": search.seed})
+    # Refuses a batch that does not divide over the workers.
     changed.batch.split(workload.workers)
     if nearest_parameters(search.space, changed, workload, search.overrides) is None:
         raise ConfigError(

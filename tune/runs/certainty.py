@@ -57,6 +57,7 @@ def clopper_pearson(count: int, images: int, error_rate: float) -> tuple[float, 
     """The exact interval of a proportion (Clopper and Pearson 1934). It is wrong in at most ``error_rate`` of cases."""
     from scipy.stats import beta
 
+    # With no answer right, or none wrong, that limit's beta distribution does not exist.
     low = float(beta.ppf(error_rate / 2, count, images - count + 1)) if count else 0.0
     high = float(beta.ppf(1 - error_rate / 2, count + 1, images - count)) if count < images else 1.0
     return low, high

@@ -127,6 +127,7 @@ def tell(observers: list[Observer], event: str, *arguments: object) -> None:
     An observer that fails, such as an unreachable tracker, is removed from the list, with a warning. A full disk
     does not remove the observer; the study reports it.
     """
+    # A copy: one that fails leaves the list meanwhile.
     for observer in list(observers):
         try:
             getattr(observer, event, _ignore)(*arguments)

@@ -62,6 +62,7 @@ def run_child(command: SizeCommand, log: Path, env: Mapping[str, str]) -> None:
         try:
             last = _pass_on(command, children[0], file)
             code = children[0].wait()
+        # Also after another Ctrl-C: nothing that was started here may outlive us.
         except BaseException:
             signal_group(children[0].pid, signal.SIGKILL)
             raise

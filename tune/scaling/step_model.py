@@ -102,6 +102,7 @@ def fit_step_model(measured: Sequence[StepTimes], gradient_bytes: float, per_nod
     """Fit the model to at least one size. Terms that the sizes cannot tell apart share their cost in some way."""
     images = [one.images_per_worker for one in measured]
     everywhere = [one.images_per_worker * one.workers for one in measured]
+    # Relative errors: otherwise the largest sizes alone would decide the fit.
     weights = [1 / max(one.step_s, 1e-12) for one in measured]
     ones = [1.0] * len(measured)
     step_s, image_s = _least_squares([ones, images], [one.compute_s for one in measured], weights)

@@ -254,6 +254,7 @@ def end_process_unless_done(save: Callable[[], None], wait_s: float = LAST_SAVE_
     def end() -> None:
         with suppress(Exception):
             save()
+        # os._exit, unlike an orderly end, writes no buffers, and waits for no thread that hangs in Ray.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(1)

@@ -95,6 +95,7 @@ class Watchdog:
             return []
         dead = {node.name: node.died_of for node in view.nodes if not node.alive}
         alive = {node.name for node in view.living}
+        # A node that was started again has a living entry beside its dead one.
         new = [] if self._dead is None else sorted(set(dead) - self._dead - alive)
         self._dead = set(dead) - alive
         return [f"Ray's node {name} has died: {dead[name] or 'no reason is given'}" for name in new]

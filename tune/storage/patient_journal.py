@@ -60,6 +60,7 @@ class Disk:
         """A trial found no room for its checkpoint. Waits for room; without room it sets ``full`` and returns."""
         number = QUOTA if "quota" in because else FULL
         files = (self.folder / "checkpoints").glob("*/*.pt")
+        # The checkpoint that found no room is about as large as the largest one there.
         need = max([PROBE_BYTES, *(path.stat().st_size for path in files)])
         with contextlib.suppress(DiskFull):
             self.await_room(number, lambda: self._has_room(need))
@@ -175,6 +176,7 @@ def repair_journal(path: Path) -> None:
     Optuna cannot read a journal in which something follows an incomplete line. A trial that is drawn on would differ
     from one that is drawn at once. No other writer exists, because this process holds the study's lease.
     """
+    # Optuna would first wait for the lock of a process that is dead.
     for lock in path.parent.glob(f"{path.name}.lock*"):
         lock.unlink(missing_ok=True)
     if not path.exists():

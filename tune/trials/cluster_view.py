@@ -91,6 +91,7 @@ class RayHead:
             for node_id, node in self._client.get_all_node_info(timeout=RAY_ANSWER_S).items()
         ]
         groups = [_group(row) for row in usage.placement_group_load.placement_group_data]
+        # A joined cluster may hold placement groups of other drivers.
         own = [group for job, group in groups if job == self._job and group.state not in PLACED]
         return ClusterView(tuple(nodes), tuple(own))
 

@@ -101,6 +101,7 @@ class LiveTrials:
         """Note that a trial had no resources at the time ``at`` (by the clock). Its time and cost begin later."""
         for live in self._live.values():
             if live.view.number == number and live.view.phase != "running":
+                # While a trial waits for its place it holds no device.
                 self._store.ledger.end(number)
                 live.started, live.view.started_at = max(live.started, at), time.time()
                 self._admission.begins_later(number)
@@ -196,6 +197,7 @@ class LiveTrials:
             return
         del self._live[trial_id]
         self._note_cost(live)
+        # Optuna has no public call from RUNNING to WAITING (docs/decisions/003).
         self._study._storage.set_trial_state_values(live.trial._trial_id, TrialState.WAITING)
         self._end(live, TrialState.WAITING, because)
 
