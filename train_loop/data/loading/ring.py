@@ -100,6 +100,7 @@ class Slots:
         self.slot_bytes = slot_bytes(images, image_bytes)
         self.bytes = PAGE + count * self.slot_bytes
         if descriptor is None:
+            # CLOEXEC: programs that this process starts must not keep the memory.
             descriptor = os.memfd_create("bigbatch-loader", os.MFD_CLOEXEC)
             os.ftruncate(descriptor, self.bytes)
         self._descriptor = descriptor
@@ -196,6 +197,7 @@ class Ring:
         self._depth = ReadAheadDepth(workers)
         self._start_processes(fill, context or multiprocessing.get_context())
         self._poll = select.poll()
+        # A process that dies sends no answer: its sentinel ends the wait.
         for descriptor in (self._results.fileno(), *(process.sentinel for process in self.processes)):
             self._poll.register(descriptor, select.POLLIN)
         if pin:
@@ -221,7 +223,7 @@ class Ring:
         self._close = util.Finalize(self, _shut_down, (self._started, self._tasks, self._results), exitpriority=10)
         try:
             self._started.start()
-        except BaseException:
+        except BaseException:  # after Ctrl-C, too
             self.close()
             raise
 
@@ -251,7 +253,7 @@ class Ring:
         slot_of: dict[int, int] = {}
         try:
             for number, indices in enumerate(batches, begin):
-                while self._left.get(number, 1):
+                while self._left.get(number, 1):  # 1: not sent yet
                     while sent < len(batches) and self._free and self._queued < MAX_QUEUED_TASKS:
                         slot_of[begin + sent] = self._send(begin + sent, batches[sent], size, job, coming)
                         sent += 1
@@ -367,7 +369,7 @@ def _work(
     # A terminal and Slurm signal all processes; the trainer answers, and needs batches until its checkpoint is written.
     for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(ignored, signal.SIG_IGN)
-    torch.set_num_threads(1)
+    torch.set_num_threads(1)  # there are as many processes as cores
     raise_malloc_thresholds()
     gc.freeze()  # what torch has brought along is never garbage, and need not be looked through again and again
     with contextlib.suppress(ConnectionError):  # the parent has ended

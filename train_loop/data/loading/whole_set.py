@@ -106,6 +106,7 @@ class WholeSet:
             target = self.folder / f"{prefix}{self._digest()}"
             work = "decodes" if self.bytes >= SAY_BYTES else ""
             OnceANode(target, prefix, self._is_whole, self._decode, work).hold(keep=False)
+            # "c": torch warns of arrays that cannot be written. What would be written does not reach the file.
             return {part: np.load(target / f"{part}.npy", mmap_mode="c") for part in PARTS}
         except ImageError as error:
             raise NotKept(str(error)) from None
