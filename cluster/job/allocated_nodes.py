@@ -79,8 +79,7 @@ def read_allocation(
         )
     job_id = env["SLURM_JOB_ID"]
     end_time = slurm_values.seconds_since_epoch(env.get("SLURM_JOB_END_TIME"))
-    # Only a fact that no variable gives is worth the start: else a silent controller would cost a job that needs
-    # nothing of it.
+    # Without an answer the job starts if its variables say enough: a silent controller must not end it.
     about = _about(job_id, fields, needed=end_time is None or bool(env.get("SLURM_ARRAY_TASK_ID")))
     forget_outer_job(env, about)
     if env.get("SLURM_ARRAY_TASK_ID"):  # one task's id may mean the whole array, and would end the other tasks

@@ -60,6 +60,7 @@ def check_time(chosen: options.JobOptions, allocation: Allocation) -> None:
     """Raise BadInput if trials would have to save as soon as they begin."""
     left = allocation.end_time - time.time() if allocation.end_time else None
     if left is not None and left < chosen.margin_s + SHORTEST_RUN_S:
+        # A plain number in --time counts minutes.
         least = int(chosen.margin_s + SHORTEST_RUN_S) // 60 + 1
         raise BadInput(
             f"the job's time limit must leave {SHORTEST_RUN_S:.0f} s before trials save themselves, "
@@ -183,7 +184,7 @@ class ArgumentCheck:
             return
         _, errors = self._process.communicate()
         code, self._process = self._process.returncode, None
-        # Any other end, e.g. a kill for want of memory, says nothing about the arguments: the search itself will.
+        # Any other end, such as a kill when memory is full, says nothing about the arguments.
         if code == WRONG_INPUT:
             # argparse prints its usage before the error.
             line = (errors.strip().splitlines() or ["the search refuses its arguments"])[-1]

@@ -37,6 +37,7 @@ class Question:
         self._job_id = job_id
         self._answer: dict[str, str] | None = None
         self._answered = threading.Event()
+        # daemon: the job must be able to end although Slurm never answers.
         threading.Thread(target=self._ask, daemon=True).start()
 
     def _ask(self) -> None:

@@ -153,7 +153,7 @@ def driver_command(options: JobOptions, default_name: str, address: str, folder:
     if options.metrics_port is not None and value_of(arguments, PORT) is None:
         arguments += [PORT, str(options.metrics_port)]
     started = folder is not None and (folder / "study.json").exists()
-    # In a first start a study that the user has named may be another search: to go on with it is theirs to say.
+    # In a first start the named study may be another search, and only the user may continue that one.
     if started and (again or not named) and "--resume" not in arguments:
         arguments.append("--resume")
     return [ray_python(), str(TUNE_SCRIPT), *arguments, "--address", address]

@@ -232,7 +232,7 @@ class _Tail:
                 self.at = file.tell()
         except OSError:
             return
-        # A line that is half written, or a character, must not be cut in two.
+        # A half-written line waits for its rest; so does a character of several bytes.
         *whole, self.half = (self.half + data).split(b"\n")
         for line in whole:
             yield self.prefix + line.decode(errors="replace") + "\n"

@@ -88,6 +88,7 @@ def _ask(command: Sequence[str], cwd: str, env: Mapping[str, str], limit_s: floa
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
+            # A group of its own, all of which _end kills.
             start_new_session=True,
         )
     except OSError as error:
