@@ -133,6 +133,7 @@ def _published(search: SearchToFit) -> tuple[EnqueuedTrial, ...]:
     for name in PUBLISHED.values():
         source = _recipe(PREFIX + name, recipe_path(name))
         with contextlib.suppress(ConfigError):
+            # A recipe that does not fit this data or this space is left out.
             _fitted(source, search.batches[-1], search)
             sources.append(source)
     turns = search.trials // DEFAULT_SHARE // len(search.batches)

@@ -98,6 +98,7 @@ def ranked(trials: Iterable[TrialView]) -> list[TrialView]:
 
     def key(trial: TrialView) -> tuple[float, ...]:
         gains = trial.objectives.gains(trial.ends)
+        # NaN is neither less nor more than a number: with it the order would depend on the trials' places.
         return (*(-math.inf if math.isnan(gain) else gain for gain in gains), -trial.number)
 
     return sorted((t for t in trials if t.state == "COMPLETE" and t.confirms is None), key=key, reverse=True)
@@ -132,6 +133,7 @@ def tell(observers: list[Observer], event: str, *arguments: object) -> None:
         try:
             getattr(observer, event, _ignore)(*arguments)
         except Exception as error:
+            # The search itself meets a full disk, and waits for room or ends.
             if full_errno(error) is not None:
                 continue
             observers.remove(observer)

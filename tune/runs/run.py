@@ -129,6 +129,7 @@ def confirmed_by(trial: WithAttrs) -> int | None:
 def epoch_records(trial: AnyTrial) -> list[dict[str, Any]]:
     """A trial's epoch records, the first epoch first."""
     attrs = trial.user_attrs
+    # The numbers of epochs have leading zeros, so the texts sort as they do.
     return [attrs[key] for key in sorted(attrs) if key.startswith(EPOCH_ATTR) and isinstance(attrs[key], dict)]
 
 

@@ -85,6 +85,7 @@ def _start(command: SizeCommand, env: Mapping[str, str]) -> subprocess.Popen[str
         text=True,
         errors="replace",
         env=dict(env),
+        # A terminal's Ctrl-C would reach it, too: it gets one SIGTERM, from here.
         start_new_session=True,
         preexec_fn=_dies_with(os.getpid(), command.death_signal),
     )

@@ -156,8 +156,10 @@ def _least_squares(
     matrix = np.array(columns, dtype=np.float64).T * np.array(weights)[:, None]
     target = np.array(values, dtype=np.float64) * weights
     sizes = np.linalg.norm(matrix, axis=0)
+    # A column of zeros has no length to divide by.
     sizes[sizes == 0] = 1.0
     scaled = matrix / sizes
+    # Parallel columns: a fit could share the cost between them as it liked.
     if abs(scaled[:, 0] @ scaled[:, 1]) > 1 - 1e-9:
         return float(max(0.0, scaled[:, 0] @ target) / sizes[0]), 0.0
     found, _ = nnls(scaled, target)

@@ -153,7 +153,7 @@ def _run_search(plan: SearchPlan, stop: StopRequest, console: Console, talk: Con
                 raise
             outcome = "interrupted"
         except Exception as error:
-            if not store.disk.end_because(error):
+            if not store.disk.end_because(error):  # a full disk ends the search in order
                 raise
         finally:
             run.in_order = True  # from here this thread saves: the watch's last resort must not

@@ -106,6 +106,7 @@ class Interrupts:
 
     def _listen(self, reader: int) -> None:
         try:
+            # One byte for each signal.
             while numbers := os.read(reader, 64):
                 if set(numbers) & self._signals.taken:
                     self._acknowledge(self._show)

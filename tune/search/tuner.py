@@ -51,14 +51,14 @@ def run_tuner(
             # A new process for each trial would load Python, torch and CUDA's context again (docs/decisions/002).
             reuse_actors=True,
             trial_name_creator=lambda t: t.trial_id,
-            trial_dirname_creator=lambda t: t.trial_id,
+            trial_dirname_creator=lambda t: t.trial_id,  # Tune's own have the parameters in them
         ),
         run_config=ray.tune.RunConfig(
             name="search",
             storage_path=str(ray_storage),
             stop=StopWhen(bridge, over, store.stop_file),
             failure_config=ray.tune.FailureConfig(max_failures=plan.restarts),
-            verbose=0,
+            verbose=0,  # the search has a display of its own
             callbacks=[SilentProgress(), RemoveEmptyTrialFolders(), TickCallback(watch)],
         ),
     )

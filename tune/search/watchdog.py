@@ -117,6 +117,7 @@ class Watchdog:
         expected = max(LEAST_SILENCE_S, TIMES_LONGEST * self._longest_s)
         found = []
         for trial in waiting:
+            # All trials ask alike, so one group's reason is that of all.
             why = why_it_waits(groups[0], view) if groups and view else "Ray does not say why"
             hopeless = bool(groups and view and why_it_fits_nowhere(groups[0], view.nodes))
             if now - trial.since >= (HOPELESS_LINE_S if hopeless else WAIT_IS_NEWS_S):

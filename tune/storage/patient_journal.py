@@ -110,6 +110,7 @@ class Disk:
                 for _ in range(-(-need_bytes // PROBE_BYTES)):
                     file.write(block)
                 file.flush()
+                # Some quotas show only when the data reach the disk.
                 os.fsync(file.fileno())
             return True
         except OSError:

@@ -99,6 +99,7 @@ class RayHead:
 def _public_view(node: Mapping[str, Any]) -> NodeView:
     total = dict(node["Resources"])
     name = f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
+    # What is free is not known here.
     return NodeView(name, bool(node["Alive"]), total, total, node.get("DeathReasonMessage") or "")
 
 
@@ -167,6 +168,7 @@ def _number(value: float) -> str:
 def _times(bundle: Mapping[str, float], total: Mapping[str, float]) -> int:
     """How many times a bundle fits into a node."""
     needs = [(value, total.get(key, 0.0)) for key, value in bundle.items() if value > 0]
+    # Whatever needs nothing fits any number of times.
     return min((math.floor(have / value + SLACK) for value, have in needs), default=2**31)
 
 

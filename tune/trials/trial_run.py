@@ -57,6 +57,7 @@ def run_trial(handed: dict[str, object]) -> None:
     Args:
         handed: a ``TrialTask``, as the plain dict that Ray Tune carries.
     """
+    # The kernel counts since the group began: only later kills can be this trial's.
     kills = count_memory_kills()
     try:
         task = TrialTask.from_dict(handed)
