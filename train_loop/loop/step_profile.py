@@ -150,8 +150,7 @@ def measure_steps(run: Run, steps: int) -> StepProfile:
     timer.take()
     forget_peak(device)
     with run.use:
-        # What came before the measured steps must not count.
-        run.use.take()
+        run.use.take()  # what came before the measured steps must not count
         began = timer.clock.wait()
         times, local = _steps_and_local_steps(run, timer, batches, steps)
         use, took_s = run.use.take(), timer.clock.wait() - began

@@ -27,7 +27,7 @@ def code_fingerprint(key: str, word: str) -> str:
         path = waiting.pop()
         for found in _imported_beside(texts[path], name.path.parent):
             if found not in texts:
-                # What is no UTF-8 Python itself will refuse; a fingerprint need not.
+                # Python itself refuses a file that is not UTF-8; a fingerprint need not.
                 texts[found] = found.read_text(encoding="utf-8", errors="replace")
                 waiting.append(found)
     digest = hashlib.sha256()

@@ -97,6 +97,7 @@ class LoaderProcesses:
         for process in self.all:
             process.kill()
         for process in self.all:
+            # Not for ever: a process that waits for a dead file system does not die.
             process.join(5.0)
 
     def _close_ends(self) -> None:

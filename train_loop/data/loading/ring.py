@@ -107,6 +107,7 @@ class Slots:
         weakref.finalize(self, os.close, descriptor)
         self.map = mmap.mmap(descriptor, self.bytes)
         self.oldest = np.frombuffer(self.map, np.int64, 1)
+        # 8: before it stands the number of the oldest batch.
         self.begun = np.frombuffer(self.map, np.uint8, PAGE - 8, 8)
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -208,6 +209,7 @@ class Ring:
         self._tasks, task_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._results, result_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for end in (self._tasks, result_end):
+            # By default a socket need not hold MAX_QUEUED_TASKS.
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MESSAGE_BYTES)
         forked = context.get_start_method() == "fork"
         # A forked child has this process's ends too: if it kept them, it would not see this process end.
@@ -339,6 +341,7 @@ class Ring:
         """After a read that ended early: processes skip the tasks that they have not begun."""
         self.slots.oldest[0] = self._next
         while self._queued:
+            # Nobody wants these tasks any more, nor their bad images.
             with contextlib.suppress(ImageError):
                 self._receive()
         self._left.clear()
@@ -392,4 +395,5 @@ def _answer(fill: FillBatch, slots: Slots, task: FillTask) -> bytes:
     except Exception:
         error = LoaderError(f"a loader process failed (process {os.getpid()}):\n{traceback.format_exc(limit=8)}")
     seconds = time.perf_counter() - began
+    # Wall time less the thread's own: the time in which it waited.
     return pickle.dumps((task.batch, bad, error, seconds - (time.thread_time() - computed), seconds))
