@@ -187,6 +187,7 @@ def _logs(argv: Sequence[str]) -> int:
     if not args.follow:
         print(queue.logs(args.job, node=args.node), end="")
         return DONE
+    # Before anything is printed: an odd id could reach other jobs.
     queue._check_id(args.job)
     if waiting := queue.why_no_log_yet(args.job, node=args.node):
         print(waiting, file=sys.stderr, flush=True)

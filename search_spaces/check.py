@@ -92,6 +92,7 @@ def _draw(
         config = space(trial, workload, pinned)
     except ReturnsNoConfig as error:
         raise ConfigError(str(error)) from None
+    # A sys.exit in the space would end the command without a word.
     except (Exception, SystemExit) as error:
         raise _refusal(space, f"raised {_one_line(error)} for {trial.params}", "Correct the space") from None
     if not isinstance(config, TrainConfig):
@@ -101,6 +102,7 @@ def _draw(
     for name, value, expected in (
         ("data.name", config.data.name, workload.data),
         ("model.name", config.model.name, workload.model),
+        # 0 is the data set's own size.
         ("data.image_size", config.data.image_size or workload.image_size, workload.image_size),
     ):
         if value != expected and not _is_suggested(name, value, trial):
@@ -164,6 +166,7 @@ def _ranges(drawn: Sequence[_Sample]) -> dict[str, ParamRange]:
         met = [sample.distributions[name] for sample in drawn if name in sample.distributions]
         low, high = min(d.low for d in met), max(d.high for d in met)
         grid = dataclasses.replace(met[0], low=low, high=high)
+        # Ranges may differ from trial to trial: only a common grid is one of the whole.
         has_grid = all(d.step == grid.step and grid.contains(d.low) for d in met)
         ranges[name] = ParamRange(
             met[0].kind,

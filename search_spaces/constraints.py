@@ -36,6 +36,7 @@ class Constraint:
 
     def excess(self, value: float) -> float:
         """How far ``value`` is beyond the bound, as a part of the bound. Up to 0: the constraint is satisfied."""
+        # Nothing is a part of 0: with such a bound the value itself counts.
         over = [] if self.at_most is None else [(value - self.at_most) / (abs(self.at_most) or 1.0)]
         under = [] if self.at_least is None else [(self.at_least - value) / (abs(self.at_least) or 1.0)]
         return max(over + under)

@@ -128,6 +128,7 @@ class Distribution:
     def _inside(self, rng: random.Random) -> float:
         if self.log:
             value = math.exp(rng.uniform(math.log(self.low), math.log(self.high)))
+            # exp(log(x)) may miss the ends by the last digit, and Optuna refuses what lies outside.
             return min(max(value, self.low), self.high)
         return self._on_grid(rng.uniform(self.low, self.high))
 
@@ -197,6 +198,7 @@ def _plain(choice: object) -> Any:
         return choice
     if isinstance(choice, str):
         return str.__str__(choice)  # of an Enum of words, the word
+    # NaN is unequal to itself: it would never be found among the choices.
     if isinstance(choice, (int, float)) and choice == choice:
         return int(choice) if isinstance(choice, int) else float(choice)
     raise ValueError(f"the choice {choice!r}, which no study can keep: a choice is {KINDS}")

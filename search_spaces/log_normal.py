@@ -35,6 +35,7 @@ class LogNormal:
         first, last = self._part_below(low), self._part_below(high)
         below = min(max(first + part * (last - first), 1e-15), 1 - 1e-15)  # the normal's inverse is infinite at 0 and 1
         value = self.centre * math.exp(_NORMAL.inv_cdf(below) * math.log(self.factor))
+        # Rounding may lead just outside.
         return min(max(value, low), high)
 
     def part(self, value: float, low: float, high: float) -> float:

@@ -194,6 +194,7 @@ def _execute(path: Path, source: str) -> types.ModuleType:
     try:
         with folder_first(path.parent):
             exec(compile(source, str(path), "exec"), module.__dict__)
+    # A script that ends with sys.exit would end the command without a word.
     except (Exception, SystemExit) as error:
         del sys.modules[module.__name__]
         message = " ".join(str(error).split())
@@ -218,6 +219,7 @@ def _space(name: str, function: Callable[..., TrainConfig], module: types.Module
         function=function,
         source=where,
         doc=doc.splitlines()[0] if doc else "",
+        # A space whose ranges follow from priors.py changes with that file.
         fingerprint=_digest(source + (_priors_text() if _uses_priors(module) else "")),
         defaults=_defaults(getattr(module, "DEFAULTS", {}), where),
         parameter_keys=dict(getattr(module, "PARAMETER_KEYS", {})),

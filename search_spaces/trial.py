@@ -105,6 +105,7 @@ class PinnedTrial(Suggestions):
         self.answered: set[str] = set()
         """The names in ``parameters`` that the space has asked for."""
 
+    # Spaces may use all else that Optuna's trial has.
     def __getattr__(self, name: str) -> Any:
         return getattr(self._trial, name)
 

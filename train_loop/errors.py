@@ -94,6 +94,7 @@ def is_lost_peer(error: BaseException) -> bool:
 
 
 def _is_loss(error: BaseException) -> bool:
+    # By name: these classes are not to be imported here, Ray takes seconds.
     kinds = [(kind.__module__.partition(".")[0], kind.__name__) for kind in type(error).__mro__]
     if any(
         (library == "ray" and name in _RAYS_LOSSES) or (library == "torch" and name in _TORCHS_LOSSES)

@@ -161,6 +161,7 @@ class StepInterval:
         if self.steps:
             return (epoch * steps_per_epoch + step) % self.steps == 0
         size = self.part * steps_per_epoch
+        # 0.1 is no exact float: without the small number a line might come a step late.
         return math.floor(step / size + 1e-9) > math.floor((step - 1) / size + 1e-9)
 
 

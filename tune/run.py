@@ -4,6 +4,7 @@ import runpy
 import sys
 from pathlib import Path
 
+# Run as a file, Python looks into this folder first, where a module may have the name of a library.
 if not __package__:
     here = Path(__file__).resolve().parents[1]  # a clone's root, or the installed package
     base = next(path for path in (here / "src" / "bigbatch" / "base", here / "base") if path.is_dir())

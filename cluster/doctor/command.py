@@ -81,6 +81,7 @@ def examine(
         return [*findings, Finding(FAIL, "shared folder", problem, advice)]
     try:
         with (folder / "lock").open("a") as lock:
+            # Held while the nodes are asked: each then says whether it notices.
             held = _hold(lock.fileno())
             mark = os.urandom(8).hex()
             (folder / "mark").write_text(mark)

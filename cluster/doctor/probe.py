@@ -54,6 +54,7 @@ def facts(shared: Path, env: Mapping[str, str] | None = None) -> dict[str, objec
         "commit": _commit(),
         "code": code_digest(),
         "gpus": visible_gpus(env),
+        # Fifty samples over the whole range: to probe 12,000 ports takes longer than a doctor should.
         "ports": {"tried": 50, "free": sum(is_free(port) for port in PORTS[:: len(PORTS) // 50])},
         "tmp": {"path": str(tmp), "error": _cannot_use(tmp), **free_space(tmp)},
         "shared": {"path": str(shared), "error": _cannot_use(shared), "mark": _mark(shared), **free_space(shared)},
@@ -93,6 +94,7 @@ def visible_gpus(env: Mapping[str, str], dev: Path = Path("/dev")) -> dict[str, 
     visible = env.get("CUDA_VISIBLE_DEVICES")
     seen = files if visible is None else slurm_values.count_listed_devices(visible)
     return {
+        # Slurm sets no variable in a job without GPUs.
         "granted": 0 if granted is None and env.get("SLURM_JOB_ID") else granted,
         "seen": min(seen, files) if files else seen,
         "files": files,
@@ -111,6 +113,7 @@ def _lines(*command: str) -> int | None:
 def _cannot_use(folder: Path) -> str | None:
     """Why no file can be made in ``folder``; None if one can."""
     try:
+        # A quota shows only when data reaches the disk, so the file is written and synced.
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".bigbatch-") as file:
             file.write(b"x")
             file.flush()
@@ -142,6 +145,7 @@ def try_lock(path: Path) -> str:
         with path.open("a") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
+        # POSIX allows either number for a lock that somebody holds (fcntl(2)).
         return "refused" if error.errno in (errno.EAGAIN, errno.EACCES) else (error.strerror or str(error))
     return "granted"
 
@@ -220,6 +224,7 @@ def _send(folder: Path) -> dict[str, object]:
         block, started = bytes(2**20), time.monotonic()
         for _ in range(TRANSFER_BYTES // len(block)):
             connection.sendall(block)
+        # sendall returns when the kernel has the data: the time counts until the other side has all.
         _receive(connection, 1)
         return {"skew_s": skew_s, "mb_per_s": TRANSFER_BYTES / 1e6 / (time.monotonic() - started)}
 
@@ -256,6 +261,7 @@ def allreduce(folder: Path, env: Mapping[str, str] | None = None) -> dict[str, o
 
     if env.get("BIGBATCH_INTERFACE"):
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            # Both choose an interface by themselves, and may choose one that reaches no other node.
             os.environ.setdefault(name, env["BIGBATCH_INTERFACE"])
     for backend in ["gloo"] + ["nccl"] * torch.cuda.is_available():
         try:
@@ -275,6 +281,7 @@ def _reduce(meeting: Path, backend: str, env: Mapping[str, str]) -> float:
 
     rank, size = int(env["SLURM_PROCID"]), int(env["SLURM_NTASKS"])
     if rank == 0:
+        # The kernel finds a free port; the store listens there a moment later.
         with socket.socket() as probe:
             probe.bind((own_address(socket.gethostname(), env), 0))
             own = probe.getsockname()

@@ -104,6 +104,7 @@ def usable_memory_bytes(env: Mapping[str, str] | None = None, cgroup: Path = CGR
             limits.append(per_node)
         elif per_cpu:
             limits.append(per_cpu * usable_cpus(env, cgroup))
+    # Version 2 of the control groups, then version 1.
     for name in ("memory.max", "memory/memory.limit_in_bytes"):
         limit = _number(_read(cgroup / name))
         if limit:

@@ -114,6 +114,7 @@ def is_alive(holder: Holder) -> bool | None:
     except (PermissionError, OverflowError):
         pass
     ticks = _start_ticks(holder.pid)
+    # Another process may have got the number since: the start tells them apart.
     return ticks is None or ticks == holder.start_ticks
 
 
@@ -128,6 +129,7 @@ def machine_id() -> str:
 def _start_ticks(pid: int) -> int | None:
     """The process's start in ticks since the boot. 0: it has ended, but is not collected. None: it cannot be seen."""
     try:
+        # A command's name may hold blanks and brackets: the fields that can be counted begin after its last bracket.
         stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return 0 if stat[0] in "ZX" else int(stat[19])
     except (OSError, IndexError, ValueError):

@@ -166,6 +166,7 @@ class Lease:
     def _look(self) -> SeenLease | None:
         """The current lease; None if there is none."""
         try:
+            # Opened, not asked with stat: NFS may answer stat from its cache.
             with self._path.open("rb") as file:
                 content, modified_ns = file.read(), os.fstat(file.fileno()).st_mtime_ns
         except FileNotFoundError:
@@ -173,6 +174,7 @@ class Lease:
         values = _parsed(content)
         heartbeat = values.get("heartbeat")
         written = float(heartbeat) if isinstance(heartbeat, (int, float)) else 0.0
+        # On a full disk the holder can only renew the file's time, so the later of both counts.
         age_s = time.time() - max(written, modified_ns / 1e9)
         return SeenLease(holder_from_dict(values), (content, modified_ns), age_s)
 
@@ -182,6 +184,7 @@ class Lease:
         while time.monotonic() < ends:
             time.sleep(LOOK_EVERY_S)
             now = self._look()
+            # Compared with itself, not with a clock: the clocks of two hosts differ.
             if now is None or now.stamp != seen.stamp:
                 return now
         return None
@@ -191,16 +194,21 @@ class Lease:
 
         A process first claims the lease by making a name that can be made only once.
         """
+        # Named by the dead holder's token: of all that have judged the same dead holder one can make this name.
         claim = self._path.with_name(f"{FILE}.{seen.holder.token or 'old'}.next")
         if not self._make(claim):
             self._await_claimer(claim, seen)
             return False
         try:
+            # Between the judgement and the claim the holder may have given a sign of life after all.
             now = self._look()
             if now is None or now.stamp != seen.stamp:
                 return False
             if not self._is_job and is_driver_of_job(self._me, seen.holder):
+                # As a whole job: if this driver dies, only another driver of the job may take its place.
                 self._me = replace(self._me, whole_job=True)
+                # Without the process: what comes back to the job holds until the job ends, whichever process of it
+                # runs.
                 self._job_before = replace(seen.holder, pid=0, start_ticks=0, machine="")
             self._write(self._me)
             return True
@@ -215,6 +223,7 @@ class Lease:
             if now is None or now.stamp != seen.stamp:
                 return
             time.sleep(LOOK_EVERY_S / 10)
+        # Nobody holds a claim this long: its maker has died, and nobody else would remove it.
         claim.unlink(missing_ok=True)
 
     def _make(self, path: Path) -> bool:
@@ -222,6 +231,7 @@ class Lease:
 
         ``atomic_files`` would replace an existing file. Here, one of two competing processes must learn that it lost.
         """
+        # Written under another name first: a reader never meets half of it.
         fresh = self._path.with_name(f"{FILE}.{self._me.token}")
         try:
             fresh.write_bytes(_text(self._me))
@@ -237,6 +247,7 @@ class Lease:
 
     def _make_without_links(self, path: Path) -> bool:
         try:
+            # O_EXCL is the next best: it too can make a name only once, but shows an empty file for a moment.
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
         except FileExistsError:
             return False
@@ -272,6 +283,7 @@ def judge_takeover(seen: SeenLease, me: Holder, is_running: Callable[[str], bool
         return LeaseVerdict.TAKE, ""  # an earlier start of our job
     if seen.age_s > CERTAIN_S:
         return LeaseVerdict.TAKE, ""
+    # A recent time needs no watching. A negative age is that of a clock that runs ahead, and says nothing.
     if 0 <= seen.age_s <= STALE_S and not holder.job:
         return LeaseVerdict.HELD, f"Wait for it; if it was killed, try again in {STALE_S:.0f} s"
     return LeaseVerdict.WATCH, "Wait for it"

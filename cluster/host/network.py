@@ -43,6 +43,7 @@ def _resolve(name: str) -> str:
 
 def _address_of_interface(interface: str) -> str:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        # The kernel takes 15 characters of a name (IFNAMSIZ), and returns the address at byte 20 (struct ifreq).
         request = struct.pack("256s", interface.encode()[:15])
         try:
             return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), SIOCGIFADDR, request)[20:24])
@@ -59,6 +60,7 @@ def _address_of_route() -> str:
 
 def no_proxy_variables(hosts: Sequence[str], env: Mapping[str, str]) -> dict[str, str]:
     """Variables that keep connections to ``hosts`` and this machine away from the site's internet proxy."""
+    # Programs differ in which of the two spellings they read.
     return {
         name: ",".join(filter(None, [env.get(name), "localhost", "127.0.0.1", *hosts]))
         for name in ("no_proxy", "NO_PROXY")

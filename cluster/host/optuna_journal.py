@@ -99,6 +99,7 @@ def read_journal(
     try:
         with (folder / JOURNAL_NAME).open("rb") as lines:
             for number, line in enumerate(lines, start=1):
+                # The driver may be writing this line at this moment.
                 if not line.endswith(b"\n"):
                     break
                 code = _CODE.match(line)
@@ -153,6 +154,7 @@ class _Replay(Generic[Trial]):
 
     def _create_study(self, entry: dict[str, object]) -> None:
         name = json_values.text(entry, "study_name")
+        # As in Optuna: a second study of the same name is refused, but its entry stays in the journal.
         if name in self._studies.values():
             return
         self._studies[self._made] = name
@@ -165,6 +167,7 @@ class _Replay(Generic[Trial]):
         study = json_values.whole_number(entry, "study_id", -1)
         if study not in self._studies:
             return
+        # Optuna counts the trials of each study from 0; the position in the journal is their id, and counts all.
         number = self._count[study] = self._count.get(study, -1) + 1
         trial = self._trial(number, State(json_values.whole_number(entry, "state", 0)), _values(entry))
         self._trials.append((study, trial))
@@ -213,6 +216,7 @@ def _external_value(internal: object, distribution: str) -> object:
     return internal
 
 
+# A journal repeats the same few texts for each trial.
 @functools.lru_cache(maxsize=256)
 def _distribution(text: str) -> Any:
     return json.loads(text)

@@ -150,6 +150,7 @@ def has_ended(job_id: str) -> bool | None:
 
 def _is_listed(job_id: str, states: str) -> bool | None:
     try:
+        # Unasked, squeue leaves out suspended jobs, which still hold their nodes.
         return bool(run("squeue", "--noheader", "--format=%T", f"--states={states}", "--jobs", job_id).strip())
     except SlurmError as error:
         return False if UNKNOWN_JOB in str(error) else None

@@ -16,6 +16,7 @@ from bigbatch.cluster.job.state_machine import Job
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The batch script's process. Returns the job's exit code."""
+    # Token, orders and logs of the job are for its user alone, whatever umask the user has.
     os.umask(0o077)
     for stream in (sys.stdout, sys.stderr):  # a locale without → must not end the job
         if isinstance(stream, io.TextIOWrapper):

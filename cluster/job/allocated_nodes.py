@@ -79,6 +79,7 @@ def read_allocation(
         )
     job_id = env["SLURM_JOB_ID"]
     end_time = slurm_values.seconds_since_epoch(env.get("SLURM_JOB_END_TIME"))
+    # Without an answer the job starts if its variables say enough: a silent controller must not end it.
     about = _about(job_id, fields, needed=end_time is None or bool(env.get("SLURM_ARRAY_TASK_ID")))
     forget_outer_job(env, about)
     if env.get("SLURM_ARRAY_TASK_ID"):  # one task's id may mean the whole array, and would end the other tasks
@@ -92,6 +93,7 @@ def read_allocation(
         nodes=tuple(_nodes(env, hostnames)),
         gpus_per_node=slurm_values.count_listed_devices(env.get("CUDA_VISIBLE_DEVICES")) if gpus is None else gpus,
         end_time=slurm_values.seconds_since_epoch(about.get("EndTime")) if end_time is None else end_time,
+        # Slurm sets this variable in restarted jobs only.
         restart_count=slurm_values.read_count(env.get("SLURM_RESTART_COUNT")) or 0,
         work_folder=about.get("WorkDir"),
     )
@@ -132,10 +134,12 @@ def forget_outer_job(env: MutableMapping[str, str], about: Mapping[str, str]) ->
         return
     others = ["SLURM_STEP"]  # a batch script is no step of srun
     others += [] if "ArrayTaskId" in about else ["SLURM_ARRAY_"]
+    # Slurm sets it in restarted jobs only: in a first start it is that of the job that submitted this one.
     others += ["SLURM_RESTART_COUNT"] if about.get("Restarts") == "0" else []
     if "HetJobId" not in about:  # else this is said of the first component alone
         others += ["SLURM_HET_"]
         others += OF_GPUS if "JOB_GRES" in about and not slurm_values.gres_count(about["JOB_GRES"], "gpu") else []
+        # srun refuses two of these beside each other; Slurm knows which one this job has asked for.
         asked = next((name for name, field in MEMORY_FIELDS.items() if slurm_values.is_set(about.get(field))), None)
         others += [name for name in MEMORY_FIELDS if asked not in (None, name)]
     for name in [name for name in env if name.startswith(tuple(others))]:

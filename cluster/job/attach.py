@@ -62,9 +62,11 @@ class Attachment:
         while found is not None:
             main, run_id = found
             folder = job_record.job_folder(self._main_id)
+            # Each stay has a run id of its own, so that reports of an earlier stay do not count for this one.
             own = f"{allocation.job_id}.{allocation.restart_count}.{len(stays)}"
             tls = (folder / credentials.TLS_FOLDER).exists()
             sees = [Path(main.study_folder) / LEASE] if main.study_folder else []
+            # With the first lent node this process is lost, and nothing else would end the allocation (--no-kill).
             end = ["scancel", allocation.job_id]
             nodes = NodeSteps(allocation.job_id, own, folder, tls, main.metrics_port, sees=sees, if_lost=end)
             nodes.follow(run_id)
@@ -76,6 +78,7 @@ class Attachment:
             try:
                 stays.append(self._stay(allocation, nodes, main, folder))
             finally:
+                # Also after an error: Slurm bills these nodes while they wait, whatever ended their stay.
                 self._lent.left(node.name for node in allocation.nodes)
                 nodes.stop(keep_logs=False)
                 nodes.forget()
@@ -138,6 +141,7 @@ class Attachment:
             if found is not None:
                 return found
             now = time.monotonic()
+            # The record is a file and costs nothing; Slurm's controller serves the whole site and is asked seldom.
             why = self._over(now - since, last if now > asked + ASK_SLURM_S else None)
             if why:
                 self._say(f"{why}; leaving")
@@ -189,9 +193,11 @@ class Attachment:
             time.sleep(POLL_S)
         if self._signals:
             self._say(f"{signal.Signals(self._signals[0]).name}: leaving")
+            # Slurm sends its SIGTERM to the steps, too: unheld, the nodes would end Ray under work that still saves.
             nodes.hold()
             statuses = [nodes.status(name) for name in nodes.living()]
             addresses = [status.ip for status in statuses if status is not None]
+            # After SIGTERM Slurm kills within KillWait: there is no time for work to move.
             if signal.SIGUSR1 in self._signals:
                 drain_in_ray(addresses, "the lent allocation ends", env)
                 self._wait_for_work(nodes)

@@ -95,6 +95,7 @@ class LentTime:
 
 def _sessions(study: Path) -> list[dict[str, object]]:
     """The files of drivers, the latest last."""
+    # Drivers name their files by a number; job-….json and lent-….json lie beside them.
     return [read_json(path) for path in sorted((study / LEDGER).glob("*.json")) if path.stem.isdecimal()]
 
 

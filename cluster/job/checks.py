@@ -60,6 +60,7 @@ def check_time(chosen: options.JobOptions, allocation: Allocation) -> None:
     """Raise BadInput if trials would have to save as soon as they begin."""
     left = allocation.end_time - time.time() if allocation.end_time else None
     if left is not None and left < chosen.margin_s + SHORTEST_RUN_S:
+        # A plain number in --time counts minutes.
         least = int(chosen.margin_s + SHORTEST_RUN_S) // 60 + 1
         raise BadInput(
             f"the job's time limit must leave {SHORTEST_RUN_S:.0f} s before trials save themselves, "
@@ -79,8 +80,10 @@ def check_places(study: Path | None, cwd: Path, allocation: Allocation) -> None:
             f"{allocation.head.name} does not have (Slurm went to {str(cwd)!r}). Submit from a shared folder, or write "
             "sbatch --chdir=FOLDER."
         )
+    # Slurm may write a host's full name where the kernel has the short one, and the other way round.
     submitted_on = os.environ.get("SLURM_SUBMIT_HOST", "").partition(".")[0]
     here = {os.uname().nodename.partition(".")[0], os.environ.get("SLURMD_NODENAME", "")}
+    # On the node from which it was submitted, the user finds a study that lies on that node's disk.
     if study and submitted_on and submitted_on not in here and _is_of_one_host(study):
         raise BadInput(
             f"a study must be on a file system that the nodes share; got {str(study.parent)!r}, which is "
@@ -181,7 +184,9 @@ class ArgumentCheck:
             return
         _, errors = self._process.communicate()
         code, self._process = self._process.returncode, None
+        # Any other end, such as a kill when memory is full, says nothing about the arguments.
         if code == WRONG_INPUT:
+            # argparse prints its usage before the error.
             line = (errors.strip().splitlines() or ["the search refuses its arguments"])[-1]
             raise BadInput(line.partition("error: ")[2] or line)
 

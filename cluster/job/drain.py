@@ -22,7 +22,9 @@ def end_driver(
         return None
     code = driver.exit_code()
     if code is None:
+        # Slurm sends its SIGTERM to the steps, too: unheld, the nodes would end Ray under trials that still save.
         nodes.hold()
+        # From here on a SIGTERM is news: a scancel, or the end of a grace time.
         signals.clear()
         driver.terminate()
         code = _await_end(driver, watch, signals, left)
@@ -37,6 +39,7 @@ def _await_end(driver: Driver, watch: JobWatch, signals: list[int], left: TimeLe
     while code is None and time.monotonic() < ends:
         time.sleep(POLL_S)
         code = driver.exit_code()
+        # A controller that was silent has answered: the cause that is now known has another time to save.
         if watch.explain():
             later = time.monotonic() + left.to_save_s(watch.cause, watch.killed_soon)
             ends = min(ends, later) if watch.killed_soon else later  # SIGKILL does not wait

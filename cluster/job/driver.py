@@ -23,6 +23,7 @@ class Driver:
 
     def __init__(self, command: Sequence[str], cwd: Path, env: Mapping[str, str]) -> None:
         # The caller handles FileNotFoundError and PermissionError: the user wrote the command.
+        # A group of its own: kill() must reach whatever the command has started.
         self._process = subprocess.Popen(list(command), cwd=cwd, env=dict(env), start_new_session=True)
         self._killed = False
 

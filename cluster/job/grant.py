@@ -37,6 +37,7 @@ class Question:
         self._job_id = job_id
         self._answer: dict[str, str] | None = None
         self._answered = threading.Event()
+        # daemon: the job must be able to end although Slurm never answers.
         threading.Thread(target=self._ask, daemon=True).start()
 
     def _ask(self) -> None:
@@ -44,6 +45,7 @@ class Question:
             try:
                 self._answer = slurm_commands.job_fields(self._job_id)
             except slurm_commands.SlurmError as error:
+                # The controller forgets only jobs that have ended.
                 if slurm_commands.UNKNOWN_JOB in str(error):
                     self._answer = {"JobState": "CANCELLED"}
                 else:  # another error says nothing about the job
@@ -86,6 +88,7 @@ class TimeLeft:
     def patience_s(self) -> float:
         """Seconds to wait for a silent controller."""
         left = self.end_time - time.time() - GIVE_UP_REST_S if self.end_time else SILENT_S
+        # Shortly before the limit the job must still write its record and requeue, answer or not.
         return max(0.0, min(SILENT_S, left))
 
     @property
@@ -98,6 +101,7 @@ class TimeLeft:
         if cause is Cause.CANCELLED:
             return CANCELLED_SAVE_S
         if killed_soon or cause is Cause.UNEXPLAINED:
+            # A site's KillWait may be as short as the part that is kept back for the nodes.
             return max(2.0, self._kill_wait_s - KILLED_REST_S)
         left = self.end_time - time.time() - LIMIT_REST_S if self.end_time else SAVE_S
         return max(2.0, min(self.save_s, left))
@@ -140,6 +144,7 @@ class Grant:
         """Whether trials must save now. Slurm is asked before that is said."""
         if not self._is_due():
             return False
+        # An administrator may have extended the job since the last look: trials would save, and the job end, too early.
         self._take_in(Question(self._record.job_id).answer(FIRST_ANSWER_S) or {})
         return self._is_due()
 
@@ -157,6 +162,7 @@ class Grant:
 
     def _take_end(self, fields: Mapping[str, str]) -> bool:
         ends = slurm_values.seconds_since_epoch(fields.get("EndTime"))
+        # An answer without these fields must not take the job's end away.
         if "TimeLimit" not in fields or (ends is None and fields["TimeLimit"] != "UNLIMITED"):
             return False
         before = self._left.end_time

@@ -59,9 +59,12 @@ def _act(job: SlurmJob, record: job_record.JobRecord, chosen: options.JobOptions
     decision = decide(Situation(Cause.HEAD_LOST, None, fruitless, chosen.max_restarts, chain=chosen.chain))
     action, record.reason = decision.action, decision.reason
     _say(record, f"{action.value}: {record.reason} ({record.head})")
+    # Slurm may not have noticed yet that this node is down, and would start the job there again.
     record.excluded.setdefault(record.head or "", "lost: no heartbeat and no answer")
+    # The batch script, which else notes what the last seconds cost, has died with its node.
     billing.JobBill(Path(record.study_folder) if record.study_folder else None, gpus=0).note_end()
     try:
+        # Slurm tries to reach the lost node for SlurmdTimeout. A start before that would meet the old steps.
         study, delay_s = restart.default_study_name(job.job_id), slurm_commands.slurmd_timeout_s() + restart.LOST_NODE_S
         restart.start_again(
             action, record, study, lambda text: _say(record, text), again=True, delay_s=delay_s, not_yet_s=NOT_YET_S
@@ -69,6 +72,7 @@ def _act(job: SlurmJob, record: job_record.JobRecord, chosen: options.JobOptions
     except slurm_commands.SlurmSilent:
         raise
     except slurm_commands.SlurmError as error:
+        # Slurm refuses a second requeue: another node was faster.
         if not _runs(job):
             return
         action, record.reason = Action.END, f"{record.reason}; {error}"
@@ -78,6 +82,7 @@ def _act(job: SlurmJob, record: job_record.JobRecord, chosen: options.JobOptions
         record.write()
     except OSError as error:  # a full quota
         _say(record, f"cannot write the job's record: {error}")
+    # A requeue ends all of this start by itself.
     if action is not Action.REQUEUE:
         slurm_commands.scancel(job.job_id)
 

@@ -72,6 +72,7 @@ class NodeSteps:
         """Write this run's control file and remove reports of earlier runs. Raises OSError."""
         folder = self._record / NODES_FOLDER
         folder.mkdir(mode=0o700, exist_ok=True)
+        # Lent nodes report in the folder of the job that borrows them, whose own reports are there too.
         for old in folder.glob("*.json") if not self._follow else ():
             old.unlink()
         write_json(self._record / self._control_file, self._orders.to_dict(), mode=PRIVATE)
@@ -100,6 +101,7 @@ class NodeSteps:
         log_path = self._record / NODES_FOLDER / f"{node.name}{self._suffix}.log"
         descriptor = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         with os.fdopen(descriptor, "ab") as log:
+            # A session of its own: an srun that gets SIGTERM makes Slurm kill its step, and nothing there is cleaned.
             self._steps[node.name] = subprocess.Popen(
                 srun_command(node) + self._node_command(node.name, address),
                 env=step_environment(os.environ, node.het_group),
@@ -218,6 +220,8 @@ def srun_command(node: AllocatedNode) -> list[str]:
     command = [
         "srun",
         "--export=ALL",
+        # Without --overlap Slurm answers that the requested nodes are busy. Without --ntasks an inherited SLURM_NTASKS
+        # starts two Rays on a node.
         "--overlap",
         "--nodes=1",
         "--ntasks=1",
@@ -225,6 +229,7 @@ def srun_command(node: AllocatedNode) -> list[str]:
         "--kill-on-bad-exit=0",
     ]
     command += [f"--job-name=ray-{node.name}", f"--chdir={IMPORT_ROOT}", "--input=none"]
+    # Since Slurm 22.05 srun does not take over what sbatch was given.
     if node.cpus:
         command.append(f"--cpus-per-task={node.cpus}")
     if node.het_group is not None:

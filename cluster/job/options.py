@@ -133,6 +133,7 @@ def data_folder(options: JobOptions, cwd: Path) -> Path | None:
     """The folder of ``--data``; None if that names no path, and for a command of the user's own."""
     data = value_of(options.arguments, "--data") or ""
     path = cwd / os.path.expanduser(data)
+    # FILE.py:FUNCTION may have a slash too, and is no folder.
     return Path(os.path.abspath(path)) if data and (path.is_dir() or (os.sep in data and ".py" not in data)) else None
 
 
@@ -152,6 +153,7 @@ def driver_command(options: JobOptions, default_name: str, address: str, folder:
     if options.metrics_port is not None and value_of(arguments, PORT) is None:
         arguments += [PORT, str(options.metrics_port)]
     started = folder is not None and (folder / "study.json").exists()
+    # In a first start the named study may be another search, and only the user may continue that one.
     if started and (again or not named) and "--resume" not in arguments:
         arguments.append("--resume")
     return [ray_python(), str(TUNE_SCRIPT), *arguments, "--address", address]

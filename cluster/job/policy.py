@@ -74,6 +74,7 @@ def decide(situation: Situation) -> Decision:
         code = 1 if situation.exit_code is None else situation.exit_code
         return Decision(Action.END, code, f"{reason} with exit code {code}")
     if situation.cause is Cause.CANCELLED:
+        # 128 + SIGTERM, as shells say it.
         return Decision(Action.END, 143, reason)
     if situation.cause is Cause.REQUEUED:  # whatever the driver has done, Slurm starts the job again
         finished = ", though the driver had finished" if situation.exit_code == 0 else ""
@@ -88,6 +89,7 @@ def decide(situation: Situation) -> Decision:
         return Decision(Action.END, 1, f"{reason}, and {situation.too_short}")
     of_head = situation.cause in (Cause.HEAD_DIED, Cause.HEAD_LOST)
     most = min(HEAD_RESTARTS, situation.max_restarts) if of_head else situation.max_restarts
+    # What fails again and again without an epoch or a checkpoint would use up the grant by itself.
     if situation.fruitless > most:
         times = f"{situation.fruitless} times in a row" if situation.fruitless > 1 else "this time"
         return Decision(

@@ -20,6 +20,7 @@ from bigbatch.cluster.record import job_record
 
 PREDECESSOR_VARIABLE = "BIGBATCH_PREDECESSOR"
 STUDY_VARIABLE = "BIGBATCH_DEFAULT_STUDY"
+# Longer than a job's processes need to end: Slurm holds a job whose old processes still end back for two minutes.
 START_DELAY_S = 12
 ATTEMPTS = 10
 LOST_NODE_S = 30.0
@@ -60,6 +61,7 @@ def first_record(
 def log_path() -> str | None:
     """The job's log; None if standard output is no file."""
     try:
+        # The open file has a name; --output may be a pattern with %j.
         path = os.readlink("/proc/self/fd/1")
     except OSError:
         return None
@@ -209,6 +211,7 @@ def submit_successor(job_id: str, excluded: list[str], default_study: str) -> st
         options += [":", *successor.component_options(others)]
         if kept_off := excluded_by_user(others):
             options.append(f"--exclude={','.join(kept_off)}")
+    # Another node that acts for the batch script has that word before the script's own arguments.
     arguments = sys.argv[2:] if sys.argv[1:2] == [successor.HOST_LOST] else sys.argv[1:]
     return slurm_commands.sbatch(batch_script_of(fields["Command"]), options=options, arguments=arguments, env=env)
 

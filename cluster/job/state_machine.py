@@ -212,7 +212,7 @@ class Job:
     def _run_driver(self) -> State:
         assert self._gcs_watch is not None
         assert self._record.address is not None
-        self._gcs_watch.close()
+        self._gcs_watch.close()  # from now on the search itself asks Ray about its nodes
         command = options.driver_command(
             self._options, self._default_study, self._record.address, self._study, self._again
         )
@@ -252,6 +252,7 @@ class Job:
         )
         self._stop_nodes(keep_logs=failed)
         self._bill.note_end()  # a requeue ends this process
+        # What follows depends on the cause. Only now, with all saved, may it wait for a silent controller.
         self._job_watch.explain(self._left.patience_s())
         self._decision = self._decide(code)
         self._record.reason = self._decision.reason
@@ -368,17 +369,17 @@ class Job:
             self._check.close()
         if self._gcs_watch is not None:
             self._gcs_watch.close()
-        if hasattr(self, "_nodes") and self._nodes.living():
+        if hasattr(self, "_nodes") and self._nodes.living():  # an early error leaves these unset
             self._stop_nodes(keep_logs=False)
         self._clean_up.close()
         if hasattr(self, "_bill"):
             self._bill.note_end()
-        if self._lease:
+        if self._lease:  # after driver and nodes: their trials may write into the study until then
             self._lease.release()
         if hasattr(self, "_record"):
             self._record.reason = self._record.reason or self._decision.reason
             credentials.remove_credentials(self._folder)  # the next start makes its own
-            if self._decision.action is Action.END:
+            if self._decision.action is Action.END:  # lent nodes wait for a job that has not "ended"
                 self._record.state = State.ENDED.value
                 self._say_how_to_go_on()
             self._say(f"→ {self._record.state} ({self._decision.exit_code}): {self._record.reason}")

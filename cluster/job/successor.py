@@ -26,6 +26,7 @@ SBATCH_OPTIONS = {
     "Licenses": "--licenses",
 }
 EXCLUSIVE = {"NO": "--exclusive", "USER": "--exclusive=user", "MCS": "--exclusive=mcs"}
+# sbatch hands its environment on. With these a successor would take itself for this job, and its Ray for ours.
 THIS_JOB_VARIABLES = ("SLURM_", "SRUN_", "RAY_")
 DEVICE_VARIABLES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
 

@@ -165,9 +165,12 @@ class JobWatch:
             drain_in_ray([status.ip], "no heartbeat", self.env, HUNG_DRAIN_S)
 
     def _head_died(self, reason: str) -> None:
+        # Steps get Slurm's SIGTERM before the batch script does. Judged at once, a cancelled job would look like a
+        # crash.
         deadline = time.monotonic() + CRASH_OR_SIGNAL_S
         while time.monotonic() < deadline and not self._signals:
             time.sleep(POLL_S)
+        # Without a signal only a certain answer of Slurm counts: if the job still runs, its head has crashed.
         self.classify("the head's step ended", only_if_certain=not self._signals)
         if self.cause is None:
             self.exclude(self._head, reason)

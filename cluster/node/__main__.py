@@ -6,5 +6,6 @@ import sys
 from bigbatch.cluster.node.node_process import main
 
 if __name__ == "__main__":
+    # Logs and reports of this node are for its user alone, whatever umask the user has.
     os.umask(0o077)
     sys.exit(main())

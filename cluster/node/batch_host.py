@@ -15,6 +15,7 @@ from bigbatch.cluster.node.heartbeats import HEARTBEAT_S, HUNG_S, Heartbeats
 from bigbatch.cluster.node.node_status import NodeStatus
 
 ALIVE = ("starting", "ready")
+# In proportion to HUNG_S, which BIGBATCH_HUNG_S shortens in tests.
 LOST_S = HUNG_S * waits.HOST_LOST_S / waits.HUNG_S
 TURN_S = LOST_S / 9
 """The nodes act one after the other: the first that lives ends all others."""

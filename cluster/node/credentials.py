@@ -49,6 +49,7 @@ def make_certificate(authority: Path, folder: Path, names: Sequence[str], addres
     alternatives = [f"DNS:{name}" for name in names] + [f"IP:{address}" for address in addresses]
     write_text(folder / "extensions", f"subjectAltName = {','.join(alternatives)}\n", mode=PRIVATE)
     _openssl(
+        # -nodes: no pass phrase, as nobody is there to type one.
         *("req", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=bigbatch node"),
         *("-keyout", str(folder / "node.key"), "-out", str(folder / "node.csr")),
     )
@@ -86,6 +87,7 @@ def remove_credentials(folder: Path) -> None:
 
 
 def _openssl(*arguments: str) -> None:
+    # openssl makes the key files itself: their mode follows from the umask alone.
     before = os.umask(0o077)
     try:
         done = subprocess.run(["openssl", *arguments], capture_output=True, text=True, timeout=60)

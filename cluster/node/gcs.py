@@ -46,6 +46,7 @@ class GcsClient(Protocol):
 def watch() -> int:
     """Print the living nodes as a line of JSON whenever they change, until this process is ended."""
     client, last = _client(), None
+    # A job that is killed cannot end this process. It is a child of process 1 from then on.
     while os.getppid() != 1:
         try:
             nodes = living_ray_nodes(client)
@@ -77,6 +78,7 @@ def gone(job: str, addresses: list[str], reason: str) -> int:
     that lacks the private names is asked to drain the nodes.
     """
     client = _client()
+    # With the label as well as the address: two jobs may have a node in common, and only this one's is gone.
     nodes = [node for node in living_ray_nodes(client) if node.ip in addresses and node.job == job]
     try:
         from ray._private.grpc_utils import init_grpc_channel  # with the job's token and certificates

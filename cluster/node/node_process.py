@@ -76,10 +76,13 @@ class NodeProcess:
         if not processes.wait_until(lambda: all(path.exists() for path in self._sees), SEE_S):
             unseen = next(path for path in self._sees if not path.exists())
             return self._fail(f"{self._name} does not see {unseen}", BLIND)
+        # Ray's processes change their parents and groups. As our descendants all of them are found at the end.
         processes.adopt_orphans()
+        # A SIGKILL leaves the folder on the node's own disk, where nobody else looks.
         for folder in private_folder.remove_stale():
             print(f"removed {folder}, left behind by a killed job", flush=True)
         try:
+            # Beyond the limit Ray's processes end without a word.
             processes.check_thread_limit(processes.RAY_THREADS if self._gcs else processes.HEAD_THREADS)
             self._ip = network.own_address(self._name)
             self._share = ray_commands.node_resources()
@@ -117,8 +120,10 @@ class NodeProcess:
                 failure = self._watch(ray, folder, chosen)
             finally:
                 self._end_ray(ray, folder)
+            # Only a start is tried again. A Ray that ran and has ended is a loss, with which the job deals.
             if failure in (None, HOST_LOST) or self._status.state == "ready":
                 return failure
+            # Between the probe and Ray's start another program may take a port; that says nothing about this node.
             if ports.taken_ports(chosen):
                 attempt += 1
                 print(f"another program took a port of {chosen.used()}; trying others", flush=True)
@@ -143,7 +148,9 @@ class NodeProcess:
         environment.update(
             private_folder.temporary_folder_variables(folder)
         )  # what Ray and its workers leave there goes with it
+        # Workers inherit it from here: a driver's own PYTHONPATH does not reach a cluster that is already up.
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(IMPORT_ROOT), os.environ.get("PYTHONPATH")]))
+        # By this label the job tells its own nodes from lent ones and from those of other jobs.
         labels = {"slurm_job": self._job_id, "slurm_node": self._name}
         command = ray_commands.ray_start_command(self._ip, gcs, chosen, self._share, folder / "r", labels, metrics_port)
         with (folder / "start.log").open("w") as log:
@@ -177,6 +184,7 @@ class NodeProcess:
                 return (
                     f"Ray {stage} on {self._name} (exit code {ray.returncode}): {lines[-1] if lines else 'no output'}"
                 )
+            # With --block the command does not return, so its own line is the only sign that Ray is up.
             if not ready and STARTED in (folder / "start.log").read_text(errors="replace"):
                 ready = True
                 self._report(replace(self._status, state="ready", ports=chosen, folder=str(folder), reason=None))
@@ -184,6 +192,7 @@ class NodeProcess:
                 self._report(self._status)
             if self._has_acted_for_host():
                 return HOST_LOST
+            # Adopted orphans that have ended stay zombies until someone collects them.
             processes.reap(keep=[ray.pid])
             time.sleep(POLL_S)
         return None
@@ -244,6 +253,7 @@ class NodeProcess:
         processes.end_descendants(grace_s=0.5)
         ray.wait()
         self._orders = self._read_orders()  # are the logs to be kept?
+        # Not told to end: Ray has failed by itself, and its logs say why.
         if self._orders.keep_logs or not self._orders.stop:
             self._keep_logs(folder)
 
@@ -251,6 +261,7 @@ class NodeProcess:
         """Archive this node's logs: at most KEPT_LOG_BYTES, the shortest first, because they tell the most."""
         if self._signalled_at is not None and not self._orders.keep_logs:
             return  # cancelled: only seconds are left, and nobody asked for logs
+        # session_latest is a link to one of these folders.
         logs = [p for p in (folder / "r").glob("session_2*/logs/**/*") if p.is_file() and not p.is_symlink()]
         sizes = sorted((p.stat().st_size, p) for p in [*logs, folder / "start.log"] if p.exists())
         (self._record / RAY_LOGS_FOLDER).mkdir(mode=0o700, exist_ok=True)

@@ -38,6 +38,7 @@ SETTINGS = {
     "PYTHONUNBUFFERED": "1",
 }
 
+# A user's shell or another job may have set these: processes would then meet that one's cluster (ray #60991).
 OTHER_CLUSTER_VARIABLES = (
     "RAY_ADDRESS",
     "RAY_AUTH_",
@@ -111,10 +112,12 @@ def ray_start_command(
         metrics_port: where this node's metrics are shown, on all interfaces and without a token; None: nowhere.
     """
     head = [
+        # Who reaches the dashboard can run code in the cluster (CVE-2023-48022). A tunnel leads to the loopback.
         *("--head", f"--port={ports.gcs}", "--dashboard-host=127.0.0.1", f"--dashboard-port={ports.dashboard}"),
         *(f"--ray-client-server-port={ports.client}", "--no-monitor"),  # the monitor would only scale the cluster
     ]
     return [
+        # The interpreter's own Ray, where PATH may first lead to that of another environment.
         *(ray_python(), "-m", "ray.scripts.scripts", "start"),
         *(head if ports.gcs else [f"--address={gcs}"]),
         f"--node-ip-address={ip}",
@@ -124,6 +127,7 @@ def ray_start_command(
         f"--dashboard-agent-grpc-port={ports.agent_grpc}",
         f"--dashboard-agent-listen-port={ports.agent_http}",
         *("--min-worker-port=0", "--max-worker-port=0"),  # the kernel finds free ones
+        # Ray would count all CPUs, GPUs and memory that the host shows, not those that Slurm has granted.
         f"--num-cpus={share.cpus}",
         f"--num-gpus={share.gpus}",
         f"--memory={share.memory_bytes}",

@@ -119,6 +119,7 @@ def longest_epoch_s(folder: str | Path) -> float | None:
     try:
         with (Path(folder) / JOURNAL_NAME).open("rb") as lines:
             for line in lines:
+                # The driver may be writing the last line at this moment.
                 if EPOCH_MARK in line and line.endswith(b"\n"):
                     attributes = json_values.mapping(json_values.json_object(line), "user_attr")
                     for name in attributes:

@@ -127,6 +127,7 @@ def _check_search(request: Request, needs: JobResources, script: str) -> None:
 def _outside_of_jobs(env: Mapping[str, str]) -> dict[str, str]:
     """The environment without the variables of a surrounding job (JupyterHub, salloc): the new job would get them."""
     kept = {k: v for k, v in env.items() if not k.startswith(("SLURM_", "SRUN_")) or k == "SLURM_CONF"}
+    # Outside of a job CUDA_VISIBLE_DEVICES is the user's own choice; within one it was Slurm's.
     return {k: v for k, v in kept.items() if k not in DEVICE_VARIABLES} if env.get("SLURM_JOB_ID") else kept
 
 
@@ -165,6 +166,7 @@ def check_folders(request: Request, env: Mapping[str, str]) -> None:
         if place is None or not mounts.is_of_one_host(place, base_folders(env), job_record.records_home(env)):
             continue
         here = os.uname().nodename.partition(".")[0]
+        # Where this machine is the only node, as on a workstation with Slurm, its own disk is seen by all nodes.
         if any(host.partition(".")[0] not in (here, "localhost") for host in slurm_commands.node_hosts()):
             raise InputError(
                 f"{what} must be on a file system that the nodes see; got {str(place)!r}, which is {here}'s own. "
@@ -205,6 +207,7 @@ def render_batch_script(
     script = ATTACH if request.attach_to else SEARCH
     arguments = f"{search_check.ARGUMENT} " * check_only + _arguments(request, site)
     lines = [
+        # `module` is a function of the login shell's start-up files.
         "#!/bin/bash -l" if modules else "#!/bin/bash",
         *(f"#SBATCH {_quoted(directive)}" for directive in _directives(request, site, needs, env)),
         "",
@@ -230,6 +233,7 @@ def _cost(needs: JobResources, site: Site) -> str:
 
 
 def _directives(request: Request, site: Site, needs: JobResources, env: Mapping[str, str]) -> list[str]:
+    # In --output a % begins a pattern of Slurm's.
     log = str(job_record.records_home(env) / "logs").replace("%", "%%") + "/%j.log"
     requeue = site.requeue and not request.attach_to
     gpus = [f"{needs.gres}:{needs.gpus_per_node}"] if needs.gpus_per_node and needs.gres else []
@@ -248,9 +252,12 @@ def _directives(request: Request, site: Site, needs: JobResources, env: Mapping[
         "--ntasks-per-node=1",
         f"--cpus-per-task={needs.cpus_per_node}",
         f"--time={format_time(needs.time_s)}",
+        # B: unasked, Slurm signals the job's steps and not its batch script (sbatch(1)).
         f"--signal=B:USR1@{request.signal_s}",
+        # Said either way: a site's default (JobRequeue) may be the other one.
         "--requeue" if requeue else "--no-requeue",
         "--no-kill",  # a dying node ends its trials, not the search
+        # A requeued job would else begin its log anew at most sites (JobFileAppend), without the reason of its requeue.
         "--open-mode=append",
         f"--output={log}",
         *needs.options,
@@ -298,6 +305,7 @@ def _arguments(request: Request, site: Site) -> str:
     if request.attach_to:
         return shlex.quote(request.attach_to)
     chain = [] if site.requeue or "--chain" in request.job_options else ["--chain"]
+    # The job must save when Slurm signals, and also if that signal does not come.
     margin = [] if request.signal_s == MARGIN_S else ["--margin", str(request.signal_s)]
     return shlex.join([*chain, *margin, *request.job_options, *request.arguments])
 

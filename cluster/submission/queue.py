@@ -63,6 +63,7 @@ def _listed() -> list[QueueEntry]:
     text = slurm_commands.run("squeue", "--noheader", "--user", getpass.getuser(), f"--format={QUEUE_FORMAT}")
     jobs = []
     for line in text.splitlines():
+        # A job's name is the user's and may hold anything, also a line break; it stands last for the same reason.
         if line.count("|") < 7:
             continue
         job_id, state, elapsed, limit, nodes, partition, reason, name = line.strip().split("|", 7)
@@ -198,8 +199,10 @@ def follow_logs(job_id: str, *, node: str | None = None, poll_s: float = POLL_S)
             for line in tails.setdefault(path, _Tail(path, f"{source} | " if source else "")).lines():
                 fresh = True
                 yield line
+        # The last lines may be written after the job has left the queue: files are read once more.
         if not lives and not fresh:
             break
+        # Slurm's controller serves the whole site: it is asked seldom, and only when no line comes.
         if not fresh and time.monotonic() - asked > QUEUE_POLL_S:
             asked, lives = time.monotonic(), _is_listed(job_id)
         elif not fresh:
@@ -229,6 +232,7 @@ class _Tail:
                 self.at = file.tell()
         except OSError:
             return
+        # A half-written line waits for its rest; so does a character of several bytes.
         *whole, self.half = (self.half + data).split(b"\n")
         for line in whole:
             yield self.prefix + line.decode(errors="replace") + "\n"
@@ -255,6 +259,7 @@ def _is_listed(job_id: str) -> bool:
     try:
         return job_id in _listed_ids()
     except slurm_commands.SlurmError:
+        # A controller that does not answer now may do so later; without Slurm nobody ever will.
         return slurm_commands.is_installed("squeue")
 
 

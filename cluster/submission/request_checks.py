@@ -34,6 +34,7 @@ def check_kinds(request: Request) -> None:
                 raise InputError(f"{option} must be text; got {value!r}. Write '{value}'.")
             if not value.strip():
                 raise InputError(empty_value(option, value))
+        # To Python, True is a whole number.
         elif not isinstance(value, int) or isinstance(value, bool):
             raise InputError(f"{option} must be a whole number; got {value!r}. Write it without quotes.")
         elif value < (least := MIN_WHOLE_NUMBERS[name]):

@@ -106,6 +106,7 @@ def _check_words(request: Request, site: Site) -> None:
         options.parse_job_options([*request.job_options, *request.arguments])
     except options.UsageError as error:
         raise InputError(str(error)) from None
+    # Found out in the job, it would have cost the wait in the queue.
     if site.internet is False and "--wandb online" in " ".join(request.arguments).replace("=", " "):
         raise InputError(f"compute nodes of {site.name} have no internet; got --wandb online. Write --wandb offline.")
 

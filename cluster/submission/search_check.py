@@ -59,6 +59,7 @@ def check_search(arguments: Sequence[str], script: str, cwd: str, env: Mapping[s
 
     Raises InputError with the search's own message if it is refused.
     """
+    # The -l of the script's first line is read only by who runs it as a file; here it is run with -c.
     shell = [shutil.which("bash") or "/bin/bash", *(["-l"] if script.startswith("#!/bin/bash -l") else [])]
     answer = _ask([*shell, "-c", script], cwd, {**env, CHECK_VARIABLE: "1"}, CHECK_LIMIT_S)
     why = answer.unanswered
@@ -87,6 +88,7 @@ def _ask(command: Sequence[str], cwd: str, env: Mapping[str, str], limit_s: floa
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
+            # A group of its own, all of which _end kills.
             start_new_session=True,
         )
     except OSError as error:
@@ -97,6 +99,7 @@ def _ask(command: Sequence[str], cwd: str, env: Mapping[str, str], limit_s: floa
         return Answer(unanswered=f"no answer within {limit_s:g} s")
     finally:
         _end(process)
+    # Modules and preludes print lines of their own, before and after ours.
     for line in reversed(out.splitlines()):
         if line.startswith(MARK):
             values = json.loads(line[len(MARK) :])
@@ -107,6 +110,7 @@ def _ask(command: Sequence[str], cwd: str, env: Mapping[str, str], limit_s: floa
 
 def _output(process: subprocess.Popen[str], limit_s: float) -> tuple[str, str]:
     """The process's output and errors. Raises TimeoutExpired."""
+    # A line only where it is needed: most checks answer sooner.
     with contextlib.suppress(subprocess.TimeoutExpired):
         return process.communicate(timeout=min(SPEAK_AFTER_S, limit_s))
     if sys.stderr.isatty():

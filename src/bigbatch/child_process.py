@@ -43,6 +43,7 @@ def run_child(
     with subprocess.Popen(
         words,
         stdout=subprocess.PIPE,
+        # One stream: lines come in the order in which they were written.
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",

@@ -116,6 +116,7 @@ def _commit() -> str | None:
     """The commit of a clone, with ``-dirty`` behind it where files were changed since. None outside of a clone."""
     if not (ROOT / ".git").exists():  # an installed package may lie in a repository of the user's
         return None
+    # --exclude: the name of a tag would stand in the commit's place.
     git = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     try:
         done = subprocess.run(git, cwd=ROOT, capture_output=True, text=True, timeout=10)

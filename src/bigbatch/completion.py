@@ -100,7 +100,9 @@ def _add(
     functions: _Functions,
 ) -> None:
     """A command with the options of ``parsers``, and how their values are completed."""
+    # resolve: submit and a search have options of the same name.
     added = below.add_parser(name, help=what, parents=parsers, add_help=False, conflict_handler="resolve")
+    # argparse has no public list of a parser's options.
     for action in added._actions:
         if action.nargs == 0 or action.choices is not None:
             continue

@@ -106,7 +106,9 @@ def _drawn(folder: Path, started: float) -> dict[str, str] | None:
     progress = SearchProgress(
         recorded.summary.planned, at_a_time, shown, Columns(), objectives=recorded.objectives, started=started
     )
+    # rich would print into the notebook's cell by itself.
     console = Console(record=True, file=io.StringIO(), width=WIDTH, force_jupyter=False, force_terminal=True)
     console.print(trial_table(progress, WIDTH), summary_line(progress), sep="\n")
+    # Kept: the text below is made of the same record.
     html = console.export_html(inline_styles=True, code_format=PAGE, clear=False)
     return {"text/html": html, "text/plain": console.export_text()}

@@ -115,6 +115,7 @@ class Study:
     @property
     def epochs(self) -> pd.DataFrame:
         """A row for each epoch of each trial, with the columns of ``epochs.parquet``; ``metrics`` holds dicts."""
+        # By default pyarrow gives maps as lists of pairs.
         return self._tables[1].to_pandas(maps_as_pydicts="lossy")
 
     @property

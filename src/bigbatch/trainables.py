@@ -114,6 +114,7 @@ class _TuneFunction:
         with tempfile.TemporaryDirectory(prefix="bigbatch-tune-") as folder:
             if (checkpoint := ray.tune.get_checkpoint()) is not None:
                 with checkpoint.as_directory() as earlier:
+                    # A copy: training writes here, and the checkpoint may be another trial's, too.
                     shutil.copytree(earlier, folder, dirs_exist_ok=True)
             train(
                 wanted,

@@ -130,6 +130,7 @@ class _Reporter(PrintReporter):
 
 def _train_by_torchrun(task: RunPlan, words: Sequence[str]) -> TrainResult:
     script = our_script("train_loop", "run.py")
+    # --standalone: a free port, so that runs beside each other on a machine do not meet.
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(task.workers)]
     line = [script[0], *launcher, script[1], *words]
     code, last = run_child(line, stop=signal.SIGINT, apart=True)  # torchrun passes it on, and a second one kills

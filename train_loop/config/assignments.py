@@ -56,6 +56,7 @@ def _value(raw: str, name: str, full: str) -> object:
     if is_open(full):
         return value
     kind = config_keys()[full]
+    # JSON makes a number of a name such as 8.
     if kind is str and not isinstance(value, str):
         value = raw
     if kind is bool and isinstance(value, str) and value.lower() in ("true", "false"):

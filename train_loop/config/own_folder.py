@@ -35,6 +35,7 @@ def folder_first(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
+        # The user's file may have changed the path itself.
         if str(folder) in sys.path:
             sys.path.remove(str(folder))
         new = {name.partition(".")[0] for name in set(sys.modules) - before}

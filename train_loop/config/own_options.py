@@ -19,6 +19,7 @@ class Options(dict[str, "OptionValue"]):
     """Keyword arguments for a user's function: name → JSON value. Not to be changed; hashable, as sections are."""
 
     def __hash__(self) -> int:  # type: ignore[override]
+        # Values may be lists, which have no hash.
         return hash(json.dumps(self, sort_keys=True))
 
 

@@ -272,6 +272,7 @@ def coerced(kind: object, value: object, key: str) -> object:
     elif kind is int:
         if isinstance(value, int) and not isinstance(value, bool):
             return value
+        # 1e3 is a float to JSON, but a whole number to whoever typed it.
         if isinstance(value, float) and value.is_integer():
             return int(value)
     elif kind is float:
@@ -297,6 +298,7 @@ def _changed(values: Nested, defaults: Nested) -> Nested:
 def _default(key: str) -> str:
     """The key's default, as one would write it."""
     value = _at(TrainConfig(), resolve_key(key))
+    # () would show nobody how a list of epochs is written.
     return json.dumps(value) if value != () else "[30, 60]"
 
 

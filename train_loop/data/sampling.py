@@ -19,6 +19,7 @@ Indices = npt.NDArray[np.int64]
 ORDER = 0
 AUGMENTATION = 1
 MIXING = 2
+# Any number, but the same for ever: another one would mix held-out images with those that choose.
 HOLDOUT_SEED = 27
 
 
@@ -106,6 +107,7 @@ def holdout_rows(labels: Indices, count: int) -> tuple[Indices, Indices]:
         count: at least 1, at most N.
     """
     by_class = np.lexsort((np.random.default_rng(HOLDOUT_SEED).permutation(len(labels)), labels))
+    # At equal distances in the order of the classes: so each gives its share to within one image.
     picked = (np.arange(count) * len(labels) + len(labels) // 2) // count
     reports = np.sort(by_class[picked])
     return np.setdiff1d(np.arange(len(labels), dtype=np.int64), reports), reports

@@ -112,6 +112,7 @@ class DataSource(ABC):
 
     def note_bad(self, validation: bool, index: int, message: str) -> None:
         """Count an image that was replaced or left out. The first few are reported."""
+        # A set: an image that is bad in each epoch counts once.
         self._bad.add((validation, index))
         self._told += 1
         if self._told <= SAY_BAD:

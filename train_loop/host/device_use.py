@@ -89,6 +89,7 @@ class UseMeter:
 
     def used(self) -> DeviceUse:
         """What was used since the last ``take``."""
+        # The thread looks only every few seconds.
         self.sample()
         with self._lock:
             seen = self._utilizations

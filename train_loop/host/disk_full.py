@@ -46,6 +46,7 @@ def full_errno(error: BaseException | None, folder: Path | None = None) -> int |
     ``folder``: the folder that was written to. torch gives no reason for a failed write; then the folder's room is
     checked.
     """
+    # Exceptions may be each other's cause: this would never end.
     seen: set[int] = set()
     link = error
     while link is not None and id(link) not in seen:
@@ -71,6 +72,7 @@ def describe_full_disk(number: int, folder: Path) -> str:
         stat = os.statvfs(folder)
     except OSError:
         return f"the file system {where}, where {folder} lies, is full"
+    # Some file systems, such as btrfs, count no inodes and show 0.
     if stat.f_files and not stat.f_favail and stat.f_bavail * stat.f_frsize > _ALMOST_NOTHING:
         return f"the file system {where}, where {folder} lies, has no room for another file (no inodes left)"
     left, size = (count * stat.f_frsize / 1e9 for count in (stat.f_bavail, stat.f_blocks))

@@ -39,6 +39,7 @@ def space_left(folder: Path) -> SpaceLeft:
     """The room for ``folder``, which need not exist: the file system's, or the quota's if that is less."""
     there = next(p for p in (folder, *folder.parents) if p.exists())
     stat = os.statvfs(there)
+    # 0 blocks in all: the file system does not count them.
     free = stat.f_bavail * stat.f_frsize if stat.f_blocks else None
     room = SpaceLeft(free, stat.f_favail if stat.f_files else None, "the file system", "the file system")
     command, lines = site_quota()

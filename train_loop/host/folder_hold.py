@@ -62,6 +62,7 @@ def end_process(reason: str) -> None:
 
     Its Ray and the processes that it has started end with it.
     """
+    # The live display hides the cursor, and what would show it again does not run now.
     show_cursor = "\x1b[?25h\n" if sys.stderr.isatty() else ""
     print(f"{show_cursor}error: {reason}.", file=sys.stderr, flush=True)
     os._exit(1)

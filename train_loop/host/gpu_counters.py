@@ -63,6 +63,7 @@ def open_gpu_counters(uuid: str) -> GpuCounters | None:
         return None
     try:
         nvml.nvmlInit()
+        # torch leaves out the prefix that NVML asks for.
         name = uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
         return GpuCounters(nvml, nvml.nvmlDeviceGetHandleByUUID(name))
     except nvml.NVMLError:

@@ -36,6 +36,7 @@ def count_memory_kills(cgroups: Path = Path("/sys/fs/cgroup"), own: Path = _OWN_
         return 0
     counts = [0]
     for parts in lines:
+        # Version 2 has one line, without controllers; version 1 a line for each, of which memory's counts.
         if len(parts) != 3 or (parts[1] and "memory" not in parts[1].split(",")):
             continue
         root, file = (cgroups / "memory", "memory.oom_control") if parts[1] else (cgroups, "memory.events")

@@ -79,6 +79,7 @@ def _launched(env: Mapping[str, str]) -> Launch | None:
 
 def rendezvous_port(job_id: int, step_id: int) -> int:
     """The port where the ranks meet: the same on all of them, and different for almost every other job step."""
+    # Ids of jobs follow each other: 7 apart, the first steps of two jobs do not meet.
     return FIRST_PORT + (job_id * 7 + step_id) % PORTS
 
 

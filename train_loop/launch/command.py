@@ -165,6 +165,7 @@ def make_run_plan(argv: Sequence[str] | None, prog: str, launch: Launch | None) 
         check_workers_fit_machine(workers)
     if not args.checkpoint_every_s >= 0:
         raise ConfigError(f"--checkpoint-every-s must be at least 0; got {args.checkpoint_every_s}. Write 60.")
+    # Without keys that change no result: a run that is repeated with more loader processes goes on in the same folder.
     digest = hashlib.sha256(config.outcome_json().encode()).hexdigest()[:8]
     output = Path(args.output) if args.output else Path("runs", "train", f"{source}-{digest}")
     output = output.absolute() if measures else check_output(output.absolute(), config, args.accept_changed_code)
@@ -358,6 +359,7 @@ def _main(argv: Sequence[str] | None) -> int:
             write_result(task, history)
         return 0
     except (ConfigError, OwnCodeError) as error:
+        # This rank alone knows of such a parameter: the others only wait for its gradient.
         return _say(f"{prog}: error: {error}", WRONG_INPUT, speaks or isinstance(error, UnusedParameterError))
     except (KeyboardInterrupt, TrainingStopped) as stop:
         signum = getattr(stop, "signum", None)
@@ -369,6 +371,7 @@ def _main(argv: Sequence[str] | None) -> int:
         return _say(f"{prog}: failed: {error}", 1, speaks)
     except OSError as error:
         number = full_errno(error)
+        # Before there is a plan it is no folder of ours that is full.
         if number is None or "task" not in locals():
             raise
         line = str(error) if isinstance(error, DiskFull) else describe_full_disk(number, task.output)

@@ -29,6 +29,7 @@ def append_histograms(file: Path, epoch: int, found: Mapping[str, TensorHistogra
     """Add an epoch's line. Raises OSError."""
     values = {name: [one.low, one.high, one.counts] for name, one in found.items()}
     with file.open("a") as lines:
+        # A line break before it, too: a line that a kill has cut off would take this one in.
         lines.write(f"\n{_begin(epoch)}{json.dumps(values, separators=(',', ':'))}}}\n")
 
 

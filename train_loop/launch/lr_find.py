@@ -95,6 +95,7 @@ def range_test(step: Callable[[float], float], first: float, last: float, steps:
         loss = step(rate)
         mean = SMOOTHING * mean + (1 - SMOOTHING) * loss
         value = mean / (1 - SMOOTHING ** (number + 1))
+        # Not within the first steps, whose mean comes from few losses.
         if not math.isfinite(loss) or (number >= 10 and value > EXPLODED_LOSS_FACTOR * min(smoothed)):
             exploded_at = rate
             break
@@ -188,7 +189,7 @@ def svg(finding: RangeTestResult, title: str) -> str:
         return f'<text x="{px:.1f}" y="{py:.1f}" text-anchor="{anchor}">{words}</text>'
 
     def mark(rate: float, name: str, color: str, row: int) -> list[str]:
-        px = x(min(max(rate, finding.rates[0]), finding.rates[-1]))
+        px = x(min(max(rate, finding.rates[0]), finding.rates[-1]))  # the suggestion may be below all of them
         rule = (
             f'<line x1="{px:.1f}" y1="{top}" x2="{px:.1f}" y2="{top + height}" stroke="{color}" stroke-dasharray="4"/>'
         )
@@ -330,6 +331,7 @@ def _write(config: TrainConfig, finding: RangeTestResult, output: Path) -> None:
     else:
         print(f", explodes at {finding.exploded_at:.3g}")
     print(f"suggested peak lr {finding.suggestion:.3g}: --set peak_lr={finding.suggestion:.3g}")
+    # --prior-from refuses a test without an explosion: its minimum is only a bound.
     if finding.exploded_at is not None:
         print(f"to search around it: bigbatch tune --prior-from {shlex.quote(str(output / 'lr_find.json'))}")
     print(f"curve in {output / 'lr_find.svg'}, numbers in {output / 'lr_find.json'}")

@@ -120,6 +120,7 @@ class Report:
         self._history.append(record)
         self._send(record)
         self._since = time.monotonic()
+        # All ranks ask: one that stopped alone would leave the others waiting in the next report.
         if self._world.max([float(self._stop_requested())])[0]:
             self.stopped = True
             raise TrainingStopped(f"stopped on request after epoch {epoch}")
@@ -138,6 +139,7 @@ class Report:
             got = ", ".join(f"{name}=" for name in numbers) or "none"
             write = f"value= or {first}=" if lacking[0] == first else f"{lacking[0]}="
             raise ReportError(f"a report has the objective {lacking[0]!r}; got {got}. Write {write} in each report.")
+        # JSON, in which studies keep their records, has no NaN.
         known = {name: one if math.isfinite(one) else None for name, one in numbers.items()}
         columns = {name: one for name, one in known.items() if name in COLUMNS}
         others = {name: one for name, one in known.items() if name not in COLUMNS}
@@ -171,6 +173,7 @@ class Report:
             try:
                 self._folders.keep(source, [*self._history, record])
             except OSError as error:
+                # A full disk costs this checkpoint, not the run.
                 if full_errno(error, source) is None:
                     raise
                 self._say(f"no room for the checkpoint of epoch {record['epoch']}: {error}")
@@ -189,6 +192,7 @@ class Report:
 
 def _whole(epoch: object) -> int:
     try:
+        # True is a whole number to Python.
         if isinstance(epoch, SupportsIndex) and not isinstance(epoch, bool):
             return operator.index(epoch)
     except (TypeError, RuntimeError):

@@ -162,5 +162,6 @@ class _Lines(io.TextIOBase):
         *whole, self._begun = (self._begun + text).split("\n")
         for line in whole:
             if line.strip():
+                # Of a progress bar, which redraws its line, what it shows last.
                 self._log.info("%s", line.rpartition("\r")[2])
         return len(text)

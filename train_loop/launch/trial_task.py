@@ -183,6 +183,7 @@ class _Values:
 
 
 def _number(value: object, key: str) -> float:
+    # True is a number to Python.
     if isinstance(value, bool) or not isinstance(value, int | float):
         _refuse(key, "a number", value)
     return value

@@ -79,6 +79,7 @@ class WandbRun:
                 **({} if job is None else {"slurm_job_id": job.job_id, "slurm_restart_count": job.restart_count}),
                 **config,
             },
+            # A search's driver has the runs of several trials at a time.
             reinit="create_new",
             settings=wandb.Settings(
                 silent=True, console="off", x_disable_stats=True, disable_git=True, disable_code=True,

@@ -64,6 +64,7 @@ def fit_until_it_fits(fit: Callable[[], WorkersEnd], checkpoints: Path, stopped:
             return fit()
         except Exception as error:
             healed = any(isinstance(met, DeviceMemoryError) and met.healed for _, met in _worker_errors(error))
+            # Ray may name a worker that only lost its connection: then the note beside the checkpoints tells.
             if stopped() or not (healed or len(read_halvings(checkpoints)) > before):
                 raise
     return fit()

@@ -20,6 +20,7 @@ NSIGHT = ("NSYS_PROFILING_SESSION_ID", "NV_NSIGHT_INJECTION_TRANSPORT_TYPE")
 
 def named_ranges() -> Callable[[str], AbstractContextManager[None]]:
     """Marks a block for Nsight by its name (NVTX), if Nsight records this process; else it does nothing."""
+    # torch without CUDA has no NVTX.
     if any(os.environ.get(name) for name in NSIGHT) and hasattr(torch._C, "_nvtx"):
         return lambda name: torch.cuda.nvtx.range(name.removesuffix("_s"))
     return lambda _: _NOTHING

@@ -92,6 +92,7 @@ def constant_values(
     measured = [(_loss_and_top1(seen, kind, constant, loss, world), constant) for constant in made]
     if not measured:
         return {}
+    # NaN is neither less nor more than a number: as a key it would win or lose by its place.
     (mean_loss, top1), constant = min(measured, key=lambda one: math.inf if math.isnan(one[0][0]) else one[0][0])
     found = {f"{prefix}_loss": mean_loss, f"{prefix}_top1": top1}
     for name, value in _metric_values(seen, kind, constant, metrics, world).items():
@@ -154,6 +155,7 @@ def _loss_and_top1(
         try:
             mean_loss = loss(outputs, targets)
         except Exception:  # the user's function may refuse constant outputs
+            # Not left out: all ranks must meet in the sum.
             mean_loss = outputs.new_tensor(math.nan)
         sums.add(mean_loss, outputs, targets)
     total, correct, examples = world.sum(sums.values).tolist()

@@ -145,8 +145,10 @@ def cuda_memory(config: TrainConfig, info: DataInfo, device: torch.device, preci
             if not needs_more_images(error):
                 raise
         finally:
+            # What this size leaves behind would count as the next one's.
             gc.collect()
             torch.cuda.empty_cache()
+        # Reserved, not allocated: what lies idle between the allocator's blocks is missing, too.
         return float(torch.cuda.max_memory_reserved(device))
 
     total_bytes = int(properties.total_memory * memory_part(trials_on_gpu()))

@@ -73,6 +73,7 @@ class MeanOfFunction:
 
     def values(self) -> dict[str, float]:
         """The mean."""
+        # A copy, as the ranks are summed in place: the sums may be asked for again.
         total, count = self._world.sum(self._sums.clone()).tolist()
         return {"": total / count if count else math.nan}
 
@@ -136,6 +137,7 @@ def _build(word: str, info: DataInfo, world: World) -> ValidationMetric:
             f"{KEY} must name a function of (outputs, targets), or one without arguments that returns an object with "
             f"update, compute and reset; got {word!r}, which returns a {type(meter).__name__}. Correct it."
         )
+    # Every torchmetrics.Metric has this attribute: a look at the class itself would need the package.
     if world.workers > 1 and not hasattr(meter, "dist_sync_on_step"):
         raise ConfigError(
             f"{KEY}={word} must share its sums among {world.workers} workers; got a {type(meter).__name__}, "
@@ -164,6 +166,7 @@ def _of_torchmetrics(word: str, info: DataInfo) -> object:
             f"{KEY}={word} needs torchmetrics; got none. Run: pip install 'bigbatch[torchmetrics]'"
         ) from None
     name = word.removeprefix(TORCHMETRICS)
+    # Classes such as MulticlassAccuracy are in the subpackage alone.
     found = getattr(package, name, getattr(classification, name, None))
     if not (inspect.isclass(found) and issubclass(found, package.Metric)):
         raise ConfigError(f"{KEY} must name a class of torchmetrics; got {word!r}. Look for it in torchmetrics' docs.")

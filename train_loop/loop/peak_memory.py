@@ -60,6 +60,7 @@ def resident_peak_bytes() -> int:
     """
     if peak := _of_status("VmHWM:"):
         return peak
+    # Bytes on macOS, KiB on Linux.
     unit = 1 if sys.platform == "darwin" else 1024
     return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
@@ -69,5 +70,6 @@ def _of_status(name: str) -> int | None:
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in PROCESS_STATUS.read_text().splitlines():
             if line.startswith(name):
+                # proc(5) gives kB, which are KiB.
                 return 1024 * int(line.split()[1])
     return None

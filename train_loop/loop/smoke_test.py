@@ -74,6 +74,7 @@ def _small(config: TrainConfig) -> TrainConfig:
             "batch.global_size": size,
             "batch.micro_size": micro if size == 2 * micro else size,
             "precision": "off",
+            # Compiling takes minutes, and torch's SyncBatchNorm works on GPUs alone.
             "model.compile": False,
             "model.sync_bn": False,
             "data.loader.workers": 0,
@@ -176,6 +177,7 @@ def _check_state(run: Run) -> None:
     try:
         torch.save(run.optimizer.state_dict(), file)
         file.seek(0)
+        # As checkpoints are read, which can then hold no code.
         torch.load(file, weights_only=True)
     except Exception as error:
         raise ConfigError(

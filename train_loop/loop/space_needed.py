@@ -30,6 +30,7 @@ def checkpoint_bytes(model: ModelConfig, info: DataInfo, optimizer: str | None, 
     Args:
         optimizer: its name. None: not known yet; assume the largest state.
     """
+    # Momentum alone; Adam's family keeps two means.
     states = 1 if optimizer in ("sgd", "lars") else 2
     return 4 * parameter_count(model, info) * (1 + states + averaged)
 

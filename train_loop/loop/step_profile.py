@@ -150,7 +150,7 @@ def measure_steps(run: Run, steps: int) -> StepProfile:
     timer.take()
     forget_peak(device)
     with run.use:
-        run.use.take()
+        run.use.take()  # what came before the measured steps must not count
         began = timer.clock.wait()
         times, local = _steps_and_local_steps(run, timer, batches, steps)
         use, took_s = run.use.take(), timer.clock.wait() - began
@@ -266,6 +266,7 @@ def _communication(run: Run, times: list[dict[str, float]], local: list[dict[str
 
 def _validation(run: Run, timer: StepTimer, most: int) -> tuple[list[float], int]:
     """Seconds of each of at most ``most`` batches on this rank, without the first; and how many there are."""
+    # As in a run's validation, which keeps nothing for a backward pass.
     size = 2 * run.split.micro_size
     share = size, run.world.rank, run.world.workers
     info, of_all = run.source.info, size * run.world.workers
@@ -282,6 +283,7 @@ def _validation(run: Run, timer: StepTimer, most: int) -> tuple[list[float], int
             if batch is None:
                 break
     run.model.train()
+    # The last one found no batch; the first one also chose kernels.
     seconds = [one[STEP] for one in timer.take()[:-1]]
     return seconds[1:] or seconds or [0.0], count
 

@@ -54,8 +54,10 @@ def until_it_fits(
             if run.world.workers > 1 or not isinstance(failed, DeviceMemoryError) or not failed.healed:
                 raise failed from error
         finally:
+            # What stays frozen is never collected, this run's garbage neither.
             gc.unfreeze()
             run.source.close()
+        # Its tensors are the memory that is to be free.
         del run
         _free_device_memory()
 

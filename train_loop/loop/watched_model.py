@@ -96,6 +96,7 @@ def histogram(values: torch.Tensor) -> TensorHistogram | None:
         return histogram(flat) if len(flat) else None
     if low == high:  # as numpy.histogram does
         low, high = low - 0.5, high + 0.5
+    # histc takes no half precision.
     counts = torch.histc(flat[:: _stride(len(flat))].float(), BINS, low, high).tolist()
     return TensorHistogram(low, high, tuple(int(count) for count in counts))
 

@@ -16,6 +16,7 @@ from bigbatch.train_loop.host.shared_gpu import trials_on_gpu
 def open_use_meter(world: World) -> UseMeter:
     """The meter of this rank, not yet entered. All ranks call it: they agree who counts each machine's processors."""
     node = platform.node()
+    # The first rank of each machine: two would count the same processors.
     counts = world.gather(node).index(node) == world.rank
     cuda = world.device.type == "cuda"
     gpu = open_gpu_counters(str(torch.cuda.get_device_properties(world.device).uuid)) if cuda else None

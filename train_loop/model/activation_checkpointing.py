@@ -57,6 +57,7 @@ def _outermost(module: nn.Module) -> Iterator[nn.Sequential]:
 
 def _is_plain(chain: nn.Sequential) -> bool:
     """Whether it calls one layer after the other: a subclass may do something else."""
+    # A hook would not be called where the layers are called one by one.
     return type(chain).forward is nn.Sequential.forward and not (chain._forward_hooks or chain._forward_pre_hooks)
 
 
@@ -87,6 +88,7 @@ def _in_segments(chain: nn.Sequential, x: Any) -> Any:
     *first, last = _segments(_layers(chain))
     for segment in first:
         compiling = torch.compiler.is_compiling()
+        # torch counts changes in place here; nothing public tells it.
         version = x._version if isinstance(x, torch.Tensor) and torch.is_grad_enabled() and not compiling else None
         y = _checkpointed(segment, _after_each_other(segment))(x)
         if version is not None and x._version != version:
@@ -132,6 +134,7 @@ def _statistics_kept(parts: Sequence[nn.Module]) -> Iterator[None]:
     for bn in layers:
         bn.momentum = 0.0
         if bn.num_batches_tracked is not None:
+            # torch counts in place: let it count in a copy.
             bn.num_batches_tracked = bn.num_batches_tracked.clone()
     try:
         yield

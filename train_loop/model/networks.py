@@ -102,6 +102,7 @@ def build_model(config: ModelConfig, info: DataInfo) -> nn.Module:
         from bigbatch.train_loop.model.activation_checkpointing import checkpoint_blocks
 
         checkpoint_blocks(model, config.name)
+    # Last: its layers are no BatchNorm2d, by which those above are found.
     return nn.SyncBatchNorm.convert_sync_batchnorm(model) if config.sync_bn else model
 
 
@@ -184,6 +185,7 @@ def _arguments(name: str, info: DataInfo) -> dict[str, object]:
     if name.startswith("maxvit"):
         return {"input_size": (info.image_size, info.image_size)}
     if name in ("googlenet", "inception_v3"):
+        # init_weights: torchvision warns where that is left open.
         return {"aux_logits": False, "init_weights": True}
     return {}
 

@@ -66,7 +66,7 @@ def recompute_statistics(
     ]
     moments = [_Moments(bn, world) for bn in layers]
     try:
-        model.train()
+        model.train()  # in eval mode layers would normalise with the old statistics
         for images in batches:
             forward(images)
     finally:
@@ -110,6 +110,7 @@ class _Moments:
         batches, mean, mean_square, var = total
         seen = batches > 0
         mean, mean_square, var = (x / batches.clamp(min=1.0) for x in (mean, mean_square, var))
+        # Rounding may make it negative.
         var = (mean_square - mean.square() + var).clamp(min=0.0)
         for buffer, value in ((self._bn.running_mean, mean), (self._bn.running_var, var)):
             old = _of(buffer)

@@ -87,6 +87,7 @@ def _tensors(path: Path) -> dict[str, torch.Tensor]:
             from safetensors.torch import load_file
 
             return load_file(path)
+        # A pickle from elsewhere could run code.
         found: object = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         reason = " ".join(str(error).split())[:200]
@@ -99,4 +100,5 @@ def _tensors(path: Path) -> dict[str, torch.Tensor]:
             found = found[key]
     if not isinstance(found, Mapping) or not all(isinstance(value, torch.Tensor) for value in found.values()):
         raise ConfigError(f"model.pretrained must hold tensors by name; got {str(path)!r} without. Write a state dict.")
+    # State dicts of a network within DDP have this prefix.
     return {key.removeprefix("module."): value for key, value in cast("Mapping[str, torch.Tensor]", found).items()}

@@ -43,6 +43,7 @@ def timm_network(name: str, options: Mapping[str, object], info: DataInfo) -> nn
     try:
         return _created(wanted, {**facts, "img_size": info.image_size, **options})
     except TypeError as error:
+        # timm tells by this error alone that a network takes no size.
         if "'img_size'" not in str(error) or "img_size" in options:
             raise _refusal(wanted, options, info, error) from None
     except (ValueError, AssertionError) as error:

@@ -22,10 +22,12 @@ class WeightAverage:
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
+        # Not BatchNorm's counters of batches, which are whole numbers.
         self._live = [t for t in (*model.parameters(), *model.buffers()) if t.is_floating_point()]
         self._decay = decay
         self.tensors = [t.detach().clone() for t in self._live]
         """The average: parameters, then floating-point buffers, in the model's order."""
+        # torch updates many tensors in one operation if they are of one type.
         self._by_dtype: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
         for mean, live in zip(self.tensors, self._live, strict=True):
             means, lives = self._by_dtype.setdefault(live.dtype, ([], []))

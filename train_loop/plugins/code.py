@@ -22,6 +22,7 @@ from bigbatch.train_loop.errors import OwnCodeError, is_lost_peer
 
 OwnFunction = Callable[..., object]
 
+# A file that loads may name another one: a plain lock would wait for itself.
 _loading = threading.RLock()
 
 
@@ -141,6 +142,7 @@ def _passed(error: Exception, words: Mapping[str, str]) -> tuple[str, str] | Non
 
 
 def _is_installed(path: Path) -> bool:
+    # Python's import machinery has names such as <frozen importlib._bootstrap>.
     library = path.is_relative_to(sysconfig.get_path("stdlib")) or str(path).startswith("<frozen")
     return library or "site-packages" in path.parts or _is_ours(str(path))
 
@@ -164,6 +166,7 @@ def _module(key: str, name: OwnName, source: str) -> types.ModuleType:
             except SystemExit as error:
                 ended = RuntimeError(f"the file ends the process when it is imported: SystemExit({error.code})")
                 raise ended.with_traceback(error.__traceback__) from None
+    # Ctrl-C, too: half a module must not be found the next time.
     except BaseException:
         del sys.modules[title]
         raise

@@ -27,6 +27,7 @@ def code_fingerprint(key: str, word: str) -> str:
         path = waiting.pop()
         for found in _imported_beside(texts[path], name.path.parent):
             if found not in texts:
+                # Python itself refuses a file that is not UTF-8; a fingerprint need not.
                 texts[found] = found.read_text(encoding="utf-8", errors="replace")
                 waiting.append(found)
     digest = hashlib.sha256()
@@ -68,6 +69,7 @@ def _imported_beside(source: str, folder: Path) -> list[Path]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
+        # level 0: a file that is run by its path has no package to import from.
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
             names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
     found = []

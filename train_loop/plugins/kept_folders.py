@@ -74,6 +74,7 @@ class KeptFolders:
         new = self._folder / f"{PREFIX}{len(history):05d}"
         shutil.rmtree(new, ignore_errors=True)  # one whose records could not be read
         finish_folder(unfinished, new)
+        # After the new one is in place: until then these are the newest.
         for path in earlier:
             if path != new:
                 shutil.rmtree(path, ignore_errors=True)

@@ -23,6 +23,7 @@ def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: Nested)
         return changed
     if isinstance(value, Mapping):
         return {name: map_tensors(function, part) for name, part in value.items()}
+    # A named tuple takes its parts one by one, not as a list.
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(map_tensors(function, part) for part in value))
     if isinstance(value, (list, tuple)):

@@ -221,6 +221,7 @@ class Budget:
             most_kept: the part of a limit that these keep if they exceed it: without a search they are nothing.
         """
         billed = self._devices()
+        # Trials may share a GPU: three thirds are a little less than one.
         slots = self._most_at_once if billed is None else max(1, int(billed / devices + 1e-9))
         after_s = together_s(kept, slots)
         time_s = math.inf if self._limits.time_s is None else self._limits.time_s
@@ -242,6 +243,7 @@ class Budget:
             margin: the kept runs count this many times their seconds.
         """
         slowest_s = self.pace.start_s + kept.most_epochs * self.pace.slowest_s
+        # The runs themselves take a look at all trials, and mostly even the most of them fit.
         if self._too_long(needed_s, devices, [margin * slowest_s] * kept.most, 1.0) is None:
             return None
         return self._too_long(needed_s, devices, [margin * self.pace.run_s(run) for run in kept.runs()])

@@ -94,6 +94,7 @@ class KeptConfirmations:
         searched = counted_trials(self.trials)
         if found or len(searched) < LEAST_TRIALS or any(t.state == TrialState.COMPLETE for t in searched):
             return found
+        # None has ended: the answer will be one of those that run.
         return [(trial, self._seeds) for trial in self._running()[:1]]
 
     @property

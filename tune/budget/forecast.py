@@ -90,6 +90,7 @@ def forecast(values: Sequence[float], more: int, room: float = math.inf) -> Fore
     before, last = known[1] - known[0], known[2] - known[1]
     ratio = min(1.0, last / before) if before > 0 else 1.0
     doublings = math.log2((n + more) / n)
+    # At a ratio of 1 the formula of the sum divides by zero.
     summed = doublings if ratio > 1 - 1e-9 else ratio * (1 - ratio**doublings) / (1 - ratio)
     gain = min(room, last * summed)
     return Forecast(n, more, more / (n + more), gain, gain / FACTOR, min(room, gain * FACTOR))

@@ -86,6 +86,7 @@ def open_bill(folder: Path, env: Mapping[str, str] | None = None) -> OpenBill | 
     job, since = found
     for path in folder.parent.parent.glob(f"*/{folder.name}/*.json"):
         with contextlib.suppress(OSError):
+            # What was written before that moment cannot move it, and need not be read.
             if path.stat().st_mtime < since:
                 continue
         values = read_json(path)

@@ -96,6 +96,7 @@ class Pace:
 def _times(measured: PaceKey, asked: PaceKey) -> float:
     """How many times more images and pixels an epoch of one key has than that of the other; at least 1."""
     found = 1.0
+    # An image's pixels grow with the square of its side.
     for place, power in ((2, 2), (3, 1)):
         one, other = measured[place], asked[place]
         if isinstance(one, (int, float)) and isinstance(other, (int, float)) and one > 0:

@@ -51,6 +51,7 @@ def scale_main(argv: Sequence[str]) -> int:
         return FAILED
     except (ScaleStopped, KeyboardInterrupt) as stop:
         print(f"stopped. To resume: {PROG} {shlex.join(argv)}", file=sys.stderr)
+        # 2: SIGINT.
         return 128 + (stop.signum if isinstance(stop, ScaleStopped) else 2)
 
 

@@ -46,6 +46,7 @@ def _guarded(prog: str, run: Callable[[], int]) -> int:
     except (ConfigError, OwnCodeError) as error:
         print(f"{prog}: error: {error}", file=sys.stderr)
     except ModuleNotFoundError as error:
+        # A module of ours that is missing is a defect of the program.
         if error.name is None or error.name.split(".")[0] == "bigbatch":
             raise
         print(

@@ -240,9 +240,11 @@ class Sending:
         for run in runs:
             run.mark.unlink(missing_ok=True)
         kept = {name: value for name, value in os.environ.items() if name not in ("WANDB_MODE", "WANDB_RUN_ID")}
+        # A file: nobody reads along, and a full pipe would stop the process.
         self._said: IO[bytes] = tempfile.TemporaryFile()
         self._process = subprocess.Popen(
             [sys.executable, "-m", "wandb", *words, *(str(run.file) for run in runs)],
+            # A session of its own, so that end() reaches what wandb starts.
             stdin=subprocess.DEVNULL, stdout=self._said, stderr=self._said, start_new_session=True,
             env={**RETRIES, **kept},
         )  # fmt: skip

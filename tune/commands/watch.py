@@ -76,6 +76,7 @@ def _page(folders: Sequence[Path]) -> bytes:
 
 def _lines(url: str, port: int, names: Sequence[str]) -> str:
     name = socket.getfqdn()
+    # Some machines call themselves localhost.localdomain, where no tunnel leads.
     host = socket.gethostname() if name.startswith("localhost") else name
     tunnel = f"ssh -N -L {port}:127.0.0.1:{port} {getpass.getuser()}@{host}"
     return (

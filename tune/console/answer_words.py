@@ -117,6 +117,7 @@ class AnswerWords:
             what = f"The best is trial {own.get('trial')}"
         else:
             what = f"The answer is {self.word} {value_text(own.get('value'))} (trial {own.get('trial')})"
+            # Without its first 14 characters, "The answer is ".
             what = f"Only {what[14:]} has finished" if len(self.done) == 1 and len(self.rows) > 1 else what
         value = f"{self.metric.title} {self.worth(own, 'reported')}"
         seeds = json_values.whole_number(own, "seeds")
@@ -313,6 +314,7 @@ class AnswerWords:
 
     @property
     def _least_shown(self) -> float:
+        # Less would be shown as 0.0 points.
         return 0.0005 if self.metric.is_proportion else 0.0
 
     def _gain(self, row: Row) -> float:

@@ -158,6 +158,7 @@ class LiveTable:
         return self
 
     def __exit__(self, *_: object) -> None:
+        # The last frame stays on the screen, where the hint would be wrong.
         self._last_line = Text("")
         self._live.stop()
 
@@ -229,6 +230,7 @@ def epochs_done(trial: TrialView) -> str:
     steps = trial.steps
     within = steps.fraction if steps and trial.state == "RUNNING" and steps.epoch == trial.epoch + 1 else 0.0
     return (
+        # Down, not to the nearest: an epoch that is not over would be shown as done.
         f"{trial.epoch + math.floor(10 * within) / 10:.1f}/{trial.epochs}"
         if within
         else f"{trial.epoch}/{trial.epochs}"
@@ -351,6 +353,7 @@ def make_display(progress: SearchProgress, out: TextIO | None = None, *, quiet: 
     console = Console(file=out)
     return (
         LiveTable(progress, console)
+        # A dumb terminal cannot draw over what it has shown.
         if console.is_terminal and not console.is_dumb_terminal
         else PlainLines(progress, out)
     )

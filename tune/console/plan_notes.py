@@ -36,6 +36,7 @@ def plan_notes(plan: SearchPlan) -> list[str]:
         strategy_weakness(plan.strategy, needs_of(plan)),
         nothing_to_search(len(searched), plan.trials)
         or nothing_to_learn_from(plan.strategy, plan.most_trials, plan.share.concurrency, plan.workers),
+        # Without a number of trials they are never too few.
         too_few_for_the_values(sys.maxsize if plan.open_ended else plan.trials, *_compared(plan)),
         shared_file_warning(plan.storage),
         only_at_the_beginning(plan),
@@ -84,6 +85,7 @@ def smaller_steps(plan: SearchPlan) -> str | None:
     """A sentence about the batches at which the images that fill no global batch make a smaller step."""
     if not plan.workload.smaller_step or plan.trainable:
         return None
+    # The same draws each time: a plan that is repeated says the same.
     size, rng, found = plan.data.train_size, random.Random(0), dict[int, int]()
     for _ in range(DRAWS):
         config = plan.space(StandInTrial(rng), plan.workload, plan.overrides)

@@ -66,6 +66,7 @@ def wrapped_command(command: str, width: int | None) -> str:
     command, *remarks = command.split("\n")
     lines = [""]
     for word in re.findall(r"(?:'[^']*'|\"[^\"]*\"|\S)+", command):
+        # 7: the indent of four, the space before the word, and the two characters that end a line.
         if width is not None and lines[-1] and len(lines[-1]) + len(word) + 7 > width:
             lines.append("")
         lines[-1] += f" {word}" if lines[-1] else word
@@ -75,6 +76,7 @@ def wrapped_command(command: str, width: int | None) -> str:
 
 def say(console: Console, text: str, first: str = "", style: str = "") -> None:
     """Print ``text`` in lines that fit the console; see ``wrapped``."""
+    # rich would read brackets in names as markup, and break lines by rules of its own.
     console.print(wrapped(text, width_of(console), first), style=style, markup=False, soft_wrap=True)
 
 

@@ -65,6 +65,7 @@ def _events(run: Run, settings: Settings, objectives: Objectives) -> Iterator[Ev
     from tensorboardX.proto.event_pb2 import Event
 
     time, epoch = seconds_of(run.datetime_start), 0
+    # TensorBoard's readers expect it as the first record.
     yield Event(wall_time=time, file_version="brain.Event:2")
     yield Event(wall_time=time, summary=_session_start(run, settings))
     for epoch, time, numbers in epoch_ends(run):

@@ -52,6 +52,7 @@ def write_mlflow_runs(tables: StudyTables, target: str, source: Path) -> int:
     """
     if "://" not in target:
         _check_own(Path(target))
+    # Before the import, which begins it.
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     try:
         from mlflow.exceptions import MlflowException
@@ -62,6 +63,7 @@ def write_mlflow_runs(tables: StudyTables, target: str, source: Path) -> int:
             f"--mlflow needs the package mlflow-skinny; {error.name!r} is not installed. "
             "Run: pip install 'bigbatch[mlflow]'"
         ) from None
+    # They would print a line for each table of a new database.
     logging.getLogger("alembic").setLevel(logging.WARNING)
     logging.getLogger("mlflow").setLevel(logging.WARNING)
     try:
@@ -90,6 +92,7 @@ def _check_own(path: Path) -> None:
     if not path.is_file() or not path.stat().st_size:
         return
     try:
+        # ro: a look must not make a file or change one.
         with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
             tables = {str(name) for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     except sqlite3.Error as error:
@@ -116,6 +119,7 @@ def _brief_trials() -> Iterator[None]:
 def _write_all(client: MlflowClient, tables: StudyTables, target: str, source: Path) -> int:
     with _brief_trials():  # whether there is a server at all
         found = client.get_experiment_by_name(tables.name)
+    # By default MLflow would make a folder for them in the current one.
     where = None if "://" in target else f"{Path(target).absolute()}.artifacts"
     experiment = (
         client.create_experiment(tables.name, artifact_location=where) if found is None else found.experiment_id

@@ -46,6 +46,7 @@ def write_optuna_database(folder: Path, path: Path, storage: str | None) -> None
     if own is not None and path.exists() and own.exists() and os.path.samefile(own, path):
         raise ConfigError(f"--sqlite writes a copy; {str(path)!r} is the study's own database. Write another file.")
     path.parent.mkdir(parents=True, exist_ok=True)
+    # On this node: SQLite may damage its file on a shared file system.
     with tempfile.TemporaryDirectory(prefix="bigbatch-export-") as copies:
         made = Path(copies) / "copy.db"
         if path.exists():

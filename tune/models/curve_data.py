@@ -207,6 +207,7 @@ class CurveEncoder:
             return [(curve.epochs, lost)]
         last = max(curve.gains)
         if curve.epochs not in self._marks:
+            # An eighth of 24 epochs may come out as a little more than 3.
             wanted = np.unique(np.maximum(1, np.ceil(MARKS * curve.epochs - 1e-9).astype(int)))
             self._marks[curve.epochs] = wanted.tolist()
         epochs = [e for e in self._marks[curve.epochs] if e < last and e in curve.gains]
@@ -248,6 +249,7 @@ class Learned:
             return None
         mean, sd = self.model.predict(CurvePoints(self.features[[place]], np.ones(1), np.array([number])))
         scale, freedom = self._errors
+        # Student's t has this multiple of its scale as its standard deviation.
         return float(mean[0]), float(sd[0]) * scale * math.sqrt(freedom / (freedom - 2))
 
     def chance(self, number: int, gain: float) -> float:

@@ -59,6 +59,7 @@ class Curve:
 
     def at(self, part: float) -> float | None:
         """The value at this part of its run, rounded up to whole epochs; None if it is not known."""
+        # A part of a run may come out as a little more than a whole number of epochs.
         return self.gains.get(math.ceil(part * self.epochs - 1e-9))
 
     @property

@@ -57,6 +57,7 @@ _TASK_SD = 1.5
 """The prior of ρ: its logit has the mean 0, so that ρ = 0.5, and this standard deviation."""
 _TRIALS_BEFORE = 4
 """The spread of a study's values counts as if this many were known to have the spread of the other studies."""
+# On the diagonal: two equal points would make the matrix singular.
 _JITTER = 1e-5
 
 
@@ -158,6 +159,7 @@ def thinned(
         latest[int(points.owner[i])] = int(i)
     last[list(latest.values())] = 1.0
     wanted = last * np.isin(points.owner, list(first_owners)) if first_owners else 0.0
+    # The weights are so far apart that each only decides between points that the one before calls equal.
     order = np.argsort(-(1e7 * wanted + 1e6 * last + 1e3 * (points.fraction > 0.999) + warped), kind="stable")
     first, rest = order[: at_most * 3 // 4], order[at_most * 3 // 4 :]
     spread = rest[np.linspace(0, len(rest) - 1, at_most - len(first)).astype(int)]
@@ -203,6 +205,7 @@ class CurveModel:
         common, end, early, offset, curve, _ = np.exp(self.theta[d : d + 6])
         fading, owned = (1.02 - at.fraction) ** 2, at.owner >= 0
         before = common + end + early * fading + owned * (offset + curve * fading)
+        # Rounding can make a small variance negative.
         return solved.T @ self.whitened, np.sqrt(np.maximum(before - (solved**2).sum(0), 1e-8))
 
     @on_one_thread
@@ -247,6 +250,7 @@ def _standardised(points: CurvePoints, values: Array) -> tuple[Array, float, flo
     for task in range(1, points.other_tasks + 1):
         met = values[tasks == task]
         if len(met):
+            # Equal values have no spread to divide by.
             y[tasks == task] = (met - met.mean()) / max(float(met.std()), 1e-3)
     n, mean = int(own.sum()), float(values[own].mean()) if own.any() else float(np.mean([m for m, _ in before]))
     variance = float(values[own].var()) if own.any() else 0.0
@@ -295,6 +299,7 @@ class _Parts:
 def squared_distances(one: Array, other: Array, scale: Array | float) -> Array:
     """Squared distances (n, m) of scaled coordinates."""
     a, b = one * scale, other * scale
+    # Rounding can make the square of a small distance negative.
     return np.maximum((a**2).sum(1)[:, None] + (b**2).sum(1)[None] - 2 * a @ b.T, 0)
 
 

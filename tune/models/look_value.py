@@ -78,6 +78,7 @@ def chance_of_little(runs: Sequence[LookedRun]) -> float:
     found, free = correlation(runs), len(runs) - 2 - len({run.group for run in runs})
     precision, mean = PRIOR_SD**-2, PRIOR_Z
     if found is not None and free > 0:
+        # The z of a correlation of 1 is infinite.
         z = math.atanh(min(0.999, max(-0.999, found)))
         mean = (precision * mean + free * z) / (precision + free)
         precision += free
@@ -95,5 +96,6 @@ def is_let_go(chance: float, place: int, seed: int, value: object = None) -> boo
             batches would get many and others none, for batches come in turn.
         value: that value, which begins elsewhere than others. None without a frontier.
     """
+    # Python's hash of a text differs between processes: a search that goes on would decide otherwise.
     offset = 0.0 if value is None else zlib.crc32(str(value).encode()) / 2**32
     return (offset + seed * SEED_STEP + place * TRIAL_STEP) % 1 < chance

@@ -84,6 +84,7 @@ class SobolSampler(BaseSampler):
 
 def random_part(seed: int, number: int, name: str) -> float:
     """A random number from 0 to below 1, the same for the same trial and parameter, whatever else was drawn."""
+    # Not hash(): that of a text differs between processes, and a search that goes on would draw otherwise.
     return float(np.random.default_rng([seed, number, zlib.crc32(name.encode())]).random())
 
 
@@ -103,5 +104,6 @@ def value_at(part: float, distribution: BaseDistribution, prior: LogNormal | Non
         value = low + step * int(part * (round((high - low) / step) + 1))
     else:
         value = low + part * (high - low)
+    # Logarithm and exponential may round to just outside of the range.
     value = min(max(value, low), high)
     return round(value) if whole else value

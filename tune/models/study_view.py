@@ -42,6 +42,7 @@ class BestAndRecent(StudyIndex):
             return list(trials)
         self.take_in(trials)
         cut = len(trials) - most // 2
+        # Also old ones that still run: TPE's constant liar keeps new trials away from them.
         chosen = {place for place in self._open if place < cut and trials[place].state == TrialState.RUNNING}
         room = (most - most // 2) // max(1, len(self._finished))
         for finished in self._finished.values():
@@ -112,6 +113,7 @@ class _StudyView:
         """The shown trials in ``states``, or in any."""
         return self._get_trials(deepcopy=deepcopy, states=states)
 
+    # Optuna's own samplers call this private method.
     def _get_trials(
         self, deepcopy: bool = True, states: Container[TrialState] | None = None, use_cache: bool = False
     ) -> list[FrozenTrial]:

@@ -56,6 +56,7 @@ class UnitSpace:
             if afresh or dimension.name not in of:
                 return value_at(part, d, dimension.prior)
             if not isinstance(d, CategoricalDistribution):
+                # value_at takes parts below 1.
                 return value_at(min(max(position(of[dimension.name], d) + move, 0.0), math.nextafter(1.0, 0.0)), d)
             if not _is_numeric(d):
                 return of[dimension.name]
@@ -137,6 +138,7 @@ def _parents_first(dimensions: Sequence[Dimension]) -> tuple[Dimension, ...]:
     while waiting:
         known = {d.name for d in placed}
         ready = [d for d in waiting if all(name in known or name not in names for name in d.active_when)]
+        # A circle of conditions must not keep this loop going for ever.
         placed += ready or waiting[:1]
         waiting = [d for d in waiting if d not in placed]
     return tuple(placed)

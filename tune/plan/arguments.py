@@ -119,6 +119,7 @@ class _TuneParser(OneLineParser):
 
     def format_help(self) -> str:
         """The text of ``--help``, or of ``--help-all``."""
+        # argparse itself has no way to print some groups and leave others out.
         formatter = self._get_formatter()
         formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
         formatter.add_text(self.description)

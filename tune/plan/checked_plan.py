@@ -173,6 +173,7 @@ def make_plan(options: SearchOptions) -> SearchPlan:
     check_own_search(plan)
     check_study_fits(plan)
     wanted_tests(plan)  # refuses a space without rates to find
+    # A resumed study has the configurations with which it began: their files may have changed since.
     plan = dataclasses.replace(plan, enqueued=stored_trials(stored) if stored else first_trials(plan))
     plan = dataclasses.replace(plan, warm_start=knowledge_of(plan, stored), own_code=own_code(plan))
     if stored:
@@ -249,6 +250,7 @@ def check_option_values(o: SearchOptions) -> CheckedOptions:
         raise ConfigError(
             "--retry-failed continues a study; got no --resume. Write --resume --study NAME, or leave it out."
         )
+    # Which network auto means is known only when the cluster is joined; a range test is of one network.
     if (o.model or "auto") == "auto" and o.prior_from and (o.address or "local") != "local":
         raise ConfigError(
             "--prior-from on a cluster needs the name of the network; got --model auto. Write --model resnet50."

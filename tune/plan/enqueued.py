@@ -133,6 +133,7 @@ def _published(search: SearchToFit) -> tuple[EnqueuedTrial, ...]:
     for name in PUBLISHED.values():
         source = _recipe(PREFIX + name, recipe_path(name))
         with contextlib.suppress(ConfigError):
+            # A recipe that does not fit this data or this space is left out.
             _fitted(source, search.batches[-1], search)
             sources.append(source)
     turns = search.trials // DEFAULT_SHARE // len(search.batches)
@@ -174,6 +175,7 @@ def _fitted(source: Source, batch: int, search: SearchToFit) -> EnqueuedTrial:
                 "of them."
             )
     changed = config.replace_keys({**keys, "seed": search.seed})
+    # Refuses a batch that does not divide over the workers.
     changed.batch.split(workload.workers)
     if nearest_parameters(search.space, changed, workload, search.overrides) is None:
         raise ConfigError(

@@ -69,6 +69,7 @@ def fit_search(search: SearchRequest, machine: Machine, rates: RatePrior | None 
     ranges = check_space(space, workload, pinned=overrides)
     if rates is None:
         rates = rate_prior(read_priors(search.prior_from, space, workload, overrides), ranges)
+    # The ranges lie around the centres, which the prior has moved.
     if rates.apply(workload) != workload:
         workload = rates.apply(workload)
         ranges = check_space(space, workload, pinned=overrides)

@@ -59,6 +59,7 @@ def _values(found: ParamRange) -> tuple[object, ...]:
     """All values of a range; empty if it is a float or has more than ``MAX_VALUES``."""
     if found.kind == "int":
         step = int(found.step or 1)
+        # Not all of them: a range may have millions.
         values: tuple[object, ...] = tuple(range(int(found.low), int(found.high) + 1, step)[: MAX_VALUES + 1])
     else:
         values = found.choices

@@ -87,12 +87,14 @@ def _gpu_memory_bytes(node_ids: list[str]) -> dict[str, int]:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+    # Ray shows a task no GPU but those that it asks for.
     ask: Any = ray.remote(num_cpus=0, num_gpus=1, max_retries=0)(gpu_memory_bytes)
     answers = {
         ask.options(scheduling_strategy=NodeAffinitySchedulingStrategy(key, soft=False)).remote(): key
         for key in node_ids
     }
     ready, silent = ray.wait(list(answers), num_returns=len(answers), timeout=GPU_ANSWER_S) if answers else ([], [])
+    # Else they would take a GPU from the trials as soon as one is free.
     for reference in silent:
         ray.cancel(reference, force=True)
     sizes = {}

@@ -85,6 +85,7 @@ def suited(o: SearchOptions, objectives: Objectives, strategy: str, stopping: st
         strategy = "tpe"  # the curve model needs one objective whose values have a scale
     if stopping == "auto" and is_target:
         stopping = "asha"
+    # Optuna takes no reports in a study of several objectives (docs/decisions/027).
     return strategy, "none" if objectives.several else stopping
 
 

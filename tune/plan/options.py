@@ -131,6 +131,7 @@ class SearchOptions:
             return dataclasses.replace(self, **gaps, set=(*kept, *self.set))
         set_here = read_fixed(self.set)
         names = {text: text.partition("=")[0].strip() for text in json_values.texts(earlier, "set")}
+        # A key may be written short or whole; either way the new value replaces the old one.
         kept = [text for text, name in names.items() if (known_key(name) or name) not in set_here]
         return dataclasses.replace(self, **gaps, set=(*kept, *self.set))
 

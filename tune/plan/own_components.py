@@ -76,6 +76,7 @@ def check_own_search(plan: SearchPlan) -> None:
     from bigbatch.tune.proposers.samplers import quiet_optuna
 
     quiet_optuna()
+    # The frontier's value is chosen beside the user's sampler, which never sees that parameter.
     chosen_beside = plan.frontier.searched if plan.frontier else None
     dimensions = [one for one in dimensions_of(plan.ranges) if one.name != chosen_beside]
     check_own_strategy(plan.strategy, plan.stopping, dimensions, [each.direction for each in plan.objectives.each])
@@ -155,6 +156,7 @@ def _configurations(plan: SearchPlan) -> list[TrainConfig]:
     """The configurations of the initial points, and some that are drawn where the space may choose components."""
     points = plan.space.initial_points(plan.workload, plan.overrides) or [{}]
     trials = [StandInTrial(None, point) for point in points[:1]]
+    # Built-in spaces choose no component of the user's by themselves.
     if plan.space.source != "built-in":
         trials += [StandInTrial(random.Random(seed), number=seed + 1) for seed in range(DRAWS)]
     return [plan.space(trial, plan.workload, plan.overrides) for trial in trials]

@@ -128,6 +128,7 @@ def _full(data: str) -> str:
 
 def rate_moves(space: Space, workload: Workload, optimizer: str, pinned: Mapping[str, object]) -> bool:
     """Whether the space searches the optimizer's rate around the prior, so that a range test moves it."""
+    # Any factor but 1 would do.
     moved = dataclasses.replace(workload, lr_factors={optimizer: 1.5})
     for seed in range(TRIALS_TO_SEE):
         before = space(StandInTrial(random.Random(seed)), workload, pinned)

@@ -67,6 +67,7 @@ def plan_with_tests(plan: SearchPlan, optimizers: list[str]) -> SearchPlan:
     A test that does not exist, or whose loss never exploded, changes nothing.
     """
     workload, factors = plan.workload, dict(plan.workload.lr_factors)
+    # A factor is relative to the rule's own centre, not to one that an earlier test has moved.
     untested = dataclasses.replace(workload, lr_factors={}, fixed=plan.overrides)
     for name in optimizers:
         try:

@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
+# Run as a file, Python looks into this folder first, where a module may have the name of a library.
 if not __package__:
     here = Path(__file__).resolve().parents[2]  # a clone's root, or the installed package
     base = next(path for path in (here / "src" / "bigbatch" / "base", here / "base") if path.is_dir())
@@ -76,6 +77,7 @@ def _options(arguments: Sequence[str]) -> SearchOptions:
     """Parse the options. Raises ConfigError with the parser's message."""
     parser_errors = io.StringIO()
     try:
+        # argparse prints its message and exits; here it belongs into the answer.
         with contextlib.redirect_stderr(parser_errors):
             return SearchOptions(**parse_options(tune_parser(""), arguments))  # type: ignore[arg-type]
     except SystemExit:
@@ -185,6 +187,7 @@ def look_for_function(path: Path, function: str, option: str = "--space") -> Non
             names.add(node.id)
         elif isinstance(node, ast.alias):
             names.add(node.asname or node.name)
+    # What `from … import *` brings is not known without running it.
     if function not in names and "*" not in names:
         near = difflib.get_close_matches(function, names, n=1)
         fix = f"Did you mean '{path}:{near[0]}'?" if near else "Check its name."

@@ -254,6 +254,7 @@ def _merged(trials: Sequence[Run], space: _SpaceToFit, curves: Mapping[int, Mapp
 
 
 def _few_values(values: Mapping[int, float], epochs: int) -> dict[int, float]:
+    # A part of a run may come out as a little more than a whole number of epochs.
     wanted = {max(1, math.ceil(share * epochs - 1e-9)) for share in SHARES} | ({max(values)} if values else set())
     return {epoch: value for epoch, value in sorted(values.items()) if epoch in wanted}
 

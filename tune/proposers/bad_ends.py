@@ -139,6 +139,7 @@ def _with_equal_constraints(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
 def _bounded(trial: FrozenTrial, usual: Mapping[str, float]) -> FrozenTrial:
     """The trial with these constraints in this order, and its own values of them."""
     constraints = {**usual, **trial.constraints}
+    # Optuna keeps constraints in system attributes, in a form that differs between its versions.
     noted = create_trial(values=trial.values, constraints=constraints).system_attrs
     shown = copy.copy(trial)
     shown.system_attrs = {**{key: one for key, one in trial.system_attrs.items() if key not in noted}, **noted}

@@ -119,11 +119,13 @@ class CurvesSampler(BaseSampler):
         peers = self._peers(learned, fixed)
         candidates = self._candidates(rng, learned, peers, fixed)
         features = np.array([self._space.encode(params) for params in candidates])
+        # At the end of the run, by no trial's curve: a new trial has none yet.
         at = CurvePoints(features, np.ones(len(features)), np.full(len(features), -1))
         mean, sd = learned.model.predict(at)
         best = max((learned.curves[i].best for i in peers), default=-np.inf)
         bar = learned.standardised(best) if np.isfinite(best) else 0.0
         threshold = bar + 10 ** rng.uniform(-2.5, -0.3)
+        # The logarithm: far below the threshold the probabilities themselves would all be 0.
         score = log_ndtr((mean - threshold) / sd)
         score += self._encoder.feasibility.log_chance(study, features)
         score -= surcharge(learned.curves, learned.features, peers, features)
@@ -246,6 +248,7 @@ def surcharge(curves: Sequence[Curve], features: Array, peers: Sequence[int], at
     usual = costs[np.isin(known, list(peers))]
     if len(usual) < FEWEST_RUNS or costs.max() <= (most := np.median(usual) + np.log(USUAL)):
         return np.zeros(len(at))  # the common case, in which nothing is to be predicted
+    # The length is the median of the curve model's prior (curve_model.prior).
     mean, length = costs.mean(), 0.5 * np.sqrt(max(at.shape[1], 1))
     gram, _ = matern_52(squared_distances(features[known], features[known], 1 / length))
     cross, _ = matern_52(squared_distances(at, features[known], 1 / length))

@@ -104,7 +104,9 @@ class FrontierSampler(PassingSampler):
         if self._value is None:
             chosen = own_value(self._facts, trial)
             self._value = self._shares.next_value(study, trial.number) if chosen is None else chosen
+        # A copy, as the study caches the original.
         shown, attrs = copy.copy(trial), dict[str, Any](trial.system_attrs)
+        # Optuna takes a value from here without asking the sampler for it.
         attrs["fixed_params"] = {**attrs.get("fixed_params", {}), self._facts.frontier: self._value}
         shown.system_attrs = attrs
         return shown

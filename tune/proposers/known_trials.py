@@ -96,6 +96,7 @@ class KnownTrials:
             self._facts, dimensions=tuple(d for d in self._facts.dimensions if d.name != self._facts.frontier)
         )
         own = known_prediction(study, facts, [trial.params for trial in study.trials if trial.finished])
+        # Evenly spread ranks from −½ to ½ have a standard deviation of 1/√12.
         shares = known_prediction(study, facts, asked) / max(float(own.std()) * math.sqrt(12), 0.1)
         scores = np.array([_NORMAL.inv_cdf(share) for share in np.clip(shares + 0.5, EXTREME, 1 - EXTREME)])
         return scores if self._facts.objective.direction == "maximize" else -scores
@@ -144,6 +145,7 @@ class KnowingProposer:
         """A new sampler for trial ``number``."""
         if self.begins_with is not None:
             return _BeginningSampler(self.inner.sampler(number), number, self.begins_with, self._known)
+        # As many as sampler_factory draws from a design.
         first = number < max(4, min(10, self.facts.most_trials // 3))
         alone = number % 2 == 1 if first else number % ALONE_EVERY == 0
         inner = self.inner.sampler(number)

@@ -133,6 +133,7 @@ def _sampler(name: str, seed: int, startup: int, design: SobolSampler, history: 
             partial(PrunedViewTPESampler, design),
             seed=seed,
             n_startup_trials=startup,
+            # This and constant_liar are Optuna 5's defaults; older versions have to be told.
             multivariate=True,
             group=True,
             constant_liar=True,
@@ -155,6 +156,7 @@ def _cmaes(seed: int, startup: int, design: SobolSampler, source_trials: Sequenc
     sampler = CmaEsSampler(
         seed=seed,
         n_startup_trials=startup,
+        # CMA-ES cannot model words and conditional parameters: that they are drawn by themselves is no news.
         warn_independent_sampling=False,
         independent_sampler=design,
         consider_pruned_trials=True,  # with early stopping few others are left
@@ -175,6 +177,7 @@ class SeededHyperband(HyperbandPruner):
         self._seed = seed
 
     def _get_bracket_id(self, study: Study, trial: FrozenTrial) -> int:
+        # Optuna's method reads the study's name alone.
         named = SimpleNamespace(study_name=f"seed-{self._seed}")
         return super()._get_bracket_id(cast(Study, named), trial)
 

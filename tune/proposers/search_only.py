@@ -31,6 +31,7 @@ class OwnTrials(StudyIndex):
         """Of the trials for which ``seen`` was asked, or later ones."""
         self.take_in(trials)
         found = list(trials)
+        # From the end: the places before it stay the same.
         for place in reversed(self._hidden):
             del found[place]
         return found

@@ -141,6 +141,7 @@ def _worth(facts: SearchFacts, tried: Sequence[_Tried]) -> list[float]:
     tolerance = facts.tolerance.allowance(max(known))
     line = max(known) - tolerance  # the answer and all above it are at least this good
     threat = (bests[answer] or 0.0) + tolerance  # with a trial better than this, the answer falls behind
+    # Where no two values differ, any scale is as good.
     scale = max(_usual_distance(tried), tolerance) or 1.0
     ceiling = ceiling_of(facts.objective.name) if facts.objective.direction == "maximize" else math.inf
     worth = []
@@ -152,6 +153,7 @@ def _worth(facts: SearchFacts, tried: Sequence[_Tried]) -> list[float]:
             weight = 0.5 if bar < ceiling else 0.0
         distance = 0.0 if best is None or place == answer else max(0.0, bar - best)
         worth.append(weight * math.exp(-distance / scale) / (one.trials + 1))
+    # Where no trial can change the answer, the values get equally many.
     return worth if any(worth) else [1 / (one.trials + 1) for one in tried]
 
 

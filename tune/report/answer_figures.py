@@ -307,6 +307,7 @@ def history_over_hours(points: StudyPoints) -> ReportFigure:
         "y": [points.shown(p.value) for _, p in done], "text": [hover(points, p) for _, p in done],
         "hovertemplate": "%{text}<extra></extra>", "marker": {"color": BLUE, "size": 7, "opacity": 0.8},
     }  # fmt: skip
+    # To the last trial that ended: hours that brought nothing are seen, too.
     line = _line([*(hours for hours, _ in done), ended[-1][0]], [*best, best[-1]])
     within, _ = most_of(points, [points.shown(p.value) for _, p in done])
     caption = (

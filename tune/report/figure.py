@@ -94,6 +94,7 @@ def _broken(text: str, width: int = 60, most: int = 4) -> str:
 def batch_places(group: Sequence[Run]) -> list[float]:
     """Where trials stand on an axis of batches: many of one batch lie beside each other rather than on top."""
     spread = 0.0 if len(group) < CROWDED else 0.16
+    # Multiples of the golden ratio: trials whose numbers follow each other lie apart.
     return [(p.batch or 1) * 2 ** (spread * 2 * ((p.number * 0.618034) % 1 - 0.5)) for p in group]
 
 

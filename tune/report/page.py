@@ -170,6 +170,7 @@ def _footer() -> Markup:
 
 
 def _packed(content: bytes) -> str:
+    # mtime: without a time in it, the same content makes the same bytes.
     return base64.b64encode(gzip.compress(content, 6, mtime=0)).decode()
 
 
@@ -202,6 +203,7 @@ def page_document(title: str, body: Markup, book: FigureBook, plotly: bytes) -> 
     )
     data = ""
     if drawn:
+        # NaN is no JSON: a browser would refuse all figures for one.
         content = json.dumps(book.content(), separators=(",", ":"), allow_nan=False).encode("utf-8", "replace")
         parts = (("plotly", _packed_plotly(plotly)), ("figures", _packed(content)))
         data = "".join(f'<script type="text/plain" id="{name}">{text}</script>\n' for name, text in parts)
@@ -211,6 +213,7 @@ def page_document(title: str, body: Markup, book: FigureBook, plotly: bytes) -> 
             Markup(f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'),
             Markup('<meta name="viewport" content="width=device-width, initial-scale=1">\n'),
             Markup('<meta name="color-scheme" content="light dark">\n'),
+            # Without it browsers ask for one.
             Markup('<link rel="icon" href="data:,">\n'),
             tag("title", title),
             Markup(f"\n<style>\n{style}</style>\n"),

@@ -105,5 +105,6 @@ def write_pictures(studies: Sequence[RecordedStudy], folder: Path) -> Iterator[P
             for kind in ("png", "svg"):
                 figures.append(made)
                 paths.append(folder / f"{prefix}{figure.name}.{kind}")
+    # All at once: each call starts a browser.
     plotly.io.write_images(figures, [str(path) for path in paths], width=WIDTH, scale=SCALE)
     yield from paths

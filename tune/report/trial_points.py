@@ -142,6 +142,7 @@ class StudyPoints:
         parts = [point]
         while parts[-1].kind == Kind.CONTINUATION:
             earlier = by_number.get(earlier_of(parts[-1]))
+            # A study that somebody has edited may go round in a circle.
             if earlier is None or earlier in parts:
                 break
             parts.append(earlier)

@@ -59,12 +59,14 @@ class WatchServer(ThreadingHTTPServer):
 
 class _WatchHandler(BaseHTTPRequestHandler):
     server: WatchServer
+    # By default each answer tells Python's version.
     server_version, sys_version = "bigbatch", ""
 
     def do_GET(self) -> None:
         """Answer a request of the page."""
         _, _, rest = self.path.partition("?")[0].partition("/")
         token, slash, what = rest.partition("/")
+        # A plain comparison takes the longer the more of a guess is right.
         if not hmac.compare_digest(token.encode(), self.server.token.encode()):
             what = "unknown"
         if what == "" and not slash:  # the page's own addresses are relative

@@ -36,6 +36,7 @@ def clearly_worse(values: Sequence[float], images: int) -> list[bool]:
 
 def right_answers(value: float, images: int) -> int:
     """The number of right answers among ``images``, for an accuracy of ``value``."""
+    # An accuracy is a count divided by the images, and the float may miss the whole number.
     return min(images, max(0, round(value * images)))
 
 
@@ -50,6 +51,7 @@ def differ_clearly(first: int, second: int, images: int, level: float) -> bool:
 
     high, low = max(first, second), min(first, second)
     # If the probabilities are equal, the larger count is hypergeometric, given the sum of both.
+    # sf(x) is the probability of more than x, and the count itself belongs to it.
     return bool(2 * hypergeom.sf(high - 1, 2 * images, high + low, images) <= level)
 
 
@@ -57,6 +59,7 @@ def clopper_pearson(count: int, images: int, error_rate: float) -> tuple[float, 
     """The exact interval of a proportion (Clopper and Pearson 1934). It is wrong in at most ``error_rate`` of cases."""
     from scipy.stats import beta
 
+    # With no answer right, or none wrong, that limit's beta distribution does not exist.
     low = float(beta.ppf(error_rate / 2, count, images - count + 1)) if count else 0.0
     high = float(beta.ppf(1 - error_rate / 2, count + 1, images - count)) if count < images else 1.0
     return low, high

@@ -89,6 +89,7 @@ def missing_confirmations(trials: Sequence[AnyTrial], facts: ConfirmationFacts) 
 
 def fresh_seeds(facts: ConfirmationFacts, count: int) -> list[int]:
     """The first fresh seeds of the search."""
+    # TrainConfig takes seeds below 2**31.
     return [(facts.seed + 1 + i) % SEEDS for i in range(count)]
 
 

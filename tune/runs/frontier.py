@@ -379,6 +379,7 @@ def _refuted(rows: Sequence[FrontierRow], facts: FrontierFacts) -> list[Frontier
     def is_refuted(one: ReportedValue) -> bool:
         allowance = facts.tolerance.allowance(max((other.value for other in held), key=facts.objective.gain))
         gaps = (difference(one, other, facts.objective) for other in held if other is not one)
+        # gap[2] is how much less the gap may be: all of its interval must lie beyond the tolerance.
         return any(gap[0] - gap[2] > allowance for gap in gaps if gap is not None)
 
     return [

@@ -37,6 +37,7 @@ class KnownTrial:
 
     def to_dict(self) -> dict[str, object]:
         """As study.json keeps it."""
+        # Pairs, for JSON's keys are texts.
         return {**vars(self), "params": dict(self.params), "values": [[e, v] for e, v in sorted(self.values.items())]}
 
 

@@ -65,6 +65,7 @@ def still_rises(values: Sequence[float], baseline: float | None, objective: Obje
     gains = [objective.gain(value) for value in values if math.isfinite(value)]
     if len(gains) < 3:
         return False
+    # A run that ends below the baseline has gained nothing.
     start = gains[0] if baseline is None else min(objective.gain(baseline), gains[-1])
     last = gains[-1] - gains[-1 - math.ceil((len(gains) - 1) / 4)]
     setback = max(0.0, *(before - after for before, after in zip(gains, gains[1:], strict=False)))

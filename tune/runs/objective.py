@@ -130,6 +130,7 @@ def chance_level(name: str, num_classes: int) -> float:
         return math.nan
     if name.endswith("_top1"):
         return 1 / num_classes
+    # The cross entropy of a prediction that calls all classes equally likely.
     return math.log(num_classes) if name.endswith("_loss") else math.nan
 
 

@@ -86,6 +86,7 @@ def front_of(objectives: Objectives, items: Sequence[T], values_of: Callable[[T]
     something on the front does. So each item is compared with the front alone.
     """
     gains = [objectives.gains(values_of(item)) for item in items]
+    # A dict as an ordered set: items with equal values are compared once.
     front, kept = dict[tuple[float, ...], None](), set[int]()
     for place in sorted(range(len(items)), key=gains.__getitem__, reverse=True):
         if not any(_beats(other, gains[place]) for other in front):

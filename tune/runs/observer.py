@@ -98,6 +98,7 @@ def ranked(trials: Iterable[TrialView]) -> list[TrialView]:
 
     def key(trial: TrialView) -> tuple[float, ...]:
         gains = trial.objectives.gains(trial.ends)
+        # NaN is neither less nor more than a number: with it the order would depend on the trials' places.
         return (*(-math.inf if math.isnan(gain) else gain for gain in gains), -trial.number)
 
     return sorted((t for t in trials if t.state == "COMPLETE" and t.confirms is None), key=key, reverse=True)
@@ -127,10 +128,12 @@ def tell(observers: list[Observer], event: str, *arguments: object) -> None:
     An observer that fails, such as an unreachable tracker, is removed from the list, with a warning. A full disk
     does not remove the observer; the study reports it.
     """
+    # A copy: one that fails leaves the list meanwhile.
     for observer in list(observers):
         try:
             getattr(observer, event, _ignore)(*arguments)
         except Exception as error:
+            # The search itself meets a full disk, and waits for room or ends.
             if full_errno(error) is not None:
                 continue
             observers.remove(observer)

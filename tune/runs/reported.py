@@ -60,6 +60,7 @@ def on_held_out(
     values = confirmed.holdout if confirmed else (held_out(trial, objective),)
     if not values or not all(map(math.isfinite, values)):
         return None
+    # 1: these examples have chosen nothing.
     low, high = _interval(values, examples.held_out, 1, objective)
     return ReportedValue(statistics.fmean(values), low, high, HELD_OUT, examples.held_out, values)
 

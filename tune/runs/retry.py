@@ -62,6 +62,7 @@ def was_reported(earlier: Sequence[FrozenTrial], record: Mapping[str, object]) -
     same = ("epoch", "train_s", "val_s", "gpu_energy_j")
     key = f"{EPOCH_ATTR}{epoch_of(record):05d}"
     known = (trial.user_attrs.get(key) for trial in earlier)
+    # Times to the last digit are those of the very same epoch.
     return any(all(one.get(name) == record.get(name) for name in same) for one in known if isinstance(one, Mapping))
 
 

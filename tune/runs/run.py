@@ -129,6 +129,7 @@ def confirmed_by(trial: WithAttrs) -> int | None:
 def epoch_records(trial: AnyTrial) -> list[dict[str, Any]]:
     """A trial's epoch records, the first epoch first."""
     attrs = trial.user_attrs
+    # The numbers of epochs have leading zeros, so the texts sort as they do.
     return [attrs[key] for key in sorted(attrs) if key.startswith(EPOCH_ATTR) and isinstance(attrs[key], dict)]
 
 
@@ -350,6 +351,7 @@ def trials_of_run(trials: Sequence[OneTrial], number: int) -> list[OneTrial]:
         trials: all trials of the study.
     """
     found = [trials[number]]
+    # Only back to smaller numbers: a study that someone has edited must not keep this loop going for ever.
     while (earlier := earlier_of(found[-1])) is not None and earlier < found[-1].number:
         found.append(trials[earlier])
     return found
@@ -375,6 +377,7 @@ def has_enough(study: Study, configurations: int, wanted: float) -> bool:
 
 def is_exhausted(study: Study) -> bool:
     """Whether the study's sampler, one of the user's own, has said that it has no other configuration."""
+    # study.user_attrs would copy all of them.
     return EXHAUSTED_ATTR in study._storage.get_study_user_attrs(study._study_id)
 
 

@@ -43,12 +43,14 @@ class StudyIndex(ABC):
         if study._storage is not self._storage or study._study_id != self._study_id:
             self._begin_again()
             self._storage, self._study_id = study._storage, study._study_id
+        # Optuna would else copy every trial at each look.
         trials = study.get_trials(deepcopy=False)
         self.take_in(trials if until is None else trials[:until])
         return trials
 
     def take_in(self, trials: Sequence[FrozenTrial]) -> None:
         """Take in what has changed in ``trials``, which are those of the last call and perhaps more."""
+        # A study only grows: this is another one.
         if len(trials) < self._seen:
             self._begin_again()
         open_before = self._open

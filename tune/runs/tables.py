@@ -145,6 +145,7 @@ def trial_row(trial: AnyTrial, objectives: Objectives) -> dict[str, object]:
         **{name: energy_of(name, records) for name in (GPU, PROCESSORS)},
         "ended_because": attrs.get("ended_because"),
         "infeasible": bool(attrs.get(INFEASIBLE_ATTR)),
+        # Optuna's times are local and without a zone.
         "started_at": trial.datetime_start.astimezone() if trial.datetime_start else None,
         "ended_at": trial.datetime_complete.astimezone() if trial.datetime_complete else None,
         "attempts": attrs.get("attempts"),
@@ -200,6 +201,7 @@ def _at(values: Mapping[str, object], key: str) -> object:
     found: object = values
     for part in key.split("."):
         found = found.get(part) if isinstance(found, Mapping) else None
+    # Options that nobody gave are an empty field.
     return None if found == {} else found
 
 

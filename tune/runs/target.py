@@ -54,6 +54,7 @@ class TimeToTarget(Objective):
 
     def _gap(self, value: float) -> float:
         short = self.reach.gain(self.target) - self.reach.gain(value)
+        # Nothing is a part of 0: with such a target the gap itself counts.
         return max(0.0, short) / (abs(self.target) or 1.0) if not math.isnan(value) else math.nan
 
     @property

@@ -62,6 +62,7 @@ def run_child(command: SizeCommand, log: Path, env: Mapping[str, str]) -> None:
         try:
             last = _pass_on(command, children[0], file)
             code = children[0].wait()
+        # Also after another Ctrl-C: nothing that was started here may outlive us.
         except BaseException:
             signal_group(children[0].pid, signal.SIGKILL)
             raise
@@ -84,6 +85,7 @@ def _start(command: SizeCommand, env: Mapping[str, str]) -> subprocess.Popen[str
         text=True,
         errors="replace",
         env=dict(env),
+        # A terminal's Ctrl-C would reach it, too: it gets one SIGTERM, from here.
         start_new_session=True,
         preexec_fn=_dies_with(os.getpid(), command.death_signal),
     )

@@ -79,6 +79,8 @@ def _srun(size: SizePlan) -> tuple[str, ...]:
     per_node = size.workers // size.nodes
     cores = os.environ.get("SLURM_CPUS_PER_TASK")
     return (
+        # The first step of the job holds its cores. A rank that fails must end the others, which wait for it in a
+        # collective.
         "srun", "--overlap", "--kill-on-bad-exit=1", f"--nodes={size.nodes}", f"--ntasks={size.workers}",
         f"--ntasks-per-node={per_node}", *((f"--cpus-per-task={cores}",) if cores else ()),
     )  # fmt: skip

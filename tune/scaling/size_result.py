@@ -110,6 +110,7 @@ def read_profile(folder: Path) -> dict[str, object] | None:
     """The last whole line of ``profile.jsonl`` in a folder; None without one."""
     try:
         lines = (folder / PROFILES_FILE).read_text().splitlines(keepends=True)
+        # A process that was killed may have left half a line.
         whole = [line for line in lines if line.endswith("\n")]
         return json_values.json_object(whole[-1]) if whole else None
     except (OSError, ValueError):
@@ -151,6 +152,7 @@ def collected(
         steps_per_epoch=json_values.whole_number(profile, "steps_per_epoch"),
         step_s=_mean_s(profile, "step"),
         data_s=_mean_s(phases, "data"),
+        # The difference of two measured times may come out below 0.
         communication_s=max(0.0, _mean_s(profile, "communication")),
         profile_epoch_s=epoch_s,
         images_per_s=(

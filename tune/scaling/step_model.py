@@ -102,6 +102,7 @@ def fit_step_model(measured: Sequence[StepTimes], gradient_bytes: float, per_nod
     """Fit the model to at least one size. Terms that the sizes cannot tell apart share their cost in some way."""
     images = [one.images_per_worker for one in measured]
     everywhere = [one.images_per_worker * one.workers for one in measured]
+    # Relative errors: otherwise the largest sizes alone would decide the fit.
     weights = [1 / max(one.step_s, 1e-12) for one in measured]
     ones = [1.0] * len(measured)
     step_s, image_s = _least_squares([ones, images], [one.compute_s for one in measured], weights)
@@ -155,8 +156,10 @@ def _least_squares(
     matrix = np.array(columns, dtype=np.float64).T * np.array(weights)[:, None]
     target = np.array(values, dtype=np.float64) * weights
     sizes = np.linalg.norm(matrix, axis=0)
+    # A column of zeros has no length to divide by.
     sizes[sizes == 0] = 1.0
     scaled = matrix / sizes
+    # Parallel columns: a fit could share the cost between them as it liked.
     if abs(scaled[:, 0] @ scaled[:, 1]) > 1 - 1e-9:
         return float(max(0.0, scaled[:, 0] @ target) / sizes[0]), 0.0
     found, _ = nnls(scaled, target)

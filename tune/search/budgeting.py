@@ -91,6 +91,7 @@ def _check_lasts(
     """
     start_s = times.ray_start_s + times.trial_start_s
     least_s = start_s + epoch_s + times.ending_s
+    # On a cluster of another's only trials are counted, not Ray's start and end (docs/decisions/029).
     billed_s = least_s if owns_cluster(local=plan.address == "local") else times.trial_start_s + epoch_s
     first = f", the shortest epoch of this study {epoch_s:.2g} s" if epoch_s else ""
     words = (
@@ -122,6 +123,7 @@ def refused_at_once(plan: SearchPlan, store: StudyStore) -> str | None:
     times = _times_of(plan)
     budget = Budget(
         Limits(plan.budget_gpu_hours * 3600),
+        # Ray does not run yet, so its start comes before that of a trial.
         Pace(store.study.get_trials(deepcopy=False), times.ray_start_s + times.trial_start_s),
         held_s=lambda: store.ledger.held_s,
         devices=lambda: devices_at_least(plan),

@@ -73,6 +73,7 @@ class Capacity:
             return False
         running = [self._bundles[number] for number in live if number in self._bundles]
         alike = sum(bundle == self._share.worker_resources for bundle in running)
+        # Sizes differ only after nodes have come or gone; the others need no packing.
         if alike == len(running):
             return alike < self._share.concurrency
         requests = [*running, self._share.worker_resources]
@@ -136,6 +137,7 @@ class Capacity:
         try:
             self._divide()
         except ConfigError as error:
+            # Only the first time: each later look would begin the wait anew.
             if self._share is not None:
                 self._lost_at = time.monotonic()
             self._share = None
@@ -172,4 +174,5 @@ def fit_together(nodes: Iterable[Node], requests: Iterable[dict[str, float]], wo
 
 
 def _holds(room: dict[str, float], bundle: dict[str, float]) -> bool:
+    # Parts of a GPU do not add up exactly.
     return all(room[kind] >= value - 1e-6 for kind, value in bundle.items())

@@ -135,7 +135,7 @@ def _run_search(plan: SearchPlan, stop: StopRequest, console: Console, talk: Con
             outcome = "interrupted" if stop.signal else "ended"
         except ClusterLost:
             pass  # the findings show what is saved
-        except ConfigError:
+        except ConfigError:  # e.g. the cluster is too small: what is refused leaves no study behind
             if not plan.resume:
                 store.discard()
             raise
@@ -153,10 +153,10 @@ def _run_search(plan: SearchPlan, stop: StopRequest, console: Console, talk: Con
                 raise
             outcome = "interrupted"
         except Exception as error:
-            if not store.disk.end_because(error):
+            if not store.disk.end_because(error):  # a full disk ends the search in order
                 raise
         finally:
-            run.in_order = True
+            run.in_order = True  # from here this thread saves: the watch's last resort must not
             store.write_last(outcome, time.monotonic() - run.started)
         trials = views_of(store)
         _say_findings(run, store, trials, time.monotonic() - run.started, console)
@@ -230,6 +230,7 @@ def _search(
             store.recover()
         return
     store.ledger.watch_processors(open_processor_energy() if plan.address == "local" else None)
+    # Before Ray starts: Slurm bills its start as well.
     store.ledger.hold(devices_held(plan.machine, plan.share) if plan.address == "local" else 0)
     connection = _start_ray(plan, store, stack, console)
     interrupts.take_again()  # starting Ray has replaced the handler for SIGTERM
@@ -237,7 +238,7 @@ def _search(
         plan = run.plan = _fitted_to_cluster(plan, store, console)
     _say_dashboard(connection, console)
     run.capacity = _capacity(plan, connection.local, partial(_tell, run, console))
-    store.ledger.hold(run.capacity.devices(plan.machine))
+    store.ledger.hold(run.capacity.devices(plan.machine))  # only now are the devices known
     check_rest_lasts(plan, store, run.capacity, time.monotonic() - run.started)
     if not find_rates(run, store, stop, console):
         return

@@ -85,7 +85,7 @@ def _run_tests(
             except Exception as error:  # Ray raises the test's own errors, and its own
                 reason = (str(error).strip().splitlines() or ["no message"])[-1]
                 say(console, f"The range test of {name} failed: {reason}")
-        if store.ledger.has_spent(plan.budget_gpu_hours):
+        if store.ledger.has_spent(plan.budget_gpu_hours):  # the search's own budget is made when the rates are known
             stop.set(BUDGET_SPENT)
         if plan.time_budget_s is not None and time.monotonic() - run.started >= plan.time_budget_s:
             stop.set(TIME_SPENT)

@@ -63,8 +63,10 @@ class Interrupts:
         self._signals.take()
         self._pipe = os.pipe()
         for end in self._pipe:
+            # set_wakeup_fd takes no descriptor that blocks; the reading thread has to wait.
             os.set_blocking(end, False)
         os.set_blocking(self._pipe[0], True)
+        # A full pipe needs no warning: one number in it is enough.
         other = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
         if other != -1:  # a notebook's event loop listens there
             signal.set_wakeup_fd(other)
@@ -104,6 +106,7 @@ class Interrupts:
 
     def _listen(self, reader: int) -> None:
         try:
+            # One byte for each signal.
             while numbers := os.read(reader, 64):
                 if set(numbers) & self._signals.taken:
                     self._acknowledge(self._show)

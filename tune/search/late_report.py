@@ -43,6 +43,7 @@ class LateReport:
             return
         said: list[str] = []
         if self._stop.signalled_s() <= REPORT_BEGINS_S:
+            # daemon: a report that takes longer must not keep the process.
             writing = threading.Thread(target=lambda: said.append(self._report()), daemon=True, name="report")
             writing.start()
             writing.join(most_s)

@@ -161,6 +161,7 @@ def watch_over(
     def give_up(reason: str) -> None:
         run.bridge.fatal = reason
         stop.set(reason)
+        # Ray's calls to a dead cluster may never return, so this thread may never end the search.
         if watch.lost:
             end_process_unless_done(last_resort)
 
@@ -240,6 +241,7 @@ def over_function(run: SearchRun, store: StudyStore, stop: StopRequest) -> Calla
     plan, ledger = run.plan, store.ledger
 
     def over() -> bool:
+        # Nodes may have come or gone since the last round.
         ledger.hold(run.capacity.devices(plan.machine))
         if run.budget is not None and run.budget.first_start_s is not None:
             ledger.note(trial_start_s=run.budget.first_start_s)

@@ -59,6 +59,7 @@ class PrunerScheduler(FIFOScheduler):
     def on_trial_error(self, tune_controller: TuneController, trial: Trial) -> None:
         """Tell the bridge if Ray ended the trial's own process for lack of memory; Tune only says that it ended."""
         error: object = None
+        # Tune hands no exception on; it keeps it in this file.
         if trial.pickled_error_file:
             with contextlib.suppress(OSError), open(trial.pickled_error_file, "rb") as file:
                 error = ray.cloudpickle.load(file)
@@ -82,6 +83,7 @@ class PrunerScheduler(FIFOScheduler):
             controller.stop_trial(trial)
 
     def __getstate__(self) -> dict[str, object]:
+        # Tune pickles its scheduler for a restore that this project never uses.
         return {}
 
 
@@ -122,6 +124,7 @@ class StopWhen(Stopper):
             self._bridge.say(f"{self._bridge.at_work} running trial(s) {which}: {what}")
 
     def __getstate__(self) -> dict[str, object]:
+        # Tune pickles this for a restore that this project never uses.
         return {}
 
 
@@ -162,6 +165,7 @@ class TickCallback(Callback):
         self._watch.tick()
 
     def __getstate__(self) -> dict[str, object]:
+        # As above: nothing of it is ever restored.
         return {}
 
 

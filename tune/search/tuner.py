@@ -40,7 +40,7 @@ def run_tuner(
         over: called often; whether the search should end now.
         ray_storage: the folder for Ray's own files; it is removed at the end.
     """
-    store.stop_file.unlink(missing_ok=True)
+    store.stop_file.unlink(missing_ok=True)  # of a killed search: each trial would stop after a step
     leave_images(plan.scan, ray_storage)
     tuner = ray.tune.Tuner(
         trial_run.trainable(),
@@ -48,16 +48,17 @@ def run_tuner(
             search_alg=bridge,
             scheduler=PrunerScheduler(bridge, capacity),
             num_samples=-1,  # the bridge decides when there are enough
+            # A new process for each trial would load Python, torch and CUDA's context again (docs/decisions/002).
             reuse_actors=True,
             trial_name_creator=lambda t: t.trial_id,
-            trial_dirname_creator=lambda t: t.trial_id,
+            trial_dirname_creator=lambda t: t.trial_id,  # Tune's own have the parameters in them
         ),
         run_config=ray.tune.RunConfig(
             name="search",
             storage_path=str(ray_storage),
             stop=StopWhen(bridge, over, store.stop_file),
             failure_config=ray.tune.FailureConfig(max_failures=plan.restarts),
-            verbose=0,
+            verbose=0,  # the search has a display of its own
             callbacks=[SilentProgress(), RemoveEmptyTrialFolders(), TickCallback(watch)],
         ),
     )

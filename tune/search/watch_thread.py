@@ -253,12 +253,14 @@ def end_process_unless_done(save: Callable[[], None], wait_s: float = LAST_SAVE_
 
     def end() -> None:
         with suppress(Exception):
-            save()
+            save()  # whatever fails here, the process must end
+        # os._exit, unlike an orderly end, writes no buffers, and waits for no thread that hangs in Ray.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(1)
 
     timer = threading.Timer(wait_s, end)
+    # An end in order must not wait for it.
     timer.daemon = True
     timer.start()
     return timer

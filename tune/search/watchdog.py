@@ -95,6 +95,7 @@ class Watchdog:
             return []
         dead = {node.name: node.died_of for node in view.nodes if not node.alive}
         alive = {node.name for node in view.living}
+        # A node that was started again has a living entry beside its dead one.
         new = [] if self._dead is None else sorted(set(dead) - self._dead - alive)
         self._dead = set(dead) - alive
         return [f"Ray's node {name} has died: {dead[name] or 'no reason is given'}" for name in new]
@@ -116,6 +117,7 @@ class Watchdog:
         expected = max(LEAST_SILENCE_S, TIMES_LONGEST * self._longest_s)
         found = []
         for trial in waiting:
+            # All trials ask alike, so one group's reason is that of all.
             why = why_it_waits(groups[0], view) if groups and view else "Ray does not say why"
             hopeless = bool(groups and view and why_it_fits_nowhere(groups[0], view.nodes))
             if now - trial.since >= (HOPELESS_LINE_S if hopeless else WAIT_IS_NEWS_S):

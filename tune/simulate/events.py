@@ -66,6 +66,7 @@ def run_slots(
     def push(trial: StartedTrial, at_s: float) -> None:
         nonlocal count
         count += 1
+        # The count decides between equal times; trials themselves have no order.
         heapq.heappush(waiting, (at_s, count, trial))
 
     while True:

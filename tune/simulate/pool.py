@@ -25,6 +25,7 @@ def _contains(distribution: BaseDistribution, value: object) -> bool:
     if not is_choice and (isinstance(value, bool) or not isinstance(value, (int, float))):
         return False
     try:
+        # The test by which Optuna itself refuses a value; it has no public one.
         return distribution._contains(distribution.to_internal_repr(value))
     except (TypeError, ValueError):  # a choice that is not declared
         return False

@@ -189,6 +189,7 @@ class _WaitingFound(InMemoryStorage):
         """As Optuna's."""
         done = super().set_trial_state_values(trial_id, state, values)
         if state == TrialState.WAITING:
+            # Optuna in memory never looks again below the last waiting trial that it has found.
             study_id, number = self._trial_id_to_study_id_and_number[trial_id]
             self._prev_waiting_trial_number[study_id] = min(number, self._prev_waiting_trial_number[study_id])
         return done
@@ -251,6 +252,7 @@ def _configuration(epochs: int, warmup_epochs: float, batch: int | None) -> Trai
 def _batch(params: Mapping[str, object]) -> int | None:
     """The row's global batch, for which a budget measures epochs separately; None if the row does not say it."""
     found = (params.get(name) for name in BATCH_NAMES)
+    # True is an int too, and no batch.
     return next((value for value in found if type(value) is int and value >= 2), None)
 
 
@@ -320,6 +322,7 @@ class _SearchDriver:
         """The manager takes in the epoch, and asks its strategy."""
         name, began = self._names[number], time.perf_counter()
         self._epochs[number] = epoch
+        # A finite loss: here the value alone says whether the run has diverged.
         record = {"epoch": epoch, self._objective.name: math.nan if value is None else value, "val_loss": 0.0}
         seconds = epoch_seconds(self._pool.table, self._pool.row(number), epoch)
         decision = self._manager.take_in(name, {**record, EPOCH_PARTS[0]: seconds})

@@ -107,6 +107,7 @@ class EarlyLook:
         if self.index.configurations < first_looks(self.facts):
             if lasts is None or not first_wave or not self.index.waiting_values():
                 return None  # the first round is not over
+        # By the number of the next trial: a counter would be state beside the study (docs/decisions/024).
         elif not first_wave and (len(trials) + 1) % EVERY != 0:
             return None
         # A budget may end the search at any time. What was given is not left for its last minutes.
@@ -121,6 +122,7 @@ class EarlyLook:
         could do nothing. In both cases only while the budget is sure to last for the run."""
         if not lasts(paused, SLACK):
             return False
+        # 2: for its run, and for another one after it.
         return self.index.configurations < first_looks(self.facts) or not lasts(paused, 2.0)
 
     def is_over(self, study: Study) -> bool:
@@ -159,6 +161,7 @@ class EarlyLook:
         first_number = self.encoder.history.first_number
         self.encoder.history.update(study)
         learned = self.encoder.learn(study, also=[first_number(trials[place].number) for place in bars])
+        # Without a model nothing can be excluded.
         if learned is None:
             return sorted(bars)
         chances = {place: learned.chance(first_number(trials[place].number), bar) for place, bar in bars.items()}
@@ -212,6 +215,7 @@ def _goes_on(trial: FrozenTrial, at: int, epoch: int, study: Study) -> bool:
 
     Or it repeats a failed trial of which one of the two holds.
     """
+    # A trial that trained beyond its look had passed it.
     if any(at <= earlier < epoch for earlier in trial.intermediate_values):
         return True
     while CONTINUES_ATTR not in trial.user_attrs:

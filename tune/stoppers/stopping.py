@@ -64,6 +64,7 @@ class PrunerStopping:
         notes: Notes = []
         stops = self.pruner.prune(view_of(study, partial(self._peers_at, trial, epoch), notes=notes), trial)
         if judged and stops:
+            # A frozen trial cannot be written to; Optuna's pruners write through the storage, too.
             study._storage.set_trial_user_attr(trial._trial_id, STOPPED_ATTR, epoch)
         for note in notes if judged else ():
             study._storage.set_trial_system_attr(*note)  # type: ignore[arg-type]

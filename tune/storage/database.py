@@ -90,6 +90,7 @@ class PatientStorage(RDBStorage):
         def drop() -> None:
             with _create_scoped_session(self.scoped_session) as session:
                 session.query(params).filter(params.trial_id == trial_id).delete()
+                # fixed_params are those of an enqueued trial, which is to be drawn again alike.
                 session.query(notes).filter(notes.trial_id == trial_id, notes.key != "fixed_params").delete()
 
         self._repeat(drop)
@@ -99,6 +100,8 @@ class PatientStorage(RDBStorage):
             trials = RDBStorage._get_trials(self, study_id, None, set(), -1 if self._newest is None else self._newest)
             return max((t._trial_id for t in trials), default=-1 if self._newest is None else self._newest)
 
+        # Asked before the insertion: whatever is above it when the insertion is repeated, the first attempt has
+        # inserted.
         self._newest, self._again = self._repeat(newest), False
         return self._repeat(lambda: RDBStorage._create_new_trial(self, study_id, template_trial))
 
@@ -159,6 +162,7 @@ for _name in map(_known, REPEATED):
 
 def connection_lost(error: BaseException) -> str | None:
     """The reason, in one line without passwords, if the connection failed; None if the call itself was wrong."""
+    # Optuna wraps SQLAlchemy's errors in one of its own.
     cause = error if isinstance(error, DBAPIError) else error.__cause__
     if not isinstance(cause, DBAPIError):
         return None

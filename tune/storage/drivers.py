@@ -99,6 +99,7 @@ def begin_driver(study: optuna.Study, folder: Path, key: str | None, ledger: Led
 
     ``key``: that of an earlier process in this folder; None: a new one.
     """
+    # Optuna puts a cache of its own around a database.
     storage = getattr(study._storage, "_backend", study._storage)
     assert isinstance(storage, PatientStorage)
     return Drivers(study, folder, key or secrets.token_hex(4), ledger, storage)
@@ -141,6 +142,7 @@ class Drivers:
     @property
     def owner(self) -> str:
         """What the trials of this driver's process say."""
+        # A driver that comes back has another run, so that what its killed process ran is known to be left.
         return f"{self.key}.{self._run}"
 
     def beat(self) -> None:
@@ -302,6 +304,7 @@ def copied(source: Path, goal: Path) -> bool:
     except OSError:  # its owner removes it, or there is no room: the trial begins again
         shutil.rmtree(part, ignore_errors=True)
         return False
+    # rename replaces no folder that holds files.
     shutil.rmtree(goal, ignore_errors=True)
     with contextlib.suppress(OSError):
         part.rename(goal)

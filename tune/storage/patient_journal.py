@@ -60,6 +60,7 @@ class Disk:
         """A trial found no room for its checkpoint. Waits for room; without room it sets ``full`` and returns."""
         number = QUOTA if "quota" in because else FULL
         files = (self.folder / "checkpoints").glob("*/*.pt")
+        # The checkpoint that found no room is about as large as the largest one there.
         need = max([PROBE_BYTES, *(path.stat().st_size for path in files)])
         with contextlib.suppress(DiskFull):
             self.await_room(number, lambda: self._has_room(need))
@@ -109,6 +110,7 @@ class Disk:
                 for _ in range(-(-need_bytes // PROBE_BYTES)):
                     file.write(block)
                 file.flush()
+                # Some quotas show only when the data reach the disk.
                 os.fsync(file.fileno())
             return True
         except OSError:
@@ -175,6 +177,7 @@ def repair_journal(path: Path) -> None:
     Optuna cannot read a journal in which something follows an incomplete line. A trial that is drawn on would differ
     from one that is drawn at once. No other writer exists, because this process holds the study's lease.
     """
+    # Optuna would first wait for the lock of a process that is dead.
     for lock in path.parent.glob(f"{path.name}.lock*"):
         lock.unlink(missing_ok=True)
     if not path.exists():

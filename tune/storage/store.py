@@ -155,6 +155,7 @@ class StudyStore:
     def open(cls, folder: Path, storage_url: str | None, agree: Agree = agree_at_once) -> StudyStore:
         """Open the study in ``folder``. Works after the driver was killed at any moment."""
         description = read_description(folder)
+        # Without a session the driver was killed before the database had the study.
         if description.get("sessions"):
             check_database_file(storage_url)
         store = cls(folder, storage_url)
@@ -164,6 +165,7 @@ class StudyStore:
             repair_journal(folder / JOURNAL_FILE)
             store._load(description, agree)
             store._meet_drivers(description)
+        # Also after Ctrl-C: a lease that stays behind would keep the next driver out.
         except BaseException:
             store.close()
             raise
@@ -216,6 +218,7 @@ class StudyStore:
             self.close()
             shutil.rmtree(self.folder, ignore_errors=True)
         elif not self.study.get_trials(deepcopy=False):
+            # Else its thread would write this driver's entry into a study that is gone.
             if self._pulse is not None:
                 self._pulse.close()
             self.drivers = None  # its entry goes with the study
@@ -232,11 +235,13 @@ class StudyStore:
             if self.drivers is not None and not self.drivers.takes_over(trial):
                 continue
             records = epoch_records(trial)
+            # Before the state: Optuna changes no trial that has ended.
             self.study._storage.set_trial_user_attr(
                 trial._trial_id, "gpu_hours", self.ledger.trial_s(trial.number) / 3600
             )
             verdict = self._verdict(trial, records)
             if verdict is None:
+                # Optuna has no public call from RUNNING to WAITING (docs/decisions/003).
                 self.study._storage.set_trial_state_values(trial._trial_id, optuna.trial.TrialState.WAITING)
             else:
                 self._end_late(trial, records, verdict)
@@ -274,6 +279,7 @@ class StudyStore:
             if self.drivers is not None and self._pulse is not None:
                 self._pulse.close()
                 self.drivers.close()
+            # Last: from here on another driver may write the folder.
             self._hold.close()
             self._hold = None
 

@@ -37,6 +37,7 @@ class StudyLock:
         if not isinstance(backend, RDBStorage):
             raise TypeError(f"a database is needed; got {type(storage).__name__}")
         self._engine: Engine = backend.engine
+        # PostgreSQL names a lock by a signed number of 64 bits.
         self._number = int.from_bytes(hashlib.sha256(f"bigbatch:{name}".encode()).digest()[:8], "big", signed=True)
         self._depth = 0
         self._kind = self._engine.dialect.name
@@ -75,6 +76,7 @@ class StudyLock:
         connection = None
         try:
             connection = self._engine.connect()
+            # pg_try: a call that waits would not come back while another driver hangs.
             query = text("SELECT pg_try_advisory_xact_lock(:number)")
             numbered = {"number": self._number}
             held = _tried(lambda: bool(connection.execute(query, numbered).scalar()), wait_s)

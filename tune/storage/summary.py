@@ -252,6 +252,7 @@ def _from_row(row: Mapping[str, object]) -> Run:
             place = config
             for section in sections:
                 place = place.setdefault(section, {})  # type: ignore[assignment]
+            # Sections of open keys are one column of JSON text: each study may have other keys.
             place[key] = json.loads(str(found)) if config_keys().get(dotted) is Options else found
     started, ended = row.get("started_at"), row.get("ended_at")
     return Run(
@@ -260,6 +261,7 @@ def _from_row(row: Mapping[str, object]) -> Run:
         values=list(json.loads(json_values.text(row, "values", "{}")).values()) or ([] if value is None else [value]),
         params=json.loads(json_values.text(row, "parameters", "{}")),
         user_attrs=attrs | ({"config": config} if config else {}),
+        # Optuna's times are local and without a zone; the tables have UTC.
         datetime_start=started.astimezone().replace(tzinfo=None) if isinstance(started, datetime) else None,
         datetime_complete=ended.astimezone().replace(tzinfo=None) if isinstance(ended, datetime) else None,
     )

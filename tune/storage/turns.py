@@ -27,6 +27,7 @@ def deciding(storage: optuna.storages.BaseStorage, name: str, *, join: bool = Fa
     if isinstance(storage, optuna.storages.JournalStorage):
         yield
         return
+    # SQLAlchemy, which a journal does not need.
     from bigbatch.tune.storage.study_lock import StudyLock
 
     lock = StudyLock(storage, name)

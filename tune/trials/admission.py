@@ -63,6 +63,7 @@ class Admission:
         """What has to fit in after a trial that asks; None for a confirmation, and without a reserve."""
         if self._reserve is None or kind_of(trial) == Kind.CONFIRMATION:
             return None
+        # Optuna would else copy every trial of the study.
         return self._reserve.beside(study.get_trials(deepcopy=False), trial.number, config.to_dict())
 
     def admits(self, config: TrainConfig, epochs_done: int, kept: KeptBack | None = None) -> bool:
@@ -121,6 +122,7 @@ class Admission:
         """Note the record of a trial's epoch. One that was trained before the trial began counts nothing."""
         _, done = self._begun.get(number, (None, 0))
         if self._budget is not None and epoch_of(record) > done:
+            # The loop or a thread writes a checkpoint; a stop waits for either.
             save_s = max(json_values.number(record, name) for name in ("checkpoint_s", "checkpoint_write_s"))
             self._budget.epoch_ended(number, epoch_s(record), save_s)
 

@@ -63,6 +63,7 @@ class OptunaBridge(TrialManager, Searcher):
         sharing: SharedGpus | None = None,
         confirm: MissingConfirmations | None = None,
     ) -> None:
+        # Each by itself: Ray's Searcher does not call the next class's.
         Searcher.__init__(self)
         TrialManager.__init__(
             self,

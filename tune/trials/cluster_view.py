@@ -91,6 +91,7 @@ class RayHead:
             for node_id, node in self._client.get_all_node_info(timeout=RAY_ANSWER_S).items()
         ]
         groups = [_group(row) for row in usage.placement_group_load.placement_group_data]
+        # A joined cluster may hold placement groups of other drivers.
         own = [group for job, group in groups if job == self._job and group.state not in PLACED]
         return ClusterView(tuple(nodes), tuple(own))
 
@@ -98,6 +99,7 @@ class RayHead:
 def _public_view(node: Mapping[str, Any]) -> NodeView:
     total = dict(node["Resources"])
     name = f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
+    # What is free is not known here.
     return NodeView(name, bool(node["Alive"]), total, total, node.get("DeathReasonMessage") or "")
 
 
@@ -166,6 +168,7 @@ def _number(value: float) -> str:
 def _times(bundle: Mapping[str, float], total: Mapping[str, float]) -> int:
     """How many times a bundle fits into a node."""
     needs = [(value, total.get(key, 0.0)) for key, value in bundle.items() if value > 0]
+    # Whatever needs nothing fits any number of times.
     return min((math.floor(have / value + SLACK) for value, have in needs), default=2**31)
 
 

@@ -45,6 +45,9 @@ class ConfirmationQueue:
         if isinstance(first, Confirmation):
             params = self._study.get_trials(deepcopy=False)[first.trial].params
             self._study.enqueue_trial(params, user_attrs=first.attrs())
+            # enqueue_trial does not return the trial. It is the last one, as no other driver adds any in this one's
+            # turn.
             first = self._study.get_trials(deepcopy=False)[-1]
+        # Optuna has no public call that begins a certain trial.
         self._study._storage.set_trial_state_values(first._trial_id, TrialState.RUNNING)
         return optuna.trial.Trial(self._study, first._trial_id)

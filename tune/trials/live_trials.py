@@ -101,7 +101,9 @@ class LiveTrials:
         """Note that a trial had no resources at the time ``at`` (by the clock). Its time and cost begin later."""
         for live in self._live.values():
             if live.view.number == number and live.view.phase != "running":
+                # While a trial waits for its place it holds no device.
                 self._store.ledger.end(number)
+                # The answer about Ray's queue may be older than the trial.
                 live.started, live.view.started_at = max(live.started, at), time.time()
                 self._admission.begins_later(number)
                 news, live.view.phase = live.view.phase != "waiting", "waiting"
@@ -114,6 +116,7 @@ class LiveTrials:
             if live.view.number == number:
                 news, live.view.phase = live.view.phase != "running", "running"
                 live.view.steps = steps or live.view.steps
+                # It has held its devices since it was started, not since its first sign of life.
                 self._store.ledger.begin(number, self.workers / live.per_gpu, self._clock() - live.started)
                 if news:
                     self._notify("trial_started", live.view)
@@ -126,6 +129,7 @@ class LiveTrials:
 
     def _result_times(self) -> FirstResultTimes:
         if self._first_results is None:
+            # Optuna would else copy every trial of the study.
             self._first_results = FirstResultTimes(self._study.get_trials(deepcopy=False))
         return self._first_results
 
@@ -196,11 +200,13 @@ class LiveTrials:
             return
         del self._live[trial_id]
         self._note_cost(live)
+        # Optuna has no public call from RUNNING to WAITING (docs/decisions/003).
         self._study._storage.set_trial_state_values(live.trial._trial_id, TrialState.WAITING)
         self._end(live, TrialState.WAITING, because)
 
     def release(self) -> None:
         """Put back the trials that are still live: the search ended early."""
+        # A copy: put_back takes out of it.
         for trial_id in list(self._live):
             self.put_back(trial_id)
 

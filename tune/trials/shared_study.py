@@ -51,6 +51,7 @@ class SharedStudy:
         if self._drivers is None:
             return
         self._drivers.begins_work()
+        # Before the owner is set: until then the trial says whose checkpoint it has.
         before = self._study.get_trials(deepcopy=False) if self.with_others else []
         trial.set_user_attr(OWNER_ATTR, self._drivers.owner)
         if before:

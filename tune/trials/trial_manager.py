@@ -239,7 +239,7 @@ class TrialManager(LiveTrials):
 
     def _ask(self) -> tuple[optuna.trial.Trial, TrainConfig | None, str]:
         """The next trial, its configuration and "". If the configuration is invalid: the failed trial, None, why."""
-        self._study.sampler = PerTrialSampler(self._strategy.sampler)
+        self._study.sampler = PerTrialSampler(self._strategy.sampler)  # its state depends on the study alone
         trial = self._confirmations.begin_next() if self._only_confirms else self._study.ask()
         self._shared.begins(trial)
         try:
@@ -386,7 +386,7 @@ class TrialManager(LiveTrials):
 
     def _tell(self, trial_id: str, verdict: Verdict) -> None:
         live = self._live.pop(trial_id)
-        live.record_epochs()
+        live.record_epochs()  # first: Optuna changes no trial that has ended
         hours = self._note_cost(live)
         verdict.note(live.trial)
         note_constraints(live.trial, excesses(live.constraints, live.view.records, hours))

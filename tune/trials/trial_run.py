@@ -42,6 +42,7 @@ class _EndsItsWorkers:
         ray_internals.request_stop()
         with contextlib.suppress(Exception):  # the trial's own errors were reported while it ran
             ray_internals.finish_session(TRIAL_END_S)
+        # Tune ends this process, and with it the only one that knows of them.
         ray_internals.end_kept_workers()
         super().cleanup()  # type: ignore[misc]
 
@@ -56,6 +57,7 @@ def run_trial(handed: dict[str, object]) -> None:
     Args:
         handed: a ``TrialTask``, as the plain dict that Ray Tune carries.
     """
+    # The kernel counts since the group began: only later kills can be this trial's.
     kills = count_memory_kills()
     try:
         task = TrialTask.from_dict(handed)
@@ -82,6 +84,7 @@ def _fit(task: TrialTask) -> WorkersEnd:
         failure_config=FailureConfig(max_failures=task.restarts),
     )
     trainer = make_trainer(train_worker, task.to_dict(), scaling, run)
+    # An earlier attempt of this trial may have written one.
     task.failure_file.unlink(missing_ok=True)
     try:
         end: WorkersEnd | None = trainer.fit().return_value
@@ -132,6 +135,7 @@ def make_trainer(
 
 def trainable() -> Callable[[dict[str, object]], None]:
     """``run_trial`` for ``Tuner``, with the resources that each trial's task names."""
+    # Tune makes a class of the function, and takes these as further bases of it (function_trainable.py).
     run_trial.__mixins__ = (_EndsItsWorkers,)  # type: ignore[attr-defined]
     return ray.tune.with_resources(run_trial, _resources)
 

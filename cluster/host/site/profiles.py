@@ -209,6 +209,7 @@ def profile_paths(env: Mapping[str, str] | None = None) -> dict[str, Path]:
         own = {path.stem: path for path in sorted(user_folder(env).glob("*.toml"))}
     except OSError:  # a home that this process may not enter, e.g. in a job without its Kerberos ticket
         own = {}
+    # A user's own come first: of several that match this machine the first one is taken.
     return {**own, **{name: path for name, path in found.items() if name not in own}}
 
 
@@ -236,6 +237,7 @@ def find_site(
 def detect_site(env: Mapping[str, str] | None = None, hosts: Iterable[str] | None = None) -> Site:
     """The first profile whose host names or variables match this machine; else the generic one."""
     env = os.environ if env is None else env
+    # Sites' patterns may be written for the short or for the full name.
     names = list(hosts) if hosts is not None else [socket.gethostname(), socket.getfqdn()]
     known = profile_paths(env)
     for name, path in known.items():
@@ -316,6 +318,7 @@ def _checked(value: Any, kind: str, what: str) -> Any:
         return parse_time(value)
     if kind == TEXTS and isinstance(value, list) and all(isinstance(entry, str) for entry in value):
         return tuple(value)
+    # To Python, true is a whole number too.
     if kind == WHOLE and isinstance(value, int) and not isinstance(value, bool) and value > 0:
         return value
     if (kind == TEXT and isinstance(value, str)) or (kind == FLAG and isinstance(value, bool)):

@@ -46,6 +46,7 @@ def run_quota_command(site: Site) -> list[str]:
         done = subprocess.run(words, capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NoAnswer(type(error).__name__) from None
+    # Some commands write their table to standard error.
     lines = (done.stdout or done.stderr).strip().splitlines()[-SHOWN_LINES:]
     if done.returncode:
         raise NoAnswer(" / ".join(lines) or f"it ended with code {done.returncode}")

@@ -52,12 +52,14 @@ def replacing(
         descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
         with os.fdopen(descriptor, "wb") as file:
             yield file
+            # fsync knows only what Python has handed over.
             file.flush()
             if durable:
                 os.fsync(file.fileno())
         if previous is not None and path.exists():
             os.replace(path, previous)
         os.replace(unfinished, path)
+    # Ctrl-C, too.
     except BaseException:
         with contextlib.suppress(OSError):
             unfinished.unlink()
@@ -97,6 +99,7 @@ def finish_folder(unfinished: Path, folder: Path) -> None:
 
     Both are on one file system, and there is no ``folder`` yet. Raises OSError.
     """
+    # What lies within first: a crash may keep the rename and lose what was not yet on the disk.
     for path in sorted(unfinished.rglob("*")):
         if path.is_dir():
             _sync_folder(path)

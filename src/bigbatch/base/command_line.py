@@ -39,6 +39,7 @@ PATH_VARIABLES = ("HOME", "TMPDIR", "BIGBATCH_DATA", "BIGBATCH_HOME")
 """Variables whose folders become part of paths."""
 
 
+# No Exception: a command's own handlers would catch it.
 class ParserMet(BaseException):
     """Leaves a command where it would parse its arguments."""
 

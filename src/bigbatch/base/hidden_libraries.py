@@ -57,6 +57,7 @@ def _hides_a_library(name: str) -> Path | None:
         return None
     for found in (here / f"{name}.py", here / name):
         if found.is_file() or (found / "__init__.py").is_file():
+            # Where the library is not installed, nothing is hidden.
             elsewhere = [entry for entry in sys.path if _resolved(entry) != here]
             return found if PathFinder.find_spec(name, elsewhere) else None
     return None

@@ -24,9 +24,11 @@ def file_system_type(path: Path, mounts: Path = MOUNTS) -> str:
     ``mounts`` has the format of proc_pid_mountinfo(5). The last of several mounts on one point counts.
     """
     try:
+        # Mount points need not be UTF-8.
         lines = mounts.read_text(errors="surrogateescape").splitlines()
     except OSError:
         return ""
+    # With a slash at its end, for /data does not hold /database.
     wanted = os.path.join(os.path.realpath(path), "")
     found, kind = "", ""
     for line in lines:

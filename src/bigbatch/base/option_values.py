@@ -45,6 +45,7 @@ def parse_decimal_number(text: str) -> float:
 def parse_port(text: str) -> int:
     """A TCP port that needs no root, 1024 to 65535."""
     _refuse_negative(text, _float(text), "e.g. 9400")
+    # isdigit() is true of digits that int() refuses, such as a raised two.
     if text.isascii() and text.isdigit() and 1024 <= int(text) <= 65535:
         return int(text)
     raise argparse.ArgumentTypeError(f"must be a port from 1024 to 65535; got {text!r}. Write e.g. 9400.")

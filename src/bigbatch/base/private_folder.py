@@ -141,6 +141,7 @@ def remove_stale(
     for base in base_folders(env) if candidates is None else candidates:
         for folder in Path(base).glob(pattern):
             if _is_abandoned(folder):
+                # First: they would write into the folder again.
                 processes.end_processes_of(folder)
                 remove_folder(folder)
                 removed.append(folder)
@@ -149,6 +150,7 @@ def remove_stale(
 
 def _is_abandoned(folder: Path) -> bool:
     try:
+        # /tmp is everybody's: a link there must not lead the removal to another folder.
         about = folder.lstat()
         if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid():
             return False

@@ -30,6 +30,7 @@ def descendants(of: int) -> list[int]:
     """Living processes below ``of``, parents before children."""
     children: dict[int, list[int]] = {}
     for pid, fields in _stats():
+        # A zombie has ended, and nothing can end it again.
         if fields[0] != "Z":
             children.setdefault(int(fields[1]), []).append(pid)
     found, queue = [], [of]
@@ -81,6 +82,7 @@ def end_processes_of(folder: Path, grace_s: float = 2.0) -> None:
     def of_ray() -> list[int]:
         lines = {pid: _command_line(pid) for pid in _own_pids()}
         found = [pid for pid, line in lines.items() if f"{folder}/" in line]
+        # The folder's own name may hold the word.
         named = [pid for pid in found if re.search(r"\bray\b", lines[pid].replace(str(folder), ""))]
         titled = [pid for pid, line in lines.items() if line.startswith(TITLE) and _has_open(pid, folder)]
         return [*named, *titled]
@@ -156,6 +158,7 @@ def _stats() -> list[tuple[int, list[str]]]:
     for entry in PROC.iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError, IndexError):
+                # A process's name stands in brackets, and may hold spaces and brackets itself.
                 found.append((int(entry.name), (entry / "stat").read_text().rpartition(")")[2].split()))
     return found
 

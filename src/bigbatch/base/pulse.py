@@ -28,6 +28,7 @@ class Pulse:
     def close(self) -> None:
         """Stop calling tasks. A task that hangs in a file system may still run."""
         self._over.set()
+        # A task may close the pulse that calls it.
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout=5.0)
 

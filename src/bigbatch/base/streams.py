@@ -45,6 +45,7 @@ class _Patient:
         self.flush()
 
     def _cannot(self, error: OSError) -> None:
+        # Python flushes its streams once more when it ends, and would meet the same error.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, self._stream.fileno())
         os.close(nowhere)

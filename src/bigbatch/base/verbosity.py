@@ -35,6 +35,7 @@ def log_steps(verbose: object) -> None:
     handler.setFormatter(_Seconds())
     ours.addHandler(handler)
     ours.setLevel(logging.INFO)
+    # Libraries give the root logger handlers of their own, which would print each line again.
     ours.propagate = False
 
 

@@ -163,6 +163,7 @@ class BatchFiller:
         bad: list[ring.BadImage] = []
         for first in range(places.start, places.stop, OPENED_TOGETHER):
             some = range(first, min(first + OPENED_TOGETHER, places.stop))
+            # From the end, as pop() takes the last one.
             opened = [self._open(job, int(indices[place])) for place in reversed(some)]
             bad.extend(
                 (place, self._stand_in(job, indices, place, pixels[place], reason), reason)

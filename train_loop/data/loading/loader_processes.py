@@ -72,6 +72,7 @@ class LoaderProcesses:
 
         Raises LoaderError after ATTEMPTS attempts.
         """
+        # One that has died is not replaced: whoever waits for an answer sees its end.
         stuck = [number for number, process in enumerate(self.all) if not self._begun[number] and process.is_alive()]
         if stuck and self._attempt == ATTEMPTS:
             raise LoaderError(
@@ -96,6 +97,7 @@ class LoaderProcesses:
         for process in self.all:
             process.kill()
         for process in self.all:
+            # Not for ever: a process that waits for a dead file system does not die.
             process.join(5.0)
 
     def _close_ends(self) -> None:

@@ -100,12 +100,14 @@ class Slots:
         self.slot_bytes = slot_bytes(images, image_bytes)
         self.bytes = PAGE + count * self.slot_bytes
         if descriptor is None:
+            # CLOEXEC: programs that this process starts must not keep the memory.
             descriptor = os.memfd_create("bigbatch-loader", os.MFD_CLOEXEC)
             os.ftruncate(descriptor, self.bytes)
         self._descriptor = descriptor
         weakref.finalize(self, os.close, descriptor)
         self.map = mmap.mmap(descriptor, self.bytes)
         self.oldest = np.frombuffer(self.map, np.int64, 1)
+        # 8: before it stands the number of the oldest batch.
         self.begun = np.frombuffer(self.map, np.uint8, PAGE - 8, 8)
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -196,6 +198,7 @@ class Ring:
         self._depth = ReadAheadDepth(workers)
         self._start_processes(fill, context or multiprocessing.get_context())
         self._poll = select.poll()
+        # A process that dies sends no answer: its sentinel ends the wait.
         for descriptor in (self._results.fileno(), *(process.sentinel for process in self.processes)):
             self._poll.register(descriptor, select.POLLIN)
         if pin:
@@ -206,6 +209,7 @@ class Ring:
         self._tasks, task_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._results, result_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for end in (self._tasks, result_end):
+            # By default a socket need not hold MAX_QUEUED_TASKS.
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MESSAGE_BYTES)
         forked = context.get_start_method() == "fork"
         # A forked child has this process's ends too: if it kept them, it would not see this process end.
@@ -221,7 +225,7 @@ class Ring:
         self._close = util.Finalize(self, _shut_down, (self._started, self._tasks, self._results), exitpriority=10)
         try:
             self._started.start()
-        except BaseException:
+        except BaseException:  # after Ctrl-C, too
             self.close()
             raise
 
@@ -251,7 +255,7 @@ class Ring:
         slot_of: dict[int, int] = {}
         try:
             for number, indices in enumerate(batches, begin):
-                while self._left.get(number, 1):
+                while self._left.get(number, 1):  # 1: not sent yet
                     while sent < len(batches) and self._free and self._queued < MAX_QUEUED_TASKS:
                         slot_of[begin + sent] = self._send(begin + sent, batches[sent], size, job, coming)
                         sent += 1
@@ -337,6 +341,7 @@ class Ring:
         """After a read that ended early: processes skip the tasks that they have not begun."""
         self.slots.oldest[0] = self._next
         while self._queued:
+            # Nobody wants these tasks any more, nor their bad images.
             with contextlib.suppress(ImageError):
                 self._receive()
         self._left.clear()
@@ -367,7 +372,7 @@ def _work(
     # A terminal and Slurm signal all processes; the trainer answers, and needs batches until its checkpoint is written.
     for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(ignored, signal.SIG_IGN)
-    torch.set_num_threads(1)
+    torch.set_num_threads(1)  # there are as many processes as cores
     raise_malloc_thresholds()
     gc.freeze()  # what torch has brought along is never garbage, and need not be looked through again and again
     with contextlib.suppress(ConnectionError):  # the parent has ended
@@ -390,4 +395,5 @@ def _answer(fill: FillBatch, slots: Slots, task: FillTask) -> bytes:
     except Exception:
         error = LoaderError(f"a loader process failed (process {os.getpid()}):\n{traceback.format_exc(limit=8)}")
     seconds = time.perf_counter() - began
+    # Wall time less the thread's own: the time in which it waited.
     return pickle.dumps((task.batch, bad, error, seconds - (time.thread_time() - computed), seconds))

@@ -51,6 +51,7 @@ class KeyedReader(Generic[Item, Collated]):
             try:
                 batch = next(batches, None)
             except RuntimeError as error:
+                # torch raises this class for many errors: only its words tell that a process has died.
                 if "DataLoader worker" not in str(error):
                     raise
                 raise LoaderError(str(error).splitlines()[0], killed="killed by signal" in str(error)) from None

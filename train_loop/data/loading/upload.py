@@ -51,6 +51,7 @@ class Uploader:
             copied = lane.record_event()
         self._copied_from.append((copied, batch))
         if self._stream is not None:
+            # The copy runs on another stream: without this the step might read a batch that is not there yet.
             current.wait_event(copied)
             for tensor in tensors_of(there):
                 tensor.record_stream(current)  # its memory belongs to the other stream

@@ -106,6 +106,7 @@ class WholeSet:
             target = self.folder / f"{prefix}{self._digest()}"
             work = "decodes" if self.bytes >= SAY_BYTES else ""
             OnceANode(target, prefix, self._is_whole, self._decode, work).hold(keep=False)
+            # "c": torch warns of arrays that cannot be written. What would be written does not reach the file.
             return {part: np.load(target / f"{part}.npy", mmap_mode="c") for part in PARTS}
         except ImageError as error:
             raise NotKept(str(error)) from None
@@ -124,6 +125,7 @@ class WholeSet:
     def _is_whole(self, target: Path) -> bool:
         try:
             found = {part: np.load(target / f"{part}.npy", mmap_mode="r").shape for part in PARTS}
+            # In /tmp another user may have made a folder of this name.
             return found == self.shapes and target.stat().st_uid == os.getuid()
         except (OSError, ValueError):
             return False
@@ -136,6 +138,7 @@ class WholeSet:
         if self.bytes >= SAY_BYTES:
             print(f"decoding {info.name} ({self.bytes / 1e9:.3g} GB) in {self.folder}", file=sys.stderr, flush=True)
         side, val = self.shapes["train"][1], self.shapes["val"][1]
+        # Whole images, as they are stored: the device cuts and mirrors them. Nothing goes to a device here.
         augment = dataclasses.replace(given.augment, enabled=False)
         loader = dataclasses.replace(given.loader, name="ring", pin_memory=False)
         config = dataclasses.replace(

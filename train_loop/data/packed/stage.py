@@ -113,6 +113,7 @@ def _copy(source: str, info: schema.PackedInfo, partial: Path, root: Path) -> No
                 "a shard must be as it was packed; got other bytes (SHA-256) in "
                 f"{os.path.join(source, shard.file)}. Copy or pack it again."
             )
+    # Last: without its index a folder is no packed set.
     _copy_file(Path(source, schema.INDEX), partial / schema.INDEX)
 
 

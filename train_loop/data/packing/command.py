@@ -169,6 +169,7 @@ def pack(source: PackSource, destination: Path, profile: PackProfile, workers: i
         except OSError as error:
             reason = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else str(error)
             raise PackFailed(f"{reason}; the same command goes on from the finished shards in {folder}") from None
+        # Only now: by these files a pack that was ended goes on.
         for name in ("plan.json", "lock", *(task.note.name for task in tasks)):
             (destination / name).unlink()
     stored = len(source.train) + len(source.val) - rejected
@@ -326,6 +327,7 @@ def _finish(folder: Path, source: PackSource, profile: PackProfile, tasks: Seque
         if size == 0:
             raise PackFailed(f"no image of the {name} part could be stored; see {folder / schema.REJECTED}")
     sums = np.sum([note["pixel_sums"] for note in notes if note["shard"]["part"] == "train"], axis=0) / sizes["train"]
+    # Rounding can make the variance of one colour negative.
     mean, std = sums[:, 0], np.sqrt(np.maximum(sums[:, 1] - sums[:, 0] ** 2, 0))
     info = schema.PackedInfo(
         format=schema.FORMAT,
@@ -349,6 +351,7 @@ def _finish(folder: Path, source: PackSource, profile: PackProfile, tasks: Seque
 def _write_index(folder: Path, info: schema.PackedInfo) -> None:
     batches = [_shard_index(folder / shard.file, number) for number, shard in enumerate(info.shards)]
     table = pa.Table.from_batches([batch for group in batches for batch in group], schema.INDEX_SCHEMA)
+    # Whoever opens the index reads its first batch alone.
     (columns,) = table.combine_chunks().to_batches()
     columns = columns.replace_schema_metadata(schema.index_metadata(info, columns))
     index = folder / schema.INDEX

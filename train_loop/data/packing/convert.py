@@ -51,6 +51,8 @@ def convert(data: bytes, profile: PackProfile) -> StoredImage:
         raise RejectedImage("zero bytes")
     try:
         with warnings.catch_warnings():
+            # A small file can unpack to gigabytes: Pillow only warns of it, which would end this process for want of
+            # memory.
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             image = Image.open(BytesIO(data))
             image.load()
@@ -60,6 +62,7 @@ def convert(data: bytes, profile: PackProfile) -> StoredImage:
         raise RejectedImage("no image that Pillow knows") from None
     except Exception as error:  # Pillow raises OSError, SyntaxError, ValueError, struct.error and others
         raise RejectedImage(" ".join(str(error).split()) or type(error).__name__) from None
+    # Opened once more: what is stored may be turned or smaller than what came in, and the index needs its size.
     with Image.open(BytesIO(stored)) as final:
         width, height = final.size
     with contextlib.suppress(jpeg.JpegError):  # one without marks is decoded whole

@@ -124,7 +124,9 @@ def _work_folder(target: Path) -> Iterator[Path]:
     What stays after a failure: an archive that was downloaded whole, and the shards of which the message speaks.
     """
     work, packing = target.with_name(f"{target.name}.fetching"), target.with_name(f"{target.name}.packing")
+    # Noted before they are made: only these may be removed again.
     made = [folder for folder in (target.parent, *target.parent.parents) if not folder.exists()]
+    # Shards of an earlier run that failed: they are the user's, and not removed by another failure.
     go_on_later = packing.exists()
     work.mkdir(parents=True, exist_ok=True)
     try:
@@ -154,6 +156,7 @@ def download(public: PublicSet, target: Path) -> Path:
         with response as answer, replacing(target, one_writer=True) as file:
             _copy(answer, file, int(answer.headers.get("Content-Length") or public.bytes))
     except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
+        # URLError wraps the error that says what happened.
         reason = getattr(error, "reason", error)
         raise FetchFailed(
             f"cannot download {public.url}: {reason}. Run it where there is a network (a login node), or bring the "
@@ -182,6 +185,8 @@ def check_digest(path: Path, public: PublicSet) -> None:
     kind, _, expected = public.digest.partition(":")
     try:
         with open(path, "rb") as file:
+            # MD5 as published, against damage alone: systems in FIPS mode refuse it unless one says that it guards
+            # nothing.
             found = hashlib.file_digest(file, lambda: hashlib.new(kind, usedforsecurity=False)).hexdigest()
     except OSError as error:
         raise ConfigError(f"--from must be a file that can be read; got {error}. Write another.") from None
@@ -194,6 +199,7 @@ def _unpacked(archive: Path, work: Path) -> Path:
     with tarfile.open(archive) as tar:
         first = next(iter(tar))
         if first.name.startswith("cifar-10-batches-py"):
+            # "data": members with absolute paths or links that lead out of the folder are refused.
             tar.extractall(work, filter="data")
             return work / "cifar-10-batches-py"
     plain = work / "images.tar"

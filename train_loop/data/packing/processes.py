@@ -70,6 +70,7 @@ def write_shards(tasks: Sequence[ShardTask], workers: int) -> Generator[int, Non
                     processes.pop(end).join()
             yield images
     finally:
+        # All first: one that is joined before the others are killed would keep them writing.
         for process in processes.values():
             process.kill()
         for end, process in processes.items():
@@ -79,6 +80,7 @@ def write_shards(tasks: Sequence[ShardTask], workers: int) -> Generator[int, Non
 
 def _start(context: SpawnContext) -> tuple[End, BaseProcess]:
     here, there = context.Pipe()
+    # daemon: it must not outlive this process, whose end would otherwise wait for it.
     process = context.Process(target=_work, args=(there,), daemon=True)
     # Ctrl-C on a terminal reaches all processes: this one answers it. Blocked before its first line, for good.
     resource_tracker.ensure_running()  # which would unblock it

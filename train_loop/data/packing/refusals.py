@@ -39,6 +39,7 @@ def make_profile(args: argparse.Namespace, source: PackSource) -> PackProfile:
         )
     short_side = defaults.short_side if args.short_side is None else args.short_side
     quality = defaults.quality if args.quality is None else args.quality
+    # fast encodes each image anew in any case.
     return PackProfile(name, short_side, quality, jpegtran_path() if name == "full" else None)
 
 

@@ -78,6 +78,7 @@ def write_shard(task: ShardTask, count_image: Callable[[], None]) -> None:
 
 
 def _row(item: PackItem, stored: StoredImage) -> Row:
+    # File names need not be UTF-8, but Arrow's strings are.
     key = item.entry.name.encode(errors="surrogateescape").decode(errors="replace")
     return (stored.data, key, item.label, stored.height, stored.width, zlib.crc32(stored.data))
 

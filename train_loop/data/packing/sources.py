@@ -66,6 +66,8 @@ class PackSource:
         digest = hashlib.sha256(json.dumps(self.class_names).encode())
         for items in (self.train, self.val):
             for entry, label in items:
+                # Sizes tell that a file was exchanged; without surrogateescape a name that is no UTF-8 would end the
+                # pack.
                 digest.update(f"{entry.name}\0{label}\0{entry.size}\0".encode(errors="surrogateescape"))
         files = {item.entry.file for items in (self.train, self.val) for item in items if item.entry.offset >= 0}
         for file in sorted(files):
@@ -89,6 +91,7 @@ def find_source(path: str, val_part: float = 0.0) -> PackSource:
             return _image_folder(root, folder, val_part)
         return _by_parts(root, listed or _loose_folder(root), val_part)
     except (OSError, tarfile.TarError, ValueError, EOFError, pickle.UnpicklingError) as error:
+        # A ValueError, too, but one that already says what to do.
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(f"the source must be readable; got {path!r}: {error}. Check the file.") from None
@@ -158,6 +161,7 @@ def _listed(root: str) -> _Listed | None:
     pickles = next((p for p in (root, os.path.join(root, "cifar-10-batches-py")) if tables.is_cifar(p)), None)
     if pickles:
         return _Listed("cifar10-pickle", *tables.cifar_entries(pickles), Counter())
+    # ImageNet's development kit is a tar beside those of the images, and holds none.
     tar_files = sorted(file for file in files if file.endswith(ARCHIVES) and "devkit" not in os.path.basename(file))
     if tar_files:
         left_out: LeftOut = Counter()
@@ -219,6 +223,7 @@ def _by_parts(root: str, listed: _Listed, val_part: float) -> PackSource:
             f"the source must hold images; got none in {root!r} ({' '.join(EXTENSIONS)}){but}. Check the path."
         )
     train, val = choose_parts(root, parts, val_part)
+    # Nothing in the names speaks of parts: all of it trains.
     if train is None and "" in parts:
         train = ""
     if train is None:
@@ -230,6 +235,7 @@ def _by_parts(root: str, listed: _Listed, val_part: float) -> PackSource:
     for entry, class_name in (*parts[train], *(parts[val] if val else ())):
         if not class_name:
             raise ConfigError(f"each image needs a class folder; got {entry.name!r} in {root!r}. Make train/<class>/….")
+    # Sorted, as an image folder's: the same images get the same labels from either.
     names = listed.names or tuple(sorted({class_name for _, class_name in parts[train]}))
     in_order = listed.kind == "folder"
     items = _items(root, parts[train], names, in_order)
@@ -258,5 +264,6 @@ def _items(root: str, pairs: list[tuple[SourceEntry, str]], names: Sequence[str]
         )
     items = [PackItem(entry, label[class_name]) for entry, class_name in pairs]
     if by_class:
+        # By bytes, as training on the folder sorts its paths.
         return sorted(items, key=lambda item: (item.label, os.fsencode(item.entry.name)))
     return sorted(items, key=lambda item: (item.entry.file, item.entry.offset))

@@ -46,6 +46,7 @@ def parquet_entries(files: Sequence[str]) -> tuple[Labelled, tuple[str, ...] | N
         labels = pq.read_table(file, columns=["label"])["label"].to_pylist()
         if any(not isinstance(label, int) or label < 0 for label in labels):
             raise ConfigError(f"labels must be whole numbers from 0; got another in {file!r}. Drop those rows.")
+        # Parquet does not tell the size of a row; the mean suffices to divide shards.
         size = os.path.getsize(file) // max(len(labels), 1)
         for row, label in enumerate(labels):
             entry = SourceEntry(f"{os.path.basename(file)}/{row:08d}", file, row, size)
@@ -104,14 +105,18 @@ class _NumpyOnly(pickle.Unpickler):
     """The pickles come from the network: nothing but arrays may be made of them."""
 
     def find_class(self, module: str, name: str) -> object:
+        # What pickles of arrays need: anything else in a pickle can run code.
         if (module.split(".")[0], name) in (("numpy", "_reconstruct"), ("numpy", "ndarray"), ("numpy", "dtype")):
+            # NumPy 2 has renamed the module that old pickles name.
             return super().find_class(module.replace("numpy.core", "numpy._core"), name)
         raise pickle.UnpicklingError(f"a CIFAR pickle holds arrays; got {module}.{name}")
 
 
+# Images are asked for one by one, and each file is read as a whole.
 @lru_cache(maxsize=1)
 def _unpickle(file: str) -> CifarBatch:
     with open(file, "rb") as stream:
+        # The authors wrote them with Python 2, whose strings are bytes here.
         content = _NumpyOnly(stream, encoding="bytes").load()
     named = {_text(key): value for key, value in content.items()}
     return CifarBatch(

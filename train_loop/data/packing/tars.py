@@ -81,6 +81,7 @@ class _Window:
 
     def read(self, count: int = -1) -> bytes:
         left = self._size - self._at
+        # At a place of its own: the outer tar goes on reading the same file where it was.
         data = os.pread(self._descriptor, left if count < 0 else min(count, left), self._start + self._at)
         self._at += len(data)
         return data
@@ -133,7 +134,9 @@ def webdataset_entries(entries: Sequence[SourceEntry], left_out: LeftOut) -> Lab
         text = labels.get((entry.file, os.path.splitext(entry.name)[0]))
         if text is None or not text.isdigit():
             raise ConfigError(f"each image needs a label in a .cls file; got {text!r} for {entry.name!r}. Add it.")
+        # Members of several tars may have the same names.
         named = entry._replace(name=f"{os.path.basename(entry.file)}/{entry.name}")
+        # Classes are sorted as words: without leading zeros 10 would come before 2.
         found.append((part_of_file(entry.file), text.zfill(width), named))
     return found
 

@@ -32,6 +32,7 @@ def verify_packed_set(folder: str) -> int:
     wrong = [
         f"shard {os.path.join(folder, shard.file)}: its bytes have changed (SHA-256)"
         for shard in info.shards
+        # The whole file, with what lies between the records: a CRC of each record alone does not cover it.
         if schema.file_sha256(os.path.join(folder, shard.file)) != shard.sha256
     ]
     records = info.train_size + info.val_size
@@ -84,6 +85,7 @@ def show_packed_set(folder: str) -> int:
 def _facts(folder: str, files: PackedFiles, info: PackedInfo) -> list[tuple[str, str]]:
     sizes = files.columns()
     counts = np.bincount(sizes["label"][: info.train_size], minlength=len(info.class_names))
+    # 256 suffice for a share; to read all would take minutes.
     sample = np.unique(np.linspace(0, files.records - 1, 256).astype(int))
     cut = np.mean([_can_be_cut(files.read(int(record))) for record in sample])
     some = ", ".join(map(printable, info.class_names[:5])) + (", …" if len(info.class_names) > 5 else "")
@@ -129,5 +131,6 @@ def _contact_sheet(files: PackedFiles, count: int = 48) -> Image.Image:
         small.thumbnail((TILE - GAP, TILE - GAP))
         sheet.paste(small, (x, y))
         name = files.info.class_names[files.label(record)]
+        # Pillow without FreeType has a font of these letters alone, and raises an error for others.
         draw.text((x, y + small.height), name[:20].encode("latin-1", "replace").decode("latin-1"), fill="black")
     return sheet

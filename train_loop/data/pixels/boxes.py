@@ -33,6 +33,7 @@ def random_box(width: int, height: int, draws: random.Random, augment: AugmentCo
     least, most = augment.min_crop_area, augment.max_crop_ratio
     for _ in range(10):
         area = width * height * draws.uniform(least, 1.0)
+        # Even on the logarithm: otherwise wide crops would be likelier than tall ones.
         ratio = math.exp(draws.uniform(-math.log(most), math.log(most)))
         w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
         if 0 < w <= width and 0 < h <= height:
@@ -61,6 +62,7 @@ def short_side(size: int, part: float = USUAL.val_crop) -> int:
 def size_before_crop(width: int, height: int, size: int, part: float = USUAL.val_crop) -> Size:
     """To what validation resizes an image before it cuts ``size`` × ``size`` out of its centre."""
     short = short_side(size, part)
+    # Cut off, not rounded, as torchvision's Resize: the same pixels as its recipes validate on.
     return (short, int(short * height / width)) if width <= height else (int(short * width / height), short)
 
 

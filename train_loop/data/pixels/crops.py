@@ -24,6 +24,7 @@ def decode_rgb(path: str) -> Image.Image:
     """
     try:
         with Image.open(path) as image:
+            # First: the image that a conversion makes may have no EXIF.
             turn = turn_of(image)
             return turned(to_8_bits(image).convert("RGB"), turn)
     except Exception as error:  # Pillow raises OSError, SyntaxError, ValueError, struct.error and others

@@ -76,6 +76,7 @@ def _jpeg_decoder() -> Callable[[bytearray], Pixels]:
 
         decoder: Callable[[bytearray], Pixels] = simplejpeg.decode_jpeg
         return decoder
+    # torchvision that was built without JPEG, or for another torch, fails in one of these ways.
     with contextlib.suppress(ImportError, AttributeError, RuntimeError):
         import torchvision.io  # noqa: F401  registers the operator
 
@@ -108,6 +109,7 @@ def resize_into(pixels: Pixels, out: torch.Tensor) -> None:
         # Positions, for keywords have changed their names: input, size, align_corners, scales.
         resize: Callable[..., object] = torch._C._nn._upsample_bilinear2d_aa
         resize(image, (height, width), False, None, None, out=target)
+    # A torch without it, or one whose arguments have changed.
     except (AttributeError, TypeError, RuntimeError):
         resized = F.interpolate(image, size=(height, width), mode="bilinear", antialias=True, align_corners=False)
         target.copy_(resized)

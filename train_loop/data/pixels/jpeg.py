@@ -84,6 +84,7 @@ def stamp(data: bytes) -> bytes:
     layout = read_layout(data)
     lengths = layout.lengths
     length = STAMP_HEADER.size + 2 * len(lengths)
+    # A segment's length has two bytes. 2: a stamped one would get a second table.
     if length > 0xFFFF or lengths.max() > 0xFFFF or layout.header_offset != 2:
         raise JpegError(f"a table of {len(lengths) - 1} restart intervals does not fit a segment")
     sizes = layout.width, layout.height, layout.mcu_width, layout.mcu_height, layout.interval
@@ -100,6 +101,7 @@ def read_layout(data: bytes) -> Layout:
     except (IndexError, struct.error):
         raise JpegError("the JPEG ends within its header") from None
     header = length + 4  # after the start of the image and the table
+    # NumPy's own error for it would not be a JpegError, on which callers decode the file as a whole.
     if len(data) < header:
         raise JpegError("the JPEG ends within its header")
     lengths = np.frombuffer(data, _TABLE, (header - 2 - STAMP_HEADER.size) // 2, 2 + STAMP_HEADER.size)
@@ -116,6 +118,7 @@ def _read_layout(data: bytes) -> Layout:
         marker, (length,) = data[at + 1], struct.unpack_from(">H", data, at + 2)
         if marker in (0xC0, 0xC1):
             frame = (at + 5, *_frame_sizes(data, at + 5))
+        # Progressive, lossless and arithmetic ones; C4, C8 and CC are no frames (T.81, table B.1).
         elif 0xC2 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
             raise JpegError("not a baseline JPEG")
         elif marker == 0xDD:
@@ -155,6 +158,7 @@ def _segments(data: bytes, start: int) -> npt.NDArray[np.int64]:
     if not len(ends):
         raise JpegError("the JPEG is cut short: no end marker")
     other = at[(following != 0) & (following != 0xFF) & ~((following >= 0xD0) & (following <= 0xD9))]
+    # Markers after the end are another image's, as of a thumbnail appended.
     if len(other) and other[0] < ends[0]:
         raise JpegError("the JPEG has more than one scan")
     return np.concatenate([[start], restarts[restarts < ends[0]] + 2, [ends[0] + 2]])
@@ -202,6 +206,7 @@ def best_interval(width: int, mcu_width: int) -> int:
     """MCUs an interval: the divisor of a row's MCUs whose width is nearest to ``INTERVAL_PIXELS``."""
     row = -(-width // mcu_width)
     divisors = [count for count in range(1, row + 1) if row % count == 0]
+    # By ratio: half the width is as far off as twice the width.
     return min(divisors, key=lambda count: abs(np.log(count * mcu_width / INTERVAL_PIXELS)))
 
 

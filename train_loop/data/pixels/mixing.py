@@ -45,6 +45,7 @@ def mix(
     Returns:
         Images of the same shape, and labels, or float ``[N, num_classes]`` where images were mixed.
     """
+    # A generator for this alone: whether erasing or mixing is on changes no other draw.
     draws = np.random.default_rng([*position, sampling.MIXING])
     height, width = images.shape[2:]
     if config.augment.random_erasing:
@@ -102,14 +103,17 @@ def cutmix(
     """A rectangle of each image from the one before it; labels by area (Yun et al. 2019, §3.1)."""
     upper, left, height, width = rectangle
     rows, columns = slice(upper, upper + height), slice(left, left + width)
+    # A copy: each image gives to its neighbour what it had before.
     mixed = images.clone()
     mixed[:, :, rows, columns] = images.roll(1, 0)[:, :, rows, columns]
+    # Of the rectangle as cut off at the borders, not as drawn: labels must match what is seen.
     share = 1 - height * width / (images.shape[2] * images.shape[3])
     return mixed, _mixed_labels(labels, num_classes, share)
 
 
 def centred_rectangle(height: int, width: int, share: float, centre: tuple[int, int]) -> Rectangle:
     """A rectangle of area ``1 - share`` around ``centre`` (row, column), cut off at the borders."""
+    # Half a side: the area is then 1 - share of the image's.
     part = 0.5 * math.sqrt(1 - share)
     h, w = int(part * height), int(part * width)
     upper, left = max(centre[0] - h, 0), max(centre[1] - w, 0)

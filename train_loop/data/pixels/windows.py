@@ -22,6 +22,7 @@ def cut_windows(images: torch.Tensor, windows: torch.Tensor, size: int) -> torch
     """
     count, height, width, colours = images.shape
     left, upper, right, lower, mirrored = windows.unbind(1)
+    # In half precision sums of bytes would be rounded to other pixels.
     with torch.autocast(images.device.type, enabled=False):
         columns = images.float().transpose(1, 2).reshape(count, width, height * colours)
         columns = _rounded(torch.bmm(_weights(left, right, mirrored, width, size), columns))
@@ -45,6 +46,7 @@ def _weights(begin: torch.Tensor, end: torch.Tensor, mirrored: torch.Tensor, sid
     here = torch.arange(side, device=begin.device) + 0.5
     scale = (end - begin) / size
     centre = begin + scale * torch.where(mirrored > 0, size - there, there)
+    # min=1: a window that is enlarged is interpolated between neighbours; a narrower filter would miss all of them.
     shares = (1 - (here - centre).abs() / scale.clamp(min=1)).clamp_(min=0)
     shares = shares * ((here > begin) & (here < end))
     return shares / shares.sum(2, keepdim=True).clamp_(min=1e-6)  # nothing where the window leaves the image

@@ -56,6 +56,7 @@ class DigitsSource(DataSource):
     def read_train(self, batches: Sequence[sampling.Indices], epoch: Epoch) -> Iterator[Batch]:
         """Augmented batches on the CPU: normalised floats ``[N, 3, size, size]``, and labels, int64 ``[N]``."""
         draws = sampling.generator(epoch.seed, epoch.number, sampling.AUGMENTATION)
+        # One row for each image: its draws do not depend on which batch it is in.
         table = torch.from_numpy(draws.random((self._repeats * self.info.train_size, 4), dtype=np.float32))
         size = train_image_size(self._config, self.info.image_size, epoch.number)
         for indices in batches:
@@ -94,6 +95,7 @@ def random_affine(images: torch.Tensor, draws: torch.Tensor, bounds: AffineRange
     """
     right, down, turn, grow = (2 * draws - 1).unbind(1)
     angle = turn * math.radians(bounds.degrees)
+    # The grid says where an output pixel comes from: to enlarge is to look at less.
     zoom = 1 / (1 + grow * bounds.scale)
     cos, sin = (zoom * angle.cos())[:, None, None], (zoom * angle.sin())[:, None, None]
     size = images.shape[-1]
@@ -126,6 +128,7 @@ def load_scans() -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
         from sklearn.datasets import load_digits
 
         table = np.column_stack(load_digits(return_X_y=True))
+    # The scans' pixels are 0 to 16.
     pixels = (table[:, :64] / 16).astype(np.float32).reshape(-1, 1, 8, 8)
     return pixels, table[:, 64].astype(np.int64)
 

@@ -27,6 +27,7 @@ def open_folder(config: DataConfig, info: DataInfo, scan: FolderScan) -> DataSou
     """The images that ``scan`` has listed."""
     train = _part_of(scan.train, config.subset)
     if config.loader.name == "torchvision":
+        # Here, for torchvision takes half a second to import.
         from bigbatch.train_loop.data.sets.torchvision_folder import TorchvisionSource
 
         return TorchvisionSource(config, info, train, scan.val)

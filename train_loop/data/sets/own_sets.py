@@ -184,11 +184,13 @@ def _parts(word: str, made: object, prepare: bool) -> tuple[Part, Part]:
 def _parts_of_module(word: str, made: object, prepare: bool) -> tuple[Part, Part]:
     """Those of the loaders of a LightningDataModule; our sampling takes the place of theirs."""
     if prepare and callable(prepare_data := getattr(made, "prepare_data", None)):
+        # As in Lightning from one process alone: ranks that download into one folder would break each other's files.
         prepare_data()
     made.setup("fit")  # type: ignore[attr-defined]
     found: list[Part] = []
     for name in ("train_dataloader", "val_dataloader"):
         loader: object = getattr(made, name)() if callable(getattr(made, name, None)) else None
+        # Lightning allows a list of loaders; of several there would be none to choose by.
         if isinstance(loader, (list, tuple)) and len(loader) == 1:
             loader = loader[0]
         if not hasattr(loader, "dataset"):
@@ -197,6 +199,7 @@ def _parts_of_module(word: str, made: object, prepare: bool) -> tuple[Part, Part
                 f"{type(loader).__name__}. Return a DataLoader with the data set."
             )
         collate = getattr(loader, "collate_fn", None)
+        # torch's own is every DataLoader's default: ours differs in that it gives float32.
         found.append((loader.dataset, None if collate is default_collate else collate))
     return found[0], found[1]
 
@@ -217,6 +220,7 @@ def _size(word: str, part: str, items: object) -> int:
             "Write `return train, val`; torch.utils.data.random_split divides one set."
         )
     map_style = hasattr(items, "__getitem__") and hasattr(items, "__len__")
+    # All three have __len__ and __getitem__, but not by number.
     if not map_style or isinstance(items, (IterableDataset, dict, str)):
         raise ConfigError(
             f"{KEY}={word} must return map-style data sets, with __getitem__ and __len__; got a "
@@ -238,6 +242,7 @@ def _class_names(source: object) -> tuple[str, ...]:
 def _num_classes(word: str, made: object, train: object, names: tuple[str, ...]) -> int:
     count = getattr(made, "num_classes", getattr(train, "num_classes", None))
     if count is not None:
+        # True is an int to Python.
         if isinstance(count, bool) or not isinstance(count, (int, np.integer)) or count < 1:
             raise ConfigError(f"{KEY}={word}: num_classes must be a whole number from 1 on; got {count!r}. Correct it.")
         return int(count)
@@ -255,6 +260,7 @@ def known_labels(items: object, size: int | None) -> sampling.Indices | None:
         labels = np.asarray(found)
     except (ValueError, TypeError, RuntimeError):
         return None
+    # A set that wraps another may pass on the labels of all: their number tells.
     ok = labels.ndim == 1 and len(labels) and labels.dtype.kind in "iu" and size in (None, len(labels))
     return labels.astype(np.int64) if ok else None
 
@@ -319,6 +325,7 @@ def _refuse_image_keys(config: DataConfig, image_size: int) -> None:
                 continue
             if section == "data.loader." and name not in ("name", "slots"):
                 continue
+            # The size that the items have anyway changes nothing.
             if value not in (usual, own_size.get(name, usual)):
                 raise ConfigError(
                     f"{section}{name} changes images, and a data set of one's own makes its items itself; got "
@@ -367,6 +374,7 @@ def seeded_draws(*position: object) -> Iterator[None]:
 
     Of torch it is the CPU's generator. Generators that the user's code makes by itself are its own matter.
     """
+    # hash() of text differs in each process.
     digest = hashlib.blake2b(repr(position).encode(), digest_size=32).digest()
     before = random.getstate(), np.random.get_state(), torch.get_rng_state()
     random.seed(digest)

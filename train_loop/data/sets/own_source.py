@@ -51,6 +51,7 @@ class OwnSource(KeyedSource["tuple[int, tuple[Nested, Nested]] | Refused", "Batc
             if part and found is None:
                 note(f"data.{key} is drawn at random, not of each class alike: the data set has no .targets")
         if self._val_labels is None:
+            # As if of one class: the stratified draw is then a plain one.
             self._val_labels = np.zeros(sets.val.size, np.int64)
         if labels is None:
             labels = np.zeros(sets.train.size, np.int64)
@@ -77,6 +78,7 @@ class OwnSource(KeyedSource["tuple[int, tuple[Nested, Nested]] | Refused", "Batc
             if isinstance(found, Refused):
                 raise OwnCodeError(found.message)  # ConfigErrors are those that all ranks meet
             yield found
+            # Kept, it would hold a batch while the next one is read.
             del found
 
 

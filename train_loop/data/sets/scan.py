@@ -81,6 +81,7 @@ class FolderScan:
     def read(cls, path: Path) -> FolderScan | None:
         """What ``write`` wrote; None where there is no such file, or it cannot be read."""
         try:
+            # A pickle could run code of whoever may write there.
             with np.load(path, allow_pickle=False) as found:
                 root, train, val = (os.fsdecode(bytes(folder)) for folder in found["folders"])
                 return cls(
@@ -91,6 +92,7 @@ class FolderScan:
                     float(found["val_part"]),
                     tuple(map(str, found["notes"])),
                 )
+        # A file that is cut off fails in any of these ways; then the folder is listed again.
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error):
             return None
 
@@ -120,6 +122,7 @@ def scan_folder(root: str, val_part: float = 0.0, least_classes: int = 2) -> Fol
     if layout.val is not None:
         val = _list_part(layout.val, class_names, left_out)
     else:
+        # With the part's name, as in a packed set of this folder: so both hold out the same images.
         folder = b"" if layout.train == root else os.fsencode(os.path.basename(layout.train)) + b"/"
         rows = hold_out([folder + bytes(path) for path in train.paths], train.labels, val_part)
         train, val = train.rows(rows[0]), train.rows(rows[1])
@@ -196,6 +199,7 @@ def _list_part(folder: str, class_names: tuple[str, ...], left_out: LeftOut) -> 
     for name in class_names:
         unread: LeftOut = Counter()
         found = images_below(os.path.join(folder, name), unread, f"{name}/")
+        # By bytes: the order of text would depend on how names that are no UTF-8 are read.
         images = sorted(os.fsencode(path) for path, _ in found)
         if not images:
             but = f" ({words})" if (words := left_out_in_words(unread)) else ""

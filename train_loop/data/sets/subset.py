@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+# Any number, but the same for ever: with another one, trials of two searches would see other images.
 SEED = 20
 
 
