@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
 import math
 import os
@@ -22,8 +21,7 @@ from optuna.trial import FrozenTrial, TrialState
 from bigbatch.tune.commands.export import main
 from bigbatch.tune.storage.store import StudyStore
 from bigbatch.tune.storage.study_tables import read_tables
-from helpers.recorded_studies import EPOCHS, add_recorded_trial, recorded_study
-from helpers.searches import load
+from helpers.recorded_studies import add_recorded_trial, recorded_study
 
 
 def exported(folder: Path, *options: object) -> None:
@@ -183,28 +181,6 @@ def test_studies_without_trials_and_damaged_ones(tmp_path, capsys):
     assert not (tmp_path / "o").exists()
 
 
-def test_the_dashboard_shows_the_copy(tmp_path):
-    dashboard = pytest.importorskip("optuna_dashboard", reason="optuna-dashboard is not installed (extra: test)")
-    recorded_study(tmp_path / "s", 4).close()
-    exported(tmp_path / "s", "--sqlite", tmp_path / "copy.db")
-    app = dashboard.wsgi(optuna.storages.RDBStorage(f"sqlite:///{tmp_path / 'copy.db'}"))
-
-    def get(path: str) -> dict:
-        answers: list[str] = []
-        environ = {
-            "REQUEST_METHOD": "GET", "PATH_INFO": path, "SERVER_NAME": "h", "SERVER_PORT": "80",
-            "wsgi.input": io.BytesIO(), "wsgi.errors": sys.stderr, "wsgi.url_scheme": "http",
-        }  # fmt: skip
-        body = b"".join(app(environ, lambda status, _headers, *_: answers.append(status)))
-        assert answers[0].startswith("200")
-        return json.loads(body)
-
-    (study,) = get("/api/studies")["study_summaries"]
-    shown = get(f"/api/studies/{study['study_id']}")["trials"]
-    assert [(t["number"], t["state"]) for t in shown] == [(0, "Complete"), (1, "Pruned"), (2, "Fail"), (3, "Running")]
-    assert [point["step"] for point in shown[0]["intermediate_values"]] == list(range(1, EPOCHS + 1))
-
-
 def test_mlflow_finds_a_run_for_each_trial_and_a_second_export_adds_only_what_is_new(tmp_path, capsys):
     pytest.importorskip("mlflow", reason="mlflow-skinny is not installed (extra: test)")
     from mlflow.tracking import MlflowClient
@@ -266,9 +242,3 @@ def test_without_mlflow_one_line_says_what_to_install(tmp_path, capsys, monkeypa
     recorded_study(tmp_path / "s", 1).close()
     error = refused(capsys, tmp_path / "s", "--mlflow", tmp_path / "m.db")
     assert "pip install 'bigbatch[mlflow]'" in error
-
-
-def test_the_copy_of_the_helper_is_a_whole_study(tmp_path):
-    """``load`` opens the folder as any user of Optuna does; the exports above are compared with that."""
-    recorded_study(tmp_path / "s", 4).close()
-    assert [t.state.name for t in load(tmp_path / "s").trials] == ["COMPLETE", "PRUNED", "FAIL", "RUNNING"]

@@ -21,7 +21,7 @@ from bigbatch.tune.runs.knowledge import KnownStudy, KnownTrial
 from bigbatch.tune.runs.objective import Objective
 from bigbatch.tune.strategies import make_strategy
 from helpers import conducted
-from helpers.conducted import Search, in_memory, same_after_kills
+from helpers.conducted import Search, in_memory, same_after_kills, summary
 
 RATE, DECAY = FloatDistribution(0.001, 1.0, log=True), FloatDistribution(1e-6, 1e-2, log=True)
 BATCH = CategoricalDistribution((256, 1024))
@@ -153,17 +153,18 @@ def test_a_few_good_trials_all_have_good_scores_in_their_order(direction):
     assert max(sign * t.values[0] for t in KnownTrials(facts).told(study)) > 1.5
 
 
-@pytest.mark.parametrize("strategy", KNOWING)
-def test_a_search_with_knowledge_makes_the_same_decisions_after_kills(strategy, tmp_path: Path, monkeypatch):
+@pytest.mark.parametrize(("strategy", "stopping"), [*((name, "none") for name in KNOWING), ("curves", "look")])
+def test_a_search_with_knowledge_makes_the_same_decisions_after_kills(strategy, stopping, tmp_path: Path, monkeypatch):
     first = Search("random", "none", in_memory(tmp_path / "first")).run()
     known = [
         KnownTrial(i, {**t.params, "lr_multiplier": t.params["lr_multiplier"] * 0.99**k}, dict(t.intermediate_values),
                    conducted.EPOCHS, group=t.params["global_batch_size"])
         for k in range(3) for i, t in enumerate(first.trials) if len(t.intermediate_values) == conducted.EPOCHS
     ]  # fmt: skip
+    without = Search(strategy, stopping, in_memory(tmp_path / "without")).run()
     plain = conducted.make_strategy
     knowledge = (KnownStudy("first", tuple(known)),)
     monkeypatch.setattr(
         conducted, "make_strategy", lambda name, stop, facts: plain(name, stop, replace(facts, knowledge=knowledge))
     )
-    same_after_kills(strategy, "none", in_memory, tmp_path)
+    assert summary(same_after_kills(strategy, stopping, in_memory, tmp_path)) != summary(without.trials)

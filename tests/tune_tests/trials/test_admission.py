@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from optuna.trial import TrialState
 from ray.tune.search import Searcher
 
@@ -11,7 +10,6 @@ from bigbatch.tune.budget.pace import Pace
 from bigbatch.tune.models.protocol import Capabilities, TrialDecision
 from bigbatch.tune.runs.run import PAUSED_ATTR
 from bigbatch.tune.runs.views import trial_views
-from bigbatch.tune.storage.store import StudyStore
 from bigbatch.tune.trials.admission import Admission
 from helpers.as_they_are import waiting_to_continue
 from helpers.bridges import EPOCHS, make_bridge, number_of, record, reopen
@@ -25,13 +23,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
-
-
-@pytest.fixture
-def store(tmp_path):
-    made = StudyStore.create(tmp_path / "s", "s", {}, None)
-    yield made
-    made.close()
 
 
 def budget_of(device_s: float, clock: Clock, begun: float = 1000.0, pace: Pace | None = None) -> Budget:
@@ -137,11 +128,3 @@ def test_a_trial_goes_on_where_it_could_not_be_continued_after_a_pause(store):
     assert budget.refused is None and len(bridge._live) == 1, "its own question leaves no trace"
     trains(bridge, "a", clock, 2, first=2)
     assert store.study.trials[0].state == TrialState.RUNNING and PAUSED_ATTR not in store.study.trials[0].user_attrs
-
-
-def test_without_a_budget_nothing_is_asked():
-    admission = Admission()
-    admission.close_until_a_trial_ends()
-    assert admission.admits_any()
-    admission.ends(3)
-    admission.epoch_ended(3, record(1, 0.5))
