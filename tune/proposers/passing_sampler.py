@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from optuna.distributions import BaseDistribution
@@ -55,3 +55,14 @@ class PassingSampler(BaseSampler):
         """As the other sampler."""
         asked = self.asked(study, trial)
         asked.sampler.after_trial(asked.study, asked.trial, state, values)
+
+
+class ShownSampler(PassingSampler):
+    """A sampler that is shown another study, e.g. a view of the study."""
+
+    def __init__(self, sampler: BaseSampler, shown: Callable[[Study], Study]) -> None:
+        self._sampler, self._shown = sampler, shown
+
+    def asked(self, study: Study, trial: FrozenTrial) -> Asked:
+        """The sampler, with what it is shown."""
+        return Asked(self._sampler, self._shown(study), trial)

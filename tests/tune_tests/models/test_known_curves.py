@@ -13,7 +13,7 @@ from bigbatch.tune.models.curve_model import MAX_POINTS
 from bigbatch.tune.models.known_curves import KNOWN_POINTS, known_curves
 from bigbatch.tune.models.protocol import Dimension, SearchFacts
 from bigbatch.tune.models.unit_space import UnitSpace
-from bigbatch.tune.proposers.curves import CurvesProposer
+from bigbatch.tune.proposers.curves import CurvesSampler
 from bigbatch.tune.runs.knowledge import KnownStudy, KnownTrial
 from bigbatch.tune.runs.objective import Objective
 
@@ -52,7 +52,7 @@ def test_the_first_proposal_is_near_the_best_of_the_other_study():
     study = optuna.create_study(direction="maximize")
     for _ in range(3):
         trial = study.ask()
-        sampler = CurvesProposer(facts).sampler(trial.number)
+        sampler = CurvesSampler(facts, trial.number)
         proposed = sampler.sample_relative(study, study.trials[-1], {"lr": RATE.distribution})
         if trial.number % 2 == 0:
             assert 0.01 < float(str(proposed["lr"])) < 0.1, "every second of the first trials uses the knowledge"

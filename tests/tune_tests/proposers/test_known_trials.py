@@ -111,13 +111,11 @@ def test_a_study_that_is_refuted_tells_nothing_and_old_trials_give_way_to_result
             seen.append([t.number for t in study.get_trials()])
             return {}
 
-    from bigbatch.tune.proposers.known_trials import KnowingProposer
-    from bigbatch.tune.strategies import SamplerProposer
+    from bigbatch.tune.proposers.known_trials import knowing_others
 
-    inner = SamplerProposer("tpe", CAPABILITIES["tpe"], lambda number: Watching(seed=0))
-    proposer = KnowingProposer(inner, facts_of(old_study()))
+    proposer = knowing_others(lambda number: Watching(seed=0), facts_of(old_study()))
     for number in range(0, 4):
-        proposer.sampler(number).sample_relative(study, study.trials[-1], {})
+        proposer(number).sample_relative(study, study.trials[-1], {})
     old = [[n for n in numbers if n < 0] for numbers in seen]
     assert [len(numbers) for numbers in old] == [MOST_KNOWN - 10, 0, MOST_KNOWN - 10, 0], "every second one sees none"
     assert old[0] == [-1] * len(old[0]) and seen[0][len(old[0]) :] == list(range(10))

@@ -27,8 +27,8 @@ class KilledAtLooks:
     count: int = 0
 
     def __post_init__(self) -> None:
-        self.name, self.capabilities, self.sampler = self.inner.name, self.inner.capabilities, self.inner.sampler
-        self.to_continue, self.is_over = self.inner.to_continue, self.inner.is_over
+        self.sampler, self.to_continue = self.inner.sampler, self.inner.to_continue
+        self.is_over = self.inner.is_over
 
     def look(self, study: Study, trial: FrozenTrial, epoch: int) -> TrialDecision:
         place = trial.number, epoch

@@ -7,7 +7,7 @@ from ray.tune.search import Searcher
 
 from bigbatch.tune.budget.budget import NO_ROOM_IN_BUDGET, Budget, Limits
 from bigbatch.tune.budget.pace import Pace
-from bigbatch.tune.models.protocol import Capabilities, TrialDecision
+from bigbatch.tune.models.protocol import TrialDecision
 from bigbatch.tune.runs.run import PAUSED_ATTR
 from bigbatch.tune.runs.views import trial_views
 from bigbatch.tune.trials.admission import Admission
@@ -79,8 +79,6 @@ def test_after_a_trial_has_ended_early_the_next_one_is_asked_about_again(store):
 
 class PauseThenContinue:
     """Pauses trial 0 after its first epoch and continues it whenever it is asked."""
-
-    name, capabilities = "test", Capabilities()
 
     def __init__(self, proposer) -> None:
         self.sampler = proposer.sampler

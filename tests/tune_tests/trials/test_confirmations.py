@@ -9,7 +9,6 @@ from ray.tune.search import Searcher
 
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.tune.models.protocol import SearchFacts
-from bigbatch.tune.proposers.search_only import SearchOnly
 from bigbatch.tune.runs.confirm_rule import ConfirmRule
 from bigbatch.tune.runs.confirmation import ConfirmationFacts, missing_confirmations
 from bigbatch.tune.runs.confirmed import confirmed_trials
@@ -138,7 +137,7 @@ def test_strategies_do_not_see_confirmations(store: StudyStore) -> None:
                 run_out(bridge, name, [0.99] * EPOCHS)
             assert len(own.study.trials) == TRIALS + 2 * confirmed
             sampled = []
-            strategy = SearchOnly(make_strategy("tpe", "asha", facts))
+            strategy = make_strategy("tpe", "asha", facts)
             seen = strategy.sampler(40)
             for trial in (own.study.trials[0],):
                 space = seen.infer_relative_search_space(own.study, trial)
