@@ -52,11 +52,7 @@ class Resumed(Search):
         self.store.close()
         self.open()
         told = {t.number for t in self.trials if t.state.is_finished()}
-        busy = {name: live.trial.number for name, live in self.slots.items() if live is not None}
-        self.slots, self.over = dict.fromkeys(self.slots), False
-        for name in sorted(busy, key=busy.__getitem__):
-            if busy[name] not in told:
-                self._fill(name)
+        self.fill_again(but=told)
         self.steps -= self.turn_of not in told
 
     def step(self) -> None:
