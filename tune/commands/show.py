@@ -59,7 +59,7 @@ STATE_WORDS = {
 
 def show_main(argv: Sequence[str]) -> int:
     """Print one study. Returns the exit code."""
-    parser = OneLineParser(prog="bigbatch show", description="Print one study, running or not.", allow_abbrev=False)
+    parser = OneLineParser(prog="bigbatch show", description="Print one study, running or not.")
     parser.add_argument("study", metavar="STUDY|PATH", help="a study's name in --output, or its folder")
     parser.add_argument("--output", metavar="DIR", default=DEFAULT_RUNS, help="the folder of studies (default: runs)")
     parser.add_argument("--all", action="store_true", help=f"print every trial, not only {MOST_TRIALS}")

@@ -19,7 +19,7 @@ from bigbatch.tune.storage.summary import DEFAULT_RUNS, UNREADABLE, StudySummary
 
 def studies_main(argv: Sequence[str]) -> int:
     """Print the studies. Returns the exit code."""
-    parser = OneLineParser(prog="bigbatch studies", description="List the studies of a folder.", allow_abbrev=False)
+    parser = OneLineParser(prog="bigbatch studies", description="List the studies of a folder.")
     add = parser.add_argument
     add("--output", metavar="DIR", help="the folder of studies (default: runs)")
     add("--sort", metavar="METRIC", help="rank the best trial of each study, and full runs, e.g. by val_loss:min")

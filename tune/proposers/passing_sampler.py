@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 from optuna.distributions import BaseDistribution
@@ -27,34 +28,43 @@ class PassingSampler(BaseSampler):
     def asked(self, study: Study, trial: FrozenTrial) -> Asked:
         """Who answers the questions about ``trial``."""
 
+    def around(self) -> AbstractContextManager[object]:
+        """Within which the other sampler is asked."""
+        return nullcontext()
+
     def before_trial(self, study: Study, trial: FrozenTrial) -> None:
         """As the other sampler."""
         asked = self.asked(study, trial)
-        asked.sampler.before_trial(asked.study, asked.trial)
+        with self.around():
+            asked.sampler.before_trial(asked.study, asked.trial)
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         """As the other sampler."""
         asked = self.asked(study, trial)
-        return asked.sampler.infer_relative_search_space(asked.study, asked.trial)
+        with self.around():
+            return asked.sampler.infer_relative_search_space(asked.study, asked.trial)
 
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, object]:
         """As the other sampler."""
         asked = self.asked(study, trial)
-        return asked.sampler.sample_relative(asked.study, asked.trial, search_space)
+        with self.around():
+            return asked.sampler.sample_relative(asked.study, asked.trial, search_space)
 
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> object:
         """As the other sampler."""
         asked = self.asked(study, trial)
-        return asked.sampler.sample_independent(asked.study, asked.trial, param_name, param_distribution)
+        with self.around():
+            return asked.sampler.sample_independent(asked.study, asked.trial, param_name, param_distribution)
 
     def after_trial(self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None) -> None:
         """As the other sampler."""
         asked = self.asked(study, trial)
-        asked.sampler.after_trial(asked.study, asked.trial, state, values)
+        with self.around():
+            asked.sampler.after_trial(asked.study, asked.trial, state, values)
 
 
 class ShownSampler(PassingSampler):
