@@ -234,16 +234,6 @@ def test_the_plan_says_what_will_happen_before_it_does(tmp_path):
         assert word in done.stdout, word
 
 
-def test_importing_spaces_and_cluster_loads_neither_torch_nor_ray():
-    code = (
-        "import sys, bigbatch.cluster.host.allocation; from bigbatch.search_spaces import load_space;"
-        "load_space('large_batch'); print(sorted(sys.modules))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT / "src", capture_output=True, text=True, check=True)
-    loaded = {name.strip("' ").split(".")[0] for name in done.stdout.strip("[]\n").split(",")}
-    assert not loaded & {"torch", "ray", "optuna", "numpy"}
-
-
 def test_wrong_input_is_refused_without_loading_torch_or_ray(tmp_path):
     code = (
         "import sys\nfrom bigbatch.tune.commands.tune import tune_main\n"
