@@ -34,7 +34,6 @@ from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.reporter import EpochRecord
 from bigbatch.tune.models.protocol import Dimension, SearchFacts, TrialDecision
 from bigbatch.tune.proposers.samplers import quiet_optuna
-from bigbatch.tune.proposers.search_only import SearchOnly
 from bigbatch.tune.runs.objective import Objective
 from bigbatch.tune.runs.run import EPOCH_ATTR
 from bigbatch.tune.runs.views import trial_views
@@ -147,7 +146,7 @@ class Search:
         )
         self.manager = TrialManager(
             keeper,
-            SearchOnly(make_strategy(*case, facts)),
+            make_strategy(*case, facts),
             SampledConfigurations(epochs, dimensions),
             objective=Objective(),
             trials=trials,

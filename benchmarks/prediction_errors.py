@@ -59,7 +59,6 @@ class Watched:
     """Whether a run of the search had ended by then, and the error in standard deviations."""
 
     def __post_init__(self) -> None:
-        self.name, self.capabilities = self.inner.name, self.inner.capabilities
         self.encoder = CurveEncoder(self.facts)
 
     def sampler(self, number: int) -> BaseSampler:

@@ -28,12 +28,13 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial
 from search_outcomes import top_rows
 
-from bigbatch.tune.models.protocol import Capabilities, Combined, Fits, Lasts, SearchFacts, Strategy, TrialDecision
+from bigbatch.tune.models.protocol import Fits, Lasts, SearchFacts, Strategy, TrialDecision
+from bigbatch.tune.proposers.search_only import Combined
 from bigbatch.tune.simulate import CurveTable, ReplayedEpoch
 from bigbatch.tune.simulate.events import SimulatedClock, StartedTrial
 from bigbatch.tune.simulate.pool import RowPool, SnappingSampler
 from bigbatch.tune.simulate.replay import Replay, RowConfigurations, drive, replay
-from bigbatch.tune.strategies import SamplerProposer, make_strategy
+from bigbatch.tune.strategies import make_strategy
 
 RAYS_FACTOR = 4
 """Ray's ASHAScheduler: ``reduction_factor``; its ``grace_period`` is 1."""
@@ -87,7 +88,7 @@ def previous(facts: SearchFacts) -> Strategy:
         return TPESampler(seed=own, n_startup_trials=startup, multivariate=True, group=True, constant_liar=True)
 
     first = max(1, facts.max_epochs // 4)
-    return Combined(SamplerProposer("tpe", Capabilities(), sampler), PreviousHalving(SuccessiveHalvingPruner(first, 3)))
+    return Combined(sampler, PreviousHalving(SuccessiveHalvingPruner(first, 3)))
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,6 @@ class PreviousHalving:
     """Optuna's pruner, asked and obeyed after every epoch."""
 
     pruner: SuccessiveHalvingPruner
-    name: str = "asha"
 
     def look(self, study: Study, trial: FrozenTrial, epoch: int) -> TrialDecision:
         return TrialDecision.STOP if self.pruner.prune(study, trial) else TrialDecision.GO_ON

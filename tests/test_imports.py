@@ -26,9 +26,9 @@ WHERE_THERE = {
         "bigbatch",
         "bigbatch.command",
         "bigbatch.cluster",
-        "bigbatch.search_spaces",
+        "bigbatch.search_spaces, bigbatch.search_spaces.large_batch",
         "bigbatch.train_loop.config",
-        "bigbatch.tune.plan.arguments",
+        "bigbatch.tune.plan.arguments, bigbatch.tune.console.advice",
     ],
 )
 def test_an_import_loads_nothing_heavy(module: str) -> None:

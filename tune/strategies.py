@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial
@@ -11,28 +10,16 @@ from optuna.trial import FrozenTrial
 from bigbatch.train_loop.config.plug_ins import is_own
 from bigbatch.tune.models.curve_data import CurveEncoder
 from bigbatch.tune.models.names import STOPPINGS, STRATEGIES, capabilities_of, resolved
-from bigbatch.tune.models.protocol import Capabilities, Combined, Proposer, SearchFacts, Stopping, Strategy
+from bigbatch.tune.models.protocol import Proposer, SearchFacts, Stopping, Strategy
 from bigbatch.tune.models.study_view import BestAndRecent
-from bigbatch.tune.proposers.curves import CurvesProposer
-from bigbatch.tune.proposers.frontier_sampler import FrontierProposer
-from bigbatch.tune.proposers.known_trials import KnowingProposer
+from bigbatch.tune.proposers.curves import CurvesSampler
+from bigbatch.tune.proposers.frontier_sampler import at_frontier
+from bigbatch.tune.proposers.known_trials import knowing_others
 from bigbatch.tune.proposers.own_strategy import own_sampler
 from bigbatch.tune.proposers.samplers import sampler_factory, trial_seed
+from bigbatch.tune.proposers.search_only import Combined
 from bigbatch.tune.stoppers.early_look import EarlyLook
 from bigbatch.tune.stoppers.stopping import PrunerStopping
-
-
-@dataclass(frozen=True)
-class SamplerProposer:
-    """Proposes by one of the samplers of samplers.py."""
-
-    name: str
-    capabilities: Capabilities
-    make: Callable[[int], BaseSampler]
-
-    def sampler(self, number: int) -> BaseSampler:
-        """A new sampler for trial ``number``."""
-        return self.make(number)
 
 
 def make_strategy(strategy: str, stopping: str, facts: SearchFacts) -> Strategy:
@@ -43,16 +30,16 @@ def make_strategy(strategy: str, stopping: str, facts: SearchFacts) -> Strategy:
     encoder = CurveEncoder(facts)  # curves and look learn from the same curves
     proposer = _proposer(strategy, facts, encoder)
     if facts.frontier is not None:
-        proposer = FrontierProposer(proposer, facts)
+        proposer = at_frontier(proposer, facts, sees_all=capabilities_of(strategy).frontier)
     return Combined(proposer, _stopping(stopping, facts, encoder))
 
 
 def _proposer(name: str, facts: SearchFacts, encoder: CurveEncoder) -> Proposer:
     if name == "curves":
-        return CurvesProposer(facts, encoder)
+        return lambda number: CurvesSampler(facts, number, encoder)
     if is_own(name):
-        return SamplerProposer(name, capabilities_of(name), lambda n: own_sampler(name, trial_seed(facts.seed, n)))
-    # With a frontier, FrontierProposer chooses the trials to see.
+        return lambda number: own_sampler(name, trial_seed(facts.seed, number))
+    # With a frontier, ``at_frontier`` chooses the trials to see.
     history = BestAndRecent(maximize=facts.objective.direction == "maximize") if facts.frontier is None else None
 
     def make(number: int, source_trials: Sequence[FrozenTrial] | None = None) -> BaseSampler:
@@ -62,10 +49,9 @@ def _proposer(name: str, facts: SearchFacts, encoder: CurveEncoder) -> Proposer:
         )
         return factory(number)
 
-    proposer: Proposer = SamplerProposer(name, capabilities_of(name), make)
     if facts.knowledge and capabilities_of(name).knows_others:
-        return KnowingProposer(proposer, facts, begins_with=make if name == "cmaes" else None)
-    return proposer
+        return knowing_others(make, facts, begins_with=make if name == "cmaes" else None)
+    return make
 
 
 def _stopping(name: str, facts: SearchFacts, encoder: CurveEncoder) -> Stopping:

@@ -68,11 +68,9 @@ def as_text(finding: Finding) -> str:
     return f"{line}\n     {'':15}→ {finding.advice}" if finding.advice else line
 
 
-def examine(
-    site: Site, *, shared: str | None = None, python: str | None = None, env: Mapping[str, str] | None = None
-) -> list[Finding]:
+def examine(site: Site, *, shared: str | None = None, python: str | None = None) -> list[Finding]:
     """All findings about this machine, or about all nodes of the allocation around this process."""
-    env = {**(os.environ if env is None else env), **_network(site)}
+    env = {**os.environ, **_network(site)}
     python = python or env.get("BIGBATCH_PYTHON") or sys.executable
     findings = [judge_site(site), *judge_slurm(site)]
     folder, problem = _workplace(_above(job_record.records_home(env)) if shared is None else Path(shared))

@@ -150,10 +150,10 @@ def try_lock(path: Path) -> str:
     return "granted"
 
 
-def leaked_ray_processes(env: Mapping[str, str], proc: Path = Path("/proc")) -> list[str]:
+def leaked_ray_processes(env: Mapping[str, str]) -> list[str]:
     """Ray's processes of this user that do not belong to this job."""
     found = []
-    for folder in proc.glob("[0-9]*"):
+    for folder in Path("/proc").glob("[0-9]*"):
         try:
             if folder.stat().st_uid != os.getuid():
                 continue

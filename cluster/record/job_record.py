@@ -164,9 +164,9 @@ def read_record(job_id: str, env: Mapping[str, str] | None = None) -> JobRecord 
         return None
 
 
-def all_records(env: Mapping[str, str] | None = None) -> list[JobRecord]:
+def all_records() -> list[JobRecord]:
     """The records of all jobs, the oldest job first."""
-    folder = records_home(env) / "jobs"
+    folder = records_home() / "jobs"
     # Ids are numbers written as text: 99 comes before 100.
     ids = sorted((p.name for p in folder.glob("*") if p.is_dir()), key=lambda name: (len(name), name))
-    return [record for record in (read_record(job_id, env) for job_id in ids) if record is not None]
+    return [record for record in map(read_record, ids) if record is not None]

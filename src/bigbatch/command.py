@@ -105,7 +105,7 @@ def _print_completion(argv: Sequence[str]) -> int:
 
 
 def _version(argv: Sequence[str]) -> int:
-    parser = OneLineParser(prog="bigbatch --version", allow_abbrev=False)
+    parser = OneLineParser(prog="bigbatch --version")
     parser.parse_args(argv)
     commit = _commit()
     print(f"bigbatch {__version__}" + (f" (commit {commit})" if commit else ""))

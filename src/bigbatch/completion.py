@@ -125,7 +125,7 @@ def _add(
 
 def print_completion(argv: Sequence[str], commands: Commands) -> int:
     """Print the script for a shell. Returns the exit code: 0, 1 (shtab is missing), 2 (wrong input)."""
-    parser = OneLineParser(prog="bigbatch --print-completion", allow_abbrev=False)
+    parser = OneLineParser(prog="bigbatch --print-completion")
     parser.add_argument("shell", choices=SHELLS)
     shell = parser.parse_args(argv).shell
     try:

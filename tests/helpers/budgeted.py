@@ -17,7 +17,6 @@ from bigbatch.tune.budget.ledger import Ledger
 from bigbatch.tune.budget.pace import Pace
 from bigbatch.tune.budget.session_times import SessionTimes
 from bigbatch.tune.models.protocol import Dimension, SearchFacts, TrialDecision
-from bigbatch.tune.proposers.search_only import SearchOnly
 from bigbatch.tune.runs.confirmation import ConfirmationFacts, missing_confirmations
 from bigbatch.tune.runs.objective import Objective
 from bigbatch.tune.simulate.events import SimulatedClock
@@ -108,7 +107,7 @@ class BudgetedSearch:
         )
         self.manager = TrialManager(
             made,
-            SearchOnly(make_strategy("random", self.stopping, search_facts)),
+            make_strategy("random", self.stopping, search_facts),
             ByHand(),
             objective=Objective(worst=0.1),
             trials=self.trials,

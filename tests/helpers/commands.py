@@ -10,6 +10,9 @@ import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import pytest
+
+from bigbatch.tune.commands import export
 from bigbatch.tune.commands.tune import tune_main
 from helpers.processes import clean_environment
 
@@ -50,3 +53,11 @@ def run_process(*command: object, cwd: Path, **env: str) -> subprocess.Completed
     environment = {**clean_environment(), **env}
     words = [*map(str, command)]
     return subprocess.run(words, cwd=cwd, env=environment, capture_output=True, text=True, timeout=240)
+
+
+def refused_export(capsys: pytest.CaptureFixture[str], folder: Path, *options: object) -> str:
+    """The one line of an export that is refused."""
+    assert export.main([str(folder), *map(str, options)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("bigbatch export: error: ") and error.count("\n") == 1
+    return error

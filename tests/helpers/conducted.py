@@ -6,7 +6,7 @@ import itertools
 import math
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,10 @@ from bigbatch.tune.storage.patient_journal import Disk
 from bigbatch.tune.storage.store import StudyStore
 from bigbatch.tune.strategies import make_strategy
 from bigbatch.tune.trials.configurations import SpaceConfigurations
-from bigbatch.tune.trials.live_trial import LiveTrial, Over
+from bigbatch.tune.trials.live_trial import LiveTrial
 from bigbatch.tune.trials.trial_manager import TrialManager
 from helpers.bridges import WORKLOAD
+from helpers.stepped import SteppedSearch
 
 EPOCHS, TRIALS, SLOTS = 12, 9, 2
 SPACE = load_space("large_batch")
@@ -74,24 +75,15 @@ class MemoryStore(StudyStore):
 
 
 @dataclass
-class Search:
-    """A search that is driven step by step: a step starts a trial in a free slot, or ends an epoch in a busy one."""
+class Search(SteppedSearch):
+    """A search of the space ``large_batch`` with invented curves."""
 
     strategy: str
     stopping: str
     open_store: Callable[[], StudyStore]
     seed: int = 3
-    store: StudyStore = field(init=False)
-    manager: TrialManager = field(init=False)
-    slots: dict[str, LiveTrial | None] = field(default_factory=lambda: dict.fromkeys("AB"))
-    steps: int = 0
-    over: bool = False
-
-    def __post_init__(self) -> None:
-        self.open()
 
     def open(self) -> None:
-        """Begin, or go on as the next process does."""
         self.store = self.open_store()
         facts = SearchFacts(DIMENSIONS, TRIALS, EPOCHS, SLOTS, self.seed, Objective(worst=0.1))
         facts = replace(facts, frontier="global_batch_size")
@@ -106,46 +98,11 @@ class Search:
         )
         self.manager.recover()
 
-    def kill(self) -> None:
-        """Forget all but the study, and give each slot its trial again."""
-        self.store.close()
-        self.open()
-        busy = {name: live.trial.number for name, live in self.slots.items() if live is not None}
-        self.slots = dict.fromkeys(self.slots)
-        self.over = False
-        for name in sorted(busy, key=lambda name: busy[name]):
-            self._fill(name)
-
-    def step(self) -> None:
-        """One step of the slot whose turn it is."""
-        name = "AB"[self.steps % SLOTS]
-        self.steps += 1
-        live = self.slots[name]
-        if live is None:
-            self._fill(name)
-            return
-        epoch = live.view.epoch + 1
-        decision = self.manager.take_in(name, record_of(live.trial.params, epoch))
+    def goes_on(self, name: str, live: LiveTrial) -> bool:
+        decision = self.manager.take_in(name, record_of(live.trial.params, live.view.epoch + 1))
         if decision != TrialDecision.GO_ON:
             self.manager.ended(name)
-            self.slots[name] = None
-
-    def _fill(self, name: str) -> None:
-        try:
-            self.slots[name] = self.manager.next_trial(name)
-        except Over:
-            self.over = True
-
-    def run(self, until: int | None = None) -> Search:
-        """Until it is over, or for so many steps."""
-        while not (self.over and not any(self.slots.values())) and (until is None or self.steps < until):
-            self.step()
-            assert self.steps < 2000, "it does not end"
-        return self
-
-    @property
-    def trials(self) -> list[FrozenTrial]:
-        return self.store.study.get_trials(deepcopy=False)
+        return decision == TrialDecision.GO_ON
 
 
 def record_of(params: dict[str, Any], epoch: int) -> dict[str, object]:

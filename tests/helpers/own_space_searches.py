@@ -14,7 +14,6 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from bigbatch.search_spaces.constraints import SpaceTrial
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.tune.models.protocol import Dimension, SearchFacts, TrialDecision
-from bigbatch.tune.proposers.search_only import SearchOnly
 from bigbatch.tune.runs.feasible import CONSTRAINTS_ATTR
 from bigbatch.tune.runs.objective import Objective
 from bigbatch.tune.simulate.events import SimulatedClock
@@ -80,7 +79,7 @@ class SimulatedSearch:
             self.keeper.study = optuna.create_study(study_name="front", storage=storage, directions=directions)
         self.manager = TrialManager(
             self.keeper,
-            SearchOnly(make_strategy(strategy, stopping, facts)),
+            make_strategy(strategy, stopping, facts),
             OwnConfigurations(space, epochs),
             objective=first,
             also=objectives[1:],

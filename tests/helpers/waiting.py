@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 LOOK_EVERY_S = 0.02
 
@@ -21,3 +22,13 @@ def wait_until(
         if time.monotonic() > deadline:
             raise AssertionError(f"not in {limit_s:g} s: {why if isinstance(why, str) else why()}")
         time.sleep(every_s)
+
+
+@dataclass
+class SetClock:
+    """A clock that a test sets, in seconds."""
+
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now

@@ -11,8 +11,17 @@ from pathlib import Path
 
 import pytest
 
+from bigbatch.tune.storage.store import StudyStore
 from helpers.postgres import PASSWORD, Server, server_programs
 from helpers.searches import TINY
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[StudyStore]:
+    """A study of its own for each test that asks for it."""
+    store = StudyStore.create(tmp_path / "study", "s", {}, None)
+    yield store
+    store.close()
 
 
 @pytest.fixture

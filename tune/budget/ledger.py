@@ -71,7 +71,7 @@ class OpenBill:
     wall: Callable[[], float] = time.time
 
 
-def open_bill(folder: Path, env: Mapping[str, str] | None = None) -> OpenBill | None:
+def open_bill(folder: Path) -> OpenBill | None:
     """The bill of the job around this process; None outside a job, and where Slurm does not say when it began.
 
     It begins with the job, or when a session in this start of the job has last written. That may be a session of this
@@ -80,7 +80,7 @@ def open_bill(folder: Path, env: Mapping[str, str] | None = None) -> OpenBill | 
     Args:
         folder: the study's ledger.
     """
-    found = job_start(env)
+    found = job_start()
     if found is None:
         return None
     job, since = found
@@ -228,11 +228,6 @@ class Ledger:
     def ending(self) -> None:
         """Note that the search ends from now on. ``close`` records how long that took."""
         self._ending_since = self._ending_since or self._clock()
-
-    @property
-    def billed_before_s(self) -> float:
-        """Seconds of the job that this session has counted for the time before it."""
-        return json_values.number(self._facts, "billed_before_s")
 
     # The folder
 

@@ -25,7 +25,6 @@ def export_parser() -> argparse.ArgumentParser:
     p = OneLineParser(
         prog="bigbatch export",
         description="Copy a study for other tools. Repeat the command to bring a copy up to date.",
-        allow_abbrev=False,
     )
     add = p.add_argument
     add("study", metavar="STUDY|PATH", help="a study's name in --output, or its folder")

@@ -17,7 +17,6 @@ def report_main(argv: Sequence[str]) -> int:
     """Write the report. Returns the exit code."""
     parser = OneLineParser(
         prog="bigbatch report",
-        allow_abbrev=False,
         description="Write an HTML report of a study, or of several side by side.",
     )
     parser.add_argument("study", metavar="STUDY|PATH", nargs="+", help="a study's name in --output, or its folder")

@@ -59,7 +59,7 @@ STATE_WORDS = {
 
 def show_main(argv: Sequence[str]) -> int:
     """Print one study. Returns the exit code."""
-    parser = OneLineParser(prog="bigbatch show", description="Print one study, running or not.", allow_abbrev=False)
+    parser = OneLineParser(prog="bigbatch show", description="Print one study, running or not.")
     parser.add_argument("study", metavar="STUDY|PATH", help="a study's name in --output, or its folder")
     parser.add_argument("--output", metavar="DIR", default=DEFAULT_RUNS, help="the folder of studies (default: runs)")
     parser.add_argument("--all", action="store_true", help=f"print every trial, not only {MOST_TRIALS}")
@@ -75,17 +75,14 @@ def show_main(argv: Sequence[str]) -> int:
     return said_in_one_line("bigbatch show", shown)
 
 
-def study_text(
-    found: StudySummary, most: int | None = MOST_TRIALS, now: float | None = None, width: int | None = None
-) -> str:
+def study_text(found: StudySummary, most: int | None = MOST_TRIALS, width: int | None = None) -> str:
     """A study in full.
 
     Args:
         most: how many trials the table shows; None: all.
-        now: seconds since the epoch; None: the current time.
         width: the most characters of a line; None: lines are as long as they are.
     """
-    facts = [*_head(found, now), *_plan(found), *_spent(found)]
+    facts = [*_head(found), *_plan(found), *_spent(found)]
     keys = max(len(key) for key, _ in facts)
     parts = ["\n".join(wrapped(text, width, f"{key:{keys}}  ") for key, text in facts)]
     parts += [_trials(found, most, width), _answer(found, width) or wrapped(_best(found), width)]
@@ -93,11 +90,11 @@ def study_text(
     return "\n\n".join(part for part in parts if part)
 
 
-def _head(found: StudySummary, now: float | None) -> list[tuple[str, str]]:
+def _head(found: StudySummary) -> list[tuple[str, str]]:
     why = f" ({found.why})" if found.why else ""
     return [
         ("study", found.name),
-        ("state", f"{found.state}{why}, changed {changed_words(found, now)}"),
+        ("state", f"{found.state}{why}, changed {changed_words(found)}"),
         ("folder", str(found.folder)),
     ]
 

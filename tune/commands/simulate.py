@@ -52,7 +52,6 @@ def simulate_parser() -> argparse.ArgumentParser:
     p = OneLineParser(
         prog="bigbatch simulate",
         description="Replay search strategies over recorded learning curves, and compare them with random search.",
-        allow_abbrev=False,
     )
     add = p.add_argument
     add("--curves", nargs="+", required=True, metavar="FILE", help="studies' folders, or curves as .jsonl")

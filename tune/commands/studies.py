@@ -19,7 +19,7 @@ from bigbatch.tune.storage.summary import DEFAULT_RUNS, UNREADABLE, StudySummary
 
 def studies_main(argv: Sequence[str]) -> int:
     """Print the studies. Returns the exit code."""
-    parser = OneLineParser(prog="bigbatch studies", description="List the studies of a folder.", allow_abbrev=False)
+    parser = OneLineParser(prog="bigbatch studies", description="List the studies of a folder.")
     add = parser.add_argument
     add("--output", metavar="DIR", help="the folder of studies (default: runs)")
     add("--sort", metavar="METRIC", help="rank the best trial of each study, and full runs, e.g. by val_loss:min")
@@ -47,21 +47,20 @@ def _ranked(args: argparse.Namespace) -> str:
     return f"{objective.sentence}, {cap.words}\n\n{aligned(rows, right=RIGHT)}"
 
 
-def studies_text(found: Sequence[StudySummary], now: float | None = None, width: int | None = None) -> str:
+def studies_text(found: Sequence[StudySummary], width: int | None = None) -> str:
     """The studies as a table, the one that changed last at the end.
 
     Args:
-        now: seconds since the epoch; None: the current time.
         width: the most characters of a line, where that is possible. The last column goes on below itself.
     """
-    rows = [("STUDY", "STATE", "TRIALS", "BEST", "HOURS", "CHANGED", ""), *(_row(one, now) for one in found)]
+    rows = [("STUDY", "STATE", "TRIALS", "BEST", "HOURS", "CHANGED", ""), *map(_row, found)]
     lines = aligned([(*row[:-1], "|") for row in rows], right=(2, 3, 4)).splitlines()
     return "\n".join(wrapped(row[-1], width, line[:-1]) for line, row in zip(lines, rows, strict=True))
 
 
-def _row(one: StudySummary, now: float | None) -> tuple[str, ...]:
+def _row(one: StudySummary) -> tuple[str, ...]:
     if one.state == UNREADABLE:
-        return (one.folder.name, one.state, "–", "–", "–", changed_words(one, now), one.why)
+        return (one.folder.name, one.state, "–", "–", "–", changed_words(one), one.why)
     damaged = "a part of its ledger is damaged" if one.damaged else ""
     return (
         one.folder.name,
@@ -69,7 +68,7 @@ def _row(one: StudySummary, now: float | None) -> tuple[str, ...]:
         trials_words(one),
         _best_words(one),
         f"{one.held_s / 3600:.2f}" + "+?" * bool(one.damaged),
-        changed_words(one, now),
+        changed_words(one),
         "; ".join(part for part in (one.why, damaged) if part),
     )
 

@@ -50,7 +50,6 @@ def wandb_sync_parser() -> argparse.ArgumentParser:
     p = OneLineParser(
         prog="bigbatch wandb-sync",
         description="Send the offline W&B runs of a study or a full run. What was sent is not sent again.",
-        allow_abbrev=False,
     )
     add = p.add_argument
     add("study", metavar="STUDY|PATH", help="a study's name in --output, its folder, or that of a full run")

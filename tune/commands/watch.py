@@ -23,7 +23,6 @@ def watch_parser() -> argparse.ArgumentParser:
     p = OneLineParser(
         prog="bigbatch watch",
         description="Serve the report of studies on this machine's loopback, and write it again when they change.",
-        allow_abbrev=False,
     )
     add = p.add_argument
     add("study", metavar="STUDY|PATH", nargs="+", help="a study's name in --output, or its folder")

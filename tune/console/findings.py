@@ -19,10 +19,9 @@ from bigbatch.train_loop.config.plug_ins import shown_name
 from bigbatch.train_loop.config.words import epochs_text
 from bigbatch.train_loop.host.disk_space import quota_lines
 from bigbatch.tune.budget.ledger import DeviceSeconds
-from bigbatch.tune.console.answer_words import answer_in_words
+from bigbatch.tune.console.answer_words import answer_in_words, counted_noun
 from bigbatch.tune.console.columns import Columns, columns_of
-from bigbatch.tune.console.confirmation_words import confirmation_in_words
-from bigbatch.tune.console.confirmed_words import by_confirmed, confirm_lines, seeds_in_words
+from bigbatch.tune.console.confirmation_words import by_confirmed, confirm_lines, confirmation_in_words
 from bigbatch.tune.console.display import duration
 from bigbatch.tune.console.failures import failures_in_words
 from bigbatch.tune.console.frontier_table import WIDTH, frontier_lines, of_the_answer
@@ -289,7 +288,7 @@ def _print_runner_ups(
     for trial, mark in list(zip(done[1:], marks, strict=True))[:RUNNER_UPS]:
         seeds, worth = confirmed.get(trial.number), ends_in_words(trial)
         if seeds is not None:
-            worth, mark = plan.objectives.first.worth(seeds.mean), f" ({seeds_in_words(seeds)})"
+            worth, mark = plan.objectives.first.worth(seeds.mean), f" ({counted_noun(len(seeds.seeds), 'fresh seed')})"
         say(console, f"  {worth:>7}  trial {trial.number}{mark}: {columns.line(trial)}")
 
 

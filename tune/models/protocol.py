@@ -22,7 +22,6 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial
 
 from bigbatch.search_spaces.log_normal import LogNormal
-from bigbatch.tune.models.names import Capabilities
 from bigbatch.tune.runs.knowledge import KnownStudy
 from bigbatch.tune.runs.objective import Objective
 from bigbatch.tune.runs.tolerance import HALF_A_POINT, Tolerance
@@ -123,27 +122,12 @@ class SearchFacts:
         return found[::-1]
 
 
-class Proposer(Protocol):
-    """Proposes the parameters of new trials."""
-
-    @property
-    def name(self) -> str:
-        """As on the command line."""
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """What it can and cannot do."""
-
-    def sampler(self, number: int) -> BaseSampler:
-        """An Optuna sampler for trial ``number``. A fresh one each time."""
+Proposer = Callable[[int], BaseSampler]
+"""From a trial's number to an Optuna sampler that proposes its parameters. A fresh one each time."""
 
 
 class Stopping(Protocol):
     """Judges running trials, and chooses which paused one goes on."""
-
-    @property
-    def name(self) -> str:
-        """As on the command line."""
 
     def look(self, study: Study, trial: FrozenTrial, epoch: int) -> TrialDecision:
         """What happens to ``trial`` after ``epoch`` (1-based, not its last), whose value is already in the study.
@@ -167,59 +151,8 @@ class Stopping(Protocol):
         """Whether enough has run, once all configurations were proposed: no paused trial has to go on."""
 
 
-class Strategy(Protocol):
+class Strategy(Stopping, Protocol):
     """A ``Proposer`` and a ``Stopping`` that work together."""
 
-    @property
-    def name(self) -> str:
-        """E.g. ``curves with look``."""
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """What it can and cannot do."""
-
     def sampler(self, number: int) -> BaseSampler:
-        """As ``Proposer.sampler``."""
-
-    def look(self, study: Study, trial: FrozenTrial, epoch: int) -> TrialDecision:
-        """As ``Stopping.look``."""
-
-    def to_continue(self, study: Study, fits: Fits | None = None, lasts: Lasts | None = None) -> FrozenTrial | None:
-        """As ``Stopping.to_continue``."""
-
-    def is_over(self, study: Study) -> bool:
-        """As ``Stopping.is_over``."""
-
-
-@dataclass(frozen=True)
-class Combined:
-    """The strategy that ``--strategy`` and ``--stopping`` together name."""
-
-    proposer: Proposer
-    stopping: Stopping
-
-    @property
-    def name(self) -> str:
-        """E.g. ``curves with look``."""
-        return f"{self.proposer.name} with {self.stopping.name}"
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """The proposer's."""
-        return self.proposer.capabilities
-
-    def sampler(self, number: int) -> BaseSampler:
-        """As the proposer."""
-        return self.proposer.sampler(number)
-
-    def look(self, study: Study, trial: FrozenTrial, epoch: int) -> TrialDecision:
-        """As the stopping."""
-        return self.stopping.look(study, trial, epoch)
-
-    def to_continue(self, study: Study, fits: Fits | None = None, lasts: Lasts | None = None) -> FrozenTrial | None:
-        """As the stopping."""
-        return self.stopping.to_continue(study, fits, lasts)
-
-    def is_over(self, study: Study) -> bool:
-        """As the stopping."""
-        return self.stopping.is_over(study)
+        """As the ``Proposer``."""

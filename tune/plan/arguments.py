@@ -137,7 +137,6 @@ def tune_parser(prog: str) -> argparse.ArgumentParser:
         prog=prog,
         usage="%(prog)s [OPTION …]",
         description="Find the hyperparameters with which a large batch keeps its accuracy.",
-        allow_abbrev=False,
         add_help=False,
     )
     names = (FIRST, TRAINED, BEST, SEARCHED, RUN, RARE)

@@ -30,27 +30,21 @@ from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from bigbatch.tune.models.study_view import view_of
-from bigbatch.tune.proposers.passing_sampler import Asked, PassingSampler
+from bigbatch.tune.proposers.passing_sampler import ShownSampler
 from bigbatch.tune.runs.feasible import is_infeasible
 from bigbatch.tune.runs.run import has_diverged, replaced_trials, was_refused
 
 Directions = Sequence[StudyDirection]
 
 
-class BadEndsSampler(PassingSampler):
-    """Shows bad ends to another sampler.
+def showing_bad_ends(sampler: BaseSampler, name: str) -> BaseSampler:
+    """The sampler of strategy ``name`` (tpe, gp or cmaes), which sees bad ends."""
 
-    Args:
-        name: of the strategy: tpe, gp or cmaes.
-    """
-
-    def __init__(self, sampler: BaseSampler, name: str) -> None:
-        self._sampler, self._name = sampler, name
-
-    def asked(self, study: Study, trial: FrozenTrial) -> Asked:
-        """The sampler, which sees bad ends."""
+    def shown(study: Study) -> Study:
         directions = study.directions
-        return Asked(self._sampler, view_of(study, lambda trials: with_bad_ends(trials, self._name, directions)), trial)
+        return view_of(study, lambda trials: with_bad_ends(trials, name, directions))
+
+    return ShownSampler(sampler, shown)
 
 
 def with_bad_ends(trials: Sequence[FrozenTrial], name: str, directions: Directions) -> list[FrozenTrial]:

@@ -32,7 +32,6 @@ from scipy.special import log_ndtr
 from bigbatch.tune.models.curve_data import CurveEncoder, Learned, first_round, startup_trials
 from bigbatch.tune.models.curve_history import Curve
 from bigbatch.tune.models.curve_model import CurvePoints, matern_52, squared_distances
-from bigbatch.tune.models.names import CAPABILITIES
 from bigbatch.tune.models.one_thread import on_one_thread
 from bigbatch.tune.models.protocol import SearchFacts
 from bigbatch.tune.models.qmc import SobolSampler, random_part, value_at
@@ -58,20 +57,6 @@ NEW_WORD_UNTIL = 0.5
 of the number of trials that is guessed."""
 NEW_WORD_FIRST = 1e6
 """The logarithm of its probability counts as so much larger then."""
-
-
-class CurvesProposer:
-    """A new ``CurvesSampler`` for each trial. What they share is computed from the study and changes no proposal."""
-
-    name = "curves"
-    capabilities = CAPABILITIES["curves"]
-
-    def __init__(self, facts: SearchFacts, encoder: CurveEncoder | None = None) -> None:
-        self._facts, self._encoder = facts, encoder or CurveEncoder(facts)
-
-    def sampler(self, number: int) -> BaseSampler:
-        """A sampler for trial ``number``."""
-        return CurvesSampler(self._facts, number, encoder=self._encoder)
 
 
 class CurvesSampler(BaseSampler):

@@ -14,7 +14,6 @@ from __future__ import annotations
 import copy
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from statistics import NormalDist
 from typing import Any
@@ -24,7 +23,7 @@ from optuna.samplers import BaseSampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
-from bigbatch.tune.models.protocol import Capabilities, Proposer, SearchFacts
+from bigbatch.tune.models.protocol import Proposer, SearchFacts
 from bigbatch.tune.models.study_view import BestAndRecent, view_of
 from bigbatch.tune.proposers.passing_sampler import Asked, PassingSampler
 from bigbatch.tune.proposers.trial_allocator import TrialAllocator, own_value
@@ -33,34 +32,15 @@ from bigbatch.tune.runs.feasible import is_infeasible
 _NORMAL = NormalDist()
 
 
-@dataclass(frozen=True)
-class FrontierProposer:
-    """Proposes as ``inner`` does, at the frontier's value whose turn it is."""
+def at_frontier(inner: Proposer, facts: SearchFacts, *, sees_all: bool) -> Proposer:
+    """Proposes as ``inner`` does, at the frontier's value whose turn it is.
 
-    inner: Proposer
-    facts: SearchFacts
-    _shares: TrialAllocator = field(init=False, repr=False, compare=False)
-    _history: BestAndRecent | None = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        maximize, sees_all = self.facts.objective.direction == "maximize", self.inner.capabilities.frontier
-        history = None if sees_all else BestAndRecent(maximize=maximize, frontier=self.facts.frontier)
-        object.__setattr__(self, "_shares", TrialAllocator(self.facts))
-        object.__setattr__(self, "_history", history)
-
-    @property
-    def name(self) -> str:
-        """That of the inner one."""
-        return self.inner.name
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """Those of the inner one."""
-        return self.inner.capabilities
-
-    def sampler(self, number: int) -> BaseSampler:
-        """A new sampler for trial ``number``."""
-        return FrontierSampler(self.facts, self.inner.sampler(number), self._shares, self._history)
+    Args:
+        sees_all: whether ``inner`` sees the study as it is (``Capabilities.frontier``).
+    """
+    maximize, shares = facts.objective.direction == "maximize", TrialAllocator(facts)
+    history = None if sees_all else BestAndRecent(maximize=maximize, frontier=facts.frontier)
+    return lambda number: FrontierSampler(facts, inner(number), shares, history)
 
 
 class FrontierSampler(PassingSampler):

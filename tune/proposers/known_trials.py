@@ -18,7 +18,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from statistics import NormalDist
 
@@ -31,7 +31,6 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from bigbatch.tune.models.curve_data import CurveEncoder
 from bigbatch.tune.models.known_prediction import known_prediction, normal_scores
-from bigbatch.tune.models.names import Capabilities
 from bigbatch.tune.models.protocol import Proposer, SearchFacts
 from bigbatch.tune.models.study_view import view_of, whole_study
 from bigbatch.tune.proposers.passing_sampler import Asked, PassingSampler
@@ -115,41 +114,22 @@ class KnownTrials:
         return create_trial(params=params, distributions=found, value=score)
 
 
-@dataclass(frozen=True)
-class KnowingProposer:
+def knowing_others(inner: Proposer, facts: SearchFacts, begins_with: MakeFrom | None = None) -> Proposer:
     """Proposes as ``inner``, which sees old trials too.
 
     Args:
         begins_with: CMA-ES: how to make a sampler that begins with old trials. None: old trials are shown instead.
     """
+    known = KnownTrials(facts)
 
-    inner: Proposer
-    facts: SearchFacts
-    begins_with: MakeFrom | None = None
-    _known: KnownTrials = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_known", KnownTrials(self.facts))
-
-    @property
-    def name(self) -> str:
-        """That of the inner one."""
-        return self.inner.name
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """Those of the inner one."""
-        return self.inner.capabilities
-
-    def sampler(self, number: int) -> BaseSampler:
-        """A new sampler for trial ``number``."""
-        if self.begins_with is not None:
-            return _BeginningSampler(self.inner.sampler(number), number, self.begins_with, self._known)
-        # As many as sampler_factory draws from a design.
-        first = number < max(4, min(10, self.facts.most_trials // 3))
+    def sampler(number: int) -> BaseSampler:
+        if begins_with is not None:
+            return _BeginningSampler(inner(number), number, begins_with, known)
+        first = number < max(4, min(10, facts.most_trials // 3))
         alone = number % 2 == 1 if first else number % ALONE_EVERY == 0
-        inner = self.inner.sampler(number)
-        return inner if alone else _ShowingSampler(inner, self._known)
+        return inner(number) if alone else _ShowingSampler(inner(number), known)
+
+    return sampler
 
 
 def _with_value(trial: FrozenTrial, value: float) -> FrozenTrial:

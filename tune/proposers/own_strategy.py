@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TypeVar
 
 import optuna
-from optuna.distributions import BaseDistribution
 from optuna.pruners import BasePruner
 from optuna.samplers import BaseSampler
 from optuna.study import Study
@@ -116,32 +116,11 @@ class OwnSampler(PassingSampler):
         stop = lambda: whole.set_user_attr(EXHAUSTED_ATTR, True)  # noqa: E731
         return Asked(self._sampler, view_of(study, list, stop=stop), trial)
 
-    def before_trial(self, study: Study, trial: FrozenTrial) -> None:
-        """As the user's sampler."""
-        with users_code(STRATEGY, self._word):
-            super().before_trial(study, trial)
-
-    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        """As the user's sampler."""
-        with users_code(STRATEGY, self._word):
-            return super().infer_relative_search_space(study, trial)
-
-    def sample_relative(
-        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
-    ) -> dict[str, object]:
-        """As the user's sampler."""
-        with users_code(STRATEGY, self._word):
-            return super().sample_relative(study, trial, search_space)
-
-    def sample_independent(
-        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
-    ) -> object:
-        """As the user's sampler."""
-        with users_code(STRATEGY, self._word):
-            return super().sample_independent(study, trial, param_name, param_distribution)
+    def around(self) -> AbstractContextManager[object]:
+        """Names the user's file in an error."""
+        return users_code(STRATEGY, self._word)
 
     def after_trial(self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None) -> None:
         """As the user's sampler, of a trial that it sees: confirmations, for one, are not its own."""
         if any(shown.number == trial.number for shown in study.get_trials(deepcopy=False)):
-            with users_code(STRATEGY, self._word):
-                super().after_trial(study, trial, state, values)
+            super().after_trial(study, trial, state, values)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 from optuna.distributions import BaseDistribution
@@ -27,31 +28,51 @@ class PassingSampler(BaseSampler):
     def asked(self, study: Study, trial: FrozenTrial) -> Asked:
         """Who answers the questions about ``trial``."""
 
+    def around(self) -> AbstractContextManager[object]:
+        """Within which the other sampler is asked."""
+        return nullcontext()
+
     def before_trial(self, study: Study, trial: FrozenTrial) -> None:
         """As the other sampler."""
         asked = self.asked(study, trial)
-        asked.sampler.before_trial(asked.study, asked.trial)
+        with self.around():
+            asked.sampler.before_trial(asked.study, asked.trial)
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         """As the other sampler."""
         asked = self.asked(study, trial)
-        return asked.sampler.infer_relative_search_space(asked.study, asked.trial)
+        with self.around():
+            return asked.sampler.infer_relative_search_space(asked.study, asked.trial)
 
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, object]:
         """As the other sampler."""
         asked = self.asked(study, trial)
-        return asked.sampler.sample_relative(asked.study, asked.trial, search_space)
+        with self.around():
+            return asked.sampler.sample_relative(asked.study, asked.trial, search_space)
 
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> object:
         """As the other sampler."""
         asked = self.asked(study, trial)
-        return asked.sampler.sample_independent(asked.study, asked.trial, param_name, param_distribution)
+        with self.around():
+            return asked.sampler.sample_independent(asked.study, asked.trial, param_name, param_distribution)
 
     def after_trial(self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None) -> None:
         """As the other sampler."""
         asked = self.asked(study, trial)
-        asked.sampler.after_trial(asked.study, asked.trial, state, values)
+        with self.around():
+            asked.sampler.after_trial(asked.study, asked.trial, state, values)
+
+
+class ShownSampler(PassingSampler):
+    """A sampler that is shown another study, e.g. a view of the study."""
+
+    def __init__(self, sampler: BaseSampler, shown: Callable[[Study], Study]) -> None:
+        self._sampler, self._shown = sampler, shown
+
+    def asked(self, study: Study, trial: FrozenTrial) -> Asked:
+        """The sampler, with what it is shown."""
+        return Asked(self._sampler, self._shown(study), trial)

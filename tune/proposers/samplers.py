@@ -21,12 +21,12 @@ from optuna.trial import FrozenTrial
 
 from bigbatch.search_spaces.log_normal import LogNormal
 from bigbatch.train_loop.config.plug_ins import is_own
-from bigbatch.tune.models.qmc import SobolSampler, random_part, value_at
+from bigbatch.tune.models.qmc import OneByOneSampler, SobolSampler, random_part, value_at
 from bigbatch.tune.models.study_view import BestAndRecent, view_of
-from bigbatch.tune.proposers.bad_ends import BadEndsSampler
+from bigbatch.tune.proposers.bad_ends import showing_bad_ends
 from bigbatch.tune.proposers.older_constraints import knowing_constraints
 from bigbatch.tune.proposers.own_strategy import own_pruner
-from bigbatch.tune.proposers.passing_sampler import Asked, PassingSampler
+from bigbatch.tune.proposers.passing_sampler import Asked, PassingSampler, ShownSampler
 from bigbatch.tune.proposers.pruned_view import REDUCTION_FACTOR, PrunedViewTPESampler
 
 
@@ -47,31 +47,11 @@ class PerTrialSampler(PassingSampler):
         return Asked(self._made[1], study, trial)
 
 
-class SomeTrialsSampler(PassingSampler):
-    """Passes each trial on with the part of a large study from which the sampler learns."""
-
-    def __init__(self, sampler: BaseSampler, history: BestAndRecent) -> None:
-        self._sampler, self._history = sampler, history
-
-    def asked(self, study: Study, trial: FrozenTrial) -> Asked:
-        """The sampler, which sees at most MOST_TRIALS trials."""
-        return Asked(self._sampler, view_of(study, self._history.among), trial)
-
-
-class PriorSampler(BaseSampler):
+class PriorSampler(OneByOneSampler):
     """Draws each parameter at random, by seed, trial and name: from its soft prior if it has one, or from its range."""
 
     def __init__(self, seed: int, priors: Mapping[str, LogNormal]) -> None:
         self._seed, self._priors = seed, priors
-
-    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        """Empty: each parameter is drawn by itself."""
-        return {}
-
-    def sample_relative(
-        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
-    ) -> dict[str, object]:
-        return {}
 
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
@@ -148,8 +128,8 @@ def _sampler(name: str, seed: int, startup: int, design: SobolSampler, history: 
         )
     else:
         raise ValueError(f"no such sampler: {name!r}")
-    sampler = BadEndsSampler(sampler, name)
-    return sampler if history is None else SomeTrialsSampler(sampler, history)
+    sampler = showing_bad_ends(sampler, name)
+    return sampler if history is None else ShownSampler(sampler, lambda study: view_of(study, history.among))
 
 
 def _cmaes(seed: int, startup: int, design: SobolSampler, source_trials: Sequence[FrozenTrial] | None) -> BaseSampler:
@@ -162,7 +142,7 @@ def _cmaes(seed: int, startup: int, design: SobolSampler, source_trials: Sequenc
         consider_pruned_trials=True,  # with early stopping few others are left
         source_trials=None if source_trials is None else list(source_trials),
     )
-    return BadEndsSampler(sampler, "cmaes")
+    return showing_bad_ends(sampler, "cmaes")
 
 
 class SeededHyperband(HyperbandPruner):

@@ -220,9 +220,9 @@ def _configuration(points: StudyPoints, config: Mapping[str, object], path: str,
     )
 
 
-def best_trials(points: StudyPoints, most: int = 10) -> Markup:
-    """A table of the best finished trials."""
-    shown = points.best_first[:most]
+def best_trials(points: StudyPoints) -> Markup:
+    """A table of the ten best finished trials."""
+    shown = points.best_first[:10]
     if not shown:
         return Markup("")
     metric = points.study.objectives.first.metric

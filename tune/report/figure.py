@@ -98,13 +98,13 @@ def batch_places(group: Sequence[Run]) -> list[float]:
     return [(p.batch or 1) * 2 ** (spread * 2 * ((p.number * 0.618034) % 1 - 0.5)) for p in group]
 
 
-def ranges_of(values: Iterable[float | None], pad: float = 0.06) -> tuple[float, float] | None:
+def ranges_of(values: Iterable[float | None]) -> tuple[float, float] | None:
     """The range of an axis that shows these values; None of none."""
     known = [v for v in values if v is not None and math.isfinite(v)]
     if not known:
         return None
     low, high = min(known), max(known)
-    room = (high - low) * pad or abs(high) * 0.01 or 1.0
+    room = (high - low) * 0.06 or abs(high) * 0.01 or 1.0
     return low - room, high + room
 
 

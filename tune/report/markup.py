@@ -27,9 +27,9 @@ def tag(name: str, *content: object, **attributes: object) -> Markup:
     return Markup(f"<{name}{words}>{joined(content)}</{name}>")
 
 
-def joined(parts: Iterable[object], between: str = "") -> Markup:
+def joined(parts: Iterable[object]) -> Markup:
     """Pieces one after the other, each escaped unless it is ``Markup``."""
-    return Markup(between.join(escaped(part) for part in parts))
+    return Markup("".join(escaped(part) for part in parts))
 
 
 @dataclass(frozen=True)

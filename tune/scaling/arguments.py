@@ -47,7 +47,6 @@ def scale_parser(prog: str) -> OneLineParser:
     p = OneLineParser(
         prog=prog,
         description="Measure how a configuration scales with more workers. Repeat the command to resume.",
-        allow_abbrev=False,
     )
     add = p.add_argument
     which = p.add_mutually_exclusive_group(required=True)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import optuna
 
+from bigbatch.tune.models.names import capabilities_of
 from bigbatch.tune.plan.enqueued import parameters_of_trial
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.plan.warm_start import best_known
 from bigbatch.tune.runs.knowledge import LABEL
 from bigbatch.tune.runs.run import ENQUEUED_ATTR, GIVEN_ATTR
-from bigbatch.tune.search.running import strategy_of
 
 
 def enqueue_first_trials(plan: SearchPlan, study: optuna.Study) -> None:
@@ -26,6 +26,6 @@ def enqueue_first_trials(plan: SearchPlan, study: optuna.Study) -> None:
             config = trial.config.replace_keys({"model.name": plan.model})  # a joined cluster may have decided it
             attrs = {ENQUEUED_ATTR: trial.label, GIVEN_ATTR: config.to_dict()}
             study.enqueue_trial(parameters_of_trial(trial, plan), user_attrs=attrs)
-    if strategy_of(plan).capabilities.learns:  # the designs random and qmc stay as they are
+    if capabilities_of(plan.strategy).learns:  # the designs random and qmc stay as they are
         for point in plan.space.initial_points(plan.workload, plan.overrides):
             study.enqueue_trial(point, skip_if_exists=True)

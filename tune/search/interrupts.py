@@ -88,12 +88,12 @@ class Interrupts:
             signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
 
     @contextmanager
-    def shown_by(self, display: object, text: str = SEARCHING) -> Iterator[None]:
-        """Within the block, ``display.acknowledge(text)`` shows the acknowledgement, if the display has that method.
+    def shown_by(self, display: object) -> Iterator[None]:
+        """Within the block, ``display.acknowledge`` shows the acknowledgement, if the display has that method.
 
         Afterwards the text says that the search has ended.
         """
-        self.text, self._show = text, getattr(display, "acknowledge", None)
+        self.text, self._show = SEARCHING, getattr(display, "acknowledge", None)
         try:
             yield
         finally:

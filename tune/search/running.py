@@ -25,7 +25,6 @@ from bigbatch.tune.models.dimensions import dimensions_of
 from bigbatch.tune.models.protocol import SearchFacts, Strategy
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.plan.trainable_plan import reported_names
-from bigbatch.tune.proposers.search_only import SearchOnly
 from bigbatch.tune.runs.answer import answer_of
 from bigbatch.tune.runs.confirmation import missing_confirmations
 from bigbatch.tune.runs.confirmed import confirmed_trials
@@ -98,7 +97,7 @@ def configurations_of(plan: SearchPlan) -> SpaceConfigurations:
 
 def strategy_of(plan: SearchPlan) -> Strategy:
     """The strategy of a plan."""
-    return SearchOnly(make_strategy(plan.strategy, plan.stopping, facts_of(plan)))
+    return make_strategy(plan.strategy, plan.stopping, facts_of(plan))
 
 
 def missing_in(plan: SearchPlan) -> MissingConfirmations | None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 import ray
 from ray.exceptions import RayActorError
@@ -22,6 +21,7 @@ from bigbatch.train_loop.errors import FailureKind
 from bigbatch.train_loop.host.node_memory import NODE_MEMORY_FIX
 from bigbatch.train_loop.launch import ray_internals
 from bigbatch.tune.console.display import duration
+from bigbatch.tune.search.capacity import Capacity
 from bigbatch.tune.search.watch_thread import SearchWatch
 from bigbatch.tune.trials.bridge import OptunaBridge
 
@@ -32,17 +32,10 @@ class MemoryKill(RayActorError):
     """Ray ended a trial's process, because its node ran short of memory."""
 
 
-class HoldsTrials(Protocol):
-    """What the scheduler asks about the nodes: the search's ``Capacity``."""
-
-    def holds(self, bundle: Mapping[str, float]) -> bool:
-        """Whether a trial whose workers get ``bundle`` fits on the idle cluster."""
-
-
 class PrunerScheduler(FIFOScheduler):
     """Stops a trial when the bridge says so; the bridge asks Optuna's pruner."""
 
-    def __init__(self, bridge: OptunaBridge, capacity: HoldsTrials) -> None:
+    def __init__(self, bridge: OptunaBridge, capacity: Capacity) -> None:
         super().__init__()
         self._bridge, self._capacity = bridge, capacity
 

@@ -248,7 +248,7 @@ def make_watch(
     return SearchWatch(bridge, progress_of, tellers, give_up, watchdog, HeadPoller())
 
 
-def end_process_unless_done(save: Callable[[], None], wait_s: float = LAST_SAVE_S) -> threading.Timer:
+def end_process_unless_done(save: Callable[[], None]) -> threading.Timer:
     """A timer that saves and ends this process with code 1. The driver cancels it when it can end in order."""
 
     def end() -> None:
@@ -259,7 +259,7 @@ def end_process_unless_done(save: Callable[[], None], wait_s: float = LAST_SAVE_
         sys.stderr.flush()
         os._exit(1)
 
-    timer = threading.Timer(wait_s, end)
+    timer = threading.Timer(LAST_SAVE_S, end)
     # An end in order must not wait for it.
     timer.daemon = True
     timer.start()

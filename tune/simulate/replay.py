@@ -26,7 +26,7 @@ from bigbatch.train_loop.config import TrainConfig
 from bigbatch.tune.budget.budget import Budget, Limits
 from bigbatch.tune.budget.ledger import Ledger
 from bigbatch.tune.budget.pace import Pace
-from bigbatch.tune.models.protocol import Capabilities, Dimension, Fits, Lasts, SearchFacts, Strategy, TrialDecision
+from bigbatch.tune.models.protocol import Dimension, Fits, Lasts, SearchFacts, Strategy, TrialDecision
 from bigbatch.tune.proposers.samplers import quiet_optuna
 from bigbatch.tune.runs.objective import Objective
 from bigbatch.tune.runs.run import CONTINUES_ATTR
@@ -271,8 +271,6 @@ class _SnappedStrategy:
 
     def __init__(self, inner: Strategy, pool: RowPool) -> None:
         self._inner, self._pool = inner, pool
-        self.name = inner.name
-        self.capabilities: Capabilities = inner.capabilities
 
     def sampler(self, number: int) -> BaseSampler:
         return SnappingSampler(self._inner.sampler(number), self._pool)

@@ -57,7 +57,6 @@ class EarlyLook:
 
     facts: SearchFacts
     encoder: CurveEncoder = field(repr=False, compare=False)
-    name: str = "look"
     index: PausedTrials = field(init=False, repr=False, compare=False)
     """What is asked of the study at each event."""
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from optuna.trial import FrozenTrial, TrialState
 
 from bigbatch.tune.runs.answer import leading_trial
 from bigbatch.tune.runs.frontier import FrontierFacts, frontier_of, value_of_trial
-from bigbatch.tune.runs.objectives import Objectives
 from bigbatch.tune.runs.retry import may_need_checkpoint
 from bigbatch.tune.runs.run import Kind, before_equal_ones, kind_of, note_given
 from bigbatch.tune.runs.study_index import StudyIndex
@@ -18,12 +16,6 @@ from bigbatch.tune.storage.paused_checkpoints import CheckpointKeeper
 
 ALL = ("all", None)
 """The group of all trials; others are of one value of the frontier."""
-
-
-class StudyWithBest(CheckpointKeeper, Protocol):
-    """What this file needs of a ``StudyStore``."""
-
-    objectives: Objectives
 
 
 class EndedCheckpoints(StudyIndex):
@@ -34,7 +26,7 @@ class EndedCheckpoints(StudyIndex):
         facts: the frontier that study.json declares. Its parameter is the same in the whole study.
     """
 
-    def __init__(self, store: StudyWithBest, facts: Callable[[], FrontierFacts | None]) -> None:
+    def __init__(self, store: CheckpointKeeper, facts: Callable[[], FrontierFacts | None]) -> None:
         self._store, self._read_facts = store, facts
         self._facts: FrontierFacts | None = None
         super().__init__()

@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-import optuna
 from optuna.trial import FrozenTrial
 
 from bigbatch.train_loop.host.disk_space import bytes_and_inodes, space_left
+from bigbatch.tune.runs.objectives import Objectives
+from bigbatch.tune.runs.retry import StudyWithCheckpoints
 from bigbatch.tune.runs.run import CONTINUES_ATTR, DROPPED_ATTR, is_paused
 from bigbatch.tune.runs.study_index import StudyIndex
 
@@ -21,14 +22,11 @@ ChooseDropped = Callable[[Sequence[FrozenTrial], Mapping[int, int], int], Sequen
 of those whose checkpoints go."""
 
 
-class CheckpointKeeper(Protocol):
-    """What this file needs of a ``StudyStore``."""
+class CheckpointKeeper(StudyWithCheckpoints, Protocol):
+    """What this file and kept_checkpoints.py need of a ``StudyStore``."""
 
-    study: optuna.Study
     folder: Path
-
-    def checkpoint_folder(self, number: int) -> Path:
-        """Of the trial with that number, whether it exists or not."""
+    objectives: Objectives
 
 
 class PausedCheckpoints(StudyIndex):

@@ -49,13 +49,14 @@ class ParserMet(BaseException):
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """Reports an error in one line, with the nearest option, and exits with 2. It refuses an empty value."""
+    """Reports an error in one line, with the nearest option, and exits with 2. It refuses an empty value
+    and an abbreviated option."""
 
     only_met = False
     """Whether a parser raises ParserMet in place of parsing."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+        super().__init__(*args, **{"allow_abbrev": False, **kwargs})
         self.register("type", int, parse_whole_number)  # argparse's own message has neither rule nor fix
         self.register("type", float, parse_decimal_number)
         # So that "--time-budget -4h" has a value, as "--trials -4" has. Newer versions of argparse do the same.
@@ -125,7 +126,7 @@ def empty_value(name: str, value: str) -> str:
 
 def make_parser(command: str, description: str) -> OneLineParser:
     """The parser of ``bigbatch cluster COMMAND``."""
-    return OneLineParser(prog=f"bigbatch cluster {command}", description=description, allow_abbrev=False)
+    return OneLineParser(prog=f"bigbatch cluster {command}", description=description)
 
 
 def met_parser(run: Callable[[Sequence[str]], int]) -> argparse.ArgumentParser:

@@ -21,16 +21,9 @@ from bigbatch.tune.budget.budget import (
 )
 from bigbatch.tune.budget.ledger import Ledger
 from bigbatch.tune.budget.pace import Pace, pace_key
+from helpers.waiting import SetClock
 
 SMALL, LARGE = ("net", 256, 32, 1.0), ("net", 8192, 32, 1.0)
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1e6
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @dataclass
@@ -38,7 +31,7 @@ class Search:
     """A search of equal slots in simulated time; ``seconds`` is how long an epoch of a trial really takes."""
 
     ledger: Ledger
-    clock: Clock
+    clock: SetClock
     budget: Budget
     slots: int
     seconds: Callable[[tuple], float]
@@ -85,7 +78,7 @@ class Search:
 
 
 def search(tmp_path, limits: Limits, *, slots: int, owned: bool = True, seconds=lambda key: 60.0, **more) -> Search:
-    clock = Clock()
+    clock = SetClock(1e6)
     ledger = Ledger(tmp_path / "ledger", clock)
     workers = more.get("workers", 1)
     ledger.hold(slots * workers if owned else None)
@@ -190,7 +183,7 @@ def test_a_time_budget_admits_by_the_same_rule(tmp_path):
 
 def test_a_time_budget_begins_with_the_session_and_keeps_its_whole_end(tmp_path):
     """Ray took 30 s to start before the budget was made; the end takes 8 s, however small the budget is."""
-    clock = Clock()
+    clock = SetClock(1e6)
     budget = Budget(
         Limits(time_s=60.0), Pace(), held_s=lambda: 0.0, devices=lambda: 1, clock=clock, began=clock.now - 30.0
     )
@@ -203,7 +196,7 @@ def test_a_time_budget_begins_with_the_session_and_keeps_its_whole_end(tmp_path)
 @pytest.mark.parametrize("limits", [Limits(device_s=40.0), Limits(time_s=40.0)])
 def test_a_first_trial_is_begun_only_if_its_start_fits(limits):
     """Nothing was measured in this session, but a start took 25 s in an earlier one; the end takes 8 s."""
-    clock = Clock()
+    clock = SetClock(1e6)
     began = clock.now
     budget = Budget(
         limits, Pace(start_s=25.0), held_s=lambda: clock.now - began, devices=lambda: 1, clock=clock, began=began
@@ -216,7 +209,7 @@ def test_a_first_trial_is_begun_only_if_its_start_fits(limits):
 
 
 def test_the_first_start_counts_from_the_budget_and_without_the_wait_for_devices():
-    clock = Clock()
+    clock = SetClock(1e6)
     budget = Budget(Limits(), Pace(), held_s=lambda: 0.0, devices=lambda: 1, clock=clock)
     clock.now += 4.0  # Ray Tune starts
     budget.begins(0, SMALL, 3, 1)

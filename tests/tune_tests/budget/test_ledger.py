@@ -13,24 +13,17 @@ from bigbatch.tune.commands.show import show_main
 from bigbatch.tune.commands.studies import studies_main
 from bigbatch.tune.plan.machine import Machine, Node, Share, devices_held
 from bigbatch.tune.storage.store import StudyStore
+from helpers.waiting import SetClock
 
 HOUR = 3600.0
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1e6
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> SetClock:
+    return SetClock(1e6)
 
 
-def lives(ledger: Ledger, clock: Clock, seconds: float) -> None:
+def lives(ledger: Ledger, clock: SetClock, seconds: float) -> None:
     """So much time, with the beats of the driver's thread; of a long time only the last ones."""
     ends = clock.now + seconds
     clock.now = max(clock.now, ends - 60)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -12,17 +10,7 @@ from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.tune.commands.tune import tune_main
 from bigbatch.tune.console.advice import nothing_to_learn_from, nothing_to_search, strategy_weakness
 from bigbatch.tune.console.plan_notes import enlarged_images
-from bigbatch.tune.models.names import CAPABILITIES, NEEDS_NOTHING, STOPPINGS, STRATEGIES, resolved
-from bigbatch.tune.models.protocol import SearchFacts
-from bigbatch.tune.strategies import make_strategy
-
-
-def test_every_name_makes_the_strategy_of_that_name_with_these_capabilities():
-    for strategy in STRATEGIES:
-        for stopping in STOPPINGS:
-            made = make_strategy(strategy, stopping, SearchFacts((), trials=20, max_epochs=20))
-            named = resolved(strategy, stopping, 20, 20)
-            assert made.name == " with ".join(named) and made.capabilities == CAPABILITIES[named[0]]
+from bigbatch.tune.models.names import CAPABILITIES, NEEDS_NOTHING, resolved
 
 
 def test_a_search_whose_trials_all_start_at_once_is_told_which_numbers_would_help():
@@ -85,8 +73,3 @@ def test_auto_looks_early_where_a_third_of_the_trials_is_enough_to_choose_from()
     assert resolved("auto", "auto", 12, 12) == ("curves", "asha")
     assert resolved("auto", "auto", 64, 6) == ("curves", "asha")
     assert resolved("tpe", "none", 64, 90) == ("tpe", "none")
-
-
-def test_names_are_known_without_optuna():
-    code = "import sys, bigbatch.tune.models.names, bigbatch.tune.console.advice; assert 'optuna' not in sys.modules"
-    assert subprocess.run([sys.executable, "-c", code], timeout=240).returncode == 0

@@ -17,7 +17,6 @@ from bigbatch.tune.console.display import (
     LiveTable,
     PlainLines,
     SearchProgress,
-    duration,
     make_display,
     trial_table,
 )
@@ -78,10 +77,6 @@ def test_a_pipe_gets_plain_lines_without_control_codes():
     lines = out.getvalue().splitlines()
     assert len(lines) == 3 and "\x1b" not in out.getvalue()
     assert "lars" in lines[0] and "epoch 1/4: top-1 50.0 %" in lines[1] and "stopped at 50.0 %: because" in lines[2]
-
-
-def test_durations():
-    assert [duration(s) for s in (0, 75, 3700)] == ["0:00", "1:15", "1:01:40"]
 
 
 OWN_SPACE = """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
 import math
 import os
@@ -22,20 +21,12 @@ from optuna.trial import FrozenTrial, TrialState
 from bigbatch.tune.commands.export import main
 from bigbatch.tune.storage.store import StudyStore
 from bigbatch.tune.storage.study_tables import read_tables
-from helpers.recorded_studies import EPOCHS, add_recorded_trial, recorded_study
-from helpers.searches import load
+from helpers.commands import refused_export
+from helpers.recorded_studies import add_recorded_trial, recorded_study
 
 
 def exported(folder: Path, *options: object) -> None:
     assert main([str(folder), *map(str, options)]) == 0
-
-
-def refused(capsys: pytest.CaptureFixture[str], folder: Path, *options: object) -> str:
-    """The one line of an export that is refused."""
-    assert main([str(folder), *map(str, options)]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("bigbatch export: error: ") and error.count("\n") == 1
-    return error
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:
@@ -96,8 +87,8 @@ def test_a_copy_never_replaces_what_is_no_copy(tmp_path, capsys):
     optuna.create_study(study_name="s", storage=f"sqlite:///{searched}").optimize(lambda _: 1.0, n_trials=2)
     (tmp_path / "text.db").write_text("these are my notes\n" * 100)
     before = [path.read_bytes() for path in (searched, tmp_path / "text.db")]
-    assert "was searched there" in refused(capsys, tmp_path / "s", "--sqlite", searched)
-    assert "Write another file" in refused(capsys, tmp_path / "s", "--sqlite", tmp_path / "text.db")
+    assert "was searched there" in refused_export(capsys, tmp_path / "s", "--sqlite", searched)
+    assert "Write another file" in refused_export(capsys, tmp_path / "s", "--sqlite", tmp_path / "text.db")
     assert [path.read_bytes() for path in (searched, tmp_path / "text.db")] == before
 
 
@@ -108,10 +99,10 @@ def test_a_study_in_a_database(tmp_path, capsys):
     store.close()
     exported(tmp_path / "s", "--csv", tmp_path)  # from its tables
     assert len(rows_of(tmp_path / "trials.csv")) == 4
-    assert "Write --storage URL" in refused(capsys, tmp_path / "s", "--sqlite", tmp_path / "copy.db")
-    assert "own database" in refused(capsys, tmp_path / "s", "--sqlite", tmp_path / "d.db", "--storage", url)
+    assert "Write --storage URL" in refused_export(capsys, tmp_path / "s", "--sqlite", tmp_path / "copy.db")
+    assert "own database" in refused_export(capsys, tmp_path / "s", "--sqlite", tmp_path / "d.db", "--storage", url)
     other = f"sqlite:///{tmp_path / 'missing.db'}"
-    assert "no database" in refused(capsys, tmp_path / "s", "--csv", tmp_path, "--storage", other)
+    assert "no database" in refused_export(capsys, tmp_path / "s", "--csv", tmp_path, "--storage", other)
     assert not (tmp_path / "missing.db").exists()
     exported(tmp_path / "s", "--sqlite", tmp_path / "copy.db", "--storage", url)
     theirs = optuna.load_study(study_name="s", storage=url).trials
@@ -165,7 +156,7 @@ def test_wrong_input_meets_one_line(tmp_path, capsys, options, words):
     recorded_study(tmp_path / "s", 1).close()
     (tmp_path / "file").write_text("a file is no folder")
     try:
-        error = refused(capsys, tmp_path / "s", *(text.format(tmp=tmp_path) for text in options))
+        error = refused_export(capsys, tmp_path / "s", *(text.format(tmp=tmp_path) for text in options))
     except SystemExit:  # the parser's own
         error = capsys.readouterr().err
     assert words in error
@@ -173,36 +164,14 @@ def test_wrong_input_meets_one_line(tmp_path, capsys, options, words):
 
 def test_studies_without_trials_and_damaged_ones(tmp_path, capsys):
     StudyStore.create(tmp_path / "empty", "empty", {}, None).close()
-    assert "a trial that has begun" in refused(capsys, tmp_path / "empty", "--csv", tmp_path / "o")
+    assert "a trial that has begun" in refused_export(capsys, tmp_path / "empty", "--csv", tmp_path / "o")
     recorded_study(tmp_path / "torn", 2).close()
     journal = tmp_path / "torn" / "optuna.journal"
     lines = journal.read_bytes().splitlines(keepends=True)
     journal.write_bytes(b"".join([*lines[:4], b'{"op_code":\n', *lines[4:]]))
-    assert "must be readable" in refused(capsys, tmp_path / "torn", "--csv", tmp_path / "o")
-    assert "there is none called" in refused(capsys, tmp_path / "nowhere", "--csv", tmp_path / "o")
+    assert "must be readable" in refused_export(capsys, tmp_path / "torn", "--csv", tmp_path / "o")
+    assert "there is none called" in refused_export(capsys, tmp_path / "nowhere", "--csv", tmp_path / "o")
     assert not (tmp_path / "o").exists()
-
-
-def test_the_dashboard_shows_the_copy(tmp_path):
-    dashboard = pytest.importorskip("optuna_dashboard", reason="optuna-dashboard is not installed (extra: test)")
-    recorded_study(tmp_path / "s", 4).close()
-    exported(tmp_path / "s", "--sqlite", tmp_path / "copy.db")
-    app = dashboard.wsgi(optuna.storages.RDBStorage(f"sqlite:///{tmp_path / 'copy.db'}"))
-
-    def get(path: str) -> dict:
-        answers: list[str] = []
-        environ = {
-            "REQUEST_METHOD": "GET", "PATH_INFO": path, "SERVER_NAME": "h", "SERVER_PORT": "80",
-            "wsgi.input": io.BytesIO(), "wsgi.errors": sys.stderr, "wsgi.url_scheme": "http",
-        }  # fmt: skip
-        body = b"".join(app(environ, lambda status, _headers, *_: answers.append(status)))
-        assert answers[0].startswith("200")
-        return json.loads(body)
-
-    (study,) = get("/api/studies")["study_summaries"]
-    shown = get(f"/api/studies/{study['study_id']}")["trials"]
-    assert [(t["number"], t["state"]) for t in shown] == [(0, "Complete"), (1, "Pruned"), (2, "Fail"), (3, "Running")]
-    assert [point["step"] for point in shown[0]["intermediate_values"]] == list(range(1, EPOCHS + 1))
 
 
 def test_mlflow_finds_a_run_for_each_trial_and_a_second_export_adds_only_what_is_new(tmp_path, capsys):
@@ -253,7 +222,7 @@ def test_a_server_of_mlflow_that_does_not_answer_is_said_soon(tmp_path, capsys, 
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     with ThreadingHTTPServer(("127.0.0.1", 0), Broken) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        error = refused(capsys, tmp_path / "s", "--mlflow", f"http://127.0.0.1:{server.server_port}")
+        error = refused_export(capsys, tmp_path / "s", "--mlflow", f"http://127.0.0.1:{server.server_port}")
         server.shutdown()
     assert "address of its server" in error
     assert len(asked) == 3, "MLflow's own patience of eight requests takes four minutes"
@@ -264,11 +233,5 @@ def test_without_mlflow_one_line_says_what_to_install(tmp_path, capsys, monkeypa
     monkeypatch.setitem(sys.modules, "mlflow", None)
     monkeypatch.setitem(sys.modules, "mlflow.exceptions", None)
     recorded_study(tmp_path / "s", 1).close()
-    error = refused(capsys, tmp_path / "s", "--mlflow", tmp_path / "m.db")
+    error = refused_export(capsys, tmp_path / "s", "--mlflow", tmp_path / "m.db")
     assert "pip install 'bigbatch[mlflow]'" in error
-
-
-def test_the_copy_of_the_helper_is_a_whole_study(tmp_path):
-    """``load`` opens the folder as any user of Optuna does; the exports above are compared with that."""
-    recorded_study(tmp_path / "s", 4).close()
-    assert [t.state.name for t in load(tmp_path / "s").trials] == ["COMPLETE", "PRUNED", "FAIL", "RUNNING"]

@@ -10,6 +10,7 @@ import optuna
 import pytest
 
 from bigbatch.tune.commands.export import main
+from helpers.commands import refused_export
 from helpers.recorded_studies import recorded_study
 
 
@@ -17,14 +18,6 @@ def named(folder: Path, name: str) -> None:
     """Give the study in ``folder`` any name, as an edited study.json may."""
     about = json.loads((folder / "study.json").read_text())
     (folder / "study.json").write_text(json.dumps({**about, "name": name}))
-
-
-def refused(capsys: pytest.CaptureFixture[str], folder: Path, *options: object) -> str:
-    """The one line of an export that is refused."""
-    assert main([str(folder), *map(str, options)]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("bigbatch export: error: ") and error.count("\n") == 1
-    return error
 
 
 @pytest.mark.parametrize("name", ["../../outside", "{tmp}/outside", "..", "a\\b\nc"])
@@ -48,7 +41,7 @@ def test_two_studies_of_one_name_do_not_replace_each_other(tmp_path, capsys, opt
     target = tmp_path / "copy"
     assert main([str(tmp_path / "one" / "s"), option, str(target)]) == 0
     capsys.readouterr()
-    error = refused(capsys, tmp_path / "two" / "s", option, target)
+    error = refused_export(capsys, tmp_path / "two" / "s", option, target)
     assert str(tmp_path / "one" / "s") in error and f"Write another {option}" in error
     if option == "--sqlite":
         assert len(optuna.load_study(study_name="s", storage=f"sqlite:///{target}").trials) == 4
@@ -61,7 +54,7 @@ def test_a_study_without_journal_and_tables_meets_one_line(tmp_path, capsys):
     for path in (tmp_path / "s").iterdir():
         if path.is_file() and path.name != "study.json":
             path.unlink()
-    assert "trials.parquet is not in" in refused(capsys, tmp_path / "s", "--csv", tmp_path / "o")
+    assert "trials.parquet is not in" in refused_export(capsys, tmp_path / "s", "--csv", tmp_path / "o")
 
 
 def test_an_edited_journal_meets_one_line(tmp_path, capsys):
@@ -69,10 +62,10 @@ def test_an_edited_journal_meets_one_line(tmp_path, capsys):
     trial = next(t for t in store.study.trials if t.state.name == "RUNNING")
     optuna.trial.Trial(store.study, trial._trial_id).set_user_attr("config", "what is this")
     store.close()
-    assert "as a search wrote them" in refused(capsys, tmp_path / "s", "--csv", tmp_path / "o")
+    assert "as a search wrote them" in refused_export(capsys, tmp_path / "s", "--csv", tmp_path / "o")
     with (tmp_path / "s" / "optuna.journal").open("a") as lines:
         lines.write("[1, 2]\n")
-    assert "as a search wrote them" in refused(capsys, tmp_path / "s", "--csv", tmp_path / "o")
+    assert "as a search wrote them" in refused_export(capsys, tmp_path / "s", "--csv", tmp_path / "o")
 
 
 def test_mlflow_adds_nothing_to_a_database_of_optuna_or_to_notes(tmp_path, capsys):
@@ -82,5 +75,5 @@ def test_mlflow_adds_nothing_to_a_database_of_optuna_or_to_notes(tmp_path, capsy
     notes.write_text("these are my notes\n" * 100)
     for path in (searched, notes):
         before = path.read_bytes()
-        assert "which is something else" in refused(capsys, tmp_path / "s", "--mlflow", path)
+        assert "which is something else" in refused_export(capsys, tmp_path / "s", "--mlflow", path)
         assert path.read_bytes() == before

@@ -13,6 +13,7 @@ import pytest
 
 from bigbatch.tune.commands.export import main
 from bigbatch.tune.export.study_gauges import GAUGES
+from helpers.commands import refused_export
 from helpers.paths import ROOT
 from helpers.recorded_studies import recorded_study
 
@@ -116,21 +117,14 @@ def test_the_nodes_of_a_running_search_stay_as_they_are(exported: Path, tmp_path
     assert json.loads((exported / "targets" / "s.json").read_text()) == [{"targets": ["n1:9400"]}]
 
 
-def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    assert main([*map(str, arguments)]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("bigbatch export: error: ") and error.count("\n") == 1
-    return error
-
-
 def test_what_cannot_be_written_is_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recorded_study(tmp_path / "s", 0).close()
     (tmp_path / "file").write_text("")
-    assert "--grafana must be a place that can be written" in refused(
+    assert "--grafana must be a place that can be written" in refused_export(
         capsys, tmp_path / "s", "--grafana", tmp_path / "file" / "g"
     )
-    assert "has no *, ? or [" in refused(capsys, tmp_path / "s", "--grafana", tmp_path / "g[1]")
-    assert "no-such-study" in refused(capsys, tmp_path / "no-such-study", "--grafana", tmp_path / "g")
+    assert "has no *, ? or [" in refused_export(capsys, tmp_path / "s", "--grafana", tmp_path / "g[1]")
+    assert "no-such-study" in refused_export(capsys, tmp_path / "no-such-study", "--grafana", tmp_path / "g")
     assert not (tmp_path / "g").exists()
 
 

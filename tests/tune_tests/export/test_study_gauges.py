@@ -18,6 +18,7 @@ from bigbatch.tune.runs.objective import Objective
 from bigbatch.tune.runs.observer import TrialView
 from bigbatch.tune.search.show_gauges import _keep_looking
 from bigbatch.tune.storage.metrics_targets import LOOK_EVERY_S, TargetsFile, metrics_targets
+from helpers.waiting import SetClock
 
 UNITS = ("seconds", "bytes", "ratio", "watts", "images", "hours", "per_second", "epochs", "trials")
 WITHOUT_UNIT = {"bigbatch_objective", "bigbatch_best_objective", "bigbatch_train_loss", "bigbatch_learning_rate"}
@@ -35,17 +36,10 @@ RECORD: dict[str, object] = {
 }
 
 
-class Clock:
-    """Seconds."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def gauges_of(trials: list[TrialView], objective: Objective | None = None, clock: Clock | None = None) -> StudyGauges:
-    return StudyGauges("s", objective or Objective(), trials, clock or Clock())
+def gauges_of(
+    trials: list[TrialView], objective: Objective | None = None, clock: SetClock | None = None
+) -> StudyGauges:
+    return StudyGauges("s", objective or Objective(), trials, clock or SetClock())
 
 
 def shown(gauges: StudyGauges) -> dict[str, float]:
@@ -99,7 +93,7 @@ def test_a_trial_shows_its_last_record_and_nothing_that_it_lacks() -> None:
 
 
 def test_an_ended_trial_is_let_go_after_a_while_and_one_that_goes_on_is_kept() -> None:
-    clock = Clock()
+    clock = SetClock()
     gauges = gauges_of([], clock=clock)
     trials = [view(number, records=[dict(RECORD)]) for number in (3, 4)]
     for trial in trials:

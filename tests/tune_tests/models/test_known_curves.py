@@ -1,9 +1,6 @@
-"""``--strategy curves`` with what other studies say: worth it if they agree, cheap if not, and the same after kills."""
+"""``--strategy curves`` with what other studies say: worth it if they agree, cheap if not."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import optuna
@@ -16,12 +13,9 @@ from bigbatch.tune.models.curve_model import MAX_POINTS
 from bigbatch.tune.models.known_curves import KNOWN_POINTS, known_curves
 from bigbatch.tune.models.protocol import Dimension, SearchFacts
 from bigbatch.tune.models.unit_space import UnitSpace
-from bigbatch.tune.proposers.curves import CurvesProposer
+from bigbatch.tune.proposers.curves import CurvesSampler
 from bigbatch.tune.runs.knowledge import KnownStudy, KnownTrial
 from bigbatch.tune.runs.objective import Objective
-from bigbatch.tune.strategies import make_strategy
-from helpers import conducted
-from helpers.conducted import Search, in_memory, same_after_kills, summary
 
 RATE = Dimension("lr", FloatDistribution(0.001, 1.0, log=True))
 
@@ -58,7 +52,7 @@ def test_the_first_proposal_is_near_the_best_of_the_other_study():
     study = optuna.create_study(direction="maximize")
     for _ in range(3):
         trial = study.ask()
-        sampler = CurvesProposer(facts).sampler(trial.number)
+        sampler = CurvesSampler(facts, trial.number)
         proposed = sampler.sample_relative(study, study.trials[-1], {"lr": RATE.distribution})
         if trial.number % 2 == 0:
             assert 0.01 < float(str(proposed["lr"])) < 0.1, "every second of the first trials uses the knowledge"
@@ -90,25 +84,3 @@ def test_a_study_whose_best_learn_nothing_here_is_left_out_at_once_and_believed_
         study.tell(trial, end)
         believed.append(encoder.trusted(study))
     assert believed == [(0,), (), (), (), (), (), (), (0,)]
-
-
-@dataclass
-class _Knowing:
-    """``make_strategy`` with knowledge."""
-
-    knowledge: tuple[KnownStudy, ...]
-
-    def __call__(self, strategy: str, stopping: str, facts: SearchFacts) -> object:
-        return make_strategy(strategy, stopping, replace(facts, knowledge=self.knowledge))
-
-
-def test_a_search_with_knowledge_makes_the_same_decisions_after_kills(tmp_path: Path, monkeypatch):
-    first = Search("curves", "look", in_memory(tmp_path / "first")).run()
-    known = tuple(
-        KnownTrial(t.number, t.params, dict(t.intermediate_values), 8, group=t.params["global_batch_size"])
-        for t in first.trials
-        if t.intermediate_values
-    )
-    monkeypatch.setattr(conducted, "make_strategy", _Knowing((KnownStudy("first", known),)))
-    trials = same_after_kills("curves", "look", in_memory, tmp_path)
-    assert summary(trials) != summary(first.trials)

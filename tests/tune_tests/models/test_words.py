@@ -122,16 +122,11 @@ def test_each_word_is_tried_once_and_then_no_more_than_it_is_worth(seed: int, cr
     assert tried[enough:].count("optimizer d") >= 9 and tried[10:].count("optimizer o") <= 8
 
 
-def test_new_words_are_for_the_first_half_of_a_short_search() -> None:
-    """Of sixteen words ten trials leave at least six; the other half goes to what has proved to be good."""
-    facts = SearchFacts(MANY_WORDS, trials=24, max_epochs=EPOCHS, seed=2, objective=OBJECTIVE)
-    tried = of_many_words(facts, 24)
-    assert len(set(tried[:12])) == 12 and len(set(tried)) < 16
-    assert tried[12:].count("optimizer d") >= 6
-
-
-def test_with_a_budget_alone_new_words_are_for_the_first_half_of_the_trials_that_are_guessed() -> None:
-    facts = SearchFacts(MANY_WORDS, trials=24, max_epochs=EPOCHS, seed=2, objective=OBJECTIVE, open_ended=True)
+@pytest.mark.parametrize("open_ended", [False, True])
+def test_new_words_are_for_the_first_half_of_a_short_search(open_ended: bool) -> None:
+    """Of sixteen words ten trials leave at least six; the other half goes to what has proved to be good. With a budget
+    alone, the half is that of the trials that are guessed."""
+    facts = SearchFacts(MANY_WORDS, 24, EPOCHS, seed=2, objective=OBJECTIVE, open_ended=open_ended)
     tried = of_many_words(facts, 24)
     assert len(set(tried[:12])) == 12 and len(set(tried)) < 16
     assert tried[12:].count("optimizer d") >= 6

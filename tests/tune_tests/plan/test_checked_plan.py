@@ -15,7 +15,7 @@ from bigbatch.tune.console.findings import resume_command
 from bigbatch.tune.plan import fitting
 from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.fitting import auto_model
-from bigbatch.tune.plan.machine import Machine, Node, share_out
+from bigbatch.tune.plan.machine import Machine, Node
 from bigbatch.tune.plan.option_checks import parse_duration
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.storage.store import StudyStore
@@ -36,31 +36,6 @@ def test_what_is_no_duration_is_refused(text):
         parse_duration("90")
     with pytest.raises(ConfigError, match="4h"):
         parse_duration(text)
-
-
-@pytest.mark.parametrize("cpus", [1, 2, 3, 8, 64, 128])
-@pytest.mark.parametrize("workers", [1, 2, 4])
-@pytest.mark.parametrize("trials", [1, 4, 16, 100])
-def test_cores_are_shared_out_without_asking_for_more_than_there_are(cpus, workers, trials):
-    machine = Machine((Node(cpus, 0, 64 * GIB),))
-    if workers > cpus:
-        with pytest.raises(ConfigError, match=f"at most {cpus}, the number of"):
-            share_out(machine, workers, trials)
-        return
-    share = share_out(machine, workers, trials)
-    assert 1 <= share.concurrency <= trials
-    assert share.concurrency * workers * share.worker_resources["CPU"] <= cpus
-    assert share.concurrency * workers * 2 * GIB <= 64 * GIB
-    assert "GPU" not in share.worker_resources
-
-
-@pytest.mark.parametrize(("gpus", "cpus"), [(1, 8), (4, 40), (8, 8), (4, 2)])
-def test_a_worker_has_one_gpu_and_its_share_of_the_cores(gpus, cpus):
-    share = share_out(Machine((Node(cpus, gpus, 64 * GIB, 80 * GIB),)), 1, 16)
-    assert share.worker_resources["GPU"] == 1 and share.concurrency == min(gpus, 16)
-    assert share.worker_resources["CPU"] * gpus <= cpus
-    with pytest.raises(ConfigError, match=f"at most {gpus}, the number of GPUs; got {gpus + 1}"):
-        share_out(Machine((Node(cpus, gpus, 64 * GIB),)), gpus + 1, 16)
 
 
 @pytest.mark.parametrize(
@@ -169,11 +144,6 @@ def test_a_resumed_study_keeps_the_network_that_auto_meant_where_it_began(tmp_pa
     monkeypatch.setattr("bigbatch.tune.plan.checked_plan.local_machine", lambda: Machine((Node(8, 0, 64 * GIB),)))
     again = make_plan(SearchOptions(study="s", output=str(tmp_path), resume=True))
     assert first.model == again.model == "resnet50"
-
-
-def test_fewer_cores_than_gpus_never_add_up_to_more_than_there_are():
-    for cpus, gpus in ((2, 3), (1, 7), (5, 6)):
-        assert share_out(Machine((Node(cpus, gpus, 64 * GIB),)), gpus, 16).worker_resources["CPU"] * gpus <= cpus
 
 
 def test_the_printed_resume_command_can_be_pasted_and_shows_no_password(tmp_path):

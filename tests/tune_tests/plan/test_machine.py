@@ -159,8 +159,3 @@ def test_nodes_in_words():
 def test_many_kinds_of_nodes_are_one_short_line():
     text = Machine(tuple(Node(cores, 0, 8 * GIB) for cores in range(1, 100))).describe()
     assert text.endswith(", 95 more") and len(text) < 200
-
-
-def test_no_core_at_all_is_refused():
-    with pytest.raises(ConfigError, match="at most 0, the number of .*; got .* Write --address"):
-        share_out(Machine((Node(0),)), 1, 4)

@@ -21,7 +21,7 @@ from bigbatch.tune.runs.knowledge import KnownStudy, KnownTrial
 from bigbatch.tune.runs.objective import Objective
 from bigbatch.tune.strategies import make_strategy
 from helpers import conducted
-from helpers.conducted import Search, in_memory, same_after_kills
+from helpers.conducted import Search, in_memory, same_after_kills, summary
 
 RATE, DECAY = FloatDistribution(0.001, 1.0, log=True), FloatDistribution(1e-6, 1e-2, log=True)
 BATCH = CategoricalDistribution((256, 1024))
@@ -111,13 +111,11 @@ def test_a_study_that_is_refuted_tells_nothing_and_old_trials_give_way_to_result
             seen.append([t.number for t in study.get_trials()])
             return {}
 
-    from bigbatch.tune.proposers.known_trials import KnowingProposer
-    from bigbatch.tune.strategies import SamplerProposer
+    from bigbatch.tune.proposers.known_trials import knowing_others
 
-    inner = SamplerProposer("tpe", CAPABILITIES["tpe"], lambda number: Watching(seed=0))
-    proposer = KnowingProposer(inner, facts_of(old_study()))
+    proposer = knowing_others(lambda number: Watching(seed=0), facts_of(old_study()))
     for number in range(0, 4):
-        proposer.sampler(number).sample_relative(study, study.trials[-1], {})
+        proposer(number).sample_relative(study, study.trials[-1], {})
     old = [[n for n in numbers if n < 0] for numbers in seen]
     assert [len(numbers) for numbers in old] == [MOST_KNOWN - 10, 0, MOST_KNOWN - 10, 0], "every second one sees none"
     assert old[0] == [-1] * len(old[0]) and seen[0][len(old[0]) :] == list(range(10))
@@ -153,17 +151,18 @@ def test_a_few_good_trials_all_have_good_scores_in_their_order(direction):
     assert max(sign * t.values[0] for t in KnownTrials(facts).told(study)) > 1.5
 
 
-@pytest.mark.parametrize("strategy", KNOWING)
-def test_a_search_with_knowledge_makes_the_same_decisions_after_kills(strategy, tmp_path: Path, monkeypatch):
+@pytest.mark.parametrize(("strategy", "stopping"), [*((name, "none") for name in KNOWING), ("curves", "look")])
+def test_a_search_with_knowledge_makes_the_same_decisions_after_kills(strategy, stopping, tmp_path: Path, monkeypatch):
     first = Search("random", "none", in_memory(tmp_path / "first")).run()
     known = [
         KnownTrial(i, {**t.params, "lr_multiplier": t.params["lr_multiplier"] * 0.99**k}, dict(t.intermediate_values),
                    conducted.EPOCHS, group=t.params["global_batch_size"])
         for k in range(3) for i, t in enumerate(first.trials) if len(t.intermediate_values) == conducted.EPOCHS
     ]  # fmt: skip
+    without = Search(strategy, stopping, in_memory(tmp_path / "without")).run()
     plain = conducted.make_strategy
     knowledge = (KnownStudy("first", tuple(known)),)
     monkeypatch.setattr(
         conducted, "make_strategy", lambda name, stop, facts: plain(name, stop, replace(facts, knowledge=knowledge))
     )
-    same_after_kills(strategy, "none", in_memory, tmp_path)
+    assert summary(same_after_kills(strategy, stopping, in_memory, tmp_path)) != summary(without.trials)

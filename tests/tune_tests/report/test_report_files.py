@@ -6,7 +6,6 @@ import importlib.util
 import json
 import re
 import shutil
-import sys
 from pathlib import Path
 
 import optuna
@@ -15,7 +14,7 @@ from optuna.trial import TrialState
 from PIL import Image
 
 from bigbatch.command import main
-from bigbatch.tune.report import figure_book, page, writing
+from bigbatch.tune.report import figure_book, page
 from bigbatch.tune.report.recorded_study import open_recorded
 from bigbatch.tune.storage.store import StudyStore
 from helpers.browser import chromium
@@ -263,22 +262,6 @@ def test_wrong_input_is_one_line(kept: Path, capsys: pytest.CaptureFixture[str],
     assert code == 2 and said.out == "" and said.err.count("\n") == 1 and words in said.err, said.err
 
 
-def test_a_report_that_fails_at_a_searchs_end_is_one_line(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trials = open_recorded(study).trials
-    assert writing.report_at_end(study, trials) == f"Report: {study / 'report.html'}"
-    seen = words_of((study / "report.html").read_text(encoding="utf-8"))
-    assert "done" in seen and "The search is running" not in seen
-
-    def fail(_: object) -> str:
-        raise RuntimeError("a\nbug")
-
-    monkeypatch.chdir(study.parent)
-    assert writing.report_at_end(study, trials) == "Report: kept/report.html"
-    monkeypatch.setattr(writing, "report_page", fail)
-    line = writing.report_at_end(study, trials)
-    assert line == "The report was not written (RuntimeError: a bug). Try again: bigbatch report kept"
-
-
 @pytest.mark.parametrize("missing", ["plotly", "kaleido", "Chrome"])
 def test_pictures_that_cannot_be_drawn_are_refused_before_anything_is_written(
     study: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, missing: str
@@ -313,11 +296,6 @@ def test_thousands_of_trials(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     seen = words_of(text)
     assert len(text.encode()) < 5e6 and "could not be drawn" not in seen
     assert "of 3,000 trials: the best ones, and of the others evenly many." in seen
-
-
-def test_the_command_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--help"]) == 0 and "report" in capsys.readouterr().out
-    assert "bigbatch.tune.report.writing" in sys.modules
 
 
 def test_a_report_never_replaces_another_file(study: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -50,12 +50,6 @@ def test_the_answer_is_the_largest_value_that_may_be_called_so(tmp_path, name, a
     assert (values["answer"] is None) is unusable
 
 
-def test_nothing_is_sold_where_nothing_was_learned(tmp_path):
-    text = (GOLDEN / "nothing-learned.txt").read_text().split("== frontier.json ==")[0]
-    for sold in ("largest", "Train", "best card", "--config", "The answer is"):
-        assert sold not in text
-
-
 @pytest.mark.parametrize(("examples", "usable"), [(60, False), (1000, True)])
 def test_more_than_chance_by_more_than_its_uncertainty(tmp_path, examples, usable):
     """15 % of ten classes: Clopper-Pearson's interval of 9 of 60 holds 10 %, that of 150 of 1,000 does not."""

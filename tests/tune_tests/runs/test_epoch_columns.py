@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import re
 import typing
 from pathlib import Path
-from types import ModuleType
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 from optuna.trial import TrialState, create_trial
 
 from bigbatch.cluster.record import study_progress
 from bigbatch.train_loop.launch import wandb_run
 from bigbatch.train_loop.reporter import EpochRecord
-from bigbatch.tune.console import display
 from bigbatch.tune.runs import tables
 from helpers.paths import ROOT
 
@@ -68,12 +64,6 @@ def test_a_jobs_duration_of_an_epoch_has_the_parts_of_the_studys() -> None:
 def test_trackers_get_only_fields_and_the_figures_that_one_watches() -> None:
     assert {"train_loss", "val_loss", "val_top1", "learning_rate"} <= set(wandb_run.METRICS)
     assert set(wandb_run.METRICS) < {field.name for field in dataclasses.fields(EpochRecord)}
-
-
-@pytest.mark.parametrize("where", [display], ids=lambda module: module.__name__)
-def test_lines_and_live_table_read_only_fields(where: ModuleType) -> None:
-    read = set(re.findall(r"record(?:\[|, )['\"](\w+)['\"]", inspect.getsource(where)))
-    assert read and read <= {field.name for field in dataclasses.fields(EpochRecord)}
 
 
 def test_the_documented_columns_are_the_fields() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import signal
-from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -22,13 +21,6 @@ from helpers.commands import run
 from helpers.searches import TINY, Search, load
 
 FULL = "OSError: No space left on device"
-
-
-@pytest.fixture
-def store(tmp_path: Path):
-    store = StudyStore.create(tmp_path / "study", "s", {}, None)
-    yield store
-    store.close()
 
 
 @pytest.mark.parametrize("how", ["reported", "died", "returned"])

@@ -17,7 +17,7 @@ from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.plan.joined import absent_nodes
 from bigbatch.tune.plan.machine import Machine, Node, Share, share_out
 from bigbatch.tune.search import capacity
-from bigbatch.tune.search.capacity import Capacity, fit_together
+from bigbatch.tune.search.capacity import Capacity
 from helpers.paths import ROOT
 from helpers.processes import clean_environment
 from helpers.searches import TINY, Search, load
@@ -154,15 +154,6 @@ def test_whatever_comes_and_goes_what_starts_fits_beside_what_runs():
                 assert cores <= sum(node.cpus for node in nodes().values())
                 assert all(any(b["CPU"] <= node.cpus for node in nodes().values()) for b in sizes.values())
         assert number, "something runs"
-
-
-def test_packing():
-    two = [Node(4, 2, 0), Node(2, 0, 0)]
-    assert fit_together(two, [{"CPU": 2.0, "GPU": 1.0}] * 2 + [{"CPU": 2.0}], 1)
-    assert not fit_together(two, [{"CPU": 2.0, "GPU": 1.0}] * 3, 1)
-    assert fit_together([Node(1), Node(1)], [{"CPU": 1.0}], 2) and not fit_together(
-        [Node(1), Node(1)], [{"CPU": 2.0}], 1
-    )
 
 
 @pytest.mark.exhaustive

@@ -19,7 +19,6 @@ from bigbatch.tune.trials.cluster_view import (
     ClusterView,
     GroupView,
     NodeView,
-    trial_resources_in_words,
     why_it_fits_nowhere,
 )
 
@@ -188,12 +187,6 @@ def test_what_fits_nowhere_is_what_no_placement_holds(seed):
 
     fits = placed(workers, [dict(n.total) for n in nodes if n.alive])
     assert (why_it_fits_nowhere(group(*[bundle] * workers), nodes) is None) == fits
-
-
-def test_what_a_trial_asks_for_in_words():
-    assert trial_resources_in_words(4, {"CPU": 2.0}) == "8 CPUs"
-    assert trial_resources_in_words(1, {"CPU": 8.0, "GPU": 1.0}) == "1 GPU"
-    assert trial_resources_in_words(3, {"CPU": 0.3333}) == "0.9999 CPUs"
 
 
 def view(number: int, phase: str = "starting") -> TrialView:

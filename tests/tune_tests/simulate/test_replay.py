@@ -20,7 +20,7 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
 from bigbatch.train_loop.config import ConfigError
-from bigbatch.tune.models.protocol import Capabilities, Dimension, Fits, Lasts, SearchFacts, TrialDecision
+from bigbatch.tune.models.protocol import Dimension, Fits, Lasts, SearchFacts, TrialDecision
 from bigbatch.tune.runs.run import PAUSED_ATTR
 from bigbatch.tune.simulate import CurveTable, RecordedCurve, simulate
 from bigbatch.tune.simulate.events import EpochEnd, SimulatedClock, StartedTrial, run_slots
@@ -141,8 +141,6 @@ class PauseOnce:
     """Random proposals; pauses after the first epoch, and continues the best waiting trial at every third start."""
 
     facts: SearchFacts
-    name: str = "pause once"
-    capabilities: Capabilities = Capabilities(learns=False)
     studies: list[Study] = field(default_factory=list)
 
     def sampler(self, number: int) -> BaseSampler:

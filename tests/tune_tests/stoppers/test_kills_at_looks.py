@@ -27,8 +27,8 @@ class KilledAtLooks:
     count: int = 0
 
     def __post_init__(self) -> None:
-        self.name, self.capabilities, self.sampler = self.inner.name, self.inner.capabilities, self.inner.sampler
-        self.to_continue, self.is_over = self.inner.to_continue, self.inner.is_over
+        self.sampler, self.to_continue = self.inner.sampler, self.inner.to_continue
+        self.is_over = self.inner.is_over
 
     def look(self, study: Study, trial: FrozenTrial, epoch: int) -> TrialDecision:
         place = trial.number, epoch
@@ -52,11 +52,7 @@ class Resumed(Search):
         self.store.close()
         self.open()
         told = {t.number for t in self.trials if t.state.is_finished()}
-        busy = {name: live.trial.number for name, live in self.slots.items() if live is not None}
-        self.slots, self.over = dict.fromkeys(self.slots), False
-        for name in sorted(busy, key=busy.__getitem__):
-            if busy[name] not in told:
-                self._fill(name)
+        self.fill_again(but=told)
         self.steps -= self.turn_of not in told
 
     def step(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import optuna
 import pytest
 from optuna.trial import TrialState
 
@@ -95,14 +94,3 @@ def test_a_run_of_few_steps_is_judged_after_ten(monkeypatch):
     assert frozen(study, few).last_step == 5 and frozen(study, few).user_attrs[SPARED_ATTR] == 3
     hardly = begin(study, {}, epochs=EPOCHS)
     assert go(study, stopping, hardly, [0.1] * 9, steps_an_epoch=1) == TrialDecision.GO_ON
-
-
-def test_names_that_do_not_exist_are_refused():
-    with pytest.raises(ValueError, match="no such strategy"):
-        make_strategy("tpa", "asha", FACTS)
-    with pytest.raises(ValueError, match="no such strategy"):
-        make_strategy("tpe", "ashe", FACTS)
-    sampler = make_strategy("tpe", "none", FACTS).sampler(3)
-    while hasattr(sampler, "_sampler"):  # of many trials some, before Optuna 5.0 with notes
-        sampler = sampler._sampler
-    assert isinstance(sampler, optuna.samplers.TPESampler)

@@ -200,17 +200,6 @@ def test_a_damaged_journal_is_refused_in_one_line_and_stays_as_it_is(tmp_path):
     reopened.close()
 
 
-def test_a_resume_from_a_database_that_is_there_still_works(tmp_path):
-    url = f"sqlite:///{tmp_path}/s.db"
-    store = StudyStore.create(tmp_path / "s", "s", {}, url)
-    store.add_session({"host": "here"})
-    add_trial(store, [0.5], TrialState.COMPLETE)
-    store.close()
-    reopened = StudyStore.open(store.folder, url)
-    assert len(reopened.study.trials) == 1
-    reopened.close()
-
-
 def test_a_folder_that_cannot_be_held_is_refused_in_words(tmp_path):
     store = new_study(tmp_path)
     store.close()

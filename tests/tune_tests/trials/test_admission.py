@@ -2,39 +2,23 @@
 
 from __future__ import annotations
 
-import pytest
 from optuna.trial import TrialState
 from ray.tune.search import Searcher
 
 from bigbatch.tune.budget.budget import NO_ROOM_IN_BUDGET, Budget, Limits
 from bigbatch.tune.budget.pace import Pace
-from bigbatch.tune.models.protocol import Capabilities, TrialDecision
+from bigbatch.tune.models.protocol import TrialDecision
 from bigbatch.tune.runs.run import PAUSED_ATTR
 from bigbatch.tune.runs.views import trial_views
-from bigbatch.tune.storage.store import StudyStore
 from bigbatch.tune.trials.admission import Admission
 from helpers.as_they_are import waiting_to_continue
 from helpers.bridges import EPOCHS, make_bridge, number_of, record, reopen
+from helpers.waiting import SetClock
 
 EPOCH_S = 10.0
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def store(tmp_path):
-    made = StudyStore.create(tmp_path / "s", "s", {}, None)
-    yield made
-    made.close()
-
-
-def budget_of(device_s: float, clock: Clock, begun: float = 1000.0, pace: Pace | None = None) -> Budget:
+def budget_of(device_s: float, clock: SetClock, begun: float = 1000.0, pace: Pace | None = None) -> Budget:
     """One device is held from ``begun`` on."""
     return Budget(
         Limits(device_s=device_s), pace or Pace(), held_s=lambda: clock.now - begun, devices=lambda: 1, clock=clock,
@@ -42,14 +26,14 @@ def budget_of(device_s: float, clock: Clock, begun: float = 1000.0, pace: Pace |
     )  # fmt: skip
 
 
-def trains(bridge, ray_id: str, clock: Clock, epochs: int, first: int = 1) -> None:
+def trains(bridge, ray_id: str, clock: SetClock, epochs: int, first: int = 1) -> None:
     for epoch in range(first, first + epochs):
         clock.now += EPOCH_S
         bridge.observe(ray_id, {"records": [record(epoch, 0.5, train_s=EPOCH_S)]})
 
 
 def test_a_trial_that_could_not_end_in_time_waits_in_the_study_and_a_larger_budget_begins_it(store):
-    clock = Clock()
+    clock = SetClock(1000.0)
     bridge = make_bridge(store, trials=9, admission=Admission(budget := budget_of(95.0, clock)))
     assert number_of(bridge.suggest("a")) == 0
     trains(bridge, "a", clock, EPOCHS)
@@ -75,7 +59,7 @@ def test_a_trial_that_could_not_end_in_time_waits_in_the_study_and_a_larger_budg
 
 def test_after_a_trial_has_ended_early_the_next_one_is_asked_about_again(store):
     """On a cluster of others a running trial is a promise; when it fails, its hours are free."""
-    clock, pace = Clock(), Pace()
+    clock, pace = SetClock(1000.0), Pace()
     budget = Budget(Limits(device_s=100.0), pace, held_s=lambda: 0.0, devices=lambda: None, clock=clock, ending_s=0.0)
     bridge = make_bridge(store, trials=9, concurrency=9, admission=Admission(budget))
     bridge.suggest("a")
@@ -88,8 +72,6 @@ def test_after_a_trial_has_ended_early_the_next_one_is_asked_about_again(store):
 
 class PauseThenContinue:
     """Pauses trial 0 after its first epoch and continues it whenever it is asked."""
-
-    name, capabilities = "test", Capabilities()
 
     def __init__(self, proposer) -> None:
         self.sampler = proposer.sampler
@@ -106,7 +88,7 @@ class PauseThenContinue:
 
 
 def test_a_continuation_is_begun_where_a_new_trial_does_not_fit(store):
-    clock = Clock()
+    clock = SetClock(1000.0)
     bridge = make_bridge(store, trials=9, admission=Admission(budget_of(85.0, clock)))
     bridge._strategy = PauseThenContinue(bridge._strategy)
     bridge.suggest("a")
@@ -127,7 +109,7 @@ def test_a_continuation_is_begun_where_a_new_trial_does_not_fit(store):
 
 
 def test_a_trial_goes_on_where_it_could_not_be_continued_after_a_pause(store):
-    clock = Clock()
+    clock = SetClock(1000.0)
     bridge = make_bridge(store, trials=9, admission=Admission(budget := budget_of(45.0, clock)))
     bridge._strategy = PauseThenContinue(bridge._strategy)
     bridge.suggest("a")
@@ -137,11 +119,3 @@ def test_a_trial_goes_on_where_it_could_not_be_continued_after_a_pause(store):
     assert budget.refused is None and len(bridge._live) == 1, "its own question leaves no trace"
     trains(bridge, "a", clock, 2, first=2)
     assert store.study.trials[0].state == TrialState.RUNNING and PAUSED_ATTR not in store.study.trials[0].user_attrs
-
-
-def test_without_a_budget_nothing_is_asked():
-    admission = Admission()
-    admission.close_until_a_trial_ends()
-    assert admission.admits_any()
-    admission.ends(3)
-    admission.epoch_ended(3, record(1, 0.5))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import random
 from typing import Any
 
@@ -107,18 +106,6 @@ def test_sixty_trials_whose_processes_die_at_random_lose_and_double_nothing(stor
         assert trial.state == TrialState.COMPLETE
         assert trial.intermediate_values == {e: pytest.approx(trial.number + e / 10) for e in range(1, EPOCHS + 1)}
     assert sum(trial.user_attrs["attempts"] for trial in trials) == 60 + deaths
-
-
-def test_a_validation_that_is_not_finite_diverged_and_a_lost_process_did_not(store) -> None:
-    bridge = make_bridge(store)
-    for name in ("a", "b", "b again", "c", "c again"):
-        bridge.suggest(name)
-        if name == "a":
-            bridge.observe(name, {"records": [record(1, math.nan)]})
-        bridge.on_trial_complete(name, error=name.startswith("b"))
-    kinds = [trial.user_attrs[FAILURE_ATTR] for trial in store.study.trials]
-    assert kinds == ["diverged", "process", "process"]
-    assert [has_diverged(trial) for trial in store.study.trials] == [True, False, False]
 
 
 class FailedTrial:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
 
 import pytest
 
 from bigbatch.cluster.job.grant import TimeLeft
 from bigbatch.tune.search.tune_hooks import StopWhen
-from bigbatch.tune.storage.store import StudyStore
 from bigbatch.tune.trials.live_trials import LEAST_WAIT_S, MOST_WAIT_S, UNMEASURED_WAIT_S, longest_gap_s, stop_wait_s
 from helpers.bridges import EPOCHS, Recorder, make_bridge, number_of, record, run_out
 
@@ -19,13 +17,6 @@ class Lines(Recorder):
 
     def search_said(self, text: str) -> None:
         self.events.append(("line", -1, text))
-
-
-@pytest.fixture
-def store(tmp_path: Path):
-    store = StudyStore.create(tmp_path / "study", "s", {}, None)
-    yield store
-    store.close()
 
 
 def test_the_longest_gap_is_a_step_with_what_an_epochs_end_adds():

@@ -67,7 +67,6 @@ def pack_parser() -> argparse.ArgumentParser:
         prog="bigbatch pack",
         usage="bigbatch pack SRC DST [options]\n       bigbatch pack --verify DST\n       bigbatch pack --info DST",
         description="Pack images into a few Arrow files. SRC: an image folder, tars, Parquet or CIFAR-10's pickles.",
-        allow_abbrev=False,
     )
     add = p.add_argument
     add("paths", nargs="+", metavar="SRC DST")

@@ -117,9 +117,9 @@ def _can_be_cut(data: bytes) -> bool:
     return True
 
 
-def _contact_sheet(files: PackedFiles, count: int = 48) -> Image.Image:
-    """Evenly spread images, with the names of their classes: labels that were mixed up show here."""
-    records = np.unique(np.linspace(0, files.records - 1, count).astype(int))
+def _contact_sheet(files: PackedFiles) -> Image.Image:
+    """Up to 48 evenly spread images, with the names of their classes: labels that were mixed up show here."""
+    records = np.unique(np.linspace(0, files.records - 1, 48).astype(int))
     columns = math.ceil(math.sqrt(len(records) * 4 / 3))
     line = TILE + 14
     sheet = Image.new("RGB", (columns * TILE, math.ceil(len(records) / columns) * line), "white")

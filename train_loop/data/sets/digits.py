@@ -24,6 +24,7 @@ from bigbatch.train_loop.data.source import Batch, DataSource, Epoch
 
 MEAN, STD = 0.305, 0.376
 """Mean and standard deviation of the pixels of all scans, 0 to 1."""
+VAL_SIZE = 360
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,7 @@ def load_scans() -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
     return pixels, table[:, 64].astype(np.int64)
 
 
-def split_rows(labels: npt.NDArray[np.int64], val_size: int = 360) -> tuple[sampling.Indices, sampling.Indices]:
+def split_rows(labels: npt.NDArray[np.int64]) -> tuple[sampling.Indices, sampling.Indices]:
     """Training and validation rows, stratified: each class gives its share to within one image.
 
     The rows are sorted by class, within a class by a hash of the row number, and validation takes
@@ -144,6 +145,6 @@ def split_rows(labels: npt.NDArray[np.int64], val_size: int = 360) -> tuple[samp
         return hashlib.sha256(f"digits {row}".encode()).digest()
 
     by_class = np.array(sorted(range(len(labels)), key=lambda row: (int(labels[row]), hashed(row))), dtype=np.int64)
-    picked = (np.arange(val_size) * len(labels) + len(labels) // 2) // val_size
+    picked = (np.arange(VAL_SIZE) * len(labels) + len(labels) // 2) // VAL_SIZE
     val = np.sort(by_class[picked])
     return np.setdiff1d(np.arange(len(labels), dtype=np.int64), val), val
