@@ -173,10 +173,18 @@ class World:
         return whole
 
     def share_buffers(self, model: nn.Module) -> None:
-        """Copy rank 0's buffers (BatchNorm's running statistics) to all ranks."""
-        if self.workers > 1:
-            for buffer in model.buffers():
-                dist.broadcast(buffer, src=0)
+        """Copy rank 0's buffers (BatchNorm's running statistics) to all ranks: those of one type at once, since a
+        network has hundreds of small ones."""
+        if self.workers == 1:
+            return
+        kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+        for buffer in model.buffers():
+            kinds.setdefault((buffer.dtype, buffer.device), []).append(buffer.detach())
+        for buffers in kinds.values():
+            values = torch.cat([buffer.flatten() for buffer in buffers])
+            dist.broadcast(values, src=0)
+            for buffer, part in zip(buffers, values.split([buffer.numel() for buffer in buffers]), strict=True):
+                buffer.copy_(part.view_as(buffer))
 
 
 class RankMeetings:

@@ -91,7 +91,8 @@ def list_folder(config: DataConfig, scan: FolderScan | None = None) -> FolderSca
         return scan
     from bigbatch.train_loop.data.sets.scan import scan_folder
 
-    return scan_folder(path, config.val_part)
+    scan = scan_folder(path, config.val_part)
+    return scan.with_files() if config.loader.name in ("auto", "device") else scan
 
 
 def _look_at_whole(config: DataConfig, open_some: bool, scan: FolderScan | None) -> Looked:
