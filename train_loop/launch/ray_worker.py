@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.data.loading.cores import WORKER_CORES, cores_per_rank
@@ -344,8 +344,8 @@ def _stay_near(device: torch.device) -> None:
     launcher knows Ray's workers."""
     import torch
 
-    if device.type == "cuda":
-        facts = torch.cuda.get_device_properties(device)
+    facts: Any = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
+    if hasattr(facts, "pci_domain_id"):  # older torch does not say it
         address = f"{facts.pci_domain_id:04x}:{facts.pci_bus_id:02x}:{facts.pci_device_id:02x}.0"
         stay_near(address, cores_per_rank())
 
