@@ -22,6 +22,8 @@ PREPARE_S = 4 * 3600.0
 """How long ranks wait for each other's preparations; a collective would give up earlier."""
 ALL_KNOW_S = 30.0
 """How long rank 0 waits for the others to read what it tells them, before it may end."""
+QUESTIONS = 1000
+"""So many a second, of all ranks that wait, may reach the store, which is a thread of one process."""
 PIECE_BYTES = 64 << 20
 """So much of a file is on a device at a time while it is sent."""
 COLLECTIVE_VARIABLE = "BIGBATCH_COLLECTIVE_S"
@@ -105,7 +107,7 @@ class Meeting:
     def _await(self, key: str, timeout_s: float) -> None:
         until = time.monotonic() + timeout_s
         while not self._store.check([key]) and time.monotonic() < until:  # Store.wait would ignore Ctrl-C
-            time.sleep(0.2)
+            time.sleep(max(0.2, self._workers / QUESTIONS))
 
 
 @dataclass(frozen=True)
@@ -173,10 +175,18 @@ class World:
         return whole
 
     def share_buffers(self, model: nn.Module) -> None:
-        """Copy rank 0's buffers (BatchNorm's running statistics) to all ranks."""
-        if self.workers > 1:
-            for buffer in model.buffers():
-                dist.broadcast(buffer, src=0)
+        """Copy rank 0's buffers (BatchNorm's running statistics) to all ranks: those of one type at once, since a
+        network has hundreds of small ones."""
+        if self.workers == 1:
+            return
+        kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+        for buffer in model.buffers():
+            kinds.setdefault((buffer.dtype, buffer.device), []).append(buffer.detach())
+        for buffers in kinds.values():
+            values = torch.cat([buffer.flatten() for buffer in buffers])
+            dist.broadcast(values, src=0)
+            for buffer, part in zip(buffers, values.split([buffer.numel() for buffer in buffers]), strict=True):
+                buffer.copy_(part.view_as(buffer))
 
 
 class RankMeetings:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import pickle
 import threading
 import types
 from collections.abc import Sequence
@@ -132,6 +133,24 @@ def test_ranks_meet_by_as_many_keys_as_ever(ranks: int, monkeypatch: pytest.Monk
     assert told == ["what rank 0 sees"] * ranks
     assert refused == ["a rule; a value. A fix."] * ranks
     assert [store.num_keys() for store in stores] == [3, 3]
+
+
+@pytest.mark.parametrize(("ranks", "pause_s"), [(2, 0.2), (200, 0.2), (1024, 1.024)])
+def test_the_questions_of_waiting_ranks_do_not_grow_with_them(
+    ranks: int, pause_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, pauses = torch.distributed.HashStore(), list[float]()
+    monkeypatch.setattr(distributed.dist, "rendezvous", lambda _: iter([(store, 1, ranks)]))
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            meeting._store.set("bigbatch/first", pickle.dumps(("seen", None)))
+
+    monkeypatch.setattr(distributed.time, "sleep", sleep)
+    meeting = Meeting()
+    assert meeting.of_first(lambda: "not asked") == "seen"
+    assert pauses == [pytest.approx(pause_s)] * 3
 
 
 def test_the_patience_of_collectives_can_be_set() -> None:

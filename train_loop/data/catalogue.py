@@ -77,9 +77,10 @@ def look(config: DataConfig, *, open_some: bool = False, scan: FolderScan | None
     return Looked(dataclasses.replace(info, train_size=size), looked.scan)
 
 
-def list_folder(config: DataConfig, scan: FolderScan | None = None) -> FolderScan | None:
+def list_folder(config: DataConfig, scan: FolderScan | None = None, open_some: bool = True) -> FolderScan | None:
     """The images of an image folder, listed unless ``scan`` is of this folder; None for a data set of another kind.
 
+    ``open_some``: with ``about`` where the images may be kept decoded.
     Raises ConfigError as ``look`` does.
     """
     if config.name == "digits" or is_users(config.name):
@@ -91,7 +92,8 @@ def list_folder(config: DataConfig, scan: FolderScan | None = None) -> FolderSca
         return scan
     from bigbatch.train_loop.data.sets.scan import scan_folder
 
-    return scan_folder(path, config.val_part)
+    scan = scan_folder(path, config.val_part)
+    return scan.with_files() if open_some and config.loader.name in ("auto", "device") else scan
 
 
 def _look_at_whole(config: DataConfig, open_some: bool, scan: FolderScan | None) -> Looked:
@@ -118,7 +120,7 @@ def _look_at_whole(config: DataConfig, open_some: bool, scan: FolderScan | None)
                 "Write data.loader.name=auto."
             )
         return Looked(_describe_packed(config, path, open_some), None)
-    scan = list_folder(config, scan)
+    scan = list_folder(config, scan, open_some)
     assert scan is not None
     largest_side = 0
     if open_some:

@@ -29,7 +29,7 @@ from bigbatch.train_loop.host.disk_full import DiskFull
 from bigbatch.train_loop.host.node_memory import count_memory_kills
 from bigbatch.train_loop.host.signals import SAVING, StopSignals, say_from_handler
 from bigbatch.train_loop.launch.local_workers import local_gpu_count, worker_resources
-from bigbatch.train_loop.launch.ray_internals import FOR_TRAINING, note_of_missing
+from bigbatch.train_loop.launch.ray_internals import FOR_TRAINING, note_of_missing, set_poll_interval
 from bigbatch.train_loop.launch.ray_session import LocalRay
 from bigbatch.train_loop.launch.ray_worker import train_worker
 from bigbatch.train_loop.launch.record_lines import RecordPrinter, read_lines, records_of
@@ -165,6 +165,7 @@ def _fit(task: TrialTask) -> WorkersEnd:
 
     resources = dict(task.worker_resources)
     shutil.rmtree(task.ray_storage / task.name, ignore_errors=True)  # of a run whose micro-batch was too large
+    set_poll_interval(task.workers)
     trainer = TorchTrainer(
         train_worker,
         train_loop_config=task.to_dict(),

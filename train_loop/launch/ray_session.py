@@ -30,8 +30,10 @@ from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.errors import RayStartError
 from bigbatch.train_loop.host.disk_full import FULL, LogFile, describe_full_disk, free_bytes, full_errno
 from bigbatch.train_loop.launch.ray_internals import (
+    POLL_INTERVAL,
     own_path_only,
     own_process_groups,
+    poll_interval_s,
     read_variables_again,
     refuse_unsafe,
 )
@@ -45,7 +47,7 @@ LEAST_ROOM_BYTES = 8 << 20  # of logs and sockets, for Ray to start
 PROBE_S = 5.0
 
 SEARCH_ENV = {
-    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.1",  # a report waits for the next poll; stock is 2 s
+    POLL_INTERVAL: str(poll_interval_s(1)),  # with more workers each run sets it
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
     "RAY_TRAIN_METRICS_ENABLED": "0",
     "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",

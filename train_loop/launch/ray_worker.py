@@ -12,10 +12,10 @@ import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bigbatch.train_loop.config import ConfigError
-from bigbatch.train_loop.data.loading.cores import WORKER_CORES
+from bigbatch.train_loop.data.loading.cores import WORKER_CORES, cores_per_rank
 from bigbatch.train_loop.data.sets.scan import FolderScan
 from bigbatch.train_loop.errors import (
     CheckpointError,
@@ -27,6 +27,7 @@ from bigbatch.train_loop.errors import (
     TrainingStopped,
 )
 from bigbatch.train_loop.host.disk_full import DiskFull, LogFile
+from bigbatch.train_loop.host.near_cores import stay_near
 from bigbatch.train_loop.host.shared_gpu import SHARED_BY, memory_part, sharing_of, trials_on_gpu
 from bigbatch.train_loop.launch.histogram_lines import append_histograms
 from bigbatch.train_loop.launch.own_training import train_own
@@ -188,6 +189,7 @@ def train_worker(handed: dict[str, object]) -> WorkersEnd:
     use_assigned_cores()
     _share_gpu(task.worker_resources.get("GPU", 1.0))
     device = ray.train.torch.get_device()
+    _stay_near(device)
     # Check before loading data and model: a search that must end within seconds cannot wait for a trial that has only
     # begun. All ranks decide alike.
     world = World.current(device)
@@ -335,6 +337,17 @@ def use_assigned_cores() -> None:
     threads = os.environ.get("OMP_NUM_THREADS")
     if threads and threads.isdigit():
         torch.set_num_threads(int(threads))
+
+
+def _stay_near(device: torch.device) -> None:
+    """Keep this trial's threads and loader processes on the cores beside its GPU: a launcher would bind ranks, but no
+    launcher knows Ray's workers."""
+    import torch
+
+    facts: Any = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
+    if hasattr(facts, "pci_domain_id"):  # older torch does not say it
+        address = f"{facts.pci_domain_id:04x}:{facts.pci_bus_id:02x}:{facts.pci_device_id:02x}.0"
+        stay_near(address, cores_per_rank())
 
 
 def _trial_log(path: Path, rank: int) -> logging.Logger:

@@ -83,6 +83,7 @@ def _fit(task: TrialTask) -> WorkersEnd:
         storage_path=str(task.ray_storage),
         failure_config=FailureConfig(max_failures=task.restarts),
     )
+    ray_internals.set_poll_interval(task.workers)
     trainer = make_trainer(train_worker, task.to_dict(), scaling, run)
     # An earlier attempt of this trial may have written one.
     task.failure_file.unlink(missing_ok=True)

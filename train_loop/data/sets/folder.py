@@ -17,7 +17,7 @@ from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.data.loading.loader import LoadedSource, WholeImages, WriteImage
 from bigbatch.train_loop.data.pixels import boxes
 from bigbatch.train_loop.data.pixels.crops import MEAN, STD, central_crop, decode_rgb, random_crop
-from bigbatch.train_loop.data.sets.scan import FolderScan, Listing, square_side
+from bigbatch.train_loop.data.sets.scan import FolderScan, Listing, digest_of_files, square_side
 from bigbatch.train_loop.data.sets.subset import subset_rows
 from bigbatch.train_loop.data.source import DataSource
 from bigbatch.train_loop.errors import ImageError
@@ -31,7 +31,8 @@ def open_folder(config: DataConfig, info: DataInfo, scan: FolderScan) -> DataSou
         from bigbatch.train_loop.data.sets.torchvision_folder import TorchvisionSource
 
         return TorchvisionSource(config, info, train, scan.val)
-    return LoadedSource(config, info, FolderImages(train, config), FolderImages(scan.val, config), MEAN, STD)
+    parts = [FolderImages(part, config, scan.about) for part in (train, scan.val)]
+    return LoadedSource(config, info, parts[0], parts[1], MEAN, STD)
 
 
 def _part_of(listing: Listing, part: float) -> Listing:
@@ -41,15 +42,12 @@ def _part_of(listing: Listing, part: float) -> Listing:
     return Listing(listing.folder, listing.paths[rows], listing.labels[rows])
 
 
-_seen: dict[bytes, bytes] = {}
-"""By the paths of a listing, what this process found there: a shared file system is asked once, not in each trial."""
-
-
 class FolderImages(WholeImages):
     """Images that are read from files when they are needed."""
 
-    def __init__(self, listing: Listing, config: DataConfig = boxes.USUAL) -> None:
-        self._listing, self._config = listing, config
+    def __init__(self, listing: Listing, config: DataConfig = boxes.USUAL, about: bytes = b"") -> None:
+        """``about``: as in ``FolderScan``."""
+        self._listing, self._config, self._about = listing, config, about
 
     def labels(self, indices: sampling.Indices) -> npt.NDArray[np.int64]:
         """The classes, int64 ``[len(indices)]``."""
@@ -89,13 +87,8 @@ class FolderImages(WholeImages):
     def content(self) -> bytes:
         """Of the files' paths, sizes and times of change."""
         paths = [os.fsencode(self._listing.path(index)) for index in range(len(self._listing.labels))]
-        names = hashlib.sha256(self._listing.labels.tobytes() + b"\0".join(paths)).digest()
-        if names not in _seen:
-            about = (os.stat(path) for path in paths)
-            _seen[names] = hashlib.sha256(
-                names + repr([(one.st_size, one.st_mtime_ns) for one in about]).encode()
-            ).digest()
-        return _seen[names]
+        names = self._listing.labels.tobytes() + b"\0".join(paths)
+        return hashlib.sha256(names + (self._about or digest_of_files(self._listing))).digest()
 
 
 def _write(image: Image.Image, out: torch.Tensor) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import zipfile
 import zlib
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -60,6 +61,18 @@ class FolderScan:
     """The part of each class's images that is held out as ``val``; 0: it has a folder of its own."""
     notes: tuple[str, ...] = ()
     """What a reader of a plan must know: which files and folders are left out, and what validates."""
+    about: bytes = b""
+    """A digest of all files' sizes and times of change, where images may be kept decoded; else empty."""
+
+    def with_files(self) -> FolderScan:
+        """With ``about``, if the images are all square and of one size. So one process asks a shared file system for
+        each file, not every rank."""
+        if not square_side(self.train):
+            return self
+        try:
+            return replace(self, about=digest_of_files(self.train) + digest_of_files(self.val))
+        except OSError:  # who reads that image will say so
+            return self
 
     def write(self, path: Path) -> None:
         """For processes that are started later, on any node that sees ``path``. Raises OSError."""
@@ -75,6 +88,7 @@ class FolderScan:
                 val_labels=self.val.labels,
                 val_part=self.val_part,
                 notes=np.array(self.notes, dtype=np.str_),
+                about=np.frombuffer(self.about, np.uint8),
             )
 
     @classmethod
@@ -91,6 +105,7 @@ class FolderScan:
                     Listing(val, found["val_paths"], found["val_labels"]),
                     float(found["val_part"]),
                     tuple(map(str, found["notes"])),
+                    found["about"].tobytes(),
                 )
         # A file that is cut off fails in any of these ways; then the folder is listed again.
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error):
@@ -149,6 +164,15 @@ def check_images(listing: Listing, count: int = 32) -> int:
                 f"the data must be images that can be read; got {path!r}: {reason}. Remove or replace the file."
             ) from None
     return longest
+
+
+def digest_of_files(listing: Listing) -> bytes:
+    """Of the files' sizes and times of change. Raises OSError."""
+    digest = hashlib.sha256()
+    for index in range(len(listing.labels)):
+        one = os.stat(listing.path(index))
+        digest.update(b"%d %d\0" % (one.st_size, one.st_mtime_ns))
+    return digest.digest()
 
 
 def square_side(listing: Listing, count: int = 32) -> int:
