@@ -303,6 +303,10 @@ if __name__ == "__main__":
     case, folder, rank, workers = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=workers)
-    (folder / f"rank{rank}.json").write_text(json.dumps({"loop": _case_loop}[case](folder, rank)))
+    if case == "sharded":
+        from helpers.sharded_training import case_sharded as run_case
+    else:
+        run_case = _case_loop
+    (folder / f"rank{rank}.json").write_text(json.dumps(run_case(folder, rank)))
     gc.collect()  # DDP's cycles keep gloo's threads, which would abort the interpreter's exit
     dist.destroy_process_group()
