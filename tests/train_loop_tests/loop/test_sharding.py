@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pickle
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,8 @@ from torch import nn
 from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.distributed import World
+from bigbatch.train_loop.errors import CheckpointError
+from bigbatch.train_loop.loop.sharded_state import check_shards
 from bigbatch.train_loop.model.networks import build_model
 from bigbatch.train_loop.model.sharding import blocks, check_shardable
 from helpers.loop_references import run, val_reference
@@ -139,6 +143,15 @@ def test_one_worker_goes_on_from_two(pair: Pair, tmp_path: Path) -> None:
         for mine, theirs in zip(found["weights"], whole["weights"], strict=True):
             assert mine == pytest.approx(theirs, abs=1e-3)  # a bias before BatchNorm moves by rounding alone
     assert "is cut off" in found["warned"][0]
+
+
+def test_an_index_that_would_run_code_is_refused(pair: Pair, tmp_path: Path) -> None:
+    content = torch.load(pair[0] / "average" / "latest.pt", weights_only=True)
+    check_shards(content, pair[0] / "average")
+    (tmp_path / content["shards"]["folder"]).mkdir()
+    (tmp_path / content["shards"]["folder"] / ".metadata").write_bytes(pickle.dumps(os.getcwd))
+    with pytest.raises(CheckpointError, match="an index of shards names posix.getcwd"):
+        check_shards(content, tmp_path)
 
 
 def test_a_parameter_without_a_gradient_is_named(pair: Pair) -> None:
