@@ -1,4 +1,7 @@
-"""Two gloo ranks that shard a small network: what ``test_sharding`` compares with one process."""
+"""Two gloo ranks that shard a small network: what ``test_sharding`` compares with one process.
+
+Run as a script it is one of them, as ``tiny_training`` is.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,18 @@ from bigbatch.train_loop.model.activation_checkpointing import checkpoint_blocks
 from bigbatch.train_loop.model.sharding import blocks, shard
 from bigbatch.train_loop.optim import build_optimizer
 from bigbatch.train_loop.reporter import ListReporter
-from helpers.tiny_training import CONFIG, FOUND, LeavesOut, LogsEpochs, StopsAt, TinySource, bn_model, changed, install
+from helpers.tiny_training import (
+    CONFIG,
+    FOUND,
+    LeavesOut,
+    LogsEpochs,
+    StopsAt,
+    TinySource,
+    be_a_rank,
+    bn_model,
+    changed,
+    install,
+)
 
 CPU = torch.device("cpu")
 STEPS, MICRO, INPUTS, CLASSES = 4, 4, 5, 3
@@ -214,3 +228,7 @@ def _any_shard(world: World) -> torch.Tensor:
     from torch.distributed.tensor import Shard, distribute_tensor
 
     return distribute_tensor(torch.ones(4), init_device_mesh("cpu", (world.workers,)), [Shard(0)])
+
+
+if __name__ == "__main__":
+    be_a_rank({"sharded": case_sharded})

@@ -125,7 +125,7 @@ def _shared_out(tensor: torch.Tensor, like: Any) -> torch.Tensor:
 
 
 def check_shards(content: dict[str, Any], folder: Path) -> None:
-    """Raise CheckpointError if the folder of a checkpoint's shards is not there, a file in it is too short, or its index
+    """Raise CheckpointError if a checkpoint's folder of shards is not there, a file in it is too short, or its index
     names what may run code."""
     if SHARDS not in content:
         return

@@ -19,6 +19,7 @@ from bigbatch.train_loop.errors import CheckpointError
 from bigbatch.train_loop.loop.sharded_state import check_shards
 from bigbatch.train_loop.model.networks import build_model
 from bigbatch.train_loop.model.sharding import blocks, check_shardable
+from helpers import sharded_training
 from helpers.loop_references import run, val_reference
 from helpers.sharded_training import (
     CPU,
@@ -46,7 +47,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
         install(patch.setattr)
         with pytest.raises(Exception, match="stopped on request in epoch 1 after step 2"):
             run(EMA, checkpoint_dir=folder / "wider", reporter=StopsAt(2))
-    return folder, two_ranks("sharded", folder)
+    return folder, two_ranks("sharded", folder, sharded_training.__file__)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
