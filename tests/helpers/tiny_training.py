@@ -11,7 +11,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -198,13 +198,13 @@ def changed(config: TrainConfig, **keys: object) -> TrainConfig:
     return config.replace_keys({key.replace("__", "."): value for key, value in keys.items()})
 
 
-def two_ranks(case: str, folder: Path) -> list[dict[str, Any]]:
-    """Run ``case`` on two processes; what each rank's case returned."""
+def two_ranks(case: str, folder: Path, script: str = __file__) -> list[dict[str, Any]]:
+    """Run ``case`` of ``script`` on two processes; what each rank's case returned."""
     folder.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}/src:{ROOT}/tests", "OMP_NUM_THREADS": "1"}
     ranks = [
         subprocess.Popen(
-            [sys.executable, __file__, case, str(folder), str(rank), "2"],
+            [sys.executable, script, case, str(folder), str(rank), "2"],
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -297,12 +297,17 @@ def _apart(folder: Path, rank: int) -> dict[str, Any]:
     return _outcome(own.parent, own.name, CONFIG) | {"opened": opened}
 
 
-if __name__ == "__main__":
+def be_a_rank(cases: Mapping[str, Callable[[Path, int], dict[str, Any]]]) -> None:
+    """What a script does that ``two_ranks`` starts: write what its case returns."""
     import torch.distributed as dist
 
     case, folder, rank, workers = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=workers)
-    (folder / f"rank{rank}.json").write_text(json.dumps({"loop": _case_loop}[case](folder, rank)))
+    (folder / f"rank{rank}.json").write_text(json.dumps(cases[case](folder, rank)))
     gc.collect()  # DDP's cycles keep gloo's threads, which would abort the interpreter's exit
     dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    be_a_rank({"loop": _case_loop})

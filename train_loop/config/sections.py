@@ -11,6 +11,7 @@ from bigbatch.train_loop.config.rules import ConfigError, ConflictError, require
 
 OPTIMIZERS = ("sgd", "lars", "lamb", "adamw")
 SCHEDULES = ("cosine", "poly", "linear", "onecycle", "step", "constant")
+PARALLEL = ("ddp", "fsdp2")
 STEMS = ("auto", "imagenet", "small", "small_pool")
 LARS_MOMENTUM = ("in", "out")
 LARC = ("off", "clip", "trust")
@@ -45,6 +46,9 @@ class ModelConfig:
     find_unused_parameters: bool = False
     """Several workers: DDP looks in each step for parameters that got no gradient, as of layers that are left out at
     random, and goes on without them. Costs time. Without it, a step must give each parameter a gradient."""
+    parallel: str = "ddp"
+    """Several workers: ``ddp``, each has the whole network; ``fsdp2``, each keeps a part of the weights, gradients and
+    optimiser state (``fully_shard``). One worker has it whole in any case."""
     options: Options = field(default_factory=Options)
     """Arguments of a model of the user's own or of timm's: ``model.options.width=64``."""
     pretrained: str = ""
@@ -53,6 +57,12 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         require_one_of("model.stem", self.stem, STEMS)
+        require_one_of("model.parallel", self.parallel, PARALLEL)
+        if self.parallel == "fsdp2" and self.find_unused_parameters:
+            raise ConflictError(
+                "model.parallel=fsdp2 needs a gradient of each parameter in each step; got "
+                "model.find_unused_parameters=true. Write it false, or model.parallel=ddp."
+            )
         require(bool(self.name), "model.name must name a network", self.name, "Write e.g. resnet50.")
 
 

@@ -33,10 +33,12 @@ from bigbatch.train_loop.loop.chronometer import Chronometer
 from bigbatch.train_loop.loop.metrics import LossWatch, MetricSums
 from bigbatch.train_loop.loop.oom_retry import Halving, healed_split, report_halvings
 from bigbatch.train_loop.loop.own_metrics import ValidationMetric, build_metrics
+from bigbatch.train_loop.loop.sharded_state import SHARDS, read_shards
 from bigbatch.train_loop.loop.step import TrainStep, placed
 from bigbatch.train_loop.loop.step_log import StepLog
 from bigbatch.train_loop.loop.worker_use import open_use_meter
 from bigbatch.train_loop.model.networks import build_model
+from bigbatch.train_loop.model.sharding import is_shared_out, shard
 from bigbatch.train_loop.model.weight_average import WeightAverage
 from bigbatch.train_loop.optim import build_optimizer
 from bigbatch.train_loop.optim.build import GROUP_NUMBERS
@@ -123,10 +125,13 @@ def set_up(
     report_halvings(halvings, reporter, world.rank)
     if content:
         _check_steps(content.get("steps_per_epoch", run.steps_per_epoch), run.steps_per_epoch)
+        if checkpoints.folder and (SHARDS in content or is_shared_out(run.model)):
+            average = run.average.tensors if run.average else []
+            content = read_shards(content, checkpoints.folder, run.model, run.optimizer, average)
         _resume(run, content)
     called = _compiled(run.model, config, source.info) if config.model.compile else run.model
     # After reading the weights: it copies rank 0's to all ranks.
-    parallel = _parallel(called, world, config.model.find_unused_parameters)
+    parallel = _parallel(called, world, config.model.find_unused_parameters, is_shared_out(run.model))
     run.step = dataclasses.replace(run.step, parallel=parallel)
     run.norms.watch(parallel, config.bf16_gradients)
     return run
@@ -153,6 +158,8 @@ def _fresh(
 ) -> Run:
     """A run before its first step, with the same weights on all ranks; its step calls the bare model."""
     device, sums, clock = world.device, MetricSums(world.device), Chronometer(world.device)
+    step = dataclasses.replace(_fresh_step(config, source, world), phase=clock.phase)
+    measures = config.noise_scale and not is_shared_out(step.model)  # its gradients are summed when they can be read
     return Run(
         config=config,
         world=world,
@@ -161,12 +168,12 @@ def _fresh(
         source=source,
         upload=Uploader(device, config.data.loader),
         steps_per_epoch=len(micro_sizes(source.info.train_size, split, config.data.drop_last)),
-        step=dataclasses.replace(_fresh_step(config, source, device), phase=clock.phase),
+        step=step,
         checkpoints=checkpoints,
         progress=RunState(),
         resumed_from_epoch=None,
         sums=sums,
-        norms=GradientNorms(device, split.accumulation_steps, world.workers, config.noise_scale),
+        norms=GradientNorms(device, split.accumulation_steps, world.workers, measures),
         watch=LossWatch(),
         clock=clock,
         heartbeat=RankMeetings(world),
@@ -181,12 +188,17 @@ def _step_log(reporter: Reporter, world: World, sums: MetricSums, before: Sequen
     return StepLog(read_interval(getattr(reporter, "log_every_steps", None)), world, sums.values, before)
 
 
-def _fresh_step(config: TrainConfig, source: DataSource, device: torch.device) -> TrainStep:
+def _fresh_step(config: TrainConfig, source: DataSource, world: World) -> TrainStep:
     """The network and everything that changes its weights. Raises ConfigError for SyncBatchNorm on a CPU."""
+    device = world.device
     if config.model.sync_bn and device.type == "cpu":
         raise ConfigError("SyncBatchNorm needs GPUs; got model.sync_bn=true on CPUs. Write model.sync_bn=false.")
     torch.manual_seed(config.seed)
-    model = placed(build_model(config.model, source.info), config, device)
+    model = build_model(config.model, source.info)
+    if config.model.parallel == "fsdp2" and world.workers > 1:
+        model = shard(model, world, bf16_gradients=config.bf16_gradients)
+    else:
+        model = placed(model, config, device)
     precision = choose_precision(config.precision, device)
     return TrainStep(
         config=config,
@@ -279,9 +291,9 @@ def _compiled(model: nn.Module, config: TrainConfig, info: DataInfo) -> nn.Modul
     return cast(nn.Module, torch.compile(model, dynamic=False, **limits))
 
 
-def _parallel(model: nn.Module, world: World, find_unused: bool) -> nn.Module:
+def _parallel(model: nn.Module, world: World, find_unused: bool, sharded: bool) -> nn.Module:
     """Over all workers."""
-    if world.workers == 1:
+    if world.workers == 1 or sharded:
         return model
     # BatchNorm's running averages matter only in validation, and are shared before it, not in each step.
     new_name = "forward_sync_buffers" in inspect.signature(DistributedDataParallel.__init__).parameters

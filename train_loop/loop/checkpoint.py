@@ -3,7 +3,7 @@
 A checkpoint is a dict: ``format``, ``config`` (TrainConfig's dict), ``data`` (sizes of the data
 set), ``model``, ``optimizer``, ``scaler`` (state dicts), ``progress`` (``RunState``'s dict), ``micro_size`` (images of
 a micro-batch; not in older ones), ``own_code`` (fingerprints of users' files, if there are any), and with
-``ema_decay`` ``average`` (``WeightAverage.tensors``).
+``ema_decay`` ``average`` (``WeightAverage.tensors``). Of a sharded network also ``shards``: see ``sharded_state.py``.
 
 It contains no generator state: the order of images, their augmentation and the seed of each micro-batch are
 functions of (seed, epoch, step), so the position is enough, for any number of ranks. The learning rate is a
@@ -34,6 +34,7 @@ from bigbatch.train_loop.errors import CheckpointError
 from bigbatch.train_loop.host.disk_full import NO_ROOM, DiskFull, describe_full_disk, full_errno
 from bigbatch.train_loop.loop import metrics
 from bigbatch.train_loop.loop.oom_retry import same_but_micro_batch
+from bigbatch.train_loop.loop.sharded_state import check_shards, remove_unnamed, write_shards
 from bigbatch.train_loop.plugins.nested import map_tensors
 
 Content = dict[str, Any]
@@ -41,6 +42,7 @@ Content = dict[str, Any]
 
 ALONE = World(0, 1, torch.device("cpu"))
 _log = logging.getLogger(__name__)
+_GOES_ON = "%s. Training continues; a stopped run continues from the checkpoint before"
 
 FORMAT = 1
 LATEST, PREVIOUS = "latest.pt", "previous.pt"
@@ -130,6 +132,28 @@ class CheckpointFolder:
         self._writer = threading.Thread(target=self._write_behind, args=(_copied(content),), name="checkpoint")
         self._writer.start()
 
+    def save_sharded(self, content: Content, world: World, *, last: bool) -> None:
+        """Write a checkpoint of a sharded network, at once: each rank its own part. All ranks call this.
+
+        ``last``: it is the run's result, which holds the weights whole. Only then DiskFull is raised.
+        """
+        if self.folder is None:
+            return
+        try:
+            content = write_shards(content, self.folder, world, whole=last)
+        except DiskFull as full:
+            if last:
+                raise
+            _log.warning(_GOES_ON, full)
+            return
+        if world.rank:
+            return
+        if last:
+            self.save(content)
+        else:
+            self._write_behind(content)
+            self.wait()
+
     def wait(self) -> None:
         """Wait for the thread that writes, if there is one. Raises the error of its write."""
         self._join()
@@ -158,7 +182,7 @@ class CheckpointFolder:
         try:
             self.save(content)
         except DiskFull as full:
-            _log.warning("%s. Training continues; a stopped run continues from the checkpoint before", full)
+            _log.warning(_GOES_ON, full)
         except Exception as error:
             self._error = error
 
@@ -179,6 +203,7 @@ class CheckpointFolder:
                 raise
             previous.unlink()
             _write(latest, previous, content)
+        remove_unnamed(self.folder, (latest, previous))
         self.write_s = time.perf_counter() - began
 
     def load(self, world: World = ALONE) -> Content | None:
@@ -213,6 +238,7 @@ class CheckpointFolder:
             try:
                 data = path.read_bytes()
                 content = _parse(data)
+                check_shards(content, folder)
             except FileNotFoundError:
                 continue
             except Exception as error:  # a damaged archive surfaces as almost any of them

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
@@ -21,8 +22,10 @@ from torch.nn.parallel import DistributedDataParallel
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.errors import UnusedParameterError
 from bigbatch.train_loop.model.losses import LossFunction, loss_function
+from bigbatch.train_loop.model.sharding import gradients_stay_local, is_shared_out
 from bigbatch.train_loop.model.weight_average import WeightAverage
 from bigbatch.train_loop.optim import set_learning_rate
+from bigbatch.train_loop.optim.layerwise import total_norm
 from bigbatch.train_loop.plugins.nested import Nested, map_tensors
 
 _WITHOUT_GRADIENT = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
@@ -96,6 +99,8 @@ class TrainStep:
                 self.scaler.scale(loss if count == 1 else loss / count).backward()
         if last and isinstance(self.parallel, DistributedDataParallel):
             self._check_all_are_summed(self.parallel)
+        elif last and is_shared_out(self.model):
+            self._check_all_have_gradients()
         return loss.detach(), map_tensors(torch.Tensor.detach, outputs)
 
     def update(self, rate: float, number: int) -> bool:
@@ -117,7 +122,8 @@ class TrainStep:
         if clip > 0 or self.scaler.is_enabled():
             self.scaler.unscale_(self.optimizer)  # before any norm: the clip's here and LARS' and LAMB's in the step
         if clip > 0:
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), clip)
+            norm = total_norm(p.grad for p in self.model.parameters() if p.grad is not None)
+            torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), clip, norm)
         taken = self._step_unless_overflow()
         if taken and self.average:
             self.average.update(number)
@@ -153,7 +159,16 @@ class TrainStep:
                 )
             ) from error
 
+    def _check_all_have_gradients(self) -> None:
+        """Raise UnusedParameterError if a parameter of a sharded network has none: another rank may have summed one."""
+        without = [name for name, p in self.model.named_parameters() if p.requires_grad and p.grad is None]
+        if without:
+            workers, rank = dist.get_world_size(), dist.get_rank()
+            raise UnusedParameterError(unused_in_words(without, self.config, workers, f"in a step on rank {rank}"))
+
     def _gradients_stay_local(self) -> contextlib.AbstractContextManager[None]:
+        if is_shared_out(self.model):
+            return gradients_stay_local(self.model)
         ddp = isinstance(self.parallel, DistributedDataParallel)
         return self.parallel.no_sync() if ddp else contextlib.nullcontext()  # type: ignore[operator]
 
@@ -168,6 +183,8 @@ def unused_in_words(names: Sequence[str], config: TrainConfig, workers: int, whe
     if config.model.find_unused_parameters:  # then DDP looks at the outputs, not at the loss
         rule = "with model.find_unused_parameters=true each output of a network must enter the loss"
         fix = "Return what the loss uses."
+    elif config.model.parallel == "fsdp2":
+        fix = "Use it in each forward pass, set requires_grad=False, or write model.parallel=ddp."
     else:
         fix = "Use it in each forward pass, write model.find_unused_parameters=true, or set requires_grad=False."
     return f"{rule}; {shown} of model.name={config.model.name} got none {when}. {fix}"

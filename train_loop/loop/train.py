@@ -24,7 +24,7 @@ from bigbatch.train_loop.data.source import Batch, Step
 from bigbatch.train_loop.distributed import pick_device
 from bigbatch.train_loop.errors import NonFiniteLossError, TrainingStopped
 from bigbatch.train_loop.loop.assembly import Run, set_up
-from bigbatch.train_loop.loop.checkpoint import CheckpointFolder, describe_data
+from bigbatch.train_loop.loop.checkpoint import CheckpointFolder, Content, describe_data
 from bigbatch.train_loop.loop.device_batches import on_device, seed_batch
 from bigbatch.train_loop.loop.oom_retry import Halving
 from bigbatch.train_loop.loop.peak_memory import forget_peak, peak_bytes
@@ -32,6 +32,7 @@ from bigbatch.train_loop.loop.trust_ratios import keep_trust_ratios, trust_ratio
 from bigbatch.train_loop.loop.until_it_fits import until_it_fits
 from bigbatch.train_loop.loop.validation import part_of, prepare_batch_norm, validate, validation_values
 from bigbatch.train_loop.loop.watched_model import watched_model
+from bigbatch.train_loop.model.sharding import is_shared_out, whole_weights
 from bigbatch.train_loop.optim.build import set_momentum
 from bigbatch.train_loop.optim.schedules import cycled_momentum, learning_rate
 from bigbatch.train_loop.plugins.code import whose_error
@@ -126,7 +127,7 @@ def _epoch(run: Run) -> EpochRecord:
     bad_images = run.source.take_bad()
     if not run.config.validates(run.progress.epoch + 1):
         return _end_epoch(run, None, {"val_loss": None, "val_top1": None}, bad_images)
-    with run.average.in_place() if run.average else contextlib.nullcontext():
+    with run.average.in_place() if run.average else contextlib.nullcontext(), whole_weights(run.model):
         with run.clock.part("bn_s", synchronize=True):
             prepare_batch_norm(run)
         run.source.take_bad()  # training's once more
@@ -310,7 +311,9 @@ def _write_checkpoint(run: Run) -> None:
         run.progress.seconds = dict(run.clock.seconds)
         use = run.use.used()
         run.progress.energy_j = run.world.sum(run.norms.sums.new_tensor([use.gpu_energy_j, use.cpu_energy_j])).tolist()
-        if run.world.rank == 0:
+        if is_shared_out(run.model):
+            run.checkpoints.save_sharded(_content(run), run.world, last=run.progress.epoch == run.config.epochs)
+        elif run.world.rank == 0:
             _save(run)
         run.checkpoints.restart_clock()
 
@@ -320,7 +323,15 @@ def _save(run: Run) -> None:
 
     Raises DiskFull for the last one. Without room for another one training continues.
     """
-    content = {
+    if run.progress.epoch < run.config.epochs:
+        run.checkpoints.save_behind(_content(run))
+    else:
+        run.checkpoints.wait()
+        run.checkpoints.save(_content(run))
+
+
+def _content(run: Run) -> Content:
+    return {
         "config": run.config.to_dict(),
         "data": describe_data(run.source.info),
         "model": run.model.state_dict(),
@@ -332,11 +343,6 @@ def _save(run: Run) -> None:
         **({"own_code": dict(run.own_code)} if run.own_code else {}),
         **({"average": run.average.tensors} if run.average else {}),
     }
-    if run.progress.epoch < run.config.epochs:
-        run.checkpoints.save_behind(content)
-    else:
-        run.checkpoints.wait()
-        run.checkpoints.save(content)
 
 
 def _history(run: Run) -> tuple[EpochRecord, ...]:

@@ -1,7 +1,8 @@
 """Histograms of a network's parameters and gradients, in its epochs, for a reporter that asks for them.
 
 The optimizer's own hook sees the gradients as it gets them: summed over micro-batches and ranks, without fp16's scale,
-and clipped. A step that fp16 skips has none. Ranks have the same values, so rank 0 alone looks.
+and clipped. A step that fp16 skips has none. Ranks have the same values, so rank 0 alone looks; of a sharded network at
+its own part.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
+
+from bigbatch.train_loop.optim.layerwise import local
 
 if TYPE_CHECKING:
     from bigbatch.train_loop.loop.assembly import Run
@@ -75,7 +78,7 @@ def histograms_of(model: nn.Module, kinds: Collection[str]) -> Mapping[str, Tens
     found: dict[str, TensorHistogram] = {}
     for name, parameter in model.named_parameters():
         for kind, values in ((GRADIENTS, parameter.grad), (PARAMETERS, parameter)):
-            if kind in kinds and values is not None and (one := histogram(values)) is not None:
+            if kind in kinds and values is not None and (one := histogram(local(values))) is not None:
                 found[f"{kind}/{name}"] = one
     return found
 

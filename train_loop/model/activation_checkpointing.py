@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from types import MethodType
 from typing import Any
 
@@ -14,17 +15,19 @@ from torch.utils.checkpoint import checkpoint
 
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.model.precise_bn import batch_norms
+from bigbatch.train_loop.model.sharding import blocks
 
 LEAST_LAYERS = 4
 """A chain of fewer layers is not cut: its segments would save nothing."""
 
 
-def checkpoint_blocks(model: nn.Module, name: str) -> None:
+def checkpoint_blocks(model: nn.Module, name: str, *, whole_blocks: bool = False) -> None:
     """Make parts of a network recompute their activations (Chen et al. 2016, arXiv 1604.06174).
 
     In a ResNet these are its residual blocks. In any other network each outermost ``nn.Sequential`` of n layers, with
     those of the ones inside it, is cut into about √n segments, as torch's ``checkpoint_sequential`` cuts it; the last
-    one keeps all, because its backward pass begins at once.
+    one keeps all, because its backward pass begins at once. Without such a chain, or with ``whole_blocks``, each part
+    is one of ``sharding.blocks``: what is sharded must be recomputed as a whole.
 
     Losses, gradients and state dicts do not change. BatchNorm's running statistics do not change either: the second
     forward pass, during the backward pass, does not add the batch to them again. Raises ConfigError if the network has
@@ -32,16 +35,18 @@ def checkpoint_blocks(model: nn.Module, name: str) -> None:
     """
     from torchvision.models.resnet import BasicBlock, Bottleneck
 
-    blocks = [m for m in model.modules() if isinstance(m, (BasicBlock, Bottleneck))]
-    for block in blocks:
-        block.forward = _checkpointed([block], block.forward)
-    if blocks:
-        return
+    parts = [m for m in model.modules() if isinstance(m, (BasicBlock, Bottleneck))]
     chains = [chain for chain in _outermost(model) if len(_layers(chain)) >= LEAST_LAYERS]
+    if not parts and (whole_blocks or not chains):
+        parts = [m for m in blocks(model) if next(m.children(), None) is not None]
+    for part in parts:
+        part.forward = MethodType(_recomputed, part)
+    if parts:
+        return
     if not chains:
         raise ConfigError(
-            f"model.activation_checkpointing needs a ResNet, or an nn.Sequential of at least {LEAST_LAYERS} layers; "
-            f"got model.name={name}. Write model.activation_checkpointing=false."
+            f"model.activation_checkpointing needs a ResNet, an nn.Sequential of at least {LEAST_LAYERS} layers, or a "
+            f"list of blocks; got model.name={name}. Write model.activation_checkpointing=false."
         )
     for chain in chains:
         chain.forward = MethodType(_in_segments, chain)  # type: ignore[method-assign]
@@ -83,21 +88,15 @@ def _segments(layers: Sequence[nn.Module]) -> list[Sequence[nn.Module]]:
     return found
 
 
+def _recomputed(part: nn.Module, *inputs: Any, **named: Any) -> Any:
+    return _checkpointed([part], partial(type(part).forward, part))(*inputs, **named)
+
+
 def _in_segments(chain: nn.Sequential, x: Any) -> Any:
     """The forward pass of a chain. Its layers are looked up anew: BatchNorm may have become SyncBatchNorm since."""
     *first, last = _segments(_layers(chain))
     for segment in first:
-        compiling = torch.compiler.is_compiling()
-        # torch counts changes in place here; nothing public tells it.
-        version = x._version if isinstance(x, torch.Tensor) and torch.is_grad_enabled() and not compiling else None
-        y = _checkpointed(segment, _after_each_other(segment))(x)
-        if version is not None and x._version != version:
-            raise ConfigError(
-                "model.activation_checkpointing needs layers that leave their input as it is, for they compute with it "
-                f"twice; got {type(segment[0]).__name__}, which overwrites it. "
-                "Write model.activation_checkpointing=false, or inplace=False in the network."
-            )
-        x = y
+        x = _checkpointed(segment, _after_each_other(segment))(x)
     return _after_each_other(last)(x)
 
 
@@ -110,18 +109,29 @@ def _after_each_other(layers: Sequence[nn.Module]) -> Callable[[Any], Any]:
     return run
 
 
-def _checkpointed(parts: Sequence[nn.Module], forward: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """``forward``, which runs ``parts`` of the network, as one that keeps its input alone."""
+def _checkpointed(parts: Sequence[nn.Module], forward: Callable[..., Any]) -> Callable[..., Any]:
+    """``forward``, which runs ``parts`` of the network, as one that keeps its input alone.
+
+    It raises ConfigError if they overwrite their first argument.
+    """
 
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
         return nullcontext(), _statistics_kept(parts)
 
-    def run(x: Any) -> Any:
+    def run(x: Any, *others: Any, **named: Any) -> Any:
         if not torch.is_grad_enabled():
-            return forward(x)
+            return forward(x, *others, **named)
         if torch.compiler.is_compiling():  # the compiled backward pass writes no statistics, and takes no such context
-            return checkpoint(forward, x, use_reentrant=False)
-        return checkpoint(forward, x, use_reentrant=False, context_fn=contexts)
+            return checkpoint(forward, x, *others, use_reentrant=False, **named)
+        version = x._version if isinstance(x, torch.Tensor) else None  # torch counts changes in place; nothing public tells
+        y = checkpoint(forward, x, *others, use_reentrant=False, context_fn=contexts, **named)
+        if version is not None and x._version != version:
+            raise ConfigError(
+                "model.activation_checkpointing needs layers that leave their input as it is, for they compute with it "
+                f"twice; got {type(parts[0]).__name__}, which overwrites it. "
+                "Write model.activation_checkpointing=false, or inplace=False in the network."
+            )
+        return y
 
     return run
 

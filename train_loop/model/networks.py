@@ -101,7 +101,11 @@ def build_model(config: ModelConfig, info: DataInfo) -> nn.Module:
     if config.activation_checkpointing:
         from bigbatch.train_loop.model.activation_checkpointing import checkpoint_blocks
 
-        checkpoint_blocks(model, config.name)
+        checkpoint_blocks(model, config.name, whole_blocks=config.parallel == "fsdp2")
+    if config.parallel == "fsdp2":
+        from bigbatch.train_loop.model.sharding import check_shardable
+
+        check_shardable(model, config.name)
     # Last: its layers are no BatchNorm2d, by which those above are found.
     return nn.SyncBatchNorm.convert_sync_batchnorm(model) if config.sync_bn else model
 

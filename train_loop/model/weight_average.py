@@ -8,6 +8,8 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from bigbatch.train_loop.optim.layerwise import local
+
 
 class WeightAverage:
     """θ̄ ← d·θ̄ + (1 − d)·θ after each optimizer step (Polyak & Juditsky 1992, with exponential weights).
@@ -39,7 +41,7 @@ class WeightAverage:
         """Take in the weights after optimizer step number ``steps``, 1-based."""
         decay = min(self._decay, (1 + steps) / (10 + steps))
         for means, lives in self._by_dtype.values():
-            torch._foreach_lerp_(means, lives, 1.0 - decay)
+            torch._foreach_lerp_([local(mean) for mean in means], [local(live) for live in lives], 1.0 - decay)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:

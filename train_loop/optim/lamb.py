@@ -20,7 +20,7 @@ from bigbatch.train_loop.optim.layerwise import (
     check_hyperparameter,
     check_nonnegative,
     learning_rate_of,
-    norms,
+    total_norm,
 )
 
 _LATE = torch.tensor(math.inf)
@@ -72,7 +72,8 @@ class LAMB(LayerwiseOptimizer):
         trust_ratio: default of the group flag.
 
     Raises:
-        ValueError: a hyperparameter outside its range, a complex or a sharded parameter.
+        ValueError: a hyperparameter outside its range, a complex parameter, one that is sharded otherwise than by
+            ``fully_shard``.
         RuntimeError: from ``step``, on a sparse gradient.
     """
 
@@ -132,7 +133,7 @@ class LAMB(LayerwiseOptimizer):
         grads = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
         if not grads or not (self.pre_normalise or self.max_grad_norm > 0):
             return
-        norm = torch.nn.utils.get_total_norm([g.float() if g.dtype.itemsize < 4 else g for g in grads])
+        norm = total_norm([g.float() if g.dtype.itemsize < 4 else g for g in grads])
         if self.pre_normalise:
             self._gradient_scale = torch.where(norm > 0, 1.0 / norm, 1.0)
         else:
@@ -153,7 +154,7 @@ class LAMB(LayerwiseOptimizer):
             torch._foreach_mul_(bucket.weights, 1 - lr * decay)
         updates, factor = self._updates(group, bucket, decay if group["decay_in_ratio"] else 0.0)
         if ratio:
-            ratios = lamb_trust_ratios(bucket.weights, updates, factor, group["trust_bounds"])
+            ratios = lamb_trust_ratios(bucket, updates, factor, group["trust_bounds"])
             factor = factor * self._keep(ratios)
         add_scaled_(bucket.weights, updates, -lr * factor)
 
@@ -234,10 +235,11 @@ def one_minus_power(beta: float, steps: Tensor) -> Tensor:
 
 
 def lamb_trust_ratios(
-    weights: list[Tensor], updates: list[Tensor], factor: float | Tensor, bounds: tuple[float, float]
+    bucket: Bucket, updates: list[Tensor], factor: float | Tensor, bounds: tuple[float, float]
 ) -> Tensor:
-    """r of each parameter, shape [len(weights)], for u = factor · updates (You et al. 2020, Alg. 2)."""
-    w, u = norms(weights), norms(updates) * factor
+    """r of each parameter, shape [parameters of the bucket], for u = factor · updates (You et al. 2020, Alg. 2)."""
+    w, u = bucket.norms(bucket.weights, updates)
+    u = u * factor
     ratios = w / u
     if bounds != (0.0, math.inf):
         ratios = ratios.clamp(*bounds)

@@ -17,7 +17,6 @@ from bigbatch.train_loop.optim.layerwise import (
     check_hyperparameter,
     check_nonnegative,
     learning_rate_of,
-    norms,
     scale_,
 )
 
@@ -70,7 +69,8 @@ class LARS(LayerwiseOptimizer):
         trust_ratio: default of the group flag.
 
     Raises:
-        ValueError: a hyperparameter outside its range, a complex or a sharded parameter.
+        ValueError: a hyperparameter outside its range, a complex parameter, one that is sharded otherwise than by
+            ``fully_shard``.
         RuntimeError: from ``step``, on a sparse gradient.
     """
 
@@ -175,7 +175,7 @@ def _can_dampen(factors: list[float], eps: float) -> bool:
 
 def lars_trust_ratios(group: ParamGroup, bucket: Bucket, lr: float | Tensor) -> Tensor:
     """r of each parameter, shape [parameters of the bucket] (You et al. 2017, Alg. 1, with eps)."""
-    w, g = norms(bucket.weights), norms(bucket.grads)
+    w, g = bucket.norms(bucket.weights, bucket.grads)
     ratios = group["trust_coefficient"] * w / (g + group["weight_decay"] * w + group["eps"])
     if group["larc"] == "clip":
         ratios = torch.clamp(ratios / lr, max=1.0)  # at lr = 0 the infinite ratio becomes 1

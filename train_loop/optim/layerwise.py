@@ -1,8 +1,8 @@
 """The common part of LARS and LAMB: multi-tensor buckets, float32 arithmetic, checks and loading.
 
-Both scale each parameter tensor's step by a ratio of norms, so both need whole tensors. DDP keeps tensors whole.
-The norms of flattened or sharded parameters would be those of shards, so such parameters are refused when a group
-is added.
+Both scale each parameter tensor's step by a ratio of norms, which are those of whole tensors. DDP keeps tensors whole.
+Of tensors that ``fully_shard`` has sharded a rank steps with its own parts, and one sum over the ranks gives the norms
+of a bucket. What is flattened or sharded otherwise is refused when a group is added.
 
 The arithmetic uses passes over lists of tensors (``torch._foreach_*``). On accelerators a pass takes a few kernels,
 except if every tensor has its own factor on the device: no multi-tensor kernel does that. It happens only once in
@@ -14,11 +14,12 @@ from __future__ import annotations
 import math
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.optim.optimizer import StateDict
 
@@ -31,7 +32,8 @@ class Bucket:
     """Parameters of one group that share device and dtype, with their gradients.
 
     ``weights`` and ``grads`` have the arithmetic's dtype, float32 or wider. If the parameters already have it, they
-    *are* the parameters and their ``.grad``. Updates write to ``weights``; ``grads`` are read only.
+    *are* the parameters and their ``.grad``; of sharded ones, this rank's part. Updates write to ``weights``; ``grads``
+    are read only.
     """
 
     params: list[Tensor]
@@ -39,11 +41,22 @@ class Bucket:
     grads: list[Tensor]
     device: torch.device
     dtype: torch.dtype
+    ranks: dist.ProcessGroup | None
+    """Those that hold the other parts of the same tensors; None: the tensors are whole."""
 
     def store(self) -> None:
         """Round the new weights back into parameters of a narrower type (bf16, fp16)."""
         if self.params[0].dtype != self.dtype:
-            torch._foreach_copy_(self.params, self.weights)
+            torch._foreach_copy_([local(p) for p in self.params], self.weights)
+
+    def norms(self, *lists: list[Tensor]) -> Tensor:
+        """L2 norms of the whole tensors of lists like ``weights``, ``[lists, tensors]``; one sum over ``ranks``."""
+        found = torch.stack([norms(tensors) for tensors in lists])
+        if self.ranks is None:
+            return found
+        squares = found.square()
+        dist.all_reduce(squares, group=self.ranks)
+        return squares.sqrt()
 
 
 CPU_BUCKET_ELEMENTS = 1 << 19
@@ -61,17 +74,18 @@ def buckets(
         key: further hashable value that a bucket's parameters must share.
         scale: 0-dim factor of all gradients.
     """
-    found: dict[tuple[torch.device, torch.dtype, object], list[Tensor]] = {}
+    found: dict[tuple[torch.device, torch.dtype, object, object], list[Tensor]] = {}
     for p in group["params"]:
         if p.grad is not None:
-            found.setdefault((p.device, p.dtype, key(p)), []).append(p)
-    for (device, narrow, _), params in found.items():
+            found.setdefault((p.device, p.dtype, ranks_of(p), key(p)), []).append(p)
+    for (device, narrow, _, _), params in found.items():
         for part in _in_cache(params) if device.type == "cpu" else [params]:
             yield _bucket(part, device, torch.promote_types(narrow, torch.float32), group["maximize"], scale)
 
 
 def _in_cache(params: list[Tensor]) -> Iterator[list[Tensor]]:
-    """Cut where more than ``CPU_BUCKET_ELEMENTS`` would come together; a larger tensor stays alone."""
+    """Cut where more than ``CPU_BUCKET_ELEMENTS`` would come together; a larger tensor stays alone. A sharded tensor
+    counts as a whole: all ranks cut at the same place."""
     part: list[Tensor] = []
     elements = 0
     for p in params:
@@ -86,14 +100,14 @@ def _in_cache(params: list[Tensor]) -> Iterator[list[Tensor]]:
 def _bucket(
     params: list[Tensor], device: torch.device, dtype: torch.dtype, maximize: bool, scale: Tensor | None
 ) -> Bucket:
-    weights, grads = params, [p.grad for p in params if p.grad is not None]
+    weights, grads = [local(p) for p in params], [local(p.grad) for p in params if p.grad is not None]
     if params[0].dtype != dtype:
-        weights, grads = [p.to(dtype) for p in params], [g.to(dtype) for g in grads]
+        weights, grads = [w.to(dtype) for w in weights], [g.to(dtype) for g in grads]
     if maximize:
         grads = list(torch._foreach_neg(grads))
     if scale is not None:
         grads = list(torch._foreach_mul(grads, scale.to(device, dtype)))
-    return Bucket(params, weights, grads, device, dtype)
+    return Bucket(params, weights, grads, device, dtype, ranks_of(params[0]))
 
 
 def norms(tensors: list[Tensor]) -> Tensor:
@@ -147,10 +161,51 @@ def check_nonnegative(group: ParamGroup, *names: str) -> None:
         check_hyperparameter(math.isfinite(value) and value >= 0, f"{name} must be finite and at least 0", value)
 
 
-def is_sharded(p: Tensor) -> bool:
-    """Whether ``p`` is a DTensor or FSDP's flat parameter, found without importing their modules."""
+def total_norm(tensors: Iterable[Tensor]) -> Tensor:
+    """L2 norm of all ``tensors`` together, 0-dim: of at least one. One sum over the ranks that hold parts of them."""
+    found: dict[dist.ProcessGroup | None, list[Tensor]] = {}
+    for tensor in tensors:
+        found.setdefault(ranks_of(tensor), []).append(local(tensor))
+    parts = []
+    for ranks, mine in found.items():
+        norm = torch.nn.utils.get_total_norm(mine)
+        if ranks is not None:
+            square = norm.square()
+            dist.all_reduce(square, group=ranks)
+            norm = square.sqrt()
+        parts.append(norm)
+    return parts[0] if len(parts) == 1 else torch.nn.utils.get_total_norm(parts)
+
+
+def is_dtensor(tensor: object) -> bool:
+    """Whether it is a DTensor, found without importing their module."""
     distributed = sys.modules.get("torch.distributed.tensor")
-    return (distributed is not None and isinstance(p, distributed.DTensor)) or getattr(p, "_is_flat_param", False)
+    return distributed is not None and isinstance(tensor, distributed.DTensor)
+
+
+def is_sharded(p: Tensor) -> bool:
+    """Whether ``p`` is a DTensor or the flat parameter of the older FSDP."""
+    return is_dtensor(p) or getattr(p, "_is_flat_param", False)
+
+
+@torch.no_grad()
+def local(tensor: Tensor) -> Tensor:
+    """This rank's part of a DTensor, in the same memory; another tensor itself."""
+    part: Tensor = tensor.to_local() if is_dtensor(tensor) else tensor  # type: ignore[attr-defined]
+    return part
+
+
+def ranks_of(tensor: Tensor) -> dist.ProcessGroup | None:
+    """The ranks that a DTensor is sharded over; None: the tensor is whole here."""
+    if not is_dtensor(tensor):
+        return None
+    ranks: dist.ProcessGroup = tensor.device_mesh.get_group()  # type: ignore[attr-defined]
+    return ranks
+
+
+def _sharded_once(p: Tensor) -> bool:
+    """Whether it is sharded as ``fully_shard`` does it over one dimension of ranks: each has other elements."""
+    return is_dtensor(p) and p.device_mesh.ndim == 1 and p.placements[0].is_shard()  # type: ignore[attr-defined]
 
 
 class LayerwiseOptimizer(torch.optim.Optimizer, ABC):
@@ -169,7 +224,8 @@ class LayerwiseOptimizer(torch.optim.Optimizer, ABC):
         """Write the step to ``bucket.weights`` and the state."""
 
     def add_param_group(self, param_group: ParamGroup) -> None:
-        """Add a group; raises ValueError for a bad hyperparameter, a complex or a sharded parameter."""
+        """Add a group; raises ValueError for a bad hyperparameter, a complex parameter, or one that is flattened or
+        sharded in another way than ``fully_shard``'s."""
         self._check({**self.defaults, **param_group})
         super().add_param_group(param_group)
         try:
@@ -183,10 +239,11 @@ class LayerwiseOptimizer(torch.optim.Optimizer, ABC):
         name = type(self).__name__
         if p.is_complex():
             raise ValueError(f"{name} takes real parameters; got one of {p.dtype}")
-        if is_sharded(p):
+        if is_sharded(p) and not _sharded_once(p):
             raise ValueError(
-                f"{name} takes whole parameters, for its norms are those of a layer; got a sharded "
-                f"{type(p).__name__} of shape {tuple(p.shape)}. Use DistributedDataParallel in place of FSDP."
+                f"{name} takes parameters that are whole, or that fully_shard has sharded over one dimension of ranks, "
+                f"for its norms are those of a layer; got a {type(p).__name__} of shape {tuple(p.shape)}. "
+                "Use fully_shard (FSDP2), or DistributedDataParallel."
             )
 
     @torch.no_grad()
@@ -242,11 +299,11 @@ class LayerwiseOptimizer(torch.optim.Optimizer, ABC):
                     )
 
     def _state_tensors(self, name: str, bucket: Bucket) -> list[Tensor]:
-        """Each parameter's state tensor ``name``, zeros at first, in the arithmetic's dtype."""
+        """Each parameter's state tensor ``name``, zeros at first, in the arithmetic's dtype. Of sharded ones, parts."""
         for p in bucket.params:
             if name not in self.state[p]:
                 self.state[p][name] = torch.zeros_like(p, dtype=bucket.dtype, memory_format=torch.preserve_format)
-        return [self.state[p][name] for p in bucket.params]
+        return [local(self.state[p][name]) for p in bucket.params]
 
     def load_state_dict(self, state_dict: StateDict) -> None:
         """Load a ``state_dict`` exactly: float32 state of bf16 parameters stays float32.

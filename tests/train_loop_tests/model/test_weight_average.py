@@ -161,7 +161,7 @@ def test_checkpointed_blocks_stay_so_under_torch_compile() -> None:
 
 
 def test_a_network_without_residual_blocks_is_refused() -> None:
-    with pytest.raises(ConfigError, match="needs a ResNet, or an nn.Sequential .* got model.name=vgg11"):
+    with pytest.raises(ConfigError, match="needs a ResNet, an nn.Sequential .* got model.name=vgg11"):
         checkpoint_blocks(nn.Linear(2, 2), "vgg11")
 
 

@@ -303,16 +303,16 @@ def test_a_step_replayed_from_a_cuda_graph_follows_rate_and_gradients(optimizer_
 
 
 @BOTH
-def test_sharded_parameters_are_refused_with_the_way_out(optimizer_of) -> None:
+def test_parameters_that_are_sharded_in_other_ways_are_refused_with_the_way_out(optimizer_of) -> None:
     dist = pytest.importorskip("torch.distributed")
     tensor = pytest.importorskip("torch.distributed.tensor")
     store = dist.HashStore()
     dist.init_process_group("gloo", rank=0, world_size=1, store=store)
     try:
-        mesh = dist.device_mesh.init_device_mesh("cpu", (1,))
-        sharded = nn.Parameter(tensor.distribute_tensor(torch.ones(4, 2), mesh, [tensor.Shard(0)]))
+        mesh = dist.device_mesh.init_device_mesh("cpu", (1, 1))
+        sharded = nn.Parameter(tensor.distribute_tensor(torch.ones(4, 2), mesh, [tensor.Shard(0), tensor.Shard(1)]))
         optimizer = optimizer_of([nn.Parameter(torch.ones(2))])
-        with pytest.raises(ValueError, match=r"whole parameters.*got a sharded DTensor of shape \(4, 2\).*Distributed"):
+        with pytest.raises(ValueError, match=r"that are whole, or.*got a DTensor of shape \(4, 2\).*Distributed"):
             optimizer.add_param_group({"params": [sharded]})
         assert len(optimizer.param_groups) == 1
     finally:

@@ -1,0 +1,234 @@
+"""Two gloo ranks that shard a small network: what ``test_sharding`` compares with one process.
+
+Run as a script it is one of them, as ``tiny_training`` is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.amp.grad_scaler import GradScaler
+
+from bigbatch.train_loop.config import OptimizerConfig, TrainConfig
+from bigbatch.train_loop.distributed import World
+from bigbatch.train_loop.loop import assembly
+from bigbatch.train_loop.loop.sharded_state import write_shards
+from bigbatch.train_loop.loop.step import TrainStep
+from bigbatch.train_loop.loop.train import train
+from bigbatch.train_loop.model.activation_checkpointing import checkpoint_blocks
+from bigbatch.train_loop.model.sharding import blocks, shard
+from bigbatch.train_loop.optim import build_optimizer
+from bigbatch.train_loop.reporter import ListReporter
+from helpers.tiny_training import (
+    CONFIG,
+    FOUND,
+    LeavesOut,
+    LogsEpochs,
+    StopsAt,
+    TinySource,
+    be_a_rank,
+    bn_model,
+    changed,
+    install,
+)
+
+CPU = torch.device("cpu")
+STEPS, MICRO, INPUTS, CLASSES = 4, 4, 5, 3
+SHARDED = changed(CONFIG, parallel="fsdp2", noise_scale=False)
+EMA = changed(SHARDED, ema_decay=0.9, optimizer="lamb", peak_lr=0.02)
+LARS = changed(SHARDED, optimizer="lars", peak_lr=2.0)
+LISTED = changed(SHARDED, optimizer="adamw", peak_lr=0.01)
+OPTIMIZERS = {
+    "sgd": OptimizerConfig("sgd", 0.3, weight_decay=0.01),
+    "clipped": OptimizerConfig("sgd", 0.3, weight_decay=0.01, clip_grad_norm=0.05),
+    "lars": OptimizerConfig("lars", 5.0, weight_decay=0.01),
+    "lamb": OptimizerConfig("lamb", 0.05, weight_decay=0.01),
+    "nvlamb": OptimizerConfig("lamb", 0.05, weight_decay=0.01, nvlamb=True, pre_normalise=True),
+    "adamw": OptimizerConfig("adamw", 0.05, weight_decay=0.01),
+}
+
+
+class Block(nn.Module):
+    """A residual block. Over two ranks its 5 rows are uneven, and one of them has nothing of its scale ``[1]``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.linear = nn.LayerNorm(INPUTS), nn.Linear(INPUTS, INPUTS)
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: torch.Tensor, factor: float = 1.0) -> torch.Tensor:
+        """Of any batch ``[N, INPUTS]``."""
+        outputs: torch.Tensor = x + factor * self.scale * torch.tanh(self.linear(self.norm(x)))
+        return outputs
+
+
+class Listed(nn.Module):
+    """Blocks in an ``nn.ModuleList``, which it calls with an argument by name."""
+
+    def __init__(self, side: int = 0) -> None:
+        super().__init__()
+        self.first = nn.Linear(side or INPUTS, INPUTS)
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.last = nn.Linear(INPUTS, CLASSES if not side else 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Logits of ``[N, …]``."""
+        x = self.first(x.flatten(1))
+        for block in self.blocks:
+            x = block(x, factor=0.5)
+        logits: torch.Tensor = self.last(x)
+        return logits
+
+
+def of_images() -> nn.Module:
+    """``Listed`` for the images of ``TinySource``."""
+    return Listed(3 * 8 * 8)
+
+
+def recomputed() -> nn.Module:
+    """``of_images``, whose blocks compute their activations again."""
+    return _checkpointed(of_images())
+
+
+def in_segments() -> nn.Module:
+    """``bn_model``, which is recomputed in segments: its layers are no blocks of several."""
+    return _checkpointed(bn_model())
+
+
+def _checkpointed(model: nn.Module) -> nn.Module:
+    checkpoint_blocks(model, "tiny", whole_blocks=True)
+    return model
+
+
+class ExactStep(TrainStep):
+    """A step whose loss stays in float64."""
+
+    @property
+    def loss(self) -> Callable[..., torch.Tensor]:
+        """Cross entropy."""
+        return F.cross_entropy
+
+
+def exact_weights(name: str, world: World) -> list[list[float]]:
+    """The whole weights after ``STEPS`` steps in float64, each of 4 micro-batches over all ranks."""
+    torch.manual_seed(3)
+    model: nn.Module = Listed().double()
+    draws = torch.Generator().manual_seed(5)
+    images = torch.randn(STEPS, 4, MICRO, INPUTS, generator=draws, dtype=torch.float64)
+    labels = torch.randint(CLASSES, (STEPS, 4, MICRO), generator=draws)
+    if world.workers > 1:
+        assert len(blocks(model)) == 3
+        model = shard(model, world, bf16_gradients=False)
+    config = TrainConfig(optimizer=OPTIMIZERS[name])
+    optimizer = build_optimizer(model, config.optimizer)
+    scaler = GradScaler("cpu", enabled=False)
+    step = ExactStep(config, CPU, lambda x: x, model, model, optimizer, scaler, None, "off")
+    own = range(world.rank, 4, world.workers)
+    for number in range(STEPS):
+        for micro in own:
+            step.gradients(images[number, micro], labels[number, micro], len(own), last=micro == own[-1])
+        step.update(config.optimizer.peak_lr, number + 1)
+    return [_whole(p).flatten().tolist() for p in model.parameters()]
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    whole: torch.Tensor = tensor.detach()
+    return whole.full_tensor() if hasattr(whole, "full_tensor") else whole
+
+
+def outcome(
+    folder: Path | None,
+    config: TrainConfig,
+    reporter: ListReporter | None = None,
+    build: Callable[[], nn.Module] = bn_model,
+    every_s: float = 60.0,
+) -> dict[str, Any]:
+    """A run on this rank: records, whole weights, buffers and the numbers of elements that it holds; or the error."""
+    built = install(setattr, build, TinySource())
+    reporter = reporter or LogsEpochs()
+    warned: list[str] = []
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            train(config, reporter=reporter, checkpoint_dir=folder, checkpoint_every_s=every_s, device=CPU)
+            warned = [str(one.message) for one in caught if "damaged" in str(one.message)]
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {error}"}
+    model = built.model
+    return {
+        "records": [dataclasses.asdict(record) for record in reporter.records],
+        "weights": [_whole(p).flatten().tolist() for p in model.parameters()],
+        "buffers": [buffer.double().sum().item() for buffer in model.buffers()],
+        "held": [(p.to_local() if hasattr(p, "to_local") else p).numel() for p in model.parameters()],
+        "warned": warned,
+    }
+
+
+def case_sharded(folder: Path, rank: int) -> dict[str, Any]:
+    """Everything that needs two ranks: starting them takes seconds."""
+    world = World.current(CPU)
+    original = {name: getattr(assembly, name) for name in ("open_data", "build_model", "build_optimizer")}
+
+    def run(name: str, config: TrainConfig, **keywords: Any) -> dict[str, Any]:
+        for key, value in original.items():
+            setattr(assembly, key, value)
+        return outcome(folder / name, config, **keywords)
+
+    found: dict[str, Any] = {f"exact_{name}": exact_weights(name, world) for name in OPTIMIZERS}
+    found |= {
+        "equal": run("equal", SHARDED),
+        "accumulated": run("accumulated", changed(SHARDED, global_size=32)),
+        "running": run("running", changed(SHARDED, precise_bn="off")),
+        "lars": run("lars", LARS),
+        "listed": run("listed", LISTED, build=of_images),
+        "recomputed": run("recomputed", LISTED, build=recomputed),
+        "segments": run("segments", SHARDED, build=in_segments),
+        "bf16": run("bf16", changed(SHARDED, bf16_gradients=True)),
+        "fp16": run("fp16", changed(SHARDED, precision="fp16")),
+        "average": run("average", EMA, every_s=0),
+    }
+    found["wider"] = run("wider", EMA)  # one worker has begun it
+    stops = StopsAt(2 if rank == 1 else 1000)
+    found["stopped"] = run("stopped", EMA, reporter=stops)
+    world.wait()
+    if rank == 0:
+        shutil.copytree(folder / "stopped", folder / "narrower")
+    # What a run leaves behind that is killed after its shards are written, and before latest.pt names them.
+    write_shards({"model": {"a": _any_shard(world)}}, folder / "stopped", world, whole=False)
+    found["unnamed"] = len(list((folder / "stopped").glob("shards-*")))
+    world.wait()
+    found["resumed"] = run("stopped", EMA)
+    found["again"] = run("stopped", EMA)
+    world.wait()
+    found["unused"] = run(
+        "unused", changed(FOUND, find_unused_parameters=False, parallel="fsdp2"), build=_LeavesOutBoth
+    )
+    return found
+
+
+class _LeavesOutBoth(LeavesOut):
+    """Leaves its second layer out in each training pass, on all ranks."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Logits of images."""
+        outputs: torch.Tensor = self.first(images)
+        return outputs
+
+
+def _any_shard(world: World) -> torch.Tensor:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    return distribute_tensor(torch.ones(4), init_device_mesh("cpu", (world.workers,)), [Shard(0)])
+
+
+if __name__ == "__main__":
+    be_a_rank({"sharded": case_sharded})
