@@ -123,7 +123,7 @@ def _checkpointed(parts: Sequence[nn.Module], forward: Callable[..., Any]) -> Ca
             return forward(x, *others, **named)
         if torch.compiler.is_compiling():  # the compiled backward pass writes no statistics, and takes no such context
             return checkpoint(forward, x, *others, use_reentrant=False, **named)
-        version = x._version if isinstance(x, torch.Tensor) else None  # torch counts changes in place; nothing public tells
+        version = x._version if isinstance(x, torch.Tensor) else None  # counts changes in place; nothing public does
         y = checkpoint(forward, x, *others, use_reentrant=False, context_fn=contexts, **named)
         if version is not None and x._version != version:
             raise ConfigError(

@@ -25,7 +25,7 @@ import torch
 from bigbatch.cluster.host.allocation import usable_memory_bytes
 from bigbatch.train_loop.data.loading.loader import LoadedSource, RepeatedImages, WholeImages, WriteImage
 from bigbatch.train_loop.data.source import Epoch
-from bigbatch.train_loop.errors import ImageError
+from bigbatch.train_loop.errors import ImageError, OtherSizeError
 from bigbatch.train_loop.host.once_a_node import OnceANode, room_missing
 
 MEMORY_SHARE = 1 / 8
@@ -98,7 +98,10 @@ class WholeSet:
         return sum(int(np.prod(shape)) for shape in self.shapes.values())
 
     def read(self) -> dict[str, Pixels]:
-        """The images by ``PARTS``, mapped; decoded first unless a process of this node did. Raises NotKept."""
+        """The images by ``PARTS``, mapped; decoded first unless a process of this node did.
+
+        Raises NotKept, and ImageError where a bad image is to end the run.
+        """
         if not os.path.isdir(self.folder):
             raise NotKept(f"there is no folder {str(self.folder)!r} (TMPDIR)")
         try:
@@ -109,6 +112,8 @@ class WholeSet:
             # "c": torch warns of arrays that cannot be written. What would be written does not reach the file.
             return {part: np.load(target / f"{part}.npy", mmap_mode="c") for part in PARTS}
         except ImageError as error:
+            if self.source.config.on_bad_image == "fail" and not isinstance(error, OtherSizeError):
+                raise  # the first epoch would end by it anyway
             raise NotKept(str(error)) from None
         except OSError as error:
             raise NotKept(f"{error.filename or self.folder}: {error.strerror or error}") from None

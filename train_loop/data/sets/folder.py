@@ -20,7 +20,7 @@ from bigbatch.train_loop.data.pixels.crops import MEAN, STD, central_crop, decod
 from bigbatch.train_loop.data.sets.scan import FolderScan, Listing, digest_of_files, square_side
 from bigbatch.train_loop.data.sets.subset import subset_rows
 from bigbatch.train_loop.data.source import DataSource
-from bigbatch.train_loop.errors import ImageError
+from bigbatch.train_loop.errors import OtherSizeError
 
 
 def open_folder(config: DataConfig, info: DataInfo, scan: FolderScan) -> DataSource:
@@ -75,7 +75,9 @@ class FolderImages(WholeImages):
         def write(out: torch.Tensor) -> None:
             image = decode_rgb(path := self._listing.path(index))
             if image.size != (side := out.shape[0], side):
-                raise ImageError(f"image {path!r} has {image.width} × {image.height} pixels, others {side} × {side}")
+                raise OtherSizeError(
+                    f"image {path!r} has {image.width} × {image.height} pixels, others {side} × {side}"
+                )
             _write(image, out)
 
         return write

@@ -6,6 +6,7 @@ import collections
 import errno
 import fcntl
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from bigbatch.train_loop.data.loading.device_source import DeviceSource
 from bigbatch.train_loop.data.loading.loader import LoadedSource
 from bigbatch.train_loop.data.pixels.windows import cut_windows
 from bigbatch.train_loop.data.source import Batch, DataSource, Epoch
+from bigbatch.train_loop.errors import ImageError
 from bigbatch.train_loop.host import once_a_node
 from bigbatch.train_loop.loop.train import train
 from bigbatch.train_loop.reporter import ListReporter
@@ -264,6 +266,12 @@ def test_an_image_that_few_looks_miss(tmp_path: Path, temporary: Path, fault: st
     assert len(notes) == 1 and str(path) in notes[0]
     assert sum(len(labels) for _, labels in source.read_train([np.arange(2 * TRAIN)], Epoch(0, 0))) == 2 * TRAIN
     assert source.take_bad() == (fault == "no image")
+    if fault == "no image":
+        with pytest.raises(ImageError, match=re.escape(str(path))):
+            opened(images, notes, on_bad_image="fail")
+    else:
+        assert not isinstance(opened(images, on_bad_image="fail"), DeviceSource)
+    assert len(notes) == 1
 
 
 def test_nothing_changes_where_nothing_trains(sets: dict[str, Path], temporary: Path) -> None:
