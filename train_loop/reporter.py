@@ -145,8 +145,7 @@ class EpochRecord:
         metadata=_column(
             "int64",
             "peak memory since the run or its resumed part began, of the rank that needed most: on GPUs what torch's "
-            "allocator held in tensors, on CPUs the resident set of the rank's process without its loader processes; "
-            "null where it was not measured",
+            "allocator held in tensors, on CPUs the resident set of the rank's process without its loader processes",
             tracked=True,
             better="lower",
         ),
@@ -156,7 +155,7 @@ class EpochRecord:
         metadata=_column(
             "float64",
             "energy of the workers' GPUs since the record before, or since training began "
-            "([profiling.md](profiling.md#energy)); null where it was not measured",
+            "([profiling.md](profiling.md#energy))",
             tracked=True,
         ),
     )
@@ -164,8 +163,7 @@ class EpochRecord:
         default=None,
         metadata=_column(
             "float64",
-            "the same of the processors of the workers' machines, with everybody else's work on them; null where it "
-            "was not measured",
+            "the same of the processors of the workers' machines, with everybody else's work on them",
             tracked=True,
         ),
     )
@@ -173,8 +171,7 @@ class EpochRecord:
         default=None,
         metadata=_column(
             "float64",
-            "0 to 1: the part of that time in which the GPU computed anything, of the worker whose GPU computed least; "
-            "null where it was not measured",
+            "0 to 1: the part of that time in which the GPU computed anything, of the worker whose GPU computed least",
             tracked=True,
         ),
     )
@@ -182,8 +179,7 @@ class EpochRecord:
         default=None,
         metadata=_column(
             "float64",
-            "the most watts that the GPU of any worker drew in that time, of a look every 5 s; null where it was not "
-            "measured",
+            "the most watts that the GPU of any worker drew in that time, of a look every 5 s",
             tracked=True,
         ),
     )
@@ -192,7 +188,7 @@ class EpochRecord:
         metadata=_column(
             "float64",
             "images; the gradient noise scale of the epoch's steps ([training.md](training.md#gradient-noise-scale)); "
-            "null where it was not measured, or the steps did not show it",
+            "null too where the steps did not show it",
         ),
     )
     """None if a step is one micro-batch, or the epoch has too few steps to estimate the gradient's mean."""
