@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
 import signal
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -284,30 +282,10 @@ def _start_ray(plan: SearchPlan, store: StudyStore, stack: ExitStack, console: C
     """Start Ray, or join one, until ``stack`` ends. Notes how long a start took: the next budget keeps room for it."""
     is_local, since = plan.address == "local", time.monotonic()
     console.print("Starting Ray …" if is_local else f"Joining Ray at {plan.address} …", style="dim")
-    with imported_beside("torch"):
-        connection = stack.enter_context(_session(plan, store))
+    connection = stack.enter_context(_session(plan, store))
     if is_local:
         store.ledger.note(ray_start_s=time.monotonic() - since)
     return connection
-
-
-@contextmanager
-def imported_beside(module: str) -> Iterator[None]:
-    """Within the block a thread imports a module that is needed later: Ray's start mostly waits for other processes.
-
-    The block's errors come out as ever. Those of the import do where the module is used, so here they are silent.
-    """
-
-    def load() -> None:
-        with suppress(Exception):
-            importlib.import_module(module)
-
-    thread = threading.Thread(target=load, daemon=True, name=f"import {module}")
-    thread.start()
-    try:
-        yield
-    finally:
-        thread.join()  # an interpreter that ends within an import may crash
 
 
 def _fitted_to_cluster(plan: SearchPlan, store: StudyStore, console: Console) -> SearchPlan:
