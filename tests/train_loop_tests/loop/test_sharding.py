@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.distributed import World
 from bigbatch.train_loop.errors import CheckpointError
+from bigbatch.train_loop.loop import assembly
 from bigbatch.train_loop.loop.sharded_state import check_shards
 from bigbatch.train_loop.model.networks import build_model
 from bigbatch.train_loop.model.sharding import blocks, check_shardable
@@ -37,6 +39,15 @@ from helpers.sharded_training import (
 from helpers.tiny_training import StopsAt, bn_model, changed, install, two_ranks
 
 Pair = tuple[Path, list[dict[str, Any]]]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def assembly_is_put_back() -> Iterator[None]:
+    """The runs of one process take the place of functions that other tests of this process need."""
+    before = {name: getattr(assembly, name) for name in ("open_data", "build_model", "build_optimizer")}
+    yield
+    for name, value in before.items():
+        setattr(assembly, name, value)
 
 
 @pytest.fixture(scope="module")
