@@ -22,9 +22,7 @@ class Block(nn.Module):
         self.first_norm = nn.BatchNorm2d(outputs)
         self.second = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
         self.second_norm = nn.BatchNorm2d(outputs)
-        # A mean, then a convolution without a stride (ResNet-D, He et al. 2019): it forgets no pixel, and torch 2.14 on
-        # one CPU core damages its memory in the gradient of a strided 1 × 1 convolution of three channels.
-        self.around = nn.Sequential(nn.AvgPool2d(2, ceil_mode=True), nn.Conv2d(inputs, outputs, 1, bias=False))
+        self.around = nn.Conv2d(inputs, outputs, 1, stride=2, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Half the height and width: [N, inputs, H, W] to [N, outputs, H/2, W/2]."""

@@ -92,8 +92,11 @@ def build_model(config: ModelConfig, info: DataInfo) -> nn.Module:
     """
     from torch import nn
 
+    from bigbatch.train_loop.model.cpu_convolutions import avoid_strided_pixels
+
     check_model(config, info)
     model = _network(config, info)
+    avoid_strided_pixels(model)
     if config.zero_init_last_gamma:
         _zero_last_gammas(model)
     if config.pretrained:
@@ -120,7 +123,7 @@ def _network(config: ModelConfig, info: DataInfo) -> nn.Module:
         return timm_network(config.name, config.options, info)
     from torchvision.models import ResNet, get_model
 
-    from bigbatch.train_loop.model.small_maps import multiply_small_maps
+    from bigbatch.train_loop.model.cpu_convolutions import multiply_small_maps
 
     model = get_model(config.name, weights=None, num_classes=info.num_classes, **_arguments(config.name, info))
     stem = info.stem if config.stem == "auto" else config.stem

@@ -84,7 +84,8 @@ def test_torchrun_without_restarts_says_how_to_continue(best: Path) -> None:
 
 @pytest.mark.exhaustive
 def test_under_ray_what_does_not_fit_at_one_image_fails_on_all_ranks(best: Path) -> None:
-    options = ("--workers", "2", "--set", "global_size=4")
+    # Of 64 pixels the last maps are 2 × 2: BatchNorm can train on one image.
+    options = ("--workers", "2", "--set", "global_size=4", "--set", "data.image_size=64")
     code, output = train(best, env=small_device(best.parent / "site", 0, rank=1), options=options)
     assert code == 1 and "failed: the device's memory is too small for micro-batches of one image" in output, output
     assert "Traceback" not in output

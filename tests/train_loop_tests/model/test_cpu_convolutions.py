@@ -1,4 +1,4 @@
-"""Convolutions as matrix products on small maps, against torch's own convolution."""
+"""Convolutions in another way than torch's, against torch's own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,12 @@ import torch
 from torch import nn
 from torchvision.models import resnet18
 
-from bigbatch.train_loop.model.small_maps import SmallMapConv2d, multiply_small_maps
+from bigbatch.train_loop.model.cpu_convolutions import (
+    SmallMapConv2d,
+    StridedPixelConv2d,
+    avoid_strided_pixels,
+    multiply_small_maps,
+)
 
 
 @pytest.mark.parametrize("stride", [1, 2, (1, 2)])
@@ -66,3 +71,38 @@ def test_it_is_saved_and_computes_in_bfloat16_and_in_memory_order():
         output = again(images)
     assert output.dtype == torch.bfloat16 and output.is_contiguous(memory_format=torch.channels_last)
     torch.testing.assert_close(output.float(), layer(images), rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("padding", [0, "valid"])
+@pytest.mark.parametrize("stride", [2, (1, 3)])
+@pytest.mark.parametrize("channels", [2, 7])
+def test_a_strided_pixel_convolution_trains_in_memory_order(channels, stride, padding):
+    """torch 2.14's own ends or hangs the process at one of these backward passes."""
+    layer = nn.Conv2d(channels, 5, 1, stride, padding)
+    avoid_strided_pixels(layer)
+    assert type(layer) is StridedPixelConv2d
+    layer.to(memory_format=torch.channels_last)
+    weight = layer.weight.detach().double()[:, :, 0, 0]
+    down, right = layer.stride
+    for _ in range(20):
+        images = torch.randn(16, channels, 32, 31).contiguous(memory_format=torch.channels_last).requires_grad_()
+        read = images.detach().double()[:, :, ::down, ::right]
+        output, reference = layer(images), torch.einsum("oc,nchw->nohw", weight, read)
+        reference += layer.bias.detach().double().view(-1, 1, 1)
+        torch.testing.assert_close(output.double(), reference, rtol=1e-5, atol=1e-5)
+        layer.zero_grad()
+        output.backward(given := torch.randn(output.shape))
+        expected = torch.zeros(images.shape, dtype=torch.float64)
+        expected[:, :, ::down, ::right] = torch.einsum("oc,nohw->nchw", weight, given.double())
+        torch.testing.assert_close(images.grad.double(), expected, rtol=1e-5, atol=1e-5)
+        summed = torch.einsum("nohw,nchw->oc", given.double(), read)
+        torch.testing.assert_close(layer.weight.grad.double()[:, :, 0, 0], summed, rtol=1e-4, atol=1e-3)
+
+
+def test_strided_pixel_convolutions_that_torch_computes_stay():
+    layers = nn.ModuleList([
+        nn.Conv2d(8, 4, 1, 2), nn.Conv2d(3, 4, 1), nn.Conv2d(3, 4, 1, 2, padding=1), nn.Conv2d(3, 4, 3, 2),
+        nn.Conv2d(4, 4, 1, 2, groups=4),
+    ])  # fmt: skip
+    avoid_strided_pixels(layers)
+    assert all(type(layer) is nn.Conv2d for layer in layers)
