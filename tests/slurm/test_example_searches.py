@@ -55,7 +55,8 @@ def test_an_example_survives_a_killed_worker_and_a_requeue(cluster: VirtualClust
     assert [trial.state.name for trial in trials] == ["COMPLETE"] * TRIALS, job.everything()
     for trial in trials:
         assert sorted(trial.intermediate_values) == list(range(1, EPOCHS + 1)), job.everything()
-    assert re.search(r"^The (best is trial \d+: |answer is batch \d+ )", log, flags=re.MULTILINE), log
+    # Eight epochs in all need not teach a network anything, and then the search says so.
+    assert re.search(r"^(The best is trial \d+: |The answer is batch \d+ |Nothing has learned yet: )", log, re.M), log
     assert job.leftovers() == []
 
 
