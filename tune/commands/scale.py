@@ -47,7 +47,8 @@ def scale_main(argv: Sequence[str]) -> int:
         print(f"{PROG}: error: {error}", file=sys.stderr)
         return WRONG_INPUT
     except SizeFailed as error:
-        print(f"{PROG}: failed: {error}. Repeat the command to measure again what failed.", file=sys.stderr)
+        why = str(error).removesuffix(".")
+        print(f"{PROG}: failed: {why}. Repeat the command to measure again what failed.", file=sys.stderr)
         return FAILED
     except (ScaleStopped, KeyboardInterrupt) as stop:
         print(f"stopped. To resume: {PROG} {shlex.join(argv)}", file=sys.stderr)

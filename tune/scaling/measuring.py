@@ -61,7 +61,7 @@ def _measure_held(plan: ScalePlan, size: SizePlan, folder: Path, run: RunChild) 
         try:
             run(command, folder / LOG_FILE, env)
         except SizeFailed as error:
-            raise type(error)(f"the size of {size.workers} workers: {error}") from None
+            raise type(error)(f"--workers {size.workers}: {error}") from None
 
     write_text(config_path(plan, size), size.config.to_json())
     if plan.retune_trials:
@@ -79,7 +79,7 @@ def _measure_held(plan: ScalePlan, size: SizePlan, folder: Path, run: RunChild) 
             diverged = True
         history = read_history(folder / RUN_FOLDER)
     if profile is None or (plan.epochs and not history and not diverged):
-        raise SizeFailed(f"the size of {size.workers} workers: its processes ended without a result; see {folder}")
+        raise SizeFailed(f"--workers {size.workers}: its processes ended without a result; see {folder}")
     result = collected(plan, size, profile, history, searched=plan.retune_trials > 0, diverged=diverged)
     write_size(plan.output, result)
     return result
@@ -92,11 +92,11 @@ def _searched(plan: ScalePlan, size: SizePlan, carry_out: Callable[[SizeCommand]
         carry_out(retune_command(plan, size))
         found = searched_config(plan, size)
     if found is None:
-        raise SizeFailed(f"the size of {size.workers} workers: its search ended without a finished trial")
+        raise SizeFailed(f"--workers {size.workers}: its search ended without a finished trial")
     try:
         config = same_run(size.config, read_config(found))
     except ConfigError as error:  # its search has no usable answer
-        raise SizeFailed(f"the size of {size.workers} workers: {error}") from None
+        raise SizeFailed(f"--workers {size.workers}: {error}") from None
     write_text(config_path(plan, size), config.to_json())
     return dataclasses.replace(size, config=config)
 

@@ -147,7 +147,7 @@ def make_sizes(
             sized.batch.split(workers)
             info.steps_per_epoch(batch)
         except ConfigError as error:
-            raise ConfigError(f"the size of {workers} workers ({mode} scaling): {error}") from None
+            raise ConfigError(f"--workers {workers} ({mode} scaling): {error}") from None
         found.append(SizePlan(workers, machine.nodes_for(workers), sized, machine.kind(workers)))
     return tuple(found)
 

@@ -83,7 +83,7 @@ def test_a_failed_size_is_measured_by_the_same_command_and_the_others_are_not(
     trainings.fails_at = "sizes/2/run"
     assert scale_main(words) == 1
     error = capsys.readouterr().err
-    assert error.count("\n") == 1 and "the size of 2 workers: exit code 1: no memory" in error
+    assert error.count("\n") == 1 and "--workers 2: exit code 1: no memory" in error
     assert [one["workers"] for one in result("out")["sizes"]] == [1, 4], "the others are measured"
     trainings.fails_at, trainings.started = "", []
     assert scale_main(words) == 0
@@ -136,8 +136,8 @@ WRONG: list[tuple[list[str], str]] = [
     (["--workers", "1,x"], "--workers takes whole numbers with commas between them; got '1,x'"),
     (["--workers", "1,16"], "--workers must be at most 8, the GPUs of 2 nodes with 4 each; got 16"),
     (["--workers", "1,6"], "must fill them, 4 each, or sizes do not compare; got 6. Write 4 or 8."),
-    (["--workers", "1,3", "--mode", "strong"], "the size of 3 workers (strong scaling): batch.global_size must divide"),
-    (["--workers", "1,4", "--set", "batch.global_size=400"], "the size of 4 workers (weak scaling): batch.global_size"),
+    (["--workers", "1,3", "--mode", "strong"], "--workers 3 (strong scaling): batch.global_size must divide"),
+    (["--workers", "1,4", "--set", "batch.global_size=400"], "--workers 4 (weak scaling): batch.global_size"),
     (["--workers", "1,2", "--base-workers", "3"], "batch.global_size must divide over the workers; got 64 over 3"),
     (["--workers", "1,2", "--base-workers", "2", "--mode", "strong"], "--base-workers belongs to weak scaling"),
     (["--mode", "linear"], "--mode must be one of"),
