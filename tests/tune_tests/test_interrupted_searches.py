@@ -80,7 +80,7 @@ def test_a_second_ctrl_c_ends_a_search_at_once_in_words(tiny, tmp_path):
     search = Search(*tiny, "--study", "s", "--trials", 3, "--max-epochs", 400, cwd=tmp_path)
     search.wait_for(r"epoch 2/400")
     search.process.send_signal(signal.SIGINT)
-    search.wait_for("Ctrl-C again to stop at once")
+    wait_until(lambda: "Ctrl-C again to stop at once" in search.stderr(), search.stderr)
     search.process.send_signal(signal.SIGINT)
     assert search.end() == 130
     assert "Traceback" not in search.stderr() and any("--resume --study s" in line for line in search.lines)
