@@ -102,7 +102,8 @@ class TorchvisionDataset(Dataset[Item]):
         except ImageError as error:
             return key[2], error
         with torch.random.fork_rng(devices=()):  # in this process they are the model's
-            torch.manual_seed(int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=8).digest(), "little"))
+            seed = int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=8).digest(), "little")
+            torch.default_generator.manual_seed(seed)  # torch.manual_seed would also seed the GPUs, for dropout there
             return key[2], self._transform(image), int(self._listing.labels[key[2]])
 
 
