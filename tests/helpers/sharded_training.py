@@ -26,7 +26,8 @@ from bigbatch.train_loop.loop.train import train
 from bigbatch.train_loop.model.activation_checkpointing import checkpoint_blocks
 from bigbatch.train_loop.model.sharding import blocks, shard
 from bigbatch.train_loop.optim import build_optimizer
-from bigbatch.train_loop.reporter import ListReporter
+from bigbatch.train_loop.reporter import EpochRecord, ListReporter
+from helpers.small_disk import fill
 from helpers.tiny_training import (
     CONFIG,
     FOUND,
@@ -208,10 +209,26 @@ def case_sharded(folder: Path, rank: int) -> dict[str, Any]:
     found["resumed"] = run("stopped", EMA)
     found["again"] = run("stopped", EMA)
     world.wait()
+    if (folder / "full").exists():
+        found["full"] = run("full", EMA, reporter=_FillsDisk(folder / "full", rank), every_s=0)
     found["unused"] = run(
         "unused", changed(FOUND, find_unused_parameters=False, parallel="fsdp2"), build=_LeavesOutBoth
     )
     return found
+
+
+class _FillsDisk(LogsEpochs):
+    """Leaves less room than a checkpoint takes, before the last one."""
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        super().__init__()
+        self._folder, self._rank = folder, rank
+
+    def report(self, record: EpochRecord) -> None:
+        """The checkpoint of the record's epoch is written."""
+        super().report(record)
+        if record.epoch == EMA.epochs - 1 and self._rank == 0:
+            fill(self._folder, 2 * 4096)  # of three files or more
 
 
 class _LeavesOutBoth(LeavesOut):

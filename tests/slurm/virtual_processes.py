@@ -95,13 +95,16 @@ def _namespace(pid: int) -> str | None:
 
 
 def signal_all(init: int, number: int, user: int | None = None) -> int:
-    """Signal all processes of a node, or a user's; returns how many had not been stopped before."""
+    """Signal all processes of a node, or a user's; returns how many had not been stopped before.
+
+    One that waits in the kernel (D) stops when it wakes: the parent of a child that was stopped in vfork never does.
+    """
     moving = 0
     for pid in members(init):
         status = _status(pid)
         if not status or (user is not None and int(status["Uid"][0]) != user):
             continue
-        moving += status["State"][0] != "T"
+        moving += status["State"][0] not in "TD"
         try:
             os.kill(pid, number)
         except ProcessLookupError:

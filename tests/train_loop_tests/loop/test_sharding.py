@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import shutil
@@ -36,6 +37,7 @@ from helpers.sharded_training import (
     of_images,
     outcome,
 )
+from helpers.small_disk import mounted
 from helpers.tiny_training import StopsAt, bn_model, changed, install, two_ranks
 
 Pair = tuple[Path, list[dict[str, Any]]]
@@ -51,14 +53,17 @@ def assembly_is_put_back() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    """The two-rank runs of sharded_training: their folder, and each rank's outcomes. One worker has begun "wider"."""
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    """The two-rank runs of sharded_training: their folder, and each rank's outcomes. One worker has begun "wider"; the
+    folder "full" is a file system of its own, if one may be mounted."""
     folder = tmp_path_factory.mktemp("sharded")
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as disks:
         install(patch.setattr)
         with pytest.raises(Exception, match="stopped on request in epoch 1 after step 2"):
             run(EMA, checkpoint_dir=folder / "wider", reporter=StopsAt(2))
-    return folder, two_ranks("sharded", folder, sharded_training.__file__)
+        with contextlib.suppress(pytest.skip.Exception):
+            (folder / "full").symlink_to(disks.enter_context(mounted()))
+        yield folder, two_ranks("sharded", folder, sharded_training.__file__)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -155,6 +160,17 @@ def test_one_worker_goes_on_from_two(pair: Pair, tmp_path: Path) -> None:
         for mine, theirs in zip(found["weights"], whole["weights"], strict=True):
             assert mine == pytest.approx(theirs, abs=1e-3)  # a bias before BatchNorm moves by rounding alone
     assert "is cut off" in found["warned"][0]
+
+
+def test_without_room_the_checkpoint_before_the_latest_is_given_up(pair: Pair) -> None:
+    folder, outcomes = pair
+    if not (folder / "full").exists():
+        pytest.skip("needs root and the right to mount a tmpfs")
+    for rank in outcomes:
+        assert "error" not in rank["full"] and rank["full"]["weights"] == rank["average"]["weights"]
+    left = [torch.load(folder / "full" / f"{name}.pt", weights_only=True) for name in ("previous", "latest")]
+    assert [content["progress"]["epoch"] for content in left] == [EMA.epochs - 1, EMA.epochs]
+    assert {one.name for one in (folder / "full").glob("shards-*")} == {one["shards"]["folder"] for one in left}
 
 
 def test_an_index_that_would_run_code_is_refused(pair: Pair, tmp_path: Path) -> None:
