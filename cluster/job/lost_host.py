@@ -63,6 +63,8 @@ def _act(job: SlurmJob, record: job_record.JobRecord, chosen: options.JobOptions
     record.excluded.setdefault(record.head or "", "lost: no heartbeat and no answer")
     # The batch script, which else notes what the last seconds cost, has died with its node.
     billing.JobBill(Path(record.study_folder) if record.study_folder else None, gpus=0).note_end()
+    # Now: a requeue ends this process within KillWait, and the next start reads which nodes it avoids.
+    _write(record, "ended" if action is Action.END else "requeueing")
     try:
         # Slurm tries to reach the lost node for SlurmdTimeout. A start before that would meet the old steps.
         study, delay_s = restart.default_study_name(job.job_id), slurm_commands.slurmd_timeout_s() + restart.LOST_NODE_S
@@ -77,14 +79,18 @@ def _act(job: SlurmJob, record: job_record.JobRecord, chosen: options.JobOptions
             return
         action, record.reason = Action.END, f"{record.reason}; {error}"
         _say(record, f"cannot start again: {error}")
-    record.state = "ended" if action is Action.END else "requeueing"
+    # A requeue ends all of this start by itself, and the next one may have written its record.
+    if action is not Action.REQUEUE:
+        _write(record, "ended" if action is Action.END else "requeueing")
+        slurm_commands.scancel(job.job_id)
+
+
+def _write(record: job_record.JobRecord, state: str) -> None:
+    record.state = state
     try:
         record.write()
     except OSError as error:  # a full quota
         _say(record, f"cannot write the job's record: {error}")
-    # A requeue ends all of this start by itself.
-    if action is not Action.REQUEUE:
-        slurm_commands.scancel(job.job_id)
 
 
 def _runs(job: SlurmJob) -> bool:

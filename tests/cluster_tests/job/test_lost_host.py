@@ -89,6 +89,16 @@ def test_a_change_that_slurm_cannot_make_for_long_is_given_up_with_its_words(act
     assert state(tmp_path)[0] == "requeueing"
 
 
+def test_the_record_is_written_before_slurm_kills_what_requeues(act, tmp_path, monkeypatch):
+    def killed(seconds: float) -> None:
+        raise SystemExit("KillWait is over")
+
+    monkeypatch.setattr(restart.time, "sleep", killed)
+    with pytest.raises(SystemExit, match="KillWait"):
+        act(not_yet=1000)
+    assert state(tmp_path)[0] == "requeueing" and job_record.read_record("7").excluded.keys() == {"n1"}
+
+
 @pytest.mark.parametrize("answer", ["JobState=COMPLETING Restarts=3", "JobState=CANCELLED Restarts=2"])
 def test_a_job_that_is_requeued_or_cancelled_already_is_left_alone(act, tmp_path, answer):
     assert act(answer=answer) == "" and state(tmp_path)[0] == "driver"
