@@ -24,7 +24,7 @@ from bigbatch.tune.console.frontier_table import WIDTH, frontier_lines
 from bigbatch.tune.console.no_result import UnfinishedTrial, no_result_in_words
 from bigbatch.tune.console.setting_words import SHOWN_KEYS, own_next_step, shown_settings
 from bigbatch.tune.console.wrapped import aligned, said_in_one_line, terminal_width, wrapped, wrapped_command
-from bigbatch.tune.runs.front import PARETO_FILE
+from bigbatch.tune.runs.objectives import PARETO_FILE
 from bigbatch.tune.runs.run import (
     Kind,
     Run,

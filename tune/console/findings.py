@@ -36,9 +36,8 @@ from bigbatch.tune.plan.own_components import own_component_lines
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.plan.trainable_plan import trainable_lines
 from bigbatch.tune.plan.warm_start import known_in_words
-from bigbatch.tune.runs.certainty import clearly_worse
-from bigbatch.tune.runs.confirmed import Confirmed
 from bigbatch.tune.runs.observer import TrialView, ranked
+from bigbatch.tune.runs.reported import Confirmed, clearly_worse
 from bigbatch.tune.storage.frontier_file import FRONTIER_FOLDER
 from bigbatch.tune.storage.patient_journal import JOB_VARIABLE
 from bigbatch.tune.storage.provenance import redact

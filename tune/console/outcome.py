@@ -10,10 +10,9 @@ from bigbatch.train_loop.config.words import epochs_text
 from bigbatch.tune.console.columns import Columns
 from bigbatch.tune.console.no_result import UnfinishedTrial, no_result_in_words
 from bigbatch.tune.plan.search_plan import SearchPlan
-from bigbatch.tune.runs.front import PARETO_FILE
-from bigbatch.tune.runs.objectives import front_of
+from bigbatch.tune.runs.objective import UNREACHED_H, TimeToTarget
+from bigbatch.tune.runs.objectives import PARETO_FILE, front_of
 from bigbatch.tune.runs.observer import TrialView
-from bigbatch.tune.runs.target import UNREACHED_H, TimeToTarget
 
 MAX_ROWS_OF_FRONT = 20
 

@@ -18,7 +18,7 @@ from bigbatch.tune.console.advice import (
 from bigbatch.tune.console.answer_words import name_in_words
 from bigbatch.tune.models.names import NEEDS_NOTHING, Capabilities
 from bigbatch.tune.plan.search_plan import SearchPlan
-from bigbatch.tune.runs.target import TimeToTarget
+from bigbatch.tune.runs.objective import TimeToTarget
 from bigbatch.tune.storage.storage_url import shared_file_warning
 
 DRAWS = 64

@@ -23,8 +23,7 @@ from optuna.trial import FrozenTrial
 
 from bigbatch.search_spaces.log_normal import LogNormal
 from bigbatch.tune.runs.knowledge import KnownStudy
-from bigbatch.tune.runs.objective import Objective
-from bigbatch.tune.runs.tolerance import HALF_A_POINT, Tolerance
+from bigbatch.tune.runs.objective import HALF_A_POINT, Objective, Tolerance
 
 Fits = Callable[[FrozenTrial], bool]
 """Whether a budget has room for the rest of a paused trial's run."""

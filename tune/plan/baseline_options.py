@@ -11,8 +11,8 @@ from bigbatch.search_spaces.registry import Space
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.runs import metrics
+from bigbatch.tune.runs.objective import TimeToTarget
 from bigbatch.tune.runs.objectives import Objectives
-from bigbatch.tune.runs.target import TimeToTarget
 
 
 def read_baseline(texts: Iterable[str]) -> dict[str, float]:

@@ -62,7 +62,7 @@ from bigbatch.tune.plan.trainable_plan import (
     trainable_data,
 )
 from bigbatch.tune.plan.warm_start import knowledge_of
-from bigbatch.tune.runs.tolerance import read_tolerance
+from bigbatch.tune.runs.objective import read_tolerance
 from bigbatch.tune.storage.description import Description, read_description
 
 if TYPE_CHECKING:

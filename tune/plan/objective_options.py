@@ -20,9 +20,8 @@ from bigbatch.tune.models.names import NEEDS_NOTHING, lacking
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.runs import metrics
 from bigbatch.tune.runs.feasible import bounds_in_words
-from bigbatch.tune.runs.objective import Reported
+from bigbatch.tune.runs.objective import Reported, TimeToTarget
 from bigbatch.tune.runs.objectives import DEFAULT_OBJECTIVE, WITHOUT_CLASSES, Objectives, read_objectives
-from bigbatch.tune.runs.target import TimeToTarget
 
 OPTIONS = ("objective", "objectives", "target")
 SAMPLES = 64

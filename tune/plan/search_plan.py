@@ -22,9 +22,8 @@ from bigbatch.tune.plan.machine import Machine, Share
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.runs.confirm_rule import NOTHING, ConfirmRule
 from bigbatch.tune.runs.knowledge import WARM_START, KnownStudy
+from bigbatch.tune.runs.objective import HALF_A_POINT, TimeToTarget, Tolerance
 from bigbatch.tune.runs.objectives import Objectives
-from bigbatch.tune.runs.target import TimeToTarget
-from bigbatch.tune.runs.tolerance import HALF_A_POINT, Tolerance
 
 if TYPE_CHECKING:
     from bigbatch.train_loop.data.sets.scan import FolderScan

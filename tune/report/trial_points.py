@@ -10,8 +10,9 @@ from bigbatch.base import json_values
 from bigbatch.cluster.host.optuna_journal import State
 from bigbatch.tune.report.recorded_study import RecordedStudy
 from bigbatch.tune.runs.answer import leading_trial
-from bigbatch.tune.runs.confirmed import Confirmed, confirmed_trials
 from bigbatch.tune.runs.feasible import INFEASIBLE_ATTR
+from bigbatch.tune.runs.objective import UNREACHED_H
+from bigbatch.tune.runs.reported import Confirmed, confirmed_trials
 from bigbatch.tune.runs.run import (
     PAUSED_ATTR,
     Kind,
@@ -23,7 +24,6 @@ from bigbatch.tune.runs.run import (
     search_trials,
     was_refused,
 )
-from bigbatch.tune.runs.target import UNREACHED_H
 
 FINISHED, STOPPED, PAUSED, CONTINUED, INFEASIBLE, DIVERGENT, BROKEN, UNDER_WAY, WAITING = (
     "finished", "stopped early", "paused", "paused, continued later", "infeasible", "diverged", "failed", "running",

@@ -15,9 +15,8 @@ from bigbatch.tune.budget.pace import Pace, pace_key
 from bigbatch.tune.budget.session_times import SessionTimes, read_session_times
 from bigbatch.tune.plan.machine import devices_held
 from bigbatch.tune.plan.search_plan import SearchPlan
-from bigbatch.tune.runs.objective import Objective
+from bigbatch.tune.runs.objective import Objective, TimeToTarget
 from bigbatch.tune.runs.observer import TrialView
-from bigbatch.tune.runs.target import TimeToTarget
 from bigbatch.tune.search.capacity import Capacity
 from bigbatch.tune.storage.store import StudyStore
 

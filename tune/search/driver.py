@@ -46,9 +46,8 @@ from bigbatch.tune.plan.same_study import check_same_values
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.proposers.samplers import quiet_optuna
 from bigbatch.tune.runs import retry
-from bigbatch.tune.runs.observer import TrialView
+from bigbatch.tune.runs.observer import TrialView, ended_trials
 from bigbatch.tune.runs.run import count_ended, is_exhausted
-from bigbatch.tune.runs.views import ended_trials
 from bigbatch.tune.search.budgeting import (
     check_budget_lasts,
     check_budget_starts,

@@ -27,10 +27,9 @@ from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.plan.trainable_plan import reported_names
 from bigbatch.tune.runs.answer import answer_of
 from bigbatch.tune.runs.confirmation import missing_confirmations
-from bigbatch.tune.runs.confirmed import confirmed_trials
-from bigbatch.tune.runs.observer import Observer, TrialView
+from bigbatch.tune.runs.observer import Observer, TrialView, trial_views
+from bigbatch.tune.runs.reported import confirmed_trials
 from bigbatch.tune.runs.run import count_ended, has_enough
-from bigbatch.tune.runs.views import trial_views
 from bigbatch.tune.search.confirm_budget import (
     ConfirmBudgetNote,
     confirmation_facts,

@@ -17,8 +17,8 @@ from bigbatch.tune.report.recorded_study import RecordedStudy, open_recorded
 from bigbatch.tune.report.theme import number_text
 from bigbatch.tune.report.trial_points import StudyPoints
 from bigbatch.tune.runs.answer import answer_of
+from bigbatch.tune.runs.objective import UNREACHED_H
 from bigbatch.tune.runs.objectives import Objectives, read_objectives
-from bigbatch.tune.runs.target import UNREACHED_H
 from bigbatch.tune.storage.summary import StudySummary
 from helpers.invented_studies import invented_study
 from helpers.recorded_studies import recorded_study
