@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from bigbatch.tune.console.answer_words import name_in_words
-from bigbatch.tune.plan.frontier_plan import FrontierPlan
+from bigbatch.tune.plan.search_plan import FrontierPlan
 from bigbatch.tune.runs.observer import TrialView, ranked
 
 MOST_CHARACTERS = 80

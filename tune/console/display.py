@@ -20,7 +20,7 @@ from bigbatch.train_loop.errors import in_one_line
 from bigbatch.train_loop.progress import ProgressLines
 from bigbatch.tune.console.best_by_value import best_by_value
 from bigbatch.tune.console.columns import Columns
-from bigbatch.tune.plan.frontier_plan import FrontierPlan
+from bigbatch.tune.plan.search_plan import FrontierPlan
 from bigbatch.tune.runs import metrics
 from bigbatch.tune.runs.objectives import Objectives
 from bigbatch.tune.runs.observer import TrialView, ranked

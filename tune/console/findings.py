@@ -32,9 +32,8 @@ from bigbatch.tune.console.wrapped import say, say_command
 from bigbatch.tune.plan.enqueued import in_words
 from bigbatch.tune.plan.fitting import side_of_images, suits_resnet50
 from bigbatch.tune.plan.holdout import images_in_words, kinds_in_words
-from bigbatch.tune.plan.own_components import own_component_lines
+from bigbatch.tune.plan.own_code import own_component_lines, trainable_lines
 from bigbatch.tune.plan.search_plan import SearchPlan
-from bigbatch.tune.plan.trainable_plan import trainable_lines
 from bigbatch.tune.plan.warm_start import known_in_words
 from bigbatch.tune.runs.observer import TrialView, ranked
 from bigbatch.tune.runs.reported import Confirmed, clearly_worse

@@ -9,7 +9,7 @@ from bigbatch.tune.console.answer_words import AnswerWords, Row
 from bigbatch.tune.console.frontier_cells import frontier_cells
 
 if TYPE_CHECKING:
-    from bigbatch.tune.plan.frontier_plan import FrontierPlan
+    from bigbatch.tune.plan.search_plan import FrontierPlan
     from bigbatch.tune.runs.observer import TrialView
 
 WIDTH = 100

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from bigbatch.train_loop.config import RUNTIME_KEYS, ConfigError
-from bigbatch.tune.plan.frontier_plan import FrontierPlan
+from bigbatch.tune.plan.search_plan import FrontierPlan
 
 OPTIONS = {
     "space": "--space",

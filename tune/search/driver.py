@@ -39,7 +39,7 @@ from bigbatch.tune.console.findings import (
 from bigbatch.tune.console.look_findings import known_findings, look_findings
 from bigbatch.tune.console.outcome import why_nothing
 from bigbatch.tune.console.wrapped import say, say_command
-from bigbatch.tune.plan.joined import absent_nodes, cluster_machine, living_nodes, plan_for_cluster
+from bigbatch.tune.plan.fitting import absent_nodes, cluster_machine, living_nodes, plan_for_cluster
 from bigbatch.tune.plan.machine import devices_held
 from bigbatch.tune.plan.option_checks import check_metrics_port
 from bigbatch.tune.plan.same_study import check_same_values

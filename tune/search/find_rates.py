@@ -15,7 +15,7 @@ from bigbatch.train_loop.launch.lr_find import default_range, lr_find, write_ran
 from bigbatch.train_loop.launch.ray_worker import use_assigned_cores
 from bigbatch.tune.budget.budget import BUDGET_SPENT, TIME_SPENT
 from bigbatch.tune.console.wrapped import say
-from bigbatch.tune.plan.range_tests import plan_with_tests, range_test_file, wanted_tests
+from bigbatch.tune.plan.prior import plan_with_tests, range_test_file, wanted_tests
 from bigbatch.tune.search.interrupts import StopRequest
 from bigbatch.tune.search.running import SearchRun
 from bigbatch.tune.storage.store import StudyStore

@@ -23,8 +23,8 @@ from bigbatch.tune.console.findings import SearchAnswer, resume_command
 from bigbatch.tune.export import wandb_log
 from bigbatch.tune.models.dimensions import dimensions_of
 from bigbatch.tune.models.protocol import SearchFacts, Strategy
+from bigbatch.tune.plan.own_code import reported_names
 from bigbatch.tune.plan.search_plan import SearchPlan
-from bigbatch.tune.plan.trainable_plan import reported_names
 from bigbatch.tune.runs.answer import answer_of
 from bigbatch.tune.runs.confirmation import missing_confirmations
 from bigbatch.tune.runs.observer import Observer, TrialView, trial_views

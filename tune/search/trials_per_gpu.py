@@ -13,8 +13,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from bigbatch.base import json_values
 from bigbatch.train_loop.host.shared_gpu import SPARE
-from bigbatch.tune.plan.gpu_sharing import AT_MOST
-from bigbatch.tune.plan.machine import Machine
+from bigbatch.tune.plan.machine import AT_MOST, Machine
 from bigbatch.tune.runs.observer import TrialView
 from bigbatch.tune.runs.run import Kind, devices_of, epoch_records, of_kind, trials_per_gpu_of
 from bigbatch.tune.runs.tables import epoch_s
