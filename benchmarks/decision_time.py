@@ -33,7 +33,7 @@ from bigbatch.tune.models.protocol import SearchFacts  # noqa: E402
 from bigbatch.tune.proposers.samplers import PerTrialSampler, quiet_optuna  # noqa: E402
 from bigbatch.tune.runs.objective import Objective  # noqa: E402
 from bigbatch.tune.runs.run import PAUSED_ATTR  # noqa: E402
-from bigbatch.tune.storage.provenance import provenance  # noqa: E402
+from bigbatch.tune.storage.description import provenance  # noqa: E402
 from bigbatch.tune.strategies import make_strategy  # noqa: E402
 
 EPOCHS = 16

@@ -39,7 +39,7 @@ from bigbatch.tune.runs.observer import trial_views
 from bigbatch.tune.runs.run import EPOCH_ATTR
 from bigbatch.tune.simulate.events import SimulatedClock
 from bigbatch.tune.simulate.replay import MemoryKeeper
-from bigbatch.tune.storage.provenance import provenance
+from bigbatch.tune.storage.description import provenance
 from bigbatch.tune.storage.store import StudyStore
 from bigbatch.tune.storage.summary import summarize
 from bigbatch.tune.strategies import make_strategy

@@ -37,9 +37,9 @@ from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.plan.warm_start import known_in_words
 from bigbatch.tune.runs.observer import TrialView, ranked
 from bigbatch.tune.runs.reported import Confirmed, clearly_worse
+from bigbatch.tune.storage.description import redact
 from bigbatch.tune.storage.frontier_file import FRONTIER_FOLDER
 from bigbatch.tune.storage.patient_journal import JOB_VARIABLE
-from bigbatch.tune.storage.provenance import redact
 
 RUNNER_UPS = 4
 

@@ -28,7 +28,7 @@ from bigbatch.tune.report.sections import (
 )
 from bigbatch.tune.report.theme import number_text
 from bigbatch.tune.report.trial_points import StudyPoints
-from bigbatch.tune.storage.provenance import package_version
+from bigbatch.tune.storage.description import package_version
 from bigbatch.tune.storage.summary import UNREADABLE
 
 PARTS = (

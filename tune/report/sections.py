@@ -35,7 +35,7 @@ from bigbatch.tune.report.trial_points import (
     StudyPoints,
 )
 from bigbatch.tune.runs.run import Run
-from bigbatch.tune.storage.provenance import redact
+from bigbatch.tune.storage.description import redact
 
 MOST_ROWS = 60
 """A table of failed or stopped trials has at most so many rows."""

@@ -11,7 +11,7 @@ from bigbatch.base.atomic_files import write_json
 from bigbatch.train_loop.config import ConfigError, differing_keys
 from bigbatch.tune.scaling.analysis import ScalingAnalysis, as_json
 from bigbatch.tune.scaling.scale_plan import ScalePlan
-from bigbatch.tune.storage.provenance import provenance
+from bigbatch.tune.storage.description import provenance
 
 PLAN_FILE, RESULT_FILE = "scale.json", "scaling.json"
 PLAN_VERSION = RESULT_VERSION = 1

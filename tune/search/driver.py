@@ -79,9 +79,8 @@ from bigbatch.tune.search.running import (
 from bigbatch.tune.search.show_gauges import gauge_observers
 from bigbatch.tune.search.trials_per_gpu import TrialsPerGpu
 from bigbatch.tune.search.watch_thread import ClusterLost, SearchWatch
-from bigbatch.tune.storage.description import read_description
+from bigbatch.tune.storage.description import provenance, read_description
 from bigbatch.tune.storage.patient_journal import LineLog
-from bigbatch.tune.storage.provenance import provenance
 from bigbatch.tune.storage.storage_url import DatabaseLost
 from bigbatch.tune.storage.store import StudyStore
 from bigbatch.tune.trials.allocation_deadline import end_of_allocation

@@ -14,11 +14,11 @@ from rich.console import Console
 
 from bigbatch.tune.console.findings import quoted_path
 from bigbatch.tune.console.wrapped import say
+from bigbatch.tune.export.grafana_files import TARGETS_FILE, TargetsFile, metrics_targets
 from bigbatch.tune.export.study_gauges import HOURS_LEFT, TIME_LEFT, USED_HOURS, Series, StudyGauges
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.runs.observer import Observer
 from bigbatch.tune.search.running import SearchRun, views_of
-from bigbatch.tune.storage.metrics_targets import TARGETS_FILE, TargetsFile, metrics_targets
 from bigbatch.tune.storage.store import StudyStore
 
 REFRESH_S = 1.0

@@ -38,12 +38,10 @@ from bigbatch.tune.runs.objectives import PARETO_FILE, Objectives, objectives_of
 from bigbatch.tune.runs.retry import hours_of_run
 from bigbatch.tune.runs.run import devices_of, epoch_records
 from bigbatch.tune.runs.verdict import Verdict, decided, verdict_on
-from bigbatch.tune.storage.description import SCHEMA_VERSION, STUDY_FILE, Description, read_description
+from bigbatch.tune.storage.description import SCHEMA_VERSION, STUDY_FILE, Description, read_description, redact
 from bigbatch.tune.storage.frontier_file import FRONTIER_FILE, write_frontier
-from bigbatch.tune.storage.kept_checkpoints import EndedCheckpoints
+from bigbatch.tune.storage.kept_checkpoints import ChooseDropped, EndedCheckpoints, PausedCheckpoints
 from bigbatch.tune.storage.patient_journal import Disk, open_journal, repair_journal
-from bigbatch.tune.storage.paused_checkpoints import ChooseDropped, PausedCheckpoints
-from bigbatch.tune.storage.provenance import redact
 from bigbatch.tune.storage.storage_url import DatabaseLost, check_database_file
 from bigbatch.tune.storage.turns import Agree, agree_at_once, deciding
 

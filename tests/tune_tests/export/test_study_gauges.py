@@ -13,11 +13,11 @@ import pytest
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.progress import StepProgress
 from bigbatch.tune.export import study_gauges
+from bigbatch.tune.export.grafana_files import LOOK_EVERY_S, TargetsFile, metrics_targets
 from bigbatch.tune.export.study_gauges import GAUGES, KEEP_ENDED_S, STATES, StudyGauges
 from bigbatch.tune.runs.objective import Objective
 from bigbatch.tune.runs.observer import TrialView
 from bigbatch.tune.search.show_gauges import _keep_looking
-from bigbatch.tune.storage.metrics_targets import LOOK_EVERY_S, TargetsFile, metrics_targets
 from helpers.waiting import SetClock
 
 UNITS = ("seconds", "bytes", "ratio", "watts", "images", "hours", "per_second", "epochs", "trials")
