@@ -23,9 +23,8 @@ from bigbatch.tune.console.answer_words import answer_in_words, counted_noun
 from bigbatch.tune.console.columns import Columns, columns_of
 from bigbatch.tune.console.confirmation_words import by_confirmed, confirm_lines, confirmation_in_words
 from bigbatch.tune.console.display import duration
-from bigbatch.tune.console.failures import failures_in_words
 from bigbatch.tune.console.frontier_table import WIDTH, frontier_lines, of_the_answer
-from bigbatch.tune.console.outcome import best_in_words, ends_in_words, objective_lines, print_front
+from bigbatch.tune.console.outcome import best_in_words, ends_in_words, failures_in_words, objective_lines, print_front
 from bigbatch.tune.console.plan_notes import plan_notes, smaller_steps
 from bigbatch.tune.console.setting_words import own_next_step
 from bigbatch.tune.console.wrapped import say, say_command

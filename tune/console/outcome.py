@@ -1,18 +1,21 @@
-"""What a search optimises, and what came out, in words: one metric, a time to a target, or a Pareto front."""
+"""What a search optimises, and what came out, in words: one metric, a time to a target, a Pareto front, or failures."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+from optuna.trial import FrozenTrial
 from rich.console import Console
 
 from bigbatch.train_loop.config.words import epochs_text
+from bigbatch.train_loop.errors import in_one_line
 from bigbatch.tune.console.columns import Columns
-from bigbatch.tune.console.no_result import UnfinishedTrial, no_result_in_words
+from bigbatch.tune.console.frontier_table import UnfinishedTrial, no_result_in_words
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.runs.objective import UNREACHED_H, TimeToTarget
 from bigbatch.tune.runs.objectives import PARETO_FILE, front_of
 from bigbatch.tune.runs.observer import TrialView
+from bigbatch.tune.runs.run import was_refused
 
 MAX_ROWS_OF_FRONT = 20
 
@@ -74,3 +77,29 @@ def print_front(plan: SearchPlan, done: list[TrialView], columns: Columns, conso
     for trial in front[:MAX_ROWS_OF_FRONT]:
         values = "".join(f"{o.worth(value):>18}" for o, value in zip(each, trial.ends, strict=True))
         console.print(f"  {values}  {trial.number}: {columns.line(trial)}", markup=False, soft_wrap=True)
+
+
+def failures_in_words(trials: Iterable[TrialView]) -> list[str]:
+    """A text for each failed trial. One of several lines names the first trial where it would repeat that one's."""
+    said: dict[str, int] = {}
+    texts = []
+    for trial in trials:
+        if trial.state != "FAIL":
+            continue
+        again = f" (tried again as trial {trial.retried_by})" if trial.retried_by is not None else ""
+        because = trial.ended_because or ""
+        first = said.setdefault(because, trial.number)
+        if "\n" in because and first != trial.number:
+            because = f"as trial {first}"
+        texts.append(f"trial {trial.number} failed{again}: {because}")
+    return texts
+
+
+def refusals_in_words(trials: Sequence[FrozenTrial]) -> list[str]:
+    """A line about the configurations that could not begin; no line if all could."""
+    refused = [trial for trial in trials if was_refused(trial)]
+    if not refused:
+        return []
+    because = in_one_line(str(refused[-1].user_attrs.get("ended_because", "")))
+    what = f"{len(refused)} configuration{'s were' if len(refused) > 1 else ' was'} refused before training"
+    return [f"{what}, and cost{'' if len(refused) > 1 else 's'} no trial; the last one: {because}."]

@@ -18,7 +18,7 @@ from bigbatch.tune.console.answer_words import (
     value_text,
 )
 from bigbatch.tune.console.confirmation_words import confirmation_in_words
-from bigbatch.tune.console.frontier_cells import frontier_cells
+from bigbatch.tune.console.frontier_table import frontier_cells
 from bigbatch.tune.report.answer_figures import frontier, frontier_costs
 from bigbatch.tune.report.figure import guarded
 from bigbatch.tune.report.figure_book import FigureBook, side_by_side

@@ -28,7 +28,6 @@ from bigbatch.train_loop.launch.ray_session import (
 )
 from bigbatch.tune.console.columns import columns_of
 from bigbatch.tune.console.display import PlainLines, SearchProgress, make_display
-from bigbatch.tune.console.failures import refusals_in_words
 from bigbatch.tune.console.findings import (
     print_findings,
     print_machine,
@@ -37,7 +36,7 @@ from bigbatch.tune.console.findings import (
     say_retries,
 )
 from bigbatch.tune.console.look_findings import known_findings, look_findings
-from bigbatch.tune.console.outcome import why_nothing
+from bigbatch.tune.console.outcome import refusals_in_words, why_nothing
 from bigbatch.tune.console.wrapped import say, say_command
 from bigbatch.tune.plan.fitting import absent_nodes, cluster_machine, living_nodes, plan_for_cluster
 from bigbatch.tune.plan.machine import devices_held

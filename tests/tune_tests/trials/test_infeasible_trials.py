@@ -13,7 +13,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from bigbatch.search_spaces.constraints import SpaceTrial
 from bigbatch.tune.budget.forecast import draws_of
-from bigbatch.tune.console.failures import refusals_in_words
+from bigbatch.tune.console.outcome import refusals_in_words
 from bigbatch.tune.runs.feasible import is_infeasible
 from bigbatch.tune.runs.frontier import counted_trials
 from bigbatch.tune.runs.objective import Objective
