@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from bigbatch.tune.report.figure import ReportFigure, log_axis
-from bigbatch.tune.report.theme import BLUE, GREY, HATCHED, ORANGE, TEAL, Values, layout
+from bigbatch.tune.report.figure import BLUE, GREY, HATCHED, ORANGE, TEAL, ReportFigure, Values, layout, log_axis
 from bigbatch.tune.scaling.analysis import ScalingAnalysis
 from bigbatch.tune.scaling.scale_plan import ScalePlan
 from bigbatch.tune.scaling.step_model import StepTimes

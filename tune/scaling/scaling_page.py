@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
-from bigbatch.tune.report.figure_book import FigureBook, plotly_script, side_by_side
-from bigbatch.tune.report.markup import Markup, TableColumn, card, joined, table, tag
+from bigbatch.tune.report.markup import (
+    FigureBook,
+    Markup,
+    TableColumn,
+    card,
+    joined,
+    plotly_script,
+    side_by_side,
+    table,
+    tag,
+)
 from bigbatch.tune.report.page import page_document
 from bigbatch.tune.report.sections import section
 from bigbatch.tune.scaling.analysis import ScalingAnalysis

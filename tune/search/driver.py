@@ -186,7 +186,7 @@ def _say_report(store: StudyStore, stop: StopRequest, console: Console, late: La
     if stop.signal is not None:
         late.trials = trials
         return
-    from bigbatch.tune.report.writing import report_at_end  # needed only now
+    from bigbatch.tune.report.page import report_at_end  # needed only now
 
     say(console, f"\n{report_at_end(store.folder, trials)}")
 

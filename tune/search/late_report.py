@@ -51,6 +51,6 @@ class LateReport:
         say(self._console, text)
 
     def _report(self) -> str:
-        from bigbatch.tune.report.writing import report_at_end  # needed only now
+        from bigbatch.tune.report.page import report_at_end  # needed only now
 
         return report_at_end(self._folder, self.trials)
