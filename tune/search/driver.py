@@ -50,20 +50,19 @@ from bigbatch.tune.runs.run import count_ended, is_exhausted
 from bigbatch.tune.search.budgeting import (
     check_budget_lasts,
     check_budget_starts,
+    check_confirm_fits,
     check_rest_lasts,
+    cost_in_words,
     make_budget,
     refused_at_once,
     what_more_would_bring,
 )
 from bigbatch.tune.search.capacity import Capacity
-from bigbatch.tune.search.confirm_budget import check_confirm_fits, cost_in_words
-from bigbatch.tune.search.ending import DONE, FAILED, end_search
-from bigbatch.tune.search.find_rates import find_rates
-from bigbatch.tune.search.first_trials import enqueue_first_trials
-from bigbatch.tune.search.idle_gpus import IdleGpus
+from bigbatch.tune.search.ending import DONE, FAILED, LateReport, end_search
+from bigbatch.tune.search.first_trials import enqueue_first_trials, find_rates
+from bigbatch.tune.search.gpu_use import IdleGpus, TrialsPerGpu
 from bigbatch.tune.search.interrupts import Interrupts, StopRequest
 from bigbatch.tune.search.joining import agreement, check_same_model
-from bigbatch.tune.search.late_report import LateReport
 from bigbatch.tune.search.running import (
     SearchRun,
     facts_of,
@@ -76,7 +75,6 @@ from bigbatch.tune.search.running import (
     watch_over,
 )
 from bigbatch.tune.search.show_gauges import gauge_observers
-from bigbatch.tune.search.trials_per_gpu import TrialsPerGpu
 from bigbatch.tune.search.watch_thread import ClusterLost, SearchWatch
 from bigbatch.tune.storage.description import provenance, read_description
 from bigbatch.tune.storage.patient_journal import LineLog

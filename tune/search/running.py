@@ -30,7 +30,7 @@ from bigbatch.tune.runs.confirmation import missing_confirmations
 from bigbatch.tune.runs.observer import Observer, TrialView, trial_views
 from bigbatch.tune.runs.reported import confirmed_trials
 from bigbatch.tune.runs.run import count_ended, has_enough
-from bigbatch.tune.search.confirm_budget import (
+from bigbatch.tune.search.budgeting import (
     ConfirmBudgetNote,
     confirmation_facts,
     left_to_confirm,

@@ -15,8 +15,8 @@ from rich.console import Console
 from bigbatch.base.waits import REPORT_BEGINS_S
 from bigbatch.tune.report import page
 from bigbatch.tune.search import driver
+from bigbatch.tune.search.ending import LateReport
 from bigbatch.tune.search.interrupts import StopRequest
-from bigbatch.tune.search.late_report import LateReport
 from bigbatch.tune.storage.store import StudyStore
 from helpers.invented_studies import invented_study
 
