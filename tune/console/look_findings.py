@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from optuna.trial import FrozenTrial, TrialState
 
-from bigbatch.tune.models.known_prediction import known_prediction, rank_correlation
+from bigbatch.tune.models.known_curves import known_prediction, rank_correlation
 from bigbatch.tune.models.look_value import chance_of_little, correlation, looked_of
 from bigbatch.tune.models.protocol import SearchFacts
 from bigbatch.tune.runs.knowledge import LABEL, KnownStudy

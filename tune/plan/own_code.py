@@ -81,7 +81,7 @@ def check_own_search(plan: SearchPlan) -> None:
     """
     if not is_own(plan.strategy) and not is_own(plan.stopping):
         return
-    from bigbatch.tune.models.dimensions import dimensions_of  # they load Optuna
+    from bigbatch.tune.models.protocol import dimensions_of  # they load Optuna
     from bigbatch.tune.proposers.own_strategy import check_own_strategy
     from bigbatch.tune.proposers.samplers import quiet_optuna
 

@@ -21,8 +21,7 @@ from bigbatch.train_loop.progress import progress_file
 from bigbatch.tune.budget.budget import Budget
 from bigbatch.tune.console.findings import SearchAnswer, resume_command
 from bigbatch.tune.export import wandb_log
-from bigbatch.tune.models.dimensions import dimensions_of
-from bigbatch.tune.models.protocol import SearchFacts, Strategy
+from bigbatch.tune.models.protocol import SearchFacts, Strategy, dimensions_of
 from bigbatch.tune.plan.own_code import reported_names
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.runs.answer import answer_of

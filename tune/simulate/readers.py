@@ -3,7 +3,7 @@
 **JSON lines**: a run a line, ``{"params": {"lr": 0.1, "optimizer": "sgd"}, "curve": [[61.0, 0.31], [120.5, 0.42]]}``.
 ``curve`` has a pair for each epoch: seconds since the run's begin, and the value. More keys, each optional: ``epochs``
 (those the run was to train; the length of the curve), ``diverged`` (false; the last pair may have the value null: it
-says when), ``warmup_epochs`` (0). A first line ``{"dimensions": {…}}`` declares the space (dimensions.py).
+says when), ``warmup_epochs`` (0). A first line ``{"dimensions": {…}}`` declares the space (curves.py).
 
 **A study**: its folder, with ``trials.parquet`` and ``epochs.parquet``.
 """
