@@ -19,7 +19,6 @@ from bigbatch.tune.scaling.arguments import (
     make_scale_plan,
     scale_parser,
 )
-from bigbatch.tune.scaling.child_process import ScaleStopped, SizeFailed
 from bigbatch.tune.scaling.measuring import measure_size
 from bigbatch.tune.scaling.scale_plan import ScalePlan
 from bigbatch.tune.scaling.scaling_table import (
@@ -32,6 +31,7 @@ from bigbatch.tune.scaling.scaling_table import (
     table_text,
     useful_text,
 )
+from bigbatch.tune.scaling.size_process import ScaleStopped, SizeFailed
 from bigbatch.tune.scaling.size_result import SizeResult, read_sizes
 from bigbatch.tune.scaling.study_files import write_plan, write_result_of
 

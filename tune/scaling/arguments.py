@@ -22,7 +22,7 @@ from bigbatch.train_loop.launch.local_workers import local_gpu_count
 from bigbatch.tune.runs.metrics import GPU_HOURS
 from bigbatch.tune.runs.objective import Objective, Reported, read_objective
 from bigbatch.tune.runs.objectives import DEFAULT_OBJECTIVE, WITHOUT_CLASSES, objectives_of
-from bigbatch.tune.scaling.retune import check_retune
+from bigbatch.tune.scaling.measuring import check_retune
 from bigbatch.tune.scaling.scale_plan import (
     MODES,
     WEAK,

@@ -17,8 +17,7 @@ from bigbatch.tune.budget.budget import Budget, Limits
 from bigbatch.tune.budget.confirm_reserve import ConfirmationReserve
 from bigbatch.tune.budget.forecast import forecast_words, more_hours
 from bigbatch.tune.budget.ledger import owns_cluster
-from bigbatch.tune.budget.pace import Pace, pace_key
-from bigbatch.tune.budget.session_times import SessionTimes, read_session_times
+from bigbatch.tune.budget.pace import Pace, SessionTimes, pace_key, read_session_times
 from bigbatch.tune.plan.machine import devices_held
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.runs.confirmation import AFFORDABLE_SHARE, ConfirmationFacts

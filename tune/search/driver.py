@@ -80,7 +80,7 @@ from bigbatch.tune.storage.description import provenance, read_description
 from bigbatch.tune.storage.patient_journal import LineLog
 from bigbatch.tune.storage.storage_url import DatabaseLost
 from bigbatch.tune.storage.store import StudyStore
-from bigbatch.tune.trials.allocation_deadline import end_of_allocation
+from bigbatch.tune.trials.admission import end_of_allocation
 
 _log = logging.getLogger(__name__)
 NO_OTHER = "The sampler has no other configuration, so the search has ended."

@@ -28,7 +28,7 @@ from bigbatch.tune.search.interrupts import StopRequest
 from bigbatch.tune.search.joining import others_at_work
 from bigbatch.tune.search.running import SearchRun, is_complete
 from bigbatch.tune.storage.store import StudyStore
-from bigbatch.tune.trials.allocation_deadline import END_OF_ALLOCATION
+from bigbatch.tune.trials.admission import END_OF_ALLOCATION
 
 BUDGET_REASONS = (BUDGET_SPENT, NO_ROOM_IN_BUDGET, NO_ROOM_IN_TIME, TIME_SPENT)
 DONE, FAILED = 0, 1

@@ -42,10 +42,8 @@ from bigbatch.tune.storage.frontier_file import frontier_json
 from bigbatch.tune.storage.progress_file import ProgressFileWriter
 from bigbatch.tune.storage.store import StudyStore
 from bigbatch.tune.strategies import make_strategy
-from bigbatch.tune.trials.admission import Admission
-from bigbatch.tune.trials.allocation_deadline import Deadline, allocation_end
-from bigbatch.tune.trials.configurations import SpaceConfigurations
-from bigbatch.tune.trials.confirmation_queue import ConfirmationQueue, MissingConfirmations
+from bigbatch.tune.trials.admission import Admission, Deadline, allocation_end
+from bigbatch.tune.trials.configurations import ConfirmationQueue, MissingConfirmations, SpaceConfigurations
 from bigbatch.tune.trials.live_trial import SharedGpus
 
 if TYPE_CHECKING:  # it imports Ray

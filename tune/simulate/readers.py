@@ -28,8 +28,7 @@ from bigbatch.tune.runs import metrics
 from bigbatch.tune.runs.objective import Direction, Objective, Reported
 from bigbatch.tune.runs.objectives import DEFAULT_OBJECTIVE, read_objectives
 from bigbatch.tune.runs.tables import EPOCH_PARTS, OBJECTIVE_KEY
-from bigbatch.tune.simulate.curves import CurveTable, RecordedCurve, RecordedRuns, pooled
-from bigbatch.tune.simulate.dimensions import declared_dimensions
+from bigbatch.tune.simulate.curves import CurveTable, RecordedCurve, RecordedRuns, declared_dimensions, pooled
 
 DIMENSIONS = "dimensions"
 JSON_KEYS = ("params", "curve")
