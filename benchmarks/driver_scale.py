@@ -37,8 +37,8 @@ from bigbatch.tune.proposers.samplers import quiet_optuna
 from bigbatch.tune.runs.objective import Objective
 from bigbatch.tune.runs.observer import trial_views
 from bigbatch.tune.runs.run import EPOCH_ATTR
-from bigbatch.tune.simulate.events import SimulatedClock
 from bigbatch.tune.simulate.replay import MemoryKeeper
+from bigbatch.tune.simulate.stand_ins import SimulatedClock
 from bigbatch.tune.storage.description import provenance
 from bigbatch.tune.storage.store import StudyStore
 from bigbatch.tune.storage.summary import summarize

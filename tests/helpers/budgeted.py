@@ -18,8 +18,8 @@ from bigbatch.tune.budget.pace import Pace, SessionTimes
 from bigbatch.tune.models.protocol import Dimension, SearchFacts, TrialDecision
 from bigbatch.tune.runs.confirmation import ConfirmationFacts, missing_confirmations
 from bigbatch.tune.runs.objective import Objective
-from bigbatch.tune.simulate.events import SimulatedClock
 from bigbatch.tune.simulate.replay import MemoryKeeper
+from bigbatch.tune.simulate.stand_ins import SimulatedClock
 from bigbatch.tune.storage.store import StudyStore
 from bigbatch.tune.strategies import make_strategy
 from bigbatch.tune.trials.admission import Admission

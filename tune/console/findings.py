@@ -20,13 +20,12 @@ from bigbatch.train_loop.config.words import epochs_text
 from bigbatch.train_loop.host.disk_space import quota_lines
 from bigbatch.tune.budget.ledger import DeviceSeconds
 from bigbatch.tune.console.answer_words import answer_in_words, counted_noun
-from bigbatch.tune.console.columns import Columns, columns_of
+from bigbatch.tune.console.columns import Columns, columns_of, own_next_step
 from bigbatch.tune.console.confirmation_words import by_confirmed, confirm_lines, confirmation_in_words
 from bigbatch.tune.console.display import duration
 from bigbatch.tune.console.frontier_table import WIDTH, frontier_lines, of_the_answer
 from bigbatch.tune.console.outcome import best_in_words, ends_in_words, failures_in_words, objective_lines, print_front
 from bigbatch.tune.console.plan_notes import plan_notes, smaller_steps
-from bigbatch.tune.console.setting_words import own_next_step
 from bigbatch.tune.console.wrapped import say, say_command
 from bigbatch.tune.plan.enqueued import in_words
 from bigbatch.tune.plan.fitting import side_of_images, suits_resnet50

@@ -23,8 +23,8 @@ algoperf_resnet (about 0)."""
 def look_findings(stopping: str, facts: SearchFacts, trials: Sequence[FrozenTrial]) -> list[str]:
     """One line, for a search with ``--stopping look`` and enough runs to their end.
 
-    The runs are those that the strategy sees (search_only.py): no confirmations, and of a search in two parts those of
-    the first part. The correlation is Spearman's, among the runs of one value of the frontier.
+    The runs are those that the strategy sees (passing_sampler.py): no confirmations, and of a search in two parts those
+    of the first part. The correlation is Spearman's, among the runs of one value of the frontier.
     The runs that went on were chosen for their early values, so that it is lower than among all configurations.
     """
     if stopping != "look":

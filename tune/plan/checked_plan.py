@@ -56,7 +56,14 @@ from bigbatch.tune.plan.objective_options import (
     suited,
     with_studys_objective,
 )
-from bigbatch.tune.plan.option_checks import check_join, check_study_fits, checked_confirm, parse_duration
+from bigbatch.tune.plan.option_checks import (
+    check_join,
+    check_same_study,
+    check_same_values,
+    check_study_fits,
+    checked_confirm,
+    parse_duration,
+)
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.plan.own_code import (
     check_components,
@@ -71,7 +78,6 @@ from bigbatch.tune.plan.own_code import (
     with_components,
 )
 from bigbatch.tune.plan.prior import RatePrior, wanted_tests
-from bigbatch.tune.plan.same_study import check_same_study, check_same_values
 from bigbatch.tune.plan.search_plan import SearchPlan, stored_trials
 from bigbatch.tune.plan.warm_start import knowledge_of
 from bigbatch.tune.runs.objective import read_tolerance

@@ -40,8 +40,7 @@ from bigbatch.tune.console.outcome import refusals_in_words, why_nothing
 from bigbatch.tune.console.wrapped import say, say_command
 from bigbatch.tune.plan.fitting import absent_nodes, cluster_machine, living_nodes, plan_for_cluster
 from bigbatch.tune.plan.machine import devices_held
-from bigbatch.tune.plan.option_checks import check_metrics_port
-from bigbatch.tune.plan.same_study import check_same_values
+from bigbatch.tune.plan.option_checks import check_metrics_port, check_same_values
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.proposers.samplers import quiet_optuna
 from bigbatch.tune.runs import retry
