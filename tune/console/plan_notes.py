@@ -32,7 +32,7 @@ def plan_notes(plan: SearchPlan) -> list[str]:
         nothing_to_search(len(searched), plan.trials)
         or nothing_to_learn_from(plan.strategy, plan.most_trials, plan.share.concurrency, plan.workers),
         # Without a number of trials they are never too few.
-        too_few_for_the_values(sys.maxsize if plan.open_ended else plan.trials, *_compared(plan)),
+        _too_few_for_the_values(sys.maxsize if plan.open_ended else plan.trials, *_compared(plan)),
         shared_file_warning(plan.storage),
         only_at_the_beginning(plan),
     ]
@@ -155,7 +155,7 @@ def nothing_to_search(parameters: int, trials: int) -> str | None:
     )
 
 
-def too_few_for_the_values(trials: int, values: int, epochs: int, word: str) -> str | None:
+def _too_few_for_the_values(trials: int, values: int, epochs: int, word: str) -> str | None:
     """A sentence for a search that compares more values than its trials can try; None if they are enough.
 
     Args:

@@ -98,8 +98,6 @@ FIRST_OWNER = 1_000_000
 BEST = 2
 """Of each task, the configurations near which new ones are proposed."""
 
-Array = NDArray[np.float64]
-
 
 @dataclass(frozen=True)
 class KnownCurves:

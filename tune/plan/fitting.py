@@ -89,7 +89,7 @@ def divides(batch: int, workload: Workload) -> bool:
     return True
 
 
-def check_batches_are_searched(space: Space, workload: Workload, ranges: Mapping[str, ParamRange]) -> None:
+def _check_batches_are_searched(space: Space, workload: Workload, ranges: Mapping[str, ParamRange]) -> None:
     """Raise ConfigError if ``--batch`` names several batches and the space does not search the batch."""
     if workload.batches and not any(space.key_of(name) == BATCH_KEY for name in ranges):
         raise ConfigError(
@@ -150,7 +150,7 @@ def fit_search(search: SearchRequest, machine: Machine, rates: RatePrior | None 
     if rates.apply(workload) != workload:
         workload = rates.apply(workload)
         ranges = check_space(space, workload, pinned=overrides)
-    check_batches_are_searched(space, workload, ranges)
+    _check_batches_are_searched(space, workload, ranges)
     return FittedSearch(model, workload, overrides, ranges, frontier_plan(space, ranges, overrides))
 
 

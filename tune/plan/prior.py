@@ -89,7 +89,7 @@ def read_priors(
                 f"--prior-from takes one range test for each optimizer; got two for {name}. Keep one of them."
             )
         factors[name] = lr_factor(dataclasses.replace(workload, fixed=pinned), tested, suggestion)
-        if not rate_moves(space, workload, name, pinned):
+        if not _rate_moves(space, workload, name, pinned):
             raise ConfigError(
                 f"--prior-from needs a space that searches the tested optimizer's rate around the prior; got {name} "
                 f"and --space {space.name}. Leave out '{path}', or use searched_peak_lr in the space."
@@ -133,7 +133,7 @@ def _full(data: str) -> str:
     return os.path.abspath(data) if os.path.exists(data) else data
 
 
-def rate_moves(space: Space, workload: Workload, optimizer: str, pinned: Mapping[str, object]) -> bool:
+def _rate_moves(space: Space, workload: Workload, optimizer: str, pinned: Mapping[str, object]) -> bool:
     """Whether the space searches the optimizer's rate around the prior, so that a range test moves it."""
     # Any factor but 1 would do.
     moved = dataclasses.replace(workload, lr_factors={optimizer: 1.5})
@@ -153,7 +153,7 @@ def range_tests(
     or else the first one drawn. Raises ConfigError if the space
     searches no optimizer's rate around the prior.
     """
-    searched = [name for name in optimizers_of(ranges) if rate_moves(space, workload, name, overrides)]
+    searched = [name for name in optimizers_of(ranges) if _rate_moves(space, workload, name, overrides)]
     if not searched:
         fixed = " with a fixed rate" if "optimizer.peak_lr" in overrides else ""
         raise ConfigError(

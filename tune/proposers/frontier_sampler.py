@@ -122,7 +122,7 @@ class TrialAllocator(StudyIndex):
         self._uncount(trial.number)
         if trial.number in self._replaced or kind_of(trial) == Kind.CONFIRMATION:
             return
-        value = own_value(self._facts, trial)
+        value = _own_value(self._facts, trial)
         self._counted[trial.number] = value
         self._count[value] += 1
         if trial.state == TrialState.COMPLETE and trial.values:
@@ -137,7 +137,7 @@ class TrialAllocator(StudyIndex):
 _NONE = object()
 
 
-def own_value(facts: SearchFacts, trial: FrozenTrial) -> object:
+def _own_value(facts: SearchFacts, trial: FrozenTrial) -> object:
     """The frontier's value that a trial has, or that was enqueued with it; None if it has none yet."""
     fixed = trial.system_attrs.get("fixed_params")
     enqueued = fixed.get(facts.frontier) if isinstance(fixed, Mapping) else None
@@ -229,7 +229,7 @@ class FrontierSampler(PassingSampler):
 
     def _pinned(self, study: Study, trial: FrozenTrial) -> FrozenTrial:
         if self._value is None:
-            chosen = own_value(self._facts, trial)
+            chosen = _own_value(self._facts, trial)
             self._value = self._shares.next_value(study, trial.number) if chosen is None else chosen
         # A copy, as the study caches the original.
         shown, attrs = copy.copy(trial), dict[str, Any](trial.system_attrs)
