@@ -35,8 +35,7 @@ from bigbatch.tune.console.findings import (
     resume_command,
     say_retries,
 )
-from bigbatch.tune.console.look_findings import known_findings, look_findings
-from bigbatch.tune.console.outcome import refusals_in_words, why_nothing
+from bigbatch.tune.console.outcome import known_findings, look_findings, refusals_in_words, why_nothing
 from bigbatch.tune.console.wrapped import say, say_command
 from bigbatch.tune.plan.fitting import absent_nodes, cluster_machine, living_nodes, plan_for_cluster
 from bigbatch.tune.plan.machine import devices_held
