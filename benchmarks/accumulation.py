@@ -161,7 +161,7 @@ def main() -> None:
     o = parser.parse_args()
     from store import store
 
-    from bigbatch.tune.storage.provenance import provenance
+    from bigbatch.tune.storage.description import provenance
 
     measured = measure(o)
     settings = {key: value for key, value in vars(o).items() if key != "output"}

@@ -56,8 +56,8 @@ from bigbatch.train_loop.config.last_step import with_smaller_step  # noqa: E402
 from bigbatch.train_loop.config.recipes import recipe_path  # noqa: E402
 from bigbatch.train_loop.data.catalogue import describe_data_set  # noqa: E402
 from bigbatch.tune.runs.confirm_rule import MOST_SEEDS  # noqa: E402
+from bigbatch.tune.storage.description import git_state, provenance  # noqa: E402
 from bigbatch.tune.storage.frontier_file import FRONTIER_FILE, config_file  # noqa: E402
-from bigbatch.tune.storage.provenance import git_state, provenance  # noqa: E402
 
 METHODS = {
     "sgd_fixed": "SGD, the base batch's rate",

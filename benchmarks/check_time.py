@@ -92,7 +92,7 @@ def main() -> int:
     sys.path.insert(0, str(ROOT / "src"))
     from store import store
 
-    from bigbatch.tune.storage.provenance import provenance
+    from bigbatch.tune.storage.description import provenance
 
     result: dict[str, Any] = {
         "benchmark": "check_time",

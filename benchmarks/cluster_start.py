@@ -111,7 +111,7 @@ def main() -> None:
 def report(raw: dict[str, list[dict[str, float]]], options: argparse.Namespace) -> None:
     from store import store
 
-    from bigbatch.tune.storage.provenance import provenance
+    from bigbatch.tune.storage.description import provenance
 
     result: dict[str, Any] = {
         "benchmark": "cluster_start",

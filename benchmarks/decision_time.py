@@ -28,12 +28,11 @@ from store import store  # noqa: E402
 from bigbatch.search_spaces.check import check_space  # noqa: E402
 from bigbatch.search_spaces.registry import load_space  # noqa: E402
 from bigbatch.search_spaces.workload import Workload  # noqa: E402
-from bigbatch.tune.models.dimensions import dimensions_of  # noqa: E402
-from bigbatch.tune.models.protocol import SearchFacts  # noqa: E402
+from bigbatch.tune.models.protocol import SearchFacts, dimensions_of  # noqa: E402
 from bigbatch.tune.proposers.samplers import PerTrialSampler, quiet_optuna  # noqa: E402
 from bigbatch.tune.runs.objective import Objective  # noqa: E402
 from bigbatch.tune.runs.run import PAUSED_ATTR  # noqa: E402
-from bigbatch.tune.storage.provenance import provenance  # noqa: E402
+from bigbatch.tune.storage.description import provenance  # noqa: E402
 from bigbatch.tune.strategies import make_strategy  # noqa: E402
 
 EPOCHS = 16

@@ -67,7 +67,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     parser.add_argument("more", nargs="*", help="options for tune/run.py, after --")
     options = parser.parse_args()
-    from bigbatch.tune.storage.provenance import provenance
+    from bigbatch.tune.storage.description import provenance
 
     facts = provenance()
     print(f"{'seed':>4} {'wall':>8} {'best top-1':>10} {'trials':>7} {'complete':>9} {'stopped':>8} {'epochs':>7}")

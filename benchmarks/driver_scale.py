@@ -35,11 +35,11 @@ from bigbatch.train_loop.reporter import EpochRecord
 from bigbatch.tune.models.protocol import Dimension, SearchFacts, TrialDecision
 from bigbatch.tune.proposers.samplers import quiet_optuna
 from bigbatch.tune.runs.objective import Objective
+from bigbatch.tune.runs.observer import trial_views
 from bigbatch.tune.runs.run import EPOCH_ATTR
-from bigbatch.tune.runs.views import trial_views
-from bigbatch.tune.simulate.events import SimulatedClock
 from bigbatch.tune.simulate.replay import MemoryKeeper
-from bigbatch.tune.storage.provenance import provenance
+from bigbatch.tune.simulate.stand_ins import SimulatedClock
+from bigbatch.tune.storage.description import provenance
 from bigbatch.tune.storage.store import StudyStore
 from bigbatch.tune.storage.summary import summarize
 from bigbatch.tune.strategies import make_strategy

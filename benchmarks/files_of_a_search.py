@@ -98,7 +98,7 @@ def main() -> None:
         parser.error(f"--trials must be at least {4 * EVERY}, to see growth; got {options.trials}")
     from store import store
 
-    from bigbatch.tune.storage.provenance import provenance
+    from bigbatch.tune.storage.description import provenance
 
     if reason := VirtualCluster.available():
         raise SystemExit(reason)

@@ -37,7 +37,7 @@ sys.path[:0] = [str(ROOT / "src"), str(Path(__file__).resolve().parent)]
 
 from gpu_steps import Settings, Step, steps  # noqa: E402
 
-from bigbatch.tune.storage.provenance import git_state  # noqa: E402
+from bigbatch.tune.storage.description import git_state  # noqa: E402
 
 NO_GPU, TRY_AGAIN, INTERRUPTED = 2, os.EX_TEMPFAIL, 130
 GATHER_S = 90.0

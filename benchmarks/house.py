@@ -392,7 +392,7 @@ def main() -> int:
         sys.path.insert(0, str(ROOT / "src"))
         from store import store
 
-        from bigbatch.tune.storage.provenance import provenance
+        from bigbatch.tune.storage.description import provenance
 
         store({**result, "lists": lists, "provenance": provenance()}, options.output)
     print(json.dumps(result))

@@ -17,7 +17,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution
 
 from bigbatch.base import json_values
 from bigbatch.tune.models.protocol import Dimension
-from bigbatch.tune.models.qmc import value_at
+from bigbatch.tune.models.unit_space import value_at
 from bigbatch.tune.simulate.curves import CurveTable, RecordedCurve
 
 WARMUP_SHARE = 0.05

@@ -27,7 +27,7 @@ sys.path.insert(0, str(ROOT / "src"))
 import pyarrow.parquet as pq  # noqa: E402
 from store import store  # noqa: E402
 
-from bigbatch.tune.storage.provenance import provenance  # noqa: E402
+from bigbatch.tune.storage.description import provenance  # noqa: E402
 
 SEARCH = (
     "--space", "large_batch", "--data", "digits", "--model", "resnet18", "--set", "image_size=8", "precise_bn=off",

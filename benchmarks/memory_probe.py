@@ -113,7 +113,7 @@ def main() -> None:
     o = parser.parse_args()
     from store import store
 
-    from bigbatch.tune.storage.provenance import provenance
+    from bigbatch.tune.storage.description import provenance
 
     rows = [measure(o, model, precision) for model in o.models for precision in o.precisions]
     total = torch.cuda.get_device_properties(0).total_memory if o.device == "cuda" else 0

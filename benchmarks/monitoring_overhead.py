@@ -336,7 +336,7 @@ def main() -> int:
         for arm in (OFF, ON):
             print(" ".join(search_command(arm, Path("runs"), more, 9090)))
         return 0
-    from bigbatch.tune.storage.provenance import provenance
+    from bigbatch.tune.storage.description import provenance
 
     facts, load, searches = provenance(), os.getloadavg()[0], []
     for number in range(options.rounds):

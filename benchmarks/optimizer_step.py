@@ -150,7 +150,7 @@ def spread(values: list[float]) -> dict[str, float]:
 def report(raw: dict[str, list[float]], options: argparse.Namespace) -> None:
     from store import store
 
-    from bigbatch.tune.storage.provenance import provenance
+    from bigbatch.tune.storage.description import provenance
 
     steps = {name: spread([1e3 * value for value in values]) for name, values in raw.items()}
     print(f"{'step, ms':24}{'median':>10}{'quartiles':>20}")

@@ -41,7 +41,7 @@ from bigbatch.tune.models.protocol import Fits, Lasts, SearchFacts, Strategy, Tr
 from bigbatch.tune.simulate import CurveTable  # noqa: E402
 from bigbatch.tune.simulate.curves import RecordedCurve  # noqa: E402
 from bigbatch.tune.simulate.replay import replay  # noqa: E402
-from bigbatch.tune.storage.provenance import provenance  # noqa: E402
+from bigbatch.tune.storage.description import provenance  # noqa: E402
 from bigbatch.tune.strategies import make_strategy  # noqa: E402
 
 NOTHING = 0.1

@@ -111,7 +111,7 @@ def wait(device: torch.device) -> float:
 def main() -> None:
     from store import store
 
-    from bigbatch.tune.storage.provenance import provenance
+    from bigbatch.tune.storage.description import provenance
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add, switch = parser.add_argument, argparse.BooleanOptionalAction

@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT / "src"))
 from store import store  # noqa: E402
 
 from bigbatch.train_loop.config import TrainConfig  # noqa: E402
-from bigbatch.tune.storage.provenance import provenance  # noqa: E402
+from bigbatch.tune.storage.description import provenance  # noqa: E402
 
 
 def configuration(global_size: int) -> TrainConfig:

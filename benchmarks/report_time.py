@@ -26,7 +26,7 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
 
 from store import store  # noqa: E402
 
-from bigbatch.tune.storage.provenance import package_version, provenance  # noqa: E402
+from bigbatch.tune.storage.description import package_version, provenance  # noqa: E402
 from helpers.browser import chromium, opened_browser  # noqa: E402
 from helpers.invented_studies import invented_study  # noqa: E402
 

@@ -29,11 +29,10 @@ from optuna.trial import FrozenTrial
 from search_outcomes import top_rows
 
 from bigbatch.tune.models.protocol import Fits, Lasts, SearchFacts, Strategy, TrialDecision
-from bigbatch.tune.proposers.search_only import Combined
+from bigbatch.tune.proposers.passing_sampler import Combined
 from bigbatch.tune.simulate import CurveTable, ReplayedEpoch
-from bigbatch.tune.simulate.events import SimulatedClock, StartedTrial
-from bigbatch.tune.simulate.pool import RowPool, SnappingSampler
 from bigbatch.tune.simulate.replay import Replay, RowConfigurations, drive, replay
+from bigbatch.tune.simulate.stand_ins import RowPool, SimulatedClock, SnappingSampler, StartedTrial
 from bigbatch.tune.strategies import make_strategy
 
 RAYS_FACTOR = 4

@@ -64,7 +64,7 @@ from search_outcomes import outcome_of, regret_at, top_rows  # noqa: E402
 from store import store  # noqa: E402
 
 from bigbatch.tune.simulate import CurveTable, ReplayedEpoch, read_curves  # noqa: E402
-from bigbatch.tune.storage.provenance import git_state, provenance  # noqa: E402
+from bigbatch.tune.storage.description import git_state, provenance  # noqa: E402
 
 FEW = 8
 """Invented tables of a family from which it is told how much early values say."""

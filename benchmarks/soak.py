@@ -213,7 +213,7 @@ def keep(raw: dict[str, Any], options: argparse.Namespace) -> None:
     """Store what there is."""
     from store import store
 
-    from bigbatch.tune.storage.provenance import provenance
+    from bigbatch.tune.storage.description import provenance
 
     settings = {
         "trials": options.trials, "nodes": options.nodes, "epochs": EPOCHS, "kill_every_s": options.kill_every_s,

@@ -12,7 +12,7 @@ def store_measured(
     benchmark: str, settings: dict[str, Any], summary: dict[str, Any], raw: object, output: Path | None
 ) -> None:
     """Store a result of this machine as it is now, and print its summary as one JSON line."""
-    from bigbatch.tune.storage.provenance import provenance
+    from bigbatch.tune.storage.description import provenance
 
     result = {"benchmark": benchmark, "settings": settings, "provenance": provenance(), "cpus": os.cpu_count()}
     store({**result, "summary": summary, "raw": raw}, output)

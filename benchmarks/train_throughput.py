@@ -350,7 +350,7 @@ def main() -> None:
     torch.backends.cudnn.benchmark = True
     from store import store
 
-    from bigbatch.tune.storage.provenance import provenance
+    from bigbatch.tune.storage.description import provenance
 
     with tempfile.TemporaryDirectory() as name:
         measured = measure(o, image_folder(o, Path(name)))

@@ -203,7 +203,7 @@ def _subprocess(arm: str, options: argparse.Namespace) -> list[dict[str, float]]
 def _report(raw: dict[str, list[list[dict[str, float]]]], options: argparse.Namespace) -> None:
     from store import store
 
-    from bigbatch.tune.storage.provenance import provenance
+    from bigbatch.tune.storage.description import provenance
 
     print(f"{'median [min, max] of a trial, s':34}{'stock':>24}{'ours':>24}{'ours / stock':>16}")
     summary: dict[str, Any] = {}

@@ -143,7 +143,7 @@ def main() -> None:
         raise SystemExit(
             f"--rounds is 1 or more and --images {2 * BATCH} or more; got {options.rounds} and {options.images}."
         )
-    from bigbatch.tune.storage.provenance import provenance
+    from bigbatch.tune.storage.description import provenance
 
     with tempfile.TemporaryDirectory(prefix="bigbatch-commits-") as name:
         folder = Path(name)

@@ -26,7 +26,7 @@ from bigbatch.tune.models.protocol import SearchFacts, Strategy
 from bigbatch.tune.runs.knowledge import KnownStudy, KnownTrial
 from bigbatch.tune.simulate.curves import CurveTable
 from bigbatch.tune.simulate.replay import replay
-from bigbatch.tune.storage.provenance import provenance
+from bigbatch.tune.storage.description import provenance
 from bigbatch.tune.strategies import make_strategy
 
 BATCH, ROWS, KNOWN, NOISE, SLOTS, TRIALS = "global_batch_size", 300, 40, 0.003, 2, 16

@@ -28,7 +28,7 @@ WHERE_THERE = {
         "bigbatch.cluster",
         "bigbatch.search_spaces, bigbatch.search_spaces.large_batch",
         "bigbatch.train_loop.config",
-        "bigbatch.tune.plan.arguments, bigbatch.tune.console.advice",
+        "bigbatch.tune.plan.arguments, bigbatch.tune.console.plan_notes",
     ],
 )
 def test_an_import_loads_nothing_heavy(module: str) -> None:

@@ -16,8 +16,8 @@ from bigbatch.tune.proposers.curves import CurvesSampler
 from bigbatch.tune.proposers.frontier_sampler import at_frontier
 from bigbatch.tune.proposers.known_trials import knowing_others
 from bigbatch.tune.proposers.own_strategy import own_sampler
+from bigbatch.tune.proposers.passing_sampler import Combined
 from bigbatch.tune.proposers.samplers import sampler_factory, trial_seed
-from bigbatch.tune.proposers.search_only import Combined
 from bigbatch.tune.stoppers.early_look import EarlyLook
 from bigbatch.tune.stoppers.stopping import PrunerStopping
 

@@ -26,7 +26,7 @@ from bigbatch.cluster.host.optuna_journal import (
 PROGRESS_FILE = "progress.json"
 """Of a study in a database."""
 UNREACHED_H = 1e6
-"""From this value on, a trial has missed the search's target (``bigbatch.tune.runs.target``)."""
+"""From this value on, a trial has missed the search's target (``bigbatch.tune.runs.objective``)."""
 EPOCH_MARK = f'"{EPOCH_PREFIX}'.encode()
 EPOCH_PARTS = ("train_s", "bn_s", "val_s", "checkpoint_s")
 """The fields of an epoch's record whose sum is its duration (``bigbatch.tune.runs.tables.epoch_s``)."""

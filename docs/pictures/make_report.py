@@ -18,8 +18,8 @@ from PIL import Image
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
 
+from bigbatch.tune.report.page import write_report  # noqa: E402
 from bigbatch.tune.report.recorded_study import open_recorded  # noqa: E402
-from bigbatch.tune.report.writing import write_report  # noqa: E402
 from helpers.browser import opened_browser  # noqa: E402
 
 PICTURES = Path(__file__).resolve().parent

@@ -91,7 +91,7 @@ def _drawn(folder: Path, started: float) -> dict[str, str] | None:
 
     from bigbatch.tune.console.columns import Columns
     from bigbatch.tune.console.display import SearchProgress, summary_line, trial_table
-    from bigbatch.tune.runs.views import trial_views
+    from bigbatch.tune.runs.observer import trial_views
 
     recorded = open_recorded(folder)
     views = trial_views(recorded.trials, recorded.objectives)

@@ -17,10 +17,9 @@ from bigbatch.child_process import check_exit, our_script, print_line, run_child
 from bigbatch.notebook_table import LiveTableInNotebook, in_notebook
 from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.tune.console.answer_words import answer_in_words
-from bigbatch.tune.report import comparison, pictures
+from bigbatch.tune.report import answer_section, pictures
 from bigbatch.tune.report.figure import ReportFigure
-from bigbatch.tune.report.recorded_study import RecordedStudy, open_recorded, shown_apart
-from bigbatch.tune.report.trial_points import StudyPoints
+from bigbatch.tune.report.recorded_study import RecordedStudy, StudyPoints, open_recorded, shown_apart
 from bigbatch.tune.runs.answer import leading_trial
 from bigbatch.tune.runs.run import AnyTrial
 from bigbatch.tune.runs.tables import epochs_table, trials_table
@@ -234,17 +233,17 @@ class Comparison:
         """A row for each study: state, trials, the best value, the answer of the frontier, device hours held."""
         import pandas as pd
 
-        return pd.DataFrame([vars(comparison.compared_study(*both)) for both in self._studies.values()])
+        return pd.DataFrame([vars(answer_section.compared_study(*both)) for both in self._studies.values()])
 
     @property
     def differences(self) -> Sequence[str]:
         """What the studies do not have in common, so that their values do not compare, e.g. ``data sets``."""
-        return comparison.differences(self._points)
+        return answer_section.differences(self._points)
 
     @cached_property
     def figures(self) -> StudyFigures:
         """``compared-frontiers`` and ``compared-histories``."""
-        return StudyFigures(comparison.compared_figures(self._points))
+        return StudyFigures(answer_section.compared_figures(self._points))
 
     @property
     def _points(self) -> Sequence[StudyPoints]:

@@ -8,7 +8,7 @@ from invented_curves import invented_table
 from scipy.stats import spearmanr
 
 from bigbatch.tune.simulate import RecordedCurve
-from bigbatch.tune.simulate.pool import RowPool
+from bigbatch.tune.simulate.stand_ins import RowPool
 
 
 def rate(params: RecordedCurve) -> float:

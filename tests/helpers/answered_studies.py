@@ -30,9 +30,8 @@ if __name__ == "__main__":
 from bigbatch.train_loop.config import TrainConfig  # noqa: E402
 from bigbatch.tune.commands.show import study_text  # noqa: E402
 from bigbatch.tune.report.answer_section import answer_section  # noqa: E402
-from bigbatch.tune.report.figure_book import FigureBook  # noqa: E402
-from bigbatch.tune.report.recorded_study import open_recorded  # noqa: E402
-from bigbatch.tune.report.trial_points import StudyPoints  # noqa: E402
+from bigbatch.tune.report.markup import FigureBook  # noqa: E402
+from bigbatch.tune.report.recorded_study import StudyPoints, open_recorded  # noqa: E402
 from bigbatch.tune.runs.answer import answer_of, leading_trial  # noqa: E402
 from bigbatch.tune.runs.objectives import objectives_of  # noqa: E402
 from bigbatch.tune.storage.frontier_file import FRONTIER_FILE, write_frontier  # noqa: E402

@@ -10,8 +10,7 @@ from bigbatch.search_spaces.registry import load_space
 from bigbatch.search_spaces.workload import Workload
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.launch.trial_task import TrialTask
-from bigbatch.tune.models.dimensions import dimensions_of
-from bigbatch.tune.models.protocol import SearchFacts
+from bigbatch.tune.models.protocol import SearchFacts, dimensions_of
 from bigbatch.tune.runs.objective import Objective
 from bigbatch.tune.storage.store import StudyStore
 from bigbatch.tune.strategies import make_strategy

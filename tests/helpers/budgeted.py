@@ -14,13 +14,12 @@ from bigbatch.train_loop.config import TrainConfig
 from bigbatch.tune.budget.budget import Budget, Limits
 from bigbatch.tune.budget.confirm_reserve import ConfirmationReserve
 from bigbatch.tune.budget.ledger import Ledger
-from bigbatch.tune.budget.pace import Pace
-from bigbatch.tune.budget.session_times import SessionTimes
+from bigbatch.tune.budget.pace import Pace, SessionTimes
 from bigbatch.tune.models.protocol import Dimension, SearchFacts, TrialDecision
 from bigbatch.tune.runs.confirmation import ConfirmationFacts, missing_confirmations
 from bigbatch.tune.runs.objective import Objective
-from bigbatch.tune.simulate.events import SimulatedClock
 from bigbatch.tune.simulate.replay import MemoryKeeper
+from bigbatch.tune.simulate.stand_ins import SimulatedClock
 from bigbatch.tune.storage.store import StudyStore
 from bigbatch.tune.strategies import make_strategy
 from bigbatch.tune.trials.admission import Admission

@@ -16,8 +16,7 @@ from optuna.trial import FrozenTrial, TrialState
 from bigbatch.search_spaces.check import check_space
 from bigbatch.search_spaces.registry import load_space
 from bigbatch.tune.budget.ledger import Ledger
-from bigbatch.tune.models.dimensions import dimensions_of
-from bigbatch.tune.models.protocol import SearchFacts, TrialDecision
+from bigbatch.tune.models.protocol import SearchFacts, TrialDecision, dimensions_of
 from bigbatch.tune.runs.objective import Objective
 from bigbatch.tune.runs.objectives import Objectives
 from bigbatch.tune.runs.run import CONTINUES_ATTR, DIVERGED_ATTR, PAUSED_ATTR

@@ -22,7 +22,7 @@ from bigbatch.search_spaces.priors import global_batch_sizes
 from bigbatch.search_spaces.registry import load_space
 from bigbatch.search_spaces.trial import StandInTrial
 from bigbatch.train_loop.config import TrainConfig
-from bigbatch.tune.models.dimensions import dimensions_of
+from bigbatch.tune.models.protocol import dimensions_of
 from helpers.bridges import WORKLOAD
 
 EPOCHS, SLOTS, IMAGES = 12, 2, 360

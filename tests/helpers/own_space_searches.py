@@ -16,8 +16,8 @@ from bigbatch.train_loop.config import TrainConfig
 from bigbatch.tune.models.protocol import Dimension, SearchFacts, TrialDecision
 from bigbatch.tune.runs.feasible import CONSTRAINTS_ATTR
 from bigbatch.tune.runs.objective import Objective
-from bigbatch.tune.simulate.events import SimulatedClock
 from bigbatch.tune.simulate.replay import MemoryKeeper
+from bigbatch.tune.simulate.stand_ins import SimulatedClock
 from bigbatch.tune.strategies import make_strategy
 from bigbatch.tune.trials.live_trial import Over
 from bigbatch.tune.trials.trial_manager import TrialManager

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from bigbatch.train_loop.config import TrainConfig
-from bigbatch.tune.scaling.child_process import SizeDiverged, SizeFailed
 from bigbatch.tune.scaling.scale_plan import ScaleMachine
-from bigbatch.tune.scaling.size_commands import SizeCommand
+from bigbatch.tune.scaling.size_process import SizeCommand, SizeDiverged, SizeFailed
 
 NODES = ScaleMachine(per_node=4, nodes=2)
 COMPUTE_S, TURN_S = 0.1, 0.01

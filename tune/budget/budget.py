@@ -25,8 +25,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from bigbatch.tune.budget.pace import Pace, PaceKey, PaceRun
-from bigbatch.tune.budget.session_times import ENDING_S
+from bigbatch.tune.budget.pace import ENDING_S, Pace, PaceKey, PaceRun
 
 BUDGET_SPENT = "the budget of GPU hours is spent"
 TIME_SPENT = "the time budget is spent"

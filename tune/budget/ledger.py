@@ -221,7 +221,7 @@ class Ledger:
             self._running.pop(trial, None)
 
     def note(self, **seconds: float) -> None:
-        """Write what this session has measured of itself; see ``tune/budget/session_times.py``."""
+        """Write what this session has measured of itself; see ``tune/budget/pace.py``."""
         with self._lock:
             self._facts |= {name: round(value, 3) for name, value in seconds.items()}
 

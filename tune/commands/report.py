@@ -47,8 +47,8 @@ def _write(names: Sequence[str], file: str | None, figures: str | None, output: 
         from bigbatch.tune.report.pictures import check_pictures
 
         check_pictures(Path(figures))
+    from bigbatch.tune.report.page import write_report
     from bigbatch.tune.report.recorded_study import open_recorded  # Optuna, which wrong input need not wait for
-    from bigbatch.tune.report.writing import write_report
 
     studies = [open_recorded(folder) for folder in folders]
     for study in studies:

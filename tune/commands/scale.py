@@ -18,8 +18,9 @@ from bigbatch.tune.scaling.arguments import (
     known_epoch_s,
     make_scale_plan,
     scale_parser,
+    write_plan,
+    write_result_of,
 )
-from bigbatch.tune.scaling.child_process import ScaleStopped, SizeFailed
 from bigbatch.tune.scaling.measuring import measure_size
 from bigbatch.tune.scaling.scale_plan import ScalePlan
 from bigbatch.tune.scaling.scaling_table import (
@@ -32,8 +33,8 @@ from bigbatch.tune.scaling.scaling_table import (
     table_text,
     useful_text,
 )
+from bigbatch.tune.scaling.size_process import ScaleStopped, SizeFailed
 from bigbatch.tune.scaling.size_result import SizeResult, read_sizes
-from bigbatch.tune.scaling.study_files import write_plan, write_result_of
 
 PROG = "bigbatch scale"
 

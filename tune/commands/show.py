@@ -19,12 +19,11 @@ from bigbatch.train_loop.config.plug_ins import shown_name
 from bigbatch.train_loop.config.words import amount, epochs_text
 from bigbatch.tune.commands.studies import trials_words, value_words
 from bigbatch.tune.console.answer_words import answer_in_words
+from bigbatch.tune.console.columns import SHOWN_KEYS, own_next_step, shown_settings
 from bigbatch.tune.console.confirmation_words import confirmation_in_words
-from bigbatch.tune.console.frontier_table import WIDTH, frontier_lines
-from bigbatch.tune.console.no_result import UnfinishedTrial, no_result_in_words
-from bigbatch.tune.console.setting_words import SHOWN_KEYS, own_next_step, shown_settings
+from bigbatch.tune.console.frontier_table import WIDTH, UnfinishedTrial, frontier_lines, no_result_in_words
 from bigbatch.tune.console.wrapped import aligned, said_in_one_line, terminal_width, wrapped, wrapped_command
-from bigbatch.tune.runs.front import PARETO_FILE
+from bigbatch.tune.runs.objectives import PARETO_FILE
 from bigbatch.tune.runs.run import (
     Kind,
     Run,

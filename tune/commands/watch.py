@@ -50,8 +50,7 @@ def _watch(args: argparse.Namespace) -> None:
         )
     if not 0 <= args.port <= 65535:
         raise ConfigError(f"--port must be from 1 to 65535; got {args.port}. Leave it out for a free one.")
-    from bigbatch.tune.report.live_report import LiveReport
-    from bigbatch.tune.report.watch_server import WatchServer
+    from bigbatch.tune.report.live_report import LiveReport, WatchServer
 
     live = LiveReport(folders, _page, args.every)
     try:

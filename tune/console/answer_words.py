@@ -13,8 +13,7 @@ from collections.abc import Mapping, Sequence
 from bigbatch.base import json_values
 from bigbatch.tune.runs.learned import FRESH_SEEDS, HELD_OUT, INDISTINCT
 from bigbatch.tune.runs.metrics import COSTS, Metric, known_metrics
-from bigbatch.tune.runs.objective import Objective
-from bigbatch.tune.runs.tolerance import read_tolerance
+from bigbatch.tune.runs.objective import Objective, read_tolerance
 
 NAMES = {"global_batch_size": "batch", "batch.global_size": "batch"}
 """Parameters that people know by another word."""

@@ -1,6 +1,6 @@
-"""Choose the columns of the trial table: settings that differ between trials, and the space's own parameters.
+"""A configuration's settings as short texts, and the columns of the trial table: settings and a space's parameters.
 
-The plan prints the settings that are the same in all trials.
+The table shows settings that differ between trials. The plan prints those that are the same in all.
 """
 
 from __future__ import annotations
@@ -9,14 +9,43 @@ import contextlib
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from bigbatch.search_spaces.check import ParamRange
 from bigbatch.search_spaces.registry import Space
 from bigbatch.search_spaces.trial import StandInTrial
 from bigbatch.search_spaces.workload import Workload
-from bigbatch.train_loop.config import known_key
-from bigbatch.tune.console.setting_words import SHOWN_KEYS, shown_settings
-from bigbatch.tune.runs.observer import TrialView
+from bigbatch.train_loop.config import OPTIMIZERS, TrainConfig, known_key
+from bigbatch.train_loop.config.plug_ins import shown_name
+
+if TYPE_CHECKING:  # it loads Optuna, which bigbatch show does not need
+    from bigbatch.tune.runs.observer import TrialView
+
+SHOWN_KEYS = frozenset(
+    "optimizer.name batch.global_size optimizer.peak_lr schedule.warmup_epochs optimizer.momentum optimizer.beta1 "
+    "optimizer.beta2 optimizer.weight_decay label_smoothing schedule.name".split()
+)
+"""Keys of the configuration that ``shown_settings`` formats."""
+
+
+def shown_settings(config: TrainConfig | None) -> dict[str, str]:
+    """The most important settings of a configuration as short texts; empty without a configuration."""
+    if config is None or config.trainable.name:  # what a training function gets, its space's parameters say
+        return {}
+    o, s = config.optimizer, config.schedule
+    values = {"optimizer": shown_name(o.name), "batch": str(config.batch.global_size), "lr": f"{o.peak_lr:.3g}"}
+    values["warmup"] = f"{s.warmup_epochs:.2g} ep"
+    if o.name in ("sgd", "lars"):
+        values["momentum"] = f"{o.momentum:.3g}"
+    elif o.name in OPTIMIZERS:
+        values["betas"] = f"{o.beta1:.3g}, {o.beta2:.4g}"
+    return values | {"wd": f"{o.weight_decay:.1e}", "smoothing": f"{config.label_smoothing:.2g}", "schedule": s.name}
+
+
+def own_next_step(function: str, best_file: str) -> str:
+    """What one may do with the best ``config`` of a training function. Both arguments as one would type them."""
+    return f"Its config is trainable.options in {best_file}: call {function} with it, epochs and seed."
+
 
 WIDTHS = {
     "optimizer": 9, "batch": 5, "lr": 8, "warmup": 6, "momentum": 10, "wd": 7, "smoothing": 9, "schedule": 8

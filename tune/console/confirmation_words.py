@@ -13,9 +13,9 @@ from bigbatch.tune.runs.confirm_rule import LEAST_TRIALS
 
 if TYPE_CHECKING:
     from bigbatch.tune.plan.search_plan import SearchPlan
-    from bigbatch.tune.runs.confirmed import Confirmed
     from bigbatch.tune.runs.objective import Objective
     from bigbatch.tune.runs.observer import TrialView
+    from bigbatch.tune.runs.reported import Confirmed
 
 USUAL_SEEDS = 3
 """Fresh seeds that a line proposes."""

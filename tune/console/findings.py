@@ -20,28 +20,24 @@ from bigbatch.train_loop.config.words import epochs_text
 from bigbatch.train_loop.host.disk_space import quota_lines
 from bigbatch.tune.budget.ledger import DeviceSeconds
 from bigbatch.tune.console.answer_words import answer_in_words, counted_noun
-from bigbatch.tune.console.columns import Columns, columns_of
+from bigbatch.tune.console.columns import Columns, columns_of, own_next_step
 from bigbatch.tune.console.confirmation_words import by_confirmed, confirm_lines, confirmation_in_words
 from bigbatch.tune.console.display import duration
-from bigbatch.tune.console.failures import failures_in_words
 from bigbatch.tune.console.frontier_table import WIDTH, frontier_lines, of_the_answer
-from bigbatch.tune.console.outcome import best_in_words, ends_in_words, objective_lines, print_front
+from bigbatch.tune.console.outcome import best_in_words, ends_in_words, failures_in_words, objective_lines, print_front
 from bigbatch.tune.console.plan_notes import plan_notes, smaller_steps
-from bigbatch.tune.console.setting_words import own_next_step
 from bigbatch.tune.console.wrapped import say, say_command
 from bigbatch.tune.plan.enqueued import in_words
 from bigbatch.tune.plan.fitting import side_of_images, suits_resnet50
 from bigbatch.tune.plan.holdout import images_in_words, kinds_in_words
-from bigbatch.tune.plan.own_components import own_component_lines
+from bigbatch.tune.plan.own_code import own_component_lines, trainable_lines
 from bigbatch.tune.plan.search_plan import SearchPlan
-from bigbatch.tune.plan.trainable_plan import trainable_lines
 from bigbatch.tune.plan.warm_start import known_in_words
-from bigbatch.tune.runs.certainty import clearly_worse
-from bigbatch.tune.runs.confirmed import Confirmed
 from bigbatch.tune.runs.observer import TrialView, ranked
+from bigbatch.tune.runs.reported import Confirmed, clearly_worse
+from bigbatch.tune.storage.description import redact
 from bigbatch.tune.storage.frontier_file import FRONTIER_FOLDER
 from bigbatch.tune.storage.patient_journal import JOB_VARIABLE
-from bigbatch.tune.storage.provenance import redact
 
 RUNNER_UPS = 4
 

@@ -18,8 +18,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from bigbatch.train_loop.config import ConfigError
-from bigbatch.tune.export.origin import check_origin
-from bigbatch.tune.export.trial_rows import Settings, epoch_ends, exported_runs, name_of, seconds_of, worth_of
+from bigbatch.tune.export.trial_rows import (
+    Settings,
+    check_origin,
+    epoch_ends,
+    exported_runs,
+    name_of,
+    seconds_of,
+    worth_of,
+)
 from bigbatch.tune.runs.run import Run
 from bigbatch.tune.storage.study_tables import StudyTables
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from bigbatch.base.atomic_files import replacing
 from bigbatch.cluster.host.optuna_journal import JOURNAL_NAME
 from bigbatch.train_loop.config import ConfigError
-from bigbatch.tune.export.origin import check_origin
+from bigbatch.tune.export.trial_rows import check_origin
 from bigbatch.tune.storage.description import read_description
 from bigbatch.tune.storage.storage_url import sqlite_file
 from bigbatch.tune.storage.study_tables import name_of_study, study_of_database

@@ -1,4 +1,7 @@
-"""What trackers want of a trial: settings, numbers of each epoch with their times, facts."""
+"""What trackers want of a trial: settings, numbers of each epoch with their times, facts. Also whose copy is replaced.
+
+Two studies may have one name, and one must not take the place of the other.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,16 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from datetime import datetime
+from pathlib import Path
 
 from bigbatch.base import json_values
 from bigbatch.cluster.host.optuna_journal import State
+from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.reporter import EpochRecord
 from bigbatch.tune.runs import metrics
 from bigbatch.tune.runs.objectives import Objectives
 from bigbatch.tune.runs.run import Run
+from bigbatch.tune.storage.description import STUDY_FILE
 from bigbatch.tune.storage.study_tables import StudyTables
 
 CONFIG_PREFIX = "config."
@@ -72,3 +78,20 @@ def epoch_ends(run: Run) -> Iterator[tuple[int, float, dict[str, float]]]:
             name: json_values.number(record, name, math.nan) for name in NUMBERS if record.get(name) is not None
         }
         yield json_values.whole_number(record, "epoch"), time, numbers
+
+
+def check_origin(option: str, target: str, name: str, earlier: str, folder: Path) -> None:
+    """Raise ConfigError if ``target`` holds the copy of another study of the same name.
+
+    A copy of the folder's study, or of a folder that has gone because the study was moved, may be replaced.
+
+    Args:
+        earlier: the folder that was copied before, as that export noted it; empty: not known.
+        folder: the study's.
+    """
+    if not earlier or Path(earlier).resolve() == folder.resolve() or not (Path(earlier) / STUDY_FILE).exists():
+        return
+    raise ConfigError(
+        f"--{option} holds one study of each name; {target!r} has a copy of {name!r} from {earlier!r}. "
+        f"Write another --{option}."
+    )

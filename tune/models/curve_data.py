@@ -24,8 +24,7 @@ from bigbatch.tune.models.curve_model import (
     thinned,
 )
 from bigbatch.tune.models.feasibility import Feasibility
-from bigbatch.tune.models.known_curves import KnownCurves, known_curves
-from bigbatch.tune.models.known_prediction import known_prediction, rank_correlation
+from bigbatch.tune.models.known_curves import KnownCurves, known_curves, known_prediction, rank_correlation
 from bigbatch.tune.models.look_value import first_looks
 from bigbatch.tune.models.protocol import SearchFacts
 from bigbatch.tune.models.unit_space import UnitSpace

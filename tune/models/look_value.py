@@ -10,7 +10,7 @@ from typing import NamedTuple
 from optuna.trial import FrozenTrial, TrialState
 from scipy.special import ndtr
 
-from bigbatch.tune.models.known_prediction import rank_correlation
+from bigbatch.tune.models.known_curves import rank_correlation
 from bigbatch.tune.models.protocol import SearchFacts
 from bigbatch.tune.runs.run import planned_epochs, warmup_epochs
 

@@ -16,15 +16,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from optuna.distributions import BaseDistribution
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.samplers import BaseSampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial
 
+from bigbatch.search_spaces.check import ParamRange
 from bigbatch.search_spaces.log_normal import LogNormal
 from bigbatch.tune.runs.knowledge import KnownStudy
-from bigbatch.tune.runs.objective import Objective
-from bigbatch.tune.runs.tolerance import HALF_A_POINT, Tolerance
+from bigbatch.tune.runs.objective import HALF_A_POINT, Objective, Tolerance
 
 Fits = Callable[[FrozenTrial], bool]
 """Whether a budget has room for the rest of a paused trial's run."""
@@ -156,3 +156,23 @@ class Strategy(Stopping, Protocol):
 
     def sampler(self, number: int) -> BaseSampler:
         """As the ``Proposer``."""
+
+
+def dimensions_of(ranges: Mapping[str, ParamRange]) -> tuple[Dimension, ...]:
+    """A dimension for each searched parameter, in the order of ``ranges``. Derived rates are no parameters."""
+    searched = [found for found in ranges.values() if found.kind != "derived"]
+    return tuple(map(_dimension, searched))
+
+
+def _dimension(found: ParamRange) -> Dimension:
+    always = found.always or bool(found.conditions)
+    return Dimension(found.name, _distribution(found), dict(found.conditions), found.prior, always)
+
+
+def _distribution(found: ParamRange) -> BaseDistribution:
+    if found.kind == "categorical":
+        return CategoricalDistribution(list(found.choices))  # type: ignore[arg-type]  # a space chose them
+    if found.kind == "int":
+        step = 1 if found.log or found.step is None else int(found.step)
+        return IntDistribution(int(found.low), int(found.high), log=found.log, step=step)
+    return FloatDistribution(found.low, found.high, log=found.log, step=found.step)

@@ -26,43 +26,61 @@ from bigbatch.train_loop.launch import wandb_mode
 from bigbatch.train_loop.plugins.metric_names import checked_metrics
 from bigbatch.train_loop.progress import read_interval
 from bigbatch.tune.models.names import STOPPINGS, STRATEGIES, resolved
-from bigbatch.tune.plan.baseline_options import read_baseline, stated_baseline
-from bigbatch.tune.plan.batches import parse_batches, pinned_batch
 from bigbatch.tune.plan.enqueued import first_trials
-from bigbatch.tune.plan.enqueued_trial import stored_trials
-from bigbatch.tune.plan.fitting import FittedSearch, SearchRequest, fit_search, fit_search_to_unknown_cluster
-from bigbatch.tune.plan.gpu_sharing import AT_MOST, MOST, GpuSharing, read_trials_per_gpu
+from bigbatch.tune.plan.fitting import (
+    FittedSearch,
+    SearchRequest,
+    fit_search,
+    fit_search_to_unknown_cluster,
+    parse_batches,
+    pinned_batch,
+)
 from bigbatch.tune.plan.holdout import divide_validation, stored_holdout
-from bigbatch.tune.plan.machine import Machine, Share, first_share, local_machine, machine_to_be
+from bigbatch.tune.plan.machine import (
+    AT_MOST,
+    MOST,
+    GpuSharing,
+    Machine,
+    Share,
+    first_share,
+    local_machine,
+    machine_to_be,
+    read_trials_per_gpu,
+)
 from bigbatch.tune.plan.objective_options import (
     constraints_in_words,
     one_of_objective_options,
+    read_baseline,
     read_objective_options,
+    stated_baseline,
     suited,
     with_studys_objective,
 )
-from bigbatch.tune.plan.option_checks import check_join, check_study_fits, checked_confirm, parse_duration
+from bigbatch.tune.plan.option_checks import (
+    check_join,
+    check_same_study,
+    check_same_values,
+    check_study_fits,
+    checked_confirm,
+    parse_duration,
+)
 from bigbatch.tune.plan.options import SearchOptions
-from bigbatch.tune.plan.own_components import (
+from bigbatch.tune.plan.own_code import (
     check_components,
     check_own_search,
-    own_code,
-    with_accepted_code,
-    with_components,
-)
-from bigbatch.tune.plan.prior import RatePrior
-from bigbatch.tune.plan.range_tests import wanted_tests
-from bigbatch.tune.plan.same_study import check_same_study, check_same_values
-from bigbatch.tune.plan.search_plan import SearchPlan
-from bigbatch.tune.plan.trainable_plan import (
     load_trainable,
+    own_code,
     own_values,
     read_own_objectives,
     refuse_options_of_the_loop,
     trainable_data,
+    with_accepted_code,
+    with_components,
 )
+from bigbatch.tune.plan.prior import RatePrior, wanted_tests
+from bigbatch.tune.plan.search_plan import SearchPlan, stored_trials
 from bigbatch.tune.plan.warm_start import knowledge_of
-from bigbatch.tune.runs.tolerance import read_tolerance
+from bigbatch.tune.runs.objective import read_tolerance
 from bigbatch.tune.storage.description import Description, read_description
 
 if TYPE_CHECKING:

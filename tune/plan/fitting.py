@@ -1,25 +1,102 @@
-"""Fit a search to its machine: choose and check network, workload, fixed parameters, ranges and priors."""
+"""Fit a search to its machine: choose and check batches, network, workload, fixed parameters, ranges and priors.
+
+``plan_for_cluster`` does this once more after a Ray cluster is joined, with the resources of its living nodes.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bigbatch.base import json_values
+from bigbatch.cluster.host.holder import record_of_job
 from bigbatch.search_spaces.check import ParamRange, check_space
 from bigbatch.search_spaces.fixed_parameters import check_parameters, parameter_value
 from bigbatch.search_spaces.registry import Space
 from bigbatch.search_spaces.trainable_space import TrainableSpace
+from bigbatch.search_spaces.trial import BATCH_KEY
 from bigbatch.search_spaces.workload import Workload
-from bigbatch.train_loop.config import BatchConfig, ConfigError, ModelConfig, TrainConfig
+from bigbatch.train_loop.config import BatchConfig, ConfigError, ModelConfig, TrainConfig, divisible
 from bigbatch.train_loop.config.last_step import KEY
 from bigbatch.train_loop.data.info import SMALL_IMAGE_SIZE, DataInfo
 from bigbatch.train_loop.model.networks import check_model
-from bigbatch.tune.plan.batches import check_batches, check_batches_are_searched
-from bigbatch.tune.plan.frontier_plan import FrontierPlan, frontier_plan
-from bigbatch.tune.plan.machine import Machine, Node
+from bigbatch.tune.plan.machine import Machine, Node, first_share
+from bigbatch.tune.plan.option_checks import check_study_fits
 from bigbatch.tune.plan.prior import RatePrior, rate_prior, read_priors
+from bigbatch.tune.plan.search_plan import FrontierPlan, SearchPlan, frontier_plan
+
+UNITS = {"": 1, "k": 1024}
+EXAMPLE = "Write e.g. --batch 8192 or --batch 2k,8k,32k (k = 1024)."
+
+
+def parse_batches(text: str | None) -> tuple[int, ...]:
+    """``8192`` → (8192,); ``2k,8k,32k`` → (2048, 8192, 32768), smallest first. None: empty. Raises ConfigError."""
+    if text is None:
+        return ()
+    found = []
+    for word in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)\s*([kK]?)\s*", word)
+        if re.fullmatch(r"\s*-\d.*", word):
+            raise ConfigError(f"--batch must not be negative; got {text!r}. {EXAMPLE}")
+        if not match or not int(match[1]):
+            raise ConfigError(
+                f"--batch takes numbers of images above 0, with commas between them; got {text!r}. {EXAMPLE}"
+            )
+        found.append(int(match[1]) * UNITS[match[2].lower()])
+    twice = sorted({batch for batch in found if found.count(batch) > 1})
+    if twice:
+        raise ConfigError(f"--batch names each batch once; got {twice[0]} twice in {text!r}. Keep one of them.")
+    return tuple(sorted(found))
+
+
+def pinned_batch(batches: Sequence[int], overrides: Mapping[str, object]) -> dict[str, object]:
+    """What ``--batch`` fixes: a single batch is as ``--set batch=…``. Raises ConfigError if that is given as well."""
+    if batches and BATCH_KEY in overrides:
+        raise ConfigError(
+            f"the batch is given once; got --set {BATCH_KEY}={overrides[BATCH_KEY]} and --batch "
+            f"{','.join(map(str, batches))}. Leave out one of them."
+        )
+    return {BATCH_KEY: batches[0]} if len(batches) == 1 else {}
+
+
+def check_batches(batches: Sequence[int], workload: Workload) -> None:
+    """Raise ConfigError for a batch that exceeds the training set or does not divide over the workers."""
+    for batch in batches:
+        if batch > workload.train_size:
+            raise ConfigError(
+                f"--batch must be at most the {workload.train_size:,} training images; got {batch}. "
+                f"Write --batch {workload.train_size} or less."
+            )
+        if not divides(batch, workload):
+            fix = divisible(batch, workload.workers, workload.max_micro_size)
+            raise ConfigError(
+                f"--batch must divide over the {workload.workers} workers of a trial, in equal micro-batches of 2 "
+                f"images or more; got {batch}. Write e.g. --batch {fix}."
+            )
+
+
+def divides(batch: int, workload: Workload) -> bool:
+    """Whether the workers of a trial can train this global batch."""
+    try:
+        BatchConfig(batch, max_micro_size=workload.max_micro_size).split(workload.workers)
+    except ConfigError:
+        return False
+    return True
+
+
+def _check_batches_are_searched(space: Space, workload: Workload, ranges: Mapping[str, ParamRange]) -> None:
+    """Raise ConfigError if ``--batch`` names several batches and the space does not search the batch."""
+    if workload.batches and not any(space.key_of(name) == BATCH_KEY for name in ranges):
+        raise ConfigError(
+            f"--batch with several batches needs a space that searches the batch; got space {space.name!r}, which "
+            f"does not. Write one batch, e.g. --batch {workload.batches[0]}."
+        )
+
 
 SOME_GPU = Machine((Node(1, 1),))
 """Stands for a cluster with GPUs while nothing else is known about it."""
@@ -73,7 +150,7 @@ def fit_search(search: SearchRequest, machine: Machine, rates: RatePrior | None 
     if rates.apply(workload) != workload:
         workload = rates.apply(workload)
         ranges = check_space(space, workload, pinned=overrides)
-    check_batches_are_searched(space, workload, ranges)
+    _check_batches_are_searched(space, workload, ranges)
     return FittedSearch(model, workload, overrides, ranges, frontier_plan(space, ranges, overrides))
 
 
@@ -154,3 +231,100 @@ def check_search_model(name: str, overrides: Mapping[str, object], data: DataInf
             "model.sync_bn needs GPUs (torch supports it on CUDA only); got sync_bn=true and no GPU. "
             "Leave --set sync_bn out."
         )
+
+
+GPU_ANSWER_S = 120.0
+"""How long to wait for a node to report its GPU's memory. A node whose GPUs are all in use does not answer."""
+
+
+def plan_for_cluster(plan: SearchPlan, machine: Machine) -> SearchPlan:
+    """The plan, checked again with the resources of the nodes of a joined cluster.
+
+    Raises ConfigError; its message lists the cluster's resources.
+    """
+    try:
+        return _on_cluster(plan, machine)
+    except ConfigError as error:
+        raise ConfigError(f"on the cluster, {machine.describe() or 'which has no living node'}: {error}") from None
+
+
+def _on_cluster(plan: SearchPlan, machine: Machine) -> SearchPlan:
+    share = first_share(machine, plan.workers, plan.trials, plan.open_ended, plan.sharing.at_first)
+    search = SearchRequest(
+        space=plan.space,
+        data=plan.data,
+        model=None if plan.model_was_auto else plan.model,
+        epochs=plan.max_epochs,
+        workers=plan.workers,
+        overrides=plan.overrides,
+        prior_from=plan.options.prior_from,
+        batches=parse_batches(plan.options.batch),
+    )
+    rates = RatePrior(plan.workload.lr_factors, plan.workload.lr_spread)
+    fitted = fit_search(search, machine, rates if plan.resume else None)
+    plan = dataclasses.replace(plan, machine=machine, share=share, **vars(fitted))
+    check_study_fits(plan)  # the number of concurrent trials is known only now
+    return plan
+
+
+def living_nodes() -> dict[str, Node]:
+    """Ray's id → resources of each living node. The memory of their GPUs is not known here."""
+    import ray
+
+    found = {}
+    for node in ray.nodes():
+        if node["Alive"]:
+            has = node["Resources"]
+            found[node["NodeID"]] = Node(*(int(has.get(kind, 0)) for kind in ("CPU", "GPU", "memory")))
+    return found
+
+
+def absent_nodes(env: Mapping[str, str] = os.environ) -> int:
+    """How many nodes the job around this search pays for whose Ray does not run; 0 outside of a job of BigBatch."""
+    import ray
+
+    billed = set(json_values.texts(record_of_job(env), "nodes"))
+    if not billed:
+        return 0
+    labels = [node.get("Labels") or {} for node in ray.nodes() if node["Alive"]]
+    own = [one.get("slurm_node") for one in labels if one.get("slurm_job") == env.get("SLURM_JOB_ID")]
+    return len(billed.difference(own)) if own else 0
+
+
+def cluster_machine() -> Machine:
+    """All living nodes, with the memory of their GPUs. A small task on each node with GPUs asks for it."""
+    nodes = living_nodes()
+    sizes = _gpu_memory_bytes([key for key, node in nodes.items() if node.gpus])
+    return Machine(tuple(dataclasses.replace(node, gpu_memory_bytes=sizes.get(key, 0)) for key, node in nodes.items()))
+
+
+def _gpu_memory_bytes(node_ids: list[str]) -> dict[str, int]:
+    """Node → memory of one of its GPUs. 0, or no entry, if torch or Ray cannot tell."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    # Ray shows a task no GPU but those that it asks for.
+    ask: Any = ray.remote(num_cpus=0, num_gpus=1, max_retries=0)(gpu_memory_bytes)
+    answers = {
+        ask.options(scheduling_strategy=NodeAffinitySchedulingStrategy(key, soft=False)).remote(): key
+        for key in node_ids
+    }
+    ready, silent = ray.wait(list(answers), num_returns=len(answers), timeout=GPU_ANSWER_S) if answers else ([], [])
+    # Else they would take a GPU from the trials as soon as one is free.
+    for reference in silent:
+        ray.cancel(reference, force=True)
+    sizes = {}
+    for reference in ready:
+        try:
+            sizes[answers[reference]] = int(ray.get(reference))
+        except ray.exceptions.RayError:  # the node is gone, or its torch does not load: a trial there will report it
+            continue
+    return sizes
+
+
+def gpu_memory_bytes() -> int:
+    """Memory of the smallest GPU that this process sees; 0 if torch sees none."""
+    import torch
+
+    seen = range(torch.cuda.device_count())
+    return min((torch.cuda.get_device_properties(index).total_memory for index in seen), default=0)

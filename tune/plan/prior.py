@@ -1,4 +1,7 @@
-"""The learning rates around which a study searches, and how widely. ``--prior-from`` takes them from range tests."""
+"""The learning rates around which a study searches, and how widely.
+
+``--prior-from`` takes them from range tests; ``--find-lr`` makes these before the first trial.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +10,21 @@ import json
 import math
 import os
 import random
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from bigbatch.base import json_values
-from bigbatch.search_spaces.check import ParamRange
+from bigbatch.search_spaces.check import ParamRange, check_space
 from bigbatch.search_spaces.priors import OWN_SPREAD, is_component_name, lr_factor
 from bigbatch.search_spaces.registry import Space
 from bigbatch.search_spaces.trial import StandInTrial
 from bigbatch.search_spaces.workload import Workload
 from bigbatch.train_loop.config import ConfigError, TrainConfig
+from bigbatch.train_loop.config.plug_ins import shown_name
+from bigbatch.tune.plan.search_plan import SearchPlan
+from bigbatch.tune.plan.warm_start import around_moved_centres
 
 SCHEMA_VERSION = 1
 TRIALS_TO_SEE = 64
@@ -82,7 +89,7 @@ def read_priors(
                 f"--prior-from takes one range test for each optimizer; got two for {name}. Keep one of them."
             )
         factors[name] = lr_factor(dataclasses.replace(workload, fixed=pinned), tested, suggestion)
-        if not rate_moves(space, workload, name, pinned):
+        if not _rate_moves(space, workload, name, pinned):
             raise ConfigError(
                 f"--prior-from needs a space that searches the tested optimizer's rate around the prior; got {name} "
                 f"and --space {space.name}. Leave out '{path}', or use searched_peak_lr in the space."
@@ -126,7 +133,7 @@ def _full(data: str) -> str:
     return os.path.abspath(data) if os.path.exists(data) else data
 
 
-def rate_moves(space: Space, workload: Workload, optimizer: str, pinned: Mapping[str, object]) -> bool:
+def _rate_moves(space: Space, workload: Workload, optimizer: str, pinned: Mapping[str, object]) -> bool:
     """Whether the space searches the optimizer's rate around the prior, so that a range test moves it."""
     # Any factor but 1 would do.
     moved = dataclasses.replace(workload, lr_factors={optimizer: 1.5})
@@ -135,3 +142,64 @@ def rate_moves(space: Space, workload: Workload, optimizer: str, pinned: Mapping
         if before.optimizer.name == optimizer:
             return space(StandInTrial(random.Random(seed)), moved, pinned).optimizer.peak_lr != before.optimizer.peak_lr
     return False
+
+
+def range_tests(
+    space: Space, workload: Workload, overrides: Mapping[str, object], ranges: Mapping[str, ParamRange]
+) -> dict[str, TrainConfig]:
+    """For each optimizer of a search that has no range test yet, the configuration to test.
+
+    It is the space's initial point for that optimizer, at the smallest batch of its frontier, where a test is cheapest;
+    or else the first one drawn. Raises ConfigError if the space
+    searches no optimizer's rate around the prior.
+    """
+    searched = [name for name in optimizers_of(ranges) if _rate_moves(space, workload, name, overrides)]
+    if not searched:
+        fixed = " with a fixed rate" if "optimizer.peak_lr" in overrides else ""
+        raise ConfigError(
+            f"--find-lr needs a space that searches learning rates around the prior; got --space {space.name}{fixed}. "
+            "Leave it out, or use searched_peak_lr in the space."
+        )
+    name = space.frontier
+    cheapest = {name: ranges[name].choices[0]} if name is not None and name in ranges and ranges[name].choices else {}
+    points = [{**point, **cheapest} for point in space.initial_points(workload, overrides)]
+    trials = [StandInTrial(None, point) for point in points]
+    trials += [StandInTrial(random.Random(seed)) for seed in range(TRIALS_TO_SEE)]
+    found: dict[str, TrainConfig] = {}
+    for trial in trials:
+        config = space(trial, workload, overrides)
+        if config.optimizer.name in searched and config.optimizer.name not in workload.lr_factors:
+            found.setdefault(config.optimizer.name, config)
+    return found
+
+
+def wanted_tests(plan: SearchPlan) -> dict[str, TrainConfig]:
+    """``range_tests`` of a plan with ``--find-lr``; empty without it."""
+    if not plan.options.find_lr:
+        return {}
+    return range_tests(plan.space, plan.workload, plan.overrides, plan.ranges)
+
+
+def range_test_file(folder: Path, optimizer: str) -> Path:
+    """Where a study keeps the range test of an optimizer."""
+    return folder / f"lr_find-{re.sub(r'[^A-Za-z0-9._-]+', '_', shown_name(optimizer))}.json"
+
+
+def plan_with_tests(plan: SearchPlan, optimizers: list[str]) -> SearchPlan:
+    """The plan around the rates that the study's range tests of these optimizers suggest.
+
+    A test that does not exist, or whose loss never exploded, changes nothing.
+    """
+    workload, factors = plan.workload, dict(plan.workload.lr_factors)
+    # A factor is relative to the rule's own centre, not to one that an earlier test has moved.
+    untested = dataclasses.replace(workload, lr_factors={}, fixed=plan.overrides)
+    for name in optimizers:
+        try:
+            tested, suggestion = read_range_test(str(range_test_file(plan.folder, name)))
+        except ConfigError:
+            continue
+        factors[name] = lr_factor(untested, tested, suggestion)
+    workload = rate_prior(factors, plan.ranges).apply(workload)
+    ranges = check_space(plan.space, workload, pinned=plan.overrides)
+    moved = dataclasses.replace(plan, workload=workload, ranges=ranges)
+    return dataclasses.replace(moved, warm_start=around_moved_centres(plan, moved))

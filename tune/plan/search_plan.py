@@ -1,34 +1,125 @@
-"""The plan of a search: the checked facts that are known before Ray starts."""
+"""The plan of a search: the checked facts that are known before Ray starts.
+
+Two parts of it stand first: the frontier, which is the parameter whose values a search compares, and the trials with a
+whole configuration that a search tries before it proposes any.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 import json
+import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bigbatch.base import json_values
 from bigbatch.search_spaces.check import ParamRange
+from bigbatch.search_spaces.distribution import kept_choice
 from bigbatch.search_spaces.registry import Space
 from bigbatch.search_spaces.trainable_space import TrainableSpace
 from bigbatch.search_spaces.workload import Workload
+from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.train_loop.data.info import DataInfo
-from bigbatch.tune.plan.frontier_plan import FrontierPlan
-from bigbatch.tune.plan.gpu_sharing import AT_MOST, GpuSharing
-from bigbatch.tune.plan.machine import Machine, Share
+from bigbatch.tune.plan.machine import AT_MOST, GpuSharing, Machine, Share
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.runs.confirm_rule import NOTHING, ConfirmRule
 from bigbatch.tune.runs.knowledge import WARM_START, KnownStudy
+from bigbatch.tune.runs.objective import HALF_A_POINT, TimeToTarget, Tolerance
 from bigbatch.tune.runs.objectives import Objectives
-from bigbatch.tune.runs.target import TimeToTarget
-from bigbatch.tune.runs.tolerance import HALF_A_POINT, Tolerance
 
 if TYPE_CHECKING:
     from bigbatch.train_loop.data.sets.scan import FolderScan
-    from bigbatch.tune.plan.enqueued_trial import EnqueuedTrial
+
+MAX_VALUES = 16
+"""Each value gets at least half of an equal share of the trials: with more values, none would get enough."""
+
+
+@dataclass(frozen=True)
+class FrontierPlan:
+    """The parameter that a space declares as its frontier, and its values in this search."""
+
+    name: str
+    values: tuple[object, ...]
+    """Smallest first; choices that are no numbers in the space's order. One value if ``--set`` or ``--batch`` fixes the
+    parameter."""
+
+    @property
+    def searched(self) -> str | None:
+        """The parameter's name, for ``SearchFacts.frontier``; None if there is only one value: all trials compare."""
+        return self.name if len(self.values) > 1 else None
+
+
+def frontier_plan(
+    space: Space, ranges: Mapping[str, ParamRange], overrides: Mapping[str, object]
+) -> FrontierPlan | None:
+    """The frontier of a search; None if the space declares none.
+
+    Raises ConfigError if the parameter is not in every trial, or is neither a choice nor a whole number of few values.
+    """
+    name = space.frontier
+    if name is None:
+        return None
+    if (key := space.key_of(name)) in overrides:
+        convert = space.parameter_keys[name][1] if name in space.parameter_keys else lambda value: value
+        return FrontierPlan(name, (kept_choice(convert(overrides[str(key)])),))
+    if name in overrides:
+        return FrontierPlan(name, (overrides[name],))
+    found = ranges.get(name)
+    if found is None or not found.always:
+        where = "no trial" if found is None else "only some trials"
+        raise _refused(space, f"which is in {where}", "Suggest it in each trial")
+    values = _values(found)
+    if not values:
+        raise _refused(space, f"with the range {found.describe()}", f"Suggest one of at most {MAX_VALUES} choices")
+    return FrontierPlan(name, values)
+
+
+def _values(found: ParamRange) -> tuple[object, ...]:
+    """All values of a range; empty if it is a float or has more than ``MAX_VALUES``."""
+    if found.kind == "int":
+        step = int(found.step or 1)
+        # Not all of them: a range may have millions.
+        values: tuple[object, ...] = tuple(range(int(found.low), int(found.high) + 1, step)[: MAX_VALUES + 1])
+    else:
+        values = found.choices
+    if len(values) > MAX_VALUES:
+        return ()
+    numbers = [v for v in values if isinstance(v, (int, float)) and not isinstance(v, bool) and math.isfinite(v)]
+    return tuple(sorted(numbers)) if len(numbers) == len(values) else values
+
+
+def _refused(space: Space, what: str, fix: str) -> ConfigError:
+    return ConfigError(
+        f"FRONTIER of a space names a choice, or a whole number of at most {MAX_VALUES} values, that every trial has; "
+        f"got {space.frontier!r} of space {space.name!r}, {what}. {fix}, or leave FRONTIER out."
+    )
+
+
+@dataclass(frozen=True)
+class EnqueuedTrial:
+    """A trial with a whole configuration. study.json keeps it, so that a resumed study needs no file."""
+
+    source: str
+    config: TrainConfig
+
+    @property
+    def label(self) -> str:
+        """E.g. ``recipe:nus-lars-32k at batch 1024``. A study has each label once."""
+        return f"{self.source} at batch {self.config.batch.global_size}"
+
+    def to_dict(self) -> dict[str, object]:
+        """As study.json keeps it."""
+        return {"source": self.source, "config": self.config.to_dict()}
+
+
+def stored_trials(stored: Mapping[str, object]) -> tuple[EnqueuedTrial, ...]:
+    """The trials in study.json."""
+    found = json_values.objects(stored, "enqueued")
+    return tuple(EnqueuedTrial(str(one["source"]), TrainConfig.from_dict(one["config"])) for one in found)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)

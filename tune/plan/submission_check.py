@@ -37,7 +37,6 @@ from bigbatch.train_loop.errors import OwnCodeError  # noqa: E402
 from bigbatch.train_loop.host.command_line import check_writable  # noqa: E402
 from bigbatch.train_loop.model.networks import check_model_name  # noqa: E402
 from bigbatch.tune.plan.arguments import parse_options, tune_parser  # noqa: E402
-from bigbatch.tune.plan.baseline_options import given_baseline
 from bigbatch.tune.plan.checked_plan import (
     DEFAULT_OUTPUT,
     DEFAULT_SPACE,
@@ -47,9 +46,10 @@ from bigbatch.tune.plan.checked_plan import (
     make_plan,
 )
 from bigbatch.tune.plan.enqueued import read_sources  # noqa: E402
+from bigbatch.tune.plan.objective_options import given_baseline
 from bigbatch.tune.plan.options import SearchOptions
+from bigbatch.tune.plan.own_code import OPTION, read_own_objectives, trainable_name  # noqa: E402
 from bigbatch.tune.plan.prior import read_range_test  # noqa: E402
-from bigbatch.tune.plan.trainable_plan import OPTION, read_own_objectives, trainable_name  # noqa: E402
 from bigbatch.tune.plan.warm_start import described_study  # noqa: E402
 from bigbatch.tune.storage.description import read_description  # noqa: E402
 from bigbatch.tune.storage.storage_url import check_url  # noqa: E402

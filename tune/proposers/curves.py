@@ -34,8 +34,7 @@ from bigbatch.tune.models.curve_history import Curve
 from bigbatch.tune.models.curve_model import CurvePoints, matern_52, squared_distances
 from bigbatch.tune.models.one_thread import on_one_thread
 from bigbatch.tune.models.protocol import SearchFacts
-from bigbatch.tune.models.qmc import SobolSampler, random_part, value_at
-from bigbatch.tune.models.unit_space import is_word, middle_of
+from bigbatch.tune.models.unit_space import SobolSampler, is_word, middle_of, random_part, value_at
 from bigbatch.tune.runs.run import GIVEN_ATTR
 
 Array = NDArray[np.float64]

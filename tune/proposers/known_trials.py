@@ -30,7 +30,7 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from bigbatch.tune.models.curve_data import CurveEncoder
-from bigbatch.tune.models.known_prediction import known_prediction, normal_scores
+from bigbatch.tune.models.known_curves import known_prediction, normal_scores
 from bigbatch.tune.models.protocol import Proposer, SearchFacts
 from bigbatch.tune.models.study_view import view_of, whole_study
 from bigbatch.tune.proposers.passing_sampler import Asked, PassingSampler

@@ -1,16 +1,26 @@
-"""A sampler that lets another one sample: perhaps one for each trial, or one that is shown another study."""
+"""A sampler that lets another one sample: perhaps one for each trial, or one that is shown another study.
+
+``Combined`` joins a proposer and a stopping, and hides confirmations from them: a strategy does not decide these. A
+configuration that is trained again must not look like several good ones.
+"""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
+
+from bigbatch.tune.models.protocol import Fits, Lasts, Proposer, Stopping, TrialDecision
+from bigbatch.tune.models.study_view import view_of
+from bigbatch.tune.runs.run import Kind, kind_of
+from bigbatch.tune.runs.study_index import StudyIndex
 
 
 class Asked(NamedTuple):
@@ -76,3 +86,55 @@ class ShownSampler(PassingSampler):
     def asked(self, study: Study, trial: FrozenTrial) -> Asked:
         """The sampler, with what it is shown."""
         return Asked(self._sampler, self._shown(study), trial)
+
+
+class OwnTrials(StudyIndex):
+    """Shows a strategy its own trials of a study; the study itself where it has no others."""
+
+    def seen(self, study: Study) -> Study:
+        """What a strategy sees of ``study``."""
+        self.update(study)
+        return view_of(study, self._shown) if self._hidden else study
+
+    def _shown(self, trials: list[FrozenTrial]) -> list[FrozenTrial]:
+        """Of the trials for which ``seen`` was asked, or later ones."""
+        self.take_in(trials)
+        found = list(trials)
+        # From the end: the places before it stay the same.
+        for place in reversed(self._hidden):
+            del found[place]
+        return found
+
+    def _forget(self) -> None:
+        self._hidden: list[int] = []
+
+    def _take(self, place: int, trials: Sequence[FrozenTrial]) -> None:
+        if kind_of(trials[place]) == Kind.CONFIRMATION and place not in self._hidden:
+            self._hidden.append(place)
+
+
+@dataclass(frozen=True)
+class Combined:
+    """The strategy of a proposer and a stopping. They see its own trials alone; the others are never stopped."""
+
+    proposer: Proposer
+    stopping: Stopping
+    _own: OwnTrials = field(default_factory=OwnTrials, init=False, repr=False, compare=False)
+
+    def sampler(self, number: int) -> BaseSampler:
+        """A new sampler for trial ``number``."""
+        return ShownSampler(self.proposer(number), self._own.seen)
+
+    def look(self, study: Study, trial: FrozenTrial, epoch: int) -> TrialDecision:
+        """As the stopping, for what it sees."""
+        if kind_of(trial) == Kind.CONFIRMATION:
+            return TrialDecision.GO_ON
+        return self.stopping.look(self._own.seen(study), trial, epoch)
+
+    def to_continue(self, study: Study, fits: Fits | None = None, lasts: Lasts | None = None) -> FrozenTrial | None:
+        """As the stopping, for what it sees."""
+        return self.stopping.to_continue(self._own.seen(study), fits, lasts)
+
+    def is_over(self, study: Study) -> bool:
+        """As the stopping, for what it sees."""
+        return self.stopping.is_over(self._own.seen(study))

@@ -21,13 +21,16 @@ from optuna.trial import FrozenTrial
 
 from bigbatch.search_spaces.log_normal import LogNormal
 from bigbatch.train_loop.config.plug_ins import is_own
-from bigbatch.tune.models.qmc import OneByOneSampler, SobolSampler, random_part, value_at
 from bigbatch.tune.models.study_view import BestAndRecent, view_of
-from bigbatch.tune.proposers.bad_ends import showing_bad_ends
-from bigbatch.tune.proposers.older_constraints import knowing_constraints
+from bigbatch.tune.models.unit_space import OneByOneSampler, SobolSampler, random_part, value_at
 from bigbatch.tune.proposers.own_strategy import own_pruner
 from bigbatch.tune.proposers.passing_sampler import Asked, PassingSampler, ShownSampler
-from bigbatch.tune.proposers.pruned_view import REDUCTION_FACTOR, PrunedViewTPESampler
+from bigbatch.tune.proposers.shown_trials import (
+    REDUCTION_FACTOR,
+    PrunedViewTPESampler,
+    knowing_constraints,
+    showing_bad_ends,
+)
 
 
 class PerTrialSampler(PassingSampler):

@@ -5,15 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bigbatch.tune.report.figure import (
-    ReportFigure,
-    batch_places,
-    fewer_trials,
-    hover,
-    most_of,
-    thinned_words,
-    ticks_of_batches,
-)
-from bigbatch.tune.report.theme import (
     BLUE,
     DASHES,
     GREY,
@@ -22,11 +13,18 @@ from bigbatch.tune.report.theme import (
     SERIES,
     SYMBOLS,
     TEAL,
+    ReportFigure,
     Values,
+    batch_places,
+    fewer_trials,
+    hover,
     layout,
+    most_of,
     plotly_text,
+    thinned_words,
+    ticks_of_batches,
 )
-from bigbatch.tune.report.trial_points import StudyPoints
+from bigbatch.tune.report.recorded_study import StudyPoints
 from bigbatch.tune.runs.frontier import BestOfValue, Frontier, FrontierRow
 from bigbatch.tune.runs.learned import CHOSEN, FRESH_SEEDS, HELD_OUT
 from bigbatch.tune.runs.objective import Objective

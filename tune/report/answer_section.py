@@ -1,4 +1,4 @@
-"""The first part of a report: what came out, and the configuration to copy."""
+"""The first part of a report: what came out, and the configuration to copy; or how several studies differ."""
 
 from __future__ import annotations
 
@@ -7,25 +7,27 @@ import json
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from bigbatch.base import json_values
 from bigbatch.train_loop.config.words import epochs_text
-from bigbatch.tune.console.answer_words import (
-    answer_in_words,
-    interval_text,
-    seconds_words,
-    short_number,
-    value_text,
-)
+from bigbatch.tune.console.answer_words import answer_in_words, interval_text, seconds_words, short_number, value_text
 from bigbatch.tune.console.confirmation_words import confirmation_in_words
-from bigbatch.tune.console.frontier_cells import frontier_cells
-from bigbatch.tune.report.answer_figures import frontier, frontier_costs
-from bigbatch.tune.report.figure import guarded
-from bigbatch.tune.report.figure_book import FigureBook, side_by_side
-from bigbatch.tune.report.markup import Markup, TableColumn, card, copy_block, joined, table, tag
-from bigbatch.tune.report.recorded_study import BATCH_PARAMETER
-from bigbatch.tune.report.theme import number_text
-from bigbatch.tune.report.trial_points import StudyPoints, warmup_share
+from bigbatch.tune.console.frontier_table import frontier_cells
+from bigbatch.tune.report.answer_figures import compared_frontiers, compared_histories, frontier, frontier_costs
+from bigbatch.tune.report.figure import ReportFigure, guarded, number_text
+from bigbatch.tune.report.markup import (
+    FigureBook,
+    Markup,
+    TableColumn,
+    card,
+    copy_block,
+    joined,
+    side_by_side,
+    table,
+    tag,
+)
+from bigbatch.tune.report.recorded_study import BATCH_PARAMETER, RecordedStudy, StudyPoints, warmup_share
 from bigbatch.tune.runs.frontier import Frontier
 from bigbatch.tune.runs.learned import FRESH_SEEDS, HELD_OUT
 from bigbatch.tune.runs.run import Run
@@ -262,3 +264,58 @@ def _shown(value: object) -> str:
 def _table_of_best(points: StudyPoints, titles: Sequence[tuple[str, bool]], rows: Sequence[Sequence[object]]) -> Markup:
     title = f"The best {len(rows)} of {len(points.finished)} finished trials" if len(rows) > 1 else "The finished trial"
     return card(joined((tag("h3", title), table([TableColumn(t, is_number=n) for t, n in titles], rows, stacked=True))))
+
+
+DECISIVE = (
+    ("data", "data sets"), ("val_size", "validation images"), ("model", "networks"), ("max_epochs", "epochs"),
+)  # fmt: skip
+"""Keys of study.json that decide what values mean, and their names."""
+
+
+@dataclass(frozen=True)
+class ComparedStudy:
+    """A row of the comparison. None: not known, or there is none."""
+
+    study: str
+    state: str
+    finished: int | None = None
+    """Trials that ran to their end."""
+    begun: int | None = None
+    best: float | None = None
+    """The best value of the first objective."""
+    answer: object = None
+    """The largest batch within the tolerance of the best."""
+    answer_value: float | None = None
+    """The value there, by what did not choose it."""
+    device_hours: float | None = None
+    """Held by the search."""
+
+
+def compared_study(study: RecordedStudy, points: StudyPoints | None) -> ComparedStudy:
+    """The row of one study. ``points``: None where it cannot be read."""
+    if points is None:
+        return ComparedStudy(study.shown_name, study.summary.state)
+    found = study.frontier
+    return ComparedStudy(
+        study=study.shown_name,
+        state=study.summary.state,
+        finished=len(points.finished),
+        begun=len(points.searched),
+        best=points.best_first[0].value if points.best_first else None,
+        answer=found.answer_row.value if found and found.answer_row else None,
+        answer_value=found.answer_best.reported.value if found and found.answer_best else None,
+        device_hours=study.summary.held_s / 3600,
+    )
+
+
+def compared_figures(points: Sequence[StudyPoints]) -> list[ReportFigure]:
+    """The figures that show all studies."""
+    return [make(points) for make in (compared_frontiers, compared_histories)] if points else []
+
+
+def differences(points: Sequence[StudyPoints]) -> list[str]:
+    """What decides values, and is not the same in all studies."""
+    found = {"objectives": {one.study.objectives.text for one in points}}
+    for key, word in DECISIVE:
+        found[word] = {str(one.study.description.get(key)) for one in points}
+    return [word for word, values in found.items() if len(values) > 1]

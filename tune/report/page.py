@@ -1,22 +1,39 @@
-"""The report as one HTML page: it opens from a file, needs no network, and runs no code but its own."""
+"""The report as one HTML page: it opens from a file, needs no network, and runs no code but its own.
+
+It is written by command and at a search's end.
+"""
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import functools
 import gzip
 import hashlib
 import json
+import shlex
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from importlib import resources
+from pathlib import Path
 
 from bigbatch.base import json_values
-from bigbatch.tune.report.answer_section import answer_section
-from bigbatch.tune.report.comparison import compared_figures, compared_study, differences
-from bigbatch.tune.report.figure_book import INSTALL, FigureBook, plotly_script, side_by_side
-from bigbatch.tune.report.markup import Markup, TableColumn, card, joined, table, tag
-from bigbatch.tune.report.recorded_study import RecordedStudy, shown_apart
+from bigbatch.base.atomic_files import write_bytes
+from bigbatch.tune.report.answer_section import answer_section, compared_figures, compared_study, differences
+from bigbatch.tune.report.figure import number_text
+from bigbatch.tune.report.markup import (
+    INSTALL,
+    FigureBook,
+    Markup,
+    TableColumn,
+    card,
+    joined,
+    plotly_script,
+    side_by_side,
+    table,
+    tag,
+)
+from bigbatch.tune.report.recorded_study import RecordedStudy, StudyPoints, recorded_at_end, shown_apart
 from bigbatch.tune.report.sections import (
     asked_section,
     cost_section,
@@ -26,9 +43,8 @@ from bigbatch.tune.report.sections import (
     section,
     space_section,
 )
-from bigbatch.tune.report.theme import number_text
-from bigbatch.tune.report.trial_points import StudyPoints
-from bigbatch.tune.storage.provenance import package_version
+from bigbatch.tune.runs.run import AnyTrial
+from bigbatch.tune.storage.description import package_version
 from bigbatch.tune.storage.summary import UNREADABLE
 
 PARTS = (
@@ -223,3 +239,35 @@ def page_document(title: str, body: Markup, book: FigureBook, plotly: bytes) -> 
         f'<!doctype html>\n<html lang="en">\n<head>\n{head}</head>\n<body>\n<main>\n{body}\n</main>\n'
         f"{data}<script>{script}</script>\n</body>\n</html>\n"
     )
+
+
+REPORT_FILE = "report.html"
+
+
+def write_report(studies: Sequence[RecordedStudy], path: Path) -> None:
+    """Write the page of these studies. Raises OSError; the file is then as it was."""
+    write_bytes(path, report_page(studies).encode("utf-8", "replace"))
+
+
+def report_at_end(folder: Path, trials: Sequence[AnyTrial]) -> str:
+    """Write the report of a search that ends, and say where it is, in a line. A report that fails is a line too.
+
+    Args:
+        folder: the study's.
+        trials: all of them.
+    """
+    path, shown = folder / REPORT_FILE, _from_here(folder)
+    try:
+        write_report([recorded_at_end(folder, trials)], path)
+    except Exception as error:  # the search is over and saved: nothing may spoil its end
+        reason = " ".join(str(error).split())[:200]
+        again = f"bigbatch report {shlex.quote(str(shown))}"
+        return f"The report was not written ({type(error).__name__}: {reason}). Try again: {again}"
+    return f"Report: {shown / REPORT_FILE}"
+
+
+def _from_here(folder: Path) -> Path:
+    """The folder as a user would type it in the current one."""
+    with contextlib.suppress(ValueError, OSError):
+        return folder.relative_to(Path.cwd())
+    return folder

@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bigbatch.train_loop.config import ConfigError
-from bigbatch.tune.report import answer_figures, cost_figures, curve_figures, space_figures
-from bigbatch.tune.report.figure import FigureMaker, ReportFigure, guarded, plain
+from bigbatch.tune.report import answer_figures, course_figures, space_figures
+from bigbatch.tune.report.figure import HEIGHT, FigureMaker, ReportFigure, guarded, plain, template
 from bigbatch.tune.report.rate_figures import rate_figures
-from bigbatch.tune.report.recorded_study import RecordedStudy, distinct_folders, open_recorded
-from bigbatch.tune.report.theme import HEIGHT, template
-from bigbatch.tune.report.trial_points import StudyPoints
+from bigbatch.tune.report.recorded_study import RecordedStudy, StudyPoints, distinct_folders, open_recorded
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -26,13 +24,13 @@ MAKERS: tuple[FigureMaker, ...] = (
     answer_figures.frontier_costs,
     answer_figures.history_over_trials,
     answer_figures.history_over_hours,
-    curve_figures.learning_curves,
+    course_figures.learning_curves,
     space_figures.parameter_importance,
     space_figures.parallel_coordinates,
     space_figures.warmup_by_batch,
     space_figures.noise_by_batch,
-    cost_figures.device_hours,
-    cost_figures.slot_timeline,
+    course_figures.device_hours,
+    course_figures.slot_timeline,
 )
 """All figures of a study but the maps of rates, of which there is one for each optimizer."""
 

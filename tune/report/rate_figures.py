@@ -10,18 +10,24 @@ from functools import partial
 from bigbatch.base import json_values
 from bigbatch.search_spaces.priors import peak_lr_centre, short_run_factor
 from bigbatch.tune.report.figure import (
+    BLUE,
+    GREY,
+    PURPLE,
+    TEAL,
     ReportFigure,
+    Values,
     batch_places,
     fewer_trials,
     guarded,
     hover,
+    layout,
     log_axis,
+    plotly_text,
     thinned_words,
     ticks_of_batches,
 )
+from bigbatch.tune.report.recorded_study import DIVERGENT, StudyPoints
 from bigbatch.tune.report.space_figures import colour_axis, coloured, diverged_marks
-from bigbatch.tune.report.theme import BLUE, GREY, PURPLE, TEAL, Values, layout, plotly_text
-from bigbatch.tune.report.trial_points import DIVERGENT, StudyPoints
 from bigbatch.tune.runs.run import Run
 
 NAME = "rate-by-batch"

@@ -1,22 +1,40 @@
 """Read a study for a report, also while it runs or where its files are damaged. Nothing is written or locked.
 
 The journal is read up to its first incomplete line. If there is none, as with a database, or if it cannot be read, the
-tables say what they know.
+tables say what they know. ``StudyPoints`` is such a study as figures and tables show it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from bigbatch.cluster.host.optuna_journal import JOURNAL_NAME, read_journal
+from bigbatch.base import json_values
+from bigbatch.cluster.host.optuna_journal import JOURNAL_NAME, State, read_journal
 from bigbatch.train_loop.config import ConfigError
-from bigbatch.tune.runs.answer import answer_of
+from bigbatch.tune.runs.answer import answer_of, leading_trial
+from bigbatch.tune.runs.feasible import INFEASIBLE_ATTR
 from bigbatch.tune.runs.frontier import Frontier
+from bigbatch.tune.runs.objective import UNREACHED_H
 from bigbatch.tune.runs.objectives import Objectives, objectives_of
-from bigbatch.tune.runs.run import AnyTrial, Run, count_ended
+from bigbatch.tune.runs.reported import Confirmed, confirmed_trials
+from bigbatch.tune.runs.run import (
+    PAUSED_ATTR,
+    AnyTrial,
+    Kind,
+    Run,
+    continued_trials,
+    count_ended,
+    earlier_of,
+    has_diverged,
+    planned_epochs,
+    search_trials,
+    was_refused,
+)
 from bigbatch.tune.storage.summary import (
     DONE,
     INTERRUPTED,
@@ -165,3 +183,150 @@ def _lost(trials: Sequence[AnyTrial], folder: Path) -> int:
         return 0
     last = max((trial.number for trial in trials), default=-1)
     return sum(number > last for number in numbers)
+
+
+FINISHED, STOPPED, PAUSED, CONTINUED, INFEASIBLE, DIVERGENT, BROKEN, UNDER_WAY, WAITING = (
+    "finished", "stopped early", "paused", "paused, continued later", "infeasible", "diverged", "failed", "running",
+    "waiting",
+)  # fmt: skip
+"""How a trial ended, or that it did not."""
+
+
+class StudyPoints:
+    """A recorded study and what is shown of its trials."""
+
+    def __init__(self, study: RecordedStudy) -> None:
+        self.study = study
+        self.all = tuple(Run.of(trial) for trial in study.trials if not was_refused(trial))
+        self._continued = continued_trials(study.trials)
+        self._curves: dict[int, tuple[tuple[int, float], ...]] = {}
+
+    def outcome(self, run: Run) -> str:
+        """How it ended, or that it did not."""
+        if run.state == State.COMPLETE:
+            return FINISHED
+        if run.state == State.PRUNED:
+            if run.user_attrs.get(INFEASIBLE_ATTR):
+                return INFEASIBLE
+            paused = CONTINUED if run.number in self._continued else PAUSED
+            return paused if PAUSED_ATTR in run.user_attrs else STOPPED
+        if run.state == State.FAIL:
+            return DIVERGENT if has_diverged(run) else BROKEN
+        return UNDER_WAY if run.state == State.RUNNING else WAITING
+
+    def final(self, run: Run) -> float | None:
+        """Its value of the first objective; None unless it has finished with one."""
+        value = run.value if run.state == State.COMPLETE else None
+        return value if value is not None and math.isfinite(value) and abs(value) < UNREACHED_H else None
+
+    def curve(self, run: Run) -> tuple[tuple[int, float], ...]:
+        """Epoch and watched metric."""
+        if run.number not in self._curves:
+            watched = self.study.objectives.first.shown
+            values = [(json_values.whole_number(record, "epoch"), watched.value(record)) for record in run.records]
+            self._curves[run.number] = tuple((at, value) for at, value in values if at > 0 and math.isfinite(value))
+        return self._curves[run.number]
+
+    def last_epoch(self, run: Run) -> int:
+        """The last epoch of its curve; 0 before the first."""
+        curve = self.curve(run)
+        return curve[-1][0] if curve else 0
+
+    def epochs_words(self, run: Run) -> str:
+        """E.g. ``3 of 8``."""
+        return f"{self.last_epoch(run)} of {planned_epochs(run) or '?'}"
+
+    @cached_property
+    def searched(self) -> tuple[Run, ...]:
+        """The trials that have begun, without confirmations."""
+        return tuple(p for p in search_trials(self.all) if p.state != State.WAITING or self.curve(p))
+
+    @cached_property
+    def finished(self) -> tuple[Run, ...]:
+        """The trials with a final value, without confirmations."""
+        return tuple(p for p in self.searched if self.final(p) is not None)
+
+    @cached_property
+    def best_first(self) -> tuple[Run, ...]:
+        """The finished trials, the best one first."""
+        gain = self.study.objectives.first.gain
+        return tuple(sorted(self.finished, key=lambda p: (-gain(p.value or 0.0), p.number)))
+
+    @cached_property
+    def confirmed(self) -> Mapping[int, Confirmed]:
+        """Number of a trial that was trained again with fresh seeds → what came out."""
+        return confirmed_trials(self.study.trials, self.study.objectives.first)
+
+    @cached_property
+    def best(self) -> Run | None:
+        """The trial of ``best.json``."""
+        found = leading_trial(self.study.trials, self.study.frontier, self.study.objectives)
+        chosen = [p for p in self.finished if found is not None and p.number == found.number]
+        return next(iter((*chosen, *self.best_first)), None)
+
+    @cached_property
+    def batches(self) -> tuple[int, ...]:
+        """The global batches that occur."""
+        return tuple(sorted({p.batch for p in self.searched if p.batch}))
+
+    @cached_property
+    def optimizers(self) -> tuple[str, ...]:
+        """The optimizers that occur."""
+        return tuple(sorted({p.optimizer for p in self.searched if p.optimizer}))
+
+    def compared(self, least: int) -> tuple[dict[int, float], str]:
+        """Values of the first objective by which trials compare, and a sentence that says which.
+
+        The final ones, if at least ``least`` trials have finished. Else those of the watched metric after the latest
+        epoch that ``least`` trials and half of the trials have reached. If there is none, the few final ones.
+        """
+        objective = self.study.objectives.first
+        final = {p.number: p.value for p in self.finished if p.value is not None}
+        if len(self.finished) >= least or objective.shown is not objective:
+            return final, ""
+        counted = [p for p in self.searched if self.outcome(p) != CONTINUED]
+        curves = {p.number: dict(curve) for p in counted if (curve := self.curve(p))}
+        enough = max(least, len(curves) // 2)
+        reached = [epoch for curve in curves.values() for epoch in curve]
+        epoch = max((e for e in set(reached) if reached.count(e) >= enough), default=None)
+        if epoch is None:
+            return final, ""
+        values = {number: curve[epoch] for number, curve in curves.items() if epoch in curve}
+        done = len(self.finished)
+        few = f"Only {done} trials have finished, so trials are compared by their values after epoch {epoch}"
+        return values, f"{few}, which {len(values)} have reached. Early values favour fast starts."
+
+    def hours_of_all_epochs(self, point: Run) -> float | None:
+        """Device hours of a trial and of the trials that it continues; None if those of one are not known."""
+        by_number: dict[int | None, Run] = {p.number: p for p in self.all}
+        parts = [point]
+        while parts[-1].kind == Kind.CONTINUATION:
+            earlier = by_number.get(earlier_of(parts[-1]))
+            # A study that somebody has edited may go round in a circle.
+            if earlier is None or earlier in parts:
+                break
+            parts.append(earlier)
+        hours = [part.gpu_hours for part in parts if part.gpu_hours is not None]
+        return sum(hours) if len(hours) == len(parts) else None
+
+    @property
+    def is_percent(self) -> bool:
+        """Whether the first objective is shown in per cent."""
+        return self.study.objectives.first.name.endswith("_top1")
+
+    def shown(self, value: float | None) -> float | None:
+        """A value of the first objective as the figures show it."""
+        return None if value is None else 100 * value if self.is_percent else value
+
+    @property
+    def value_title(self) -> str:
+        """The axis of the first objective."""
+        title = self.study.objectives.first.metric.title
+        return f"{title} (%)" if self.is_percent else title
+
+
+def warmup_share(run: Run) -> float | None:
+    """The part of the run that is warmup, 0 to 1."""
+    found = json_values.number_or_none(json_values.mapping(run.config, "schedule"), "warmup_epochs")
+    planned = planned_epochs(run)
+    return found / planned if found is not None and planned else None

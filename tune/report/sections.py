@@ -12,20 +12,29 @@ from bigbatch.train_loop.config.words import amount
 from bigbatch.tune.budget.ledger import read_ledger
 from bigbatch.tune.report.answer_figures import history_over_hours, history_over_trials
 from bigbatch.tune.report.answer_section import best_trials, seconds_words
-from bigbatch.tune.report.cost_figures import SlotUse, device_hours, hours_by_outcome, slot_timeline, slot_use
-from bigbatch.tune.report.curve_figures import learning_curves
-from bigbatch.tune.report.figure import guarded
-from bigbatch.tune.report.figure_book import FigureBook, side_by_side
-from bigbatch.tune.report.markup import Markup, TableColumn, card, copy_block, definition_list, joined, table, tag
-from bigbatch.tune.report.rate_figures import rate_figures
-from bigbatch.tune.report.space_figures import (
-    noise_by_batch,
-    parallel_coordinates,
-    parameter_importance,
-    warmup_by_batch,
+from bigbatch.tune.report.course_figures import (
+    SlotUse,
+    device_hours,
+    hours_by_outcome,
+    learning_curves,
+    slot_timeline,
+    slot_use,
 )
-from bigbatch.tune.report.theme import number_text
-from bigbatch.tune.report.trial_points import (
+from bigbatch.tune.report.figure import guarded, number_text
+from bigbatch.tune.report.markup import (
+    FigureBook,
+    Markup,
+    TableColumn,
+    card,
+    copy_block,
+    definition_list,
+    joined,
+    side_by_side,
+    table,
+    tag,
+)
+from bigbatch.tune.report.rate_figures import rate_figures
+from bigbatch.tune.report.recorded_study import (
     BROKEN,
     DIVERGENT,
     INFEASIBLE,
@@ -34,8 +43,14 @@ from bigbatch.tune.report.trial_points import (
     WAITING,
     StudyPoints,
 )
+from bigbatch.tune.report.space_figures import (
+    noise_by_batch,
+    parallel_coordinates,
+    parameter_importance,
+    warmup_by_batch,
+)
 from bigbatch.tune.runs.run import Run
-from bigbatch.tune.storage.provenance import redact
+from bigbatch.tune.storage.description import redact
 
 MOST_ROWS = 60
 """A table of failed or stopped trials has at most so many rows."""

@@ -14,15 +14,6 @@ from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
 
 from bigbatch.base import json_values
 from bigbatch.tune.report.figure import (
-    ReportFigure,
-    batch_places,
-    fewer_trials,
-    hover,
-    log_axis,
-    thinned_words,
-    ticks_of_batches,
-)
-from bigbatch.tune.report.theme import (
     BLUE,
     GREY,
     HATCHED,
@@ -31,12 +22,19 @@ from bigbatch.tune.report.theme import (
     RED,
     SERIES,
     SYMBOLS,
+    ReportFigure,
     Values,
+    batch_places,
+    fewer_trials,
+    hover,
     layout,
+    log_axis,
     number_text,
     plotly_text,
+    thinned_words,
+    ticks_of_batches,
 )
-from bigbatch.tune.report.trial_points import DIVERGENT, StudyPoints, warmup_share
+from bigbatch.tune.report.recorded_study import DIVERGENT, StudyPoints, warmup_share
 from bigbatch.tune.runs.run import Run
 
 LEAST_TRIALS = 8

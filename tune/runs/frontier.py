@@ -13,7 +13,7 @@ mean over fresh seeds, and only else the value that chose.
 row is left, or no run can be told apart from another, there is no answer: ``usable`` is false.
 
 *Intervals* hold at 95 %. Of held-out examples they are Clopper-Pearson's; the best of k finished trials, by the value
-that chose, has it at a level of 5 % / k. With several seeds Student's t is added (see certainty.py). *How much worse*
+that chose, has it at a level of 5 % / k. With several seeds Student's t is added (see reported.py). *How much worse*
 a value may be than another follows from both intervals by Newcombe's rule for a difference (1998, method 10). It takes
 the two as independent. They share their examples, which makes the difference more certain than the rule says.
 """
@@ -30,16 +30,16 @@ from optuna.trial import TrialState
 
 from bigbatch.base import json_values
 from bigbatch.tune.runs import learned
-from bigbatch.tune.runs.baseline import baseline_of
-from bigbatch.tune.runs.confirmed import confirmed_trials, failed_confirmations
-from bigbatch.tune.runs.learned import HELD_OUT, INDISTINCT, NOTHING_LEARNED
+from bigbatch.tune.runs.learned import HELD_OUT, INDISTINCT, NOTHING_LEARNED, baseline_of
 from bigbatch.tune.runs.metrics import COSTS
-from bigbatch.tune.runs.objective import Objective
+from bigbatch.tune.runs.objective import HALF_A_POINT, Objective, Tolerance, stored_tolerance
 from bigbatch.tune.runs.reported import (
     Examples,
     ReportedValue,
     by_choice,
+    confirmed_trials,
     difference,
+    failed_confirmations,
     on_held_out,
     uncertainty,
 )
@@ -57,7 +57,6 @@ from bigbatch.tune.runs.run import (
     was_refused,
 )
 from bigbatch.tune.runs.tables import epoch_s
-from bigbatch.tune.runs.tolerance import HALF_A_POINT, Tolerance, stored_tolerance
 
 _SLACK = 1e-9
 """For sums of decimal fractions: 0.997 − 0.992 is a little more than 0.005."""

@@ -1,16 +1,22 @@
 """Whether a run has learned anything, whether it still learns, and how much its value changes by itself.
 
-A run has *learned* if its value is better than what a constant prediction reaches, by more than its own uncertainty.
-Of a proportion that uncertainty is its interval, of another metric the run's own setbacks from epoch to epoch.
+A run has *learned* if its value is better than what a constant prediction reaches (``baseline_of``), by more than its
+own uncertainty. Of a proportion that uncertainty is its interval, of another metric the run's own setbacks from epoch
+to epoch.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from bigbatch.tune.runs.objective import Objective
+from bigbatch.base import json_values
+from bigbatch.tune.runs import metrics
+from bigbatch.tune.runs.objective import Objective, TimeToTarget
+from bigbatch.tune.runs.objectives import facts_of_runs
+from bigbatch.tune.runs.run import AnyTrial, epoch_records
 
 HELD_OUT, FRESH_SEEDS, CHOSEN = "held_out", "fresh_seeds", "chosen"
 """What a reported value was measured by: examples that did not choose, seeds that did not, or the choice itself."""
@@ -81,3 +87,30 @@ def cannot_be_told_apart(ends: Sequence[float], changes: Sequence[float | None])
     """
     known = [change for change in changes if change is not None]
     return len(ends) > 1 and bool(known) and max(ends) - min(ends) <= statistics.median(known)
+
+
+KNOWN_AT_CHANCE = ("val_top1", "val_loss")
+
+
+def baseline_of(trials: Sequence[AnyTrial], description: Mapping[str, object], objective: Objective) -> float | None:
+    """The value that a constant prediction reaches on the validation examples that choose. None: nobody knows it.
+
+    What the user states comes first, then what runs have measured, then chance: the same value for balanced classes.
+
+    Args:
+        trials: of the study, in any state.
+        description: study.json.
+        objective: one of the study's. What costs, and the time to a target, has no such value.
+    """
+    if isinstance(objective, TimeToTarget) or objective.name.endswith(metrics.COSTS):
+        return None
+    measured = (record for trial in trials for record in epoch_records(trial))
+    for source in itertools.chain((description,), measured):
+        value = json_values.number(json_values.mapping(source, metrics.BASELINE), objective.name, math.nan)
+        if math.isfinite(value):
+            return value
+    facts = facts_of_runs(description)
+    if description.get("trainable") or objective.name not in KNOWN_AT_CHANCE or facts.num_classes < 2:
+        return None
+    chance = facts.worst(objective.name)
+    return chance if math.isfinite(chance) else None

@@ -1,10 +1,18 @@
-"""The objective of a search: which metric it optimises, in which direction, and what no value is worth."""
+"""The objective of a search: which metric it optimises, in which direction, and what no value is worth.
+
+``TimeToTarget`` is an objective too: the device hours in which a trial reaches a value of a metric. Fewer are better.
+
+``--tolerance`` is by how much a value of the frontier may be worse than the best one and still be the answer. It has a
+unit, because 0.5 points of an accuracy, half a per cent of a perplexity and 0.5 of a loss are three very different
+things.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 from bigbatch.base import json_values
@@ -12,7 +20,7 @@ from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.errors import FailureKind
 from bigbatch.train_loop.plugins.metric_names import metric_name, reported_by
 from bigbatch.tune.runs import metrics
-from bigbatch.tune.runs.metrics import Metric, Record
+from bigbatch.tune.runs.metrics import Metric, Record, known_metrics
 
 Direction = Literal["maximize", "minimize"]
 SHORT_DIRECTIONS: dict[Direction, str] = {"maximize": "max", "minimize": "min"}
@@ -180,3 +188,187 @@ def read_objective(option: str, text: str, reported: Reported | int) -> Objectiv
     if word not in directions:
         raise ConfigError(f"{option} takes max or min after the colon; got {text!r}. Write {name}:max or {name}:min.")
     return Objective(name, directions[word], facts.worst(name))
+
+
+UNREACHED_H = 1e6
+"""What a trial that misses the target is worth at least, in device hours: more than any trial takes."""
+
+
+@dataclass(frozen=True)
+class TimeToTarget(Objective):
+    """Device hours until a metric has reached a value.
+
+    A trial's hours are the seconds of its epochs (training, precise BatchNorm, validation, checkpoints) up to the one
+    that reached the target, times its devices. Start-up does not count: it says nothing about the configuration.
+
+    A trial that ends without reaching the target is worth ``UNREACHED_H`` and its gap: how far its best epoch was
+    from the target, as a part of the target. So every trial that reaches it is better, and the others are ordered.
+    What an epoch is worth, for early stopping, is the smallest gap that its record alone shows.
+    """
+
+    name: str = "gpu_hours"
+    direction: Direction = "minimize"
+    worst: float = UNREACHED_H + 1
+    reach: Objective = field(default_factory=Objective)
+    """The metric that must reach the target."""
+    target: float = 0.0
+
+    def value(self, record: Record) -> float:
+        """The gap of this epoch; 0 when it has reached the target."""
+        return self._gap(self.reach.value(record))
+
+    def final(self, records: Sequence[Record], gpu_hours: float = math.nan, devices: float = 1) -> float:
+        """Device hours to the target, or ``UNREACHED_H`` and the smallest gap."""
+        seconds, gap = 0.0, math.inf
+        for record in records:
+            seconds += metrics.of_record(metrics.EPOCH_S, record)
+            gap = min(gap, self.value(record))
+            if gap == 0:
+                return seconds * devices / 3600
+        return UNREACHED_H + gap if math.isfinite(gap) else math.nan
+
+    def is_reached(self, record: Record) -> bool:
+        """Whether this epoch has reached the target."""
+        return self.value(record) == 0
+
+    def _gap(self, value: float) -> float:
+        short = self.reach.gain(self.target) - self.reach.gain(value)
+        # Nothing is a part of 0: with such a target the gap itself counts.
+        return max(0.0, short) / (abs(self.target) or 1.0) if not math.isnan(value) else math.nan
+
+    @property
+    def shown(self) -> Objective:
+        """The metric that must reach the target."""
+        return self.reach
+
+    @property
+    def text(self) -> str:
+        """As on the command line: ``val_top1=0.759``."""
+        natural = NATURAL.get(self.reach.metric.better) == self.reach.direction
+        return f"{self.reach.name if natural else self.reach.text}={self.target:g}"
+
+    @property
+    def goal(self) -> str:
+        """``a validation top-1 of 75.9 %``."""
+        title = self.reach.metric.title
+        return f"{'an' if title[0] in 'aeiou' else 'a'} {title} of {self.reach.worth(self.target)}"
+
+    @property
+    def sentence(self) -> str:
+        """For the plan."""
+        return f"device hours to {self.goal}, fewer are better; a trial ends when it reaches it"
+
+    def worth(self, value: float | None) -> str:
+        """Hours, or how much of the target was missed."""
+        if value is not None and value >= UNREACHED_H:
+            return f"missed by {100 * (value - UNREACHED_H):.1f} % of the target"
+        return super().worth(value)
+
+
+def read_target(text: str, reported: Reported | int) -> TimeToTarget:
+    """``val_top1=0.759`` → the objective. Raises ConfigError for an unknown metric, and a value that it cannot have."""
+    name, equals, number = (part.strip() for part in text.partition("="))
+    if not equals:
+        raise ConfigError(f"--target is METRIC=VALUE; got {text!r}. Write e.g. --target val_top1=0.759.")
+    return target_of(read_objective("--target", name, reported), number)
+
+
+def target_of(reach: Objective, number: str) -> TimeToTarget:
+    """The target of a metric. Raises ConfigError for what is a cost, and for a value that the metric cannot have."""
+    example = "val_top1=0.759" if reach.name in metrics.known_metrics() else f"{reach.text}=0.9"
+    if reach.name.endswith(metrics.COSTS):
+        raise ConfigError(
+            f"--target needs a metric that training improves; got {reach.name!r}. Write e.g. --target val_top1=0.759."
+        )
+    try:
+        value = float(number)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise ConfigError(f"--target needs a number; got {number!r}. Write e.g. --target {example}.")
+    if reach.name.endswith("_top1") and not 0 < value <= 1:
+        raise ConfigError(
+            f"--target of {reach.name} is a fraction above 0 and at most 1; got {number}. "
+            f"Write e.g. --target {reach.name}=0.759."
+        )
+    if reach.name.endswith("_loss") and value <= 0:
+        raise ConfigError(
+            f"--target of {reach.name} is above 0, where no run arrives; got {number}. "
+            f"Write e.g. --target {reach.name}=0.5."
+        )
+    return TimeToTarget(reach=reach, target=value)
+
+
+POINTS, RELATIVE, ABSOLUTE = "pt", "%", ""
+_FACTORS = {POINTS: 0.01, RELATIVE: 0.01, ABSOLUTE: 1.0}
+_FORM = re.compile(r"(?P<amount>[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*(?P<unit>pt|%|)")
+LARGEST_ABSOLUTE_PROPORTION = 0.1
+"""``--tolerance 0.5`` of an accuracy would be 50 points, and whoever writes it means half a point."""
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """``0.5pt``, ``1%`` or ``0.02``."""
+
+    amount: float
+    unit: str
+    """``pt``: hundredths of a proportion. ``%``: of the best value. Empty: the metric's own unit."""
+
+    def allowance(self, best: float) -> float:
+        """By how much a value may be worse than ``best``, in the metric's unit, 0 or more."""
+        return self.amount * _FACTORS[self.unit] * (abs(best) if self.unit == RELATIVE else 1.0)
+
+    def words(self, metric: Metric) -> str:
+        """``0.5 points``, ``1 %``, ``0.02``: as in "within 0.5 points of the best"."""
+        if self.unit == POINTS:
+            return f"{self.amount:g} point{'s' * (self.amount != 1)}"
+        if self.unit == ABSOLUTE and metric.is_proportion:  # "2 %" would be a part of the best value
+            return f"{100 * self.amount:g} points"
+        return f"{self.amount:g} %" if self.unit == RELATIVE else metric.text(self.amount)
+
+    def __str__(self) -> str:
+        return f"{self.amount:g}{self.unit}"
+
+
+HALF_A_POINT, ONE_PER_CENT = Tolerance(0.5, POINTS), Tolerance(1.0, RELATIVE)
+
+
+def read_tolerance(text: str | None, objective: Objective) -> Tolerance:
+    """``--tolerance``, or its default: half a point of a proportion, 1 % of any other metric.
+
+    Raises ConfigError for what is no tolerance of this metric: the rule, the value met, and what to write instead.
+    """
+    proportion = objective.metric.is_proportion
+    default = HALF_A_POINT if proportion else ONE_PER_CENT
+    if text is None:
+        return default
+    match = _FORM.fullmatch(text.strip())
+    if match is None:
+        raise ConfigError(f"--tolerance is a number with its unit, such as 0.5pt or 1%; got {text!r}. Write {default}.")
+    found = Tolerance(float(match["amount"]), match["unit"])
+    if found.amount < 0:
+        raise ConfigError(f"--tolerance must not be negative; got {text}. Write e.g. {default}.")
+    if not math.isfinite(found.amount):
+        raise ConfigError(f"--tolerance must be a finite number; got {text}. Write e.g. {default}.")
+    if found.unit != ABSOLUTE and found.amount >= 100:
+        raise ConfigError(f"--tolerance of {found} would make every value an answer. Write e.g. {default}.")
+    if found.unit == POINTS and not proportion:
+        raise ConfigError(
+            f"--tolerance in points is for a proportion; got {text} for {objective.name}. Write e.g. {ONE_PER_CENT}."
+        )
+    if found.unit == ABSOLUTE and proportion and found.amount > LARGEST_ABSOLUTE_PROPORTION:
+        raise ConfigError(
+            f"--tolerance without a unit is in the metric's own, and {found.amount:g} of {objective.name} is "
+            f"{100 * found.amount:g} points; got {text}. Write {found.amount:g}pt for {found.amount:g} points."
+        )
+    if found.unit == ABSOLUTE and objective.name not in known_metrics():
+        raise ConfigError(
+            f"--tolerance needs a unit, because none is known of {objective.name}; got {text}. "
+            f"Write a part of the best value, e.g. {ONE_PER_CENT}."
+        )
+    return found
+
+
+def stored_tolerance(description: Mapping[str, object], objective: Objective) -> Tolerance:
+    """That of study.json."""
+    return read_tolerance(json_values.text_or_none(description, "tolerance"), objective)

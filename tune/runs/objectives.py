@@ -1,20 +1,31 @@
-"""All objectives of a search: usually one. With several there is a front instead of a best trial."""
+"""All objectives of a search: usually one. With several there is a front instead of a best trial: ``pareto.json``."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 from bigbatch.base import json_values
+from bigbatch.base.atomic_files import write_json
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.config.train_config import LOSSES
 from bigbatch.tune.runs import metrics
 from bigbatch.tune.runs.metrics import Record
-from bigbatch.tune.runs.objective import NATURAL, SHORT_DIRECTIONS, Direction, Objective, Reported, read_objective
+from bigbatch.tune.runs.objective import (
+    NATURAL,
+    SHORT_DIRECTIONS,
+    Direction,
+    Objective,
+    Reported,
+    TimeToTarget,
+    read_objective,
+    read_target,
+    target_of,
+)
 from bigbatch.tune.runs.run import AnyTrial
-from bigbatch.tune.runs.target import TimeToTarget, read_target, target_of
 
 T = TypeVar("T")
 DEFAULT_OBJECTIVE = "val_top1:max"
@@ -178,3 +189,22 @@ def reported_objectives(option: str, text: str) -> tuple[Objective, ...]:
         direction = directions[word] if colon else NATURAL[known.better if known else ""]
         found.append(Objective(name, direction, math.nan))
     return tuple(found)
+
+
+SCHEMA_VERSION = 1
+PARETO_FILE = "pareto.json"
+
+
+def write_front(objectives: Objectives, trials: Sequence[AnyTrial], path: Path) -> None:
+    """Write the front, the best trial in the first objective first. The keys are in docs/objectives.md."""
+    front = [
+        {
+            "trial": trial.number,
+            "values": objectives.named(trial.values),
+            "parameters": trial.params,
+            "config": trial.user_attrs.get("config", {}),
+        }
+        for trial in objectives.front(trials)
+    ]
+    described = [{"name": objective.name, "direction": objective.direction} for objective in objectives.each]
+    write_json(path, {"schema_version": SCHEMA_VERSION, "objectives": described, "front": front}, indent=2)

@@ -18,7 +18,7 @@ class StudyIndex(ABC):
     """The base of such indexes. A subclass says what it forgets and what it takes from a trial.
 
     Trials are named by their place in the study's list. In the study itself this is their number. In a view that hides
-    some it is not, but it stays the same too: a hidden trial is hidden from its first moment on (search_only.py).
+    some it is not, but it stays the same too: a hidden trial is hidden from its first moment on (passing_sampler.py).
 
     Attributes:
         visited: how often a trial was looked at.

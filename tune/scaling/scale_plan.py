@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bigbatch.train_loop.config import ConfigError, ScheduleConfig, TrainConfig
 from bigbatch.train_loop.data.info import DataInfo
-from bigbatch.tune.plan.scaled_recipe import rate_factor
+from bigbatch.tune.plan.enqueued import rate_factor
 from bigbatch.tune.runs.objective import Objective
 
 WEAK, STRONG = "weak", "strong"
@@ -155,7 +155,7 @@ def make_sizes(
 def config_at(config: TrainConfig, info: DataInfo, batch: int, epochs: int) -> TrainConfig:
     """``config`` at another global batch and another number of epochs.
 
-    The peak rate follows the batch as ``scaled_recipe.rate_factor`` says: linearly for SGD up to 8,192 images
+    The peak rate follows the batch as ``enqueued.rate_factor`` says: linearly for SGD up to 8,192 images
     (Goyal et al. 2017, arXiv 1706.02677), with the square root for the others (You et al. 2020, arXiv 1904.00962;
     Malladi et al. 2022, arXiv 2205.10287). Warmup, steps of the schedule and growing images keep their share of the
     run. The micro-batch keeps its rule: what ``batch.micro_size`` says, else the largest that divides.

@@ -8,12 +8,11 @@ from pathlib import Path
 
 from bigbatch.train_loop.config.words import epochs_text
 from bigbatch.tune.console.wrapped import aligned
-from bigbatch.tune.scaling.analysis import ModelledSize, ScalingAnalysis
+from bigbatch.tune.scaling.analysis import LEAST_EFFICIENCY, ModelledSize, ScalingAnalysis
 from bigbatch.tune.scaling.scale_plan import WEAK, ScalePlan, rate_rule_words
-from bigbatch.tune.scaling.size_commands import CONFIG_FILE
+from bigbatch.tune.scaling.size_process import CONFIG_FILE
 from bigbatch.tune.scaling.size_result import SizeResult, size_folder
 from bigbatch.tune.scaling.step_model import FEWEST_SIZES, LinkCost
-from bigbatch.tune.scaling.useful_size import LEAST_EFFICIENCY
 
 HEAD = (
     "", "WORKERS", "NODES", "BATCH", "PEAK LR", "IMAGES/S", "SPEED-UP", "EFFICIENCY", "EPOCH", "COMM.", "DATA",

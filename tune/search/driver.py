@@ -28,7 +28,6 @@ from bigbatch.train_loop.launch.ray_session import (
 )
 from bigbatch.tune.console.columns import columns_of
 from bigbatch.tune.console.display import PlainLines, SearchProgress, make_display
-from bigbatch.tune.console.failures import refusals_in_words
 from bigbatch.tune.console.findings import (
     print_findings,
     print_machine,
@@ -36,36 +35,32 @@ from bigbatch.tune.console.findings import (
     resume_command,
     say_retries,
 )
-from bigbatch.tune.console.look_findings import known_findings, look_findings
-from bigbatch.tune.console.outcome import why_nothing
+from bigbatch.tune.console.outcome import known_findings, look_findings, refusals_in_words, why_nothing
 from bigbatch.tune.console.wrapped import say, say_command
-from bigbatch.tune.plan.joined import absent_nodes, cluster_machine, living_nodes, plan_for_cluster
+from bigbatch.tune.plan.fitting import absent_nodes, cluster_machine, living_nodes, plan_for_cluster
 from bigbatch.tune.plan.machine import devices_held
-from bigbatch.tune.plan.option_checks import check_metrics_port
-from bigbatch.tune.plan.same_study import check_same_values
+from bigbatch.tune.plan.option_checks import check_metrics_port, check_same_values
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.proposers.samplers import quiet_optuna
 from bigbatch.tune.runs import retry
-from bigbatch.tune.runs.observer import TrialView
+from bigbatch.tune.runs.observer import TrialView, ended_trials
 from bigbatch.tune.runs.run import count_ended, is_exhausted
-from bigbatch.tune.runs.views import ended_trials
 from bigbatch.tune.search.budgeting import (
     check_budget_lasts,
     check_budget_starts,
+    check_confirm_fits,
     check_rest_lasts,
+    cost_in_words,
     make_budget,
     refused_at_once,
     what_more_would_bring,
 )
 from bigbatch.tune.search.capacity import Capacity
-from bigbatch.tune.search.confirm_budget import check_confirm_fits, cost_in_words
-from bigbatch.tune.search.ending import DONE, FAILED, end_search
-from bigbatch.tune.search.find_rates import find_rates
-from bigbatch.tune.search.first_trials import enqueue_first_trials
-from bigbatch.tune.search.idle_gpus import IdleGpus
+from bigbatch.tune.search.ending import DONE, FAILED, LateReport, end_search
+from bigbatch.tune.search.first_trials import enqueue_first_trials, find_rates
+from bigbatch.tune.search.gpu_use import IdleGpus, TrialsPerGpu
 from bigbatch.tune.search.interrupts import Interrupts, StopRequest
 from bigbatch.tune.search.joining import agreement, check_same_model
-from bigbatch.tune.search.late_report import LateReport
 from bigbatch.tune.search.running import (
     SearchRun,
     facts_of,
@@ -78,14 +73,12 @@ from bigbatch.tune.search.running import (
     watch_over,
 )
 from bigbatch.tune.search.show_gauges import gauge_observers
-from bigbatch.tune.search.trials_per_gpu import TrialsPerGpu
 from bigbatch.tune.search.watch_thread import ClusterLost, SearchWatch
-from bigbatch.tune.storage.description import read_description
+from bigbatch.tune.storage.description import provenance, read_description
 from bigbatch.tune.storage.patient_journal import LineLog
-from bigbatch.tune.storage.provenance import provenance
 from bigbatch.tune.storage.storage_url import DatabaseLost
 from bigbatch.tune.storage.store import StudyStore
-from bigbatch.tune.trials.allocation_deadline import end_of_allocation
+from bigbatch.tune.trials.admission import end_of_allocation
 
 _log = logging.getLogger(__name__)
 NO_OTHER = "The sampler has no other configuration, so the search has ended."
@@ -189,7 +182,7 @@ def _say_report(store: StudyStore, stop: StopRequest, console: Console, late: La
     if stop.signal is not None:
         late.trials = trials
         return
-    from bigbatch.tune.report.writing import report_at_end  # needed only now
+    from bigbatch.tune.report.page import report_at_end  # needed only now
 
     say(console, f"\n{report_at_end(store.folder, trials)}")
 

@@ -1,12 +1,23 @@
-"""The last lines of a search, and its exit code."""
+"""The last lines of a search, its exit code, and the report of a search that a signal ends.
+
+That report is the last thing that the search does, and only if there is time: whoever sends the signal may kill the
+process some seconds later. So by then the study is saved, Ray has ended and the lease is given back: a kill costs the
+report alone. The page is made in a thread that ends with the process.
+"""
 
 from __future__ import annotations
 
 import os
+import shlex
 import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
 
+from optuna.trial import FrozenTrial
 from rich.console import Console
 
+from bigbatch.base.waits import REPORT_BEGINS_S, REPORT_S
 from bigbatch.tune.budget.budget import BUDGET_SPENT, NO_ROOM_IN_BUDGET, NO_ROOM_IN_TIME, TIME_SPENT
 from bigbatch.tune.console.findings import print_disk_full, quoted_path, resume_command
 from bigbatch.tune.console.outcome import why_nothing
@@ -17,7 +28,7 @@ from bigbatch.tune.search.interrupts import StopRequest
 from bigbatch.tune.search.joining import others_at_work
 from bigbatch.tune.search.running import SearchRun, is_complete
 from bigbatch.tune.storage.store import StudyStore
-from bigbatch.tune.trials.allocation_deadline import END_OF_ALLOCATION
+from bigbatch.tune.trials.admission import END_OF_ALLOCATION
 
 BUDGET_REASONS = (BUDGET_SPENT, NO_ROOM_IN_BUDGET, NO_ROOM_IN_TIME, TIME_SPENT)
 DONE, FAILED = 0, 1
@@ -74,3 +85,40 @@ def _hours_needed(run: SearchRun, trials: list[TrialView], store: StudyStore) ->
     if run.budget is None or any(trial.state == "COMPLETE" for trial in trials):
         return used_h
     return used_h + devices_at_least(run.plan) * (run_that_lacked_room_s(run.budget, trials) or 0.0) / 3600
+
+
+class LateReport:
+    """A context manager that writes the report of the study in ``folder`` at its end, if a signal has ended the search.
+
+    Enter it before all that must end first.
+    """
+
+    def __init__(self, folder: Path, stop: StopRequest, console: Console) -> None:
+        self._folder, self._stop, self._console = folder, stop, console
+        self.trials: Sequence[FrozenTrial] = ()
+        """What the report shows; without any there is none."""
+
+    def __enter__(self) -> LateReport:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:  # else it fails, or there was a second Ctrl-C
+            self.write()
+
+    def write(self, most_s: float = REPORT_S) -> None:
+        """Write it, or say how to get it. Takes at most ``most_s`` seconds."""
+        if not self.trials:
+            return
+        said: list[str] = []
+        if self._stop.signalled_s() <= REPORT_BEGINS_S:
+            # daemon: a report that takes longer must not keep the process.
+            writing = threading.Thread(target=lambda: said.append(self._report()), daemon=True, name="report")
+            writing.start()
+            writing.join(most_s)
+        text = said[0] if said else f"For a report: bigbatch report {shlex.quote(str(self._folder))}"
+        say(self._console, text)
+
+    def _report(self) -> str:
+        from bigbatch.tune.report.page import report_at_end  # needed only now
+
+        return report_at_end(self._folder, self.trials)

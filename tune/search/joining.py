@@ -11,7 +11,7 @@ import optuna
 
 from bigbatch.base import json_values
 from bigbatch.train_loop.config import ConfigError
-from bigbatch.tune.plan.same_study import check_joins
+from bigbatch.tune.plan.option_checks import check_joins
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.storage.store import StudyStore
 

@@ -21,17 +21,15 @@ from bigbatch.train_loop.progress import progress_file
 from bigbatch.tune.budget.budget import Budget
 from bigbatch.tune.console.findings import SearchAnswer, resume_command
 from bigbatch.tune.export import wandb_log
-from bigbatch.tune.models.dimensions import dimensions_of
-from bigbatch.tune.models.protocol import SearchFacts, Strategy
+from bigbatch.tune.models.protocol import SearchFacts, Strategy, dimensions_of
+from bigbatch.tune.plan.own_code import reported_names
 from bigbatch.tune.plan.search_plan import SearchPlan
-from bigbatch.tune.plan.trainable_plan import reported_names
 from bigbatch.tune.runs.answer import answer_of
 from bigbatch.tune.runs.confirmation import missing_confirmations
-from bigbatch.tune.runs.confirmed import confirmed_trials
-from bigbatch.tune.runs.observer import Observer, TrialView
+from bigbatch.tune.runs.observer import Observer, TrialView, trial_views
+from bigbatch.tune.runs.reported import confirmed_trials
 from bigbatch.tune.runs.run import count_ended, has_enough
-from bigbatch.tune.runs.views import trial_views
-from bigbatch.tune.search.confirm_budget import (
+from bigbatch.tune.search.budgeting import (
     ConfirmBudgetNote,
     confirmation_facts,
     left_to_confirm,
@@ -44,10 +42,8 @@ from bigbatch.tune.storage.frontier_file import frontier_json
 from bigbatch.tune.storage.progress_file import ProgressFileWriter
 from bigbatch.tune.storage.store import StudyStore
 from bigbatch.tune.strategies import make_strategy
-from bigbatch.tune.trials.admission import Admission
-from bigbatch.tune.trials.allocation_deadline import Deadline, allocation_end
-from bigbatch.tune.trials.configurations import SpaceConfigurations
-from bigbatch.tune.trials.confirmation_queue import ConfirmationQueue, MissingConfirmations
+from bigbatch.tune.trials.admission import Admission, Deadline, allocation_end
+from bigbatch.tune.trials.configurations import ConfirmationQueue, MissingConfirmations, SpaceConfigurations
 from bigbatch.tune.trials.live_trial import SharedGpus
 
 if TYPE_CHECKING:  # it imports Ray

@@ -3,7 +3,7 @@
 **JSON lines**: a run a line, ``{"params": {"lr": 0.1, "optimizer": "sgd"}, "curve": [[61.0, 0.31], [120.5, 0.42]]}``.
 ``curve`` has a pair for each epoch: seconds since the run's begin, and the value. More keys, each optional: ``epochs``
 (those the run was to train; the length of the curve), ``diverged`` (false; the last pair may have the value null: it
-says when), ``warmup_epochs`` (0). A first line ``{"dimensions": {…}}`` declares the space (dimensions.py).
+says when), ``warmup_epochs`` (0). A first line ``{"dimensions": {…}}`` declares the space (curves.py).
 
 **A study**: its folder, with ``trials.parquet`` and ``epochs.parquet``.
 """
@@ -28,8 +28,7 @@ from bigbatch.tune.runs import metrics
 from bigbatch.tune.runs.objective import Direction, Objective, Reported
 from bigbatch.tune.runs.objectives import DEFAULT_OBJECTIVE, read_objectives
 from bigbatch.tune.runs.tables import EPOCH_PARTS, OBJECTIVE_KEY
-from bigbatch.tune.simulate.curves import CurveTable, RecordedCurve, RecordedRuns, pooled
-from bigbatch.tune.simulate.dimensions import declared_dimensions
+from bigbatch.tune.simulate.curves import CurveTable, RecordedCurve, RecordedRuns, declared_dimensions, pooled
 
 DIMENSIONS = "dimensions"
 JSON_KEYS = ("params", "curve")

@@ -1,7 +1,7 @@
 """Replays a search over recorded curves: the search's own code, in simulated time, with the rows as trials.
 
 Strategy, manager, study and ledger are those of ``bigbatch tune``. Simulated are the time, the machine (slots that
-train one trial each) and the training (a row of the table). A proposal becomes the nearest unused row (pool.py).
+train one trial each) and the training (a row of the table). A proposal becomes the nearest unused row (stand_ins.py).
 """
 
 from __future__ import annotations
@@ -32,9 +32,16 @@ from bigbatch.tune.runs.objective import Objective
 from bigbatch.tune.runs.run import CONTINUES_ATTR
 from bigbatch.tune.runs.tables import EPOCH_PARTS
 from bigbatch.tune.simulate.curves import CurveTable
-from bigbatch.tune.simulate.events import ReplayDriver, SimulatedClock, StartedTrial, epoch_seconds, run_slots
-from bigbatch.tune.simulate.pool import RowPool, SnappingSampler
 from bigbatch.tune.simulate.readers import read_curves
+from bigbatch.tune.simulate.stand_ins import (
+    ReplayDriver,
+    RowPool,
+    SimulatedClock,
+    SnappingSampler,
+    StartedTrial,
+    epoch_seconds,
+    run_slots,
+)
 from bigbatch.tune.storage.patient_journal import Disk
 from bigbatch.tune.strategies import make_strategy
 from bigbatch.tune.trials.admission import Admission

@@ -24,8 +24,8 @@ from optuna.trial import FrozenTrial
 from bigbatch.base import json_values
 from bigbatch.tune.models.protocol import Fits, Lasts, SearchFacts, TrialDecision
 from bigbatch.tune.models.study_view import MOST_TRIALS, Notes, view_of
-from bigbatch.tune.proposers.pruned_view import SPARED_ATTR
 from bigbatch.tune.proposers.samplers import make_pruner
+from bigbatch.tune.proposers.shown_trials import SPARED_ATTR
 from bigbatch.tune.runs.feasible import is_infeasible
 from bigbatch.tune.runs.run import EPOCH_ATTR, STOPPED_ATTR, warmup_epochs
 

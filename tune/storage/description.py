@@ -1,11 +1,23 @@
-"""Read study.json, the description of a study. Needs no Optuna."""
+"""study.json, the description of a study, and where a result comes from: commit, versions, host, Slurm job.
+
+Needs no Optuna. Benchmarks state their provenance by the same function.
+"""
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
+import os
+import platform
+import re
+import subprocess
+import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from bigbatch.base.root import ROOT
+from bigbatch.cluster.host.allocation import slurm_job
 from bigbatch.train_loop.config import ConfigError
 
 SCHEMA_VERSION = 1
@@ -35,3 +47,53 @@ def read_description(folder: Path) -> Description:
             "Use the bigbatch that wrote it, or restore the file."
         )
     return dict(description)
+
+
+PACKAGES = ("bigbatch", "ray", "optuna", "torch", "torchvision", "pyarrow", "wandb", "numpy", "scikit-learn")
+
+
+def provenance() -> dict[str, object]:
+    """Commit, versions, host and job of this process. An unknown value is None."""
+    job = slurm_job()
+    return {
+        "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": [redact(word).replace(f"{ROOT}/", "") for word in sys.argv],
+        "host": platform.node(),
+        "pid": os.getpid(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "git": git_state(ROOT),
+        "packages": {name: package_version(name) for name in PACKAGES},
+        "slurm": job.to_dict() if job else None,
+    }
+
+
+def redact(text: str) -> str:
+    """``text`` with ``***`` in place of the passwords of URLs."""
+    text = re.sub(r"(://[^:/@\s]*):[^@\s]+@", r"\1:***@", text)
+    return re.sub(r"([?&](?:ssl)?(?:password|passwd|pwd)=)[^&\s'\"]+", r"\1***", text, flags=re.IGNORECASE)
+
+
+def package_version(name: str) -> str | None:
+    """The version of an installed distribution; None if it is not installed."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def git_state(root: Path) -> dict[str, object] | None:
+    """The commit, and whether the work tree differs from it; None outside a repository."""
+    commit = _git(root, "rev-parse", "HEAD")
+    if commit is None:
+        return None
+    changes = _git(root, "status", "--porcelain")
+    return {"commit": commit, "dirty": bool(changes), "changed_files": (changes or "").splitlines()[:50]}
+
+
+def _git(root: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.rstrip() if done.returncode == 0 else None

@@ -27,8 +27,7 @@ from bigbatch.base import json_values
 from bigbatch.tune.budget.ledger import DeviceSeconds, Ledger
 from bigbatch.tune.runs.energy import StudyEnergy
 from bigbatch.tune.runs.run import OWNER_ATTR, earlier_of, search_trials
-from bigbatch.tune.storage.database import PatientStorage
-from bigbatch.tune.storage.study_lock import StudyLock
+from bigbatch.tune.storage.database import PatientStorage, StudyLock
 
 ENTRY_ATTR = "driver/"
 """Prefix of the study's user attributes with the entries of its drivers."""

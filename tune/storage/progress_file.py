@@ -10,9 +10,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from bigbatch.base.atomic_files import write_json
-from bigbatch.tune.runs.observer import TrialView, ranked
+from bigbatch.tune.runs.observer import FINISHED, TrialView, ranked
 from bigbatch.tune.runs.tables import epoch_s
-from bigbatch.tune.runs.views import FINISHED
 
 SCHEMA_VERSION = 1
 PROGRESS_FILE = "progress.json"

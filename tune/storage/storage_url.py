@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bigbatch.base.mounts import file_system_type, is_shared
 from bigbatch.train_loop.config import ConfigError
-from bigbatch.tune.storage.provenance import redact
+from bigbatch.tune.storage.description import redact
 
 
 class DatabaseLost(RuntimeError):

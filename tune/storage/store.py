@@ -6,7 +6,7 @@ trials.parquet   one row for each trial (tune/runs/tables.py)
 epochs.parquet   one row for each epoch of each trial
 best.json        the best trial's TrainConfig; with a frontier, the answer's (tune/runs/frontier.py)
 frontier.json    for each value of the frontier its best trial; their TrainConfigs are in frontier/
-pareto.json      with several objectives: the trials that no other one beats (tune/runs/front.py)
+pareto.json      with several objectives: the trials that no other one beats (tune/runs/objectives.py)
 checkpoints/     one folder for each trial that may still need it, and the best one's
 ledger/          a file for each session: devices × time, held and spent on trials (tune/budget/ledger.py)
 progress.json    with a database: how far the study is, for jobs (tune/storage/progress_file.py)
@@ -33,18 +33,15 @@ from bigbatch.train_loop.host.folder_hold import FolderHold, hold_folder
 from bigbatch.tune.budget.ledger import Ledger, open_bill
 from bigbatch.tune.runs import feasible, tables
 from bigbatch.tune.runs.answer import answer_of, leading_trial
-from bigbatch.tune.runs.front import PARETO_FILE, write_front
 from bigbatch.tune.runs.frontier import FrontierFacts, frontier_facts
-from bigbatch.tune.runs.objectives import Objectives, objectives_of
+from bigbatch.tune.runs.objectives import PARETO_FILE, Objectives, objectives_of, write_front
 from bigbatch.tune.runs.retry import hours_of_run
 from bigbatch.tune.runs.run import devices_of, epoch_records
 from bigbatch.tune.runs.verdict import Verdict, decided, verdict_on
-from bigbatch.tune.storage.description import SCHEMA_VERSION, STUDY_FILE, Description, read_description
+from bigbatch.tune.storage.description import SCHEMA_VERSION, STUDY_FILE, Description, read_description, redact
 from bigbatch.tune.storage.frontier_file import FRONTIER_FILE, write_frontier
-from bigbatch.tune.storage.kept_checkpoints import EndedCheckpoints
+from bigbatch.tune.storage.kept_checkpoints import ChooseDropped, EndedCheckpoints, PausedCheckpoints
 from bigbatch.tune.storage.patient_journal import Disk, open_journal, repair_journal
-from bigbatch.tune.storage.paused_checkpoints import ChooseDropped, PausedCheckpoints
-from bigbatch.tune.storage.provenance import redact
 from bigbatch.tune.storage.storage_url import DatabaseLost, check_database_file
 from bigbatch.tune.storage.turns import Agree, agree_at_once, deciding
 

@@ -124,7 +124,7 @@ def study_of_database(name: str, storage: str) -> Study:
     from optuna.exceptions import StorageInternalError
     from sqlalchemy.exc import SQLAlchemyError
 
-    from bigbatch.tune.storage.provenance import redact
+    from bigbatch.tune.storage.description import redact
 
     try:
         return optuna.load_study(study_name=name, storage=storage)

@@ -28,7 +28,7 @@ def deciding(storage: optuna.storages.BaseStorage, name: str, *, join: bool = Fa
         yield
         return
     # SQLAlchemy, which a journal does not need.
-    from bigbatch.tune.storage.study_lock import StudyLock
+    from bigbatch.tune.storage.database import StudyLock
 
     lock = StudyLock(storage, name)
     if join:

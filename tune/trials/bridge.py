@@ -28,8 +28,7 @@ from bigbatch.tune.runs.run import HEALED_ATTR
 from bigbatch.tune.storage.store import StudyStore
 from bigbatch.tune.trials.admission import Admission
 from bigbatch.tune.trials.cluster_view import trial_resources_in_words
-from bigbatch.tune.trials.configurations import Configurations
-from bigbatch.tune.trials.confirmation_queue import MissingConfirmations
+from bigbatch.tune.trials.configurations import Configurations, MissingConfirmations
 from bigbatch.tune.trials.live_trial import LiveTrial, Over, SharedGpus
 from bigbatch.tune.trials.trial_manager import TrialManager
 

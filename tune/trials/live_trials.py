@@ -20,10 +20,8 @@ from bigbatch.tune.runs.retry import run_hours
 from bigbatch.tune.runs.run import DIVERGED_ATTR, epoch_records, epochs_before
 from bigbatch.tune.runs.tables import EPOCH_PARTS
 from bigbatch.tune.runs.verdict import Verdict, verdict_on
-from bigbatch.tune.trials.admission import Admission
-from bigbatch.tune.trials.allocation_deadline import FirstResultTimes
-from bigbatch.tune.trials.live_trial import LiveTrial, StudyKeeper
-from bigbatch.tune.trials.shared_study import TAKEN_OVER, SharedStudy
+from bigbatch.tune.trials.admission import Admission, FirstResultTimes
+from bigbatch.tune.trials.live_trial import TAKEN_OVER, LiveTrial, SharedStudy, StudyKeeper
 
 MAX_EQUAL_FAILURES = 4
 """The search ends if the first trials, this many, all fail for the same reason."""

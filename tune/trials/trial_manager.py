@@ -41,8 +41,13 @@ from bigbatch.tune.runs.run import (
 from bigbatch.tune.runs.tables import epoch_of, report, report_missing, with_record
 from bigbatch.tune.runs.verdict import Verdict, paused, stopped
 from bigbatch.tune.trials.admission import Admission
-from bigbatch.tune.trials.configurations import Configurations, configuration_of
-from bigbatch.tune.trials.confirmation_queue import ConfirmationQueue, MissingConfirmations, closed_in_words
+from bigbatch.tune.trials.configurations import (
+    Configurations,
+    ConfirmationQueue,
+    MissingConfirmations,
+    closed_in_words,
+    configuration_of,
+)
 from bigbatch.tune.trials.live_trial import LiveTrial, Over, SharedGpus, StudyKeeper
 from bigbatch.tune.trials.live_trials import EqualFailures, LiveTrials
 

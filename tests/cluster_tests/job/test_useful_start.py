@@ -13,7 +13,7 @@ from bigbatch.cluster.job.early_signal import EarlySignal, note_early_signal
 from bigbatch.cluster.job.grant import TimeLeft
 from bigbatch.cluster.record import study_progress
 from bigbatch.train_loop.loop.checkpoint import CheckpointFolder
-from bigbatch.tune.runs.views import trial_views
+from bigbatch.tune.runs.observer import trial_views
 from bigbatch.tune.storage.progress_file import ProgressFileWriter
 from bigbatch.tune.storage.store import StudyStore
 from helpers.bridges import make_bridge, record

@@ -16,7 +16,7 @@ from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.launch import ray_internals as internals
 from bigbatch.tune.plan.machine import Node, Share
 from bigbatch.tune.search.capacity import Capacity
-from bigbatch.tune.search.tune_hooks import MemoryKill, PrunerScheduler, memory_kills_fail_trials
+from bigbatch.tune.search.tuner import MemoryKill, PrunerScheduler, memory_kills_fail_trials
 from bigbatch.tune.trials.cluster_view import ClusterView, NodeView, RayHead
 from helpers.paths import ROOT
 

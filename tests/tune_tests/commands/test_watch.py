@@ -21,8 +21,7 @@ import pytest
 from optuna.trial import TrialState
 
 from bigbatch.tune.commands.watch import watch_main
-from bigbatch.tune.report.live_report import LiveReport
-from bigbatch.tune.report.watch_server import WatchServer
+from bigbatch.tune.report.live_report import LiveReport, WatchServer
 from bigbatch.tune.storage.summary import who_runs
 from helpers.browser import chromium, opened_browser
 from helpers.processes import clean_environment

@@ -8,8 +8,12 @@ import pytest
 
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.tune.commands.tune import tune_main
-from bigbatch.tune.console.advice import nothing_to_learn_from, nothing_to_search, strategy_weakness
-from bigbatch.tune.console.plan_notes import enlarged_images
+from bigbatch.tune.console.plan_notes import (
+    enlarged_images,
+    nothing_to_learn_from,
+    nothing_to_search,
+    strategy_weakness,
+)
 from bigbatch.tune.models.names import CAPABILITIES, NEEDS_NOTHING, resolved
 
 

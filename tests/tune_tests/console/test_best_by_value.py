@@ -8,9 +8,8 @@ import random
 from rich.console import Console
 
 from bigbatch.train_loop.config import TrainConfig
-from bigbatch.tune.console.best_by_value import best_by_value
-from bigbatch.tune.console.display import LiveTable, SearchProgress
-from bigbatch.tune.plan.frontier_plan import FrontierPlan
+from bigbatch.tune.console.display import LiveTable, SearchProgress, best_by_value
+from bigbatch.tune.plan.search_plan import FrontierPlan
 from bigbatch.tune.runs.observer import TrialView
 
 BATCHES = FrontierPlan("global_batch_size", (128, 256, 1024))

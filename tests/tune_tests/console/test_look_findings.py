@@ -11,7 +11,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution
 from optuna.trial import FrozenTrial, TrialState, create_trial
 from scipy.stats import spearmanr
 
-from bigbatch.tune.console.look_findings import look_findings
+from bigbatch.tune.console.outcome import look_findings
 from bigbatch.tune.models.protocol import Dimension, SearchFacts
 from bigbatch.tune.runs.run import CONFIRMS_ATTR
 

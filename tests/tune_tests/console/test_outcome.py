@@ -15,8 +15,8 @@ from bigbatch.tune.console.findings import print_findings, print_plan
 from bigbatch.tune.console.outcome import why_nothing
 from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.options import SearchOptions
+from bigbatch.tune.runs.objective import UNREACHED_H
 from bigbatch.tune.runs.observer import TrialView
-from bigbatch.tune.runs.target import UNREACHED_H
 
 ENDS = {
     "val_loss": [[0.5], [0.25], [0.75]],

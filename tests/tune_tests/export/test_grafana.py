@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from bigbatch.tune.commands.export import main
-from bigbatch.tune.export.study_gauges import GAUGES
+from bigbatch.tune.search.show_gauges import GAUGES
 from helpers.commands import refused_export
 from helpers.paths import ROOT
 from helpers.recorded_studies import recorded_study

@@ -16,8 +16,8 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from bigbatch.tune.models.curve_history import CurveHistory
 from bigbatch.tune.models.protocol import Dimension, SearchFacts
 from bigbatch.tune.models.study_view import BestAndRecent
-from bigbatch.tune.proposers.search_only import OwnTrials
-from bigbatch.tune.proposers.trial_allocator import TrialAllocator
+from bigbatch.tune.proposers.frontier_sampler import TrialAllocator
+from bigbatch.tune.proposers.passing_sampler import OwnTrials
 from bigbatch.tune.runs.objective import Objective
 from bigbatch.tune.runs.retry import EndedCount
 from bigbatch.tune.runs.run import (

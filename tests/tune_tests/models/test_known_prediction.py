@@ -8,8 +8,8 @@ from optuna.distributions import FloatDistribution
 from optuna.trial import FrozenTrial, TrialState, create_trial
 from scipy.stats import spearmanr
 
-from bigbatch.tune.console.look_findings import known_findings
-from bigbatch.tune.models.known_prediction import known_prediction, rank_correlation
+from bigbatch.tune.console.outcome import known_findings
+from bigbatch.tune.models.known_curves import known_prediction, rank_correlation
 from bigbatch.tune.models.protocol import Dimension, SearchFacts
 from bigbatch.tune.runs.knowledge import LABEL, KnownStudy, KnownTrial
 

@@ -16,8 +16,7 @@ from bigbatch.search_spaces.check import check_space
 from bigbatch.search_spaces.registry import load_space
 from bigbatch.search_spaces.workload import Workload
 from bigbatch.tune.models.curve_history import CurveHistory
-from bigbatch.tune.models.dimensions import dimensions_of
-from bigbatch.tune.models.protocol import Dimension, SearchFacts
+from bigbatch.tune.models.protocol import Dimension, SearchFacts, dimensions_of
 from bigbatch.tune.models.unit_space import words_of
 from bigbatch.tune.proposers.samplers import PerTrialSampler
 from bigbatch.tune.runs.knowledge import KnownStudy, KnownTrial

@@ -14,7 +14,7 @@ from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.plan.submission_check import check_by_parts
-from bigbatch.tune.runs.baseline import baseline_of
+from bigbatch.tune.runs.learned import baseline_of
 from bigbatch.tune.storage.description import read_description
 from bigbatch.tune.storage.store import StudyStore
 

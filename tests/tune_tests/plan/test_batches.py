@@ -10,11 +10,10 @@ import pytest
 from bigbatch.search_spaces import Workload, check_space, load_space
 from bigbatch.search_spaces.trial import StandInTrial
 from bigbatch.train_loop.config import ConfigError
-from bigbatch.tune.plan.batches import parse_batches
 from bigbatch.tune.plan.checked_plan import make_plan
-from bigbatch.tune.plan.frontier_plan import frontier_plan
+from bigbatch.tune.plan.fitting import parse_batches
 from bigbatch.tune.plan.options import SearchOptions
-from bigbatch.tune.plan.search_plan import SearchPlan
+from bigbatch.tune.plan.search_plan import SearchPlan, frontier_plan
 from bigbatch.tune.storage.store import StudyStore
 
 DIGITS = Workload("digits", train_size=1437, num_classes=10, image_size=32, model="resnet18", epochs=12)
@@ -85,7 +84,7 @@ def test_batches_and_tolerances_that_cannot_be_are_refused_before_anything_start
 
 
 def test_a_batch_divides_over_the_workers():
-    from bigbatch.tune.plan.batches import check_batches
+    from bigbatch.tune.plan.fitting import check_batches
 
     workload = Workload("x", train_size=10_000, num_classes=10, image_size=32, model="resnet18", epochs=1, workers=3)
     with pytest.raises(ConfigError, match=r"over the 3 workers .* got 1024. Write e.g. --batch 102\d\."):

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.tune.budget.budget import BUDGET_SPENT, NO_ROOM_IN_BUDGET
-from bigbatch.tune.budget.session_times import SessionTimes, read_session_times
+from bigbatch.tune.budget.pace import SessionTimes, read_session_times
 from bigbatch.tune.console.display import SearchProgress, summary_line
 from bigbatch.tune.console.findings import print_plan
 from bigbatch.tune.console.plan_notes import plan_notes

@@ -16,9 +16,8 @@ from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.train_loop.config.files import read_config
 from bigbatch.train_loop.config.recipes import recipe_path
 from bigbatch.tune.plan.checked_plan import make_plan
-from bigbatch.tune.plan.enqueued import in_words, parameters_of_trial
+from bigbatch.tune.plan.enqueued import in_words, parameters_of_trial, rate_factor
 from bigbatch.tune.plan.options import SearchOptions
-from bigbatch.tune.plan.scaled_recipe import rate_factor
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.search.first_trials import enqueue_first_trials
 from bigbatch.tune.storage.store import StudyStore

@@ -9,9 +9,8 @@ import pytest
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.plan import checked_plan
 from bigbatch.tune.plan.checked_plan import make_plan
-from bigbatch.tune.plan.gpu_sharing import AT_MOST
-from bigbatch.tune.plan.joined import plan_for_cluster
-from bigbatch.tune.plan.machine import Machine, Node, share_out
+from bigbatch.tune.plan.fitting import plan_for_cluster
+from bigbatch.tune.plan.machine import AT_MOST, Machine, Node, share_out
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.plan.search_plan import SearchPlan
 

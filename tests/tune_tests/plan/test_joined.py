@@ -9,7 +9,7 @@ import pytest
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.plan import fitting
 from bigbatch.tune.plan.checked_plan import make_plan
-from bigbatch.tune.plan.joined import plan_for_cluster
+from bigbatch.tune.plan.fitting import plan_for_cluster
 from bigbatch.tune.plan.machine import Machine, Node
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.plan.search_plan import SearchPlan

@@ -14,8 +14,8 @@ from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.config.last_step import last_step_in_words, left_out, suits_smaller_step
 from bigbatch.tune.console.plan_notes import smaller_steps
 from bigbatch.tune.plan.checked_plan import make_plan
+from bigbatch.tune.plan.enqueued import scaled
 from bigbatch.tune.plan.options import SearchOptions
-from bigbatch.tune.plan.scaled_recipe import scaled
 from bigbatch.tune.plan.search_plan import SearchPlan
 
 DIGITS = 1437

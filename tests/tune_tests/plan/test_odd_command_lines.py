@@ -26,8 +26,7 @@ from bigbatch.train_loop.config import (
 from bigbatch.train_loop.config.words import SPACE_PARAMETERS
 from bigbatch.train_loop.launch import command, lr_find
 from bigbatch.tune.commands.tune import tune_main
-from bigbatch.tune.console.columns import WIDTHS
-from bigbatch.tune.console.setting_words import shown_settings
+from bigbatch.tune.console.columns import WIDTHS, shown_settings
 from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.options import SearchOptions
 

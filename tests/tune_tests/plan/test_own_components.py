@@ -13,8 +13,8 @@ from bigbatch.train_loop.errors import OwnCodeError
 from bigbatch.train_loop.plugins.fingerprints import check_same_code, code_fingerprint
 from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.options import SearchOptions
-from bigbatch.tune.plan.own_components import OWN_CODE, check_components, own_component_lines
-from bigbatch.tune.plan.range_tests import range_test_file, range_tests
+from bigbatch.tune.plan.own_code import OWN_CODE, check_components, own_component_lines
+from bigbatch.tune.plan.prior import range_test_file, range_tests
 from bigbatch.tune.plan.search_plan import SearchPlan
 
 OWN = """

@@ -13,9 +13,9 @@ from PIL import Image
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.console.plan_notes import only_at_the_beginning
 from bigbatch.tune.plan.checked_plan import make_plan
-from bigbatch.tune.plan.frontier_plan import FrontierPlan
+from bigbatch.tune.plan.option_checks import check_same_values
 from bigbatch.tune.plan.options import SearchOptions
-from bigbatch.tune.plan.same_study import check_same_values
+from bigbatch.tune.plan.search_plan import FrontierPlan
 from bigbatch.tune.storage.store import StudyStore
 
 PLANNED = SearchOptions(

@@ -17,12 +17,12 @@ from bigbatch.train_loop.launch.own_training import config_of
 from bigbatch.tune.console.columns import columns_of
 from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.options import SearchOptions
+from bigbatch.tune.plan.own_code import reported_names
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.plan.submission_check import check_by_parts
-from bigbatch.tune.plan.trainable_plan import reported_names
+from bigbatch.tune.runs.objective import TimeToTarget
 from bigbatch.tune.runs.objectives import objectives_of
 from bigbatch.tune.runs.run import CONFIRMS_ATTR, SEED_ATTR
-from bigbatch.tune.runs.target import TimeToTarget
 from bigbatch.tune.search.running import configurations_of
 from bigbatch.tune.trials.configurations import configuration_of
 from helpers.processes import clean_environment

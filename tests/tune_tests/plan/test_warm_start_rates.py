@@ -13,7 +13,7 @@ from bigbatch.search_spaces.trial import StandInTrial
 from bigbatch.train_loop.launch.lr_find import range_test, write_range_test
 from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.options import SearchOptions
-from bigbatch.tune.plan.range_tests import plan_with_tests, range_test_file, wanted_tests
+from bigbatch.tune.plan.prior import plan_with_tests, range_test_file, wanted_tests
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.storage.store import StudyStore
 

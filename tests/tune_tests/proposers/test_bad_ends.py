@@ -12,11 +12,10 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from bigbatch.search_spaces.constraints import SpaceTrial
-from bigbatch.tune.proposers.bad_ends import with_bad_ends
+from bigbatch.tune.proposers.shown_trials import with_bad_ends
 from bigbatch.tune.runs.feasible import INFEASIBLE_ATTR
-from bigbatch.tune.runs.objective import Objective
+from bigbatch.tune.runs.objective import Objective, TimeToTarget
 from bigbatch.tune.runs.run import CONTINUES_ATTR, DIVERGED_ATTR, PAUSED_ATTR, REFUSED_ATTR, has_diverged
-from bigbatch.tune.runs.target import TimeToTarget
 from helpers.own_space_searches import Params, SimulatedSearch, late_share
 
 RATES = {"lr": FloatDistribution(1e-4, 1.0, log=True), "decay": FloatDistribution(1e-6, 1e-2, log=True)}

@@ -15,7 +15,7 @@ from scipy.stats import ks_2samp, kstest, qmc
 from bigbatch.search_spaces.check import check_space
 from bigbatch.search_spaces.log_normal import LogNormal
 from bigbatch.search_spaces.registry import load_space
-from bigbatch.tune.models.qmc import SobolSampler, value_at
+from bigbatch.tune.models.unit_space import SobolSampler, value_at
 from bigbatch.tune.proposers.samplers import PerTrialSampler, sampler_factory
 from bigbatch.tune.runs.feasible import note_constraints
 from bigbatch.tune.storage.store import StudyStore

@@ -16,12 +16,10 @@ from optuna.trial import TrialState
 
 from bigbatch.tune.models.names import CAPABILITIES
 from bigbatch.tune.models.protocol import Dimension, SearchFacts
-from bigbatch.tune.proposers.frontier_sampler import among_peers
+from bigbatch.tune.proposers.frontier_sampler import TrialAllocator, among_peers
 from bigbatch.tune.proposers.samplers import PerTrialSampler, quiet_optuna
-from bigbatch.tune.proposers.trial_allocator import TrialAllocator
-from bigbatch.tune.runs.objective import Objective
+from bigbatch.tune.runs.objective import ABSOLUTE, Objective, Tolerance
 from bigbatch.tune.runs.run import CONFIRMS_ATTR, CONTINUES_ATTR, PAUSED_ATTR, RETRIES_ATTR
-from bigbatch.tune.runs.tolerance import ABSOLUTE, Tolerance
 from bigbatch.tune.strategies import make_strategy
 from helpers.lone_studies import new_study
 

@@ -13,15 +13,24 @@ import pytest
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
 from optuna.trial import FrozenTrial, TrialState
 
-from bigbatch.tune.report.cost_figures import OUTSIDE, hours_by_outcome, slot_use
-from bigbatch.tune.report.figure import MOST_POINTS, fewer_trials, plain
+from bigbatch.tune.report.course_figures import OUTSIDE, hours_by_outcome, slot_use
+from bigbatch.tune.report.figure import (
+    BLUE,
+    GREY,
+    MOST_POINTS,
+    ORANGE,
+    PURPLE,
+    RED,
+    TEAL,
+    fewer_trials,
+    plain,
+    plotly_text,
+)
 from bigbatch.tune.report.page import report_page
 from bigbatch.tune.report.pictures import report_figures, study_figures, write_pictures
 from bigbatch.tune.report.rate_figures import fitted_law
-from bigbatch.tune.report.recorded_study import RecordedStudy, open_recorded
+from bigbatch.tune.report.recorded_study import RecordedStudy, StudyPoints, open_recorded
 from bigbatch.tune.report.space_figures import parallel_coordinates, parameter_importance
-from bigbatch.tune.report.theme import BLUE, GREY, ORANGE, PURPLE, RED, TEAL, plotly_text
-from bigbatch.tune.report.trial_points import StudyPoints
 from bigbatch.tune.storage.summary import StudySummary
 from helpers.invented_studies import invented_study
 

@@ -14,7 +14,7 @@ from optuna.trial import TrialState
 from PIL import Image
 
 from bigbatch.command import main
-from bigbatch.tune.report import figure_book, page
+from bigbatch.tune.report import markup, page
 from bigbatch.tune.report.recorded_study import open_recorded
 from bigbatch.tune.storage.store import StudyStore
 from helpers.browser import chromium
@@ -209,7 +209,7 @@ def test_html_in_a_study_is_text_in_its_report(tmp_path: Path, capsys: pytest.Ca
     assert "&lt;script&gt;alert(1)" in text and "could not be drawn" not in words_of(text)
     for piece in ("<script>alert", "<img", "<a href='javascript", 'href="javascript'):
         assert piece not in text
-    assert len(re.findall("<script", text)) == 3 or figure_book.plotly_script() is None, "plotly, figures, page.js"
+    assert len(re.findall("<script", text)) == 3 or markup.plotly_script() is None, "plotly, figures, page.js"
 
 
 def test_without_plotly_there_is_a_report_with_tables(

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from bigbatch.tune.report.page import write_report
 from bigbatch.tune.report.recorded_study import open_recorded
-from bigbatch.tune.report.writing import write_report
 from helpers.browser import CUT, EMPTY_FIGURES, WIDER, Page, chromium, opened_browser
 from helpers.invented_studies import hostile_study, invented_study
 

@@ -12,13 +12,12 @@ import pytest
 from optuna.trial import TrialState
 
 from bigbatch.tune.report.answer_section import seconds_words
+from bigbatch.tune.report.figure import number_text
 from bigbatch.tune.report.page import report_page
-from bigbatch.tune.report.recorded_study import RecordedStudy, open_recorded
-from bigbatch.tune.report.theme import number_text
-from bigbatch.tune.report.trial_points import StudyPoints
+from bigbatch.tune.report.recorded_study import RecordedStudy, StudyPoints, open_recorded
 from bigbatch.tune.runs.answer import answer_of
+from bigbatch.tune.runs.objective import UNREACHED_H
 from bigbatch.tune.runs.objectives import Objectives, read_objectives
-from bigbatch.tune.runs.target import UNREACHED_H
 from bigbatch.tune.storage.summary import StudySummary
 from helpers.invented_studies import invented_study
 from helpers.recorded_studies import recorded_study

@@ -7,7 +7,7 @@ import math
 import pytest
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from bigbatch.tune.runs.baseline import baseline_of
+from bigbatch.tune.runs.learned import baseline_of
 from bigbatch.tune.runs.objective import Objective
 from bigbatch.tune.runs.objectives import objectives_of
 

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest, fisher_exact
 
-from bigbatch.tune.runs.certainty import clearly_worse, clopper_pearson, differ_clearly
 from bigbatch.tune.runs.objective import Objective
-from bigbatch.tune.runs.reported import Examples, by_choice
+from bigbatch.tune.runs.reported import Examples, by_choice, clearly_worse, clopper_pearson, differ_clearly
 
 
 def counts(rng: np.random.Generator, accuracy: float, trials: int, images: int, shared: bool) -> np.ndarray:

@@ -13,7 +13,6 @@ from scipy.stats import norm, t
 
 from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.tune.console.answer_words import answer_in_words
-from bigbatch.tune.runs.certainty import mean_over_seeds_interval
 from bigbatch.tune.runs.confirm_rule import AFFORDABLE, NOTHING, ConfirmRule, confirm_rule
 from bigbatch.tune.runs.confirmation import (
     Confirmation,
@@ -22,11 +21,10 @@ from bigbatch.tune.runs.confirmation import (
     missing_confirmations,
     trials_to_confirm,
 )
-from bigbatch.tune.runs.confirmed import confirmed_trials
 from bigbatch.tune.runs.frontier import FrontierFacts, frontier_of
 from bigbatch.tune.runs.learned import FRESH_SEEDS
 from bigbatch.tune.runs.objective import Objective
-from bigbatch.tune.runs.reported import Examples
+from bigbatch.tune.runs.reported import Examples, confirmed_trials, mean_over_seeds_interval
 from bigbatch.tune.runs.run import count_ended
 from bigbatch.tune.storage.frontier_file import frontier_json
 

@@ -27,7 +27,8 @@ from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.runs.frontier import FrontierFacts, counted_trials, frontier_facts, frontier_of
 from bigbatch.tune.runs.learned import CHOSEN
-from bigbatch.tune.runs.objective import Objective
+from bigbatch.tune.runs.objective import HALF_A_POINT, POINTS, Objective, Tolerance
+from bigbatch.tune.runs.observer import trial_views
 from bigbatch.tune.runs.reported import Examples
 from bigbatch.tune.runs.run import (
     CONFIRMS_ATTR,
@@ -36,8 +37,6 @@ from bigbatch.tune.runs.run import (
     EPOCH_ATTR,
     PAUSED_ATTR,
 )
-from bigbatch.tune.runs.tolerance import HALF_A_POINT, POINTS, Tolerance
-from bigbatch.tune.runs.views import trial_views
 from bigbatch.tune.storage.frontier_file import FRONTIER_FILE, config_file, frontier_json
 from bigbatch.tune.storage.store import StudyStore
 from helpers.lone_studies import new_study

@@ -17,9 +17,8 @@ from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.train_loop.errors import FailureKind
 from bigbatch.train_loop.reporter import EpochRecord
 from bigbatch.tune.runs import metrics
-from bigbatch.tune.runs.objective import Objective, Reported, failure_of_epoch
+from bigbatch.tune.runs.objective import UNREACHED_H, Objective, Reported, failure_of_epoch
 from bigbatch.tune.runs.objectives import Objectives, front_of, objectives_of, read_objectives
-from bigbatch.tune.runs.target import UNREACHED_H
 from bigbatch.tune.runs.verdict import verdict_on
 from bigbatch.tune.storage.store import StudyStore
 

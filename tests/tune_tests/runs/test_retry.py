@@ -13,8 +13,8 @@ from ray.tune.search import Searcher
 
 from bigbatch.cluster.job import options
 from bigbatch.tune.runs import retry
+from bigbatch.tune.runs.observer import ended_trials, trial_views
 from bigbatch.tune.runs.run import count_ended
-from bigbatch.tune.runs.views import ended_trials, trial_views
 from bigbatch.tune.storage.store import StudyStore
 from helpers.bridges import BrokenSpace, make_bridge, number_of, record, reopen, run_out, set_space
 from helpers.commands import run

@@ -7,8 +7,7 @@ import math
 import pytest
 
 from bigbatch.train_loop.config import ConfigError
-from bigbatch.tune.runs.objective import Objective
-from bigbatch.tune.runs.tolerance import read_tolerance
+from bigbatch.tune.runs.objective import Objective, read_tolerance
 
 TOP1, LOSS, OWN = Objective(), Objective("val_loss", "minimize", 2.3), Objective("val_iou", "maximize", math.nan)
 

@@ -12,7 +12,7 @@ import pytest
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.tune.commands.scale import scale_main
 from bigbatch.tune.scaling import arguments, measuring
-from bigbatch.tune.scaling.retune import fixed_keys
+from bigbatch.tune.scaling.measuring import fixed_keys
 from bigbatch.tune.scaling.scale_plan import ScaleMachine
 from helpers.scaled_sizes import NODES, SCALED, Trainings
 

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bigbatch.tune.scaling.child_process import SizeDiverged, SizeFailed, run_child
-from bigbatch.tune.scaling.size_commands import SizeCommand
+from bigbatch.tune.scaling.size_process import SizeCommand, SizeDiverged, SizeFailed, run_child
 from helpers.processes import clean_environment, wait_gone
 from helpers.waiting import wait_until
 
@@ -37,8 +36,7 @@ def test_a_process_ends_with_a_study_that_was_killed(tmp_path: Path) -> None:
     child = f"import signal; print({mark!r}, flush=True); signal.pause()"
     parent = (
         "import os, signal, sys; from pathlib import Path\n"
-        "from bigbatch.tune.scaling.child_process import run_child\n"
-        "from bigbatch.tune.scaling.size_commands import SizeCommand\n"
+        "from bigbatch.tune.scaling.size_process import SizeCommand, run_child\n"
         f"command = SizeCommand('waits', (sys.executable, '-c', {child!r}), signal.SIGKILL)\n"
         f"run_child(command, Path({str(tmp_path / 'log.txt')!r}), dict(os.environ))\n"
     )
@@ -61,8 +59,7 @@ def test_a_stop_signal_reaches_the_process_once(tmp_path: Path) -> None:
     )
     parent = (
         "import os, signal, sys; from pathlib import Path\n"
-        "from bigbatch.tune.scaling.child_process import ScaleStopped, run_child\n"
-        "from bigbatch.tune.scaling.size_commands import SizeCommand\n"
+        "from bigbatch.tune.scaling.size_process import ScaleStopped, SizeCommand, run_child\n"
         f"command = SizeCommand('waits', (sys.executable, '-c', {child!r}), signal.SIGKILL)\n"
         "try: run_child(command, Path('log.txt'), dict(os.environ))\n"
         "except ScaleStopped as stop: sys.exit(100 + stop.signum)\n"

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from bigbatch.tune.commands.scale import scale_main
-from bigbatch.tune.scaling.scaling_figures import speed_figure
+from bigbatch.tune.scaling.scaling_page import speed_figure
 from helpers.browser import CUT, EMPTY_FIGURES, WIDER, Page, chromium, opened_browser
 from helpers.scaled_sizes import Trainings
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bigbatch.tune.scaling.useful_size import SizeSpeed, progress_efficiencies, statistical_efficiency, useful_size
+from bigbatch.tune.scaling.analysis import SizeSpeed, progress_efficiencies, statistical_efficiency, useful_size
 
 
 def test_at_the_noise_scale_twice_the_images_are_needed() -> None:

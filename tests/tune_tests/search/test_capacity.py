@@ -14,7 +14,7 @@ from optuna.trial import TrialState
 
 from bigbatch.base.atomic_files import write_json
 from bigbatch.train_loop.config import ConfigError
-from bigbatch.tune.plan.joined import absent_nodes
+from bigbatch.tune.plan.fitting import absent_nodes
 from bigbatch.tune.plan.machine import Machine, Node, Share, share_out
 from bigbatch.tune.search import capacity
 from bigbatch.tune.search.capacity import Capacity

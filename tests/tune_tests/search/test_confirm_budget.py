@@ -17,12 +17,12 @@ from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.runs.answer import answer_of
 from bigbatch.tune.runs.observer import TrialView
-from bigbatch.tune.search.budgeting import devices_at_least
-from bigbatch.tune.search.confirm_budget import (
+from bigbatch.tune.search.budgeting import (
     ConfirmBudgetNote,
     check_confirm_fits,
     confirmation_facts,
     cost_in_words,
+    devices_at_least,
     left_to_confirm,
 )
 from bigbatch.tune.storage.frontier_file import frontier_json

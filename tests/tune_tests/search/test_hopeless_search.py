@@ -22,8 +22,7 @@ import sys; sys.path.insert(0, {root!r})
 from bigbatch.tune.commands import tune as cli
 from bigbatch.tune.search import capacity
 from bigbatch.tune.search import watch_thread as watch
-from bigbatch.tune.search import watchdog
-watch.ASK_S, watch.OWN_GRACE_S, watch.HEAD_GONE_S, watchdog.UNANSWERED_LINE_S = 1.0, 8.0, 12.0, 8.0
+watch.ASK_S, watch.OWN_GRACE_S, watch.HEAD_GONE_S, watch.UNANSWERED_LINE_S = 1.0, 8.0, 12.0, 8.0
 bundle = capacity.Capacity.bundle
 capacity.Capacity.bundle = lambda self, number: {{**(own := bundle(self, number)), "CPU": own["CPU"] + {more}}}
 sys.exit(cli.tune_main(sys.argv[1:]))

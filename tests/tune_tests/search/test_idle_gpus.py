@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bigbatch.train_loop.host.device_use import SAY_AGAIN_S
 from bigbatch.tune.runs.observer import TrialView
-from bigbatch.tune.search.idle_gpus import IdleGpus
+from bigbatch.tune.search.gpu_use import IdleGpus
 
 
 class Search:

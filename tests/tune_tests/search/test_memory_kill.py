@@ -12,7 +12,7 @@ from ray.air.execution._internal.tracked_actor import TrackedActor
 from ray.air.execution._internal.tracked_actor_task import TrackedActorTask
 from ray.exceptions import ActorDiedError, OutOfMemoryError, RayActorError
 
-from bigbatch.tune.search.tune_hooks import memory_kills_fail_trials
+from bigbatch.tune.search.tuner import memory_kills_fail_trials
 
 
 class Actor:

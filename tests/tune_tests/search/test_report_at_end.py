@@ -13,10 +13,10 @@ import pytest
 from rich.console import Console
 
 from bigbatch.base.waits import REPORT_BEGINS_S
-from bigbatch.tune.report import writing
+from bigbatch.tune.report import page
 from bigbatch.tune.search import driver
+from bigbatch.tune.search.ending import LateReport
 from bigbatch.tune.search.interrupts import StopRequest
-from bigbatch.tune.search.late_report import LateReport
 from bigbatch.tune.storage.store import StudyStore
 from helpers.invented_studies import invented_study
 
@@ -68,7 +68,7 @@ def test_a_report_that_takes_too_long_after_a_signal_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, never = invented_study(tmp_path / "s", 10), threading.Event()
-    monkeypatch.setattr(writing, "recorded_at_end", lambda *_: never.wait())
+    monkeypatch.setattr(page, "recorded_at_end", lambda *_: never.wait())
     try:
         assert said_at_end(folder, signalled(0.0), most_s=0.1) == f"For a report: bigbatch report {folder}\n"
     finally:
@@ -86,6 +86,6 @@ def test_a_report_that_cannot_be_made_costs_the_search_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = invented_study(tmp_path / "s", 10)
-    monkeypatch.setattr(writing, "recorded_at_end", lambda *_: 1 / 0)
+    monkeypatch.setattr(page, "recorded_at_end", lambda *_: 1 / 0)
     said = said_at_end(folder)
     assert said.count("\n") == 2 and "The report was not written (ZeroDivisionError" in said

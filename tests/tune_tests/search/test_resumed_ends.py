@@ -14,8 +14,8 @@ from bigbatch.tune.runs.run import CONFIRMS_ATTR
 from bigbatch.tune.search import driver
 from bigbatch.tune.search.first_trials import enqueue_first_trials
 from bigbatch.tune.search.running import configurations_of, is_complete, strategy_of
-from bigbatch.tune.simulate.events import SimulatedClock
 from bigbatch.tune.simulate.replay import MemoryKeeper
+from bigbatch.tune.simulate.stand_ins import SimulatedClock
 from bigbatch.tune.storage.store import StudyStore
 from bigbatch.tune.trials.admission import Admission
 from bigbatch.tune.trials.live_trial import Over

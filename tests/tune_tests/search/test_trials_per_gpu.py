@@ -17,13 +17,12 @@ from bigbatch.train_loop.errors import FailureKind
 from bigbatch.train_loop.launch.trial_task import TrialTask
 from bigbatch.tune.plan import checked_plan
 from bigbatch.tune.plan.checked_plan import make_plan
-from bigbatch.tune.plan.gpu_sharing import AT_MOST
-from bigbatch.tune.plan.machine import Machine, Node
+from bigbatch.tune.plan.machine import AT_MOST, Machine, Node
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.runs.run import CONTINUES_ATTR, EPOCH_ATTR, TRIALS_PER_GPU_ATTR, WORKERS_ATTR
 from bigbatch.tune.search.capacity import Capacity
+from bigbatch.tune.search.gpu_use import TrialsPerGpu, room_on_a_gpu
 from bigbatch.tune.search.running import SearchRun
-from bigbatch.tune.search.trials_per_gpu import TrialsPerGpu, room_on_a_gpu
 from bigbatch.tune.storage.store import StudyStore
 from helpers.bridges import EPOCHS, make_bridge, record, task_of
 

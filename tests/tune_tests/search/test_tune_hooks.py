@@ -7,7 +7,7 @@ from typing import Any
 
 from bigbatch.tune.plan.machine import Node, Share
 from bigbatch.tune.search.capacity import Capacity
-from bigbatch.tune.search.tune_hooks import NODES_LOST, PrunerScheduler
+from bigbatch.tune.search.tuner import NODES_LOST, PrunerScheduler
 
 
 class Bridge:

@@ -13,8 +13,7 @@ from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.progress import ProgressFile, StepProgress, progress_file
 from bigbatch.tune.console.display import LiveTable, PlainLines, SearchProgress, make_display
 from bigbatch.tune.runs.observer import TrialView
-from bigbatch.tune.search.watch_thread import SearchWatch
-from bigbatch.tune.search.watchdog import Watchdog, WatchedTrial
+from bigbatch.tune.search.watch_thread import SearchWatch, Watchdog, WatchedTrial
 from bigbatch.tune.trials.cluster_view import (
     ClusterView,
     GroupView,

@@ -15,8 +15,7 @@ from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.tune.runs.objective import Objective
 from bigbatch.tune.runs.objectives import Objectives
 from bigbatch.tune.runs.tables import EPOCH_PARTS, write_epochs, write_trials
-from bigbatch.tune.simulate.curves import CurveTable, RecordedCurve
-from bigbatch.tune.simulate.dimensions import infer_dimensions
+from bigbatch.tune.simulate.curves import CurveTable, RecordedCurve, infer_dimensions
 from bigbatch.tune.simulate.readers import read_curves
 from helpers.lone_studies import begin, new_study
 

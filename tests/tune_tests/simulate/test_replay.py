@@ -23,9 +23,8 @@ from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.models.protocol import Dimension, Fits, Lasts, SearchFacts, TrialDecision
 from bigbatch.tune.runs.run import PAUSED_ATTR
 from bigbatch.tune.simulate import CurveTable, RecordedCurve, simulate
-from bigbatch.tune.simulate.events import EpochEnd, SimulatedClock, StartedTrial, run_slots
-from bigbatch.tune.simulate.pool import RowPool
 from bigbatch.tune.simulate.replay import replay
+from bigbatch.tune.simulate.stand_ins import EpochEnd, RowPool, SimulatedClock, StartedTrial, run_slots
 from helpers.as_they_are import waiting_to_continue
 
 

@@ -21,7 +21,7 @@ from bigbatch.tune.runs.run import (
     RETRIES_ATTR,
 )
 from bigbatch.tune.stoppers.early_look import checkpoints_to_drop, predicted_ends
-from bigbatch.tune.storage import paused_checkpoints
+from bigbatch.tune.storage import kept_checkpoints
 from bigbatch.tune.storage.store import StudyStore
 from bigbatch.tune.strategies import make_strategy
 from helpers.lone_studies import begin, frozen, go, new_study
@@ -258,7 +258,7 @@ def test_the_store_removes_them_and_the_study_knows_before(tmp_path, monkeypatch
         return checkpoints_to_drop(trials, facts_of(), sizes, budget_bytes)
 
     store.choose_dropped = choose
-    monkeypatch.setattr(paused_checkpoints, "space_left", lambda folder: SpaceLeft(10_000, None, "test", "test"))
+    monkeypatch.setattr(kept_checkpoints, "space_left", lambda folder: SpaceLeft(10_000, None, "test", "test"))
     store.drop_checkpoints()
     assert chosen[0] == pytest.approx(105_000, rel=0.1)
     left = [n for n in range(4) if store.checkpoint_folder(n).exists()]

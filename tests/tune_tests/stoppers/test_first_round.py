@@ -15,7 +15,7 @@ from optuna.trial import TrialState, create_trial
 from bigbatch.base import json_values
 from bigbatch.search_spaces.log_normal import LogNormal
 from bigbatch.tune.models.protocol import Dimension, SearchFacts, Strategy, TrialDecision
-from bigbatch.tune.models.qmc import SobolSampler
+from bigbatch.tune.models.unit_space import SobolSampler
 from bigbatch.tune.proposers.samplers import PerTrialSampler
 from bigbatch.tune.runs.objective import Objective
 from bigbatch.tune.runs.run import CONTINUES_ATTR, GIVEN_ATTR, PAUSED_ATTR

@@ -7,8 +7,8 @@ import pytest
 from optuna.trial import TrialState
 
 from bigbatch.tune.models.protocol import SearchFacts, TrialDecision
-from bigbatch.tune.proposers.pruned_view import SPARED_ATTR
 from bigbatch.tune.proposers.samplers import make_pruner
+from bigbatch.tune.proposers.shown_trials import SPARED_ATTR
 from bigbatch.tune.strategies import make_strategy
 from helpers.lone_studies import begin, frozen, go, new_study
 

@@ -16,9 +16,9 @@ from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.models.protocol import TrialDecision
 from bigbatch.tune.runs.run import CONTINUES_ATTR, OWNER_ATTR, PAUSED_ATTR
 from bigbatch.tune.storage import drivers
+from bigbatch.tune.storage.database import StudyLock
 from bigbatch.tune.storage.drivers import entries
 from bigbatch.tune.storage.store import StudyStore
-from bigbatch.tune.storage.study_lock import StudyLock
 from bigbatch.tune.trials.live_trial import Over
 from helpers.bridges import EPOCHS, make_bridge, number_of, record, run_out
 from helpers.conducted import Search, check_whole
@@ -255,7 +255,7 @@ def test_the_budget_is_the_sum_of_all_drivers(url, tmp_path, clock):
 
 def test_a_driver_that_hangs_in_its_turn_stops_nobody_for_long(url, tmp_path, monkeypatch):
     a, b = (opened(tmp_path / name / "s", url) for name in "ab")
-    monkeypatch.setattr("bigbatch.tune.storage.study_lock.TRY_FOR_S", 0.1)
+    monkeypatch.setattr("bigbatch.tune.storage.database.TRY_FOR_S", 0.1)
     other = make_bridge(b, trials=3)
     assert a.drivers is not None
     with StudyLock(a.drivers._storage, "s").turn(0.1) as mine:

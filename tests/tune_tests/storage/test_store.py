@@ -137,7 +137,7 @@ def test_what_is_no_study_is_refused_with_what_to_do(tmp_path):
 
 
 def test_sessions_are_kept_with_commit_and_versions(tmp_path):
-    from bigbatch.tune.storage.provenance import provenance
+    from bigbatch.tune.storage.description import provenance
 
     store = new_study(tmp_path)
     store.add_session(provenance())

@@ -8,8 +8,8 @@ from ray.tune.search import Searcher
 from bigbatch.tune.budget.budget import NO_ROOM_IN_BUDGET, Budget, Limits
 from bigbatch.tune.budget.pace import Pace
 from bigbatch.tune.models.protocol import TrialDecision
+from bigbatch.tune.runs.observer import trial_views
 from bigbatch.tune.runs.run import PAUSED_ATTR
-from bigbatch.tune.runs.views import trial_views
 from bigbatch.tune.trials.admission import Admission
 from helpers.as_they_are import waiting_to_continue
 from helpers.bridges import EPOCHS, make_bridge, number_of, record, reopen

@@ -11,7 +11,7 @@ from optuna.trial import TrialState
 from ray.tune.search import Searcher
 
 from bigbatch.train_loop.config import TrainConfig
-from bigbatch.tune.search.tune_hooks import StopWhen
+from bigbatch.tune.search.tuner import StopWhen
 from bigbatch.tune.storage.store import StudyStore
 from bigbatch.tune.trials.trial_manager import MOST_REFUSED
 from helpers.bridges import (

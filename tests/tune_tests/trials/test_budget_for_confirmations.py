@@ -15,9 +15,8 @@ from bigbatch.tune.budget.budget import KEPT_MARGIN, NO_ROOM_IN_BUDGET, Limits, 
 from bigbatch.tune.runs.confirm_rule import AFFORDABLE, ConfirmRule
 from bigbatch.tune.runs.confirmation import ConfirmationFacts
 from bigbatch.tune.runs.frontier import FrontierFacts
-from bigbatch.tune.runs.objective import Objective
+from bigbatch.tune.runs.objective import POINTS, Objective, Tolerance
 from bigbatch.tune.runs.reported import Examples
-from bigbatch.tune.runs.tolerance import POINTS, Tolerance
 from helpers.budgeted import BATCH, BATCHES, EPOCHS, BudgetedSearch
 
 FRONTIER = FrontierFacts(BATCH, BATCHES, examples=Examples(1000), objective=Objective(worst=0.1))

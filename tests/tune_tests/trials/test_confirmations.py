@@ -11,8 +11,8 @@ from bigbatch.train_loop.config import TrainConfig
 from bigbatch.tune.models.protocol import SearchFacts
 from bigbatch.tune.runs.confirm_rule import ConfirmRule
 from bigbatch.tune.runs.confirmation import ConfirmationFacts, missing_confirmations
-from bigbatch.tune.runs.confirmed import confirmed_trials
 from bigbatch.tune.runs.objective import Objective
+from bigbatch.tune.runs.reported import confirmed_trials
 from bigbatch.tune.runs.retry import retry_failed
 from bigbatch.tune.runs.run import count_ended
 from bigbatch.tune.storage.store import StudyStore

@@ -9,8 +9,8 @@ from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.errors import FailureKind
 from bigbatch.tune.runs import retry
 from bigbatch.tune.runs.run import trials_of_run
-from bigbatch.tune.trials import allocation_deadline
-from bigbatch.tune.trials.allocation_deadline import Deadline, FirstResultTimes, allocation_end, end_of_allocation
+from bigbatch.tune.trials import admission
+from bigbatch.tune.trials.admission import Deadline, FirstResultTimes, allocation_end, end_of_allocation
 from helpers.bridges import EPOCHS, make_bridge, record, run_out
 
 
@@ -71,7 +71,7 @@ def test_the_time_to_a_first_result_is_not_that_of_a_trial_that_was_started_agai
 def test_no_trial_starts_that_could_not_finish_an_epoch_before_the_allocation_ends(monkeypatch):
     now: list[float] = [5000.0]
     needed: list[float | None] = [None]
-    monkeypatch.setattr("bigbatch.tune.trials.allocation_deadline.time.time", lambda: now[0])
+    monkeypatch.setattr("bigbatch.tune.trials.admission.time.time", lambda: now[0])
     deadline = Deadline(lambda: 6000.0, lambda: needed[0])
     assert deadline.allows_a_trial(), "nothing was measured yet"
     needed[0] = 600.0
@@ -85,7 +85,7 @@ def test_no_trial_starts_that_could_not_finish_an_epoch_before_the_allocation_en
 def test_where_an_epoch_is_longer_than_the_allocation_trials_start_and_go_on_by_checkpoints(monkeypatch):
     """A requeued search knows its epochs: it must not refuse its own interrupted trials, start after start."""
     now = [5000.0]
-    monkeypatch.setattr("bigbatch.tune.trials.allocation_deadline.time.time", lambda: now[0])
+    monkeypatch.setattr("bigbatch.tune.trials.admission.time.time", lambda: now[0])
     deadline = Deadline(lambda: 6000.0, lambda: 1001.0)
     assert deadline.allows_a_trial()
     now[0] = 5900.0
@@ -113,9 +113,9 @@ def test_the_slowest_kind_of_trials_counts_and_no_epoch_that_hung(store):
 def test_an_end_that_slurm_has_moved_counts_for_the_next_trial(tmp_path, monkeypatch):
     """``scontrol update TimeLimit`` reaches the job's record; the driver was started with the earlier end."""
     env = {"BIGBATCH_DEADLINE": "6000", "BIGBATCH_JOB_FOLDER": str(tmp_path)}
-    monkeypatch.setattr(allocation_deadline, "READ_EVERY_S", 0.0)
+    monkeypatch.setattr(admission, "READ_EVERY_S", 0.0)
     now = [5000.0]
-    monkeypatch.setattr("bigbatch.tune.trials.allocation_deadline.time.time", lambda: now[0])
+    monkeypatch.setattr("bigbatch.tune.trials.admission.time.time", lambda: now[0])
     deadline = Deadline(allocation_end(env), lambda: 600.0)
     assert deadline.allows_a_trial(), "the record is not there yet"
     now[0] = 5500.0

@@ -15,7 +15,7 @@ from bigbatch.search_spaces.registry import load_space
 from bigbatch.tune.report.page import report_page
 from bigbatch.tune.report.recorded_study import open_recorded
 from bigbatch.tune.runs.feasible import furthest_excess
-from bigbatch.tune.runs.views import trial_views
+from bigbatch.tune.runs.observer import trial_views
 from bigbatch.tune.simulate.readers import read_curves
 from bigbatch.tune.storage.store import StudyStore
 from helpers.bridges import EPOCHS, make_bridge, record, reopen

@@ -17,7 +17,7 @@ from bigbatch.train_loop.loop.oom_retry import Halving
 from bigbatch.tune.models.protocol import SearchFacts
 from bigbatch.tune.runs.retry import may_need_checkpoint
 from bigbatch.tune.runs.run import DIVERGED_ATTR, FAILURE_ATTR, HEALED_ATTR, has_diverged
-from bigbatch.tune.search.tune_hooks import MemoryKill, PrunerScheduler
+from bigbatch.tune.search.tuner import MemoryKill, PrunerScheduler
 from bigbatch.tune.trials.bridge import OptunaBridge
 from helpers.as_they_are import curves_of
 from helpers.bridges import EPOCHS, make_bridge, number_of, record, reopen, run_out

@@ -13,14 +13,14 @@ from optuna.trial import FrozenTrial, TrialState
 
 from bigbatch.search_spaces.constraints import SpaceTrial
 from bigbatch.tune.budget.forecast import draws_of
-from bigbatch.tune.console.failures import refusals_in_words
+from bigbatch.tune.console.outcome import refusals_in_words
 from bigbatch.tune.runs.feasible import is_infeasible
 from bigbatch.tune.runs.frontier import counted_trials
 from bigbatch.tune.runs.objective import Objective
 from bigbatch.tune.runs.objectives import Objectives
+from bigbatch.tune.runs.observer import trial_views
 from bigbatch.tune.runs.run import count_ended, was_refused
 from bigbatch.tune.runs.tables import trials_table
-from bigbatch.tune.runs.views import trial_views
 from bigbatch.tune.trials.trial_manager import MOST_REFUSED
 from helpers.own_space_searches import Params, SimulatedSearch, best_of, late_share
 

@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from bigbatch.cluster.job.grant import TimeLeft
-from bigbatch.tune.search.tune_hooks import StopWhen
+from bigbatch.tune.search.tuner import StopWhen
 from bigbatch.tune.trials.live_trials import LEAST_WAIT_S, MOST_WAIT_S, UNMEASURED_WAIT_S, longest_gap_s, stop_wait_s
 from helpers.bridges import EPOCHS, Recorder, make_bridge, number_of, record, run_out
 
@@ -49,7 +49,7 @@ def test_in_a_job_the_wait_ends_before_the_job_kills_the_driver(margin_s):
 
 def test_trials_of_long_steps_get_the_time_of_their_steps_and_the_log_says_so(store, monkeypatch, tmp_path):
     now = [1000.0]
-    monkeypatch.setattr("bigbatch.tune.search.tune_hooks.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("bigbatch.tune.search.tuner.time.monotonic", lambda: now[0])
     lines = Lines()
     bridge = make_bridge(store, observers=[lines])
     bridge.suggest("a")

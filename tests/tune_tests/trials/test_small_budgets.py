@@ -9,7 +9,7 @@ import pytest
 from optuna.trial import TrialState
 
 from bigbatch.tune.budget.budget import Limits
-from bigbatch.tune.budget.session_times import SessionTimes
+from bigbatch.tune.budget.pace import SessionTimes
 from helpers.budgeted import EPOCHS, BudgetedSearch
 
 RAY_S, START_S, END_S, EPOCH_S = 12.0, 15.0, 9.0, 10.0

@@ -12,12 +12,11 @@ import pytest
 
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.progress import StepProgress
-from bigbatch.tune.export import study_gauges
-from bigbatch.tune.export.study_gauges import GAUGES, KEEP_ENDED_S, STATES, StudyGauges
+from bigbatch.tune.export.grafana_files import LOOK_EVERY_S, TargetsFile, metrics_targets
 from bigbatch.tune.runs.objective import Objective
 from bigbatch.tune.runs.observer import TrialView
-from bigbatch.tune.search.show_gauges import _keep_looking
-from bigbatch.tune.storage.metrics_targets import LOOK_EVERY_S, TargetsFile, metrics_targets
+from bigbatch.tune.search import show_gauges
+from bigbatch.tune.search.show_gauges import GAUGES, KEEP_ENDED_S, STATES, StudyGauges, _keep_looking
 from helpers.waiting import SetClock
 
 UNITS = ("seconds", "bytes", "ratio", "watts", "images", "hours", "per_second", "epochs", "trials")
@@ -68,7 +67,7 @@ def test_names_follow_prometheus_conventions() -> None:
         assert kind.name.endswith(UNITS) or kind.name in WITHOUT_UNIT, f"{kind.name} needs its unit"
         assert not kind.name.endswith("_total"), "that is a counter's"
         assert kind.tags[0] == "study" and all(re.fullmatch("[a-z]+", tag) for tag in kind.tags)
-    defined = {value for value in vars(study_gauges).values() if isinstance(value, study_gauges.GaugeKind)}
+    defined = {value for value in vars(show_gauges).values() if isinstance(value, show_gauges.GaugeKind)}
     assert defined <= set(GAUGES)
 
 

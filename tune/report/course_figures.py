@@ -1,4 +1,4 @@
-"""What the search used: device hours by outcome, and when each slot was busy."""
+"""Figures of how a search went: its learning curves, device hours by outcome, and when each slot was busy."""
 
 from __future__ import annotations
 
@@ -7,10 +7,89 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from bigbatch.base import json_values
-from bigbatch.tune.report.figure import ReportFigure, hover
-from bigbatch.tune.report.theme import GREY, HATCHED, HATCHES, LEGEND_BELOW, ORANGE, OUTCOMES, TEAL, Values, layout
-from bigbatch.tune.report.trial_points import CONTINUED, StudyPoints
+from bigbatch.tune.report.figure import (
+    GREY,
+    HATCHED,
+    HATCHES,
+    LEGEND_BELOW,
+    ORANGE,
+    OUTCOMES,
+    TEAL,
+    ReportFigure,
+    Values,
+    fewer_trials,
+    hover,
+    layout,
+    most_of,
+    thinned_words,
+)
+from bigbatch.tune.report.recorded_study import CONTINUED, FINISHED, StudyPoints
 from bigbatch.tune.runs.run import Kind, Run
+
+MOST_CURVES = 300
+
+
+def learning_curves(points: StudyPoints) -> ReportFigure:
+    """The watched metric of each trial over its epochs, with a mark where it ended."""
+    name, title = "learning-curves", "Learning curves"
+    having = [p for p in points.searched if points.curve(p)]
+    if not having:
+        return ReportFigure(name, title, missing="No trial has reported an epoch yet.")
+    chosen = fewer_trials(having, points.best_first, MOST_CURVES)
+    metric = points.study.objectives.first.shown
+    factor = 100.0 if metric.name.endswith("_top1") else 1.0
+    data: list[Values] = []
+    for outcome in reversed(OUTCOMES):  # the finished ones last, above the others
+        group = [p for p in chosen if points.outcome(p) == outcome]
+        if group:
+            data += [_lines(points, group, outcome, factor), _ends(points, group, outcome, factor)]
+    values = [factor * value for p in chosen for _, value in points.curve(p)]
+    within, left = most_of(points, values)
+    far = f" {left} values lie outside of the plot." if left else ""
+    caption = (
+        "Each line is a trial. The mark at its end says how it ended; point at it for the reason. A paused trial that "
+        "was continued goes on in its continuation, which begins with the same epochs. Press a name in the legend to "
+        f"hide or show these trials.{far}{thinned_words(len(chosen), len(having))}"
+    )
+    unit = " (%)" if factor == 100 else ""
+    axes = layout(
+        height=460,
+        xaxis={"title": {"text": "epoch"}, **({"dtick": 1} if max(map(points.last_epoch, chosen)) <= 16 else {})},
+        yaxis={"title": {"text": f"{metric.metric.title}{unit}"}, "range": within},
+    )
+    return ReportFigure(name, title, caption, data, axes)
+
+
+def _lines(points: StudyPoints, group: Sequence[Run], outcome: str, factor: float) -> Values:
+    """The curves of one kind as one line with gaps: hundreds of separate ones would be slow."""
+    x: list[float | None] = []
+    y: list[float | None] = []
+    for one in group:
+        x += [*(epoch for epoch, _ in points.curve(one)), None]
+        y += [*(factor * value for _, value in points.curve(one)), None]
+    strong = outcome == FINISHED
+    return {
+        "type": "scatter", "mode": "lines", "x": x, "y": y, "legendgroup": outcome, "showlegend": False,
+        "line": {"color": OUTCOMES[outcome][0], "width": 1.4 if strong else 1.1}, "hoverinfo": "skip",
+        "opacity": _opacity(len(group)) * (1.0 if strong else 0.8),
+    }  # fmt: skip
+
+
+def _opacity(count: int) -> float:
+    return max(0.25, min(0.9, 12 / count))
+
+
+def _ends(points: StudyPoints, group: Sequence[Run], outcome: str, factor: float) -> Values:
+    colour, symbol = OUTCOMES[outcome]
+    ends = [(p, points.curve(p)[-1]) for p in group]
+    return {
+        "type": "scatter", "mode": "markers", "name": f"{outcome} ({len(group)})", "legendgroup": outcome,
+        "x": [end[0] for _, end in ends], "y": [factor * end[1] for _, end in ends],
+        "text": [hover(points, p) for p, _ in ends], "hovertemplate": "%{text}<extra></extra>",
+        "marker": {"color": colour, "symbol": symbol, "size": 5 if outcome in (FINISHED, CONTINUED) else 9,
+                   "line": {"width": 1.5, "color": colour}},
+    }  # fmt: skip
+
 
 CONFIRMING, OUTSIDE = "confirmations", "outside of trials"
 MOST_BARS = 3000

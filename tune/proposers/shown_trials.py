@@ -1,0 +1,265 @@
+"""What Optuna's samplers see of trials that ended badly or were spared, and of constraints. The study keeps the truth.
+
+**Bad ends.** A diverged trial is FAIL in the study, and so is one that the space refused. Optuna's samplers pass over
+failed trials: they would propose the same again and again, most of all where the best values lie at the edge of
+divergence. Their last values are no help either, or there are none. So each sampler is shown a bad end as what it ranks
+last:
+
+- TPE ranks pruned trials behind finished ones, those that came further first. A bad end is a pruned trial without any
+  value, which is the last of all but those that violate a constraint. It needs no number, so it is the same for
+  every metric, also where nobody knows what a diverged run is worth, and for a target.
+- The other samplers, and TPE with several objectives, need numbers. A bad end is a finished trial with the worst values
+  that any other one has. A worse number would be an outlier, and flatten the model everywhere else.
+
+Before any other trial has a value, bad ends are not shown: among bad ends alone, some would be the best.
+
+A trial that violates a constraint is PRUNED in the study. TPE knows it by its constraints. Optuna's Gaussian process
+looks at finished trials alone, so it is shown one: with its constraints, and with the middle of the others' values,
+which says nothing about the objective. CMA-ES knows no constraints, and ranks it with the bad ends (a death penalty).
+
+**Spared trials.** A trial is not stopped during its warmup or its first steps, whatever the pruner says
+(``stopping.py``). So even a bad trial of few steps may run to its end. TPE ranks trials first by their length, then by
+value: finished trials before stopped ones, and later stopped before earlier stopped ones (``_split_trials`` of
+``optuna.samplers._tpe.sampler``). That is right if a trial had to earn each epoch. A spared trial did not: with few
+other finished trials, one of 31 % ranked before stopped ones of 60 %.
+
+So TPE sees a spared trial as stopped in the epoch in which the pruner first wanted to stop it, with its final value. If
+it ends among the best third of the finished trials (the pruner's own rule, applied at the end), TPE sees it as it is.
+
+**Constraints for samplers of Optuna before 5.0,** as others learn them. These samplers ask a function when a trial
+ends, and note its answer at the trial. A trial without a note, such as one of another study, violates a constraint for
+TPE and is an error for the Gaussian process. So each trial has one here.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence, Set
+from typing import Any
+
+import optuna
+from optuna.distributions import BaseDistribution
+from optuna.samplers import BaseSampler, TPESampler
+from optuna.study import Study, StudyDirection
+from optuna.trial import FrozenTrial, TrialState, create_trial
+
+from bigbatch.tune.models.study_view import view_of
+from bigbatch.tune.proposers.passing_sampler import Asked, PassingSampler, ShownSampler
+from bigbatch.tune.runs.feasible import furthest_excess, is_infeasible
+from bigbatch.tune.runs.run import has_diverged, replaced_trials, was_refused
+
+Directions = Sequence[StudyDirection]
+
+
+def showing_bad_ends(sampler: BaseSampler, name: str) -> BaseSampler:
+    """The sampler of strategy ``name`` (tpe, gp or cmaes), which sees bad ends."""
+
+    def shown(study: Study) -> Study:
+        directions = study.directions
+        return view_of(study, lambda trials: with_bad_ends(trials, name, directions))
+
+    return ShownSampler(sampler, shown)
+
+
+def with_bad_ends(trials: Sequence[FrozenTrial], name: str, directions: Directions) -> list[FrozenTrial]:
+    """The trials as the sampler of strategy ``name`` should see them. The given trials are not changed.
+
+    A trial that another one continues or repeats is left out if that one ended badly: its early values would speak for
+    it.
+    """
+    wholes = {frozenset(trial.params) for trial in trials if not was_refused(trial)}
+    bad = {trial.number for trial in trials if _ended_badly(trial, wholes)}
+    beyond = {trial.number for trial in trials if is_infeasible(trial) and trial.state == TrialState.PRUNED}
+    if name == "cmaes":
+        bad, beyond = bad | beyond, set()
+    sound = [_values_of(t) for t in trials if t.number not in bad and not is_infeasible(t)]
+    known = [values for values in sound if values is not None]
+    if name == "gp":
+        known = [list(t.values) for t in trials if t.state == TrialState.COMPLETE and t.values]
+    if not known or not (bad or beyond):
+        return list(trials)
+    again = {first: number for first, number in replaced_trials(trials).items() if number in bad | beyond}
+    by_rank_alone = name == "tpe" and len(directions) == 1
+    shown = []
+    for trial in trials:
+        if trial.number in again:
+            continue
+        if trial.number in bad:
+            trial = _stopped(trial) if by_rank_alone else _finished(trial, _worst(known, directions))
+        elif trial.number in beyond and name == "gp":
+            trial = _finished(trial, [statistics.median(column) for column in zip(*known, strict=True)])
+        shown.append(trial)
+    return _with_equal_constraints(shown) if name == "gp" else shown
+
+
+def _ended_badly(trial: FrozenTrial, wholes: Set[frozenset[str]]) -> bool:
+    """Whether it diverged, or was refused when all its parameters were drawn: samplers take the parameters that a trial
+    lacks for some that its configuration does not have."""
+    refused = was_refused(trial) and trial.state == TrialState.FAIL
+    return has_diverged(trial) or (refused and frozenset(trial.params) in wholes)
+
+
+def _values_of(trial: FrozenTrial) -> list[float] | None:
+    """The values of a finished trial, the last value of one that was stopped or paused; None if it has none."""
+    if trial.state == TrialState.COMPLETE and trial.values:
+        return list(trial.values)
+    if trial.state != TrialState.PRUNED or not trial.intermediate_values:
+        return None
+    last = trial.intermediate_values[max(trial.intermediate_values)]
+    return [last] if math.isfinite(last) else None
+
+
+def _worst(known: Sequence[Sequence[float]], directions: Directions) -> list[float]:
+    """The worst value of each objective."""
+    columns = zip(*known, strict=True)
+    return [(min if d == StudyDirection.MAXIMIZE else max)(c) for c, d in zip(columns, directions, strict=True)]
+
+
+def _stopped(trial: FrozenTrial) -> FrozenTrial:
+    shown = copy.copy(trial)  # the study caches the original
+    shown.state, shown.values, shown.intermediate_values = TrialState.PRUNED, None, {}
+    return shown
+
+
+def _finished(trial: FrozenTrial, values: Sequence[float]) -> FrozenTrial:
+    shown = copy.copy(trial)
+    shown.state, shown.values, shown.intermediate_values = TrialState.COMPLETE, list(values), {}
+    return shown
+
+
+def _with_equal_constraints(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+    """The finished trials with the same constraints each, as Optuna's Gaussian process needs them.
+
+    A run that diverged in its first epoch has shown nothing of its costs, and a space may bound some configurations
+    alone. What a trial lacks is in the middle of the others, and kept.
+    """
+    done = [trial for trial in trials if trial.state == TrialState.COMPLETE]
+    if not hasattr(optuna.Trial, "set_constraint"):  # knowing_constraints gives each trial one
+        return list(trials)
+    known: dict[str, list[float]] = {}
+    for trial in done:
+        for name, excess in trial.constraints.items():
+            known.setdefault(name, []).append(excess)
+    usual = {name: min(0.0, statistics.median(found)) for name, found in known.items()}
+    return [_bounded(trial, usual) if usual and trial.state == TrialState.COMPLETE else trial for trial in trials]
+
+
+def _bounded(trial: FrozenTrial, usual: Mapping[str, float]) -> FrozenTrial:
+    """The trial with these constraints in this order, and its own values of them."""
+    constraints = {**usual, **trial.constraints}
+    # Optuna keeps constraints in system attributes, in a form that differs between its versions.
+    noted = create_trial(values=trial.values, constraints=constraints).system_attrs
+    shown = copy.copy(trial)
+    shown.system_attrs = {**{key: one for key, one in trial.system_attrs.items() if key not in noted}, **noted}
+    return shown
+
+
+SPARED_ATTR = "spared_in_epoch"
+"""User attribute: the first epoch in which the pruner wanted to stop the trial."""
+REDUCTION_FACTOR = 3
+"""ASHA's η: a third of the trials continues at each rung (Li et al. 2020, arXiv 1810.05934, use 3 or 4)."""
+
+
+def as_pruned_view(trials: Sequence[FrozenTrial], maximize: bool = True) -> list[FrozenTrial]:
+    """The trials as TPE should see them. The given trials are not changed."""
+    sign = 1 if maximize else -1
+    ends = sorted((sign * t.values[0] for t in trials if t.state == TrialState.COMPLETE), reverse=True)
+    bar = ends[max(1, len(ends) // REDUCTION_FACTOR) - 1] if ends else 0.0
+    return [_as_stopped(t) if _not_earned(t, bar, sign) else t for t in trials]
+
+
+def _not_earned(trial: FrozenTrial, bar: float, sign: int) -> bool:
+    if SPARED_ATTR not in trial.user_attrs or not trial.intermediate_values:
+        return False
+    return trial.state == TrialState.PRUNED or (trial.state == TrialState.COMPLETE and sign * trial.values[0] < bar)
+
+
+def _as_stopped(trial: FrozenTrial) -> FrozenTrial:
+    shown = copy.copy(trial)  # the study caches the original
+    last = trial.intermediate_values[max(trial.intermediate_values)]
+    shown.state = TrialState.PRUNED
+    shown.values = None
+    shown.intermediate_values = {int(trial.user_attrs[SPARED_ATTR]): last}
+    return shown
+
+
+class PrunedViewTPESampler(TPESampler):
+    """Optuna's TPE on the judged trials. Its state depends only on the study.
+
+    Args:
+        startup: draws the first trials. Optuna's TPE would draw them uniformly at random.
+        options: those of ``TPESampler``.
+    """
+
+    def __init__(self, startup: BaseSampler, **options: Any) -> None:
+        super().__init__(**options)
+        self._random_sampler = startup  # type: ignore[assignment]  # TPE calls only methods of BaseSampler
+
+    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        """As Optuna's method, on the judged trials."""
+        return super().infer_relative_search_space(self._judged(study), trial)
+
+    def sample_relative(
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, object]:
+        """As Optuna's method, on the judged trials."""
+        return super().sample_relative(self._judged(study), trial, search_space)
+
+    def sample_independent(
+        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> object:
+        """As Optuna's method, on the judged trials."""
+        return super().sample_independent(self._judged(study), trial, param_name, param_distribution)
+
+    def _judged(self, study: Study) -> Study:
+        """The study with its trials judged."""
+        maximize = study.directions[0] == StudyDirection.MAXIMIZE
+        return view_of(study, lambda trials: as_pruned_view(trials, maximize))
+
+
+NOTE = "constraints"
+"""Name of Optuna's system attribute."""
+
+
+def knowing_constraints(make: Callable[..., BaseSampler], **arguments: Any) -> BaseSampler:
+    """A sampler made by ``make`` that learns of constraints with any version of Optuna."""
+    if hasattr(optuna.Trial, "set_constraint"):
+        return make(**arguments)
+    return _NotedSampler(make(constraints_func=furthest_excess, **arguments))
+
+
+class _NotedSampler(PassingSampler):
+    def __init__(self, sampler: BaseSampler) -> None:
+        self._sampler = sampler
+
+    def asked(self, study: Study, trial: FrozenTrial) -> Asked:
+        return Asked(self._sampler, view_of(study, _with_notes, storage=_NotedStorage(study._storage)), trial)
+
+
+class _NotedStorage:
+    """Answers for trials without a note; everything else is passed to the storage."""
+
+    def __init__(self, storage: Any) -> None:
+        self._inner = storage
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._inner, name)
+
+    def get_trial_system_attrs(self, trial_id: int) -> Mapping[str, object]:
+        """Those of a trial; one of another study has no number here, and violates nothing."""
+        if trial_id < 0:
+            return {NOTE: [0.0]}
+        trial = self._inner.get_trial(trial_id)
+        return {NOTE: furthest_excess(trial), **trial.system_attrs}
+
+
+def _with_notes(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+    return [trial if NOTE in trial.system_attrs else _noted(trial) for trial in trials]
+
+
+def _noted(trial: FrozenTrial) -> FrozenTrial:
+    found = copy.copy(trial)
+    found.system_attrs = {**trial.system_attrs, NOTE: furthest_excess(trial)}
+    return found
