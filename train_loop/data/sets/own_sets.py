@@ -51,7 +51,6 @@ class OwnSet:
     collate: Collate | None
     """None: ``default_batch``."""
     num_classes: int
-    """0: not known."""
 
     def item(self, seed: int, epoch: int, index: int) -> Item:
         """The item, the same for the same arguments whoever reads it.
@@ -140,7 +139,7 @@ class OwnSets:
     train: OwnSet
     val: OwnSet
     num_classes: int
-    """0: not known."""
+    """0: not known. Both sets have it too."""
     class_names: tuple[str, ...]
 
 
