@@ -54,9 +54,15 @@ class Meeting:
     """
 
     def __init__(self) -> None:
-        """Raises ConfigError if ``COLLECTIVE_VARIABLE`` has a wrong value."""
+        """Raises ConfigError if ``COLLECTIVE_VARIABLE`` has a wrong value, or a launcher's variable is missing."""
         self._timeout = collective_timeout()
-        store, self._rank, self._workers = next(dist.rendezvous("env://"))
+        try:
+            store, self._rank, self._workers = next(dist.rendezvous("env://"))
+        except ValueError as error:  # a shell may have kept some of them
+            raise ConfigError(
+                f"ranks meet by the variables of torchrun; got {error}. Unset RANK, WORLD_SIZE and LOCAL_RANK, or "
+                "start the command with torchrun."
+            ) from None
         # torchrun --max-restarts: the agent's store still holds what the workers before wrote, with their addresses.
         # Agents of several nodes count restarts differently, but there torch makes a new store.
         alone = os.environ.get("GROUP_WORLD_SIZE") == "1"

@@ -71,7 +71,7 @@ def json_or_word(raw: str) -> object:
     """A value that somebody typed: JSON, or a word."""
     try:
         return json.loads(raw)
-    except json.JSONDecodeError:
+    except ValueError:  # also of a number of more than 4,300 digits
         return _number_or_word(raw)
 
 

@@ -35,7 +35,7 @@ def read_config(path: Path) -> TrainConfig:
         raise ConfigError(f"--config must be a readable file; got {str(path)!r} ({reason}). Check the path.") from None
     try:
         values = json.loads(text)
-    except json.JSONDecodeError:
+    except ValueError:  # also of a number of more than 4,300 digits
         values = None
     if isinstance(values, dict) and values.get(USABLE) is False:
         raise ConfigError(
@@ -45,7 +45,10 @@ def read_config(path: Path) -> TrainConfig:
         )
     if isinstance(values, dict) and "config" in values:
         text = json.dumps(values["config"])
-    config = TrainConfig.from_json(text)
+    try:
+        config = TrainConfig.from_json(text)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
     if config.trainable.name:
         raise ConfigError(
             f"--config is for BigBatch's training loop; {str(path)!r} holds that of {config.trainable.name}. Call that "

@@ -9,6 +9,7 @@ Bad values raise ``ConfigError``, whose message is one line: the rule, the value
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -186,7 +187,7 @@ class TrainConfig:
         """
         try:
             values = json.loads(text)
-        except json.JSONDecodeError as error:
+        except ValueError as error:  # also of a number of more than 4,300 digits
             raise ConfigError(f"a configuration is JSON; got text that is not ({error}). Check the file.") from None
         if not isinstance(values, dict):
             raise ConfigError(f"a configuration is a JSON object; got a {type(values).__name__}. Check the file.")
@@ -281,7 +282,8 @@ def coerced(kind: object, value: object, key: str) -> object:
             return int(value)
     elif kind is float:
         if isinstance(value, (int, float)) and not isinstance(value, bool):
-            return float(value)
+            with contextlib.suppress(OverflowError):  # a whole number of more than 308 digits
+                return float(value)
     elif kind is str and isinstance(value, str):
         return value
     words: dict[object, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "a word"}

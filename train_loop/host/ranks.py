@@ -65,8 +65,10 @@ def find_launch(env: Mapping[str, str] = os.environ) -> Launch | None:
 
 def _launched(env: Mapping[str, str]) -> Launch | None:
     if all(name in env for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")):
-        on_node = int(env.get("LOCAL_WORLD_SIZE", "1"))
-        return Launch("torchrun", int(env["RANK"]), int(env["LOCAL_RANK"]), int(env["WORLD_SIZE"]), on_node)
+        rank, workers, on_node = int(env["RANK"]), int(env["WORLD_SIZE"]), int(env.get("LOCAL_WORLD_SIZE", "1"))
+        if not 0 <= rank < workers:  # it would wait for others that never come
+            raise ValueError(f"RANK={rank} of WORLD_SIZE={workers}")
+        return Launch("torchrun", rank, int(env["LOCAL_RANK"]), workers, on_node)
     tasks = read_count(env.get("SLURM_STEP_NUM_TASKS")) or 1
     if tasks < 2 or "SLURM_PROCID" not in env:
         return None

@@ -7,6 +7,7 @@ import io
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -23,6 +24,7 @@ from bigbatch.train_loop.loop.checkpoint import CheckpointFolder
 from bigbatch.train_loop.loop.step import unused_in_words
 from bigbatch.train_loop.loop.train import take_step
 from bigbatch.train_loop.loop.validation import measure
+from bigbatch.train_loop.model.networks import build_model
 from bigbatch.train_loop.plugins.code import whose_error
 from bigbatch.train_loop.reporter import ListReporter
 
@@ -172,17 +174,35 @@ def _check_gradients(run: Run, got: Sequence[set[str]], workers: int) -> None:
 
 
 def _check_state(run: Run) -> None:
-    """Raise ConfigError if a checkpoint of the optimizer could not be read again."""
+    """Raise ConfigError if a run could not go on from its checkpoint: with a network that is built again."""
+    config = run.config
+    _read_again(
+        run.optimizer.state_dict(), f"the state of optimizer.name={config.optimizer.name}", "optimizer.state and groups"
+    )
+    model = f"the state_dict of model.name={config.model.name}"
+    state = _read_again(run.model.state_dict(), model, "get_extra_state")
+    try:
+        build_model(config.model, run.source.info).load_state_dict(state)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[-1].strip(" \t.")
+        raise ConfigError(
+            f"{model} must keep the names and shapes with which it is built, or a run cannot resume; got {reason}. "
+            "Make parameters and buffers in __init__, or write register_buffer(…, persistent=False)."
+        ) from None
+
+
+def _read_again(state: dict[str, Any], what: str, where: str) -> dict[str, Any]:
+    """``state`` as a checkpoint gives it back. Raises ConfigError if it cannot."""
     file = io.BytesIO()
     try:
-        torch.save(run.optimizer.state_dict(), file)
+        torch.save(state, file)
         file.seek(0)
         # As checkpoints are read, which can then hold no code.
-        torch.load(file, weights_only=True)
+        return cast("dict[str, Any]", torch.load(file, weights_only=True))
     except Exception as error:
         raise ConfigError(
-            f"the state of optimizer.name={run.config.optimizer.name} must be tensors and numbers, or a run cannot "
-            f"resume; got {' '.join(str(error).split())[:120]}. Keep others out of optimizer.state and groups."
+            f"{what} must be tensors and numbers, or a run cannot resume; got {' '.join(str(error).split())[:120]}. "
+            f"Keep others out of {where}."
         ) from None
 
 

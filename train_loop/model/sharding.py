@@ -67,6 +67,12 @@ def check_shardable(model: nn.Module, name: str) -> None:
                 f"model.parallel=fsdp2 needs parameters with a dimension; got {parameter!r} of shape [] in "
                 f"model.name={name}. Give it shape [1], or write model.parallel=ddp."
             )
+    types = sorted({str(p.dtype).removeprefix("torch.") for p in model.parameters() if p.requires_grad})
+    if len(types) > 1:
+        raise ConfigError(
+            f"model.parallel=fsdp2 needs trainable parameters of one type; got {' and '.join(types)} in "
+            f"model.name={name}. Give them one, or write model.parallel=ddp."
+        )
 
 
 def shard(model: nn.Module, world: World, *, bf16_gradients: bool) -> nn.Module:
@@ -81,13 +87,11 @@ def shard(model: nn.Module, world: World, *, bf16_gradients: bool) -> nn.Module:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    for tensor in (
-        *model.parameters(),
-        *model.buffers(),
-    ):  # as DDP does, for a user's network may draw without our seed
-        there = tensor.detach().to(world.device)
+    for tensor in (*model.parameters(), *model.buffers()):
+        # As DDP does, for a user's network may draw without our seed. FSDP2 and gloo take no channels_last.
+        there = tensor.detach().to(world.device).contiguous()
         dist.broadcast(there, src=0)
-        tensor.data.copy_(there)
+        tensor.data = there.to(tensor.device)
     how: dict[str, Any] = {
         "mesh": init_device_mesh(world.device.type, (world.workers,)),
         "mp_policy": MixedPrecisionPolicy(reduce_dtype=torch.bfloat16 if bf16_gradients else None),

@@ -105,8 +105,9 @@ def _plan(found: StudySummary) -> list[tuple[str, str]]:
     images = f" ({number('train_size'):,} training {pixels})" if number("train_size") else ""
     strategy = [f"{key} {shown_name(str(d[key]))}" for key in ("strategy", "stopping") if d.get(key)]
     limits = ["as many trials as the budget allows" if found.planned is None else amount(found.planned, "trial")]
-    limits += [f"{d['budget_gpu_hours']:g} {_unit(found)}"] if d.get("budget_gpu_hours") else []
-    limits += [f"{d['time_budget_s'] / 3600:.3g} h of time"] if d.get("time_budget_s") else []
+    budget, time_s = json_values.number(d, "budget_gpu_hours"), json_values.number(d, "time_budget_s")
+    limits += [f"{budget:g} {_unit(found)}"] if budget else []
+    limits += [f"{time_s / 3600:.3g} h of time"] if time_s else []
     overrides = json_values.mapping(d, "overrides")
     return [
         ("space", text("space")),

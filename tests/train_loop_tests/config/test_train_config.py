@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import subprocess
 import sys
 
@@ -20,6 +21,7 @@ from bigbatch.train_loop.config import (
     parse_assignments,
     resolve_key,
 )
+from bigbatch.train_loop.config.files import read_config
 from helpers.paths import ROOT
 
 OTHER = {bool: lambda v: not v, int: lambda v: v + 1, float: lambda v: v / 2 + 0.01, str: lambda v: v}
@@ -92,6 +94,7 @@ def test_it_is_frozen_and_loads_no_torch():
         ({"batch.micro_size": 48}, "must divide", "48"),
         ({"data.image_size": 4}, "image_size", "4"),
         ({"model.stem": "tiny"}, "model.stem", "tiny"),
+        ({"lr": 10**400}, "a number", "0000"),
     ],
 )
 def test_impossible_values_are_refused_in_one_line_with_rule_value_and_fix(changes, rule, value):
@@ -100,6 +103,19 @@ def test_impossible_values_are_refused_in_one_line_with_rule_value_and_fix(chang
     message = str(refused.value)
     assert rule in message and value in message and "\n" not in message
     assert message.rstrip().endswith((".", "?")) and message.count(". ") >= 1, "a fix follows the rule"
+
+
+def test_a_number_of_more_digits_than_python_reads_is_refused_in_one_line():
+    with pytest.raises(ConfigError, match="optimizer.peak_lr must be .*; got inf"):
+        TrainConfig().replace_keys(parse_assignments(["peak_lr=" + "9" * 5000]))
+
+
+@pytest.mark.parametrize("text", ["", '{"config": {"epochs": 9', '{"epochs": 0}', '{"lr": 1}', '{"schema_version": 3}'])
+def test_a_file_that_is_no_configuration_is_named(tmp_path, text):
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=re.escape(f"{path}: ")):
+        read_config(path)
 
 
 @pytest.mark.parametrize(

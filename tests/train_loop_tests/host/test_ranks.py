@@ -11,11 +11,13 @@ import pytest
 from bigbatch.cluster.host.slurm_values import first_host
 from bigbatch.train_loop.config import (
     BatchConfig,
+    ConfigError,
     DataConfig,
     ModelConfig,
     OptimizerConfig,
     TrainConfig,
 )
+from bigbatch.train_loop.distributed import Meeting
 from bigbatch.train_loop.host.ranks import Launch, find_launch, rendezvous_port
 from helpers.ranks import STEP, start_ranks, without_gloo
 
@@ -57,6 +59,20 @@ def test_torchruns_own_variables_come_first():
     env = {**STEP, "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
     launch = find_launch(env)
     assert (launch.by, launch.rank, launch.world_size, launch.master) == ("torchrun", 1, 2, None)
+
+
+@pytest.mark.parametrize(("rank", "met"), [("3", "RANK=3 of WORLD_SIZE=2"), ("-1", "RANK=-1 of"), ("x", "'x'")])
+def test_a_rank_that_no_launcher_gives_is_refused(rank, met):
+    with pytest.raises(ConfigError, match=f"must be complete; got ValueError: .*{met}.* Unset RANK"):
+        find_launch({"RANK": rank, "WORLD_SIZE": "2", "LOCAL_RANK": "0"})
+
+
+def test_variables_that_a_shell_has_kept_do_not_end_in_a_traceback(monkeypatch):
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    with pytest.raises(ConfigError, match="got .*MASTER_ADDR.* Unset RANK"):
+        Meeting()
 
 
 def test_ports_of_steps_and_of_jobs_that_follow_each_other_differ():

@@ -37,6 +37,29 @@ class Pair(nn.Module):
 def pair(workload):
     return Pair()
 
+class Seen(nn.Sequential):
+    def forward(self, images):
+        if not hasattr(self, "seen"):
+            self.register_buffer("seen", torch.zeros(1))
+        return super().forward(images)
+
+class Longer(nn.Sequential):
+    def __init__(self, *layers):
+        super().__init__(*layers)
+        self.register_buffer("steps", torch.zeros(0))
+    def forward(self, images):
+        self.steps = torch.cat([self.steps, torch.ones(1)])
+        return super().forward(images)
+
+class Object(nn.Sequential):
+    def get_extra_state(self):
+        return self.get_extra_state
+    def set_extra_state(self, state):
+        pass
+
+def changes(workload, kind):
+    return globals()[kind](nn.Flatten(), nn.Linear(3 * workload.image_size**2, workload.num_classes))
+
 def mean(outputs, targets):
     return F.cross_entropy(outputs, targets)
 
@@ -120,6 +143,15 @@ def _check_all(config: TrainConfig) -> None:
         ({"loss": "nan", "model__name": "net"}, "the loss of the first batch must be a finite number; got nan"),
         ({"loss": "no_gradient", "model__name": "net"}, "two batches must go through .* does not require grad"),
         ({"optimizer__name": "keeps", "model__name": "net"}, "must be tensors and numbers, or a run cannot resume"),
+        (
+            {"model__name": "changes", "model__options": {"kind": "Object"}},
+            "state_dict of model.name=.* must be tensors and numbers, or a run cannot resume.*get_extra_state",
+        ),
+        (
+            {"model__name": "changes", "model__options": {"kind": "Seen"}},
+            'must keep the names and shapes .* cannot resume; got Unexpected key.* "seen". Make parameters and buffers',
+        ),
+        ({"model__name": "changes", "model__options": {"kind": "Longer"}}, "got size mismatch for steps: .* Make"),
         ({"optimizer__name": "lbfgs", "model__name": "net"}, r"two batches .*closure|decay"),
         ({"model__options": {"width": 3}}, "model.options are arguments of a function of your own"),
         ({"loss_options": {"gamma": 3}}, "loss_options are arguments of a function of your own"),
@@ -136,7 +168,7 @@ def test_components_that_do_not_fit_are_refused_in_one_line(file: Path, keys: di
 
 def test_a_loss_that_does_not_fit_the_shapes_shows_the_users_line(file: Path) -> None:
     with pytest.raises(
-        OwnCodeError, match="(?s)the code of loss=.*my.py:shapes raised RuntimeError.*line 27, in shapes"
+        OwnCodeError, match="(?s)the code of loss=.*my.py:shapes raised RuntimeError.*line 50, in shapes"
     ):
         check_users_code(_config(file, model__name="net", loss="shapes"))
 

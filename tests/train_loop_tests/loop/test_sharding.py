@@ -21,7 +21,8 @@ from bigbatch.train_loop.errors import CheckpointError
 from bigbatch.train_loop.loop import assembly
 from bigbatch.train_loop.loop.sharded_state import check_shards
 from bigbatch.train_loop.model.networks import build_model
-from bigbatch.train_loop.model.sharding import blocks, check_shardable
+from bigbatch.train_loop.model.sharding import blocks, check_shardable, shard
+from bigbatch.train_loop.optim.layerwise import is_dtensor
 from helpers import sharded_training
 from helpers.loop_references import run, val_reference
 from helpers.sharded_training import (
@@ -207,6 +208,28 @@ def test_a_parameter_without_a_dimension_is_refused() -> None:
     model.temperature = nn.Parameter(torch.ones(()))
     with pytest.raises(ConfigError, match="got 'temperature' of shape .* Give it shape .1., or write"):
         check_shardable(model, "own")
+
+
+def test_trainable_parameters_of_several_types_are_refused() -> None:
+    model = Listed()
+    model.temperature = nn.Parameter(torch.ones(1, dtype=torch.float64), requires_grad=False)
+    check_shardable(model, "own")
+    model.temperature.requires_grad_()
+    with pytest.raises(ConfigError, match="of one type; got float32 and float64 in model.name=own. Give"):
+        check_shardable(model, "own")
+
+
+def test_tensors_of_any_strides_are_sharded(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 2, 3)).to(memory_format=torch.channels_last)
+    model.register_buffer("mean", torch.ones(1).expand(3))
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    torch.distributed.init_process_group("gloo", f"file://{tmp_path}/meeting", rank=0, world_size=1)
+    try:
+        shard(model, World(0, 1, CPU), bf16_gradients=False)
+        after = {k: v.full_tensor() if is_dtensor(v) else v for k, v in model.state_dict().items()}
+    finally:
+        torch.distributed.destroy_process_group()
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
 
 
 def test_the_blocks_are_what_a_network_repeats() -> None:

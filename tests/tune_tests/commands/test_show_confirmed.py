@@ -48,3 +48,12 @@ def test_the_best_is_the_one_with_the_best_mean_over_fresh_seeds(
     lines = text.splitlines()
     assert [line.split()[:2] for line in lines if line.startswith("*")] == [["*", "1"]]
     assert sum("confirms 1" in line for line in lines) == 2 and sum("confirms 2" in line for line in lines) == 1
+
+
+def test_limits_of_another_type_in_study_json_count_as_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    limits = {"trials": 3, "max_epochs": EPOCHS, "budget_gpu_hours": "2", "time_budget_s": [60]}
+    StudyStore.create(tmp_path / "s", "s", limits, None).close()
+    assert show_main([str(tmp_path / "s")]) == 0
+    assert "limits     3 trials; at most 2 epochs each\n" in capsys.readouterr().out

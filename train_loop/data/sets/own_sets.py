@@ -29,6 +29,8 @@ KEY = "data.name"
 LOOK_AT = 8
 """Items that are collated before a run starts."""
 PARTS = ("training", "validation")
+WHOLE = "a whole number"
+"""The kind of a target that is a class."""
 
 Item = tuple[Nested, Nested]
 """Inputs and target."""
@@ -48,6 +50,7 @@ class OwnSet:
     size: int
     collate: Collate | None
     """None: ``default_batch``."""
+    num_classes: int
 
     def item(self, seed: int, epoch: int, index: int) -> Item:
         """The item, the same for the same arguments whoever reads it.
@@ -69,7 +72,7 @@ class OwnSet:
 
         Raises OwnCodeError for what ``collate_fn`` raises, and ConfigError for items that do not collate.
         """
-        self._check_kinds(items)
+        self._check_targets(items)
         if self.collate is None:
             return self._default_batch(items)
         with users_code(KEY, self.word):
@@ -110,15 +113,22 @@ class OwnSet:
             "Return tensors of one shape, or return an object with a collate_fn."
         )
 
-    def _check_kinds(self, items: Sequence[tuple[int, Item]]) -> None:
-        """Raise ConfigError for targets of different types: torch would change some of them without a word."""
-        (first, (_, target)), *others = items
+    def _check_targets(self, items: Sequence[tuple[int, Item]]) -> None:
+        """Raise ConfigError for targets of different types, some of which torch would change without a word, and for a
+        class that the set does not have, of which a GPU would say no more than that the device failed."""
+        first, (_, target) = items[0]
         expected = _kind(target)
-        for index, (_, other) in others:
+        for index, (_, other) in items:
             if _kind(other) != expected:
                 raise ConfigError(
                     f"{KEY}={self.word} must give targets of one type; got {expected} as the target of {self.part} "
                     f"item {first} and {_kind(other)} of item {index}. Return one type."
+                )
+            on_device = isinstance(other, torch.Tensor) and other.device.type != "cpu"
+            if expected == WHOLE and not on_device and 0 < self.num_classes <= (number := int(cast("int", other))):
+                raise ConfigError(
+                    f"{KEY}={self.word} must give classes below its num_classes, {self.num_classes}; got {number} as "
+                    f"the target of {self.part} item {index}. Count classes from 0, or correct num_classes."
                 )
 
 
@@ -129,7 +139,7 @@ class OwnSets:
     train: OwnSet
     val: OwnSet
     num_classes: int
-    """0: not known."""
+    """0: not known. Both sets have it too."""
     class_names: tuple[str, ...]
 
 
@@ -156,12 +166,14 @@ def _made(word: str, options: Options, _: str, prepare: bool) -> OwnSets:
     with seeded_draws("data set"), users_code(KEY, word):
         made = function(**options)
         train, val = _parts(word, made, prepare)
-    sets = [
-        OwnSet(word, part, cast("Dataset[object]", items), _size(word, part, items), _collate_fn(word, collate))
-        for part, (items, collate) in zip(PARTS, (train, val), strict=True)
-    ]
     names = _class_names(made) or _class_names(train[0])
-    return OwnSets(sets[0], sets[1], _num_classes(word, made, train[0], names), names)
+    sizes = [_size(word, part, items) for part, (items, _) in zip(PARTS, (train, val), strict=True)]
+    classes = _num_classes(word, made, train[0], names)
+    sets = [
+        OwnSet(word, part, cast("Dataset[object]", items), size, _collate_fn(word, collate), classes)
+        for part, size, (items, collate) in zip(PARTS, sizes, (train, val), strict=True)
+    ]
+    return OwnSets(sets[0], sets[1], classes, names)
 
 
 def _parts(word: str, made: object, prepare: bool) -> tuple[Part, Part]:
@@ -295,7 +307,7 @@ def describe_own(config: DataConfig, open_some: bool) -> DataInfo:
         class_names=sets.class_names,
         stem="small" if size <= SMALL_IMAGE_SIZE else "imagenet",
         input_shape=shape,
-        are_classes=_kind(target) == "a whole number",
+        are_classes=_kind(target) == WHOLE,
     )
 
 
@@ -338,14 +350,14 @@ def _kind(value: Nested) -> str:
     """A value's type as it matters in a batch: of numbers and tensors whether they are whole, and their dimensions."""
     if isinstance(value, torch.Tensor):
         if value.ndim == 0:
-            return "a number" if value.is_floating_point() else "a whole number"
+            return "a number" if value.is_floating_point() else WHOLE
         return f"a tensor of {str(value.dtype).removeprefix('torch.')}"
     if isinstance(value, np.ndarray) and value.ndim:
         return f"an array of {value.dtype}"
     if isinstance(value, (bool, int, np.integer, np.bool_)) or (
         isinstance(value, np.ndarray) and value.dtype.kind in "iub"
     ):
-        return "a whole number"
+        return WHOLE
     if isinstance(value, (float, np.floating, np.ndarray)):
         return "a number"
     if isinstance(value, dict):

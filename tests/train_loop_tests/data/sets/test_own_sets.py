@@ -163,6 +163,10 @@ BAD = [
     (f"return [({ITEM})], [(torch.ones(2), 1.5)]", "a whole number in training and a number in validation"),
     (f"return [({ITEM}), (torch.ones(2), 1.5)], [({ITEM})]", "item 0 and a number of item 1"),
     (f"return [({ITEM})], [(torch.ones(2), 'cat')]", "targets of one type|make a batch"),
+    (
+        f"return type('', (), dict(train=[({ITEM}), (torch.ones(2), 2)], val=[({ITEM})], num_classes=2))",
+        "below its num_classes, 2; got 2 as the target of training item 1",
+    ),
 ]
 
 
