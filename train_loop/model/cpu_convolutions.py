@@ -51,9 +51,9 @@ class StridedPixelConv2d(nn.Conv2d):
 def avoid_strided_pixels(model: nn.Module) -> None:
     """Give a network ``StridedPixelConv2d`` where it has such convolutions. Parameters and their names stay."""
     for module in model.modules():
-        is_plain = type(module) is nn.Conv2d and module.groups == 1 and module.in_channels < 8
-        reads_pixels = is_plain and (module.kernel_size, module.padding) in (((1, 1), (0, 0)), ((1, 1), "valid"))
-        if reads_pixels and max(module.stride) > 1:
+        if type(module) is not nn.Conv2d or module.groups > 1 or module.in_channels >= 8:
+            continue
+        if module.kernel_size == (1, 1) and module.padding in ((0, 0), "valid") and max(module.stride) > 1:
             module.__class__ = StridedPixelConv2d
 
 
