@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bigbatch.train_loop.config import TrainConfig
-from bigbatch.train_loop.data.names import is_packed, is_users
+from bigbatch.train_loop.data.catalogue import is_packed, is_users
 from bigbatch.train_loop.loop.step_profile import Spread, StepProfile
 from bigbatch.train_loop.loop.step_timer import OTHER, PHASES
 

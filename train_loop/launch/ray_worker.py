@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bigbatch.train_loop.config import ConfigError
-from bigbatch.train_loop.data.loading.cores import WORKER_CORES, cores_per_rank
+from bigbatch.train_loop.data.loading.counts import WORKER_CORES, cores_per_rank
 from bigbatch.train_loop.data.sets.scan import FolderScan
 from bigbatch.train_loop.errors import (
     CheckpointError,

@@ -20,7 +20,7 @@ from bigbatch.train_loop.config.own_names import own_words
 from bigbatch.train_loop.data.catalogue import list_folder, open_data
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.data.loading.upload import Uploader
-from bigbatch.train_loop.data.pixels.progressive import train_image_size
+from bigbatch.train_loop.data.pixels.boxes import train_image_size
 from bigbatch.train_loop.data.sampling import micro_sizes
 from bigbatch.train_loop.data.sets.scan import FolderScan
 from bigbatch.train_loop.data.source import DataSource

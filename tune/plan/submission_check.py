@@ -31,8 +31,7 @@ from bigbatch.search_spaces.trainable_space import own_space_file  # noqa: E402
 from bigbatch.train_loop.config import ConfigError  # noqa: E402
 from bigbatch.train_loop.config.own_names import absolute, own_name  # noqa: E402
 from bigbatch.train_loop.config.plug_ins import is_own  # noqa: E402
-from bigbatch.train_loop.data.catalogue import check_stage, describe_data_set
-from bigbatch.train_loop.data.names import folder_path, is_users  # noqa: E402
+from bigbatch.train_loop.data.catalogue import check_stage, describe_data_set, folder_path, is_users  # noqa: E402
 from bigbatch.train_loop.errors import OwnCodeError  # noqa: E402
 from bigbatch.train_loop.host.command_line import check_writable  # noqa: E402
 from bigbatch.train_loop.model.networks import check_model_name  # noqa: E402

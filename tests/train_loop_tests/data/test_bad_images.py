@@ -24,7 +24,7 @@ from bigbatch.train_loop.config import (
 )
 from bigbatch.train_loop.data import sampling
 from bigbatch.train_loop.data.catalogue import describe_data_set
-from bigbatch.train_loop.data.packed.records import PackedFiles
+from bigbatch.train_loop.data.packed.schema import PackedFiles
 from bigbatch.train_loop.data.packing import command as pack_command
 from bigbatch.train_loop.data.sets.scan import scan_folder
 from bigbatch.train_loop.errors import ImageError, LoaderError, TrainingStopped

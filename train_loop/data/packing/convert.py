@@ -12,8 +12,7 @@ import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 
 from bigbatch.train_loop.data.pixels import jpeg
-from bigbatch.train_loop.data.pixels.depth import to_8_bits
-from bigbatch.train_loop.data.pixels.orientation import turn_of, turned
+from bigbatch.train_loop.data.pixels.crops import to_8_bits, turn_of, turned
 
 
 class RejectedImage(ValueError):
