@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from bigbatch.train_loop.config.own_options import Options
-from bigbatch.train_loop.config.rules import ConflictError, require, require_in_range, require_one_of
+from bigbatch.train_loop.config.rules import ConflictError, Options, require, require_in_range, require_one_of
 
 LOADERS = ("auto", "ring", "device", "torchvision")
 ON_BAD_IMAGE = ("fail", "skip")

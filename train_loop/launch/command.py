@@ -48,7 +48,7 @@ from bigbatch.train_loop.host.command_line import (
     add_part_options,
     check_writable,
 )
-from bigbatch.train_loop.host.disk_full import DiskFull, describe_full_disk, full_errno
+from bigbatch.train_loop.host.disk_space import DiskFull, describe_full_disk, full_errno
 from bigbatch.train_loop.host.folder_hold import FolderHold, hold_folder
 from bigbatch.train_loop.host.ranks import Launch, find_launch
 from bigbatch.train_loop.launch.checks import check_run_model, check_users_code

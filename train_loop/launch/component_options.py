@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from bigbatch.train_loop.config import ConfigError, TrainConfig, parse_assignments
-from bigbatch.train_loop.config.files import read_config
+from bigbatch.train_loop.config.given import read_config, recipe_path
 from bigbatch.train_loop.config.own_names import with_absolute_words
-from bigbatch.train_loop.config.recipes import recipe_path
 from bigbatch.train_loop.host.command_line import OneLineParser, with_parts
 from bigbatch.train_loop.launch.checks import NO_CHECK
 

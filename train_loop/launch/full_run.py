@@ -25,7 +25,7 @@ from bigbatch.train_loop.errors import (
     TrainingStopped,
     UnusedParameterError,
 )
-from bigbatch.train_loop.host.disk_full import DiskFull
+from bigbatch.train_loop.host.disk_space import DiskFull
 from bigbatch.train_loop.host.node_memory import count_memory_kills
 from bigbatch.train_loop.host.signals import SAVING, StopSignals, say_from_handler
 from bigbatch.train_loop.launch.local_workers import local_gpu_count, worker_resources

@@ -26,9 +26,8 @@ from bigbatch.train_loop.errors import (
     OwnCodeError,
     TrainingStopped,
 )
-from bigbatch.train_loop.host.disk_full import DiskFull, LogFile
-from bigbatch.train_loop.host.near_cores import stay_near
-from bigbatch.train_loop.host.shared_gpu import SHARED_BY, memory_part, sharing_of, trials_on_gpu
+from bigbatch.train_loop.host.disk_space import DiskFull, LogFile
+from bigbatch.train_loop.host.ranks import SHARED_BY, memory_part, sharing_of, stay_near, trials_on_gpu
 from bigbatch.train_loop.launch.histogram_lines import append_histograms
 from bigbatch.train_loop.launch.own_training import train_own
 from bigbatch.train_loop.launch.ray_internals import is_preempted

@@ -8,13 +8,12 @@ from pathlib import Path
 from bigbatch.base.atomic_files import write_json
 from bigbatch.base.json_values import json_object
 from bigbatch.train_loop.config import ConfigError, TrainConfig, differing_keys
-from bigbatch.train_loop.config.files import read_config
-from bigbatch.train_loop.config.own_names import own_words
+from bigbatch.train_loop.config.given import read_config
+from bigbatch.train_loop.config.own_names import check_same_code, code_fingerprints, own_words
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.host import disk_space
 from bigbatch.train_loop.host.command_line import check_writable
 from bigbatch.train_loop.loop import space_needed
-from bigbatch.train_loop.plugins.fingerprints import check_same_code, code_fingerprints
 
 OWN_CODE_FILE = "own_code.json"
 """Fingerprints of the users' files with which a run began, in its folder."""

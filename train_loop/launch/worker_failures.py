@@ -16,7 +16,7 @@ from bigbatch.train_loop.errors import (
     NonFiniteLossError,
     OwnCodeError,
 )
-from bigbatch.train_loop.host.disk_full import DiskFull, full_errno
+from bigbatch.train_loop.host.disk_space import DiskFull, full_errno
 from bigbatch.train_loop.host.node_memory import NODE_MEMORY_FIX, count_memory_kills, is_node_memory_full
 from bigbatch.train_loop.launch.trial_task import WorkersEnd
 from bigbatch.train_loop.loop.oom_retry import read_halvings

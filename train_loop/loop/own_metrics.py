@@ -19,10 +19,9 @@ from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.config.plug_ins import METRICS
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.distributed import World
-from bigbatch.train_loop.plugins.code import OwnFunction, users_code
 from bigbatch.train_loop.plugins.metric_names import KEY, TORCHMETRICS, checked_metrics, metric_name
 from bigbatch.train_loop.plugins.nested import Nested, example_count
-from bigbatch.train_loop.plugins.registry import component
+from bigbatch.train_loop.plugins.registry import OwnFunction, component, users_code
 
 _log = logging.getLogger(__name__)
 

@@ -35,8 +35,8 @@ from bigbatch.train_loop.loop.watched_model import watched_model
 from bigbatch.train_loop.model.sharding import is_shared_out, whole_weights
 from bigbatch.train_loop.optim.build import set_momentum
 from bigbatch.train_loop.optim.schedules import cycled_momentum, learning_rate
-from bigbatch.train_loop.plugins.code import whose_error
 from bigbatch.train_loop.plugins.nested import Nested, example_count
+from bigbatch.train_loop.plugins.registry import whose_error
 from bigbatch.train_loop.reporter import EpochRecord, Reporter, best_record
 
 __all__ = ["NonFiniteLossError", "TrainResult", "TrainingStopped", "train"]

@@ -7,10 +7,8 @@ import platform
 import torch
 
 from bigbatch.train_loop.distributed import World
-from bigbatch.train_loop.host.device_use import UseMeter
-from bigbatch.train_loop.host.gpu_counters import open_gpu_counters
-from bigbatch.train_loop.host.processor_energy import open_processor_energy
-from bigbatch.train_loop.host.shared_gpu import trials_on_gpu
+from bigbatch.train_loop.host.device_use import UseMeter, open_gpu_counters, open_processor_energy
+from bigbatch.train_loop.host.ranks import trials_on_gpu
 
 
 def open_use_meter(world: World) -> UseMeter:

@@ -19,8 +19,7 @@ from bigbatch.search_spaces.registry import Space
 from bigbatch.search_spaces.trial import BATCH_KEY
 from bigbatch.search_spaces.workload import Workload
 from bigbatch.train_loop.config import ConfigError, TrainConfig, known_key
-from bigbatch.train_loop.config.files import read_config
-from bigbatch.train_loop.config.recipes import recipe_names, recipe_path
+from bigbatch.train_loop.config.given import read_config, recipe_names, recipe_path
 from bigbatch.tune.models.names import capabilities_of
 from bigbatch.tune.plan.enqueued_trial import EnqueuedTrial
 from bigbatch.tune.plan.scaled_recipe import scaled

@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from bigbatch.train_loop.config import ConfigError
-from bigbatch.train_loop.host.shared_gpu import memory_part
+from bigbatch.train_loop.host.ranks import memory_part
 from bigbatch.tune.plan.machine import Machine, Share
 
 AUTO = "auto"

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING
 from bigbatch.search_spaces.priors import OWN_SPREAD, is_component_name
 from bigbatch.search_spaces.trial import StandInTrial
 from bigbatch.train_loop.config import ConfigError, TrainConfig
-from bigbatch.train_loop.config.own_names import absolute, own_words
-from bigbatch.train_loop.config.own_options import OPEN_SECTIONS
+from bigbatch.train_loop.config.own_names import absolute, check_same_code, code_fingerprints, own_words
 from bigbatch.train_loop.config.plug_ins import LOSSES, OPTIMIZERS_GROUP, check_component, is_own, shown_name
+from bigbatch.train_loop.config.rules import OPEN_SECTIONS
 from bigbatch.train_loop.config.sections import OPTIMIZERS
 from bigbatch.train_loop.config.train_config import LOSSES as BUILT_IN_LOSSES
 from bigbatch.train_loop.launch.checks import option_sections, takes_options, try_users_code
-from bigbatch.train_loop.plugins.fingerprints import check_same_code, code_fingerprints
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.plan.prior import optimizers_of
 

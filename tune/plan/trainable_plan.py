@@ -9,7 +9,7 @@ from bigbatch.search_spaces.trainable_space import RESERVED, TrainableSpace, loa
 from bigbatch.train_loop.config import ConfigError, json_or_word
 from bigbatch.train_loop.config.own_names import OwnName, own_name
 from bigbatch.train_loop.data.info import DataInfo
-from bigbatch.train_loop.plugins.code import check_call, load_function
+from bigbatch.train_loop.plugins.registry import check_call, load_function
 from bigbatch.tune.plan.objective_options import one_of_objective_options
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.runs import metrics

@@ -10,7 +10,7 @@ from pathlib import Path
 from bigbatch.base.atomic_files import write_text
 from bigbatch.cluster.host.allocation import usable_cpus
 from bigbatch.train_loop.config import ConfigError, TrainConfig
-from bigbatch.train_loop.config.files import read_config
+from bigbatch.train_loop.config.given import read_config
 from bigbatch.train_loop.host.folder_hold import hold_folder
 from bigbatch.tune.scaling.child_process import SizeDiverged, SizeFailed, run_child
 from bigbatch.tune.scaling.retune import retune_command, searched_config

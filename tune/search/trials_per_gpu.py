@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from optuna.trial import FrozenTrial, TrialState
 
 from bigbatch.base import json_values
-from bigbatch.train_loop.host.shared_gpu import SPARE
+from bigbatch.train_loop.host.ranks import SPARE
 from bigbatch.tune.plan.gpu_sharing import AT_MOST
 from bigbatch.tune.plan.machine import Machine
 from bigbatch.tune.runs.observer import TrialView

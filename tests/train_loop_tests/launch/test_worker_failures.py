@@ -22,7 +22,7 @@ from bigbatch.train_loop.errors import (
     NonFiniteLossError,
     read_kind,
 )
-from bigbatch.train_loop.host.disk_full import DiskFull
+from bigbatch.train_loop.host.disk_space import DiskFull
 from bigbatch.train_loop.launch import worker_failures
 from bigbatch.train_loop.launch.trial_task import WorkersEnd
 from bigbatch.train_loop.launch.worker_failures import failed_end, fit_until_it_fits, kind_of

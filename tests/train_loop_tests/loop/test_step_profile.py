@@ -18,8 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.data.source import Batch, Step
-from bigbatch.train_loop.host.device_use import UseMeter
-from bigbatch.train_loop.host.gpu_counters import GpuCounters
+from bigbatch.train_loop.host.device_use import GpuCounters, UseMeter
 from bigbatch.train_loop.loop import step_profile, step_timer
 from bigbatch.train_loop.loop.assembly import Run, set_up
 from bigbatch.train_loop.loop.checkpoint import CheckpointFolder
