@@ -27,7 +27,7 @@ def known_values() -> Mapping[str, Sequence[str]]:
     from bigbatch.search_spaces.registry import BUILT_IN
     from bigbatch.train_loop.config.given import recipe_names
     from bigbatch.train_loop.data.packing.fetch import SETS
-    from bigbatch.train_loop.launch.wandb_mode import MODES, WATCHED
+    from bigbatch.train_loop.launch.wandb_run import MODES, WATCHED
     from bigbatch.tune.models.names import STOPPINGS, STRATEGIES
 
     recipes = recipe_names()

@@ -29,7 +29,7 @@ from bigbatch.train_loop.host.command_line import (
     add_part_options,
     check_writable,
 )
-from bigbatch.train_loop.launch.component_options import add_component_options, add_source_options, read_source_config
+from bigbatch.train_loop.launch.options import add_component_options, add_source_options, read_source_config
 from bigbatch.train_loop.plugins.registry import whose_error
 
 if TYPE_CHECKING:

@@ -61,7 +61,7 @@ def _used(meter: UseMeter, world: World) -> dict[str, object]:
     """Memory, energy and utilization of all ranks since the record before, as our own loop's records have them."""
     import torch
 
-    from bigbatch.train_loop.loop.peak_memory import peak_bytes
+    from bigbatch.train_loop.loop.worker_use import peak_bytes
 
     use = meter.take()
     joules = torch.tensor([use.gpu_energy_j, use.cpu_energy_j], dtype=torch.float64, device=world.device)

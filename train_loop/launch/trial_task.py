@@ -17,7 +17,7 @@ from bigbatch.base.atomic_files import write_json
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.data.sets.scan import FolderScan
 from bigbatch.train_loop.errors import FailureKind, read_kind
-from bigbatch.train_loop.launch.histogram_lines import histograms_file
+from bigbatch.train_loop.launch.worker_lines import histograms_file
 
 IMAGES_FILE = "images.npz"
 
@@ -57,7 +57,7 @@ class TrialTask:
     records_file: Path | None = None
     """In a full run, rank 0 writes a JSON line to this file for each epoch."""
     watched: tuple[str, ...] = ()
-    """``gradients``, ``parameters``: rank 0 writes their histograms, once an epoch (``launch/histogram_lines.py``)."""
+    """``gradients``, ``parameters``: rank 0 writes their histograms, once an epoch (``launch/worker_lines.py``)."""
     log_every_steps: str = ""
     """Which steps rank 0 writes to the log and to ``progress.steps_file`` (``progress.read_interval``)."""
     reported: tuple[str, ...] = ()
