@@ -24,7 +24,7 @@ from bigbatch.cluster.host import slurm_commands
 from bigbatch.cluster.host.site.profiles import InputError, find_site
 from bigbatch.cluster.record import job_record
 from bigbatch.cluster.submission import batch_script, queue
-from bigbatch.cluster.submission.request import Request
+from bigbatch.cluster.submission.request_checks import Request
 
 SearchParser = Callable[[str], argparse.ArgumentParser]
 

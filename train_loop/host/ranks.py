@@ -14,7 +14,7 @@ from collections.abc import Mapping, MutableMapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 
-from bigbatch.cluster.host.slurm_values import first_host, per_node, read_count
+from bigbatch.cluster.host.slurm_commands import first_host, per_node, read_count
 from bigbatch.train_loop.config import ConfigError
 
 FIRST_PORT, PORTS = 15000, 5000

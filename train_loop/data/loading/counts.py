@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from bigbatch.cluster.host.allocation import usable_cpus, usable_memory_bytes
-from bigbatch.cluster.host.slurm_values import read_count
+from bigbatch.cluster.host.slurm_commands import read_count
 from bigbatch.train_loop.config import DataConfig
 from bigbatch.train_loop.host.ranks import tasks_on_this_node
 
