@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, SupportsFloat
 
 from bigbatch.search_spaces import large_batch, lr_warmup, priors, smoke
-from bigbatch.search_spaces.log_normal import LogNormal
+from bigbatch.search_spaces.priors import LogNormal
 from bigbatch.search_spaces.trial import BATCH_KEY, Convert, PinnedTrial, StandInTrial
 from bigbatch.search_spaces.workload import Workload
 from bigbatch.train_loop.config import ConfigError, TrainConfig, known_key, last_step

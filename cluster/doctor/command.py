@@ -34,9 +34,8 @@ from bigbatch.cluster.doctor.findings import (
     judge_nodes,
     judge_space,
 )
-from bigbatch.cluster.host import slurm_commands
-from bigbatch.cluster.host.site import quota
-from bigbatch.cluster.host.site.profiles import GENERIC, Site, find_site
+from bigbatch.cluster.host import quota, slurm_commands
+from bigbatch.cluster.host.profiles import GENERIC, Site, find_site
 from bigbatch.cluster.record import job_record
 
 MARK = "BIGBATCH-PROBE "

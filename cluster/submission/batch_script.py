@@ -25,7 +25,7 @@ from bigbatch.base.root import ROOT
 from bigbatch.base.waits import MARGIN_S
 from bigbatch.cluster.host import slurm_commands
 from bigbatch.cluster.host.allocation import PLANNED_NODES, planned_nodes_text
-from bigbatch.cluster.host.site.profiles import (
+from bigbatch.cluster.host.profiles import (
     BUILT_IN,
     NO_LIMIT_S,
     InputError,

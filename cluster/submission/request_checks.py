@@ -16,7 +16,7 @@ from typing import TypedDict
 from bigbatch.base.command_line import empty_value
 from bigbatch.base.waits import MARGIN_S
 from bigbatch.cluster.host import slurm_commands
-from bigbatch.cluster.host.site.profiles import InputError, Partition, parse_time
+from bigbatch.cluster.host.profiles import InputError, Partition, parse_time
 
 
 @dataclass(frozen=True)

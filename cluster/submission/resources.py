@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from bigbatch.cluster.host import slurm_commands
-from bigbatch.cluster.host.site.profiles import (
+from bigbatch.cluster.host.profiles import (
     NO_LIMIT_S,
     InputError,
     NodeKind,

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from bigbatch.base.root import ROOT
 from bigbatch.cluster.host.allocation import CHECK_ELSEWHERE, CHECK_MARK
-from bigbatch.cluster.host.site.profiles import InputError
+from bigbatch.cluster.host.profiles import InputError
 from bigbatch.cluster.job import options
 from bigbatch.cluster.node.ray_commands import ray_python
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bigbatch.cluster.host.site.profiles import find_site
+from bigbatch.cluster.host.profiles import find_site
 from bigbatch.cluster.submission import resources
 from bigbatch.cluster.submission.request_checks import Request
 

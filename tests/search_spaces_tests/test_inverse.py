@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bigbatch.search_spaces import BUILT_IN, Workload, load_space
-from bigbatch.search_spaces.inverse import nearest_parameters
+from bigbatch.search_spaces.check import nearest_parameters
 from bigbatch.search_spaces.priors import peak_lr_centre
 from bigbatch.search_spaces.trial import StandInTrial
 from bigbatch.train_loop.config import TrainConfig

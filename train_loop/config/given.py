@@ -15,8 +15,7 @@ from argparse import ArgumentTypeError
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from bigbatch.base.command_line import empty_value
-from bigbatch.base.option_values import parse_fraction
+from bigbatch.base.command_line import empty_value, parse_fraction
 from bigbatch.base.root import ROOT
 from bigbatch.train_loop.config.rules import ConfigError, ConflictError, is_open
 from bigbatch.train_loop.config.train_config import TrainConfig, coerced, config_keys, known_key, resolve_key

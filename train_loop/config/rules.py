@@ -9,7 +9,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 
-from bigbatch.base.option_values import nearest_word
+from bigbatch.base.command_line import nearest_word
 
 
 class ConfigError(ValueError):

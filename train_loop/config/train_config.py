@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from bigbatch.base.option_values import plain_number_example
+from bigbatch.base.command_line import plain_number_example
 from bigbatch.train_loop.config.data_sections import DataConfig
 from bigbatch.train_loop.config.plug_ins import LOSSES as LOSSES_GROUP
 from bigbatch.train_loop.config.plug_ins import check_component

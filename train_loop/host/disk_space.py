@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from bigbatch.cluster.host.site import profiles, quota
+from bigbatch.cluster.host import profiles, quota
 from bigbatch.train_loop.config import ConfigError
 
 QUOTA, FULL = errno.EDQUOT, errno.ENOSPC

@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bigbatch.base.atomic_files import write_json, write_text
-from bigbatch.base.streams import reader_may_leave
-from bigbatch.base.verbosity import add_verbosity, log_steps, silent_output
+from bigbatch.base.streams import add_verbosity, log_steps, reader_may_leave, silent_output
 from bigbatch.train_loop.config import ConfigError, DataConfig, TrainConfig
 from bigbatch.train_loop.config.last_step import last_step_in_words
 from bigbatch.train_loop.config.plug_ins import shown_name

@@ -30,8 +30,7 @@ from bigbatch.train_loop.host.disk_space import DiskFull, LogFile
 from bigbatch.train_loop.host.ranks import SHARED_BY, memory_part, sharing_of, stay_near, trials_on_gpu
 from bigbatch.train_loop.launch.own_training import train_own
 from bigbatch.train_loop.launch.ray_internals import is_preempted
-from bigbatch.train_loop.launch.trial_task import TrialTask, WorkersEnd
-from bigbatch.train_loop.launch.worker_failures import kind_of
+from bigbatch.train_loop.launch.trial_task import TrialTask, WorkersEnd, kind_of
 from bigbatch.train_loop.launch.worker_lines import (
     NOTES,
     RESUMED,

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from bigbatch.base import json_values
-from bigbatch.base.option_values import nearest_word
+from bigbatch.base.command_line import nearest_word
 from bigbatch.cluster.host.allocation import PLANNED_NODES, slurm_job
 from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.train_loop.launch.worker_lines import histograms_file, read_histograms

@@ -21,7 +21,7 @@ from optuna.samplers import BaseSampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial
 
-from bigbatch.search_spaces.log_normal import LogNormal
+from bigbatch.search_spaces.priors import LogNormal
 from bigbatch.tune.runs.knowledge import KnownStudy
 from bigbatch.tune.runs.objective import Objective
 from bigbatch.tune.runs.tolerance import HALF_A_POINT, Tolerance

@@ -22,7 +22,7 @@ from optuna.samplers import BaseSampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial
 
-from bigbatch.search_spaces.log_normal import LogNormal
+from bigbatch.search_spaces.priors import LogNormal
 
 
 class OneByOneSampler(BaseSampler):

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 
 from bigbatch.base import json_values
-from bigbatch.base.option_values import nearest_word
+from bigbatch.base.command_line import nearest_word
 from bigbatch.search_spaces.registry import Space
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.plan.options import SearchOptions

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bigbatch.base import json_values
-from bigbatch.search_spaces.inverse import nearest_parameters
+from bigbatch.search_spaces.check import nearest_parameters
 from bigbatch.search_spaces.registry import Space
 from bigbatch.search_spaces.trial import BATCH_KEY
 from bigbatch.search_spaces.workload import Workload

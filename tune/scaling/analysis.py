@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bigbatch.train_loop.loop.space_needed import parameter_count
+from bigbatch.train_loop.launch.checks import parameter_count
 from bigbatch.tune.scaling.scale_plan import WEAK, ScalePlan
 from bigbatch.tune.scaling.size_result import SizeResult
 from bigbatch.tune.scaling.step_model import (
