@@ -51,9 +51,8 @@ from batch_scaling_plot import svg  # noqa: E402
 from store import store  # noqa: E402
 
 from bigbatch.train_loop.config import DataConfig, TrainConfig  # noqa: E402
-from bigbatch.train_loop.config.files import read_config  # noqa: E402
+from bigbatch.train_loop.config.given import read_config, recipe_path  # noqa: E402
 from bigbatch.train_loop.config.last_step import with_smaller_step  # noqa: E402
-from bigbatch.train_loop.config.recipes import recipe_path  # noqa: E402
 from bigbatch.train_loop.data.catalogue import describe_data_set  # noqa: E402
 from bigbatch.tune.runs.confirm_rule import MOST_SEEDS  # noqa: E402
 from bigbatch.tune.storage.description import git_state, provenance  # noqa: E402

@@ -14,7 +14,7 @@ import torch
 
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.data.catalogue import describe_data_set
-from bigbatch.train_loop.launch.histogram_lines import append_histograms
+from bigbatch.train_loop.launch.worker_lines import append_histograms
 from bigbatch.train_loop.loop.watched_model import GRADIENTS, PARAMETERS, histograms_of
 from bigbatch.train_loop.model.networks import build_model
 

@@ -36,12 +36,11 @@ sys.path[:0] = [str(ROOT / "src"), str(Path(__file__).resolve().parent)]
 from optimizer_step import spread  # noqa: E402
 from train_throughput import configuration, image_folder  # noqa: E402
 
-from bigbatch.train_loop.launch.profile_words import profile_lines  # noqa: E402
+from bigbatch.train_loop.launch.profile import profile_lines  # noqa: E402
 from bigbatch.train_loop.loop.assembly import Run, set_up  # noqa: E402
 from bigbatch.train_loop.loop.checkpoint import CheckpointFolder  # noqa: E402
-from bigbatch.train_loop.loop.chronometer import Chronometer  # noqa: E402
+from bigbatch.train_loop.loop.chronometer import Chronometer, StepTimer  # noqa: E402
 from bigbatch.train_loop.loop.step_profile import measure_steps  # noqa: E402
-from bigbatch.train_loop.loop.step_timer import StepTimer  # noqa: E402
 from bigbatch.train_loop.loop.train import take_step  # noqa: E402
 from bigbatch.train_loop.reporter import ListReporter  # noqa: E402
 

@@ -51,10 +51,10 @@ def one_arm(folder: Path, arm: str, seed: int, options: argparse.Namespace) -> t
     from bigbatch.train_loop.data import sampling
     from bigbatch.train_loop.data.catalogue import open_data
     from bigbatch.train_loop.data.loading import read_ahead
-    from bigbatch.train_loop.data.packed import records
+    from bigbatch.train_loop.data.packed import schema
     from bigbatch.train_loop.data.source import Epoch
 
-    read_ahead.MIN_IMAGES_AHEAD, read_ahead.MAX_IMAGES_AHEAD, records.READ_AHEAD_BYTES = ARMS[arm]
+    read_ahead.MIN_IMAGES_AHEAD, read_ahead.MAX_IMAGES_AHEAD, schema.READ_AHEAD_BYTES = ARMS[arm]
     source: Any = open_data(DataConfig(name=str(folder), image_size=224, loader=LoaderConfig(workers=options.workers)))
     for number in range(options.passes):
         if arm != "warm":

@@ -201,7 +201,7 @@ def write_images(root: Path) -> Path:
 
 def pack(images: Path, target: Path) -> Path:
     from bigbatch.train_loop.data.packing import command
-    from bigbatch.train_loop.data.packing.convert import PackProfile
+    from bigbatch.train_loop.data.packing.shards import PackProfile
     from bigbatch.train_loop.data.packing.sources import find_source
 
     assert command.pack(find_source(str(images)), target, PackProfile(), workers=1, shard_bytes=1 << 20) == 0

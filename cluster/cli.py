@@ -14,17 +14,16 @@ from bigbatch.base.command_line import (
     OneLineParser,
     make_parser,
     no_such_option,
+    parse_port,
     run_command,
 )
-from bigbatch.base.option_values import parse_port
-from bigbatch.base.streams import reader_may_leave
-from bigbatch.base.verbosity import add_verbosity, log_steps
+from bigbatch.base.streams import add_verbosity, log_steps, reader_may_leave
 from bigbatch.base.waits import MARGIN_S
 from bigbatch.cluster.host import slurm_commands
-from bigbatch.cluster.host.site.profiles import InputError, find_site
+from bigbatch.cluster.host.profiles import InputError, find_site
 from bigbatch.cluster.record import job_record
 from bigbatch.cluster.submission import batch_script, queue
-from bigbatch.cluster.submission.request import Request
+from bigbatch.cluster.submission.request_checks import Request
 
 SearchParser = Callable[[str], argparse.ArgumentParser]
 

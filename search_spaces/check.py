@@ -1,4 +1,7 @@
-"""Try a space before anything starts: sample it, refuse wrong results, list its ranges."""
+"""Try a space before anything starts: sample it, refuse wrong results, list its ranges.
+
+Its inverse leads from a configuration to the parameters that come nearest to it.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,10 @@ import dataclasses
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from bigbatch.search_spaces.distribution import Distribution
-from bigbatch.search_spaces.log_normal import LogNormal
+from bigbatch.search_spaces.priors import LogNormal
 from bigbatch.search_spaces.registry import Space
 from bigbatch.search_spaces.trainable_space import ReturnsNoConfig
 from bigbatch.search_spaces.trial import StandInTrial
@@ -224,3 +228,41 @@ def _derived_rates(drawn: Sequence[_Sample]) -> dict[str, ParamRange]:
         name = f"peak_lr[{shown_name(optimizer)}]"
         ranges[name] = ParamRange("derived", min(met), max(met), name=name, conditions={"optimizer": (optimizer,)})
     return ranges
+
+
+def nearest_parameters(
+    space: Space, config: TrainConfig, workload: Workload, pinned: Mapping[str, object] | None = None
+) -> dict[str, object] | None:
+    """The parameters of the trial that is most like ``config``. A value outside of its range becomes the range's end.
+
+    Returns None if the space has no inverse, or cannot have the configuration's optimizer or batch.
+    """
+    fixed = {full: value for name, value in (pinned or {}).items() if (full := known_key(name)) is not None}
+    wanted = space.inverse(config, dataclasses.replace(workload, fixed=fixed)) if space.inverse else None
+    if wanted is None:
+        return None
+    trial = _NearestTrial(wanted)
+    found = space(trial, workload, pinned)
+    if (found.optimizer.name, found.batch.global_size) != (config.optimizer.name, config.batch.global_size):
+        return None
+    return trial.params
+
+
+class _NearestTrial(StandInTrial):
+    """Takes wanted values as far as the ranges allow; a parameter that nobody wants has the middle of its range."""
+
+    def __init__(self, wanted: Mapping[str, object]) -> None:
+        super().__init__(None)
+        self._wanted = wanted
+
+    def _suggest(self, name: str, distribution: Distribution) -> Any:
+        if name in self._wanted:
+            self._fixed[name] = _nearest(self._wanted[name], distribution)
+        return super()._suggest(name, distribution)
+
+
+def _nearest(value: Any, distribution: Distribution) -> object:
+    if distribution.kind != "categorical":
+        return distribution.nearest(value)
+    kept = distribution.kept(value)
+    return kept if distribution.contains(kept) else distribution.choices[0]

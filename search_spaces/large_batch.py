@@ -27,8 +27,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from bigbatch.search_spaces.log_normal import LogNormal
 from bigbatch.search_spaces.priors import (
+    LogNormal,
     global_batch_sizes,
     is_component_name,
     momentum_window,

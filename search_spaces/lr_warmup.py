@@ -13,8 +13,13 @@ from __future__ import annotations
 from typing import Any
 
 from bigbatch.search_spaces.large_batch import PARAMETER_KEYS as PARAMETER_KEYS
-from bigbatch.search_spaces.log_normal import LogNormal
-from bigbatch.search_spaces.priors import global_batch_sizes, searched_peak_lr, total_steps, trust_coefficient
+from bigbatch.search_spaces.priors import (
+    LogNormal,
+    global_batch_sizes,
+    searched_peak_lr,
+    total_steps,
+    trust_coefficient,
+)
 from bigbatch.search_spaces.trial import Trial
 from bigbatch.search_spaces.workload import Workload
 from bigbatch.train_loop.config import TrainConfig

@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import Any, SupportsFloat
 
 from bigbatch.search_spaces import large_batch, lr_warmup, priors, smoke
-from bigbatch.search_spaces.log_normal import LogNormal
+from bigbatch.search_spaces.priors import LogNormal
 from bigbatch.search_spaces.trial import BATCH_KEY, Convert, PinnedTrial, StandInTrial
 from bigbatch.search_spaces.workload import Workload
 from bigbatch.train_loop.config import ConfigError, TrainConfig, known_key, last_step
-from bigbatch.train_loop.config.own_folder import folder_first, python_files
-from bigbatch.train_loop.config.own_names import with_absolute_words
+from bigbatch.train_loop.config.own_names import folder_first, python_files, with_absolute_words
 
 _WORKLOAD_FACTS = {"epochs": "epochs", "batch.max_micro_size": "max_micro_size"}
 """Configuration keys that are also facts of the workload, from which spaces derive ranges."""

@@ -12,7 +12,7 @@ from bigbatch.search_spaces.registry import Space, load_space, space_file
 from bigbatch.search_spaces.trial import PinnedTrial
 from bigbatch.search_spaces.workload import Workload
 from bigbatch.train_loop.config import ConfigError, DataConfig, ModelConfig, Options, TrainableConfig, TrainConfig
-from bigbatch.train_loop.config.own_options import read_options
+from bigbatch.train_loop.config.rules import read_options
 
 RESERVED = {"epochs": "--max-epochs", "seed": "--seed"}
 """Names in ``config`` that have options of their own."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bigbatch.cluster import submit
-from bigbatch.cluster.host.site.profiles import InputError
+from bigbatch.cluster.host.profiles import InputError
 from bigbatch.cluster.job import options
 from bigbatch.command import main
 from bigbatch.train_loop.config import ConfigError, DataConfig, parse_assignments

@@ -100,8 +100,8 @@ def test_it_shadows_no_folder_of_the_users(installed: Installed) -> None:
 
 def test_it_finds_recipes_profiles_and_batch_scripts(installed: Installed) -> None:
     code = (
-        "from bigbatch.train_loop.config.recipes import recipe_names\n"
-        "from bigbatch.cluster.host.site.profiles import profile_paths, load_site\n"
+        "from bigbatch.train_loop.config.given import recipe_names\n"
+        "from bigbatch.cluster.host.profiles import profile_paths, load_site\n"
         "print(*recipe_names(), *(load_site(path).name for path in profile_paths().values()), sep=' ')"
     )
     found = installed.run("python", "-c", code)

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from bigbatch.base import json_values
-from bigbatch.base.option_values import parse_fraction
+from bigbatch.base.command_line import parse_fraction
 from bigbatch.train_loop.config.rules import ConfigError
 
 WRITE_EVERY_S = 5.0

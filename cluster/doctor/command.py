@@ -34,9 +34,8 @@ from bigbatch.cluster.doctor.findings import (
     judge_nodes,
     judge_space,
 )
-from bigbatch.cluster.host import slurm_commands, slurm_values
-from bigbatch.cluster.host.site import quota
-from bigbatch.cluster.host.site.profiles import GENERIC, Site, find_site
+from bigbatch.cluster.host import quota, slurm_commands
+from bigbatch.cluster.host.profiles import GENERIC, Site, find_site
 from bigbatch.cluster.record import job_record
 
 MARK = "BIGBATCH-PROBE "
@@ -84,7 +83,7 @@ def examine(site: Site, *, shared: str | None = None, python: str | None = None)
             mark = os.urandom(8).hex()
             (folder / "mark").write_text(mark)
             nodes, problems = _ask("facts", folder, python, env)
-        expected = slurm_values.least_count(env.get("SLURM_JOB_NUM_NODES")) or 1 if env.get("SLURM_JOB_ID") else 1
+        expected = slurm_commands.least_count(env.get("SLURM_JOB_NUM_NODES")) or 1 if env.get("SLURM_JOB_ID") else 1
         findings += judge_answers("nodes answer", nodes, expected, problems)
         findings += judge_nodes(nodes, mark, held, in_job=bool(env.get("SLURM_JOB_ID")))
         is_shared = all(node["shared"]["mark"] == mark for node in nodes)  # else nodes cannot find each other
@@ -134,7 +133,7 @@ def _ask(what: str, folder: Path, python: str, env: Mapping[str, str]) -> tuple[
     python = os.path.abspath(python) if os.sep in python else python
     command = [python, "-m", "bigbatch.cluster.doctor.probe", what, str(folder.absolute())]
     if env.get("SLURM_JOB_ID") and shutil.which("srun"):
-        count = slurm_values.least_count(env.get("SLURM_JOB_NUM_NODES")) or 1
+        count = slurm_commands.least_count(env.get("SLURM_JOB_NUM_NODES")) or 1
         # -n and --ntasks-per-node: srun would otherwise inherit the allocation's numbers and double the tasks.
         command = ["srun", "--overlap", f"-N{count}", f"-n{count}", "--ntasks-per-node=1", *command]
     inner = {**env, "PYTHONPATH": os.pathsep.join(filter(None, [str(IMPORT_ROOT), env.get("PYTHONPATH")]))}
@@ -183,7 +182,7 @@ def judge_slurm(site: Site) -> list[Finding]:
         text = slurm_commands.run("scontrol", "show", "config")
     except slurm_commands.SlurmError as error:
         return [Finding(FAIL, "Slurm", str(error), "Try again later. If it persists, ask the site's support.")]
-    config = slurm_values.parse_config(text)
+    config = slurm_commands.parse_config(text)
     findings = [Finding(OK, "Slurm", f"version {config.get('SLURM_VERSION', 'unknown')}")]
     if config.get("JobRequeue") == "0":
         advice = "" if not site.requeue else "Submit with --chain, and write requeue = false in the site's profile."
@@ -194,7 +193,7 @@ def judge_slurm(site: Site) -> list[Finding]:
         findings.append(Finding(OK, "requeue", "the profile forbids it: jobs submit a successor"))
     else:
         findings.append(Finding(OK, "requeue", "jobs may requeue"))
-    wait = slurm_values.read_count(config.get("KillWait", "").partition(" ")[0])
+    wait = slurm_commands.read_count(config.get("KillWait", "").partition(" ")[0])
     if wait is not None and wait < 10:
         advice = "Submit with a --signal that leaves enough time to write a checkpoint."
         findings.append(Finding(WARN, "signal", f"a cancelled job is killed after {wait} s (KillWait)", advice))

@@ -26,9 +26,9 @@ from pathlib import Path
 
 from bigbatch.base.atomic_files import PRIVATE, write_json
 from bigbatch.base.root import ROOT
-from bigbatch.cluster.host import slurm_values
+from bigbatch.cluster.host import slurm_commands
 from bigbatch.cluster.host.network import own_address
-from bigbatch.cluster.node.ports import is_free
+from bigbatch.cluster.node.ray_commands import is_free
 
 PACKAGES = ("ray", "torch", "torchvision", "optuna", "numpy", "bigbatch")
 HOUSES = ("cluster", "search_spaces", "train_loop", "tune")
@@ -89,10 +89,10 @@ def code_digest(root: Path = ROOT) -> str:
 
 def visible_gpus(env: Mapping[str, str], dev: Path = Path("/dev")) -> dict[str, object]:
     """``granted``: by Slurm's variables, None outside a job. ``seen``: what a process would use."""
-    granted = slurm_values.granted_gpus_here(env)
+    granted = slurm_commands.granted_gpus_here(env)
     files = len(list(dev.glob("nvidia[0-9]*")))
     visible = env.get("CUDA_VISIBLE_DEVICES")
-    seen = files if visible is None else slurm_values.count_listed_devices(visible)
+    seen = files if visible is None else slurm_commands.count_listed_devices(visible)
     return {
         # Slurm sets no variable in a job without GPUs.
         "granted": 0 if granted is None and env.get("SLURM_JOB_ID") else granted,

@@ -12,11 +12,16 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from bigbatch.cluster.host import slurm_commands, slurm_values
+from bigbatch.cluster.host import slurm_commands
 
 CGROUP = Path("/sys/fs/cgroup")
 START_ANSWER_S = 10.0
 """How long Slurm is waited for to say when the job began."""
+CHECK_ELSEWHERE = "--elsewhere"
+"""``cluster/submission/search_check.py`` tells ``tune/plan/submission_check.py`` that it runs outside the job's
+environment."""
+CHECK_MARK = "bigbatch submission check: "
+"""Begins ``submission_check.py``'s line of JSON, because modules and preludes print lines too."""
 PLANNED_NODES = "BIGBATCH_PLANNED_NODES"
 """The check of a search, and only that, reads here which nodes its job will have: ``4x24c2g``, see ``planned``."""
 
@@ -48,10 +53,10 @@ def slurm_job(env: Mapping[str, str] | None = None) -> SlurmJob | None:
         job_id=job_id,
         job_name=env.get("SLURM_JOB_NAME"),
         node_list=env.get("SLURM_JOB_NODELIST"),
-        nodes=slurm_values.least_count(env.get("SLURM_JOB_NUM_NODES")),
+        nodes=slurm_commands.least_count(env.get("SLURM_JOB_NUM_NODES")),
         partition=env.get("SLURM_JOB_PARTITION"),
         account=env.get("SLURM_JOB_ACCOUNT"),
-        restart_count=slurm_values.read_count(env.get("SLURM_RESTART_COUNT")) or 0,
+        restart_count=slurm_commands.read_count(env.get("SLURM_RESTART_COUNT")) or 0,
     )
 
 
@@ -65,13 +70,13 @@ def job_start(env: Mapping[str, str] | None = None) -> tuple[str, float] | None:
     job = slurm_job(env)
     if job is None:
         return None
-    began = slurm_values.seconds_since_epoch(env.get("SLURM_JOB_START_TIME"))
+    began = slurm_commands.seconds_since_epoch(env.get("SLURM_JOB_START_TIME"))
     if began is None:
         try:
             fields = slurm_commands.job_fields(job.job_id, timeout_s=START_ANSWER_S)
         except slurm_commands.SlurmError:
             return None
-        began = slurm_values.seconds_since_epoch(fields.get("StartTime"))
+        began = slurm_commands.seconds_since_epoch(fields.get("StartTime"))
     return None if began is None else (f"{job.job_id}.{job.restart_count}", began)
 
 
@@ -84,7 +89,7 @@ def usable_cpus(env: Mapping[str, str] | None = None, cgroup: Path = CGROUP) -> 
     env = os.environ if env is None else env
     limits = [len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1]
     names = ("SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE")
-    granted = next(filter(None, (slurm_values.read_count(env.get(name)) for name in names)), None)
+    granted = next(filter(None, (slurm_commands.read_count(env.get(name)) for name in names)), None)
     if granted and env.get("SLURM_JOB_ID"):
         limits.append(granted)
     quota = _cgroup_cpu_quota(cgroup)
@@ -98,8 +103,8 @@ def usable_memory_bytes(env: Mapping[str, str] | None = None, cgroup: Path = CGR
     env = os.environ if env is None else env
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     if env.get("SLURM_JOB_ID"):
-        per_node = slurm_values.memory_bytes(env.get("SLURM_MEM_PER_NODE"))
-        per_cpu = slurm_values.memory_bytes(env.get("SLURM_MEM_PER_CPU"))
+        per_node = slurm_commands.memory_bytes(env.get("SLURM_MEM_PER_NODE"))
+        per_cpu = slurm_commands.memory_bytes(env.get("SLURM_MEM_PER_CPU"))
         if per_node:
             limits.append(per_node)
         elif per_cpu:
@@ -117,8 +122,8 @@ def granted_gpus(env: Mapping[str, str] | None = None) -> int:
     env = os.environ if env is None else env
     for name in ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"):
         if name in env:
-            return slurm_values.count_listed_devices(env[name])
-    return slurm_values.granted_gpus_here(env) or 0
+            return slurm_commands.count_listed_devices(env[name])
+    return slurm_commands.granted_gpus_here(env) or 0
 
 
 def accelerator_files(dev: Path = Path("/dev")) -> list[str]:

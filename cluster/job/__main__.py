@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bigbatch.cluster.job import attach, lost_host, options, successor
+from bigbatch.cluster.job import attach, lost_host, options, restart
 from bigbatch.cluster.job.checks import WRONG_INPUT
 from bigbatch.cluster.job.state_machine import Job
 
@@ -24,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:1] == ["--attach"]:
         return attach.main(arguments[1:])
-    if arguments[:1] == [successor.HOST_LOST]:
+    if arguments[:1] == [restart.HOST_LOST]:
         return lost_host.main(arguments[1:])
     try:
         chosen = options.parse_job_options(arguments)

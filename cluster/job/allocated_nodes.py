@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 
 from bigbatch.base import waits
-from bigbatch.cluster.host import slurm_commands, slurm_values
-from bigbatch.cluster.job.successor import DEVICE_VARIABLES
+from bigbatch.cluster.host import slurm_commands
 
+DEVICE_VARIABLES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
 ASK_AGAIN_S = 1.0
 
 
@@ -78,7 +78,7 @@ def read_allocation(
             "--space large_batch …"
         )
     job_id = env["SLURM_JOB_ID"]
-    end_time = slurm_values.seconds_since_epoch(env.get("SLURM_JOB_END_TIME"))
+    end_time = slurm_commands.seconds_since_epoch(env.get("SLURM_JOB_END_TIME"))
     # Without an answer the job starts if its variables say enough: a silent controller must not end it.
     about = _about(job_id, fields, needed=end_time is None or bool(env.get("SLURM_ARRAY_TASK_ID")))
     forget_outer_job(env, about)
@@ -87,14 +87,14 @@ def read_allocation(
             f"a search must be its own job, not a task of an array; got --array (task {env['SLURM_ARRAY_TASK_ID']}). "
             "Submit it once for each search, with --study NAME."
         )
-    gpus = slurm_values.granted_gpus_here(env)
+    gpus = slurm_commands.granted_gpus_here(env)
     return Allocation(
         job_id=job_id,
         nodes=tuple(_nodes(env, hostnames)),
-        gpus_per_node=slurm_values.count_listed_devices(env.get("CUDA_VISIBLE_DEVICES")) if gpus is None else gpus,
-        end_time=slurm_values.seconds_since_epoch(about.get("EndTime")) if end_time is None else end_time,
+        gpus_per_node=slurm_commands.count_listed_devices(env.get("CUDA_VISIBLE_DEVICES")) if gpus is None else gpus,
+        end_time=slurm_commands.seconds_since_epoch(about.get("EndTime")) if end_time is None else end_time,
         # Slurm sets this variable in restarted jobs only.
-        restart_count=slurm_values.read_count(env.get("SLURM_RESTART_COUNT")) or 0,
+        restart_count=slurm_commands.read_count(env.get("SLURM_RESTART_COUNT")) or 0,
         work_folder=about.get("WorkDir"),
     )
 
@@ -138,9 +138,9 @@ def forget_outer_job(env: MutableMapping[str, str], about: Mapping[str, str]) ->
     others += ["SLURM_RESTART_COUNT"] if about.get("Restarts") == "0" else []
     if "HetJobId" not in about:  # else this is said of the first component alone
         others += ["SLURM_HET_"]
-        others += OF_GPUS if "JOB_GRES" in about and not slurm_values.gres_count(about["JOB_GRES"], "gpu") else []
+        others += OF_GPUS if "JOB_GRES" in about and not slurm_commands.gres_count(about["JOB_GRES"], "gpu") else []
         # srun refuses two of these beside each other; Slurm knows which one this job has asked for.
-        asked = next((name for name, field in MEMORY_FIELDS.items() if slurm_values.is_set(about.get(field))), None)
+        asked = next((name for name, field in MEMORY_FIELDS.items() if slurm_commands.is_set(about.get(field))), None)
         others += [name for name in MEMORY_FIELDS if asked not in (None, name)]
     for name in [name for name in env if name.startswith(tuple(others))]:
         del env[name]
@@ -165,7 +165,7 @@ def await_allocation(stop: Sequence[int], say: Callable[[str], None]) -> Allocat
 
 
 def _nodes(env: Mapping[str, str], hostnames: Callable[[str], list[str]]) -> list[AllocatedNode]:
-    components = slurm_values.read_count(env.get("SLURM_HET_SIZE")) or 0
+    components = slurm_commands.read_count(env.get("SLURM_HET_SIZE")) or 0
     if components < 2:
         return _component(env, "", None, hostnames)
     found = []
@@ -187,9 +187,9 @@ def node_cpus(env: Mapping[str, str], nodes: int, suffix: str = "") -> list[int]
 
     Empty if Slurm gives neither number.
     """
-    per_task = slurm_values.read_count(env.get(f"SLURM_CPUS_PER_TASK{suffix}"))
-    tasks = slurm_values.per_node(env.get(f"SLURM_TASKS_PER_NODE{suffix}"))
+    per_task = slurm_commands.read_count(env.get(f"SLURM_CPUS_PER_TASK{suffix}"))
+    tasks = slurm_commands.per_node(env.get(f"SLURM_TASKS_PER_NODE{suffix}"))
     if per_task and len(tasks) == nodes:
         return [per_task * count for count in tasks]
-    counts = slurm_values.per_node(env.get(f"SLURM_JOB_CPUS_PER_NODE{suffix}"))
+    counts = slurm_commands.per_node(env.get(f"SLURM_JOB_CPUS_PER_NODE{suffix}"))
     return counts if len(counts) == nodes else []

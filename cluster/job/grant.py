@@ -1,6 +1,8 @@
 """Notice what Slurm changes about a running job: an administrator moves its end, and Slurm takes dead nodes away.
 
 The job's record says what holds now. The driver reads there until when it may start trials, and which nodes are billed.
+Slurm does not tell a job about a ``--signal`` that comes long before ``--margin``; two starts in a row do. One signal
+may be a ``scancel --signal=USR1`` by hand. If it comes twice at the same time, every start will get it.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from bigbatch.base import waits
 from bigbatch.base.waits import (
@@ -17,13 +20,66 @@ from bigbatch.base.waits import (
     KILLED_REST_S,
     LIMIT_REST_S,
     MARGIN_REST_S,
+    MARGIN_S,
     SAVE_S,
     SILENT_S,
+    SLURM_EARLY_S,
 )
-from bigbatch.cluster.host import slurm_commands, slurm_values
-from bigbatch.cluster.job.early_signal import EarlySignal
+from bigbatch.cluster.host import slurm_commands
 from bigbatch.cluster.job.policy import Cause
 from bigbatch.cluster.record.job_record import JobRecord
+
+STARTS_TO_BE_SURE = 2
+
+
+@dataclass(frozen=True)
+class EarlySignal:
+    """``left_s``: seconds before the time limit when USR1 came. ``starts``: how many starts in a row got it then."""
+
+    left_s: float
+    starts: int = 1
+
+    @property
+    def sure(self) -> bool:
+        """Whether it comes in every start."""
+        return self.starts >= STARTS_TO_BE_SURE
+
+    def words(self, margin_s: float) -> str:
+        """The cause and the fix, in words."""
+        enough = max(margin_s, MARGIN_S)
+        return (
+            f"Slurm's signal came {self.left_s:.0f} s before the time limit, and trials need {enough:.0f} s to save "
+            f"themselves (--margin): if that was sbatch --signal, write --signal=B:USR1@{enough:.0f}"
+        )
+
+
+def last_early_signal(before: JobRecord | None) -> EarlySignal | None:
+    """The early signal of the previous start."""
+    stored = before.early_signal if before is not None else None
+    return EarlySignal(stored["left_s"], int(stored.get("starts", 1))) if stored and "left_s" in stored else None
+
+
+def note_early_signal(
+    came_at: float | None, ended_at: float, ends_at: float | None, margin_s: float, before: EarlySignal | None
+) -> EarlySignal | None:
+    """The early signal as it is known after this start. All times are seconds since the epoch.
+
+    Args:
+        came_at: when USR1 came; None: it did not come.
+        ended_at, ends_at: when the driver was told to end, and the time limit (None: no limit).
+        margin_s: trials save this many seconds before the limit in any case.
+        before: the early signal of the last start.
+    """
+    if ends_at is None:
+        return None
+    if came_at is None:  # a start that ended before the signal's time proves nothing
+        return before if before is not None and ends_at - ended_at > before.left_s else None
+    left = ends_at - came_at
+    if left <= max(margin_s, MARGIN_S) + SLURM_EARLY_S:
+        return None
+    as_before = before is not None and abs(before.left_s - left) <= SLURM_EARLY_S
+    return EarlySignal(left, before.starts + 1 if before is not None and as_before else 1)
+
 
 ASK_S = float(os.environ.get("BIGBATCH_ASK_SLURM_S") or waits.GRANT_S)
 FIRST_ANSWER_S = float(os.environ.get("BIGBATCH_FIRST_ANSWER_S") or waits.FIRST_ANSWER_S)
@@ -153,7 +209,7 @@ class Grant:
         return bool(deadline) and time.time() >= deadline
 
     def _take_in(self, fields: Mapping[str, str]) -> None:
-        preempted = slurm_values.seconds_since_epoch(fields.get("PreemptTime")) is not None
+        preempted = slurm_commands.seconds_since_epoch(fields.get("PreemptTime")) is not None
         if fields.get("JobState") != "RUNNING" or preempted:  # the end of a preempted job is that of its grace time
             return
         changed = self._take_end(fields)
@@ -161,7 +217,7 @@ class Grant:
             self._save()
 
     def _take_end(self, fields: Mapping[str, str]) -> bool:
-        ends = slurm_values.seconds_since_epoch(fields.get("EndTime"))
+        ends = slurm_commands.seconds_since_epoch(fields.get("EndTime"))
         # An answer without these fields must not take the job's end away.
         if "TimeLimit" not in fields or (ends is None and fields["TimeLimit"] != "UNLIMITED"):
             return False
@@ -175,7 +231,7 @@ class Grant:
         return True
 
     def _take_nodes(self, fields: Mapping[str, str]) -> bool:
-        count = slurm_values.read_count(fields.get("NumNodes"))
+        count = slurm_commands.read_count(fields.get("NumNodes"))
         if "HetJobId" in fields or count in (None, len(self._record.nodes)):
             return False  # this is said of the first component alone
         try:

@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bigbatch.base.waits import SILENT_S
-from bigbatch.cluster.host import slurm_commands, slurm_values
+from bigbatch.cluster.host import slurm_commands
 from bigbatch.cluster.host.allocation import SlurmJob, slurm_job
 from bigbatch.cluster.job import billing, options, restart
 from bigbatch.cluster.job.policy import Action, Cause, Situation, decide
-from bigbatch.cluster.job.successor import HOST_LOST
+from bigbatch.cluster.job.restart import HOST_LOST
 from bigbatch.cluster.record import job_record
 
 ASK_AGAIN_S = 5.0
@@ -96,7 +96,7 @@ def _write(record: job_record.JobRecord, state: str) -> None:
 def _runs(job: SlurmJob) -> bool:
     """Whether this start of the job still runs, according to Slurm. Raises SlurmError."""
     fields = slurm_commands.job_fields(job.job_id)
-    restarts = slurm_values.read_count(fields.get("Restarts")) or 0
+    restarts = slurm_commands.read_count(fields.get("Restarts")) or 0
     return fields.get("JobState") == "RUNNING" and restarts <= job.restart_count
 
 

@@ -17,9 +17,8 @@ from bigbatch.base.root import IMPORT_ROOT
 from bigbatch.base.waits import NODES_END_S, START_TIMEOUT_S
 from bigbatch.cluster.host import slurm_commands
 from bigbatch.cluster.job.allocated_nodes import AllocatedNode
-from bigbatch.cluster.node.heartbeats import Heartbeats
 from bigbatch.cluster.node.node_process import BLIND, CONTROL_FILE, NODES_FOLDER
-from bigbatch.cluster.node.node_status import NodeOrders, NodeStatus
+from bigbatch.cluster.node.node_status import Heartbeats, NodeOrders, NodeStatus
 
 # Variables that sbatch leaves for srun. They would ask for more, or less, than one task on each node.
 PER_TASK = (

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bigbatch.base.command_line import empty_value
-from bigbatch.base.option_values import parse_port, parse_whole_number
+from bigbatch.base.command_line import empty_value, parse_port, parse_whole_number
 from bigbatch.base.root import ROOT
 from bigbatch.base.waits import MARGIN_S, START_TIMEOUT_S
 from bigbatch.cluster.node.ray_commands import in_container_if_any, ray_python

@@ -1,4 +1,7 @@
-"""Continue a job after its time: requeue it, or submit a dependent successor."""
+"""Continue a job after its time: requeue it, or submit a dependent successor (``--chain``).
+
+Last, the successor's options and environment, and whether it is already submitted.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,10 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from bigbatch.cluster.host import slurm_commands, slurm_values
+from bigbatch.cluster.host import slurm_commands
 from bigbatch.cluster.host.optuna_journal import JOURNAL_NAME
-from bigbatch.cluster.job import options, successor
-from bigbatch.cluster.job.allocated_nodes import Allocation
+from bigbatch.cluster.job import options
+from bigbatch.cluster.job.allocated_nodes import DEVICE_VARIABLES, Allocation
 from bigbatch.cluster.job.policy import Action
 from bigbatch.cluster.record import job_record
 
@@ -89,7 +92,7 @@ def start_again(
     """
     if action is Action.CHAIN:
         # A controller that did not answer may still have accepted the successor.
-        known = successor.find_successor(job.job_id) if again else None
+        known = find_successor(job.job_id) if again else None
         job.successor = known or submit_successor(job.job_id, list(job.excluded), default_study)
         say(f"job {job.successor} goes on when this one has ended")
     elif action is Action.REQUEUE:
@@ -132,7 +135,7 @@ def requeue_job(
 
 def excluded_by_user(fields: Mapping[str, str]) -> list[str]:
     """The nodes that the job already avoids: from its submission, or from an earlier restart."""
-    return slurm_commands.hostnames(fields["ExcNodeList"]) if slurm_values.is_set(fields.get("ExcNodeList")) else []
+    return slurm_commands.hostnames(fields["ExcNodeList"]) if slurm_commands.is_set(fields.get("ExcNodeList")) else []
 
 
 def start_soon(job_id: str, say: Callable[[str], None], delay_s: float = START_DELAY_S, ends: float = 0.0) -> bool:
@@ -170,10 +173,10 @@ def may_exclude(job_id: str, nodes: list[str]) -> bool:
         fields, *others = slurm_commands.component_fields(job_id)
         if others:
             return False  # each component has nodes and needs of its own
-        if slurm_values.is_set(fields.get("ReqNodeList")):
+        if slurm_commands.is_set(fields.get("ReqNodeList")):
             return False  # these very nodes were asked for
-        features = fields["Features"] if slurm_values.is_set(fields.get("Features")) else ""
-        wanted = slurm_values.least_count(fields.get("NumNodes")) or 1
+        features = fields["Features"] if slurm_commands.is_set(fields.get("Features")) else ""
+        wanted = slurm_commands.least_count(fields.get("NumNodes")) or 1
         usable = set(slurm_commands.usable_nodes(fields.get("Partition", ""), features, gres_per_node(fields)))
         return len(usable - {*nodes, *excluded_by_user(fields)}) >= wanted
     except (slurm_commands.SlurmError, ValueError):
@@ -183,10 +186,10 @@ def may_exclude(job_id: str, nodes: list[str]) -> bool:
 def gres_per_node(fields: Mapping[str, str]) -> str:
     """The GPUs and other generic resources that a job needs on each node, in any of Slurm's forms; empty if none."""
     for name in ("TresPerNode", "TresPerTask"):  # a search has one task a node
-        if slurm_values.gres_parts(fields.get(name, "")):
+        if slurm_commands.gres_parts(fields.get(name, "")):
             return fields[name]
-    nodes = slurm_values.least_count(fields.get("NumNodes")) or 1
-    parts = slurm_values.gres_parts(fields.get("TresPerJob", ""))
+    nodes = slurm_commands.least_count(fields.get("NumNodes")) or 1
+    parts = slurm_commands.gres_parts(fields.get("TresPerJob", ""))
     return ",".join(f"{name}:{kind + ':' if kind else ''}{math.ceil(count / nodes)}" for name, kind, count in parts)
 
 
@@ -195,24 +198,24 @@ def submit_successor(job_id: str, excluded: list[str], default_study: str) -> st
     components = slurm_commands.component_fields(job_id)
     fields = components[0]
     env = {
-        **successor.environment_for_successor(os.environ),
+        **environment_for_successor(os.environ),
         PREDECESSOR_VARIABLE: job_id,
         STUDY_VARIABLE: default_study,
     }
     # --export=ALL on the command line wins over SBATCH_EXPORT=NONE: the successor must know its predecessor.
-    options = ["--export=ALL", f"--dependency=afterany:{job_id}", *successor.sbatch_options(fields)]
-    options.append(f"--comment={successor.comment_with_mark(fields.get('Comment'), job_id)}")
+    options = ["--export=ALL", f"--dependency=afterany:{job_id}", *sbatch_options(fields)]
+    options.append(f"--comment={comment_with_mark(fields.get('Comment'), job_id)}")
     avoided = excluded_by_user(fields)
     if excluded and may_exclude(job_id, excluded):
         avoided += [node for node in excluded if node not in avoided]
     if avoided:
         options.append(f"--exclude={','.join(avoided)}")
     for others in components[1:]:  # of a heterogeneous job
-        options += [":", *successor.component_options(others)]
+        options += [":", *component_options(others)]
         if kept_off := excluded_by_user(others):
             options.append(f"--exclude={','.join(kept_off)}")
     # Another node that acts for the batch script has that word before the script's own arguments.
-    arguments = sys.argv[2:] if sys.argv[1:2] == [successor.HOST_LOST] else sys.argv[1:]
+    arguments = sys.argv[2:] if sys.argv[1:2] == [HOST_LOST] else sys.argv[1:]
     return slurm_commands.sbatch(batch_script_of(fields["Command"]), options=options, arguments=arguments, env=env)
 
 
@@ -221,3 +224,93 @@ def batch_script_of(command: str) -> str:
     words = command.split(" ")
     candidates = (" ".join(words[:count]) for count in range(len(words), 0, -1))
     return next((path for path in candidates if os.path.isfile(path)), words[0])
+
+
+MARK = "bigbatch-after-"
+"""This word and the predecessor's id are in the successor's comment. They identify it in the queue."""
+HOST_LOST = "--host-lost"
+"""Before the batch script's arguments where another node acts for it (``bigbatch.cluster.job.lost_host``)."""
+SBATCH_OPTIONS = {
+    "JobName": "--job-name",
+    "Partition": "--partition",
+    "Account": "--account",
+    "QOS": "--qos",
+    "TimeLimit": "--time",
+    "WorkDir": "--chdir",
+    "CPUs/Task": "--cpus-per-task",
+    "MinMemoryNode": "--mem",
+    "MinMemoryCPU": "--mem-per-cpu",
+    "Features": "--constraint",
+    "Reservation": "--reservation",
+    "TresPerNode": "--gres",
+    "Licenses": "--licenses",
+}
+EXCLUSIVE = {"NO": "--exclusive", "USER": "--exclusive=user", "MCS": "--exclusive=mcs"}
+# sbatch hands its environment on. With these a successor would take itself for this job, and its Ray for ours.
+THIS_JOB_VARIABLES = ("SLURM_", "SRUN_", "RAY_")
+
+
+def environment_for_successor(env: Mapping[str, str]) -> dict[str, str]:
+    """``env`` without the variables of this job; Slurm's configuration stays."""
+    kept = {k: v for k, v in env.items() if not k.startswith(THIS_JOB_VARIABLES) and k not in DEVICE_VARIABLES}
+    return {**kept, **({"SLURM_CONF": env["SLURM_CONF"]} if "SLURM_CONF" in env else {})}
+
+
+def sbatch_options(fields: Mapping[str, str]) -> list[str]:
+    """A job's resources as options of sbatch, from the fields of ``scontrol show job``."""
+    given = {option: fields[name] for name, option in SBATCH_OPTIONS.items() if slurm_commands.is_set(fields.get(name))}
+    if "--gres" in given:  # gres:gpu:2 or, with types, gres/gpu:a100:2
+        given["--gres"] = given["--gres"].replace("gres:", "").replace("gres/", "")
+    given["--nodes"] = str(slurm_commands.least_count(fields.get("NumNodes")) or 1)
+    given.update(_gpu_options(fields))
+    # sbatch accepts only one option of each group.
+    for chosen, others in (("--mem-per-gpu", ("--mem", "--mem-per-cpu")), ("--cpus-per-gpu", ("--cpus-per-task",))):
+        if chosen in given:
+            given = {option: value for option, value in given.items() if option not in others}
+    if slurm_commands.is_set(fields.get("StdOut")):
+        given["--output"] = fields["StdOut"]
+    exclusive = EXCLUSIVE.get(fields.get("OverSubscribe", ""))
+    return [f"{option}={value}" for option, value in given.items()] + ([exclusive] if exclusive else [])
+
+
+def component_options(fields: Mapping[str, str]) -> list[str]:
+    """The same for a later component of a heterogeneous job. The script's ``#SBATCH`` lines do not apply to it."""
+    given, tasks = sbatch_options(fields), f"--ntasks={fields.get('NumTasks', '1')}"
+    return given if tasks in given else [*given, tasks]
+
+
+def _gpu_options(fields: Mapping[str, str]) -> dict[str, str]:
+    """Options for GPUs that were not requested by node (``--gpus``, ``--gpus-per-task``), and for shares per GPU."""
+    found = {}
+    if gpus := _gpus(fields.get("TresPerJob")):
+        found["--gpus"] = gpus
+    if gpus := _gpus(fields.get("TresPerTask")):
+        found["--gpus-per-task"] = gpus
+        if fields.get("NumTasks", "").isdigit():  # sbatch refuses it without a number of tasks
+            found["--ntasks"] = fields["NumTasks"]
+    for name, option in (("CpusPerTres", "--cpus-per-gpu"), ("MemPerTres", "--mem-per-gpu")):
+        if share := slurm_commands.per_gpu(fields.get(name)):
+            found[option] = share
+    return found
+
+
+def _gpus(tres: str | None) -> str:
+    """``gres/gpu:a100:4`` → ``a100:4``; empty if there is none."""
+    parts = slurm_commands.gres_parts(tres) if tres is not None and slurm_commands.is_set(tres) else []
+    return ",".join(f"{kind}:{count}" if kind else str(count) for name, kind, count in parts if name == "gpu")
+
+
+def comment_with_mark(comment: str | None, job_id: str) -> str:
+    """The comment of ``job_id``'s successor: the user's own comment and the mark."""
+    words = (comment or "").split() if slurm_commands.is_set(comment) else []
+    own = [word for word in words if not word.startswith(MARK)]
+    return " ".join([*own, MARK + job_id])
+
+
+def find_successor(job_id: str) -> str | None:
+    """The successor of ``job_id`` in Slurm's queue; None if there is none. Raises SlurmError."""
+    for line in slurm_commands.run("squeue", "--me", "--noheader", "--format=%i|%k").splitlines():
+        found, _, comment = line.strip().partition("|")
+        if MARK + job_id in comment.split():
+            return found.partition("+")[0]  # 8+0 is the first component of the heterogeneous job 8
+    return None

@@ -24,15 +24,14 @@ from bigbatch.base import private_folder
 from bigbatch.base.waits import CANCELLED_NODES_S, NODES_END_S
 from bigbatch.cluster.host import slurm_commands
 from bigbatch.cluster.host.lease import Lease
-from bigbatch.cluster.job import billing, checks, drain, early_signal, lost_host, options, restart, useful_start
+from bigbatch.cluster.job import billing, checks, lost_host, options, restart, useful_start
 from bigbatch.cluster.job.allocated_nodes import Allocation, NoAllocation, await_allocation
 from bigbatch.cluster.job.checks import WRONG_INPUT, BadInput
 from bigbatch.cluster.job.driver import Driver, GcsWatch, driver_environment
-from bigbatch.cluster.job.grant import Grant, TimeLeft
+from bigbatch.cluster.job.grant import Grant, TimeLeft, last_early_signal, note_early_signal
 from bigbatch.cluster.job.node_steps import NodeSteps
 from bigbatch.cluster.job.policy import Action, Cause, Decision, Situation, decide
-from bigbatch.cluster.job.start_up import StartUp
-from bigbatch.cluster.job.watch import POLL_S, JobWatch
+from bigbatch.cluster.job.watch import POLL_S, JobWatch, StartUp, end_driver
 from bigbatch.cluster.node import credentials, ray_commands
 from bigbatch.cluster.record import job_record
 
@@ -121,7 +120,7 @@ class Job:
         self._study = options.study_folder(self._options, self._default_study, self._cwd)
         checks.check_places(self._study, self._cwd, allocation)
         self._record = restart.first_record(allocation, self._options, self._study, before)
-        self._early = early_signal.last_early_signal(before)
+        self._early = last_early_signal(before)
         self._folder = job_record.job_folder(allocation.job_id)
         checks.write_first_record(self._record)
         self._lease = checks.take_lease(self._study, allocation.job_id) if self._study else None
@@ -240,7 +239,7 @@ class Job:
         self._note_early_signal()
         code = None
         if self._driver is not None:
-            code = drain.end_driver(self._driver, self._job_watch, self._nodes, self._signals, self._left, self._say)
+            code = end_driver(self._driver, self._job_watch, self._nodes, self._signals, self._left, self._say)
         if self._check is not None:
             self._check.close()
         self._clean_up.close()  # before waiting for the nodes: after scancel there may be no time
@@ -334,7 +333,7 @@ class Job:
 
     def _note_early_signal(self) -> None:
         usr1, end = self._job_watch.usr1_at, self._left.end_time
-        self._early = early_signal.note_early_signal(usr1, time.time(), end, self._options.margin_s, self._early)
+        self._early = note_early_signal(usr1, time.time(), end, self._options.margin_s, self._early)
         self._record.early_signal = dataclasses.asdict(self._early) if self._early else None
         if self._early and usr1:
             self._say(self._early.words(self._options.margin_s))

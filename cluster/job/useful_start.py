@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from bigbatch.cluster.job.early_signal import SLURM_EARLY_S, EarlySignal
+from bigbatch.cluster.job.grant import SLURM_EARLY_S, EarlySignal
 from bigbatch.cluster.record import study_progress
 
 CHECKPOINTS = "checkpoints/*/latest.pt"

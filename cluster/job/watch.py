@@ -1,4 +1,7 @@
-"""Notice the events that end a job's waiting: signals, the time limit, nodes that die or hang."""
+"""A job's waits: until its nodes are in its cluster, while the driver runs, and while the driver saves its trials.
+
+``JobWatch`` notices the events that end a wait: signals, the time limit, nodes that die or hang.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from bigbatch.base.waits import CRASH_OR_SIGNAL_S, HUNG_DRAIN_S
-from bigbatch.cluster.host import slurm_values
-from bigbatch.cluster.job.driver import drain_in_ray, forget_in_ray
-from bigbatch.cluster.job.grant import FIRST_ANSWER_S, Grant, Question
+from bigbatch.cluster.host import slurm_commands
+from bigbatch.cluster.job.driver import Driver, GcsWatch, drain_in_ray, forget_in_ray
+from bigbatch.cluster.job.grant import FIRST_ANSWER_S, Grant, Question, TimeLeft
 from bigbatch.cluster.job.node_steps import NodeSteps
 from bigbatch.cluster.job.policy import Cause, cause_of_signal
 from bigbatch.cluster.node.node_status import NodeStatus
@@ -98,11 +101,11 @@ class JobWatch:
         return fields is not None
 
     def _judge(self, what: str, fields: Mapping[str, str], only_if_certain: bool = False) -> None:
-        preempted = slurm_values.seconds_since_epoch(fields.get("PreemptTime")) is not None
+        preempted = slurm_commands.seconds_since_epoch(fields.get("PreemptTime")) is not None
         state = fields.get("JobState", "CANCELLED")
         if only_if_certain and not preempted and state == "RUNNING":
             return
-        requeued = (slurm_values.read_count(fields.get("Restarts")) or 0) > self._restart_count
+        requeued = (slurm_commands.read_count(fields.get("Restarts")) or 0) > self._restart_count
         cause = cause_of_signal(state, preempted, requeued)
         self.killed_soon = state != "RUNNING"
         self.stop_because(cause, f"{what}; Slurm says {state}: {cause.value}")
@@ -176,3 +179,106 @@ class JobWatch:
             self.exclude(self._head, reason)
             failed = Cause.HEAD_DIED if self._record.address else Cause.START_FAILED
             self.stop_because(failed, f"head {self._head} is gone: {reason}")
+
+
+class StartUp:
+    """The start of a job's nodes.
+
+    Args:
+        timeout_s: for the head, and again for all others (``--start-timeout``). Nodes try to start Ray again meanwhile.
+        say: writes a line to the job's log.
+    """
+
+    def __init__(self, nodes: NodeSteps, watch: JobWatch, timeout_s: float, say: Callable[[str], None]) -> None:
+        self._nodes, self._watch, self._timeout_s, self._say = nodes, watch, timeout_s, say
+        self._told: set[str] = set()
+
+    def await_head(self, head: str) -> NodeStatus | None:
+        """The report of the head when its Ray is ready; None if the job must end (the watch's ``cause``)."""
+        deadline = time.monotonic() + self._timeout_s
+        while not self._watch.interruption():
+            status = self._nodes.status(head)
+            if status is not None and status.state == "ready" and status.ports is not None:
+                return status
+            self._tell({head: status})
+            if time.monotonic() > deadline:
+                why = f": {status.reason}" if status is not None and status.reason else ""
+                self._watch.exclude(head, "was not ready in time")
+                self._watch.stop_because(
+                    Cause.START_FAILED, f"the head {head} is not ready in time (--start-timeout){why}"
+                )
+            time.sleep(POLL_S)
+        return None
+
+    def await_registered(self, gcs: GcsWatch, job_id: str, head: str) -> bool:
+        """Wait until Ray has all nodes of the job; after the time-out go on without those that are not ready.
+
+        Returns False if the job must end (the watch's ``cause``).
+        """
+        deadline = time.monotonic() + self._timeout_s
+        while not self._watch.interruption():
+            statuses = {name: self._nodes.status(name) for name in self._nodes.living()}
+            reported = [status for status in statuses.values() if status is not None]
+            expected = (len(statuses), sum(s.cpus for s in reported), sum(s.gpus for s in reported))
+            absent = [name for name, status in statuses.items() if status is None or status.state != "ready"]
+            if not absent and gcs.sum(job_id) == expected:
+                self._say("registered: {} nodes, {} CPUs, {} GPUs".format(*expected))
+                return True
+            self._tell(statuses)
+            if time.monotonic() > deadline:
+                if absent and head not in absent:
+                    self._give_up(absent)
+                    return True
+                self._watch.stop_because(Cause.START_FAILED, "the nodes did not register in time (--start-timeout)")
+            time.sleep(POLL_S)
+        return False
+
+    def _give_up(self, absent: list[str]) -> None:
+        for name in absent:
+            self._watch.exclude(name, "did not register in time")
+            self._nodes.kill(name)
+        self._say(f"going on without {', '.join(absent)}, which did not register in time")
+
+    def _tell(self, statuses: Mapping[str, NodeStatus | None]) -> None:
+        """Say once why a node starts Ray again."""
+        for status in statuses.values():
+            if status is not None and status.reason and status.state == "starting" and status.reason not in self._told:
+                self._told.add(status.reason)
+                self._say(f"{status.reason}; trying again")
+
+
+def end_driver(
+    driver: Driver, watch: JobWatch, nodes: NodeSteps, signals: list[int], left: TimeLeft, say: Callable[[str], None]
+) -> int | None:
+    """Let the driver save, and end it. Returns its exit code; None if it was killed."""
+    if watch.cause is Cause.HEAD_DIED:
+        driver.kill()  # the head is gone: the driver would wait a minute for it
+        return None
+    code = driver.exit_code()
+    if code is None:
+        # Slurm sends its SIGTERM to the steps, too: unheld, the nodes would end Ray under trials that still save.
+        nodes.hold()
+        # From here on a SIGTERM is news: a scancel, or the end of a grace time.
+        signals.clear()
+        driver.terminate()
+        code = _await_end(driver, watch, signals, left)
+        say("driver killed" if code is None else f"driver saved and ended with exit code {code}")
+    driver.kill()
+    return code
+
+
+def _await_end(driver: Driver, watch: JobWatch, signals: list[int], left: TimeLeft) -> int | None:
+    code = None
+    ends = time.monotonic() + left.to_save_s(watch.cause, watch.killed_soon)
+    while code is None and time.monotonic() < ends:
+        time.sleep(POLL_S)
+        code = driver.exit_code()
+        # A controller that was silent has answered: the cause that is now known has another time to save.
+        if watch.explain():
+            later = time.monotonic() + left.to_save_s(watch.cause, watch.killed_soon)
+            ends = min(ends, later) if watch.killed_soon else later  # SIGKILL does not wait
+        if watch.cause is not Cause.CANCELLED and signal.SIGTERM in signals:
+            watch.classify("SIGTERM while saving")  # a scancel does not wait
+            signals.clear()
+            ends = min(ends, time.monotonic() + left.to_save_s(watch.cause, watch.killed_soon))
+    return code

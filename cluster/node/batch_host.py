@@ -11,8 +11,7 @@ from pathlib import Path
 
 from bigbatch.base import waits
 from bigbatch.cluster.host import slurm_commands
-from bigbatch.cluster.node.heartbeats import HEARTBEAT_S, HUNG_S, Heartbeats
-from bigbatch.cluster.node.node_status import NodeStatus
+from bigbatch.cluster.node.node_status import HEARTBEAT_S, HUNG_S, Heartbeats, NodeStatus
 
 ALIVE = ("starting", "ready")
 # In proportion to HUNG_S, which BIGBATCH_HUNG_S shortens in tests.

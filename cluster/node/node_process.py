@@ -26,10 +26,9 @@ from bigbatch.base.atomic_files import PRIVATE, write_json
 from bigbatch.base.root import IMPORT_ROOT
 from bigbatch.base.waits import HOLD_S, RAY_END_S, SILENT_S, START_TIMEOUT_S
 from bigbatch.cluster.host import network
-from bigbatch.cluster.node import credentials, ports, ray_commands
+from bigbatch.cluster.node import credentials, ray_commands
 from bigbatch.cluster.node.batch_host import BatchHost
-from bigbatch.cluster.node.heartbeats import HEARTBEAT_S
-from bigbatch.cluster.node.node_status import NodeOrders, NodeStatus
+from bigbatch.cluster.node.node_status import HEARTBEAT_S, NodeOrders, NodeStatus
 
 CONTROL_FILE = "control.json"
 NODES_FOLDER = "nodes"
@@ -111,7 +110,7 @@ class NodeProcess:
         attempt, began = 0, time.monotonic()
         while True:
             tried_at = time.monotonic()
-            found = ports.free_ports(self._job_id, attempt, head=self._gcs is None)
+            found = ray_commands.free_ports(self._job_id, attempt, head=self._gcs is None)
             if found is None:
                 return f"every block of ports is taken on {self._name}. Ask whose servers fill 20000-32000."
             attempt, chosen = found
@@ -124,7 +123,7 @@ class NodeProcess:
             if failure in (None, HOST_LOST) or self._status.state == "ready":
                 return failure
             # Between the probe and Ray's start another program may take a port; that says nothing about this node.
-            if ports.taken_ports(chosen):
+            if ray_commands.taken_ports(chosen):
                 attempt += 1
                 print(f"another program took a port of {chosen.used()}; trying others", flush=True)
                 continue
@@ -141,7 +140,9 @@ class NodeProcess:
             self._record / credentials.TLS_FOLDER, folder / "tls", names, [self._ip, "127.0.0.1"]
         )
 
-    def _start_ray(self, folder: Path, chosen: ports.NodePorts, certificates: Path | None) -> subprocess.Popen[bytes]:
+    def _start_ray(
+        self, folder: Path, chosen: ray_commands.NodePorts, certificates: Path | None
+    ) -> subprocess.Popen[bytes]:
         gcs = self._gcs or f"{self._ip}:{chosen.gcs}"
         token, metrics_port = self._record / credentials.TOKEN_FILE, self._free_metrics_port()
         environment = ray_commands.ray_environment(gcs, token, certificates, metrics=metrics_port is not None)
@@ -167,12 +168,12 @@ class NodeProcess:
     def _free_metrics_port(self) -> int | None:
         """The port of this node's metrics. None if it is taken: a search goes on without them."""
         port = self._metrics_port
-        if port is not None and not ports.is_free(port):
+        if port is not None and not ray_commands.is_free(port):
             print(f"port {port} is taken on {self._name}: it shows no metrics (--metrics-port)", flush=True)
             return None
         return port
 
-    def _watch(self, ray: subprocess.Popen[bytes], folder: Path, chosen: ports.NodePorts) -> str | None:
+    def _watch(self, ray: subprocess.Popen[bytes], folder: Path, chosen: ray_commands.NodePorts) -> str | None:
         """Wait until Ray ends (returns why) or this node is told to end (returns None)."""
         ready = False
         while not self._told_to_end():

@@ -1,18 +1,20 @@
 """The small files through which a job and its nodes communicate: a node's status, and the job's orders.
 
 A node may run from a clone that was updated after the job started. So unknown fields are ignored, and missing fields
-have a default.
+have a default. A node hangs if its heartbeat stops while those of others continue.
 """
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from bigbatch.base import json_values
+from bigbatch.base import json_values, waits
 from bigbatch.base.atomic_files import read_json
-from bigbatch.cluster.node.ports import NodePorts
+from bigbatch.cluster.node.ray_commands import NodePorts
 
 
 @dataclass(frozen=True)
@@ -136,3 +138,32 @@ class RayNode:
             gpus=json_values.whole_number(values, "gpus"),
             job=json_values.text(values, "job"),
         )
+
+
+HUNG_S = float(os.environ.get("BIGBATCH_HUNG_S") or waits.HUNG_S)
+HEARTBEAT_S = min(waits.HEARTBEAT_S, HUNG_S / 4)
+
+
+class Heartbeats:
+    """Remembers when each node's heartbeat last changed. Call ``hung`` often."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[int, float]] = {}
+
+    def hung(self, beats: Mapping[str, int], limit_s: float = HUNG_S) -> list[str]:
+        """Nodes that have reported once and whose heartbeat has stopped while others continue.
+
+        If all have stopped, the shared file system is the cause: a full quota, or a server that does not answer.
+
+        Args:
+            beats: each node's last heartbeat; 0: it has not reported yet.
+            limit_s: without a heartbeat for this long a node is hung.
+        """
+        now = time.monotonic()
+        for name, beat in beats.items():
+            if name not in self._seen or self._seen[name][0] != beat:
+                self._seen[name] = (beat, now)
+        still = {name: now - self._seen[name][1] for name, beat in beats.items() if beat}
+        if not any(seconds < limit_s / 2 for seconds in still.values()):
+            return []
+        return [name for name, seconds in still.items() if seconds > limit_s]

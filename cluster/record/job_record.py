@@ -67,7 +67,7 @@ class JobRecord:
     fruitless_restarts: int = 0
     """Starts in a row in which no epoch was finished and no checkpoint written; with this one, until it has."""
     early_signal: dict[str, float] | None = None
-    """The early signal of the last start; see ``bigbatch.cluster.job.early_signal``."""
+    """The early signal of the last start; see ``bigbatch.cluster.job.grant``."""
     excluded: dict[str, str] = field(default_factory=dict)
     """Nodes to avoid next time, with the reason."""
     attached: list[str] = field(default_factory=list)

@@ -25,7 +25,7 @@ from bigbatch.base.root import ROOT
 from bigbatch.base.waits import MARGIN_S
 from bigbatch.cluster.host import slurm_commands
 from bigbatch.cluster.host.allocation import PLANNED_NODES, planned_nodes_text
-from bigbatch.cluster.host.site.profiles import (
+from bigbatch.cluster.host.profiles import (
     BUILT_IN,
     NO_LIMIT_S,
     InputError,
@@ -35,10 +35,10 @@ from bigbatch.cluster.host.site.profiles import (
     format_time,
 )
 from bigbatch.cluster.job import options
-from bigbatch.cluster.job.successor import DEVICE_VARIABLES
+from bigbatch.cluster.job.allocated_nodes import DEVICE_VARIABLES
 from bigbatch.cluster.record import job_record
 from bigbatch.cluster.submission import request_checks, search_check
-from bigbatch.cluster.submission.request import Request, RequestFields
+from bigbatch.cluster.submission.request_checks import Request, RequestFields
 from bigbatch.cluster.submission.resources import COUNTED_OTHERWISE, JobResources, job_resources, slurm_partitions
 
 if TYPE_CHECKING:

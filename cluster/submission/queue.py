@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bigbatch.cluster.host import slurm_commands
-from bigbatch.cluster.host.site.profiles import InputError, Site, find_site
+from bigbatch.cluster.host.profiles import InputError, Site, find_site
 from bigbatch.cluster.record import job_record, study_progress
 from bigbatch.cluster.record.job_record import JobRecord
 from bigbatch.cluster.record.study_progress import StudyProgress

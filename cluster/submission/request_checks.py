@@ -1,20 +1,82 @@
-"""Check a request's numbers, memory, time and GPUs: types, syntax, and contradictions.
+"""A user's request for a job, and checks of its numbers, memory, time and GPUs: types, syntax, and contradictions.
 
-The terms are Slurm's (``man sbatch``). Options of sbatch (``--sbatch``) may describe the same things as the request's
-own options, so both are read together.
+Its fields are those of ``bigbatch cluster submit`` and of ``cluster.submit``. The terms are Slurm's (``man sbatch``).
+Options of sbatch (``--sbatch``) may describe the same things as the request's own options, so both are read together.
 """
 
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TypedDict
 
 from bigbatch.base.command_line import empty_value
-from bigbatch.cluster.host import slurm_values
-from bigbatch.cluster.host.site.profiles import InputError, Partition, parse_time
-from bigbatch.cluster.submission.request import Request
+from bigbatch.base.waits import MARGIN_S
+from bigbatch.cluster.host import slurm_commands
+from bigbatch.cluster.host.profiles import InputError, Partition, parse_time
+
+
+@dataclass(frozen=True)
+class Request:
+    """The user's request. None: the default of the site or of Slurm."""
+
+    arguments: tuple[str, ...] = ()
+    """Arguments of ``tune/run.py``; or ``--`` and any command."""
+    nodes: int = 1
+    time: str | None = None
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    gpus_per_node: int | None = None
+    """None: all GPUs of a node."""
+    cpus_per_gpu: int | None = None
+    cpus_per_node: int | None = None
+    mem: str | None = None
+    gres: str | None = None
+    """A GPU's name for ``--gres``, e.g. ``gpu:a100``."""
+    name: str = "bigbatch"
+    container: str | None = None
+    python: str | None = None
+    prelude: str | None = None
+    signal_s: int = MARGIN_S
+    job_options: tuple[str, ...] = ()
+    """Options of the job itself, before the arguments, e.g. ``--tls``."""
+    options: tuple[str, ...] = ()
+    """Further long options of sbatch, each as one word: ``--constraint=fast``."""
+    attach_to: str | None = None
+    """The id of a running job to which the nodes are lent."""
+
+    @property
+    def is_search(self) -> bool:
+        """Whether the request is for a search, not for a command or for nodes of another job."""
+        return self.attach_to is None and "--" not in self.arguments
+
+
+class RequestFields(TypedDict, total=False):
+    """``Request``'s fields as keywords of a function, all but ``arguments``. None: as if it were not given."""
+
+    nodes: int
+    time: str | None
+    partition: str | None
+    account: str | None
+    qos: str | None
+    gpus_per_node: int | None
+    cpus_per_gpu: int | None
+    cpus_per_node: int | None
+    mem: str | None
+    gres: str | None
+    name: str
+    container: str | os.PathLike[str] | None
+    python: str | os.PathLike[str] | None
+    prelude: str | os.PathLike[str] | None
+    signal_s: int
+    job_options: tuple[str, ...]
+    options: tuple[str, ...]
+    attach_to: str | None
+
 
 MIN_WHOLE_NUMBERS = {"nodes": 1, "gpus_per_node": 0, "cpus_per_gpu": 1, "cpus_per_node": 1, "signal_s": 1}
 """Fields that are whole numbers, with their lowest value."""
@@ -109,10 +171,10 @@ def _of_sbatch(option: str, value: str, nodes: int) -> list[GpuOption]:
     """``nodes``: 0 if their number is not known; then a total of GPUs does not tell the GPUs of a node."""
     words = f"--sbatch={option}={value}"
     if option == "--gres":
-        parts = [(kind, count) for name, kind, count in slurm_values.gres_parts(value) if name == "gpu"]
+        parts = [(kind, count) for name, kind, count in slurm_commands.gres_parts(value) if name == "gpu"]
     else:
         kind, _, number = value.rpartition(":")
-        count = slurm_values.read_count(number)
+        count = slurm_commands.read_count(number)
         if count is None:
             raise InputError(f"--sbatch={option} must be N or TYPE:N; got {value!r}. Write e.g. --sbatch={option}=4.")
         parts = [(kind, count)]
@@ -127,7 +189,7 @@ def _of_sbatch(option: str, value: str, nodes: int) -> list[GpuOption]:
 def resources_beside_gpus(request: Request) -> list[str]:
     """The values of ``--sbatch=--gres=…`` without a GPU: ``tmpdisk:10``."""
     values = [value for _, value in _by_sbatch(request, ("--gres",))]
-    return [value for value in values if all(name != "gpu" for name, _, _ in slurm_values.gres_parts(value))]
+    return [value for value in values if all(name != "gpu" for name, _, _ in slurm_commands.gres_parts(value))]
 
 
 def parse_gres(text: str) -> tuple[str, str, int | None]:

@@ -10,8 +10,8 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from bigbatch.cluster.host import slurm_commands, slurm_values
-from bigbatch.cluster.host.site.profiles import (
+from bigbatch.cluster.host import slurm_commands
+from bigbatch.cluster.host.profiles import (
     NO_LIMIT_S,
     InputError,
     NodeKind,
@@ -23,7 +23,7 @@ from bigbatch.cluster.host.site.profiles import (
 )
 from bigbatch.cluster.job import options
 from bigbatch.cluster.submission import request_checks
-from bigbatch.cluster.submission.request import Request
+from bigbatch.cluster.submission.request_checks import Request
 
 USUAL_TIME_S = 4 * 3600
 """Default wall time, if the partition grants it. Short jobs start early, and they requeue."""
@@ -307,16 +307,16 @@ def slurm_partitions() -> dict[str, Partition] | None:
         if line.count("|") != 5:
             continue
         name, time, size, cpus, gres, nodes = (part.strip() for part in line.split("|"))
-        gpus, cores = slurm_values.gres_count(gres, "gpu"), slurm_values.read_count(cpus) or 0
+        gpus, cores = slurm_commands.gres_count(gres, "gpu"), slurm_commands.read_count(cpus) or 0
         row = Partition(
             name.rstrip("*"),
             gpus_per_node=gpus,
             gpu_types=_types(gres),
             cores_per_node=cores,
-            max_nodes=slurm_values.largest_count(size),
+            max_nodes=slurm_commands.largest_count(size),
             max_time_s=_slurm_time(time),
             is_default=name.endswith("*"),
-            kinds=(NodeKind(slurm_values.read_count(nodes) or 0, cores, gpus),),
+            kinds=(NodeKind(slurm_commands.read_count(nodes) or 0, cores, gpus),),
         )
         found[row.name] = _largest(found[row.name], row) if row.name in found else row
     return found
@@ -334,7 +334,7 @@ def _largest(one: Partition, other: Partition) -> Partition:
 
 
 def _types(gres: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(kind for name, kind, _ in slurm_values.gres_parts(gres) if name == "gpu" and kind))
+    return tuple(dict.fromkeys(kind for name, kind, _ in slurm_commands.gres_parts(gres) if name == "gpu" and kind))
 
 
 def _slurm_time(text: str) -> int | None:

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bigbatch.base.root import ROOT
-from bigbatch.cluster.host.check_answer import ELSEWHERE, MARK
-from bigbatch.cluster.host.site.profiles import InputError
+from bigbatch.cluster.host.allocation import CHECK_ELSEWHERE, CHECK_MARK
+from bigbatch.cluster.host.profiles import InputError
 from bigbatch.cluster.job import options
 from bigbatch.cluster.node.ray_commands import ray_python
 
@@ -66,7 +66,7 @@ def check_search(arguments: Sequence[str], script: str, cwd: str, env: Mapping[s
     if answer.missing:
         why = f"its Python has no {', '.join(answer.missing)} on this machine"
     if answer.unanswered:
-        command = [sys.executable, str(CHECK), ELSEWHERE, *arguments, "--address", "auto"]
+        command = [sys.executable, str(CHECK), CHECK_ELSEWHERE, *arguments, "--address", "auto"]
         answer = _ask(command, cwd, env, ELSEWHERE_LIMIT_S)
     if answer.refused:
         raise InputError(answer.refused)
@@ -101,8 +101,8 @@ def _ask(command: Sequence[str], cwd: str, env: Mapping[str, str], limit_s: floa
         _end(process)
     # Modules and preludes print lines of their own, before and after ours.
     for line in reversed(out.splitlines()):
-        if line.startswith(MARK):
-            values = json.loads(line[len(MARK) :])
+        if line.startswith(CHECK_MARK):
+            values = json.loads(line[len(CHECK_MARK) :])
             return Answer(values.get("refused"), tuple(values["unchecked"]), tuple(values["missing"]))
     error_lines = [line for line in errors.splitlines() if line.strip()] or [f"exit code {process.returncode}"]
     return Answer(unanswered=" ".join(error_lines[-1].split()))

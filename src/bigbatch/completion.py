@@ -23,11 +23,11 @@ WORDS = re.compile(r"^[a-z_]+(\|[a-z_]+)+$")
 
 def known_values() -> Mapping[str, Sequence[str]]:
     """Option or positional → the names that it takes. With a file's metavar it also takes files."""
-    from bigbatch.cluster.host.site.profiles import profile_paths
+    from bigbatch.cluster.host.profiles import profile_paths
     from bigbatch.search_spaces.registry import BUILT_IN
-    from bigbatch.train_loop.config.recipes import recipe_names
+    from bigbatch.train_loop.config.given import recipe_names
     from bigbatch.train_loop.data.packing.fetch import SETS
-    from bigbatch.train_loop.launch.wandb_mode import MODES, WATCHED
+    from bigbatch.train_loop.launch.wandb_run import MODES, WATCHED
     from bigbatch.tune.models.names import STOPPINGS, STRATEGIES
 
     recipes = recipe_names()

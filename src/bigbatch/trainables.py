@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from bigbatch.base.option_values import nearest_word
+from bigbatch.base.command_line import nearest_word
 from bigbatch.search_spaces.registry import load_space
 from bigbatch.search_spaces.trial import Distribution, StandInTrial
 from bigbatch.search_spaces.workload import Workload

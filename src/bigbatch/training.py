@@ -90,7 +90,7 @@ def _words(config: Path, output: str, workers: int, checkpoint_every_s: float) -
 
 
 def _train_here(task: RunPlan, keeps: bool) -> TrainResult:
-    from bigbatch.train_loop.launch.trace_file import trace_writer
+    from bigbatch.train_loop.launch.listeners import trace_writer
     from bigbatch.train_loop.loop import train as loop
 
     main = threading.current_thread() is threading.main_thread()  # only there can Python handle signals

@@ -22,7 +22,7 @@ RENAMES_ELSEWHERE = {
     "src/bigbatch/base/private_folder.py",  # an owner's file, seen only once it is locked
     "train_loop/host/once_a_node.py",  # a folder
     "train_loop/data/packing/command.py",  # a folder
-    "train_loop/plugins/kept_folders.py",  # a folder
+    "train_loop/launch/own_report.py",  # a folder
     "tune/storage/drivers.py",  # a folder
     "tune/runs/retry.py",  # a folder
 }

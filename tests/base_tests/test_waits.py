@@ -11,7 +11,7 @@ import pytest
 from bigbatch.base import waits
 from bigbatch.base.root import ROOT
 from bigbatch.cluster.job.grant import TimeLeft
-from bigbatch.cluster.node.heartbeats import HEARTBEAT_S, HUNG_S
+from bigbatch.cluster.node.node_status import HEARTBEAT_S, HUNG_S
 
 w = waits
 WITHIN = {
@@ -103,7 +103,7 @@ def test_every_wait_of_the_table_is_held_by_a_rule_and_told_in_the_table_with_it
 
 
 def test_no_other_file_of_the_packages_has_a_wait_of_that_name() -> None:
-    derived = {("cluster/node/heartbeats.py", "HUNG_S"), ("cluster/node/heartbeats.py", "HEARTBEAT_S")}
+    derived = {("cluster/node/node_status.py", "HUNG_S"), ("cluster/node/node_status.py", "HEARTBEAT_S")}
     derived.add(("cluster/job/grant.py", "FIRST_ANSWER_S"))  # these three may be set by the environment, for tests
     found = set()
     for folder in ("cluster", "search_spaces", "src/bigbatch/base", "train_loop", "tune"):

@@ -13,7 +13,7 @@ import pytest
 
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.data.catalogue import describe_data_set
-from bigbatch.train_loop.launch.histogram_lines import append_histograms, histograms_file
+from bigbatch.train_loop.launch.worker_lines import append_histograms, histograms_file
 from bigbatch.train_loop.loop.watched_model import TensorHistogram
 from bigbatch.train_loop.model.networks import build_model
 from bigbatch.tune.plan.arguments import parse_options, tune_parser

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from bigbatch.cluster import cancel, logs, queue, submit
-from bigbatch.cluster.host.site.profiles import InputError, find_site
+from bigbatch.cluster.host.profiles import InputError, find_site
 from bigbatch.cluster.host.slurm_commands import SlurmError
 from bigbatch.cluster.record import job_record
 from bigbatch.cluster.record.job_record import JobRecord

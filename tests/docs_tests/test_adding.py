@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from bigbatch.cluster.host.site import profiles
+from bigbatch.cluster.host import profiles
 from bigbatch.cluster.submission.batch_script import submit
 from bigbatch.search_spaces.workload import Workload
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 from PIL import Image
 
 from bigbatch.train_loop.data.packing import command
-from bigbatch.train_loop.data.packing.convert import PackProfile
+from bigbatch.train_loop.data.packing.shards import PackProfile
 from bigbatch.train_loop.data.packing.sources import find_source
 from helpers.paths import ROOT
 from helpers.photographs import photograph

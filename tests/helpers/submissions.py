@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bigbatch.cluster.host.site.profiles import find_site
+from bigbatch.cluster.host.profiles import find_site
 from bigbatch.cluster.submission import resources
-from bigbatch.cluster.submission.request import Request
+from bigbatch.cluster.submission.request_checks import Request
 
 HOME = {"BIGBATCH_HOME": "/home/me/.bigbatch", "XDG_CONFIG_HOME": "/nowhere"}
 

@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 
 from bigbatch.search_spaces import BUILT_IN, Workload, load_space
-from bigbatch.search_spaces.inverse import nearest_parameters
+from bigbatch.search_spaces.check import nearest_parameters
 from bigbatch.search_spaces.priors import peak_lr_centre
 from bigbatch.search_spaces.trial import StandInTrial
 from bigbatch.train_loop.config import TrainConfig
-from bigbatch.train_loop.config.files import read_config
-from bigbatch.train_loop.config.recipes import recipe_path
+from bigbatch.train_loop.config.given import read_config, recipe_path
 
 DIGITS = Workload("digits", train_size=1437, num_classes=10, image_size=32, model="resnet18", epochs=12)
 IMAGENET = Workload("imagenet", 1_281_167, 1000, 224, "resnet50", epochs=90)

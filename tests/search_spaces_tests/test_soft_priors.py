@@ -11,12 +11,12 @@ import pytest
 from scipy.stats import lognorm
 
 from bigbatch.search_spaces import BUILT_IN, Workload, check_space, load_space
-from bigbatch.search_spaces.log_normal import LogNormal
+from bigbatch.search_spaces.priors import LogNormal
 from bigbatch.train_loop.config import ConfigError
 
 WORKLOAD = Workload("digits", train_size=1437, num_classes=10, image_size=32, model="resnet18", epochs=12)
 OWN = """
-from bigbatch.search_spaces.log_normal import LogNormal
+from bigbatch.search_spaces.priors import LogNormal
 
 
 def space(trial, workload):

@@ -7,7 +7,7 @@ import json
 
 import torch
 
-from bigbatch.train_loop.launch.record_lines import RecordPrinter
+from bigbatch.train_loop.launch.worker_lines import RecordPrinter
 from bigbatch.train_loop.loop.train import train
 from bigbatch.train_loop.progress import (
     ProgressFile,

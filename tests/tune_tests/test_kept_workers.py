@@ -15,7 +15,7 @@ from optuna.trial import TrialState
 from bigbatch.train_loop.errors import FailureKind
 from bigbatch.train_loop.launch import ray_worker
 from bigbatch.train_loop.launch.trial_task import WorkersEnd
-from bigbatch.train_loop.loop.peak_memory import forget_peak, peak_bytes
+from bigbatch.train_loop.loop.worker_use import forget_peak, peak_bytes
 from helpers.searches import Search, load
 
 NET = """
@@ -103,7 +103,7 @@ def test_what_failed_or_ran_code_of_a_users_own_serves_no_other_trial(monkeypatc
 
 def test_a_process_that_grows_or_has_trained_many_trials_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     resident = 2 << 30
-    monkeypatch.setattr("bigbatch.train_loop.loop.peak_memory.resident_bytes", lambda: resident)
+    monkeypatch.setattr("bigbatch.train_loop.loop.worker_use.resident_bytes", lambda: resident)
     for name, value in (("_trials", 0), ("_first_bytes", 0), ("_leftovers", False)):
         monkeypatch.setattr(ray_worker, name, value)
     assert [ray_worker.between_trials() for _ in range(3)] == [True] * 3

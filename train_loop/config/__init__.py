@@ -3,10 +3,9 @@
 Users' spaces import from here; the files beside hold the code.
 """
 
-from bigbatch.train_loop.config.assignments import check_each, json_or_word, parse_assignments, split_assignments
 from bigbatch.train_loop.config.data_sections import AugmentConfig, DataConfig, LoaderConfig, MixConfig
-from bigbatch.train_loop.config.own_options import Options
-from bigbatch.train_loop.config.rules import ConfigError
+from bigbatch.train_loop.config.given import check_each, json_or_word, parse_assignments, split_assignments
+from bigbatch.train_loop.config.rules import ConfigError, Options
 from bigbatch.train_loop.config.sections import (
     OPTIMIZERS,
     BatchConfig,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from bigbatch.train_loop.config.own_options import Options
-from bigbatch.train_loop.config.rules import ConflictError, require, require_in_range, require_one_of
+from bigbatch.train_loop.config.rules import ConflictError, Options, require, require_in_range, require_one_of
 
 LOADERS = ("auto", "ring", "device", "torchvision")
 ON_BAD_IMAGE = ("fail", "skip")
@@ -23,10 +22,10 @@ class LoaderConfig:
     the images suit and fit, else ``ring``."""
     workers: int = -1
     """Decoding processes of each training worker; 0 decodes in the training process. -1 begins with all but one of the
-    worker's cores, then keeps as many as the last epoch needed (``data/loading/process_count.py``)."""
+    worker's cores, then keeps as many as the last epoch needed (``data/loading/counts.py``)."""
     slots: int = 0
     """Batches in a worker's ring: those in training and those read ahead. 0 = 8, or as many as the processes need,
-    within an eighth of the worker's memory (``data/loading/slot_count.py``). The ring has at least 4."""
+    within an eighth of the worker's memory (``data/loading/counts.py``). The ring has at least 4."""
     prefetch_factor: int = 2
     """Batches that each process of the torchvision loader reads ahead."""
     persistent_workers: bool = True

@@ -1,16 +1,62 @@
-"""``FILE.py:FUNCTION``: a function in a Python file of the user's, as options and configurations name it. No torch."""
+"""``FILE.py:FUNCTION``: a function in a Python file of the user's, as options and configurations name it. No torch.
+
+Which Python files lie in its folder, how it finds them, and the fingerprints by which a study or a run that resumes has
+the code that it began with.
+"""
 
 from __future__ import annotations
 
+import ast
 import difflib
+import hashlib
 import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from bigbatch.train_loop.config.own_folder import python_files
 from bigbatch.train_loop.config.plug_ins import is_own
 from bigbatch.train_loop.config.rules import ConfigError
 from bigbatch.train_loop.config.train_config import TrainConfig
+
+_beside: dict[str, Path] = {}
+"""Modules that users' files have imported from their own folder: name → folder."""
+
+
+def python_files(folder: Path) -> list[str]:
+    """Names of the Python files in the folder; none if it cannot be read."""
+    try:
+        return [name for name in os.listdir(folder) if name.endswith(".py")]
+    except OSError:
+        return []
+
+
+@contextmanager
+def folder_first(folder: Path) -> Iterator[None]:
+    """Within the block Python finds the files in ``folder`` first, and none of the same name beside another file.
+
+    For a file that loads. Afterwards those beside it could hide libraries of the same name.
+    """
+    for name in [name for name, other in _beside.items() if other != folder and _is_there(folder, name)]:
+        for loaded in [each for each in sys.modules if each == name or each.startswith(f"{name}.")]:
+            del sys.modules[loaded]
+        del _beside[name]
+    before = set(sys.modules)
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        # The user's file may have changed the path itself.
+        if str(folder) in sys.path:
+            sys.path.remove(str(folder))
+        new = {name.partition(".")[0] for name in set(sys.modules) - before}
+        _beside.update({name: folder for name in new if _is_there(folder, name)})
+
+
+def _is_there(folder: Path, name: str) -> bool:
+    return (folder / f"{name}.py").is_file() or (folder / name).is_dir()
+
 
 ABSOLUTE_KEYS = ("model.name", "data.name", "loss", "optimizer.name", "trainable.name")
 
@@ -101,3 +147,73 @@ def source_text(key: str, name: OwnName) -> str:
         raise ConfigError(
             f"{key} must name a Python file that can be read; got '{name.path}' ({reason}). Check the file."
         ) from None
+
+
+ACCEPT = "--accept-changed-code"
+
+
+def code_fingerprint(key: str, word: str) -> str:
+    """SHA-256 of the text of the file that ``word`` names, and of the files beside it that it imports, in turn.
+
+    Imports are found by reading, wherever they stand in the file; nothing runs. A file that cannot be parsed counts by
+    its text alone. Raises ConfigError if the file is not there.
+    """
+    name = own_name(key, word)
+    texts = {name.path: source_text(key, name)}
+    waiting = [name.path]
+    while waiting:
+        path = waiting.pop()
+        for found in _imported_beside(texts[path], name.path.parent):
+            if found not in texts:
+                # Python itself refuses a file that is not UTF-8; a fingerprint need not.
+                texts[found] = found.read_text(encoding="utf-8", errors="replace")
+                waiting.append(found)
+    digest = hashlib.sha256()
+    for path in sorted(texts):
+        digest.update(f"{path.relative_to(name.path.parent)}\n{texts[path]}\n".encode())
+    return digest.hexdigest()
+
+
+def code_fingerprints(words: Iterable[str]) -> dict[str, str]:
+    """``code_fingerprint`` of each word that names a user's file, by word. Raises ConfigError for one that is gone."""
+    return {word: code_fingerprint("a component", word) for word in sorted(set(words)) if is_own(word)}
+
+
+def check_same_code(before: Mapping[str, str], now: Mapping[str, str], what: str, accept: bool = False) -> None:
+    """Raise ConfigError, in one line, if a component of ``before`` has another fingerprint now.
+
+    Components that only one of them has are other values of the configuration, which other checks compare.
+
+    Args:
+        what: what resumes: "a study", "a run".
+        accept: whether the user goes on with changed code.
+    """
+    changed = [word for word, digest in before.items() if word in now and now[word] != digest]
+    if changed and not accept:
+        more = f" and {len(changed) - 1} more" if changed[1:] else ""
+        raise ConfigError(
+            f"{what} goes on with the code that it began with; '{changed[0]}'{more} has changed, or a file that it "
+            f"imports. Restore it, or write {ACCEPT}."
+        )
+
+
+def _imported_beside(source: str, folder: Path) -> list[Path]:
+    """The files in ``folder`` that a file there imports: ``import beside``, ``from parts.beside import x``."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return []
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        # level 0: a file that is run by its path has no package to import from.
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    found = []
+    for name in sorted(names):
+        parts = name.split(".")
+        for count in range(1, len(parts) + 1):
+            path = folder.joinpath(*parts[:count])
+            found += [file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()]
+    return found

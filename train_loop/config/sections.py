@@ -5,9 +5,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from bigbatch.train_loop.config.own_options import Options
 from bigbatch.train_loop.config.plug_ins import OPTIMIZERS_GROUP, check_component
-from bigbatch.train_loop.config.rules import ConfigError, ConflictError, require, require_in_range, require_one_of
+from bigbatch.train_loop.config.rules import (
+    ConfigError,
+    ConflictError,
+    Options,
+    require,
+    require_in_range,
+    require_one_of,
+)
 
 OPTIMIZERS = ("sgd", "lars", "lamb", "adamw")
 SCHEDULES = ("cosine", "poly", "linear", "onecycle", "step", "constant")

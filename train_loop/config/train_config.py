@@ -19,12 +19,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from bigbatch.base.option_values import plain_number_example
+from bigbatch.base.command_line import plain_number_example
 from bigbatch.train_loop.config.data_sections import DataConfig
-from bigbatch.train_loop.config.own_options import Options, is_open, read_options
 from bigbatch.train_loop.config.plug_ins import LOSSES as LOSSES_GROUP
 from bigbatch.train_loop.config.plug_ins import check_component
-from bigbatch.train_loop.config.rules import ConfigError, ConflictError, require, require_one_of
+from bigbatch.train_loop.config.rules import (
+    ConfigError,
+    ConflictError,
+    Options,
+    is_open,
+    read_options,
+    require,
+    require_one_of,
+)
 from bigbatch.train_loop.config.sections import (
     BatchConfig,
     ModelConfig,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import types
 from collections.abc import Mapping, Sequence
 
-from bigbatch.base.option_values import nearest_word
+from bigbatch.base.command_line import nearest_word
 
 ALIASES: Mapping[str, str] = types.MappingProxyType(
     {

@@ -6,8 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from bigbatch.base.command_line import INTERRUPTED, WRONG_INPUT, OneLineParser
-from bigbatch.base.option_values import parse_fraction
+from bigbatch.base.command_line import INTERRUPTED, WRONG_INPUT, OneLineParser, parse_fraction
 from bigbatch.train_loop.config import ConfigError
 
 __all__ = [

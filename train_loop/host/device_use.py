@@ -1,25 +1,164 @@
-"""Watch a worker's GPU and its machine's processors: energy, utilization, and a word if the GPU idles for long."""
+"""Watch a worker's GPU and its machine's processors: energy, utilization, and a word if the GPU idles for long.
+
+NVML tells of the GPU (the optional package ``nvidia-ml-py``), the counters in /sys/class/powercap (RAPL) of the
+processors. These are whole processors, so the counters also count the work of everybody else on the machine. Since
+Linux 5.10 only root may read them unless the administrator allows it (CVE-2020-8694).
+"""
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import logging
 import math
+import re
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from bigbatch.train_loop.host.gpu_counters import GpuCounters
-from bigbatch.train_loop.host.processor_energy import ProcessorEnergy
+_log = logging.getLogger(__name__)
+
+
+class GpuCounters:
+    """What NVML tells of one GPU. What it does not tell is not a number. Call ``joules`` every few seconds.
+
+    The energy is that of the GPU's own counter (Volta and newer), in millijoules since the driver was loaded. Without
+    it, it is power × time, summed up between the calls.
+
+    Args:
+        nvml: the module ``pynvml``, initialized.
+        handle: of the GPU.
+        clock: seconds.
+    """
+
+    def __init__(self, nvml: Any, handle: object, clock: Callable[[], float] = time.monotonic) -> None:
+        self._nvml, self._handle, self._clock = nvml, handle, clock
+        self._began_mj = self._read("nvmlDeviceGetTotalEnergyConsumption")
+        self._at, self._power_w, self._summed_j = clock(), self.power_w(), 0.0
+
+    def joules(self) -> float:
+        """Joules since this object was made."""
+        if not math.isnan(self._began_mj):
+            return (self._read("nvmlDeviceGetTotalEnergyConsumption") - self._began_mj) / 1000
+        now, power_w = self._clock(), self.power_w()
+        self._summed_j += (now - self._at) * (self._power_w + power_w) / 2
+        self._at, self._power_w = now, power_w
+        return self._summed_j
+
+    def power_w(self) -> float:
+        """Watts that the GPU draws now."""
+        return self._read("nvmlDeviceGetPowerUsage") / 1000
+
+    def utilization(self) -> float:
+        """The part of the last moments in which the GPU computed anything, 0 to 1."""
+        with contextlib.suppress(self._nvml.NVMLError):
+            return float(self._nvml.nvmlDeviceGetUtilizationRates(self._handle).gpu) / 100
+        return math.nan
+
+    def _read(self, function: str) -> float:
+        with contextlib.suppress(self._nvml.NVMLError):
+            return float(getattr(self._nvml, function)(self._handle))
+        return math.nan
+
+
+def open_gpu_counters(uuid: str) -> GpuCounters | None:
+    """The counters of the GPU with this UUID, as torch tells it; None without ``nvidia-ml-py`` or NVIDIA's driver.
+
+    CUDA_VISIBLE_DEVICES numbers GPUs anew, so a number would not tell NVML which one is meant.
+    """
+    try:
+        nvml: Any = importlib.import_module("pynvml")
+    except ImportError:
+        return None
+    try:
+        nvml.nvmlInit()
+        # torch leaves out the prefix that NVML asks for.
+        name = uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
+        return GpuCounters(nvml, nvml.nvmlDeviceGetHandleByUUID(name))
+    except nvml.NVMLError:
+        return None
+
+
+POWERCAP = Path("/sys/class/powercap")
+_PACKAGE, _PART = re.compile(r"intel-rapl:\d+"), re.compile(r"intel-rapl:\d+:\d+")
+"""AMD's processors have these names too. ``intel-rapl-mmio`` shows the same counters a second time."""
+
+
+@dataclass
+class _Counter:
+    """One counter in microjoules. It begins again at 0 after ``most``."""
+
+    path: Path
+    most: int
+    last: int
+
+    def used_j(self) -> float:
+        """Joules since the last call. Call it more often than the counter begins again: it takes minutes."""
+        now = int((self.path / "energy_uj").read_text())
+        used = now - self.last if now >= self.last else now + self.most - self.last
+        self.last = now
+        return used / 1e6
+
+
+class ProcessorEnergy:
+    """Joules that the processors of this machine have used since it was made, with their memory where that is counted.
+
+    Args:
+        root: the folder of the counters.
+
+    Raises:
+        OSError: no counter is there, or one cannot be read. The text says which.
+    """
+
+    def __init__(self, root: Path = POWERCAP) -> None:
+        self._joules = 0.0
+        self._counters = [_counter(path) for path in _counted(root)]
+        if not self._counters:
+            raise OSError(f"no energy counter of a processor in {root}")
+
+    def joules(self) -> float:
+        """Joules so far. Not a number once a counter can no longer be read."""
+        try:
+            self._joules += sum(counter.used_j() for counter in self._counters)
+        except (OSError, ValueError):
+            self._joules = float("nan")
+        return self._joules
+
+
+def open_processor_energy(root: Path = POWERCAP) -> ProcessorEnergy | None:
+    """The counters of this machine; None if it does not show them, or only to root."""
+    try:
+        return ProcessorEnergy(root)
+    except (OSError, ValueError):
+        return None
+
+
+def _counted(root: Path) -> list[Path]:
+    """Each processor, and its memory where that has a counter of its own: a processor's does not contain it."""
+    paths = sorted(root.iterdir()) if root.is_dir() else []
+    packages = [path for path in paths if _PACKAGE.fullmatch(path.name) and _name(path).startswith("package")]
+    memory = [path for path in paths if _PART.fullmatch(path.name) and _name(path) == "dram"]
+    return packages + memory if packages else []
+
+
+def _name(path: Path) -> str:
+    return (path / "name").read_text().strip()
+
+
+def _counter(path: Path) -> _Counter:
+    most = int((path / "max_energy_range_uj").read_text())
+    return _Counter(path, most, int((path / "energy_uj").read_text()))
+
 
 SAMPLE_S = 5.0
 IDLE_WINDOW_S = 600.0
 IDLE_BELOW = 0.2
 """A GPU that is busy less than this part of IDLE_WINDOW_S is called idle. Centres write to its user about then."""
 SAY_AGAIN_S = 3600.0
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,31 @@
-"""Checks of a run before anything expensive starts."""
+"""Checks of a run before anything expensive starts: its components, its folder, and the room for its results.
+
+The folder can be written, and holds no other run. The most bytes and inodes that a run and a study write are worked out
+here; of ResNets without torch.
+"""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bigbatch.train_loop.config import ConfigError, TrainConfig
+from bigbatch.base.atomic_files import write_json
+from bigbatch.base.json_values import json_object
+from bigbatch.train_loop.config import ConfigError, ModelConfig, TrainConfig, differing_keys
+from bigbatch.train_loop.config.given import read_config
+from bigbatch.train_loop.config.own_names import check_same_code, code_fingerprints, own_words
 from bigbatch.train_loop.config.plug_ins import DATA, LOSSES, METRICS, MODELS, OPTIMIZERS_GROUP
 from bigbatch.train_loop.data.info import DataInfo
+from bigbatch.train_loop.host import disk_space
+from bigbatch.train_loop.host.command_line import check_writable
+from bigbatch.train_loop.host.disk_space import SpaceNeeded, format_bytes
 from bigbatch.train_loop.plugins.registry import is_component
 
 if TYPE_CHECKING:
     from bigbatch.train_loop.data.sets.scan import FolderScan
+
 
 NO_CHECK = "do not first train two batches on the CPU, which finds mistakes in components of your own"
 """The help text of ``--no-check``."""
@@ -76,3 +90,101 @@ def option_sections(config: TrainConfig) -> list[tuple[str, Mapping[str, object]
 def takes_options(group: str, word: str) -> bool:
     """Whether a component has arguments of its own: a user's, a package's, or a network of timm."""
     return is_component(group, word) or (group == MODELS and word.startswith("timm/"))
+
+
+OWN_CODE_FILE = "own_code.json"
+"""Fingerprints of the users' files with which a run began, in its folder."""
+
+
+def write_own_code(output: Path, config: TrainConfig) -> None:
+    """Note the users' files as they are now; nothing without any."""
+    if words := own_words(config):
+        write_json(output / OWN_CODE_FILE, code_fingerprints(words.values()), indent=2)
+
+
+def check_output(output: Path, config: TrainConfig, accept_changed_code: bool = False) -> Path:
+    """The folder. Raises ConfigError if it cannot be written, or holds another run, or one of other code."""
+    check_writable("--output", output)
+    stored = output / "config.json"
+    if stored.exists():
+        changes = differing_keys(read_config(stored).to_dict(), config.to_dict())
+        if changes:
+            raise ConfigError(
+                f"a run resumes with the configuration that it began with; {str(output)!r} holds one with other "
+                f"values: {', '.join(changes)}. Write --output with another folder."
+            )
+    before: dict[str, str] = {}
+    with contextlib.suppress(OSError, ValueError):  # none: a run without users' files
+        values = json_object((output / OWN_CODE_FILE).read_text())
+        before = {word: str(digest) for word, digest in values.items()}
+    check_same_code(before, code_fingerprints(own_words(config).values()), "a run", accept_changed_code)
+    return output
+
+
+def check_output_room(output: Path, config: TrainConfig, info: DataInfo) -> None:
+    """Raise ConfigError if there is not enough room for the results."""
+    averaged = config.ema_decay > 0
+    checkpoint = checkpoint_bytes(config.model, info, config.optimizer.name, averaged=averaged)
+    disk_space.check_disk_space("--output", output, run_space_needed(checkpoint, config.epochs))
+
+
+CHECKPOINTS_KEPT = 3
+"""The most checkpoints of a run at one time: the latest, the one before, and the one being written."""
+RUN_FILES = 16
+"""Inodes of one run beside its checkpoints: folder, configuration, result, lock, partial files."""
+RUN_BYTES = 4 << 20
+EPOCH_BYTES = 4 << 10
+"""Bytes of a record in result.json, or in a study's journal and tables: a generous estimate."""
+
+# Parameters without the last layer, and that layer's inputs (torchvision 0.29; a test counts them).
+_RESNETS = {
+    "resnet18": (11_176_512, 512),
+    "resnet34": (21_284_672, 512),
+    "resnet50": (23_508_032, 2048),
+    "resnet101": (42_500_160, 2048),
+    "resnet152": (58_143_808, 2048),
+}
+
+
+def checkpoint_bytes(model: ModelConfig, info: DataInfo, optimizer: str | None, averaged: bool) -> int:
+    """Bytes of a checkpoint: weights, optimizer state, average of the weights, float32.
+
+    Args:
+        optimizer: its name. None: not known yet; assume the largest state.
+    """
+    # Momentum alone; Adam's family keeps two means.
+    states = 1 if optimizer in ("sgd", "lars") else 2
+    return 4 * parameter_count(model, info) * (1 + states + averaged)
+
+
+def parameter_count(model: ModelConfig, info: DataInfo) -> int:
+    """Parameters of the network for these classes. ResNets are counted without torch."""
+    if model.name in _RESNETS:
+        base, inputs = _RESNETS[model.name]
+        return base + (inputs + 1) * info.num_classes
+    from bigbatch.train_loop.model.networks import build_on_meta_device
+
+    return sum(p.numel() for p in build_on_meta_device(model, info).parameters())
+
+
+def run_space_needed(checkpoint: int, epochs: int) -> SpaceNeeded:
+    """The space that one full run needs."""
+    return SpaceNeeded(
+        CHECKPOINTS_KEPT * checkpoint + RUN_BYTES + epochs * EPOCH_BYTES,
+        CHECKPOINTS_KEPT + RUN_FILES,
+        f"{CHECKPOINTS_KEPT} checkpoints of {format_bytes(checkpoint)}",
+    )
+
+
+def study_space_needed(
+    checkpoint: int, trials: int, epochs: int, concurrency: int, *, joined: bool, wandb: bool
+) -> SpaceNeeded:
+    """The space that a search needs: checkpoints of running trials, of the best and of one just ended; logs of all."""
+    kept = min(concurrency + 2, trials)
+    checkpoints = kept * CHECKPOINTS_KEPT
+    files_a_trial = 1 + (12 if joined else 0) + (20 if wandb else 0)  # log; Ray's files beside the study; W&B's
+    return SpaceNeeded(
+        checkpoints * checkpoint + RUN_BYTES + trials * (256 << 10) + trials * epochs * EPOCH_BYTES,
+        checkpoints + kept + trials * files_a_trial + 2 * RUN_FILES,
+        f"{checkpoints} checkpoints of {format_bytes(checkpoint)} and the logs of {trials} trials",
+    )

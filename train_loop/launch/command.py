@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bigbatch.base.atomic_files import write_json, write_text
-from bigbatch.base.streams import reader_may_leave
-from bigbatch.base.verbosity import add_verbosity, log_steps, silent_output
+from bigbatch.base.streams import add_verbosity, log_steps, reader_may_leave, silent_output
 from bigbatch.train_loop.config import ConfigError, DataConfig, TrainConfig
 from bigbatch.train_loop.config.last_step import last_step_in_words
 from bigbatch.train_loop.config.plug_ins import shown_name
@@ -48,16 +47,32 @@ from bigbatch.train_loop.host.command_line import (
     add_part_options,
     check_writable,
 )
-from bigbatch.train_loop.host.disk_full import DiskFull, describe_full_disk, full_errno
+from bigbatch.train_loop.host.disk_space import DiskFull, describe_full_disk, full_errno
 from bigbatch.train_loop.host.folder_hold import FolderHold, hold_folder
 from bigbatch.train_loop.host.ranks import Launch, find_launch
-from bigbatch.train_loop.launch.checks import check_run_model, check_users_code
-from bigbatch.train_loop.launch.component_options import add_component_options, add_source_options, read_source_config
+from bigbatch.train_loop.launch.checks import (
+    check_output,
+    check_output_room,
+    check_run_model,
+    check_users_code,
+    write_own_code,
+)
 from bigbatch.train_loop.launch.local_workers import check_workers_fit_machine, worker_count
-from bigbatch.train_loop.launch.profile_options import ProfileOptions, add_profile_options, read_profile_options
-from bigbatch.train_loop.launch.run_folder import check_output, check_output_room, write_own_code
-from bigbatch.train_loop.launch.wandb_mode import DISABLED, WANDB_MODES, check_wandb_mode, reachable_mode
-from bigbatch.train_loop.launch.wandb_run import wandb_of_full_run
+from bigbatch.train_loop.launch.options import (
+    ProfileOptions,
+    add_component_options,
+    add_profile_options,
+    add_source_options,
+    read_profile_options,
+    read_source_config,
+)
+from bigbatch.train_loop.launch.wandb_run import (
+    DISABLED,
+    WANDB_MODES,
+    check_wandb_mode,
+    reachable_mode,
+    wandb_of_full_run,
+)
 from bigbatch.train_loop.loop.oom_retry import config_after_oom, read_halvings
 from bigbatch.train_loop.plugins.metric_names import checked_metrics
 from bigbatch.train_loop.progress import LOG_EVERY_STEPS, StepsFile, read_interval, steps_file
@@ -208,8 +223,7 @@ def train_without_ray(task: RunPlan, launch: Launch, tracker: Tracker | None) ->
     """Train this rank's part of the run. Raises the errors of ``train``."""
     from bigbatch.train_loop.host.signals import STOP_SIGNALS
     from bigbatch.train_loop.launch.joined_ranks import joined_ranks
-    from bigbatch.train_loop.launch.stop_on_signal import StopOnSignal
-    from bigbatch.train_loop.launch.trace_file import trace_writer
+    from bigbatch.train_loop.launch.listeners import StopOnSignal, trace_writer
     from bigbatch.train_loop.loop.train import train
 
     with joined_ranks(launch, task.config.data, task.stage_folder, task.meeting) as device:

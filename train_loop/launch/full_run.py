@@ -25,17 +25,23 @@ from bigbatch.train_loop.errors import (
     TrainingStopped,
     UnusedParameterError,
 )
-from bigbatch.train_loop.host.disk_full import DiskFull
+from bigbatch.train_loop.host.disk_space import DiskFull
 from bigbatch.train_loop.host.node_memory import count_memory_kills
 from bigbatch.train_loop.host.signals import SAVING, StopSignals, say_from_handler
+from bigbatch.train_loop.launch.listeners import trace_writer
 from bigbatch.train_loop.launch.local_workers import local_gpu_count, worker_resources
 from bigbatch.train_loop.launch.ray_internals import FOR_TRAINING, note_of_missing, set_poll_interval
 from bigbatch.train_loop.launch.ray_session import LocalRay
 from bigbatch.train_loop.launch.ray_worker import train_worker
-from bigbatch.train_loop.launch.record_lines import RecordPrinter, read_lines, records_of
-from bigbatch.train_loop.launch.trace_file import trace_writer
-from bigbatch.train_loop.launch.trial_task import TrialTask, WorkersEnd, leave_images
-from bigbatch.train_loop.launch.worker_failures import failed_end, fit_until_it_fits, telling_error
+from bigbatch.train_loop.launch.trial_task import (
+    TrialTask,
+    WorkersEnd,
+    failed_end,
+    fit_until_it_fits,
+    leave_images,
+    telling_error,
+)
+from bigbatch.train_loop.launch.worker_lines import RecordPrinter, read_lines, records_of
 from bigbatch.train_loop.progress import progress_file, steps_file
 from bigbatch.train_loop.reporter import EpochRecord, Tracker
 

@@ -17,9 +17,8 @@ import torch
 
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.data.catalogue import open_data
-from bigbatch.train_loop.data.loading.cores import AUTO, MAX_PROCESSES, cores_per_rank
+from bigbatch.train_loop.data.loading.counts import AUTO, MAX_PROCESSES, SUPPLY_MARGIN, cores_per_rank
 from bigbatch.train_loop.data.loading.device_source import DeviceSource
-from bigbatch.train_loop.data.loading.process_count import SUPPLY_MARGIN
 from bigbatch.train_loop.data.sets.scan import FolderScan
 from bigbatch.train_loop.data.source import Batch, DataSource
 from bigbatch.train_loop.distributed import pick_device

@@ -29,8 +29,8 @@ from bigbatch.train_loop.host.command_line import (
     add_part_options,
     check_writable,
 )
-from bigbatch.train_loop.launch.component_options import add_component_options, add_source_options, read_source_config
-from bigbatch.train_loop.plugins.code import whose_error
+from bigbatch.train_loop.launch.options import add_component_options, add_source_options, read_source_config
+from bigbatch.train_loop.plugins.registry import whose_error
 
 if TYPE_CHECKING:
     from bigbatch.train_loop.data.sets.scan import FolderScan

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Protocol
 
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.errors import OwnCodeError, TrainingStopped
-from bigbatch.train_loop.host.disk_full import NO_ROOM, DiskFull, describe_full_disk, full_errno
-from bigbatch.train_loop.launch.own_report import Report
+from bigbatch.train_loop.host.disk_space import NO_ROOM, DiskFull, describe_full_disk, full_errno
+from bigbatch.train_loop.launch.own_report import KeptFolders, Report
 from bigbatch.train_loop.launch.trial_task import TrialTask
-from bigbatch.train_loop.plugins.code import load_function, users_code
-from bigbatch.train_loop.plugins.kept_folders import KeptFolders
+from bigbatch.train_loop.plugins.registry import load_function, users_code
 
 if TYPE_CHECKING:
     from bigbatch.train_loop.distributed import World
@@ -62,7 +61,7 @@ def _used(meter: UseMeter, world: World) -> dict[str, object]:
     """Memory, energy and utilization of all ranks since the record before, as our own loop's records have them."""
     import torch
 
-    from bigbatch.train_loop.loop.peak_memory import peak_bytes
+    from bigbatch.train_loop.loop.worker_use import peak_bytes
 
     use = meter.take()
     joules = torch.tensor([use.gpu_energy_j, use.cpu_energy_j], dtype=torch.float64, device=world.device)

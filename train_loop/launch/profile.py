@@ -1,4 +1,7 @@
-"""``--profile-steps N``: measure N steps and validation, say what bounds the run and what the whole run would take."""
+"""``--profile-steps N``: measure N steps and validation, say what bounds the run and what the whole run would take.
+
+The lines for the terminal are a table, estimates, what bounds the run, and which knob to turn.
+"""
 
 from __future__ import annotations
 
@@ -6,24 +9,25 @@ import contextlib
 import dataclasses
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
 
 from bigbatch.train_loop.config import ConfigError, TrainConfig
+from bigbatch.train_loop.data.catalogue import is_packed, is_users
 from bigbatch.train_loop.data.sets.scan import FolderScan
 from bigbatch.train_loop.distributed import Meeting, pick_device
 from bigbatch.train_loop.host.ranks import Launch
 from bigbatch.train_loop.launch.joined_ranks import joined_ranks
 from bigbatch.train_loop.launch.loader_report import cores_of_a_run
-from bigbatch.train_loop.launch.profile_options import PROFILES_FILE, ProfileOptions
-from bigbatch.train_loop.launch.profile_words import profile_lines
+from bigbatch.train_loop.launch.options import PROFILES_FILE, ProfileOptions
 from bigbatch.train_loop.loop.assembly import Run, set_up
 from bigbatch.train_loop.loop.checkpoint import CheckpointFolder
+from bigbatch.train_loop.loop.chronometer import OTHER, PHASES
 from bigbatch.train_loop.loop.oom_retry import Halving
-from bigbatch.train_loop.loop.step_profile import StepProfile, measure_steps, trace_steps
+from bigbatch.train_loop.loop.step_profile import Spread, StepProfile, measure_steps, trace_steps
 from bigbatch.train_loop.loop.until_it_fits import until_it_fits
 from bigbatch.train_loop.reporter import ListReporter
 
@@ -99,3 +103,174 @@ def _append(profile: StepProfile, config: TrainConfig, path: Path) -> Path:
             "Write --output with another folder."
         ) from None
     return path
+
+
+NAMES = {
+    "data": "data wait",
+    "transfer": "transfer",
+    "forward": "forward",
+    "backward": "backward",
+    "optimizer": "optimizer",
+    OTHER: "other",
+}
+NOTED = {"data": 0.05, "transfer": 0.05, "communication": 0.1, "optimizer": 0.1, OTHER: 0.15}
+"""From this part of a step on, a line says so. What remains is the network's own computing."""
+LOADER_REPORT = " --loader-report measures the loader alone."
+SPARE_MEMORY = 0.5
+"""A device whose memory is filled less than this has room for a larger micro-batch."""
+
+
+def profile_lines(profile: StepProfile, config: TrainConfig, cores: int) -> list[str]:
+    """All lines for the terminal. ``cores``: of the CPU, for each worker."""
+    return [*_table(profile), "", *_estimates(profile), "", *bound_lines(profile, config, cores)]
+
+
+def _steps(count: int) -> str:
+    return f"{count} step{'s' * (count != 1)}"
+
+
+def _table(p: StepProfile) -> Iterator[str]:
+    workers = f"{p.workers} worker{'s' if p.workers > 1 else ''}"
+    yield (
+        f"{_steps(p.steps)} on {p.device}, {workers}, global batch {p.global_size} = "
+        f"{p.workers} × {p.accumulation_steps} × {p.micro_size}"
+    )
+    yield f"{'':16}{'min':>10}{'median':>10}{'sd':>10}{'of a step':>11}"
+    for phase in (*PHASES, OTHER):
+        yield _row(NAMES[phase], p.phases[phase], p.share(phase))
+        if phase == "backward" and p.communication:
+            yield _row("  communication", p.communication, p.communication_share)
+    yield _row("step", p.step, 1.0)
+    yield _row("validation batch", p.validation, None)
+    if p.communication:
+        yield (
+            "communication: the backward pass, minus one that sums no gradients over the workers. What the backward "
+            "pass hides is not in it; the wait for the slowest worker is."
+        )
+    if p.workers > 1:
+        yield f"the worker that waits longest for data: {_seconds(p.slowest_data_s)} of each step (median)"
+
+
+def _row(name: str, spread: Spread, share: float | None) -> str:
+    of_step = "" if share is None else f"{100 * share:9.1f} %"
+    return f"{name:16}" + "".join(f"{_seconds(s):>10}" for s in (spread.min_s, spread.median_s, spread.sd_s)) + of_step
+
+
+def _estimates(p: StepProfile) -> Iterator[str]:
+    hours = "GPU hours" if p.device_memory_bytes else "worker hours"
+    epoch_s = p.train_s + p.bn_s + p.val_s
+    bn = f" + {_seconds(p.bn_s)} BatchNorm" if p.bn_s >= 0.01 * epoch_s else ""
+    yield f"speed       {p.images_per_s:,.0f} images/s; {100 * p.share('data'):.0f} % of the time waits for data"
+    yield (
+        f"epoch       {_seconds(epoch_s)}: {p.steps_per_epoch} steps take {_seconds(p.train_s)}"
+        f"{bn} + {_seconds(p.val_s)} validation (estimated from {_steps(p.steps)})"
+    )
+    yield (
+        f"whole run   {_seconds(p.run_s)} for {p.epochs} epochs, {p.device_hours:.3g} {hours}; "
+        "start-up and checkpoints come on top"
+    )
+    of = f" of {p.device_memory_bytes / 2**30:.0f} GiB" if p.device_memory_bytes else ""
+    yield f"memory      {p.memory_bytes / 2**30:.2f} GiB{of} at most, of the worker that needed most"
+    yield f"energy      {_energy(p)}"
+
+
+def _energy(p: StepProfile) -> str:
+    """What the devices draw, and what that makes of the whole run."""
+    parts = []
+    if p.gpu_power_w is not None and p.gpu_energy_j is not None:
+        busy = f", computing {100 * p.gpu_utilization:.0f} % of the time" if p.gpu_utilization is not None else ""
+        peak = f", one at most {p.gpu_peak_power_w:,.0f} W" if p.gpu_peak_power_w is not None else ""
+        parts.append(f"GPUs {p.gpu_power_w:,.0f} W{peak}{busy}: {p.gpu_energy_j / 3.6e6:.3g} kWh for the whole run")
+    if p.cpu_power_w is not None:
+        parts.append(f"processors {p.cpu_power_w:,.0f} W, whoever used them")
+    return "; ".join(parts) or "not measured"
+
+
+def bound_lines(profile: StepProfile, config: TrainConfig, cores: int) -> list[str]:
+    """What takes the most of a step, and what would help; then everything else that takes a noted part."""
+    shares = {name: profile.share(name) for name in ("data", "transfer", "optimizer", OTHER)}
+    shares["communication"] = profile.communication_share
+    noted = sorted((name for name in NOTED if shares[name] >= NOTED[name]), key=lambda name: -shares[name])
+    computing = profile.share("forward") + profile.share("backward") - profile.communication_share
+    lines = [_line(name, shares[name], profile, config, cores) for name in noted]
+    own = f"bound   {_part(computing)} of each step computes forward and backward{_help(_faster(profile, config))}"
+    if not noted or computing >= shares[noted[0]]:
+        return [own, *lines]
+    return lines
+
+
+def _line(name: str, share: float, p: StepProfile, config: TrainConfig, cores: int) -> str:
+    if name == "data":
+        return f"bound   {_part(share)} of each step waits for data{_help(_more_data(p, config, cores))}{LOADER_REPORT}"
+    if name == "transfer":
+        return f"bound   {_part(share)} of each step copies and normalises images{_help(_faster_copies(p, config))}"
+    larger = f"a larger global batch, now {p.global_size} (--set batch.global_size=…)"
+    if name == "communication":
+        return f"bound   {_part(share)} of each step sums gradients over the workers" + _help(
+            [f"{larger}, sums them less often for each image", "fewer workers", "a faster network between them"]
+        )
+    if name == "optimizer":
+        return f"bound   {_part(share)} of each step is the optimizer's{_help([f'{larger}, needs fewer steps'])}"
+    return (
+        f"bound   {_part(share)} of each step lies between the phases: mixing images, sums of losses, gradient norms, "
+        f"Python{_help(['larger micro-batches (--set batch.micro_size=…)'] * (p.accumulation_steps > 1))}"
+    )
+
+
+def _more_data(p: StepProfile, config: TrainConfig, cores: int) -> list[str]:
+    name = config.data.name
+    helps = []
+    if p.loader_processes < cores - 1:
+        helps.append(f"give the loader more processes (--set data.loader.workers={cores - 1}, {cores} cores here)")
+    else:
+        helps.append(f"give each worker more cores, it has {cores}")
+    if is_users(name):
+        return helps
+    if "/" in name and not is_packed(name):
+        helps.append("pack the images (bigbatch pack)")
+    elif "/" in name:
+        helps.append("pack smaller images (bigbatch pack --profile fast)")
+    return helps
+
+
+def _faster_copies(p: StepProfile, config: TrainConfig) -> list[str]:
+    loader = config.data.loader
+    if p.device_memory_bytes and not (loader.pin_memory and loader.non_blocking):
+        return ["copy beside the computing (--set data.loader.pin_memory=true data.loader.non_blocking=true)"]
+    return []
+
+
+def _faster(p: StepProfile, config: TrainConfig) -> list[str]:
+    """What makes the network's computing faster on a GPU."""
+    if not p.device_memory_bytes:
+        return ["smaller images (--set data.image_size=…)", "a smaller network", "a GPU"]
+    helps = []
+    if config.precision == "off":
+        helps.append("compute in half precision (--set precision=auto)")
+    if not config.model.compile:
+        helps.append("compile the network (--set model.compile=true)")
+    if p.accumulation_steps > 1 and p.memory_bytes < SPARE_MEMORY * p.device_memory_bytes:
+        helps.append(f"a larger micro-batch, now {p.micro_size} (--set batch.micro_size=…): the memory has room")
+    return helps
+
+
+def _help(helps: list[str]) -> str:
+    return f": {'; or '.join(helps)}." if helps else "."
+
+
+def _part(share: float) -> str:
+    for value, word in ((0.5, "Half"), (1 / 3, "A third"), (0.25, "A quarter")):
+        if abs(share - value) < 0.02:
+            return word
+    return f"{100 * share:.0f} %"
+
+
+def _seconds(seconds: float) -> str:
+    if abs(seconds) < 1e-3:
+        return f"{1e6 * seconds:.0f} µs"
+    if abs(seconds) < 1:
+        return f"{1e3 * seconds:.3g} ms"
+    if seconds < 100:
+        return f"{seconds:.3g} s"
+    minutes = seconds / 60
+    return f"{minutes:.3g} min" if minutes < 100 else f"{minutes / 60:,.3g} h"

@@ -28,7 +28,7 @@ from bigbatch.base.root import IMPORT_ROOT
 from bigbatch.cluster.host.network import no_proxy_variables
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.errors import RayStartError
-from bigbatch.train_loop.host.disk_full import FULL, LogFile, describe_full_disk, free_bytes, full_errno
+from bigbatch.train_loop.host.disk_space import FULL, LogFile, describe_full_disk, free_bytes, full_errno
 from bigbatch.train_loop.launch.ray_internals import (
     POLL_INTERVAL,
     own_path_only,

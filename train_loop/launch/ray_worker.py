@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bigbatch.train_loop.config import ConfigError
-from bigbatch.train_loop.data.loading.cores import WORKER_CORES, cores_per_rank
+from bigbatch.train_loop.data.loading.counts import WORKER_CORES, cores_per_rank
 from bigbatch.train_loop.data.sets.scan import FolderScan
 from bigbatch.train_loop.errors import (
     CheckpointError,
@@ -26,18 +26,16 @@ from bigbatch.train_loop.errors import (
     OwnCodeError,
     TrainingStopped,
 )
-from bigbatch.train_loop.host.disk_full import DiskFull, LogFile
-from bigbatch.train_loop.host.near_cores import stay_near
-from bigbatch.train_loop.host.shared_gpu import SHARED_BY, memory_part, sharing_of, trials_on_gpu
-from bigbatch.train_loop.launch.histogram_lines import append_histograms
+from bigbatch.train_loop.host.disk_space import DiskFull, LogFile
+from bigbatch.train_loop.host.ranks import SHARED_BY, memory_part, sharing_of, stay_near, trials_on_gpu
 from bigbatch.train_loop.launch.own_training import train_own
 from bigbatch.train_loop.launch.ray_internals import is_preempted
-from bigbatch.train_loop.launch.record_lines import (
+from bigbatch.train_loop.launch.trial_task import TrialTask, WorkersEnd, kind_of
+from bigbatch.train_loop.launch.worker_lines import (
     NOTES,
     RESUMED,
+    append_histograms,
 )
-from bigbatch.train_loop.launch.trial_task import TrialTask, WorkersEnd
-from bigbatch.train_loop.launch.worker_failures import kind_of
 from bigbatch.train_loop.progress import ProgressFile, StepRecord, StepsFile, progress_file, steps_file
 from bigbatch.train_loop.reporter import EpochRecord
 
@@ -248,7 +246,7 @@ def between_trials() -> bool:
     global _trials, _first_bytes
     import torch
 
-    from bigbatch.train_loop.loop.peak_memory import give_back_memory, resident_bytes
+    from bigbatch.train_loop.loop.worker_use import give_back_memory, resident_bytes
 
     _dropped.clear()
     if torch.distributed.is_initialized():  # Ray leaves the group of a single worker

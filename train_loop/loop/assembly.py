@@ -1,11 +1,12 @@
-"""Assemble a run: data, model, optimizer and scaler, new or from a checkpoint."""
+"""Assemble a run: data, model, optimizer and scaler, new or from a checkpoint; then its batches on the device."""
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import inspect
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -16,23 +17,22 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import StateDict
 
 from bigbatch.train_loop.config import BatchSplit, ConfigError, TrainConfig
-from bigbatch.train_loop.config.own_names import own_words
+from bigbatch.train_loop.config.own_names import check_same_code, code_fingerprints, own_words
 from bigbatch.train_loop.data.catalogue import list_folder, open_data
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.data.loading.upload import Uploader
-from bigbatch.train_loop.data.pixels.progressive import train_image_size
+from bigbatch.train_loop.data.pixels.boxes import train_image_size
 from bigbatch.train_loop.data.sampling import micro_sizes
 from bigbatch.train_loop.data.sets.scan import FolderScan
-from bigbatch.train_loop.data.source import DataSource
+from bigbatch.train_loop.data.source import Batch, DataSource
 from bigbatch.train_loop.distributed import RankMeetings, World
 from bigbatch.train_loop.errors import CheckpointError, OwnCodeError
 from bigbatch.train_loop.host.device_use import UseMeter
 from bigbatch.train_loop.loop import memory_probe
 from bigbatch.train_loop.loop.checkpoint import CheckpointFolder, Content, RunState, check_same_run
 from bigbatch.train_loop.loop.chronometer import Chronometer
-from bigbatch.train_loop.loop.metrics import LossWatch, MetricSums
+from bigbatch.train_loop.loop.metrics import LossWatch, MetricSums, ValidationMetric, build_metrics
 from bigbatch.train_loop.loop.oom_retry import Halving, healed_split, report_halvings
-from bigbatch.train_loop.loop.own_metrics import ValidationMetric, build_metrics
 from bigbatch.train_loop.loop.sharded_state import SHARDS, read_shards
 from bigbatch.train_loop.loop.step import TrainStep, placed
 from bigbatch.train_loop.loop.step_log import StepLog
@@ -45,7 +45,6 @@ from bigbatch.train_loop.optim.build import GROUP_NUMBERS
 from bigbatch.train_loop.optim.fused import begin_momentum
 from bigbatch.train_loop.optim.noise_scale import GradientNorms
 from bigbatch.train_loop.optim.schedules import optimizer_at_start
-from bigbatch.train_loop.plugins.fingerprints import check_same_code, code_fingerprints
 from bigbatch.train_loop.progress import read_interval
 from bigbatch.train_loop.reporter import Reporter, report_notes
 
@@ -357,3 +356,29 @@ def _check_steps(before: int, now: int) -> None:
             "the last images make a step where each micro-batch gets 2. Use as many workers as before, and as large "
             "micro-batches."
         )
+
+
+def seed_batch(run: Run, part: int | str, number: int) -> None:
+    """Seed dropout and similar layers from the position alone: resuming or the number of ranks changes nothing.
+
+    Args:
+        part: part of the epoch: a step, or another use of training images.
+        number: number of this rank's batch in it.
+    """
+    position = (run.config.seed, run.progress.epoch, part, number * run.world.workers + run.world.rank)
+    seed = int.from_bytes(hashlib.blake2b(repr(position).encode(), digest_size=8).digest(), "little")
+    # What torch.manual_seed calls in the end; it also formats stack traces for devices that are not in use.
+    torch.default_generator.manual_seed(seed)
+    device = run.world.device
+    if device.type == "cuda":
+        torch.cuda.default_generators[device.index].manual_seed(seed)
+
+
+def on_device(run: Run, batches: Iterable[Batch]) -> Iterator[Batch]:
+    """The model's input images, and labels."""
+    for batch in batches:
+        with run.clock.phase("transfer"):
+            images, labels = run.upload(batch)
+            del batch  # its slot in the loader is free after the copy
+            images = run.step.prepare(images)
+        yield images, labels

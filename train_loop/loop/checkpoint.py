@@ -31,7 +31,7 @@ from bigbatch.train_loop.config import ConfigError, TrainConfig, differing_keys
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.distributed import World
 from bigbatch.train_loop.errors import CheckpointError
-from bigbatch.train_loop.host.disk_full import NO_ROOM, DiskFull, describe_full_disk, full_errno
+from bigbatch.train_loop.host.disk_space import NO_ROOM, DiskFull, describe_full_disk, full_errno
 from bigbatch.train_loop.loop import metrics
 from bigbatch.train_loop.loop.oom_retry import same_but_micro_batch
 from bigbatch.train_loop.loop.sharded_state import check_shards, remove_unnamed, write_shards
@@ -98,7 +98,7 @@ class CheckpointFolder:
         """Whether a checkpoint may be of a run with other numbers of the optimizer (rate, momentum, decay, …), another
         schedule or label smoothing. The new ones then hold, with the optimizer's state of the checkpoint."""
         self.accept_changed_code = accept_changed_code
-        """Whether a checkpoint may be of other code of the user's: see ``own/fingerprints.py``."""
+        """Whether a checkpoint may be of other code of the user's: see ``check_same_code``."""
         self.write_s = 0.0
         """Seconds that the last write took, in this process."""
         self._every_s = every_s

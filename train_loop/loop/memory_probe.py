@@ -24,7 +24,7 @@ from bigbatch.base.atomic_files import write_json
 from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.train_loop.config.sections import DEFAULT_MICRO_SIZE
 from bigbatch.train_loop.data.info import DataInfo
-from bigbatch.train_loop.host.shared_gpu import memory_part, trials_on_gpu
+from bigbatch.train_loop.host.ranks import memory_part, trials_on_gpu
 from bigbatch.train_loop.loop.oom_retry import is_device_memory_full, needs_more_images
 from bigbatch.train_loop.loop.step import TrainStep, placed
 from bigbatch.train_loop.model.networks import build_model

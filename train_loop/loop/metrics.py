@@ -1,15 +1,31 @@
-"""Sums of loss, right answers and images that stay on the device until an epoch ends; and a watch for NaN losses."""
+"""Metrics: sums of loss, right answers and images, a watch for NaN losses, and further metrics of validation.
+
+The sums stay on the device until an epoch ends. Further metrics are torchmetrics' classes, and functions and objects of
+the user's own. Over several ranks each example counts once: a ``torchmetrics.Metric`` shares its state among the ranks,
+and the values of a plain function are averaged over all examples.
+"""
 
 from __future__ import annotations
 
+import importlib
+import inspect
+import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import torch
 
+from bigbatch.train_loop.config import ConfigError
+from bigbatch.train_loop.config.plug_ins import METRICS
+from bigbatch.train_loop.data.info import DataInfo
+from bigbatch.train_loop.distributed import World
 from bigbatch.train_loop.errors import NonFiniteLossError
+from bigbatch.train_loop.plugins.metric_names import KEY, TORCHMETRICS, checked_metrics, metric_name
 from bigbatch.train_loop.plugins.nested import Nested, example_count
+from bigbatch.train_loop.plugins.registry import OwnFunction, component, users_code
 
+_log = logging.getLogger(__name__)
 NAMES = ("loss", "correct", "images")
 """Checkpoints hold the sums in this order: append new names."""
 _NAN, _INF, _MINUS_INF = 3.0, 2.0, 1.0
@@ -94,3 +110,179 @@ class LossWatch:
                 f"with learning rate {self._rates[step]:.6g}"
             )
         self._rates.clear()
+
+
+class ValidationMetric(Protocol):
+    """What validation asks of a metric."""
+
+    def reset(self) -> None:
+        """Begin again."""
+
+    def update(self, outputs: Nested, targets: Nested) -> None:
+        """Add a batch of this rank: outputs as float32, on the device."""
+
+    def values(self) -> dict[str, float]:
+        """Suffix of the name → value over the examples of all ranks; all ranks call it. The suffix may be empty."""
+
+
+class MeanOfFunction:
+    """The mean over all examples of ``fn(outputs, targets)``, which gives a number, the batch's mean, or ``[N]``."""
+
+    def __init__(self, word: str, function: OwnFunction, world: World) -> None:
+        self._word, self._function, self._world = word, function, world
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin again."""
+        self._sums = torch.zeros(2, dtype=torch.float64, device=self._world.device)
+
+    def update(self, outputs: Nested, targets: Nested) -> None:
+        """Add a batch. Raises OwnCodeError, and ConfigError for what is neither a number nor one for each example."""
+        count = example_count(targets)
+        with users_code(KEY, self._word):
+            made = self._function(outputs, targets)
+        try:
+            found = torch.as_tensor(made, device=self._world.device)
+        except (RuntimeError, TypeError, ValueError):
+            raise ConfigError(
+                f"{KEY}={self._word} must return the batch's mean, or a number for each of its {count} examples; got "
+                f"a {type(made).__name__}. Several numbers need a torchmetrics.Metric, or a function for each."
+            ) from None
+        if found.numel() != 1 and found.shape != (count,):
+            raise ConfigError(
+                f"{KEY}={self._word} must return the batch's mean, or a number for each of its {count} examples; got "
+                f"shape {tuple(found.shape)}. Correct it."
+            )
+        total = found.double().reshape(()) * count if found.numel() == 1 else found.double().sum()
+        self._sums += torch.stack((total, total.new_tensor(count)))
+
+    def values(self) -> dict[str, float]:
+        """The mean."""
+        # A copy, as the ranks are summed in place: the sums may be asked for again.
+        total, count = self._world.sum(self._sums.clone()).tolist()
+        return {"": total / count if count else math.nan}
+
+
+class MeterObject:
+    """An object with torchmetrics' interface: ``update(outputs, targets)``, ``compute()`` and ``reset()``."""
+
+    def __init__(self, word: str, meter: object, world: World) -> None:
+        self._word, self._meter = word, meter
+        if callable(move := getattr(meter, "to", None)):
+            move(world.device)
+
+    def reset(self) -> None:
+        """Begin again."""
+        with users_code(KEY, self._word):
+            self._meter.reset()  # type: ignore[attr-defined]
+
+    def update(self, outputs: Nested, targets: Nested) -> None:
+        """Add a batch. Raises OwnCodeError."""
+        with users_code(KEY, self._word):
+            self._meter.update(outputs, targets)  # type: ignore[attr-defined]
+
+    def values(self) -> dict[str, float]:
+        """A number, or those of a dict. Raises OwnCodeError, and ConfigError for anything else."""
+        with users_code(KEY, self._word):
+            found = self._meter.compute()  # type: ignore[attr-defined]
+        named = found if isinstance(found, Mapping) else {"": found}
+        return {f"_{name}" if name else "": self._number(value) for name, value in named.items()}
+
+    def _number(self, value: object) -> float:
+        if isinstance(value, torch.Tensor) and value.numel() == 1:
+            return float(value.item())
+        if hasattr(value, "item") or isinstance(value, (int, float)):
+            return float(value)  # type: ignore[arg-type]
+        what = f"shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
+        raise ConfigError(
+            f"{KEY}={self._word} must compute a number, or a dict of numbers; got {what}. Take e.g. its mean."
+        )
+
+
+def build_metrics(words: Sequence[str], info: DataInfo, world: World) -> dict[str, ValidationMetric]:
+    """Name → metric, for the words of ``metrics``.
+
+    Raises ConfigError for what is no metric, or is none that is right over several workers; OwnCodeError.
+    """
+    return {metric_name(word): _build(word, info, world) for word in checked_metrics(words)}
+
+
+def _build(word: str, info: DataInfo, world: World) -> ValidationMetric:
+    if word.startswith(TORCHMETRICS):
+        return MeterObject(word, _of_torchmetrics(word, info), world)
+    function = component(METRICS, KEY, word)
+    assert function is not None
+    if not _may_be_called_without_arguments(function):
+        return MeanOfFunction(word, function, world)
+    with users_code(KEY, word):
+        meter = function()
+    missing = [name for name in ("update", "compute", "reset") if not callable(getattr(meter, name, None))]
+    if missing:
+        raise ConfigError(
+            f"{KEY} must name a function of (outputs, targets), or one without arguments that returns an object with "
+            f"update, compute and reset; got {word!r}, which returns a {type(meter).__name__}. Correct it."
+        )
+    # Every torchmetrics.Metric has this attribute: a look at the class itself would need the package.
+    if world.workers > 1 and not hasattr(meter, "dist_sync_on_step"):
+        raise ConfigError(
+            f"{KEY}={word} must share its sums among {world.workers} workers; got a {type(meter).__name__}, "
+            "which is no torchmetrics.Metric. Derive it from that class, or write a function of (outputs, targets)."
+        )
+    return MeterObject(word, meter, world)
+
+
+def _may_be_called_without_arguments(function: OwnFunction) -> bool:
+    try:
+        inspect.signature(function).bind()
+    except TypeError:
+        return False
+    except ValueError:
+        return True
+    return True
+
+
+def _of_torchmetrics(word: str, info: DataInfo) -> object:
+    """An object of the class, with the number of classes if it asks for it."""
+    try:
+        package = importlib.import_module("torchmetrics")
+        classification = importlib.import_module("torchmetrics.classification")
+    except ImportError:
+        raise ConfigError(
+            f"{KEY}={word} needs torchmetrics; got none. Run: pip install 'bigbatch[torchmetrics]'"
+        ) from None
+    name = word.removeprefix(TORCHMETRICS)
+    # Classes such as MulticlassAccuracy are in the subpackage alone.
+    found = getattr(package, name, getattr(classification, name, None))
+    if not (inspect.isclass(found) and issubclass(found, package.Metric)):
+        raise ConfigError(f"{KEY} must name a class of torchmetrics; got {word!r}. Look for it in torchmetrics' docs.")
+    parameters = inspect.signature(found.__init__).parameters
+    arguments = {"num_classes": info.num_classes} if "num_classes" in parameters and info.num_classes else {}
+    try:
+        return found(**arguments)
+    except (TypeError, ValueError) as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise ConfigError(
+            f"{KEY}={word} needs arguments ({reason}); got {arguments or 'none'}. Write a function in a file that "
+            f"returns torchmetrics.{name}(…), and name it: FILE.py:FUNCTION."
+        ) from None
+
+
+def values_of(metrics: Mapping[str, ValidationMetric], prefix: str) -> dict[str, float | None]:
+    """The values after validation, by their whole names; None for what is no finite number, which the log says."""
+    found: dict[str, float | None] = {}
+    for name, metric in metrics.items():
+        for suffix, value in metric.values().items():
+            whole = f"{prefix}_{name}{suffix}"
+            found[whole] = value if math.isfinite(value) else None
+            if not math.isfinite(value):
+                _say_once(whole, value)
+    return found
+
+
+_said: set[str] = set()
+
+
+def _say_once(name: str, value: float) -> None:
+    if name not in _said:
+        _said.add(name)
+        _log.warning("metric %s is %s; it is null in the tables where that is so", name, value)

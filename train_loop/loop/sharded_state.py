@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from bigbatch.train_loop.errors import CheckpointError
-from bigbatch.train_loop.host.disk_full import NO_ROOM, DiskFull, describe_full_disk, full_errno
+from bigbatch.train_loop.host.disk_space import NO_ROOM, DiskFull, describe_full_disk, full_errno
 from bigbatch.train_loop.optim.layerwise import is_dtensor
 
 if TYPE_CHECKING:

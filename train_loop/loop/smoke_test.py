@@ -25,7 +25,7 @@ from bigbatch.train_loop.loop.step import unused_in_words
 from bigbatch.train_loop.loop.train import take_step
 from bigbatch.train_loop.loop.validation import measure
 from bigbatch.train_loop.model.networks import build_model
-from bigbatch.train_loop.plugins.code import whose_error
+from bigbatch.train_loop.plugins.registry import whose_error
 from bigbatch.train_loop.reporter import ListReporter
 
 IMAGES = 4

@@ -15,8 +15,8 @@ import torch
 
 from bigbatch.train_loop.distributed import World
 from bigbatch.train_loop.loop.checkpoint import RunState
+from bigbatch.train_loop.loop.chronometer import DeviceClock
 from bigbatch.train_loop.loop.metrics import NAMES
-from bigbatch.train_loop.loop.step_timer import DeviceClock
 from bigbatch.train_loop.progress import StepInterval, StepRecord
 
 IMAGES = NAMES.index("images")

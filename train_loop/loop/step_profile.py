@@ -22,10 +22,10 @@ from bigbatch.train_loop.data.sampling import micro_sizes
 from bigbatch.train_loop.data.source import Step
 from bigbatch.train_loop.host.device_use import DeviceUse
 from bigbatch.train_loop.loop.assembly import Run
-from bigbatch.train_loop.loop.peak_memory import forget_peak, peak_bytes
-from bigbatch.train_loop.loop.step_timer import OTHER, PHASES, STEP, StepTimer
+from bigbatch.train_loop.loop.chronometer import OTHER, PHASES, STEP, StepTimer
 from bigbatch.train_loop.loop.train import take_step
 from bigbatch.train_loop.loop.validation import measure, prepare_batch_norm
+from bigbatch.train_loop.loop.worker_use import forget_peak, peak_bytes
 
 POWER_S = 0.1
 """Between two looks at a GPU's power."""

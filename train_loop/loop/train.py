@@ -23,20 +23,19 @@ from bigbatch.train_loop.data.sets.scan import FolderScan
 from bigbatch.train_loop.data.source import Batch, Step
 from bigbatch.train_loop.distributed import pick_device
 from bigbatch.train_loop.errors import NonFiniteLossError, TrainingStopped
-from bigbatch.train_loop.loop.assembly import Run, set_up
+from bigbatch.train_loop.loop.assembly import Run, on_device, seed_batch, set_up
 from bigbatch.train_loop.loop.checkpoint import CheckpointFolder, Content, describe_data
-from bigbatch.train_loop.loop.device_batches import on_device, seed_batch
 from bigbatch.train_loop.loop.oom_retry import Halving
-from bigbatch.train_loop.loop.peak_memory import forget_peak, peak_bytes
-from bigbatch.train_loop.loop.trust_ratios import keep_trust_ratios, trust_ratios_of
 from bigbatch.train_loop.loop.until_it_fits import until_it_fits
 from bigbatch.train_loop.loop.validation import part_of, prepare_batch_norm, validate, validation_values
 from bigbatch.train_loop.loop.watched_model import watched_model
+from bigbatch.train_loop.loop.worker_use import forget_peak, peak_bytes
 from bigbatch.train_loop.model.sharding import is_shared_out, whole_weights
 from bigbatch.train_loop.optim.build import set_momentum
+from bigbatch.train_loop.optim.layerwise import LayerwiseOptimizer
 from bigbatch.train_loop.optim.schedules import cycled_momentum, learning_rate
-from bigbatch.train_loop.plugins.code import whose_error
 from bigbatch.train_loop.plugins.nested import Nested, example_count
+from bigbatch.train_loop.plugins.registry import whose_error
 from bigbatch.train_loop.reporter import EpochRecord, Reporter, best_record
 
 __all__ = ["NonFiniteLossError", "TrainResult", "TrainingStopped", "train"]
@@ -347,3 +346,26 @@ def _content(run: Run) -> Content:
 
 def _history(run: Run) -> tuple[EpochRecord, ...]:
     return tuple(EpochRecord.from_dict(values) for values in run.progress.history)
+
+
+QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
+
+
+def keep_trust_ratios(optimizer: torch.optim.Optimizer) -> None:
+    """Let the optimizer keep the trust ratios of each step, if it has some."""
+    if isinstance(optimizer, LayerwiseOptimizer):
+        optimizer.keep_trust_ratios()
+
+
+def trust_ratios_of(optimizer: torch.optim.Optimizer) -> dict[str, float] | None:
+    """Quantile (``0.25``) → value, of the last step; None for other optimizers, and before a step."""
+    return quantiles_of(optimizer.trust_ratios()) if isinstance(optimizer, LayerwiseOptimizer) else None
+
+
+def quantiles_of(ratios: torch.Tensor) -> dict[str, float] | None:
+    """Quantile → value, for ``ratios`` of shape ``[tensors]``; None without a finite one. Waits for the device."""
+    ratios = ratios[torch.isfinite(ratios)]  # fp16 skips a step whose gradients are not
+    if not ratios.numel():
+        return None
+    values = torch.quantile(ratios, torch.tensor(QUANTILES, device=ratios.device))
+    return {f"{quantile:g}": value for quantile, value in zip(QUANTILES, values.tolist(), strict=True)}

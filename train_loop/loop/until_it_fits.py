@@ -11,7 +11,7 @@ from typing import TypeVar
 import torch
 
 from bigbatch.train_loop.errors import DeviceMemoryError
-from bigbatch.train_loop.host.shared_gpu import trials_on_gpu
+from bigbatch.train_loop.host.ranks import trials_on_gpu
 from bigbatch.train_loop.loop.assembly import Run
 from bigbatch.train_loop.loop.oom_retry import Halving, Healing, is_device_memory_full, needs_more_images
 

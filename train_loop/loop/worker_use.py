@@ -1,16 +1,19 @@
-"""The meter of what a rank uses: its GPU, and on one rank of each machine the processors."""
+"""What a rank uses: its GPU, on one rank of each machine the processors, and the largest amount of memory."""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import platform
+import resource
+import sys
+from pathlib import Path
 
 import torch
 
 from bigbatch.train_loop.distributed import World
-from bigbatch.train_loop.host.device_use import UseMeter
-from bigbatch.train_loop.host.gpu_counters import open_gpu_counters
-from bigbatch.train_loop.host.processor_energy import open_processor_energy
-from bigbatch.train_loop.host.shared_gpu import trials_on_gpu
+from bigbatch.train_loop.host.device_use import UseMeter, open_gpu_counters, open_processor_energy
+from bigbatch.train_loop.host.ranks import trials_on_gpu
 
 
 def open_use_meter(world: World) -> UseMeter:
@@ -28,3 +31,68 @@ def open_use_meter(world: World) -> UseMeter:
         gpu_part=1 / trials_on_gpu(),
         where=f"worker {world.rank} on {node}",
     )
+
+
+PROCESS_STATUS = Path("/proc/self/status")
+PROCESS_PEAK = Path("/proc/self/clear_refs")
+
+
+FORGET_RESIDENT_PEAK = "5"
+"""What ``/proc/self/clear_refs`` takes for it: proc(5)."""
+
+
+def forget_peak(device: torch.device) -> None:
+    """Begin again to look for the peak: of a CUDA device, or of this process, which may have trained another trial.
+
+    Where the system cannot forget a process's peak, it stays that since the process began.
+    """
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    else:
+        with contextlib.suppress(OSError):
+            PROCESS_PEAK.write_text(FORGET_RESIDENT_PEAK)
+
+
+def give_back_memory() -> None:
+    """Return to the system what the C library keeps of freed memory, where it can."""
+    with contextlib.suppress(OSError, AttributeError):  # other than glibc
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def resident_bytes() -> int:
+    """The resident set of this process in bytes; 0 where the system does not tell it."""
+    return _of_status("VmRSS:") or 0
+
+
+def peak_bytes(device: torch.device) -> int:
+    """Bytes that this rank needed at most.
+
+    On CUDA: what torch's allocator held in tensors on ``device`` (``torch.cuda.max_memory_allocated``) since
+    ``forget_peak``. Elsewhere: the largest resident set of this process since then, without its children.
+    """
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resident_peak_bytes()
+
+
+def resident_peak_bytes() -> int:
+    """The largest resident set of this process in bytes.
+
+    Linux tells it of this program alone (VmHWM in proc(5)). ``getrusage`` also counts what the process was before it
+    became this program, so a child of a large process would begin with its parent's size.
+    """
+    if peak := _of_status("VmHWM:"):
+        return peak
+    # Bytes on macOS, KiB on Linux.
+    unit = 1 if sys.platform == "darwin" else 1024
+    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def _of_status(name: str) -> int | None:
+    """Bytes that ``/proc/self/status`` gives for ``name``; None if it does not."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in PROCESS_STATUS.read_text().splitlines():
+            if line.startswith(name):
+                # proc(5) gives kB, which are KiB.
+                return 1024 * int(line.split()[1])
+    return None

@@ -15,8 +15,7 @@ from bigbatch.train_loop.optim.fused import begin_momentum, can_fuse, keep_imple
 from bigbatch.train_loop.optim.lamb import LAMB
 from bigbatch.train_loop.optim.lars import LARS
 from bigbatch.train_loop.optim.layerwise import ParamGroup
-from bigbatch.train_loop.plugins.code import users_code
-from bigbatch.train_loop.plugins.registry import is_component, loaded
+from bigbatch.train_loop.plugins.registry import is_component, loaded, users_code
 
 NORM_LAYERS: tuple[type[nn.Module], ...] = (
     nn.modules.batchnorm._NormBase,  # every BatchNorm (also Sync, Lazy) and InstanceNorm

@@ -1,18 +1,31 @@
 """Components by name: a user's ``FILE.py:FUNCTION``, or one that a package registers. No torch here.
 
 A package adds names by entry points, ``[project.entry-points."bigbatch.models"] unet = "my_package:unet"``. One that
-names a module only is imported, and its functions take their names with the decorators below.
+names a module only is imported, and its functions take their names with the decorators below. Users' functions are
+loaded and called here, and errors of their code told from ours.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import difflib
+import functools
+import hashlib
+import inspect
+import sys
+import sysconfig
+import threading
+import traceback
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TypeVar
 
 from bigbatch.train_loop.config import plug_ins
+from bigbatch.train_loop.config.own_names import OwnName, folder_first, own_name, source_text
 from bigbatch.train_loop.config.plug_ins import DATA, LOSSES, METRICS, MODELS, OPTIMIZERS_GROUP, is_own
 from bigbatch.train_loop.config.rules import ConfigError
-from bigbatch.train_loop.plugins.code import OwnFunction, check_call, load_function, users_code
+from bigbatch.train_loop.errors import OwnCodeError, is_lost_peer
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -83,3 +96,188 @@ def made(group: str, key: str, word: str, given: Mapping[str, object], options: 
     function = loaded(group, key, word, tuple(given), options)
     with users_code(key, word):
         return function(*given.values(), **options)
+
+
+OwnFunction = Callable[..., object]
+
+# A file that loads may name another one: a plain lock would wait for itself.
+_loading = threading.RLock()
+
+
+def load_function(key: str, word: str) -> OwnFunction:
+    """The function that ``FILE.py:FUNCTION`` names. A file runs once in a process, until its text changes.
+
+    While it loads, Python finds the files beside it first. Afterwards it finds them last, where they hide no library:
+    for functions that import when they are called.
+
+    Args:
+        key: the option or the configuration key that holds ``word``, for messages.
+
+    Raises:
+        ConfigError: there is no such file or function, or it is no function.
+        OwnCodeError: the file raised an exception. The message is that exception's traceback in the user's files.
+    """
+    name = own_name(key, word)
+    with _loading:
+        module = _module(key, name, source_text(key, name))
+    found = getattr(module, name.function, None)
+    if found is None:
+        present = [n for n, v in vars(module).items() if _is_from(v, module) and not n.startswith("_")]
+        near = difflib.get_close_matches(name.function, present, n=1)
+        there = f"Functions there: {', '.join(present) or 'none'}."
+        fix = f"Did you mean '{name.path.name}:{near[0]}'?" if near else there
+        raise ConfigError(f"{key} must name a function of {name.path}; got {name.function!r}. {fix}")
+    if not callable(found):
+        raise ConfigError(f"{key} must name a function; {name} is {type(found).__name__}. Write `def {name.function}`.")
+    return found
+
+
+def check_call(key: str, word: str, function: OwnFunction, given: Sequence[str], options: Mapping[str, object]) -> None:
+    """Raise ConfigError unless ``function`` takes the positional arguments ``given`` (their names) and ``options``."""
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        raise ConfigError(
+            f"{key} must name a plain function; got {word!r}, which is async. Write `def`, not `async def`."
+        )
+    if inspect.isgeneratorfunction(function):
+        raise ConfigError(
+            f"{key} must name a plain function; got {word!r}, which has a yield, so that a call runs none of it. "
+            "Write `return`, or take the yield out."
+        )
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return  # callables of C have none: the call itself shows what they take
+    try:
+        signature.bind(*given, **options)
+    except TypeError as error:
+        wanted = ", ".join([*given, *options])
+        raise ConfigError(
+            f"{key} must name a function of ({wanted}); got {word!r}, which is a function of "
+            f"{signature}: {error}. Change the function or the options."
+        ) from None
+
+
+@contextmanager
+def users_code(key: str, word: str) -> Iterator[None]:
+    """What the user's code raises within becomes an OwnCodeError whose message is the traceback in the user's files.
+
+    So does ``sys.exit``, which argparse calls too: it would end a process of ours without a word on where.
+    ConfigError and OwnCodeError pass as they are, the loss of another rank, and what else is no ``Exception``.
+    """
+    try:
+        yield
+    except (ConfigError, OwnCodeError):
+        raise
+    except SystemExit as error:
+        ended = RuntimeError(f"the code ends the process: SystemExit({error.code})")
+        raise OwnCodeError(_told(key, word, ended.with_traceback(error.__traceback__))) from error
+    except Exception as error:
+        if is_lost_peer(error):
+            raise
+        raise OwnCodeError(_told(key, word, error)) from error
+
+
+@contextmanager
+def whose_error(words: Mapping[str, str]) -> Iterator[None]:
+    """An error that passed through a user's file becomes an OwnCodeError, if its type is none of this package's.
+
+    The loss of another rank passes as it is.
+
+    For what calls users' code all the time, as training does: it costs nothing until something is raised.
+
+    Args:
+        words: the users' files by key (``names.own_words``).
+    """
+    try:
+        yield
+    except Exception as error:
+        mine = type(error).__module__.startswith("bigbatch.") or isinstance(error, MemoryError) or is_lost_peer(error)
+        found = None if mine else _passed(error, words)
+        if found is None:
+            raise
+        raise OwnCodeError(_told(*found, error)) from error
+
+
+def _passed(error: Exception, words: Mapping[str, str]) -> tuple[str, str] | None:
+    """Key and word of the user's code in the error's traceback; None if there is none.
+
+    That of the named function, or of a method of the named class, else of its file, else of a file beside it.
+    """
+    codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+    theirs = [(Path(code.co_filename), code) for code in codes if not _is_installed(Path(code.co_filename))]
+    inner = [(path, code.co_name) for path, code in theirs]
+    outer = [(path, code.co_qualname.partition(".")[0]) for path, code in theirs]
+    named = [(key, word, *word.rpartition(":")[::2]) for key, word in words.items()]
+    for met in (inner, outer):
+        for key, word, file, function in named:
+            if (Path(file), function) in met:
+                return key, word
+    for key, word, file, _ in named:
+        if any(path == Path(file) for path, _ in theirs):
+            return key, word
+    beside = [(k, w) for k, w, file, _ in named if any(path.is_relative_to(Path(file).parent) for path, _ in theirs)]
+    return beside[0] if beside else None
+
+
+def _is_installed(path: Path) -> bool:
+    # Python's import machinery has names such as <frozen importlib._bootstrap>.
+    library = path.is_relative_to(sysconfig.get_path("stdlib")) or str(path).startswith("<frozen")
+    return library or "site-packages" in path.parts or _is_ours(str(path))
+
+
+def _module(key: str, name: OwnName, source: str) -> types.ModuleType:
+    """The module of the file: that of an earlier call, or the one that runs now.
+
+    It is compiled from the text, not through import's cache: that can miss the second of two edits within a second.
+    """
+    digest = hashlib.sha256(f"{name.path}\n{source}".encode()).hexdigest()[:12]
+    title = f"bigbatch_own_{name.path.stem}_{digest}"
+    if title in sys.modules:
+        return sys.modules[title]
+    module = types.ModuleType(title)
+    module.__file__ = str(name.path)
+    sys.modules[title] = module  # dataclasses and pickle look their module up
+    try:
+        with users_code(key, str(name)), folder_first(name.path.parent):
+            try:
+                exec(compile(source, str(name.path), "exec"), module.__dict__)
+            except SystemExit as error:
+                ended = RuntimeError(f"the file ends the process when it is imported: SystemExit({error.code})")
+                raise ended.with_traceback(error.__traceback__) from None
+    # Ctrl-C, too: half a module must not be found the next time.
+    except BaseException:
+        del sys.modules[title]
+        raise
+    if str(name.path.parent) not in sys.path:
+        sys.path.append(str(name.path.parent))
+    return module
+
+
+def _is_from(value: object, module: types.ModuleType) -> bool:
+    is_code = inspect.isfunction(value) or inspect.isclass(value)
+    return is_code and getattr(value, "__module__", None) == module.__name__
+
+
+def _told(key: str, word: str, error: Exception) -> str:
+    """Key, file, and the traceback in the user's files: without frames of this package and of libraries."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_ours(frame.filename)]
+    begins = next((i for i, frame in enumerate(frames) if frame.filename == word.rpartition(":")[0]), 0)
+    theirs = [frame for frame in frames[begins:] if not _is_installed(Path(frame.filename))] or frames[begins:]
+    lines = ["Traceback (most recent call last):\n", *traceback.format_list(theirs)]
+    lines += traceback.format_exception_only(error)
+    return f"the code of {key}={word} raised {type(error).__name__}.\n{''.join(lines).rstrip()}"
+
+
+@functools.cache
+def _package_root() -> str:
+    return str(Path(__file__).resolve().parent.parent.parent)
+
+
+@functools.cache
+def _is_ours(filename: str) -> bool:
+    """Whether a file belongs to this package (its folders lie in a clone's root, or in ``site-packages``)."""
+    try:
+        parts = Path(filename).resolve().relative_to(_package_root()).parts
+    except ValueError:
+        return False
+    return parts[0] in ("train_loop", "tune", "cluster", "search_spaces", "src")

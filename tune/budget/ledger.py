@@ -26,7 +26,7 @@ from pathlib import Path
 from bigbatch.base import json_values
 from bigbatch.base.atomic_files import read_json, write_json
 from bigbatch.cluster.host.allocation import job_start, slurm_job
-from bigbatch.train_loop.host.processor_energy import ProcessorEnergy
+from bigbatch.train_loop.host.device_use import ProcessorEnergy
 from bigbatch.tune.runs.energy import ProcessorsMeter, StudyEnergy
 
 SCHEMA_VERSION = 1

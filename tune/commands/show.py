@@ -14,7 +14,7 @@ from bigbatch.base.atomic_files import read_json
 from bigbatch.base.command_line import OneLineParser
 from bigbatch.cluster.host.optuna_journal import State
 from bigbatch.train_loop.config import ConfigError, TrainConfig, known_key
-from bigbatch.train_loop.config.files import USABLE
+from bigbatch.train_loop.config.given import USABLE
 from bigbatch.train_loop.config.plug_ins import shown_name
 from bigbatch.train_loop.config.words import amount, epochs_text
 from bigbatch.tune.commands.studies import trials_words, value_words

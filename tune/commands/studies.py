@@ -10,7 +10,7 @@ from pathlib import Path
 from bigbatch.base import json_values
 from bigbatch.base.command_line import OneLineParser
 from bigbatch.train_loop.config import ConfigError
-from bigbatch.train_loop.config.files import USABLE
+from bigbatch.train_loop.config.given import USABLE
 from bigbatch.tune.console.wrapped import aligned, said_in_one_line, terminal_width, wrapped
 from bigbatch.tune.runs.learned import FRESH_SEEDS, HELD_OUT, NOTHING_LEARNED
 from bigbatch.tune.runs.objectives import objectives_of

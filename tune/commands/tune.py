@@ -8,11 +8,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bigbatch.base.command_line import INTERRUPTED, WRONG_INPUT
-from bigbatch.base.streams import reader_may_leave
-from bigbatch.base.verbosity import log_steps
+from bigbatch.base.streams import log_steps, reader_may_leave
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.errors import OwnCodeError, RayStartError
-from bigbatch.train_loop.host.disk_full import describe_full_disk, full_errno
+from bigbatch.train_loop.host.disk_space import describe_full_disk, full_errno
 from bigbatch.tune.plan.arguments import parse_options, tune_parser
 
 _log = logging.getLogger(__name__)

@@ -25,8 +25,7 @@ from typing import IO
 
 from bigbatch.base.command_line import DONE, FAILED, INTERRUPTED, WRONG_INPUT, OneLineParser
 from bigbatch.train_loop.config import ConfigError
-from bigbatch.train_loop.launch.wandb_mode import has_key, wandb_url
-from bigbatch.train_loop.launch.wandb_run import ENDED, OFFLINE_RUNS
+from bigbatch.train_loop.launch.wandb_run import ENDED, OFFLINE_RUNS, has_key, wandb_url
 from bigbatch.tune.storage.description import STUDY_FILE
 from bigbatch.tune.storage.summary import DEFAULT_RUNS, QUEUED, RUNNING, ask_queue, find_study, summarize, who_runs
 

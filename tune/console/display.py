@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bigbatch.base import json_values
-from bigbatch.base.verbosity import Nowhere
+from bigbatch.base.streams import Nowhere
 from bigbatch.train_loop.errors import in_one_line
 from bigbatch.train_loop.progress import ProgressLines
 from bigbatch.tune.console.answer_words import name_in_words

@@ -22,7 +22,7 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial
 
 from bigbatch.search_spaces.check import ParamRange
-from bigbatch.search_spaces.log_normal import LogNormal
+from bigbatch.search_spaces.priors import LogNormal
 from bigbatch.tune.runs.knowledge import KnownStudy
 from bigbatch.tune.runs.objective import HALF_A_POINT, Objective, Tolerance
 

@@ -19,7 +19,7 @@ from optuna.samplers import BaseSampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial
 
-from bigbatch.search_spaces.log_normal import LogNormal
+from bigbatch.search_spaces.priors import LogNormal
 from bigbatch.tune.models.protocol import Dimension, SearchFacts
 
 

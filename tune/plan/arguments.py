@@ -10,11 +10,10 @@ import argparse
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from bigbatch.base.command_line import OneLineParser
-from bigbatch.base.option_values import parse_port
-from bigbatch.base.verbosity import add_verbosity
+from bigbatch.base.command_line import OneLineParser, parse_port
+from bigbatch.base.streams import add_verbosity
 from bigbatch.train_loop.host.command_line import add_part_options
-from bigbatch.train_loop.launch.wandb_mode import WANDB_MODES
+from bigbatch.train_loop.launch.wandb_run import WANDB_MODES
 from bigbatch.train_loop.progress import LOG_EVERY_STEPS
 from bigbatch.tune.plan.holdout import parse_holdout
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, get_type_hints
 
 from bigbatch.base import json_values
-from bigbatch.base.option_values import nearest_word
+from bigbatch.base.command_line import nearest_word
 from bigbatch.search_spaces.fixed_parameters import read_fixed
 from bigbatch.search_spaces.registry import Space, load_space
 from bigbatch.train_loop.config import ConfigError, DataConfig, TrainConfig, data_config
@@ -22,7 +22,7 @@ from bigbatch.train_loop.config.plug_ins import is_own
 from bigbatch.train_loop.data.catalogue import check_stage, look
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.host.command_line import check_writable, with_parts
-from bigbatch.train_loop.launch import wandb_mode
+from bigbatch.train_loop.launch import wandb_run
 from bigbatch.train_loop.plugins.metric_names import checked_metrics
 from bigbatch.train_loop.progress import read_interval
 from bigbatch.tune.models.names import STOPPINGS, STRATEGIES, resolved
@@ -254,9 +254,9 @@ class CheckedOptions(NamedTuple):
 
 def check_option_values(o: SearchOptions) -> CheckedOptions:
     """Check the options that need no look at space, data, files or machine. Raises ConfigError."""
-    wandb = o.wandb or wandb_mode.DISABLED
-    wandb_mode.check_wandb_mode(wandb)
-    wandb_mode.check_wandb_watch(o.wandb_watch, wandb)
+    wandb = o.wandb or wandb_run.DISABLED
+    wandb_run.check_wandb_mode(wandb)
+    wandb_run.check_wandb_watch(o.wandb_watch, wandb)
     read_interval(o.log_every_steps)
     seed = 0 if o.seed is None else o.seed
     TrainConfig(seed=seed)  # checks its range
@@ -353,7 +353,7 @@ def _plan(o: SearchOptions, stored: Description) -> SearchPlan:
         resume=o.resume,
         seed=checked.seed,
         address=o.address or "local",
-        wandb=wandb_mode.reachable_mode(checked.wandb),
+        wandb=wandb_run.reachable_mode(checked.wandb),
         machine=machine,
         share=share,
         sharing=sharing,

@@ -17,15 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bigbatch.base import json_values
-from bigbatch.search_spaces.inverse import nearest_parameters
+from bigbatch.search_spaces.check import nearest_parameters
 from bigbatch.search_spaces.priors import peak_lr_centre
 from bigbatch.search_spaces.registry import Space
 from bigbatch.search_spaces.trial import BATCH_KEY
 from bigbatch.search_spaces.workload import Workload
 from bigbatch.train_loop.config import ConfigError, ScheduleConfig, TrainConfig, known_key
-from bigbatch.train_loop.config.files import read_config
+from bigbatch.train_loop.config.given import read_config, recipe_names, recipe_path
 from bigbatch.train_loop.config.last_step import with_smaller_step
-from bigbatch.train_loop.config.recipes import recipe_names, recipe_path
 from bigbatch.tune.models.names import capabilities_of
 from bigbatch.tune.plan.search_plan import EnqueuedTrial, SearchPlan
 

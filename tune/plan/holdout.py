@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 
-from bigbatch.base.option_values import parse_fraction
+from bigbatch.base.command_line import parse_fraction
 from bigbatch.train_loop.data.info import DataInfo
 
 KEY = "data.holdout"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from bigbatch.cluster.host.allocation import accelerator_files, planned_nodes, usable_cpus, usable_memory_bytes
 from bigbatch.train_loop.config import ConfigError
-from bigbatch.train_loop.host.shared_gpu import memory_part
+from bigbatch.train_loop.host.ranks import memory_part
 
 WORKER_MEMORY_BYTES = 2 * 2**30
 """Memory reserved for a worker on a machine without GPUs. ResNet-18 in float32 with micro-batch 256 takes 1.3 GB."""

@@ -9,7 +9,7 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 
 from bigbatch.base import json_values
-from bigbatch.base.option_values import nearest_word
+from bigbatch.base.command_line import nearest_word
 from bigbatch.search_spaces.constraints import Constraint
 from bigbatch.search_spaces.registry import Space
 from bigbatch.search_spaces.trial import StandInTrial

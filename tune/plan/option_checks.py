@@ -15,7 +15,7 @@ from bigbatch.base.mounts import is_shared
 from bigbatch.train_loop.config import RUNTIME_KEYS, ConfigError, ModelConfig, TrainConfig
 from bigbatch.train_loop.host import disk_space
 from bigbatch.train_loop.host.disk_space import SpaceNeeded
-from bigbatch.train_loop.loop import space_needed
+from bigbatch.train_loop.launch import checks
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.plan.search_plan import FrontierPlan
 from bigbatch.tune.runs.confirm_rule import AFFORDABLE, NOTHING, ConfirmRule, confirm_rule
@@ -132,11 +132,11 @@ def _checkpoint_bytes(plan: SearchPlan) -> int:
     changes = {key: value for key, value in plan.overrides.items() if key.startswith("model.")}
     model = TrainConfig(model=ModelConfig(name=plan.model)).replace_keys(changes).model
     averaged = plan.overrides.get("ema_decay", 0) > 0
-    return space_needed.checkpoint_bytes(model, plan.data, plan.overrides.get("optimizer.name"), averaged)
+    return checks.checkpoint_bytes(model, plan.data, plan.overrides.get("optimizer.name"), averaged)
 
 
 def _space_needed(plan: SearchPlan) -> SpaceNeeded:
-    return space_needed.study_space_needed(
+    return checks.study_space_needed(
         _checkpoint_bytes(plan),
         plan.trials,
         plan.max_epochs,

@@ -15,7 +15,7 @@ from bigbatch.search_spaces.fixed_parameters import read_fixed
 from bigbatch.search_spaces.registry import BUILT_IN
 from bigbatch.train_loop.config import ConfigError, known_key
 from bigbatch.train_loop.config.own_names import absolute
-from bigbatch.train_loop.data.names import NAMES
+from bigbatch.train_loop.data.catalogue import NAMES
 
 RESUMED_OPTIONS = (
     "space", "data", "subset", "val_part", "holdout", "model", "trials", "max_epochs", "budget_gpu_hours", "strategy",

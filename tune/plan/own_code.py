@@ -15,15 +15,21 @@ from bigbatch.search_spaces.priors import OWN_SPREAD, is_component_name
 from bigbatch.search_spaces.trainable_space import RESERVED, TrainableSpace, load_trainable_space
 from bigbatch.search_spaces.trial import StandInTrial
 from bigbatch.train_loop.config import ConfigError, TrainConfig, json_or_word
-from bigbatch.train_loop.config.own_names import OwnName, absolute, own_name, own_words
-from bigbatch.train_loop.config.own_options import OPEN_SECTIONS
+from bigbatch.train_loop.config.own_names import (
+    OwnName,
+    absolute,
+    check_same_code,
+    code_fingerprints,
+    own_name,
+    own_words,
+)
 from bigbatch.train_loop.config.plug_ins import LOSSES, OPTIMIZERS_GROUP, check_component, is_own, shown_name
+from bigbatch.train_loop.config.rules import OPEN_SECTIONS
 from bigbatch.train_loop.config.sections import OPTIMIZERS
 from bigbatch.train_loop.config.train_config import LOSSES as BUILT_IN_LOSSES
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.launch.checks import option_sections, takes_options, try_users_code
-from bigbatch.train_loop.plugins.code import check_call, load_function
-from bigbatch.train_loop.plugins.fingerprints import check_same_code, code_fingerprints
+from bigbatch.train_loop.plugins.registry import check_call, load_function
 from bigbatch.tune.plan.objective_options import one_of_objective_options
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.plan.prior import optimizers_of

@@ -25,14 +25,13 @@ if not __package__:
     base = next(path for path in (here / "src" / "bigbatch" / "base", here / "base") if path.is_dir())
     runpy.run_path(str(base / "root.py"))["make_importable"](__file__)
 
-from bigbatch.cluster.host.check_answer import ELSEWHERE, MARK  # noqa: E402
+from bigbatch.cluster.host.allocation import CHECK_ELSEWHERE, CHECK_MARK  # noqa: E402
 from bigbatch.search_spaces.registry import load_space, read_source, space_file  # noqa: E402
 from bigbatch.search_spaces.trainable_space import own_space_file  # noqa: E402
 from bigbatch.train_loop.config import ConfigError  # noqa: E402
 from bigbatch.train_loop.config.own_names import absolute, own_name  # noqa: E402
 from bigbatch.train_loop.config.plug_ins import is_own  # noqa: E402
-from bigbatch.train_loop.data.catalogue import check_stage, describe_data_set
-from bigbatch.train_loop.data.names import folder_path, is_users  # noqa: E402
+from bigbatch.train_loop.data.catalogue import check_stage, describe_data_set, folder_path, is_users  # noqa: E402
 from bigbatch.train_loop.errors import OwnCodeError  # noqa: E402
 from bigbatch.train_loop.host.command_line import check_writable  # noqa: E402
 from bigbatch.train_loop.model.networks import check_model_name  # noqa: E402
@@ -60,7 +59,7 @@ NEEDED = ("ray", "optuna", "torch", "torchvision", "numpy", "pyarrow")
 
 def main(argv: Sequence[str]) -> int:
     """Print the answer. The exit code says only whether there is an answer."""
-    elsewhere = list(argv[:1]) == [ELSEWHERE]
+    elsewhere = list(argv[:1]) == [CHECK_ELSEWHERE]
     missing = [] if elsewhere else [name for name in NEEDED if find_spec(name) is None]
     answer: dict[str, object] = {"refused": None, "unchecked": [], "missing": missing}
     options = SearchOptions()
@@ -69,7 +68,7 @@ def main(argv: Sequence[str]) -> int:
         answer["unchecked"] = check_by_parts(options) if elsewhere or missing else check_whole_plan(options)
     except (ConfigError, OwnCodeError) as error:
         answer["refused"] = with_path_advice(str(error), options)
-    print(MARK + json.dumps(answer), flush=True)
+    print(CHECK_MARK + json.dumps(answer), flush=True)
     return 0
 
 

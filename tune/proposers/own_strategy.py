@@ -19,7 +19,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.config.plug_ins import is_own, shown_name
-from bigbatch.train_loop.plugins.code import OwnFunction, check_call, load_function, users_code
+from bigbatch.train_loop.plugins.registry import OwnFunction, check_call, load_function, users_code
 from bigbatch.tune.models.protocol import Dimension
 from bigbatch.tune.models.study_view import view_of, whole_study
 from bigbatch.tune.proposers.passing_sampler import Asked, PassingSampler

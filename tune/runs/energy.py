@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from bigbatch.base import json_values
-from bigbatch.train_loop.host.processor_energy import ProcessorEnergy
+from bigbatch.train_loop.host.device_use import ProcessorEnergy
 
 GPU, PROCESSORS = "gpu_energy_j", "cpu_energy_j"
 """Fields of an epoch's record."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from bigbatch.base import json_values
-from bigbatch.base.option_values import nearest_word
+from bigbatch.base.command_line import nearest_word
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.plugins.metric_names import COSTS as COSTS
 from bigbatch.train_loop.reporter import EpochRecord

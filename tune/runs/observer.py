@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 from optuna.trial import TrialState
 
 from bigbatch.train_loop.config import TrainConfig
-from bigbatch.train_loop.host.disk_full import full_errno
+from bigbatch.train_loop.host.disk_space import full_errno
 from bigbatch.train_loop.progress import StepProgress
 from bigbatch.tune.runs.feasible import INFEASIBLE
 from bigbatch.tune.runs.objectives import Objectives

@@ -18,7 +18,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from bigbatch.train_loop.loop.space_needed import parameter_count
+from bigbatch.train_loop.launch.checks import parameter_count
 from bigbatch.tune.scaling.scale_plan import WEAK, ScalePlan
 from bigbatch.tune.scaling.size_result import SizeResult
 from bigbatch.tune.scaling.step_model import FEWEST_SIZES, StepModel, StepTimes, fit_step_model, left_out_errors

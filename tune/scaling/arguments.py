@@ -15,8 +15,7 @@ from bigbatch.base.atomic_files import write_json
 from bigbatch.base.command_line import OneLineParser
 from bigbatch.cluster.host.allocation import slurm_job, usable_cpus
 from bigbatch.train_loop.config import ConfigError, TrainConfig, differing_keys, parse_assignments
-from bigbatch.train_loop.config.files import read_config
-from bigbatch.train_loop.config.recipes import recipe_path
+from bigbatch.train_loop.config.given import read_config, recipe_path
 from bigbatch.train_loop.config.train_config import LOSSES
 from bigbatch.train_loop.data.catalogue import check_stage, look
 from bigbatch.train_loop.data.info import DataInfo

@@ -15,7 +15,7 @@ from pathlib import Path
 from bigbatch.base.atomic_files import write_text
 from bigbatch.cluster.host.allocation import usable_cpus
 from bigbatch.train_loop.config import ConfigError, TrainConfig, differing_keys
-from bigbatch.train_loop.config.files import read_config
+from bigbatch.train_loop.config.given import read_config
 from bigbatch.train_loop.config.last_step import KEY as LAST_STEP
 from bigbatch.train_loop.host.folder_hold import hold_folder
 from bigbatch.tune.scaling.scale_plan import ScaleMachine, ScalePlan, SizePlan

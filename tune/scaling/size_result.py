@@ -13,7 +13,7 @@ from pathlib import Path
 from bigbatch.base import json_values
 from bigbatch.base.atomic_files import write_json
 from bigbatch.train_loop.config import ConfigError
-from bigbatch.train_loop.launch.profile_options import PROFILES_FILE
+from bigbatch.train_loop.launch.options import PROFILES_FILE
 from bigbatch.tune.runs.objective import Objective
 from bigbatch.tune.scaling.scale_plan import ScalePlan, SizePlan
 

@@ -15,9 +15,9 @@ from pathlib import Path
 from rich.console import Console
 
 from bigbatch.train_loop.config import ConfigError, TrainConfig
-from bigbatch.train_loop.config.files import USABLE
+from bigbatch.train_loop.config.given import USABLE
 from bigbatch.train_loop.errors import RayStartError
-from bigbatch.train_loop.host.processor_energy import open_processor_energy
+from bigbatch.train_loop.host.device_use import open_processor_energy
 from bigbatch.train_loop.launch.ray_internals import FOR_SEARCHES, note_of_missing
 from bigbatch.train_loop.launch.ray_session import (
     JoinedRay,

@@ -16,7 +16,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from bigbatch.base import json_values
 from bigbatch.train_loop.host.device_use import IDLE_BELOW, IDLE_WINDOW_S, SAY_AGAIN_S
-from bigbatch.train_loop.host.shared_gpu import SPARE
+from bigbatch.train_loop.host.ranks import SPARE
 from bigbatch.tune.plan.machine import AT_MOST, Machine
 from bigbatch.tune.runs.observer import TrialView
 from bigbatch.tune.runs.run import Kind, devices_of, epoch_records, of_kind, trials_per_gpu_of

@@ -16,7 +16,7 @@ from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.host.signals import say_from_handler
 from bigbatch.train_loop.launch.ray_session import RayConnection
 from bigbatch.train_loop.launch.trial_task import TrialTask
-from bigbatch.train_loop.launch.wandb_mode import watched_kinds
+from bigbatch.train_loop.launch.wandb_run import watched_kinds
 from bigbatch.train_loop.progress import progress_file
 from bigbatch.tune.budget.budget import Budget
 from bigbatch.tune.console.findings import SearchAnswer, resume_command

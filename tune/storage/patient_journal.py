@@ -20,7 +20,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from bigbatch.cluster.host.optuna_journal import end_of_whole_trials
 from bigbatch.train_loop.config import ConfigError
-from bigbatch.train_loop.host.disk_full import FULL, QUOTA, DiskFull, describe_full_disk, full_errno
+from bigbatch.train_loop.host.disk_space import FULL, QUOTA, DiskFull, describe_full_disk, full_errno
 
 JOB_VARIABLE = "BIGBATCH_JOB_FOLDER"
 """A job of ``cluster/`` sets this variable for its driver."""

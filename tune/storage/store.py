@@ -26,10 +26,9 @@ import optuna
 
 from bigbatch.base import json_values
 from bigbatch.base.atomic_files import write_json
-from bigbatch.base.pulse import Pulse
 from bigbatch.train_loop.config import ConfigError
-from bigbatch.train_loop.config.files import unusable_config
-from bigbatch.train_loop.host.folder_hold import FolderHold, hold_folder
+from bigbatch.train_loop.config.given import unusable_config
+from bigbatch.train_loop.host.folder_hold import FolderHold, Pulse, hold_folder
 from bigbatch.tune.budget.ledger import Ledger, open_bill
 from bigbatch.tune.runs import feasible, tables
 from bigbatch.tune.runs.answer import answer_of, leading_trial

@@ -18,8 +18,8 @@ from bigbatch.base import json_values
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.errors import FailureKind, read_kind
 from bigbatch.train_loop.launch.ray_worker import FAILURE, FAILURE_KIND, HEALED, RECORDS
-from bigbatch.train_loop.launch.record_lines import NOTES
 from bigbatch.train_loop.launch.trial_task import TrialTask
+from bigbatch.train_loop.launch.worker_lines import NOTES
 from bigbatch.train_loop.loop.oom_retry import Halving, config_after_oom
 from bigbatch.tune.models.protocol import Strategy, TrialDecision
 from bigbatch.tune.runs.objective import Objective

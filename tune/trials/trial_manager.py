@@ -18,7 +18,7 @@ from optuna.trial import TrialState
 
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.errors import FailureKind, in_one_line
-from bigbatch.train_loop.host.disk_full import NO_ROOM
+from bigbatch.train_loop.host.disk_space import NO_ROOM
 from bigbatch.tune.models.protocol import Fits, Strategy, TrialDecision
 from bigbatch.tune.proposers.samplers import PerTrialSampler
 from bigbatch.tune.runs import retry

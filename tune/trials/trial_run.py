@@ -28,8 +28,7 @@ from bigbatch.train_loop.launch.ray_worker import (
     may_serve_again,
     train_worker,
 )
-from bigbatch.train_loop.launch.trial_task import TrialTask, WorkersEnd
-from bigbatch.train_loop.launch.worker_failures import failed_end, fit_until_it_fits
+from bigbatch.train_loop.launch.trial_task import TrialTask, WorkersEnd, failed_end, fit_until_it_fits
 
 INLINE = ray_internals.has(ray_internals.INLINE_CONTROLLER)
 """Whether the trial's own process controls its workers. If not, Ray's stock trainer does the same, but slower."""

@@ -25,7 +25,7 @@ from bigbatch.cluster.doctor.findings import (
     judge_nodes,
     judge_python,
 )
-from bigbatch.cluster.host.site.profiles import find_site, load_site
+from bigbatch.cluster.host.profiles import find_site, load_site
 from helpers.paths import ROOT
 from helpers.processes import clean_environment
 from helpers.waiting import wait_until

@@ -305,8 +305,8 @@ HOLDS = """
 import signal, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-from bigbatch.base import pulse; from bigbatch.cluster.host import lease
-lease.RENEW_S = pulse.TICK_S = 0.05
+from bigbatch.train_loop.host import folder_hold; from bigbatch.cluster.host import lease
+lease.RENEW_S = folder_hold.TICK_S = 0.05
 from bigbatch.train_loop.host.folder_hold import hold_folder
 hold = hold_folder(Path(sys.argv[2]), "a study's folder", "write --study OTHER")
 print("held", flush=True)

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from bigbatch.cluster.host import slurm_values
+from bigbatch.cluster.host import slurm_commands
 from bigbatch.cluster.host.allocation import granted_gpus, usable_cpus, usable_memory_bytes
 from bigbatch.cluster.job.allocated_nodes import read_allocation
 
@@ -46,7 +46,7 @@ TRES = "https://slurm.schedmd.com/tres.html"
     ],
 )
 def test_gpus(text, count, source):
-    assert slurm_values.read_gpu_count(text) == count, source
+    assert slurm_commands.read_gpu_count(text) == count, source
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_gpus(text, count, source):
     ],
 )
 def test_lists_of_devices(text, count, source):
-    assert slurm_values.count_listed_devices(text) == count, source
+    assert slurm_commands.count_listed_devices(text) == count, source
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_lists_of_devices(text, count, source):
     ],
 )
 def test_counts_for_each_node(text, counts, source):
-    assert slurm_values.per_node(text) == counts, source
+    assert slurm_commands.per_node(text) == counts, source
 
 
 @pytest.mark.parametrize(
@@ -103,14 +103,14 @@ def test_counts_for_each_node(text, counts, source):
     ],
 )
 def test_numbers(text, value, source):
-    assert slurm_values.read_count(text) == value, source
+    assert slurm_commands.read_count(text) == value, source
 
 
 @pytest.mark.parametrize(
     ("text", "low", "high"), [("2-4", 2, 4), ("3", 3, 3), ("1-infinite", 1, None), ("1-2K", 1, 2048), ("", None, None)]
 )
 def test_ranges_of_nodes(text, low, high):
-    assert (slurm_values.least_count(text), slurm_values.largest_count(text)) == (low, high)
+    assert (slurm_commands.least_count(text), slurm_commands.largest_count(text)) == (low, high)
 
 
 @pytest.mark.parametrize(
@@ -128,33 +128,33 @@ def test_ranges_of_nodes(text, low, high):
     ],
 )
 def test_memory(text, mib, source):
-    assert slurm_values.memory_bytes(text) == (mib and mib * 2**20), source
+    assert slurm_commands.memory_bytes(text) == (mib and mib * 2**20), source
 
 
 def test_moments():
     asked = time.mktime((2026, 11, 22, 10, 30, 0, 0, 0, -1))
-    assert slurm_values.seconds_since_epoch("2026-11-22T10:30:00") == asked
-    assert slurm_values.seconds_since_epoch("1790000000") == 1790000000.0, "SLURM_JOB_END_TIME"
+    assert slurm_commands.seconds_since_epoch("2026-11-22T10:30:00") == asked
+    assert slurm_commands.seconds_since_epoch("1790000000") == 1790000000.0, "SLURM_JOB_END_TIME"
     for text in ("Unknown", "N/A", "None", "", None, "Tomorr 10:00", "NONE"):
-        assert slurm_values.seconds_since_epoch(text) is None
+        assert slurm_commands.seconds_since_epoch(text) is None
 
 
 def test_what_a_gpu_brings():
     cases = {"gres:gpu:4": "4", "gpu:8": "8", "gres/gpu:a100:16": "16", "gres/gpu=51200": "51200", "gpu:40G": "40G"}
-    assert {text: slurm_values.per_gpu(text) for text in cases} == cases
-    assert slurm_values.per_gpu("gres/gpu:v100=8G") == "8G" and slurm_values.per_gpu(None) is None
+    assert {text: slurm_commands.per_gpu(text) for text in cases} == cases
+    assert slurm_commands.per_gpu("gres/gpu:v100=8G") == "8G" and slurm_commands.per_gpu(None) is None
 
 
 def test_resources_with_flags_and_units():
-    parts = slurm_values.gres_parts("gpu:kepler:2,mps:kepler:400,bandwidth:lustre:no_consume:4G,craynetwork:4")
+    parts = slurm_commands.gres_parts("gpu:kepler:2,mps:kepler:400,bandwidth:lustre:no_consume:4G,craynetwork:4")
     assert parts == [
         ("gpu", "kepler", 2),
         ("mps", "kepler", 400),
         ("bandwidth", "lustre", 4 * 2**30),
         ("craynetwork", "", 4),
     ]
-    assert slurm_values.gres_parts("gres/gpu:a100=1,gres/gpu=3") == [("gpu", "a100", 1), ("gpu", "", 2)]
-    assert slurm_values.gres_parts("gpu") == [("gpu", "", 1)] and slurm_values.gres_parts("(null)") == []
+    assert slurm_commands.gres_parts("gres/gpu:a100=1,gres/gpu=3") == [("gpu", "a100", 1), ("gpu", "", 2)]
+    assert slurm_commands.gres_parts("gpu") == [("gpu", "", 1)] and slurm_commands.gres_parts("(null)") == []
 
 
 JOB = (
@@ -165,15 +165,15 @@ JOB = (
 
 
 def test_the_fields_of_a_job_that_has_blanks_in_its_values():
-    (fields,) = slurm_values.parse_job_fields(JOB)
+    (fields,) = slurm_commands.parse_job_fields(JOB)
     assert fields["JobName"] == "my search" and fields["Command"] == "/home/user/a b/run.sh --x y=1"
     assert (
-        slurm_values.seconds_since_epoch(fields["EndTime"]) is None
-        and slurm_values.least_count(fields["NumNodes"]) == 2
+        slurm_commands.seconds_since_epoch(fields["EndTime"]) is None
+        and slurm_commands.least_count(fields["NumNodes"]) == 2
     )
-    assert not slurm_values.is_set(fields["Comment"]) and not slurm_values.is_set(fields["TimeLimit"])
-    assert slurm_values.read_gpu_count(fields["ReqTRES"]) == 4 == slurm_values.read_gpu_count(fields["TresPerNode"])
-    assert len(slurm_values.parse_job_fields(JOB + "\n" + JOB)) == 2 and slurm_values.parse_job_fields("") == []
+    assert not slurm_commands.is_set(fields["Comment"]) and not slurm_commands.is_set(fields["TimeLimit"])
+    assert slurm_commands.read_gpu_count(fields["ReqTRES"]) == 4 == slurm_commands.read_gpu_count(fields["TresPerNode"])
+    assert len(slurm_commands.parse_job_fields(JOB + "\n" + JOB)) == 2 and slurm_commands.parse_job_fields("") == []
 
 
 ODD = {

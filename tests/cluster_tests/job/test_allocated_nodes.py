@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bigbatch.cluster.host.allocation import granted_gpus, usable_memory_bytes
-from bigbatch.cluster.host.slurm_values import parse_job_fields
+from bigbatch.cluster.host.slurm_commands import parse_job_fields
 from bigbatch.cluster.job import node_steps
 from bigbatch.cluster.job.allocated_nodes import NoAllocation, node_cpus, read_allocation
 from helpers.stand_in_slurm import names

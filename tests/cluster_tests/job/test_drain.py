@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from bigbatch.cluster.job import drain
+from bigbatch.cluster.job import watch as watch_module
 from bigbatch.cluster.job.grant import TimeLeft
 from bigbatch.cluster.job.policy import Cause
+from bigbatch.cluster.job.watch import POLL_S, end_driver
 
 
 class Clock:
@@ -75,21 +76,21 @@ def test_a_late_answer_does_not_give_the_driver_time_that_slurm_does_not_give(
 ) -> None:
     """Slurm kills 12 s after its signal: four seconds before, the driver is ended, whenever Slurm explains itself."""
     clock = Clock()
-    monkeypatch.setattr(drain, "time", clock)
+    monkeypatch.setattr(watch_module, "time", clock)
     driver, watch = NeverSaves(clock), Watch(clock, answers_after_s, Cause.PREEMPTED, killed_soon=True)
     said: list[str] = []
     parts: tuple[Any, ...] = (driver, watch, Nodes(), [], TimeLeft(None, 120.0, 12.0), said.append)
-    assert drain.end_driver(*parts) is None
+    assert end_driver(*parts) is None
     assert said == ["driver killed"]
-    assert 8.0 <= driver.killed_at - 1000.0 < 8.0 + 3 * drain.POLL_S
+    assert 8.0 <= driver.killed_at - 1000.0 < 8.0 + 3 * POLL_S
 
 
 def test_a_driver_that_slurm_does_not_kill_soon_has_its_whole_time_from_the_answer_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = Clock()
-    monkeypatch.setattr(drain, "time", clock)
+    monkeypatch.setattr(watch_module, "time", clock)
     driver, watch = NeverSaves(clock), Watch(clock, 4.0, Cause.TIME_LIMIT, killed_soon=False)
     parts: tuple[Any, ...] = (driver, watch, Nodes(), [], TimeLeft(None, 120.0, 12.0), print)
-    assert drain.end_driver(*parts) is None
-    assert 4.0 + 60.0 <= driver.killed_at - 1000.0 < 4.0 + 60.0 + 3 * drain.POLL_S
+    assert end_driver(*parts) is None
+    assert 4.0 + 60.0 <= driver.killed_at - 1000.0 < 4.0 + 60.0 + 3 * POLL_S

@@ -11,7 +11,7 @@ from bigbatch.base import processes
 from bigbatch.base.atomic_files import write_json
 from bigbatch.cluster.job import checks, node_steps
 from bigbatch.cluster.job.allocated_nodes import AllocatedNode, Allocation
-from bigbatch.cluster.node import heartbeats, node_process
+from bigbatch.cluster.node import node_process, node_status
 from helpers.paths import ROOT
 from helpers.stand_in_slurm import stand_in
 
@@ -80,7 +80,7 @@ def test_steps_that_slurm_has_signalled_are_told_to_end_by_the_jobs_orders_alone
 def test_hung_nodes_are_the_own_ones_and_those_that_are_lent(tmp_path, monkeypatch):
     """Job 7 with its nodes n1 and n-2, and n-2 lent by job 9: the reports as ``bigbatch.cluster.node`` writes them."""
     now = [100.0]
-    monkeypatch.setattr(heartbeats.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(node_status.time, "monotonic", lambda: now[0])
     (tmp_path / "nodes").mkdir()
 
     def report(stem: str, job: str, run_id: str, beat: int, state: str = "ready") -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from bigbatch.cluster.host import slurm_commands
-from bigbatch.cluster.job import restart, successor
+from bigbatch.cluster.job import restart
 from helpers.stand_in_slurm import stand_in
 
 
 def test_a_successor_is_given_what_the_job_was_given():
     fields = {"JobName": "bb", "Partition": "gpu", "Account": "(null)", "TimeLimit": "02:00:00", "NumNodes": "3"}
     fields |= {"CPUs/Task": "8", "TresPerNode": "gres:gpu:a100:4", "MinMemoryNode": "64G", "QOS": "normal"}
-    assert successor.sbatch_options(fields) == [
+    assert restart.sbatch_options(fields) == [
         *("--job-name=bb", "--partition=gpu", "--qos=normal", "--time=02:00:00", "--cpus-per-task=8", "--mem=64G"),
         *("--gres=gpu:a100:4", "--nodes=3"),
     ]
@@ -20,7 +20,7 @@ def test_a_successor_is_given_gpus_however_they_were_asked_for():
     job = {"NumNodes": "2", "NumTasks": "2", "CPUs/Task": "4", "MinMemoryNode": "0"}
 
     def given(**fields: str) -> set[str]:
-        return set(successor.sbatch_options({**job, **fields})) - {"--nodes=2"}
+        return set(restart.sbatch_options({**job, **fields})) - {"--nodes=2"}
 
     rest = {"--cpus-per-task=4", "--mem=0"}
     assert given(TresPerJob="gres/gpu:8") == given(TresPerJob="gres:gpu:8") == {*rest, "--gpus=8"}
@@ -38,12 +38,12 @@ def test_a_successor_is_given_gpus_however_they_were_asked_for():
 def test_a_successor_inherits_no_device_and_no_allocation():
     env = {"CUDA_VISIBLE_DEVICES": "3", "ROCR_VISIBLE_DEVICES": "0", "SLURM_JOB_ID": "7", "RAY_ADDRESS": "a"}
     kept = {"SLURM_CONF": "/etc/s.conf", "HOME": "/home/me", "BIGBATCH_HOME": "/b"}
-    assert successor.environment_for_successor({**env, **kept}) == kept
+    assert restart.environment_for_successor({**env, **kept}) == kept
 
 
 def test_the_mark_of_a_successor_stands_beside_the_users_comment():
-    assert successor.comment_with_mark("(null)", "7") == successor.comment_with_mark(None, "7") == "bigbatch-after-7"
-    assert successor.comment_with_mark("project x bigbatch-after-7", "8") == "project x bigbatch-after-8"
+    assert restart.comment_with_mark("(null)", "7") == restart.comment_with_mark(None, "7") == "bigbatch-after-7"
+    assert restart.comment_with_mark("project x bigbatch-after-7", "8") == "project x bigbatch-after-8"
 
 
 def test_the_successor_of_a_heterogeneous_job_has_its_components(tmp_path, monkeypatch):
@@ -65,4 +65,4 @@ def test_the_successor_of_a_heterogeneous_job_has_its_components(tmp_path, monke
     assert after.startswith("--job-name=bb --cpus-per-task=2 --gres=gpu:1 --nodes=2 --ntasks=4 --exclude=n9 /a")
     assert slurm_commands.job_fields("8")["NumNodes"] == "1"
     stand_in(tmp_path, monkeypatch, squeue="printf '8+0|x\n10+0|mine bigbatch-after-8\n10+1|\n'")
-    assert successor.find_successor("8") == "10"
+    assert restart.find_successor("8") == "10"

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from bigbatch.cluster.job import useful_start
-from bigbatch.cluster.job.early_signal import EarlySignal, note_early_signal
-from bigbatch.cluster.job.grant import TimeLeft
+from bigbatch.cluster.job.grant import EarlySignal, TimeLeft, note_early_signal
 from bigbatch.cluster.record import study_progress
 from bigbatch.train_loop.loop.checkpoint import CheckpointFolder
 from bigbatch.tune.runs.observer import trial_views

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bigbatch.base.atomic_files import write_json
-from bigbatch.cluster.node import batch_host, heartbeats
+from bigbatch.cluster.node import batch_host, node_status
 from helpers.stand_in_slurm import stand_in
 
 
@@ -45,7 +45,7 @@ def listener():
 @pytest.fixture
 def node(tmp_path, monkeypatch, listener):
     now = [1000.0]
-    monkeypatch.setattr(heartbeats.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(node_status.time, "monotonic", lambda: now[0])
 
     def make(name: str = "n2", *, node_list: str = "n[1-3]", answers: bool = False) -> Node:
         names = "echo n1; echo n2; echo n3" if "1" in node_list else "echo n2; echo n3"

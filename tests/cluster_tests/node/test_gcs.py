@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from bigbatch.cluster.job.driver import forget_in_ray
-from bigbatch.cluster.node import credentials, ports, ray_commands
+from bigbatch.cluster.node import credentials, ray_commands
 from helpers.paths import ROOT
 from helpers.waiting import wait_until
 
@@ -32,7 +32,7 @@ class TwoNodes:
     """A head and a worker as ``bigbatch.cluster.node`` starts them, in folders with a blank in their names."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
-        head, worker = ports.free_ports(JOB, 0, head=True), ports.free_ports(JOB, 0, head=False)
+        head, worker = ray_commands.free_ports(JOB, 0, head=True), ray_commands.free_ports(JOB, 0, head=False)
         assert head is not None and worker is not None
         self.address = f"{HEAD}:{head[1].gcs}"
         self.env = ray_commands.ray_environment(self.address, credentials.make_token(folder), None)

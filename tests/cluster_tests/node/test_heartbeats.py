@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from bigbatch.cluster.node import heartbeats
+from bigbatch.cluster.node import node_status
 
 
 def test_a_stalled_file_system_is_no_hung_node(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(heartbeats.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(node_status.time, "monotonic", lambda: now[0])
     beats = {"n1": 1, "n2": 1, "n3": 0}
-    watch = heartbeats.Heartbeats()
+    watch = node_status.Heartbeats()
     assert watch.hung(beats) == []
     now[0] += 300.0
     assert watch.hung(beats) == [], "all stand still"

@@ -6,16 +6,16 @@ import os
 import socket
 from pathlib import Path
 
-from bigbatch.cluster.node import credentials, node_process, ports, ray_commands
+from bigbatch.cluster.node import credentials, node_process, ray_commands
 
 
 def test_ray_is_started_with_every_port_and_resource_given(tmp_path):
     share = ray_commands.NodeResources(4, 2, 10**9, 10**8)
     head = ray_commands.ray_start_command(
-        "10.0.0.1", "10.0.0.1:1", ports.ports_of("1", 0, head=True), share, tmp_path, {}
+        "10.0.0.1", "10.0.0.1:1", ray_commands.ports_of("1", 0, head=True), share, tmp_path, {}
     )
     worker = ray_commands.ray_start_command(
-        "10.0.0.2", "10.0.0.1:1", ports.ports_of("1", 0, head=False), share, tmp_path, {}
+        "10.0.0.2", "10.0.0.1:1", ray_commands.ports_of("1", 0, head=False), share, tmp_path, {}
     )
     assert "--head" in head and "--dashboard-host=127.0.0.1" in head and "--address=10.0.0.1:1" in worker
     for option in ("--num-cpus=4", "--num-gpus=2", "--memory=1000000000", "--object-store-memory=100000000"):
@@ -24,7 +24,7 @@ def test_ray_is_started_with_every_port_and_resource_given(tmp_path):
 
 def test_metrics_are_off_unless_a_port_is_asked_for(tmp_path, monkeypatch):
     monkeypatch.setattr(credentials, "credential_variables", lambda *_: {})
-    share, chosen = ray_commands.NodeResources(1, 0, 10**9, 10**8), ports.ports_of("1", 0, head=True)
+    share, chosen = ray_commands.NodeResources(1, 0, 10**9, 10**8), ray_commands.ports_of("1", 0, head=True)
     for port in (None, 9400):
         command = ray_commands.ray_start_command("10.0.0.1", "10.0.0.1:1", chosen, share, tmp_path, {}, port)
         seen = ray_commands.ray_environment("10.0.0.1:1", tmp_path / "token", None, metrics=port is not None)
@@ -67,6 +67,6 @@ def test_rays_temporary_folder_is_the_jobs_and_the_users_own_is_handed_on(tmp_pa
         step = node_process.NodeProcess.__new__(node_process.NodeProcess)
         step._gcs, step._ip, step._record, step._metrics_port = None, "10.0.0.1", tmp_path, None
         step._share, step._job_id, step._name = ray_commands.NodeResources(1, 0, 10**9, 10**8), "1", "n1"
-        assert step._start_ray(tmp_path, ports.ports_of("1", 0, head=True), None).wait() == 0
+        assert step._start_ray(tmp_path, ray_commands.ports_of("1", 0, head=True), None).wait() == 0
         seen = dict(line.split("=", 1) for line in Path(os.environ["SEEN"]).read_text().splitlines() if "=" in line)
         assert (seen["TMPDIR"], seen["BIGBATCH_USER_TMPDIR"]) == (str(tmp_path), own or "")

@@ -13,7 +13,7 @@ from bigbatch.base.atomic_files import write_json
 from bigbatch.cluster.job.node_steps import NodeSteps
 from bigbatch.cluster.node.node_process import CONTROL_FILE, NODES_FOLDER
 from bigbatch.cluster.node.node_status import NodeOrders, NodeStatus, RayNode
-from bigbatch.cluster.node.ports import NodePorts
+from bigbatch.cluster.node.ray_commands import NodePorts
 from bigbatch.cluster.record import job_record
 from bigbatch.cluster.record.job_record import JobRecord
 

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from bigbatch.cluster.host import slurm_commands
-from bigbatch.cluster.host.site.profiles import InputError, find_site, load_site
+from bigbatch.cluster.host.profiles import InputError, find_site, load_site
 from bigbatch.cluster.submission import batch_script
-from bigbatch.cluster.submission.request import Request, RequestFields
+from bigbatch.cluster.submission.request_checks import Request, RequestFields
 from helpers.paths import ROOT
 from helpers.submissions import GIVEN, HOME, SEARCH, command
 

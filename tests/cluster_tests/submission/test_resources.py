@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from bigbatch.cluster.host.site.profiles import InputError, Partition, find_site, format_time
+from bigbatch.cluster.host.profiles import InputError, Partition, find_site, format_time
 from bigbatch.cluster.submission import batch_script, resources
-from bigbatch.cluster.submission.request import Request
+from bigbatch.cluster.submission.request_checks import Request
 from helpers.submissions import HOME, ask, command
 
 REFUSED: dict[str, Any] = {

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from bigbatch.cluster import submit
-from bigbatch.cluster.host.site.profiles import InputError
+from bigbatch.cluster.host.profiles import InputError
 from bigbatch.cluster.submission import search_check
 from bigbatch.command import main
 from bigbatch.train_loop.config import ConfigError

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from bigbatch.train_loop.config import ConfigError, TrainConfig, config_keys, recipes
-from bigbatch.train_loop.config.files import read_config
+from bigbatch.train_loop.config import ConfigError, TrainConfig, config_keys, given
+from bigbatch.train_loop.config.given import read_config
 from bigbatch.train_loop.launch.command import main
 from helpers.commands import run
 
@@ -42,12 +42,12 @@ MICRO_BATCHES = {"mlperf-lars-4k": 64, "mlperf-lars-8k": 64, "mlperf-lars-32k": 
 
 
 def load(name: str) -> tuple[dict[str, Any], TrainConfig]:
-    path = recipes.recipe_path(name)
+    path = given.recipe_path(name)
     return json.loads(path.read_text()), read_config(path)
 
 
 def test_every_recipe_is_in_the_table() -> None:
-    assert recipes.recipe_names() == sorted(PUBLISHED)
+    assert given.recipe_names() == sorted(PUBLISHED)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -144,9 +144,9 @@ def test_a_file_is_a_whole_configuration_with_source_and_cost(name: str) -> None
 
 def test_an_unknown_recipe_names_the_nearest() -> None:
     with pytest.raises(ConfigError, match="got 'mlperf-lars-4'. Did you mean 'mlperf-lars-4k'"):
-        recipes.recipe_path("mlperf-lars-4")
+        given.recipe_path("mlperf-lars-4")
     with pytest.raises(ConfigError, match="Choose one of cifar10"):
-        recipes.recipe_path("zzz")
+        given.recipe_path("zzz")
 
 
 def test_the_command_takes_a_recipe_and_says_what_is_wrong_with_it(tmp_path: Path) -> None:

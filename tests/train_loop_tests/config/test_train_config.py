@@ -21,7 +21,7 @@ from bigbatch.train_loop.config import (
     parse_assignments,
     resolve_key,
 )
-from bigbatch.train_loop.config.files import read_config
+from bigbatch.train_loop.config.given import read_config
 from helpers.paths import ROOT
 
 OTHER = {bool: lambda v: not v, int: lambda v: v + 1, float: lambda v: v / 2 + 0.01, str: lambda v: v}

@@ -24,7 +24,7 @@ from bigbatch.train_loop.config import (
 )
 from bigbatch.train_loop.data import sampling
 from bigbatch.train_loop.data.catalogue import describe_data_set
-from bigbatch.train_loop.data.packed.records import PackedFiles
+from bigbatch.train_loop.data.packed.schema import PackedFiles
 from bigbatch.train_loop.data.packing import command as pack_command
 from bigbatch.train_loop.data.sets.scan import scan_folder
 from bigbatch.train_loop.errors import ImageError, LoaderError, TrainingStopped
@@ -158,7 +158,7 @@ def test_of_rays_error_the_workers_own_is_taken(kind: type[Exception]) -> None:
     from ray.train.v2.api.exceptions import WorkerGroupError
 
     from bigbatch.train_loop.launch.full_run import _cause
-    from bigbatch.train_loop.launch.worker_failures import failed_end
+    from bigbatch.train_loop.launch.trial_task import failed_end
 
     met, lost = kind("cannot read a.png: it is no image"), RuntimeError("Connection closed by peer")
     error = WorkerGroupError("of a test", {0: lost, 1: met})

@@ -7,7 +7,7 @@ import pickle
 import pytest
 import torch
 
-from bigbatch.train_loop.host.disk_full import NO_ROOM, DiskFull
+from bigbatch.train_loop.host.disk_space import NO_ROOM, DiskFull
 from bigbatch.train_loop.loop.checkpoint import CheckpointFolder
 from bigbatch.train_loop.loop.train import train
 from helpers.tiny_training import CONFIG, ListReporter, install, untimed

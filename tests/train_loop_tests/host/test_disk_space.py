@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from bigbatch.cluster.host.site import quota
+from bigbatch.cluster.host import quota
 from bigbatch.train_loop.config import (
     BatchConfig,
     ConfigError,
@@ -25,8 +25,8 @@ from bigbatch.train_loop.config import (
 from bigbatch.train_loop.data.catalogue import describe_data_set
 from bigbatch.train_loop.data.packing import command as pack_command
 from bigbatch.train_loop.host import disk_space
+from bigbatch.train_loop.launch import checks
 from bigbatch.train_loop.launch.command import make_run_plan
-from bigbatch.train_loop.loop import space_needed
 from bigbatch.train_loop.loop.checkpoint import CheckpointFolder
 from bigbatch.train_loop.loop.train import train
 from bigbatch.train_loop.model.networks import build_model
@@ -188,7 +188,7 @@ def test_a_quota_in_an_unknown_format_is_shown(tmp_path: Path, site, capsys: pyt
     assert disk_space.quota_lines() == []
 
 
-@pytest.mark.parametrize("name", [*space_needed._RESNETS, "mobilenet_v3_small"])
+@pytest.mark.parametrize("name", [*checks._RESNETS, "mobilenet_v3_small"])
 @pytest.mark.parametrize("classes", [10, 1000])
 def test_parameters_are_counted(name: str, classes: int) -> None:
     import dataclasses
@@ -196,7 +196,7 @@ def test_parameters_are_counted(name: str, classes: int) -> None:
     info = dataclasses.replace(describe_data_set(DataConfig(image_size=224)), num_classes=classes)
     with torch.device("meta"):
         model = build_model(ModelConfig(name=name), info)
-    assert space_needed.parameter_count(ModelConfig(name=name), info) == sum(p.numel() for p in model.parameters())
+    assert checks.parameter_count(ModelConfig(name=name), info) == sum(p.numel() for p in model.parameters())
 
 
 @pytest.mark.parametrize(("optimizer", "average"), [("sgd", 0.0), ("lamb", 0.9)])
@@ -209,7 +209,7 @@ def test_a_checkpoint_is_as_large_as_foreseen(tmp_path: Path, optimizer: str, av
     train(config, reporter=ListReporter(), checkpoint_dir=tmp_path, device=torch.device("cpu"))
     assert CheckpointFolder(tmp_path, 0).load()
     real = (tmp_path / "latest.pt").stat().st_size
-    expected = space_needed.checkpoint_bytes(config.model, describe_data_set(config.data), optimizer, average > 0)
+    expected = checks.checkpoint_bytes(config.model, describe_data_set(config.data), optimizer, average > 0)
     assert 0.97 * expected < real < disk_space.RESERVE * expected
 
 

@@ -10,9 +10,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from bigbatch.train_loop.host.device_use import IDLE_WINDOW_S, SAMPLE_S, SAY_AGAIN_S, IdleWatch, UseMeter
-from bigbatch.train_loop.host.gpu_counters import GpuCounters, open_gpu_counters
-from bigbatch.train_loop.host.processor_energy import ProcessorEnergy, open_processor_energy
+from bigbatch.train_loop.host.device_use import (
+    IDLE_WINDOW_S,
+    SAMPLE_S,
+    SAY_AGAIN_S,
+    GpuCounters,
+    IdleWatch,
+    ProcessorEnergy,
+    UseMeter,
+    open_gpu_counters,
+    open_processor_energy,
+)
 
 MOST_UJ = 262_143_328_850
 """As an Intel Xeon shows it."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bigbatch.train_loop.host.near_cores import SWITCH, near_cores, stay_near
+from bigbatch.train_loop.host.ranks import SWITCH, near_cores, stay_near
 
 GPUS = {"0000:1b:00.0": 0, "0000:4c:00.0": 0, "0000:9d:00.0": 1, "0000:dc:00.0": 1}
 """By node, of two with 4 cores of 2 threads: 0-3 and 8-11, 4-7 and 12-15."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bigbatch.cluster.host.slurm_values import first_host
+from bigbatch.cluster.host.slurm_commands import first_host
 from bigbatch.train_loop.config import (
     BatchConfig,
     ConfigError,

@@ -11,7 +11,7 @@ from PIL import Image
 
 from bigbatch.cluster.host.allocation import usable_cpus
 from bigbatch.train_loop.config import DataConfig, LoaderConfig, ModelConfig, TrainConfig
-from bigbatch.train_loop.data.loading.cores import cores_per_rank, loader_workers
+from bigbatch.train_loop.data.loading.counts import cores_per_rank, loader_workers
 from bigbatch.train_loop.launch import loader_report
 from bigbatch.train_loop.launch.loader_report import ImageRates, cores_of_a_run, loader_advice
 from bigbatch.train_loop.launch.local_workers import worker_resources

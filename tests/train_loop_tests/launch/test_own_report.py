@@ -18,8 +18,7 @@ import torch
 
 from bigbatch.train_loop.distributed import World
 from bigbatch.train_loop.errors import ReportError, TrainingStopped
-from bigbatch.train_loop.launch.own_report import Report
-from bigbatch.train_loop.plugins.kept_folders import KeptFolder, KeptFolders
+from bigbatch.train_loop.launch.own_report import KeptFolder, KeptFolders, Report
 from helpers.processes import clean_environment
 
 ALONE = World(0, 1, torch.device("cpu"))
@@ -211,7 +210,7 @@ def test_epochs_are_whole_numbers_of_any_library(tmp_path: Path, whole: Callable
 KEEPS_FOR_EVER = """
 import sys
 from pathlib import Path
-from bigbatch.train_loop.plugins.kept_folders import KeptFolders
+from bigbatch.train_loop.launch.own_report import KeptFolders
 folders = KeptFolders(Path(sys.argv[1]))
 history = list(folders.begin().history) if folders.begin() else []
 while True:

@@ -12,7 +12,7 @@ from ray.exceptions import ActorDiedError
 
 from bigbatch.train_loop.config import Options, TrainableConfig, TrainConfig
 from bigbatch.train_loop.distributed import World
-from bigbatch.train_loop.host.processor_energy import ProcessorEnergy
+from bigbatch.train_loop.host.device_use import ProcessorEnergy
 from bigbatch.train_loop.launch.own_training import train_own
 from bigbatch.train_loop.launch.ray_worker import _end_of_all_ranks
 from bigbatch.train_loop.launch.trial_task import TrialTask

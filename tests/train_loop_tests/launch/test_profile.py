@@ -13,9 +13,9 @@ import pytest
 from bigbatch.train_loop.config import ModelConfig, TrainConfig
 from bigbatch.train_loop.launch import command
 from bigbatch.train_loop.launch.command import main
-from bigbatch.train_loop.launch.profile_words import bound_lines, profile_lines
+from bigbatch.train_loop.launch.profile import bound_lines, profile_lines
+from bigbatch.train_loop.loop.chronometer import OTHER, PHASES
 from bigbatch.train_loop.loop.step_profile import Spread, StepProfile
-from bigbatch.train_loop.loop.step_timer import OTHER, PHASES
 from helpers.paths import TRAIN
 from helpers.processes import clean_environment
 

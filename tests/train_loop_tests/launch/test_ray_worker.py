@@ -146,7 +146,7 @@ from bigbatch.train_loop.launch.trial_task import TrialTask
 def worker(task):
     from bigbatch.train_loop.launch import ray_worker
     from bigbatch.train_loop.loop import train
-    from bigbatch.train_loop.data.loading.cores import cores_per_rank
+    from bigbatch.train_loop.data.loading.counts import cores_per_rank
 
     train.train = lambda *_, **__: Path(task["ray_storage"], "seen").write_text(str(cores_per_rank()))
     return ray_worker.train_worker(task)

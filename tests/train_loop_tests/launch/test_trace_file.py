@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from bigbatch.train_loop.launch.record_lines import RESUMED, RecordPrinter
-from bigbatch.train_loop.launch.trace_file import trace_writer
+from bigbatch.train_loop.launch.listeners import trace_writer
+from bigbatch.train_loop.launch.worker_lines import RESUMED, RecordPrinter
 from bigbatch.train_loop.reporter import EpochRecord, PrintReporter
 
 

@@ -11,8 +11,8 @@ import pytest
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.launch import wandb_run
 from bigbatch.train_loop.launch.command import main
-from bigbatch.train_loop.launch.record_lines import RecordPrinter
 from bigbatch.train_loop.launch.wandb_run import wandb_of_full_run
+from bigbatch.train_loop.launch.worker_lines import RecordPrinter
 from bigbatch.train_loop.progress import StepRecord, StepsFile, progress_file, steps_file
 from bigbatch.train_loop.reporter import EpochRecord, PrintReporter
 from bigbatch.tune.commands.wandb_sync import wandb_sync_main

@@ -22,10 +22,9 @@ from bigbatch.train_loop.errors import (
     NonFiniteLossError,
     read_kind,
 )
-from bigbatch.train_loop.host.disk_full import DiskFull
-from bigbatch.train_loop.launch import worker_failures
-from bigbatch.train_loop.launch.trial_task import WorkersEnd
-from bigbatch.train_loop.launch.worker_failures import failed_end, fit_until_it_fits, kind_of
+from bigbatch.train_loop.host.disk_space import DiskFull
+from bigbatch.train_loop.launch import trial_task
+from bigbatch.train_loop.launch.trial_task import WorkersEnd, failed_end, fit_until_it_fits, kind_of
 from bigbatch.train_loop.loop.oom_retry import Healing
 
 LOST = RuntimeError("[gloo] Connection closed by peer")
@@ -76,7 +75,7 @@ def test_rays_memory_monitor_is_named_with_what_helps() -> None:
 def test_a_process_that_the_kernel_ended_for_memory_is_told_from_one_that_just_died(monkeypatch) -> None:
     """By the control group's counter, before and after."""
     error = group(r0=died(ActorDiedError()))
-    monkeypatch.setattr(worker_failures, "count_memory_kills", lambda: 3)
+    monkeypatch.setattr(trial_task, "count_memory_kills", lambda: 3)
     full, lost = failed_end(error, kills_before=2), failed_end(error, kills_before=3)
     assert full.kind == FailureKind.NODE_MEMORY and "the kernel ended a process of this job" in (full.failure or "")
     assert lost.kind == FailureKind.PROCESS and "memory" not in (lost.failure or "")

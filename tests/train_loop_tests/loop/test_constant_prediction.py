@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 
 from bigbatch.train_loop.distributed import World
-from bigbatch.train_loop.loop import constant_prediction
-from bigbatch.train_loop.loop.constant_prediction import SeenTargets, constant_values
-from bigbatch.train_loop.loop.own_metrics import MeanOfFunction, MeterObject
+from bigbatch.train_loop.loop import validation
+from bigbatch.train_loop.loop.metrics import MeanOfFunction, MeterObject
+from bigbatch.train_loop.loop.validation import SeenTargets, constant_values
 from helpers.loop_references import run
 from helpers.tiny_training import CONFIG, StopsAt, TinySource, install
 
@@ -149,7 +149,7 @@ def test_other_structures_have_none(outputs: Any, targets: Any) -> None:
 
 
 def test_many_targets_have_none_and_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(constant_prediction, "MOST_BYTES", 8 * 9)
+    monkeypatch.setattr(validation, "MOST_BYTES", 8 * 9)
     assert constants(IMBALANCED[:9], (3,), F.cross_entropy)
     assert constants(IMBALANCED, (3,), F.cross_entropy) == {}
 

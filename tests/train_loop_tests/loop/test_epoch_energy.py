@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bigbatch.train_loop.host.processor_energy import ProcessorEnergy
+from bigbatch.train_loop.host.device_use import ProcessorEnergy
 from bigbatch.train_loop.loop import worker_use
 from bigbatch.train_loop.loop.train import TrainingStopped, train
 from bigbatch.train_loop.reporter import EpochRecord, ListReporter

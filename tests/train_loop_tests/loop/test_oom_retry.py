@@ -11,7 +11,7 @@ import torch
 
 from bigbatch.train_loop.config import BatchConfig, BatchSplit, ConfigError, TrainConfig
 from bigbatch.train_loop.errors import DeviceMemoryError, NodeMemoryError, TrainingStopped
-from bigbatch.train_loop.host.shared_gpu import SHARED_BY
+from bigbatch.train_loop.host.ranks import SHARED_BY
 from bigbatch.train_loop.loop import memory_probe
 from bigbatch.train_loop.loop import oom_retry as healing
 from bigbatch.train_loop.loop.oom_retry import Halving, Healing

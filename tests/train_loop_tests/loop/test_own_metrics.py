@@ -18,7 +18,7 @@ from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.distributed import World
 from bigbatch.train_loop.errors import OwnCodeError
-from bigbatch.train_loop.loop import assembly, own_metrics
+from bigbatch.train_loop.loop import assembly, metrics
 from bigbatch.train_loop.loop.metrics import MetricSums
 from bigbatch.train_loop.loop.train import train
 from bigbatch.train_loop.plugins.metric_names import metric_name
@@ -134,7 +134,7 @@ def squares(outputs, targets):
 def test_what_is_no_finite_number_is_null_and_said_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(own_metrics, "_said", set())
+    monkeypatch.setattr(metrics, "_said", set())
     records, _ = trained(config(tmp_path, "Plain"), monkeypatch)
     assert [record.metrics for record in records] == [{"val_plain": None}] * 2
     assert len([r for r in caplog.records if "val_plain is nan" in r.message]) == 1
@@ -164,7 +164,7 @@ def test_an_object_that_cannot_share_its_sums_is_refused_over_several_workers(tm
     world = World(rank=0, workers=2, device=CPU)
     info = DataInfo("d", None, 8, 8, 2, 0, 0, (), "small")
     with pytest.raises(ConfigError, match="no torchmetrics.Metric"):
-        own_metrics.build_metrics([f"{write_metrics(tmp_path)}:Plain"], info, world)
+        metrics.build_metrics([f"{write_metrics(tmp_path)}:Plain"], info, world)
 
 
 def test_names_follow_from_functions_and_classes() -> None:

@@ -18,14 +18,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.data.source import Batch, Step
-from bigbatch.train_loop.host.device_use import UseMeter
-from bigbatch.train_loop.host.gpu_counters import GpuCounters
-from bigbatch.train_loop.loop import step_profile, step_timer
+from bigbatch.train_loop.host.device_use import GpuCounters, UseMeter
+from bigbatch.train_loop.loop import chronometer, step_profile
 from bigbatch.train_loop.loop.assembly import Run, set_up
 from bigbatch.train_loop.loop.checkpoint import CheckpointFolder
-from bigbatch.train_loop.loop.chronometer import NSIGHT, Chronometer
+from bigbatch.train_loop.loop.chronometer import NSIGHT, OTHER, PHASES, STEP, Chronometer, StepTimer
 from bigbatch.train_loop.loop.step_profile import measure_steps, trace_steps
-from bigbatch.train_loop.loop.step_timer import OTHER, PHASES, STEP, StepTimer
 from bigbatch.train_loop.loop.train import train
 from bigbatch.train_loop.reporter import ListReporter
 from helpers.tiny_training import CLASSES, CONFIG, SIDE, TRAIN_SIZE, VAL_SIZE, TinySource, changed, install
@@ -92,7 +90,7 @@ def slow_run(monkeypatch: pytest.MonkeyPatch) -> tuple[Run, Clock]:
     """Two micro-batches a step; each part of it takes a known time."""
     clock = Clock()
     install(monkeypatch.setattr, build=partial(SlowModel, clock), source=SlowSource(clock))
-    monkeypatch.setattr(step_timer, "time", SimpleNamespace(perf_counter=clock.perf_counter))
+    monkeypatch.setattr(chronometer, "time", SimpleNamespace(perf_counter=clock.perf_counter))
     run = tiny_run(changed(CONFIG, precise_bn="off"))
 
     def optimizer_takes_time(*_: object) -> None:

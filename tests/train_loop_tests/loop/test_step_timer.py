@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bigbatch.train_loop.loop.step_timer import StepTimer
+from bigbatch.train_loop.loop.chronometer import StepTimer
 
 
 class Stream:

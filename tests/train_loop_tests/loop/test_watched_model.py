@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from bigbatch.train_loop.launch.histogram_lines import append_histograms, read_histograms
+from bigbatch.train_loop.launch.worker_lines import append_histograms, read_histograms
 from bigbatch.train_loop.loop import watched_model
 from bigbatch.train_loop.loop.train import train
 from bigbatch.train_loop.loop.watched_model import BINS, SAMPLE, TensorHistogram, histogram, histograms_of

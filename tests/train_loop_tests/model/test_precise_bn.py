@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from bigbatch.train_loop.distributed import World
-from bigbatch.train_loop.loop.device_batches import seed_batch
+from bigbatch.train_loop.loop.assembly import seed_batch
 from bigbatch.train_loop.loop.train import TrainingStopped, train
 from bigbatch.train_loop.model import precise_bn
 from bigbatch.train_loop.reporter import ListReporter

@@ -13,7 +13,7 @@ import torchvision
 from torch import nn
 
 from bigbatch.train_loop.config import ConfigError, TrainConfig
-from bigbatch.train_loop.data.pixels.progressive import train_image_size
+from bigbatch.train_loop.data.pixels.boxes import train_image_size
 from bigbatch.train_loop.data.source import Batch
 from bigbatch.train_loop.loop import assembly
 from bigbatch.train_loop.loop.train import TrainingStopped, train

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from bigbatch.train_loop.loop.trust_ratios import quantiles_of
+from bigbatch.train_loop.loop.train import quantiles_of
 from bigbatch.train_loop.optim import LAMB, LARS
 from bigbatch.train_loop.optim.layerwise import LayerwiseOptimizer
 

@@ -10,12 +10,11 @@ import pytest
 from ray.exceptions import RayError
 
 from bigbatch.train_loop.config import ConfigError, TrainConfig
-from bigbatch.train_loop.config.own_names import absolute
-from bigbatch.train_loop.config.own_options import Options, is_open, read_options
+from bigbatch.train_loop.config.own_names import absolute, code_fingerprint
 from bigbatch.train_loop.config.plug_ins import is_own, shown_name
+from bigbatch.train_loop.config.rules import Options, is_open, read_options
 from bigbatch.train_loop.errors import OwnCodeError
-from bigbatch.train_loop.plugins.code import check_call, load_function, users_code, whose_error
-from bigbatch.train_loop.plugins.fingerprints import code_fingerprint
+from bigbatch.train_loop.plugins.registry import check_call, load_function, users_code, whose_error
 
 TEXT = "def answer(x=1):\n    return 42\n"
 

@@ -13,7 +13,7 @@ from torch import nn
 from bigbatch.train_loop.config import ConfigError, ModelConfig, OptimizerConfig, Options, TrainConfig, plug_ins
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.errors import OwnCodeError
-from bigbatch.train_loop.loop.space_needed import parameter_count
+from bigbatch.train_loop.launch.checks import parameter_count
 from bigbatch.train_loop.model import networks
 from bigbatch.train_loop.model.networks import check_model, check_model_name
 from bigbatch.train_loop.optim import build_optimizer, set_learning_rate

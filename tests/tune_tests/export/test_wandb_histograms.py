@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from bigbatch.train_loop.config import ConfigError, TrainConfig
-from bigbatch.train_loop.launch.histogram_lines import append_histograms, histograms_file
-from bigbatch.train_loop.launch.wandb_mode import watched_kinds
+from bigbatch.train_loop.launch.wandb_run import watched_kinds
+from bigbatch.train_loop.launch.worker_lines import append_histograms, histograms_file
 from bigbatch.train_loop.loop.watched_model import TensorHistogram
 from bigbatch.train_loop.progress import StepRecord, StepsFile, steps_file
 from bigbatch.tune.commands.wandb_sync import wandb_sync_main

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bigbatch.cluster.host.site.profiles import profile_paths
+from bigbatch.cluster.host.profiles import profile_paths
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.options import SearchOptions

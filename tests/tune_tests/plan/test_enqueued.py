@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from bigbatch.train_loop.config import ConfigError, TrainConfig
-from bigbatch.train_loop.config.files import read_config
-from bigbatch.train_loop.config.recipes import recipe_path
+from bigbatch.train_loop.config.given import read_config, recipe_path
 from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.enqueued import in_words, parameters_of_trial, rate_factor
 from bigbatch.tune.plan.options import SearchOptions

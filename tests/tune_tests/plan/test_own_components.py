@@ -9,8 +9,8 @@ import pytest
 
 from bigbatch.search_spaces.priors import OWN_SPREAD
 from bigbatch.train_loop.config import ConfigError, Options
+from bigbatch.train_loop.config.own_names import check_same_code, code_fingerprint
 from bigbatch.train_loop.errors import OwnCodeError
-from bigbatch.train_loop.plugins.fingerprints import check_same_code, code_fingerprint
 from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.plan.own_code import OWN_CODE, check_components, own_component_lines

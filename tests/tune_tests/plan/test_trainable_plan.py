@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bigbatch.train_loop.config import ConfigError
-from bigbatch.train_loop.config.files import read_config
+from bigbatch.train_loop.config.given import read_config
 from bigbatch.train_loop.errors import OwnCodeError
 from bigbatch.train_loop.launch.own_training import config_of
 from bigbatch.tune.console.columns import columns_of

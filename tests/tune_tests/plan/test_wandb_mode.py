@@ -9,7 +9,7 @@ import pytest
 
 from bigbatch.cluster.host.allocation import PLANNED_NODES
 from bigbatch.train_loop.config import ConfigError
-from bigbatch.train_loop.launch.wandb_mode import reachable_mode
+from bigbatch.train_loop.launch.wandb_run import reachable_mode
 from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.options import SearchOptions
 from helpers.wandb_server import WandbServer

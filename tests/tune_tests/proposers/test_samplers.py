@@ -13,7 +13,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from scipy.stats import ks_2samp, kstest, qmc
 
 from bigbatch.search_spaces.check import check_space
-from bigbatch.search_spaces.log_normal import LogNormal
+from bigbatch.search_spaces.priors import LogNormal
 from bigbatch.search_spaces.registry import load_space
 from bigbatch.tune.models.unit_space import SobolSampler, value_at
 from bigbatch.tune.proposers.samplers import PerTrialSampler, sampler_factory

@@ -14,7 +14,7 @@ from optuna.trial import TrialState
 from scipy.stats import beta
 
 from bigbatch.train_loop.config import ConfigError, TrainConfig
-from bigbatch.train_loop.config.files import read_config, unusable_config
+from bigbatch.train_loop.config.given import read_config, unusable_config
 from bigbatch.tune.storage.frontier_file import FRONTIER_FILE
 from bigbatch.tune.storage.store import StudyStore
 from helpers.answered_studies import GOLDEN, STUDIES, RunSpec, StudySpec, confirms, said_of, write_study

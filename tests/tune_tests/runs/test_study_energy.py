@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from optuna.trial import TrialState, create_trial
 
-from bigbatch.train_loop.host.processor_energy import ProcessorEnergy
+from bigbatch.train_loop.host.device_use import ProcessorEnergy
 from bigbatch.tune.budget.ledger import Ledger, read_ledger
 from bigbatch.tune.runs import tables
 from bigbatch.tune.runs.energy import J_PER_KWH, StudyEnergy, energy_of

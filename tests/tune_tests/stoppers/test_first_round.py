@@ -13,7 +13,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from optuna.trial import TrialState, create_trial
 
 from bigbatch.base import json_values
-from bigbatch.search_spaces.log_normal import LogNormal
+from bigbatch.search_spaces.priors import LogNormal
 from bigbatch.tune.models.protocol import Dimension, SearchFacts, Strategy, TrialDecision
 from bigbatch.tune.models.unit_space import SobolSampler
 from bigbatch.tune.proposers.samplers import PerTrialSampler

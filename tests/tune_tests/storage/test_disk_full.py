@@ -12,7 +12,7 @@ import torch
 
 from bigbatch.base import private_folder
 from bigbatch.train_loop.errors import RayStartError
-from bigbatch.train_loop.host.disk_full import DiskFull, describe_full_disk, full_errno, mount_of
+from bigbatch.train_loop.host.disk_space import DiskFull, describe_full_disk, full_errno, mount_of
 from bigbatch.train_loop.launch.ray_session import LocalRay
 from bigbatch.train_loop.loop.checkpoint import CheckpointFolder
 from bigbatch.tune.storage import patient_journal

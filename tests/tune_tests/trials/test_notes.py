@@ -15,7 +15,7 @@ from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.data.packing import command as pack_command
 from bigbatch.train_loop.launch import command as train_command
 from bigbatch.train_loop.launch.ray_worker import RECORDS
-from bigbatch.train_loop.launch.record_lines import NOTES, RecordPrinter, read_lines, records_of
+from bigbatch.train_loop.launch.worker_lines import NOTES, RecordPrinter, read_lines, records_of
 from bigbatch.train_loop.loop.assembly import set_up
 from bigbatch.train_loop.loop.checkpoint import CheckpointFolder
 from bigbatch.train_loop.reporter import ListReporter, report_notes

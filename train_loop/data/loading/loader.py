@@ -19,12 +19,12 @@ import torch
 from bigbatch.train_loop.config import DataConfig
 from bigbatch.train_loop.data import sampling
 from bigbatch.train_loop.data.info import DataInfo
-from bigbatch.train_loop.data.loading import process_count, read_ahead, ring
-from bigbatch.train_loop.data.loading.cores import AUTO, loader_workers
+from bigbatch.train_loop.data.loading import counts, read_ahead, ring
+from bigbatch.train_loop.data.loading.counts import AUTO, loader_workers
 from bigbatch.train_loop.data.loading.malloc import raise_malloc_thresholds
 from bigbatch.train_loop.data.pixels import boxes
 from bigbatch.train_loop.data.pixels.auto_augment import augment_policy
-from bigbatch.train_loop.data.pixels.progressive import train_image_size
+from bigbatch.train_loop.data.pixels.boxes import train_image_size
 from bigbatch.train_loop.data.source import Batch, DataSource, Epoch
 from bigbatch.train_loop.errors import ImageError
 
@@ -241,7 +241,7 @@ class LoadedSource(DataSource):
         """Rings that no read uses: one, unless reads overlap."""
         self._most = self._workers
         self._epoch = 0
-        self._reads: list[process_count.ReadCost] = []
+        self._reads: list[counts.ReadCost] = []
         """Of the epoch that is under way."""
 
     def read_train(self, batches: Sequence[sampling.Indices], epoch: Epoch) -> Iterator[Batch]:
@@ -293,7 +293,7 @@ class LoadedSource(DataSource):
     def _tune(self) -> None:
         """An epoch has ended: what its reads cost decides how many processes the next one has."""
         if self.config.loader.workers == AUTO and self._reads:
-            self._workers = process_count.enough_processes(self._reads, self._workers, self._most)
+            self._workers = counts.enough_processes(self._reads, self._workers, self._most)
         self._reads.clear()
 
     def close(self) -> None:
@@ -353,7 +353,7 @@ class LoadedSource(DataSource):
             )
         read = taken.read(job, batches, size)
         try:
-            yield from process_count.timed_batches(read, lambda: taken.busy_s, self._reads.append)
+            yield from counts.timed_batches(read, lambda: taken.busy_s, self._reads.append)
         finally:
             read.close()
             if taken.open and not self._rings:

@@ -36,6 +36,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from bigbatch.train_loop.data.loading.counts import AUTO_SLOTS, memory_per_rank_bytes, slot_count
 from bigbatch.train_loop.data.loading.loader_processes import LoaderProcesses
 from bigbatch.train_loop.data.loading.malloc import raise_malloc_thresholds
 from bigbatch.train_loop.data.loading.page_locked import page_lock
@@ -45,7 +46,6 @@ from bigbatch.train_loop.data.loading.read_ahead import (
     ReadAheadDepth,
     UpcomingIndices,
 )
-from bigbatch.train_loop.data.loading.slot_count import AUTO, memory_per_rank_bytes, slot_count
 from bigbatch.train_loop.errors import ImageError, LoaderError
 
 RESERVED_SLOTS = 2
@@ -177,7 +177,7 @@ class Ring:
         workers: int,
         images: int,
         size: int,
-        slots: int = AUTO,
+        slots: int = AUTO_SLOTS,
         pin: bool = False,
         context: BaseContext | None = None,
     ) -> None:

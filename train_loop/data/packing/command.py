@@ -23,19 +23,24 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bigbatch.base.atomic_files import replacing
-from bigbatch.base.option_values import parse_fraction
+from bigbatch.base.command_line import parse_fraction
 from bigbatch.train_loop.config import ConfigError
-from bigbatch.train_loop.data.names import is_packed
+from bigbatch.train_loop.data.catalogue import is_packed
 from bigbatch.train_loop.data.packed import schema
-from bigbatch.train_loop.data.packing.convert import PackProfile, RejectedImage, convert
-from bigbatch.train_loop.data.packing.processes import PackFailed, write_shards
 from bigbatch.train_loop.data.packing.refusals import (
     check_profile,
     make_profile,
     refuse_packed,
     what_is_packed,
 )
-from bigbatch.train_loop.data.packing.shard import ShardTask
+from bigbatch.train_loop.data.packing.shards import (
+    PackFailed,
+    PackProfile,
+    RejectedImage,
+    ShardTask,
+    convert,
+    write_shards,
+)
 from bigbatch.train_loop.data.packing.sources import PackItem, PackSource, find_source, read_entry
 from bigbatch.train_loop.host import disk_space
 from bigbatch.train_loop.host.command_line import (

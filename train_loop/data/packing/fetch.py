@@ -21,11 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bigbatch.base.atomic_files import replacing
-from bigbatch.base.option_values import nearest_word
+from bigbatch.base.command_line import nearest_word
 from bigbatch.train_loop.config import ConfigError
-from bigbatch.train_loop.data.names import PACKED_BY_HAND, data_home, how_to_make_imagenet
+from bigbatch.train_loop.data.catalogue import PACKED_BY_HAND, data_home, how_to_make_imagenet
 from bigbatch.train_loop.data.packing.command import PackFailed, pack
-from bigbatch.train_loop.data.packing.convert import PackProfile
+from bigbatch.train_loop.data.packing.shards import PackProfile
 from bigbatch.train_loop.data.packing.sources import find_source
 from bigbatch.train_loop.host.command_line import (
     INTERRUPTED,

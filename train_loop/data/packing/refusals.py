@@ -7,9 +7,9 @@ import os
 from pathlib import Path
 
 from bigbatch.train_loop.config import ConfigError
-from bigbatch.train_loop.data.names import is_packed
+from bigbatch.train_loop.data.catalogue import is_packed
 from bigbatch.train_loop.data.packed import schema
-from bigbatch.train_loop.data.packing.convert import PackProfile
+from bigbatch.train_loop.data.packing.shards import PackProfile
 from bigbatch.train_loop.data.packing.sources import PackSource
 from bigbatch.train_loop.data.pixels.jpeg import jpegtran_path
 

@@ -1,8 +1,8 @@
 """List the images of a source, with part, class and place, without unpacking anything.
 
-A source is a folder tree or tars (``tars.py``), Hugging Face Parquet files or the CIFAR-10 pickles
-(``tables.py``). Each is listed as *entries*, a name such as ``train/ant/7.jpg`` and a place to read; names then
-decide part and class.
+A source is a folder tree, or in containers (``containers.py``): tars, Hugging Face Parquet files or the CIFAR-10
+pickles. Each is listed as *entries*, a name such as ``train/ant/7.jpg`` and a place to read; names then decide part and
+class.
 """
 
 from __future__ import annotations
@@ -21,21 +21,25 @@ from typing import NamedTuple
 import numpy as np
 
 from bigbatch.train_loop.config import ConfigError
-from bigbatch.train_loop.data.packing import tables, tars
-from bigbatch.train_loop.data.packing.entry import Labelled, SourceEntry
-from bigbatch.train_loop.data.sets.held_out import hold_out
-from bigbatch.train_loop.data.sets.layout import PARTS, check_same_classes, choose_parts, find_layout, part_notes
-from bigbatch.train_loop.data.sets.scan import Listing, scan_folder
-from bigbatch.train_loop.data.sets.walk import (
+from bigbatch.train_loop.data.packing import containers
+from bigbatch.train_loop.data.packing.containers import Labelled, SourceEntry
+from bigbatch.train_loop.data.sets.layout import (
     EXTENSIONS,
+    PARTS,
     LeftOut,
+    check_same_classes,
+    choose_parts,
+    find_layout,
     images_below,
     is_folder,
     is_image,
     left_out_in_words,
     note_left_out,
+    part_notes,
     visible_entries,
 )
+from bigbatch.train_loop.data.sets.scan import Listing, scan_folder
+from bigbatch.train_loop.data.sets.subset import hold_out
 
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
 WORDNET = re.compile(r"n\d{8}(?=_)")
@@ -100,10 +104,10 @@ def find_source(path: str, val_part: float = 0.0) -> PackSource:
 def read_entry(entry: SourceEntry) -> bytes:
     """The image file's bytes; a pickle's pixels as PNG."""
     if entry.offset < 0 or entry.file.endswith(".tar"):
-        return tars.read_bytes(entry)
+        return containers.read_bytes(entry)
     if entry.file.endswith(".parquet"):
-        return tables.parquet_image(entry.file, entry.offset)
-    return tables.cifar_image(entry.file, entry.offset)
+        return containers.parquet_image(entry.file, entry.offset)
+    return containers.cifar_image(entry.file, entry.offset)
 
 
 # --- image folders ---
@@ -155,19 +159,19 @@ def _listed(root: str) -> _Listed | None:
     if not parquet and os.path.isdir(os.path.join(root, "data")):
         parquet = sorted(e.path for e in visible_entries(os.path.join(root, "data")) if e.name.endswith(".parquet"))
     if parquet:
-        wanted = tables.wanted_files(parquet)
+        wanted = containers.wanted_files(parquet)
         unread = ("test/",) if len(wanted) < len(parquet) else ()
-        return _Listed("parquet", *tables.parquet_entries(wanted), Counter(), unread)
-    pickles = next((p for p in (root, os.path.join(root, "cifar-10-batches-py")) if tables.is_cifar(p)), None)
+        return _Listed("parquet", *containers.parquet_entries(wanted), Counter(), unread)
+    pickles = next((p for p in (root, os.path.join(root, "cifar-10-batches-py")) if containers.is_cifar(p)), None)
     if pickles:
-        return _Listed("cifar10-pickle", *tables.cifar_entries(pickles), Counter())
+        return _Listed("cifar10-pickle", *containers.cifar_entries(pickles), Counter())
     # ImageNet's development kit is a tar beside those of the images, and holds none.
     tar_files = sorted(file for file in files if file.endswith(ARCHIVES) and "devkit" not in os.path.basename(file))
     if tar_files:
         left_out: LeftOut = Counter()
-        entries = [entry for file in tar_files for entry in tars.tar_entries(file, left_out)]
+        entries = [entry for file in tar_files for entry in containers.tar_entries(file, left_out)]
         if any(entry.name.endswith(".cls") for entry in entries):
-            return _Listed("webdataset", tars.webdataset_entries(entries, left_out), None, left_out)
+            return _Listed("webdataset", containers.webdataset_entries(entries, left_out), None, left_out)
         return _Listed("tar", _by_name(root, entries, left_out), None, left_out)
     if os.path.isfile(root):
         raise ConfigError(f"the source must be a folder, a tar or a Parquet file; got {root!r}. Unpack or convert it.")

@@ -12,10 +12,9 @@ import pyarrow.parquet as pq
 from PIL import Image, ImageDraw
 
 from bigbatch.train_loop.data.packed import schema
-from bigbatch.train_loop.data.packed.records import PackedFiles
-from bigbatch.train_loop.data.packed.schema import PackedInfo
+from bigbatch.train_loop.data.packed.schema import PackedFiles, PackedInfo
 from bigbatch.train_loop.data.pixels.jpeg import JpegError, read_layout
-from bigbatch.train_loop.data.sets.walk import printable
+from bigbatch.train_loop.data.sets.layout import printable
 from bigbatch.train_loop.errors import ImageError
 
 SHEET, TILE, GAP = "contact_sheet.png", 128, 6

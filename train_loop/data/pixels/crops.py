@@ -1,16 +1,70 @@
-"""Crops as for ImageNet, of images that Pillow decodes."""
+"""Crops as for ImageNet, of images that Pillow decodes: as a viewer shows them, in 8 bits. No torch.
+
+Cameras note in EXIF how they were held, and store the pixels as the sensor gave them.
+"""
 
 from __future__ import annotations
 
 import random
 
+import numpy as np
 from PIL import Image
 
 from bigbatch.train_loop.config.data_sections import AugmentConfig
 from bigbatch.train_loop.data.pixels import boxes
-from bigbatch.train_loop.data.pixels.depth import to_8_bits
-from bigbatch.train_loop.data.pixels.orientation import turn_of, turned
 from bigbatch.train_loop.errors import ImageError
+
+
+def to_8_bits(image: Image.Image) -> Image.Image:
+    """16-bit grey as 8-bit grey: Pillow's own conversion cuts off at 255, which leaves a white image.
+
+    Raises ValueError for 32-bit and float pixels, whose range nobody knows.
+    """
+    if image.mode in ("F", "I") or image.mode.startswith("I;16"):
+        pixels = np.asarray(image).astype(np.float64)
+        if image.mode == "F" or pixels.max(initial=0) > 65535:
+            raise ValueError(f"pixels of mode {image.mode!r} have no known range, convert them to 8 or 16 bits")
+        # PNG and TIFF of 16 bits open as mode I too; what stays within 8 bits is taken as it is.
+        # 65535 / 255: white stays white.
+        scale = 257.0 if image.mode != "I" or pixels.max(initial=0) > 255 else 1.0
+        return Image.fromarray(np.rint(pixels.clip(0) / scale).astype(np.uint8))
+    return image
+
+
+ORIENTATION = 0x0112
+"""The EXIF tag (Exif 3.0, §4.6.5.1.6)."""
+TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""What makes stored pixels those that a viewer shows. 1, and any other value, are shown as they are stored."""
+
+
+def turn_of(image: Image.Image) -> Image.Transpose | None:
+    """How the pixels must be turned so that they are those that a viewer shows. None: they are already.
+
+    EXIF that cannot be read turns nothing, as in viewers. Raises what Pillow raises for pixels that cannot be read.
+    """
+    image.load()  # a PNG may have EXIF after its pixels; Pillow turns a TIFF while it reads it, and drops the tag
+    try:
+        return TURNS.get(image.getexif().get(ORIENTATION, 1))
+    except Exception:  # Pillow raises SyntaxError, struct.error, KeyError and others
+        return None
+
+
+def turned(image: Image.Image, turn: Image.Transpose | None) -> Image.Image:
+    """The image as ``turn_of`` says."""
+    if turn is None:
+        return image
+    found = image.transpose(turn)
+    found.info.pop("exif", None)  # it would be turned again wherever it is written to
+    return found
+
 
 MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)

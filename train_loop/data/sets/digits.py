@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from bigbatch.train_loop.config import ConfigError, DataConfig
 from bigbatch.train_loop.data import sampling
 from bigbatch.train_loop.data.info import DataInfo
-from bigbatch.train_loop.data.pixels.progressive import train_image_size
+from bigbatch.train_loop.data.pixels.boxes import train_image_size
 from bigbatch.train_loop.data.sets.subset import subset_rows
 from bigbatch.train_loop.data.source import Batch, DataSource, Epoch
 

@@ -15,15 +15,13 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from bigbatch.train_loop.config import ConfigError, DataConfig
-from bigbatch.train_loop.config.own_names import absolute
-from bigbatch.train_loop.config.own_options import Options
+from bigbatch.train_loop.config.own_names import absolute, code_fingerprint
 from bigbatch.train_loop.config.plug_ins import DATA, is_own
+from bigbatch.train_loop.config.rules import Options
 from bigbatch.train_loop.data import sampling
 from bigbatch.train_loop.data.info import SMALL_IMAGE_SIZE, DataInfo
-from bigbatch.train_loop.plugins.code import users_code
-from bigbatch.train_loop.plugins.fingerprints import code_fingerprint
 from bigbatch.train_loop.plugins.nested import Nested, map_tensors, tensors_of
-from bigbatch.train_loop.plugins.registry import loaded
+from bigbatch.train_loop.plugins.registry import loaded, users_code
 
 KEY = "data.name"
 LOOK_AT = 8

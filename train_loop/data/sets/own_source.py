@@ -11,9 +11,8 @@ from torch.utils.data import Dataset
 from bigbatch.train_loop.config import ConfigError, DataConfig
 from bigbatch.train_loop.data import sampling
 from bigbatch.train_loop.data.info import DataInfo
-from bigbatch.train_loop.data.loading.cores import loader_workers
-from bigbatch.train_loop.data.loading.torch_loader import Key, KeyedReader
-from bigbatch.train_loop.data.sets.keyed_source import KeyedSource
+from bigbatch.train_loop.data.loading.counts import loader_workers
+from bigbatch.train_loop.data.sets.keyed_source import Key, KeyedReader, KeyedSource
 from bigbatch.train_loop.data.sets.own_sets import OwnSet, known_labels, own_sets
 from bigbatch.train_loop.data.sets.subset import subset_rows
 from bigbatch.train_loop.data.source import Batch, Epoch

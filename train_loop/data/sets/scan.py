@@ -15,11 +15,12 @@ import numpy.typing as npt
 
 from bigbatch.base.atomic_files import replacing
 from bigbatch.train_loop.config import ConfigError
-from bigbatch.train_loop.data.sets.held_out import hold_out
-from bigbatch.train_loop.data.sets.layout import TRAIN_FOLDERS, check_same_classes, find_layout
-from bigbatch.train_loop.data.sets.walk import (
+from bigbatch.train_loop.data.sets.layout import (
     EXTENSIONS,
+    TRAIN_FOLDERS,
     LeftOut,
+    check_same_classes,
+    find_layout,
     images_below,
     is_folder,
     is_image,
@@ -28,6 +29,7 @@ from bigbatch.train_loop.data.sets.walk import (
     printable,
     visible_entries,
 )
+from bigbatch.train_loop.data.sets.subset import hold_out
 
 
 @dataclass(frozen=True)

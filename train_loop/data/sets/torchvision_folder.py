@@ -17,11 +17,10 @@ from torchvision import transforms
 from bigbatch.train_loop.config import DataConfig
 from bigbatch.train_loop.data import sampling
 from bigbatch.train_loop.data.info import DataInfo
-from bigbatch.train_loop.data.loading.cores import loader_workers
+from bigbatch.train_loop.data.loading.counts import loader_workers
 from bigbatch.train_loop.data.loading.loader import stand_in_places
-from bigbatch.train_loop.data.loading.torch_loader import Key, KeyedReader
 from bigbatch.train_loop.data.pixels import boxes, crops
-from bigbatch.train_loop.data.sets.keyed_source import KeyedSource
+from bigbatch.train_loop.data.sets.keyed_source import Key, KeyedReader, KeyedSource
 from bigbatch.train_loop.data.sets.scan import Listing
 from bigbatch.train_loop.data.source import Batch, Epoch
 from bigbatch.train_loop.errors import ImageError

@@ -19,10 +19,9 @@ from PIL import Image
 from bigbatch.train_loop.config import ConfigError, DataConfig, TrainConfig, data_config
 from bigbatch.train_loop.data import sampling
 from bigbatch.train_loop.data.catalogue import describe_data_set, open_data
-from bigbatch.train_loop.data.loading import whole_set
-from bigbatch.train_loop.data.loading.device_source import DeviceSource
+from bigbatch.train_loop.data.loading import device_source
+from bigbatch.train_loop.data.loading.device_source import DeviceSource, cut_windows
 from bigbatch.train_loop.data.loading.loader import LoadedSource
-from bigbatch.train_loop.data.pixels.windows import cut_windows
 from bigbatch.train_loop.data.source import Batch, DataSource, Epoch
 from bigbatch.train_loop.errors import ImageError
 from bigbatch.train_loop.host import once_a_node
@@ -163,7 +162,7 @@ def test_a_run_is_that_of_the_ring(sets: dict[str, Path]) -> None:
 def test_images_are_decoded_once_for_all_processes_of_a_node(
     sets: dict[str, Path], temporary: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(whole_set, "SAY_BYTES", 0)
+    monkeypatch.setattr(device_source, "SAY_BYTES", 0)
     opened(sets["small"])
     (first,) = kept(temporary)
     monkeypatch.setattr(once_a_node, "_held", {})  # as in another process
@@ -230,7 +229,7 @@ def test_what_suits_not_is_decoded_in_each_epoch(
     with pytest.raises(ConfigError, match=r"square training images of one size; got others in .*Write .*=auto"):
         describe_data_set(config_of(mixed, **{"loader.name": "device"}), open_some=True)
     with monkeypatch.context() as patch:
-        patch.setattr(whole_set, "usable_memory_bytes", lambda: 8 * 50_000)
+        patch.setattr(device_source, "usable_memory_bytes", lambda: 8 * 50_000)
         left(sets["small"], "more than a 8th of the node's memory", False)
     with monkeypatch.context() as patch:
         room = collections.namedtuple("room", "f_bavail f_frsize")

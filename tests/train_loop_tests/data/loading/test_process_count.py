@@ -13,9 +13,9 @@ import torch
 
 from bigbatch.train_loop.config import BatchSplit, DataConfig, LoaderConfig
 from bigbatch.train_loop.data.info import DataInfo
-from bigbatch.train_loop.data.loading import process_count, ring
+from bigbatch.train_loop.data.loading import counts, ring
+from bigbatch.train_loop.data.loading.counts import ReadCost, enough_processes
 from bigbatch.train_loop.data.loading.loader import IndexedImages, LoadedSource, WriteImage
-from bigbatch.train_loop.data.loading.process_count import ReadCost, enough_processes
 from bigbatch.train_loop.data.source import Batch
 
 IMAGE_S = 0.004
@@ -38,7 +38,7 @@ CLOCK = Clock()
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_count, "time", CLOCK)
+    monkeypatch.setattr(counts, "time", CLOCK)
     monkeypatch.setattr(ring, "time", CLOCK)
     monkeypatch.setattr(multiprocessing, "get_context", functools.partial(multiprocessing.get_context, "fork"))
 
@@ -102,7 +102,7 @@ def test_a_source_keeps_what_its_consumer_needs(
     step_s: float, wanted: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Batches of 24 take 0.096 s of work; against a step of 70 ms that is 1.4 processes, with room 1.65."""
-    monkeypatch.setattr(process_count, "MIN_MEASURED_S", 0.1)
+    monkeypatch.setattr(counts, "MIN_MEASURED_S", 0.1)
     source, split = source_of(-1, monkeypatch), BatchSplit(1, 1, 24)
     assert source.processes == 6  # the cores but one
     seen = []
@@ -117,9 +117,9 @@ def test_a_source_keeps_what_its_consumer_needs(
 
 
 def test_batches_do_not_depend_on_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_count, "MIN_MEASURED_S", 0.0)
+    monkeypatch.setattr(counts, "MIN_MEASURED_S", 0.0)
     monkeypatch.setattr(
-        process_count, "enough_processes", lambda reads, now, most: 1 + now % most
+        counts, "enough_processes", lambda reads, now, most: 1 + now % most
     )  # another number each epoch
     tuned, fixed = source_of(-1, monkeypatch, cores=4), source_of(0, monkeypatch)
     numbers = []
@@ -134,7 +134,7 @@ def test_batches_do_not_depend_on_what_was_measured(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_number_of_the_configuration_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_count, "MIN_MEASURED_S", 0.0)
+    monkeypatch.setattr(counts, "MIN_MEASURED_S", 0.0)
     source = source_of(3, monkeypatch)
     for epoch in range(2):
         for _ in source.train_batches(0, epoch, BatchSplit(1, 1, 24), 0):

@@ -24,7 +24,7 @@ from bigbatch.train_loop.data.loading.read_ahead import ReadAheadDepth, Upcoming
 from bigbatch.train_loop.data.loading.ring import Ring
 from bigbatch.train_loop.data.packed import images as packed_images
 from bigbatch.train_loop.data.packed.images import PackedImages
-from bigbatch.train_loop.data.packed.records import PackedFiles
+from bigbatch.train_loop.data.packed.schema import PackedFiles
 from bigbatch.train_loop.data.source import Epoch
 from bigbatch.train_loop.errors import ImageError
 from helpers.packed_sets import pack_here

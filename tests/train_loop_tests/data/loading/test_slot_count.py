@@ -14,7 +14,7 @@ import torch
 from bigbatch.train_loop.config import BatchSplit, ConfigError, DataConfig, LoaderConfig, TrainConfig
 from bigbatch.train_loop.data.catalogue import describe_data_set, open_data
 from bigbatch.train_loop.data.loading import ring
-from bigbatch.train_loop.data.loading.slot_count import memory_per_rank_bytes, slot_count
+from bigbatch.train_loop.data.loading.counts import memory_per_rank_bytes, slot_count
 from bigbatch.train_loop.data.loading.upload import COPIES_AHEAD
 from bigbatch.train_loop.loop.checkpoint import FORMAT, check_same_run, describe_data
 from helpers.noise_images import write_noise_images
@@ -78,8 +78,8 @@ def test_any_number_fits_or_is_the_fewest(caplog: pytest.LogCaptureFixture) -> N
 def test_a_rank_has_its_share_of_the_nodes_memory(
     env: dict[str, str], part: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bigbatch.train_loop.data.loading.slot_count.usable_memory_bytes", lambda env: 64 * GB)
-    monkeypatch.setattr("bigbatch.train_loop.data.loading.slot_count.usable_cpus", lambda env: 8)
+    monkeypatch.setattr("bigbatch.train_loop.data.loading.counts.usable_memory_bytes", lambda env: 64 * GB)
+    monkeypatch.setattr("bigbatch.train_loop.data.loading.counts.usable_cpus", lambda env: 8)
     assert memory_per_rank_bytes(env) == part * 64 * GB
 
 

@@ -24,7 +24,7 @@ from PIL import Image
 from bigbatch.train_loop.config import ConfigError, DataConfig
 from bigbatch.train_loop.data.catalogue import check_stage, describe_data_set, open_data
 from bigbatch.train_loop.data.packed import stage
-from bigbatch.train_loop.data.packed.records import PackedFiles
+from bigbatch.train_loop.data.packed.schema import PackedFiles
 from bigbatch.train_loop.data.packing import command as pack_command
 from bigbatch.train_loop.host import once_a_node
 from bigbatch.train_loop.launch import command as train_command

@@ -207,7 +207,7 @@ def test_an_impossible_subset_is_refused(part: float) -> None:
 
 
 def test_home_is_a_folder_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    from bigbatch.train_loop.data.names import data_home
+    from bigbatch.train_loop.data.catalogue import data_home
 
     monkeypatch.delenv("BIGBATCH_DATA", raising=False)
     assert str(data_home()) == os.path.expanduser("~/.cache/bigbatch")

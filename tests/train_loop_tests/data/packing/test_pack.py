@@ -29,7 +29,7 @@ from bigbatch.train_loop.config import (
 )
 from bigbatch.train_loop.data.catalogue import describe_data_set, open_data
 from bigbatch.train_loop.data.packing import command
-from bigbatch.train_loop.data.packing.convert import PackProfile, RejectedImage, convert
+from bigbatch.train_loop.data.packing.shards import PackProfile, RejectedImage, convert
 from bigbatch.train_loop.data.packing.sources import find_source
 from bigbatch.train_loop.data.sets import folder
 from bigbatch.train_loop.data.sets.scan import scan_folder

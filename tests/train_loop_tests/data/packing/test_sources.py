@@ -19,7 +19,7 @@ from PIL import Image
 
 from bigbatch.train_loop.config import ConfigError, DataConfig
 from bigbatch.train_loop.data.catalogue import describe_data_set, open_data
-from bigbatch.train_loop.data.packing import tables
+from bigbatch.train_loop.data.packing import containers
 from bigbatch.train_loop.data.packing.sources import find_source, read_entry
 from helpers.packed_sets import CLASSES, cifar_pickles, pack_here, rows, write_images
 
@@ -179,7 +179,7 @@ def test_the_published_cifar_pickles_are_of_python_2(tmp_path: Path) -> None:
         loaded, buffer = pickle.loads(path.read_bytes()), io.BytesIO()
         Python2(buffer, protocol=2).dump(loaded)
         path.write_bytes(buffer.getvalue().replace(b"numpy._core.multiarray", b"numpy.core.multiarray"))
-    tables._unpickle.cache_clear()
+    containers._unpickle.cache_clear()
     assert b"numpy.core.multiarray" in (root / "test_batch").read_bytes()
     source = find_source(str(root))
     assert source.class_names == expected.class_names and source.val == [

@@ -16,7 +16,8 @@ import pytest
 import torch
 from PIL import Image
 
-from bigbatch.train_loop.data.pixels import boxes, crops, decode, jpeg
+from bigbatch.train_loop.data.packed import images as decode
+from bigbatch.train_loop.data.pixels import boxes, crops, jpeg
 from helpers.photographs import photograph
 
 SAMPLE = Path(os.environ.get("BIGBATCH_IMAGENET_SAMPLE", "imagenet_sample_500.tar"))

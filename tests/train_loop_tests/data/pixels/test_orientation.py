@@ -15,7 +15,7 @@ from PIL import Image, PngImagePlugin
 
 from bigbatch.train_loop.config import DataConfig, LoaderConfig
 from bigbatch.train_loop.data.catalogue import open_data
-from bigbatch.train_loop.data.packing.convert import PackProfile, convert
+from bigbatch.train_loop.data.packing.shards import PackProfile, convert
 from bigbatch.train_loop.data.pixels.crops import decode_rgb
 from bigbatch.train_loop.data.source import Epoch
 from helpers.packed_sets import pack_here

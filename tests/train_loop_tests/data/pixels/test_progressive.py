@@ -13,7 +13,7 @@ from torch import nn
 
 from bigbatch.train_loop.config import BatchSplit, ConfigError, DataConfig, LoaderConfig, ModelConfig, TrainConfig
 from bigbatch.train_loop.data.catalogue import describe_data_set, open_data
-from bigbatch.train_loop.data.pixels.progressive import other_sizes, train_image_size
+from bigbatch.train_loop.data.pixels.boxes import other_sizes, train_image_size
 from bigbatch.train_loop.loop import memory_probe
 from bigbatch.train_loop.loop.train import TrainingStopped, train
 from bigbatch.train_loop.model.networks import check_model

@@ -16,8 +16,8 @@ from bigbatch.train_loop.config import ConfigError, DataConfig
 from bigbatch.train_loop.data.catalogue import describe_data_set, look, open_data
 from bigbatch.train_loop.data.packing import command as pack_command
 from bigbatch.train_loop.data.packing.sources import PackSource, find_source
-from bigbatch.train_loop.data.sets.held_out import hold_out
 from bigbatch.train_loop.data.sets.scan import FolderScan, scan_folder
+from bigbatch.train_loop.data.sets.subset import hold_out
 from bigbatch.train_loop.launch.command import announce, make_run_plan
 from bigbatch.tune.commands.tune import tune_main
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from bigbatch.cluster.host.site import profiles
-from bigbatch.cluster.host.site.profiles import InputError, find_site, format_time, load_site, parse_time
+from bigbatch.cluster.host import profiles
+from bigbatch.cluster.host.profiles import InputError, find_site, format_time, load_site, parse_time
 from helpers.paths import ROOT
 
 BUILT_IN = sorted(profiles.BUILT_IN.glob("*.toml"))

@@ -1,9 +1,14 @@
-"""A reporter for runs without Ray: a signal makes the run save before it ends."""
+"""Listeners to a full run: a reporter that lets a signal save and end a run without Ray, and ``trace.jsonl``."""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
 import signal
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
 
 from bigbatch.base.waits import SAME_SIGNAL_S
 from bigbatch.train_loop.host.signals import SAVING, StopSignals, say_from_handler
@@ -48,3 +53,29 @@ class StopOnSignal(PrintReporter):
     def _asked(self, signum: int) -> None:
         if self._rank == 0:
             say_from_handler(SAVING)
+
+
+TRACE_FILE = "trace.jsonl"
+
+
+def trace_writer(output: Path, workers: int) -> Callable[[EpochRecord], None]:
+    """A function that appends a record's line to the file in ``output``.
+
+    An epoch that is trained again, because a kill lost its checkpoint, gets another line. A full disk loses lines: the
+    records are also in the checkpoint.
+    """
+
+    def write(record: EpochRecord) -> None:
+        values = record.to_dict()
+        epoch_s = sum(values[name] or 0.0 for name, column in EpochRecord.columns().items() if column.epoch_part)
+        line = {
+            "at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "slurm_job": os.environ.get("SLURM_JOB_ID"),
+            "workers": workers,
+            "device_hours": round(workers * epoch_s / 3600, 6),
+            **values,
+        }
+        with contextlib.suppress(OSError), (output / TRACE_FILE).open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+    return write

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bigbatch.cluster.host.site.profiles import Site
+from bigbatch.cluster.host.profiles import Site
 
 TIMEOUT_S = 15.0
 SHOWN_LINES = 12

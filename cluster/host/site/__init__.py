@@ -1,1 +1,0 @@
-"""Reads the profile of a site and its quota."""

@@ -1,0 +1,314 @@
+"""Shards of a packed data set, each written by one process: images read, converted, stored, renamed into place.
+
+    this process ── ShardTask ──▶ a process
+         ▲                            │ reads, converts, writes
+         └── images done, or None ────┘   None: give me a task
+
+Nothing is shared but the pipes, so a process that is killed at any moment leaves no lock behind, and a process whose
+pipe has lost its other end has lost its parent and ends. An image that cannot be stored is refused with the reason.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing
+import signal
+import time
+import traceback
+import warnings
+import zlib
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from multiprocessing import connection, resource_tracker
+from multiprocessing.context import SpawnContext
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from PIL import Image, UnidentifiedImageError
+
+from bigbatch.base.atomic_files import replacing
+from bigbatch.train_loop.data.packed import schema
+from bigbatch.train_loop.data.packing.sources import PackItem, read_entry
+from bigbatch.train_loop.data.pixels import jpeg
+from bigbatch.train_loop.data.pixels.crops import to_8_bits, turn_of, turned
+
+
+class RejectedImage(ValueError):
+    """An image that cannot be converted. The message is the reason."""
+
+
+@dataclass(frozen=True)
+class PackProfile:
+    """How images are stored."""
+
+    name: str = "full"
+    """``full``: original resolution; ``fast``: resized to ``short_side``."""
+    short_side: int = 256
+    """fast: pixels of the shorter side; smaller images keep their size."""
+    quality: int = 90
+    """Of images that must be encoded anew: all in ``fast``, in ``full`` those that were no plain JPEG."""
+    jpegtran: str | None = None
+    """Program for ``full`` without loss; None: JPEGs are encoded again with their own tables."""
+
+
+@dataclass(frozen=True)
+class StoredImage:
+    """A record: an image file's bytes, and the facts about it."""
+
+    data: bytes
+    width: int
+    height: int
+    pixel_sums: npt.NDArray[np.float64]
+    """``[3, 2]``: of red, green and blue, mean and mean square over the image, of values 0 to 1."""
+
+
+def convert(data: bytes, profile: PackProfile) -> StoredImage:
+    """Raises RejectedImage with the reason in a few words."""
+    if not data:
+        raise RejectedImage("zero bytes")
+    try:
+        with warnings.catch_warnings():
+            # A small file can unpack to gigabytes: Pillow only warns of it, which would end this process for want of
+            # memory.
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            image = Image.open(BytesIO(data))
+            image.load()
+            stored = _store(data, image, profile)
+        pixels = _statistics(to_8_bits(image).convert("RGB"))
+    except UnidentifiedImageError:
+        raise RejectedImage("no image that Pillow knows") from None
+    except Exception as error:  # Pillow raises OSError, SyntaxError, ValueError, struct.error and others
+        raise RejectedImage(" ".join(str(error).split()) or type(error).__name__) from None
+    # Opened once more: what is stored may be turned or smaller than what came in, and the index needs its size.
+    with Image.open(BytesIO(stored)) as final:
+        width, height = final.size
+    with contextlib.suppress(jpeg.JpegError):  # one without marks is decoded whole
+        stored = jpeg.stamp(stored)
+    return StoredImage(stored, width, height, pixels)
+
+
+def _store(data: bytes, image: Image.Image, profile: PackProfile) -> bytes:
+    turn = turn_of(image)
+    plain = image.mode in ("RGB", "L") and turn is None
+    small = image.width * image.height < jpeg.MIN_PIXELS
+    if plain and small and image.format in ("JPEG", "PNG"):
+        return data
+    if profile.name == "full" and plain and image.format == "JPEG":
+        if profile.jpegtran:
+            try:
+                return jpeg.with_restarts(data, profile.jpegtran)
+            except jpeg.JpegError:
+                pass  # damaged in a way that Pillow reads over
+        return jpeg.encode(image, quality=None)
+    upright = turned(_as_rgb(image), turn)
+    if profile.name == "fast":
+        upright = _shrink(upright, profile.short_side)
+    elif small:
+        return _png(upright)
+    return jpeg.encode(upright, profile.quality)
+
+
+def _as_rgb(image: Image.Image) -> Image.Image:
+    """Grey stays grey; 16 bits become 8; transparency is dropped, as in an image folder."""
+    image = to_8_bits(image)
+    return image if image.mode in ("RGB", "L") else image.convert("RGB")
+
+
+def _shrink(image: Image.Image, short_side: int) -> Image.Image:
+    scale = short_side / min(image.size)
+    if scale >= 1:
+        return image
+    return image.resize((round(image.width * scale), round(image.height * scale)), Image.Resampling.LANCZOS)
+
+
+def _png(image: Image.Image) -> bytes:
+    buffer = BytesIO()
+    image.save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def _statistics(image: Image.Image) -> npt.NDArray[np.float64]:
+    """From all pixels of a small image, or every 16th of a larger one: that suffices for a data set's mean."""
+    step = 4 if min(image.size) > 64 else 1
+    pixels = np.asarray(image)[::step, ::step].reshape(-1, 3) / 255
+    return np.stack([pixels.mean(0), np.square(pixels).mean(0)], axis=1)
+
+
+BATCH_BYTES = 32 << 20
+"""Images in a record batch. A process holds two batches in memory."""
+
+Row = tuple[object, ...]
+
+
+@dataclass(frozen=True)
+class ShardTask:
+    """The work of one process: one shard."""
+
+    folder: Path
+    file: str
+    part: str
+    items: Sequence[PackItem]
+    profile: PackProfile
+
+    @property
+    def note(self) -> Path:
+        """This file is written after the shard. If it exists, the shard is complete."""
+        return self.folder / f"{self.file}.json"
+
+
+def write_shard(task: ShardTask, count_image: Callable[[], None]) -> None:
+    """Write the shard, then its note. Raises OSError if the disk is full or the source is gone."""
+    rejected: list[tuple[str, str, str]] = []
+    sums, images, largest = np.zeros((3, 2)), 0, 0
+    target = task.folder / task.file
+    metadata = {schema.METADATA_KEY: json.dumps({"part": task.part}).encode()}
+    shard_schema = schema.SHARD_SCHEMA.with_metadata(metadata)
+    with replacing(target, durable=True, one_writer=True) as file, pa.ipc.new_file(file, shard_schema) as writer:
+        rows: list[Row] = []
+        waiting = 0
+        for item in task.items:
+            try:
+                stored = convert(read_entry(item.entry), task.profile)
+            except RejectedImage as reason:
+                rejected.append((task.part, item.entry.name, str(reason)))
+                count_image()
+                continue
+            rows.append(_row(item, stored))
+            sums += stored.pixel_sums
+            images, largest = images + 1, max(largest, stored.width, stored.height)
+            waiting += len(stored.data)
+            if waiting >= BATCH_BYTES:
+                writer.write_batch(_batch(rows, shard_schema))
+                rows, waiting = [], 0
+            count_image()
+        if rows:
+            writer.write_batch(_batch(rows, shard_schema))
+    facts = {
+        "shard": vars(
+            schema.ShardInfo(task.file, task.part, images, target.stat().st_size, schema.file_sha256(target))
+        ),
+        "rejected": rejected,
+        "pixel_sums": sums.tolist(),
+        "largest_side": largest,
+    }
+    with replacing(task.note, one_writer=True) as file:
+        file.write(json.dumps(facts).encode())
+
+
+def _row(item: PackItem, stored: StoredImage) -> Row:
+    # File names need not be UTF-8, but Arrow's strings are.
+    key = item.entry.name.encode(errors="surrogateescape").decode(errors="replace")
+    return (stored.data, key, item.label, stored.height, stored.width, zlib.crc32(stored.data))
+
+
+def _batch(rows: list[Row], arrow_schema: pa.Schema) -> pa.RecordBatch:
+    columns = [
+        pa.array(column, field.type) for column, field in zip(zip(*rows, strict=True), arrow_schema, strict=True)
+    ]
+    return pa.record_batch(columns, schema=arrow_schema)
+
+
+End = connection.Connection
+"""Of a pipe. A process sends None, a count of images or an error, and gets tasks."""
+TELL_S = 0.2
+"""Seconds between a process's counts."""
+WAKE_S = 0.5
+"""Seconds without news, at most."""
+
+
+class PackFailed(RuntimeError):
+    """The pack ended early. Finished shards are kept."""
+
+
+def write_shards(tasks: Sequence[ShardTask], workers: int) -> Generator[int, None, None]:
+    """Write all shards. Yields the number of images seen so far, several times a second.
+
+    To be closed: processes that still write are killed then, as a shard takes minutes and half of one is worth nothing.
+
+    Raises OSError as ``write_shard`` does, PackFailed where a process was killed or failed in another way.
+    """
+    context = multiprocessing.get_context("spawn")  # fork would copy Arrow's threads in an unknown state
+    waiting, images = deque(tasks), 0
+    processes: dict[End, BaseProcess] = {}
+    try:
+        for _ in range(min(workers, len(tasks))):
+            end, process = _start(context)
+            processes[end] = process
+        while processes:
+            ready = connection.wait(list(processes), WAKE_S)
+            for end in [end for end in processes if end in ready]:
+                try:
+                    news = end.recv()
+                    task = waiting.popleft() if news is None and waiting else None
+                    if task:
+                        end.send(task)
+                except (EOFError, ConnectionError):
+                    raise PackFailed(
+                        "a process was killed (memory?); the same command goes on from the finished shards"
+                    ) from None
+                if isinstance(news, Exception):
+                    raise news
+                if news is not None:
+                    images += news
+                elif task is None:
+                    end.close()
+                    processes.pop(end).join()
+            yield images
+    finally:
+        # All first: one that is joined before the others are killed would keep them writing.
+        for process in processes.values():
+            process.kill()
+        for end, process in processes.items():
+            process.join()
+            end.close()
+
+
+def _start(context: SpawnContext) -> tuple[End, BaseProcess]:
+    here, there = context.Pipe()
+    # daemon: it must not outlive this process, whose end would otherwise wait for it.
+    process = context.Process(target=_work, args=(there,), daemon=True)
+    # Ctrl-C on a terminal reaches all processes: this one answers it. Blocked before its first line, for good.
+    resource_tracker.ensure_running()  # which would unblock it
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        process.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        there.close()  # or this process would not see the other one end
+    return here, process
+
+
+# --- in a process of its own ---
+
+
+def _work(end: End) -> None:
+    with contextlib.suppress(EOFError, ConnectionError):  # there is nothing more to do, or the parent has ended
+        while True:
+            end.send(None)
+            task = end.recv()
+            try:
+                _write(task, end)
+            except OSError as error:
+                end.send(error)
+            except Exception:
+                end.send(PackFailed(f"a process failed:\n{traceback.format_exc(limit=8)}"))
+
+
+def _write(task: ShardTask, end: End) -> None:
+    told, images = time.monotonic(), 0
+
+    def count_image() -> None:
+        nonlocal told, images
+        images += 1
+        if time.monotonic() - told >= TELL_S:
+            end.send(images)
+            told, images = time.monotonic(), 0
+
+    write_shard(task, count_image)
+    end.send(images)
