@@ -207,7 +207,7 @@ def _read_again(state: dict[str, Any], what: str, where: str) -> dict[str, Any]:
 
 
 def _refusal(config: TrainConfig, info: DataInfo | None, error: Exception) -> ConfigError:
-    reason = " ".join(f"{type(error).__name__}: {error}".split())
+    reason = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(".")
     if isinstance(error, IndexError) and info and info.are_classes and not info.num_classes:  # out of bounds
         reason += f" and workload.num_classes=0, as data.name={config.data.name} returns no num_classes,"
     return ConfigError(

@@ -179,7 +179,7 @@ def pack(source: PackSource, destination: Path, profile: PackProfile, workers: i
     stored = len(source.train) + len(source.val) - rejected
     print(f"packed {stored} images of {len(source.class_names)} classes into {destination}")
     if rejected:
-        print(f"rejected {rejected} images: see {destination / schema.REJECTED}")
+        print(f"rejected {rejected} image{'s' * (rejected > 1)}: see {destination / schema.REJECTED}")
     return 0
 
 
