@@ -50,6 +50,13 @@ def test_torchvisions_loader_has_the_same_images_by_its_own_transforms(folder: P
     other.close()
 
 
+def test_torchvisions_loader_seeds_no_gpu(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dropout there would draw the same masks again and again. torch seeds GPUs later where none is in use yet."""
+    seeded: list[int] = []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded.append)
+    assert next(torchvision_source(folder, workers=0).train_batches(3, 1, BatchSplit(1, 2, 4), 0)) and seeded == []
+
+
 def test_torchvisions_loader_replaces_bad_images_too(broken: Path) -> None:
     source = torchvision_source(broken, on_bad_image="skip")
     (batch, labels), (_, others) = source.read_train([np.array([3, 4, 25, 30]), np.array([7, 8])], Epoch(1, 1))
