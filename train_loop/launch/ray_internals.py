@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from bigbatch.train_loop.config import ConfigError
@@ -55,6 +56,9 @@ INLINE_CONTROLLER = PrivateUse(
         f"{_TRAIN}.execution.worker_group.placement_group_handle:DefaultPlacementGroupHandle",
         f"{_TRAIN}.callbacks.placement_group_callback:PlacementGroupCleanerCallback",
         f"{_TRAIN}.callbacks.datasets:DatasetsCallback",
+        f"{_TRAIN}.execution.scaling_policy.scaling_policy:ScalingPolicy._send_resource_request",
+        f"{_TRAIN}.execution.scaling_policy.scaling_policy:ScalingPolicy._maybe_send_resource_request",
+        f"{_TRAIN}.execution.scaling_policy.scaling_policy:ScalingPolicy._cancel_resource_request",
         "ray.tune.trainable.function_trainable:wrap_function.__mixins__",
     ),
     "each trial starts Ray Train's own processes, which takes some seconds longer",
@@ -85,6 +89,14 @@ STAGED_TRIALS = PrivateUse(
     ),
     "a trial that does not fit on the nodes that are left waits for other nodes",
 )
+TUNE_START = PrivateUse(
+    (
+        "ray.air._internal.usage:tag_callbacks",
+        "ray.tune.execution.class_cache:_ActorClassCache.get",
+        "ray.tune.execution.class_cache:_ActorClassCache._cache",
+    ),
+    "the first trials start some seconds later",
+)
 SESSION = PrivateUse(
     ("ray.train._internal.session:get_session",), "a trial that is stopped may still run while the next one starts"
 )
@@ -110,9 +122,12 @@ VARIABLES = PrivateUse(
     "a process that has imported Ray before cannot start a cluster with a token: import Ray within functions",
 )
 FOR_TRAINING = (PREEMPTION, PROCESS_GROUPS, OWN_PATH, VARIABLES)
-FOR_SEARCHES = (*FOR_TRAINING, INLINE_CONTROLLER, KEPT_WORKERS, MEMORY_KILLS, STAGED_TRIALS, SESSION, HEAD)
+FOR_SEARCHES = (
+    *FOR_TRAINING, INLINE_CONTROLLER, KEPT_WORKERS, TUNE_START, MEMORY_KILLS, STAGED_TRIALS, SESSION, HEAD,
+)  # fmt: skip
 PRIVATE_FOLDER = "ray:init._temp_dir"
 """Without it Ray's sockets and logs would lie where all users of the machine see them."""
+PRESTART = "--num_prestart_python_workers="
 METRICS_PORT = "ray:init._metrics_export_port"
 
 
@@ -127,7 +142,14 @@ def read_variables_again() -> None:
 
 def has(use: PrivateUse) -> bool:
     """Whether this Ray has all names of ``use``, and they may be used."""
-    return os.environ.get(SWITCH, "1") != "0" and not missing_names(use.names)
+    return os.environ.get(SWITCH, "1") != "0" and (_is_tested() or not missing_names(use.names))
+
+
+def _is_tested() -> bool:
+    # To look for the names would import torch, which takes the search's own process two seconds before its first trial.
+    import ray
+
+    return ray.__version__.startswith(f"{TESTED}.")
 
 
 def missing_names(names: Iterable[str]) -> list[str]:
@@ -211,11 +233,14 @@ def _has_preemption() -> bool:
 
 
 @contextlib.contextmanager
-def own_process_groups() -> Iterator[None]:
+def own_process_groups(ready: int | None = None) -> Iterator[None]:
     """Within the block, processes that Ray starts lead their own process groups.
 
     A terminal's Ctrl-C or hang-up, ``timeout`` and ``kill -- -PGID`` signal the whole group of the driver.
     Ray's processes would die of it before trials have saved. They still end with the driver: the kernel signals them.
+
+    Args:
+        ready: how many processes for work Ray is to start at once; None: as many as it does itself, one for each CPU.
     """
     if not has(PROCESS_GROUPS):
         yield
@@ -223,7 +248,13 @@ def own_process_groups() -> Iterator[None]:
     from ray._private import services
 
     popen = services.ConsolePopen
-    services.ConsolePopen = functools.partial(popen, process_group=0)
+
+    def start(command: list[str], *args: object, **more: object) -> object:
+        if ready is not None:
+            command = [f"{PRESTART}{ready}" if part.startswith(PRESTART) else part for part in command]
+        return popen(command, *args, **more, process_group=0)
+
+    services.ConsolePopen = start
     try:
         yield
     finally:
@@ -301,6 +332,36 @@ def memory_kills_as(error_of: Callable[[str], Exception]) -> Iterator[None]:
         RayActorManager._actor_task_failed = before
 
 
+@contextlib.contextmanager
+def quick_start_of_trials() -> Iterator[None]:
+    """Within the block, Tune starts trials in processes that Ray has ready, and loads only what it uses.
+
+    Tune would give each trial the variables that it finds in the driver's environment, and so a process of its own:
+    the job has these variables already. It would load W&B and MLflow to count for Ray's telemetry, which is off, who
+    uses them.
+    """
+    if not has(TUNE_START):
+        yield
+        return
+    import ray
+    from ray.air._internal import usage
+    from ray.tune.execution.class_cache import _ActorClassCache
+
+    def get(self: Any, trainable_cls: type) -> Any:
+        if trainable_cls not in self._cache:
+            self._cache[trainable_cls] = ray.remote(trainable_cls)
+        return self._cache[trainable_cls]
+
+    with contextlib.ExitStack() as stack:
+        for owner, name, new in (
+            (usage, "tag_callbacks", lambda _callbacks: False),
+            (_ActorClassCache, "get", get),
+        ):
+            stack.callback(setattr, owner, name, getattr(owner, name))
+            setattr(owner, name, new)
+        yield
+
+
 def finish_session(timeout_s: float) -> None:
     """Wait until the function of this process's trial has ended."""
     if has(SESSION):
@@ -367,6 +428,19 @@ class _Borrowed:
         pass
 
 
+class _AsksForNothing:
+    """Over ``ScalingPolicy``: Tune has placed the workers, so no autoscaler is asked for room for them.
+
+    Ray would start an actor for that, before the first trial.
+    """
+
+    def _send_resource_request(self) -> None:
+        pass
+
+    _maybe_send_resource_request = _send_resource_request
+    _cancel_resource_request = _send_resource_request
+
+
 class _PlacedByTune:
     """Over ``WorkerGroup``: its workers use the placement group that Tune made for the trial."""
 
@@ -413,6 +487,9 @@ class _Kept:
         return self.barrier
 
 
+LIGHT = "BIGBATCH_LIGHT_PROCESS"
+"""A variable of processes that need no torch. The actor at which workers meet has it: with the job's own environment it
+would take a process that is ready for a worker."""
 ANSWER_S = 10.0
 """How long a worker may take to answer between two trials, and to leave one that Tune has stopped: it looks after a
 step, once a second. One that takes longer is ended."""
@@ -462,8 +539,9 @@ class _KeepsWorkers(_PlacedByTune):
             kept.end()
             kept = None
         self._taken, made_by_ray = kept, worker_group.SynchronizationActor
+        apart = SimpleNamespace(options=functools.partial(made_by_ray.options, runtime_env={"env_vars": {LIGHT: "1"}}))
         try:
-            worker_group.SynchronizationActor = kept or made_by_ray
+            worker_group.SynchronizationActor = kept or apart
             super()._start_impl(builder)  # type: ignore[misc]
         finally:
             worker_group.SynchronizationActor = made_by_ray
@@ -554,6 +632,9 @@ class _WithoutActors:
 
         group = type("TrialWorkerGroup", (*self.over_worker_group, WorkerGroup), dict(self.of_worker_group))
         controller_of: Any = type("TrialController", (_InTrial, TrainController), {"worker_group_cls": group})
+        policy: Any = controller_kwargs["scaling_policy"]
+        policy_of = type("TrialScalingPolicy", (_AsksForNothing, type(policy)), {})
+        controller_kwargs["scaling_policy"] = policy_of(policy.scaling_config)
 
         async def run() -> object:
             controller = controller_of(**controller_kwargs)

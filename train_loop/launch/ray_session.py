@@ -71,6 +71,11 @@ METRICS = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
 }
 """With the one that has our gauges, at the port that is given to Ray."""
+READY = {
+    "RAY_preload_python_modules": "bigbatch.train_loop.launch.load_ahead",
+    "RAY_idle_worker_killing_time_threshold_ms": "30000",  # those beyond one for each CPU: 1 s is too short
+}
+"""Processes load ahead what trials need, and wait for the first of them."""
 OTHER_CLUSTER_VARIABLES = ("RAY_NAMESPACE", "RAY_TMPDIR", "RAY_JOB_CONFIG_JSON_ENV_VAR", "RAY_REDIS_ADDRESS")
 """Settings of another cluster of the user. Ray would apply them to this one."""
 
@@ -92,14 +97,19 @@ class LocalRay:
         cpus, gpus: what the cluster may use (the allocation's, not the host's).
         log_file: Ray's own messages in this process go there.
         metrics_port: where Prometheus finds Ray's metrics, on loopback; None: nowhere.
+        ready: how many processes start with Ray and load ahead what trials and their workers need; None: Ray
+            starts its own number, and none of them loads anything.
 
     Raises:
         ConfigError: the temporary folder's path is too long for Unix sockets; Ray cannot keep its files private.
         RayStartError: Ray did not start after a few attempts; its logs are kept beside ``log_file``.
     """
 
-    def __init__(self, cpus: int, gpus: int, log_file: Path, metrics_port: int | None = None) -> None:
+    def __init__(
+        self, cpus: int, gpus: int, log_file: Path, metrics_port: int | None = None, *, ready: int | None = None
+    ) -> None:
         self._cpus, self._gpus, self._log_file, self._metrics_port = cpus, gpus, log_file, metrics_port
+        self._ready = ready
         self._saved_env: dict[str, str | None] = {}
         self.folder: Path | None = None
 
@@ -148,6 +158,7 @@ class LocalRay:
                 **SEARCH_ENV,
                 **(NO_METRICS if self._metrics_port is None else METRICS),
                 "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # nobody drains a private cluster
+                **(READY if self._ready is not None else {}),
                 "RAY_AUTH_MODE": "token",
                 "RAY_AUTH_TOKEN_PATH": str(token),
                 "RAY_AUTH_TOKEN": None,
@@ -183,7 +194,7 @@ class LocalRay:
         import ray
 
         send_ray_logs_to(self._log_file)
-        with own_process_groups():
+        with own_process_groups(self._ready):
             context = ray.init(
                 address="local",
                 num_cpus=self._cpus,
@@ -281,8 +292,8 @@ def check_reachable(address: str) -> None:
 
 
 def _inherited() -> dict[str, str]:
-    """Settings of this project that driver and workers must agree on."""
-    return {name: value for name, value in os.environ.items() if name.startswith("BIGBATCH_")}
+    """Settings of this project and of Ray Train that driver and workers must agree on."""
+    return {name: value for name, value in os.environ.items() if name.startswith(("BIGBATCH_", "RAY_TRAIN_"))}
 
 
 def worker_python() -> dict[str, str]:

@@ -345,7 +345,9 @@ def _session(plan: SearchPlan, store: StudyStore) -> LocalRay | JoinedRay:
     _log.info("the study is open; the driver's log is %s", store.log_folder / "driver.log")
     log = store.log_folder / "ray.log"
     if plan.address == "local":
-        return LocalRay(plan.machine.cpus, plan.machine.gpus, log, plan.options.metrics_port)
+        left = sys.maxsize if plan.open_ended else plan.trials - count_ended(store.study.get_trials(deepcopy=False))
+        ready = max(min(plan.share.concurrency, left), 1) * (1 + plan.share.workers)
+        return LocalRay(plan.machine.cpus, plan.machine.gpus, log, plan.options.metrics_port, ready=ready)
     return JoinedRay(plan.address, log)
 
 

@@ -217,7 +217,7 @@ def run_tuner(
         ),
     )
     try:
-        with memory_kills_fail_trials():
+        with memory_kills_fail_trials(), ray_internals.quick_start_of_trials():
             tuner.fit()
     finally:
         with store.disk.quietly():  # --resume puts back what this cannot

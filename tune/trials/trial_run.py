@@ -10,10 +10,10 @@ import contextlib
 import shutil
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 import ray.tune
 from ray.train import FailureConfig, RunConfig, ScalingConfig, UserCallback
-from ray.train.torch import TorchTrainer
 from ray.tune import PlacementGroupFactory
 
 from bigbatch.base.waits import TRIAL_END_S
@@ -29,6 +29,9 @@ from bigbatch.train_loop.launch.ray_worker import (
     train_worker,
 )
 from bigbatch.train_loop.launch.trial_task import TrialTask, WorkersEnd, failed_end, fit_until_it_fits
+
+if TYPE_CHECKING:  # it imports torch, which the search's own process does not need
+    from ray.train.torch import TorchTrainer
 
 INLINE = ray_internals.has(ray_internals.INLINE_CONTROLLER)
 """Whether the trial's own process controls its workers. If not, Ray's stock trainer does the same, but slower."""
@@ -124,6 +127,7 @@ def make_trainer(
         reuse = ray_internals.Reuse(may_serve_again, drop_trial, between_trials)
         trainer_of, callback = ray_internals.trainer_in_process(reuse), _ReportToTune()
     else:
+        from ray.train.torch import TorchTrainer
         from ray.tune.integration.ray_train import TuneReportCallback
 
         trainer_of, callback = TorchTrainer, TuneReportCallback()

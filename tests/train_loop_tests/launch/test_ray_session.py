@@ -23,26 +23,61 @@ SERVERS = """
 import json, sys
 from pathlib import Path
 import psutil
+from bigbatch.train_loop.launch.ray_internals import LIGHT
 from bigbatch.train_loop.launch.ray_session import LocalRay
-with LocalRay(1, 0, Path(sys.argv[1], "ray.log")):
+class Process:
+    def has(self, module):
+        return module in sys.modules
+with LocalRay(1, 0, Path(sys.argv[1], "ray.log"), ready=2):
     import ray
+    process, light = ray.remote(num_cpus=0)(Process), {"env_vars": {LIGHT: "1"}}
+    made = [process.options(runtime_env=env).remote() for env in ({}, {}, light)]
+    names = ("torch", "ray.train.torch", "ray")
+    loaded = [ray.get([one.has.remote(name) for one in made], timeout=120) for name in names]
     names = [(one.name(), one.net_connections("tcp")) for one in psutil.Process().children(recursive=True)]
     ports = {s.laddr.port for _, sockets in names for s in sockets if s.status == psutil.CONN_LISTEN}
-    print(json.dumps([[node["MetricsExportPort"] for node in ray.nodes()], sorted(ports)]))
+    print(json.dumps([[node["MetricsExportPort"] for node in ray.nodes()], sorted(ports), loaded]))
 """
 
 
 @pytest.mark.slow
-def test_a_private_ray_opens_no_server_of_metrics_unless_it_is_asked(tmp_path):
-    """Ray's own are at 44217, 44227 and a port that its nodes name, on all interfaces and without a token."""
+def test_a_private_ray_opens_no_server_of_metrics_unless_it_is_asked_and_its_processes_load_ahead(tmp_path):
+    """Ray's own are at 44217, 44227 and a port that its nodes name, on all interfaces and without a token.
+
+    Before it has work, a process has torch and Ray Train, but not the one for the actor at which workers meet.
+    """
     done = subprocess.run(
         [sys.executable, "-c", SERVERS, str(tmp_path)], capture_output=True, text=True, timeout=240, cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    named, listening = json.loads(done.stdout)
+    named, listening, (torch, trainer, anything) = json.loads(done.stdout)
+    assert torch == trainer == [True, True, False] and all(anything)
     assert len(listening) >= 4 and not {44217, 44227} & set(listening)
     assert max(named) <= 0
+
+
+ASKED = """
+import torch
+asked = []
+for name in ("_cuda_getDeviceCount", "_cuda_init"):
+    setattr(torch._C, name, lambda name=name: asked.append(name) or 0)
+import bigbatch.train_loop.launch.load_ahead, sys
+assert "ray.train.torch" in sys.modules
+print(asked, torch.cuda.is_initialized())
+torch.cuda.device_count()
+print(asked)
+"""
+
+
+def test_what_is_loaded_ahead_asks_no_driver_for_gpus():
+    """CUDA reads once, when it is first asked, which GPUs a process may use. Ray says so only when it gives it work."""
+    done = subprocess.run(
+        [sys.executable, "-c", ASKED], capture_output=True, text=True, timeout=240,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n")[:2] == ["[] False", "['_cuda_getDeviceCount']"]
 
 
 IN_A_WORKER = """
