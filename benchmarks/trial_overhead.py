@@ -21,6 +21,7 @@ Of each trial:
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
@@ -77,26 +78,28 @@ def our_trial(task: dict[str, Any]) -> None:
     import ray.train
     import ray.tune
 
-    from bigbatch.tune.trials import trial_run
+    from bigbatch.train_loop.launch import trainer
+    from bigbatch.tune.trials.trial_run import _report_to_tune
 
     trial_id = ray.tune.get_context().get_trial_id()
     Path(task["storage"], trial_id + ".running").write_text(str(running))
-    run = ray.train.RunConfig(name=trial_id, storage_path=task["storage"])
+    run = ray.train.RunConfig(name=trial_id, storage_path=task["storage"], callbacks=[_report_to_tune()])
     scaling = ray.train.ScalingConfig(num_workers=1, resources_per_worker={"CPU": 1})
-    trial_run.make_trainer(train_empty_and_say_so, task, scaling, run).fit()
+    trainer.make_trainer(train_empty_and_say_so, task, scaling, run).fit()
 
 
 def run_arm(arm: str, trials: int, epochs: int) -> list[dict[str, float]]:
     """One arm in this process: a fresh local Ray, trials one after the other."""
     import logging
 
+    from bigbatch.train_loop.launch import ray_internals
     from bigbatch.train_loop.launch.ray_session import LocalRay
 
     folder = Path(tempfile.mkdtemp(prefix="bbo"))
     if arm == "stock":
         connection = _stock_ray()
     else:
-        session = LocalRay(2, 0, folder / "ray.log")
+        session = LocalRay(2, 0, folder / "ray.log", ready=2)
         session.__enter__()
         connection = session
     logging.disable(logging.WARNING)
@@ -111,12 +114,14 @@ def run_arm(arm: str, trials: int, epochs: int) -> list[dict[str, float]]:
 
         our_trial.__mixins__ = (_EndsItsWorkers,)  # type: ignore[attr-defined]
         trainable = ray.tune.with_resources(our_trial, ray.tune.PlacementGroupFactory([{}, {"CPU": 1.0}]))
-    ray.tune.Tuner(
+    tuner = ray.tune.Tuner(
         trainable,
         param_space={"number": ray.tune.grid_search(list(range(trials))), "epochs": epochs, "storage": str(folder)},
         tune_config=ray.tune.TuneConfig(max_concurrent_trials=1, reuse_actors=arm == "ours"),
         run_config=ray.tune.RunConfig(storage_path=str(folder), name="bench", callbacks=[clock], verbose=0),
-    ).fit()
+    )
+    with ray_internals.quick_start_of_trials() if arm == "ours" else contextlib.nullcontext():
+        tuner.fit()
     if connection is None:
         ray.shutdown()
     else:

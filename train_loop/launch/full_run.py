@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
 from dataclasses import replace
 from functools import partial
@@ -30,9 +29,9 @@ from bigbatch.train_loop.host.node_memory import count_memory_kills
 from bigbatch.train_loop.host.signals import SAVING, StopSignals, say_from_handler
 from bigbatch.train_loop.launch.listeners import trace_writer
 from bigbatch.train_loop.launch.local_workers import local_gpu_count, worker_resources
-from bigbatch.train_loop.launch.ray_internals import FOR_TRAINING, note_of_missing, set_poll_interval
+from bigbatch.train_loop.launch.ray_internals import FOR_TRAINING, INLINE_CONTROLLER, note_of_missing
 from bigbatch.train_loop.launch.ray_session import LocalRay
-from bigbatch.train_loop.launch.ray_worker import train_worker
+from bigbatch.train_loop.launch.trainer import fit_from_driver
 from bigbatch.train_loop.launch.trial_task import (
     TrialTask,
     WorkersEnd,
@@ -121,12 +120,12 @@ def _fit_on_own_ray(
 ) -> WorkersEnd:
     """Start Ray, train, end Ray. Returns what ``train_worker`` returned, or that the run was stopped."""
     output = task.log_file.parent
-    with LocalRay(cpus, gpus, output / "ray.log") as connection:
+    with LocalRay(cpus, gpus, output / "ray.log", ready=1 + task.workers) as connection:
         signals.take()  # starting Ray has replaced the handler for SIGTERM
         (output / RECORDS_FILE).unlink(missing_ok=True)  # a resumed run sends the checkpoint's records again
         storage = Path(connection.token_path or output).parent / "train"
         print(f"Ray dashboard: {connection.dashboard_url} (token in {connection.token_path})", flush=True)
-        if note := note_of_missing(FOR_TRAINING):
+        if note := note_of_missing((*FOR_TRAINING, INLINE_CONTROLLER)):
             print(note, flush=True)
         leave_images(scan, storage)
         return _fit_until_stopped(replace(task, ray_storage=storage), signals, tracker)
@@ -140,7 +139,11 @@ def _fit_until_stopped(task: TrialTask, signals: StopSignals, tracker: Tracker |
 
     def run() -> None:
         try:
-            ends.append(fit_until_it_fits(partial(_fit, task), task.checkpoint_dir, lambda: signals.first is not None))
+            ends.append(
+                fit_until_it_fits(
+                    partial(fit_from_driver, task), task.checkpoint_dir, lambda: signals.first is not None
+                )
+            )
         except Exception as error:
             ends.append(error)
 
@@ -162,29 +165,6 @@ def _fit_until_stopped(task: TrialTask, signals: StopSignals, tracker: Tracker |
     if signals.first is not None and thread.is_alive():  # it did not stop in time
         return WorkersEnd(stopped=True)
     return end
-
-
-def _fit(task: TrialTask) -> WorkersEnd:
-    """Start the workers, and again after one of them has died. Returns what ``train_worker`` returned."""
-    from ray.train import FailureConfig, RunConfig, ScalingConfig
-    from ray.train.torch import TorchTrainer
-
-    resources = dict(task.worker_resources)
-    shutil.rmtree(task.ray_storage / task.name, ignore_errors=True)  # of a run whose micro-batch was too large
-    set_poll_interval(task.workers)
-    trainer = TorchTrainer(
-        train_worker,
-        train_loop_config=task.to_dict(),
-        scaling_config=ScalingConfig(
-            num_workers=task.workers, use_gpu="GPU" in resources, resources_per_worker=resources
-        ),
-        run_config=RunConfig(
-            name=task.name,
-            storage_path=str(task.ray_storage),
-            failure_config=FailureConfig(max_failures=task.restarts),
-        ),
-    )
-    return trainer.fit().return_value or WorkersEnd()
 
 
 def _cause(error: Exception, kills_before: int) -> Exception:

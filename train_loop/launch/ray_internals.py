@@ -51,9 +51,11 @@ INLINE_CONTROLLER = PrivateUse(
         f"{_CONTROLLER}.worker_group_cls",
         f"{_CONTROLLER}._run_control_loop_iteration",
         f"{_CONTROLLER}._worker_group",
+        f"{_GROUP}._start_impl",
         f"{_GROUP}._create_placement_group",
         f"{_GROUP}._get_worker_runtime_env",
         f"{_TRAIN}.execution.worker_group.placement_group_handle:DefaultPlacementGroupHandle",
+        f"{_TRAIN}.execution.worker_group.worker_group:SynchronizationActor.options",
         f"{_TRAIN}.callbacks.placement_group_callback:PlacementGroupCleanerCallback",
         f"{_TRAIN}.callbacks.datasets:DatasetsCallback",
         f"{_TRAIN}.execution.scaling_policy.scaling_policy:ScalingPolicy._send_resource_request",
@@ -65,7 +67,6 @@ INLINE_CONTROLLER = PrivateUse(
 )
 KEPT_WORKERS = PrivateUse(
     (
-        f"{_GROUP}._start_impl",
         f"{_GROUP}._create_workers",
         f"{_GROUP}._assign_worker_ranks",
         f"{_GROUP}._worker_group_context",
@@ -403,6 +404,11 @@ def is_stop_requested() -> bool:
     return _stop_requested.is_set()
 
 
+LIGHT = "BIGBATCH_LIGHT_PROCESS"
+"""A variable of processes that need no torch. The actor at which workers meet has it: with the job's own environment it
+would take a process that is ready for a worker."""
+
+
 class _InTrial:
     """Over ``TrainController``: ends when the trial is stopped, and its workers with it."""
 
@@ -422,14 +428,14 @@ class _InTrial:
 
 
 class _Borrowed:
-    """Over ``DefaultPlacementGroupHandle``: Tune made the group and removes it; the workers only use it."""
+    """Over ``DefaultPlacementGroupHandle``: who made the group removes it; the workers only use it."""
 
     def shutdown(self) -> None:
         pass
 
 
 class _AsksForNothing:
-    """Over ``ScalingPolicy``: Tune has placed the workers, so no autoscaler is asked for room for them.
+    """Over ``ScalingPolicy``: the workers have their place, so no autoscaler is asked for room for them.
 
     Ray would start an actor for that, before the first trial.
     """
@@ -441,8 +447,21 @@ class _AsksForNothing:
     _cancel_resource_request = _send_resource_request
 
 
-class _PlacedByTune:
-    """Over ``WorkerGroup``: its workers use the placement group that Tune made for the trial."""
+class _PlacedHere:
+    """Over ``WorkerGroup``: its workers use the placement group of this process, in a trial Tune's."""
+
+    _barrier: _Kept | None = None
+
+    def _start_impl(self, builder: object) -> None:
+        from ray.train.v2._internal.execution.worker_group import worker_group
+
+        made_by_ray = worker_group.SynchronizationActor
+        light = functools.partial(made_by_ray.options, runtime_env={"env_vars": {LIGHT: "1"}})
+        worker_group.SynchronizationActor = self._barrier or SimpleNamespace(options=light)
+        try:
+            super()._start_impl(builder)  # type: ignore[misc]
+        finally:
+            worker_group.SynchronizationActor = made_by_ray
 
     def _create_placement_group(self, *_: object) -> object:
         import ray
@@ -487,9 +506,6 @@ class _Kept:
         return self.barrier
 
 
-LIGHT = "BIGBATCH_LIGHT_PROCESS"
-"""A variable of processes that need no torch. The actor at which workers meet has it: with the job's own environment it
-would take a process that is ready for a worker."""
 ANSWER_S = 10.0
 """How long a worker may take to answer between two trials, and to leave one that Tune has stopped: it looks after a
 step, once a second. One that takes longer is ended."""
@@ -515,7 +531,7 @@ class Reuse(NamedTuple):
     """Leaves nothing of the trial behind; whether the process may serve again."""
 
 
-class _KeepsWorkers(_PlacedByTune):
+class _KeepsWorkers(_PlacedHere):
     """Over ``WorkerGroup``: workers of a trial that ended well train the next one in the same processes.
 
     So a next trial has Python, torch, CUDA's context and the placement at once. A process that failed or does not leave
@@ -529,8 +545,6 @@ class _KeepsWorkers(_PlacedByTune):
     reuse: Reuse
 
     def _start_impl(self, builder: object) -> None:
-        from ray.train.v2._internal.execution.worker_group import worker_group
-
         global _kept
         context = self._worker_group_context
         kept, _kept = _kept, None
@@ -538,13 +552,10 @@ class _KeepsWorkers(_PlacedByTune):
         if kept is not None and not (kept.kind == kind and kept.answers()):
             kept.end()
             kept = None
-        self._taken, made_by_ray = kept, worker_group.SynchronizationActor
-        apart = SimpleNamespace(options=functools.partial(made_by_ray.options, runtime_env={"env_vars": {LIGHT: "1"}}))
+        self._taken = self._barrier = kept
         try:
-            worker_group.SynchronizationActor = kept or apart
-            super()._start_impl(builder)  # type: ignore[misc]
+            super()._start_impl(builder)
         finally:
-            worker_group.SynchronizationActor = made_by_ray
             if self._taken is not None:  # the start failed before it used them
                 self._taken.end()
 
@@ -614,7 +625,7 @@ def _answers(asked: list[Any]) -> list[Any] | None:
 class _WithoutActors:
     """Over ``TorchTrainer``: its controller runs in the calling process."""
 
-    over_worker_group: tuple[type, ...] = (_PlacedByTune,)
+    over_worker_group: tuple[type, ...] = (_PlacedHere,)
     of_worker_group: Mapping[str, object] = {}
 
     def _create_default_callbacks(self) -> list[object]:

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from bigbatch.train_loop.config import TrainConfig
-from bigbatch.train_loop.launch import full_run
-from bigbatch.train_loop.launch.ray_internals import POLL_INTERVAL, poll_interval_s
+from bigbatch.train_loop.launch import trainer
+from bigbatch.train_loop.launch.ray_internals import POLL_INTERVAL, SWITCH, poll_interval_s
 from bigbatch.train_loop.launch.trial_task import TrialTask
-from bigbatch.tune.trials import trial_run
 
 
 def test_the_calls_a_second_stop_growing_with_the_workers() -> None:
@@ -50,11 +49,11 @@ def found(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_a_trials_controller_takes_it(found: list[float], tmp_path: Path) -> None:
     for workers in (256, 1):  # a process runs trials of any size, one after the other
         with pytest.raises(RuntimeError, match="enough"):
-            trial_run._fit(task_of(workers, tmp_path))
+            trainer.fit(task_of(workers, tmp_path))
     assert found == [0.8, 0.1]
 
 
-def test_ray_hands_it_on_to_a_full_runs_controller(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, found) -> None:
+def test_ray_hands_it_on_to_a_stock_controller(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, found) -> None:
     """That one has a process of its own, with these variables."""
     from ray.train.torch import TorchTrainer
     from ray.train.v2.api import data_parallel_trainer
@@ -64,6 +63,7 @@ def test_ray_hands_it_on_to_a_full_runs_controller(monkeypatch: pytest.MonkeyPat
         raise RuntimeError("enough")
 
     monkeypatch.setattr(TorchTrainer, "_initialize_and_run_controller", hand_on)
+    monkeypatch.setenv(SWITCH, "0")
     with pytest.raises(RuntimeError, match="enough"):
-        full_run._fit(task_of(64, tmp_path))
+        trainer.fit_from_driver(task_of(64, tmp_path))
     assert found == [0.2]

@@ -1,0 +1,106 @@
+"""The ``TorchTrainer`` of a trial or of a full run, with its controller in a process that has other work too."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from bigbatch.train_loop.launch import ray_internals
+from bigbatch.train_loop.launch.ray_worker import between_trials, drop_trial, may_serve_again, train_worker
+from bigbatch.train_loop.launch.trial_task import TrialTask, WorkersEnd
+
+if TYPE_CHECKING:  # they import Ray, and the trainer torch, which a search's own process does not need
+    from ray.train import RunConfig, ScalingConfig, UserCallback
+    from ray.train.torch import TorchTrainer
+
+
+def is_inline() -> bool:
+    """Whether the calling process controls its workers. If not, Ray's stock trainer does the same, but slower."""
+    return ray_internals.has(ray_internals.INLINE_CONTROLLER)
+
+
+def make_trainer(
+    train_function: Callable[[dict[str, object]], object],
+    train_config: dict[str, object],
+    scaling_config: ScalingConfig,
+    run_config: RunConfig,
+) -> TorchTrainer:
+    """The trainer for workers in the placement group of the calling actor.
+
+    For each run, stock Ray Train starts not only workers but also a controller, a queue and a cleaner, with a second
+    placement group. On two cores that takes most of a short run's time. A stopped trial returns its resources only
+    after the cleaner has learnt of the stop through the dashboard.
+
+    Where ``is_inline()``, the controller's coroutine runs in the caller's thread, and the workers use the placement
+    group that is there: Tune's, whose account of resources is then the only one. Stopping a trial ends or frees its
+    workers first: those that left it in order train this process's next one. See docs/decisions/002.
+    """
+    from ray.train.torch import TorchTrainer
+
+    trainer_of = TorchTrainer
+    if is_inline():
+        reuse = ray_internals.Reuse(may_serve_again, drop_trial, between_trials)
+        trainer_of = ray_internals.trainer_in_process(reuse)
+    return trainer_of(
+        train_function, train_loop_config=train_config, scaling_config=scaling_config, run_config=run_config
+    )
+
+
+def fit(task: TrialTask, callback: UserCallback | None = None) -> WorkersEnd:
+    """Start the workers, and again after one of them has died. Returns what ``train_worker`` returned.
+
+    ``callback`` hears of each report. Raises what Ray Train raises where the workers failed.
+    """
+    from ray.train import FailureConfig, RunConfig, ScalingConfig
+
+    shutil.rmtree(task.ray_storage / task.name, ignore_errors=True)  # of a run whose micro-batch was too large
+    task.failure_file.unlink(missing_ok=True)  # an earlier attempt may have written one
+    ray_internals.set_poll_interval(task.workers)
+    scaling = ScalingConfig(
+        num_workers=task.workers,
+        use_gpu="GPU" in task.worker_resources,
+        resources_per_worker=dict(task.worker_resources),
+    )
+    run = RunConfig(
+        name=task.name,
+        storage_path=str(task.ray_storage),
+        failure_config=FailureConfig(max_failures=task.restarts),
+        callbacks=[callback] if callback else None,
+    )
+    try:
+        end: WorkersEnd | None = make_trainer(train_worker, task.to_dict(), scaling, run).fit().return_value
+        return end or WorkersEnd()
+    finally:
+        # Nobody reads these three files again, and a search of a thousand trials could exceed a quota of inodes.
+        shutil.rmtree(task.ray_storage / task.name, ignore_errors=True)
+
+
+def fit_from_driver(task: TrialTask) -> WorkersEnd:
+    """``fit`` for a process that is no actor of Ray's, as the driver of a full run. Loads no torch here."""
+    if not is_inline():
+        return fit(task)
+    import ray
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    group = ray.util.placement_group([dict(task.worker_resources)] * task.workers, strategy="PACK")
+    place = PlacementGroupSchedulingStrategy(group, placement_group_capture_child_tasks=True)
+    controller: Any = ray.remote(num_cpus=0, scheduling_strategy=place)(_Controller).remote()
+    try:
+        end: WorkersEnd | Exception = ray.get(controller.fit.remote(task.to_dict()))
+    finally:
+        ray.kill(controller)  # and with it the workers that it keeps
+        ray.util.remove_placement_group(group)
+    if isinstance(end, Exception):
+        raise end
+    return end
+
+
+class _Controller:
+    """An actor: the process of a full run in which Ray Train's controller runs."""
+
+    def fit(self, handed: dict[str, object]) -> WorkersEnd | Exception:
+        try:
+            return fit(TrialTask.from_dict(handed))
+        except Exception as error:  # Ray would wrap it once more
+            return error
