@@ -115,7 +115,7 @@ def living_ray_nodes(client: GcsClient) -> list[RayNode]:
 def _client() -> GcsClient:
     import ray
 
-    try:  # a private name of Ray; all others are in train_loop/launch/ray_internals.py, which this file cannot import
+    try:  # a private name of Ray; all others are in train_loop/launch, which this file cannot import
         client: GcsClient = ray._raylet.GcsClient(address=os.environ["RAY_ADDRESS"])
     except AttributeError:
         sys.exit(f"error: a job needs Ray's GcsClient; Ray {ray.__version__} has none. Install Ray 2.60.")

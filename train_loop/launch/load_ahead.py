@@ -7,7 +7,7 @@ at which workers meet needs neither, and says so in its environment. Nothing her
 import contextlib
 import os
 
-from bigbatch.train_loop.launch.ray_internals import LIGHT
+from bigbatch.train_loop.launch.inline_controller import LIGHT
 
 if LIGHT not in os.environ:
     with contextlib.suppress(Exception):  # who needs it imports it again, and says why that fails

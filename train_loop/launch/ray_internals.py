@@ -1,8 +1,8 @@
 """All private names of Ray that this package uses, and what happens with a Ray that lacks some of them.
 
-Ray renames such names without notice. So nothing else in the package may touch one (a test looks), each use is checked
-before the first trial, and each has a fallback: the search then runs with what Ray does by itself, and one note says
-what is different. Only what would leave a search unsafe is refused.
+Ray renames such names without notice. So only this file and ``inline_controller.py`` may touch one (a test looks), each
+use is checked before the first trial, and each has a fallback: the search then runs with what Ray does by itself, and
+one note says what is different. Only what would leave a search unsafe is refused.
 
 ``BIGBATCH_RAY_INTERNALS=0`` uses none of them, as with a Ray that lacks all. Importing this file does not load Ray,
 whose core reads the variables of its authentication when it is loaded.
@@ -10,19 +10,15 @@ whose core reads the variables of its authentication when it is loaded.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import functools
 import importlib
 import inspect
 import os
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 from bigbatch.train_loop.config import ConfigError
 
@@ -371,7 +367,7 @@ def finish_session(timeout_s: float) -> None:
         get_session().finish(timeout=timeout_s)
 
 
-# Ray Train's controller in the trial's own process: docs/decisions/002
+# Ray Train
 
 POLL_INTERVAL = "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"
 """Ray's variable, which a controller reads when it is made and hands on to a controller in a process of its own."""
@@ -388,285 +384,3 @@ def poll_interval_s(workers: int) -> float:
 def set_poll_interval(workers: int) -> None:
     """Let the controllers that this process makes from now on poll so many workers at the right interval."""
     os.environ[POLL_INTERVAL] = str(poll_interval_s(workers))
-
-
-# A process runs one trial at a time, so one flag for each process is enough.
-_stop_requested = threading.Event()
-
-
-def request_stop() -> None:
-    """Ask the trial in this process to end. Its controller notices at its next poll."""
-    _stop_requested.set()
-
-
-def is_stop_requested() -> bool:
-    """Whether the trial in this process was asked to end."""
-    return _stop_requested.is_set()
-
-
-LIGHT = "BIGBATCH_LIGHT_PROCESS"
-"""A variable of processes that need no torch. The actor at which workers meet has it: with the job's own environment it
-would take a process that is ready for a worker."""
-
-
-class _InTrial:
-    """Over ``TrainController``: ends when the trial is stopped, and its workers with it."""
-
-    _worker_group: Any
-
-    async def _run_control_loop_iteration(self) -> None:
-        if _stop_requested.is_set():
-            raise SystemExit(0)
-        await super()._run_control_loop_iteration()  # type: ignore[misc]
-
-    def end_workers(self) -> None:
-        """End the workers of a run that ended early. Does nothing after a normal end."""
-        group = getattr(self, "_worker_group", None)
-        if group is not None:
-            group.shutdown()
-            self._worker_group = None
-
-
-class _Borrowed:
-    """Over ``DefaultPlacementGroupHandle``: who made the group removes it; the workers only use it."""
-
-    def shutdown(self) -> None:
-        pass
-
-
-class _AsksForNothing:
-    """Over ``ScalingPolicy``: the workers have their place, so no autoscaler is asked for room for them.
-
-    Ray would start an actor for that, before the first trial.
-    """
-
-    def _send_resource_request(self) -> None:
-        pass
-
-    _maybe_send_resource_request = _send_resource_request
-    _cancel_resource_request = _send_resource_request
-
-
-class _PlacedHere:
-    """Over ``WorkerGroup``: its workers use the placement group of this process, in a trial Tune's."""
-
-    _barrier: _Kept | None = None
-
-    def _start_impl(self, builder: object) -> None:
-        from ray.train.v2._internal.execution.worker_group import worker_group
-
-        made_by_ray = worker_group.SynchronizationActor
-        light = functools.partial(made_by_ray.options, runtime_env={"env_vars": {LIGHT: "1"}})
-        worker_group.SynchronizationActor = self._barrier or SimpleNamespace(options=light)
-        try:
-            super()._start_impl(builder)  # type: ignore[misc]
-        finally:
-            worker_group.SynchronizationActor = made_by_ray
-
-    def _create_placement_group(self, *_: object) -> object:
-        import ray
-        from ray.train.v2._internal.execution.worker_group.placement_group_handle import DefaultPlacementGroupHandle
-
-        handle: Any = type("BorrowedPlacementGroup", (_Borrowed, DefaultPlacementGroupHandle), {})
-        return handle(ray.util.get_current_placement_group())
-
-    @staticmethod
-    def _get_worker_runtime_env(custom_runtime_env: Mapping[str, object] | None) -> dict[str, object]:
-        # Workers inherit the job's environment. With another environment they could not use the worker
-        # processes that Ray has already started.
-        return dict(custom_runtime_env or {})
-
-
-@dataclass
-class _Kept:
-    """Workers of a trial that ended well, and the actor at which they meet, for this process's next trial."""
-
-    kind: object
-    """The number of workers and the resources of each."""
-    workers: list[Any]
-    barrier: Any
-
-    def answers(self) -> bool:
-        """Whether all of them are alive."""
-        asked = [*(worker.actor.get_metadata.remote() for worker in self.workers), self.barrier.get_counter.remote()]
-        return _answers(asked) is not None
-
-    def end(self) -> None:
-        import ray
-
-        for actor in (*(worker.actor for worker in self.workers), self.barrier):
-            ray.kill(actor)
-
-    # `WorkerGroup` makes the actor by SynchronizationActor.options(…).remote(…): in its place it gets this one.
-
-    def options(self, **_: object) -> _Kept:
-        return self
-
-    def remote(self, **_: object) -> Any:
-        return self.barrier
-
-
-ANSWER_S = 10.0
-"""How long a worker may take to answer between two trials, and to leave one that Tune has stopped: it looks after a
-step, once a second. One that takes longer is ended."""
-_kept: _Kept | None = None
-
-
-def end_kept_workers() -> None:
-    """End the workers that wait in this process for a next trial."""
-    global _kept
-    kept, _kept = _kept, None
-    if kept is not None:
-        kept.end()
-
-
-class Reuse(NamedTuple):
-    """Whether workers may train a next trial. The last two run on each worker."""
-
-    may_serve_again: Callable[[object], bool]
-    """Of the value that a worker's function returned."""
-    drop_trial: Callable[[], bool]
-    """Lets the process leave its trial soon; whether it may serve again then."""
-    between_trials: Callable[[], bool]
-    """Leaves nothing of the trial behind; whether the process may serve again."""
-
-
-class _KeepsWorkers(_PlacedHere):
-    """Over ``WorkerGroup``: workers of a trial that ended well train the next one in the same processes.
-
-    So a next trial has Python, torch, CUDA's context and the placement at once. A process that failed or does not leave
-    a stopped trial soon is ended, with all of its group.
-    """
-
-    _worker_group_context: Any
-    _worker_group_state: Any
-    _assign_worker_ranks: Callable[..., list[Any]]
-    _taken: _Kept | None
-    reuse: Reuse
-
-    def _start_impl(self, builder: object) -> None:
-        global _kept
-        context = self._worker_group_context
-        kept, _kept = _kept, None
-        kind = (context.num_workers, dict(context.resources_per_worker))
-        if kept is not None and not (kept.kind == kind and kept.answers()):
-            kept.end()
-            kept = None
-        self._taken = self._barrier = kept
-        try:
-            super()._start_impl(builder)
-        finally:
-            if self._taken is not None:  # the start failed before it used them
-                self._taken.end()
-
-    def _create_workers(self, *args: object, **more: Any) -> list[Any]:
-        taken, self._taken = self._taken, None
-        if taken is None:
-            made: list[Any] = super()._create_workers(*args, **more)  # type: ignore[misc]
-            return made
-        return self._assign_worker_ranks(taken.workers, 0, None, more.get("replica_group_size"))
-
-    def shutdown(self) -> None:
-        global _kept
-        state = self._worker_group_state
-        if state is None or not self._ended_well(state.workers):
-            super().shutdown()  # type: ignore[misc]
-            return
-        from ray.train.v2._internal.execution.worker_group.state import WorkerGroupState
-
-        class NotEnded(WorkerGroupState):
-            def shutdown(self) -> None:
-                self.placement_group_handle.shutdown()
-
-        self._worker_group_state = NotEnded(**vars(state))
-        super().shutdown()  # type: ignore[misc]
-        context = self._worker_group_context
-        kept = _Kept((context.num_workers, dict(context.resources_per_worker)), state.workers, state.sync_actor)
-        if self._all(state.workers, self.reuse.between_trials):
-            _kept = kept
-        else:
-            kept.end()
-
-    def _all(self, workers: list[Any], function: Callable[[], bool]) -> bool:
-        """Whether ``function`` returned True on all of them."""
-        return all(_answers([worker.execute_async(function) for worker in workers]) or [False])
-
-    def _ended_well(self, workers: list[Any]) -> bool:
-        """Whether all returned in order, those of a trial that Tune has stopped after they were told to.
-
-        It asks the workers, not the group: the group's callbacks would report to Tune for a trial that has ended, which
-        waits for ever.
-        """
-        until = time.monotonic() + ANSWER_S
-        if not self._all(workers, self.reuse.drop_trial):
-            return False
-        while (found := _answers([worker.actor.poll_status.remote() for worker in workers])) is not None:
-            if any(one.error or one.preemption_info for one in found):
-                return False
-            if not any(one.running for one in found):
-                return all(self.reuse.may_serve_again(one.return_value) for one in found)
-            if time.monotonic() > until:
-                return False
-            time.sleep(poll_interval_s(len(workers)) / 5)
-        return False
-
-
-def _answers(asked: list[Any]) -> list[Any] | None:
-    """What the actors answered; None if one of them has died, raised an error or takes too long."""
-    import ray
-
-    try:
-        answers: list[Any] = ray.get(asked, timeout=ANSWER_S)
-    except ray.exceptions.RayError:
-        return None
-    return answers
-
-
-class _WithoutActors:
-    """Over ``TorchTrainer``: its controller runs in the calling process."""
-
-    over_worker_group: tuple[type, ...] = (_PlacedHere,)
-    of_worker_group: Mapping[str, object] = {}
-
-    def _create_default_callbacks(self) -> list[object]:
-        from ray.train.v2._internal.callbacks.datasets import DatasetsCallback
-        from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
-
-        # Each of these two would start an actor. The cleaner has nothing to clean, and there are no Ray data sets.
-        unneeded = (PlacementGroupCleanerCallback, DatasetsCallback)
-        made = super()._create_default_callbacks()  # type: ignore[misc]
-        return [callback for callback in made if not isinstance(callback, unneeded)]
-
-    def _initialize_and_run_controller(self, **controller_kwargs: object) -> object:
-        from ray.train.v2._internal.execution.controller.controller import TrainController
-        from ray.train.v2._internal.execution.worker_group.worker_group import WorkerGroup
-
-        group = type("TrialWorkerGroup", (*self.over_worker_group, WorkerGroup), dict(self.of_worker_group))
-        controller_of: Any = type("TrialController", (_InTrial, TrainController), {"worker_group_cls": group})
-        policy: Any = controller_kwargs["scaling_policy"]
-        policy_of = type("TrialScalingPolicy", (_AsksForNothing, type(policy)), {})
-        controller_kwargs["scaling_policy"] = policy_of(policy.scaling_config)
-
-        async def run() -> object:
-            controller = controller_of(**controller_kwargs)
-            try:
-                await controller.run()
-                return controller.get_result()
-            finally:
-                controller.end_workers()
-
-        _stop_requested.clear()
-        return asyncio.run(run())
-
-
-def trainer_in_process(reuse: Reuse) -> Any:
-    """``TorchTrainer`` with its controller in the calling process: a Tune trial. Only if ``has(INLINE_CONTROLLER)``.
-
-    Where ``has(KEPT_WORKERS)``, its workers train the next trial too if ``reuse`` allows it.
-    """
-    from ray.train.torch import TorchTrainer
-
-    keeps: dict[str, object] = {}
-    if has(KEPT_WORKERS):
-        keeps = {"over_worker_group": (_KeepsWorkers,), "of_worker_group": {"reuse": reuse}}
-    return type("InlineTorchTrainer", (_WithoutActors, TorchTrainer), keeps)

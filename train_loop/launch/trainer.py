@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from bigbatch.train_loop.launch import ray_internals
+from bigbatch.train_loop.launch import inline_controller, ray_internals
 from bigbatch.train_loop.launch.ray_worker import between_trials, drop_trial, may_serve_again, train_worker
 from bigbatch.train_loop.launch.trial_task import TrialTask, WorkersEnd
 
@@ -40,8 +40,8 @@ def make_trainer(
 
     trainer_of = TorchTrainer
     if is_inline():
-        reuse = ray_internals.Reuse(may_serve_again, drop_trial, between_trials)
-        trainer_of = ray_internals.trainer_in_process(reuse)
+        reuse = inline_controller.Reuse(may_serve_again, drop_trial, between_trials)
+        trainer_of = inline_controller.trainer_in_process(reuse)
     return trainer_of(
         train_function, train_loop_config=train_config, scaling_config=scaling_config, run_config=run_config
     )

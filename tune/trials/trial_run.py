@@ -16,7 +16,7 @@ from ray.tune import PlacementGroupFactory
 
 from bigbatch.base.waits import TRIAL_END_S
 from bigbatch.train_loop.host.node_memory import count_memory_kills
-from bigbatch.train_loop.launch import ray_internals
+from bigbatch.train_loop.launch import inline_controller, ray_internals
 from bigbatch.train_loop.launch.ray_worker import FAILURE, FAILURE_KIND, RECORDS
 from bigbatch.train_loop.launch.trainer import fit, is_inline
 from bigbatch.train_loop.launch.trial_task import TrialTask, failed_end, fit_until_it_fits
@@ -26,15 +26,15 @@ class _EndsItsWorkers:
     """A mixin for the Tune trainable: a trial ends only after its workers have ended."""
 
     def cleanup(self) -> None:
-        ray_internals.request_stop()
+        inline_controller.request_stop()
         with contextlib.suppress(Exception):  # the trial's own errors were reported while it ran
             ray_internals.finish_session(TRIAL_END_S)
         # Tune ends this process, and with it the only one that knows of them.
-        ray_internals.end_kept_workers()
+        inline_controller.end_kept_workers()
         super().cleanup()  # type: ignore[misc]
 
     def reset_config(self, new_config: dict[str, object]) -> bool:
-        ray_internals.request_stop()
+        inline_controller.request_stop()
         return bool(super().reset_config(new_config))  # type: ignore[misc]
 
 
@@ -56,7 +56,7 @@ def run_trial(handed: dict[str, object]) -> None:
 
 
 def _is_stopping() -> bool:
-    return is_inline() and ray_internals.is_stop_requested()
+    return is_inline() and inline_controller.is_stop_requested()
 
 
 def _report_to_tune() -> UserCallback:

@@ -1,4 +1,4 @@
-"""Private names of Ray: they are in one file, the installed Ray has them, and a Ray that lacks some still works."""
+"""Private names of Ray: they are in two files, the installed Ray has them, and a Ray that lacks some still works."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from helpers.paths import ROOT
 PRIVATE = re.compile(r"ray(\.\w+)*\._\w|controller\._|get_session\(|__mixins__|_temp_dir=|_metrics_export_port")
 ALLOWED = {
     "train_loop/launch/ray_internals.py",
+    "train_loop/launch/inline_controller.py",
     "cluster/node/gcs.py",  # runs alone, and may not import it
     "train_loop/launch/ray_session.py",  # passes two options of ray.init that ray_internals has checked
     "tune/trials/trial_run.py",  # sets __mixins__, for the Ray that ray_internals has checked

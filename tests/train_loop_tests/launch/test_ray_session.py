@@ -23,7 +23,7 @@ SERVERS = """
 import json, sys
 from pathlib import Path
 import psutil
-from bigbatch.train_loop.launch.ray_internals import LIGHT
+from bigbatch.train_loop.launch.inline_controller import LIGHT
 from bigbatch.train_loop.launch.ray_session import LocalRay
 class Process:
     def has(self, module):
