@@ -3,7 +3,8 @@
     python benchmarks/default_run.py [--runs 1] [--picture] [--output FILE.json] [-- more options of tune/run.py]
 
 Each run uses another seed, in a fresh process and a terminal of its own, of which ``--picture`` takes the README's
-picture in the first run (terminal_picture.py). Stored: wall time, the best trial's validation top-1
+picture in the first run (terminal_picture.py). Stored: wall time, how long Ray took to start and from then the first
+trial to its first step, the best trial's validation top-1
 and configuration, how many trials ran to their end and how many were stopped, and where the workers'
 time went. Prints a table and, last, one JSON line.
 """
@@ -41,10 +42,12 @@ def one_run(seed: int, more: list[str]) -> tuple[dict[str, Any], str]:
         trials = [t for t in every if t["confirms"] is None and t["trial"] not in continued]
         epochs = pq.read_table(study / "epochs.parquet").to_pylist()
         best = max((t for t in trials if t["state"] == "COMPLETE"), key=lambda t: t["value"])
+        ledger = json.loads((study / "ledger" / "0001.json").read_text())
         parts = {name: sum(e[name] for e in epochs) for name in ("data_s", "step_s", "bn_s", "val_s", "checkpoint_s")}
         figures = {
             "seed": seed,
             "wall_s": wall_s,
+            **{name: ledger[name] for name in ("ray_start_s", "trial_start_s")},
             "best_val_top1": best["value"],
             "best_config": json.loads((study / "best.json").read_text()),
             "trials": len(trials),

@@ -9,6 +9,8 @@ second round has them in the opposite order, and so on. Each figure is of a fres
   px, from an image folder and from ``bigbatch pack --profile full``, without loader processes.
 - **train**: processor seconds of ``bigbatch train``, Ray's included, for two epochs of ResNet-18 on digits (as root, by
   control group).
+- **train_wall**: seconds of that command from its start to its end.
+- **search_wall**: the same of a search of two trials of one epoch: what starts and ends a search costs.
 - **epochs**: seconds within the epochs of that run.
 - **trial**: seconds that a trial costs beyond its training steps, by ``benchmarks/trial_overhead.py`` of that commit.
 
@@ -25,6 +27,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -42,6 +45,7 @@ READ = (
     f"print(json.dumps(measure(our_arm(Path(path), {BATCH}), 0, 0, passes + 1, skipped, 'cpu')))"
 )
 RUN = {"epochs": 2, "data": {"name": "digits"}, "model": {"name": "resnet18"}, "batch": {"global_size": 64}}
+SEARCH = "--space smoke --trials 2 --max-epochs 1 --confirm none --output searches"
 EPOCH_PARTS = ("train_s", "bn_s", "val_s", "checkpoint_s")
 
 
@@ -85,12 +89,17 @@ def measure(checkout: Path, images: Path, count: int) -> dict[str, float | None]
         account = open_account()
         (cwd / "config.json").write_text(json.dumps(RUN))
         words = ["-m", "bigbatch", "train", "--config", "config.json", "--output", "run"]
+        began = time.monotonic()
         output_of(checkout, words, cwd, account)
+        found["train_wall"] = time.monotonic() - began
         found["train"] = account.seconds() if account else None
         if account:
             account.close()
         history = json.loads((cwd / "run" / "result.json").read_text())["history"]
         found["epochs"] = sum(record[part] for record in history for part in EPOCH_PARTS)
+        began = time.monotonic()
+        output_of(checkout, ["-m", "bigbatch", "tune", *SEARCH.split()], cwd)
+        found["search_wall"] = time.monotonic() - began
         script = str(checkout / "benchmarks" / "trial_overhead.py")
         words = [script, "--arm", "ours", "--trials", str(TRIALS), "--epochs", str(EPOCHS)]
         rows = json.loads(output_of(checkout, words, cwd).strip().splitlines()[-1])
