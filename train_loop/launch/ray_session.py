@@ -71,11 +71,6 @@ METRICS = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
 }
 """With the one that has our gauges, at the port that is given to Ray."""
-READY = {
-    "RAY_preload_python_modules": "bigbatch.train_loop.launch.load_ahead",
-    "RAY_idle_worker_killing_time_threshold_ms": "30000",  # those beyond one for each CPU: 1 s is too short
-}
-"""Processes load ahead what trials need, and wait for the first of them."""
 OTHER_CLUSTER_VARIABLES = ("RAY_NAMESPACE", "RAY_TMPDIR", "RAY_JOB_CONFIG_JSON_ENV_VAR", "RAY_REDIS_ADDRESS")
 """Settings of another cluster of the user. Ray would apply them to this one."""
 
@@ -99,6 +94,8 @@ class LocalRay:
         metrics_port: where Prometheus finds Ray's metrics, on loopback; None: nowhere.
         ready: how many processes start with Ray and load ahead what trials and their workers need; None: Ray
             starts its own number, and none of them loads anything.
+        threads: how many threads libraries start in such a process, unless OMP_NUM_THREADS is set: a worker's cores,
+            as Ray says it to a process only when it gives it work.
 
     Raises:
         ConfigError: the temporary folder's path is too long for Unix sockets; Ray cannot keep its files private.
@@ -106,10 +103,17 @@ class LocalRay:
     """
 
     def __init__(
-        self, cpus: int, gpus: int, log_file: Path, metrics_port: int | None = None, *, ready: int | None = None
+        self,
+        cpus: int,
+        gpus: int,
+        log_file: Path,
+        metrics_port: int | None = None,
+        *,
+        ready: int | None = None,
+        threads: int = 1,
     ) -> None:
         self._cpus, self._gpus, self._log_file, self._metrics_port = cpus, gpus, log_file, metrics_port
-        self._ready = ready
+        self._ready, self._threads = ready, threads
         self._saved_env: dict[str, str | None] = {}
         self.folder: Path | None = None
 
@@ -158,7 +162,7 @@ class LocalRay:
                 **SEARCH_ENV,
                 **(NO_METRICS if self._metrics_port is None else METRICS),
                 "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # nobody drains a private cluster
-                **(READY if self._ready is not None else {}),
+                **(self._for_ready_processes() if self._ready is not None else {}),
                 "RAY_AUTH_MODE": "token",
                 "RAY_AUTH_TOKEN_PATH": str(token),
                 "RAY_AUTH_TOKEN": None,
@@ -215,6 +219,13 @@ class LocalRay:
             raise RuntimeError(f"Ray listens on {started} instead of {address}")
         _log.info("Ray has started; its log is %s, its files are in %s", self._log_file, self.folder)
         return RayConnection(address, f"http://{context.dashboard_url}", str(token), local=True)
+
+    def _for_ready_processes(self) -> dict[str, str]:
+        return {
+            "RAY_preload_python_modules": "bigbatch.train_loop.launch.load_ahead",
+            "RAY_idle_worker_killing_time_threshold_ms": "30000",  # those beyond one for each CPU: 1 s is too short
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(self._threads)),
+        }
 
     def _set_env(self, values: Mapping[str, str | None]) -> None:
         for name, value in values.items():

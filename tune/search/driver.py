@@ -347,7 +347,9 @@ def _session(plan: SearchPlan, store: StudyStore) -> LocalRay | JoinedRay:
     if plan.address == "local":
         left = sys.maxsize if plan.open_ended else plan.trials - count_ended(store.study.get_trials(deepcopy=False))
         ready = max(min(plan.share.concurrency, left), 1) * (1 + plan.share.workers)
-        return LocalRay(plan.machine.cpus, plan.machine.gpus, log, plan.options.metrics_port, ready=ready)
+        cores = max(int(plan.share.worker_resources.get("CPU", 1)), 1)
+        machine, port = plan.machine, plan.options.metrics_port
+        return LocalRay(machine.cpus, machine.gpus, log, port, ready=ready, threads=cores)
     return JoinedRay(plan.address, log)
 
 

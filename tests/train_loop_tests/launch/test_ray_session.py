@@ -18,9 +18,10 @@ from bigbatch.base import private_folder, processes
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.launch import ray_session
 from helpers.paths import ROOT
+from helpers.processes import clean_environment
 
 SERVERS = """
-import json, sys
+import json, os, sys
 from pathlib import Path
 import psutil
 from bigbatch.train_loop.launch.inline_controller import LIGHT
@@ -28,15 +29,19 @@ from bigbatch.train_loop.launch.ray_session import LocalRay
 class Process:
     def has(self, module):
         return module in sys.modules
-with LocalRay(1, 0, Path(sys.argv[1], "ray.log"), ready=2):
+    def threads(self):
+        import torch
+        return [os.environ["OMP_NUM_THREADS"], torch.get_num_threads()]
+with LocalRay(1, 0, Path(sys.argv[1], "ray.log"), ready=2, threads=3):
     import ray
     process, light = ray.remote(num_cpus=0)(Process), {"env_vars": {LIGHT: "1"}}
     made = [process.options(runtime_env=env).remote() for env in ({}, {}, light)]
     names = ("torch", "ray.train.torch", "ray")
     loaded = [ray.get([one.has.remote(name) for one in made], timeout=120) for name in names]
+    threads = ray.get([one.threads.remote() for one in made], timeout=120)
     names = [(one.name(), one.net_connections("tcp")) for one in psutil.Process().children(recursive=True)]
     ports = {s.laddr.port for _, sockets in names for s in sockets if s.status == psutil.CONN_LISTEN}
-    print(json.dumps([[node["MetricsExportPort"] for node in ray.nodes()], sorted(ports), loaded]))
+    print(json.dumps([[node["MetricsExportPort"] for node in ray.nodes()], sorted(ports), loaded, threads]))
 """
 
 
@@ -48,11 +53,12 @@ def test_a_private_ray_opens_no_server_of_metrics_unless_it_is_asked_and_its_pro
     """
     done = subprocess.run(
         [sys.executable, "-c", SERVERS, str(tmp_path)], capture_output=True, text=True, timeout=240, cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        env={k: v for k, v in clean_environment().items() if k != "OMP_NUM_THREADS"} | {"PYTHONPATH": str(ROOT / "src")},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    named, listening, (torch, trainer, anything) = json.loads(done.stdout)
+    named, listening, (torch, trainer, anything), threads = json.loads(done.stdout)
     assert torch == trainer == [True, True, False] and all(anything)
+    assert threads == [["3", 3]] * 3
     assert len(listening) >= 4 and not {44217, 44227} & set(listening)
     assert max(named) <= 0
 
