@@ -9,11 +9,7 @@ import pytest
 
 from bigbatch.search_spaces import BUILT_IN, Space, Workload, check_space
 from bigbatch.search_spaces.distribution import Distribution
-from bigbatch.search_spaces.priors import (
-    global_batch_sizes,
-    peak_lr_centre,
-    trust_coefficient,
-)
+from bigbatch.search_spaces.priors import global_batch_sizes, peak_lr_centre, trust_coefficient
 from bigbatch.search_spaces.trial import StandInTrial
 from bigbatch.train_loop.config import ConfigError, TrainConfig, divisible, sections
 

@@ -23,9 +23,7 @@ SPACE = BUILT_IN["large_batch"]
 @pytest.mark.parametrize(
     "pinned", [{}, {"optimizer.name": "lars", "optimizer.trust_coefficient": 0.01}, {"momentum": 0.95}]
 )
-def test_the_parameters_of_a_sampled_configuration_are_found_again(
-    workload: Workload, pinned: dict[str, object]
-) -> None:
+def test_the_parameters_of_a_sampled_configuration_are_found_again(workload, pinned):
     for seed in range(100):
         trial = StandInTrial(random.Random(seed))
         config = SPACE(trial, workload, pinned)

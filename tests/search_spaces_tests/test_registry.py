@@ -76,9 +76,7 @@ def test_a_file_and_its_functions_load(tmp_path: Path) -> None:
     assert (other.name, other.doc) == ("my_space:other", "My space.")
 
 
-def test_a_relative_path_loads_and_leaves_the_import_path_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_relative_path_loads_and_leaves_the_import_path_alone(tmp_path, monkeypatch):
     write(tmp_path, "RATE = 0.5\n", "my_ranges.py")
     write(tmp_path, "from my_ranges import RATE\n\n\ndef space(trial, workload):\n    return workload.config()\n")
     monkeypatch.chdir(tmp_path)
@@ -109,9 +107,7 @@ def test_the_fingerprint_follows_the_text(tmp_path: Path) -> None:
     assert len({space.fingerprint for space in BUILT_IN.values()}) == len(BUILT_IN)
 
 
-def test_a_space_that_takes_its_priors_from_us_follows_their_text(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_space_that_takes_its_priors_from_us_follows_their_text(tmp_path, monkeypatch):
     own = write(tmp_path, GOOD, "own.py")
     using = write(tmp_path, "from bigbatch.search_spaces.priors import peak_lr_centre\n" + GOOD, "using.py")
     before = [load_space(path).fingerprint for path in (own, using)]

@@ -35,9 +35,7 @@ def own_space(folder: Path, priors: str) -> str:
 
 
 @pytest.mark.parametrize(("centre", "factor", "low", "high"), [(1.0, 4.0, 1 / 16, 16.0), (0.3, 2.0, 0.2, 50.0)])
-def test_quantiles_are_those_of_scipys_log_normal_cut_off_at_the_range(
-    centre: float, factor: float, low: float, high: float
-) -> None:
+def test_quantiles_are_those_of_scipys_log_normal_cut_off_at_the_range(centre, factor, low, high):
     ours, theirs = LogNormal(centre, factor), lognorm(s=math.log(factor), scale=centre)
     first, last = theirs.cdf(low), theirs.cdf(high)
     for part in np.linspace(0.001, 0.999, 41):

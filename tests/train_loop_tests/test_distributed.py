@@ -136,9 +136,7 @@ def test_ranks_meet_by_as_many_keys_as_ever(ranks: int, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(("ranks", "pause_s"), [(2, 0.2), (200, 0.2), (1024, 1.024)])
-def test_the_questions_of_waiting_ranks_do_not_grow_with_them(
-    ranks: int, pause_s: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_questions_of_waiting_ranks_do_not_grow_with_them(ranks, pause_s, monkeypatch):
     store, pauses = torch.distributed.HashStore(), list[float]()
     monkeypatch.setattr(distributed.dist, "rendezvous", lambda _: iter([(store, 1, ranks)]))
 

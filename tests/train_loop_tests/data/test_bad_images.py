@@ -84,9 +84,7 @@ def test_the_rank_that_meets_it_says_so(config: Path, images: Path) -> None:
 
 
 @pytest.mark.usefixtures("alone")
-def test_a_run_that_died_of_it_goes_on_with_skip(
-    config: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_died_of_it_goes_on_with_skip(config, images, tmp_path, capsys):
     """In the default folder, whose name says nothing of how fast a run is and what it forgives."""
     spoil(images / "val" / "dark" / "000.png")
     # The ring reads images as it needs them: those of training before the bad one, which validation meets.
@@ -140,9 +138,7 @@ def test_skip_is_not_refused_for_what_it_skips(images: Path, tmp_path: Path) -> 
         assert describe_data_set(DataConfig(name=str(path), on_bad_image="skip"), open_some=True).train_size == 64
 
 
-def test_the_range_test_ends_in_one_line(
-    config: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_range_test_ends_in_one_line(config, images, tmp_path, capsys):
     for path in (images / "train").rglob("*.png"):
         spoil(path)
     assert lr_find.main(["--config", str(config), "--output", str(tmp_path / "found")]) == 1

@@ -81,9 +81,7 @@ def test_validation_counts_each_image_once(size: int, batch_size: int, workers: 
         (60, 100, 2048, 2, [1, 0]),  # not one whole micro-batch: one of all 60
     ],
 )
-def test_bn_images_come_in_whole_micro_batches(
-    size: int, micro: int, count: int, workers: int, expected: list[int]
-) -> None:
+def test_bn_images_come_in_whole_micro_batches(size, micro, count, workers, expected):
     ranks = [sampling.bn_batches(size, 0, 1, micro, count, rank, workers) for rank in range(workers)]
     assert [len(batches) for batches in ranks] == expected
     seen = [int(i) for batches in ranks for batch in batches for i in batch]

@@ -121,9 +121,7 @@ def test_runs_that_lack_bytes_are_refused_with_the_numbers(tiny: Path, tmp_path:
 
 
 @pytest.mark.parametrize("tiny", ["size=700k"], indirect=True)
-def test_a_pack_whose_disk_fills_up_ends_in_one_line_and_goes_on(
-    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_pack_whose_disk_fills_up_ends_in_one_line_and_goes_on(tiny, tmp_path, capsys):
     """Bitmaps of noise take several times as much as JPEGs, and lie where the estimate does not look."""
     draws = np.random.default_rng(0)
     for part, count in (("train", 200), ("val", 4)):

@@ -6,8 +6,6 @@ import fcntl
 import multiprocessing
 from pathlib import Path
 
-import pytest
-
 from bigbatch.train_loop.host.once_a_node import OnceANode
 from helpers.waiting import wait_until
 
@@ -22,9 +20,7 @@ def hold(target: Path) -> None:
     ).hold(keep=True)
 
 
-def test_who_waits_to_make_it_reads_it_once_another_process_has_made_it(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_who_waits_to_make_it_reads_it_once_another_process_has_made_it(tmp_path, capfd):
     """Two ranks that begin at the same moment both find no folder, and both hold the lock shared: one of them makes the
     folder and holds it shared until it ends. The other one must not wait for that end."""
     target = tmp_path / "set"

@@ -124,21 +124,14 @@ def test_ranks_see_the_images_in_one_order(tiny_images: Path, spied: dict[str, s
 
 
 @pytest.mark.exhaustive
-def test_a_full_run_under_ray_lists_a_folder_once(
-    best: Path, tiny_images: Path, spied: dict[str, str], run_command: Command
-) -> None:
+def test_a_full_run_under_ray_lists_a_folder_once(best, tiny_images, spied, run_command):
     done = run_command(TRAIN, "--config", best, "--workers", 2, "--output", "out", **spied)
     assert done.returncode == 0, done.stdout + done.stderr
     assert_listed_once(spied, tiny_images)
 
 
 @pytest.mark.slow
-def test_all_trials_of_a_search_share_one_listing(
-    tmp_path: Path,
-    tiny_images: Path,
-    spied: dict[str, str],
-    run_command: Command,
-) -> None:
+def test_all_trials_of_a_search_share_one_listing(tmp_path, tiny_images, spied, run_command):
     words = ("--space", "smoke", "--data", tiny_images, "--model", "shufflenet_v2_x0_5", "--set", "image_size=16")
     done = run_command(TUNE, *words, "--trials", 2, "--max-epochs", 1, "--study", "s", "--workers", 2, **spied)
     assert done.returncode == 0, done.stdout + done.stderr

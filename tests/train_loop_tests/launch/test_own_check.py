@@ -278,9 +278,7 @@ def test_nothing_is_loaded_without_own_components() -> None:
     assert not uses_users_code(TrainConfig())
 
 
-def test_train_takes_components_by_options_and_checks_them(
-    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_train_takes_components_by_options_and_checks_them(file, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = ["--model", "my.py:net", "--loss", "my.py:mean", "--optimizer", "my.py:adam"]
     plan = make_run_plan([*words, "--set", "model.options.width=8"], "bigbatch train", None)

@@ -81,9 +81,7 @@ def task_of(folder: Path, options: Options, text: str = OWN) -> TrialTask:
     )
 
 
-def test_each_record_has_the_energy_since_the_one_before_and_the_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_record_has_the_energy_since_the_one_before_and_the_memory(tmp_path, monkeypatch):
     counters = tmp_path / "powercap" / "intel-rapl:0"
     counters.mkdir(parents=True)
     for name, text in (("name", "package-0"), ("max_energy_range_uj", "1000000000"), ("energy_uj", "5")):

@@ -156,9 +156,7 @@ def test_two_ranks_under_torchrun_measure_their_communication(tmp_path: Path) ->
     assert done.stdout.count("communication: the backward pass, minus one") == 1, "rank 0 alone prints"
 
 
-def test_a_profile_that_is_stopped_is_not_resumed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_profile_that_is_stopped_is_not_resumed(monkeypatch, capsys):
     def stop(_: object) -> bool:
         raise KeyboardInterrupt
 

@@ -103,9 +103,7 @@ def epochs_in(output: str) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.without_ray
-def test_killed_and_interrupted_run_ends_as_one_that_was_not(
-    torchrun: Callable[[], subprocess.Popen[str]], best: Path, tmp_path: Path
-) -> None:
+def test_killed_and_interrupted_run_ends_as_one_that_was_not(torchrun, best, tmp_path):
     """SIGKILL after some epochs, Ctrl-C after some more, then to the end."""
     killed = torchrun()
     first = read_until(killed, f"epoch  3/{EPOCHS}")
@@ -175,9 +173,7 @@ BAD_INPUT: dict[str, tuple[Callable[[Path], list[str]], str]] = {
 
 
 @pytest.mark.parametrize("case", BAD_INPUT)
-def test_wrong_input_is_one_line_and_2(
-    case: str, best: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_input_is_one_line_and_2(case, best, tmp_path, monkeypatch, capfd):
     arguments, named = BAD_INPUT[case]
     expect_refusal(["--config", str(best), *arguments(tmp_path)], named, tmp_path, monkeypatch, capfd)
 
@@ -211,22 +207,14 @@ def expect_refusal(
         ('{"epoch": 3}', "Did you mean 'epochs'?"),
     ],
 )
-def test_unreadable_configuration_is_refused(
-    content: str | None,
-    named: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_unreadable_configuration_is_refused(content, named, tmp_path, monkeypatch, capfd):
     path = tmp_path / "c.json"
     if content is not None:
         path.write_text(content)
     expect_refusal(["--config", str(path)], named, tmp_path, monkeypatch, capfd)
 
 
-def test_output_of_another_configuration_is_refused(
-    best: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_output_of_another_configuration_is_refused(best, tmp_path, monkeypatch, capfd):
     other = tmp_path / "out"
     other.mkdir()
     config = TrainConfig.from_dict(json.loads(best.read_text())["config"])
@@ -249,9 +237,7 @@ def test_a_rank_that_waited_for_another_says_that_it_ended(monkeypatch, capsys, 
     assert errors.endswith("failed: another worker has ended; its own message says why\n") and errors.count("\n") == 1
 
 
-def test_workers_that_contradict_torchrun_are_refused(
-    best: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_workers_that_contradict_torchrun_are_refused(best, tmp_path, monkeypatch, capfd):
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}.items():
         monkeypatch.setenv(name, value)
     argv = ["--config", str(best), "--workers", "4"]
@@ -275,9 +261,7 @@ def test_wrong_input_is_answered_from_any_folder_without_torch(folder: str, tmp_
     assert "bigbatch" in loaded and not loaded & {"torch", "ray", "numpy"}
 
 
-def test_default_output_is_the_same_for_the_same_configuration(
-    best: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_default_output_is_the_same_for_the_same_configuration(best, tmp_path, monkeypatch, capfd):
     """So that the same command resumes; results of a run without Ray on one worker, in this process."""
     for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}.items():
         monkeypatch.setenv(name, value)

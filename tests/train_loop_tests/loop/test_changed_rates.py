@@ -40,9 +40,7 @@ def run(config: TrainConfig, folder: Path, reporter: Any = None, *, accept: bool
 
 
 @pytest.mark.parametrize("name", NUMBERS)
-def test_the_state_of_the_optimizer_stays_and_the_new_numbers_hold(
-    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_state_of_the_optimizer_stays_and_the_new_numbers_hold(name, monkeypatch, tmp_path):
     before = changed(CONFIG, optimizer__name=name)
     after = changed(before, **NUMBERS[name])
     install(monkeypatch.setattr)
@@ -132,9 +130,7 @@ def test_a_step_with_the_new_momentum_is_the_formulas(monkeypatch: pytest.Monkey
         ({"epochs": 4}, True, "epochs 3 → 4"),
     ],
 )
-def test_what_would_be_another_run_is_refused(
-    change: dict[str, object], accept: bool, named: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_what_would_be_another_run_is_refused(change, accept, named, monkeypatch, tmp_path):
     install(monkeypatch.setattr)
     with pytest.raises(KeyboardInterrupt):
         run(CONFIG, tmp_path, Leaves())

@@ -88,9 +88,7 @@ VARIED += [(variant, death) for variant in list(VARIANTS)[:-1] for death in (DEA
 
 
 @pytest.mark.parametrize(("variant", "death"), VARIED, ids=str)
-def test_resumed_run_ends_bit_identical(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variant: str, death: dict[str, int]
-) -> None:
+def test_resumed_run_ends_bit_identical(monkeypatch, tmp_path, variant, death):
     """Death within an epoch, after its last step, and in the report that follows its checkpoint."""
     config = CONFIG.replace_keys(VARIANTS[variant])
     torch.set_num_threads(1)
@@ -209,9 +207,7 @@ def test_an_error_of_the_thread_ends_the_run(monkeypatch: pytest.MonkeyPatch, tm
     assert number_of(tmp_path) is not None
 
 
-def test_an_error_of_the_thread_does_not_hide_what_ends_the_run(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_error_of_the_thread_does_not_hide_what_ends_the_run(monkeypatch, tmp_path, caplog):
     install(monkeypatch.setattr)
 
     def save(*_: Any) -> None:
@@ -308,9 +304,7 @@ class Counts(ListReporter):
         (4, [(1, 0), (2, 0), (3, 0)]),
     ],
 )
-def test_checkpoints_are_written_when_due(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, every_s: float, expected: list[tuple[int, int]]
-) -> None:
+def test_checkpoints_are_written_when_due(monkeypatch, tmp_path, every_s, expected):
     """Steps of one second: (finished epochs, steps) of every checkpoint; the last one always."""
     clock = [0.0]
     monkeypatch.setattr(checkpoint.time, "monotonic", lambda: clock[0])
@@ -336,9 +330,7 @@ def test_checkpoint_holds_plain_values_and_tensors_only(monkeypatch: pytest.Monk
         ({"seed": 1, "schedule__name": "cosine"}, "seed 0 → 1, schedule.name 'linear' → 'cosine'"),
     ],
 )
-def test_checkpoint_of_another_configuration_is_refused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, change: dict[str, object], named: str
-) -> None:
+def test_checkpoint_of_another_configuration_is_refused(monkeypatch, tmp_path, change, named):
     install(monkeypatch.setattr)
     run(CONFIG, folder=tmp_path)
     with pytest.raises(ConfigError) as caught:
@@ -362,9 +354,7 @@ def test_checkpoint_of_other_data_is_refused(monkeypatch: pytest.MonkeyPatch, tm
         run(CONFIG, folder=tmp_path)
 
 
-def test_an_optimizer_whose_groups_are_of_another_version_is_refused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_an_optimizer_whose_groups_are_of_another_version_is_refused(monkeypatch, tmp_path):
     """As those of a ConvNeXt from when its layer_scale still had weight decay."""
     install(monkeypatch.setattr)
     train(CONFIG, reporter=ListReporter(), checkpoint_dir=tmp_path, device=torch.device("cpu"))

@@ -183,9 +183,7 @@ def test_a_resumed_run_has_it_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert whole[0] and [record["baseline"] for record in history] == whole
 
 
-def test_a_run_that_goes_on_from_records_without_it_measures_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_run_that_goes_on_from_records_without_it_measures_it(monkeypatch, tmp_path):
     install(monkeypatch.setattr)
     with pytest.raises(RuntimeError, match="stopped on request"):
         run(CONFIG, reporter=StopsAt(6), checkpoint_dir=tmp_path)

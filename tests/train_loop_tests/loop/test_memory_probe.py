@@ -211,9 +211,7 @@ class CudaOnCpu:
 
 
 @pytest.mark.parametrize("full", [torch.OutOfMemoryError(MESSAGE), *map(RuntimeError, BELOW_TORCH)])
-def test_every_librarys_lack_of_memory_is_a_size_that_does_not_fit(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, full: Exception
-) -> None:
+def test_every_librarys_lack_of_memory_is_a_size_that_does_not_fit(monkeypatch, tmp_path, full):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     device, config = CudaOnCpu(monkeypatch, 5, full), TrainConfig(batch=BatchConfig(64), model=ModelConfig("resnet18"))
     assert memory_probe.max_micro_size(config, TinySource().info, torch.device("cuda", 0), "off") == 5
@@ -221,9 +219,7 @@ def test_every_librarys_lack_of_memory_is_a_size_that_does_not_fit(
     assert not any(device.tuned) and torch.backends.cudnn.benchmark, "cuDNN tunes the size that is trained, no other"
 
 
-def test_on_a_gpu_that_trials_share_only_a_part_is_measured_and_kept_apart(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_on_a_gpu_that_trials_share_only_a_part_is_measured_and_kept_apart(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     CudaOnCpu(monkeypatch, 8, torch.OutOfMemoryError(MESSAGE))
     config = TrainConfig(batch=BatchConfig(64), model=ModelConfig("resnet18"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,9 +30,7 @@ def _torchs() -> list[list[tuple[float, float]]]:
 
 
 @pytest.mark.parametrize("name", ["sgd", "lars", "lamb", "adamw"])
-def test_each_step_has_torchs_rates_and_momenta_also_after_a_stop(
-    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_each_step_has_torchs_rates_and_momenta_also_after_a_stop(name, monkeypatch, tmp_path):
     install(monkeypatch.setattr)
     seen: list[list[tuple[float, float]]] = []
     real = assembly.build_optimizer

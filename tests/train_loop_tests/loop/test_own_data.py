@@ -83,9 +83,7 @@ def test_the_weights_are_those_of_a_loop_written_by_hand(tmp_path: Path, built: 
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_run_that_stops_within_an_epoch_ends_as_one_that_never_stopped(
-    tmp_path: Path, built: list[nn.Module], workers: int
-) -> None:
+def test_a_run_that_stops_within_an_epoch_ends_as_one_that_never_stopped(tmp_path, built, workers):
     """With the augmentation of all generators, and another number of loader processes after the stop."""
     whole, reporter = config(write_points(tmp_path)), ListReporter()
     train(whole, reporter=reporter, device=CPU, checkpoint_dir=tmp_path / "whole")

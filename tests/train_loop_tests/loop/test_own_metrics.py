@@ -131,9 +131,7 @@ def squares(outputs, targets):
     assert "top-1" not in epoch_line(records[-1]) and records[-1].val_loss < records[0].val_loss
 
 
-def test_what_is_no_finite_number_is_null_and_said_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_is_no_finite_number_is_null_and_said_once(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(metrics, "_said", set())
     records, _ = trained(config(tmp_path, "Plain"), monkeypatch)
     assert [record.metrics for record in records] == [{"val_plain": None}] * 2
@@ -153,9 +151,7 @@ def test_what_is_no_finite_number_is_null_and_said_once(
         (("failing",), OwnCodeError, "no metric today"),
     ],
 )
-def test_what_is_no_metric_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], error: type[Exception], message: str
-) -> None:
+def test_what_is_no_metric_is_refused(tmp_path, monkeypatch, words, error, message):
     with pytest.raises(error, match=message):
         trained(config(tmp_path, *words), monkeypatch)
 

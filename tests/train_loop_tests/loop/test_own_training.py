@@ -89,9 +89,7 @@ def _run(config: TrainConfig, reporter: Any = None, folder: Path | None = None) 
 
 
 @pytest.mark.parametrize("precision", ["off", "bf16", "fp16"])
-def test_an_own_model_loss_and_optimizer_resume_in_mid_epoch_bit_for_bit(
-    own: TrainConfig, tmp_path: Path, precision: str
-) -> None:
+def test_an_own_model_loss_and_optimizer_resume_in_mid_epoch_bit_for_bit(own, tmp_path, precision):
     config = own.replace_keys({"precision": precision})
     whole = _run(config, folder=tmp_path / "whole")
     with pytest.raises(RuntimeError, match="stopped on request in epoch 2 after step 2"):

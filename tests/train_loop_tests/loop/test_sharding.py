@@ -90,9 +90,7 @@ CASES: list[tuple[str, TrainConfig, Any]] = [
 
 
 @pytest.mark.parametrize(("name", "config", "build"), CASES, ids=[case[0] for case in CASES])
-def test_a_sharded_run_has_the_losses_of_one_worker(
-    name: str, config: TrainConfig, build: Any, pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sharded_run_has_the_losses_of_one_worker(name, config, build, pair, monkeypatch):
     """The same micro-batches: only the order of float32 sums differs. ``running`` has other statistics on each rank
     in training's validation: rank 0's count, so only training compares."""
     install(monkeypatch.setattr, build)

@@ -154,9 +154,7 @@ def test_power_is_that_of_the_measured_steps(slow_run: tuple[Run, Clock]) -> Non
     assert profile.cpu_power_w is None, "its counters are not there"
 
 
-def test_communication_is_what_sums_over_workers_add(
-    slow_run: tuple[Run, Clock], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_communication_is_what_sums_over_workers_add(slow_run, tmp_path, monkeypatch):
     """A real DDP of one process, whose sums take SUM_S."""
     import dataclasses
 

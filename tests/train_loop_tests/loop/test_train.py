@@ -108,9 +108,7 @@ def test_gradients_that_overflow_at_any_scale_end_the_run(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("auto", "float32"), ("bf16", "bfloat16"), ("fp16", "float16")])
-def test_precision_is_that_of_the_forward_pass_and_losses_agree(
-    monkeypatch: pytest.MonkeyPatch, precision: str, dtype: str
-) -> None:
+def test_precision_is_that_of_the_forward_pass_and_losses_agree(monkeypatch, precision, dtype):
     seen: set[torch.dtype] = set()
 
     def watched() -> nn.Module:
@@ -264,9 +262,7 @@ def test_records_say_where_the_time_went(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert line.startswith("epoch 1/3  train loss ") and "\n" not in line
 
 
-def test_epochs_without_a_validation_have_no_value_and_train_alike(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_epochs_without_a_validation_have_no_value_and_train_alike(monkeypatch, tmp_path):
     """Every second of 5 epochs and the last one: the values of a run that validates after each, also when resumed."""
     config, validated = changed(CONFIG, epochs=5, precise_bn="off", ema_decay=0.5), (2, 4, 5)
     install(monkeypatch.setattr)
@@ -326,9 +322,7 @@ def test_a_padded_last_batch_changes_no_value(monkeypatch: pytest.MonkeyPatch, t
 
 
 @pytest.mark.parametrize("stops_at", [0, 6])
-def test_the_collector_passes_over_what_stays_until_the_run_ends(
-    monkeypatch: pytest.MonkeyPatch, stops_at: int
-) -> None:
+def test_the_collector_passes_over_what_stays_until_the_run_ends(monkeypatch, stops_at):
     """As Python counts it. Afterwards, also after a stop, the collector sees everything again."""
     frozen: list[int] = []
 

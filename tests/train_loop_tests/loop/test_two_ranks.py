@@ -36,9 +36,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str,
     return folder, two_ranks("loop", folder)
 
 
-def test_two_workers_equal_one_worker_with_two_accumulation_steps(
-    monkeypatch: pytest.MonkeyPatch, pair: tuple[Path, list[dict[str, Any]]]
-) -> None:
+def test_two_workers_equal_one_worker_with_two_accumulation_steps(monkeypatch, pair):
     """Same micro-batches, precise BN, dropout seeded by position: only the order of float32 sums differs."""
     others = (("accumulated", {"global_size": 32}), ("small_last", {"drop_last": False}))
     for name, config in (("equal", CONFIG), *((name, changed(CONFIG, **keys)) for name, keys in others)):
@@ -57,9 +55,7 @@ def test_only_the_last_accumulation_step_sends_gradients(pair: tuple[Path, list[
 
 
 @pytest.mark.parametrize("name", ["equal", "accumulated", "running", "fp16"])
-def test_all_ranks_report_the_same_and_end_with_the_same_statistics(
-    pair: tuple[Path, list[dict[str, Any]]], name: str
-) -> None:
+def test_all_ranks_report_the_same_and_end_with_the_same_statistics(pair, name):
     first, second = (outcomes[name] for outcomes in pair[1])
     assert first == second
     assert [record["epoch"] for record in first["records"]] == [1, 2, 3]
@@ -78,9 +74,7 @@ def test_logged_steps_are_over_both_ranks(pair: tuple[Path, list[dict[str, Any]]
 
 
 @pytest.mark.parametrize("name", ["equal", "running"])
-def test_validation_over_two_ranks_counts_each_image_once(
-    pair: tuple[Path, list[dict[str, Any]]], name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_validation_over_two_ranks_counts_each_image_once(pair, name, monkeypatch):
     folder, outcomes = pair
     built = install(monkeypatch.setattr)
     run(changed(CONFIG, epochs=1))
@@ -90,9 +84,7 @@ def test_validation_over_two_ranks_counts_each_image_once(
     assert outcomes[0][name]["records"][-1]["val_top1"] == pytest.approx(top1, abs=1e-12)
 
 
-def test_two_ranks_measure_each_image_of_the_holdout_once(
-    pair: tuple[Path, list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_ranks_measure_each_image_of_the_holdout_once(pair, monkeypatch):
     folder, outcomes = pair
     built = install(monkeypatch.setattr)
     run(changed(CONFIG, epochs=1))
@@ -117,18 +109,14 @@ def test_what_one_rank_finds_wrong_all_ranks_raise(pair: tuple[Path, list[dict[s
         assert outcomes["sync_bn"]["error"].startswith("ConfigError: SyncBatchNorm needs GPUs; got model.sync_bn=true")
 
 
-def test_rank_0_alone_opens_the_checkpoint_once_and_all_resume_from_it(
-    pair: tuple[Path, list[dict[str, Any]]],
-) -> None:
+def test_rank_0_alone_opens_the_checkpoint_once_and_all_resume_from_it(pair):
     """The other rank's folder is empty; the run had ended, so its records come again and nothing is trained."""
     assert [rank["apart"]["opened"] for rank in pair[1]] == [["latest.pt"], []]
     for rank in pair[1]:
         assert rank["apart"]["records"] == [] and rank["apart"]["buffers"] == rank["equal"]["buffers"]
 
 
-def test_layers_that_are_left_out_at_random_train_as_on_one_worker(
-    monkeypatch: pytest.MonkeyPatch, pair: tuple[Path, list[dict[str, Any]]]
-) -> None:
+def test_layers_that_are_left_out_at_random_train_as_on_one_worker(monkeypatch, pair):
     """The same draws in the same micro-batches: in some steps no rank uses the layer, in others one of two does."""
     for name, config in (("found", FOUND), ("found_accumulated", changed(FOUND, global_size=32))):
         install(monkeypatch.setattr, LeavesOut)
@@ -138,9 +126,7 @@ def test_layers_that_are_left_out_at_random_train_as_on_one_worker(
                 assert two[key] == pytest.approx(getattr(one, key), rel=1e-4), (name, one.epoch, key)
 
 
-def test_a_step_without_a_gradient_names_the_parameter_on_the_rank_that_lacks_it(
-    pair: tuple[Path, list[dict[str, Any]]],
-) -> None:
+def test_a_step_without_a_gradient_names_the_parameter_on_the_rank_that_lacks_it(pair):
     """In place of what gloo says when the next collective meets a sum that is still waited for."""
     errors = [outcomes["unused"]["error"] for outcomes in pair[1]]
     named = [error for error in errors if error.startswith("UnusedParameterError: with 2 workers each parameter must")]
@@ -165,9 +151,7 @@ def test_stop_that_one_rank_asks_for_stops_all_and_one_worker_can_go_on(
     assert [r.optimizer_steps for r in resumed] == [4, 8, 12]
 
 
-def test_two_ranks_that_were_stopped_within_an_epoch_end_bit_identical(
-    pair: tuple[Path, list[dict[str, Any]]],
-) -> None:
+def test_two_ranks_that_were_stopped_within_an_epoch_end_bit_identical(pair):
     for rank in pair[1]:
         whole, resumed = ([EpochRecord.from_dict(r) for r in rank[name]["records"]] for name in ("equal", "resumed"))
         # Before the all-reduce it is a sum over DDP's buckets, which DDP orders anew after a process's first step: with

@@ -76,9 +76,7 @@ def test_a_sample_of_a_large_tensor_has_its_distribution() -> None:
 
 @pytest.mark.parametrize("shape", [(256, 256, 3, 3), (2048, 512, 1, 1), (64, 4096, 1, 1), (13, 7, 11, 97)])
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
-def test_a_sample_has_each_place_of_a_kernel_and_each_channel_as_often(
-    shape: tuple[int, ...], memory_format: torch.memory_format
-) -> None:
+def test_a_sample_has_each_place_of_a_kernel_and_each_channel_as_often(shape, memory_format):
     for dim, size in enumerate(shape):
         if size > BINS:
             continue

@@ -59,9 +59,7 @@ def test_logits_of_training_and_evaluation(name: str, size: int) -> None:
     ],
 )
 @pytest.mark.parametrize("automatic", [True, False])
-def test_stems(
-    stem: str, kernel: tuple[int, int], stride: tuple[int, int], pool: type, first_map: int, automatic: bool
-) -> None:
+def test_stems(stem, kernel, stride, pool, first_map, automatic):
     info = replace(DIGITS, image_size=64, stem=stem if automatic else "imagenet")
     model: Any = build_model(ModelConfig(name="resnet18", stem="auto" if automatic else stem), info)
     assert (model.conv1.kernel_size, model.conv1.stride, type(model.maxpool)) == (kernel, stride, pool)

@@ -8,10 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from bigbatch.train_loop.optim import (
-    LAMB,
-    LARS,
-)
+from bigbatch.train_loop.optim import LAMB, LARS
 from helpers.reference_steps import SHAPES, WARMUP, check_against, lamb_reference, lars_reference, make_arrays, run
 
 pytestmark = pytest.mark.usefixtures("each_way")

@@ -73,9 +73,7 @@ def adamw_reference(w: Array, grads: list[Array], config: OptimizerConfig, wd: f
 @pytest.mark.parametrize("config", [*SGDS, *ADAMWS], ids=lambda c: f"{c.name} {c.momentum} {c.weight_decay}")
 @pytest.mark.parametrize("layout", LAYOUTS, ids=["contiguous", "channels_last"])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 3e-6), (torch.float64, 1e-13)])
-def test_fused_steps_are_the_formulas(
-    config: OptimizerConfig, layout: torch.memory_format, dtype: torch.dtype, tolerance: float
-) -> None:
+def test_fused_steps_are_the_formulas(config, layout, dtype, tolerance):
     model = network(layout, dtype)
     before = [p.detach().double().numpy().copy() for p in model.parameters()]
     optimizer = build_optimizer(model, config)
@@ -189,9 +187,7 @@ def made_before(model: nn.Module, config: OptimizerConfig, steps: int) -> torch.
 @pytest.mark.parametrize("config", [SGDS[0], ADAMWS[1]], ids=lambda c: c.name)
 @pytest.mark.parametrize(("before", "now"), [(False, True), (True, False), (True, True)])
 @pytest.mark.parametrize("steps", [0, 3])
-def test_a_checkpoint_goes_on_whether_it_or_the_run_is_fused(
-    config: OptimizerConfig, before: bool, now: bool, steps: int
-) -> None:
+def test_a_checkpoint_goes_on_whether_it_or_the_run_is_fused(config, before, now, steps):
     model, whole = network(), network()
     take_steps(whole, build_optimizer(whole, config), range(len(RATES)))
     if before:

@@ -11,10 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from bigbatch.train_loop.optim import (
-    LAMB,
-    LARS,
-)
+from bigbatch.train_loop.optim import LAMB, LARS
 from helpers.reference_steps import SHAPES, WARMUP, lamb_reference, make_arrays
 
 pytestmark = pytest.mark.usefixtures("each_way")

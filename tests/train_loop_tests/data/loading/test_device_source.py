@@ -159,9 +159,7 @@ def test_a_run_is_that_of_the_ring(sets: dict[str, Path]) -> None:
     np.testing.assert_allclose(np.array(losses["auto"], float), np.array(losses["ring"], float), rtol=0.05)
 
 
-def test_images_are_decoded_once_for_all_processes_of_a_node(
-    sets: dict[str, Path], temporary: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_images_are_decoded_once_for_all_processes_of_a_node(sets, temporary, monkeypatch, capfd):
     monkeypatch.setattr(device_source, "SAY_BYTES", 0)
     opened(sets["small"])
     (first,) = kept(temporary)
@@ -192,9 +190,7 @@ def test_other_images_are_decoded_anew_and_what_nobody_reads_goes(sets: dict[str
         os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))
 
 
-def test_the_last_reader_removes_the_files(
-    sets: dict[str, Path], temporary: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_last_reader_removes_the_files(sets, temporary, monkeypatch):
     ends: list[Callable[[], object]] = []
     monkeypatch.setattr(once_a_node.atexit, "register", lambda f, *a: ends.append(lambda: f(*a)))
     opened(sets["small"])
@@ -207,9 +203,7 @@ def test_the_last_reader_removes_the_files(
     assert kept(temporary) == []
 
 
-def test_what_suits_not_is_decoded_in_each_epoch(
-    sets: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_suits_not_is_decoded_in_each_epoch(sets, tmp_path, monkeypatch):
     """``auto`` says why, if the images suited; ``device`` is refused."""
 
     def left(path: Path, reason: str, said: bool = True, /, **keys: Any) -> None:

@@ -182,9 +182,7 @@ def not_in_memory(*arguments: object) -> int:
     raise OSError(errno.EOPNOTSUPP, "as file systems say that cannot tell")
 
 
-def test_long_records_are_asked_for_whole(
-    packed: PackedFiles, asked: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_records_are_asked_for_whole(packed, asked, monkeypatch):
     """Of a request Linux reads no more than the file system's read-ahead, 128 kB where nobody has changed it."""
     monkeypatch.setattr(os, "preadv", not_in_memory)
     records = np.arange(2)
@@ -198,9 +196,7 @@ def test_long_records_are_asked_for_whole(
     assert all(-(-(at + size) // mmap.PAGESIZE) - at // mmap.PAGESIZE <= most for at, size in asked)
 
 
-def test_a_record_whose_first_page_came_with_its_neighbour_is_asked_for(
-    packed: PackedFiles, asked: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_record_whose_first_page_came_with_its_neighbour_is_asked_for(packed, asked, monkeypatch):
     begins = packed.columns()["offset"].tolist()
 
     def first_pages_are_in_memory(descriptor: int, buffers: object, offset: int, flags: int) -> int:
@@ -217,9 +213,7 @@ def test_a_record_whose_first_page_came_with_its_neighbour_is_asked_for(
     assert not asked
 
 
-def test_a_shard_that_is_gone_does_not_keep_others_from_being_asked_for(
-    packed: PackedFiles, asked: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_shard_that_is_gone_does_not_keep_others_from_being_asked_for(packed, asked, monkeypatch):
     monkeypatch.setattr(os, "preadv", not_in_memory)
     os.unlink(Path(packed.path) / packed.info.shards[0].file)  # training's, the other is validation's
     packed.read_ahead(np.arange(3))

@@ -35,9 +35,7 @@ MB, GB = 10**6, 10**9
         (1024, 3, 10 * MB, 4 * GB, 200),
     ],
 )
-def test_slots_are_enough_and_within_a_part_of_the_memory(
-    asked: int, needed: int, slot: int, memory: int, expected: int
-) -> None:
+def test_slots_are_enough_and_within_a_part_of_the_memory(asked, needed, slot, memory, expected):
     assert slot_count(asked, needed, slot, memory) == expected
 
 
@@ -75,9 +73,7 @@ def test_any_number_fits_or_is_the_fewest(caplog: pytest.LogCaptureFixture) -> N
         ),  # a task's cores have their own
     ],
 )
-def test_a_rank_has_its_share_of_the_nodes_memory(
-    env: dict[str, str], part: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rank_has_its_share_of_the_nodes_memory(env, part, monkeypatch):
     monkeypatch.setattr("bigbatch.train_loop.data.loading.counts.usable_memory_bytes", lambda env: 64 * GB)
     monkeypatch.setattr("bigbatch.train_loop.data.loading.counts.usable_cpus", lambda env: 8)
     assert memory_per_rank_bytes(env) == part * 64 * GB

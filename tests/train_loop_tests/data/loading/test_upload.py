@@ -108,9 +108,7 @@ class LateDevice:
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: f"pin {way['pin_memory']}, free {way['non_blocking']}")
-def test_a_slot_is_not_written_again_before_its_copy_has_arrived(
-    folder: Path, way: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slot_is_not_written_again_before_its_copy_has_arrived(folder, way, monkeypatch):
     orders = [np.arange(4 * step, 4 * step + 4) % 20 for step in range(40)]
     plain = open_data(DataConfig(name=str(folder), image_size=SIZE)).read_train(orders, Epoch(1, 1))
     wanted = list(plain)
@@ -145,9 +143,7 @@ def test_what_is_on_the_device_already_is_passed_on(device: str, way: dict[str, 
         assert there["pixels"] is images and torch.equal(targets.cpu(), labels)
 
 
-def test_normalising_brings_nothing_to_the_device_after_the_first_batch(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_normalising_brings_nothing_to_the_device_after_the_first_batch(folder, monkeypatch):
     """Each such copy would make the host wait for the device; and validation may be what comes first."""
     source = open_data(DataConfig(name=str(folder), image_size=SIZE))
     (images, _) = next(source.val_batches(4, 0, 1))

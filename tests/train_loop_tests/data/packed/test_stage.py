@@ -82,9 +82,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.glob("*.arrow")}
 
 
-def test_batches_come_from_a_copy_that_equals_the_source(
-    packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_batches_come_from_a_copy_that_equals_the_source(packed, tmp_path, monkeypatch):
     monkeypatch.setenv("MY_SCRATCH", str(tmp_path / "scratch"))
     config = DataConfig(name=str(packed), image_size=32)
     wanted, staged = open_data(config), open_data(config, "$MY_SCRATCH/sets")
@@ -166,9 +164,7 @@ def test_a_damaged_source_is_not_staged(packed: Path, tmp_path: Path) -> None:
     assert [path.suffix for path in (tmp_path / "scratch").iterdir()] == [".lock"]
 
 
-def test_too_little_room_and_impossible_folders_are_refused(
-    packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_little_room_and_impossible_folders_are_refused(packed, tmp_path, monkeypatch):
     monkeypatch.delenv("NO_SUCH_SCRATCH", raising=False)
     for folder in ("$NO_SUCH_SCRATCH/sets", "here"):
         with pytest.raises(ConfigError, match="--stage must be an absolute path"):
@@ -205,9 +201,7 @@ def test_a_node_that_cannot_stage_reads_the_set_itself_and_a_damaged_set_stays_a
         open_data(config, str(tmp_path / "scratch"))
 
 
-def test_tmpdir_is_the_users_also_where_ray_has_its_own(
-    packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tmpdir_is_the_users_also_where_ray_has_its_own(packed, tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path / "bbn-1-abcd"))
     monkeypatch.setenv("BIGBATCH_USER_TMPDIR", str(tmp_path / "mine"))
     for folder in ("$TMPDIR/sets", "${TMPDIR}/sets"):
@@ -218,9 +212,7 @@ def test_tmpdir_is_the_users_also_where_ray_has_its_own(
     assert not (tmp_path / "bbn-1-abcd").exists()
 
 
-def test_users_of_one_scratch_have_copies_and_locks_of_their_own(
-    packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_users_of_one_scratch_have_copies_and_locks_of_their_own(packed, tmp_path, monkeypatch):
     first = stage.stage_packed_set(str(packed), str(tmp_path / "scratch"))
     monkeypatch.setattr(stage.os, "getuid", lambda: 4242)
     second = stage.stage_packed_set(str(packed), str(tmp_path / "scratch"))
@@ -249,9 +241,7 @@ def test_what_a_killed_process_left_is_not_counted_as_room_that_is_taken(
     assert files(Path(stage.stage_packed_set(str(packed), str(scratch)))) == files(packed)
 
 
-def test_locks_hold_where_they_are_emulated_as_on_nfs(
-    packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_locks_hold_where_they_are_emulated_as_on_nfs(packed, tmp_path, monkeypatch):
     """flock(2): on NFS a shared lock needs a descriptor open for reading, an exclusive one for writing."""
 
     def flock(file: object, how: int) -> None:
@@ -331,9 +321,7 @@ def test_ranks_meet_only_when_every_node_has_its_copy(packed: Path, tmp_path: Pa
         assert json.loads(output.splitlines()[-1]) == [2, 1, False]  # the copy was whole, and made before the group
 
 
-def test_a_run_stages_by_its_option(
-    packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_stages_by_its_option(packed, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(loader_report, "MEASURE_S", 0.05)
     (tmp_path / "config.json").write_text(
         json.dumps({"epochs": 1, "model": {"name": "resnet18"}, "batch": {"global_size": 6}})

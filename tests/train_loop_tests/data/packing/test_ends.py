@@ -58,9 +58,7 @@ def packs() -> Iterator[list[subprocess.Popen[bytes]]]:
         process.wait()
 
 
-def test_a_killed_pack_never_looks_finished_and_goes_on(
-    many: Path, tmp_path: Path, slow: Path, packs: list[subprocess.Popen[bytes]]
-) -> None:
+def test_a_killed_pack_never_looks_finished_and_goes_on(many, tmp_path, slow, packs):
     options = ("--shard-mb", 1, "--workers", 1)
     target, half = tmp_path / "packed", tmp_path / "packed.packing"
     command = [sys.executable, "-m", "bigbatch.train_loop.data.packing.command", many, target, *options]
@@ -139,9 +137,7 @@ def wait_for_a_shard(process: subprocess.Popen[bytes], half: Path) -> None:
     assert process.poll() is None
 
 
-def test_ctrl_c_at_a_terminal_ends_it_with_one_line_and_it_goes_on(
-    many: Path, tmp_path: Path, slow: Path, packs: list[subprocess.Popen[bytes]]
-) -> None:
+def test_ctrl_c_at_a_terminal_ends_it_with_one_line_and_it_goes_on(many, tmp_path, slow, packs):
     """The terminal signals all processes of the group, not only the first."""
     target = tmp_path / "packed"
     process, terminal = at_a_terminal(many, target, packs)
@@ -157,9 +153,7 @@ def test_ctrl_c_at_a_terminal_ends_it_with_one_line_and_it_goes_on(
 
 
 @pytest.mark.slow
-def test_a_process_that_is_killed_ends_it_with_one_line_and_it_goes_on(
-    many: Path, tmp_path: Path, slow: Path, packs: list[subprocess.Popen[bytes]]
-) -> None:
+def test_a_process_that_is_killed_ends_it_with_one_line_and_it_goes_on(many, tmp_path, slow, packs):
     target = tmp_path / "packed"
     process, terminal = at_a_terminal(many, target, packs)
     writers = [child for child in psutil.Process(process.pid).children() if "spawn_main" in " ".join(child.cmdline())]

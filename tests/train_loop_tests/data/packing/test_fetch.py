@@ -97,9 +97,7 @@ def test_a_subset_on_the_command_lines(tmp_path: Path, monkeypatch: pytest.Monke
         make_plan(SearchOptions(space="smoke", subset=0.2, set=("data.subset=0.1",)))
 
 
-def test_wrong_archive_no_network_and_unknown_name_in_one_line(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_archive_no_network_and_unknown_name_in_one_line(home, tmp_path, monkeypatch, capsys):
     digest = publish(monkeypatch, "cifar10", cifar_pickles(tmp_path / "cifar-10-batches-py"), tmp_path / "c.tar.gz")
     other = tmp_path / "other"
     other.write_bytes(b"another file")
@@ -118,9 +116,7 @@ def test_wrong_archive_no_network_and_unknown_name_in_one_line(
         assert not home.exists(), "no folder is left behind"
 
 
-def test_a_fetch_that_fails_while_it_unpacks_or_packs_leaves_nothing(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fetch_that_fails_while_it_unpacks_or_packs_leaves_nothing(home, tmp_path, monkeypatch):
     archive = tmp_path / "c.tar.gz"
     publish(monkeypatch, "cifar10", cifar_pickles(tmp_path / "cifar-10-batches-py"), archive)
 

@@ -7,7 +7,6 @@ import io
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -139,9 +138,7 @@ def test_a_picture_of_too_many_pixels_is_refused(monkeypatch: pytest.MonkeyPatch
 # --- what is refused ---
 
 
-def test_wrong_input_is_one_line(
-    images: Path, packed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_input_is_one_line(images, packed, tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     cases: dict[str, tuple[list[str | Path], str]] = {
         "no source": (["/nowhere", tmp_path / "x"], "must exist"),
@@ -157,9 +154,7 @@ def test_wrong_input_is_one_line(
         assert words in error and error.count("\n") == 1, name
 
 
-def test_too_little_room_is_refused_with_the_numbers(
-    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_little_room_is_refused_with_the_numbers(images, tmp_path, monkeypatch):
     real = os.statvfs(tmp_path)
 
     class Left:
@@ -192,9 +187,7 @@ def bitmap(draws: np.random.Generator) -> Image.Image:
         ("jpg", photograph, PackProfile("fast", short_side=96)),
     ],
 )
-def test_the_room_that_is_asked_for_is_what_is_taken(
-    kind: str, make: Any, profile: PackProfile, tmp_path: Path
-) -> None:
+def test_the_room_that_is_asked_for_is_what_is_taken(kind, make, profile, tmp_path):
     draws = np.random.default_rng(0)
     for part, count in (("train", 60), ("val", 20)):
         for name in CLASSES[:2]:
@@ -238,9 +231,7 @@ def test_crops_are_those_of_the_image_folder(images: Path, packed: Path) -> None
 
 
 @pytest.mark.parametrize(("kind", "loader"), [("images", "ring"), ("images", "torchvision"), ("packed", "ring")])
-def test_area_ratio_and_the_part_that_validation_sees_are_keys(
-    images: Path, packed: Path, kind: str, loader: str
-) -> None:
+def test_area_ratio_and_the_part_that_validation_sees_are_keys(images, packed, kind, loader):
     """Crops of the whole area and of ratio 1 fit no image of 3:4: then all are its middle square, as Pillow cuts it."""
     path = {"images": images, "packed": packed}[kind]
     usual = DataConfig(name=str(path), image_size=96, loader=LoaderConfig(loader))

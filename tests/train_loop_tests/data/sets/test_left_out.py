@@ -104,9 +104,7 @@ READ: dict[Callable[[Path], None], tuple[int, int, tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("change", READ, ids=lambda change: change.__name__)
-def test_all_read_the_same_and_say_what_they_leave_out(
-    change: Callable[[Path], None], root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
-) -> None:
+def test_all_read_the_same_and_say_what_they_leave_out(change, root, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     change(root)
     train, val, notes = training(root)
