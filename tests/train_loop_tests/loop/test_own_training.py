@@ -79,13 +79,8 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainConfig:
 
 
 def _run(config: TrainConfig, reporter: Any = None, folder: Path | None = None) -> TrainResult:
-    return train(
-        config,
-        reporter=reporter or ListReporter(),
-        checkpoint_dir=folder,
-        checkpoint_every_s=1e9,
-        device=torch.device("cpu"),
-    )
+    options: dict[str, Any] = {"checkpoint_dir": folder, "checkpoint_every_s": 1e9}
+    return train(config, reporter=reporter or ListReporter(), device=torch.device("cpu"), **options)
 
 
 @pytest.mark.parametrize("precision", ["off", "bf16", "fp16"])

@@ -13,13 +13,11 @@ from torch import nn
 from bigbatch.train_loop.data.sampling import holdout_rows
 from bigbatch.train_loop.errors import is_lost_peer
 from bigbatch.train_loop.reporter import EpochRecord
-from helpers.loop_references import (
-    run,
-    val_reference,
-)
+from helpers.loop_references import run, val_reference
 from helpers.tiny_training import (
     CONFIG,
     FOUND,
+    VAL_SIZE,
     LeavesOut,
     TinySource,
     changed,
@@ -28,9 +26,11 @@ from helpers.tiny_training import (
     untimed,
 )
 
+Pair = tuple[Path, list[dict[str, Any]]]
+
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     """The two-rank runs of tiny_training: their folder, and each rank's outcomes."""
     folder = tmp_path_factory.mktemp("pair")
     return folder, two_ranks("loop", folder)
@@ -48,7 +48,7 @@ def test_two_workers_equal_one_worker_with_two_accumulation_steps(monkeypatch, p
                 assert two[key] == getattr(one, key)
 
 
-def test_only_the_last_accumulation_step_sends_gradients(pair: tuple[Path, list[dict[str, Any]]]) -> None:
+def test_only_the_last_accumulation_step_sends_gradients(pair: Pair) -> None:
     for rank in pair[1]:
         assert rank["equal"]["local"] == 0
         assert rank["accumulated"]["local"] == CONFIG.epochs * 2 * 1  # 2 steps an epoch of 2 micro-batches a rank
@@ -61,7 +61,7 @@ def test_all_ranks_report_the_same_and_end_with_the_same_statistics(pair, name):
     assert [record["epoch"] for record in first["records"]] == [1, 2, 3]
 
 
-def test_logged_steps_are_over_both_ranks(pair: tuple[Path, list[dict[str, Any]]]) -> None:
+def test_logged_steps_are_over_both_ranks(pair: Pair) -> None:
     for outcome in (rank["equal"] for rank in pair[1]):
         of_epochs = [[4 * one["epoch"], one["train_loss"], one["train_top1"]] for one in outcome["records"]]
         assert [one[0] for one in outcome["logged"]] == [4, 8, 12]
@@ -73,38 +73,28 @@ def test_logged_steps_are_over_both_ranks(pair: tuple[Path, list[dict[str, Any]]
         assert one == pytest.approx(other, rel=1e-4)
 
 
-@pytest.mark.parametrize("name", ["equal", "running"])
-def test_validation_over_two_ranks_counts_each_image_once(pair, name, monkeypatch):
+@pytest.mark.parametrize("name", ["equal", "running", "holdout"])
+def test_two_ranks_measure_each_validation_image_once(pair, name, built):
     folder, outcomes = pair
-    built = install(monkeypatch.setattr)
     run(changed(CONFIG, epochs=1))
     built.model.load_state_dict(torch.load(folder / name / "latest.pt", weights_only=True)["model"])
-    loss, top1 = val_reference(built.model)
-    assert outcomes[0][name]["records"][-1]["val_loss"] == pytest.approx(loss, rel=1e-5)
-    assert outcomes[0][name]["records"][-1]["val_top1"] == pytest.approx(top1, abs=1e-12)
+    parts: dict[str, Any] = {"val": range(VAL_SIZE)}
+    if name == "holdout":
+        parts = dict(zip(("val", "holdout"), holdout_rows(TinySource().val[1].numpy(), 9), strict=True))
+    for record in (rank[name]["records"][-1] for rank in outcomes):
+        for part, rows in parts.items():
+            loss, top1 = val_reference(built.model, list(rows))
+            assert record[f"{part}_loss"] == pytest.approx(loss, rel=1e-5)
+            assert record[f"{part}_top1"] == pytest.approx(top1, abs=1e-12)
 
 
-def test_two_ranks_measure_each_image_of_the_holdout_once(pair, monkeypatch):
-    folder, outcomes = pair
-    built = install(monkeypatch.setattr)
-    run(changed(CONFIG, epochs=1))
-    built.model.load_state_dict(torch.load(folder / "holdout" / "latest.pt", weights_only=True)["model"])
-    rows = holdout_rows(TinySource().val[1].numpy(), 9)
-    for rank in outcomes:
-        record = rank["holdout"]["records"][-1]
-        for name, part in zip(("val", "holdout"), rows, strict=True):
-            loss, top1 = val_reference(built.model, part.tolist())
-            assert record[f"{name}_loss"] == pytest.approx(loss, rel=1e-5)
-            assert record[f"{name}_top1"] == pytest.approx(top1, abs=1e-12)
-
-
-def test_nan_on_one_rank_ends_all_ranks_with_the_same_reason(pair: tuple[Path, list[dict[str, Any]]]) -> None:
+def test_nan_on_one_rank_ends_all_ranks_with_the_same_reason(pair: Pair) -> None:
     first, second = (outcomes["poisoned"] for outcomes in pair[1])
     assert first == second
     assert first["error"].startswith("NonFiniteLossError: training loss is nan in epoch ")
 
 
-def test_what_one_rank_finds_wrong_all_ranks_raise(pair: tuple[Path, list[dict[str, Any]]]) -> None:
+def test_what_one_rank_finds_wrong_all_ranks_raise(pair: Pair) -> None:
     for outcomes in pair[1]:
         assert outcomes["sync_bn"]["error"].startswith("ConfigError: SyncBatchNorm needs GPUs; got model.sync_bn=true")
 
@@ -136,7 +126,7 @@ def test_a_step_without_a_gradient_names_the_parameter_on_the_rank_that_lacks_it
 
 
 def test_stop_that_one_rank_asks_for_stops_all_and_one_worker_can_go_on(
-    monkeypatch: pytest.MonkeyPatch, pair: tuple[Path, list[dict[str, Any]]], tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, pair: Pair, tmp_path: Path
 ) -> None:
     folder, outcomes = pair
     for rank in outcomes:
@@ -168,7 +158,7 @@ def _without_scale(records: Sequence[EpochRecord]) -> list[dict[str, Any]]:
 
 
 def test_the_mean_of_image_and_mirror_is_validated_on_any_number_of_ranks(
-    pair: tuple[Path, list[dict[str, Any]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Against the definition, from the last checkpoint's weights: 23 images, on one rank and on two."""
     folder, outcomes = pair
@@ -192,7 +182,7 @@ def test_the_mean_of_image_and_mirror_is_validated_on_any_number_of_ranks(
     assert one.train_loss == plain.train_loss and one.val_loss != plain.val_loss  # in validation alone
 
 
-def test_without_the_noise_scale_the_same_is_trained(pair: tuple[Path, list[dict[str, Any]]]) -> None:
+def test_without_the_noise_scale_the_same_is_trained(pair: Pair) -> None:
     for rank in pair[1]:
         for plain, unmeasured in (("equal", "unmeasured"), ("bf16", "bf16_unmeasured")):
             without, measured = (
@@ -202,7 +192,7 @@ def test_without_the_noise_scale_the_same_is_trained(pair: tuple[Path, list[dict
             assert _without_scale(without) == _without_scale(measured)
 
 
-def test_gradients_that_are_summed_in_bf16_train_nearly_alike(pair: tuple[Path, list[dict[str, Any]]]) -> None:
+def test_gradients_that_are_summed_in_bf16_train_nearly_alike(pair: Pair) -> None:
     """bf16 has 8 bits: each gradient is off by at most 2^-8 of itself, so the first epoch by little more."""
     for rank in pair[1]:
         exact, rounded = (rank[name]["records"] for name in ("equal", "bf16"))
