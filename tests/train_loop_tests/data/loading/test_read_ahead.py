@@ -119,9 +119,8 @@ def test_waiting_for_reads_makes_a_ring_ask_earlier(tmp_path: Path) -> None:
 def test_a_read_without_processes_asks_for_a_bounded_number(tmp_path: Path) -> None:
     images = LateImages(tmp_path / "log", 0.0)
     info = DataInfo("late", None, 2000, 3, 2, 8, 3, ("a", "b"), "small")
-    source = LoadedSource(
-        DataConfig(image_size=8, loader=LoaderConfig(workers=0)), info, images, images, (0, 0, 0), (1, 1, 1)
-    )
+    config = DataConfig(image_size=8, loader=LoaderConfig(workers=0))
+    source = LoadedSource(config, info, images, images, (0, 0, 0), (1, 1, 1))
     order = [np.arange(1500), np.arange(1500, 1999)]
     assert [len(labels) for _, labels in source.read_train(order, Epoch(0, 0))] == [1500, 499]
     lines = (tmp_path / "log").read_text().splitlines()
