@@ -17,13 +17,7 @@ import torch
 
 from bigbatch.train_loop import distributed
 from bigbatch.train_loop.config import ConfigError
-from bigbatch.train_loop.distributed import (
-    COLLECTIVE_VARIABLE,
-    Meeting,
-    RankMeetings,
-    World,
-    collective_timeout,
-)
+from bigbatch.train_loop.distributed import COLLECTIVE_VARIABLE, Meeting, RankMeetings, World, collective_timeout
 from bigbatch.train_loop.errors import TrainingStopped
 from bigbatch.train_loop.loop import assembly
 from bigbatch.train_loop.loop.step import TrainStep

@@ -14,13 +14,7 @@ from torchvision.models.resnet import BasicBlock, Bottleneck
 
 from bigbatch.train_loop.config import ConfigError, DataConfig, ModelConfig
 from bigbatch.train_loop.data.catalogue import describe_data_set
-from bigbatch.train_loop.model.networks import (
-    RESNETS,
-    build_model,
-    check_model,
-    check_model_name,
-    model_names,
-)
+from bigbatch.train_loop.model.networks import RESNETS, build_model, check_model, check_model_name, model_names
 from helpers.paths import ROOT
 
 DIGITS = describe_data_set(DataConfig())
