@@ -34,7 +34,7 @@ def restarted(image: Image.Image, sampling: str = "4:2:0", interval: int | None 
     return buffer.getvalue()
 
 
-def pixels_of(data: bytes) -> np.ndarray:
+def pixels_of(data: bytes | bytearray) -> np.ndarray:
     return np.asarray(Image.open(BytesIO(data)))
 
 
