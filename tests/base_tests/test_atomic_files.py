@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from bigbatch.base.atomic_files import PRIVATE, read_json, replacing, write_bytes, write_json, write_text
-from bigbatch.base.root import ROOT
+from helpers.paths import ROOT, product_files
 
 RENAMES_ELSEWHERE = {
     "src/bigbatch/base/private_folder.py",  # an owner's file, seen only once it is locked
@@ -136,8 +136,5 @@ def renames(path: Path) -> list[int]:
 
 
 def test_nothing_else_in_the_packages_replaces_a_file() -> None:
-    folders = ("cluster", "search_spaces", "src/bigbatch/base", "train_loop", "tune")
-    files = {path for folder in folders for path in (ROOT / folder).rglob("*.py")}
-    assert len(files) > 150
-    found = {str(path.relative_to(ROOT)) for path in files if renames(path)}
+    found = {str(path.relative_to(ROOT)) for path in product_files() if renames(path)}
     assert found == RENAMES_ELSEWHERE | {"src/bigbatch/base/atomic_files.py"}

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from helpers.commands import run_process
 from helpers.paths import ROOT, TUNE
-from helpers.processes import clean_environment
 from helpers.spaces import TINY_SPACE
 
 OWN = ("tune", "search_spaces", "train_loop", "cluster")
@@ -32,17 +32,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def python(
-    *arguments: object, cwd: Path, path: str = str(ROOT / "src"), **env: str
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *map(str, arguments)],
-        cwd=cwd,
-        env={**clean_environment(), "PYTHONPATH": path, **env},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+def python(*arguments: object, cwd: Path, path: str = str(ROOT / "src")) -> subprocess.CompletedProcess[str]:
+    return run_process(sys.executable, *arguments, cwd=cwd, PYTHONPATH=path)
 
 
 def keep(folder: Path, *names: str) -> None:
@@ -52,29 +43,26 @@ def keep(folder: Path, *names: str) -> None:
             path.unlink()
 
 
-@pytest.mark.parametrize("name", ["torch", "numpy", "optuna"])
-def test_a_driver_that_would_import_the_users_file_refuses_in_one_line(name, folder):
+SRC = str(ROOT / "src")
+RUN = ("-m", "bigbatch.tune.run", "--dry-run")
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "path", "code", "words"),
+    [
+        *((name, RUN, SRC, 2, "Rename it") for name in ("torch", "numpy", "optuna")),
+        # An empty entry of PYTHONPATH, as PYTHONPATH=$PYTHONPATH:/more leaves it, is the current folder.
+        ("torch", ("-c", CONSOLE, "tune", "--dry-run"), os.pathsep.join(["", SRC]), 2, "Rename it"),
+        ("torch", ("-c", "import bigbatch.tune"), SRC, 1, "the library 'torch' must be"),  # as a notebook does
+    ],
+    ids=["torch", "numpy", "optuna", "console", "notebook"],
+)
+def test_who_would_import_the_users_file_refuses_in_one_line(name, arguments, path, code, words, folder):
     keep(folder, name)
-    done = python("-m", "bigbatch.tune.run", "--dry-run", cwd=folder)
-    assert done.returncode == 2, done.stderr
-    assert done.stderr.count("\n") == 1 and str(folder / f"{name}.py") in done.stderr and "Rename it" in done.stderr
-    assert not (folder / "the-users-file-ran").exists()
-
-
-def test_the_console_command_looks_before_it_imports_anything(folder):
-    """An empty entry of PYTHONPATH, as ``PYTHONPATH=$PYTHONPATH:/more`` leaves it, is the current folder."""
-    keep(folder, "torch")
-    done = python("-c", CONSOLE, "tune", "--dry-run", cwd=folder, path=os.pathsep.join(["", str(ROOT / "src")]))
-    assert done.returncode == 2, done.stderr
-    assert done.stderr.count("\n") == 1 and str(folder / "torch.py") in done.stderr
-    assert not (folder / "the-users-file-ran").exists()
-
-
-def test_a_notebook_gets_an_import_error_that_names_the_file(folder):
-    keep(folder, "torch")
-    done = python("-c", "import bigbatch.tune", cwd=folder)
+    done = python(*arguments, cwd=folder, path=path)
+    assert done.returncode == code, done.stderr
     last = done.stderr.splitlines()[-1]
-    assert done.returncode == 1 and str(folder / "torch.py") in last and "the library 'torch' must be" in last
+    assert str(folder / f"{name}.py") in last and words in last and (code == 1 or done.stderr.count("\n") == 1)
     assert not (folder / "the-users-file-ran").exists()
 
 

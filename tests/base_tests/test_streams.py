@@ -43,19 +43,9 @@ def test_a_reader_that_has_left_is_no_error(words, closed, packed, tmp_path) -> 
     start = "import sys; from bigbatch.command import main; sys.exit(main())"
     command = [sys.executable, *(("-c", start, *words[1:]) if words[0] == "bigbatch" else words)]
     command = [str(packed) if word == "DST" else word for word in command]
-    done = subprocess.run(
-        command,
-        cwd=tmp_path,
-        env={
-            **clean_environment(),
-            "PYTHONPATH": str(TUNE.parent.parent / "src"),
-            "BIGBATCH_HOME": str(tmp_path / "home"),
-        },
-        stdin=subprocess.DEVNULL,
-        stdout=write if closed == "stdout" else subprocess.PIPE,
-        stderr=write if closed == "stderr" else subprocess.PIPE,
-        timeout=240,
-    )
+    env = {**clean_environment(), "PYTHONPATH": str(ROOT / "src"), "BIGBATCH_HOME": str(tmp_path / "home")}
+    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, closed: write}
+    done = subprocess.run(command, cwd=tmp_path, env=env, timeout=240, **streams)  # type: ignore[call-overload]
     os.close(write)
     assert done.returncode == 0, done
     assert not done.stderr, done.stderr
@@ -69,9 +59,8 @@ def test_a_log_that_is_followed_ends_with_its_reader() -> None:
         "queue.follow_logs = lambda *a, **k: map('line {}\\n'.format, itertools.count())\n"
         "sys.exit(cli.cluster_main(['logs', '7', '-f']))"
     )
-    follow = subprocess.Popen(
-        [sys.executable, "-c", code], cwd=ROOT / "src", stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    command, pipe = [sys.executable, "-c", code], subprocess.PIPE
+    follow = subprocess.Popen(command, cwd=ROOT / "src", stdout=pipe, stderr=pipe, text=True)
     assert follow.stdout is not None and follow.stderr is not None
     assert [follow.stdout.readline() for _ in range(3)] == ["line 0\n", "line 1\n", "line 2\n"]
     follow.stdout.close()
@@ -117,16 +106,12 @@ runpy.run_path(program, run_name="__main__")
 
 
 @pytest.mark.parametrize(
-    "command",
-    [
-        ("tune/run.py", "--trials", "0"),
-        ("train_loop/run.py", "--config", "/nosuch.json"),
-        ("bigbatch/__main__.py", "tune", "--trials", "0"),
-    ],
+    "words",
+    ["tune/run.py --trials 0", "train_loop/run.py --config /nosuch.json", "bigbatch/__main__.py tune --trials 0"],
 )
-def test_ctrl_c_while_python_clears_up_ends_a_command_at_once_with_its_exit_code(command):
+def test_ctrl_c_while_python_clears_up_ends_a_command_at_once_with_its_exit_code(words):
     process = subprocess.Popen(
-        [sys.executable, "-c", CLEARING_UP, *command],
+        [sys.executable, "-c", CLEARING_UP, *words.split()],
         cwd=ROOT, env=clean_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert process.stdout is not None and process.stdout.readline() == "clearing up\n"

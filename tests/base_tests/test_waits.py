@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from bigbatch.base import waits
-from bigbatch.base.root import ROOT
 from bigbatch.cluster.job.grant import TimeLeft
 from bigbatch.cluster.node.node_status import HEARTBEAT_S, HUNG_S
+from helpers.paths import ROOT, product_files
 
 w = waits
 WITHIN = {
@@ -91,11 +91,8 @@ def test_an_inner_wait_is_shorter_than_the_one_around_it(rule: str) -> None:
 
 def test_every_wait_of_the_table_is_held_by_a_rule_and_told_in_the_table_with_its_figure() -> None:
     source = ast.parse(Path(__file__).read_text())
-    (rules,) = (
-        node.value
-        for node in source.body
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "WITHIN" and node.value
-    )
+    assigned = (node for node in source.body if isinstance(node, ast.Assign))
+    (rules,) = (node.value for node in assigned if ast.unparse(node.targets[0]) == "WITHIN")
     held = {node.attr for node in ast.walk(rules) if isinstance(node, ast.Attribute)}
     assert held == set(constants())
     table = {name: float(figure) for name, figure in re.findall(r"\b([A-Z_]+_S) ([0-9.]+)\b", waits.__doc__ or "")}
@@ -106,16 +103,10 @@ def test_no_other_file_of_the_packages_has_a_wait_of_that_name() -> None:
     derived = {("cluster/node/node_status.py", "HUNG_S"), ("cluster/node/node_status.py", "HEARTBEAT_S")}
     derived.add(("cluster/job/grant.py", "FIRST_ANSWER_S"))  # these three may be set by the environment, for tests
     found = set()
-    for folder in ("cluster", "search_spaces", "src/bigbatch/base", "train_loop", "tune"):
-        for path in (ROOT / folder).rglob("*.py"):
-            names = {
-                target.id
-                for node in ast.parse(path.read_text()).body
-                if isinstance(node, ast.Assign)
-                for target in node.targets
-                if isinstance(target, ast.Name)
-            }
-            found |= {(str(path.relative_to(ROOT)), name) for name in names & set(constants())}
+    for path in product_files():
+        assigned = (node for node in ast.parse(path.read_text()).body if isinstance(node, ast.Assign))
+        names = {ast.unparse(target) for node in assigned for target in node.targets}
+        found |= {(str(path.relative_to(ROOT)), name) for name in names & set(constants())}
     assert {pair for pair in found if pair[0] != "src/bigbatch/base/waits.py"} == derived
 
 

@@ -52,7 +52,7 @@ def run_process(*command: object, cwd: Path, **env: str) -> subprocess.Completed
     """Run a command in a process of its own, where that is what is tested."""
     environment = {**clean_environment(), **env}
     words = [*map(str, command)]
-    return subprocess.run(words, cwd=cwd, env=environment, capture_output=True, text=True, timeout=240)
+    return subprocess.run(words, cwd=cwd, env=environment, capture_output=True, text=True, timeout=600)
 
 
 def refused_export(capsys: pytest.CaptureFixture[str], folder: Path, *options: object) -> str:

@@ -12,12 +12,7 @@ from bigbatch.train_loop.data import sampling
 from bigbatch.train_loop.loop.train import train
 from bigbatch.train_loop.optim.schedules import learning_rate
 from bigbatch.train_loop.reporter import EpochRecord, ListReporter
-from helpers.tiny_training import (
-    CONFIG,
-    TinySource,
-    changed,
-    plain_model,
-)
+from helpers.tiny_training import CONFIG, TinySource, changed, plain_model
 
 STEPS = CONFIG.epochs * 4
 

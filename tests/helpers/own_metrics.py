@@ -1,11 +1,15 @@
-"""A user's file with metrics, and one rank of a run that reports them: ``own_metrics.py FOLDER RANK WORKERS``."""
+"""A user's file with metrics, and one rank of a run that reports them (``tiny_training.two_ranks``)."""
 
 from __future__ import annotations
 
-import gc
-import json
-import sys
 from pathlib import Path
+from typing import Any
+
+from bigbatch.train_loop.config import TrainConfig
+from bigbatch.train_loop.loop import assembly
+from helpers.loop_references import run
+from helpers.point_net import PointNet
+from helpers.tiny_training import be_a_rank
 
 METRICS = '''
 import torch
@@ -79,26 +83,12 @@ def write_metrics(folder: Path) -> str:
     return str(file)
 
 
-def main(folder: Path, rank: int, workers: int) -> None:
-    """Train on this rank, and leave its records."""
-    import torch
-    import torch.distributed as dist
-
-    from bigbatch.train_loop.config import TrainConfig
-    from bigbatch.train_loop.loop import assembly
-    from bigbatch.train_loop.loop.train import train
-    from bigbatch.train_loop.reporter import ListReporter
-    from helpers.point_net import PointNet
-
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=workers)
+def case_own_metrics(folder: Path, rank: int) -> dict[str, Any]:
+    """Train on this rank; its records."""
     assembly.build_model = lambda *_: PointNet()
-    config, reporter = TrainConfig.from_json((folder / "config.json").read_text()), ListReporter()
-    train(config, reporter=reporter, device=torch.device("cpu"))
-    (folder / f"rank{rank}.json").write_text(json.dumps([record.to_dict() for record in reporter.records]))
-    gc.collect()
-    dist.destroy_process_group()
+    config = TrainConfig.from_json((folder / "config.json").read_text())
+    return {"records": [record.to_dict() for record in run(config)]}
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    be_a_rank({"own_metrics": case_own_metrics})

@@ -1,4 +1,4 @@
-"""Ranks of one run, started as srun starts the tasks of a step."""
+"""A run that takes seconds, and its ranks, started as srun starts the tasks of a step."""
 
 from __future__ import annotations
 
@@ -7,8 +7,21 @@ import subprocess
 import sys
 from pathlib import Path
 
+from bigbatch.train_loop.config import TrainConfig
 from helpers.paths import TRAIN
 from helpers.processes import clean_environment
+
+SMALL = TrainConfig(epochs=2, precise_bn="off").replace_keys(
+    {"model.name": "shufflenet_v2_x0_5", "data.image_size": 16, "batch.global_size": 16, "optimizer.peak_lr": 0.01}
+)
+
+
+def write_config(folder: Path, images: Path, **keys: object) -> Path:
+    """``best.json`` of ``SMALL`` on a folder of images; ``batch__global_size`` is the key ``batch.global_size``."""
+    changes = {key.replace("__", "."): value for key, value in keys.items()}
+    (folder / "best.json").write_text(SMALL.replace_keys({"data.name": str(images), **changes}).to_json())
+    return folder / "best.json"
+
 
 STEP = {  # of rank 4 of: srun -N 3 --ntasks-per-node=2
     "SLURM_JOB_ID": "1234567", "SLURM_STEP_ID": "2", "SLURM_STEP_NUM_TASKS": "6", "SLURM_STEP_NODELIST": "n[1-3]",

@@ -1,4 +1,4 @@
-"""LARS and LAMB in float64, written from the papers, and how an optimizer is compared with them."""
+"""LARS, LARC and LAMB in float64, written from the papers, and how an optimizer is compared with them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ import torch
 from torch import nn
 
 SHAPES = [(4, 3, 3, 3), (7, 5), (6,), ()]
-
-
 WARMUP = [0.5, 1.0, 1.5, 2.0, 1.0, 0.25]
+LAMB_RATES = [0.02 * rate for rate in WARMUP]
 
 
 def make_arrays(shapes, seed, scale=1.0):
     rng = np.random.default_rng(seed)
     return [scale * rng.standard_normal(shape) for shape in shapes]
+
+
+def norm(*arrays):
+    return math.sqrt(sum(float((a * a).sum()) for a in arrays))
 
 
 def run(optimizer_of, weights, grads_of, rates, dtype=torch.float64):
@@ -39,10 +42,9 @@ def lars_reference(
     w, b = np.array(w, dtype=np.float64), np.zeros_like(w, dtype=np.float64)
     for g, lr in zip(grads, rates, strict=True):
         g = -g if maximize else g
-        w_norm, g_norm = math.sqrt((w * w).sum()), math.sqrt((g * g).sum())
         r = 1.0
-        if trust_ratio and w_norm > 0 and g_norm > 0:
-            r = eta * w_norm / (g_norm + wd * w_norm + eps)
+        if trust_ratio and norm(w) > 0 and norm(g) > 0:
+            r = eta * norm(w) / (norm(g) + wd * norm(w) + eps)
         d = r * (g + wd * w)
         if convention == "in":
             b = m * b + lr * d
@@ -53,8 +55,24 @@ def lars_reference(
     return w
 
 
-def lamb_reference(w, grads, rates, *, betas, eps, wd, bias_correction=True, trust_ratio=True, maximize=False):
-    """You et al. 2020, Alg. 2, one tensor, float64."""
+def larc_reference(w, grads, rates, *, m, wd, eta, eps, mode, nesterov=False):
+    """apex/parallel/LARC.py around SGD, one tensor; with whether each step was clipped."""
+    w, b, clipped = np.array(w), np.zeros_like(w), []
+    for g, lr in zip(grads, rates, strict=True):
+        if norm(w) != 0 and norm(g) != 0:
+            adaptive = eta * norm(w) / (norm(g) + norm(w) * wd + eps)
+            clipped.append(adaptive > lr)
+            g = (g + wd * w) * (min(adaptive / lr, 1) if mode == "clip" else adaptive)
+        b = m * b + g
+        w = w - lr * ((g + m * b) if nesterov else b)
+    return w, clipped
+
+
+def lamb_reference(
+    w, grads, rates, *, wd, betas=(0.9, 0.999), eps=1e-6, bias_correction=True, trust_ratio=True, maximize=False,
+    bounds=(0.0, math.inf), decay_in_ratio=True,
+):  # fmt: skip
+    """You et al. 2020, Alg. 2, one tensor, float64, with what apex, DeepSpeed and timm change."""
     w = np.array(w, dtype=np.float64)
     m, v = np.zeros_like(w), np.zeros_like(w)
     for t, (g, lr) in enumerate(zip(grads, rates, strict=True), start=1):
@@ -62,9 +80,14 @@ def lamb_reference(w, grads, rates, *, betas, eps, wd, bias_correction=True, tru
         m = betas[0] * m + (1 - betas[0]) * g
         v = betas[1] * v + (1 - betas[1]) * g * g
         c1, c2 = (1 - betas[0] ** t, 1 - betas[1] ** t) if bias_correction else (1.0, 1.0)
-        u = (m / c1) / (np.sqrt(v / c2) + eps) + wd * w
-        w_norm, u_norm = math.sqrt((w * w).sum()), math.sqrt((u * u).sum())
-        r = w_norm / u_norm if trust_ratio and w_norm > 0 and u_norm > 0 else 1.0
+        u = (m / c1) / (np.sqrt(v / c2) + eps)
+        if decay_in_ratio:
+            u = u + wd * w
+        else:
+            w = w - lr * wd * w
+        r = 1.0
+        if trust_ratio and norm(w) > 0 and norm(u) > 0:
+            r = min(max(norm(w) / norm(u), bounds[0]), bounds[1])
         w = w - lr * r * u
     return w
 

@@ -281,6 +281,19 @@ def _case_loop(folder: Path, rank: int) -> dict[str, Any]:
     }
 
 
+def _case_noise(folder: Path, rank: int) -> dict[str, Any]:
+    """What is summed for the noise scale, with micro-batches of two sizes."""
+    from bigbatch.train_loop.optim.noise_scale import GradientNorms
+
+    config = TrainConfig.from_json((folder / "config.json").read_text())
+    install(setattr, plain_model)
+    seen, real, reporter = list[list[object]](), GradientNorms.estimate, ListReporter()
+    GradientNorms.estimate = lambda self, sums, *sizes: seen.append([sums, *sizes]) or real(self, sums, *sizes)  # type: ignore[method-assign]
+    for micro_size in (32, 16):
+        train(changed(config, micro_size=micro_size), reporter=reporter, device=torch.device("cpu"))
+    return {"seen": seen, "losses": [record.train_loss for record in reporter.records]}
+
+
 def _apart(folder: Path, rank: int) -> dict[str, Any]:
     """Only rank 0 sees the checkpoint. With how often each rank opens one to read it."""
     own = folder / f"apart-{rank}"
@@ -310,4 +323,4 @@ def be_a_rank(cases: Mapping[str, Callable[[Path, int], dict[str, Any]]]) -> Non
 
 
 if __name__ == "__main__":
-    be_a_rank({"loop": _case_loop})
+    be_a_rank({"loop": _case_loop, "noise": _case_noise})

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import optuna
 import pytest
 
 from bigbatch.search_spaces import BUILT_IN, Space, Workload, check_space
 from bigbatch.search_spaces.distribution import Distribution
-from bigbatch.search_spaces.priors import (
-    global_batch_sizes,
-    peak_lr_centre,
-    trust_coefficient,
-)
+from bigbatch.search_spaces.priors import global_batch_sizes, peak_lr_centre, trust_coefficient
 from bigbatch.search_spaces.trial import StandInTrial
 from bigbatch.train_loop.config import ConfigError, TrainConfig, divisible, sections
 
@@ -27,16 +24,7 @@ SPACES = pytest.mark.parametrize("space", BUILT_IN.values(), ids=lambda s: s.nam
 
 
 def on_workers(workload: Workload, workers: int, max_micro_size: int = 256) -> Workload:
-    return Workload(
-        workload.data,
-        workload.train_size,
-        workload.num_classes,
-        workload.image_size,
-        workload.model,
-        workload.epochs,
-        workers=workers,
-        max_micro_size=max_micro_size,
-    )
+    return replace(workload, workers=workers, max_micro_size=max_micro_size)
 
 
 def test_a_micro_batch_that_trials_measure_gives_the_batches_of_the_default_bound() -> None:
@@ -106,11 +94,6 @@ def test_the_lars_prior_meets_mlperf(batch: int, lr: float, momentum: float, ste
     assert trust_coefficient(steps) == 0.001
 
 
-@pytest.mark.parametrize(("batch", "lr"), NUS_LARS)
-def test_the_lars_prior_meets_the_sqrt_rule_of_nus(batch: int, lr: float) -> None:
-    assert 0.5 < lr / peak_lr_centre("lars", batch, 90 * (1_281_167 // batch)) < 2
-
-
 @pytest.mark.parametrize(
     ("optimizer", "batch", "steps", "lr", "within"),
     [
@@ -122,6 +105,7 @@ def test_the_lars_prior_meets_the_sqrt_rule_of_nus(batch: int, lr: float) -> Non
         pytest.param("lamb", 2048, 187_000, 5e-3, 1.0001, id="RSB A2"),
         pytest.param("lamb", 2048, 62_500, 8e-3, 2, id="RSB A3"),
         pytest.param("lamb", 32768, 3_519, 0.04, 2.0001, id="LAMB at 32k"),
+        *(pytest.param("lars", b, 90 * (1_281_167 // b), lr, 1.9999, id=f"NUS LARS {b}") for b, lr in NUS_LARS),
     ],
 )
 def test_priors_meet_published_rates(optimizer: str, batch: int, steps: int, lr: float, within: float) -> None:
@@ -155,18 +139,13 @@ def test_short_runs_take_longer_steps_and_published_ones_do_not() -> None:
     assert peak_lr_centre("sgd", 2048, 10) == peak_lr_centre("sgd", 2048, 1000)
 
 
-def test_an_optimizer_without_a_rule_is_refused() -> None:
-    with pytest.raises(ConfigError, match="no learning rate rule .* got 'rmsprop'.*--set peak_lr="):
-        peak_lr_centre("rmsprop", 256, 100)
-
-
 def test_an_optimizer_without_a_rule_is_searched_with_a_fixed_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sections, "OPTIMIZERS", (*sections.OPTIMIZERS, "rmsprop"))
     pinned = {"optimizer.name": "rmsprop", "optimizer.peak_lr": 0.003}
     for name in ("large_batch", "lr_warmup"):
         config = BUILT_IN[name](StandInTrial(random.Random(0)), DIGITS, pinned)
         assert (config.optimizer.name, config.optimizer.peak_lr) == ("rmsprop", 0.003)
-    with pytest.raises(ConfigError, match="no learning rate rule"):
+    with pytest.raises(ConfigError, match="no learning rate rule .* got 'rmsprop'.*--set peak_lr="):
         BUILT_IN["large_batch"](StandInTrial(random.Random(0)), DIGITS, {"optimizer.name": "rmsprop"})
 
 
@@ -218,18 +197,13 @@ def test_conditional_parameters_appear_with_their_optimizer_only() -> None:
     assert ranges["one_minus_momentum"].conditions == {"optimizer": ("lars", "sgd")}
     assert ranges["decoupled_weight_decay"].conditions == {"optimizer": ("lamb",)}
     assert ranges["one_minus_momentum"].describe() == "0.03 … 0.3 (log), with optimizer lars, sgd"
-    assert [name for name, r in ranges.items() if r.kind == "derived"] == [
-        "peak_lr[lars]",
-        "peak_lr[sgd]",
-        "peak_lr[lamb]",
-    ]
+    derived = [name for name, r in ranges.items() if r.kind == "derived"]
+    assert derived == ["peak_lr[lars]", "peak_lr[sgd]", "peak_lr[lamb]"]
 
 
 def test_initial_points_are_the_centre_of_each_optimizers_prior() -> None:
-    configs = [
-        BUILT_IN["large_batch"](StandInTrial(None, fixed=point), DIGITS)
-        for point in BUILT_IN["large_batch"].initial_points(DIGITS)
-    ]
+    space = BUILT_IN["large_batch"]
+    configs = [space(StandInTrial(None, fixed=point), DIGITS) for point in space.initial_points(DIGITS)]
     assert [config.optimizer.name for config in configs] == ["lars", "sgd", "lamb"]
     assert [config.batch.global_size for config in configs] == [256, 128, 1024]
     for config in configs:
@@ -247,12 +221,8 @@ def test_smoke_is_short() -> None:
 def test_lr_warmup_searches_those_two_at_one_batch() -> None:
     ranges = check_space(BUILT_IN["lr_warmup"], DIGITS)
     assert ranges["global_batch_size"].choices == (512,)
-    assert [name for name, r in ranges.items() if r.kind != "derived"] == [
-        "global_batch_size",
-        "optimizer",
-        "lr_multiplier",
-        "warmup_epochs",
-    ]
+    searched = [name for name, r in ranges.items() if r.kind != "derived"]
+    assert searched == ["global_batch_size", "optimizer", "lr_multiplier", "warmup_epochs"]
 
 
 @pytest.mark.parametrize(("batch", "momentum"), [(1024, 0.75), (256, 0.9), (16, 0.9)])

@@ -23,9 +23,7 @@ SPACE = BUILT_IN["large_batch"]
 @pytest.mark.parametrize(
     "pinned", [{}, {"optimizer.name": "lars", "optimizer.trust_coefficient": 0.01}, {"momentum": 0.95}]
 )
-def test_the_parameters_of_a_sampled_configuration_are_found_again(
-    workload: Workload, pinned: dict[str, object]
-) -> None:
+def test_the_parameters_of_a_sampled_configuration_are_found_again(workload, pinned):
     for seed in range(100):
         trial = StandInTrial(random.Random(seed))
         config = SPACE(trial, workload, pinned)
@@ -76,13 +74,8 @@ def test_another_optimizer_or_batch_has_no_parameters(changes: dict[str, object]
 
 def test_a_space_without_an_inverse_has_none(tmp_path: Path) -> None:
     path = tmp_path / "own.py"
-    path.write_text(
-        "def space(trial, workload):\n    return workload.config({'lr': trial.suggest_float('lr', 0.1, 1)})\n"
-    )
-    own = load_space(str(path))
-    assert nearest_parameters(own, TrainConfig(epochs=12), DIGITS) is None
-    path.write_text(
-        path.read_text() + "\n\ndef parameters_of(config, workload):\n    return {'lr': config.optimizer.peak_lr}\n"
-    )
-    config = DIGITS.config({"lr": 0.25})
-    assert nearest_parameters(load_space(str(path)), config, DIGITS) == {"lr": 0.25}
+    text = "def space(trial, workload):\n    return workload.config({'lr': trial.suggest_float('lr', 0.1, 1)})\n"
+    inverse = "\n\ndef parameters_of(config, workload):\n    return {'lr': config.optimizer.peak_lr}\n"
+    for more, found in (("", None), (inverse, {"lr": 0.25})):
+        path.write_text(text + more)
+        assert nearest_parameters(load_space(str(path)), DIGITS.config({"lr": 0.25}), DIGITS) == found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -39,22 +40,21 @@ def write(folder: Path, text: str, name: str = "my_space.py") -> str:
     return str(path)
 
 
-def refusal(text: str) -> str:
+def in_one_line(call: Callable[..., object], *arguments: object) -> str:
     with pytest.raises(ConfigError) as caught:
-        load_space(text)
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
+        call(*arguments)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def refusal(text: str) -> str:
+    return in_one_line(load_space, text)
 
 
 def check_refusal(path: str, body: str, **changes: object) -> str:
     text = "import math\ndef space(trial, workload):\n" + "".join(f"    {line}\n" for line in body.splitlines())
     Path(path).write_text(text, encoding="utf-8")
-    with pytest.raises(ConfigError) as caught:
-        check_space(load_space(path), dataclasses.replace(WORKLOAD, **changes))  # type: ignore[arg-type]
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
+    return in_one_line(check_space, load_space(path), dataclasses.replace(WORKLOAD, **changes))  # type: ignore[arg-type]
 
 
 def test_built_in_names_load() -> None:
@@ -76,9 +76,7 @@ def test_a_file_and_its_functions_load(tmp_path: Path) -> None:
     assert (other.name, other.doc) == ("my_space:other", "My space.")
 
 
-def test_a_relative_path_loads_and_leaves_the_import_path_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_relative_path_loads_and_leaves_the_import_path_alone(tmp_path, monkeypatch):
     write(tmp_path, "RATE = 0.5\n", "my_ranges.py")
     write(tmp_path, "from my_ranges import RATE\n\n\ndef space(trial, workload):\n    return workload.config()\n")
     monkeypatch.chdir(tmp_path)
@@ -109,9 +107,7 @@ def test_the_fingerprint_follows_the_text(tmp_path: Path) -> None:
     assert len({space.fingerprint for space in BUILT_IN.values()}) == len(BUILT_IN)
 
 
-def test_a_space_that_takes_its_priors_from_us_follows_their_text(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_space_that_takes_its_priors_from_us_follows_their_text(tmp_path, monkeypatch):
     own = write(tmp_path, GOOD, "own.py")
     using = write(tmp_path, "from bigbatch.search_spaces.priors import peak_lr_centre\n" + GOOD, "using.py")
     before = [load_space(path).fingerprint for path in (own, using)]
@@ -139,9 +135,8 @@ def test_files_that_do_not_load_are_refused_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "binary.py").write_bytes(b"\xff\xfe\x00")
     assert "not UTF-8" in refusal(str(tmp_path / "binary.py"))
     assert "SyntaxError" in refusal(write(tmp_path, "def space(:\n", "a.py"))
-    assert "ModuleNotFoundError: No module named 'nowhere_at_all'" in refusal(
-        write(tmp_path, "import nowhere_at_all\n", "b.py")
-    )
+    missing = refusal(write(tmp_path, "import nowhere_at_all\n", "b.py"))
+    assert "ModuleNotFoundError: No module named 'nowhere_at_all'" in missing
     assert "ValueError: two lines" in refusal(write(tmp_path, "raise ValueError('two\\nlines')\n", "c.py"))
     assert "SystemExit: 3" in refusal(write(tmp_path, "raise SystemExit(3)\n", "d.py"))
     assert not [name for name in sys.modules if name.startswith("bigbatch_space_c_")]
@@ -169,12 +164,9 @@ def test_spaces_that_go_wrong_are_refused_before_the_search(tmp_path: Path) -> N
     message = check_refusal(path, "return workload.config({'global_size': 100})", workers=3)
     assert "space 'bad': batch.global_size must divide over the workers; got 100 over 3. Use" in message
     assert "asks for 20 epochs of at most 12" in check_refusal(path, "return workload.config({'epochs': 20})")
-    message = check_refusal(
-        path, "from bigbatch.train_loop.config import TrainConfig\nreturn TrainConfig()", data="my/images"
-    )
-    assert "set data.name='digits' in a study of 'my/images'" in message
-    message = check_refusal(path, "from bigbatch.train_loop.config import TrainConfig\nreturn TrainConfig()")
-    assert "set model.name='resnet50' in a study of 'resnet18'" in message
+    other = "from bigbatch.train_loop.config import TrainConfig\nreturn TrainConfig()"
+    assert "set data.name='digits' in a study of 'my/images'" in check_refusal(path, other, data="my/images")
+    assert "set model.name='resnet50' in a study of 'resnet18'" in check_refusal(path, other)
 
 
 def test_what_optuna_would_refuse_during_the_search_is_refused_before(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from scipy.stats import lognorm
 
 from bigbatch.search_spaces import BUILT_IN, Workload, check_space, load_space
-from bigbatch.search_spaces.priors import LogNormal
+from bigbatch.search_spaces.priors import LogNormal, peak_lr_centre
 from bigbatch.train_loop.config import ConfigError
 
 WORKLOAD = Workload("digits", train_size=1437, num_classes=10, image_size=32, model="resnet18", epochs=12)
@@ -35,9 +35,7 @@ def own_space(folder: Path, priors: str) -> str:
 
 
 @pytest.mark.parametrize(("centre", "factor", "low", "high"), [(1.0, 4.0, 1 / 16, 16.0), (0.3, 2.0, 0.2, 50.0)])
-def test_quantiles_are_those_of_scipys_log_normal_cut_off_at_the_range(
-    centre: float, factor: float, low: float, high: float
-) -> None:
+def test_quantiles_are_those_of_scipys_log_normal_cut_off_at_the_range(centre, factor, low, high):
     ours, theirs = LogNormal(centre, factor), lognorm(s=math.log(factor), scale=centre)
     first, last = theirs.cdf(low), theirs.cdf(high)
     for part in np.linspace(0.001, 0.999, 41):
@@ -74,14 +72,8 @@ def test_the_published_rates_of_imagenet_are_where_most_trials_are_drawn() -> No
     """MLPerf's LARS at 4,096 and 32,768, Goyal's SGD at 8,192, LAMB's own at 32,768: rate over the rule's centre."""
     imagenet = Workload("imagenet", 1_281_167, 1000, 224, "resnet50", epochs=90)
     prior = BUILT_IN["large_batch"].soft_priors(imagenet)["lr_multiplier"]
-    from bigbatch.search_spaces.priors import peak_lr_centre
-
-    for optimizer, batch, rate in (
-        ("lars", 4096, 10.0),
-        ("lars", 32768, 21.2),
-        ("sgd", 8192, 3.2),
-        ("lamb", 32768, 0.04),
-    ):
+    published = (("lars", 4096, 10.0), ("lars", 32768, 21.2), ("sgd", 8192, 3.2), ("lamb", 32768, 0.04))
+    for optimizer, batch, rate in published:
         ratio = rate / peak_lr_centre(optimizer, batch, 3000)
         assert 0.15 < prior.part(ratio, 1 / 16, 16.0) < 0.85, (optimizer, batch)
 
@@ -92,18 +84,21 @@ def test_an_own_space_declares_a_prior_and_the_plan_shows_it(tmp_path: Path) -> 
     assert found.describe() == "0.0001 … 10 (log), mostly 0.03333 … 0.3"
 
 
-@pytest.mark.parametrize("priors", ["{'lr': 0.1}", "[LogNormal()]", "None"])
-def test_what_is_no_prior_is_refused_in_one_line(tmp_path: Path, priors: str) -> None:
-    with pytest.raises(ConfigError, match="returns LogNormal priors by parameter") as caught:
-        check_space(load_space(own_space(tmp_path, priors)), WORKLOAD)
+@pytest.mark.parametrize(
+    ("priors", "scale", "words"),
+    [
+        ("{'lr': 0.1}", ", log=True", "returns LogNormal priors by parameter"),
+        ("[LogNormal()]", ", log=True", "returns LogNormal priors by parameter"),
+        ("None", ", log=True", "returns LogNormal priors by parameter"),
+        ("{'lr': LogNormal()}", "", "'lr', which is no float with log=True"),
+    ],
+)
+def test_what_is_no_prior_or_of_no_logarithmic_parameter_is_refused_in_one_line(tmp_path, priors, scale, words):
+    path = Path(own_space(tmp_path, priors))
+    path.write_text(path.read_text().replace(", log=True", scale))
+    with pytest.raises(ConfigError, match=words) as caught:
+        check_space(load_space(str(path)), WORKLOAD)
     assert "\n" not in str(caught.value)
-
-
-def test_a_prior_of_a_parameter_that_is_not_logarithmic_is_refused(tmp_path: Path) -> None:
-    path = own_space(tmp_path, "{'lr': LogNormal()}")
-    Path(path).write_text(Path(path).read_text().replace(", log=True", ""))
-    with pytest.raises(ConfigError, match="'lr', which is no float with log=True"):
-        check_space(load_space(path), WORKLOAD)
 
 
 def test_a_prior_of_a_fixed_parameter_is_not_used() -> None:

@@ -17,13 +17,7 @@ import torch
 
 from bigbatch.train_loop import distributed
 from bigbatch.train_loop.config import ConfigError
-from bigbatch.train_loop.distributed import (
-    COLLECTIVE_VARIABLE,
-    Meeting,
-    RankMeetings,
-    World,
-    collective_timeout,
-)
+from bigbatch.train_loop.distributed import COLLECTIVE_VARIABLE, Meeting, RankMeetings, World, collective_timeout
 from bigbatch.train_loop.errors import TrainingStopped
 from bigbatch.train_loop.loop import assembly
 from bigbatch.train_loop.loop.step import TrainStep
@@ -136,9 +130,7 @@ def test_ranks_meet_by_as_many_keys_as_ever(ranks: int, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(("ranks", "pause_s"), [(2, 0.2), (200, 0.2), (1024, 1.024)])
-def test_the_questions_of_waiting_ranks_do_not_grow_with_them(
-    ranks: int, pause_s: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_questions_of_waiting_ranks_do_not_grow_with_them(ranks, pause_s, monkeypatch):
     store, pauses = torch.distributed.HashStore(), list[float]()
     monkeypatch.setattr(distributed.dist, "rendezvous", lambda _: iter([(store, 1, ranks)]))
 

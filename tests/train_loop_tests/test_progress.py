@@ -19,9 +19,9 @@ from bigbatch.train_loop.progress import (
     progress_file,
     read_progress,
     steps_file,
-)
+)  # fmt: skip
 from bigbatch.train_loop.reporter import EpochRecord, ListReporter, PrintReporter
-from helpers.tiny_training import CONFIG, install
+from helpers.tiny_training import CONFIG
 
 
 def test_steps_reach_the_driver_through_a_file_that_only_the_driver_makes(tmp_path):
@@ -77,8 +77,7 @@ class StepsToo(ListReporter):
         self.steps.append(done)  # type: ignore[arg-type]
 
 
-def test_the_loop_tells_its_steps_with_the_images_of_one(monkeypatch):
-    install(monkeypatch.setattr)
+def test_the_loop_tells_its_steps_with_the_images_of_one(built):
     reporter = StepsToo()
     train(CONFIG, reporter=reporter, device=torch.device("cpu"))
     assert reporter.steps == [(epoch, step, 4, 16) for epoch in (1, 2, 3) for step in (1, 2, 3, 4)]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-import subprocess
-import sys
 
 import pytest
 
@@ -22,7 +20,6 @@ from bigbatch.train_loop.config import (
     resolve_key,
 )
 from bigbatch.train_loop.config.given import read_config
-from helpers.paths import ROOT
 
 OTHER = {bool: lambda v: not v, int: lambda v: v + 1, float: lambda v: v / 2 + 0.01, str: lambda v: v}
 
@@ -40,19 +37,11 @@ def test_every_key_survives_the_round_trip_through_json():
         if kind is Options:
             changes[key] = {"width": 3, "parts": [1, 2.5, "a", None, True]}
     changes |= {
-        "batch.micro_size": 1,
-        "model.compile": False,
-        "schedule.warmup_steps": 0,
-        "optimizer.name": "lamb",
-        "metrics": ["f1", "net.py:iou"],
-        "schedule.name": "step",
-        "model.stem": "small",
-        "data.augment.max_crop_ratio": 1.5,
-        "data.image_size": 64,
-        "data.val_image_size": 96,
-        "data.progressive_from": 32,
-        "data.progressive_end": 5,
-    }
+        "batch.micro_size": 1, "model.compile": False, "schedule.warmup_steps": 0, "optimizer.name": "lamb",
+        "metrics": ["f1", "net.py:iou"], "schedule.name": "step", "model.stem": "small",
+        "data.augment.max_crop_ratio": 1.5, "data.image_size": 64, "data.val_image_size": 96,
+        "data.progressive_from": 32, "data.progressive_end": 5,
+    }  # fmt: skip
     config = TrainConfig().replace_keys(changes)
     assert TrainConfig.from_json(config.to_json()) == config != TrainConfig()
     assert json.loads(config.to_json())["schema_version"] == 2
@@ -61,11 +50,9 @@ def test_every_key_survives_the_round_trip_through_json():
     assert config.schedule.step_epochs == (1.0, 2.5)
 
 
-def test_it_is_frozen_and_loads_no_torch():
+def test_it_is_frozen():
     with pytest.raises(dataclasses.FrozenInstanceError):
         TrainConfig().epochs = 3  # type: ignore[misc]
-    code = "import sys, bigbatch.train_loop.config; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT / "src").returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -94,6 +81,23 @@ def test_it_is_frozen_and_loads_no_torch():
         ({"batch.micro_size": 48}, "must divide", "48"),
         ({"data.image_size": 4}, "image_size", "4"),
         ({"model.stem": "tiny"}, "model.stem", "tiny"),
+        *(({"data.subset": v}, "data.subset must be above 0 and at most 1", f"{v}") for v in (0.0, -0.1, 1.5)),
+        *(({"data.holdout": v}, "data.holdout must be at least 0 and below 1", "0.5") for v in (-0.1, 1.0, 2.0)),
+        *(({"data.augment.repeats": v}, "augment.repeats must be 1 to 64", f"{v}") for v in (0, 65)),
+        *(({"data.loader.slots": v}, "data.loader.slots must be 0 ", f"got {v}. Write 0") for v in (-1, 2000)),
+        ({"data.loader.name": "dali"}, "data.loader.name", "dali"),
+        ({"data.loader.workers": -2}, "data.loader.workers", "-2"),
+        ({"data.on_bad_image": "ignore"}, "data.on_bad_image", "ignore"),
+        *(
+            ({f"data.{key}": v}, f"data.{key} must be", f"{v}")
+            for key in ("augment.random_erasing", "mix.mixup_alpha", "mix.cutmix_alpha")
+            for v in (-0.1, float("nan"), 1e9)
+        ),
+        ({"data.augment.policy": "trivail"}, "Did you mean 'trivial'", "trivail"),
+        ({"data.augment.rand_ops": 0}, "data.augment.rand_ops must be 1 to 16", "0"),
+        ({"data.augment.rand_magnitude": 31}, "data.augment.rand_magnitude must be 0 to 30", "31"),
+        ({"data.augment.rand_magnitude_std": -1.0}, "data.augment.rand_magnitude_std must be", "-1"),
+        ({"data.augment.rand_probability": 0.0}, "data.augment.rand_probability must be", "0"),
         ({"lr": 10**400}, "a number", "0000"),
     ],
 )

@@ -14,14 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from bigbatch.train_loop.config import (
-    BatchConfig,
-    ConfigError,
-    DataConfig,
-    ModelConfig,
-    OptimizerConfig,
-    TrainConfig,
-)
+from bigbatch.train_loop.config import ConfigError, DataConfig, TrainConfig
 from bigbatch.train_loop.data import sampling
 from bigbatch.train_loop.data.catalogue import describe_data_set
 from bigbatch.train_loop.data.packed.schema import PackedFiles
@@ -32,19 +25,11 @@ from bigbatch.train_loop.launch import command as train_command
 from bigbatch.train_loop.launch import lr_find
 from bigbatch.train_loop.loop.train import train
 from bigbatch.train_loop.reporter import ListReporter
+from helpers.commands import run_process
 from helpers.paths import TRAIN
-from helpers.processes import clean_environment
-from helpers.ranks import start_ranks
+from helpers.ranks import SMALL as CONFIG
+from helpers.ranks import start_ranks, write_config
 from helpers.tiny_training import StopsAt
-
-CONFIG = TrainConfig(
-    epochs=2,
-    precise_bn="off",
-    model=ModelConfig(name="shufflenet_v2_x0_5"),
-    data=DataConfig(image_size=16),
-    batch=BatchConfig(global_size=16),
-    optimizer=OptimizerConfig(peak_lr=0.01),
-)
 
 
 def spoil(path: Path) -> None:
@@ -60,8 +45,7 @@ def images(tiny_images: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def config(images: Path, tmp_path: Path) -> Path:
-    (tmp_path / "best.json").write_text(CONFIG.replace_keys({"data.name": str(images)}).to_json())
-    return tmp_path / "best.json"
+    return write_config(tmp_path, images)
 
 
 @pytest.fixture
@@ -84,9 +68,7 @@ def test_the_rank_that_meets_it_says_so(config: Path, images: Path) -> None:
 
 
 @pytest.mark.usefixtures("alone")
-def test_a_run_that_died_of_it_goes_on_with_skip(
-    config: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_died_of_it_goes_on_with_skip(config, images, tmp_path, capsys):
     """In the default folder, whose name says nothing of how fast a run is and what it forgives."""
     spoil(images / "val" / "dark" / "000.png")
     # The ring reads images as it needs them: those of training before the bad one, which validation meets.
@@ -140,17 +122,12 @@ def test_skip_is_not_refused_for_what_it_skips(images: Path, tmp_path: Path) -> 
         assert describe_data_set(DataConfig(name=str(path), on_bad_image="skip"), open_some=True).train_size == 64
 
 
-def test_the_range_test_ends_in_one_line(
-    config: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_range_test_ends_in_one_line(config, images, tmp_path, capsys):
     for path in (images / "train").rglob("*.png"):
         spoil(path)
     assert lr_find.main(["--config", str(config), "--output", str(tmp_path / "found")]) == 1
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 1 and "failed: cannot read image" in said[0]
-
-
-# --- under Ray ---
 
 
 @pytest.mark.parametrize("kind", [ImageError, LoaderError])
@@ -196,9 +173,7 @@ def test_under_ray_it_is_one_line_after_one_restart_and_skip_goes_on(config: Pat
     command = [sys.executable, str(TRAIN), "--config", str(config), "--output", "out", "--workers", "2"]
 
     def finish(*more: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*command, *more], cwd=config.parent, env=clean_environment(), capture_output=True, text=True, timeout=240
-        )
+        return run_process(*command, *more, cwd=config.parent)
 
     failed, log = finish(), config.parent / "out" / "train.log"
     said = failed.stderr.splitlines()

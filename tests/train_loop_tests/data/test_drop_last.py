@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,8 @@ from bigbatch.train_loop.config import BatchSplit, ConfigError, DataConfig, Load
 from bigbatch.train_loop.data import sampling
 from bigbatch.train_loop.data.catalogue import open_data
 from bigbatch.train_loop.loop import assembly
-from bigbatch.train_loop.loop.train import TrainingStopped, train
-from bigbatch.train_loop.reporter import ListReporter
+from bigbatch.train_loop.loop.train import TrainingStopped
+from helpers.loop_references import run
 from helpers.packed_sets import write_images
 from helpers.tiny_training import CONFIG, TRAIN_SIZE, StopsAt, TinySource, changed, install, plain_model, untimed
 
@@ -37,14 +38,12 @@ def test_the_rest_of_an_epoch_is_a_step_of_equal_micro_batches(
     size: int, workers: int, accumulation: int, micro: int, last: int, repeats: int
 ) -> None:
     split = BatchSplit(workers, accumulation, micro)
-    ranks = [
-        list(sampling.train_micro_batches(size, 7, 3, split, rank, repeats=repeats, drop_last=False))
-        for rank in range(workers)
-    ]
+    steps_of = partial(sampling.train_micro_batches, size, 7, 3, repeats=repeats)
+    ranks = [list(steps_of(split, rank, drop_last=False)) for rank in range(workers)]
     whole = size // split.global_size
     assert {len(rank) for rank in ranks} == {whole + (last > 0)}
     for number, rank in enumerate(ranks):
-        dropped = list(sampling.train_micro_batches(size, 7, 3, split, number, repeats=repeats))
+        dropped = list(steps_of(split, number))
         assert np.array_equal(np.array(rank[:whole]), np.array(dropped))
         assert [len(indices) for step in rank[whole:] for indices in step] == [last] * (accumulation if last else 0)
     seen = Counter(int(i) for rank in ranks for step in rank for indices in step for i in indices)
@@ -53,12 +52,8 @@ def test_the_rest_of_an_epoch_is_a_step_of_equal_micro_batches(
     assert left_out == size - whole * split.global_size - last * workers * accumulation
     assert left_out < workers * accumulation or not last
     # The same images however the step is cut over ranks.
-    alone = list(
-        sampling.train_micro_batches(
-            size, 7, 3, BatchSplit(1, workers * accumulation, micro), 0, repeats=repeats, drop_last=False
-        )
-    )
-    for step, micros in enumerate(alone):
+    whole_split = BatchSplit(1, workers * accumulation, micro)
+    for step, micros in enumerate(steps_of(whole_split, 0, drop_last=False)):
         merged = [ranks[j % workers][step][j // workers] for j in range(workers * accumulation)]
         assert all(np.array_equal(a, b) for a, b in zip(micros, merged, strict=True))
 
@@ -77,35 +72,30 @@ def test_training_is_sgd_over_batches_of_both_sizes(monkeypatch: pytest.MonkeyPa
                 for parameter, gradient in zip(model.parameters(), gradients, strict=True):
                     parameter.sub_(PLAIN.optimizer.peak_lr * gradient)
     built = install(monkeypatch.setattr, plain_model)
-    reporter = ListReporter()
-    train(PLAIN, reporter=reporter, device=torch.device("cpu"))
+    records = run(PLAIN)
     for mine, reference in zip(built.model.parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(mine.detach().double(), reference.detach(), rtol=1e-3, atol=1e-5)
-    assert [record.optimizer_steps for record in reporter.records] == [5, 10]
+    assert [record.optimizer_steps for record in records] == [5, 10]
 
 
 def test_the_noise_scale_is_of_whole_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     noise = []
     for drop_last in (True, False):
         install(monkeypatch.setattr, plain_model)
-        reporter = ListReporter()
-        train(changed(PLAIN, drop_last=drop_last, epochs=1), reporter=reporter, device=torch.device("cpu"))
-        noise.append(reporter.records[0].noise_scale)
+        noise.append(run(changed(PLAIN, drop_last=drop_last, epochs=1))[0].noise_scale)
     assert noise[0] == noise[1] is not None
 
 
 def test_a_resume_in_the_smaller_step_ends_alike(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     config = changed(CONFIG, drop_last=False)
     install(monkeypatch.setattr)
-    whole = ListReporter()
-    train(config, reporter=whole, device=torch.device("cpu"))
+    whole = run(config)
     for stop in (4, 5):
         install(monkeypatch.setattr)
         with pytest.raises(TrainingStopped):
-            train(config, reporter=StopsAt(stop), checkpoint_dir=tmp_path / str(stop), device=torch.device("cpu"))
-        rest = ListReporter()
-        train(config, reporter=rest, checkpoint_dir=tmp_path / str(stop), device=torch.device("cpu"))
-        assert untimed(rest.records) == untimed(whole.records)[-len(rest.records) :] and rest.records
+            run(config, reporter=StopsAt(stop), checkpoint_dir=tmp_path / str(stop))
+        rest = run(config, checkpoint_dir=tmp_path / str(stop))
+        assert untimed(rest) == untimed(whole)[-len(rest) :] and rest
 
 
 def test_a_resume_with_other_steps_an_epoch_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -113,11 +103,11 @@ def test_a_resume_with_other_steps_an_epoch_is_refused(monkeypatch: pytest.Monke
     config = changed(CONFIG, drop_last=False)
     install(monkeypatch.setattr)
     with pytest.raises(TrainingStopped):
-        train(config, reporter=StopsAt(5), checkpoint_dir=tmp_path, device=torch.device("cpu"))
+        run(config, reporter=StopsAt(5), checkpoint_dir=tmp_path)
     install(monkeypatch.setattr)
     monkeypatch.setattr(assembly, "_split", lambda *_: BatchSplit(1, 4, 4))
     with pytest.raises(ConfigError, match="as many steps an epoch as before, 5; got 4"):
-        train(config, reporter=ListReporter(), checkpoint_dir=tmp_path, device=torch.device("cpu"))
+        run(config, checkpoint_dir=tmp_path)
 
 
 @pytest.mark.parametrize("name", ["auto", "torchvision"])

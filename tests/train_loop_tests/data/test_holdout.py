@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from bigbatch.train_loop.config import ConfigError, DataConfig, TrainConfig
 from bigbatch.train_loop.data.catalogue import describe_data_set, open_data
 from bigbatch.train_loop.data.sampling import holdout_rows
 from bigbatch.train_loop.data.source import DataSource
+from helpers.commands import run_process
 from helpers.packed_sets import CLASSES, pack_here, write_images
 from helpers.paths import ROOT
 
@@ -41,9 +41,7 @@ def test_another_process_holds_out_the_same_rows() -> None:
         "import numpy as np; from bigbatch.train_loop.data.sampling import holdout_rows;"
         "print(holdout_rows(np.arange(100) % 7, 40)[1].tolist())"
     )
-    found = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT / "src", timeout=120, check=True
-    )
+    found = run_process(sys.executable, "-c", code, cwd=ROOT / "src")
     assert found.stdout.strip() == str(holdout_rows(np.arange(100) % 7, 40)[1].tolist())
 
 
@@ -104,12 +102,6 @@ def test_a_part_without_an_image_of_each_class_is_refused(part: float) -> None:
         describe_data_set(DataConfig(holdout=part))
 
 
-@pytest.mark.parametrize("part", [-0.1, 1.0, 2.0])
-def test_a_part_outside_0_to_1_is_refused(part: float) -> None:
-    with pytest.raises(ConfigError, match=r"data\.holdout must be at least 0 and below 1; got .* Write e\.g\. 0\.5"):
-        DataConfig(holdout=part)
-
-
 def test_a_source_without_labels_says_so() -> None:
     class Unlabelled(DataSource):
         def read_train(self, batches, epoch):
@@ -119,7 +111,6 @@ def test_a_source_without_labels_says_so() -> None:
             return iter([(torch.zeros(1), torch.zeros(1))])
 
     source = Unlabelled(describe_data_set(DataConfig(holdout=0.5)))
-    with pytest.raises(
-        ConfigError, match=r"data\.holdout needs .*; got a Unlabelled without val_labels\(\)\. Write --set"
-    ):
+    rule = r"data\.holdout needs .*; got a Unlabelled without val_labels\(\)\. Write --set"
+    with pytest.raises(ConfigError, match=rule):
         source.val_batches(10, 0, 1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import torch
 from bigbatch.train_loop.config import BatchSplit, ConfigError, DataConfig
 from bigbatch.train_loop.data.catalogue import open_data
 from bigbatch.train_loop.data.source import DataSource, Epoch
+from helpers.commands import run_process
 from helpers.noise_images import flat, folder_source, same, write_noise_images
 from helpers.paths import ROOT
 
@@ -107,12 +107,9 @@ def test_batch_larger_than_the_training_set_is_refused(digits_source: DataSource
         digits_source.steps_per_epoch(2048)
 
 
-# --- what is imported ---
-
-
 def loaded(code: str, *modules: str) -> str:
     script = f"{code}\nimport sys\nprint([name for name in {modules!r} if name in sys.modules])"
-    run = subprocess.run([sys.executable, "-c", script], cwd=ROOT / "src", capture_output=True, text=True)
+    run = run_process(sys.executable, "-c", script, cwd=ROOT / "src")
     assert run.returncode == 0, run.stderr
     return run.stdout.strip()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import threading
@@ -14,28 +15,20 @@ import torch
 from PIL import Image
 
 from bigbatch.cluster.host import quota
-from bigbatch.train_loop.config import (
-    BatchConfig,
-    ConfigError,
-    DataConfig,
-    ModelConfig,
-    OptimizerConfig,
-    TrainConfig,
-)
+from bigbatch.train_loop.config import ConfigError, DataConfig, ModelConfig, TrainConfig
 from bigbatch.train_loop.data.catalogue import describe_data_set
 from bigbatch.train_loop.data.packing import command as pack_command
 from bigbatch.train_loop.host import disk_space
 from bigbatch.train_loop.launch import checks
 from bigbatch.train_loop.launch.command import make_run_plan
 from bigbatch.train_loop.loop.checkpoint import CheckpointFolder
-from bigbatch.train_loop.loop.train import train
 from bigbatch.train_loop.model.networks import build_model
-from bigbatch.train_loop.reporter import ListReporter
 from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.options import SearchOptions
+from helpers.loop_references import run
 from helpers.packed_sets import pack_here, write_images
 
-CONFIG = TrainConfig(batch=BatchConfig(global_size=128), model=ModelConfig(name="resnet18"), precise_bn="off")
+CONFIG = TrainConfig(precise_bn="off").replace_keys({"batch.global_size": 128, "model.name": "resnet18"})
 
 # As Lustre's documentation and users' pages show it.
 LFS = """Disk quotas for usr me (uid 1000):
@@ -121,9 +114,7 @@ def test_runs_that_lack_bytes_are_refused_with_the_numbers(tiny: Path, tmp_path:
 
 
 @pytest.mark.parametrize("tiny", ["size=700k"], indirect=True)
-def test_a_pack_whose_disk_fills_up_ends_in_one_line_and_goes_on(
-    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_pack_whose_disk_fills_up_ends_in_one_line_and_goes_on(tiny, tmp_path, capsys):
     """Bitmaps of noise take several times as much as JPEGs, and lie where the estimate does not look."""
     draws = np.random.default_rng(0)
     for part, count in (("train", 200), ("val", 4)):
@@ -155,10 +146,8 @@ def test_the_quota_of_lustre_is_read() -> None:
     home = quota.parse_quota_left(LFS_WRAPPED.splitlines(), Path("/home/lab/m/me/runs"))
     assert home == quota.QuotaLeft((104857600 - 95747836) * 1024, None)
     assert quota.parse_quota_left(LFS_NONE.splitlines(), Path("/univ_1/me")) == quota.QuotaLeft(None, None)
-    both = quota.parse_quota_left(
-        [*LFS.splitlines(), *LFS.replace("316399", "999990").splitlines()], Path("/scratch/me")
-    )
-    assert both is not None and both.inodes == 10  # of the user and of the group, the less
+    of_user_and_group = (LFS + LFS.replace("316399", "999990")).splitlines()
+    assert quota.parse_quota_left(of_user_and_group, Path("/scratch/me")).inodes == 10  # the less
     for text in ("", "17 of 20 TiB", "\n".join(LFS.splitlines()[:2]), LFS.replace("1000000", "many")):
         assert quota.parse_quota_left(text.splitlines(), Path("/scratch/me")) is None
 
@@ -178,8 +167,6 @@ def test_a_run_is_refused_by_the_sites_quota(tmp_path: Path, site) -> None:
 def test_a_quota_in_an_unknown_format_is_shown(tmp_path: Path, site, capsys: pytest.CaptureFixture[str]) -> None:
     command = site("WORK: 17 of 20 TiB, 99 % of the inodes")
     assert disk_space.quota_lines() == [f"quota by {command}:", "  WORK: 17 of 20 TiB, 99 % of the inodes"]
-    from bigbatch.train_loop.data.packing import command as pack_command
-
     images = write_images(tmp_path / "images")
     assert pack_command.main([str(images), str(tmp_path / "packed"), "--workers", "1"]) == 0
     assert "17 of 20 TiB" in capsys.readouterr().out
@@ -191,8 +178,6 @@ def test_a_quota_in_an_unknown_format_is_shown(tmp_path: Path, site, capsys: pyt
 @pytest.mark.parametrize("name", [*checks._RESNETS, "mobilenet_v3_small"])
 @pytest.mark.parametrize("classes", [10, 1000])
 def test_parameters_are_counted(name: str, classes: int) -> None:
-    import dataclasses
-
     info = dataclasses.replace(describe_data_set(DataConfig(image_size=224)), num_classes=classes)
     with torch.device("meta"):
         model = build_model(ModelConfig(name=name), info)
@@ -202,11 +187,9 @@ def test_parameters_are_counted(name: str, classes: int) -> None:
 @pytest.mark.parametrize(("optimizer", "average"), [("sgd", 0.0), ("lamb", 0.9)])
 def test_a_checkpoint_is_as_large_as_foreseen(tmp_path: Path, optimizer: str, average: float) -> None:
     """Written by a real run; between the estimate and 5 % less, for the reserve is 5 %."""
-    config = CONFIG.replace_keys(
-        {"epochs": 1, "data.subset": 0.02, "batch.global_size": 8, "ema_decay": average, "data.image_size": 8}
-    )
-    config = TrainConfig.from_dict({**config.to_dict(), "optimizer": OptimizerConfig(name=optimizer).__dict__})
-    train(config, reporter=ListReporter(), checkpoint_dir=tmp_path, device=torch.device("cpu"))
+    keys = {"epochs": 1, "data.subset": 0.02, "batch.global_size": 8, "ema_decay": average, "data.image_size": 8}
+    config = CONFIG.replace_keys({**keys, "optimizer.name": optimizer})
+    run(config, checkpoint_dir=tmp_path)
     assert CheckpointFolder(tmp_path, 0).load()
     real = (tmp_path / "latest.pt").stat().st_size
     expected = checks.checkpoint_bytes(config.model, describe_data_set(config.data), optimizer, average > 0)
@@ -215,29 +198,28 @@ def test_a_checkpoint_is_as_large_as_foreseen(tmp_path: Path, optimizer: str, av
 
 def test_a_resume_counts_what_is_there_as_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "latest.pt").write_bytes(bytes(1000))
-    monkeypatch.setattr(
-        disk_space, "space_left", lambda folder: disk_space.SpaceLeft(500, 3, "the file system", "the file system")
-    )
+    left = disk_space.SpaceLeft(500, 3, "the file system", "the file system")
+    monkeypatch.setattr(disk_space, "space_left", lambda folder: left)
     disk_space.check_disk_space("--output", tmp_path, disk_space.SpaceNeeded(1400, 4, "a test"))
-    with pytest.raises(ConfigError, match="got 0.00 MB left"):
-        disk_space.check_disk_space("--output", tmp_path, disk_space.SpaceNeeded(1500, 4, "a test"))
-    with pytest.raises(ConfigError, match="5 inodes"):
-        disk_space.check_disk_space("--output", tmp_path, disk_space.SpaceNeeded(1400, 5, "a test"))
+    for needed, words in (((1500, 4), "got 0.00 MB left"), ((1400, 5), "5 inodes")):
+        with pytest.raises(ConfigError, match=words):
+            disk_space.check_disk_space("--output", tmp_path, disk_space.SpaceNeeded(*needed, "a test"))
 
 
 def test_what_another_run_renames_meanwhile_is_no_error(tmp_path: Path) -> None:
-    for number in range(200):
-        (tmp_path / f"{number:03d}").mkdir()
-        (tmp_path / f"{number:03d}" / "file").touch()
+    folders = [tmp_path / f"{number:03d}" for number in range(200)]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "file").touch()
     done = threading.Event()
 
     def rename() -> None:
         while not done.is_set():
-            for number in range(200):
-                (tmp_path / f"{number:03d}" / "file").rename(tmp_path / f"{number:03d}" / "partial")
-                (tmp_path / f"{number:03d}").rename(tmp_path / "other")
+            for folder in folders:
+                (folder / "file").rename(folder / "partial")
+                folder.rename(tmp_path / "other")
                 (tmp_path / "other" / "partial").rename(tmp_path / "other" / "file")
-                (tmp_path / "other").rename(tmp_path / f"{number:03d}")
+                (tmp_path / "other").rename(folder)
 
     thread = threading.Thread(target=rename)
     thread.start()

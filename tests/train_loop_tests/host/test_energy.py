@@ -20,7 +20,7 @@ from bigbatch.train_loop.host.device_use import (
     UseMeter,
     open_gpu_counters,
     open_processor_energy,
-)
+)  # fmt: skip
 
 MOST_UJ = 262_143_328_850
 """As an Intel Xeon shows it."""

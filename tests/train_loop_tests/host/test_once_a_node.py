@@ -6,25 +6,16 @@ import fcntl
 import multiprocessing
 from pathlib import Path
 
-import pytest
-
 from bigbatch.train_loop.host.once_a_node import OnceANode
 from helpers.waiting import wait_until
 
 
 def hold(target: Path) -> None:
-    OnceANode(
-        target,
-        target.name,
-        lambda folder: (folder / "whole").exists(),
-        lambda folder: (folder / "whole").touch(),
-        "makes",
-    ).hold(keep=True)
+    is_whole, make = (lambda folder: (folder / "whole").exists()), (lambda folder: (folder / "whole").touch())
+    OnceANode(target, target.name, is_whole, make, "makes").hold(keep=True)
 
 
-def test_who_waits_to_make_it_reads_it_once_another_process_has_made_it(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_who_waits_to_make_it_reads_it_once_another_process_has_made_it(tmp_path, capfd):
     """Two ranks that begin at the same moment both find no folder, and both hold the lock shared: one of them makes the
     folder and holds it shared until it ends. The other one must not wait for that end."""
     target = tmp_path / "set"
@@ -34,10 +25,12 @@ def test_who_waits_to_make_it_reads_it_once_another_process_has_made_it(
         waiting = context.Process(target=hold, args=(target,), daemon=True)
         waiting.start()
         heard: list[str] = []
-        wait_until(
-            lambda: heard.append(capfd.readouterr().err) or "waiting for the process" in "".join(heard),
-            "it does not wait",
-        )
+
+        def waits() -> bool:
+            heard.append(capfd.readouterr().err)
+            return "waiting for the process" in "".join(heard)
+
+        wait_until(waits, "it does not wait")
         target.mkdir()
         (target / "whole").touch()
         waiting.join(60)

@@ -9,17 +9,10 @@ from pathlib import Path
 import pytest
 
 from bigbatch.cluster.host.slurm_commands import first_host
-from bigbatch.train_loop.config import (
-    BatchConfig,
-    ConfigError,
-    DataConfig,
-    ModelConfig,
-    OptimizerConfig,
-    TrainConfig,
-)
+from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.distributed import Meeting
 from bigbatch.train_loop.host.ranks import Launch, find_launch, rendezvous_port
-from helpers.ranks import STEP, start_ranks, without_gloo
+from helpers.ranks import STEP, start_ranks, without_gloo, write_config
 
 
 @pytest.mark.parametrize(
@@ -82,16 +75,7 @@ def test_ports_of_steps_and_of_jobs_that_follow_each_other_differ():
 
 @pytest.fixture
 def best(tmp_path: Path, tiny_images: Path) -> Path:
-    config = TrainConfig(
-        epochs=30,
-        precise_bn="off",
-        model=ModelConfig(name="shufflenet_v2_x0_5"),
-        data=DataConfig(name=str(tiny_images), image_size=16),
-        batch=BatchConfig(global_size=16),
-        optimizer=OptimizerConfig(peak_lr=0.01),
-    )
-    (tmp_path / "best.json").write_text(config.to_json())
-    return tmp_path / "best.json"
+    return write_config(tmp_path, tiny_images, epochs=30)
 
 
 @pytest.mark.slow

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from bigbatch.base.root import ROOT
 from bigbatch.train_loop.host import signals
 from bigbatch.train_loop.host.signals import STOP_SIGNALS, StopSignals
+from helpers.paths import ROOT, product_files
 
 TAKES_SIGNALS = {
     "src/bigbatch/base/streams.py",  # a process that has lost its reader and is about to end
@@ -103,9 +103,8 @@ def test_a_process_that_is_forked_does_nothing_with_them(tmp_path: Path) -> None
 
 def test_no_other_file_of_the_packages_installs_a_handler_of_its_own() -> None:
     found = set()
-    for folder in ("cluster", "search_spaces", "src/bigbatch/base", "train_loop", "tune"):
-        for path in (ROOT / folder).rglob("*.py"):
-            calls = (node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call))
-            if any(ast.unparse(call) == "signal.signal" for call in calls):
-                found.add(str(path.relative_to(ROOT)))
+    for path in product_files():
+        calls = (node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call))
+        if any(ast.unparse(call) == "signal.signal" for call in calls):
+            found.add(str(path.relative_to(ROOT)))
     assert found == TAKES_SIGNALS

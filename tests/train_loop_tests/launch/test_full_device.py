@@ -9,27 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from bigbatch.train_loop.config import BatchConfig, ModelConfig, OptimizerConfig, TrainConfig
+from bigbatch.train_loop.config import TrainConfig
 from helpers.full_device import small_device
 from helpers.paths import TRAIN
 from helpers.processes import clean_environment
+from helpers.ranks import write_config
 
-CONFIG = TrainConfig(
-    epochs=3,
-    precise_bn="off",
-    model=ModelConfig(name="shufflenet_v2_x0_5"),
-    batch=BatchConfig(global_size=32),
-    optimizer=OptimizerConfig(peak_lr=0.01),
-)
-"""On two workers one micro-batch of 16 images a step."""
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
 @pytest.fixture
 def best(tiny_images: Path, tmp_path: Path) -> Path:
-    path = tmp_path / "best.json"
-    path.write_text(CONFIG.replace_keys({"data.name": str(tiny_images), "data.image_size": 16}).to_json())
-    return path
+    """On two workers one micro-batch of 16 images a step."""
+    return write_config(tmp_path, tiny_images, epochs=3, batch__global_size=32)
 
 
 def train(best: Path, *launcher: str, env: dict[str, str], options: tuple[str, ...] = ()) -> tuple[int, str]:

@@ -13,14 +13,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bigbatch.train_loop.config import BatchConfig, DataConfig, ModelConfig, TrainConfig
+from bigbatch.train_loop.config import DataConfig
 from bigbatch.train_loop.data.catalogue import list_folder, open_data
 from bigbatch.train_loop.data.loading.loader import LoadedSource
 from bigbatch.train_loop.data.sets.folder import FolderImages
 from bigbatch.train_loop.data.sets.scan import FolderScan, scan_folder
 from helpers.paths import ROOT, TRAIN, TUNE
 from helpers.processes import clean_environment
-from helpers.ranks import start_ranks, without_gloo
+from helpers.ranks import start_ranks, without_gloo, write_config
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -65,15 +65,9 @@ def spied(tmp_path: Path, tiny_images: Path) -> dict[str, str]:
 
 @pytest.fixture
 def best(tmp_path: Path, tiny_images: Path) -> Path:
-    config = TrainConfig(
-        epochs=1,
-        model=ModelConfig(name="squeezenet1_1"),
-        data=DataConfig(name=str(tiny_images), image_size=32),
-        batch=BatchConfig(global_size=32, micro_size=8),
+    return write_config(
+        tmp_path, tiny_images, epochs=1, model__name="squeezenet1_1", data__image_size=32, batch__global_size=32
     )
-    path = tmp_path / "best.json"
-    path.write_text(config.to_json())
-    return path
 
 
 def listings(spied: dict[str, str]) -> tuple[Counter[str], set[str]]:
@@ -106,14 +100,10 @@ def test_what_rank_0_finds_wrong_all_ranks_refuse_in_one_line(best: Path, tmp_pa
 def test_ranks_see_the_images_in_one_order(tiny_images: Path, spied: dict[str, str]) -> None:
     env = {**clean_environment(), **spied, "MASTER_ADDR": "127.0.0.1", "WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "lo"}
     env["MASTER_PORT"] = str(15000 + os.getpid() % 5000)
+    command, pipe = [sys.executable, "-c", OPEN, str(tiny_images)], subprocess.PIPE
+    env |= {"OMP_NUM_THREADS": "1"}
     ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", OPEN, str(tiny_images)],
-            env={**env, "RANK": str(rank), "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        subprocess.Popen(command, env={**env, "RANK": str(rank)}, stdout=pipe, stderr=pipe, text=True)
         for rank in range(2)
     ]
     (code, first, errors), (other_code, second, other_errors) = end(ranks)
@@ -124,21 +114,14 @@ def test_ranks_see_the_images_in_one_order(tiny_images: Path, spied: dict[str, s
 
 
 @pytest.mark.exhaustive
-def test_a_full_run_under_ray_lists_a_folder_once(
-    best: Path, tiny_images: Path, spied: dict[str, str], run_command: Command
-) -> None:
+def test_a_full_run_under_ray_lists_a_folder_once(best, tiny_images, spied, run_command):
     done = run_command(TRAIN, "--config", best, "--workers", 2, "--output", "out", **spied)
     assert done.returncode == 0, done.stdout + done.stderr
     assert_listed_once(spied, tiny_images)
 
 
 @pytest.mark.slow
-def test_all_trials_of_a_search_share_one_listing(
-    tmp_path: Path,
-    tiny_images: Path,
-    spied: dict[str, str],
-    run_command: Command,
-) -> None:
+def test_all_trials_of_a_search_share_one_listing(tmp_path, tiny_images, spied, run_command):
     words = ("--space", "smoke", "--data", tiny_images, "--model", "shufflenet_v2_x0_5", "--set", "image_size=16")
     done = run_command(TUNE, *words, "--trials", 2, "--max-epochs", 1, "--study", "s", "--workers", 2, **spied)
     assert done.returncode == 0, done.stdout + done.stderr

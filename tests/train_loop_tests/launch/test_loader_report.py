@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from bigbatch.cluster.host.allocation import usable_cpus
 from bigbatch.train_loop.config import DataConfig, LoaderConfig, ModelConfig, TrainConfig
@@ -15,19 +13,6 @@ from bigbatch.train_loop.data.loading.counts import cores_per_rank, loader_worke
 from bigbatch.train_loop.launch import loader_report
 from bigbatch.train_loop.launch.loader_report import ImageRates, cores_of_a_run, loader_advice
 from bigbatch.train_loop.launch.local_workers import worker_resources
-
-
-@pytest.fixture
-def packed_images(tmp_path: Path) -> Path:
-    draws = np.random.default_rng(0)
-    for part, count in (("train", 10), ("val", 2)):
-        for name in "ab":
-            (tmp_path / part / name).mkdir(parents=True)
-            for number in range(count):
-                Image.fromarray(draws.integers(0, 256, (64, 64, 3), dtype=np.uint8)).save(
-                    tmp_path / part / name / f"{number}.png"
-                )
-    return tmp_path
 
 
 @pytest.mark.parametrize(
@@ -82,15 +67,12 @@ def test_the_cores_of_a_run_are_its_gpus_share(monkeypatch: pytest.MonkeyPatch) 
     assert cores_of_a_run(4, {"LOCAL_WORLD_SIZE": "2"}) == 32
 
 
-def test_one_micro_batch_of_the_last_epoch_is_timed(monkeypatch: pytest.MonkeyPatch, packed_images: Path) -> None:
+def test_one_micro_batch_of_the_last_epoch_is_timed(monkeypatch: pytest.MonkeyPatch, tiny_images: Path) -> None:
     """A global batch of many micro-batches would take minutes; images that grow are judged at their last size."""
     timed: list[torch.Size] = []
     monkeypatch.setattr(loader_report, "_model_rate", lambda run, step, seconds: timed.extend(b[0].shape for b in step))
-    config = TrainConfig(epochs=3, model=ModelConfig(name="resnet18")).replace_keys(
-        {
-            "data.name": str(packed_images), "data.image_size": 64, "data.progressive_from": 32,
-            "data.progressive_start": 1, "data.progressive_end": 2, "batch.global_size": 8, "batch.micro_size": 2,
-        }
-    )  # fmt: skip
+    keys: dict[str, object] = {"data.name": str(tiny_images), "batch.global_size": 8, "batch.micro_size": 2}
+    keys |= {"image_size": 64, "progressive_from": 32, "progressive_start": 1, "progressive_end": 2}
+    config = TrainConfig(epochs=3, model=ModelConfig(name="resnet18")).replace_keys(keys)
     loader_report.measure_rates(config, None, 0.01)
     assert timed == [torch.Size([2, 64, 64, 3])]

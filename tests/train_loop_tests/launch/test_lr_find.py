@@ -6,20 +6,12 @@ import io
 import json
 import math
 import xml.etree.ElementTree as ElementTree
-from pathlib import Path
 
 import pytest
 
 from bigbatch.train_loop.config import OptimizerConfig
-from bigbatch.train_loop.launch.lr_find import (
-    RangeTestProgress,
-    default_range,
-    lr_find,
-    main,
-    range_test,
-    svg,
-)
-from helpers.tiny_training import CONFIG, changed, install
+from bigbatch.train_loop.launch.lr_find import RangeTestProgress, default_range, lr_find, main, range_test, svg
+from helpers.tiny_training import CONFIG, changed
 
 
 def test_on_a_quadratic_the_explosion_is_where_theory_says() -> None:
@@ -71,10 +63,12 @@ def test_the_range_is_wide_enough_for_each_optimizer() -> None:
 
 
 @pytest.mark.parametrize("name", ["sgd", "lars", "lamb"])
-def test_the_loops_own_steps_are_taken_at_rising_rates(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    built = install(monkeypatch.setattr)
+def test_the_loops_own_steps_are_taken_at_rising_rates(built, name):
     config = changed(CONFIG, optimizer__name=name)
-    finding = lr_find(config, first=1e-3, last=1e3, steps=30)
+    told: list[tuple[int, float, float]] = []
+    finding = lr_find(config, first=1e-3, last=1e3, steps=30, say=lambda *step: told.append(step))
+    kept = [(n, *values) for n, values in enumerate(zip(finding.rates, finding.losses, strict=True), 1)]
+    assert told[: len(kept)] == kept and len(told) == len(kept) + (finding.exploded_at is not None)
     assert built.rates[: len(finding.rates)] == pytest.approx(list(finding.rates))
     assert finding.losses[0] == pytest.approx(math.log(4), rel=0.4)
     assert lr_find(config, first=1e-3, last=1e3, steps=30) == finding
@@ -106,15 +100,7 @@ def test_progress_is_a_line_every_ten_seconds_and_on_a_terminal_one_that_is_draw
     assert terminal.getvalue().count("\r") == 50 and terminal.getvalue().count("\n") == 1
 
 
-def test_each_step_of_a_range_test_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    install(monkeypatch.setattr)
-    told: list[tuple[int, float, float]] = []
-    finding = lr_find(CONFIG, first=1e-3, last=0.1, steps=12, say=lambda *step: told.append(step))
-    assert told == [(n, *values) for n, values in enumerate(zip(finding.rates, finding.losses, strict=True), 1)]
-
-
-def test_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    install(monkeypatch.setattr)
+def test_the_command(built, tmp_path, capsys):
     source = tmp_path / "config.json"
     source.write_text(CONFIG.to_json())
     output = tmp_path / "out"

@@ -32,16 +32,17 @@ def make_report(
     folders = KeptFolders(folder)
     kept = folders.begin()
     report = Report(
-        epochs=epochs,
-        names=names,
-        folders=folders,
-        kept=kept,
-        world=ALONE,
-        send=sent.append,
-        stop_requested=stop,
+        epochs=epochs, names=names, folders=folders, kept=kept, world=ALONE, send=sent.append, stop_requested=stop,
         say=lambda text: None,
-    )
+    )  # fmt: skip
     return report, sent, kept
+
+
+def kept_state(folder: Path) -> tuple[str, int]:
+    """Of the checkpoint that the next process finds: its file ``state``, alone, and the epochs of its history."""
+    _, _, kept = make_report(folder)
+    assert kept is not None and [path.name for path in kept.path.iterdir()] == ["state"]
+    return (kept.path / "state").read_text(), len(kept.history)
 
 
 def test_the_objective_goes_under_its_name_and_known_columns_to_theirs(tmp_path: Path) -> None:
@@ -49,11 +50,8 @@ def test_the_objective_goes_under_its_name_and_known_columns_to_theirs(tmp_path:
     report(1, 0.5, train_loss=2, recall=0.25)
     report(epoch=2, accuracy=np.float32(0.75))
     report(epoch=3, value=torch.tensor(0.875))
-    assert [record["metrics"] for record in sent] == [
-        {"accuracy": 0.5, "recall": 0.25},
-        {"accuracy": 0.75},
-        {"accuracy": 0.875},
-    ]
+    metrics = [record["metrics"] for record in sent]
+    assert metrics == [{"accuracy": 0.5, "recall": 0.25}, {"accuracy": 0.75}, {"accuracy": 0.875}]
     assert sent[0]["train_loss"] == 2.0 and [record["epoch"] for record in sent] == [1, 2, 3]
     assert all(type(record["metrics"]["accuracy"]) is float and record["train_s"] >= 0 for record in sent)
 
@@ -113,9 +111,7 @@ def test_a_stop_keeps_the_epoch_and_its_checkpoint_and_is_repeated(tmp_path: Pat
         report(1, 0.5)
     with pytest.raises(TrainingStopped):
         report(2, 0.5)
-    _, _, kept = make_report(tmp_path)
-    assert [record["epoch"] for record in sent] == [1] and kept is not None
-    assert (kept.path / "state").read_text() == "of epoch 1"
+    assert [record["epoch"] for record in sent] == [1] and kept_state(tmp_path) == ("of epoch 1", 1)
 
 
 def test_the_newest_checkpoint_and_the_epochs_until_then_are_found_again(tmp_path: Path) -> None:
@@ -155,9 +151,7 @@ def test_a_folder_within_the_offered_one_is_kept(tmp_path: Path) -> None:
         deep.mkdir()
         (deep / "state").write_text(f"of epoch {epoch}")
         report(epoch, 0.5, checkpoint=deep)
-    _, _, kept = make_report(tmp_path)
-    assert kept is not None and [path.name for path in kept.path.iterdir()] == ["state"]
-    assert (kept.path / "state").read_text() == "of epoch 2"
+    assert kept_state(tmp_path)[0] == "of epoch 2"
 
 
 def test_the_offered_folder_by_another_name_is_kept(tmp_path: Path) -> None:
@@ -166,8 +160,7 @@ def test_the_offered_folder_by_another_name_is_kept(tmp_path: Path) -> None:
     report, _, _ = make_report(tmp_path / "scratch")
     (report.checkpoint_folder / "state").write_text("of epoch 1")
     report(1, 0.5, checkpoint=report.checkpoint_folder.resolve())
-    _, _, kept = make_report(tmp_path / "scratch")
-    assert kept is not None and (kept.path / "state").read_text() == "of epoch 1"
+    assert kept_state(tmp_path / "scratch")[0] == "of epoch 1"
 
 
 def test_a_function_may_ask_for_the_offered_folder_once(tmp_path: Path) -> None:
@@ -177,8 +170,7 @@ def test_a_function_may_ask_for_the_offered_folder_once(tmp_path: Path) -> None:
         assert not list(folder.iterdir()), "nothing of the epoch before"
         (folder / "state").write_text(f"of epoch {epoch}")
         report(epoch, 0.5)
-    _, _, kept = make_report(tmp_path)
-    assert kept is not None and (kept.path / "state").read_text() == "of epoch 2" and len(kept.history) == 2
+    assert kept_state(tmp_path) == ("of epoch 2", 2)
 
 
 def test_half_a_copy_is_no_checkpoint_of_the_next_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,8 +188,7 @@ def test_half_a_copy_is_no_checkpoint_of_the_next_epoch(tmp_path: Path, monkeypa
         patched.setattr(shutil, "copytree", without_room)
         report(2, 0.5, checkpoint=tmp_path / "mine")
     report(3, 0.5)
-    _, _, kept = make_report(tmp_path / "trial")
-    assert kept is not None and (kept.path / "state").read_text() == "whole" and len(kept.history) == 1
+    assert kept_state(tmp_path / "trial") == ("whole", 1)
 
 
 @pytest.mark.parametrize("whole", [np.int64, np.uint8, torch.tensor])

@@ -12,7 +12,6 @@ from ray.exceptions import ActorDiedError
 
 from bigbatch.train_loop.config import Options, TrainableConfig, TrainConfig
 from bigbatch.train_loop.distributed import World
-from bigbatch.train_loop.host.device_use import ProcessorEnergy
 from bigbatch.train_loop.launch.own_training import train_own
 from bigbatch.train_loop.launch.ray_worker import _end_of_all_ranks
 from bigbatch.train_loop.launch.trial_task import TrialTask
@@ -67,30 +66,15 @@ def task_of(folder: Path, options: Options, text: str = OWN) -> TrialTask:
     (folder / "own.py").write_text(text)
     trainable = TrainableConfig(f"{folder}/own.py:train", options)
     return TrialTask(
-        name="t",
-        config=TrainConfig(epochs=2, trainable=trainable),
-        workers=1,
-        worker_resources={"CPU": 1.0},
-        restarts=0,
-        ray_storage=folder,
-        checkpoint_dir=folder / "checkpoint",
-        checkpoint_every_s=600.0,
-        log_file=folder / "log.txt",
-        stop_file=folder / "stop",
-        reported=("accuracy",),
-    )
+        name="t", config=TrainConfig(epochs=2, trainable=trainable), workers=1, worker_resources={"CPU": 1.0},
+        restarts=0, ray_storage=folder, checkpoint_dir=folder / "checkpoint", checkpoint_every_s=600.0,
+        log_file=folder / "log.txt", stop_file=folder / "stop", reported=("accuracy",),
+    )  # fmt: skip
 
 
-def test_each_record_has_the_energy_since_the_one_before_and_the_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    counters = tmp_path / "powercap" / "intel-rapl:0"
-    counters.mkdir(parents=True)
-    for name, text in (("name", "package-0"), ("max_energy_range_uj", "1000000000"), ("energy_uj", "5")):
-        (counters / name).write_text(f"{text}\n")
-    monkeypatch.setattr(worker_use, "open_processor_energy", lambda: ProcessorEnergy(counters.parent))
+def test_each_record_has_the_energy_since_the_one_before_and_the_memory(tmp_path, counter):
     sent, megabytes_64 = Sent(), 64 * 2**20
-    options = Options({"counter": str(counters / "energy_uj"), "joules": [3, 7], "bytes": megabytes_64})
+    options = Options({"counter": str(counter), "joules": [3, 7], "bytes": megabytes_64})
     train_own(task_of(tmp_path, options), sent, ALONE, logging.getLogger("test"))
     assert [record["cpu_energy_j"] for record in sent.records] == [3.0, 7.0]
     assert [record["gpu_energy_j"] for record in sent.records] == [None, None], "no GPU: not measured, not 0"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -16,8 +15,8 @@ from bigbatch.train_loop.launch.command import main
 from bigbatch.train_loop.launch.profile import bound_lines, profile_lines
 from bigbatch.train_loop.loop.chronometer import OTHER, PHASES
 from bigbatch.train_loop.loop.step_profile import Spread, StepProfile
+from helpers.commands import run_process
 from helpers.paths import TRAIN
-from helpers.processes import clean_environment
 
 WORDS = ["--recipe", "cifar10-sgd-128", "--data", "digits", "--set", "data.image_size=8", "epochs=3"]
 
@@ -33,26 +32,13 @@ def profile_of(
     parts = {name: parts.get(name, 0.0) for name in (*PHASES, OTHER)}
     parts["forward"] += 1 - sum(parts.values())
     return StepProfile(
-        device="NVIDIA H100" if device_memory_bytes else "CPU",
-        workers=1 if communication is None else 4,
-        global_size=256,
-        accumulation_steps=2,
-        micro_size=128,
-        loader_processes=2,
-        steps=50,
-        step=steady(1.0),
+        device="NVIDIA H100" if device_memory_bytes else "CPU", workers=1 if communication is None else 4,
+        global_size=256, accumulation_steps=2, micro_size=128, loader_processes=2, steps=50, step=steady(1.0),
         phases={name: steady(part) for name, part in parts.items()},
-        communication=None if communication is None else steady(communication),
-        slowest_data_s=parts["data"],
-        validation=steady(0.5),
-        validation_batches=20,
-        bn_s=0.0,
-        validations=36,
-        steps_per_epoch=100,
-        epochs=36,
-        memory_bytes=10 * 2**30,
-        device_memory_bytes=device_memory_bytes,
-    )
+        communication=None if communication is None else steady(communication), slowest_data_s=parts["data"],
+        validation=steady(0.5), validation_batches=20, bn_s=0.0, validations=36, steps_per_epoch=100, epochs=36,
+        memory_bytes=10 * 2**30, device_memory_bytes=device_memory_bytes,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -113,15 +99,8 @@ def test_wrong_input_is_one_line(words: list[str], said: str, capsys: pytest.Cap
 
 def test_a_profile_is_printed_and_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, traces = tmp_path / "out", tmp_path / "traces"
-    small = [
-        "--set",
-        "model.name=squeezenet1_1",
-        "model.stem=auto",
-        "data.image_size=32",
-        "batch.global_size=32",
-        "data.subset=0.1",
-    ]
-    words = ["--recipe", "cifar10-sgd-128", "--data", "digits", *small, "--output", str(out), "--profile-steps", "3"]
+    small = "model.name=squeezenet1_1 model.stem=auto data.image_size=32 batch.global_size=32 data.subset=0.1"
+    words = [*WORDS[:5], *small.split(), "--output", str(out), "--profile-steps", "3"]
     assert main([*words, "--torch-profiler", str(traces)]) == 0
     printed = capsys.readouterr().out
     assert "data wait" in printed and "bound   " in printed and "whole run" in printed
@@ -139,15 +118,9 @@ def test_a_profile_is_printed_and_kept(tmp_path: Path, capsys: pytest.CaptureFix
 @pytest.mark.slow
 @pytest.mark.without_ray
 def test_two_ranks_under_torchrun_measure_their_communication(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(TRAIN), *WORDS,
-         "model.name=resnet18", "data.subset=0.2", "--output", "out", "--profile-steps", "4"],
-        cwd=tmp_path,
-        env={**clean_environment(), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )  # fmt: skip
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", TRAIN)
+    more = ("model.name=resnet18", "data.subset=0.2", "--output", "out", "--profile-steps", "4")
+    done = run_process(*torchrun, *WORDS, *more, cwd=tmp_path, OMP_NUM_THREADS="1")
     assert done.returncode == 0, done.stderr
     (line,) = map(json.loads, (tmp_path / "out" / "profile.jsonl").read_text().splitlines())
     assert (line["workers"], line["global_size"]) == (2, 128)
@@ -156,9 +129,7 @@ def test_two_ranks_under_torchrun_measure_their_communication(tmp_path: Path) ->
     assert done.stdout.count("communication: the backward pass, minus one") == 1, "rank 0 alone prints"
 
 
-def test_a_profile_that_is_stopped_is_not_resumed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_profile_that_is_stopped_is_not_resumed(monkeypatch, capsys):
     def stop(_: object) -> bool:
         raise KeyboardInterrupt
 

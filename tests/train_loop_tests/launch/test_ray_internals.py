@@ -18,7 +18,7 @@ from bigbatch.tune.plan.machine import Node, Share
 from bigbatch.tune.search.capacity import Capacity
 from bigbatch.tune.search.tuner import MemoryKill, PrunerScheduler, memory_kills_fail_trials
 from bigbatch.tune.trials.cluster_view import ClusterView, NodeView, RayHead
-from helpers.paths import ROOT
+from helpers.paths import ROOT, product_files
 
 PRIVATE = re.compile(r"ray(\.\w+)*\._\w|controller\._|get_session\(|__mixins__|_temp_dir=|_metrics_export_port")
 ALLOWED = {
@@ -44,14 +44,9 @@ def take_away(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_other_file_touches_a_private_name_of_ray() -> None:
-    files = [
-        file
-        for folder in ("cluster", "search_spaces", "src/bigbatch/base", "train_loop", "tune")
-        for file in (ROOT / folder).rglob("*.py")
-    ]
-    found = {str(file.relative_to(ROOT)) for file in [*files, *(ROOT / "src" / "bigbatch").glob("*.py")]
-             if any(PRIVATE.search(line) for line in file.read_text(encoding="utf-8").splitlines())}  # fmt: skip
-    assert found == ALLOWED
+    files = [*product_files(), *(ROOT / "src" / "bigbatch").glob("*.py")]
+    private = [file for file in files if any(map(PRIVATE.search, file.read_text().splitlines()))]
+    assert {str(file.relative_to(ROOT)) for file in private} == ALLOWED
 
 
 def test_the_installed_ray_has_all_of_them_and_is_the_one_that_the_package_asks_for() -> None:
@@ -79,10 +74,8 @@ def test_each_missing_name_is_noticed_and_the_note_says_what_is_different(use, n
 
 
 def test_a_module_that_is_gone_is_a_missing_name() -> None:
-    assert internals.missing_names(["ray.no_such_module:Name", "ray:no_such_name"]) == [
-        "ray.no_such_module:Name",
-        "ray:no_such_name",
-    ]
+    gone = ["ray.no_such_module:Name", "ray:no_such_name"]
+    assert internals.missing_names(gone) == gone
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ import pytest
 from bigbatch.base import private_folder, processes
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.launch import ray_session
+from helpers.commands import run_process
 from helpers.paths import ROOT
 from helpers.processes import clean_environment
 
@@ -105,10 +106,7 @@ def test_workers_start_where_the_path_of_python_has_a_space(tmp_path):
     venv.create(folder, symlinks=True)
     python = folder / "bin" / "python"
     path = os.pathsep.join([str(ROOT / "src"), *(one for one in sys.path if "site-packages" in one)])
-    done = subprocess.run(
-        [python, "-c", IN_A_WORKER, str(tmp_path)], capture_output=True, text=True, timeout=240, cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": path},
-    )  # fmt: skip
+    done = run_process(python, "-c", IN_A_WORKER, tmp_path, cwd=tmp_path, PYTHONPATH=path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split("\n")[-2] == str(python)
 
@@ -120,22 +118,13 @@ def sleeper(word: str) -> subprocess.Popen:
     return process
 
 
-def test_the_folder_is_private_and_its_path_short_enough_for_sockets(monkeypatch, tmp_path):
-    folder, _owner = ray_session.private_ray_folder()
-    try:
-        assert folder.stat().st_mode & 0o777 == 0o700
-        assert len(f"{folder}/r/session_2026-11-21_10-00-00_000000_1234567/sockets/plasma_store") <= 107
-    finally:
-        (folder / "owner").unlink()
-        folder.rmdir()
-
-
 def test_a_long_temporary_folder_falls_back_to_a_short_one_or_is_refused(monkeypatch, tmp_path):
     long = tmp_path / ("x" * 90)
     long.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(long))
     folder, _owner = ray_session.private_ray_folder()
-    assert not str(folder).startswith(str(long))
+    assert not str(folder).startswith(str(long)) and folder.stat().st_mode & 0o777 == 0o700
+    assert len(f"{folder}/r/session_2026-11-21_10-00-00_000000_1234567/sockets/plasma_store") <= 107
     (folder / "owner").unlink()
     folder.rmdir()
     monkeypatch.setattr(os, "access", lambda *_: False)

@@ -15,17 +15,11 @@ import psutil
 import pytest
 
 from bigbatch.cluster.host.allocation import usable_cpus
-from bigbatch.train_loop.config import (
-    BatchConfig,
-    DataConfig,
-    ModelConfig,
-    OptimizerConfig,
-    TrainConfig,
-)
 from bigbatch.train_loop.launch.command import main
-from helpers.commands import run
+from helpers.commands import run, run_process
 from helpers.paths import ROOT, TRAIN
 from helpers.processes import clean_environment, wait_gone
+from helpers.ranks import write_config
 
 EPOCHS = 60
 """Enough that a signal arrives before the end."""
@@ -33,17 +27,7 @@ EPOCHS = 60
 
 @pytest.fixture
 def best_json(tiny_images: Path, tmp_path: Path) -> Path:
-    config = TrainConfig(
-        epochs=2,
-        precise_bn="off",
-        model=ModelConfig(name="shufflenet_v2_x0_5"),
-        data=DataConfig(name=str(tiny_images), image_size=16),
-        batch=BatchConfig(global_size=16),
-        optimizer=OptimizerConfig(peak_lr=0.01),
-    )
-    path = tmp_path / "best.json"
-    path.write_text(config.to_json())
-    return path
+    return write_config(tmp_path, tiny_images)
 
 
 def start(*arguments: object, cwd: Path) -> subprocess.Popen:
@@ -81,9 +65,8 @@ def test_a_full_run_on_two_workers_survives_a_kill_and_signals_and_trains_each_e
             process.suspend()
     second = start(*arguments, cwd=tmp_path)
     _, errors = second.communicate(timeout=240)
-    assert second.returncode == 2 and f"process {first.pid}" in errors and len(errors.strip().splitlines()) == 1, (
-        "two runs never write one folder"
-    )
+    assert second.returncode == 2 and f"process {first.pid}" in errors, "two runs never write one folder"
+    assert len(errors.strip().splitlines()) == 1
     for process in family:
         with contextlib.suppress(psutil.NoSuchProcess):  # those that are left end by themselves, too
             process.kill()
@@ -129,9 +112,7 @@ def test_what_cannot_be_trained_is_refused_in_one_line_before_ray_starts(best_js
 @pytest.mark.exhaustive
 def test_a_reader_that_leaves_ends_no_run(best_json, tmp_path):
     command = f"set -o pipefail; {sys.executable} {TRAIN} --config {best_json} --output full | head -1"
-    done = subprocess.run(
-        ["bash", "-c", command], cwd=tmp_path, env=clean_environment(), capture_output=True, text=True
-    )
+    done = run_process("bash", "-c", command, cwd=tmp_path)
     assert done.returncode == 0 and done.stderr == ""
     assert (tmp_path / "full" / "result.json").exists()
 
@@ -168,8 +149,5 @@ with LocalRay(3, 0, Path(folder, "ray.log")):
 
 @pytest.mark.exhaustive
 def test_a_workers_cores_are_those_that_ray_gave_it_whatever_the_users_threads_are(tmp_path):
-    env = {**clean_environment(), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", CORES, tmp_path], env=env, cwd=ROOT / "src", capture_output=True, text=True, timeout=600
-    )
+    done = run_process(sys.executable, "-c", CORES, tmp_path, cwd=ROOT / "src", OMP_NUM_THREADS="1")
     assert (tmp_path / "seen").read_text() == "2", done.stderr

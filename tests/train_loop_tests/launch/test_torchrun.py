@@ -16,18 +16,14 @@ from typing import Any
 import pytest
 import torch
 
-from bigbatch.train_loop.config import (
-    BatchConfig,
-    DataConfig,
-    ModelConfig,
-    OptimizerConfig,
-    TrainConfig,
-)
+from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.launch.command import main
 from bigbatch.train_loop.loop.train import train
 from bigbatch.train_loop.reporter import EpochRecord, ListReporter
+from helpers.commands import run_process
 from helpers.paths import ROOT, TRAIN
 from helpers.processes import clean_environment
+from helpers.ranks import write_config
 
 EPOCHS = 24
 
@@ -35,15 +31,11 @@ EPOCHS = 24
 @pytest.fixture
 def best(tmp_path: Path, tiny_images: Path) -> Path:
     """A search's best.json: a small network with dropout, 2 steps an epoch of 4 micro-batches."""
-    config = TrainConfig(
-        epochs=4,
-        model=ModelConfig(name="squeezenet1_1"),
-        data=DataConfig(name=str(tiny_images), image_size=32),
-        batch=BatchConfig(global_size=32, micro_size=8),
-        optimizer=OptimizerConfig(peak_lr=0.005),
-    )
-    path = tmp_path / "best.json"
-    path.write_text(json.dumps({"value": 0.9, "trial": 3, "config": config.to_dict()}))
+    path = write_config(
+        tmp_path, tiny_images, epochs=4, model__name="squeezenet1_1", data__image_size=32, batch__global_size=32,
+        batch__micro_size=8, optimizer__peak_lr=0.005,
+    )  # fmt: skip
+    path.write_text(json.dumps({"value": 0.9, "trial": 3, "config": json.loads(path.read_text())}))
     return path
 
 
@@ -56,12 +48,8 @@ def torchrun(best: Path, tmp_path: Path) -> Iterator[Callable[[], subprocess.Pop
         process = subprocess.Popen(
             [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(TRAIN),
              "--config", "best.json", "--set", f"epochs={EPOCHS}", "--output", "out", "--checkpoint-every-s", "0"],
-            cwd=tmp_path,
-            env={**clean_environment(), "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
+            cwd=tmp_path, env={**clean_environment(), "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True, start_new_session=True,
         )  # fmt: skip
         started.append(process)
         return process
@@ -103,9 +91,7 @@ def epochs_in(output: str) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.without_ray
-def test_killed_and_interrupted_run_ends_as_one_that_was_not(
-    torchrun: Callable[[], subprocess.Popen[str]], best: Path, tmp_path: Path
-) -> None:
+def test_killed_and_interrupted_run_ends_as_one_that_was_not(torchrun, best, tmp_path):
     """SIGKILL after some epochs, Ctrl-C after some more, then to the end."""
     killed = torchrun()
     first = read_until(killed, f"epoch  3/{EPOCHS}")
@@ -152,53 +138,47 @@ def compare_with_one_process(result: dict[str, Any]) -> None:
     assert len({r.resumed_from_epoch for r in resumed}) == 3
 
 
-def say(value: str) -> Callable[[Path], list[str]]:
-    return lambda tmp_path: ["--set", value]
+@pytest.fixture
+def expect_refusal(tmp_path, monkeypatch, capfd) -> Callable[[list[str], str], None]:
+    """The command ends with one line and 2, and nothing was started or written."""
+
+    def expect(argv: list[str], named: str) -> None:
+        monkeypatch.chdir(tmp_path)
+        before = sorted(tmp_path.rglob("*"))
+        try:
+            code = main(argv)
+        except SystemExit as left:
+            code = left.code if isinstance(left.code, int) else -1
+        out, err = capfd.readouterr()
+        assert code == 2
+        assert named in err and err.count("\n") == 1 and "error: " in err
+        assert out == "" and sorted(tmp_path.rglob("*")) == before
+
+    return expect
 
 
-BAD_INPUT: dict[str, tuple[Callable[[Path], list[str]], str]] = {
-    "unknown key": (say("epoch=3"), "Did you mean 'epochs'?"),
-    "value out of range": (say("epochs=0"), "epochs must be 1 to 100000; got 0"),
-    "batch that exceeds the data": (say("global_size=128"), "64 training images"),
-    "unknown network": (say("model.name=resnet19"), "resnet18"),
-    "network left to the plan": (say("model.name=auto"), "--set model.name=resnet50"),
-    "batch that does not divide": (lambda p: ["--workers", "3"], "batch.global_size must divide"),
-    "workers": (lambda p: ["--workers", "0"], "--workers must be at least 1; got 0"),
-    "data": (lambda p: ["--data", "nowhere/at/all"], "the data path must exist; got 'nowhere/at/all'"),
-    "data twice": (lambda p: ["--data", "digits", "--set", "data.name=digits"], "set once"),
-    "time": (lambda p: ["--checkpoint-every-s", "-1"], "--checkpoint-every-s must not be negative; got -1"),
-    "time that is none": (lambda p: ["--checkpoint-every-s", "nan"], "--checkpoint-every-s must be at least 0"),
-    "option": (lambda p: ["--epoch", "3"], "no such option; got '--epoch'"),
-    "output is a file": (lambda p: ["--output", str(p / "best.json")], "--output must be a writable folder"),
-    "output below a file": (lambda p: ["--output", str(p / "best.json" / "x")], "--output must be a writable folder"),
+BAD_INPUT = {
+    "unknown key": ("--set epoch=3", "Did you mean 'epochs'?"),
+    "value out of range": ("--set epochs=0", "epochs must be 1 to 100000; got 0"),
+    "batch that exceeds the data": ("--set global_size=128", "64 training images"),
+    "unknown network": ("--set model.name=resnet19", "resnet18"),
+    "network left to the plan": ("--set model.name=auto", "--set model.name=resnet50"),
+    "batch that does not divide": ("--workers 3", "batch.global_size must divide"),
+    "workers": ("--workers 0", "--workers must be at least 1; got 0"),
+    "data": ("--data nowhere/at/all", "the data path must exist; got 'nowhere/at/all'"),
+    "data twice": ("--data digits --set data.name=digits", "set once"),
+    "time": ("--checkpoint-every-s -1", "--checkpoint-every-s must not be negative; got -1"),
+    "time that is none": ("--checkpoint-every-s nan", "--checkpoint-every-s must be at least 0"),
+    "option": ("--epoch 3", "no such option; got '--epoch'"),
+    "output is a file": ("--output best.json", "--output must be a writable folder"),
+    "output below a file": ("--output best.json/x", "--output must be a writable folder"),
 }
 
 
 @pytest.mark.parametrize("case", BAD_INPUT)
-def test_wrong_input_is_one_line_and_2(
-    case: str, best: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    arguments, named = BAD_INPUT[case]
-    expect_refusal(["--config", str(best), *arguments(tmp_path)], named, tmp_path, monkeypatch, capfd)
-
-
-def expect_refusal(
-    argv: list[str],
-    named: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    before = sorted(tmp_path.rglob("*"))
-    try:
-        code = main(argv)
-    except SystemExit as left:
-        code = left.code if isinstance(left.code, int) else -1
-    out, err = capfd.readouterr()
-    assert code == 2
-    assert named in err and err.count("\n") == 1 and "error: " in err
-    assert out == "" and sorted(tmp_path.rglob("*")) == before  # nothing was started or written
+def test_wrong_input_is_one_line_and_2(case: str, best: Path, expect_refusal: Any) -> None:
+    words, named = BAD_INPUT[case]
+    expect_refusal(["--config", str(best), *words.split()], named)
 
 
 @pytest.mark.parametrize(
@@ -211,27 +191,18 @@ def expect_refusal(
         ('{"epoch": 3}', "Did you mean 'epochs'?"),
     ],
 )
-def test_unreadable_configuration_is_refused(
-    content: str | None,
-    named: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_unreadable_configuration_is_refused(content, named, tmp_path, expect_refusal):
     path = tmp_path / "c.json"
     if content is not None:
         path.write_text(content)
-    expect_refusal(["--config", str(path)], named, tmp_path, monkeypatch, capfd)
+    expect_refusal(["--config", str(path)], named)
 
 
-def test_output_of_another_configuration_is_refused(
-    best: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    other = tmp_path / "out"
-    other.mkdir()
+def test_output_of_another_configuration_is_refused(best: Path, expect_refusal: Any) -> None:
     config = TrainConfig.from_dict(json.loads(best.read_text())["config"])
-    (other / "config.json").write_text(config.replace_keys({"epochs": 5}).to_json())
-    expect_refusal(["--config", str(best), "--output", "out"], "epochs 5 → 4", tmp_path, monkeypatch, capfd)
+    (best.parent / "out").mkdir()
+    (best.parent / "out" / "config.json").write_text(config.replace_keys({"epochs": 5}).to_json())
+    expect_refusal(["--config", str(best), "--output", "out"], "epochs 5 → 4")
 
 
 def test_a_rank_that_waited_for_another_says_that_it_ended(monkeypatch, capsys, best: Path) -> None:
@@ -249,35 +220,24 @@ def test_a_rank_that_waited_for_another_says_that_it_ended(monkeypatch, capsys, 
     assert errors.endswith("failed: another worker has ended; its own message says why\n") and errors.count("\n") == 1
 
 
-def test_workers_that_contradict_torchrun_are_refused(
-    best: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_workers_that_contradict_torchrun_are_refused(best, monkeypatch, expect_refusal):
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}.items():
         monkeypatch.setenv(name, value)
-    argv = ["--config", str(best), "--workers", "4"]
-    expect_refusal(argv, "torchrun started 2 workers; got --workers 4", tmp_path, monkeypatch, capfd)
+    expect_refusal(["--config", str(best), "--workers", "4"], "torchrun started 2 workers; got --workers 4")
 
 
 @pytest.mark.parametrize("folder", ["/", str(ROOT), str(ROOT / "train_loop")])
 def test_wrong_input_is_answered_from_any_folder_without_torch(folder: str, tmp_path: Path) -> None:
     """Which modules were loaded is read from Python's own list of import times."""
-    done = subprocess.run(
-        [sys.executable, "-X", "importtime", str(TRAIN), "--config", str(tmp_path / "none.json")],
-        cwd=folder,
-        env=clean_environment(),
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    command = (sys.executable, "-X", "importtime", TRAIN, "--config", tmp_path / "none.json")
+    done = run_process(*command, cwd=Path(folder))
     lines = [line for line in done.stderr.splitlines() if not line.startswith("import time:")]
     loaded = {line.split("|")[-1].strip().split(".")[0] for line in done.stderr.splitlines() if "|" in line}
     assert done.returncode == 2 and len(lines) == 1 and "none.json" in lines[0]
     assert "bigbatch" in loaded and not loaded & {"torch", "ray", "numpy"}
 
 
-def test_default_output_is_the_same_for_the_same_configuration(
-    best: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_default_output_is_the_same_for_the_same_configuration(best, tmp_path, monkeypatch, capfd):
     """So that the same command resumes; results of a run without Ray on one worker, in this process."""
     for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}.items():
         monkeypatch.setenv(name, value)

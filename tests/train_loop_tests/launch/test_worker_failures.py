@@ -21,7 +21,7 @@ from bigbatch.train_loop.errors import (
     NodeMemoryError,
     NonFiniteLossError,
     read_kind,
-)
+)  # fmt: skip
 from bigbatch.train_loop.host.disk_space import DiskFull
 from bigbatch.train_loop.launch import trial_task
 from bigbatch.train_loop.launch.trial_task import WorkersEnd, failed_end, fit_until_it_fits, kind_of

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -29,20 +30,12 @@ class Leaves(ListReporter):
 
 
 def run(config: TrainConfig, folder: Path, reporter: Any = None, *, accept: bool = True) -> TrainResult:
-    return train(
-        config,
-        reporter=reporter or ListReporter(),
-        checkpoint_dir=folder,
-        checkpoint_every_s=0,
-        device=torch.device("cpu"),
-        accept_changed_rates=accept,
-    )
+    options: dict[str, Any] = {"checkpoint_dir": folder, "checkpoint_every_s": 0, "accept_changed_rates": accept}
+    return train(config, reporter=reporter or ListReporter(), device=torch.device("cpu"), **options)
 
 
 @pytest.mark.parametrize("name", NUMBERS)
-def test_the_state_of_the_optimizer_stays_and_the_new_numbers_hold(
-    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_state_of_the_optimizer_stays_and_the_new_numbers_hold(name, monkeypatch, tmp_path):
     before = changed(CONFIG, optimizer__name=name)
     after = changed(before, **NUMBERS[name])
     install(monkeypatch.setattr)
@@ -58,7 +51,7 @@ def test_the_state_of_the_optimizer_stays_and_the_new_numbers_hold(
 
         def before(*_: object) -> None:
             if not seen:
-                seen.append({"fresh": fresh, **_copy(optimizer.state_dict())})
+                seen.append({"fresh": fresh, **copy.deepcopy(optimizer.state_dict())})
 
         optimizer.register_step_pre_hook(before)
         return optimizer
@@ -67,28 +60,17 @@ def test_the_state_of_the_optimizer_stays_and_the_new_numbers_hold(
     result = run(after, tmp_path)
     assert [record.epoch for record in result.history] == [1, 2, 3]
     for group, fresh in zip(seen[0]["param_groups"], seen[0]["fresh"], strict=True):
-        assert {key: value for key, value in group.items() if key not in ("params", "lr")} == {
-            key: value for key, value in fresh.items() if key != "lr"
-        }, "as of a new optimizer with the new configuration"
+        new = [{k: v for k, v in one.items() if k not in ("params", "lr")} for one in (group, fresh)]
+        assert new[0] == new[1], "as of a new optimizer with the new configuration"
     torch.testing.assert_close(seen[0]["state"], kept, rtol=0, atol=0)
     assert kept[0], "there is a state to keep"
     rates = [record.learning_rate for record in result.history]
     assert rates[1] <= 0.05 < rates[0]
 
 
-def _copy(state: dict[str, Any]) -> dict[str, Any]:
-    tensors = {number: {name: _cloned(v) for name, v in values.items()} for number, values in state["state"].items()}
-    return {"state": tensors, "param_groups": [dict(group) for group in state["param_groups"]]}
-
-
-def _cloned(value: object) -> object:
-    return value.clone() if isinstance(value, torch.Tensor) else value
-
-
-def test_a_step_with_the_new_momentum_is_the_formulas(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_step_with_the_new_momentum_is_the_formulas(built, monkeypatch, tmp_path):
     """b ← m·b + g + λw and w ← w − lr·b in float64, with b of the checkpoint and m, λ and lr of the new numbers."""
     config = changed(CONFIG, nesterov=False, schedule__warmup_epochs=0.0)
-    install(monkeypatch.setattr)
     with pytest.raises(KeyboardInterrupt):
         run(config, tmp_path, Leaves())
     steps: list[tuple[list[torch.Tensor], ...]] = []
@@ -101,9 +83,8 @@ def test_a_step_with_the_new_momentum_is_the_formulas(monkeypatch: pytest.Monkey
             group = optimizer.param_groups[0]  # loading has replaced the first ones
             if not steps:
                 buffers = [optimizer.state[p]["momentum_buffer"] for p in group["params"]]
-                steps.append(tuple([t.double().clone() for t in ts] for ts in (
-                    group["params"], [p.grad for p in group["params"]], buffers,
-                )))  # fmt: skip
+                given = (group["params"], [p.grad for p in group["params"]], buffers)
+                steps.append(tuple([t.double().clone() for t in ts] for ts in given))
 
         def after(*_: object) -> None:
             group = optimizer.param_groups[0]
@@ -132,10 +113,7 @@ def test_a_step_with_the_new_momentum_is_the_formulas(monkeypatch: pytest.Monkey
         ({"epochs": 4}, True, "epochs 3 → 4"),
     ],
 )
-def test_what_would_be_another_run_is_refused(
-    change: dict[str, object], accept: bool, named: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    install(monkeypatch.setattr)
+def test_what_would_be_another_run_is_refused(change, accept, named, built, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         run(CONFIG, tmp_path, Leaves())
     with pytest.raises(ConfigError, match=named) as met:

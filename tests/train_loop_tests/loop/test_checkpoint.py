@@ -61,13 +61,8 @@ class Resumes(ListReporter):
 
 
 def run(config: TrainConfig, reporter: Any = None, folder: Path | None = None, every_s: float = 60.0) -> TrainResult:
-    return train(
-        config,
-        reporter=reporter or ListReporter(),
-        checkpoint_dir=folder,
-        checkpoint_every_s=every_s,
-        device=torch.device("cpu"),
-    )
+    options: dict[str, Any] = {"checkpoint_dir": folder, "checkpoint_every_s": every_s}
+    return train(config, reporter=reporter or ListReporter(), device=torch.device("cpu"), **options)
 
 
 def weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -88,15 +83,12 @@ VARIED += [(variant, death) for variant in list(VARIANTS)[:-1] for death in (DEA
 
 
 @pytest.mark.parametrize(("variant", "death"), VARIED, ids=str)
-def test_resumed_run_ends_bit_identical(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variant: str, death: dict[str, int]
-) -> None:
+def test_resumed_run_ends_bit_identical(built, monkeypatch, tmp_path, variant, death):
     """Death within an epoch, after its last step, and in the report that follows its checkpoint."""
     config = CONFIG.replace_keys(VARIANTS[variant])
     torch.set_num_threads(1)
     # A scale that falls at first and then rises often: it is part of what must be restored.
     monkeypatch.setattr(assembly, "GradScaler", partial(GradScaler, init_scale=2.0**23, growth_interval=2))
-    built = install(monkeypatch.setattr)
     whole = run(config)
     expected = weights(built.model)
     first, second = Dies(**death), Resumes()
@@ -191,9 +183,8 @@ def test_a_process_killed_while_a_thread_writes_resumes_from_the_checkpoint_befo
 
 
 @pytest.mark.parametrize("every_s", [0, 1e-9])
-def test_an_error_of_the_thread_ends_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, every_s: float) -> None:
+def test_an_error_of_the_thread_ends_the_run(built, monkeypatch, tmp_path, every_s):
     """With ``every_s`` 0 before the epoch's report; else before the next checkpoint."""
-    install(monkeypatch.setattr)
     saves, real = [0], torch.save
 
     def save(*arguments: Any) -> None:
@@ -209,9 +200,7 @@ def test_an_error_of_the_thread_ends_the_run(monkeypatch: pytest.MonkeyPatch, tm
     assert number_of(tmp_path) is not None
 
 
-def test_an_error_of_the_thread_does_not_hide_what_ends_the_run(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_error_of_the_thread_does_not_hide_what_ends_the_run(monkeypatch, tmp_path, caplog):
     install(monkeypatch.setattr)
 
     def save(*_: Any) -> None:
@@ -234,9 +223,8 @@ def test_tensors_that_share_memory_share_it_in_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("saved", [2, 3, 5])
-def test_checkpoint_with_other_metric_sums_resumes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, saved: int) -> None:
+def test_checkpoint_with_other_metric_sums_resumes(built, tmp_path, saved):
     """Another version may know fewer sums, or more: here only ``loss`` and ``correct``, or two further ones."""
-    install(monkeypatch.setattr)
     whole = run(CONFIG)
     with pytest.raises(Killed):
         run(CONFIG, Dies(after_poll=6), tmp_path, every_s=1e9)  # within the second epoch
@@ -254,8 +242,7 @@ def test_checkpoint_with_other_metric_sums_resumes(monkeypatch: pytest.MonkeyPat
         assert untimed(resumed.history[2:]) == untimed(whole.history[2:])
 
 
-def test_finished_run_only_gives_its_result_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    install(monkeypatch.setattr)
+def test_finished_run_only_gives_its_result_again(built, tmp_path):
     first = run(CONFIG, folder=tmp_path)
     again = Resumes()
     second = run(CONFIG, again, tmp_path)
@@ -266,8 +253,7 @@ def test_finished_run_only_gives_its_result_again(monkeypatch: pytest.MonkeyPatc
     )
 
 
-def test_fresh_run_is_not_called_resumed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    install(monkeypatch.setattr)
+def test_fresh_run_is_not_called_resumed(built, tmp_path):
     run(changed(CONFIG, epochs=1), reporter := Resumes(), tmp_path)
     assert reporter.history is None
     assert reporter.records[0].resumed_from_epoch is None
@@ -308,19 +294,15 @@ class Counts(ListReporter):
         (4, [(1, 0), (2, 0), (3, 0)]),
     ],
 )
-def test_checkpoints_are_written_when_due(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, every_s: float, expected: list[tuple[int, int]]
-) -> None:
+def test_checkpoints_are_written_when_due(built, monkeypatch, tmp_path, every_s, expected):
     """Steps of one second: (finished epochs, steps) of every checkpoint; the last one always."""
     clock = [0.0]
     monkeypatch.setattr(checkpoint.time, "monotonic", lambda: clock[0])
-    install(monkeypatch.setattr)
     run(CONFIG, reporter := Counts(tmp_path, clock), tmp_path, every_s)
     assert reporter.seen == expected
 
 
-def test_checkpoint_holds_plain_values_and_tensors_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    install(monkeypatch.setattr)
+def test_checkpoint_holds_plain_values_and_tensors_only(built, tmp_path):
     run(changed(CONFIG, precision="fp16"), folder=tmp_path)
     content = torch.load(tmp_path / "latest.pt", weights_only=True)
     assert set(content) == {"format", "steps_per_epoch", "micro_size", *KEYS}
@@ -336,10 +318,7 @@ def test_checkpoint_holds_plain_values_and_tensors_only(monkeypatch: pytest.Monk
         ({"seed": 1, "schedule__name": "cosine"}, "seed 0 → 1, schedule.name 'linear' → 'cosine'"),
     ],
 )
-def test_checkpoint_of_another_configuration_is_refused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, change: dict[str, object], named: str
-) -> None:
-    install(monkeypatch.setattr)
+def test_checkpoint_of_another_configuration_is_refused(built, tmp_path, change, named):
     run(CONFIG, folder=tmp_path)
     with pytest.raises(ConfigError) as caught:
         run(changed(CONFIG, **change), folder=tmp_path)
@@ -362,23 +341,19 @@ def test_checkpoint_of_other_data_is_refused(monkeypatch: pytest.MonkeyPatch, tm
         run(CONFIG, folder=tmp_path)
 
 
-def test_an_optimizer_whose_groups_are_of_another_version_is_refused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_an_optimizer_whose_groups_are_of_another_version_is_refused(built, tmp_path):
     """As those of a ConvNeXt from when its layer_scale still had weight decay."""
-    install(monkeypatch.setattr)
-    train(CONFIG, reporter=ListReporter(), checkpoint_dir=tmp_path, device=torch.device("cpu"))
+    run(CONFIG, folder=tmp_path)
     content = torch.load(tmp_path / "latest.pt", weights_only=True)
     decay, no_decay = content["optimizer"]["param_groups"]
     decay["params"].append(no_decay["params"].pop(0))
     torch.save(content, tmp_path / "latest.pt")
     with pytest.raises(CheckpointError, match="must have this version's groups .* or begin in another folder") as error:
-        train(CONFIG, reporter=ListReporter(), checkpoint_dir=tmp_path, device=torch.device("cpu"))
+        run(CONFIG, folder=tmp_path)
     assert "\n" not in str(error.value)
 
 
-def test_what_changes_no_result_may_change_on_resume(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    install(monkeypatch.setattr)
+def test_what_changes_no_result_may_change_on_resume(built, tmp_path):
     done = run(CONFIG, folder=tmp_path)
     again = run(CONFIG.replace_keys({"data.loader.workers": 3, "data.loader.pin_memory": False}), folder=tmp_path)
     assert untimed(again.history) == untimed(done.history) and len(done.history) == CONFIG.epochs
@@ -386,6 +361,13 @@ def test_what_changes_no_result_may_change_on_resume(monkeypatch: pytest.MonkeyP
 
 def content(number: int) -> dict[str, Any]:
     return {**dict.fromkeys(KEYS), "model": torch.full((5000,), float(number)), "progress": {"epoch": number}}
+
+
+def two_checkpoints(path: Path) -> CheckpointFolder:
+    folder = CheckpointFolder(path, 60)
+    for number in (1, 2):
+        folder.save(content(number))
+    return folder
 
 
 def number_of(folder: Path) -> int | None:
@@ -428,9 +410,7 @@ CRASHES: dict[str, tuple[Any, str, Callable[..., None], int]] = {
 @pytest.mark.parametrize("moment", CRASHES)
 def test_crash_in_a_write_leaves_a_whole_checkpoint(tmp_path: Path, moment: str) -> None:
     """A child process is really killed in the third write, by a thread; what is then loaded, and written on."""
-    folder = CheckpointFolder(tmp_path, 60)
-    for number in (1, 2):
-        folder.save(content(number))
+    folder = two_checkpoints(tmp_path)
     owner, name, replacement, expected = CRASHES[moment]
     child = os.fork()
     if child == 0:
@@ -454,9 +434,7 @@ def truncate(path: Path, fraction: float) -> None:
 
 @pytest.mark.parametrize("fraction", [0.0, 0.01, 0.5, 0.9, 0.999])
 def test_truncated_checkpoint_falls_back_to_the_one_before(tmp_path: Path, fraction: float) -> None:
-    folder = CheckpointFolder(tmp_path, 60)
-    for number in (1, 2):
-        folder.save(content(number))
+    two_checkpoints(tmp_path)
     truncate(tmp_path / "latest.pt", fraction)
     with pytest.warns(UserWarning, match=r"damaged checkpoint .*latest\.pt .* goes on from .*previous\.pt"):
         assert number_of(tmp_path) == 1
@@ -466,9 +444,7 @@ def test_truncated_checkpoint_falls_back_to_the_one_before(tmp_path: Path, fract
 
 
 def test_flipped_bytes_are_noticed(tmp_path: Path) -> None:
-    folder = CheckpointFolder(tmp_path, 60)
-    for number in (1, 2):
-        folder.save(content(number))
+    two_checkpoints(tmp_path)
     data = bytearray((tmp_path / "latest.pt").read_bytes())
     place = data.index(torch.full((4,), 2.0).numpy().tobytes()) + 400  # in the middle of the weights
     data[place] ^= 0xFF

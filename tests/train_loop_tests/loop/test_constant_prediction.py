@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -173,8 +172,7 @@ def test_a_run_measures_it_with_its_first_epoch_alone_and_on_the_holdout_too(mon
 
 
 @pytest.mark.parametrize("polls", [3, 6], ids=["within the first epoch", "within the second"])
-def test_a_resumed_run_has_it_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, polls: int) -> None:
-    install(monkeypatch.setattr)
+def test_a_resumed_run_has_it_once(built, tmp_path, polls):
     whole = [record.baseline for record in run(CONFIG)]
     with pytest.raises(RuntimeError, match="stopped on request"):
         run(CONFIG, reporter=StopsAt(polls), checkpoint_dir=tmp_path)
@@ -183,10 +181,7 @@ def test_a_resumed_run_has_it_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert whole[0] and [record["baseline"] for record in history] == whole
 
 
-def test_a_run_that_goes_on_from_records_without_it_measures_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    install(monkeypatch.setattr)
+def test_a_run_that_goes_on_from_records_without_it_measures_it(built, tmp_path):
     with pytest.raises(RuntimeError, match="stopped on request"):
         run(CONFIG, reporter=StopsAt(6), checkpoint_dir=tmp_path)
     content = torch.load(tmp_path / "latest.pt", weights_only=True)

@@ -7,25 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from bigbatch.train_loop.host.device_use import ProcessorEnergy
 from bigbatch.train_loop.loop import worker_use
 from bigbatch.train_loop.loop.train import TrainingStopped, train
 from bigbatch.train_loop.reporter import EpochRecord, ListReporter
-from helpers.tiny_training import CONFIG, StopsAt, install
+from helpers.tiny_training import CONFIG, StopsAt
 
 EPOCH_J, STEP_J = 3, 7
-
-
-@pytest.fixture
-def counter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A processor's counter, as /sys/class/powercap shows it; it is the machine's."""
-    folder = tmp_path / "powercap" / "intel-rapl:0"
-    folder.mkdir(parents=True)
-    for name, text in (("name", "package-0"), ("max_energy_range_uj", "1000000000"), ("energy_uj", "5")):
-        (folder / name).write_text(f"{text}\n")
-    monkeypatch.setattr(worker_use, "open_processor_energy", lambda: ProcessorEnergy(folder.parent))
-    install(monkeypatch.setattr)
-    return folder / "energy_uj"
 
 
 def spend(counter: Path, joules: int) -> None:
@@ -60,20 +47,19 @@ def trained(reporter: ListReporter, folder: Path | None = None) -> list[EpochRec
     return list(train(CONFIG, reporter=reporter, checkpoint_dir=folder, device=torch.device("cpu")).history)
 
 
-def test_a_record_has_the_energy_since_the_one_before(counter: Path) -> None:
+def test_a_record_has_the_energy_since_the_one_before(counter, built):
     records = trained(SpendsAtReports(counter))
     assert [record.cpu_energy_j for record in records] == [0.0, EPOCH_J, EPOCH_J]
     assert [record.gpu_energy_j for record in records] == [None] * 3, "no GPU: not measured, not 0"
 
 
-def test_a_resumed_epoch_keeps_the_energy_of_its_first_part(counter: Path, tmp_path: Path) -> None:
+def test_a_resumed_epoch_keeps_the_energy_of_its_first_part(counter, built, tmp_path):
     with pytest.raises(TrainingStopped):
         trained(SpendsAtSteps(counter, 2), tmp_path / "run")  # of 4 steps
     first = trained(SpendsAtSteps(counter, 1000), tmp_path / "run")[0]
     assert first.cpu_energy_j == 4 * STEP_J
 
 
-def test_a_machine_without_counters_measures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    install(monkeypatch.setattr)
+def test_a_machine_without_counters_measures_nothing(built, monkeypatch):
     monkeypatch.setattr(worker_use, "open_processor_energy", lambda: None)
     assert {record.cpu_energy_j for record in trained(ListReporter())} == {None}

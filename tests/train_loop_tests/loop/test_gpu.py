@@ -55,22 +55,20 @@ def test_every_optimizer_learns_as_in_float64(device: str, optimizer: str, monke
     ("device", "precision"),
     [("cpu", "bf16"), *(pytest.param("cuda", p, marks=pytest.mark.gpu) for p in ("bf16", "fp16"))],
 )
-def test_half_precision_stays_near_float32(device: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    install(monkeypatch.setattr)
+def test_half_precision_stays_near_float32(device, precision, built):
     config = changed(CONFIG, peak_lr=0.05)
     half, full = (run(changed(config, precision=p), device)[-1] for p in (precision, "off"))
     assert half.val_loss == pytest.approx(full.val_loss, rel=0.1)
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_stopped_run_goes_on_to_the_same_result(device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_run_goes_on_to_the_same_result(device, tmp_path, built, monkeypatch):
     """On a GPU with the same algorithms: ``use_deterministic_algorithms``; atomic sums differ in the last digits.
 
     The reporter is asked after each step, on a GPU too; else it would be about once a second.
     """
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     monkeypatch.setattr(assembly, "RankMeetings", lambda world: RankMeetings(world, interval_s=0.0))
-    built = install(monkeypatch.setattr)
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         whole = run(CONFIG, device)
@@ -98,12 +96,9 @@ def test_a_compiled_network_trains_as_the_plain_one(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("device", DEVICES)
 def test_images_from_loader_processes_train_on_the_device(device: str, tiny_images: Path) -> None:
     """Dark and light noise: bright pixels that were lost or mixed up on their way would not be told apart."""
-    config = TrainConfig(epochs=8).replace_keys(
-        {
-            "model.name": "resnet18", "data.name": str(tiny_images), "data.image_size": 16, "data.loader.workers": 1,
-            "batch.global_size": 16, "peak_lr": 0.02, "precise_bn": "on", "precise_bn_images": 64,
-        }
-    )  # fmt: skip
+    keys: dict[str, object] = {"model.name": "resnet18", "data.name": str(tiny_images), "data.image_size": 16}
+    keys |= {"batch.global_size": 16, "peak_lr": 0.02, "precise_bn": "on", "precise_bn_images": 64}
+    config = TrainConfig(epochs=8).replace_keys({**keys, "data.loader.workers": 1})
     last = run(config, device)[-1]
     assert last.val_top1 > 0.9
 

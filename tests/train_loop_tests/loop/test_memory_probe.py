@@ -15,20 +15,13 @@ from bigbatch.train_loop.config import BatchConfig, ConfigError, ModelConfig, Tr
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.distributed import World
 from bigbatch.train_loop.loop import assembly, memory_probe
-from bigbatch.train_loop.loop.memory_probe import (
-    HEADROOM,
-    MAX_MICRO_BATCH,
-    Bracket,
-    DeviceMemory,
-    narrowed,
-    probe_micro_batch,
-    step_key,
-)
+from bigbatch.train_loop.loop.memory_probe import Bracket, DeviceMemory, narrowed, probe_micro_batch, step_key
 from bigbatch.train_loop.loop.step import TrainStep
 from bigbatch.train_loop.loop.train import train
 from bigbatch.train_loop.reporter import ListReporter
 from helpers.full_device import BELOW_TORCH, MESSAGE
-from helpers.tiny_training import CONFIG, TinySource, bn_on_one_value, changed, install
+from helpers.loop_references import run
+from helpers.tiny_training import CONFIG, TinySource, bn_on_one_value, changed, untimed
 
 GIB = 2**30
 
@@ -71,8 +64,8 @@ def test_the_search_finds_the_largest_in_few_calls(largest: int, limit: int) -> 
 def test_headroom_is_kept() -> None:
     device = Device(fixed=1 * GIB, each=0.05 * GIB)
     size = probe_micro_batch(device.memory, "key", None)
-    assert size == math.floor(((1 - HEADROOM) * 16 - 1) / 0.05)
-    assert device.fixed + device.each * size <= (1 - HEADROOM) * device.total
+    assert size == math.floor(((1 - memory_probe.HEADROOM) * 16 - 1) / 0.05)
+    assert device.fixed + device.each * size <= (1 - memory_probe.HEADROOM) * device.total
 
 
 def test_other_batches_are_not_measured_again(tmp_path: Path) -> None:
@@ -145,19 +138,14 @@ def test_accumulation_follows_so_that_a_batch_of_32k_runs_on_one_device(monkeypa
     assert assembly._split(given, TinySource(), World(0, 1, torch.device("cpu"))).micro_size == 64
 
 
-def test_on_a_cpu_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    def results(config: TrainConfig) -> list[float]:
-        install(monkeypatch.setattr)
-        reporter = ListReporter()
-        train(config, reporter=reporter, device=torch.device("cpu"))
-        return [r.val_loss for r in reporter.records]
-
+def test_on_a_cpu_nothing_is_measured(built):
     config = changed(CONFIG, micro_size=0)
-    assert results(changed(config, max_micro_size=0)) == results(config)
+    unmeasured, measured = (untimed(run(one)) for one in (config, changed(config, max_micro_size=0)))
+    assert unmeasured == measured
     assert BatchConfig(1024, max_micro_size=0).split(1) == BatchConfig(1024).split(1)
 
 
-def test_the_device_is_chosen_before_it_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_device_is_chosen_before_it_is_measured(built, monkeypatch):
     """On the second GPU of a node a probe would else leave a context, and cached memory, on the first."""
     seen: list[object] = []
 
@@ -165,7 +153,6 @@ def test_the_device_is_chosen_before_it_is_measured(monkeypatch: pytest.MonkeyPa
         seen.append(device)
         raise ConfigError("far enough")
 
-    install(monkeypatch.setattr)
     monkeypatch.setattr(torch.cuda, "set_device", seen.append)
     monkeypatch.setattr(memory_probe, "max_micro_size", measure)
     config = changed(CONFIG, micro_size=0, max_micro_size=0, precision="off")
@@ -184,7 +171,8 @@ class CudaOnCpu:
     With more than ``holds`` images a step raises ``full``.
     """
 
-    def __init__(self, patch: pytest.MonkeyPatch, holds: int, full: Exception) -> None:
+    def __init__(self, patch: pytest.MonkeyPatch, cache: Path, holds: int, full: Exception) -> None:
+        patch.setenv("XDG_CACHE_HOME", str(cache))
         self.tried: list[int] = []
         self.tuned: list[bool] = []
         gradients, step = TrainStep.gradients, memory_probe._train_step
@@ -209,41 +197,36 @@ class CudaOnCpu:
         patch.setattr(torch.backends.cudnn, "benchmark", True)
         patch.setattr(memory_probe.gc, "collect", lambda: 0)  # half a second each, with all that pytest has loaded
 
+    def measured(self) -> int:
+        config = TrainConfig(batch=BatchConfig(64), model=ModelConfig("resnet18"))
+        return memory_probe.max_micro_size(config, TinySource().info, torch.device("cuda", 0), "off")
+
 
 @pytest.mark.parametrize("full", [torch.OutOfMemoryError(MESSAGE), *map(RuntimeError, BELOW_TORCH)])
-def test_every_librarys_lack_of_memory_is_a_size_that_does_not_fit(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, full: Exception
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    device, config = CudaOnCpu(monkeypatch, 5, full), TrainConfig(batch=BatchConfig(64), model=ModelConfig("resnet18"))
-    assert memory_probe.max_micro_size(config, TinySource().info, torch.device("cuda", 0), "off") == 5
+def test_every_librarys_lack_of_memory_is_a_size_that_does_not_fit(monkeypatch, tmp_path, full):
+    device = CudaOnCpu(monkeypatch, tmp_path, 5, full)
+    assert device.measured() == 5
     assert device.tried == [1, 2, 4, 8, 6, 5]
     assert not any(device.tuned) and torch.backends.cudnn.benchmark, "cuDNN tunes the size that is trained, no other"
 
 
-def test_on_a_gpu_that_trials_share_only_a_part_is_measured_and_kept_apart(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    CudaOnCpu(monkeypatch, 8, torch.OutOfMemoryError(MESSAGE))
-    config = TrainConfig(batch=BatchConfig(64), model=ModelConfig("resnet18"))
+def test_on_a_gpu_that_trials_share_only_a_part_is_measured_and_kept_apart(monkeypatch, tmp_path):
+    device = CudaOnCpu(monkeypatch, tmp_path, 8, torch.OutOfMemoryError(MESSAGE))
     for trials, peak, found in ((1, 10, 8), (2, 10, None), (2, 6, 8)):  # GiB of 16, and of 0.45 × 16 = 7.2
         monkeypatch.setenv("BIGBATCH_TRIALS_PER_GPU", str(trials))
         monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device, peak=peak: peak * GIB)
         if found is None:
             with pytest.raises(ConfigError, match=r"one image must fit .* got 7\.2 GiB"):
-                memory_probe.max_micro_size(config, TinySource().info, torch.device("cuda", 0), "off")
+                device.measured()
         else:
-            assert memory_probe.max_micro_size(config, TinySource().info, torch.device("cuda", 0), "off") == found
+            assert device.measured() == found
     assert len(json.loads(memory_probe.cache_file().read_text())) == 2, "two devices in the cache"
 
 
 def test_another_error_of_a_step_is_no_lack_of_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    CudaOnCpu(monkeypatch, 5, RuntimeError("CUDA error: device-side assert triggered"))
-    config = TrainConfig(batch=BatchConfig(64), model=ModelConfig("resnet18"))
+    device = CudaOnCpu(monkeypatch, tmp_path, 5, RuntimeError("CUDA error: device-side assert triggered"))
     with pytest.raises(RuntimeError, match="device-side assert"):
-        memory_probe.max_micro_size(config, TinySource().info, torch.device("cuda", 0), "off")
+        device.measured()
 
 
 @pytest.mark.gpu
@@ -251,9 +234,10 @@ def test_a_real_device_runs_what_was_found(tmp_path: Path, monkeypatch: pytest.M
     """ResNet-18 cannot train with one image of 8 pixels: its last map is 1×1. Another batch is not measured."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     device, info = torch.device("cuda", 0), TinySource().info
-    config = TrainConfig(batch=BatchConfig(MAX_MICRO_BATCH, max_micro_size=0), model=ModelConfig(name="resnet18"))
+    batch = BatchConfig(memory_probe.MAX_MICRO_BATCH, max_micro_size=0)
+    config = TrainConfig(batch=batch, model=ModelConfig(name="resnet18"))
     size = memory_probe.max_micro_size(config, info, device, "off")
     memory_probe._train_step(config, info, device, "off", size)
-    assert 2 <= size <= MAX_MICRO_BATCH and memory_probe.cache_file().exists()
+    assert 2 <= size <= memory_probe.MAX_MICRO_BATCH and memory_probe.cache_file().exists()
     monkeypatch.delattr(memory_probe, "_train_step")
     assert memory_probe.max_micro_size(changed(config, global_size=2), info, device, "off") == 2

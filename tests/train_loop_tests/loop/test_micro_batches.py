@@ -91,15 +91,6 @@ def test_a_step_that_is_not_gone_through_leaves_nothing_to_the_next(taken: int) 
     assert next(steps, None) is None
 
 
-def test_a_resumed_epoch_begins_at_its_step() -> None:
-    source = TinySource()
-    whole = list(source.train_batches(3, 1, BatchSplit(1, 2, 8), 0, drop_last=False))
-    rest = [list(step) for step in source.train_steps(3, 1, BatchSplit(1, 2, 8), 0, start_step=2, drop_last=False)]
-    assert [len(labels) for step in whole for _, labels in step] == [8] * 8 + [3, 3]
-    for mine, theirs in zip(rest, whole[2:], strict=True):
-        assert all(torch.equal(a[0], b[0]) and torch.equal(a[1], b[1]) for a, b in zip(mine, theirs, strict=True))
-
-
 @pytest.mark.parametrize("brought", [3, 9])
 def test_a_source_that_brings_too_few_or_too_many_batches_is_refused(brought: int) -> None:
     class Wrong(TinySource):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,9 +30,7 @@ def _torchs() -> list[list[tuple[float, float]]]:
 
 
 @pytest.mark.parametrize("name", ["sgd", "lars", "lamb", "adamw"])
-def test_each_step_has_torchs_rates_and_momenta_also_after_a_stop(
-    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_each_step_has_torchs_rates_and_momenta_also_after_a_stop(name, monkeypatch, tmp_path):
     install(monkeypatch.setattr)
     seen: list[list[tuple[float, float]]] = []
     real = assembly.build_optimizer
@@ -69,10 +66,8 @@ class Plain(torch.optim.Optimizer):
         super().__init__([torch.nn.Parameter(torch.zeros(1))], {"lr": 0.1})
 
 
-def test_an_optimizer_without_momentum_is_refused_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    install(monkeypatch.setattr)
+def test_an_optimizer_without_momentum_is_refused_with_the_way_out(built, monkeypatch):
     monkeypatch.setattr(assembly, "build_optimizer", Plain)
-    with pytest.raises(
-        ConfigError, match="moves the optimizer's momentum or beta1; got a group of Plain .*max_momentum=0"
-    ):
+    rule = "moves the optimizer's momentum or beta1; got a group of Plain .*max_momentum=0"
+    with pytest.raises(ConfigError, match=rule):
         train(changed(CONFIG, schedule__name="onecycle"), reporter=ListReporter(), device=torch.device("cpu"))

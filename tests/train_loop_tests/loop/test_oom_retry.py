@@ -79,9 +79,8 @@ def test_beside_other_trials_on_its_gpu_a_trial_gives_up_in_place_of_halving(mon
     whole = run(WHOLE)
     device = SmallDevice(monkeypatch, images=8, begin_at=6)
     monkeypatch.setenv(SHARED_BY, "2")
-    with pytest.raises(
-        DeviceMemoryError, match=r"a GPU that 2 trials share is too small \(CUDA out of memory"
-    ) as error:
+    said = r"a GPU that 2 trials share is too small \(CUDA out of memory"
+    with pytest.raises(DeviceMemoryError, match=said) as error:
         run(WHOLE, checkpoint_dir=tmp_path, checkpoint_every_s=0)
     assert not error.value.healed and not (tmp_path / healing.HEALED_FILE).exists()
     device.images = 16  # alone
@@ -102,9 +101,8 @@ def test_a_network_that_cannot_train_with_one_image_fails_for_lack_of_memory(mon
     """16 → 8 → 4 → 2 → 1, where BatchNorm refuses."""
     install(monkeypatch.setattr, bn_on_one_value)
     SmallDevice(monkeypatch, images=1)
-    with pytest.raises(
-        DeviceMemoryError, match="micro-batches of two images.*BatchNorm of model.name=resnet18"
-    ) as found:
+    said = "micro-batches of two images.*BatchNorm of model.name=resnet18"
+    with pytest.raises(DeviceMemoryError, match=said) as found:
         run(WHOLE, reporter=(reporter := Told()), checkpoint_dir=tmp_path)
     assert not found.value.healed and [one.micro_size for one in reporter.halvings[-1]] == [8, 4, 2, 1]
 
@@ -129,24 +127,19 @@ def test_the_network_alone_does_not_fit(monkeypatch, tmp_path) -> None:
     assert not healing.read_halvings(tmp_path)
 
 
-def test_a_run_without_a_folder_heals_too(monkeypatch) -> None:
-    install(monkeypatch.setattr)
+def test_a_run_without_a_folder_heals_too(built, monkeypatch):
     SmallDevice(monkeypatch, images=8)
     assert len(by_epoch(run(WHOLE))) == 3
 
 
-def test_a_later_start_keeps_the_micro_batch_that_fitted(monkeypatch, tmp_path) -> None:
+def test_a_later_start_keeps_the_micro_batch_that_fitted(built, monkeypatch, tmp_path):
     """Stopped, then resumed: with the configuration that it began with, and with the healed one as a study has it."""
-    install(monkeypatch.setattr)
     device = SmallDevice(monkeypatch, images=8)
     with pytest.raises(TrainingStopped):
         run(WHOLE, reporter=StopsAt(7), checkpoint_dir=tmp_path)
     halvings = healing.read_halvings(tmp_path)
     assert [one.micro_size for one in halvings] == [8]
-    for config, sizes in (
-        (WHOLE, {8}),
-        (healing.config_after_oom(WHOLE, halvings), set[int]()),
-    ):  # the second has ended
+    for config, sizes in ((WHOLE, {8}), (healing.config_after_oom(WHOLE, halvings), set[int]())):  # this has ended
         device.sizes.clear()
         run(config, reporter=(reporter := Told()), checkpoint_dir=tmp_path)
         assert set(device.sizes) == sizes and reporter.halvings == [halvings]
@@ -154,18 +147,16 @@ def test_a_later_start_keeps_the_micro_batch_that_fitted(monkeypatch, tmp_path) 
         run(changed(WHOLE, peak_lr=0.3), checkpoint_dir=tmp_path)
 
 
-def test_another_micro_batch_still_needs_a_reason(monkeypatch, tmp_path) -> None:
+def test_another_micro_batch_still_needs_a_reason(built, tmp_path):
     """Who writes another micro-batch wants another run: BatchNorm sees other statistics."""
-    install(monkeypatch.setattr)
     run(changed(WHOLE, epochs=1), checkpoint_dir=tmp_path)
     with pytest.raises(ConfigError, match=r"batch\.micro_size 16 → 8"):
         run(changed(WHOLE, epochs=1, micro_size=8), checkpoint_dir=tmp_path)
 
 
-def test_a_measured_bound_that_is_too_large_is_halved(monkeypatch, tmp_path) -> None:
+def test_a_measured_bound_that_is_too_large_is_halved(built, monkeypatch, tmp_path):
     """``max_micro_size=0``: what fitted when it was measured need not fit beside NCCL's buffers."""
     monkeypatch.setattr(memory_probe, "max_micro_size", lambda *_: 16)
-    install(monkeypatch.setattr)
     device = SmallDevice(monkeypatch, images=8)
     measured = changed(WHOLE, global_size=32, micro_size=0, max_micro_size=0)
     run(measured, checkpoint_dir=tmp_path)

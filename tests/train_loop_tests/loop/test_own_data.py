@@ -59,9 +59,8 @@ def test_the_weights_are_those_of_a_loop_written_by_hand(tmp_path: Path, built: 
     def batch(rows: list[int], of: object) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
         found = [of[row] for row in rows]  # type: ignore[index]
         points = torch.stack([torch.as_tensor(i["points"]).float() for i, _ in found])
-        return {"points": points, "grid": torch.stack([i["grid"] for i, _ in found])}, torch.tensor(
-            [t for _, t in found]
-        )
+        grid, targets = torch.stack([i["grid"] for i, _ in found]), torch.tensor([t for _, t in found])
+        return {"points": points, "grid": grid}, targets
 
     for epoch in range(3):
         order = np.random.default_rng([4, epoch, 0]).permutation(50)
@@ -83,21 +82,15 @@ def test_the_weights_are_those_of_a_loop_written_by_hand(tmp_path: Path, built: 
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_run_that_stops_within_an_epoch_ends_as_one_that_never_stopped(
-    tmp_path: Path, built: list[nn.Module], workers: int
-) -> None:
+def test_a_run_that_stops_within_an_epoch_ends_as_one_that_never_stopped(tmp_path, built, workers):
     """With the augmentation of all generators, and another number of loader processes after the stop."""
     whole, reporter = config(write_points(tmp_path)), ListReporter()
     train(whole, reporter=reporter, device=CPU, checkpoint_dir=tmp_path / "whole")
     with pytest.raises(TrainingStopped):
         train(whole, reporter=StopsAt(9), device=CPU, checkpoint_dir=tmp_path / "parts")
     rest = ListReporter()
-    train(
-        whole.replace_keys({"data.loader.workers": workers}),
-        reporter=rest,
-        device=CPU,
-        checkpoint_dir=tmp_path / "parts",
-    )
+    rest_of = whole.replace_keys({"data.loader.workers": workers})
+    train(rest_of, reporter=rest, device=CPU, checkpoint_dir=tmp_path / "parts")
     assert [r["epoch"] for r in untimed(rest.records)] == [2, 3]
     ours = [{**r, "loader_processes": 0} for r in untimed(rest.records)]
     assert ours == untimed(reporter.records)[1:]

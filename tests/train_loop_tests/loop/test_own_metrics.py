@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +19,11 @@ from bigbatch.train_loop.loop.metrics import MetricSums
 from bigbatch.train_loop.loop.train import train
 from bigbatch.train_loop.plugins.metric_names import metric_name
 from bigbatch.train_loop.reporter import EpochRecord, ListReporter, epoch_line
+from helpers import own_metrics
 from helpers.own_metrics import write_metrics
 from helpers.own_sets import write_points
-from helpers.paths import ROOT
 from helpers.point_net import PointNet
+from helpers.tiny_training import two_ranks
 
 torchmetrics = pytest.importorskip("torchmetrics")
 CPU = torch.device("cpu")
@@ -70,13 +67,8 @@ def test_values_are_those_of_the_whole_set_at_once(tmp_path: Path, monkeypatch: 
     recall = torch.stack([(outputs.argmax(1)[targets == k] == k).float().mean() for k in (0, 1)]).mean()
     margin = (outputs[:, 1] - outputs[:, 0]).abs().mean()
     f1 = torchmetrics.classification.MulticlassF1Score(num_classes=2)(outputs, targets)
-    expected: dict[str, Any] = {
-        "balanced_recall": recall,
-        "balanced_count": 21,
-        "margin": margin,
-        "mean_margin": margin,
-    }
-    expected["multiclass_f1_score"] = f1
+    expected: dict[str, Any] = {"balanced_recall": recall, "balanced_count": 21, "margin": margin}
+    expected |= {"mean_margin": margin, "multiclass_f1_score": f1}
     want = {f"val_{name}": pytest.approx(float(value), rel=1e-5) for name, value in expected.items()}
     assert records[-1].metrics == want
     assert f"val_balanced_recall {float(recall):.4g}" in epoch_line(records[-1])
@@ -86,15 +78,8 @@ def test_two_ranks_report_what_one_reports(tmp_path: Path, monkeypatch: pytest.M
     """The same micro-batches, so the same weights to rounding; the shares of validation differ in size, 11 and 10."""
     whole = config(tmp_path, "fussy", *WORDS, **{"data.holdout": 0.3})
     (tmp_path / "config.json").write_text(whole.to_json())
-    script = ROOT / "tests" / "helpers" / "own_metrics.py"
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}/src:{ROOT}/tests", "OMP_NUM_THREADS": "1"}
-    ranks = [
-        subprocess.Popen([sys.executable, str(script), str(tmp_path), str(rank), "2"], env=environment)
-        for rank in range(2)
-    ]
-    assert [rank.wait(timeout=120) for rank in ranks] == [0, 0]
+    seen = [rank["records"] for rank in two_ranks("own_metrics", tmp_path, own_metrics.__file__)]
     records, _ = trained(whole, monkeypatch)
-    seen = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)]
     for one, first, second in zip(records, *seen, strict=True):
         assert first["metrics"] == second["metrics"]
         assert first["metrics"] == pytest.approx(one.metrics, rel=1e-4)
@@ -131,9 +116,7 @@ def squares(outputs, targets):
     assert "top-1" not in epoch_line(records[-1]) and records[-1].val_loss < records[0].val_loss
 
 
-def test_what_is_no_finite_number_is_null_and_said_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_is_no_finite_number_is_null_and_said_once(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(metrics, "_said", set())
     records, _ = trained(config(tmp_path, "Plain"), monkeypatch)
     assert [record.metrics for record in records] == [{"val_plain": None}] * 2
@@ -153,9 +136,7 @@ def test_what_is_no_finite_number_is_null_and_said_once(
         (("failing",), OwnCodeError, "no metric today"),
     ],
 )
-def test_what_is_no_metric_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], error: type[Exception], message: str
-) -> None:
+def test_what_is_no_metric_is_refused(tmp_path, monkeypatch, words, error, message):
     with pytest.raises(error, match=message):
         trained(config(tmp_path, *words), monkeypatch)
 

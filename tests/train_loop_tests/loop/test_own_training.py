@@ -79,19 +79,12 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainConfig:
 
 
 def _run(config: TrainConfig, reporter: Any = None, folder: Path | None = None) -> TrainResult:
-    return train(
-        config,
-        reporter=reporter or ListReporter(),
-        checkpoint_dir=folder,
-        checkpoint_every_s=1e9,
-        device=torch.device("cpu"),
-    )
+    options: dict[str, Any] = {"checkpoint_dir": folder, "checkpoint_every_s": 1e9}
+    return train(config, reporter=reporter or ListReporter(), device=torch.device("cpu"), **options)
 
 
 @pytest.mark.parametrize("precision", ["off", "bf16", "fp16"])
-def test_an_own_model_loss_and_optimizer_resume_in_mid_epoch_bit_for_bit(
-    own: TrainConfig, tmp_path: Path, precision: str
-) -> None:
+def test_an_own_model_loss_and_optimizer_resume_in_mid_epoch_bit_for_bit(own, tmp_path, precision):
     config = own.replace_keys({"precision": precision})
     whole = _run(config, folder=tmp_path / "whole")
     with pytest.raises(RuntimeError, match="stopped on request in epoch 2 after step 2"):

@@ -25,17 +25,12 @@ def make_step(clip: float = 0.0, ema: float = 0.0) -> TrainStep:
     model = nn.Sequential(nn.Flatten(), nn.Linear(12, 7), nn.Tanh(), nn.Linear(7, CLASSES)).double()
     optimizer = OptimizerConfig(name="sgd", peak_lr=1.0, clip_grad_norm=clip)
     config = TrainConfig(optimizer=optimizer, label_smoothing=SMOOTHING, ema_decay=ema)
+    sgd = torch.optim.SGD(model.parameters(), 1.0, MOMENTUM, weight_decay=DECAY)
+    average, scaler = WeightAverage(model, ema) if ema else None, GradScaler("cpu", enabled=False)
     return TrainStep(
-        config=config,
-        device=torch.device("cpu"),
-        normalise=lambda images: images.double() / 255,
-        model=model,
-        parallel=model,
-        optimizer=torch.optim.SGD(model.parameters(), 1.0, MOMENTUM, weight_decay=DECAY),
-        scaler=GradScaler("cpu", enabled=False),
-        average=WeightAverage(model, ema) if ema else None,
-        precision="off",
-    )
+        config=config, device=torch.device("cpu"), normalise=lambda images: images.double() / 255, model=model,
+        parallel=model, optimizer=sgd, scaler=scaler, average=average, precision="off",
+    )  # fmt: skip
 
 
 def batches(count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -61,9 +56,8 @@ def test_micro_batches_add_up_to_the_step_of_the_whole_batch(clip: float) -> Non
     factor = min(1.0, clip / (float(norm) + 1e-6)) if clip else 1.0
     assert not clip or factor < 0.9
     assert step.average is not None
-    for was, now, mean, g in zip(
-        before.parameters(), step.model.parameters(), step.average.tensors, gradients, strict=True
-    ):
+    weights = before.parameters(), step.model.parameters(), step.average.tensors, gradients
+    for was, now, mean, g in zip(*weights, strict=True):
         expected = was.detach() - RATE * (factor * g + DECAY * was.detach())
         torch.testing.assert_close(now.detach(), expected, rtol=1e-6, atol=1e-9)
         d = 2 / 11  # (1 + 1)/(10 + 1)

@@ -180,11 +180,6 @@ def test_a_reader_takes_each_record_once_and_leaves_what_is_being_written(tmp_pa
     assert reader.new() == records[2:]
 
 
-@pytest.mark.parametrize(("text", "interval"), [("50", StepInterval(50)), ("10%", StepInterval(part=0.1)), ("0", None)])
-def test_the_option(text: str, interval: StepInterval | None) -> None:
-    assert read_interval(text) == interval
-
-
 @pytest.mark.parametrize("steps", [10, 15, 97, 1251])
 def test_a_tenth_gives_ten_lines_and_the_last_at_the_epochs_end(steps: int) -> None:
     due = [step for step in range(1, steps + 1) if StepInterval(part=0.1).due(3, step, steps)]
@@ -193,7 +188,6 @@ def test_a_tenth_gives_ten_lines_and_the_last_at_the_epochs_end(steps: int) -> N
 
 @pytest.mark.parametrize("text", ["-5", "2.5", "often", "0%", "150%", "nan", "1e3"])
 def test_another_value_is_refused_in_one_line(text: str) -> None:
-    with pytest.raises(
-        ConfigError, match="--log-every-steps must be a number of steps or a part.*Write e.g. 50, or 10%"
-    ):
+    rule = "--log-every-steps must be a number of steps or a part.*Write e.g. 50, or 10%"
+    with pytest.raises(ConfigError, match=rule):
         read_interval(text)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -154,12 +154,8 @@ def test_power_is_that_of_the_measured_steps(slow_run: tuple[Run, Clock]) -> Non
     assert profile.cpu_power_w is None, "its counters are not there"
 
 
-def test_communication_is_what_sums_over_workers_add(
-    slow_run: tuple[Run, Clock], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_communication_is_what_sums_over_workers_add(slow_run, tmp_path, monkeypatch):
     """A real DDP of one process, whose sums take SUM_S."""
-    import dataclasses
-
     run, clock = slow_run
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
     try:
@@ -178,18 +174,14 @@ def test_communication_is_what_sums_over_workers_add(
     finally:
         dist.destroy_process_group()
     assert profile.communication is not None
-    assert (profile.communication.min_s, profile.communication.median_s, profile.communication.sd_s) == (
-        SUM_S,
-        SUM_S,
-        0,
-    )
+    sums = profile.communication
+    assert (sums.min_s, sums.median_s, sums.sd_s) == (SUM_S, SUM_S, 0)
     assert profile.phases["backward"].median_s == SUM_S + 2 * BACKWARD_S, "communication is a part of it"
     assert profile.communication_share == SUM_S / profile.step.mean_s
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_the_parts_of_real_steps_add_up_to_their_wall_time(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    install(monkeypatch.setattr)
+def test_the_parts_of_real_steps_add_up_to_their_wall_time(device, built, monkeypatch):
     run = tiny_run(device=device)
     real, walls = step_profile.take_step, []
 
@@ -218,8 +210,7 @@ def test_the_parts_of_real_steps_add_up_to_their_wall_time(device: str, monkeypa
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_profile_leaves_the_weights_as_they_were(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    built = install(monkeypatch.setattr)
+def test_a_profile_leaves_the_weights_as_they_were(device, built):
     run = tiny_run(changed(CONFIG, optimizer__name="lars"), device)
     before = [parameter.clone() for parameter in built.model.parameters()]
     profile = measure_steps(run, 3)
@@ -228,9 +219,8 @@ def test_a_profile_leaves_the_weights_as_they_were(device: str, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_trace_names_each_phase_of_each_step(device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trace_names_each_phase_of_each_step(device, tmp_path, built):
     """Two micro-batches a step: their phases come twice, and data also for the step itself."""
-    install(monkeypatch.setattr)
     trace_steps(tiny_run(device=device), 4, str(tmp_path / "trace"))
     (path,) = (tmp_path / "trace").glob("rank0.*.pt.trace.json")
     events = [event for event in json.loads(path.read_text())["traceEvents"] if event.get("cat") == "user_annotation"]
@@ -251,7 +241,7 @@ def test_training_itself_times_no_phase() -> None:
 
 
 @pytest.mark.parametrize("variable", ["", *NSIGHT])
-def test_nsight_sees_named_ranges_and_nobody_else_pays_for_them(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nsight_sees_named_ranges_and_nobody_else_pays_for_them(variable, built, monkeypatch):
     """NVTX's own functions are replaced: recording takes Nsight."""
     said: list[str] = []
     for name in NSIGHT:
@@ -261,7 +251,6 @@ def test_nsight_sees_named_ranges_and_nobody_else_pays_for_them(variable: str, m
     monkeypatch.setattr(torch._C, "_nvtx", object(), raising=False)
     monkeypatch.setattr(torch.cuda.nvtx, "range_push", said.append)
     monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: said.append(""))
-    install(monkeypatch.setattr)
     train(changed(CONFIG, epochs=1), reporter=ListReporter(), device=torch.device("cpu"))
     if not variable:
         assert said == []

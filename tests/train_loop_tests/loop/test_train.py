@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import math
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,17 @@ from helpers.tiny_training import (
 )
 
 
+def watched(note: Callable[[Any, Any], object], build: Any = plain_model) -> Callable[[], nn.Module]:
+    """Build a network that calls ``note`` with itself and its images before each forward pass."""
+
+    def built() -> nn.Module:
+        model: nn.Module = build()
+        model.register_forward_pre_hook(lambda module, inputs: [note(module, inputs[0])].clear())
+        return model
+
+    return built
+
+
 @pytest.mark.parametrize("micro_size", [64, 16, 2])
 def test_accumulated_gradient_is_that_of_the_global_batch(monkeypatch: pytest.MonkeyPatch, micro_size: int) -> None:
     config = changed(ONE_STEP, micro_size=micro_size)
@@ -53,26 +65,17 @@ def test_accumulated_gradient_is_that_of_the_global_batch(monkeypatch: pytest.Mo
         torch.testing.assert_close((before - after) / config.optimizer.peak_lr, g, rtol=1e-4, atol=1e-6)
 
 
-def test_clipping_bounds_the_norm_of_the_whole_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = changed(ONE_STEP, clip_grad_norm=1e-2)
+@pytest.mark.parametrize(("precision", "rtol", "atol"), [("off", 1e-3, 1e-6), ("fp16", 2e-2, 2e-5)])
+def test_clipping_bounds_the_norm_of_the_whole_unscaled_gradient(monkeypatch, precision, rtol, atol):
+    config = changed(ONE_STEP, clip_grad_norm=1e-2, precision=precision)
+    monkeypatch.setattr(assembly, "GradScaler", partial(GradScaler, init_scale=2.0**9))
     built = install(monkeypatch.setattr, plain_model)
     run(config)
     start, gradient = full_batch_gradient(config)
     norm = math.sqrt(sum(g.square().sum().item() for g in gradient))
     assert norm > 1e-2
     for before, after, g in zip(start, parameters(built.model), gradient, strict=True):
-        torch.testing.assert_close((before - after) / config.optimizer.peak_lr, g * 1e-2 / norm, rtol=1e-3, atol=1e-6)
-
-
-def test_fp16_gradients_are_unscaled_before_they_are_clipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = changed(ONE_STEP, clip_grad_norm=1e-2, precision="fp16")
-    monkeypatch.setattr(assembly, "GradScaler", partial(GradScaler, init_scale=2.0**9))
-    built = install(monkeypatch.setattr, plain_model)
-    run(config)
-    start, gradient = full_batch_gradient(config)
-    norm = math.sqrt(sum(g.square().sum().item() for g in gradient))
-    for before, after, g in zip(start, parameters(built.model), gradient, strict=True):
-        torch.testing.assert_close((before - after) / config.optimizer.peak_lr, g * 1e-2 / norm, rtol=2e-2, atol=2e-5)
+        torch.testing.assert_close((before - after) / config.optimizer.peak_lr, g * 1e-2 / norm, rtol=rtol, atol=atol)
 
 
 def test_step_that_the_scaler_skips_does_not_advance_the_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,8 +89,7 @@ def test_step_that_the_scaler_skips_does_not_advance_the_schedule(monkeypatch: p
     assert built.rates[0] == 0.2 > built.rates[1]
 
 
-def test_schedule_moves_at_each_step_and_not_at_each_micro_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    built = install(monkeypatch.setattr)
+def test_schedule_moves_at_each_step_and_not_at_each_micro_batch(built):
     config = changed(CONFIG, warmup_epochs=1.0)
     record = run(config)[-1]
     assert built.rates == [rate(config, step) for step in range(STEPS)]
@@ -108,17 +110,15 @@ def test_gradients_that_overflow_at_any_scale_end_the_run(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("auto", "float32"), ("bf16", "bfloat16"), ("fp16", "float16")])
-def test_precision_is_that_of_the_forward_pass_and_losses_agree(
-    monkeypatch: pytest.MonkeyPatch, precision: str, dtype: str
-) -> None:
+def test_precision_is_that_of_the_forward_pass_and_losses_agree(monkeypatch, precision, dtype):
     seen: set[torch.dtype] = set()
 
-    def watched() -> nn.Module:
+    def hooked() -> nn.Module:
         model: Any = plain_model()
         model[0].register_forward_hook(lambda module, inputs, output: seen.add(output.dtype))
         return model
 
-    install(monkeypatch.setattr, watched)
+    install(monkeypatch.setattr, hooked)
     records = run(changed(CONFIG, precision=precision, peak_lr=0.01))
     assert seen == {getattr(torch, dtype)}
     install(monkeypatch.setattr, plain_model)
@@ -129,22 +129,14 @@ def test_precision_is_that_of_the_forward_pass_and_losses_agree(
 @pytest.mark.parametrize("channels_last", [True, False])
 def test_memory_format_reaches_the_model(monkeypatch: pytest.MonkeyPatch, channels_last: bool) -> None:
     seen: set[bool] = set()
-
-    def watched() -> nn.Module:
-        model = plain_model()
-        model.register_forward_pre_hook(
-            lambda module, inputs: seen.add(inputs[0].is_contiguous(memory_format=torch.channels_last))
-        )
-        return model
-
-    install(monkeypatch.setattr, watched)
+    note = watched(lambda _, images: seen.add(images.is_contiguous(memory_format=torch.channels_last)))
+    install(monkeypatch.setattr, note)
     run(changed(CONFIG, channels_last=channels_last, epochs=1))
     assert seen == {channels_last}
 
 
 @pytest.mark.parametrize("micro_size", [16, 4, 2])
-def test_validation_counts_each_image_once(monkeypatch: pytest.MonkeyPatch, micro_size: int) -> None:
-    built = install(monkeypatch.setattr)
+def test_validation_counts_each_image_once(built, micro_size):
     record = run(changed(CONFIG, micro_size=micro_size))[-1]
     loss, top1 = val_reference(built.model)
     assert record.val_loss == pytest.approx(loss, rel=1e-5)
@@ -161,10 +153,8 @@ def test_a_holdout_is_measured_beside_validation_and_changes_nothing_else(monkey
     labels = TinySource().val[1].numpy()
     chooses, reports = (rows.tolist() for rows in holdout_rows(labels, 9))
     last, model = records[-1], built.model
-    for rows, loss, top1 in (
-        (chooses, last.val_loss, last.val_top1),
-        (reports, last.holdout_loss, last.holdout_top1),
-    ):
+    of_parts = ((chooses, last.val_loss, last.val_top1), (reports, last.holdout_loss, last.holdout_top1))
+    for rows, loss, top1 in of_parts:
         expected_loss, expected_top1 = val_reference(model, rows)
         assert loss == pytest.approx(expected_loss, rel=1e-5) and top1 == pytest.approx(expected_top1, abs=1e-12)
     for before, now in zip(plain, records, strict=True):
@@ -226,34 +216,12 @@ def test_run_is_a_function_of_its_seed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_each_micro_batch_has_random_numbers_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     seeds: list[int] = []
-
-    def note(module: nn.Module, inputs: object) -> None:
-        if module.training:
-            seeds.append(torch.initial_seed())
-
-    def watched() -> nn.Module:
-        model = plain_model()
-        model.register_forward_pre_hook(note)
-        return model
-
-    install(monkeypatch.setattr, watched)
+    install(monkeypatch.setattr, watched(lambda module, _: module.training and seeds.append(torch.initial_seed())))
     run(CONFIG)
     assert len(seeds) == len(set(seeds)) == STEPS * 2
 
 
-def test_stop_on_request_can_be_resumed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    install(monkeypatch.setattr)
-    whole = run(CONFIG)
-    first, second = StopsAt(6), ListReporter()
-    with pytest.raises(TrainingStopped, match="in epoch 2 after step 2"):
-        run(CONFIG, reporter=first, checkpoint_dir=tmp_path)
-    run(CONFIG, reporter=second, checkpoint_dir=tmp_path)
-    assert untimed(first.records + second.records) == untimed(whole)
-    assert {record.resumed_from_epoch for record in second.records} == {1}
-
-
-def test_records_say_where_the_time_went(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    install(monkeypatch.setattr)
+def test_records_say_where_the_time_went(built, tmp_path):
     records = run(CONFIG, checkpoint_dir=tmp_path, checkpoint_every_s=0)
     for r in records:
         assert r.train_s == pytest.approx(r.data_s + r.step_s)
@@ -264,9 +232,7 @@ def test_records_say_where_the_time_went(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert line.startswith("epoch 1/3  train loss ") and "\n" not in line
 
 
-def test_epochs_without_a_validation_have_no_value_and_train_alike(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_epochs_without_a_validation_have_no_value_and_train_alike(monkeypatch, tmp_path):
     """Every second of 5 epochs and the last one: the values of a run that validates after each, also when resumed."""
     config, validated = changed(CONFIG, epochs=5, precise_bn="off", ema_decay=0.5), (2, 4, 5)
     install(monkeypatch.setattr)
@@ -297,23 +263,17 @@ def test_a_padded_last_batch_changes_no_value(monkeypatch: pytest.MonkeyPatch, t
     """As on a GPU: 23 validation images in batches of 16, against float64 over all of them at once."""
     config, shapes, layouts = changed(CONFIG, test_flip=test_flip), list[int](), set[bool]()
 
-    def watched() -> nn.Module:
-        model = bn_model()
+    def note(module: nn.Module, images: torch.Tensor) -> None:
+        if not module.training:
+            shapes.append(len(images))
+            layouts.add(images.is_contiguous(memory_format=torch.channels_last))
 
-        def note(module: nn.Module, inputs: Any) -> None:
-            if not module.training:
-                shapes.append(len(inputs[0]))
-                layouts.add(inputs[0].is_contiguous(memory_format=torch.channels_last))
-
-        model.register_forward_pre_hook(note)
-        return model
-
-    built = install(monkeypatch.setattr, watched)
+    built = install(monkeypatch.setattr, watched(note, bn_model))
     plain = run(config)
     assert set(shapes) == {16, 7}
     shapes.clear()
     monkeypatch.setattr(validation, "tunes_shapes", lambda device: True)
-    built = install(monkeypatch.setattr, watched)
+    built = install(monkeypatch.setattr, watched(note, bn_model))
     padded = run(config, checkpoint_dir=tmp_path)
     assert set(shapes) == {16} and layouts == {True}
     for one, other in zip(padded, plain, strict=True):
@@ -326,9 +286,7 @@ def test_a_padded_last_batch_changes_no_value(monkeypatch: pytest.MonkeyPatch, t
 
 
 @pytest.mark.parametrize("stops_at", [0, 6])
-def test_the_collector_passes_over_what_stays_until_the_run_ends(
-    monkeypatch: pytest.MonkeyPatch, stops_at: int
-) -> None:
+def test_the_collector_passes_over_what_stays_until_the_run_ends(built, stops_at):
     """As Python counts it. Afterwards, also after a stop, the collector sees everything again."""
     frozen: list[int] = []
 
@@ -337,7 +295,6 @@ def test_the_collector_passes_over_what_stays_until_the_run_ends(
             frozen.append(gc.get_freeze_count())
             return False
 
-    install(monkeypatch.setattr)
     ending: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
     with pytest.raises(TrainingStopped) if stops_at else ending:
         run(CONFIG, reporter=Counts(stops_at))

@@ -13,13 +13,11 @@ from torch import nn
 from bigbatch.train_loop.data.sampling import holdout_rows
 from bigbatch.train_loop.errors import is_lost_peer
 from bigbatch.train_loop.reporter import EpochRecord
-from helpers.loop_references import (
-    run,
-    val_reference,
-)
+from helpers.loop_references import run, val_reference
 from helpers.tiny_training import (
     CONFIG,
     FOUND,
+    VAL_SIZE,
     LeavesOut,
     TinySource,
     changed,
@@ -28,17 +26,17 @@ from helpers.tiny_training import (
     untimed,
 )
 
+Pair = tuple[Path, list[dict[str, Any]]]
+
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     """The two-rank runs of tiny_training: their folder, and each rank's outcomes."""
     folder = tmp_path_factory.mktemp("pair")
     return folder, two_ranks("loop", folder)
 
 
-def test_two_workers_equal_one_worker_with_two_accumulation_steps(
-    monkeypatch: pytest.MonkeyPatch, pair: tuple[Path, list[dict[str, Any]]]
-) -> None:
+def test_two_workers_equal_one_worker_with_two_accumulation_steps(monkeypatch, pair):
     """Same micro-batches, precise BN, dropout seeded by position: only the order of float32 sums differs."""
     others = (("accumulated", {"global_size": 32}), ("small_last", {"drop_last": False}))
     for name, config in (("equal", CONFIG), *((name, changed(CONFIG, **keys)) for name, keys in others)):
@@ -50,22 +48,20 @@ def test_two_workers_equal_one_worker_with_two_accumulation_steps(
                 assert two[key] == getattr(one, key)
 
 
-def test_only_the_last_accumulation_step_sends_gradients(pair: tuple[Path, list[dict[str, Any]]]) -> None:
+def test_only_the_last_accumulation_step_sends_gradients(pair: Pair) -> None:
     for rank in pair[1]:
         assert rank["equal"]["local"] == 0
         assert rank["accumulated"]["local"] == CONFIG.epochs * 2 * 1  # 2 steps an epoch of 2 micro-batches a rank
 
 
 @pytest.mark.parametrize("name", ["equal", "accumulated", "running", "fp16"])
-def test_all_ranks_report_the_same_and_end_with_the_same_statistics(
-    pair: tuple[Path, list[dict[str, Any]]], name: str
-) -> None:
+def test_all_ranks_report_the_same_and_end_with_the_same_statistics(pair, name):
     first, second = (outcomes[name] for outcomes in pair[1])
     assert first == second
     assert [record["epoch"] for record in first["records"]] == [1, 2, 3]
 
 
-def test_logged_steps_are_over_both_ranks(pair: tuple[Path, list[dict[str, Any]]]) -> None:
+def test_logged_steps_are_over_both_ranks(pair: Pair) -> None:
     for outcome in (rank["equal"] for rank in pair[1]):
         of_epochs = [[4 * one["epoch"], one["train_loss"], one["train_top1"]] for one in outcome["records"]]
         assert [one[0] for one in outcome["logged"]] == [4, 8, 12]
@@ -77,58 +73,40 @@ def test_logged_steps_are_over_both_ranks(pair: tuple[Path, list[dict[str, Any]]
         assert one == pytest.approx(other, rel=1e-4)
 
 
-@pytest.mark.parametrize("name", ["equal", "running"])
-def test_validation_over_two_ranks_counts_each_image_once(
-    pair: tuple[Path, list[dict[str, Any]]], name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("name", ["equal", "running", "holdout"])
+def test_two_ranks_measure_each_validation_image_once(pair, name, built):
     folder, outcomes = pair
-    built = install(monkeypatch.setattr)
     run(changed(CONFIG, epochs=1))
     built.model.load_state_dict(torch.load(folder / name / "latest.pt", weights_only=True)["model"])
-    loss, top1 = val_reference(built.model)
-    assert outcomes[0][name]["records"][-1]["val_loss"] == pytest.approx(loss, rel=1e-5)
-    assert outcomes[0][name]["records"][-1]["val_top1"] == pytest.approx(top1, abs=1e-12)
+    parts: dict[str, Any] = {"val": range(VAL_SIZE)}
+    if name == "holdout":
+        parts = dict(zip(("val", "holdout"), holdout_rows(TinySource().val[1].numpy(), 9), strict=True))
+    for record in (rank[name]["records"][-1] for rank in outcomes):
+        for part, rows in parts.items():
+            loss, top1 = val_reference(built.model, list(rows))
+            assert record[f"{part}_loss"] == pytest.approx(loss, rel=1e-5)
+            assert record[f"{part}_top1"] == pytest.approx(top1, abs=1e-12)
 
 
-def test_two_ranks_measure_each_image_of_the_holdout_once(
-    pair: tuple[Path, list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, outcomes = pair
-    built = install(monkeypatch.setattr)
-    run(changed(CONFIG, epochs=1))
-    built.model.load_state_dict(torch.load(folder / "holdout" / "latest.pt", weights_only=True)["model"])
-    rows = holdout_rows(TinySource().val[1].numpy(), 9)
-    for rank in outcomes:
-        record = rank["holdout"]["records"][-1]
-        for name, part in zip(("val", "holdout"), rows, strict=True):
-            loss, top1 = val_reference(built.model, part.tolist())
-            assert record[f"{name}_loss"] == pytest.approx(loss, rel=1e-5)
-            assert record[f"{name}_top1"] == pytest.approx(top1, abs=1e-12)
-
-
-def test_nan_on_one_rank_ends_all_ranks_with_the_same_reason(pair: tuple[Path, list[dict[str, Any]]]) -> None:
+def test_nan_on_one_rank_ends_all_ranks_with_the_same_reason(pair: Pair) -> None:
     first, second = (outcomes["poisoned"] for outcomes in pair[1])
     assert first == second
     assert first["error"].startswith("NonFiniteLossError: training loss is nan in epoch ")
 
 
-def test_what_one_rank_finds_wrong_all_ranks_raise(pair: tuple[Path, list[dict[str, Any]]]) -> None:
+def test_what_one_rank_finds_wrong_all_ranks_raise(pair: Pair) -> None:
     for outcomes in pair[1]:
         assert outcomes["sync_bn"]["error"].startswith("ConfigError: SyncBatchNorm needs GPUs; got model.sync_bn=true")
 
 
-def test_rank_0_alone_opens_the_checkpoint_once_and_all_resume_from_it(
-    pair: tuple[Path, list[dict[str, Any]]],
-) -> None:
+def test_rank_0_alone_opens_the_checkpoint_once_and_all_resume_from_it(pair):
     """The other rank's folder is empty; the run had ended, so its records come again and nothing is trained."""
     assert [rank["apart"]["opened"] for rank in pair[1]] == [["latest.pt"], []]
     for rank in pair[1]:
         assert rank["apart"]["records"] == [] and rank["apart"]["buffers"] == rank["equal"]["buffers"]
 
 
-def test_layers_that_are_left_out_at_random_train_as_on_one_worker(
-    monkeypatch: pytest.MonkeyPatch, pair: tuple[Path, list[dict[str, Any]]]
-) -> None:
+def test_layers_that_are_left_out_at_random_train_as_on_one_worker(monkeypatch, pair):
     """The same draws in the same micro-batches: in some steps no rank uses the layer, in others one of two does."""
     for name, config in (("found", FOUND), ("found_accumulated", changed(FOUND, global_size=32))):
         install(monkeypatch.setattr, LeavesOut)
@@ -138,9 +116,7 @@ def test_layers_that_are_left_out_at_random_train_as_on_one_worker(
                 assert two[key] == pytest.approx(getattr(one, key), rel=1e-4), (name, one.epoch, key)
 
 
-def test_a_step_without_a_gradient_names_the_parameter_on_the_rank_that_lacks_it(
-    pair: tuple[Path, list[dict[str, Any]]],
-) -> None:
+def test_a_step_without_a_gradient_names_the_parameter_on_the_rank_that_lacks_it(pair):
     """In place of what gloo says when the next collective meets a sum that is still waited for."""
     errors = [outcomes["unused"]["error"] for outcomes in pair[1]]
     named = [error for error in errors if error.startswith("UnusedParameterError: with 2 workers each parameter must")]
@@ -150,7 +126,7 @@ def test_a_step_without_a_gradient_names_the_parameter_on_the_rank_that_lacks_it
 
 
 def test_stop_that_one_rank_asks_for_stops_all_and_one_worker_can_go_on(
-    monkeypatch: pytest.MonkeyPatch, pair: tuple[Path, list[dict[str, Any]]], tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, pair: Pair, tmp_path: Path
 ) -> None:
     folder, outcomes = pair
     for rank in outcomes:
@@ -165,9 +141,7 @@ def test_stop_that_one_rank_asks_for_stops_all_and_one_worker_can_go_on(
     assert [r.optimizer_steps for r in resumed] == [4, 8, 12]
 
 
-def test_two_ranks_that_were_stopped_within_an_epoch_end_bit_identical(
-    pair: tuple[Path, list[dict[str, Any]]],
-) -> None:
+def test_two_ranks_that_were_stopped_within_an_epoch_end_bit_identical(pair):
     for rank in pair[1]:
         whole, resumed = ([EpochRecord.from_dict(r) for r in rank[name]["records"]] for name in ("equal", "resumed"))
         # Before the all-reduce it is a sum over DDP's buckets, which DDP orders anew after a process's first step: with
@@ -184,7 +158,7 @@ def _without_scale(records: Sequence[EpochRecord]) -> list[dict[str, Any]]:
 
 
 def test_the_mean_of_image_and_mirror_is_validated_on_any_number_of_ranks(
-    pair: tuple[Path, list[dict[str, Any]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Against the definition, from the last checkpoint's weights: 23 images, on one rank and on two."""
     folder, outcomes = pair
@@ -208,7 +182,7 @@ def test_the_mean_of_image_and_mirror_is_validated_on_any_number_of_ranks(
     assert one.train_loss == plain.train_loss and one.val_loss != plain.val_loss  # in validation alone
 
 
-def test_without_the_noise_scale_the_same_is_trained(pair: tuple[Path, list[dict[str, Any]]]) -> None:
+def test_without_the_noise_scale_the_same_is_trained(pair: Pair) -> None:
     for rank in pair[1]:
         for plain, unmeasured in (("equal", "unmeasured"), ("bf16", "bf16_unmeasured")):
             without, measured = (
@@ -218,7 +192,7 @@ def test_without_the_noise_scale_the_same_is_trained(pair: tuple[Path, list[dict
             assert _without_scale(without) == _without_scale(measured)
 
 
-def test_gradients_that_are_summed_in_bf16_train_nearly_alike(pair: tuple[Path, list[dict[str, Any]]]) -> None:
+def test_gradients_that_are_summed_in_bf16_train_nearly_alike(pair: Pair) -> None:
     """bf16 has 8 bits: each gradient is off by at most 2^-8 of itself, so the first epoch by little more."""
     for rank in pair[1]:
         exact, rounded = (rank[name]["records"] for name in ("equal", "bf16"))

@@ -62,9 +62,8 @@ def test_a_histogram_is_that_of_numpy_without_what_is_not_finite() -> None:
 
 
 def test_a_sample_of_a_large_tensor_has_its_distribution() -> None:
-    values = torch.randn(256, 128, 3, 3, generator=torch.Generator().manual_seed(0)).to(
-        memory_format=torch.channels_last
-    )
+    values = torch.randn(256, 128, 3, 3, generator=torch.Generator().manual_seed(0))
+    values = values.to(memory_format=torch.channels_last)
     exact, _ = np.histogram(values.numpy(), bins=BINS)
     found = histogram(values)
     assert found is not None and (found.low, found.high) == (values.min().item(), values.max().item())
@@ -76,9 +75,7 @@ def test_a_sample_of_a_large_tensor_has_its_distribution() -> None:
 
 @pytest.mark.parametrize("shape", [(256, 256, 3, 3), (2048, 512, 1, 1), (64, 4096, 1, 1), (13, 7, 11, 97)])
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
-def test_a_sample_has_each_place_of_a_kernel_and_each_channel_as_often(
-    shape: tuple[int, ...], memory_format: torch.memory_format
-) -> None:
+def test_a_sample_has_each_place_of_a_kernel_and_each_channel_as_often(shape, memory_format):
     for dim, size in enumerate(shape):
         if size > BINS:
             continue
@@ -93,9 +90,8 @@ def test_a_sample_has_each_place_of_a_kernel_and_each_channel_as_often(
 def test_a_parameter_without_gradient_has_no_histogram_of_one() -> None:
     layer = nn.Linear(3, 2)
     layer.bias.grad = torch.tensor([1.0, 3.0])
-    assert set(histograms_of(layer, ("gradients", "parameters"))) == {
-        "parameters/weight", "parameters/bias", "gradients/bias",
-    }  # fmt: skip
+    both = {"parameters/weight", "parameters/bias", "gradients/bias"}
+    assert set(histograms_of(layer, ("gradients", "parameters"))) == both
     assert set(histograms_of(layer, ("gradients",))) == {"gradients/bias"}
 
 

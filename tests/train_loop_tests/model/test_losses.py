@@ -86,9 +86,8 @@ def test_bce_of_mixed_images_is_timms() -> None:
 def test_an_image_that_is_mixed_with_nothing_keeps_one_class(way: str) -> None:
     """A rectangle that lies outside or a share of 1 leaves the other class out."""
     images, labels = torch.randn(4, 3, 8, 8), torch.tensor([0, 1, 2, 3])
-    shares = (
-        mixing.mixup(images, labels, 4, 1.0)[1] if way == "mixup" else mixing.cutmix(images, labels, 4, (3, 3, 0, 4))[1]
-    )
+    mixed = mixing.mixup(images, labels, 4, 1.0) if way == "mixup" else mixing.cutmix(images, labels, 4, (3, 3, 0, 4))
+    shares = mixed[1]
     z = torch.randn(4, 4)
     assert training_loss(z, shares, "bce", 0.0).item() == training_loss(z, labels, "bce", 0.0).item()
 

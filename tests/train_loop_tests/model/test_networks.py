@@ -14,13 +14,7 @@ from torchvision.models.resnet import BasicBlock, Bottleneck
 
 from bigbatch.train_loop.config import ConfigError, DataConfig, ModelConfig
 from bigbatch.train_loop.data.catalogue import describe_data_set
-from bigbatch.train_loop.model.networks import (
-    RESNETS,
-    build_model,
-    check_model,
-    check_model_name,
-    model_names,
-)
+from bigbatch.train_loop.model.networks import RESNETS, build_model, check_model, check_model_name, model_names
 from helpers.paths import ROOT
 
 DIGITS = describe_data_set(DataConfig())
@@ -59,9 +53,7 @@ def test_logits_of_training_and_evaluation(name: str, size: int) -> None:
     ],
 )
 @pytest.mark.parametrize("automatic", [True, False])
-def test_stems(
-    stem: str, kernel: tuple[int, int], stride: tuple[int, int], pool: type, first_map: int, automatic: bool
-) -> None:
+def test_stems(stem, kernel, stride, pool, first_map, automatic):
     info = replace(DIGITS, image_size=64, stem=stem if automatic else "imagenet")
     model: Any = build_model(ModelConfig(name="resnet18", stem="auto" if automatic else stem), info)
     assert (model.conv1.kernel_size, model.conv1.stride, type(model.maxpool)) == (kernel, stride, pool)

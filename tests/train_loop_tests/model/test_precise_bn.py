@@ -162,12 +162,9 @@ def test_auto_is_for_epochs_of_few_steps(choice: str, steps: int, expected: bool
         (100, 1437, 100),
         (2048, 80, 80),
     ],
-)
+)  # fmt: skip
 def test_a_small_data_set_gives_a_quarter_of_itself_but_enough(most: int, train_size: int, images: int) -> None:
     assert precise_bn.images_of(most, train_size) == images
-
-
-# --- what the pass draws ---
 
 
 def dropout_first() -> nn.Module:

@@ -1,4 +1,4 @@
-"""The average of the weights, activation checkpointing and compiled training: what they must not change."""
+"""The average of the weights and compiled training: what they must not change."""
 
 from __future__ import annotations
 
@@ -9,18 +9,16 @@ from typing import Any
 
 import pytest
 import torch
-import torchvision
 from torch import nn
 
-from bigbatch.train_loop.config import ConfigError, TrainConfig
+from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.data.pixels.boxes import train_image_size
 from bigbatch.train_loop.data.source import Batch
 from bigbatch.train_loop.loop import assembly
-from bigbatch.train_loop.loop.train import TrainingStopped, train
-from bigbatch.train_loop.model.activation_checkpointing import checkpoint_blocks
+from bigbatch.train_loop.loop.train import train
 from bigbatch.train_loop.model.weight_average import WeightAverage
 from bigbatch.train_loop.reporter import ListReporter
-from helpers.tiny_training import CONFIG, StopsAt, TinySource, bn_model, changed, install, untimed
+from helpers.tiny_training import CONFIG, TinySource, bn_model, changed, install
 
 CPU = torch.device("cpu")
 
@@ -29,9 +27,6 @@ def run(config: TrainConfig, reporter: ListReporter | None = None, folder: Path 
     reporter = reporter or ListReporter()
     train(config, reporter=reporter, device=CPU, checkpoint_dir=folder)
     return reporter.records
-
-
-# --- EMA ---
 
 
 def test_the_average_is_the_formula_and_the_model_is_put_back() -> None:
@@ -61,111 +56,11 @@ def test_the_average_is_the_formula_and_the_model_is_put_back() -> None:
 
 
 @pytest.mark.parametrize("precise_bn", ["on", "off"])
-def test_averaging_changes_validation_and_not_training(monkeypatch: pytest.MonkeyPatch, precise_bn: str) -> None:
-    install(monkeypatch.setattr)
+def test_averaging_changes_validation_and_not_training(built, precise_bn):
     plain = run(changed(CONFIG, precise_bn=precise_bn))
     averaged = run(changed(CONFIG, precise_bn=precise_bn, ema_decay=0.9))
     assert [r.train_loss for r in averaged] == [r.train_loss for r in plain]
     assert all(a.val_loss != b.val_loss for a, b in zip(averaged, plain, strict=True))
-
-
-def test_a_resumed_run_goes_on_with_the_average(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    config = changed(CONFIG, ema_decay=0.9)
-    install(monkeypatch.setattr)
-    whole = run(config)
-    first, second = StopsAt(6), ListReporter()
-    with pytest.raises(TrainingStopped):
-        run(config, first, tmp_path)
-    run(config, second, tmp_path)
-    assert untimed(first.records + second.records) == untimed(whole)
-
-
-# --- activation checkpointing ---
-
-
-def test_checkpointed_blocks_change_neither_losses_nor_gradients_nor_statistics() -> None:
-    torch.manual_seed(0)
-    plain = torchvision.models.resnet18(num_classes=4)
-    torch.manual_seed(0)
-    other = torchvision.models.resnet18(num_classes=4)
-    checkpoint_blocks(other, "resnet18")
-    assert list(plain.state_dict()) == list(other.state_dict())
-    images = torch.randn(4, 3, 32, 32)
-    for _ in range(2):
-        for model in (plain, other):
-            model.zero_grad()
-            model.train()(images).square().sum().backward()
-    for (name, a), b in zip(plain.named_parameters(), other.parameters(), strict=True):
-        torch.testing.assert_close(a.grad, b.grad, msg=name)
-    for (name, a), b in zip(plain.named_buffers(), other.buffers(), strict=True):
-        assert torch.equal(a, b), name
-    assert all(bn.momentum == 0.1 for bn in other.modules() if isinstance(bn, nn.BatchNorm2d))
-    plain.eval(), other.eval()
-    torch.testing.assert_close(plain(images), other(images))
-
-
-def test_checkpointed_blocks_keep_less_for_the_backward_pass() -> None:
-    def saved(checkpointed: bool) -> int:
-        model = torchvision.models.resnet18(num_classes=4)
-        if checkpointed:
-            checkpoint_blocks(model, "resnet18")
-        parameters = {p.data_ptr() for p in model.parameters()}
-        sizes: dict[int, int] = {}
-
-        def pack(t: torch.Tensor) -> torch.Tensor:
-            if t.data_ptr() not in parameters:
-                sizes[t.data_ptr()] = t.numel()
-            return t
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-            model(torch.randn(2, 3, 64, 64)).sum()
-        return sum(sizes.values())
-
-    assert saved(True) < 0.6 * saved(False)
-
-
-def test_checkpointed_blocks_stay_so_under_torch_compile() -> None:
-    """AOTAutograd's own partition of forward and backward, without inductor's code generation, which takes minutes."""
-
-    def trained(checkpointed: bool, compiled: bool) -> tuple[nn.Module, int]:
-        torch.manual_seed(0)
-        blocks = (torchvision.models.resnet.BasicBlock(4, 4) for _ in range(2))
-        model = nn.Sequential(*blocks, nn.Flatten(), nn.Linear(4 * 64, 3))
-        if checkpointed:
-            checkpoint_blocks(model, "two blocks")
-        run = torch.compile(model, backend="aot_eager_decomp_partition") if compiled else model
-        owned = {t.data_ptr() for t in model.state_dict().values()}
-        sizes: dict[int, int] = {}
-
-        def pack(t: torch.Tensor) -> torch.Tensor:
-            if t.data_ptr() not in owned:
-                sizes[t.data_ptr()] = t.numel()
-            return t
-
-        images = torch.randn(2, 4, 8, 8, generator=torch.Generator().manual_seed(1))
-        for _ in range(2):
-            with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-                loss = run(images).square().sum()
-            loss.backward()
-        return model, sum(sizes.values())
-
-    torch._dynamo.reset()
-    plain, _ = trained(False, False)
-    _, kept_compiled = trained(False, True)
-    both, kept_both = trained(True, True)
-    for (name, a), b in zip(plain.named_parameters(), both.parameters(), strict=True):
-        torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-5, msg=name)
-    for (name, one), other in zip(plain.named_buffers(), both.buffers(), strict=True):
-        torch.testing.assert_close(one, other, msg=name)  # each batch is counted once
-    assert kept_both < 0.8 * kept_compiled
-
-
-def test_a_network_without_residual_blocks_is_refused() -> None:
-    with pytest.raises(ConfigError, match="needs a ResNet, an nn.Sequential .* got model.name=vgg11"):
-        checkpoint_blocks(nn.Linear(2, 2), "vgg11")
-
-
-# --- torch.compile ---
 
 
 @pytest.mark.parametrize("ema_decay", [0.0, 0.9])

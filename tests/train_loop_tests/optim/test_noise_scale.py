@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +10,9 @@ import pytest
 import torch
 
 from bigbatch.train_loop.data import sampling
-from bigbatch.train_loop.loop.train import train
 from bigbatch.train_loop.optim.noise_scale import GradientNorms, noise_scale
-from bigbatch.train_loop.reporter import ListReporter
-from helpers.paths import ROOT
-from helpers.tiny_training import CLASSES, CONFIG, TinySource, changed, install, plain_model
+from helpers.loop_references import run
+from helpers.tiny_training import CONFIG, TinySource, changed, install, plain_model, two_ranks
 
 DIMENSIONS, SMALL, BIG = 50, 8, 64
 
@@ -79,66 +73,28 @@ def test_the_loop_measures_the_first_micro_batch_against_the_step(monkeypatch: p
     install(monkeypatch.setattr, plain_model)
     seen: list[list[float]] = []
     real = GradientNorms.estimate
-    monkeypatch.setattr(
-        GradientNorms, "estimate", lambda self, sums, *sizes: seen.append(sums) or real(self, sums, *sizes)
-    )
-    reporter = ListReporter()
-    train(STEP, reporter=reporter, device=torch.device("cpu"))
+    note = lambda self, sums, *sizes: seen.append(sums) or real(self, sums, *sizes)  # noqa: E731
+    monkeypatch.setattr(GradientNorms, "estimate", note)
+    (record,) = run(STEP)
     order = sampling.train_order(70, STEP.seed, 0)
     small, big = gradient_sq(order[:16]), gradient_sq(order[:64])
     assert seen == [[pytest.approx(small, rel=1e-4), pytest.approx(big, rel=1e-4), 1.0]]
-    assert reporter.records[0].noise_scale == noise_scale(seen[0][0], seen[0][1], 16, 64)
+    assert record.noise_scale == noise_scale(seen[0][0], seen[0][1], 16, 64)
 
 
 def test_one_micro_batch_a_step_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch.setattr, plain_model)
-    reporter = ListReporter()
-    train(changed(STEP, micro_size=64), reporter=reporter, device=torch.device("cpu"))
-    assert reporter.records[0].noise_scale is None
-
-
-TWO_RANKS = """
-import gc, json, sys
-import torch, torch.distributed as dist
-from helpers.tiny_training import changed, install, plain_model
-from bigbatch.train_loop.config import TrainConfig
-from bigbatch.train_loop.loop.train import train
-from bigbatch.train_loop.optim.noise_scale import GradientNorms
-from bigbatch.train_loop.reporter import ListReporter
-
-folder, rank, step = sys.argv[1], int(sys.argv[2]), TrainConfig.from_json(sys.argv[3])
-torch.set_num_threads(1)
-dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
-install(setattr, plain_model)
-seen, real = [], GradientNorms.estimate
-GradientNorms.estimate = lambda self, sums, *sizes: seen.append([sums, *sizes]) or real(self, sums, *sizes)
-reporter = ListReporter()
-for micro_size in (32, 16):
-    train(changed(step, micro_size=micro_size), reporter=reporter, device=torch.device("cpu"))
-open(f"{folder}/{rank}.json", "w").write(json.dumps([seen, [r.train_loss for r in reporter.records]]))
-gc.collect()
-dist.destroy_process_group()
-"""
+    assert run(changed(STEP, micro_size=64))[0].noise_scale is None
 
 
 def test_two_ranks_measure_their_own_gradients_before_they_are_averaged(tmp_path: Path) -> None:
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT / "tests"))),
-        "OMP_NUM_THREADS": "1",
-    }
-    ranks = [
-        subprocess.Popen([sys.executable, "-c", TWO_RANKS, str(tmp_path), str(r), STEP.to_json()], env=environment)
-        for r in (0, 1)
-    ]
-    assert [rank.wait(timeout=300) for rank in ranks] == [0, 0]
-    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
+    (tmp_path / "config.json").write_text(STEP.to_json())
+    first, second = two_ranks("noise", tmp_path)
     assert first == second
     order = sampling.train_order(70, STEP.seed, 0)[:64]
     big = gradient_sq(order)
-    for (sums, small_size, big_size), micro_size in zip(first[0], (32, 16), strict=True):
+    for (sums, small_size, big_size), micro_size in zip(first["seen"], (32, 16), strict=True):
         assert (small_size, big_size) == (micro_size, 64)
         # Micro-batch j is accumulation step j // 2 of rank j % 2: the ranks' first ones are 0 and 1.
         small = [gradient_sq(order[j * micro_size : (j + 1) * micro_size]) for j in (0, 1)]
         assert sums == pytest.approx([sum(small), 2 * big, 2.0], rel=1e-4)
-    assert CLASSES == 4

@@ -15,33 +15,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from bigbatch.train_loop.optim import LAMB, LARS
 from helpers.paths import ROOT
+from helpers.reference_steps import LAMB_RATES, SHAPES, make_arrays, run
+from helpers.reference_steps import WARMUP as RATES
 
-SHAPES = [(4, 3, 3, 3), (7, 5), (6,)]
-RATES = [0.5, 1.0, 1.5, 2.0, 1.0, 0.25]
-
-
-def arrays(seed: int, scale: float = 1.0) -> list[np.ndarray]:
-    rng = np.random.default_rng(seed)
-    return [scale * rng.standard_normal(shape) for shape in SHAPES]
-
-
-GRADIENTS = [arrays(10 + t, 0.3) for t in range(len(RATES))]
+WEIGHTS = make_arrays(SHAPES[:3], 1)
+GRADIENTS = [make_arrays(SHAPES[:3], 10 + t, 0.3) for t in range(len(RATES))]
 
 
 def torch_weights(optimizer_of, rates: list[float]) -> list[np.ndarray]:
-    params = [nn.Parameter(torch.tensor(w)) for w in arrays(1)]
-    optimizer = optimizer_of(params)
-    for grads, lr in zip(GRADIENTS, rates, strict=True):
-        for group in optimizer.param_groups:
-            group["lr"] = lr
-        for p, g in zip(params, grads, strict=True):
-            p.grad = torch.tensor(g)
-        optimizer.step()
-    return [p.detach().numpy() for p in params]
+    return run(optimizer_of, WEIGHTS, lambda t: GRADIENTS[t], rates)
 
 
 def agree(a: list[np.ndarray], b: list[np.ndarray], rtol: float) -> None:
@@ -94,10 +79,13 @@ def test_timm_lars(nesterov: bool, trust_clip: bool, foreach: bool) -> None:
 def test_timm_lamb(theirs: dict[str, Any], ours: dict[str, Any], wd: float, foreach: bool) -> None:
     optim = pytest.importorskip("timm.optim", reason="timm is not installed (extra: test)")
     ours = {**ours, "nvlamb": False} if wd == 0 and not theirs.get("always_adapt") else {"nvlamb": True, **ours}
-    rates = [0.02 * r for r in RATES]
-    expected = torch_weights(lambda p: optim.Lamb(p, weight_decay=wd, **told(optim.Lamb, foreach), **theirs), rates)
+    expected = torch_weights(
+        lambda p: optim.Lamb(p, weight_decay=wd, **told(optim.Lamb, foreach), **theirs), LAMB_RATES
+    )
     # timm divides by ‖G‖/c, we multiply by c/‖G‖; its step number is float32 where ours is exact.
-    agree(torch_weights(lambda p: LAMB(p, weight_decay=wd, **{"max_grad_norm": 1.0, **ours}), rates), expected, 1e-6)
+    agree(
+        torch_weights(lambda p: LAMB(p, weight_decay=wd, **{"max_grad_norm": 1.0, **ours}), LAMB_RATES), expected, 1e-6
+    )
 
 
 # --- optax: LARS with momentum "in" and η‖w‖/‖g + λw‖, which is the paper's at λ = 0; LAMB as in the paper ---
@@ -107,7 +95,7 @@ def optax_weights(make: Any) -> list[np.ndarray]:
     jax = pytest.importorskip("jax", reason="optax is not installed (extra: test)")
     optax = pytest.importorskip("optax", reason="optax is not installed (extra: test)")
     with jax.enable_x64(True):
-        params = [jax.numpy.asarray(w) for w in arrays(1)]
+        params = [jax.numpy.asarray(w) for w in WEIGHTS]
         transform = make(optax, lambda step: jax.numpy.asarray(RATES)[step])
         state = transform.init(params)
         for grads in GRADIENTS:
@@ -131,7 +119,7 @@ def test_optax_lamb(wd: float) -> None:
     def make(optax: Any, rate: Any) -> Any:
         return optax.lamb(lambda step: 0.02 * rate(step), b1=0.8, b2=0.95, eps=1e-6, weight_decay=wd)
 
-    ours = torch_weights(lambda p: LAMB(p, betas=(0.8, 0.95), weight_decay=wd), [0.02 * r for r in RATES])
+    ours = torch_weights(lambda p: LAMB(p, betas=(0.8, 0.95), weight_decay=wd), LAMB_RATES)
     agree(ours, optax_weights(make), 1e-6)  # optax raises β to an int32 power in float32
 
 
@@ -168,13 +156,8 @@ if workers > 1:
 @pytest.mark.parametrize("name", ["lars", "lamb"])
 def test_two_ranks_take_the_steps_of_one(name: str, tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", TWO_RANKS, name, str(tmp_path), str(rank), str(workers)], env=environment
-        )
-        for workers in (1, 2)
-        for rank in range(workers)
-    ]
+    start = [sys.executable, "-c", TWO_RANKS, name, str(tmp_path)]
+    ranks = [subprocess.Popen([*start, *which], env=environment) for which in ("01", "02", "12")]
     assert [process.wait(timeout=300) for process in ranks] == [0, 0, 0]
     one, first, second = (torch.load(tmp_path / f"{name}-{run}.pt") for run in ("1-0", "2-0", "2-1"))
     for a, b, c in zip(one, first, second, strict=True):

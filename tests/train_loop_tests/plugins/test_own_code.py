@@ -113,19 +113,19 @@ def test_a_word_that_names_nothing_is_refused_in_one_line(tmp_path, monkeypatch,
     assert str(refused.value).endswith(words)
 
 
-def test_an_async_function_is_refused(tmp_path):
-    (tmp_path / "net.py").write_text("async def answer(workload):\n    return 42\n")
-    word = f"{tmp_path / 'net.py'}:answer"
-    with pytest.raises(ConfigError, match=r"must name a plain function; got .*Write `def`"):
-        check_call("--model", word, load_function("--model", word), ["workload"], {})
-
-
-def test_a_generator_is_refused(tmp_path):
-    """A call of it runs nothing: the first trials would end without a report."""
-    (tmp_path / "net.py").write_text("def answer(config, report, resume):\n    yield report(epoch=1, value=0.5)\n")
-    word = f"{tmp_path / 'net.py'}:answer"
-    with pytest.raises(ConfigError, match="must name a plain function; got .* which has a yield") as refused:
-        check_call("--trainable", word, load_function("--trainable", word), ["config", "report", "resume"], {})
+@pytest.mark.parametrize(
+    ("text", "arguments", "said"),
+    [
+        ("async def answer(workload):\n    return 42\n", ["workload"], "got .*Write `def`"),
+        # A call of it runs nothing: the first trials would end without a report.
+        ("def answer(config, report):\n    yield 0.5\n", ["config", "report"], "got .* which has a yield"),
+    ],
+    ids=["async", "generator"],
+)
+def test_what_is_no_plain_function_is_refused_in_one_line(tmp_path, text, arguments, said):
+    word = f"{_written(tmp_path / 'net.py', text)}:answer"
+    with pytest.raises(ConfigError, match=f"must name a plain function; {said}") as refused:
+        check_call("--model", word, load_function("--model", word), arguments, {})
     assert "\n" not in str(refused.value)
 
 

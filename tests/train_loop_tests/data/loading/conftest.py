@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,3 +32,13 @@ def broken(folder: Path, tmp_path: Path) -> Path:
     for name in ("train/a/03.png", "train/a/04.png", "val/b/01.png"):
         (root / name).write_bytes(b"no image")
     return root
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The rings that are made."""
+    from bigbatch.train_loop.data.loading import ring
+
+    rings, real = list[Any](), ring.Ring
+    monkeypatch.setattr(ring, "Ring", lambda *args, **options: rings.append(real(*args, **options)) or rings[-1])
+    return rings

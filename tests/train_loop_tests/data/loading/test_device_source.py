@@ -25,8 +25,7 @@ from bigbatch.train_loop.data.loading.loader import LoadedSource
 from bigbatch.train_loop.data.source import Batch, DataSource, Epoch
 from bigbatch.train_loop.errors import ImageError
 from bigbatch.train_loop.host import once_a_node
-from bigbatch.train_loop.loop.train import train
-from bigbatch.train_loop.reporter import ListReporter
+from helpers.loop_references import run
 from helpers.packed_sets import pack_here
 
 CPU = torch.device("cpu")
@@ -53,11 +52,7 @@ def sets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A folder, a packed set of small images and one of photographs of 72 pixels."""
     root = tmp_path_factory.mktemp("sets")
     small, large = write_images(root / "folder", 24), write_images(root / "photographs", 72)
-    return {
-        "folder": small,
-        "small": pack_here(small, root / "small"),
-        "large": pack_here(large, root / "large"),
-    }
+    return {"folder": small, "small": pack_here(small, root / "small"), "large": pack_here(large, root / "large")}
 
 
 @pytest.fixture(autouse=True)
@@ -146,22 +141,16 @@ def test_a_run_is_that_of_the_ring(sets: dict[str, Path]) -> None:
     """It rounds a few pixels otherwise, and training makes that larger from step to step."""
     losses, processes = {}, {}
     for name in ("ring", "auto"):
-        config = TrainConfig(
-            epochs=3, data=config_of(sets["folder"], **{"loader.name": name, "loader.workers": 1})
-        ).replace_keys(
-            {"model.name": "resnet18", "batch.global_size": 8, "optimizer.peak_lr": 0.02, "data.holdout": 0.5}
-        )
-        reporter = ListReporter()
-        train(config, reporter=reporter, device=CPU)
-        losses[name] = [(r.train_loss, r.val_loss, r.holdout_loss) for r in reporter.records]
-        processes[name] = reporter.records[-1].loader_processes
+        data = config_of(sets["folder"], **{"loader.name": name, "loader.workers": 1})
+        keys = {"model.name": "resnet18", "batch.global_size": 8, "optimizer.peak_lr": 0.02, "data.holdout": 0.5}
+        records = run(TrainConfig(epochs=3, data=data).replace_keys(keys))
+        losses[name] = [(r.train_loss, r.val_loss, r.holdout_loss) for r in records]
+        processes[name] = records[-1].loader_processes
     assert processes == {"ring": 1, "auto": 0} and losses["ring"][-1][0] < losses["ring"][0][0]
     np.testing.assert_allclose(np.array(losses["auto"], float), np.array(losses["ring"], float), rtol=0.05)
 
 
-def test_images_are_decoded_once_for_all_processes_of_a_node(
-    sets: dict[str, Path], temporary: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_images_are_decoded_once_for_all_processes_of_a_node(sets, temporary, monkeypatch, capfd):
     monkeypatch.setattr(device_source, "SAY_BYTES", 0)
     opened(sets["small"])
     (first,) = kept(temporary)
@@ -184,17 +173,14 @@ def test_other_images_are_decoded_anew_and_what_nobody_reads_goes(sets: dict[str
         fcntl.flock(lock, fcntl.LOCK_UN)  # as if that process were killed
         source = opened(sets["folder"], **{"augment.enabled": False})
         assert len(kept(temporary)) == 1 and kept(temporary) != [first]
-        assert levels(source, next(iter(source.read_train([np.arange(1)], Epoch(0, 0))))).mean((0, 1, 2)).tolist() == (
-            pytest.approx([255, 0, 0], abs=1e-3)
-        )
+        red = levels(source, next(iter(source.read_train([np.arange(1)], Epoch(0, 0)))))
+        assert red.mean((0, 1, 2)).tolist() == pytest.approx([255, 0, 0], abs=1e-3)
     finally:
         path.write_bytes(before)
         os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))
 
 
-def test_the_last_reader_removes_the_files(
-    sets: dict[str, Path], temporary: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_last_reader_removes_the_files(sets, temporary, monkeypatch):
     ends: list[Callable[[], object]] = []
     monkeypatch.setattr(once_a_node.atexit, "register", lambda f, *a: ends.append(lambda: f(*a)))
     opened(sets["small"])
@@ -207,9 +193,7 @@ def test_the_last_reader_removes_the_files(
     assert kept(temporary) == []
 
 
-def test_what_suits_not_is_decoded_in_each_epoch(
-    sets: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_suits_not_is_decoded_in_each_epoch(sets, tmp_path, monkeypatch):
     """``auto`` says why, if the images suited; ``device`` is refused."""
 
     def left(path: Path, reason: str, said: bool = True, /, **keys: Any) -> None:

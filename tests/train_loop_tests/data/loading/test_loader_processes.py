@@ -41,9 +41,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("workers", "hang"), [(1, 1), (1, 3), (3, 2)])
-def test_a_process_that_hangs_at_its_fork_is_started_again(
-    folder: Path, workers: int, hang: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_process_that_hangs_at_its_fork_is_started_again(folder, workers, hang, caplog):
     fill, batches = filler(folder), batches_of(7, 7, 1, 7)
     wanted = expected(fill, JOB, batches)
     forks_to_hang[0] = hang

@@ -50,9 +50,8 @@ print(sum(faults[5:]), grown // MB, (resident() - before) // MB)
 def run(how: str, **env: str) -> tuple[int, int, int]:
     """Faults of 15 rounds that take and free 5 MB in blocks; MB that a large block takes, and leaves."""
     others = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, how], env=others | env, capture_output=True, text=True, check=True
-    )
+    command = [sys.executable, "-c", PROGRAM, how]
+    done = subprocess.run(command, env=others | env, capture_output=True, text=True, check=True)
     faults, grown, left = map(int, done.stdout.split())
     return faults, grown, left
 

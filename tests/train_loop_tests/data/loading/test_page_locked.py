@@ -62,9 +62,7 @@ def test_memory_is_locked_until_it_is_gone(monkeypatch: pytest.MonkeyPatch) -> N
     assert not runtime.locked
 
 
-def test_a_refusal_leaves_no_error_for_the_next_kernel_and_is_said_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_refusal_leaves_no_error_for_the_next_kernel_and_is_said_once(monkeypatch, caplog):
     runtime, memories = installed(monkeypatch, 2, 2, 2), [mmap.mmap(-1, n * mmap.PAGESIZE) for n in (1, 2, 3)]
     for memory in memories:
         page_lock(memory)

@@ -98,9 +98,7 @@ def test_processes_by_what_an_epoch_cost(reads: list[ReadCost], now: int, most: 
 
 
 @pytest.mark.parametrize(("step_s", "wanted"), [(0.070, [6, 2, 2]), (0.0, [6, 6, 6])])
-def test_a_source_keeps_what_its_consumer_needs(
-    step_s: float, wanted: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_source_keeps_what_its_consumer_needs(step_s, wanted, monkeypatch):
     """Batches of 24 take 0.096 s of work; against a step of 70 ms that is 1.4 processes, with room 1.65."""
     monkeypatch.setattr(counts, "MIN_MEASURED_S", 0.1)
     source, split = source_of(-1, monkeypatch), BatchSplit(1, 1, 24)

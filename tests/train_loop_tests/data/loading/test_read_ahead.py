@@ -119,9 +119,8 @@ def test_waiting_for_reads_makes_a_ring_ask_earlier(tmp_path: Path) -> None:
 def test_a_read_without_processes_asks_for_a_bounded_number(tmp_path: Path) -> None:
     images = LateImages(tmp_path / "log", 0.0)
     info = DataInfo("late", None, 2000, 3, 2, 8, 3, ("a", "b"), "small")
-    source = LoadedSource(
-        DataConfig(image_size=8, loader=LoaderConfig(workers=0)), info, images, images, (0, 0, 0), (1, 1, 1)
-    )
+    config = DataConfig(image_size=8, loader=LoaderConfig(workers=0))
+    source = LoadedSource(config, info, images, images, (0, 0, 0), (1, 1, 1))
     order = [np.arange(1500), np.arange(1500, 1999)]
     assert [len(labels) for _, labels in source.read_train(order, Epoch(0, 0))] == [1500, 499]
     lines = (tmp_path / "log").read_text().splitlines()
@@ -182,9 +181,7 @@ def not_in_memory(*arguments: object) -> int:
     raise OSError(errno.EOPNOTSUPP, "as file systems say that cannot tell")
 
 
-def test_long_records_are_asked_for_whole(
-    packed: PackedFiles, asked: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_records_are_asked_for_whole(packed, asked, monkeypatch):
     """Of a request Linux reads no more than the file system's read-ahead, 128 kB where nobody has changed it."""
     monkeypatch.setattr(os, "preadv", not_in_memory)
     records = np.arange(2)
@@ -198,9 +195,7 @@ def test_long_records_are_asked_for_whole(
     assert all(-(-(at + size) // mmap.PAGESIZE) - at // mmap.PAGESIZE <= most for at, size in asked)
 
 
-def test_a_record_whose_first_page_came_with_its_neighbour_is_asked_for(
-    packed: PackedFiles, asked: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_record_whose_first_page_came_with_its_neighbour_is_asked_for(packed, asked, monkeypatch):
     begins = packed.columns()["offset"].tolist()
 
     def first_pages_are_in_memory(descriptor: int, buffers: object, offset: int, flags: int) -> int:
@@ -217,9 +212,7 @@ def test_a_record_whose_first_page_came_with_its_neighbour_is_asked_for(
     assert not asked
 
 
-def test_a_shard_that_is_gone_does_not_keep_others_from_being_asked_for(
-    packed: PackedFiles, asked: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_shard_that_is_gone_does_not_keep_others_from_being_asked_for(packed, asked, monkeypatch):
     monkeypatch.setattr(os, "preadv", not_in_memory)
     os.unlink(Path(packed.path) / packed.info.shards[0].file)  # training's, the other is validation's
     packed.read_ahead(np.arange(3))

@@ -209,11 +209,8 @@ def test_memory_stays_over_forty_epochs(folder: Path) -> None:
     A single step does not count: an allocator takes memory in pieces of some MB, at any time. The first half does not
     either: pages that both processes share become a process's own when one of them writes there, more and more slowly.
     """
-    source = open_data(
-        DataConfig(
-            name=str(folder), image_size=160, loader=LoaderConfig(workers=1), augment=AugmentConfig(policy="trivial")
-        )
-    )
+    options: dict[str, Any] = {"loader": LoaderConfig(workers=1), "augment": AugmentConfig(policy="trivial")}
+    source = open_data(DataConfig(str(folder), 160, **options))
     here, held = psutil.Process(), []
     before = set(here.children())
     for epoch in range(40):

@@ -108,15 +108,10 @@ class LateDevice:
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: f"pin {way['pin_memory']}, free {way['non_blocking']}")
-def test_a_slot_is_not_written_again_before_its_copy_has_arrived(
-    folder: Path, way: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slot_is_not_written_again_before_its_copy_has_arrived(folder, way, made, monkeypatch):
     orders = [np.arange(4 * step, 4 * step + 4) % 20 for step in range(40)]
     plain = open_data(DataConfig(name=str(folder), image_size=SIZE)).read_train(orders, Epoch(1, 1))
     wanted = list(plain)
-    made: list[ring.Ring] = []
-    real = ring.Ring
-    monkeypatch.setattr(ring, "Ring", lambda *args, **options: made.append(real(*args, **options)) or made[-1])
     config = DataConfig(name=str(folder), image_size=SIZE, loader=LoaderConfig(workers=1, **way))
     source, there = open_data(config), []
     with monkeypatch.context() as patch:
@@ -145,9 +140,7 @@ def test_what_is_on_the_device_already_is_passed_on(device: str, way: dict[str, 
         assert there["pixels"] is images and torch.equal(targets.cpu(), labels)
 
 
-def test_normalising_brings_nothing_to_the_device_after_the_first_batch(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_normalising_brings_nothing_to_the_device_after_the_first_batch(folder, monkeypatch):
     """Each such copy would make the host wait for the device; and validation may be what comes first."""
     source = open_data(DataConfig(name=str(folder), image_size=SIZE))
     (images, _) = next(source.val_batches(4, 0, 1))
@@ -167,7 +160,7 @@ def test_normalising_brings_nothing_to_the_device_after_the_first_batch(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: f"pin {way['pin_memory']}, free {way['non_blocking']}")
-def test_batches_arrive_on_a_busy_gpu_as_they_were(folder: Path, way: dict[str, Any]) -> None:
+def test_batches_arrive_on_a_busy_gpu_as_they_were(folder, way, made):
     """The device has work for seconds in front of each copy, so a slot that was written again would be seen."""
     device = torch.device("cuda", torch.cuda.current_device())
     busy = torch.ones(8192, 8192, device=device)
@@ -185,4 +178,6 @@ def test_batches_arrive_on_a_busy_gpu_as_they_were(folder: Path, way: dict[str, 
     for mine, (want, want_labels) in zip(there, plain.read_train(orders, Epoch(1, 1)), strict=True):
         assert torch.equal(mine[0].cpu(), want) and torch.equal(mine[2].cpu(), want_labels)
         assert torch.allclose(mine[1].cpu(), plain.finish(want), rtol=1e-5, atol=1e-5)
+    if made and way == WAYS[0]:
+        assert torch.from_numpy(made[0].slots.pixels(0, 1, SIZE)).is_pinned()
     source.close()

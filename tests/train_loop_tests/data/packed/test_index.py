@@ -44,9 +44,7 @@ def test_the_check_before_a_run_and_the_run_itself_read_the_index_once(packed: P
     assert mapped == [str(packed / INDEX)]
 
 
-def test_an_index_that_was_replaced_is_read_anew(
-    packed: Path, tmp_path: Path, tiny_images: Path, mapped: list[str]
-) -> None:
+def test_an_index_that_was_replaced_is_read_anew(packed, tmp_path, tiny_images, mapped):
     config = DataConfig(name=str(packed), image_size=16)
     assert describe_data_set(config).class_names == ("dark", "light")
     images = shutil.copytree(tiny_images, tmp_path / "images")

@@ -69,22 +69,29 @@ def forget(monkeypatch: pytest.MonkeyPatch) -> None:
 def reader(packed: Path, scratch: Path, how: str = "at once", **streams: Any) -> subprocess.Popen[str]:
     """``held``: a copy of a file ends only when standard input does."""
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | streams
-    return subprocess.Popen(
-        [sys.executable, "-c", READER, packed, scratch, how],
-        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
-        stdin=subprocess.PIPE,
-        text=True,
-        **streams,
-    )
+    command = [sys.executable, "-c", READER, str(packed), str(scratch), how]
+    env = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    return subprocess.Popen(command, env=env, stdin=subprocess.PIPE, text=True, **streams)
+
+
+def flip_a_bit(packed: Path) -> None:
+    shard = packed / "train-00000.arrow"
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 2] ^= 1
+    shard.write_bytes(data)
+
+
+def pack_without(packed: Path, image: str) -> None:
+    shutil.rmtree(packed)
+    (packed.parent / "images" / "train" / "a" / image).unlink()
+    assert pack_command.main([str(packed.parent / "images"), str(packed), "--workers", "1"]) == 0
 
 
 def files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.glob("*.arrow")}
 
 
-def test_batches_come_from_a_copy_that_equals_the_source(
-    packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_batches_come_from_a_copy_that_equals_the_source(packed, tmp_path, monkeypatch):
     monkeypatch.setenv("MY_SCRATCH", str(tmp_path / "scratch"))
     config = DataConfig(name=str(packed), image_size=32)
     wanted, staged = open_data(config), open_data(config, "$MY_SCRATCH/sets")
@@ -143,32 +150,23 @@ def test_a_copy_that_lost_files_is_made_anew(packed: Path, tmp_path: Path) -> No
 def test_another_content_is_another_copy_and_the_old_one_goes(packed: Path, tmp_path: Path) -> None:
     scratch = tmp_path / "scratch"
     old = reader(packed, scratch).communicate(timeout=240)[0].strip()
-    shutil.rmtree(packed)
-    (tmp_path / "images" / "train" / "a" / "0.png").unlink()
-    assert pack_command.main([str(tmp_path / "images"), str(packed), "--workers", "1"]) == 0
+    pack_without(packed, "0.png")
     new = stage.stage_packed_set(str(packed), str(scratch))
     assert new != old and not Path(old).exists() and PackedFiles(new).info.train_size == 11
     # One that is read stays: this process reads the new one while another content comes.
-    shutil.rmtree(packed)
-    (tmp_path / "images" / "train" / "a" / "1.png").unlink()
-    assert pack_command.main([str(tmp_path / "images"), str(packed), "--workers", "1"]) == 0
+    pack_without(packed, "1.png")
     newest = reader(packed, scratch).communicate(timeout=240)[0].strip()
     assert Path(newest).exists() and Path(new).exists()
 
 
 def test_a_damaged_source_is_not_staged(packed: Path, tmp_path: Path) -> None:
-    shard = packed / "train-00000.arrow"
-    data = bytearray(shard.read_bytes())
-    data[len(data) // 2] ^= 1
-    shard.write_bytes(data)
+    flip_a_bit(packed)
     with pytest.raises(ConfigError, match=r"other bytes \(SHA-256\) in .*train-00000.arrow"):
         stage.stage_packed_set(str(packed), str(tmp_path / "scratch"))
     assert [path.suffix for path in (tmp_path / "scratch").iterdir()] == [".lock"]
 
 
-def test_too_little_room_and_impossible_folders_are_refused(
-    packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_little_room_and_impossible_folders_are_refused(packed, tmp_path, monkeypatch):
     monkeypatch.delenv("NO_SUCH_SCRATCH", raising=False)
     for folder in ("$NO_SUCH_SCRATCH/sets", "here"):
         with pytest.raises(ConfigError, match="--stage must be an absolute path"):
@@ -197,17 +195,12 @@ def test_a_node_that_cannot_stage_reads_the_set_itself_and_a_damaged_set_stays_a
             found = list(open_data(config, folder).val_batches(4, 0, 1))
         assert f"Reading {packed} itself." in caplog.text
         assert all(torch.equal(a[0], b[0]) for a, b in zip(found, wanted, strict=True))
-    shard = packed / "train-00000.arrow"
-    data = bytearray(shard.read_bytes())
-    data[len(data) // 2] ^= 1
-    shard.write_bytes(data)
+    flip_a_bit(packed)
     with pytest.raises(ConfigError, match="other bytes"):
         open_data(config, str(tmp_path / "scratch"))
 
 
-def test_tmpdir_is_the_users_also_where_ray_has_its_own(
-    packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tmpdir_is_the_users_also_where_ray_has_its_own(packed, tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path / "bbn-1-abcd"))
     monkeypatch.setenv("BIGBATCH_USER_TMPDIR", str(tmp_path / "mine"))
     for folder in ("$TMPDIR/sets", "${TMPDIR}/sets"):
@@ -218,9 +211,7 @@ def test_tmpdir_is_the_users_also_where_ray_has_its_own(
     assert not (tmp_path / "bbn-1-abcd").exists()
 
 
-def test_users_of_one_scratch_have_copies_and_locks_of_their_own(
-    packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_users_of_one_scratch_have_copies_and_locks_of_their_own(packed, tmp_path, monkeypatch):
     first = stage.stage_packed_set(str(packed), str(tmp_path / "scratch"))
     monkeypatch.setattr(stage.os, "getuid", lambda: 4242)
     second = stage.stage_packed_set(str(packed), str(tmp_path / "scratch"))
@@ -249,9 +240,7 @@ def test_what_a_killed_process_left_is_not_counted_as_room_that_is_taken(
     assert files(Path(stage.stage_packed_set(str(packed), str(scratch)))) == files(packed)
 
 
-def test_locks_hold_where_they_are_emulated_as_on_nfs(
-    packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_locks_hold_where_they_are_emulated_as_on_nfs(packed, tmp_path, monkeypatch):
     """flock(2): on NFS a shared lock needs a descriptor open for reading, an exclusive one for writing."""
 
     def flock(file: object, how: int) -> None:
@@ -315,37 +304,22 @@ def test_ranks_meet_only_when_every_node_has_its_copy(packed: Path, tmp_path: Pa
         port = probe.getsockname()[1]
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     env = {**os.environ, **shared, "PYTHONPATH": f"{ROOT}/src:{ROOT}/tests", "CUDA_VISIBLE_DEVICES": ""}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", RANK, packed, tmp_path / "scratch"],
-            env={**env, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in (0, 1)
-    ]
+    command, pipe = [sys.executable, "-c", RANK, str(packed), str(tmp_path / "scratch")], subprocess.PIPE
+    own = ({**env, "RANK": rank, "LOCAL_RANK": rank} for rank in "01")
+    ranks = [subprocess.Popen(command, env=one, stdout=pipe, stderr=pipe, text=True) for one in own]
     for rank in ranks:
         output, error = rank.communicate(timeout=300)
         assert rank.returncode == 0, error
         assert json.loads(output.splitlines()[-1]) == [2, 1, False]  # the copy was whole, and made before the group
 
 
-def test_a_run_stages_by_its_option(
-    packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_stages_by_its_option(packed, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(loader_report, "MEASURE_S", 0.05)
-    (tmp_path / "config.json").write_text(
-        json.dumps({"epochs": 1, "model": {"name": "resnet18"}, "batch": {"global_size": 6}})
-    )
+    (tmp_path / "config.json").write_text('{"epochs": 1, "model": {"name": "resnet18"}, "batch": {"global_size": 6}}')
     monkeypatch.chdir(tmp_path)
     command = ["--config", "config.json", "--data", str(packed), "--set", "data.image_size=32", "data.loader.workers=1"]
-    assert (
-        train_command.main(
-            [*command, "--stage", str(tmp_path / "scratch"), "--loader-report", "--on-bad-image", "skip"]
-        )
-        == 0
-    )
+    more = ["--stage", str(tmp_path / "scratch"), "--loader-report", "--on-bad-image", "skip"]
+    assert train_command.main([*command, *more]) == 0
     shown = capsys.readouterr()
     assert f"staging {packed}" in shown.err
     assert [line.split()[0] for line in shown.out.splitlines()][:3] == ["loader", "model", "bound"]

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -58,21 +59,10 @@ def packs() -> Iterator[list[subprocess.Popen[bytes]]]:
         process.wait()
 
 
-def test_a_killed_pack_never_looks_finished_and_goes_on(
-    many: Path, tmp_path: Path, slow: Path, packs: list[subprocess.Popen[bytes]]
-) -> None:
+def test_a_killed_pack_never_looks_finished_and_goes_on(many, tmp_path, slow, packs):
     options = ("--shard-mb", 1, "--workers", 1)
     target, half = tmp_path / "packed", tmp_path / "packed.packing"
-    command = [sys.executable, "-m", "bigbatch.train_loop.data.packing.command", many, target, *options]
-    process = subprocess.Popen(
-        [*map(str, command)],
-        cwd=ROOT / "src",
-        start_new_session=True,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    packs.append(process)
-    wait_for_a_shard(process, half)
+    process = started(many, target, packs, "--workers", "1", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     children = psutil.Process(process.pid).children(recursive=True)
     assert children
     process.send_signal(signal.SIGKILL)
@@ -98,28 +88,22 @@ def test_a_killed_pack_never_looks_finished_and_goes_on(
         assert (target / path.name).read_bytes() == path.read_bytes(), path.name
 
 
-def at_a_terminal(
-    source: Path, target: Path, packs: list[subprocess.Popen[bytes]]
-) -> tuple[subprocess.Popen[bytes], int]:
-    """A pack that has a first shard, in a process group of its own as a shell starts it, and its terminal."""
-    here, there = pty.openpty()
-    command = [
-        sys.executable,
-        "-m",
-        "bigbatch.train_loop.data.packing.command",
-        source,
-        target,
-        "--shard-mb",
-        "1",
-        "--workers",
-        "2",
-    ]
-    process = subprocess.Popen(
-        [*map(str, command)], cwd=ROOT / "src", stdout=there, stderr=there, start_new_session=True
-    )
+def started(source: Path, target: Path, packs: list[Any], *options: str, **streams: Any) -> subprocess.Popen[bytes]:
+    """A pack that has a first shard, in a process group of its own as a shell starts it."""
+    words = (str(source), str(target), "--shard-mb", "1", *options)
+    command = [sys.executable, "-m", "bigbatch.train_loop.data.packing.command", *words]
+    process = subprocess.Popen(command, cwd=ROOT / "src", start_new_session=True, **streams)
     packs.append(process)
+    half = target.with_name("packed.packing")
+    wait_until(lambda: process.poll() is not None or any(half.glob("*.arrow.json")), "no shard is written")
+    assert process.poll() is None
+    return process
+
+
+def at_a_terminal(source: Path, target: Path, packs: list[Any]) -> tuple[subprocess.Popen[bytes], int]:
+    here, there = pty.openpty()
+    process = started(source, target, packs, "--workers", "2", stdout=there, stderr=there)
     os.close(there)
-    wait_for_a_shard(process, target.with_name("packed.packing"))
     return process, here
 
 
@@ -134,14 +118,7 @@ def all_of(terminal: int) -> str:
     return said.decode()
 
 
-def wait_for_a_shard(process: subprocess.Popen[bytes], half: Path) -> None:
-    wait_until(lambda: process.poll() is not None or any(half.glob("*.arrow.json")), "no shard is written")
-    assert process.poll() is None
-
-
-def test_ctrl_c_at_a_terminal_ends_it_with_one_line_and_it_goes_on(
-    many: Path, tmp_path: Path, slow: Path, packs: list[subprocess.Popen[bytes]]
-) -> None:
+def test_ctrl_c_at_a_terminal_ends_it_with_one_line_and_it_goes_on(many, tmp_path, slow, packs):
     """The terminal signals all processes of the group, not only the first."""
     target = tmp_path / "packed"
     process, terminal = at_a_terminal(many, target, packs)
@@ -157,9 +134,7 @@ def test_ctrl_c_at_a_terminal_ends_it_with_one_line_and_it_goes_on(
 
 
 @pytest.mark.slow
-def test_a_process_that_is_killed_ends_it_with_one_line_and_it_goes_on(
-    many: Path, tmp_path: Path, slow: Path, packs: list[subprocess.Popen[bytes]]
-) -> None:
+def test_a_process_that_is_killed_ends_it_with_one_line_and_it_goes_on(many, tmp_path, slow, packs):
     target = tmp_path / "packed"
     process, terminal = at_a_terminal(many, target, packs)
     writers = [child for child in psutil.Process(process.pid).children() if "spawn_main" in " ".join(child.cmdline())]

@@ -7,7 +7,6 @@ import io
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,17 +15,7 @@ import pytest
 import torch
 from PIL import Image
 
-from bigbatch.train_loop.config import (
-    AugmentConfig,
-    BatchConfig,
-    BatchSplit,
-    ConfigError,
-    DataConfig,
-    LoaderConfig,
-    ModelConfig,
-    TrainConfig,
-    data_config,
-)
+from bigbatch.train_loop.config import AugmentConfig, BatchSplit, ConfigError, DataConfig, LoaderConfig, data_config
 from bigbatch.train_loop.data.catalogue import describe_data_set, open_data
 from bigbatch.train_loop.data.packing import command
 from bigbatch.train_loop.data.packing.shards import PackProfile, RejectedImage, convert
@@ -34,8 +23,11 @@ from bigbatch.train_loop.data.packing.sources import find_source
 from bigbatch.train_loop.data.sets import folder
 from bigbatch.train_loop.data.sets.scan import scan_folder
 from bigbatch.train_loop.data.source import DataSource, Epoch
+from helpers.loop_references import run
+from helpers.noise_images import flat, same
 from helpers.packed_sets import CLASSES, cifar_pickles, jpeg_bytes, pack_here, rows, run_pack, write_images
 from helpers.photographs import photograph
+from helpers.ranks import SMALL
 
 
 @pytest.fixture(scope="module")
@@ -46,9 +38,6 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def packed(images: Path) -> Path:
     return pack_here(images, images.parent / "packed")
-
-
-# --- what is stored ---
 
 
 def test_shards_hold_the_folders_images_in_its_order(images: Path, packed: Path) -> None:
@@ -136,12 +125,7 @@ def test_a_picture_of_too_many_pixels_is_refused(monkeypatch: pytest.MonkeyPatch
         convert(jpeg_bytes(photograph(100, 100)), PackProfile())
 
 
-# --- what is refused ---
-
-
-def test_wrong_input_is_one_line(
-    images: Path, packed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_input_is_one_line(images, packed, tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     cases: dict[str, tuple[list[str | Path], str]] = {
         "no source": (["/nowhere", tmp_path / "x"], "must exist"),
@@ -157,9 +141,7 @@ def test_wrong_input_is_one_line(
         assert words in error and error.count("\n") == 1, name
 
 
-def test_too_little_room_is_refused_with_the_numbers(
-    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_little_room_is_refused_with_the_numbers(images, tmp_path, monkeypatch):
     real = os.statvfs(tmp_path)
 
     class Left:
@@ -192,9 +174,7 @@ def bitmap(draws: np.random.Generator) -> Image.Image:
         ("jpg", photograph, PackProfile("fast", short_side=96)),
     ],
 )
-def test_the_room_that_is_asked_for_is_what_is_taken(
-    kind: str, make: Any, profile: PackProfile, tmp_path: Path
-) -> None:
+def test_the_room_that_is_asked_for_is_what_is_taken(kind, make, profile, tmp_path):
     draws = np.random.default_rng(0)
     for part, count in (("train", 60), ("val", 20)):
         for name in CLASSES[:2]:
@@ -209,9 +189,6 @@ def test_the_room_that_is_asked_for_is_what_is_taken(
     assert 1 < command.RESERVE * foreseen / taken < 1.25
 
 
-# --- a packed folder as data ---
-
-
 def test_packed_set_is_described_as_its_folder(images: Path, packed: Path) -> None:
     mine, theirs = (describe_data_set(DataConfig(name=str(path))) for path in (packed, images))
     for field in ("train_size", "val_size", "num_classes", "image_size", "channels", "class_names", "stem"):
@@ -220,17 +197,12 @@ def test_packed_set_is_described_as_its_folder(images: Path, packed: Path) -> No
 
 def test_crops_are_those_of_the_image_folder(images: Path, packed: Path) -> None:
     """The same images, crops and flips by seed, epoch and index; decoded and resized by other code."""
-    for augment in (True, False):
-        config = [
-            DataConfig(name=str(path), image_size=96, augment=AugmentConfig(enabled=augment))
-            for path in (images, packed)
-        ]
-        theirs, mine = (open_data(c) for c in config)
-        for split in (BatchSplit(1, 1, 15),):
-            (batch,), (reference,) = (next(s.train_batches(3, 2, split, 0)) for s in (mine, theirs))
-            assert torch.equal(batch[1], reference[1])
-            difference = (mine.finish(batch[0]) - theirs.finish(reference[0])) * torch.tensor(folder.STD)[:, None, None]
-            assert difference.abs().mean() < 0.01 and difference.square().mean().sqrt() < 0.015  # of 0 to 1
+    for augment in (AugmentConfig(), AugmentConfig(enabled=False)):
+        theirs, mine = (open_data(DataConfig(str(path), 96, augment=augment)) for path in (images, packed))
+        (batch,), (reference,) = (next(s.train_batches(3, 2, BatchSplit(1, 1, 15), 0)) for s in (mine, theirs))
+        assert torch.equal(batch[1], reference[1])
+        difference = (mine.finish(batch[0]) - theirs.finish(reference[0])) * torch.tensor(folder.STD)[:, None, None]
+        assert difference.abs().mean() < 0.01 and difference.square().mean().sqrt() < 0.015  # of 0 to 1
     images_, labels = next(mine.val_batches(100, 0, 1))
     expected = next(theirs.val_batches(100, 0, 1))
     assert torch.equal(labels, expected[1])
@@ -238,9 +210,7 @@ def test_crops_are_those_of_the_image_folder(images: Path, packed: Path) -> None
 
 
 @pytest.mark.parametrize(("kind", "loader"), [("images", "ring"), ("images", "torchvision"), ("packed", "ring")])
-def test_area_ratio_and_the_part_that_validation_sees_are_keys(
-    images: Path, packed: Path, kind: str, loader: str
-) -> None:
+def test_area_ratio_and_the_part_that_validation_sees_are_keys(images, packed, kind, loader):
     """Crops of the whole area and of ratio 1 fit no image of 3:4: then all are its middle square, as Pillow cuts it."""
     path = {"images": images, "packed": packed}[kind]
     usual = DataConfig(name=str(path), image_size=96, loader=LoaderConfig(loader))
@@ -281,35 +251,13 @@ def test_keys_of_crops_are_refused_where_nothing_is_cropped(tmp_path: Path, key:
 
 def test_loader_processes_change_nothing(packed: Path) -> None:
     split = BatchSplit(1, 2, 3)
-    batches = []
-    for loader_workers in (0, 1, 2):
-        source = open_data(DataConfig(name=str(packed), image_size=32, loader=LoaderConfig(workers=loader_workers)))
-        batches.append([b for step in source.train_batches(1, 2, split, 0) for b in step])
-    for other in batches[1:]:
-        assert all(torch.equal(a, c) and torch.equal(b, d) for (a, b), (c, d) in zip(batches[0], other, strict=True))
+    sources = (open_data(DataConfig(str(packed), 32, loader=LoaderConfig(workers=n))) for n in (0, 1, 2))
+    batches = [flat(source.train_batches(1, 2, split, 0)) for source in sources]
+    assert same(batches[0], batches[1]) and same(batches[0], batches[2])
     assert batches[0][0][0].dtype == torch.uint8 and batches[0][0][0].shape == (3, 32, 32, 3)
 
 
-def test_every_image_once_and_a_resumed_epoch_sees_the_rest(packed: Path) -> None:
-    source = open_data(DataConfig(name=str(packed), image_size=16))
-    split = BatchSplit(1, 1, 5)
-    whole = [step[0][0] for step in source.train_batches(1, 0, split, 0)]
-    rest = [step[0][0] for step in source.train_batches(1, 0, split, 0, start_step=1)]
-    assert len(whole) == 3 and all(torch.equal(a, b) for a, b in zip(whole[1:], rest, strict=True))
-    other = [step[0][0] for step in source.train_batches(1, 1, split, 0)]
-    assert not any(torch.equal(a, b) for a, b in zip(whole, other, strict=True))
-
-
 def test_training_on_a_packed_set(packed: Path) -> None:
-    from bigbatch.train_loop.loop.train import train
-    from bigbatch.train_loop.reporter import ListReporter
-
-    config = TrainConfig(
-        epochs=2,
-        model=ModelConfig(name="resnet18"),
-        data=DataConfig(name=str(packed), image_size=32),
-        batch=BatchConfig(global_size=15),
-    )
-    reporter = ListReporter()
-    result = train(config, reporter=reporter, device=torch.device("cpu"))
-    assert len(reporter.records) == 2 and np.isfinite(result.record.val_loss)
+    config = SMALL.replace_keys({"data.name": str(packed), "data.image_size": 32, "batch.global_size": 15})
+    records = run(config)
+    assert len(records) == 2 and all(np.isfinite(record.val_loss) for record in records)

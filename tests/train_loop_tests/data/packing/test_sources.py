@@ -35,13 +35,15 @@ def tar_of(folder: Path, target: Path, prefix: str = "") -> Path:
     return target
 
 
+def contents(items: list[Any]) -> list[tuple[int, bytes]]:
+    return sorted((item.label, read_entry(item.entry)) for item in items)
+
+
 def test_a_tar_and_tars_in_a_tar_hold_the_same_as_the_folder(images: Path, tmp_path: Path) -> None:
     expected = find_source(str(images))
     flat = find_source(str(tar_of(images, tmp_path / "flat.tar")))
-    nested_folder = tmp_path / "ILSVRC"
-    nested_folder.mkdir()
-    inner = tmp_path / "inner"
-    inner.mkdir()
+    nested_folder, inner = tmp_path / "ILSVRC", tmp_path / "inner"
+    nested_folder.mkdir(), inner.mkdir()
     for name in CLASSES:
         tar_of(images / "train" / name, inner / f"{name}.tar")
     tar_of(inner, nested_folder / "ILSVRC2012_img_train.tar")
@@ -49,9 +51,7 @@ def test_a_tar_and_tars_in_a_tar_hold_the_same_as_the_folder(images: Path, tmp_p
     nested = find_source(str(nested_folder))
     for source in (flat, nested):
         assert source.class_names == expected.class_names
-        for mine, theirs in ((source.train, expected.train), (source.val, expected.val)):
-            contents = [sorted((item.label, read_entry(item.entry)) for item in items) for items in (mine, theirs)]
-            assert contents[0] == contents[1]
+        assert contents(source.train) == contents(expected.train) and contents(source.val) == contents(expected.val)
 
 
 def test_hugging_face_parquet(images: Path, tmp_path: Path) -> None:
@@ -67,10 +67,7 @@ def test_hugging_face_parquet(images: Path, tmp_path: Path) -> None:
         pq.write_table(table, tmp_path / f"{part}-00000-of-00001.parquet", row_group_size=4)
     source = find_source(str(tmp_path))
     assert source.class_names == CLASSES
-    contents = [
-        sorted((item.label, read_entry(item.entry)) for item in items) for items in (source.train, expected.train)
-    ]
-    assert contents[0] == contents[1]
+    assert contents(source.train) == contents(expected.train)
     assert [item.entry.offset for item in source.train] == list(range(len(source.train)))  # a row group at a time
 
 
@@ -135,9 +132,8 @@ def test_webdataset(images: Path, tmp_path: Path) -> None:
                     archive.addfile(member, io.BytesIO(data))
     source = find_source(str(tmp_path))
     assert source.class_names == ("0", "1", "2")
-    assert [(i.label, read_entry(i.entry)) for i in source.val] == [
-        (i.label, read_entry(i.entry)) for i in expected.val
-    ]
+    found, wanted = ([(i.label, read_entry(i.entry)) for i in one.val] for one in (source, expected))
+    assert found == wanted
 
 
 def test_cifar_pickles_keep_every_pixel(tmp_path: Path) -> None:
@@ -174,7 +170,7 @@ class Python2(pickle._Pickler):  # typeshed leaves out what Python's own pickler
 def test_the_published_cifar_pickles_are_of_python_2(tmp_path: Path) -> None:
     root = cifar_pickles(tmp_path / "cifar-10-batches-py")
     expected = find_source(str(root))
-    contents = [read_entry(item.entry) for item in expected.val]
+    before = [read_entry(item.entry) for item in expected.val]
     for path in root.iterdir():
         loaded, buffer = pickle.loads(path.read_bytes()), io.BytesIO()
         Python2(buffer, protocol=2).dump(loaded)
@@ -185,7 +181,7 @@ def test_the_published_cifar_pickles_are_of_python_2(tmp_path: Path) -> None:
     assert source.class_names == expected.class_names and source.val == [
         item._replace(entry=new.entry) for item, new in zip(expected.val, source.val, strict=True)
     ]
-    assert [read_entry(item.entry) for item in source.val] == contents
+    assert [read_entry(item.entry) for item in source.val] == before
 
 
 def test_a_pickle_that_would_run_code_is_refused(tmp_path: Path) -> None:
@@ -201,9 +197,6 @@ def test_a_source_without_validation_part_gives_some_of_each_class(images: Path)
     source = find_source(str(images / "train"), val_part=0.4)
     assert [item.label for item in source.val] == [0, 0, 1, 1, 2, 2] and len(source.train) == 9
     assert not {item.entry.name for item in source.val} & {item.entry.name for item in source.train}
-
-
-# --- what people's folders are like ---
 
 
 def test_classes_that_are_links_are_packed_as_image_folders_read_them(images: Path, tmp_path: Path) -> None:

@@ -143,9 +143,8 @@ def test_magnitudes_are_distributed_as_timms(magnitude: int, std: float, monkeyp
     recorder = Recorder(monkeypatch)
     for key in range(1500):
         applied(AugmentPolicy("rand", 2, 3 * magnitude, magnitude_std=3 * std), key)
-    of_10 = {"Rotate": 3.0, "ShearX": 0.03, "ShearY": 0.03} | dict.fromkeys(
-        ("Brightness", "Color", "Contrast", "Sharpness"), 0.09
-    )
+    of_10 = dict.fromkeys(("Brightness", "Color", "Contrast", "Sharpness"), 0.09)
+    of_10 |= {"Rotate": 3.0, "ShearX": 0.03, "ShearY": 0.03}
     mine = [abs(m) / of_10[name] for name, m in recorder.seen if name in of_10]
     error = std * (1 / len(mine) + 1 / len(theirs)) ** 0.5
     assert abs(np.mean(mine) - np.mean(theirs)) < 4 * error
@@ -197,10 +196,7 @@ def test_training_images_have_it_whatever_the_processes(tmp_path: Path, name: st
         again = batches(dataclasses.replace(config, loader=LoaderConfig(workers=workers)))
         assert all(torch.equal(a, b) for a, b in zip(found, again, strict=True))
     without = batches(plain)
-    differing = sum(
-        not torch.equal(a, b) for x, y in zip(found, without, strict=True) for a, b in zip(x, y, strict=True)
-    )
-    assert differing > 0
+    assert any(not torch.equal(a, b) for a, b in zip(found, without, strict=True))
     off = dataclasses.replace(config, augment=AugmentConfig(enabled=False, policy=name))
     plain_off = dataclasses.replace(plain, augment=AugmentConfig(enabled=False))
     assert augment_policy(off.augment) is None
@@ -209,16 +205,7 @@ def test_training_images_have_it_whatever_the_processes(tmp_path: Path, name: st
     assert torch.equal(*val)
 
 
-def test_impossible_values_are_refused() -> None:
-    for changes, words in (
-        ({"policy": "trivail"}, "Did you mean 'trivial'"),
-        ({"rand_ops": 0}, "data.augment.rand_ops must be 1 to 16"),
-        ({"rand_magnitude": 31}, "data.augment.rand_magnitude must be 0 to 30"),
-        ({"rand_magnitude_std": -1.0}, "data.augment.rand_magnitude_std must be"),
-        ({"rand_probability": 0.0}, "data.augment.rand_probability must be"),
-    ):
-        with pytest.raises(ConfigError, match=words):
-            AugmentConfig(**changes)
+def test_digits_have_their_own() -> None:
     with pytest.raises(ConfigError, match="digits has its own augmentation"):
         describe_data_set(DataConfig(augment=AugmentConfig(policy="rand")))
     assert auto_augment.augment_policy(AugmentConfig()) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,12 +35,9 @@ SHOWN: dict[int, Callable[[Pixels], Pixels]] = {
 }
 """What a viewer shows, from where the stored row 0 and column 0 are (Exif 3.0, table 6): 6 has them right and above."""
 FORMATS: dict[str, dict[str, Any]] = {
-    "jpg": {"quality": 95, "subsampling": 0},
-    "png": {},
-    "webp": {"lossless": True},
-    "tif": {"compression": "tiff_lzw"},
+    "jpg": {"quality": 95, "subsampling": 0}, "png": {}, "webp": {"lossless": True}, "tif": {"compression": "tiff_lzw"},
     "tiff": {},
-}
+}  # fmt: skip
 
 
 def exif(orientation: int) -> Image.Exif:
@@ -51,12 +49,9 @@ def exif(orientation: int) -> Image.Exif:
 def quarters(side: int = 80) -> Image.Image:
     """Each orientation shows other colours in the corners, and another shape."""
     pixels = np.zeros((side, side * 2, 3), np.uint8)
-    for row, column, colour in (
-        (0, 0, (250, 20, 20)),
-        (0, 1, (20, 250, 20)),
-        (1, 0, (20, 20, 250)),
-        (1, 1, (240,) * 3),
-    ):
+    colours = [(250, 20, 20), (20, 250, 20), (20, 20, 250), (240, 240, 240)]
+    for number, colour in enumerate(colours):
+        row, column = divmod(number, 2)
         pixels[row * side // 2 : (row + 1) * side // 2, column * side : (column + 1) * side] = colour
     return Image.fromarray(pixels)
 
@@ -132,20 +127,17 @@ def test_all_ways_to_read_a_set_show_the_same_images(tmp_path: Path) -> None:
             target.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(np.ascontiguousarray(SHOWN[number](np.asarray(image.convert("RGB"))))).save(target)
     full, fast = pack_here(turned, tmp_path / "full"), pack_here(turned, tmp_path / "fast", name="fast", short_side=256)
-    for loader, readers in (
-        (LoaderConfig(workers=0), ((turned, 1e-6), (full, 0.1), (fast, 0.15))),
-        (LoaderConfig("torchvision", workers=0), ((turned, 1e-6),)),
-    ):
-        for part in ("train", "val"):
-            wanted = _images(DataConfig(str(upright), image_size=32, loader=loader), part)
-            for folder, tolerance in readers:
-                found = _images(DataConfig(str(folder), image_size=32, loader=loader), part)
-                assert found.shape == wanted.shape
-                assert np.abs(found - wanted).mean() < tolerance, (folder, part)
+    readers = {"auto": ((turned, 1e-6), (full, 0.1), (fast, 0.15)), "torchvision": ((turned, 1e-6),)}
+    for loader, part in itertools.product(readers, ("train", "val")):
+        wanted = _images(upright, loader, part)
+        for folder, tolerance in readers[loader]:
+            found = _images(folder, loader, part)
+            assert found.shape == wanted.shape and np.abs(found - wanted).mean() < tolerance, (folder, part)
 
 
-def _images(config: DataConfig, part: str) -> npt.NDArray[np.float32]:
-    source, order = open_data(config), [np.arange(16)]
+def _images(folder: Path, loader: str, part: str) -> npt.NDArray[np.float32]:
+    source = open_data(DataConfig(str(folder), image_size=32, loader=LoaderConfig(loader, workers=0)))
+    order = [np.arange(16)]
     batches = source.read_train(order, Epoch(0, 0)) if part == "train" else source.read_val(order)
     images = source.finish(next(iter(batches))[0])
     assert isinstance(images, torch.Tensor)

@@ -15,10 +15,10 @@ from bigbatch.train_loop.config import BatchSplit, ConfigError, DataConfig, Load
 from bigbatch.train_loop.data.catalogue import describe_data_set, open_data
 from bigbatch.train_loop.data.pixels.boxes import other_sizes, train_image_size
 from bigbatch.train_loop.loop import memory_probe
-from bigbatch.train_loop.loop.train import TrainingStopped, train
+from bigbatch.train_loop.loop.train import TrainingStopped
 from bigbatch.train_loop.model.networks import check_model
-from bigbatch.train_loop.reporter import ListReporter
-from helpers.packed_sets import write_images
+from helpers.loop_references import run
+from helpers.packed_sets import pack_here, write_images
 from helpers.tiny_training import CONFIG, StopsAt, changed, install, untimed
 
 PROGRESSIVE = DataConfig(image_size=96, progressive_from=32, progressive_start=1, progressive_end=4, val_image_size=112)
@@ -49,8 +49,6 @@ def test_off_is_one_size() -> None:
 
 
 def test_every_source_follows(tmp_path: Path) -> None:
-    from helpers.packed_sets import pack_here
-
     images = write_images(tmp_path / "images")
     packed = pack_here(images, tmp_path / "packed")
     for name, workers in (("digits", 0), (str(images), 0), (str(images), 1), (str(packed), 0)):
@@ -64,23 +62,14 @@ def test_every_source_follows(tmp_path: Path) -> None:
             assert pixels.shape == (2, 3, size, size)
         assert source.finish(next(source.val_batches(2, 0, 1))[0]).shape == (2, 3, 112, 112)
     # What an epoch of a size shows is what a run of that size alone shows.
-    fixed = open_data(DataConfig(name=str(images), image_size=32))
-    progressive = open_data(dataclasses.replace(PROGRESSIVE, name=str(images)))
-    split = BatchSplit(1, 1, 2)
-    assert torch.equal(
-        next(fixed.train_batches(0, 1, split, 0))[0][0], next(progressive.train_batches(0, 1, split, 0))[0][0]
-    )
+    both = DataConfig(str(images), 32), dataclasses.replace(PROGRESSIVE, name=str(images))
+    fixed, progressive = (open_data(one).train_batches(0, 1, BatchSplit(1, 1, 2), 0) for one in both)
+    assert torch.equal(next(fixed)[0][0], next(progressive)[0][0])
 
 
 def small_network() -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(3, 8, 3, stride=4),
-        nn.BatchNorm2d(8),
-        nn.ReLU(),
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        nn.Linear(8, 10),
-    )
+    layers = [nn.Conv2d(3, 8, 3, stride=4), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1)]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(8, 10))
 
 
 def test_a_resume_keeps_the_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,18 +83,16 @@ def test_a_resume_keeps_the_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         return network
 
     install(monkeypatch.setattr, build, open_data(data))
-    whole = ListReporter()
-    train(config, reporter=whole, device=torch.device("cpu"))
+    whole = run(config)
     training = [size for size in seen if size != 48]
     assert set(seen) == {32, 48, 64} and training == sorted(training)
 
     with pytest.raises(TrainingStopped):
-        train(config, reporter=StopsAt(6), checkpoint_dir=tmp_path, device=torch.device("cpu"))
-    rest = ListReporter()
-    train(config, reporter=rest, checkpoint_dir=tmp_path, device=torch.device("cpu"))
-    assert untimed(rest.records) == untimed(whole.records)[-len(rest.records) :] and rest.records
+        run(config, reporter=StopsAt(6), checkpoint_dir=tmp_path)
+    rest = run(config, checkpoint_dir=tmp_path)
+    assert untimed(rest) == untimed(whole)[-len(rest) :] and rest
     with pytest.raises(ConfigError, match="val_image_size 48 → 0"):
-        train(changed(config, val_image_size=0), reporter=rest, checkpoint_dir=tmp_path, device=torch.device("cpu"))
+        run(changed(config, val_image_size=0), checkpoint_dir=tmp_path)
 
 
 def test_the_memory_probe_takes_the_largest_training_size() -> None:

@@ -21,9 +21,6 @@ def digits_source() -> DataSource:
     return open_data(DataConfig())
 
 
-# --- digits ---
-
-
 def test_digits_split_is_stratified_and_covers_all() -> None:
     from sklearn.datasets import load_digits
 
@@ -75,9 +72,6 @@ def test_digits_are_moved_but_stay_themselves(digits_source: DataSource) -> None
     flipped = torch.stack([torch.corrcoef(pair)[0, 1] for pair in mirrored])
     assert 0.6 < likeness.mean() < 0.999
     assert (likeness > flipped).float().mean() > 0.95  # symmetric 0, 1 and 8 may come out close
-
-
-# --- the affine map ---
 
 
 def draws(**chosen: float) -> torch.Tensor:

@@ -22,7 +22,7 @@ from bigbatch.train_loop.data.sets import folder
 from bigbatch.train_loop.data.sets.scan import Listing, scan_folder
 from bigbatch.train_loop.data.source import Epoch
 from bigbatch.train_loop.errors import ImageError
-from helpers.noise_images import CLASSES, flat, folder_source, same, write_noise_images
+from helpers.noise_images import CLASSES, flat, folder_source, write_noise_images
 
 
 @pytest.fixture(scope="module")
@@ -41,29 +41,12 @@ def test_folder_is_described(images_folder: Path) -> None:
         assert len({listing.path(i) for i in range(len(names))}) == len(names)
 
 
-def test_loader_processes_change_nothing(images_folder: Path) -> None:
-    split = BatchSplit(1, 2, 3)
-    expected = folder_source(images_folder)
-    for processes in (1, 2):
-        source = folder_source(images_folder, loader=LoaderConfig(workers=processes))
-        assert same(flat(source.train_batches(1, 2, split, 0)), flat(expected.train_batches(1, 2, split, 0)))
-    assert same(list(source.val_batches(2, 0, 2)), list(expected.val_batches(2, 0, 2)))
-
-
 def test_validation_images_equal_torchvisions(images_folder: Path) -> None:
     from torchvision import datasets, transforms
 
-    reference = datasets.ImageFolder(
-        str(images_folder / "val"),
-        transforms.Compose(
-            [
-                transforms.Resize(256),
-                transforms.CenterCrop(224),
-                transforms.ToTensor(),
-                transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
-            ]
-        ),
-    )
+    normalise = transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    steps = [transforms.Resize(256), transforms.CenterCrop(224), transforms.ToTensor(), normalise]
+    reference = datasets.ImageFolder(str(images_folder / "val"), transforms.Compose(steps))
     source = open_data(DataConfig(name=str(images_folder)))
     images, labels = next(source.val_batches(100, 0, 1))
     assert labels.tolist() == reference.targets
@@ -114,9 +97,7 @@ def test_random_crops_are_distributed_as_torchvisions(size: tuple[int, int], aug
     expected = facts(theirs[:, 1], theirs[:, 0], theirs[:, 3], theirs[:, 2])
     for name, values in mine.items():
         assert ks_2samp(values, expected[name]).pvalue > 1e-3, name
-    if (
-        size == (200, 900) and augment == AugmentConfig()
-    ):  # ten draws often do not fit: then both take the same central box
+    if size == (200, 900) and augment == AugmentConfig():  # ten draws often do not fit: both take the central box
         commonest, times = Counter(map(tuple, found.tolist())).most_common(1)[0]
         left, upper, right, lower = commonest
         same = (theirs == (upper, left, lower - upper, right - left)).all(1).sum()
@@ -154,10 +135,7 @@ def write_tree(root: Path, *files: str) -> Path:
     for file in files:
         path = root / file
         path.parent.mkdir(parents=True, exist_ok=True)
-        if not file.endswith("/"):
-            path.touch()
-        else:
-            path.mkdir(exist_ok=True)
+        path.mkdir() if file.endswith("/") else path.touch()
     return root
 
 
@@ -186,15 +164,8 @@ def test_incomplete_folder_is_refused_in_one_line(tmp_path: Path, files: tuple[s
 
 @pytest.mark.parametrize("val", ["val", "validation", "test"])
 def test_hidden_names_and_deeper_folders(tmp_path: Path, val: str) -> None:
-    write_tree(
-        tmp_path,
-        "train/a/images/1.JPEG",
-        "train/a/._1.JPEG",
-        "train/b/1.Png",
-        "train/.ipynb_checkpoints/",
-        f"{val}/a/images/2.jpg",
-        f"{val}/b/2.webp",
-    )
+    write_tree(tmp_path, "train/a/images/1.JPEG", "train/a/._1.JPEG", "train/b/1.Png", "train/.ipynb_checkpoints/")
+    write_tree(tmp_path, f"{val}/a/images/2.jpg", f"{val}/b/2.webp")
     info = describe_data_set(DataConfig(name=str(tmp_path)))
     assert (info.train_size, info.val_size, info.class_names) == (2, 2, ("a", "b"))
 

@@ -77,17 +77,6 @@ def test_items_on_a_device_are_read_by_the_training_process_and_stay_there(tmp_p
     assert [(images.device.type, labels.device.type) for images, labels in read] == [(device, "cpu")] * 3
 
 
-def test_two_ranks_see_what_one_rank_sees(tmp_path: Path) -> None:
-    word = write_points(tmp_path)
-    alone, ranks = source(word), [source(word), source(word)]
-    one = list(alone.train_batches(5, 1, BatchSplit(1, 2, 6), 0))
-    two = [list(each.train_batches(5, 1, BatchSplit(2, 1, 6), rank)) for rank, each in enumerate(ranks)]
-    for step, batches in enumerate(one):
-        assert same(batches, [two[0][step][0], two[1][step][0]])
-    grids = [batch[0]["grid"][:, 0].tolist() for rank in (0, 1) for batch in ranks[rank].val_batches(4, rank, 2)]
-    assert sorted(sum(grids, [])) == list(range(21))
-
-
 def test_the_order_is_that_of_every_data_set_and_integers_stay_integers(tmp_path: Path) -> None:
     inputs, targets = next(iter(source(write_points(tmp_path)).train_batches(3, 0, BatchSplit(1, 1, 10), 0)))[0]
     assert inputs["grid"][:, 0].tolist() == sampling.train_order(50, 3, 0)[:10].tolist()
