@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import importlib
 import re
-from pathlib import Path
 
 import pytest
 
-API = Path(__file__).resolve().parents[2] / "docs" / "api"
-TEXTS = {page.name: page.read_text(encoding="utf-8") for page in sorted(API.glob("*.md"))}
+from helpers.paths import ROOT
+
+TEXTS = {page.name: page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs" / "api").glob("*.md"))}
 NAMES = [name for text in TEXTS.values() for name in re.findall(r"^::: (\S+)$", text, flags=re.MULTILINE)]
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
+from operator import attrgetter
 from typing import Any
 
 from bigbatch.train_loop.config import TrainConfig, config_keys
+from helpers.paths import ROOT
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "training.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
 
 
 def rows() -> list[tuple[str, str]]:
@@ -18,20 +19,13 @@ def rows() -> list[tuple[str, str]]:
     return re.findall(r"^\| `([\w.]+)` \| ([^|]+) \| .+ \|$", table, flags=re.MULTILINE)
 
 
-def default_of(key: str) -> Any:
-    value: Any = TrainConfig()
-    for part in key.split("."):
-        value = getattr(value, part)
-    return value
-
-
 def test_the_table_has_each_key_once() -> None:
     assert sorted(key for key, _ in rows()) == sorted(config_keys())
 
 
 def test_defaults_are_those_of_the_configuration() -> None:
     for key, written in rows():
-        default = default_of(key)
+        default: Any = attrgetter(key)(TrainConfig())
         text = written.strip("`")
         read = text if isinstance(default, str) else json.loads(text)
         assert read == (list(default) if isinstance(default, tuple) else default), key

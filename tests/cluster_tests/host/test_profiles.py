@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from typing import Any
 
@@ -10,7 +9,6 @@ import pytest
 
 from bigbatch.cluster.host import profiles
 from bigbatch.cluster.host.profiles import InputError, find_site, format_time, load_site, parse_time
-from helpers.paths import ROOT
 
 BUILT_IN = sorted(profiles.BUILT_IN.glob("*.toml"))
 
@@ -117,10 +115,3 @@ def test_times_are_read_as_slurm_reads_them():
     for text in ("", "soon", "1:2:3:4", "-5", "5s"):
         with pytest.raises(InputError):
             parse_time(text)
-
-
-def test_everything_in_cluster_is_python_3_9():
-    files = sorted((ROOT / "cluster").glob("*.py"))
-    assert files
-    for path in files:
-        ast.parse(path.read_text(), feature_version=(3, 9))

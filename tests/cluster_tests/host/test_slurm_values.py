@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -15,9 +17,8 @@ GRES = "https://slurm.schedmd.com/gres.html"
 TRES = "https://slurm.schedmd.com/tres.html"
 
 
-@pytest.mark.parametrize(
-    ("text", "count", "source"),
-    [
+READ: dict[Callable[[str | None], Any], list[tuple[str | None, Any, str]]] = {
+    slurm_commands.read_gpu_count: [
         ("8", 8, SBATCH),
         ("8(S:0-1)", 8, "a site's prolog; the list of sockets is that of sinfo's Gres"),
         (" 4 ", 4, "a blank from a prolog's echo"),
@@ -44,14 +45,7 @@ TRES = "https://slurm.schedmd.com/tres.html"
         ("N/A", None, "scontrol"),
         ("(null)", None, "scontrol"),
     ],
-)
-def test_gpus(text, count, source):
-    assert slurm_commands.read_gpu_count(text) == count, source
-
-
-@pytest.mark.parametrize(
-    ("text", "count", "source"),
-    [
+    slurm_commands.count_listed_devices: [
         ("0,1,2,3", 4, "SLURM_JOB_GPUS, https://github.com/awslabs/sockeye/issues/1038 (SLURM_JOB_GRES)"),
         ("0-3", 4, "SLURM_STEP_GPUS in newer versions, as IDX"),
         ("0,2-3", 3, "IDX of scontrol -d show job"),
@@ -63,14 +57,7 @@ def test_gpus(text, count, source):
         ("", 0, "a step with --gres=none"),
         ("N/A", 0, "scontrol"),
     ],
-)
-def test_lists_of_devices(text, count, source):
-    assert slurm_commands.count_listed_devices(text) == count, source
-
-
-@pytest.mark.parametrize(
-    ("text", "counts", "source"),
-    [
+    slurm_commands.per_node: [
         ("4(x2),2", [4, 4, 2], SBATCH),
         ("2(x3),1", [2, 2, 2, 1], SBATCH),
         ("72(x2),36", [72, 72, 36], SBATCH),
@@ -82,14 +69,7 @@ def test_lists_of_devices(text, count, source):
         (None, [], "outside of a job"),
         ("4(x,2", [], "cut off"),
     ],
-)
-def test_counts_for_each_node(text, counts, source):
-    assert slurm_commands.per_node(text) == counts, source
-
-
-@pytest.mark.parametrize(
-    ("text", "value", "source"),
-    [
+    slurm_commands.read_count: [
         ("12", 12, SBATCH),
         ("250+", 250, "https://slurm.schedmd.com/sinfo.html, --exact"),
         ("2K", 2048, "https://slurm.schedmd.com/sinfo.html, --noconvert"),
@@ -101,9 +81,23 @@ def test_counts_for_each_node(text, counts, source):
         ("1.5", None, "no count"),
         ("max", None, "https://github.com/guilbaults/slurm-job-exporter/issues/37"),
     ],
-)
-def test_numbers(text, value, source):
-    assert slurm_commands.read_count(text) == value, source
+    slurm_commands.memory_bytes: [
+        ("98304", 98304 * 2**20, "https://github.com/awslabs/sockeye/issues/1038"),
+        ("2500", 2500 * 2**20, SBATCH),
+        ("64G", 65536 * 2**20, "MinMemoryNode of scontrol show job"),
+        ("4000M", 4000 * 2**20, "MinMemoryCPU of scontrol show job"),
+        ("16Gn", 16384 * 2**20, "sacct's ReqMem, older versions"),
+        ("8gb", 8192 * 2**20, "a wrapper that exports what the user wrote"),
+        ("0", None, "--mem=0: all that the node has"),
+        ("UNLIMITED", None, "DefMemPerNode of scontrol show partition"),
+        ("", None, "empty"),
+    ],
+}
+
+
+@pytest.mark.parametrize(("read", "text", "value", "source"), [(f, *row) for f, rows in READ.items() for row in rows])
+def test_what_is_read(read, text, value, source):
+    assert read(text) == value, source
 
 
 @pytest.mark.parametrize(
@@ -111,24 +105,6 @@ def test_numbers(text, value, source):
 )
 def test_ranges_of_nodes(text, low, high):
     assert (slurm_commands.least_count(text), slurm_commands.largest_count(text)) == (low, high)
-
-
-@pytest.mark.parametrize(
-    ("text", "mib", "source"),
-    [
-        ("98304", 98304, "https://github.com/awslabs/sockeye/issues/1038"),
-        ("2500", 2500, SBATCH),
-        ("64G", 65536, "MinMemoryNode of scontrol show job"),
-        ("4000M", 4000, "MinMemoryCPU of scontrol show job"),
-        ("16Gn", 16384, "sacct's ReqMem, older versions"),
-        ("8gb", 8192, "a wrapper that exports what the user wrote"),
-        ("0", None, "--mem=0: all that the node has"),
-        ("UNLIMITED", None, "DefMemPerNode of scontrol show partition"),
-        ("", None, "empty"),
-    ],
-)
-def test_memory(text, mib, source):
-    assert slurm_commands.memory_bytes(text) == (mib and mib * 2**20), source
 
 
 def test_moments():
@@ -147,12 +123,8 @@ def test_what_a_gpu_brings():
 
 def test_resources_with_flags_and_units():
     parts = slurm_commands.gres_parts("gpu:kepler:2,mps:kepler:400,bandwidth:lustre:no_consume:4G,craynetwork:4")
-    assert parts == [
-        ("gpu", "kepler", 2),
-        ("mps", "kepler", 400),
-        ("bandwidth", "lustre", 4 * 2**30),
-        ("craynetwork", "", 4),
-    ]
+    cards = [("gpu", "kepler", 2), ("mps", "kepler", 400)]
+    assert parts == [*cards, ("bandwidth", "lustre", 4 * 2**30), ("craynetwork", "", 4)]
     assert slurm_commands.gres_parts("gres/gpu:a100=1,gres/gpu=3") == [("gpu", "a100", 1), ("gpu", "", 2)]
     assert slurm_commands.gres_parts("gpu") == [("gpu", "", 1)] and slurm_commands.gres_parts("(null)") == []
 
@@ -167,10 +139,8 @@ JOB = (
 def test_the_fields_of_a_job_that_has_blanks_in_its_values():
     (fields,) = slurm_commands.parse_job_fields(JOB)
     assert fields["JobName"] == "my search" and fields["Command"] == "/home/user/a b/run.sh --x y=1"
-    assert (
-        slurm_commands.seconds_since_epoch(fields["EndTime"]) is None
-        and slurm_commands.least_count(fields["NumNodes"]) == 2
-    )
+    assert slurm_commands.seconds_since_epoch(fields["EndTime"]) is None
+    assert slurm_commands.least_count(fields["NumNodes"]) == 2
     assert not slurm_commands.is_set(fields["Comment"]) and not slurm_commands.is_set(fields["TimeLimit"])
     assert slurm_commands.read_gpu_count(fields["ReqTRES"]) == 4 == slurm_commands.read_gpu_count(fields["TresPerNode"])
     assert len(slurm_commands.parse_job_fields(JOB + "\n" + JOB)) == 2 and slurm_commands.parse_job_fields("") == []
@@ -185,12 +155,8 @@ ODD = {
 
 def test_a_job_with_odd_variables_starts_with_what_it_was_granted(tmp_path):
     allocation = read_allocation(ODD, hostnames=lambda text: ["n1", "n2"], fields=lambda job_id: {"EndTime": "Unknown"})
-    assert (allocation.gpus_per_node, allocation.gpus, allocation.restart_count, allocation.end_time) == (
-        8,
-        16,
-        0,
-        None,
-    )
+    assert (allocation.gpus_per_node, allocation.gpus) == (8, 16)
+    assert (allocation.restart_count, allocation.end_time) == (0, None)
     assert [node.cpus for node in allocation.nodes] == [96, 96]
     assert granted_gpus({"SLURM_GPUS_ON_NODE": "8(S:0-1)"}) == 8 and granted_gpus({"SLURM_JOB_GPUS": "0-3"}) == 4
     assert usable_memory_bytes(ODD, tmp_path) == 3 * 2**30

@@ -10,7 +10,8 @@ import pytest
 from bigbatch.cluster.host.profiles import InputError, Partition, find_site, format_time
 from bigbatch.cluster.submission import batch_script, resources
 from bigbatch.cluster.submission.request_checks import Request
-from helpers.submissions import HOME, ask, command
+from helpers.processes import program
+from helpers.submissions import HOME, ask
 
 REFUSED: dict[str, Any] = {
     "unknown partition": ({"partition": "gpu_p7"}, "gpu_p6"),
@@ -203,7 +204,7 @@ main|infinite|1-infinite|1+|(null)|3
 def live(tmp_path, monkeypatch):
     """The partitions of a Slurm whose nodes differ."""
     script = f"case \"$*\" in *--exact*) cat <<'END'\n{MIXED}END\n;; *) cat <<'END'\n{AS_ONE_ROW}END\n;; esac"
-    command(tmp_path, "sinfo", script)
+    program(tmp_path / "sinfo", script)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     return resources.slurm_partitions()
 
