@@ -9,6 +9,7 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import house
 import import_graph as graph
@@ -16,6 +17,7 @@ import pytest
 
 from helpers.paths import ROOT
 
+Arrows = dict[tuple[str, str], list[Any]]
 # <> stands for "" or "bigbatch.", the two ways in which an import may be written.
 FILES = {
     "pyproject.toml": '[tool.pytest.ini_options]\npythonpath = [".", "tests", "tests/helpers"]\n',
@@ -127,21 +129,21 @@ def test_the_fewest_arrows_back_up_as_trying_every_order_finds_them() -> None:
     for seed in range(40):
         rng = random.Random(seed)
         pairs = list(itertools.permutations("abcdef", 2))
-        arrows = {pair: [None] * rng.randint(1, 3) for pair in rng.sample(pairs, rng.randint(4, 16))}
+        arrows: Arrows = {pair: [None] * rng.randint(1, 3) for pair in rng.sample(pairs, rng.randint(4, 16))}
         back = graph.back_up(arrows)
         best = min(_price(arrows, order) for order in itertools.permutations("abcdef"))
         assert sum(1000 + len(arrows[pair]) for pair in back) == best, seed
         assert not graph.circles(set(arrows) - set(back))
 
 
-def _price(arrows: dict[tuple[str, str], list[None]], order: tuple[str, ...]) -> int:
+def _price(arrows: Arrows, order: tuple[str, ...]) -> int:
     return sum(1000 + len(causes) for (a, b), causes in arrows.items() if order.index(a) > order.index(b))
 
 
 def test_a_large_circle_is_broken_too() -> None:
     rooms = [f"room{number:02}" for number in range(20)]
-    ring = {(a, b): [None] for a, b in zip(rooms, [*rooms[1:], rooms[0]], strict=True)}
-    across = {pair: [None] for pair in random.Random(0).sample(list(itertools.combinations(rooms, 2)), 60)}
+    ring: Arrows = {(a, b): [None] for a, b in zip(rooms, [*rooms[1:], rooms[0]], strict=True)}
+    across: Arrows = {pair: [None] for pair in random.Random(0).sample(list(itertools.combinations(rooms, 2)), 60)}
     arrows = {**across, **ring}
     assert graph.circles(arrows) == [rooms]
     assert not graph.circles(set(arrows) - set(graph.back_up(arrows)))

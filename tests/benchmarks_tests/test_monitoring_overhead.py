@@ -34,7 +34,7 @@ def test_ratios_are_by_round_in_either_order() -> None:
     assert [bench.order_of(number) for number in range(3)] == [(OFF, ON), (ON, OFF), (OFF, ON)]
     seconds = {OFF: (100.0, 200.0, 110.0), ON: (101.0, 204.0, 121.0)}
     searches = [searched(arm, seconds[arm][number]) for number in range(3) for arm in bench.order_of(number)]
-    found = bench.compared(searches)
+    found: Any = bench.compared(searches)
     assert found["wall"] == {
         "ratios": pytest.approx([1.01, 1.02, 1.1]), "median": pytest.approx(1.02),
         "range": pytest.approx([1.01, 1.1]), "off_s": 110.0, "noise": pytest.approx(100 / 110),
@@ -181,7 +181,7 @@ def test_a_process_that_is_about_to_end_stays_of_its_kind() -> None:
                 last.set()
             return {(1, 1): sample} if sample else {}
 
-    parts = bench.SecondsByPart(Account())
+    parts = bench.SecondsByPart(Account())  # type: ignore[arg-type]
     assert last.wait(60) and parts.end() == {"workers": 7.0}
 
 
@@ -189,7 +189,7 @@ def test_what_other_processes_take_more_is_a_share_of_the_search_without_monitor
     off = replace(searched(OFF, 100.0), processor_s=200.0, parts_s={"workers": 180.0, "driver": 15.0})
     more = {"workers": 168.0, "driver": 15.8, "W&B": 1.6}  # workers vary from run to run
     on = replace(searched(ON, 100.0), processor_s=190.0, parts_s=more)
-    found = bench.compared([off, on])
+    found: Any = bench.compared([off, on])
     assert found["beside"]["shares"] == [pytest.approx(0.01)] and found["beside"]["off_s"] == pytest.approx(20.0)
     assert {name: one["median"] for name, one in found["parts"].items()} == {
         "workers": pytest.approx(-0.06), "driver": pytest.approx(0.004), "W&B": pytest.approx(0.008),
@@ -197,7 +197,7 @@ def test_what_other_processes_take_more_is_a_share_of_the_search_without_monitor
     lines = list(bench.in_words(found))
     assert any("beside the workers: +1.0% of all" in line for line in lines)
     assert any(line.endswith("W&B +0.8%, driver +0.4%, workers -6.0%") for line in lines)
-    counted = bench.compared([off, replace(on, histograms=4, histograms_s=0.8)])
+    counted: Any = bench.compared([off, replace(on, histograms=4, histograms_s=0.8)])
     assert counted["account"]["shares"] == [pytest.approx(0.014)]
     assert "them and the histograms of workers: +1.4% (+1.4% to +1.4% by round)" in bench.in_words(counted)
     dear = bench.compared([off, replace(on, processor_s=210.0)])

@@ -128,7 +128,7 @@ def test_the_network_between_the_nodes_is_judged():
     good = [{"host": "n1", "gloo": 900.0, "nccl": 9000.0}, {"host": "n2", "gloo": 800.0, "nccl": 9000.0}]
     seen = "over 2 nodes: gloo 800 MB/s, nccl 9,000 MB/s"
     assert judge_allreduce(good, "", 2)[0] == Finding("OK", "all-reduce", seen)
-    bad = [good[0], {"host": "n2", "error": "gloo: connection refused"}]
+    bad: list[dict] = [good[0], {"host": "n2", "error": "gloo: connection refused"}]
     assert judge_allreduce(bad, "", 2)[0].status == "FAIL"
     assert judge_allreduce([{"host": "n1", "error": "torch is not installed"}], "", 1)[0].status == "WARN"
     assert judge_answers("nodes answer", [], 2, "srun: error")[0].status == "FAIL"

@@ -104,6 +104,6 @@ def test_a_token_is_fresh_and_private(tmp_path):
 def test_certificates_of_one_job_trust_each_other(tmp_path):
     authority = credentials.make_authority(tmp_path)
     node = credentials.make_certificate(authority, tmp_path / "n", ["n1", "localhost"], ["10.0.0.1"])
-    verify = ["openssl", "verify", "-CAfile", node / "ca.crt", "-verify_ip", "10.0.0.1", node / "node.crt"]
+    verify = ["openssl", "verify", "-CAfile", f"{node}/ca.crt", "-verify_ip", "10.0.0.1", f"{node}/node.crt"]
     assert subprocess.run(verify, capture_output=True).returncode == 0
     assert all(p.stat().st_mode & 0o077 == 0 for p in tmp_path.rglob("*.key"))

@@ -78,8 +78,8 @@ def test_folders_with_blanks_in_their_names_reach_slurm_and_the_job_whole(tmp_pa
     show = 'printf "%s\\n" "$0" "$@" "$BIGBATCH_HOME" "$BIGBATCH_PYTHON"\n'
     (root / "cluster" / batch_script.SEARCH).write_text(show)
     (tmp_path / "my prelude.sh").touch()
-    files = {"python": f"{tmp_path}/my env/bin/python", "prelude": f"{tmp_path}/my prelude.sh"}
-    request = Request(arguments=("--output", f"{tmp_path}/my runs"), cpus_per_node=8, **files)
+    runs, python, prelude = (f"{tmp_path}/my {name}" for name in ("runs", "env/bin/python", "prelude.sh"))
+    request = Request(arguments=("--output", runs), cpus_per_node=8, python=python, prelude=prelude)
     env = {**HOME, "BIGBATCH_HOME": str(home)}
     text = batch_script.render_batch_script(request, find_site("generic", HOME), env=env, root=root)
     words = [line[len("#SBATCH ") :] for line in text.splitlines() if line.startswith("#SBATCH ")]

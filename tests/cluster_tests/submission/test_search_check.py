@@ -208,7 +208,7 @@ def test_a_training_function_is_submitted_from_a_login_node_without_packages(sit
     """Its file is read there, and does not run."""
     (tmp_path / "own.py").write_text("import torch\n" + OWN + "def train(config, report, resume):\n    ...\n")
     stub = program(tmp_path / "python", OF_OTHER_NODES)
-    own = ("--trainable", "own.py:train", "--space", "own.py:mine")
+    own: tuple[str, ...] = ("--trainable", "own.py:train", "--space", "own.py:mine")
     own += ("--objective", "accuracy:max", "--time-budget", "1h")
     done = site("--dry-run", *own, python=bare_python, job=str(stub))
     assert done.returncode == 0 and "the arguments of --trainable" in done.stderr, done.stderr
