@@ -39,7 +39,7 @@ def run(*arguments: object, home: Path, **env: str) -> subprocess.CompletedProce
 
 BAD_INPUT = {
     "no such command": (("submti",), "submit"),
-    "unknown site": ((*DRY, "--site", "jeanzay"), "jean_zay"),
+    "unknown site": ((*DRY, "--site", "jeanzay"), "Did you mean 'jean_zay'?"),
     "site file missing": ((*DRY, "--site", "./none.toml"), "none.toml"),
     "option of submit misspelled": ((*DRY, "--partiton", "x"), "--partition"),
     "option of the search misspelled": ((*DRY, "--trails", "3"), "--trials"),
