@@ -97,9 +97,7 @@ def test_a_kernel_shows_one_table_and_the_other_lines(tmp_path: Path) -> None:
     assert printed == "The plan\n[0:02] waiting for Ray\n"
 
 
-def test_an_interrupted_search_says_how_to_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_interrupted_search_says_how_to_go_on(tmp_path, monkeypatch, capsys):
     def interrupted(*_: object) -> None:
         (tmp_path / "s").mkdir()
         raise KeyboardInterrupt

@@ -55,9 +55,7 @@ def test_a_failure_is_said_kept_in_the_log_and_repeated(tmp_path: Path) -> None:
     assert run(tmp_path, steps)["bad"].startswith("failed"), "it is tried again"
 
 
-def test_a_step_for_which_the_time_is_too_short_is_listed_and_a_shorter_one_runs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_step_for_which_the_time_is_too_short_is_listed_and_a_shorter_one_runs(tmp_path, capsys):
     long = step("long", "raise SystemExit(1)", minutes=20.0, least_minutes=10.0)
     short = step("short", "")
     elsewhere = step("elsewhere", "raise SystemExit(1)", missing="it needs data")
@@ -69,9 +67,7 @@ def test_a_step_for_which_the_time_is_too_short_is_listed_and_a_shorter_one_runs
     assert gpu.report({"elsewhere": said["elsewhere"], "short": said["short"]}) == 0
 
 
-def test_a_cut_step_ends_with_all_that_it_started_and_gathers_what_there_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cut_step_ends_with_all_that_it_started_and_gathers_what_there_is(tmp_path, monkeypatch):
     mark = f"bigbatch-cut-{os.getpid()}"
     child = f"import signal; signal.pause()  # {mark}"
     code = f"import signal, subprocess, sys; subprocess.Popen([sys.executable, '-c', {child!r}]); signal.pause()"

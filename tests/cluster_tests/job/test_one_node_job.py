@@ -195,8 +195,7 @@ def test_a_requeued_job_waits_for_a_silent_controller(tmp_path, answers):
 @pytest.mark.parametrize("folder", ["checkout", "check out of mine"])
 def test_the_batch_scripts_find_the_repository_when_the_controller_answers_again(tmp_path, script, folder):
     cluster = tmp_path / folder / "cluster"
-    cluster.mkdir(parents=True)
-    (cluster / "job").mkdir()
+    (cluster / "job").mkdir(parents=True)
     (cluster / "job" / "__main__.py").touch()
     (cluster.parent / "src" / "bigbatch").mkdir(parents=True)
     for name in ("ray_head_workers.slurm", "ray_attach.slurm"):
