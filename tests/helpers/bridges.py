@@ -62,8 +62,8 @@ def number_of(task: Any) -> int:
 
 
 def make_bridge(
-    store: StudyStore, *, trials=6, concurrency=2, strategy="tpe", pruner="none", seed=3, observers=(), overrides=None,
-    space=None, **more,
+    store: StudyStore, *, trials=6, concurrency=2, strategy="tpe", pruner="none", seed=3,
+    observers=(), overrides=None, space=None, **more,
 ) -> OptunaBridge:  # fmt: skip
     large_batch = load_space("large_batch")
     facts = SearchFacts(dimensions_of(check_space(large_batch, WORKLOAD)), trials, EPOCHS, concurrency, seed)

@@ -85,8 +85,8 @@ class BudgetedSearch:
         self.clock.now_s += self.ray_s
         budget = Budget(
             self.limits, Pace(made.study.get_trials(deepcopy=False), self.expected.trial_start_s),
-            held_s=lambda: ledger.held_s, devices=lambda: self.slots if self.owned else None, clock=self.clock,
-            ending_s=self.expected.ending_s, began=began,
+            held_s=lambda: ledger.held_s, devices=lambda: self.slots if self.owned else None,
+            clock=self.clock, ending_s=self.expected.ending_s, began=began,
         )  # fmt: skip
         self.budget, facts = budget, self.facts
         reserve = None if facts is None else ConfirmationReserve(facts, EPOCHS)

@@ -56,9 +56,9 @@ class SimulatedSearch:
     """
 
     def __init__(
-        self, folder: Path, dimensions: Mapping[str, BaseDistribution], space: Callable[[SpaceTrial], object],
-        record: Callable[[Params, int], dict[str, object]], *, strategy: str, stopping: str = "none",
-        trials: int = 32, epochs: int = 4, seed: int = 0,
+        self, folder: Path, dimensions: Mapping[str, BaseDistribution],
+        space: Callable[[SpaceTrial], object], record: Callable[[Params, int], dict[str, object]],
+        *, strategy: str, stopping: str = "none", trials: int = 32, epochs: int = 4, seed: int = 0,
         objectives: tuple[Objective, ...] = (Objective(worst=0.1),), frontier: str | None = None,
     ) -> None:  # fmt: skip
         first, found = objectives[0], tuple(Dimension(name, one) for name, one in dimensions.items())

@@ -36,8 +36,9 @@ class PlannedSearch(SteppedSearch):
         else:
             self.store = StudyStore.create(self.plan.folder, self.plan.study, self.plan.to_dict(), None)
         self.manager = TrialManager(
-            self.store, strategy_of(self.plan), configurations_of(self.plan), objective=self.plan.objectives.first,
-            confirm=missing_in(self.plan), trials=self.plan.trials, workers=1, observers=[],
+            self.store, strategy_of(self.plan), configurations_of(self.plan),
+            objective=self.plan.objectives.first, confirm=missing_in(self.plan),
+            trials=self.plan.trials, workers=1, observers=[],
         )  # fmt: skip
         self.manager.recover()
         enqueue_first_trials(self.plan, self.store.study)

@@ -34,8 +34,8 @@ class RayJob:
     """
 
     def __init__(
-        self, cluster: VirtualCluster, user: str, sbatch: tuple, arguments: tuple, outer: tuple = (),
-        before: tuple = (), /, **env: str,
+        self, cluster: VirtualCluster, user: str, sbatch: tuple, arguments: tuple,
+        outer: tuple = (), before: tuple = (), /, **env: str,
     ) -> None:  # fmt: skip
         self.cluster, self.user, self.env = cluster, user, env
         self.folder = cluster.folder(user, "j")
