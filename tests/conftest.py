@@ -55,14 +55,11 @@ def run_command(tmp_path: Path):
     """Run a Python script of the repository; returns the finished process with its output."""
 
     def run(script: Path, *arguments: object, timeout_s: float = 240, cwd: Path | None = None, **env: str):
+        words = [sys.executable, str(script), *map(str, arguments)]
         return subprocess.run(
-            [sys.executable, str(script), *map(str, arguments)],
-            cwd=cwd or tmp_path,
-            env={**clean_environment(), **env},
-            capture_output=True,
-            text=True,
+            words, cwd=cwd or tmp_path, env={**clean_environment(), **env}, capture_output=True, text=True,
             timeout=timeout_s,
-        )
+        )  # fmt: skip
 
     return run
 

@@ -1,8 +1,9 @@
-"""What importing our packages loads: nothing heavy, and in ``cluster`` Python's standard library alone."""
+"""What importing our packages loads: nothing heavy, each file once, and in ``cluster`` the standard library alone."""
 
 from __future__ import annotations
 
 import ast
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,31 +11,36 @@ from pathlib import Path
 
 import pytest
 
-from helpers.paths import ROOT
+import bigbatch
+from helpers.paths import ROOT, TRAIN, TUNE
+from helpers.processes import clean_environment
 
-HEAVY = ("torch", "torchvision", "ray", "optuna", "numpy", "pyarrow", "scipy", "PIL", "wandb", "rich")
-WHERE_THERE = {
-    ("cluster/doctor/probe.py", "torch"),
-    ("cluster/node/gcs.py", "ray"),
+HEAVY = ("torch", "torchvision", "ray", "optuna", "numpy", "pyarrow", "scipy", "PIL", "wandb", "rich", "IPython")
+NEEDS_STUDY = {"Study", "compare", "open_study", "search", "simulate"}
+CODE = {
+    "import bigbatch": HEAVY,
+    "import bigbatch.command": HEAVY,
+    "import bigbatch.cluster": HEAVY,
+    "import bigbatch.search_spaces, bigbatch.search_spaces.large_batch": HEAVY,
+    "import bigbatch.train_loop.config": HEAVY,
+    "import bigbatch.tune.plan.arguments, bigbatch.tune.console.plan_notes": HEAVY,
+    f"from bigbatch import {', '.join(sorted({*bigbatch.__all__} - NEEDS_STUDY))}": HEAVY,
+    f"from bigbatch import {', '.join(bigbatch.__all__)}": ("torch", "ray", "plotly", "IPython"),
+    "from bigbatch.command import console; console(['--version'])": HEAVY,
+    "from bigbatch.command import main; assert main(['--print-completion', 'bash']) == 0": ("torch", "ray"),
 }
+"""What is done, and what it must not load."""
+WHERE_THERE = {("cluster/doctor/probe.py", "torch"), ("cluster/node/gcs.py", "ray")}
 """Imported where it is there: to test the environment of a job, and to speak with Ray."""
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
-        "bigbatch",
-        "bigbatch.command",
-        "bigbatch.cluster",
-        "bigbatch.search_spaces, bigbatch.search_spaces.large_batch",
-        "bigbatch.train_loop.config",
-        "bigbatch.tune.plan.arguments, bigbatch.tune.console.plan_notes",
-    ],
-)
-def test_an_import_loads_nothing_heavy(module: str) -> None:
-    code = f"import sys, {module}; print([name for name in {HEAVY} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert (done.stdout.strip(), done.stderr) == ("[]", "")
+@pytest.mark.parametrize("code", CODE)
+def test_nothing_heavy_is_loaded(code: str) -> None:
+    if "completion" in code:
+        pytest.importorskip("shtab", reason="shtab is not installed (extra: completion)")
+    look = f"import sys; {code}; print('loaded', *({{*{CODE[code]}}} & {{*sys.modules}}))"
+    done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, timeout=120)
+    assert (done.stdout.splitlines()[-1:], done.stderr) == (["loaded"], "")
 
 
 def imports_of(path: Path) -> Iterator[tuple[str, bool]]:
@@ -66,3 +72,51 @@ def test_cluster_imports_the_standard_library_alone() -> None:
     named = {(path, name) for path, name, _ in others}
     assert {(path, name.split(".")[0]) for path, name in named} == WHERE_THERE
     assert [(path, name) for path, name, at_once in others if at_once] == []
+
+
+# Python imports a file of this name by itself. When a process ends it writes down its loaded files and their names.
+SITE = """
+import atexit, collections, json, os, sys
+
+def look():
+    loaded = collections.defaultdict(dict)
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if file and name != "__main__":
+            loaded[os.path.realpath(file)][id(module)] = name
+    ours = {file: sorted(names.values()) for file, names in loaded.items() if file.startswith(os.environ["OUR_ROOT"])}
+    with open(os.environ["LOADED"], "w") as out:
+        json.dump(ours, out)
+
+atexit.register(look)
+"""
+
+
+def loaded_by(folder: Path, *words: object, cwd: Path) -> tuple[subprocess.CompletedProcess[str], dict[str, list[str]]]:
+    (folder / "site").mkdir()
+    (folder / "site" / "sitecustomize.py").write_text(SITE)
+    files = {"LOADED": str(folder / "loaded.json"), "OUR_ROOT": f"{ROOT}/"}
+    env = {**clean_environment(), **files, "PYTHONPATH": str(folder / "site"), "BIGBATCH_HOME": str(folder / "home")}
+    done = subprocess.run(
+        [sys.executable, *map(str, words)], cwd=cwd, env=env, capture_output=True, text=True, timeout=240
+    )
+    return done, json.loads((folder / "loaded.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ((TUNE, "--dry-run"), 0),
+        ((ROOT / "src" / "bigbatch" / "tune" / "run.py", "--dry-run"), 0),
+        (("-m", "bigbatch", "tune", "--dry-run"), 0),
+        ((TRAIN, "--config", "/nosuch.json"), 2),
+        ((*"src/bigbatch cluster submit --dry-run --no-check --cpus-per-node 2 --space smoke".split(),), 0),
+        (("-m", "bigbatch.cluster.job", "--space", "smoke"), 2),
+    ],
+    ids=lambda words: " ".join(map(str, words)).replace(str(ROOT), "") if isinstance(words, tuple) else "",
+)
+def test_each_of_our_files_is_loaded_once(words, code, tmp_path):
+    done, loaded = loaded_by(tmp_path, *words, cwd=ROOT)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert any(name.startswith("bigbatch.") for names in loaded.values() for name in names)
+    assert {file: names for file, names in loaded.items() if len(names) > 1} == {}

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from helpers.paths import ROOT
-from helpers.processes import clean_environment
+from helpers.processes import clean_environment, program
 
 STAND_IN = "import sys\nsys.version_info, sys.version = (3, 9, 18, 'final', 0), '3.9.18 (a stand-in)'\n"
 PYENV = Path.home() / ".pyenv" / "versions"
@@ -23,14 +23,12 @@ STARTED = {
     "python -m bigbatch": ("-m", "bigbatch", "studies"),
     "a node's step": ("-m", "bigbatch.cluster.node"),
 }
-READ_FIRST = (
-    "src/bigbatch/__init__.py",
-    "src/bigbatch/__main__.py",
-    "src/bigbatch/base/root.py",
-    "tune/run.py",
-    "train_loop/run.py",
-)
+READ_FIRST = [
+    *("src/bigbatch/__init__.py", "src/bigbatch/__main__.py", "src/bigbatch/base/root.py"),
+    *("tune/run.py", "train_loop/run.py"),
+]
 """What Python reads before the line is printed."""
+ON_LOGIN_NODES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "cluster").rglob("*.py"))
 
 
 @pytest.fixture(scope="session")
@@ -38,9 +36,7 @@ def old_pythons(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """This Python under an old version's name, and each really old one of this machine."""
     folder = tmp_path_factory.mktemp("old")
     (folder / "sitecustomize.py").write_text(STAND_IN)
-    stand_in = folder / "python3"
-    stand_in.write_text(f'#!/bin/sh\nPYTHONPATH={folder}:$PYTHONPATH exec {sys.executable} "$@"\n')
-    stand_in.chmod(0o755)
+    stand_in = program(folder / "python3", f'PYTHONPATH={folder}:$PYTHONPATH exec {sys.executable} "$@"')
     names = [shutil.which(f"python3.{minor}") for minor in (6, 9, 10)]
     names += [str(path) for minor in (6, 9) for path in sorted(PYENV.glob(f"3.{minor}.*/bin/python"))[:1]]
     works = [name for name in names if name and subprocess.run([name, "-c", ""], capture_output=True).returncode == 0]
@@ -68,8 +64,10 @@ def is_refused(command: list[str], python: str, **more: str) -> None:
         assert word in done.stderr, f"{python}: {done.stderr}"
 
 
-@pytest.mark.parametrize("name", READ_FIRST)
-def test_what_is_read_before_that_line_keeps_to_python_3_6(name: str) -> None:
-    tree = ast.parse((ROOT / name).read_text(), feature_version=(3, 6))
+@pytest.mark.parametrize(
+    ("name", "minor"), [*((name, 6) for name in READ_FIRST), *((name, 9) for name in ON_LOGIN_NODES)]
+)
+def test_what_an_old_python_reads_keeps_to_it(name: str, minor: int) -> None:
+    tree = ast.parse((ROOT / name).read_text(), name, feature_version=(3, minor))
     futures = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module == "__future__"]
-    assert futures == [], "Python 3.6 does not know `from __future__ import annotations`"
+    assert minor > 6 or futures == [], "Python 3.6 does not know `from __future__ import annotations`"

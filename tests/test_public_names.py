@@ -5,8 +5,6 @@ from __future__ import annotations
 import ast
 import importlib
 import re
-import subprocess
-import sys
 
 import pytest
 
@@ -19,18 +17,6 @@ PUBLIC = {
     "submit", "train", "trainable",
 }  # fmt: skip
 """A name leaves this list only with a new major version (docs/decisions/020)."""
-WITHOUT_OPTUNA = ("ConfigError", "TrainConfig", "cancel", "logs", "queue", "submit", "train", "trainable")
-
-
-def loaded_after(names: tuple[str, ...], packages: tuple[str, ...]) -> str:
-    """Which of the packages are loaded once the names are."""
-    code = (
-        f"import sys; from bigbatch import {', '.join(names)}; "
-        f"print(*(package for package in {packages} if package in sys.modules))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert done.stderr == "" and done.returncode == 0
-    return done.stdout.strip()
 
 
 def test_the_public_names_are_there_and_nothing_else() -> None:
@@ -40,20 +26,6 @@ def test_the_public_names_are_there_and_nothing_else() -> None:
         assert getattr(bigbatch, name).__doc__, name
     with pytest.raises(AttributeError, match="no attribute 'seearch'"):
         bigbatch.seearch  # noqa: B018
-
-
-def test_a_name_that_needs_no_study_loads_neither_torch_nor_ray_nor_optuna() -> None:
-    assert loaded_after(WITHOUT_OPTUNA, ("torch", "ray", "optuna", "numpy", "pyarrow", "rich", "IPython")) == ""
-
-
-def test_no_name_loads_torch_or_ray() -> None:
-    assert loaded_after(tuple(sorted(PUBLIC)), ("torch", "ray", "plotly", "IPython")) == ""
-
-
-def test_the_optimizers_come_by_the_documented_import() -> None:
-    from bigbatch.train_loop.optim import LAMB, LARS
-
-    assert (LARS.__name__, LAMB.__name__) == ("LARS", "LAMB")
 
 
 def test_type_checkers_see_each_name_where_it_is_loaded_from() -> None:

@@ -102,9 +102,7 @@ def test_the_built_in_space_gets_its_own_defaults() -> None:
     assert (config.optimizer.name, config.optimizer.peak_lr) == ("lamb", 0.01)
 
 
-def test_each_epoch_is_reported_with_a_checkpoint_from_which_another_rate_goes_on(
-    own: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_each_epoch_leaves_a_checkpoint_from_which_another_rate_goes_on(own, monkeypatch, tmp_path):
     """Without Ray's processes: what Tune would be told, and what it would hand back."""
     import ray.tune
 

@@ -28,9 +28,7 @@ def config(tiny_images: Path) -> TrainConfig:
     return TrainConfig().replace_keys({**CHANGES, "data.name": str(tiny_images)})
 
 
-def test_it_trains_what_the_loop_trains_and_keeps_a_folder(
-    config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_it_trains_what_the_loop_trains_and_keeps_a_folder(config, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     before = signal.getsignal(signal.SIGINT)
     result = train(config, folder="kept")
@@ -49,9 +47,7 @@ def test_it_trains_what_the_loop_trains_and_keeps_a_folder(
         train(config.replace_keys({"epochs": 3}), folder="kept")
 
 
-def test_without_a_folder_nothing_is_kept(
-    config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_folder_nothing_is_kept(config, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))

@@ -12,7 +12,7 @@ import pytest
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.tune.console.display import SearchProgress, make_display
 from helpers.paths import TUNE
-from helpers.processes import clean_environment
+from helpers.processes import clean_environment, program
 
 SUBMIT = ("-m", "bigbatch", "cluster", "submit", "--cpus-per-node", "2", "--space", "smoke")
 STEP = re.compile(r"\[\d+\.\d s\] (.+)")
@@ -47,8 +47,7 @@ def test_a_quiet_search_shows_no_trial(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_submitting_quietly_prints_the_id_alone(tmp_path: Path) -> None:
-    (tmp_path / "sbatch").write_text("#!/bin/sh\necho 4711\n")
-    (tmp_path / "sbatch").chmod(0o755)
+    program(tmp_path / "sbatch", "echo 4711")
     path = f"{tmp_path}:{clean_environment()['PATH']}"
     quiet = bigbatch(*SUBMIT, "--quiet", "--no-check", cwd=tmp_path, PATH=path)
     assert (quiet.returncode, quiet.stdout, quiet.stderr) == (0, "4711\n", "")

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
-
-import pytest
+import check_time
 
 from helpers.paths import ROOT
 
@@ -21,13 +18,7 @@ FAILED tests/test_a.py::test_c - AssertionError: 3 passed in 2.00s
 """
 
 
-@pytest.fixture
-def check_time(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    return importlib.import_module("check_time")
-
-
-def test_outcomes_and_slowest_tests_are_read_from_pytests_output(check_time: Any) -> None:
+def test_outcomes_and_slowest_tests_are_read_from_pytests_output() -> None:
     found = check_time.of_pytest(OUTPUT)
     assert found["tests"] == {"failed": 1, "passed": 901, "skipped": 5}
     assert found["slowest_s"] == {
@@ -38,7 +29,7 @@ def test_outcomes_and_slowest_tests_are_read_from_pytests_output(check_time: Any
     assert check_time.of_pytest("Success: no issues found in 229 source files\n") == {}
 
 
-def test_the_stages_are_those_of_make_check(check_time: Any) -> None:
+def test_the_stages_are_those_of_make_check() -> None:
     assert check_time.stages_of_check("a: b\ncheck: one two\n\tcheck: three\n") == ["one", "two"]
     stages = check_time.stages_of_check((ROOT / "Makefile").read_text())
     assert {"format", "lint", "types", "docs", "slow"} < set(stages)

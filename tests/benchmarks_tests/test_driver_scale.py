@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 import os
@@ -10,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import driver_scale as benchmark
 import pytest
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
@@ -36,12 +36,6 @@ def test_each_window_counts_its_trials_with_time_and_bytes(run_command, tmp_path
         assert row["opened"]["trials"] == row["windows"][-1]["trials"]
 
 
-@pytest.fixture
-def benchmark(monkeypatch) -> Any:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    return importlib.import_module("driver_scale")
-
-
 def looks_at_trials(monkeypatch, run: Callable[[], object]) -> int:
     """How often ``run`` reads what a trial of a study holds."""
     count = 0
@@ -62,7 +56,7 @@ def looks_at_trials(monkeypatch, run: Callable[[], object]) -> int:
     return count
 
 
-def work_of(benchmark: Any, monkeypatch, keeper: Any, case: tuple[str, str], trials: int, frontier: bool) -> int:
+def work_of(monkeypatch, keeper: Any, case: tuple[str, str], trials: int, frontier: bool) -> int:
     """What some more trials cost in a study that has ``trials``."""
     benchmark.fill(keeper.study, trials, 10, frontier)
     search = benchmark.Search(keeper, case, 100_000, slots=4, epochs=10, frontier=frontier)
@@ -80,27 +74,26 @@ MORE = [("auto", "auto", False), ("tpe", "asha", True), ("qmc", "asha", False)]
     ("strategy", "stopping", "frontier"),
     [*SCALED, *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in MORE)],
 )
-def test_a_trial_costs_as_much_in_a_study_of_thousands(benchmark, monkeypatch, tmp_path, strategy, stopping, frontier):
+def test_a_trial_costs_as_much_in_a_study_of_thousands(monkeypatch, tmp_path, strategy, stopping, frontier):
     """Counted, not timed: in both studies the model takes as many trials as it ever does.
 
     A pruner takes 500 trials of one value of the frontier, which has four.
     """
     sizes = (3000, 6000) if frontier and stopping == "asha" else (600, 1800)
     small, large = (
-        work_of(benchmark, monkeypatch, benchmark._in_memory(tmp_path), (strategy, stopping), trials, frontier)
-        for trials in sizes
+        work_of(monkeypatch, benchmark._in_memory(tmp_path), (strategy, stopping), trials, frontier) for trials in sizes
     )
     assert 0 < large < 1.15 * small
 
 
-def test_a_journal_and_the_folder_of_checkpoints_cost_as_much_in_a_study_of_thousands(benchmark, monkeypatch, tmp_path):
+def test_a_journal_and_the_folder_of_checkpoints_cost_as_much_in_a_study_of_thousands(monkeypatch, tmp_path):
     monkeypatch.setattr(os, "fsync", lambda file: None)
     found = []
     for trials in (200, 800):
         store = StudyStore.create(tmp_path / str(trials), "s", {}, None)
         store._next_refresh = math.inf  # the tables are rewritten from time to time, see REFRESH_SHARE
         store.choose_dropped = lambda trials, sizes, budget_bytes: []
-        looks = work_of(benchmark, monkeypatch, store, ("random", "look"), trials, True)
+        looks = work_of(monkeypatch, store, ("random", "look"), trials, True)
         storage = store.study._storage
         assert isinstance(storage, QuickJournal)
         found.append((looks, storage.visited - trials))
@@ -110,7 +103,7 @@ def test_a_journal_and_the_folder_of_checkpoints_cost_as_much_in_a_study_of_thou
 
 
 @pytest.mark.parametrize("frontier", [False, True])
-def test_in_a_large_study_a_strategy_that_has_seen_it_grow_decides_as_a_new_one(benchmark, tmp_path, frontier):
+def test_in_a_large_study_a_strategy_that_has_seen_it_grow_decides_as_a_new_one(tmp_path, frontier):
     keeper = benchmark._in_memory(tmp_path)
     benchmark.fill(keeper.study, 320, 10, frontier)
     search = benchmark.Search(keeper, ("auto", "auto"), 100_000, slots=3, epochs=10, frontier=frontier)

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import gpu
 import pytest
 
 from helpers.paths import ROOT
@@ -21,55 +22,44 @@ BENCHMARKS = ROOT / "benchmarks"
 GPU = BENCHMARKS / "gpu.py"
 
 
-@pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The script as a module."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import gpu as module
-
-    return module
-
-
-def step(gpu: Any, name: str, code: str, **keywords: Any) -> Any:
+def step(name: str, code: str, **keywords: Any) -> Any:
     values = {"minutes": 1.0, "least_minutes": 0.5} | keywords
     return gpu.Step(name=name, command=(sys.executable, "-c", code), **values)
 
 
-def run(gpu: Any, folder: Path, steps: list[Any], left_s: float = 3600.0, commit: str = "c1") -> dict[str, str]:
+def run(folder: Path, steps: list[Any], left_s: float = 3600.0, commit: str = "c1") -> dict[str, str]:
     return gpu.run_steps(steps, gpu.State(folder), folder, commit, left_s, lambda: 0.0)
 
 
-def test_what_has_passed_is_not_repeated_until_the_code_or_the_command_changes(gpu: Any, tmp_path: Path) -> None:
+def test_what_has_passed_is_not_repeated_until_the_code_or_the_command_changes(tmp_path: Path) -> None:
     count, result = tmp_path / "count", tmp_path / "result.json"
     code = f"open({str(count)!r}, 'a').write('x'); open({str(result)!r}, 'w').write('1')"
-    one = step(gpu, "one", code, result=result)
-    assert run(gpu, tmp_path, [one])["one"].startswith("passed after")
-    assert run(gpu, tmp_path, [one])["one"] == "passed before at this commit"
+    one = step("one", code, result=result)
+    assert run(tmp_path, [one])["one"].startswith("passed after")
+    assert run(tmp_path, [one])["one"] == "passed before at this commit"
     assert count.read_text() == "x"
-    run(gpu, tmp_path, [one], commit="c2")
-    run(gpu, tmp_path, [step(gpu, "one", code + "  # other words", result=result)], commit="c2")
+    run(tmp_path, [one], commit="c2")
+    run(tmp_path, [step("one", code + "  # other words", result=result)], commit="c2")
     assert count.read_text() == "xxx"
     result.unlink()
-    run(gpu, tmp_path, [step(gpu, "one", code + "  # other words", result=result)], commit="c2")
+    run(tmp_path, [step("one", code + "  # other words", result=result)], commit="c2")
     assert count.read_text() == "xxxx", "a result that is gone is measured again"
 
 
-def test_a_failure_is_said_kept_in_the_log_and_repeated(gpu: Any, tmp_path: Path) -> None:
-    steps = [step(gpu, "bad", "print('why'); raise SystemExit(3)"), step(gpu, "good", "print('fine')")]
-    said = run(gpu, tmp_path, steps)
+def test_a_failure_is_said_kept_in_the_log_and_repeated(tmp_path: Path) -> None:
+    steps = [step("bad", "print('why'); raise SystemExit(3)"), step("good", "print('fine')")]
+    said = run(tmp_path, steps)
     assert said["bad"].startswith("failed") and said["good"].startswith("passed")
     assert "why" in (tmp_path / "bad.log").read_text()
     assert gpu.report(said) == 1
-    assert run(gpu, tmp_path, steps)["bad"].startswith("failed"), "it is tried again"
+    assert run(tmp_path, steps)["bad"].startswith("failed"), "it is tried again"
 
 
-def test_a_step_for_which_the_time_is_too_short_is_listed_and_a_shorter_one_runs(
-    gpu: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    long = step(gpu, "long", "raise SystemExit(1)", minutes=20.0, least_minutes=10.0)
-    short = step(gpu, "short", "")
-    elsewhere = step(gpu, "elsewhere", "raise SystemExit(1)", missing="it needs data")
-    said = run(gpu, tmp_path, [long, elsewhere, short], left_s=120.0)
+def test_a_step_for_which_the_time_is_too_short_is_listed_and_a_shorter_one_runs(tmp_path, capsys):
+    long = step("long", "raise SystemExit(1)", minutes=20.0, least_minutes=10.0)
+    short = step("short", "")
+    elsewhere = step("elsewhere", "raise SystemExit(1)", missing="it needs data")
+    said = run(tmp_path, [long, elsewhere, short], left_s=120.0)
     assert said["long"] == "no time: it takes about 20 min, 2.0 min are left"
     assert said["short"].startswith("passed") and said["elsewhere"] == "cannot run here: it needs data"
     assert gpu.report(said) == 75
@@ -77,23 +67,21 @@ def test_a_step_for_which_the_time_is_too_short_is_listed_and_a_shorter_one_runs
     assert gpu.report({"elsewhere": said["elsewhere"], "short": said["short"]}) == 0
 
 
-def test_a_cut_step_ends_with_all_that_it_started_and_gathers_what_there_is(
-    gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cut_step_ends_with_all_that_it_started_and_gathers_what_there_is(tmp_path, monkeypatch):
     mark = f"bigbatch-cut-{os.getpid()}"
     child = f"import signal; signal.pause()  # {mark}"
     code = f"import signal, subprocess, sys; subprocess.Popen([sys.executable, '-c', {child!r}]); signal.pause()"
     result = tmp_path / "result.json"
     gather = (sys.executable, "-c", f"open({str(result)!r}, 'w').write('some')")
     monkeypatch.setattr(gpu, "GATHER_S", 60.0)
-    cut = step(gpu, "cut", code, gather=gather, result=result, least_minutes=0.0)
-    said = run(gpu, tmp_path, [cut], left_s=62.0)
+    cut = step("cut", code, gather=gather, result=result, least_minutes=0.0)
+    said = run(tmp_path, [cut], left_s=62.0)
     assert said["cut"].startswith("cut after") and result.read_text() == "some"
     wait_gone(mark)
     assert not gpu.State(tmp_path).passed(cut, "c1"), "a later call goes on with it"
 
 
-def test_results_that_are_there_survive_a_kill(gpu: Any, tmp_path: Path) -> None:
+def test_results_that_are_there_survive_a_kill(tmp_path: Path) -> None:
     """Each outcome is stored when its step ends, not at the end of all."""
     mark = f"bigbatch-kill-{os.getpid()}"
     code = (
@@ -117,7 +105,7 @@ def test_results_that_are_there_survive_a_kill(gpu: Any, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("part", ["val", "test"])
-def test_cifar10_comes_as_a_folder_or_an_archive(gpu: Any, tmp_path: Path, part: str) -> None:
+def test_cifar10_comes_as_a_folder_or_an_archive(tmp_path: Path, part: str) -> None:
     for name in ("train", part):
         (tmp_path / "made" / name / "cat").mkdir(parents=True)
         (tmp_path / "made" / name / "cat" / "0.jpg").write_bytes(name.encode())
@@ -134,7 +122,7 @@ def test_cifar10_comes_as_a_folder_or_an_archive(gpu: Any, tmp_path: Path, part:
     ("name", "label"),
     [("NVIDIA H200", "h200"), ("NVIDIA A100-SXM4-80GB", "a100-sxm4-80gb"), ("NVIDIA GeForce RTX 4090", "rtx-4090")],
 )
-def test_results_are_named_for_the_gpu(gpu: Any, name: str, label: str) -> None:
+def test_results_are_named_for_the_gpu(name: str, label: str) -> None:
     assert gpu.label_of(name) == label
 
 

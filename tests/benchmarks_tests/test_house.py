@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import itertools
 import json
 import random
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+import house
+import import_graph as graph
 import pytest
 
 from helpers.paths import ROOT
 
-BENCHMARKS = ROOT / "benchmarks"
-SCRIPT = BENCHMARKS / "house.py"
-
+Arrows = dict[tuple[str, str], list[Any]]
 # <> stands for "" or "bigbatch.", the two ways in which an import may be written.
 FILES = {
     "pyproject.toml": '[tool.pytest.ini_options]\npythonpath = [".", "tests", "tests/helpers"]\n',
@@ -58,21 +56,6 @@ FILES = {
 }
 
 
-@pytest.fixture
-def house(monkeypatch: pytest.MonkeyPatch) -> Any:
-    return _module("house", monkeypatch)
-
-
-@pytest.fixture
-def graph(monkeypatch: pytest.MonkeyPatch) -> Any:
-    return _module("import_graph", monkeypatch)
-
-
-def _module(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module(name)
-
-
 @pytest.fixture(params=["", "bigbatch."])
 def root(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """The repository of ``FILES``; where imports have the prefix, ``bigbatch/`` links to the packages."""
@@ -90,7 +73,7 @@ def root(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_rooms_and_arrows(house: Any, root: Path) -> None:
+def test_rooms_and_arrows(root: Path) -> None:
     figures, lists = house.measure(root)
     counts = {f: (figures[f"{f}: rooms"], figures[f"{f}: arrows"]) for f in house.FOLDERS}
     assert counts == {"train_loop": (4, 4), "train_loop/data": (2, 1), "cluster": (2, 1), "tune": (3, 3)}
@@ -106,7 +89,7 @@ def test_rooms_and_arrows(house: Any, root: Path) -> None:
     assert lists["cluster: circles of rooms"] == lists["train_loop/data: circles of rooms"] == []
 
 
-def test_circles_between_files_and_broken_floors(house: Any, root: Path) -> None:
+def test_circles_between_files_and_broken_floors(root: Path) -> None:
     _, lists = house.measure(root)
     everywhere = ["tests/helpers/tools.py tests/test_a.py", "train_loop/loop.py train_loop/run.py"]
     assert lists["circles between files, module level"] == everywhere
@@ -119,7 +102,7 @@ def test_circles_between_files_and_broken_floors(house: Any, root: Path) -> None
     assert house.measure(root)[1]["imports that break the floors"] == [upwards, too_much]
 
 
-def test_a_circle_through_the_package_that_links_to_the_folders_is_found(house: Any, root: Path) -> None:
+def test_a_circle_through_the_package_that_links_to_the_folders_is_found(root: Path) -> None:
     if not (root / "bigbatch").is_dir():
         return
     (root / "bigbatch/command.py").write_text("def cluster():\n    from bigbatch.cluster import cli\n")
@@ -130,7 +113,7 @@ def test_a_circle_through_the_package_that_links_to_the_folders_is_found(house: 
     assert "cluster/cli.py imports bigbatch/command.py" in lists["imports that break the floors"]
 
 
-def test_how_much_there_is_to_read(house: Any, root: Path) -> None:
+def test_how_much_there_is_to_read(root: Path) -> None:
     figures, lists = house.measure(root)
     assert figures["README: words, as wc -w counts"] == 13
     assert (figures["tune: lines"], figures["tests: lines"]) == (8, 2)
@@ -142,37 +125,37 @@ def test_how_much_there_is_to_read(house: Any, root: Path) -> None:
     assert "tune/plan/capacity.py" not in "".join(house.measure(root)[1][of_one])
 
 
-def test_the_fewest_arrows_back_up_as_trying_every_order_finds_them(graph: Any) -> None:
+def test_the_fewest_arrows_back_up_as_trying_every_order_finds_them() -> None:
     for seed in range(40):
         rng = random.Random(seed)
         pairs = list(itertools.permutations("abcdef", 2))
-        arrows = {pair: [None] * rng.randint(1, 3) for pair in rng.sample(pairs, rng.randint(4, 16))}
+        arrows: Arrows = {pair: [None] * rng.randint(1, 3) for pair in rng.sample(pairs, rng.randint(4, 16))}
         back = graph.back_up(arrows)
         best = min(_price(arrows, order) for order in itertools.permutations("abcdef"))
         assert sum(1000 + len(arrows[pair]) for pair in back) == best, seed
         assert not graph.circles(set(arrows) - set(back))
 
 
-def _price(arrows: dict[tuple[str, str], list[None]], order: tuple[str, ...]) -> int:
+def _price(arrows: Arrows, order: tuple[str, ...]) -> int:
     return sum(1000 + len(causes) for (a, b), causes in arrows.items() if order.index(a) > order.index(b))
 
 
-def test_a_large_circle_is_broken_too(graph: Any) -> None:
+def test_a_large_circle_is_broken_too() -> None:
     rooms = [f"room{number:02}" for number in range(20)]
-    ring = {(a, b): [None] for a, b in zip(rooms, [*rooms[1:], rooms[0]], strict=True)}
-    across = {pair: [None] for pair in random.Random(0).sample(list(itertools.combinations(rooms, 2)), 60)}
+    ring: Arrows = {(a, b): [None] for a, b in zip(rooms, [*rooms[1:], rooms[0]], strict=True)}
+    across: Arrows = {pair: [None] for pair in random.Random(0).sample(list(itertools.combinations(rooms, 2)), 60)}
     arrows = {**across, **ring}
     assert graph.circles(arrows) == [rooms]
     assert not graph.circles(set(arrows) - set(graph.back_up(arrows)))
 
 
-def test_the_length_of_a_function_has_its_nested_ones_and_not_its_decorators(house: Any) -> None:
+def test_the_length_of_a_function_has_its_nested_ones_and_not_its_decorators() -> None:
     text = "@cache\n@other\ndef outer(\n    a,\n):\n    async def inner():\n        return 1\n    return inner\n"
     lengths = {f.name: house.length(f) for f in house.functions_of(ast.parse(text))}
     assert lengths == {"outer": 6, "inner": 2}
 
 
-def test_any_counts_in_annotations_and_casts_alone(house: Any) -> None:
+def test_any_counts_in_annotations_and_casts_alone() -> None:
     text = (
         "from typing import Any, cast\nimport typing\n"
         "def f(a: Any, *b: 'dict[str, Any]') -> typing.Any:\n    'Any text'\n    print('Any')\n"
@@ -181,7 +164,7 @@ def test_any_counts_in_annotations_and_casts_alone(house: Any) -> None:
     assert house.count_any(ast.parse(text)) == 6
 
 
-def test_typed_functions(house: Any) -> None:
+def test_typed_functions() -> None:
     text = (
         "class C:\n    def a(self, x: int) -> None: ...\n    def b(self, x) -> None: ...\n"
         "    @staticmethod\n    def c(x) -> None: ...\n    @classmethod\n    def d(cls) -> None: ...\n"
@@ -192,7 +175,7 @@ def test_typed_functions(house: Any) -> None:
     assert found == {"a": True, "b": False, "c": False, "d": True, "e": True, "f": False, "g": False}
 
 
-def test_public_docstrings(house: Any) -> None:
+def test_public_docstrings() -> None:
     text = (
         "class A:\n    'said'\n    def b(self):\n        'said'\n    def c(self): ...\n    def _d(self): ...\n"
         "class _E:\n    def f(self): ...\n@overload\ndef g(): ...\ndef g():\n    def inner(): ...\n"
@@ -200,26 +183,26 @@ def test_public_docstrings(house: Any) -> None:
     assert house.public_docstrings(ast.parse(text).body) == [True, True, False, False]
 
 
-def test_comments_without_marks_for_tools(house: Any) -> None:
+def test_comments_without_marks_for_tools() -> None:
     text = "#!/usr/bin/python\n# why\nx = '# text'  # noqa: E501\ny = 1  # why not\nz = 2  # type: ignore\n"
     assert house.count_comments(text) == (2, 1)
 
 
-def test_sleeps_of_time_alone_also_in_code_of_other_processes(house: Any) -> None:
+def test_sleeps_of_time_alone_also_in_code_of_other_processes() -> None:
     call = "time.{}(1)".format("sleep")
     text = f"import time\nfrom time import sleep as nap\n{call}\nnap(1)\nevent.sleep(1)\nsleep(1)\n"
     assert house.count_sleeps(ast.parse(text)) == 2
     assert house.count_sleeps(ast.parse(f"CODE = 'import time; {call}'\nMORE = f'{call}; {{CODE}}'\n")) == 2
 
 
-def test_words_of_a_readme(house: Any) -> None:
+def test_words_of_a_readme() -> None:
     assert house.readme_words(FILES["README.md"]) == (5, 3)
     text = "one\n```text\na b c\n```\ntwo ![the plot](a b.svg) | --- |\n~~~sh\n```\n~~~\nfive\n"
     assert house.readme_words(text) == (5, 5)
     assert house.readme_words("no command, four words") == (4, 0)
 
 
-def test_a_target_is_missed_beyond_its_limit_alone(house: Any) -> None:
+def test_a_target_is_missed_beyond_its_limit_alone() -> None:
     limits = {**house.AT_MOST, **house.AT_LEAST}
     assert house.missed(limits) == []
     for name, limit in limits.items():
@@ -228,7 +211,7 @@ def test_a_target_is_missed_beyond_its_limit_alone(house: Any) -> None:
     assert house.missed({**limits, "README word of the first command": 0}) == ["README word of the first command"]
 
 
-def test_a_goal_that_is_not_reached_fails_nothing(house: Any) -> None:
+def test_a_goal_that_is_not_reached_fails_nothing() -> None:
     reached = {**house.AT_MOST, **house.AT_LEAST, **house.GOALS}
     assert house.unreached(reached) == []
     for name, goal in house.GOALS.items():
@@ -254,10 +237,10 @@ def test_the_command_prints_a_table_arrows_and_what_is_missed(root: Path) -> Non
 
 
 def _run(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, str(SCRIPT), *words], capture_output=True, text=True)
+    return subprocess.run([sys.executable, house.__file__, *words], capture_output=True, text=True)
 
 
-def test_this_repository_reaches_every_target(house: Any) -> None:
+def test_this_repository_reaches_every_target() -> None:
     """What breaks one: `python benchmarks/house.py`, then `--arrows FOLDER` for the imports behind each arrow."""
     figures, lists = house.measure(ROOT)
     assert len([name for name in house.AT_MOST if ": " in name]) == 4 * len(house.FOLDERS)

@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import histogram_cost
+import monitoring_overhead as bench
 import pytest
 
 from bigbatch.train_loop.config import TrainConfig
@@ -18,31 +20,21 @@ from bigbatch.train_loop.loop.watched_model import TensorHistogram
 from bigbatch.train_loop.model.networks import build_model
 from bigbatch.tune.plan.arguments import parse_options, tune_parser
 from helpers.invented_studies import invented_study
-from helpers.paths import ROOT
 from helpers.waiting import wait_until
 
 OFF, ON = "off", "on"
 SEEN = {"states": 3, "reports": 1, "scrapes": 2, "terminal_bytes": 900}
 
 
-@pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The script as a module."""
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    import monitoring_overhead as module
-
-    return module
-
-
-def searched(bench: Any, arm: str, wall_s: float, trained: tuple[str, ...] = ("a", "b")) -> Any:
+def searched(arm: str, wall_s: float, trained: tuple[str, ...] = ("a", "b")) -> Any:
     return bench.MeasuredSearch(arm, wall_s, 50.0, trained, SEEN if arm == ON else {})
 
 
-def test_ratios_are_by_round_in_either_order(bench: Any) -> None:
+def test_ratios_are_by_round_in_either_order() -> None:
     assert [bench.order_of(number) for number in range(3)] == [(OFF, ON), (ON, OFF), (OFF, ON)]
     seconds = {OFF: (100.0, 200.0, 110.0), ON: (101.0, 204.0, 121.0)}
-    searches = [searched(bench, arm, seconds[arm][number]) for number in range(3) for arm in bench.order_of(number)]
-    found = bench.compared(searches)
+    searches = [searched(arm, seconds[arm][number]) for number in range(3) for arm in bench.order_of(number)]
+    found: Any = bench.compared(searches)
     assert found["wall"] == {
         "ratios": pytest.approx([1.01, 1.02, 1.1]), "median": pytest.approx(1.02),
         "range": pytest.approx([1.01, 1.1]), "off_s": 110.0, "noise": pytest.approx(100 / 110),
@@ -51,16 +43,16 @@ def test_ratios_are_by_round_in_either_order(bench: Any) -> None:
     lines = list(bench.in_words(found))
     assert lines[0].startswith("the whole command: +2.0% with monitoring (+1.0% to +10.0% by round; 110 s without")
     assert lines[-1] == "target: the whole command below +2%, missed"
-    one = list(bench.in_words(bench.compared([searched(bench, OFF, 100.0), searched(bench, ON, 101.0)])))
+    one = list(bench.in_words(bench.compared([searched(OFF, 100.0), searched(ON, 101.0)])))
     assert one[-1] == "target: the whole command below +2%, reached; one round shows no noise"
 
 
-def test_searches_that_trained_other_things_are_not_compared(bench: Any) -> None:
+def test_searches_that_trained_other_things_are_not_compared() -> None:
     with pytest.raises(SystemExit, match="they do not compare"):
-        bench.compared([searched(bench, OFF, 100.0), searched(bench, ON, 101.0, trained=("a", "c"))])
+        bench.compared([searched(OFF, 100.0), searched(ON, 101.0, trained=("a", "c"))])
 
 
-def test_a_search_must_have_been_monitored_as_its_arm_says(bench: Any, tmp_path: Path) -> None:
+def test_a_search_must_have_been_monitored_as_its_arm_says(tmp_path: Path) -> None:
     study = invented_study(tmp_path / "s", 3)
     off, on = bench.read_search(OFF, study, 9.0, {}), bench.read_search(ON, study, 9.0, SEEN)
     assert len(off.trained) == 3 and off.trained == on.trained and off.epochs_s > 3 * 1.0
@@ -76,7 +68,7 @@ def test_a_search_must_have_been_monitored_as_its_arm_says(bench: Any, tmp_path:
 
 
 @pytest.mark.parametrize("arm", [OFF, ON])
-def test_the_commands_are_searches_that_differ_in_monitoring_alone(bench: Any, arm: str) -> None:
+def test_the_commands_are_searches_that_differ_in_monitoring_alone(arm: str) -> None:
     words = bench.search_command(arm, Path("runs"), ["--trials", "2"], 9090)
     read = parse_options(tune_parser("t"), words[words.index("--") + 1 :])
     monitoring = {name: read.pop(name) for name in ("wandb", "wandb_watch", "metrics_port")}
@@ -90,10 +82,10 @@ def test_the_commands_are_searches_that_differ_in_monitoring_alone(bench: Any, a
     }  # fmt: skip
 
 
-def test_the_account_is_judged_where_searches_without_monitoring_vary_by_more_than_the_target(bench: Any) -> None:
+def test_the_account_is_judged_where_searches_without_monitoring_vary_by_more_than_the_target() -> None:
     def round_of(off_s: float, on_s: float) -> list[Any]:
-        off = replace(searched(bench, OFF, 100.0), processor_s=off_s, parts_s={"workers": off_s - 10})
-        on = replace(searched(bench, ON, 100.0), processor_s=on_s, parts_s={"workers": on_s - 12}, histograms_s=1.0)
+        off = replace(searched(OFF, 100.0), processor_s=off_s, parts_s={"workers": off_s - 10})
+        on = replace(searched(ON, 100.0), processor_s=on_s, parts_s={"workers": on_s - 12}, histograms_s=1.0)
         return [off, on]
 
     calm = list(bench.in_words(bench.compared(round_of(200.0, 205.0) + round_of(202.0, 207.0))))
@@ -103,9 +95,7 @@ def test_the_account_is_judged_where_searches_without_monitoring_vary_by_more_th
     assert "them and the histograms of workers: +1.4% (+1.4% to +1.5% by round)" in restless
 
 
-def test_histograms_that_workers_wrote_have_a_price(
-    bench: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_histograms_that_workers_wrote_have_a_price(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     study = invented_study(tmp_path / "s", 2)
     (study / "logs").mkdir(exist_ok=True)
     for number in range(2):
@@ -122,28 +112,25 @@ def test_histograms_that_workers_wrote_have_a_price(
     assert bench.histograms_s(replace(found, histograms=0), study) == 0.0
 
 
-def test_the_price_is_that_of_all_tensors(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    import histogram_cost
-
+def test_the_price_is_that_of_all_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = []
     monkeypatch.setattr(histogram_cost, "append_histograms", lambda file, epoch, found: lines.append((epoch, found)))
     assert bench.seconds_of_histograms(TrainConfig()) > 0.0
     assert [epoch for epoch, _ in lines] == list(range(histogram_cost.CALLS))
-    names = {
-        name for name, _ in build_model(TrainConfig().model, describe_data_set(TrainConfig().data)).named_parameters()
-    }
+    model = build_model(TrainConfig().model, describe_data_set(TrainConfig().data))
+    names = [name for name, _ in model.named_parameters()]
     assert set(lines[0][1]) == {f"{kind}/{name}" for kind in ("gradients", "parameters") for name in names}
 
 
 def test_a_dry_run_prints_them() -> None:
-    line = [sys.executable, str(ROOT / "benchmarks" / "monitoring_overhead.py"), "--dry-run", "--trials", "2"]
+    line = [sys.executable, bench.__file__, "--dry-run", "--trials", "2"]
     done = subprocess.run(line, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and done.stderr == ""
     first, second = done.stdout.splitlines()
     assert "--search off -- --space large_batch" in first and second.endswith("--metrics-port 9090")
 
 
-def test_processor_seconds_count_a_daemon_that_its_parent_has_left(bench: Any) -> None:
+def test_processor_seconds_count_a_daemon_that_its_parent_has_left() -> None:
     account = bench.open_account()
     if account is None:
         pytest.skip("a control group needs root")
@@ -156,19 +143,17 @@ def test_processor_seconds_count_a_daemon_that_its_parent_has_left(bench: Any) -
         account.seconds()
 
 
-def test_each_kind_of_process_has_seconds_of_its_own(bench: Any) -> None:
+def test_each_kind_of_process_has_seconds_of_its_own() -> None:
     account = bench.open_account()
     if account is None:
         pytest.skip("a control group needs root")
     parts = bench.SecondsByPart(account)
     burn = "import sys, time\nwhile time.process_time() < 0.6: pass\nsys.stdin.read()"
     lines = {
-        "workers": ["ray::_RayTrainWorker"],
-        "Ray itself": ["ray::DashboardAgent"],
-        "W&B": ["/opt/wandb/bin/wandb-core"],
-        "watch server": ["python", "-m", "bigbatch", "watch", "s"],
+        "workers": ["ray::_RayTrainWorker"], "Ray itself": ["ray::DashboardAgent"],
+        "W&B": ["/opt/wandb/bin/wandb-core"], "watch server": ["python", "-m", "bigbatch", "watch", "s"],
         "driver": ["python", "/repo/benchmarks/monitoring_overhead.py", "--search", "on"],
-    }
+    }  # fmt: skip
     processes = []
     for first, *others in lines.values():
         become = f"import os, sys; os.execv(sys.executable, [{first!r}, '-c', {burn!r}, *{['-', *others]!r}])"
@@ -183,7 +168,7 @@ def test_each_kind_of_process_has_seconds_of_its_own(bench: Any) -> None:
     assert set(found) == set(lines) and max(found.values()) < 1.2, "the time of others is counted"
 
 
-def test_a_process_that_is_about_to_end_stays_of_its_kind(bench: Any) -> None:
+def test_a_process_that_is_about_to_end_stays_of_its_kind() -> None:
     samples = iter([("ray::_RayTrainWorker", 5.0), ("", 7.0)])
     last = threading.Event()
 
@@ -196,15 +181,15 @@ def test_a_process_that_is_about_to_end_stays_of_its_kind(bench: Any) -> None:
                 last.set()
             return {(1, 1): sample} if sample else {}
 
-    parts = bench.SecondsByPart(Account())
+    parts = bench.SecondsByPart(Account())  # type: ignore[arg-type]
     assert last.wait(60) and parts.end() == {"workers": 7.0}
 
 
-def test_what_other_processes_take_more_is_a_share_of_the_search_without_monitoring(bench: Any) -> None:
-    off = replace(searched(bench, OFF, 100.0), processor_s=200.0, parts_s={"workers": 180.0, "driver": 15.0})
+def test_what_other_processes_take_more_is_a_share_of_the_search_without_monitoring() -> None:
+    off = replace(searched(OFF, 100.0), processor_s=200.0, parts_s={"workers": 180.0, "driver": 15.0})
     more = {"workers": 168.0, "driver": 15.8, "W&B": 1.6}  # workers vary from run to run
-    on = replace(searched(bench, ON, 100.0), processor_s=190.0, parts_s=more)
-    found = bench.compared([off, on])
+    on = replace(searched(ON, 100.0), processor_s=190.0, parts_s=more)
+    found: Any = bench.compared([off, on])
     assert found["beside"]["shares"] == [pytest.approx(0.01)] and found["beside"]["off_s"] == pytest.approx(20.0)
     assert {name: one["median"] for name, one in found["parts"].items()} == {
         "workers": pytest.approx(-0.06), "driver": pytest.approx(0.004), "W&B": pytest.approx(0.008),
@@ -212,9 +197,9 @@ def test_what_other_processes_take_more_is_a_share_of_the_search_without_monitor
     lines = list(bench.in_words(found))
     assert any("beside the workers: +1.0% of all" in line for line in lines)
     assert any(line.endswith("W&B +0.8%, driver +0.4%, workers -6.0%") for line in lines)
-    counted = bench.compared([off, replace(on, histograms=4, histograms_s=0.8)])
+    counted: Any = bench.compared([off, replace(on, histograms=4, histograms_s=0.8)])
     assert counted["account"]["shares"] == [pytest.approx(0.014)]
     assert "them and the histograms of workers: +1.4% (+1.4% to +1.4% by round)" in bench.in_words(counted)
     dear = bench.compared([off, replace(on, processor_s=210.0)])
     assert list(bench.in_words(dear))[-1].startswith("target: processor seconds below +2%, missed")
-    assert "beside" not in bench.compared([searched(bench, OFF, 100.0), searched(bench, ON, 101.0)])
+    assert "beside" not in bench.compared([searched(OFF, 100.0), searched(ON, 101.0)])

@@ -64,11 +64,8 @@ def test_the_page_says_what_was_counted() -> None:
     says("its files opened", f"{looks}", f"32; one rank of a node all {images} more")
     both("packed set: files opened", "files of data opened", packed)
     both("files of Python", "files of libraries")
-    says(
-        "keys of the store",
-        f"{folder['keys of ours']['rank 0']}, and N of torch",
-        f"asks it 5 times a second, all {QUESTIONS:,}",
-    )
+    keys = f"{folder['keys of ours']['rank 0']}, and N of torch"
+    says("keys of the store", keys, f"asks it 5 times a second, all {QUESTIONS:,}")
     resume = folder["collectives of a resume"]["rank 0"]
     says("collectives of the start", f"{folder['collectives of the start']['rank 0']}, to resume {resume} more", "the")
     both("collectives of a step", "collectives of a step", same=True)

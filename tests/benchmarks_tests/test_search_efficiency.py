@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -69,14 +71,8 @@ def test_figures_of_a_group_by_hand() -> None:
     assert (value, low, high) == (2.0, pytest.approx(5 / 3, abs=0.01), pytest.approx(90 / 25, abs=0.5))
     assert "times_random" not in rows["random"] and "times_stock" not in rows["ours"]
     text = bench.markdown(list(rows.values()), 8, ["other", "g"]).splitlines()
-    assert (
-        text[2:4]
-        == [
-            "| random | 50 (40–90); 1 of 3 missed |",
-            "| `--strategy auto` | 25 (20–30), × 2.0 |",
-        ]
-        and text[-1] == "| `--strategy auto` | 1.00 / 1.00 / 1.00 |"
-    )
+    assert text[2:4] == ["| random | 50 (40–90); 1 of 3 missed |", "| `--strategy auto` | 25 (20–30), × 2.0 |"]
+    assert text[-1] == "| `--strategy auto` | 1.00 / 1.00 / 1.00 |"
     before = [line("previous", s, None, regret) for s, regret in enumerate((3.0, 0.5, 80.0))]
     (row,) = [row for row in bench.summary([*lines, *before]) if row["arm"] == "ours"]
     less = row["less_previous_24"]
@@ -85,31 +81,26 @@ def test_figures_of_a_group_by_hand() -> None:
     assert not bench.against_table([row], 4, "ours", ["g"])
     (mean,) = [row for row in bench.overall(list(rows.values())) if row["arm"] == "ours"]
     assert mean["times_random"] == 2.0
-    earlier = [
-        line("ours", s, hit, regret) for s, (hit, regret) in enumerate([(40.0, 1.5), (25.0, 1.0), (None, 9.0)], 1)
-    ]
+    ends = ((40.0, 1.5), (25.0, 1.0), (None, 9.0))
+    earlier = [line("ours", s, hit, regret) for s, (hit, regret) in enumerate(ends, 1)]
     (change,) = bench.against_earlier(earlier, lines, ["other", "g"])
     assert (change["searches"], change["alike"], change["missed"]) == (2, 0, [0, 0]), "the seeds 1 and 2"
     assert change["hits"][0] == pytest.approx((25 / 40 * 30 / 25) ** 0.5, abs=0.01)
     assert change["less_previous_40"]["mean"][0] == -0.25
-    assert "| g | 2, 0 alike | × 0.87 (0.62 … 1.20) | 0 → 0 | −0.25 (−0.50 … +0.00), 1 : 0 |" in bench.earlier_table(
-        [change]
-    )
+    said = "| g | 2, 0 alike | × 0.87 (0.62 … 1.20) | 0 → 0 | −0.25 (−0.50 … +0.00), 1 : 0 |"
+    assert said in bench.earlier_table([change])
 
 
 def test_early_values_are_compared_with_the_end_among_the_better_half() -> None:
     """Of forty runs the better half is ahead early as it is late, or the other way round."""
-    from dataclasses import replace
-
     table = invented_table("projected", 0, rows=40)
     whole = [c for c in table.curves if len(c.values) == table.max_epochs]
     for sign in (1, -1):
         ends = 0.5 + np.arange(len(whole)) / 100
-        curves = [
-            replace(c, values=(*[0.4 + sign * end / 10] * (table.max_epochs - 1), end))
-            for c, end in zip(whole, ends.tolist(), strict=True)
-        ]
-        found = bench.early_values([replace(table, curves=tuple(curves))])
+        before = table.max_epochs - 1
+        values = [(*[0.4 + sign * end / 10] * before, end) for end in ends.tolist()]
+        curves = tuple(replace(c, values=v) for c, v in zip(whole, values, strict=True))
+        found = bench.early_values([replace(table, curves=curves)])
         assert found == dict.fromkeys(("0.1", "0.25", "0.5"), float(sign))
     text = bench.early_table({"g": {"0.1": -0.04, "0.25": 0.5, "0.5": 1.0}})
     assert "| after 10 % of the run | −0.04 |" in text and "| after 50 % of the run | +1.00 |" in text
@@ -117,8 +108,6 @@ def test_early_values_are_compared_with_the_end_among_the_better_half() -> None:
 
 def test_stocks_rungs_are_those_of_rays_scheduler() -> None:
     """Against ``_Bracket`` of the installed Ray."""
-    from types import SimpleNamespace
-
     from ray.tune.schedulers.async_hyperband import _Bracket
 
     table: CurveTable = invented_table("projected", 0, rows=40)
@@ -154,13 +143,8 @@ def epoch(hours: float, value: float | None, finished: bool = True) -> ReplayedE
 
 
 def test_an_outcome_is_the_regret_of_finished_runs() -> None:
-    found = [
-        epoch(0.1, 0.2),
-        epoch(0.2, 0.5, finished=False),
-        epoch(0.3, 0.1),
-        epoch(0.4, 0.4),
-        epoch(0.5, None, False),
-    ]
+    found = [epoch(0.1, 0.2), epoch(0.2, 0.5, finished=False), epoch(0.3, 0.1), epoch(0.4, 0.4)]
+    found.append(epoch(0.5, None, finished=False))
     outcome = outcome_of(TABLE, Replay(found, [], 5))
     assert outcome.hit_h is None, "the best row was seen, but has not finished"
     assert outcome.improved == ((0.1, pytest.approx(0.3)), (0.4, pytest.approx(0.1)))

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-import runpy
 from pathlib import Path
 from typing import Any
 
-from helpers.paths import ROOT
-
-STORE = ROOT / "benchmarks" / "store.py"
+from store import store
 
 
 def test_a_result_names_no_folder_of_the_machine(tmp_path: Path) -> None:
-    store = runpy.run_path(str(STORE))["store"]
     command = ["benchmarks/a.py", "--images", str(tmp_path / "images.tar"), "--output", "benchmarks/results/a.json"]
     result: dict[str, Any] = {"provenance": {"command": command, "host": "h"}, "raw": [1]}
     store(result, tmp_path / "a.json")

@@ -4,44 +4,37 @@ from __future__ import annotations
 
 import json
 import re
-import runpy
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
+import terminal_picture as script
 
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.tune.console.display import SearchProgress, summary_line, trial_table
 from bigbatch.tune.runs.observer import TrialView
-from helpers.paths import ROOT
+from helpers.paths import TUNE
 
-SCRIPT = ROOT / "benchmarks" / "terminal_picture.py"
 AGAIN = "the picture is out of date; run: python benchmarks/default_run.py --picture"
 
 
 @pytest.fixture(scope="module")
-def script() -> dict[str, Any]:
-    return runpy.run_path(str(SCRIPT))
-
-
-@pytest.fixture(scope="module")
-def shown(script: dict[str, Any]) -> list[str]:
+def shown() -> list[str]:
     """The stored screen's lines, without colours."""
-    text = json.loads(script["RAW"].read_text())["screen"]
+    text = json.loads(script.RAW.read_text())["screen"]
     return re.sub(r"\x1b\[[\d;]*m", "", text).splitlines()
 
 
-def test_the_picture_is_drawn_from_the_stored_screen_and_loads_nothing(script: dict[str, Any]) -> None:
-    picture = script["PICTURE"].read_text()
-    assert script["draw"](json.loads(script["RAW"].read_text())) == picture
+def test_the_picture_is_drawn_from_the_stored_screen_and_loads_nothing() -> None:
+    picture = script.PICTURE.read_text()
+    assert script.draw(json.loads(script.RAW.read_text())) == picture
     assert len(picture) < 100_000
     assert re.findall(r"https?://[^\"' ]+", picture.replace("http://127.0.0.1", "")) == ["http://www.w3.org/2000/svg"]
 
 
 def test_the_space_in_the_picture_is_the_one_that_a_search_prints(shown: list[str], tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "tune" / "run.py"), *"--space large_batch --dry-run".split()]
+    command = [sys.executable, str(TUNE), *"--space large_batch --dry-run".split()]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     printed = done.stdout.splitlines()

@@ -15,8 +15,8 @@ import torch
 from bigbatch.cluster.host import profiles
 from bigbatch.cluster.submission.batch_script import submit
 from bigbatch.search_spaces.workload import Workload
+from helpers.paths import ROOT, TUNE
 
-ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "adding.md").read_text(encoding="utf-8")
 
 
@@ -43,7 +43,7 @@ def test_the_space_suits_any_number_of_workers(workers: int) -> None:
 
 def test_the_space_is_accepted_and_shows_its_two_ranges(tmp_path: Path) -> None:
     (tmp_path / "my_space.py").write_text(example("my_space.py"))
-    command = [sys.executable, str(ROOT / "tune" / "run.py"), "--space", "my_space.py", "--dry-run"]
+    command = [sys.executable, str(TUNE), "--space", "my_space.py", "--dry-run"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert re.search(r"lr\s+0\.5 … 16 \(log\)", done.stdout), done.stdout

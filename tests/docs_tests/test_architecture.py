@@ -7,8 +7,9 @@ import re
 from pathlib import Path
 from types import ModuleType
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
-ROOT = DOCS.parent
+from helpers.paths import ROOT
+
+DOCS = ROOT / "docs"
 FLOORS = ("tune", "search_spaces", "train_loop", "cluster", "src/bigbatch/base")
 
 

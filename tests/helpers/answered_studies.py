@@ -190,9 +190,8 @@ def write_study(folder: Path, spec: StudySpec) -> Path:
     about |= {"tolerance": "0.5pt", "confirm": "auto", "max_epochs": 6, "frontier": frontier, **spec.about}
     (folder / "study.json").write_text(json.dumps(about))
     objectives, lines = objectives_of(about), Lines()
-    study = optuna.create_study(
-        study_name=folder.name, storage=JournalStorage(lines), direction=objectives.first.direction
-    )
+    storage, direction = JournalStorage(lines), objectives.first.direction
+    study = optuna.create_study(study_name=folder.name, storage=storage, direction=direction)
     for one in spec.runs:
         study.add_trial(_trial(one, spec, objectives.first.name))
     write_journal(folder, lines)
@@ -214,11 +213,8 @@ def _trial(one: RunSpec, spec: StudySpec, metric: str) -> FrozenTrial:
     for epoch, value in enumerate(one.curve, 1):
         record: dict[str, Any] = {"epoch": epoch, "train_s": 10.0 * 128 / batch + 1.0}
         record |= {"val_loss": 1.0} if metric != "val_loss" else {}
-        record |= (
-            {"optimizer_steps": epoch * (1437 // batch), "images_per_s": 1000.0}
-            if "trainable" not in spec.about
-            else {}
-        )
+        if "trainable" not in spec.about:
+            record |= {"optimizer_steps": epoch * (1437 // batch), "images_per_s": 1000.0}
         record |= {"metrics": {metric: value}} if metric not in ("val_top1", "val_loss") else {metric: value}
         if one.held_out is not None:
             record[held] = one.held_out

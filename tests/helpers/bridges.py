@@ -23,7 +23,6 @@ WORKLOAD = Workload(
     data="digits", train_size=1437, num_classes=10, image_size=32, model="resnet18", epochs=EPOCHS, max_micro_size=256
 )
 
-
 SHORT_WARMUP = {"schedule.warmup_epochs": 0.5}
 """Over before the first epoch ends, so that every epoch may be judged."""
 
@@ -51,17 +50,10 @@ def record(epoch: int, value: float, **more: float) -> dict:
 def task_of(number: int, config: TrainConfig) -> TrialTask:
     folder = Path("never-made")
     return TrialTask(
-        name=f"trial-{number:04d}",
-        config=config,
-        workers=1,
-        worker_resources={"CPU": 1.0},
-        restarts=0,
-        ray_storage=folder,
-        checkpoint_dir=folder,
-        checkpoint_every_s=1.0,
-        log_file=folder / "trial.log",
+        name=f"trial-{number:04d}", config=config, workers=1, worker_resources={"CPU": 1.0}, restarts=0,
+        ray_storage=folder, checkpoint_dir=folder, checkpoint_every_s=1.0, log_file=folder / "trial.log",
         stop_file=folder / "stop",
-    )
+    )  # fmt: skip
 
 
 def number_of(task: Any) -> int:
@@ -70,32 +62,17 @@ def number_of(task: Any) -> int:
 
 
 def make_bridge(
-    store: StudyStore,
-    *,
-    trials=6,
-    concurrency=2,
-    strategy="tpe",
-    pruner="none",
-    seed=3,
-    observers=(),
-    overrides=None,
-    space=None,
-    **more,
-) -> OptunaBridge:
+    store: StudyStore, *, trials=6, concurrency=2, strategy="tpe", pruner="none", seed=3,
+    observers=(), overrides=None, space=None, **more,
+) -> OptunaBridge:  # fmt: skip
     large_batch = load_space("large_batch")
     facts = SearchFacts(dimensions_of(check_space(large_batch, WORKLOAD)), trials, EPOCHS, concurrency, seed)
     return OptunaBridge(
-        store,
-        make_strategy(strategy, pruner, facts),
+        store, make_strategy(strategy, pruner, facts),
         SpaceConfigurations(space or large_batch, WORKLOAD, overrides or {}, 3, 1),
-        objective=more.pop("objective", Objective()),
-        trials=trials,
-        workers=1,
-        observers=list(observers),
-        room=lambda live: len(live) < concurrency,
-        make_task=task_of,
-        **more,
-    )
+        objective=more.pop("objective", Objective()), trials=trials, workers=1, observers=list(observers),
+        room=lambda live: len(live) < concurrency, make_task=task_of, **more,
+    )  # fmt: skip
 
 
 def reopen(store: StudyStore) -> StudyStore:

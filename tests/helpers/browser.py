@@ -33,6 +33,7 @@ WIDER = "document.documentElement.scrollWidth - document.documentElement.clientW
 CUT = """[...document.querySelectorAll("[data-figure] .main-svg")].filter((one) =>
   one.getBoundingClientRect().right > one.closest("figure").getBoundingClientRect().right + 1).length"""
 """Figures that reach out of their frame."""
+OWN = ("file:", "data:", "blob:")
 
 
 def chromium() -> str | None:
@@ -72,9 +73,7 @@ class Page:
             self.errors.append(about["entry"]["text"])
         elif event == "Runtime.consoleAPICalled" and about["type"] in ("error", "warning", "assert"):
             self.errors.append(json.dumps(about["args"])[:2000])
-        elif event == "Network.requestWillBeSent" and not about["request"]["url"].startswith(
-            ("file:", "data:", "blob:")
-        ):
+        elif event == "Network.requestWillBeSent" and not about["request"]["url"].startswith(OWN):
             self.requests.append(about["request"]["url"])
 
     def evaluate(self, expression: str) -> Any:

@@ -84,31 +84,21 @@ class BudgetedSearch:
         ledger.hold(self.slots if self.owned else None)
         self.clock.now_s += self.ray_s
         budget = Budget(
-            self.limits,
-            Pace(made.study.get_trials(deepcopy=False), self.expected.trial_start_s),
-            held_s=lambda: ledger.held_s,
-            devices=lambda: self.slots if self.owned else None,
-            clock=self.clock,
-            ending_s=self.expected.ending_s,
-            began=began,
-        )
+            self.limits, Pace(made.study.get_trials(deepcopy=False), self.expected.trial_start_s),
+            held_s=lambda: ledger.held_s, devices=lambda: self.slots if self.owned else None,
+            clock=self.clock, ending_s=self.expected.ending_s, began=began,
+        )  # fmt: skip
         self.budget, facts = budget, self.facts
         reserve = None if facts is None else ConfirmationReserve(facts, EPOCHS)
+        objective = Objective(worst=0.1)
         search_facts = SearchFacts(
-            SPACE,
-            self.guess,
-            EPOCHS,
-            self.slots,
-            3,
-            Objective(worst=0.1),
-            BATCH,
-            open_ended=self.open_ended,
+            SPACE, self.guess, EPOCHS, self.slots, 3, objective, BATCH, open_ended=self.open_ended
         )
         self.manager = TrialManager(
             made,
             make_strategy("random", self.stopping, search_facts),
             ByHand(),
-            objective=Objective(worst=0.1),
+            objective=objective,
             trials=self.trials,
             workers=1,
             observers=[self],  # type: ignore[list-item]

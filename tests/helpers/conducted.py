@@ -16,7 +16,7 @@ from optuna.trial import FrozenTrial, TrialState
 from bigbatch.search_spaces.check import check_space
 from bigbatch.search_spaces.registry import load_space
 from bigbatch.tune.budget.ledger import Ledger
-from bigbatch.tune.models.protocol import SearchFacts, TrialDecision, dimensions_of
+from bigbatch.tune.models.protocol import SearchFacts, dimensions_of
 from bigbatch.tune.runs.objective import Objective
 from bigbatch.tune.runs.objectives import Objectives
 from bigbatch.tune.runs.run import CONTINUES_ATTR, DIVERGED_ATTR, PAUSED_ATTR
@@ -34,12 +34,8 @@ SPACE = load_space("large_batch")
 LONGER = replace(WORKLOAD, epochs=EPOCHS)
 DIMENSIONS = dimensions_of(check_space(SPACE, LONGER))
 WRITES = (
-    "create_new_trial",
-    "set_trial_param",
-    "set_trial_state_values",
-    "set_trial_intermediate_value",
-    "set_trial_user_attr",
-    "set_trial_system_attr",
+    *("create_new_trial", "set_trial_param", "set_trial_state_values", "set_trial_intermediate_value"),
+    *("set_trial_user_attr", "set_trial_system_attr"),
 )
 """What changes a study."""
 
@@ -87,21 +83,14 @@ class Search(SteppedSearch):
         facts = SearchFacts(DIMENSIONS, TRIALS, EPOCHS, SLOTS, self.seed, Objective(worst=0.1))
         facts = replace(facts, frontier="global_batch_size")
         self.manager = TrialManager(
-            self.store,
-            make_strategy(self.strategy, self.stopping, facts),
-            SpaceConfigurations(SPACE, LONGER, {}, 3, 1),
-            objective=facts.objective,
-            trials=TRIALS,
-            workers=1,
+            self.store, make_strategy(self.strategy, self.stopping, facts),
+            SpaceConfigurations(SPACE, LONGER, {}, 3, 1), objective=facts.objective, trials=TRIALS, workers=1,
             observers=[],
-        )
+        )  # fmt: skip
         self.manager.recover()
 
     def goes_on(self, name: str, live: LiveTrial) -> bool:
-        decision = self.manager.take_in(name, record_of(live.trial.params, live.view.epoch + 1))
-        if decision != TrialDecision.GO_ON:
-            self.manager.ended(name)
-        return decision == TrialDecision.GO_ON
+        return self.take_in(name, record_of(live.trial.params, live.view.epoch + 1))
 
 
 def record_of(params: dict[str, Any], epoch: int) -> dict[str, object]:

@@ -68,12 +68,8 @@ def small_device(folder: Path, images: int, rank: int | str = "any") -> dict[str
     """The environment of processes whose device, on ``rank``, holds a training step of ``images`` images."""
     folder.mkdir(exist_ok=True)
     (folder / "sitecustomize.py").write_text(HOOK)
-    return {
-        "PYTHONPATH": str(folder),
-        "DEVICE_HOLDS_IMAGES": str(images),
-        "FULL_ON_RANK": str(rank),
-        "DEVICE_FULL_MESSAGE": MESSAGE,
-    }
+    device = {"DEVICE_HOLDS_IMAGES": str(images), "FULL_ON_RANK": str(rank), "DEVICE_FULL_MESSAGE": MESSAGE}
+    return {"PYTHONPATH": str(folder), **device}
 
 
 def device_full() -> None:

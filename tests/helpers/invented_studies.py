@@ -170,18 +170,11 @@ def invented_trial(
     attrs |= {"ended_because": because, "gpu_hours": EPOCH_S * len(values) / 3600}
     attrs |= {f"epoch/{e:05d}": record_of(e, value, config, rng) for e, value in enumerate(values, 1)}
     return FrozenTrial(
-        number=number,
-        trial_id=number,
-        state=state,
-        value=values[-1] if state == TrialState.COMPLETE else None,
-        datetime_start=started,
-        datetime_complete=ended,
-        params=dict(params),
+        number=number, trial_id=number, state=state, value=values[-1] if state == TrialState.COMPLETE else None,
+        datetime_start=started, datetime_complete=ended, params=dict(params), user_attrs=attrs, system_attrs={},
         distributions={name: distributions[name] for name in params},
-        user_attrs=attrs,
-        system_attrs={},
         intermediate_values=dict(enumerate(values, 1)),
-    )
+    )  # fmt: skip
 
 
 def value_of(params: Mapping[str, Any], batch: int, epoch: int, rng: random.Random) -> float:

@@ -29,14 +29,9 @@ def frozen(study: optuna.Study, trial: Trial) -> FrozenTrial:
 
 
 def go(
-    study: optuna.Study,
-    stopping: Stopping,
-    trial: Trial,
-    values: Iterable[float],
-    *,
-    first: int = 1,
+    study: optuna.Study, stopping: Stopping, trial: Trial, values: Iterable[float], *, first: int = 1,
     steps_an_epoch: int | None = None,
-) -> TrialDecision:
+) -> TrialDecision:  # fmt: skip
     """Report values, an epoch each, until the stopping says otherwise than go on. Returns its last word."""
     decision = TrialDecision.GO_ON
     for epoch, value in enumerate(values, first):

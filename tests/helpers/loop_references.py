@@ -16,7 +16,6 @@ from helpers.tiny_training import CONFIG, TinySource, changed, plain_model
 
 STEPS = CONFIG.epochs * 4
 
-
 ONE_STEP = changed(CONFIG, epochs=1, global_size=64, micro_size=16, schedule__name="constant", momentum=0.0,
                    nesterov=False, weight_decay=0.0)  # fmt: skip
 
@@ -28,13 +27,8 @@ def run(config: TrainConfig, **keywords: Any) -> list[EpochRecord]:
 
 
 def rate(config: TrainConfig, step: int) -> float:
-    return learning_rate(
-        step,
-        total_steps=4 * config.epochs,
-        steps_per_epoch=4,
-        peak_lr=config.optimizer.peak_lr,
-        schedule=config.schedule,
-    )
+    steps = {"total_steps": 4 * config.epochs, "steps_per_epoch": 4}
+    return learning_rate(step, **steps, peak_lr=config.optimizer.peak_lr, schedule=config.schedule)
 
 
 def smoothed_loss(logits: torch.Tensor, labels: torch.Tensor, smoothing: float) -> torch.Tensor:

@@ -56,20 +56,11 @@ class SimulatedSearch:
     """
 
     def __init__(
-        self,
-        folder: Path,
-        dimensions: Mapping[str, BaseDistribution],
-        space: Callable[[SpaceTrial], object],
-        record: Callable[[Params, int], dict[str, object]],
-        *,
-        strategy: str,
-        stopping: str = "none",
-        trials: int = 32,
-        epochs: int = 4,
-        seed: int = 0,
-        objectives: tuple[Objective, ...] = (Objective(worst=0.1),),
-        frontier: str | None = None,
-    ) -> None:
+        self, folder: Path, dimensions: Mapping[str, BaseDistribution],
+        space: Callable[[SpaceTrial], object], record: Callable[[Params, int], dict[str, object]],
+        *, strategy: str, stopping: str = "none", trials: int = 32, epochs: int = 4, seed: int = 0,
+        objectives: tuple[Objective, ...] = (Objective(worst=0.1),), frontier: str | None = None,
+    ) -> None:  # fmt: skip
         first, found = objectives[0], tuple(Dimension(name, one) for name, one in dimensions.items())
         facts = SearchFacts(found, trials, epochs, SLOTS, seed, first, frontier)
         self.clock, self.record, self.said = SimulatedClock(), record, list[str]()
@@ -78,16 +69,10 @@ class SimulatedSearch:
             directions, storage = [objective.direction for objective in objectives], self.keeper.study._storage
             self.keeper.study = optuna.create_study(study_name="front", storage=storage, directions=directions)
         self.manager = TrialManager(
-            self.keeper,
-            make_strategy(strategy, stopping, facts),
-            OwnConfigurations(space, epochs),
-            objective=first,
-            also=objectives[1:],
-            trials=trials,
-            workers=1,
+            self.keeper, make_strategy(strategy, stopping, facts), OwnConfigurations(space, epochs),
+            objective=first, also=objectives[1:], trials=trials, workers=1, clock=self.clock,
             observers=[self],  # type: ignore[list-item]
-            clock=self.clock,
-        )
+        )  # fmt: skip
 
     def search_said(self, text: str) -> None:
         """As an observer."""

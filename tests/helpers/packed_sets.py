@@ -33,9 +33,8 @@ def write_images(root: Path, train: int = 5, val: int = 2, size: tuple[int, int]
         for label, name in enumerate(CLASSES):
             (root / part / name).mkdir(parents=True)
             for number in range(count):
-                data = jpeg_bytes(
-                    photograph(size[0] + 8 * number, size[1], 100 * label + number + 50 * (part == "val"))
-                )
+                seed = 100 * label + number + 50 * (part == "val")
+                data = jpeg_bytes(photograph(size[0] + 8 * number, size[1], seed))
                 (root / part / name / f"{number}.jpg").write_bytes(data)
     return root
 

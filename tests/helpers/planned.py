@@ -9,7 +9,6 @@ from optuna.trial import FrozenTrial
 
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.errors import FailureKind
-from bigbatch.tune.models.protocol import TrialDecision
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.search.first_trials import enqueue_first_trials
 from bigbatch.tune.search.running import configurations_of, missing_in, strategy_of
@@ -37,15 +36,10 @@ class PlannedSearch(SteppedSearch):
         else:
             self.store = StudyStore.create(self.plan.folder, self.plan.study, self.plan.to_dict(), None)
         self.manager = TrialManager(
-            self.store,
-            strategy_of(self.plan),
-            configurations_of(self.plan),
-            objective=self.plan.objectives.first,
-            confirm=missing_in(self.plan),
-            trials=self.plan.trials,
-            workers=1,
-            observers=[],
-        )
+            self.store, strategy_of(self.plan), configurations_of(self.plan),
+            objective=self.plan.objectives.first, confirm=missing_in(self.plan),
+            trials=self.plan.trials, workers=1, observers=[],
+        )  # fmt: skip
         self.manager.recover()
         enqueue_first_trials(self.plan, self.store.study)
 
@@ -56,7 +50,4 @@ class PlannedSearch(SteppedSearch):
         epoch = live.view.epoch + 1
         value = self.curve(live.config, epoch)
         record: dict[str, object] = {"epoch": epoch, "val_top1": value, "val_loss": 1.0, "optimizer_steps": epoch}
-        decision = self.manager.take_in(name, record)
-        if decision != TrialDecision.GO_ON:
-            self.manager.ended(name)
-        return decision == TrialDecision.GO_ON
+        return self.take_in(name, record)

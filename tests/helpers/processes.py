@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from helpers.waiting import wait_until
 
@@ -15,6 +16,13 @@ def clean_environment() -> dict[str, str]:
     """The environment without what a surrounding Ray or Slurm would add."""
     drop = ("RAY_", "SLURM_", "TUNE_", "PYTHONPATH", "WANDB_")
     return {k: v for k, v in os.environ.items() if not k.startswith(drop)} | AS_URGENT_AS_OTHERS
+
+
+def program(path: Path, script: str) -> Path:
+    """Write an executable shell script: in place of Slurm's programs, of Apptainer or of an interpreter."""
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return path
 
 
 def processes_naming(text: str) -> list[str]:

@@ -32,15 +32,10 @@ STEP = {  # of rank 4 of: srun -N 3 --ntasks-per-node=2
 def start_ranks(best: Path, *arguments: str, **env: str) -> list[subprocess.Popen]:
     """Two tasks of a step on this machine, as srun starts them."""
     # A job's number says the port where ranks meet: tests that run side by side need their own.
-    step = {
-        **STEP,
-        "SLURM_JOB_ID": str(os.getpid()),
-        "SLURM_STEP_NUM_TASKS": "2",
-        "SLURM_STEP_NODELIST": "localhost",
-        "SLURM_NODEID": "0",
-    }
+    step = {**STEP, "SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_NUM_TASKS": "2", "SLURM_NODEID": "0"}
     # By lo: gloo warns on stderr where the machine's own name has no address.
-    step |= {"SLURM_STEP_TASKS_PER_NODE": "2", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    step |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    step |= {"SLURM_STEP_NODELIST": "localhost", "SLURM_STEP_TASKS_PER_NODE": "2"}
     command = [sys.executable, str(TRAIN), "--config", str(best), "--output", "out", *arguments]
     return [
         subprocess.Popen(

@@ -28,14 +28,10 @@ class Search:
         self.lines: list[str] = []
         self.errors = (cwd / "stderr.txt").open("w+")
         self.process = subprocess.Popen(
-            [sys.executable, str(TUNE), *map(str, arguments)],
-            cwd=cwd,
-            env={**clean_environment(), **env},
-            stdout=subprocess.PIPE,
-            stderr=self.errors,
-            text=True,
-            start_new_session=True,
-        )
+            [sys.executable, str(TUNE), *map(str, arguments)], cwd=cwd,
+            env={**clean_environment(), **env}, stdout=subprocess.PIPE, stderr=self.errors,
+            text=True, start_new_session=True,
+        )  # fmt: skip
 
     def wait_for(self, pattern: str, count: int = 1) -> re.Match[str]:
         """Read on until ``pattern`` has matched ``count`` lines; returns the last match."""

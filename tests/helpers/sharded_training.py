@@ -211,9 +211,8 @@ def case_sharded(folder: Path, rank: int) -> dict[str, Any]:
     world.wait()
     if (folder / "full").exists():
         found["full"] = run("full", EMA, reporter=_FillsDisk(folder / "full", rank), every_s=0)
-    found["unused"] = run(
-        "unused", changed(FOUND, find_unused_parameters=False, parallel="fsdp2"), build=_LeavesOutBoth
-    )
+    unused = changed(FOUND, find_unused_parameters=False, parallel="fsdp2")
+    found["unused"] = run("unused", unused, build=_LeavesOutBoth)
     return found
 
 

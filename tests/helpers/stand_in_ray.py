@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from helpers.paths import ROOT
-from helpers.processes import clean_environment
+from helpers.processes import clean_environment, program
 from helpers.waiting import wait_until
 
 RAY_START = '''
@@ -116,9 +116,7 @@ class StandInJob:
         for name in ("bin", "state", "package"):
             (folder / name).mkdir()
         for name, script in COMMANDS.items():
-            text = script.format(folder=folder)
-            (folder / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
-            (folder / "bin" / name).chmod(0o755)
+            program(folder / "bin" / name, script.format(folder=folder))
         (folder / "bin" / without).unlink() if without else None
         self.says(answer)
         install(folder / "package")
@@ -132,11 +130,9 @@ class StandInJob:
         with (folder / "log").open("w") as log:
             self.process = subprocess.Popen(
                 [*map(str, command or (sys.executable, "-m", "bigbatch.cluster.job")), *arguments],
-                cwd=ROOT if command else ROOT / "src",
+                cwd=ROOT if command else ROOT / "src", stdout=log, stderr=subprocess.STDOUT,
                 env={**clean_environment(), **self.home, **values, **env},
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
+            )  # fmt: skip
 
     def says(self, answer: str) -> None:
         (self.folder / "answer").write_text(f"JobId=7 Command=/ray_head_workers.slurm NumNodes=1 {answer}\n")
@@ -162,7 +158,7 @@ class StandInJob:
         return self.process.returncode
 
 
-SEARCH = """#!/bin/sh
+SEARCH = """\
 case "$1" in */tune/run.py) ;; *) exec "{python}" "$@";; esac
 case "$*" in *--dry-run*) exit 0;; esac
 trap '{saves}; echo SAVED; exit 143' TERM
@@ -173,9 +169,7 @@ while :; do sleep 0.1; done
 
 def start_search(folder: Path, saves: str, *options: str, **env: str) -> StandInJob:
     """Job 7 with a stand-in for ``tune/run.py`` that does ``saves`` when it is told to end."""
-    python = folder / "python"
-    python.write_text(SEARCH.format(python=sys.executable, saves=saves))
-    python.chmod(0o755)
+    python = program(folder / "python", SEARCH.format(python=sys.executable, saves=saves))
     env |= {"BIGBATCH_NODE_PYTHON": str(python)}
     job = StandInJob(folder, "7", *options, "--study", "s", "--space", "smoke", **env)
     job.wait_log("RUNNING")

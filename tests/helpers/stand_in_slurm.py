@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from helpers.processes import program
+
 
 def names(text: str) -> list[str]:
     return text.split(",")
@@ -12,6 +14,5 @@ def names(text: str) -> list[str]:
 
 def stand_in(folder: Path, monkeypatch, **commands: str) -> None:
     for name, script in commands.items():
-        (folder / name).write_text(f"#!/bin/sh\n{script}\n")
-        (folder / name).chmod(0o755)
+        program(folder / name, script)
     monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)

@@ -9,6 +9,7 @@ from typing import Self
 
 from optuna.trial import FrozenTrial
 
+from bigbatch.tune.models.protocol import TrialDecision
 from bigbatch.tune.storage.store import StudyStore
 from bigbatch.tune.trials.live_trial import LiveTrial, Over
 from bigbatch.tune.trials.trial_manager import TrialManager
@@ -34,6 +35,13 @@ class SteppedSearch(ABC):
     @abstractmethod
     def goes_on(self, name: str, live: LiveTrial) -> bool:
         """End an epoch of a busy slot. Returns whether its trial goes on."""
+
+    def take_in(self, name: str, record: dict[str, object]) -> bool:
+        """Report an epoch's record. Returns whether its trial goes on."""
+        decision = self.manager.take_in(name, record)
+        if decision != TrialDecision.GO_ON:
+            self.manager.ended(name)
+        return decision == TrialDecision.GO_ON
 
     def kill(self) -> None:
         """Forget all but the study, and give each slot its trial again."""

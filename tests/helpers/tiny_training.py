@@ -19,13 +19,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from bigbatch.train_loop.config import (
-    BatchConfig,
-    ModelConfig,
-    OptimizerConfig,
-    ScheduleConfig,
-    TrainConfig,
-)
+from bigbatch.train_loop.config import BatchConfig, ModelConfig, OptimizerConfig, ScheduleConfig, TrainConfig
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.data.source import Batch, DataSource
 from bigbatch.train_loop.loop import assembly
@@ -36,15 +30,10 @@ from helpers.paths import ROOT
 
 TRAIN_SIZE, VAL_SIZE, CLASSES, SIDE = 70, 23, 4, 8
 CONFIG = TrainConfig(
-    epochs=3,
-    label_smoothing=0.1,
-    precise_bn="on",
-    precise_bn_images=48,
-    model=ModelConfig(name="resnet18"),
-    batch=BatchConfig(global_size=16, micro_size=8),
+    epochs=3, label_smoothing=0.1, precise_bn="on", precise_bn_images=48, model=ModelConfig(name="resnet18"),
+    batch=BatchConfig(global_size=16, micro_size=8), schedule=ScheduleConfig(name="linear"),
     optimizer=OptimizerConfig(name="sgd", peak_lr=0.2, weight_decay=1e-3),
-    schedule=ScheduleConfig(name="linear"),
-)
+)  # fmt: skip
 """4 steps an epoch of 2 micro-batches. The model's name is not used: see ``install``."""
 FOUND = CONFIG.replace_keys({"find_unused_parameters": True, "precise_bn": "off"})
 """For ``LeavesOut``."""
@@ -182,14 +171,8 @@ class LogsEpochs(ListReporter):
 
 def untimed(records: Sequence[EpochRecord]) -> list[dict[str, Any]]:
     """Records without what is measured with a clock, or of the process's memory, or says where the run was resumed."""
-    left_out = (
-        "memory_bytes",
-        "resumed_from_epoch",
-        "gpu_energy_j",
-        "cpu_energy_j",
-        "gpu_utilization",
-        "gpu_peak_power_w",
-    )
+    left_out = {"memory_bytes", "resumed_from_epoch", "gpu_utilization", "gpu_peak_power_w"}
+    left_out |= {"gpu_energy_j", "cpu_energy_j"}
     return [{k: v for k, v in r.to_dict().items() if not k.endswith("_s") and k not in left_out} for r in records]
 
 
@@ -202,15 +185,12 @@ def two_ranks(case: str, folder: Path, script: str = __file__) -> list[dict[str,
     """Run ``case`` of ``script`` on two processes; what each rank's case returned."""
     folder.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}/src:{ROOT}/tests", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, script, case, str(folder)]
     ranks = [
         subprocess.Popen(
-            [sys.executable, script, case, str(folder), str(rank), "2"],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
+            [*command, rank, "2"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
-        for rank in range(2)
+        for rank in ("0", "1")
     ]
     outputs = [process.communicate(timeout=300)[0] for process in ranks]
     if any(process.returncode for process in ranks):
@@ -230,12 +210,7 @@ def _outcome(
     built = install(setattr, build, source)
     reporter = reporter or LogsEpochs()
     try:
-        train(
-            config,
-            reporter=reporter,
-            checkpoint_dir=folder / name,
-            device=torch.device("cpu"),
-        )
+        train(config, reporter=reporter, checkpoint_dir=folder / name, device=torch.device("cpu"))
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}", "records": len(reporter.records)}
     return {

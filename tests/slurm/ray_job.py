@@ -34,16 +34,9 @@ class RayJob:
     """
 
     def __init__(
-        self,
-        cluster: VirtualCluster,
-        user: str,
-        sbatch: tuple,
-        arguments: tuple,
-        outer: tuple = (),
-        before: tuple = (),
-        /,
-        **env: str,
-    ) -> None:
+        self, cluster: VirtualCluster, user: str, sbatch: tuple, arguments: tuple,
+        outer: tuple = (), before: tuple = (), /, **env: str,
+    ) -> None:  # fmt: skip
         self.cluster, self.user, self.env = cluster, user, env
         self.folder = cluster.folder(user, "j")
         words = ("-c2", "--time=10", f"--output={self.folder}/bigbatch-%j.log", *sbatch, SCRIPT, *arguments)

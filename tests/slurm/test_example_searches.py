@@ -64,12 +64,8 @@ def _kill_a_worker(cluster: VirtualCluster) -> None:
     """The process that trains, as if the node had run out of memory."""
 
     def workers() -> list[tuple[str, int]]:
-        return [
-            (node, pid)
-            for node in cluster.nodes
-            for pid, line in cluster.processes(node, "alice")
-            if line.startswith("ray::") and "RayTrainWorker" in line
-        ]
+        found = [(node, *process) for node in cluster.nodes for process in cluster.processes(node, "alice")]
+        return [(node, pid) for node, pid, line in found if line.startswith("ray::") and "RayTrainWorker" in line]
 
     wait_until(lambda: bool(workers()), "no worker", 60, 0.1)
     for node, pid in workers():

@@ -42,17 +42,10 @@ def test_the_states_of_a_job_that_goes_well(cluster, submit):
     assert all(p.stat().st_mode & 0o077 == 0 for p in job.files.rglob("*"))
 
 
-@pytest.mark.parametrize(
-    "state",
-    [
-        "driver",
-        "registered",
-        *(
-            pytest.param(state, marks=pytest.mark.exhaustive)
-            for state in ("credentials", "head", "workers", "draining")
-        ),
-    ],
-)
+LATER = [pytest.param(state, marks=pytest.mark.exhaustive) for state in ("credentials", "head", "workers", "draining")]
+
+
+@pytest.mark.parametrize("state", ["driver", "registered", *LATER])
 def test_scancel_in_each_state_leaves_nothing(cluster, submit, state):
     text = "sys.exit(0)" if state == "draining" else WAIT
     job = submit(*driver(text), sbatch=("-N3",))
@@ -243,11 +236,8 @@ def test_a_hung_node_is_given_up(cluster, submit):
 def test_what_a_killed_step_left_on_a_node_is_removed_by_the_next(cluster, submit):
     job = submit(*driver(ONCE), sbatch=("-w", "n1"))
     job.wait_log("RUNNING 0")
-    pid = next(
-        pid
-        for pid, line in cluster.processes("n1", "alice")
-        if "-m bigbatch.cluster.node" in line and "srun" not in line
-    )
+    found = cluster.processes("n1", "alice")
+    pid = next(pid for pid, line in found if "-m bigbatch.cluster.node" in line and "srun" not in line)
     cluster.run("n1", "kill", "-9", pid)
     job.wait_log("RUNNING 1")
     job.wait_end("COMPLETED")

@@ -67,17 +67,9 @@ def test_an_epoch_that_is_longer_than_an_allocation_is_trained_in_the_next_ones(
     (data / "space.py").write_text(SPACE)
     for path in (data, *data.rglob("*")):
         path.chmod(0o755 if path.is_dir() else 0o644)
-    search: tuple[str, ...] = (
-        "--space",
-        f"{data}/space.py",
-        "--data",
-        f"{data}/images",
-        "--model",
-        "shufflenet_v2_x0_5",
-    )
-    search += ("--set", "image_size=16", "--trials", str(TRIALS), "--max-epochs", "1", "--stopping", "none")
-    search += ("--confirm", "none")
-    job = RayJob(cluster, "alice", ("--time=30",), search)
+    own = ("--space", f"{data}/space.py", "--data", f"{data}/images", "--model", "shufflenet_v2_x0_5")
+    few = ("--set", "image_size=16", "--trials", str(TRIALS), "--max-epochs", "1", "--stopping", "none")
+    job = RayJob(cluster, "alice", ("--time=30",), (*own, *few, "--confirm", "none"))
     saved: dict[str, tuple[float, int]] = {}
     for start in (1, 2):
         job.wait_log(f"start {start};")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -23,6 +22,7 @@ from bigbatch.train_loop.errors import TrainingStopped
 from bigbatch.train_loop.loop.train import train
 from bigbatch.train_loop.reporter import ListReporter
 from helpers.paths import TRAIN
+from helpers.waiting import wait_until
 from virtual_cluster import VirtualCluster
 
 pytestmark = pytest.mark.slurm
@@ -64,10 +64,7 @@ def test_three_nodes_with_two_tasks_each_train_as_one_process_would_and_stop_on_
         optimizer=OptimizerConfig(peak_lr=0.005),
     )
     first = submit(cluster, folder, config)
-    deadline = time.monotonic() + 300
-    while "epoch  3/40" not in log_of(folder):
-        assert time.monotonic() < deadline, log_of(folder)
-        time.sleep(0.1)
+    wait_until(lambda: "epoch  3/40" in log_of(folder), lambda: log_of(folder), 300, 0.1)
     cluster.run("ctl", "scancel", "-s", "USR1", first, user="alice")  # as --signal=USR1@… does to the steps
     cluster.wait_state(first, ("FAILED", "COMPLETED"), 240)
     log = log_of(folder)

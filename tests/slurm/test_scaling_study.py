@@ -20,12 +20,10 @@ def test_one_allocation_measures_one_node_after_the_other(cluster: VirtualCluste
     folder = cluster.folder("alice", "scale")
     shutil.copytree(tiny_images, folder / "images")
     config = TrainConfig(
-        epochs=1,
-        model=ModelConfig(name="squeezenet1_1"),
+        epochs=1, model=ModelConfig(name="squeezenet1_1"), batch=BatchConfig(global_size=8),
         data=DataConfig(name=str(folder / "images"), image_size=32),
-        batch=BatchConfig(global_size=8),
         optimizer=OptimizerConfig(name="lars", peak_lr=0.5),
-    )
+    )  # fmt: skip
     (folder / "best.json").write_text(config.to_json())
     for path in (folder / "best.json", folder / "images", *(folder / "images").rglob("*")):
         path.chmod(0o755 if path.is_dir() else 0o644)

@@ -58,12 +58,19 @@ def submitted(cluster: VirtualCluster, root: Path, *arguments: object) -> str:
     return found[1]
 
 
+def wait_shown(cluster: VirtualCluster, root: Path, text: str, *which: object) -> None:
+    """Until the logs of a job, or of a node of it, have the text."""
+
+    def shown() -> bool:
+        return text in bigbatch(cluster, root, "logs", *which, check=False).stdout
+
+    wait_until(shown, f"the log must show {text!r}", 120)
+
+
 def test_a_job_gets_what_was_asked_for_and_its_log_is_where_logs_looks(cluster: VirtualCluster, checkout: Path) -> None:
     job = submitted(cluster, checkout, "-N", 2, "--time", "10", "--name", "my search", "--space", "smoke")
     cluster.wait_state(job, "RUNNING")
-    wait_until(
-        lambda: "root" in bigbatch(cluster, checkout, "logs", job, check=False).stdout, "the log must show it", 120
-    )
+    wait_shown(cluster, checkout, "root", job)
     fields = cluster.run("ctl", "scontrol", "-o", "show", "job", job).stdout
     # All GPUs and CPUs of the nodes: nothing was named, so Slurm was asked what they have.
     for expected in ("JobName=my search", "Partition=main", "NumNodes=2", "CPUs/Task=2", "TimeLimit=00:10:00",
@@ -71,11 +78,7 @@ def test_a_job_gets_what_was_asked_for_and_its_log_is_where_logs_looks(cluster: 
         assert expected in fields, fields
     log = bigbatch(cluster, checkout, "logs", job).stdout
     assert f"arguments: --space smoke\nroot {checkout} python {PYTHON}\n" in log
-    wait_until(
-        lambda: "GPUs 0,1" in bigbatch(cluster, checkout, "logs", job, "--node", "n2", check=False).stdout,
-        "the log must show it",
-        120,
-    )
+    wait_shown(cluster, checkout, "GPUs 0,1", job, "--node", "n2")
     assert bigbatch(cluster, checkout, "logs", job, "--node", "n3", check=False).returncode == 2
 
 
@@ -103,9 +106,7 @@ def test_queue_follow_and_cancel(cluster: VirtualCluster, checkout: Path, tmp_pa
 def test_the_signal_before_the_end_reaches_the_job_itself(cluster: VirtualCluster, checkout: Path) -> None:
     job = submitted(cluster, checkout, "--space", "smoke")
     cluster.wait_state(job, "RUNNING")
-    wait_until(
-        lambda: "waiting" in bigbatch(cluster, checkout, "logs", job, check=False).stdout, "the trap must be set", 120
-    )
+    wait_shown(cluster, checkout, "waiting", job)  # the trap is set
     cluster.run("ctl", "scancel", "--batch", "-s", "USR1", job, user="alice")
     cluster.wait_state(job, "COMPLETED")
     assert bigbatch(cluster, checkout, "logs", job).stdout.endswith("warned\n")

@@ -51,11 +51,8 @@ def test_jobs_on_one_node_see_their_own_gpus(cluster: VirtualCluster) -> None:
     assert (folder / both).read_text() == "0,1\n"
     hold = batch("echo $CUDA_VISIBLE_DEVICES > $SLURM_JOB_ID; sleep 300")
     jobs = [cluster.sbatch("alice", "-w", "n1", "-n1", "--gres=gpu:1", script=hold, cwd=folder) for _ in range(2)]
-    wait_until(
-        lambda: all((folder / job).exists() and (folder / job).read_text() for job in jobs),
-        "both jobs must write their GPU",
-        120,
-    )
+    written = lambda job: (folder / job).exists() and (folder / job).read_text()  # noqa: E731
+    wait_until(lambda: all(map(written, jobs)), "both jobs must write their GPU", 120)
     assert {(folder / job).read_text() for job in jobs} == {"0\n", "1\n"}
 
 
@@ -116,10 +113,8 @@ def test_trees_in_closed_folders_are_reachable(slurm_machine: None, tmp_path: Pa
     trees = [closed / "environment", clone, clone / "package", tmp_path / "link"]
     with VirtualCluster(nodes=1, gpus=0, readable=trees) as vc:
         for place in ("ctl", "n1"):
-            python = closed / "environment" / "bin" / "python"
-            assert vc.run(place, python, "-c", "import sys; print(sys.prefix)", user="alice").stdout.strip() == str(
-                closed / "environment"
-            )
+            python = (closed / "environment" / "bin" / "python", "-c", "import sys; print(sys.prefix)")
+            assert vc.run(place, *python, user="alice").stdout.strip() == str(closed / "environment")
             for path in (clone, tmp_path / "link"):
                 assert vc.run(place, "cat", path / "package" / "file", user="bob").stdout == "text"
             assert vc.run(place, "touch", clone / "package" / "new", check=False).returncode != 0
@@ -147,16 +142,13 @@ def test_urgent_jobs_preempt_by_requeue_after_a_warning(cluster: VirtualCluster)
         while :; do sleep 0.2; done
     """)
     job = cluster.sbatch("alice", "-N3", "--exclusive", script=script, cwd=folder)
-    wait_until(
-        lambda: (folder / "out").exists() and (folder / "out").read_text() == 3 * "step start\n",
-        "the job must write its output",
-        120,
-    )
+    out, begun = folder / "out", 3 * "step start\n"
+    wait_until(lambda: out.exists() and out.read_text() == begun, "the job must write its output", 120)
     urgent = cluster.sbatch("bob", "-N1", "-p", "urgent", script=SLEEP)
     cluster.wait_state(urgent, "RUNNING")
     assert cluster.state(job) == "PENDING"
     # The steps are warned when the grace begins, the batch script when it ends.
-    assert (folder / "out").read_text() == 3 * "step start\n" + 3 * "step term\n" + "batch term\n"
+    assert out.read_text() == begun + 3 * "step term\n" + "batch term\n"
     assert cluster.job(job)["Restarts"] == "1"
 
 
@@ -222,14 +214,8 @@ def test_down_leaves_nothing(slurm_machine: None) -> None:
 
 def test_the_cluster_ends_with_the_process_that_started_it(slurm_machine: None) -> None:
     code = "from virtual_cluster import VirtualCluster as V; print(V(nodes=1).up().shared, flush=True); input()"
-    starter = subprocess.Popen(
-        [sys.executable, "-c", code],
-        cwd=Path(__file__).parent,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    with starter:
+    command, pipe = [sys.executable, "-c", code], subprocess.PIPE
+    with subprocess.Popen(command, cwd=Path(__file__).parent, stdin=pipe, stdout=pipe, text=True) as starter:
         name = Path(starter.stdout.readline().strip()).name
         assert leftovers(name)
         starter.kill()

@@ -49,16 +49,9 @@ class VirtualCluster(Jobs):
     """
 
     def __init__(
-        self,
-        *,
-        nodes: int = 3,
-        cpus: int = 2,
-        memory_mb: int = 8000,
-        gpus: int = 2,
-        readable: Iterable[str | Path] = (),
-        grace_s: int = 8,
-        requeue_delay_s: int = 120,
-    ) -> None:
+        self, *, nodes: int = 3, cpus: int = 2, memory_mb: int = 8000, gpus: int = 2,
+        readable: Iterable[str | Path] = (), grace_s: int = 8, requeue_delay_s: int = 120,
+    ) -> None:  # fmt: skip
         trees = (REPOSITORY, sys.prefix, sys.base_prefix, *readable)
         self._options = {"nodes": nodes, "cpus": cpus, "memory_mb": memory_mb, "gpus": gpus}
         self._options |= {"grace_s": grace_s, "requeue_delay_s": requeue_delay_s}
@@ -83,13 +76,9 @@ class VirtualCluster(Jobs):
         self._output = tempfile.TemporaryFile()
         self._keeper = subprocess.Popen(
             virtual_processes.command("keeper", folder, 0 if detached else os.getpid()),
-            stdin=subprocess.DEVNULL,
-            stdout=self._output,
-            stderr=self._output,
-            cwd="/",
-            env={"PATH": PATH, "LANG": "C.UTF-8"},
-            start_new_session=True,
-        )
+            stdin=subprocess.DEVNULL, stdout=self._output, stderr=self._output, cwd="/",
+            env={"PATH": PATH, "LANG": "C.UTF-8"}, start_new_session=True,
+        )  # fmt: skip
         try:
             self.wait_idle(timeout_s)
         except BaseException:
@@ -160,13 +149,9 @@ class VirtualCluster(Jobs):
     # ---- commands
 
     def command(
-        self,
-        node: str,
-        *cmd: object,
-        user: str | None = None,
-        env: Mapping[str, str] | None = None,
+        self, node: str, *cmd: object, user: str | None = None, env: Mapping[str, str] | None = None,
         cwd: str | Path | None = None,
-    ) -> list[str]:
+    ) -> list[str]:  # fmt: skip
         """The command line, for this machine, that runs ``cmd`` on the node as after a login."""
         who, home = user or "root", self.home(user) if user else Path("/")
         identity = [f"--reuid={user}", f"--regid={user}", "--init-groups"] if user else []
@@ -180,25 +165,16 @@ class VirtualCluster(Jobs):
         ]
 
     def run(
-        self,
-        node: str,
-        *cmd: object,
-        user: str | None = None,
-        timeout_s: float = COMMAND_TIMEOUT_S,
-        check: bool = True,
-        env: Mapping[str, str] | None = None,
-        cwd: str | Path | None = None,
+        self, node: str, *cmd: object, user: str | None = None, timeout_s: float = COMMAND_TIMEOUT_S,
+        check: bool = True, env: Mapping[str, str] | None = None, cwd: str | Path | None = None,
         stdin: str | None = None,
-    ) -> subprocess.CompletedProcess[str]:
+    ) -> subprocess.CompletedProcess[str]:  # fmt: skip
         """Run on a node, as root or a user. Raises CommandFailed, subprocess.TimeoutExpired."""
         process = subprocess.Popen(
-            self.command(node, *cmd, user=user, env=env, cwd=cwd),
+            self.command(node, *cmd, user=user, env=env, cwd=cwd), text=True, start_new_session=True,
             stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
         with process:
             try:
                 output, errors = process.communicate(stdin, timeout=timeout_s)
@@ -211,13 +187,9 @@ class VirtualCluster(Jobs):
         return subprocess.CompletedProcess([*map(str, cmd)], process.returncode, output, errors)
 
     def sbatch(
-        self,
-        user: str,
-        *args: object,
-        script: str | Path | None = None,
-        cwd: str | Path | None = None,
+        self, user: str, *args: object, script: str | Path | None = None, cwd: str | Path | None = None,
         env: Mapping[str, str] | None = None,
-    ) -> str:
+    ) -> str:  # fmt: skip
         """Submit from the login node; returns the job's id. ``script``: a file, or the text itself (``#!…``)."""
         text = script if isinstance(script, str) and script.startswith("#!") else None
         files = [] if script is None or text else [str(script)]

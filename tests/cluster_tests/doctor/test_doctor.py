@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import fcntl
 import json
 import os
 import socket
@@ -27,7 +25,7 @@ from bigbatch.cluster.doctor.findings import (
 )
 from bigbatch.cluster.host.profiles import find_site, load_site
 from helpers.paths import ROOT
-from helpers.processes import clean_environment
+from helpers.processes import clean_environment, program
 from helpers.waiting import wait_until
 
 MARK = "0011"
@@ -37,20 +35,12 @@ def healthy(*names: str) -> list[dict]:
     """The facts of nodes with which nothing is wrong."""
     return [
         {
-            "host": name,
-            "python": "3.11.7",
-            "executable": "/env/bin/python",
+            "host": name, "python": "3.11.7", "executable": "/env/bin/python", "commit": "a" * 40, "code": "c0de",
             "packages": {"ray": "2.60.0", "torch": "2.15.0", "optuna": "5.0.0", "bigbatch": None},
-            "commit": "a" * 40,
-            "code": "c0de",
-            "gpus": {"granted": 4, "seen": 4, "files": 4, "driver": 4},
-            "ports": {"tried": 50, "free": 50},
+            "gpus": {"granted": 4, "seen": 4, "files": 4, "driver": 4}, "ports": {"tried": 50, "free": 50},
             "tmp": {"path": "/tmp", "error": None, "free_bytes": 100 * 2**30, "free_inodes": 10**6},
-            "shared": {
-                "path": "/shared/.doctor-x", "error": None, "mark": MARK, "free_bytes": 2**40, "free_inodes": None,
-            },
-            "lock": "refused",
-            "leaked": [],
+            "shared": {"path": "/shared/.x", "error": None, "mark": MARK, "free_bytes": 2**40, "free_inodes": None},
+            "lock": "refused", "leaked": [],
         }
         for name in names
     ]  # fmt: skip
@@ -64,9 +54,7 @@ def test_nothing_is_wrong_with_healthy_nodes():
     findings = judged(healthy("n1", "n2"))
     assert {finding.status for finding in findings.values()} == {"OK"}
     assert not any(finding.advice for finding in findings.values())
-    assert {"python", "packages", "code", "GPUs", "ports", "temp folder", "shared folder", "locks", "leaked"} <= set(
-        findings
-    )
+    assert {entry[2] for entry in WRONG.values()} <= findings.keys()
 
 
 def change(node: dict, path: str, value: object) -> None:
@@ -138,11 +126,9 @@ def test_the_network_between_the_nodes_is_judged():
     assert judge_exchange(reached(skew_s=-3.0), "", 2)[1].status == "WARN"
     assert judge_exchange(reached(skew_s=3600.0), "", 2)[1].status == "FAIL"
     good = [{"host": "n1", "gloo": 900.0, "nccl": 9000.0}, {"host": "n2", "gloo": 800.0, "nccl": 9000.0}]
-    assert judge_allreduce(good, "", 2)[0] == Finding(
-        "OK", "all-reduce", "over 2 nodes: gloo 800 MB/s, nccl 9,000 MB/s"
-    )
-    bad = copy.deepcopy(good)
-    bad[1] = {"host": "n2", "error": "gloo: connection refused"}
+    seen = "over 2 nodes: gloo 800 MB/s, nccl 9,000 MB/s"
+    assert judge_allreduce(good, "", 2)[0] == Finding("OK", "all-reduce", seen)
+    bad: list[dict] = [good[0], {"host": "n2", "error": "gloo: connection refused"}]
     assert judge_allreduce(bad, "", 2)[0].status == "FAIL"
     assert judge_allreduce([{"host": "n1", "error": "torch is not installed"}], "", 1)[0].status == "WARN"
     assert judge_answers("nodes answer", [], 2, "srun: error")[0].status == "FAIL"
@@ -267,6 +253,10 @@ def test_a_node_without_the_networks_interface_says_so(tmp_path):
 # The command
 
 
+def found_by(done: subprocess.CompletedProcess[str]) -> dict[str, dict[str, str]]:
+    return {entry["what"]: entry for entry in map(json.loads, done.stdout.splitlines())}
+
+
 def examine(home: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     bare = {k: v for k, v in clean_environment().items() if not k.startswith(("BIGBATCH_", "XDG_"))}
     return subprocess.run(
@@ -279,7 +269,7 @@ def test_it_examines_a_machine_without_slurm_git_or_anything_else(tmp_path):
     home = tmp_path / "home"
     home.mkdir(mode=0o700)
     done = examine(home, "--json")
-    found = {entry["what"]: entry for entry in map(json.loads, done.stdout.splitlines())}
+    found = found_by(done)
     assert found["Slurm"]["status"] == "WARN" and found["nodes answer"]["seen"] == "1 of 1"
     assert found["locks"]["status"] == found["shared folder"]["status"] == found["privacy"]["status"] == "OK"
     assert "no commit" in found["code"]["seen"]
@@ -302,16 +292,13 @@ def test_it_creates_nothing(tmp_path):
     done = examine(tmp_path / "new" / "home", "--shared", str(shared))
     assert done.returncode == 1 and f"FAIL shared folder  {shared}: No such file" in done.stdout, done.stdout
     assert "another --shared" in done.stdout
-    done = examine(tmp_path / "new" / "home", "--json")
-    found = {entry["what"]: entry for entry in map(json.loads, done.stdout.splitlines())}
+    found = found_by(examine(tmp_path / "new" / "home", "--json"))
     assert found["shared folder"]["status"] == "OK", "asked in the folder in which a job will make its home"
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_sites_quota_command_is_run_and_shown(tmp_path):
-    command = tmp_path / "myquota"
-    command.write_text("#!/bin/sh\nprintf '17 of 20 TiB in M\\374nchen\\n'\n")  # Latin-1
-    command.chmod(0o755)
+    command = program(tmp_path / "myquota", "printf '17 of 20 TiB in M\\374nchen\\n'")  # Latin-1
     profile = tmp_path / "mine.toml"
     for line, status, expected in (
         (str(command), "OK", "17 of 20 TiB in M\ufffdnchen"),
@@ -338,12 +325,10 @@ def test_the_scratch_folder_is_the_profiles(tmp_path, monkeypatch):
 
 def test_slurms_settings_are_judged(tmp_path, monkeypatch):
     config = "Configuration data as of now\nJobRequeue              = {}\nKillWait = {} sec\nSLURM_VERSION = 22.05.8\n"
-    program = tmp_path / "scontrol"
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
 
     def findings(requeue: int, kill_wait: int) -> dict[str, Finding]:
-        program.write_text(f"#!/bin/sh\ncat <<'END'\n{config.format(requeue, kill_wait)}END\n")
-        program.chmod(0o755)
+        program(tmp_path / "scontrol", f"cat <<'END'\n{config.format(requeue, kill_wait)}END")
         return {finding.what: finding for finding in doctor_command.judge_slurm(find_site("generic", {}))}
 
     fine = findings(1, 30)
@@ -351,12 +336,3 @@ def test_slurms_settings_are_judged(tmp_path, monkeypatch):
     poor = findings(0, 5)
     assert poor["requeue"].status == "WARN" and "--chain" in poor["requeue"].advice
     assert poor["signal"].status == "WARN" and "5 s" in poor["signal"].seen
-
-
-def test_a_lock_that_the_doctor_holds_is_its_own(tmp_path):
-    """The nodes must be refused while it asks, and nobody afterwards."""
-    with (tmp_path / "lock").open("a") as file:
-        assert doctor_command._hold(file.fileno())
-        assert probe.try_lock(tmp_path / "lock") == "refused"
-        fcntl.flock(file, fcntl.LOCK_UN)
-    assert probe.try_lock(tmp_path / "lock") == "granted"

@@ -1,10 +1,17 @@
-"""Slurm's commands that fail or do not answer."""
+"""Slurm's commands that fail or do not answer. Its variables and answers as sites and Slurm's documentation have them,
+each with where it is from."""
 
 from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from bigbatch.cluster.host import slurm_commands
+from bigbatch.cluster.host.allocation import granted_gpus, usable_cpus, usable_memory_bytes
+from bigbatch.cluster.job.allocated_nodes import read_allocation
 from helpers.stand_in_slurm import stand_in
 
 
@@ -45,3 +52,153 @@ def test_a_wrapper_of_sbatch_that_names_no_job_is_refused_in_one_line(tmp_path, 
     stand_in(tmp_path, monkeypatch, sbatch=refuses)
     with pytest.raises(slurm_commands.SlurmError, match="sbatch failed: sbatch: error: invalid account$"):
         slurm_commands.sbatch("job.slurm")
+
+
+SBATCH = "https://slurm.schedmd.com/sbatch.html, output environment variables"
+GRES = "https://slurm.schedmd.com/gres.html"
+TRES = "https://slurm.schedmd.com/tres.html"
+
+READ: dict[Callable[[str | None], Any], list[tuple[str | None, Any, str]]] = {
+    slurm_commands.read_gpu_count: [
+        ("8", 8, SBATCH),
+        ("8(S:0-1)", 8, "a site's prolog; the list of sockets is that of sinfo's Gres"),
+        (" 4 ", 4, "a blank from a prolog's echo"),
+        ("gpu:2", 2, "a job's Gres, squeue %b"),
+        ("gpu:a100:4(S:0)", 4, "scontrol show node"),
+        ("gpu:a100:4(IDX:0-3)", 4, "scontrol -d show job, docs.unity.rc.umass.edu"),
+        ("gpu:(null):3(IDX:0-7)", 3, "scontrol -d show node, Slurm 21.08.5, prometheus-slurm-exporter"),
+        ("gpu:A30:4(S:0-1),gpu:Q6K:40(S:0-1)", 44, "sinfo, Slurm 21.08.5, prometheus-slurm-exporter"),
+        ("gpu:h200:8(S:0-1),gpu:2", 10, "sinfo, some GPUs without a type"),
+        ("gpu:nvidia_h100_80gb_hbm3_3g.40gb:3(S:0-1),gpu:nvidia_h100_80gb_hbm3_1g.10gb:6(S:0-1)", 9, "MIG, Alliance"),
+        ("gpu:1080ti:1(IDX:0),gpu:980gtx:1(IDX:1)", 2, "https://github.com/Bartzi/LabShare/issues/114"),
+        ("gpu:titanx:0(IDX:N/A)", 0, "https://github.com/Bartzi/LabShare/issues/114"),
+        ("gpu:a100:2(IDX:0,2-3),shard:0", 2, GRES),
+        ("shard:a100:64(S:0-1),gpu:a100:4(S:0-1)", 4, GRES),
+        ("gres/gpu:a100=1,gres/gpu=1", 1, "https://github.com/NordicHPC/slurm2sql/issues/12"),
+        ("cpu=8,mem=32G,node=1,billing=8,gres/gpu=1", 1, "https://github.com/albanie/slurm_gpustat/issues/12"),
+        ("cpu=4,mem=8G,node=1,billing=4,gres/gpu=2", 2, TRES),
+        ("gres:gpu:4", 4, "TresPerNode of scontrol show job, Slurm 20.11"),
+        ("gres/gpu:a100:4", 4, "TresPerNode of scontrol show job, Slurm 23.11"),
+        ("volta:3,kepler:5", 8, "https://slurm.schedmd.com/sbatch.html, --gpus"),
+        ("cpu=8,mem=32G", None, TRES),
+        ("", None, "a variable that a wrapper exports empty"),
+        (None, None, "not in a job with GPUs"),
+        ("N/A", None, "scontrol"),
+        ("(null)", None, "scontrol"),
+    ],
+    slurm_commands.count_listed_devices: [
+        ("0,1,2,3", 4, "SLURM_JOB_GPUS, https://github.com/awslabs/sockeye/issues/1038 (SLURM_JOB_GRES)"),
+        ("0-3", 4, "SLURM_STEP_GPUS in newer versions, as IDX"),
+        ("0,2-3", 3, "IDX of scontrol -d show job"),
+        ("3", 1, SBATCH),
+        ("GPU-8f1c2a30-1111-2222-3333-444455556666,GPU-0c", 2, "CUDA_VISIBLE_DEVICES with UUIDs"),
+        ("MIG-GPU-8f1c2a30/1/0", 1, "CUDA_VISIBLE_DEVICES of a MIG device"),
+        ("NoDevFiles", 0, "Slurm where a step has no GPU, slurm's gpu_common.c"),
+        ("-1", 0, "CUDA's own word for none"),
+        ("", 0, "a step with --gres=none"),
+        ("N/A", 0, "scontrol"),
+    ],
+    slurm_commands.per_node: [
+        ("4(x2),2", [4, 4, 2], SBATCH),
+        ("2(x3),1", [2, 2, 2, 1], SBATCH),
+        ("72(x2),36", [72, 72, 36], SBATCH),
+        ("32(x2)", [32, 32], "https://github.com/awslabs/sockeye/issues/1038"),
+        ("40,8", [40, 8], "https://github.com/hpc/charliecloud/issues/107"),
+        ("1(x2)", [1, 1], "https://github.com/sehoffmann/dmlcloud/issues/39"),
+        ("8", [8], SBATCH),
+        ("", [], "a variable that a wrapper exports empty"),
+        (None, [], "outside of a job"),
+        ("4(x,2", [], "cut off"),
+    ],
+    slurm_commands.read_count: [
+        ("12", 12, SBATCH),
+        ("250+", 250, "https://slurm.schedmd.com/sinfo.html, --exact"),
+        ("2K", 2048, "https://slurm.schedmd.com/sinfo.html, --noconvert"),
+        ("24(x2)", 24, "https://github.com/OGGM/oggm/pull/1135"),
+        ("UNLIMITED", None, "scontrol show partition, doc25.aris.grnet.gr"),
+        ("infinite", None, "sinfo %s"),
+        ("NO_VAL", None, "a plugin"),
+        ("-1", None, "no count"),
+        ("1.5", None, "no count"),
+        ("max", None, "https://github.com/guilbaults/slurm-job-exporter/issues/37"),
+    ],
+    slurm_commands.memory_bytes: [
+        ("98304", 98304 * 2**20, "https://github.com/awslabs/sockeye/issues/1038"),
+        ("2500", 2500 * 2**20, SBATCH),
+        ("64G", 65536 * 2**20, "MinMemoryNode of scontrol show job"),
+        ("4000M", 4000 * 2**20, "MinMemoryCPU of scontrol show job"),
+        ("16Gn", 16384 * 2**20, "sacct's ReqMem, older versions"),
+        ("8gb", 8192 * 2**20, "a wrapper that exports what the user wrote"),
+        ("0", None, "--mem=0: all that the node has"),
+        ("UNLIMITED", None, "DefMemPerNode of scontrol show partition"),
+        ("", None, "empty"),
+    ],
+}
+
+
+@pytest.mark.parametrize(("read", "text", "value", "source"), [(f, *row) for f, rows in READ.items() for row in rows])
+def test_what_is_read(read, text, value, source):
+    assert read(text) == value, source
+
+
+@pytest.mark.parametrize(
+    ("text", "low", "high"), [("2-4", 2, 4), ("3", 3, 3), ("1-infinite", 1, None), ("1-2K", 1, 2048), ("", None, None)]
+)
+def test_ranges_of_nodes(text, low, high):
+    assert (slurm_commands.least_count(text), slurm_commands.largest_count(text)) == (low, high)
+
+
+def test_moments():
+    asked = time.mktime((2026, 11, 22, 10, 30, 0, 0, 0, -1))
+    assert slurm_commands.seconds_since_epoch("2026-11-22T10:30:00") == asked
+    assert slurm_commands.seconds_since_epoch("1790000000") == 1790000000.0, "SLURM_JOB_END_TIME"
+    for text in ("Unknown", "N/A", "None", "", None, "Tomorr 10:00", "NONE"):
+        assert slurm_commands.seconds_since_epoch(text) is None
+
+
+def test_what_a_gpu_brings():
+    cases = {"gres:gpu:4": "4", "gpu:8": "8", "gres/gpu:a100:16": "16", "gres/gpu=51200": "51200", "gpu:40G": "40G"}
+    assert {text: slurm_commands.per_gpu(text) for text in cases} == cases
+    assert slurm_commands.per_gpu("gres/gpu:v100=8G") == "8G" and slurm_commands.per_gpu(None) is None
+
+
+def test_resources_with_flags_and_units():
+    parts = slurm_commands.gres_parts("gpu:kepler:2,mps:kepler:400,bandwidth:lustre:no_consume:4G,craynetwork:4")
+    cards = [("gpu", "kepler", 2), ("mps", "kepler", 400)]
+    assert parts == [*cards, ("bandwidth", "lustre", 4 * 2**30), ("craynetwork", "", 4)]
+    assert slurm_commands.gres_parts("gres/gpu:a100=1,gres/gpu=3") == [("gpu", "a100", 1), ("gpu", "", 2)]
+    assert slurm_commands.gres_parts("gpu") == [("gpu", "", 1)] and slurm_commands.gres_parts("(null)") == []
+
+
+JOB = (
+    "JobId=12345 JobName=my search UserId=user(1001) GroupId=g(1) EndTime=Unknown TimeLimit=UNLIMITED NumNodes=2-4 "
+    "ReqTRES=cpu=16,mem=64G,node=4,billing=16,gres/gpu=4 CPUs/Task=4 TresPerNode=gres/gpu:a100:4 "
+    "Command=/home/user/a b/run.sh --x y=1 Comment=(null) "
+)
+
+
+def test_the_fields_of_a_job_that_has_blanks_in_its_values():
+    (fields,) = slurm_commands.parse_job_fields(JOB)
+    assert fields["JobName"] == "my search" and fields["Command"] == "/home/user/a b/run.sh --x y=1"
+    assert slurm_commands.seconds_since_epoch(fields["EndTime"]) is None
+    assert slurm_commands.least_count(fields["NumNodes"]) == 2
+    assert not slurm_commands.is_set(fields["Comment"]) and not slurm_commands.is_set(fields["TimeLimit"])
+    assert slurm_commands.read_gpu_count(fields["ReqTRES"]) == 4 == slurm_commands.read_gpu_count(fields["TresPerNode"])
+    assert len(slurm_commands.parse_job_fields(JOB + "\n" + JOB)) == 2 and slurm_commands.parse_job_fields("") == []
+
+
+ODD = {
+    "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_GPUS_ON_NODE": "8(S:0-1)", "SLURM_CPUS_ON_NODE": "",
+    "SLURM_TASKS_PER_NODE": "1(x2)", "SLURM_JOB_CPUS_PER_NODE": "96(x2)", "SLURM_RESTART_COUNT": "N/A",
+    "SLURM_HET_SIZE": "", "SLURM_CPUS_PER_TASK": "", "SLURM_JOB_END_TIME": "Unknown", "SLURM_MEM_PER_NODE": "3G",
+}  # fmt: skip
+
+
+def test_a_job_with_odd_variables_starts_with_what_it_was_granted(tmp_path):
+    allocation = read_allocation(ODD, hostnames=lambda text: ["n1", "n2"], fields=lambda job_id: {"EndTime": "Unknown"})
+    assert (allocation.gpus_per_node, allocation.gpus) == (8, 16)
+    assert (allocation.restart_count, allocation.end_time) == (0, None)
+    assert [node.cpus for node in allocation.nodes] == [96, 96]
+    assert granted_gpus({"SLURM_GPUS_ON_NODE": "8(S:0-1)"}) == 8 and granted_gpus({"SLURM_JOB_GPUS": "0-3"}) == 4
+    assert usable_memory_bytes(ODD, tmp_path) == 3 * 2**30
+    assert usable_cpus(ODD, tmp_path) >= 1

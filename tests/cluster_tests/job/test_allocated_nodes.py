@@ -32,14 +32,8 @@ def test_gpus_are_those_of_the_step():
 
 
 def test_the_grant_is_read_from_slurms_variables():
-    env = {
-        "SLURM_JOB_ID": "12",
-        "SLURM_JOB_NODELIST": "a,b",
-        "SLURM_JOB_CPUS_PER_NODE": "4,2",
-        "SLURM_GPUS_ON_NODE": "2",
-        "SLURM_JOB_END_TIME": "1700000000",
-        "SLURM_RESTART_COUNT": "3",
-    }
+    env = {"SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "a,b", "SLURM_JOB_CPUS_PER_NODE": "4,2"}
+    env |= {"SLURM_GPUS_ON_NODE": "2", "SLURM_JOB_END_TIME": "1700000000", "SLURM_RESTART_COUNT": "3"}
     allocation = read_allocation(env, names)
     assert (allocation.head.name, allocation.cpus, allocation.gpus, allocation.end_time) == ("a", 6, 4, 1.7e9)
     assert allocation.restart_count == 3

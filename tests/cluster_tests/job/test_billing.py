@@ -11,23 +11,15 @@ import pytest
 from bigbatch.cluster.job.billing import JobBill, LentTime, devices_of_nodes
 from bigbatch.tune.budget import ledger as ledgers
 from bigbatch.tune.budget.ledger import Ledger, OpenBill, open_bill, read_ledger
+from helpers.waiting import SetClock
 
 BEGAN = 1_790_000_000.0
 
 
-class Now:
-    """The wall clock of the job, of its driver and of the job that lends nodes."""
-
-    def __init__(self) -> None:
-        self.now = BEGAN
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
-def now(monkeypatch) -> Now:
-    clock = Now()
+def now(monkeypatch) -> SetClock:
+    """The wall clock of the job, of its driver and of the job that lends nodes."""
+    clock = SetClock(BEGAN)
     words = lambda: time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime(clock.now))  # noqa: E731
     gmtime = time.gmtime
     monkeypatch.setattr("bigbatch.cluster.job.billing.time.time", clock)
@@ -48,7 +40,7 @@ def in_job(monkeypatch, job: str, restart: int, began: float) -> None:
     monkeypatch.setenv("SLURM_JOB_START_TIME", f"{began:.0f}")
 
 
-def driver(study: Path, now: Now, devices: float, seconds: float, *, orderly: bool = True) -> None:
+def driver(study: Path, now: SetClock, devices: float, seconds: float, *, orderly: bool = True) -> None:
     """A driver of this job that holds its devices for so long."""
     folder = study / "ledger"
     bill = open_bill(folder)

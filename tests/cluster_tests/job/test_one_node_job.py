@@ -5,7 +5,6 @@ What needs Slurm itself is in tests/slurm; here is what its commands say, or do 
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -22,6 +21,7 @@ from bigbatch.base import processes
 from bigbatch.cluster.job import checks
 from bigbatch.cluster.job.allocated_nodes import AllocatedNode, Allocation
 from helpers.paths import ROOT
+from helpers.processes import program
 from helpers.stand_in_ray import StandInJob, record_of, start_search
 
 DRIVER = textwrap.dedent("""
@@ -37,6 +37,11 @@ PREEMPTED = "JobState=RUNNING PreemptTime=2026-11-21T10:00:00"
 
 def command_line(pid: int) -> str:
     return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+
+
+def scontrol_refuses(folder: Path, words: str, answer: str) -> None:
+    scontrol = folder / "bin" / "scontrol"
+    program(scontrol, f'case "$*" in {words}) echo "{answer}" >&2; exit 1;; esac\n{scontrol.read_text()}')
 
 
 @pytest.fixture
@@ -72,10 +77,8 @@ def test_a_signal_that_nobody_explains_saves_and_is_settled_when_slurm_answers(s
 def test_a_sigterm_to_the_steps_alone_saves_and_requeues(start, tmp_path):
     """``scancel --signal=TERM 7`` reaches the steps, not the batch script."""
     job = start()
-    step = next(
-        pid for pid in processes.descendants(job.process.pid) if "bigbatch.cluster.node --" in command_line(pid)
-    )
-    os.kill(step, signal.SIGTERM)
+    steps = processes.descendants(job.process.pid)
+    os.kill(next(pid for pid in steps if "bigbatch.cluster.node --" in command_line(pid)), signal.SIGTERM)
     assert job.end() == 143, job.log
     assert "SAVED" in job.log and "is gone" not in job.log and "requeue 7" in job.calls, job.log
 
@@ -120,9 +123,7 @@ REQUEUED = "JobState=COMPLETING Restarts=3 PreemptTime=None"
 def test_a_job_that_somebody_requeues_is_left_to_slurm_and_says_so(start, tmp_path, cancelled):
     job = start(SLURM_RESTART_COUNT="2")
     if cancelled:
-        update = '#!/bin/sh\ncase "$*" in *StartTime*) echo "Job is no longer pending execution" >&2; exit 1;; esac\n'
-        scontrol = tmp_path / "bin" / "scontrol"
-        scontrol.write_text(update + scontrol.read_text())
+        scontrol_refuses(tmp_path, "*StartTime*", "Job is no longer pending execution")
     job.says(REQUEUED)
     job.process.send_signal(signal.SIGTERM)
     assert job.end() == 143
@@ -139,8 +140,7 @@ def test_a_preempted_job_with_chain_submits_a_successor_and_names_it(start, tmp_
     job.process.send_signal(signal.SIGTERM)
     assert job.end() == 143
     assert "--dependency=afterany:7" in job.calls and "requeue" not in job.calls
-    job_record = json.loads((tmp_path / "home" / "jobs" / "7" / "job.json").read_text())
-    assert (job_record["successor"], job_record["state"]) == ("6", "requeueing")
+    assert (record_of(tmp_path)["successor"], record_of(tmp_path)["state"]) == ("6", "requeueing")
 
 
 def test_a_successor_whose_submission_was_not_answered_is_found_and_not_submitted_again(start, tmp_path):
@@ -159,11 +159,11 @@ echo 'sbatch: error: Batch job submission failed: Socket timed out on send/recv 
     assert job.end() == 143
     assert (tmp_path / "queue").read_text() == "6|bigbatch-after-7\n", "submitted once"
     assert "job 6 goes on when this one has ended" in job.log
-    assert json.loads((tmp_path / "home" / "jobs" / "7" / "job.json").read_text())["successor"] == "6"
+    assert record_of(tmp_path)["successor"] == "6"
 
 
 def test_a_late_answer_does_not_give_the_driver_time_that_slurm_does_not_give(tmp_path):
-    """The driver's time is tested with a clock in test_drain.py; this one never saves."""
+    """The driver's time is tested with a clock in test_watch.py; this one never saves."""
     words = ("--", sys.executable, "-c", DRIVER.replace("sys.exit(143)", "signal.pause()").replace("SAVED", "SAVING"))
     job = StandInJob(tmp_path, "7", *words, KILL_WAIT="12", BIGBATCH_FIRST_ANSWER_S="0.5")
     job.wait_log("RUNNING")
@@ -195,18 +195,15 @@ def test_a_requeued_job_waits_for_a_silent_controller(tmp_path, answers):
 @pytest.mark.parametrize("folder", ["checkout", "check out of mine"])
 def test_the_batch_scripts_find_the_repository_when_the_controller_answers_again(tmp_path, script, folder):
     cluster = tmp_path / folder / "cluster"
-    cluster.mkdir(parents=True)
-    (cluster / "job").mkdir()
+    (cluster / "job").mkdir(parents=True)
     (cluster / "job" / "__main__.py").touch()
     (cluster.parent / "src" / "bigbatch").mkdir(parents=True)
     for name in ("ray_head_workers.slurm", "ray_attach.slurm"):
         shutil.copy(ROOT / "cluster" / name, cluster)
     silent = f"[ -e {tmp_path}/asked ] || {{ touch {tmp_path}/asked; echo 'Unable to contact' >&2; exit 1; }}"
     command = f"echo '   Command={cluster / script} 12 --output a b/cluster/x'"
-    (tmp_path / "scontrol").write_text(f"#!/bin/sh\n{silent}\necho 'JobId=7'\n{command}\n")
-    (tmp_path / "python").write_text('#!/bin/sh\necho "$PWD" "$@"\n')
-    for name in ("scontrol", "python"):
-        (tmp_path / name).chmod(0o755)
+    program(tmp_path / "scontrol", f"{silent}\necho 'JobId=7'\n{command}")
+    program(tmp_path / "python", 'echo "$PWD" "$@"')
     env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "7", "BIGBATCH_PYTHON": str(tmp_path / "python")}
     batch = (ROOT / "cluster" / script).read_text()
     done = subprocess.run(["bash", "-s", "12"], input=batch, env=env, cwd=tmp_path, capture_output=True, text=True)
@@ -229,17 +226,14 @@ def test_folders_with_blanks_in_their_names(tmp_path):
         assert job.end() == 143, job.log
         assert list(Path(local).iterdir()) == []
     sent = (folder / "calls").read_text()
-    assert (
-        f"--output={folder}/my log" in sent and f"{script} --chain --output {study.parent} --data a b --study s" in sent
-    )
+    assert f"--output={folder}/my log" in sent
+    assert f"{script} --chain --output {study.parent} --data a b --study s" in sent
     assert record_of(folder)["study_folder"] == str(study) and study.is_dir() and not (study / ".lease").exists()
 
 
 def test_a_refused_requeue_ends_the_job_in_one_line(start, tmp_path):
     job = start()
-    refuse = '#!/bin/sh\ncase "$*" in requeue*) echo "Requested operation is presently disabled" >&2; exit 1;; esac\n'
-    scontrol = tmp_path / "bin" / "scontrol"
-    scontrol.write_text(refuse + scontrol.read_text())
+    scontrol_refuses(tmp_path, "requeue*", "Requested operation is presently disabled")
     job.process.send_signal(signal.SIGUSR1)
     assert job.end() == 1
     assert "cannot start again: scontrol failed: Requested operation is presently disabled" in job.log
@@ -250,13 +244,10 @@ def test_a_command_of_ones_own_runs_in_the_container_like_ray(tmp_path):
     """Apptainer replaced by a program that notes its words and runs what comes after the image."""
     words = {"BIGBATCH_NODE_PYTHON": str(ROOT / "cluster" / "in_container.sh"), "BIGBATCH_ROOT": str(ROOT)}
     words |= {"BIGBATCH_CONTAINER": "/i.sif", "BIGBATCH_CONTAINER_PYTHON": sys.executable}
-    apptainer = tmp_path / "tools" / "apptainer"
-    apptainer.parent.mkdir()
-    apptainer.write_text(
-        f'#!/bin/sh\necho "$@" >> {tmp_path}/called\nwhile [ "$1" != /i.sif ]; do shift; done\nshift\nexec "$@"\n'
-    )
-    apptainer.chmod(0o755)
-    path = f"{tmp_path}/bin:{apptainer.parent}:{os.environ['PATH']}"
+    (tmp_path / "tools").mkdir()
+    notes = f'echo "$@" >> {tmp_path}/called\nwhile [ "$1" != /i.sif ]; do shift; done\nshift\nexec "$@"'
+    program(tmp_path / "tools" / "apptainer", notes)
+    path = f"{tmp_path}/bin:{tmp_path}/tools:{os.environ['PATH']}"
     with tempfile.TemporaryDirectory(dir="/tmp", prefix="t") as local:
         words |= {"SLURM_TMPDIR": local}
         job = StandInJob(tmp_path, "7", "--", "echo", "IN THE IMAGE", "--command", PATH=path, **words)
@@ -312,7 +303,7 @@ def test_a_study_never_lands_on_a_nodes_own_disk_in_silence(tmp_path, env, answe
     assert expected in job.log and not (tmp_path / "home").exists()
 
 
-REFUSES = """#!/bin/sh
+REFUSES = """\
 case "$*" in */tune/run.py*--dry-run*) ;; *) exec "{python}" "$@";; esac
 for i in $(seq 20); do [ "$(ls "$STAND_IN_STATE")" ] && break; sleep 0.1; done   # no hurry: nodes have time to start
 echo 'tune/run.py: error: --space must name a readable Python file; got nowhere.py. Check the path.' >&2
@@ -321,9 +312,7 @@ exit 2
 
 
 def test_a_search_that_cannot_be_is_refused_before_a_node_starts_ray(tmp_path):
-    python = tmp_path / "python"
-    python.write_text(REFUSES.format(python=sys.executable))
-    python.chmod(0o755)
+    python = program(tmp_path / "python", REFUSES.format(python=sys.executable))
     job = StandInJob(tmp_path, "7", "--space", "nowhere.py", BIGBATCH_NODE_PYTHON=str(python))
     assert job.end() == 2
     assert "ray_head_workers.slurm: error: --space must name a readable Python file; got nowhere.py" in job.log
@@ -333,12 +322,9 @@ def test_a_search_that_cannot_be_is_refused_before_a_node_starts_ray(tmp_path):
 
 def test_a_job_checks_its_search_for_the_nodes_that_it_has(tmp_path):
     allocation = Allocation("7", tuple(AllocatedNode(name, 24) for name in ("n1", "n2")), 4, None, 0)
-    said = tmp_path / "said"
-    check = checks.ArgumentCheck(
-        ["sh", "-c", f'echo "$BIGBATCH_PLANNED_NODES" > {said}', "sh"], tmp_path, tmp_path, allocation
-    )
-    assert check.wait(lambda: None) is False
-    assert said.read_text() == "2x24c4g\n"
+    say = ["sh", "-c", f'echo "$BIGBATCH_PLANNED_NODES" > {tmp_path}/said', "sh"]
+    assert checks.ArgumentCheck(say, tmp_path, tmp_path, allocation).wait(lambda: None) is False
+    assert (tmp_path / "said").read_text() == "2x24c4g\n"
 
 
 def test_a_job_whose_nodes_differ_is_not_checked_for_less_than_it_has():

@@ -11,12 +11,12 @@ import pytest
 from bigbatch.cluster.job import options
 from bigbatch.cluster.node import ray_commands
 from helpers.paths import ROOT
+from helpers.processes import program
 
 
 def test_the_jobs_options_come_first_and_the_rest_is_the_searchs():
-    chosen = options.parse_job_options(
-        ["--tls", "--max-restarts", "5", "--margin=60", "--space", "smoke", "--trials", "3"]
-    )
+    given = ["--tls", "--max-restarts", "5", "--margin=60", "--space", "smoke", "--trials", "3"]
+    chosen = options.parse_job_options(given)
     assert (chosen.tls, chosen.max_restarts, chosen.margin_s, chosen.chain) == (True, 5, 60, False)
     assert chosen.arguments == ("--space", "smoke", "--trials", "3")
     assert options.parse_job_options(["--keep-logs", "--", "python", "-c", "1"]).command == ("python", "-c", "1")
@@ -68,11 +68,8 @@ def test_in_a_container_ray_and_the_search_run_inside_and_slurms_commands_outsid
 
 def test_the_container_is_called_with_what_the_job_needs_bound(tmp_path):
     """A stand-in for apptainer writes down how it is called and runs what comes after the image."""
-    stand_in = tmp_path / "apptainer"
-    stand_in.write_text(
-        '#!/bin/sh\necho "$@" > "$CALLED"\nwhile [ "$1" != /images/bb.sif ]; do shift; done\nshift\nexec "$@"\n'
-    )
-    stand_in.chmod(0o755)
+    stand_in = 'echo "$@" > "$CALLED"\nwhile [ "$1" != /images/bb.sif ]; do shift; done\nshift\nexec "$@"'
+    program(tmp_path / "apptainer", stand_in)
     env = {
         "PATH": f"{tmp_path}:{os.environ['PATH']}", "CALLED": str(tmp_path / "called"), "BIGBATCH_ROOT": "/code",
         "BIGBATCH_HOME": "/records", "BIGBATCH_CONTAINER": "/images/bb.sif",
@@ -87,8 +84,13 @@ def test_the_container_is_called_with_what_the_job_needs_bound(tmp_path):
     assert done.stdout == "a b|--command||", done.stderr
     called = (tmp_path / "called").read_text()
     assert all(f"--bind {path}" in called for path in ("/code", "/records", "/tmp", tmp_path, tmp_path / "local"))
+    assert f"--pwd {tmp_path} " in called
     (tmp_path / "local").rmdir()  # what is not on this node cannot be bound
     subprocess.run(script, env=env, cwd=tmp_path, check=True, capture_output=True)
     assert "/local" not in (tmp_path / "called").read_text()
+    del env["BIGBATCH_CONTAINER_PYTHON"]
+    program(tmp_path / "python3", 'echo "$@"')
+    done = subprocess.run(script[:1], env=env, cwd=tmp_path, capture_output=True, text=True)
+    assert (tmp_path / "called").read_text().endswith("/images/bb.sif python3\n"), done.stderr
     missing = subprocess.run(script, env={**env, "PATH": "/usr/bin:/bin"}, cwd=tmp_path, capture_output=True, text=True)
     assert missing.returncode == 127 and "apptainer" in missing.stderr

@@ -1,20 +1,23 @@
-"""Signals, and Slurm's word on them."""
+"""Signals, Slurm's word on them, and how long a driver may save itself then."""
 
 from __future__ import annotations
 
 import signal
+from types import SimpleNamespace
+from typing import Any
 from unittest.mock import Mock, call
 
 import pytest
 
 from bigbatch.cluster.job import grant as grant_file
 from bigbatch.cluster.job import watch
-from bigbatch.cluster.job.grant import Grant, Question
+from bigbatch.cluster.job.grant import Grant, Question, TimeLeft
 from bigbatch.cluster.job.node_steps import NodeSteps
 from bigbatch.cluster.job.policy import Cause
 from bigbatch.cluster.node.node_status import NodeStatus
 from bigbatch.cluster.record import job_record
 from helpers.stand_in_slurm import stand_in
+from helpers.waiting import SetClock
 
 
 @pytest.mark.parametrize(
@@ -77,3 +80,50 @@ def test_ray_is_told_of_a_node_whose_step_has_ended_before_it_notices(monkeypatc
     assert look.interruption() is None
     assert told == [("7", "10.0.0.2", "lost", look.env)]
     assert job.excluded == {"n2": "lost", "n3": "n3 does not see /runs"}
+
+
+class Clock(SetClock):
+    """In place of the module ``time``: a sleep moves it on and lasts no time."""
+
+    monotonic = time = SetClock.__call__
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class LateWord:
+    """Slurm's word on a signal: ``answer`` from the moment ``at_s`` on, unexplained until then."""
+
+    cause = Cause.UNEXPLAINED
+
+    def __init__(self, clock: Clock, at_s: float, answer: Cause, killed_soon: bool) -> None:
+        self._clock, self._at_s, self._answer, self.killed_soon = clock, at_s, answer, killed_soon
+
+    def explain(self) -> bool:
+        if self.cause is not Cause.UNEXPLAINED or self._clock.now < self._at_s:
+            return False
+        self.cause = self._answer
+        return True
+
+
+@pytest.mark.parametrize(
+    ("answers_after_s", "answer", "killed_soon", "ends_after_s"),
+    [
+        *((after_s, Cause.PREEMPTED, True, 8.0) for after_s in (0.5, 4.0, 7.0, 1e9)),
+        (4.0, Cause.TIME_LIMIT, False, 4.0 + 60.0),  # the whole time, from the answer on
+    ],
+)
+def test_a_late_answer_does_not_give_the_driver_time_that_slurm_does_not_give(
+    answers_after_s, answer, killed_soon, ends_after_s, monkeypatch
+):
+    """Slurm kills 12 s after its signal: four seconds before, the driver is ended, whenever Slurm explains itself."""
+    clock = Clock(1000.0)
+    monkeypatch.setattr(watch, "time", clock)
+    killed: list[float] = []
+    goes_on_saving = {"exit_code": lambda: None, "terminate": lambda: None, "kill": lambda: killed.append(clock.now)}
+    word = LateWord(clock, clock.now + answers_after_s, answer, killed_soon)
+    nodes, said = SimpleNamespace(hold=lambda: None), list[str]()
+    left = TimeLeft(None, 120.0, 12.0)
+    parts: tuple[Any, ...] = (SimpleNamespace(**goes_on_saving), word, nodes, [], left, said.append)
+    assert watch.end_driver(*parts) is None and said == ["driver killed"]
+    assert ends_after_s <= killed[0] - 1000.0 < ends_after_s + 3 * watch.POLL_S

@@ -1,4 +1,4 @@
-"""Whether another node takes the job's first node for lost: by its heartbeat, its answer and Slurm's word."""
+"""Whether a node hangs, by its heartbeats; whether the job's first one is lost, by its answer and Slurm's word too."""
 
 from __future__ import annotations
 
@@ -95,3 +95,17 @@ def test_where_no_node_can_report_the_host_is_not_lost(node):
     for _ in range(200):
         assert not job.host.is_lost()
         job.now[0] += 1.0
+
+
+def test_a_stalled_file_system_is_no_hung_node(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(node_status.time, "monotonic", lambda: now[0])
+    beats = {"n1": 1, "n2": 1, "n3": 0}
+    watch = node_status.Heartbeats()
+    assert watch.hung(beats) == []
+    now[0] += 300.0
+    assert watch.hung(beats) == [], "all stand still"
+    beats["n1"] = 2
+    assert watch.hung(beats) == ["n2"], "one goes on, so the other hangs; the third has not begun"
+    beats["n2"] = 2
+    assert watch.hung(beats) == [], "it only was slow"

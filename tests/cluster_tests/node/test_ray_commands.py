@@ -1,21 +1,23 @@
-"""How Ray is started on a node."""
+"""How Ray is started on a node: its block of ports, its token and certificates, its options and variables."""
 
 from __future__ import annotations
 
 import os
 import socket
+import subprocess
 from pathlib import Path
 
 from bigbatch.cluster.node import credentials, node_process, ray_commands
+from helpers.processes import program
 
 
 def test_ray_is_started_with_every_port_and_resource_given(tmp_path):
     share = ray_commands.NodeResources(4, 2, 10**9, 10**8)
-    head = ray_commands.ray_start_command(
-        "10.0.0.1", "10.0.0.1:1", ray_commands.ports_of("1", 0, head=True), share, tmp_path, {}
-    )
-    worker = ray_commands.ray_start_command(
-        "10.0.0.2", "10.0.0.1:1", ray_commands.ports_of("1", 0, head=False), share, tmp_path, {}
+    head, worker = (
+        ray_commands.ray_start_command(
+            ip, "10.0.0.1:1", ray_commands.ports_of("1", 0, head=ip == "10.0.0.1"), share, tmp_path, {}
+        )
+        for ip in ("10.0.0.1", "10.0.0.2")
     )
     assert "--head" in head and "--dashboard-host=127.0.0.1" in head and "--address=10.0.0.1:1" in worker
     for option in ("--num-cpus=4", "--num-gpus=2", "--memory=1000000000", "--object-store-memory=100000000"):
@@ -28,9 +30,8 @@ def test_metrics_are_off_unless_a_port_is_asked_for(tmp_path, monkeypatch):
     for port in (None, 9400):
         command = ray_commands.ray_start_command("10.0.0.1", "10.0.0.1:1", chosen, share, tmp_path, {}, port)
         seen = ray_commands.ray_environment("10.0.0.1:1", tmp_path / "token", None, metrics=port is not None)
-        assert [word for word in command if word.startswith("--metrics")] == [f"--metrics-export-port={port}"] * (
-            port is not None
-        )
+        shown = [word for word in command if word.startswith("--metrics")]
+        assert shown == ([] if port is None else [f"--metrics-export-port={port}"])
         assert seen["RAY_enable_metrics_collection"] == ("0" if port is None else "1")
         assert seen["DASHBOARD_METRIC_PORT"] == seen["AUTOSCALER_METRIC_PORT"] == "-1"
 
@@ -47,19 +48,14 @@ def test_a_node_whose_metrics_port_is_taken_starts_without_metrics(capsys):
     with socket.create_server(("0.0.0.0", 0)) as server:
         step._metrics_port = server.getsockname()[1]
         assert step._free_metrics_port() is None
-        assert (
-            capsys.readouterr().out
-            == f"port {step._metrics_port} is taken on n1: it shows no metrics (--metrics-port)\n"
-        )
+        said = f"port {step._metrics_port} is taken on n1: it shows no metrics (--metrics-port)\n"
+        assert capsys.readouterr().out == said
     assert step._free_metrics_port() == step._metrics_port
 
 
 def test_rays_temporary_folder_is_the_jobs_and_the_users_own_is_handed_on(tmp_path, monkeypatch):
     """A stand-in for the interpreter writes down the variables that Ray's processes inherit."""
-    stand_in = tmp_path / "python"
-    stand_in.write_text('#!/bin/sh\nenv > "$SEEN"\n')
-    stand_in.chmod(0o755)
-    monkeypatch.setenv("BIGBATCH_NODE_PYTHON", str(stand_in))
+    monkeypatch.setenv("BIGBATCH_NODE_PYTHON", str(program(tmp_path / "python", 'env > "$SEEN"')))
     monkeypatch.setattr(credentials, "credential_variables", lambda *_: {})
     for own in ("/local/user", None):
         monkeypatch.setenv("SEEN", str(tmp_path / f"seen-{own is None}"))
@@ -70,3 +66,44 @@ def test_rays_temporary_folder_is_the_jobs_and_the_users_own_is_handed_on(tmp_pa
         assert step._start_ray(tmp_path, ray_commands.ports_of("1", 0, head=True), None).wait() == 0
         seen = dict(line.split("=", 1) for line in Path(os.environ["SEEN"]).read_text().splitlines() if "=" in line)
         assert (seen["TMPDIR"], seen["BIGBATCH_USER_TMPDIR"]) == (str(tmp_path), own or "")
+
+
+def test_blocks_of_ports_do_not_overlap_and_stay_below_the_ephemeral_range():
+    head, worker = ray_commands.ports_of("7", 0, head=True), ray_commands.ports_of("7", 0, head=False)
+    assert len(set(head.used() + worker.used())) == 8 + 5
+    assert (worker.gcs, worker.dashboard, worker.client) == (0, 0, 0)
+    neighbours = [set(ray_commands.ports_of(str(job), 0, head=h).used()) for job in range(500) for h in (True, False)]
+    assert sum(map(len, neighbours)) == len(set.union(*neighbours)), "500 jobs in a row meet nowhere"
+    assert min(map(min, neighbours)) >= 20000 and max(map(max, neighbours)) < 32000
+    visited = {ray_commands.ports_of("123456789", attempt, head=True).gcs for attempt in range(ray_commands.ATTEMPTS)}
+    assert len(visited) == ray_commands.ATTEMPTS
+
+
+def test_a_taken_port_moves_the_job_to_another_block():
+    blocks = ((str(n), ray_commands.ports_of(str(n), 0, head=True)) for n in range(31, 500))
+    job, first = next((n, block) for n, block in blocks if not ray_commands.taken_ports(block))
+    with socket.socket() as neighbour:
+        neighbour.bind(("127.0.0.1", first.object_manager))
+        neighbour.listen()
+        assert ray_commands.taken_ports(first) == [first.object_manager]
+        attempt, chosen = ray_commands.free_ports(job, 0, head=True)
+        assert attempt > 0 and not ray_commands.taken_ports(chosen)
+    assert ray_commands.free_ports(job, 0, head=True) == (0, first)
+
+
+def test_a_token_is_fresh_and_private(tmp_path):
+    first = credentials.make_token(tmp_path)
+    text = first.read_text()
+    assert len(text) == 64 and first.stat().st_mode & 0o777 == 0o600
+    assert credentials.make_token(tmp_path).read_text() != text
+    assert text not in str(credentials.credential_variables(first, None))
+    credentials.remove_credentials(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_certificates_of_one_job_trust_each_other(tmp_path):
+    authority = credentials.make_authority(tmp_path)
+    node = credentials.make_certificate(authority, tmp_path / "n", ["n1", "localhost"], ["10.0.0.1"])
+    verify = ["openssl", "verify", "-CAfile", f"{node}/ca.crt", "-verify_ip", "10.0.0.1", f"{node}/node.crt"]
+    assert subprocess.run(verify, capture_output=True).returncode == 0
+    assert all(p.stat().st_mode & 0o077 == 0 for p in tmp_path.rglob("*.key"))

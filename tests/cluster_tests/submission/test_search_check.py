@@ -10,6 +10,7 @@ import tempfile
 import textwrap
 import time
 import venv
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from bigbatch.tune.plan import submission_check
 from bigbatch.tune.plan.options import SearchOptions
 from helpers import commands
 from helpers.paths import ROOT
-from helpers.processes import wait_gone
+from helpers.processes import program, wait_gone
 
 OWN = "def mine(trial, workload):\n    return workload.config({'peak_lr': trial.suggest_float('peak_lr', 0.1, 1)})\n"
 
@@ -35,15 +36,14 @@ def site(tmp_path: Path):
     tools = tmp_path / "bin"
     tools.mkdir()
     for name, script in (("sbatch", f"touch {tmp_path}/submitted; echo 77"), ("sinfo", "exit 1")):
-        (tools / name).write_text(f"#!/bin/bash\n{script}\n")
-        (tools / name).chmod(0o755)
+        program(tools / name, script)
     (tmp_path / "mine.py").write_text(OWN)
 
-    def run(*words: object, python: str | None = None, job: str = sys.executable, **env: str):
+    def run(*words: object, python: str | None = None, job: str | None = sys.executable, **env: str):
         """``python`` runs the command, else this process; ``job`` is the job's interpreter."""
         more = {"PATH": f"{tools}:{os.environ['PATH']}", "BIGBATCH_HOME": str(tmp_path / "home")}
         more |= {"PYTHONPATH": str(ROOT / "src"), "XDG_CONFIG_HOME": "/nowhere", **env}
-        line = ("submit", "--cpus-per-node", "2", "--python", job, *words)
+        line = ("submit", "--cpus-per-node", "2", *(["--python", job] if job else []), *words)
         with pytest.MonkeyPatch.context() as bare:
             for name in [name for name in os.environ if name.startswith(("BIGBATCH_", "SBATCH_", "XDG_"))]:
                 bare.delenv(name)
@@ -165,11 +165,11 @@ def test_from_python_it_is_the_same(tmp_path, monkeypatch, capfd):
 
 # Where the job's environment does not run on this machine
 
+OF_OTHER_NODES = "echo 'cannot execute on this architecture' >&2; exit 126"
+
 
 def test_an_interpreter_that_does_not_run_here_leaves_the_checks_that_need_none(site, tmp_path):
-    stub = tmp_path / "python"
-    stub.write_text("#!/bin/sh\necho 'cannot execute on this architecture' >&2; exit 126\n")
-    stub.chmod(0o755)
+    stub = program(tmp_path / "python", OF_OTHER_NODES)
     done = site("--dry-run", "--space", "mine.py:mine", job=str(stub))
     lines = done.stderr.splitlines()
     assert done.returncode == 0 and len(lines) == 1, done.stderr
@@ -192,25 +192,8 @@ def test_an_interpreter_without_packages_does_not_run_the_users_space(site, tmp_
 def test_a_login_nodes_bare_python_checks_what_it_can(site, tmp_path, bare_python):
     image = tmp_path / "image.sif"
     image.touch()
-    env = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin"}  # no apptainer
-
-    def bare(*words: object):
-        command = [
-            bare_python,
-            "-m",
-            "bigbatch",
-            "cluster",
-            "submit",
-            "--cpus-per-node",
-            "2",
-            "--container",
-            str(image),
-        ]
-        more = {"PYTHONPATH": str(ROOT / "src"), "BIGBATCH_HOME": str(tmp_path / "home"), "XDG_CONFIG_HOME": "/nowhere"}
-        return subprocess.run(
-            [*command, *map(str, words)], cwd=tmp_path, env={**env, **more}, capture_output=True, text=True, timeout=240
-        )
-
+    # No apptainer.
+    bare = partial(site, "--container", image, python=bare_python, job=None, PATH=f"{tmp_path}/bin:/usr/bin:/bin")
     (tmp_path / "mine.py").write_text("import torch\n" + OWN)
     for name in ("space file missing", "data missing", "sampler", "study to resume"):
         options, expected = REFUSED[name]
@@ -224,19 +207,9 @@ def test_a_login_nodes_bare_python_checks_what_it_can(site, tmp_path, bare_pytho
 def test_a_training_function_is_submitted_from_a_login_node_without_packages(site, tmp_path, bare_python):
     """Its file is read there, and does not run."""
     (tmp_path / "own.py").write_text("import torch\n" + OWN + "def train(config, report, resume):\n    ...\n")
-    stub = tmp_path / "python"
-    stub.write_text("#!/bin/sh\necho 'cannot execute on this architecture' >&2; exit 126\n")
-    stub.chmod(0o755)
-    own = (
-        "--trainable",
-        "own.py:train",
-        "--space",
-        "own.py:mine",
-        "--objective",
-        "accuracy:max",
-        "--time-budget",
-        "1h",
-    )
+    stub = program(tmp_path / "python", OF_OTHER_NODES)
+    own: tuple[str, ...] = ("--trainable", "own.py:train", "--space", "own.py:mine")
+    own += ("--objective", "accuracy:max", "--time-budget", "1h")
     done = site("--dry-run", *own, python=bare_python, job=str(stub))
     assert done.returncode == 0 and "the arguments of --trainable" in done.stderr, done.stderr
     assert "--trainable own.py:train" in done.stdout
