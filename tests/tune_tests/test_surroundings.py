@@ -138,7 +138,5 @@ def test_the_users_own_tmpdir_is_known_however_deep_a_search_runs(tmp_path):
     search = private_folder.temporary_folder_variables(Path("/tmp/bb-ray-0a1b"), job)
     assert search == {"TMPDIR": "/tmp/bb-ray-0a1b", private_folder.USER_TMPDIR: "/local/mine"}
     stale = {"TMPDIR": "/local/new", private_folder.USER_TMPDIR: "/local/of-an-earlier-job"}  # by sbatch --export=ALL
-    assert (
-        private_folder.temporary_folder_variables(Path("/tmp/bb-ray-0a1b"), stale)[private_folder.USER_TMPDIR]
-        == "/local/new"
-    )
+    search = private_folder.temporary_folder_variables(Path("/tmp/bb-ray-0a1b"), stale)
+    assert search[private_folder.USER_TMPDIR] == "/local/new"

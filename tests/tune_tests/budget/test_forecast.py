@@ -11,14 +11,7 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
-from bigbatch.tune.budget.forecast import (
-    LEAST_DRAWS,
-    draws_of,
-    expected_best,
-    forecast,
-    forecast_words,
-    more_hours,
-)
+from bigbatch.tune.budget.forecast import LEAST_DRAWS, draws_of, expected_best, forecast, forecast_words, more_hours
 from bigbatch.tune.runs.objective import Objective
 
 

@@ -148,12 +148,7 @@ def test_an_error_of_a_pruner_names_the_users_file(mine: str, tmp_path: Path) ->
     ("strategy", "stopping", "error", "said"),
     [
         ("fails", "none", OwnCodeError, r"--strategy=.*mine\.py:fails raised RuntimeError"),
-        (
-            "nothing",
-            "none",
-            ConfigError,
-            r"an optuna BaseSampler; got None from mine\.py:nothing\. Return e\.g\.",
-        ),
+        ("nothing", "none", ConfigError, r"an optuna BaseSampler; got None from mine\.py:nothing\. Return e\.g\."),
         ("patient", "none", ConfigError, "BaseSampler; got a PatientPruner"),
         ("two", "none", ConfigError, r"function of \(seed\); got .*missing a required argument: 'other'"),
         ("later", "none", ConfigError, "async"),
