@@ -1,7 +1,5 @@
 """Fixtures of whole searches, and of a database."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """The command line as a user meets it: ways to call it, and wrong input refused before Ray starts."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Whole searches whose trials meet a full device, die, or share a GPU."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

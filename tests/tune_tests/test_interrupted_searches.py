@@ -1,7 +1,5 @@
 """Searches that are interrupted, signalled, killed or out of time: saved, resumed, nothing left behind."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

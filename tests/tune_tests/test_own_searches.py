@@ -1,7 +1,5 @@
 """Searches with parts of a user's own on a real Ray: killed, resumed, and refused."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A real Prometheus scrapes a real search: what it stores is what the study has."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Whole searches with a real Ray, a real study and real training, as a user starts them."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Searches where the surroundings are not those of a developer's machine: each goes through, or says why not."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Searches that pause trials on a real Ray, over our loop and over functions of the user's own."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

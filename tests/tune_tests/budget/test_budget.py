@@ -1,7 +1,5 @@
 """Budgets in simulated time: what is admitted, when it ends, and how much it has then cost."""
 
-from __future__ import annotations
-
 import heapq
 import itertools
 import math

@@ -1,7 +1,5 @@
 """What more trials would bring, compared with draws from distributions whose answer is known."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import statistics

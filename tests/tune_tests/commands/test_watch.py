@@ -1,7 +1,5 @@
 """``bigbatch watch``: the report of a running study over loopback, for the token alone, and newer when the study is."""
 
-from __future__ import annotations
-
 import http.client
 import importlib.util
 import json

@@ -1,7 +1,5 @@
 """What the plan says of the strategy, what ``auto`` stands for, and what early values have told."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """What a person sees: a live table on a terminal, plain lines in a pipe, and findings."""
 
-from __future__ import annotations
-
 import io
 import math
 import random

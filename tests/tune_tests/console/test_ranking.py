@@ -1,7 +1,5 @@
 """``bigbatch studies --sort``: places worked out here by hand, of studies and full runs."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

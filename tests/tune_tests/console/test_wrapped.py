@@ -1,7 +1,5 @@
 """Text on terminals of any width: no word is cut, and a line goes on below its own text."""
 
-from __future__ import annotations
-
 import io
 import random
 import re

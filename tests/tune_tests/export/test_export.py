@@ -1,7 +1,5 @@
 """``bigbatch export``: what another tool's own reader finds is what Optuna finds in the study."""
 
-from __future__ import annotations
-
 import csv
 import json
 import math

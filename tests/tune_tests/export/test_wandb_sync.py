@@ -1,7 +1,5 @@
 """``bigbatch wandb-sync`` with W&B's own programs and a stand-in of its server, and with a stand-in of the programs."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

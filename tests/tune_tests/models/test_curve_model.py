@@ -1,7 +1,5 @@
 """The Gaussian process on learning curves, against the textbook's formulas written out, and against known curves."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy.stats import multivariate_normal

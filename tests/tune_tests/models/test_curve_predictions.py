@@ -1,7 +1,5 @@
 """What the curve model says of whole studies: in any unit, with runs that learn nothing, and how sure it is of ends."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import replace

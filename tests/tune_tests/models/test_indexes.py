@@ -1,7 +1,5 @@
 """What strategies keep of a study says the same as the study itself, after each event, and as in a new process."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Sequence

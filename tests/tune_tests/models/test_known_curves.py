@@ -1,7 +1,5 @@
 """What other studies say: to ``curves``, worth it if they agree and cheap if not; and in words."""
 
-from __future__ import annotations
-
 import numpy as np
 import optuna
 import pytest

@@ -1,7 +1,5 @@
 """How many trials are let go at their look, because early values may say little."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The strategy ``curves`` in spaces of words: choices that have no order, as the names of optimizers."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

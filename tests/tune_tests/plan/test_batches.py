@@ -1,7 +1,5 @@
 """``--batch`` and ``FRONTIER``: which batches a search tries and compares, and what fills no batch."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

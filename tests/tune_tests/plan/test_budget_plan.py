@@ -1,7 +1,5 @@
 """A budget without ``--trials``: the budget is the only limit, in the plan, on the screen and in study.json."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import json

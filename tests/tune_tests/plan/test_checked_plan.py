@@ -1,7 +1,5 @@
 """How a machine is shared out, durations, and what a resumed study keeps, takes and refuses."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import shlex

@@ -1,7 +1,5 @@
 """``--enqueue`` and ``--warm-start``: published settings, own files, and the trials of other studies."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import runpy

@@ -1,7 +1,5 @@
 """``bigbatch tune --help``, and options that stand alone: metrics port, W&B's mode, holdout, closed folders."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import re

@@ -1,7 +1,5 @@
 """How nodes are cut into workers: against packing worked out anew here, over random clusters."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import Any

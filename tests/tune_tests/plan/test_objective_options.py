@@ -1,7 +1,5 @@
 """``--objective``, ``--target``, ``--baseline`` and the bounds of a space, before anything starts."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

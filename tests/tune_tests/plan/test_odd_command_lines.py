@@ -1,7 +1,5 @@
 """Odd command lines, run in this process: each is refused in one line that names what was typed, with exit code 2."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """Components of a user's own in a search: options, fingerprints, the check before Ray, and spaces that choose them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

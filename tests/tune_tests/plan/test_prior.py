@@ -1,7 +1,5 @@
 """``--prior-from`` and ``--find-lr`` move the searched rates; ``--warm-start`` keeps other studies' rates."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import shutil

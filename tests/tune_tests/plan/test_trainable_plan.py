@@ -1,7 +1,5 @@
 """``--trainable``: what a plan takes from a training function of the user's own, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Optuna's samplers learn from trials that diverged and from other studies. The study keeps the truth."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import statistics

@@ -1,7 +1,5 @@
 """What every strategy with every stopping keeps on every storage, driven by the real manager."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -1,7 +1,5 @@
 """The strategy ``curves``: what it proposes for studies whose landscape or costs the test knows."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

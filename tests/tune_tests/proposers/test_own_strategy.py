@@ -1,7 +1,5 @@
 """A sampler and a pruner of the user's own, driven by the real manager, and what the plan refuses."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Samplers: what they draw for a study, and that nothing but the study decides it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """How a search spends its trials over the values of its frontier, with every strategy."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections import Counter

@@ -1,7 +1,5 @@
 """The figures of a report: what they compute, and that plotly takes each of them."""
 
-from __future__ import annotations
-
 import math
 import random
 from datetime import datetime, timedelta

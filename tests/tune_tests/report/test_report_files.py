@@ -1,7 +1,5 @@
 """``bigbatch report``: whatever a study's folder holds, there is a report that says so, and never a traceback."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import re

@@ -1,7 +1,5 @@
 """Reports of searches for something else than one accuracy, or over a function of the user's."""
 
-from __future__ import annotations
-
 import html
 import json
 import math

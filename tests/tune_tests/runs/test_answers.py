@@ -3,8 +3,6 @@
 After a change of words: ``python tests/helpers/answered_studies.py``, and read the difference.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

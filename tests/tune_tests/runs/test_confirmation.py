@@ -1,7 +1,5 @@
 """Which trials of a finished search are confirmed with fresh seeds, and how sure their means are."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

@@ -1,7 +1,5 @@
 """The frontier of a study: rows, intervals, the answer, its file and its table. References are written in the test."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import json

@@ -1,7 +1,5 @@
 """What a trial is worth, what is tolerated, and which are best, against numbers written by hand."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

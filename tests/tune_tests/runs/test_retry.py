@@ -1,7 +1,5 @@
 """Failures that may be tried again, at a stop or by ``--retry-failed``; and the kinds of runs."""
 
-from __future__ import annotations
-
 import shutil
 import signal
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The energy of trials and studies: read, summed over sessions, and missing where nobody measured it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """``bigbatch scale`` as it is typed. Training is stood in for by files that a real one would have written."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``bigbatch scale`` with real processes, really killed; and its page, as a browser draws it."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

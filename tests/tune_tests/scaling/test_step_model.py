@@ -1,7 +1,5 @@
 """The model of a step against made sizes whose laws are known, with the formulas of the papers written out here."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

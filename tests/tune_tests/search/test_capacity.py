@@ -1,7 +1,5 @@
 """Nodes that come and go or run short of memory: what may start follows them, up and down."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import random

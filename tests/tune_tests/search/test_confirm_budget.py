@@ -1,7 +1,5 @@
 """``--confirm`` and a budget: what the plan says, what is refused, and what is said when it is too little."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """How a search is ended: by Ctrl-C on a terminal, or because it can never go on."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import pty

@@ -1,7 +1,5 @@
 """The end of a search: its report, and a resumed one that seems to have everything."""
 
-from __future__ import annotations
-
 import io
 import json
 import signal

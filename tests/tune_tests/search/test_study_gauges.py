@@ -1,7 +1,5 @@
 """The gauges of a search, from events to Ray's; ``test_prometheus.py`` has the real ones."""
 
-from __future__ import annotations
-
 import io
 import json
 import math

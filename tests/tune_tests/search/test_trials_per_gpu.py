@@ -1,7 +1,5 @@
 """How many trials share a GPU as a search goes on, and when one is said to be idle."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the watchdog says and when, with a clock of the test's own; and what displays make of it."""
 
-from __future__ import annotations
-
 import io
 import random
 import time

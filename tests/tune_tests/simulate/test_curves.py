@@ -1,7 +1,5 @@
 """Tables of curves: what a row may be, the inferred space, the readers, and their refusals."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Replays: simulated time against times by hand, what becomes of a pause, and that nothing but the seed matters."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections import Counter

@@ -1,7 +1,5 @@
 """When trials pause at a look or stop, which go on, and which checkpoints make room."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

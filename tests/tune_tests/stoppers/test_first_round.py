@@ -1,8 +1,6 @@
 """The first round of ``look``: what is looked at before anything goes on, which trials go on then, and when; and where
 ``curves`` begins."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

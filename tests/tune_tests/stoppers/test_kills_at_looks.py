@@ -1,7 +1,5 @@
 """A driver that is killed around a look: the search makes the same decisions as one that was never killed."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Databases whose connection breaks and disks that fill up: nothing is lost or done twice."""
 
-from __future__ import annotations
-
 import errno
 import random
 import tempfile

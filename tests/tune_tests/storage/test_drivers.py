@@ -1,7 +1,5 @@
 """Several drivers on one study in a database: nothing is lost and nothing doubled, also when one of them dies."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """``--storage`` with a real PostgreSQL: killed and resumed, shared, its password nowhere."""
 
-from __future__ import annotations
-
 import json
 import signal
 import threading

@@ -1,7 +1,5 @@
 """The study's folder: what survives, what is refused, the tables, and which checkpoints stay."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

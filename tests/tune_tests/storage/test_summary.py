@@ -1,7 +1,5 @@
 """A study's files, read without Optuna: the same trials as Optuna's, whatever was written and whoever runs."""
 
-from __future__ import annotations
-
 import getpass
 import json
 import os

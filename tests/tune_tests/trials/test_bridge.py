@@ -1,7 +1,5 @@
 """The bridge against a real Optuna study; Ray's side is played by calling what Tune calls."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

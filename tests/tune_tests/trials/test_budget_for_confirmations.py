@@ -1,7 +1,5 @@
 """Budgets in simulated time: of minutes, and such that pay for confirmations."""
 
-from __future__ import annotations
-
 import random
 from collections import defaultdict
 from dataclasses import replace

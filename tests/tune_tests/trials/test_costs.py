@@ -1,7 +1,5 @@
 """What trials cost, what a budget or an allocation still admits, and how long an end waits."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

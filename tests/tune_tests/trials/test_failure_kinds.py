@@ -1,7 +1,5 @@
 """A failed process never looks like bad hyperparameters: only a diverged trial says something about them."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from typing import Any
