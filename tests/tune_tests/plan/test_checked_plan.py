@@ -24,6 +24,8 @@ from bigbatch.tune.storage.store import StudyStore
 from helpers.refusals import refusal
 
 GIB = 2**30
+ON_GPUS, ON_CORES = Machine((Node(8, 2, 64 * GIB, 80 * GIB),)), Machine((Node(8, 0, 64 * GIB),))
+LOCAL = "bigbatch.tune.plan.checked_plan.local_machine"
 
 
 @pytest.mark.parametrize(
@@ -56,21 +58,18 @@ def test_what_is_no_duration_is_refused(text):
 def test_auto_is_the_large_network_for_many_large_images_on_gpus(images, size, largest, on_gpus):
     """README's first command has the same result with and without a GPU."""
     info = DataInfo("some", None, images, 10, 10, size, 3, (), "imagenet", largest_side=largest)
-    assert auto_model(Machine((Node(8, 2, 64 * GIB, 80 * GIB),)), info) == on_gpus
-    assert auto_model(Machine((Node(8, 0, 64 * GIB),)), info) == "resnet18"
+    assert (auto_model(ON_GPUS, info), auto_model(ON_CORES, info)) == (on_gpus, "resnet18")
 
 
 def test_auto_takes_the_large_network_only_where_there_is_an_accelerator(tmp_path, monkeypatch):
     """And not for digits, until they are many and large."""
     options = SearchOptions(space="smoke", output=str(tmp_path), set=("image_size=96",))
-    monkeypatch.setattr(
-        "bigbatch.tune.plan.checked_plan.local_machine", lambda: Machine((Node(8, 2, 64 * GIB, 80 * GIB),))
-    )
+    monkeypatch.setattr(LOCAL, lambda: ON_GPUS)
     assert make_plan(options).model == "resnet18"
     monkeypatch.setattr(fitting, "MANY_IMAGES", 1000)
     assert make_plan(options).model == "resnet50"
     assert make_plan(SearchOptions(space="smoke", output=str(tmp_path))).model == "resnet18"
-    monkeypatch.setattr("bigbatch.tune.plan.checked_plan.local_machine", lambda: Machine((Node(8, 0, 64 * GIB),)))
+    monkeypatch.setattr(LOCAL, lambda: ON_CORES)
     plan = make_plan(options)
     assert plan.model == "resnet18" and plan.model_was_auto
     assert make_plan(SearchOptions(space="smoke", output=str(tmp_path), model="resnet50")).model == "resnet50"
@@ -126,12 +125,10 @@ def test_what_a_killed_search_left_before_its_first_entry_is_no_study(tmp_path):
 
 def test_a_resumed_study_keeps_the_network_that_auto_meant_where_it_began(tmp_path, monkeypatch):
     monkeypatch.setattr(fitting, "MANY_IMAGES", 1000)
-    monkeypatch.setattr(
-        "bigbatch.tune.plan.checked_plan.local_machine", lambda: Machine((Node(8, 2, 64 * GIB, 80 * GIB),))
-    )
+    monkeypatch.setattr(LOCAL, lambda: ON_GPUS)
     first = make_plan(SearchOptions(space="smoke", study="s", output=str(tmp_path), set=("image_size=96",)))
     StudyStore.create(first.folder, "s", first.to_dict(), None).close()
-    monkeypatch.setattr("bigbatch.tune.plan.checked_plan.local_machine", lambda: Machine((Node(8, 0, 64 * GIB),)))
+    monkeypatch.setattr(LOCAL, lambda: ON_CORES)
     again = make_plan(SearchOptions(study="s", output=str(tmp_path), resume=True))
     assert first.model == again.model == "resnet50"
 

@@ -34,6 +34,12 @@ def study(kept: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(kept, tmp_path / "runs" / "kept"))
 
 
+def with_tables(folder: Path) -> None:
+    store = StudyStore.open(folder, None)
+    store.refresh(force=True)
+    store.close()
+
+
 def report_of(folder: Path, capsys: pytest.CaptureFixture[str], *more: str) -> str:
     """The page, as the command writes it; nothing of the study may change."""
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "report.html"}
@@ -50,9 +56,7 @@ def words_of(text: str) -> str:
 
 
 def test_the_answer_comes_first_and_is_that_of_frontier_json(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    store = StudyStore.open(study, None)
-    store.refresh(force=True)
-    store.close()
+    with_tables(study)
     found = json.loads((study / "frontier.json").read_text())
     row = next(row for row in found["rows"] if row["value"] == found["answer"]["value"])
     text = report_of(study, capsys)
@@ -142,9 +146,7 @@ def test_numbers_that_someone_has_edited_end_no_report(study: Path, capsys: pyte
 
 
 def test_a_journal_that_was_cut_short_is_said(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    store = StudyStore.open(study, None)
-    store.refresh(force=True)
-    store.close()
+    with_tables(study)
     total = len(open_recorded(study).trials)
     assert open_recorded(study).problems == ()
     journal = study / "optuna.journal"
@@ -159,9 +161,7 @@ def test_a_journal_that_was_cut_short_is_said(study: Path, capsys: pytest.Captur
 
 @pytest.mark.parametrize("damage", [None, b'{"op_code": 0, "study_name": 7}\n', b'{"op_code": 99}\n'])
 def test_without_a_journal_the_tables_say_the_same(study: Path, damage: bytes | None) -> None:
-    store = StudyStore.open(study, None)
-    store.refresh(force=True)
-    store.close()
+    with_tables(study)
     whole = open_recorded(study)
     (study / "optuna.journal").unlink()
     if damage is not None:
