@@ -1,7 +1,5 @@
 """Fixtures of whole searches, and of a database."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess
@@ -44,18 +42,8 @@ def server() -> Iterator[Server]:
         password_file = Path(folder, "password")
         password_file.write_text(PASSWORD)
         password_file.chmod(0o644)
-        initdb = [
-            *as_user,
-            str(programs / "initdb"),
-            "-D",
-            f"{folder}/data",
-            "-U",
-            "bb",
-            "-A",
-            "scram-sha-256",
-            "--no-sync",
-        ]
-        initdb += ["--no-locale", "-E", "UTF8"]  # the machine's LANG may not be installed
+        initdb = [*as_user, str(programs / "initdb"), "-D", f"{folder}/data", "-U", "bb", "-A", "scram-sha-256"]
+        initdb += ["--no-sync", "--no-locale", "-E", "UTF8"]  # the machine's LANG may not be installed
         subprocess.run([*initdb, f"--pwfile={password_file}"], check=True, capture_output=True, cwd="/")
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

@@ -1,7 +1,5 @@
 """The command line as a user meets it: ways to call it, and wrong input refused before Ray starts."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -153,27 +151,16 @@ def test_a_study_with_a_list_among_its_fixed_keys_can_be_resumed(tmp_path):
 
 def test_a_terminal_that_lacks_letters_still_gets_its_plan(tmp_path):
     for encoding in ("latin-1", "ascii"):
-        done = subprocess.run(
-            [sys.executable, str(TUNE), *GOOD, "--dry-run"],
-            cwd=tmp_path,
-            env={**clean_environment(), "PYTHONIOENCODING": encoding},
-            capture_output=True,
-            encoding=encoding,
-        )
+        command, env = [sys.executable, str(TUNE), *GOOD, "--dry-run"], clean_environment()
+        env["PYTHONIOENCODING"] = encoding
+        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, encoding=encoding)
         assert done.returncode == 0 and "1,437" in done.stdout, done.stderr
 
 
 def test_a_full_disk_or_a_closed_stdout_is_no_traceback(tmp_path):
     command = f"{sys.executable} {TUNE} --space smoke --dry-run"
     for redirection in (">/dev/full", ">&-", "2>&- >&-"):
-        done = subprocess.run(
-            f"{command} {redirection}",
-            shell=True,
-            cwd=tmp_path,
-            env=clean_environment(),
-            capture_output=True,
-            text=True,
-        )
+        done = run_process("sh", "-c", f"{command} {redirection}", cwd=tmp_path)
         assert "Traceback" not in done.stderr and done.returncode == 0
 
 
@@ -222,15 +209,8 @@ def test_the_console_command_equals_the_script(tmp_path):
 
 def test_the_plan_says_what_will_happen_before_it_does(tmp_path):
     done = run("--space", "large_batch", "--dry-run", "--trials", "5", "--max-epochs", "7", cwd=tmp_path)
-    for word in (
-        "lars, lamb, sgd",
-        "128, 256, 512, 1024",
-        "1,437",
-        "180 validation images choose, 180 others report",
-        "5 of at most 7",
-        "35 epochs",
-        "results",
-    ):
+    words = ("lars, lamb, sgd", "128, 256, 512, 1024", "1,437", "5 of at most 7", "35 epochs", "results")
+    for word in (*words, "180 validation images choose, 180 others report"):
         assert word in done.stdout, word
 
 
@@ -240,10 +220,7 @@ def test_wrong_input_is_refused_without_loading_torch_or_ray(tmp_path):
         "code = tune_main(['--space', 'smoke', '--set', 'peek_lr=1'])\n"
         "print(code, 'torch' in sys.modules, 'ray' in sys.modules)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env={**clean_environment(), "PYTHONPATH": str(ROOT / "src")},
-        capture_output=True, text=True,
-    )  # fmt: skip
+    done = run_process(sys.executable, "-c", code, cwd=tmp_path, PYTHONPATH=str(ROOT / "src"))
     assert done.stdout.split() == ["2", "False", "False"]
 
 

@@ -1,7 +1,5 @@
 """Processes that train one trial after the other: which of them do, and that a trial shows nothing of those before."""
 
-from __future__ import annotations
-
 import gc
 from collections import defaultdict
 from pathlib import Path

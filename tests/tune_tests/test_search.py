@@ -1,6 +1,4 @@
-"""Whole searches with a real Ray, a real Optuna study and real training, as a user starts them."""
-
-from __future__ import annotations
+"""Whole searches with a real Ray, a real study and real training, as a user starts them."""
 
 import json
 import os
@@ -43,17 +41,13 @@ def test_a_search_from_plan_to_best_configuration(tiny, tmp_path):
     assert not folder.exists(), "nothing of Ray is left"
     text = "".join(search.lines)
     assert not search.stderr().strip(), "nothing floods the terminal"
-    assert (
-        "The best is trial" in text
-        and "onfirmed with fresh seeds" in text
-        and "train_loop/run.py --config runs/s/best.json" in text
-    )
+    assert "The best is trial" in text and "onfirmed with fresh seeds" in text
+    assert "train_loop/run.py --config runs/s/best.json" in text
 
     study = load(tmp_path / "runs" / "s")
     states = [t.state for t in study.trials]
-    assert (
-        len(states) == 5 and TrialState.COMPLETE in states and set(states) <= {TrialState.COMPLETE, TrialState.PRUNED}
-    )
+    assert len(states) == 5 and TrialState.COMPLETE in states
+    assert set(states) <= {TrialState.COMPLETE, TrialState.PRUNED}
     assert len({t.user_attrs["ray_trial_id"] for t in study.trials}) == 5
     for trial in study.trials:
         assert list(trial.intermediate_values) == list(range(1, len(trial.intermediate_values) + 1))
@@ -164,15 +158,9 @@ def test_it_joins_a_running_cluster_and_leaves_it_running(tiny, tiny_images, tmp
         "with LocalRay(2, 0, Path('cluster.log')) as c:\n"
         "    print(c.address, c.token_path, flush=True); signal.pause()"
     )
-    cluster = subprocess.Popen(
-        [sys.executable, "-c", code, str(ROOT / "src")],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=clean_environment(),
-    )
+    command, env = [sys.executable, "-c", code, str(ROOT / "src")], clean_environment()
+    cluster = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, env=env)
     try:
-        assert cluster.stdout is not None
         address, token = cluster.stdout.readline().split()
         arguments = (*tiny, "--study", "s", "--trials", 2, "--max-epochs", 2, "--address", address)
         refused = Search(*arguments, cwd=tmp_path, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN="0" * 64)
@@ -182,13 +170,8 @@ def test_it_joins_a_running_cluster_and_leaves_it_running(tiny, tiny_images, tmp
         assert cannot.end() == 2 and cannot.stderr().count("\n") == 1
         assert "a node with 2 CPU cores" in cannot.stderr() and "sync_bn needs GPUs" in cannot.stderr()
         assert not (tmp_path / "runs" / "s").exists(), "no study is left"
-        joined = Search(
-            *(a if a != "s" else "t" for a in arguments),
-            cwd=tmp_path,
-            RAY_AUTH_MODE="token",
-            RAY_AUTH_TOKEN_PATH=token,
-            ONLY_OF_THE_DRIVER=str(tmp_path),
-        )
+        variables = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": token, "ONLY_OF_THE_DRIVER": str(tmp_path)}
+        joined = Search(*(a if a != "s" else "t" for a in arguments), cwd=tmp_path, **variables)
         assert joined.end() == 0, joined.stderr()
         said = [line for line in joined.stderr().splitlines() if "$ONLY_OF_THE_DRIVER is not set here" in line]
         assert len(said) == 1 and re.match(r"warning: trial \d: on \S+: --stage must be", said[0]), joined.stderr()
@@ -214,3 +197,61 @@ def test_the_main_command_finds_a_good_large_batch_configuration(tmp_path, more,
     assert len(trials) >= 12 and any(t.state == TrialState.PRUNED for t in trials)
     assert max(t.value for t in trials if t.state == TrialState.COMPLETE) >= reached
     assert min(t.user_attrs["config"]["batch"]["global_size"] for t in trials) >= 128
+
+
+BOUNDED = """
+def space(trial, workload):
+    lr = trial.suggest_float("peak_lr", 0.01, 1.0, log=True)
+    trial.set_constraint("memory_bytes", at_most={bytes})
+    return workload.config({{"optimizer": "sgd", "global_size": 32, "peak_lr": lr, "precise_bn": "off"}})
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("beside")
+def test_two_objectives_end_with_their_front(tiny, tmp_path: Path) -> None:
+    arguments = (*tiny, "--study", "s", "--trials", 3, "--max-epochs", 1)
+    # Trials this small learn little.
+    chosen = ("--objectives", "val_loss:min,gpu_hours:min", "--baseline", "val_loss=1e9")
+    search = Search(*arguments, *chosen, cwd=tmp_path)
+    assert search.end() == 0, search.stderr()
+    text, study, folder = "".join(search.lines), load(tmp_path / "runs" / "s"), tmp_path / "runs" / "s"
+    assert all(t.state == TrialState.COMPLETE and len(t.values) == 2 for t in study.trials)
+    front = json.loads((folder / "pareto.json").read_text())["front"]
+    assert sorted(row["trial"] for row in front) == sorted(t.number for t in study.best_trials)
+    for row in front:
+        trial = study.trials[row["trial"]]
+        assert row["values"] == {"val_loss": trial.values[0], "gpu_hours": trial.values[1]}
+        # The value is taken a moment before the trial's devices are given back: within a second of one device.
+        assert trial.values[1] == pytest.approx(trial.user_attrs["gpu_hours"], abs=1 / 3600)
+    lowest = min(study.trials, key=lambda t: t.values[0])
+    assert json.loads((folder / "best.json").read_text()) == lowest.user_attrs["config"]
+    assert "Pareto front" in text and f"Best: trial {lowest.number}, validation loss" in text
+    epochs = pq.read_table(folder / "epochs.parquet").to_pylist()
+    assert all(row["memory_bytes"] > 2**26 for row in epochs), "a process with torch has more than 64 MiB"
+
+
+@pytest.mark.exhaustive
+@pytest.mark.xdist_group("beside")
+def test_a_target_ends_trials_and_a_bound_that_nobody_keeps_makes_all_infeasible(
+    tiny, tmp_path: Path, tiny_images: Path
+) -> None:
+    """The first target is below chance, so that each trial reaches it in its first epoch."""
+    arguments = (*tiny, "--study", "s", "--trials", 2, "--max-epochs", 3, "--target", "val_top1=0.0001")
+    search = Search(*arguments, cwd=tmp_path)
+    assert search.end() == 0, search.stderr()
+    study = load(tmp_path / "runs" / "s")
+    for trial in study.trials:
+        record = trial.user_attrs["epoch/00001"]
+        seconds = sum(record[part] for part in ("train_s", "bn_s", "val_s", "checkpoint_s"))
+        assert trial.state == TrialState.COMPLETE and trial.value == pytest.approx(seconds / 3600)
+        assert trial.user_attrs["ended_because"] == "reached val_top1=0.0001 after epoch 1"
+    assert "reached a validation top-1 of 0.0 % after 1 epoch" in "".join(search.lines)
+    (tmp_path / "bounded.py").write_text(BOUNDED.format(bytes=2**20))
+    arguments = ("--space", tmp_path / "bounded.py", "--data", tiny_images, *TINY, "--study", "t", "--trials", 2)
+    search = Search(*arguments, "--max-epochs", 2, cwd=tmp_path)
+    assert search.end() == 1, "no trial ran to its end"
+    for trial in load(tmp_path / "runs" / "t").trials:
+        assert trial.state == TrialState.PRUNED and len(trial.intermediate_values) == 1
+        assert trial.user_attrs["infeasible"]["memory_bytes"] > 1 and trial.constraints["memory_bytes"] > 1
+    assert "0 of 2 trials ran to their end, 0 stopped early, 2 infeasible" in "".join(search.lines)

@@ -1,7 +1,5 @@
 """Searches where the surroundings are not those of a developer's machine: each goes through, or says why not."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys
@@ -138,7 +136,5 @@ def test_the_users_own_tmpdir_is_known_however_deep_a_search_runs(tmp_path):
     search = private_folder.temporary_folder_variables(Path("/tmp/bb-ray-0a1b"), job)
     assert search == {"TMPDIR": "/tmp/bb-ray-0a1b", private_folder.USER_TMPDIR: "/local/mine"}
     stale = {"TMPDIR": "/local/new", private_folder.USER_TMPDIR: "/local/of-an-earlier-job"}  # by sbatch --export=ALL
-    assert (
-        private_folder.temporary_folder_variables(Path("/tmp/bb-ray-0a1b"), stale)[private_folder.USER_TMPDIR]
-        == "/local/new"
-    )
+    search = private_folder.temporary_folder_variables(Path("/tmp/bb-ray-0a1b"), stale)
+    assert search[private_folder.USER_TMPDIR] == "/local/new"

@@ -1,7 +1,5 @@
 """Budgets in simulated time: what is admitted, when it ends, and how much it has then cost."""
 
-from __future__ import annotations
-
 import heapq
 import itertools
 import math
@@ -11,14 +9,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from bigbatch.tune.budget.budget import (
-    BUDGET_SPENT,
-    NO_ROOM_IN_BUDGET,
-    NO_ROOM_IN_TIME,
-    TIME_SPENT,
-    Budget,
-    Limits,
-)
+from bigbatch.tune.budget.budget import BUDGET_SPENT, NO_ROOM_IN_BUDGET, NO_ROOM_IN_TIME, TIME_SPENT, Budget, Limits
 from bigbatch.tune.budget.ledger import Ledger
 from bigbatch.tune.budget.pace import Pace, pace_key
 from helpers.waiting import SetClock
@@ -82,13 +73,8 @@ def search(tmp_path, limits: Limits, *, slots: int, owned: bool = True, seconds=
     ledger = Ledger(tmp_path / "ledger", clock)
     workers = more.get("workers", 1)
     ledger.hold(slots * workers if owned else None)
-    budget = Budget(
-        limits,
-        more.pop("pace", Pace()),
-        held_s=lambda: ledger.held_s,
-        devices=lambda: slots * workers if owned else None,
-        clock=clock,
-    )
+    devices, pace = (lambda: slots * workers if owned else None), more.pop("pace", Pace())
+    budget = Budget(limits, pace, held_s=lambda: ledger.held_s, devices=devices, clock=clock)
     return Search(ledger, clock, budget, slots, seconds, **more)
 
 
@@ -109,13 +95,8 @@ def test_a_search_of_many_trials_ends_within_two_percent_and_cuts_none_off(tmp_p
 def test_whatever_the_noise_no_more_than_two_percent_over_is_billed(tmp_path, slots, owned):
     rng = random.Random(slots)
     times = {SMALL: 40.0, LARGE: 25.0}
-    found = search(
-        tmp_path,
-        Limits(device_s=30 * 3600),
-        slots=slots,
-        owned=owned,
-        seconds=lambda key: times[key] * rng.lognormvariate(0, 0.2),
-    )
+    limits, noisy = Limits(device_s=30 * 3600), lambda key: times[key] * rng.lognormvariate(0, 0.2)
+    found = search(tmp_path, limits, slots=slots, owned=owned, seconds=noisy)
     found.run((rng.choice([SMALL, LARGE]), rng.choice([3, 12])) for _ in itertools.count())
     assert found.ledger.held_s <= 1.02 * 30 * 3600
     assert found.ledger.held_s >= 0.95 * 30 * 3600

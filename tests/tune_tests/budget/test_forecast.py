@@ -1,7 +1,5 @@
 """What more trials would bring, compared with draws from distributions whose answer is known."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import statistics
@@ -11,14 +9,7 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
-from bigbatch.tune.budget.forecast import (
-    LEAST_DRAWS,
-    draws_of,
-    expected_best,
-    forecast,
-    forecast_words,
-    more_hours,
-)
+from bigbatch.tune.budget.forecast import LEAST_DRAWS, draws_of, expected_best, forecast, forecast_words, more_hours
 from bigbatch.tune.runs.objective import Objective
 
 

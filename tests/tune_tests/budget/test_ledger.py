@@ -1,7 +1,5 @@
 """What was used: sums over sessions that end in any way, never recounted."""
 
-from __future__ import annotations
-
 import random
 import threading
 

@@ -1,7 +1,5 @@
 """``bigbatch watch``: the report of a running study over loopback, for the token alone, and newer when the study is."""
 
-from __future__ import annotations
-
 import http.client
 import importlib.util
 import json
@@ -17,15 +15,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import optuna
 import pytest
 from optuna.trial import TrialState
 
+from bigbatch.train_loop.config import TrainConfig
+from bigbatch.tune.commands.show import show_main
 from bigbatch.tune.commands.watch import watch_main
 from bigbatch.tune.report.live_report import LiveReport, WatchServer
+from bigbatch.tune.storage.store import StudyStore
 from bigbatch.tune.storage.summary import who_runs
 from helpers.browser import chromium, opened_browser
 from helpers.processes import clean_environment
 from helpers.recorded_studies import add_recorded_trial, recorded_study
+from helpers.refusals import refused_command
 from helpers.waiting import wait_until
 
 HOLDS = """import sys
@@ -71,16 +74,8 @@ def get(port: int, path: str, method: str = "GET") -> tuple[int, bytes, dict[str
 def test_only_the_token_opens_it(served):
     server, _ = served
     assert len(server.token) >= 32 and server.server_address[0] == "127.0.0.1"
-    for path in (
-        "/",
-        "/report",
-        "/state",
-        "//report",
-        "/x/report",
-        f"/{server.token[:-1]}/report",
-        "/%C3%A9/report",
-        f"?{server.token}/",
-    ):
+    paths = ["/", "/report", "/state", "//report", "/x/report", "/%C3%A9/report"]
+    for path in (*paths, f"/{server.token[:-1]}/report", f"?{server.token}/"):
         status, content, _ = get(server.port, path)
         assert status == 404 and server.token.encode() not in content
     assert get(server.port, f"/{server.token}/other")[0] == 404
@@ -234,7 +229,6 @@ def test_a_browser_sees_the_report_itself_and_the_newer_one(tmp_path):
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=clean_environment(), cwd=tmp_path
     )
     try:
-        assert process.stdout is not None
         said = "".join(process.stdout.readline() for _ in range(5))
         found = re.search(r"http://127\.0\.0\.1:(\d+)/\S+/", said)
         assert found and f"ssh -N -L {found[1]}:127.0.0.1:{found[1]} " in said
@@ -275,6 +269,47 @@ def test_wrong_input_meets_one_line(tmp_path, capsys):
             ([str(tmp_path / "s"), "--every", "nan"], "--every must be more than 0"),
             ([str(tmp_path / "s"), "--every", "1e12"], "--every must be more than 0 and at most"),
         ):
-            assert watch_main(options) == 2
-            error = capsys.readouterr().err
-            assert words in error and error.count("\n") == 1
+            assert words in refused_command(capsys, watch_main, options)
+
+
+EPOCHS = 2
+
+
+def finish(study: optuna.Study, value: float | None, rate: float, **attrs: object) -> int:
+    """A trial that ended with ``value``; None: it diverged."""
+    study.enqueue_trial({}, user_attrs=attrs)
+    trial = study.ask()
+    trial.set_user_attr("config", TrainConfig(epochs=EPOCHS).replace_keys({"optimizer.peak_lr": rate}).to_dict())
+    for epoch in range(1, EPOCHS + 1):
+        trial.set_user_attr(f"epoch/{epoch:05d}", {"epoch": epoch, "val_top1": value, "train_s": 1.0})
+        if value is not None:
+            trial.report(value, epoch)
+    if value is None:
+        trial.set_user_attr("diverged", True)
+    study.tell(trial, value, state=TrialState.FAIL if value is None else TrialState.COMPLETE)
+    return trial.number
+
+
+def test_the_best_is_the_one_with_the_best_mean_over_fresh_seeds(tmp_path: Path, capsys) -> None:
+    store = StudyStore.create(tmp_path / "s", "s", {"trials": 3, "max_epochs": EPOCHS}, None)
+    lucky, steady, wild = (finish(store.study, value, rate) for value, rate in ((0.9, 0.5), (0.8, 0.25), (0.7, 0.125)))
+    for number, values in ((lucky, (0.6, 0.7)), (steady, (0.75, 0.81)), (wild, (0.99, None))):
+        for seed, value in enumerate(values, 1):
+            finish(store.study, value, 1.0, confirms=number, confirmation_seed=seed)
+    store.refresh(force=True)
+    store.close()
+    assert show_main([str(tmp_path / "s")]) == 0
+    text = capsys.readouterr().out
+    assert "3/3: 3 ran to their end; 6 confirmations" in text
+    assert "The best is trial 1: validation top-1 78.0 %, the mean of 2 fresh seeds," in text
+    assert "80.0 % when it was chosen" in text and "Confirmed with 2 fresh seeds: 75.0 and 81.0 %" in text
+    lines = text.splitlines()
+    assert [line.split()[:2] for line in lines if line.startswith("*")] == [["*", "1"]]
+    assert sum("confirms 1" in line for line in lines) == 2 and sum("confirms 2" in line for line in lines) == 1
+
+
+def test_limits_of_another_type_in_study_json_count_as_missing(tmp_path: Path, capsys) -> None:
+    limits = {"trials": 3, "max_epochs": EPOCHS, "budget_gpu_hours": "2", "time_budget_s": [60]}
+    StudyStore.create(tmp_path / "s", "s", limits, None).close()
+    assert show_main([str(tmp_path / "s")]) == 0
+    assert "limits     3 trials; at most 2 epochs each\n" in capsys.readouterr().out

@@ -1,10 +1,10 @@
-"""What a person sees: a live table on a terminal, plain lines in a pipe, findings that say how sure they are."""
-
-from __future__ import annotations
+"""What a person sees: a live table on a terminal, plain lines in a pipe, and findings."""
 
 import io
 import math
+import random
 import time
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -17,12 +17,16 @@ from bigbatch.tune.console.display import (
     LiveTable,
     PlainLines,
     SearchProgress,
+    best_by_value,
     make_display,
     trial_table,
 )
 from bigbatch.tune.console.findings import print_findings, print_plan
+from bigbatch.tune.console.outcome import why_nothing
 from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.options import SearchOptions
+from bigbatch.tune.plan.search_plan import FrontierPlan
+from bigbatch.tune.runs.objective import UNREACHED_H
 from bigbatch.tune.runs.observer import TrialView
 
 
@@ -96,13 +100,8 @@ def test_own_parameters_are_shown_in_table_line_and_findings_and_constant_ones_o
     path.write_text(OWN_SPACE)
     plan = make_plan(SearchOptions(space=str(path), output=str(tmp_path)))
     columns = columns_of(plan.space, plan.workload, plan.overrides, plan.ranges)
-    params = {
-        "lr_factor": 2.0,
-        "data.mix.mixup_alpha": 0.123,
-        "weight_decay": 2e-4,
-        "colour": "ultramarine",
-        "always": "same",
-    }
+    params: dict[str, object] = {"lr_factor": 2.0, "data.mix.mixup_alpha": 0.123, "weight_decay": 2e-4}
+    params |= {"colour": "ultramarine", "always": "same"}
     trials = []
     for number, value in enumerate((0.9, 0.89)):
         config = plan.space(StandInTrial(None, fixed=params), plan.workload)
@@ -168,12 +167,8 @@ def test_the_plan_of_a_space_that_searches_networks_names_no_other(tmp_path, nam
 
 
 def test_a_narrow_terminal_shows_fewer_settings_and_whole_numbers():
-    config = TrainConfig(
-        epochs=100,
-        label_smoothing=0.12,
-        batch=BatchConfig(global_size=32768),
-        optimizer=OptimizerConfig(name="adamw", peak_lr=0.000123, weight_decay=1.5e-5),
-    )
+    optimizer = OptimizerConfig(name="adamw", peak_lr=0.000123, weight_decay=1.5e-5)
+    config = TrainConfig(epochs=100, label_smoothing=0.12, batch=BatchConfig(32768), optimizer=optimizer)
     for width in (80, 100, 130):
         trial = TrialView(1234, {}, config, "WAITING", [{"epoch": 100, "val_top1": 1.0}], None, time.time() - 36000)
         progress = SearchProgress(planned=1, concurrency=1, finished={1234: trial})
@@ -195,3 +190,147 @@ def test_the_findings_of_a_search_that_was_stopped_count_every_trial_once(tmp_pa
     assert "1 of 5 trials ran to their end, 1 stopped early, 1 failed, 2 interrupted; 0:01" in console.export_text()
     print_findings(plan, trials[:3], 1.0, DeviceSeconds(), console)
     assert "interrupted" not in console.export_text()
+
+
+BATCHES = FrontierPlan("global_batch_size", (128, 256, 1024))
+
+
+def ended(number: int, batch: int, value: float, state: str = "COMPLETE") -> TrialView:
+    records: list[dict[str, object]] = [{"epoch": 1, "val_top1": value}]
+    return TrialView(number, {"global_batch_size": batch}, TrainConfig(epochs=1), state, records, "because")
+
+
+def test_each_batch_has_its_best_finished_trial() -> None:
+    confirmation = ended(4, 256, 0.99)
+    confirmation.confirms = 1
+    trials = [ended(0, 128, 0.9), ended(1, 256, 0.8), ended(2, 128, 0.95), ended(3, 1024, 0.97, "PRUNED"), confirmation]
+    assert best_by_value(trials, BATCHES) == "best by batch: 128 95.0 % · 256 80.0 % · 1,024 –"
+
+
+def test_the_line_is_never_wider_than_eighty_columns_and_keeps_the_largest_batches() -> None:
+    rng = random.Random(1)
+    for _ in range(200):
+        values = tuple(sorted(rng.sample([2**k for k in range(5, 22)], rng.randint(2, 16))))
+        trials = [ended(i, rng.choice(values), rng.random()) for i in range(rng.randint(0, 40))]
+        width = rng.randint(45, 120)
+        line = best_by_value(trials, FrontierPlan("global_batch_size", values), width)
+        shown = [part for part in line.removeprefix("best by batch: ").split(" · ") if part != "…"]
+        assert len(line) <= min(80, width)
+        best: dict[object, float] = {}
+        for trial in trials:
+            value, batch = 100 * float(str(trial.records[0]["val_top1"])), trial.params["global_batch_size"]
+            best[batch] = max(best.get(batch, 0.0), value)
+        texts = [f"{v:,} " + (f"{best[v]:.1f} %" if v in best else "–") for v in values]
+        assert shown == [text for text in texts if text in shown] and (len(shown) == len(values)) == ("…" not in line)
+        if any(text.endswith("–") for text in shown):
+            continue
+        with_value = [text for text in texts if not text.endswith("–")]
+        assert shown == with_value[len(with_value) - len(shown) :], "the smallest are left out"
+
+
+def test_the_live_display_has_the_line_from_the_beginning_and_keeps_its_height() -> None:
+    progress = SearchProgress(planned=4, concurrency=1, finished={}, frontier=BATCHES)
+    display = LiveTable(progress, Console(file=io.StringIO(), width=80))
+
+    def drawn() -> list[str]:
+        console = Console(width=100, record=True, file=io.StringIO())
+        console.print(display._draw())
+        return console.export_text().splitlines()
+
+    display.trial_started(ended(0, 256, 0.8, "RUNNING"))
+    before = drawn()
+    assert sum(line.startswith("best by batch: 128 – · 256 – ·") for line in before) == 1
+    display.trial_ended(ended(0, 256, 0.8))
+    after = drawn()
+    assert "best by batch: 128 – · 256 80.0 % · 1,024 –" in [line.rstrip() for line in after]
+    assert len(after) == len(before), "it does not jump"
+    without = SearchProgress(4, 1, {}, frontier=FrontierPlan("global_batch_size", (256,)))
+    display = LiveTable(without, Console(file=io.StringIO(), width=80))
+    assert not any("best by" in line for line in drawn())
+
+
+ENDS = {
+    "val_loss": [[0.5], [0.25], [0.75]],
+    "val_top1:max,gpu_hours:min": [[0.8, 2.0], [0.75, 3.0], [0.7, 1.0]],
+    "val_top1=0.7": [[2.0], [0.5], [UNREACHED_H + 0.25]],
+    "val_top1=0.9": [[UNREACHED_H + 0.25], [UNREACHED_H + 0.125], [UNREACHED_H + 0.5]],
+}
+
+
+def told(tmp_path: Path, objective: str) -> str:
+    """The plan and the findings of a search with these trials, and one that broke a bound."""
+    key = "target" if "=" in objective else "objectives" if "," in objective else "objective"
+    plan = make_plan(SearchOptions(space="smoke", output=str(tmp_path), **{key: objective}))  # type: ignore[arg-type]
+    trials = []
+    for number, values in enumerate(ENDS[objective]):
+        records: list[dict[str, object]] = [{"epoch": 2, "val_top1": 0.75, "val_loss": values[0]}]
+        view = TrialView(number, {"lr_multiplier": 1.0}, TrainConfig(epochs=2), "COMPLETE", records, "because")
+        view.objectives, view.values = plan.objectives, tuple(values)
+        trials.append(view)
+    bad = TrialView(3, {}, TrainConfig(epochs=2), "PRUNED", [], "infeasible after epoch 1: peak memory is 3.00 GiB, …")
+    bad.objectives = plan.objectives
+    trials.append(bad)
+    out = io.StringIO()
+    console = Console(file=out, width=160)
+    print_plan(plan, console)
+    print_findings(plan, trials, 1.0, DeviceSeconds(), console)
+    progress = SearchProgress(4, 1, {t.number: t for t in trials}, objectives=plan.objectives)
+    console.print(trial_table(progress, 120))
+    lines = io.StringIO()
+    PlainLines(progress, lines).trial_ended(trials[0])
+    return out.getvalue() + lines.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("objective", "said", "not_said"),
+    [
+        (
+            "val_loss",
+            ["val_loss:min: validation loss, lower is better", "Best: trial 1, validation loss 0.25 after 2 epochs",
+             "Runner-ups, by the values that choose", "   0.5  trial 0:", "best 0.25 (trial 1)", "done at 0.5: because",
+             "1 infeasible"],
+            ["95 %", "clearly worse", "Pareto"],
+        ),
+        (
+            "val_top1:max,gpu_hours:min",
+            ["device hours, lower is better", "Best: trial 0, validation top-1 80.0 %", "2 of 3 finished trials",
+             "80.0 %               2 h  0:", "70.0 %               1 h  2:", "no trial is stopped early"],
+            ["75.0 %               3 h", "95 %"],
+        ),
+        (
+            "val_top1=0.7",
+            ["Best: trial 1 reached a validation top-1 of 70.0 % after 2 epochs, in 0.5 h of its devices",
+             "missed by 25.0 % of the target  trial 2", "best 0.5 h (trial 1)"],
+            ["95 %"],
+        ),
+        (
+            "val_top1=0.9",
+            ["No trial reached a validation top-1 of 90.0 %. The nearest: trial 1, missed by 12.5 % of the target"],
+            ["Best: trial"],
+        ),
+    ],
+)  # fmt: skip
+def test_plan_and_findings_follow_the_objective(tmp_path, objective, said, not_said):
+    text = told(tmp_path, objective)
+    for words in said:
+        assert words in text, text
+    for words in not_said:
+        assert words not in text, text
+
+
+@pytest.mark.parametrize("options", [{"objectives": "val_top1:max,epoch_s:min"}, {}])
+def test_a_search_without_a_feasible_trial_says_so_in_words_of_its_own(tmp_path, options):
+    plan = make_plan(SearchOptions(space="smoke", output=str(tmp_path), **options))
+    because = "infeasible after epoch 1: epoch time is 70 s, allowed is at most 60 s"
+    trials = [TrialView(n, {}, TrainConfig(epochs=2), "PRUNED", [], because) for n in range(3)]
+    what = "the Pareto front is empty" if options else "there is no best trial"
+    assert why_nothing(plan, trials) == (
+        f"{what}: none of the 3 trials meets the constraints of the space ({because}). Loosen them, or widen the space."
+    )
+    trials[0].continued_by, trials[1].state = 2, "FAIL"
+    assert why_nothing(plan, trials) == f"{what}: no trial ran to its end (1 failed, 1 infeasible)."
+    for trial in trials:
+        trial.state = "FAIL"
+    words = f"{what}: no trial ran to its end (2 failed)."
+    assert why_nothing(plan, trials) == (words if options else ""), "with one objective, the logs say why"
+    assert why_nothing(plan, []) == (f"{what}: no trial ran to its end." if options else "")

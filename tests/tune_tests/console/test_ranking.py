@@ -1,7 +1,5 @@
 """``bigbatch studies --sort``: places worked out here by hand, of studies and full runs."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -15,6 +13,7 @@ from bigbatch.train_loop.config import TrainConfig
 from bigbatch.tune.commands.studies import studies_main
 from bigbatch.tune.storage.store import StudyStore
 from helpers.recorded_studies import epoch_record, recorded_study
+from helpers.refusals import refused_command
 
 HOUR = 3600.0
 
@@ -149,11 +148,9 @@ def test_a_study_of_every_state_and_a_damaged_one(tmp_path, capsys):
     ],
 )
 def test_wrong_input_meets_one_line(runs, capsys, options, words):
-    assert studies_main(["--output", str(runs), *options]) == 2
-    error = capsys.readouterr().err
-    assert words in error and error.count("\n") == 1
+    assert words in refused_command(capsys, studies_main, ["--output", str(runs), *options])
 
 
 def test_nothing_to_rank(tmp_path, capsys):
-    assert studies_main(["--output", str(tmp_path), "--sort", "val_top1"]) == 2
-    assert "--sort needs a finished epoch" in capsys.readouterr().err
+    refused = refused_command(capsys, studies_main, ["--output", str(tmp_path), "--sort", "val_top1"])
+    assert "--sort needs a finished epoch" in refused

@@ -1,7 +1,5 @@
 """Text on terminals of any width: no word is cut, and a line goes on below its own text."""
 
-from __future__ import annotations
-
 import io
 import random
 import re
@@ -69,17 +67,8 @@ def test_any_text_keeps_its_words_and_its_lines_their_indent() -> None:
 
 
 def test_a_broken_command_can_be_pasted() -> None:
-    words = [
-        "bigbatch",
-        "tune",
-        "--resume",
-        "--study",
-        "two words",
-        "--output",
-        "/a/b c/d",
-        "--budget-gpu-hours",
-        "0.5",
-    ]
+    words = ["bigbatch", "tune", "--resume", "--study", "two words", "--output", "/a/b c/d"]
+    words += ["--budget-gpu-hours", "0.5"]
     for width in (30, 40, 60, None):
         text = wrapped_command(shlex.join(words) + "\n  (a remark)", width)
         command, _, remark = text.rpartition("\n")

@@ -1,13 +1,13 @@
 """``bigbatch export``: what another tool's own reader finds is what Optuna finds in the study."""
 
-from __future__ import annotations
-
 import csv
 import json
 import math
 import os
 import random
 import shlex
+import shutil
+import struct
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -235,3 +235,142 @@ def test_without_mlflow_one_line_says_what_to_install(tmp_path, capsys, monkeypa
     recorded_study(tmp_path / "s", 1).close()
     error = refused_export(capsys, tmp_path / "s", "--mlflow", tmp_path / "m.db")
     assert "pip install 'bigbatch[mlflow]'" in error
+
+
+def named(folder: Path, name: str) -> None:
+    """Give the study in ``folder`` any name, as an edited study.json may."""
+    about = json.loads((folder / "study.json").read_text())
+    (folder / "study.json").write_text(json.dumps({**about, "name": name}))
+
+
+@pytest.mark.parametrize("name", ["../../outside", "{tmp}/outside", "..", "a\\b\nc"])
+def test_a_name_with_a_path_stays_in_the_target(tmp_path, name):
+    store = recorded_study(tmp_path / "runs" / "s", 4)
+    store.refresh(force=True)
+    store.close()
+    (tmp_path / "runs" / "s" / "optuna.journal").unlink()  # else the study is not found under its new name
+    named(tmp_path / "runs" / "s", name.format(tmp=tmp_path))
+    assert main([str(tmp_path / "runs" / "s"), "--tensorboard", str(tmp_path / "out" / "tb")]) == 0
+    assert len(list((tmp_path / "out" / "tb").glob("*/trial-*/*tfevents*"))) == 4
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "runs"]
+
+
+@pytest.mark.parametrize("option", ["--sqlite", "--tensorboard", "--mlflow"])
+def test_two_studies_of_one_name_do_not_replace_each_other(tmp_path, capsys, option):
+    if option == "--mlflow":
+        pytest.importorskip("mlflow", reason="mlflow-skinny is not installed (extra: test)")
+    recorded_study(tmp_path / "one" / "s", 4).close()
+    recorded_study(tmp_path / "two" / "s", 1).close()
+    target = tmp_path / "copy"
+    assert main([str(tmp_path / "one" / "s"), option, str(target)]) == 0
+    capsys.readouterr()
+    error = refused_export(capsys, tmp_path / "two" / "s", option, target)
+    assert str(tmp_path / "one" / "s") in error and f"Write another {option}" in error
+    if option == "--sqlite":
+        assert len(optuna.load_study(study_name="s", storage=f"sqlite:///{target}").trials) == 4
+    shutil.move(tmp_path / "one", tmp_path / "moved")  # the same study, at another place
+    assert main([str(tmp_path / "moved" / "s"), option, str(target)]) == 0
+
+
+def test_a_study_without_journal_and_tables_meets_one_line(tmp_path, capsys):
+    recorded_study(tmp_path / "s", 1).close()
+    for path in (tmp_path / "s").iterdir():
+        if path.is_file() and path.name != "study.json":
+            path.unlink()
+    assert "trials.parquet is not in" in refused_export(capsys, tmp_path / "s", "--csv", tmp_path / "o")
+
+
+def test_an_edited_journal_meets_one_line(tmp_path, capsys):
+    store = recorded_study(tmp_path / "s", 4)
+    trial = next(t for t in store.study.trials if t.state.name == "RUNNING")
+    optuna.trial.Trial(store.study, trial._trial_id).set_user_attr("config", "what is this")
+    store.close()
+    assert "as a search wrote them" in refused_export(capsys, tmp_path / "s", "--csv", tmp_path / "o")
+    with (tmp_path / "s" / "optuna.journal").open("a") as lines:
+        lines.write("[1, 2]\n")
+    assert "as a search wrote them" in refused_export(capsys, tmp_path / "s", "--csv", tmp_path / "o")
+
+
+def test_mlflow_adds_nothing_to_a_database_of_optuna_or_to_notes(tmp_path, capsys):
+    recorded_study(tmp_path / "s", 1).close()
+    searched, notes = tmp_path / "searched.db", tmp_path / "notes.txt"
+    optuna.create_study(study_name="s", storage=f"sqlite:///{searched}").optimize(lambda _: 1.0, n_trials=2)
+    notes.write_text("these are my notes\n" * 100)
+    for path in (searched, notes):
+        before = path.read_bytes()
+        assert "which is something else" in refused_export(capsys, tmp_path / "s", "--mlflow", path)
+        assert path.read_bytes() == before
+
+
+def crc32c(data: bytes) -> int:
+    """The checksum of RFC 3720 (Castagnoli), bit by bit."""
+    value = 0xFFFFFFFF
+    for byte in data:
+        value ^= byte
+        for _ in range(8):
+            value = (value >> 1) ^ (0x82F63B78 if value & 1 else 0)
+    return value ^ 0xFFFFFFFF
+
+
+def masked(data: bytes) -> int:
+    """As TFRecord stores it (tensorflow/core/lib/hash/crc32c.h)."""
+    value = crc32c(data)
+    return (((value >> 15) | (value << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def events_of(path: Path) -> list:
+    from tensorboardX.proto.event_pb2 import Event
+
+    content, found = path.read_bytes(), []
+    while content:
+        (length,), (check,) = struct.unpack("<Q", content[:8]), struct.unpack("<I", content[8:12])
+        record = content[12 : 12 + length]
+        assert check == masked(content[:8])
+        assert struct.unpack("<I", content[12 + length : 16 + length]) == (masked(record),)
+        found.append(Event.FromString(record))
+        content = content[16 + length :]
+    return found
+
+
+def test_the_checksum_is_that_of_the_standard():
+    assert crc32c(b"\0" * 32) == 0x8A9136AA  # RFC 3720, B.4
+
+
+def test_each_trial_has_its_curve_and_its_row_for_hparams(tmp_path):
+    store = recorded_study(tmp_path / "s", 8)
+    for _ in range(2):  # the second export replaces the files
+        assert main([str(store.folder), "--tensorboard", str(tmp_path / "tb")]) == 0
+    assert len(list((tmp_path / "tb").rglob("*tfevents*"))) == 8, "what TensorBoard reads"
+    from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData
+
+    for trial in store.study.trials:
+        (path,) = (tmp_path / "tb" / "s" / f"trial-{trial.number:04d}").iterdir()
+        events = events_of(path)
+        assert events[0].file_version == "brain.Event:2"
+        points = [(e.step, v.simple_value) for e in events for v in e.summary.value if v.tag == "val_top1"]
+        assert points == [(step, pytest.approx(value)) for step, value in trial.intermediate_values.items()]
+        seconds = [e.wall_time - trial.datetime_start.timestamp() for e in events if e.step]
+        assert seconds[: len(points)] == pytest.approx([2.5 * epoch for epoch, _ in points], abs=0.01)
+        plugin = [v for e in events for v in e.summary.value if v.metadata.plugin_data.plugin_name == "hparams"]
+        start = HParamsPluginData.FromString(plugin[0].metadata.plugin_data.content).session_start_info
+        assert start.hparams["rate"].number_value == trial.params["rate"]
+        assert start.hparams["batch.global_size"].number_value == trial.user_attrs["config"]["batch"]["global_size"]
+        assert start.hparams["optimizer"].string_value == (trial.params["optimizer"] or "")
+        assert (len(plugin) == 2) == (trial.state != TrialState.RUNNING)
+    store.close()
+
+
+def test_tensorboard_reads_them(tmp_path):
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed (extra: test)")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.plugins.hparams import plugin_data_pb2
+
+    store = recorded_study(tmp_path / "s", 4)
+    assert main([str(store.folder), "--tensorboard", str(tmp_path / "tb")]) == 0
+    read = EventAccumulator(str(tmp_path / "tb" / "s" / "trial-0000")).Reload()
+    trial = store.study.trials[0]
+    assert {e.step: pytest.approx(e.value) for e in read.Scalars("val_top1")} == trial.intermediate_values
+    assert read.Scalars("objective/val_top1")[0].value == pytest.approx(trial.value)
+    content = read.SummaryMetadata("_hparams_/session_end_info").plugin_data.content
+    assert plugin_data_pb2.HParamsPluginData.FromString(content).session_end_info.status == 1  # success
+    store.close()

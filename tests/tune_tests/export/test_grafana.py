@@ -1,7 +1,5 @@
 """``bigbatch export --grafana``: the dashboard has our gauges and some of Ray's, and Prometheus' own checker agrees."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

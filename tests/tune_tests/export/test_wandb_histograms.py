@@ -1,7 +1,5 @@
 """``--wandb-watch`` and ``--log-every-steps``: what workers measure is in W&B's real offline file."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

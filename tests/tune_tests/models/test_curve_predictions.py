@@ -1,7 +1,5 @@
 """What the curve model says of whole studies: in any unit, with runs that learn nothing, and how sure it is of ends."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -11,7 +9,7 @@ import optuna
 import pytest
 from invented_curves import invented_table
 from optuna.distributions import FloatDistribution
-from optuna.trial import TrialState, create_trial
+from optuna.trial import TrialState
 
 from bigbatch.tune.models.curve_data import CurveEncoder, Learned
 from bigbatch.tune.models.curve_model import CurvePoints
@@ -21,7 +19,7 @@ from bigbatch.tune.runs.objective import Objective
 from bigbatch.tune.runs.run import DIVERGED_ATTR
 from bigbatch.tune.simulate import simulate
 from bigbatch.tune.simulate.curves import CurveTable
-from helpers.lone_studies import new_study
+from helpers.lone_studies import made, new_study
 
 X = FloatDistribution(0.0, 1.0)
 EPOCHS = 16
@@ -50,15 +48,7 @@ def test_a_search_does_not_depend_on_the_unit_of_its_metric(direction: str) -> N
 
 def add(study: optuna.Study, x: float, values: Mapping[int, float], state: TrialState = TrialState.PRUNED) -> None:
     diverged = {DIVERGED_ATTR: True} if state == TrialState.FAIL else {}
-    made = create_trial(
-        state=state,
-        params={"x": x},
-        distributions={"x": X},
-        value=values[EPOCHS] if state == TrialState.COMPLETE else None,
-        intermediate_values=dict(values),
-        user_attrs={"config": {"epochs": EPOCHS}, **diverged},
-    )
-    study.add_trial(made)
+    study.add_trial(made({"x": x}, {"x": X}, values, state, config={"epochs": EPOCHS}, **diverged))
 
 
 def whole(end: float) -> dict[int, float]:
@@ -67,9 +57,7 @@ def whole(end: float) -> dict[int, float]:
 
 
 def learned_of(study: optuna.Study, facts: SearchFacts = FACTS) -> Learned:
-    learned = CurveEncoder(facts).learn(study)
-    assert learned is not None
-    return learned
+    return CurveEncoder(facts).learn(study)
 
 
 def study_with(lost: str, epochs: int = EPOCHS) -> optuna.Study:
@@ -134,14 +122,8 @@ def ends_and_predictions(family: str, seed: int) -> list[float]:
         seen = curve.epochs if number % 3 == 0 else math.ceil(0.1 * curve.epochs)
         if seen < curve.epochs:
             cut[number] = curve.values[-1]
-        made = create_trial(
-            state=TrialState.PRUNED,
-            params=params,
-            distributions={name: distributions[name] for name in params},
-            intermediate_values=dict(enumerate(curve.values[:seen], 1)),
-            user_attrs={"config": {"epochs": curve.epochs}},
-        )
-        study.add_trial(made)
+        values = dict(enumerate(curve.values[:seen], 1))
+        study.add_trial(made(params, distributions, values, TrialState.PRUNED, config={"epochs": curve.epochs}))
     learned = learned_of(study, facts)
     predictions = {number: learned.end(number) for number in cut}
     return [(learned.standardised(cut[n]) - end[0]) / end[1] for n, end in predictions.items() if end is not None]

@@ -1,7 +1,5 @@
 """How many trials are let go at their look, because early values may say little."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
@@ -9,20 +7,20 @@ import numpy as np
 import optuna
 import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution
-from optuna.trial import FrozenTrial, TrialState, create_trial
+from optuna.trial import FrozenTrial, TrialState
 from scipy.stats import spearmanr
 
 from bigbatch.tune.budget.budget import Limits
 from bigbatch.tune.models.look_value import LookedRun, chance_of_little, first_looks, is_let_go, looked_of
 from bigbatch.tune.models.protocol import Dimension, SearchFacts, TrialDecision
-from bigbatch.tune.proposers.samplers import PerTrialSampler
 from bigbatch.tune.runs.objective import Objective
 from bigbatch.tune.runs.run import CONTINUES_ATTR, GIVEN_ATTR, PAUSED_ATTR, RETRIES_ATTR
 from bigbatch.tune.strategies import make_strategy
 from helpers.budgeted import BATCH, BATCHES, EPOCHS, BudgetedSearch
-from helpers.lone_studies import new_study
+from helpers.lone_studies import made, new_study, next_trial
 
-FACTS = SearchFacts((Dimension("x", FloatDistribution(0, 1)),), 40, 20, objective=Objective("v", worst=0.0))
+X = {"x": FloatDistribution(0, 1)}
+FACTS = SearchFacts((Dimension("x", X["x"]),), 40, 20, objective=Objective("v", worst=0.0))
 
 
 def runs(early: list[float], ends: list[float], group: object = None) -> list[LookedRun]:
@@ -72,8 +70,7 @@ def test_each_batch_has_its_part_of_the_trials_that_are_let_go(batches: int, slo
     for _ in range(12 * batches + first_looks(facts) + slots):
         if (going_on := strategy.to_continue(study)) is not None:
             study.enqueue_trial(going_on.params, user_attrs={CONTINUES_ATTR: going_on.number})
-        study.sampler = PerTrialSampler(strategy.sampler)
-        trial = study.ask()
+        trial = next_trial(study, strategy)
         batch = trial.suggest_categorical("batch", tuple(range(batches)))
         trial.suggest_float("x", 0, 1)
         if going_on is not None:
@@ -98,18 +95,8 @@ def test_a_run_that_was_let_go_counts_as_one_that_goes_on_while_it_runs() -> Non
     strategy, study = make_strategy("random", "look", facts), new_study()
 
     def add(batch: int, x: float, values: dict[int, float], state: TrialState, **attrs: int) -> None:
-        params, spread = {"batch": batch, "x": x}, {d.name: d.distribution for d in dimensions}
-        value = values[20] if state == TrialState.COMPLETE else None
-        study.add_trial(
-            create_trial(
-                state=state,
-                value=value,
-                params=params,
-                distributions=spread,
-                intermediate_values=values,
-                user_attrs=dict(attrs),
-            )
-        )
+        names = {d.name: d.distribution for d in dimensions}
+        study.add_trial(made({"batch": batch, "x": x}, names, values, state, **attrs))
 
     for i in range(3):
         add(32, i / 10, dict.fromkeys(range(1, 11), 0.5), TrialState.RUNNING)
@@ -126,15 +113,9 @@ def test_with_a_budget_alone_what_was_given_is_the_first_to_go_on(open_ended: bo
     """At the twelfth slot: a budget may end at any time. A number of trials leaves it until all have been tried."""
     strategy, study = make_strategy("random", "look", replace(FACTS, open_ended=open_ended)), new_study()
     for i in range(11):
-        study.add_trial(
-            create_trial(
-                state=TrialState.PRUNED,
-                params={"x": i / 11},
-                distributions={"x": FloatDistribution(0, 1)},
-                intermediate_values={1: 0.1, 2: 0.1 + i / 100},
-                user_attrs={PAUSED_ATTR: 2} | ({GIVEN_ATTR: {"epochs": 20}} if i == 3 else {}),
-            )
-        )
+        given = {GIVEN_ATTR: {"epochs": 20}} if i == 3 else {}
+        values = {1: 0.1, 2: 0.1 + i / 100}
+        study.add_trial(made({"x": i / 11}, X, values, TrialState.PRUNED, **{PAUSED_ATTR: 2}, **given))
     found = strategy.to_continue(study)
     assert found is not None and found.number == (3 if open_ended else 10)
 
@@ -154,10 +135,7 @@ def test_a_budget_alone_pays_for_whole_runs_beyond_the_number_of_trials_that_was
 def test_a_look_that_does_not_come_before_the_end_says_nothing() -> None:
     """Two epochs, the first of which warms up: the value at the look would be that of the end."""
     config = {"epochs": 2, "schedule": {"warmup_epochs": 1.0}}
-    trial = create_trial(
-        state=TrialState.COMPLETE, value=0.6, intermediate_values={1: 0.3, 2: 0.6}, user_attrs={"config": config}
-    )
-    assert looked_of(trial, FACTS) is None
+    assert looked_of(made({}, {}, {1: 0.3, 2: 0.6}, config=config), FACTS) is None
 
 
 @pytest.mark.parametrize("against", [True, False])
@@ -197,15 +175,7 @@ def add_runs(study: optuna.Study, against: bool, count: int = 6) -> None:
     """Runs to their end, in whose order the values at the look are, or against it."""
     for i in range(count):
         early = (count - 1 - i if against else i) / 100 + 0.1
-        study.add_trial(
-            create_trial(
-                state=TrialState.COMPLETE,
-                value=0.5 + i / 100,
-                params={"x": i / count},
-                distributions={"x": FloatDistribution(0, 1)},
-                intermediate_values={1: 0.05, 2: early, 20: 0.5 + i / 100},
-            )
-        )
+        study.add_trial(made({"x": i / count}, X, {1: 0.05, 2: early, 20: 0.5 + i / 100}))
 
 
 def begun(study: optuna.Study, values: dict[int, float], attrs: dict[str, int] | None = None) -> FrozenTrial:

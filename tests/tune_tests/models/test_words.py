@@ -1,7 +1,5 @@
 """The strategy ``curves`` in spaces of words: choices that have no order, as the names of optimizers."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -18,11 +16,10 @@ from bigbatch.search_spaces.workload import Workload
 from bigbatch.tune.models.curve_history import CurveHistory
 from bigbatch.tune.models.protocol import Dimension, SearchFacts, dimensions_of
 from bigbatch.tune.models.unit_space import words_of
-from bigbatch.tune.proposers.samplers import PerTrialSampler
 from bigbatch.tune.runs.knowledge import KnownStudy, KnownTrial
 from bigbatch.tune.runs.objective import Objective
 from bigbatch.tune.strategies import make_strategy
-from helpers.lone_studies import new_study
+from helpers.lone_studies import new_study, next_trial, rise
 
 EPOCHS = 8
 OBJECTIVE = Objective("v", worst=0.1)
@@ -38,14 +35,10 @@ def of_grid(facts: SearchFacts, trials: int, best: Mapping[str, str]) -> list[tu
     runs of one configuration differ by a tenth of one."""
     study, rng, tried = new_study(), np.random.default_rng(facts.seed), []
     for _ in range(trials):
-        study.sampler = PerTrialSampler(make_strategy("curves", "none", facts).sampler)
-        trial = study.ask()
+        trial = next_trial(study, make_strategy("curves", "none", facts))
         params = {d.name: trial._suggest(d.name, d.distribution) for d in facts.dimensions}
-        trial.set_user_attr("config", {"epochs": EPOCHS})
         end = 0.7 + 0.05 * sum(params[name] == word for name, word in best.items()) + 0.001 * rng.normal()
-        for epoch in range(1, EPOCHS + 1):
-            trial.report(0.1 + (end - 0.1) * epoch / EPOCHS, epoch)
-        study.tell(trial, end)
+        rise(study, trial, end, EPOCHS, start=0.1)
         tried.append(tuple(params.values()))
     return tried
 
@@ -69,8 +62,7 @@ def test_trials_of_a_space_of_words_that_begin_together_differ() -> None:
         study.tell(trial, 0.8 + 0.01 * (trial.params["optimizer"] == "lamb") - 0.001 * number)
     begun = []
     for _ in range(12):
-        study.sampler = PerTrialSampler(make_strategy("curves", "none", facts).sampler)
-        trial = study.ask()
+        trial = next_trial(study, make_strategy("curves", "none", facts))
         begun.append(tuple(trial._suggest(d.name, d.distribution) for d in GRID))
     assert len(set(begun)) == 12
 
@@ -90,8 +82,7 @@ def of_many_words(facts: SearchFacts, trials: int, crashes: str | None = None) -
     """
     study, tried = new_study(), list[str]()
     for _ in range(trials):
-        study.sampler = PerTrialSampler(make_strategy("curves", "none", facts).sampler)
-        trial = study.ask()
+        trial = next_trial(study, make_strategy("curves", "none", facts))
         word, rate = (trial._suggest(d.name, d.distribution) for d in facts.dimensions)
         tried.append(word)
         trial.set_user_attr("config", {"epochs": EPOCHS})
@@ -99,9 +90,7 @@ def of_many_words(facts: SearchFacts, trials: int, crashes: str | None = None) -
             study.tell(trial, state=TrialState.FAIL)
             continue
         end = 0.7 - 0.1 * math.log10(rate / 0.1) ** 2 + 0.1 * (word == "optimizer d")
-        for epoch in range(1, EPOCHS + 1):
-            trial.report(0.1 + (end - 0.1) * epoch / EPOCHS, epoch)
-        study.tell(trial, end)
+        rise(study, trial, end, EPOCHS, start=0.1)
     return tried
 
 
@@ -138,8 +127,7 @@ def test_new_words_come_at_each_batch(batches: tuple[int, ...]) -> None:
     facts = SearchFacts(dims, trials=60, max_epochs=EPOCHS, seed=3, objective=OBJECTIVE, frontier="batch")
     study, words, at = new_study(), set[str](), set[int]()
     for number in range(30):
-        study.sampler = PerTrialSampler(make_strategy("curves", "none", facts).sampler)
-        trial = study.ask()
+        trial = next_trial(study, make_strategy("curves", "none", facts))
         params = {d.name: trial._suggest(d.name, d.distribution) for d in dims}
         if number >= 10 and params["optimizer"] not in words:
             at.add(params["batch"])

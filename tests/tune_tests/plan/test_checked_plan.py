@@ -1,26 +1,31 @@
-"""How a machine is shared out, durations, and what a resumed study may change."""
-
-from __future__ import annotations
+"""How a machine is shared out, durations, and what a resumed study keeps, takes and refuses."""
 
 import dataclasses
 import json
 import shlex
 from pathlib import Path
+from typing import cast
 
 import pytest
+from PIL import Image
 
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.tune.console.findings import resume_command
+from bigbatch.tune.console.plan_notes import only_at_the_beginning
 from bigbatch.tune.plan import fitting
 from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.fitting import auto_model
 from bigbatch.tune.plan.machine import Machine, Node
-from bigbatch.tune.plan.option_checks import parse_duration
+from bigbatch.tune.plan.option_checks import check_same_values, parse_duration
 from bigbatch.tune.plan.options import SearchOptions
+from bigbatch.tune.plan.search_plan import FrontierPlan
 from bigbatch.tune.storage.store import StudyStore
+from helpers.refusals import refusal
 
 GIB = 2**30
+ON_GPUS, ON_CORES = Machine((Node(8, 2, 64 * GIB, 80 * GIB),)), Machine((Node(8, 0, 64 * GIB),))
+LOCAL = "bigbatch.tune.plan.checked_plan.local_machine"
 
 
 @pytest.mark.parametrize(
@@ -53,21 +58,18 @@ def test_what_is_no_duration_is_refused(text):
 def test_auto_is_the_large_network_for_many_large_images_on_gpus(images, size, largest, on_gpus):
     """README's first command has the same result with and without a GPU."""
     info = DataInfo("some", None, images, 10, 10, size, 3, (), "imagenet", largest_side=largest)
-    assert auto_model(Machine((Node(8, 2, 64 * GIB, 80 * GIB),)), info) == on_gpus
-    assert auto_model(Machine((Node(8, 0, 64 * GIB),)), info) == "resnet18"
+    assert (auto_model(ON_GPUS, info), auto_model(ON_CORES, info)) == (on_gpus, "resnet18")
 
 
 def test_auto_takes_the_large_network_only_where_there_is_an_accelerator(tmp_path, monkeypatch):
     """And not for digits, until they are many and large."""
     options = SearchOptions(space="smoke", output=str(tmp_path), set=("image_size=96",))
-    monkeypatch.setattr(
-        "bigbatch.tune.plan.checked_plan.local_machine", lambda: Machine((Node(8, 2, 64 * GIB, 80 * GIB),))
-    )
+    monkeypatch.setattr(LOCAL, lambda: ON_GPUS)
     assert make_plan(options).model == "resnet18"
     monkeypatch.setattr(fitting, "MANY_IMAGES", 1000)
     assert make_plan(options).model == "resnet50"
     assert make_plan(SearchOptions(space="smoke", output=str(tmp_path))).model == "resnet18"
-    monkeypatch.setattr("bigbatch.tune.plan.checked_plan.local_machine", lambda: Machine((Node(8, 0, 64 * GIB),)))
+    monkeypatch.setattr(LOCAL, lambda: ON_CORES)
     plan = make_plan(options)
     assert plan.model == "resnet18" and plan.model_was_auto
     assert make_plan(SearchOptions(space="smoke", output=str(tmp_path), model="resnet50")).model == "resnet50"
@@ -79,19 +81,6 @@ def test_a_resumed_plan_keeps_what_was_said_and_takes_what_is_said_now(tmp_path)
     merged = later.over(first.kept())
     assert (merged.space, merged.trials, merged.set, merged.stopping) == ("smoke", 9, ("peak_lr=0.1",), "none")
     assert "storage" not in SearchOptions(storage="postgresql://me:secret@host/db").kept()
-
-
-def test_a_resume_may_change_how_fast_trials_read_and_what_they_forgive(tmp_path):
-    options = SearchOptions(space="smoke", study="s", output=str(tmp_path), set=("momentum=0.8", "loader_workers=1"))
-    first = make_plan(options)
-    StudyStore.create(first.folder, "s", first.to_dict(), None).close()
-    again = SearchOptions(
-        study="s", output=str(tmp_path), resume=True, on_bad_image="skip", set=("data.loader.workers=2",)
-    )
-    changes = {"data.loader.workers": 2, "data.on_bad_image": "skip"}
-    assert make_plan(again).overrides == {**first.overrides, **changes}
-    with pytest.raises(ConfigError, match="--set optimizer.momentum was 0.8; got 0.7"):
-        make_plan(dataclasses.replace(again, set=("momentum=0.7",)))
 
 
 def test_a_prior_that_somebody_wrote_into_study_json_is_refused(tmp_path):
@@ -136,12 +125,10 @@ def test_what_a_killed_search_left_before_its_first_entry_is_no_study(tmp_path):
 
 def test_a_resumed_study_keeps_the_network_that_auto_meant_where_it_began(tmp_path, monkeypatch):
     monkeypatch.setattr(fitting, "MANY_IMAGES", 1000)
-    monkeypatch.setattr(
-        "bigbatch.tune.plan.checked_plan.local_machine", lambda: Machine((Node(8, 2, 64 * GIB, 80 * GIB),))
-    )
+    monkeypatch.setattr(LOCAL, lambda: ON_GPUS)
     first = make_plan(SearchOptions(space="smoke", study="s", output=str(tmp_path), set=("image_size=96",)))
     StudyStore.create(first.folder, "s", first.to_dict(), None).close()
-    monkeypatch.setattr("bigbatch.tune.plan.checked_plan.local_machine", lambda: Machine((Node(8, 0, 64 * GIB),)))
+    monkeypatch.setattr(LOCAL, lambda: ON_CORES)
     again = make_plan(SearchOptions(study="s", output=str(tmp_path), resume=True))
     assert first.model == again.model == "resnet50"
 
@@ -162,3 +149,97 @@ def test_the_budget_of_the_printed_resume_command_lets_the_study_go_on(tmp_path,
     plan = make_plan(SearchOptions(space="smoke", study="s", output=str(tmp_path), budget_gpu_hours=budget))
     words = shlex.split(resume_command(plan, spent))
     assert float(words[words.index("--budget-gpu-hours") + 1]) >= max(spent + 0.9 * budget, 1.9 * budget)
+
+
+PLANNED = SearchOptions(
+    space="smoke", study="s", max_epochs=2, subset=0.5, set=("lr_multiplier=1", "wd=1e-4", "prefetch_factor=4")
+)
+
+
+@pytest.fixture
+def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    plan = make_plan(PLANNED)
+    StudyStore.create(plan.folder, plan.study, plan.to_dict(), None).close()
+    return plan.folder
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"set": ("lr_multiplier=2",)}, "--set lr_multiplier was 1.0; got 2.0. Leave --set lr_multiplier out"),
+        ({"set": ("weight_decay=1",)}, "--set optimizer.weight_decay was 0.0001; got 1.0"),
+        ({"set": ("warmup=0",)}, "--set schedule.warmup_epochs was not given; got 0.0"),
+        ({"subset": 0.4}, "--subset was 0.5; got 0.4. Leave --subset out (it is kept), or write --study OTHER."),
+        ({"max_epochs": 3}, "--max-epochs was 2; got 3"),
+        ({"seed": 1}, "--seed was 0; got 1"),
+        ({"model": "resnet34"}, "--model was "),
+    ],
+)
+def test_what_would_make_it_another_study_is_refused_in_the_words_of_the_command_line(study, changed, said) -> None:
+    refused = refusal(lambda: make_plan(SearchOptions(study="s", resume=True, **changed)))
+    assert said in refused and "overrides" not in refused
+
+
+@pytest.mark.parametrize(
+    "again",
+    [
+        {},
+        {"set": ("wd=.0001", "lr_multiplier=1.0")},
+        {"set": ("prefetch_factor=8", "data.loader.workers=2"), "on_bad_image": "skip"},
+    ],
+)
+def test_the_same_in_other_words_and_what_changes_no_result_is_taken(study, again) -> None:
+    plan = make_plan(SearchOptions(study="s", resume=True, trials=9, **again))
+    assert plan.overrides["lr_multiplier"] == 1 and plan.overrides["optimizer.weight_decay"] == 1e-4
+    assert plan.overrides["data.subset"] == 0.5 and plan.trials == 9
+    changed = {"data.loader.prefetch_factor": 8, "data.loader.workers": 2, "data.on_bad_image": "skip"}
+    assert "on_bad_image" not in again or changed.items() <= plan.overrides.items()
+
+
+def test_renamed_classes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for part in ("train", "val"):
+        for name in ("a", "b"):
+            (tmp_path / "images" / part / name).mkdir(parents=True)
+            for number in range(8):
+                Image.new("RGB", (8, 8)).save(tmp_path / "images" / part / name / f"{number}.png")
+    monkeypatch.chdir(tmp_path)
+    planned = SearchOptions(space="smoke", study="s", data="images", set=("image_size=32", "batch=4"))
+    plan = make_plan(planned)
+    StudyStore.create(plan.folder, plan.study, plan.to_dict(), None).close()
+    make_plan(SearchOptions(study="s", resume=True))
+    for part in ("train", "val"):
+        (tmp_path / "images" / part / "a").rename(tmp_path / "images" / part / "z")
+    with pytest.raises(ConfigError, match="the names of the data's classes have changed, or their order. Restore"):
+        make_plan(SearchOptions(study="s", resume=True))
+
+
+def test_a_default_that_has_changed_since_is_kept(study: Path) -> None:
+    text = json.loads((study / "study.json").read_text())
+    text["max_epochs"], text["options"]["max_epochs"] = 7, None
+    (study / "study.json").write_text(json.dumps(text))
+    assert make_plan(SearchOptions(study="s", resume=True)).max_epochs == 7
+
+
+def test_workers_with_which_the_space_has_other_batches_are_refused(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    plan = make_plan(SearchOptions(study="b", max_epochs=2, workers=1))
+    StudyStore.create(plan.folder, plan.study, plan.to_dict(), None).close()
+    assert make_plan(SearchOptions(study="b", resume=True, workers=2)).workers == 2, "128 to 1,024 are even"
+    check_same_values(plan.frontier, 1, {**plan.to_dict(), "frontier": None})  # a study of an earlier version
+    other = dataclasses.replace(cast(FrontierPlan, plan.frontier), values=(126, 255, 510, 1020))
+    with pytest.raises(ConfigError) as refused:
+        check_same_values(other, 3, json.loads(json.dumps(plan.to_dict())))
+    assert str(refused.value) == (
+        "--resume continues a study as it was planned: the values of global_batch_size were 128, 256, 512, 1024; got "
+        "126, 255, 510, 1020 with --workers 3. Write --workers 1, or write --study OTHER."
+    )
+
+
+def test_the_plan_says_which_options_a_resumed_study_does_not_read_again(study: Path) -> None:
+    """A job that was put back into the queue repeats all options of its search."""
+    plan = make_plan(SearchOptions(study="s", resume=True, enqueue=("best.json",), prior_from=("lr_find.json",)))
+    said = only_at_the_beginning(plan)
+    assert said == "--enqueue and --prior-from: a resumed study keeps what it began with, and does not read them again."
+    assert only_at_the_beginning(make_plan(SearchOptions(study="s", resume=True))) is None
+    assert only_at_the_beginning(make_plan(dataclasses.replace(PLANNED, study="n", enqueue=("none",)))) is None

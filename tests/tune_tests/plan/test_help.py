@@ -1,19 +1,36 @@
-"""``bigbatch tune --help``: groups, the ten options that matter first, and what is rarely needed only on request."""
+"""``bigbatch tune --help``, and options that stand alone: metrics port, W&B's mode, holdout, closed folders."""
 
-from __future__ import annotations
-
+import dataclasses
+import os
 import re
+import socket
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from bigbatch.cluster.host.allocation import PLANNED_NODES
+from bigbatch.cluster.host.profiles import profile_paths
+from bigbatch.train_loop.config import ConfigError, DataConfig
+from bigbatch.train_loop.data.catalogue import describe_data_set
+from bigbatch.train_loop.launch.wandb_run import reachable_mode
 from bigbatch.tune.plan.arguments import FIRST, OPTIONS, RARE, parse_options, tune_parser
 from bigbatch.tune.plan.checked_plan import (
     DEFAULT_EPOCHS,
     DEFAULT_EPOCHS_OTHER,
     DEFAULT_TRIALS,
     DEFAULT_TRIALS_OTHER,
+    make_plan,
 )
+from bigbatch.tune.plan.holdout import divide_validation
+from bigbatch.tune.plan.option_checks import check_metrics_port
 from bigbatch.tune.plan.options import SearchOptions
+from bigbatch.tune.plan.search_plan import SearchPlan
+from bigbatch.tune.storage.store import StudyStore
+from helpers.refusals import refusal
+from helpers.wandb_server import WandbServer
 
 
 def help_of(word: str, capsys: pytest.CaptureFixture[str]) -> str:
@@ -42,3 +59,174 @@ def test_the_help_says_the_defaults_that_a_plan_takes() -> None:
     words = " ".join(tune_parser("bigbatch tune").format_help().split())
     assert f"else {DEFAULT_TRIALS_OTHER}, or {DEFAULT_TRIALS['digits']} on digits" in words
     assert f"else {DEFAULT_EPOCHS_OTHER}, or {DEFAULT_EPOCHS['digits']} on digits" in words
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    """A port on which another program listens."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+@pytest.mark.parametrize("text", ["80", "1023", "65536", "0", "x", "9400.5", "94 00", "٩٤٠٠"])
+def test_only_a_port_that_needs_no_root_is_one(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        parse_options(tune_parser("bigbatch tune"), [f"--metrics-port={text}"])
+    error = capsys.readouterr().err
+    assert end.value.code == 2 and len(error.splitlines()) == 1
+    assert "--metrics-port" in error and repr(text) in error and "Write e.g. 9400" in error
+
+
+def test_a_taken_port_is_refused_and_another_one_named(taken: int) -> None:
+    with pytest.raises(ConfigError, match=rf"free port of this machine; got {taken} \(.*\). Write another, e.g. \d+"):
+        check_metrics_port(taken, "local")
+
+
+def test_nodes_of_another_cluster_have_opened_their_ports_themselves(taken: int) -> None:
+    refused = []
+    for address in ("local", "auto", "n1:6379"):
+        try:
+            check_metrics_port(taken, address)
+        except ConfigError:
+            refused.append(address)
+    assert refused == ["local"]
+
+
+def test_what_a_killed_search_left_behind_is_ended_first() -> None:
+    server = socket.create_server(("127.0.0.1", 0))
+    port = server.getsockname()[1]
+    check_metrics_port(port, "local", sweep=server.close)
+    assert server.fileno() == -1, "it was swept only because the port was taken"
+    check_metrics_port(port, "local", sweep=pytest.fail)
+
+
+def test_a_resume_does_not_open_the_port_by_itself() -> None:
+    assert "metrics_port" not in SearchOptions(metrics_port=9400).kept()
+    assert SearchOptions(study="s").over({"metrics_port": 9400}).metrics_port is None
+
+
+@pytest.fixture
+def no_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An address at which nothing listens, and a key for it."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{port}")
+    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+
+
+def test_with_a_server_both_are_online(monkeypatch):
+    with WandbServer() as server:
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        assert [reachable_mode(mode) for mode in ("online", "auto")] == ["online", "online"]
+
+
+def test_without_a_network_online_is_refused_at_the_start_and_auto_goes_offline(no_server, tmp_path, capsys):
+    options = SearchOptions(space="smoke", output=str(tmp_path / "runs"), trials=1, wandb="online")
+    with pytest.raises(ConfigError, match=r"--wandb online needs 127\.0\.0\.1:\d+, which cannot be reached") as refused:
+        make_plan(options)
+    assert "\n" not in str(refused.value) and "Write --wandb auto" in str(refused.value)
+    assert not (tmp_path / "runs").exists()
+    assert make_plan(replace(options, wandb="auto")).wandb == "offline"
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_the_other_modes_ask_nobody(no_server, capsys):
+    assert [reachable_mode(mode) for mode in ("disabled", "offline")] == ["disabled", "offline"]
+    assert capsys.readouterr().err == ""
+
+
+def test_auto_without_a_key_is_offline(no_server, monkeypatch, tmp_path, capsys):
+    monkeypatch.delenv("WANDB_API_KEY")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert reachable_mode("auto") == "offline"
+    assert "no key is set" in capsys.readouterr().err
+
+
+def test_a_check_for_a_job_elsewhere_does_not_judge_this_network(no_server, monkeypatch):
+    monkeypatch.setenv(PLANNED_NODES, "1x8c0g")
+    assert [reachable_mode(mode) for mode in ("online", "auto")] == ["online", "auto"]
+
+
+def plan_of(folder: Path, *words: str) -> SearchPlan:
+    options = SearchOptions(**parse_options(tune_parser(""), ["--output", str(folder), *words]))  # type: ignore[arg-type]
+    return make_plan(options)
+
+
+def test_a_search_on_digits_keeps_half_of_the_validation_images_for_its_report(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path)
+    assert (plan.data.train_size, plan.data.val_size, plan.data.holdout_size) == (1437, 180, 180)
+    assert plan.overrides["data.holdout"] == 0.5
+    assert (plan.identity()["val_size"], plan.identity()["holdout_size"]) == (180, 180)
+
+
+@pytest.mark.parametrize(("word", "sizes"), [("none", (360, 0)), ("20%", (288, 72)), ("0.25", (270, 90))])
+def test_the_part_can_be_given(word: str, sizes: tuple[int, int], tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, "--holdout", word)
+    assert (plan.data.val_size, plan.data.holdout_size) == sizes
+    assert plan.overrides.get("data.holdout", 0.0) == sizes[1] / 360
+
+
+@pytest.mark.parametrize(
+    ("images", "classes", "divided"),
+    [(199, 10, False), (200, 10, True), (3999, 1000, False), (4000, 1000, True), (50_000, 1000, True)],
+)
+def test_only_enough_images_are_divided_by_default(images: int, classes: int, divided: bool) -> None:
+    data = dataclasses.replace(describe_data_set(DataConfig()), val_size=images, num_classes=classes)
+    found, overrides = divide_validation(data, {}, None)
+    assert found.holdout_size == (round(images / 2) if divided else 0)
+    assert found.val_size + found.holdout_size == images and ("data.holdout" in overrides) == divided
+
+
+def test_a_study_keeps_its_holdout(tmp_path: Path) -> None:
+    for study, words in (("default", ()), ("none", ("--holdout", "none")), ("fifth", ("--holdout", "20%"))):
+        before = plan_of(tmp_path, "--study", study, *words)
+        StudyStore.create(before.folder, before.study, before.to_dict(), None).close()
+        again = plan_of(tmp_path, "--study", study, "--resume")
+        assert again.data == before.data and again.overrides == before.overrides
+    with pytest.raises(ConfigError, match=r"--holdout was 0\.2; got 0\.5\. Leave --holdout out"):
+        plan_of(tmp_path, "--study", "fifth", "--resume", "--holdout", "50%")
+
+
+@pytest.fixture
+def closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder into which the file system lets nobody; root may enter all, so permissions alone show nothing."""
+    stat, listdir, folder = os.stat, os.listdir, tmp_path / "closed"
+
+    def checked(path: object) -> None:
+        if str(path).startswith(str(folder)):
+            raise PermissionError(13, "Permission denied", str(path))
+
+    def stat_of_a_user(path, *args, **options):
+        checked(path)
+        return stat(path, *args, **options)
+
+    def listdir_of_a_user(path="."):
+        checked(path)
+        return listdir(path)
+
+    monkeypatch.setattr(os, "stat", stat_of_a_user)
+    monkeypatch.setattr(os, "listdir", listdir_of_a_user)
+    monkeypatch.chdir(tmp_path)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("option", "name", "said"),
+    [
+        ("warm_start", "study", "--warm-start takes folders of studies"),
+        ("enqueue", "best.json", "--enqueue takes recipe:NAME"),
+        ("space", "own.py", "--space must name a readable Python file"),
+    ],
+)
+def test_a_file_in_a_closed_folder_meets_one_line(closed, option, name, said):
+    path = str(closed / name)
+    options: dict[str, Any] = {option: path if option == "space" else (path,)}
+    refused = refusal(lambda: make_plan(SearchOptions(**options)))
+    assert said in refused and "Check the path" in refused
+
+
+def test_a_home_that_may_not_be_entered_has_no_profiles_of_its_own(closed, tmp_path):
+    assert profile_paths({"XDG_CONFIG_HOME": str(closed)}) == profile_paths({"XDG_CONFIG_HOME": str(tmp_path)})

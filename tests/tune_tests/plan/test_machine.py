@@ -1,14 +1,19 @@
-"""How nodes are cut into workers of trials: against packing that is worked out anew here, over random clusters."""
-
-from __future__ import annotations
+"""How nodes are cut into workers: against packing worked out anew here, over random clusters."""
 
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bigbatch.train_loop.config import ConfigError
-from bigbatch.tune.plan.machine import Machine, Node, share_out
+from bigbatch.tune.plan import checked_plan, fitting
+from bigbatch.tune.plan.checked_plan import make_plan
+from bigbatch.tune.plan.fitting import plan_for_cluster
+from bigbatch.tune.plan.machine import AT_MOST, Machine, Node, share_out
+from bigbatch.tune.plan.options import SearchOptions
+from bigbatch.tune.plan.search_plan import SearchPlan
+from helpers.refusals import refusal
 
 GIB = 2**30
 
@@ -70,7 +75,6 @@ def test_no_gpu_is_left_idle_that_a_trial_could_use():
         share = share_out(machine, workers, trials)
         assert share.worker_resources["GPU"] == 1
         left = place(machine, share.worker_resources, share.concurrency * workers)
-        assert left is not None
         idle = sum(have for _, have, _ in left) // 10_000
         assert idle < workers or share.concurrency == trials, (machine, share)
         # More cores a worker would leave a GPU without: some GPU node has none to spare.
@@ -159,3 +163,162 @@ def test_nodes_in_words():
 def test_many_kinds_of_nodes_are_one_short_line():
     text = Machine(tuple(Node(cores, 0, 8 * GIB) for cores in range(1, 100))).describe()
     assert text.endswith(", 95 more") and len(text) < 200
+
+
+CORES = Machine((Node(8, 0, 64 * GIB), Node(8, 0, 16 * GIB)))
+GPUS = Machine((Node(64, 0, 256 * GIB), Node(8, 2, 64 * GIB, 40 * GIB), Node(8, 2, 64 * GIB, 80 * GIB)))
+
+NEEDY = '''
+def space(trial, workload):
+    """Wants {wants} of device memory where it is known."""
+    if 0 < workload.memory_bytes < {wants}:
+        raise ValueError(f"a device of {{workload.memory_bytes}} bytes")
+    size = 512 if workload.accelerator == "cuda" else 128
+    rate = trial.suggest_float("peak_lr", 1e-3 * size, 1e-2 * size, log=True)
+    return workload.config({{"batch.global_size": size, "optimizer": "sgd", "peak_lr": rate}})
+'''
+
+
+@pytest.fixture
+def plan(tmp_path: Path):
+    """The plan of a search that will join a cluster, as the login node makes it."""
+
+    def make(wants: int = 1, **options) -> SearchPlan:
+        path = tmp_path / "needy.py"
+        path.write_text(NEEDY.format(wants=wants))
+        return make_plan(SearchOptions(**{"space": str(path), "output": str(tmp_path), "address": "auto", **options}))
+
+    return make
+
+
+def test_a_plan_takes_the_clusters_devices_memory_model_and_ranges(plan, monkeypatch):
+    monkeypatch.setattr(fitting, "MANY_IMAGES", 1000)
+    before = plan(set=("image_size=96",))
+    assert before.workload.memory_bytes == 0 and before.workload.accelerator == "cpu"
+    after = plan_for_cluster(before, GPUS)
+    assert (after.workload.memory_bytes, after.workload.accelerator, after.model) == (40 * GIB, "cuda", "resnet50")
+    assert after.ranges["peak_lr"].low == pytest.approx(0.512), "the ranges are those of the cluster's devices"
+    assert after.share.concurrency == 4 and after.share.worker_resources == {"CPU": 4.0, "GPU": 1.0}
+    cores = plan_for_cluster(before, CORES)
+    assert (cores.workload.memory_bytes, cores.model) == (16 * GIB, "resnet18"), "the smallest node's, not all nodes'"
+    assert cores.ranges["peak_lr"].low == pytest.approx(0.128)
+
+
+def test_a_space_that_does_not_fit_the_clusters_memory_is_refused_with_its_numbers(plan):
+    needy = plan(wants=48 * GIB)
+    with pytest.raises(ConfigError) as refused:
+        plan_for_cluster(needy, GPUS)
+    text = str(refused.value)
+    assert "2 GPUs of 42.9 GB and 8 CPU cores" in text and f"a device of {40 * GIB} bytes" in text and "\n" not in text
+    larger = Machine((Node(64, 0, GIB), Node(8, 2, 64 * GIB, 80 * GIB)))
+    assert plan_for_cluster(needy, larger).workload.memory_bytes == 80 * GIB, "not the head's, which has no GPU"
+
+
+@pytest.mark.parametrize(
+    ("options", "machine", "words"),
+    [
+        ({"set": ("sync_bn=true",)}, CORES, "sync_bn needs GPUs"),
+        ({"workers": 8}, GPUS, "at most 4, the number of GPUs; got 8"),
+        ({"workers": 32}, CORES, "at most 16, the number of CPU cores; got 32"),
+        ({}, Machine((Node(0, 0, GIB),)), "at most 0, the number of CPU cores; got 1"),
+        ({}, Machine(), "has no living node"),
+    ],
+)
+def test_what_the_cluster_cannot_do_is_refused_in_one_line(plan, options, machine, words):
+    refused = refusal(lambda: plan_for_cluster(plan(**options), machine))
+    assert words in refused and refused.startswith("on the cluster, ")
+
+
+def test_a_space_for_gpus_alone_can_be_planned_before_the_cluster_is_joined(plan, tmp_path):
+    path = tmp_path / "gpu_only.py"
+    only = "    if workload.accelerator == 'cpu':\n        raise ValueError('this space needs GPUs')\n    size ="
+    path.write_text(NEEDY.format(wants=1).replace("    size =", only))
+    before = plan(space=str(path))
+    assert plan_for_cluster(before, GPUS).workload.accelerator == "cuda"
+    with pytest.raises(ConfigError, match="2 nodes|a node with 8 CPU cores.*needs GPUs"):
+        plan_for_cluster(before, CORES)
+    with pytest.raises(ConfigError, match="this space needs GPUs"):
+        plan(space=str(path), address="local")
+
+
+ONE_GPU = Machine((Node(16, 1, 64 * GIB, 80 * GIB),))
+
+
+@pytest.fixture
+def plan_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def plan(machine: Machine = ONE_GPU, **options: object) -> SearchPlan:
+        monkeypatch.setattr(checked_plan, "local_machine", lambda: machine)
+        given = {"space": "smoke", "output": str(tmp_path), "trials": 16, **options}
+        return make_plan(SearchOptions(**given))  # type: ignore[arg-type]
+
+    return plan
+
+
+def words(plan: SearchPlan) -> str:
+    return plan.sharing.words(plan.machine, plan.share)
+
+
+@pytest.mark.parametrize("text", ["0", "5", "-1", "1.5", "two", "2 2", "²"])
+def test_another_number_is_refused_with_the_rule_and_a_fix(plan_of, text: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        plan_of(trials_per_gpu=text)
+    rule = f"--trials-per-gpu must be auto or a number from 1 to 4; got {text!r}. Write --trials-per-gpu 2."
+    assert str(refused.value) == rule
+
+
+def test_a_trial_of_several_workers_shares_no_gpu_and_the_reason_is_said(plan_of) -> None:
+    two = Machine((Node(16, 2, 64 * GIB, 80 * GIB),))
+    with pytest.raises(ConfigError, match=r"\A[^\n]*NCCL wants each worker .* got --workers 2\. Leave one[^\n]*\Z"):
+        plan_of(two, trials_per_gpu="2", workers=2)
+    auto = plan_of(two, trials_per_gpu="auto", workers=2)
+    assert words(auto) == "1 trial on each GPU: the 2 workers of a trial need one GPU each"
+    assert plan_of(two, trials_per_gpu="1", workers=2).share.devices == 2
+
+
+def test_the_plan_says_how_many_and_why(plan_of) -> None:
+    three = plan_of(trials_per_gpu="3")
+    assert three.share.describe() == "3 trials at a time, each with 1 worker of 5 CPU + 0.3333 GPU"
+    assert three.share.devices == pytest.approx(1 / 3)
+    assert words(three).startswith("3 trials share each GPU (--trials-per-gpu): each has at most 30 % of its memory")
+    auto = plan_of(trials_per_gpu="auto")
+    assert auto.share.concurrency == 1 and "1 trial on each GPU at first, later up to 4" in words(auto)
+    assert words(plan_of()) == "" and plan_of().share.concurrency == 1
+
+
+def test_without_a_gpu_auto_says_nothing_and_a_number_that_it_changes_nothing(plan_of) -> None:
+    cores = Machine((Node(16, 0, 64 * GIB),))
+    alone = plan_of(cores)
+    auto, two = plan_of(cores, trials_per_gpu="auto"), plan_of(cores, trials_per_gpu="2")
+    assert alone.share == auto.share == two.share
+    assert words(auto) == "" and words(two) == "there is no GPU to share: --trials-per-gpu 2 changes nothing"
+
+
+def test_a_resume_never_goes_above_the_number_at_which_memory_was_too_little(plan_of, monkeypatch) -> None:
+    """A job that Slurm starts again repeats its command line."""
+    first = plan_of(trials_per_gpu="3", study="s")
+    stored = {**first.to_dict(), AT_MOST: first.sharing.without(3).at_most}
+    monkeypatch.setattr(checked_plan, "read_description", lambda folder: stored)
+    again = plan_of(trials_per_gpu="3", study="s", resume=True)
+    assert again.share.per_gpu == plan_of(study="s", resume=True).share.per_gpu == 2
+    assert words(again) == "2 trials on each GPU: in this study 3 had too little memory"
+    assert again.to_dict()[AT_MOST] == 2
+    assert plan_of(trials_per_gpu="auto", study="s", resume=True).share.per_gpu == 1
+
+
+def test_the_nodes_of_a_joined_cluster_are_shared_too(plan_of) -> None:
+    before = plan_of(address="auto", trials_per_gpu="2", trials=100)
+    nodes = Machine((Node(64), Node(8, 2, 64 * GIB, 40 * GIB), Node(8, 2, 64 * GIB, 80 * GIB)))
+    after = plan_for_cluster(before, nodes)
+    assert (after.share.concurrency, after.share.worker_resources) == (8, {"CPU": 2.0, "GPU": 0.5})
+    assert "2 trials share each GPU" in words(after)
+
+
+@pytest.mark.parametrize("per_gpu", [1, 2, 3, 4])
+@pytest.mark.parametrize(("cpus", "gpus"), [(16, 1), (7, 3), (2, 4), (128, 8)])
+def test_what_runs_on_a_node_is_never_more_than_it_has_in_rays_units(per_gpu: int, cpus: int, gpus: int) -> None:
+    share = share_out(Machine((Node(cpus, gpus, 64 * GIB),)), 1, 1000, per_gpu)
+    assert share.concurrency == gpus * per_gpu
+    for kind, have in (("CPU", cpus), ("GPU", gpus)):
+        each = round(1e4 * share.worker_resources[kind])
+        assert each / 1e4 == share.worker_resources[kind], "whole ten-thousandths"
+        assert 0 < each * share.concurrency <= 1e4 * have

@@ -1,6 +1,4 @@
-"""``--objective``, ``--objectives``, ``--target`` and the bounds of a space, before anything starts."""
-
-from __future__ import annotations
+"""``--objective``, ``--target``, ``--baseline`` and the bounds of a space, before anything starts."""
 
 import re
 from pathlib import Path
@@ -9,19 +7,36 @@ from typing import Any
 import pytest
 
 from bigbatch.train_loop.config import ConfigError
+from bigbatch.tune.console.outcome import objective_lines
 from bigbatch.tune.models.names import CAPABILITIES
+from bigbatch.tune.plan.arguments import parse_options, tune_parser
 from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.objective_options import check_strategy_suits
 from bigbatch.tune.plan.options import SearchOptions
+from bigbatch.tune.plan.search_plan import SearchPlan
+from bigbatch.tune.plan.submission_check import check_by_parts
+from bigbatch.tune.runs.learned import baseline_of
 from bigbatch.tune.runs.objectives import read_objectives
+from bigbatch.tune.storage.description import read_description
 from bigbatch.tune.storage.store import StudyStore
 from helpers.paths import ROOT
+from helpers.refusals import refusal
+
+OWN = """
+def space(trial, workload):
+    return {"lr": trial.suggest_float("lr", 0.1, 1.0)}
+
+
+def train(config, report, resume):
+    report(epoch=1, acc=config["lr"])
+"""
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    return tmp_path
+    (tmp_path / "own.py").write_text(OWN)
+    return tmp_path / "own.py"
 
 
 @pytest.mark.parametrize(
@@ -39,25 +54,23 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_bad_input_meets_one_line_that_names_the_fix(given, said):
-    with pytest.raises(ConfigError) as refused:
-        make_plan(SearchOptions(space="smoke", **given))
-    assert said in str(refused.value) and "\n" not in str(refused.value)
+    assert said in refusal(lambda: make_plan(SearchOptions(space="smoke", **given)))
 
 
 @pytest.mark.parametrize(
     "given", [{"objective": "val_top1:max"}, {"target": "val_top1=0.9"}, {"objectives": "val_loss,train_top1"}], ids=str
 )
-def test_top_1_is_no_objective_where_targets_are_no_classes(folder: Path, given: dict[str, Any]) -> None:
-    (folder / "own.py").write_text(
+def test_top_1_is_no_objective_where_targets_are_no_classes(own: Path, given: dict[str, Any]) -> None:
+    own.write_text(
         "import torch\nfrom torch import nn\n"
         "def data():\n    return [[(torch.ones(3), 0.5)] * 32, [(torch.ones(3), 0.5)] * 8]\n"
         "def net(workload):\n    return nn.Linear(3, 1)\n"
         "def mse(outputs, targets):\n    return ((outputs[:, 0] - targets) ** 2).mean()\n"
     )
-    own: dict[str, Any] = {"data": "own.py:data", "model": "own.py:net", "loss": "own.py:mse"}
-    assert make_plan(SearchOptions(space="smoke", **own)).objectives.text == "val_loss:min"
+    mine: dict[str, Any] = {"data": "own.py:data", "model": "own.py:net", "loss": "own.py:mse"}
+    assert make_plan(SearchOptions(space="smoke", **mine)).objectives.text == "val_loss:min"
     with pytest.raises(ConfigError, match="_top1 needs targets that are classes.* Write --objective val_loss:min"):
-        make_plan(SearchOptions(space="smoke", **own, **given))
+        make_plan(SearchOptions(space="smoke", **mine, **given))
 
 
 @pytest.mark.parametrize("name", CAPABILITIES)
@@ -89,11 +102,10 @@ def test_several_objectives_stop_no_trial_and_have_no_frontier():
     assert plan.to_dict()["objective"] == "val_top1:max,gpu_hours:min"
 
 
-def test_the_example_of_bounds_on_the_page_is_accepted_and_its_bounds_are_in_the_plan(folder):
+def test_the_example_of_bounds_on_the_page_is_accepted_and_its_bounds_are_in_the_plan(tmp_path):
     page = (ROOT / "docs" / "search-spaces.md").read_text(encoding="utf-8").partition("## Constraints")[2]
     code = re.search(r"```python\n(.*?)```", page, flags=re.DOTALL)
-    assert code is not None
-    (folder / "bounded_space.py").write_text(code[1])
+    (tmp_path / "bounded_space.py").write_text(code[1])
     assert make_plan(SearchOptions(space="bounded_space.py")).constraints == (
         "epoch time at most 60 s, measured after each epoch",
         "peak memory at most 8.00 GiB, measured after each epoch",
@@ -112,13 +124,113 @@ def test_the_example_of_bounds_on_the_page_is_accepted_and_its_bounds_are_in_the
         ("'steps', 10 + lr, at_most=1", "none of 64 samples does: steps must be at most 1, and comes to 10.1"),
     ],
 )
-def test_a_bound_that_means_nothing_is_refused(folder, call, said):
-    (folder / "own.py").write_text(
+def test_a_bound_that_means_nothing_is_refused(own, call, said):
+    own.write_text(
         "def space(trial, workload):\n"
         "    lr = trial.suggest_float('peak_lr', 0.1, 1.0)\n"
         f"    trial.set_constraint({call})\n"
         "    return workload.config({'optimizer': 'sgd', 'global_size': 64, 'peak_lr': lr})\n"
     )
-    with pytest.raises(ConfigError) as refused:
-        make_plan(SearchOptions(space="own.py"))
-    assert said in str(refused.value) and "\n" not in str(refused.value)
+    assert said in refusal(lambda: make_plan(SearchOptions(space="own.py")))
+
+
+def options(*words: str, objective: str = "acc:max") -> SearchOptions:
+    name = "--target" if "=" in objective else "--objectives"
+    mine = ["--trainable", "own.py:train", "--space", "own.py", name, objective]
+    return SearchOptions(**parse_options(tune_parser(""), [*mine, *words]))  # type: ignore[arg-type]
+
+
+def plan(*words: str, **keywords: str) -> SearchPlan:
+    return make_plan(options(*words, **keywords))
+
+
+@pytest.mark.parametrize("words", [("acc=0.1",), ("0.1",), (" acc = 1e-1",)])
+def test_the_option_says_it_of_the_objective(words: tuple[str, ...]) -> None:
+    found = plan(*(f"--baseline={word}" for word in words))
+    assert found.baseline == {"acc": 0.1} == found.to_dict()["baseline"]
+    assert ("baseline", "acc 0.1 by a constant prediction") in objective_lines(found)
+    assert baseline_of([], found.to_dict(), found.objectives.first) == 0.1
+
+
+@pytest.mark.parametrize("words", [("acc=0.1,rmse=2",), ("rmse=2", "acc=0.1")])
+def test_several_objectives_are_named(words: tuple[str, ...]) -> None:
+    found = plan(*(f"--baseline={word}" for word in words), objective="acc:max,rmse:min,gpu_hours:min")
+    assert found.baseline == {"acc": 0.1, "rmse": 2.0}
+
+
+def test_a_space_says_it_too_of_any_metric_and_the_option_says_it_again(own: Path) -> None:
+    own.write_text(OWN + "\nBASELINE = {'acc': 0.1, 'perplexity': 900}\n")
+    assert plan().baseline == {"acc": 0.1} and plan("--baseline", "0.2").baseline == {"acc": 0.2}
+    assert plan(objective="perplexity:min").baseline == {"perplexity": 900.0}
+    assert plan(objective="rmse:min").baseline == {} == plan(objective="acc:max=0.9").baseline
+    own.write_text(OWN + "\nBASELINE = 0.25\n")
+    assert plan().baseline == {"acc": 0.25} and plan(objective="acc:max=0.9").baseline == {}
+
+
+def test_a_built_in_run_takes_it_for_what_it_would_measure(own: Path) -> None:
+    asked: dict[str, Any] = {"space": "smoke", "model": "resnet18"}
+    assert make_plan(SearchOptions(**asked)).baseline == {}
+    found = make_plan(SearchOptions(**asked, baseline=("0.4",)))
+    assert found.baseline == {"val_top1": 0.4}
+    assert baseline_of([], found.to_dict(), found.objectives.first) == 0.4
+    for wrong in ("40", "-0.1"):
+        with pytest.raises(ConfigError, match=f"--baseline of val_top1 is a fraction from 0 to 1; got {wrong}. Write"):
+            make_plan(SearchOptions(**asked, baseline=(wrong,)))
+
+
+def test_a_resumed_study_keeps_it_until_it_is_said_again(own: Path) -> None:
+    first = plan("--study", "first", "--baseline", "acc=0.1")
+    StudyStore.create(first.folder, first.study, first.to_dict(), None).close()
+    again = ("--study", "first", "--resume")
+    assert plan(*again).baseline == {"acc": 0.1}
+    other = plan(*again, "--baseline", "0.3")
+    assert other.baseline == {"acc": 0.3} and other.identity() == first.identity()
+    store = StudyStore.open(first.folder, None)
+    store.add_session({}, **other.to_dict())
+    store.close()
+    assert read_description(first.folder)["baseline"] == {"acc": 0.3} == plan(*again).baseline
+
+
+@pytest.mark.parametrize(
+    ("text", "objective", "said"),
+    [
+        ("accuracy=0.1", "acc:max", "names an objective, acc; got 'accuracy'. Write --baseline acc=0.1."),
+        ("rms=3", "acc:max,rmse:min", "names an objective, acc or rmse; got 'rms'. Write --baseline rmse=3."),
+        ("0.1", "acc:max,rmse:min", "got '0.1 alone'. Write --baseline acc=0.1."),
+        ("acc=high", "acc:max", "a finite number; got 'acc=high'. Write e.g. acc=0.1."),
+        ("acc=nan", "acc:max", "a finite number; got 'acc=nan'"),
+        ("acc=", "acc:max", "a finite number; got 'acc='"),
+        ("=0.1", "acc:max", "a finite number; got '=0.1'"),
+        ("acc=0.1,", "acc:max", "a finite number; got ''"),
+        ("acc=0.1,acc=0.2", "acc:max", "names each metric once; got acc. Keep one of them."),
+        ("0.1,0.2", "acc:max", "names each metric once; got two numbers. Keep one of them."),
+        ("acc=0.1,0.2", "acc:max", "got '0.2 alone'. Write --baseline acc=0.2."),
+        ("gpu_hours=3", "acc:max,gpu_hours:min", "names an objective, acc; got 'gpu_hours'."),
+        ("acc=0.1", "acc:max=0.9", "is of an objective that training improves; got acc:max=0.9. Leave it out."),
+    ],
+)
+def test_what_it_cannot_be_is_refused_in_one_line_also_on_a_login_node(text: str, objective: str, said: str) -> None:
+    asked = options("--baseline", text, objective=objective)
+    for refused in (refusal(lambda: make_plan(asked)), refusal(lambda: check_by_parts(asked))):
+        assert refused.startswith("--baseline ") and said in refused
+
+
+@pytest.mark.parametrize(
+    ("value", "objective", "said"),
+    [
+        ("'low'", "acc:max", "a finite number by metric; got 'low' in "),
+        ("True", "acc:max", "a finite number by metric; got True in "),
+        ("{'acc': float('inf')}", "acc:max", "a finite number by metric; got {'acc': inf} in "),
+        ("{3: 0.1}", "acc:max", "a finite number by metric; got {3: 0.1} in "),
+        (
+            "0.1",
+            "acc:max,rmse:min",
+            "is by metric, here acc or rmse; got one number. Write e.g. BASELINE = {'acc': 0.1}",
+        ),
+        ("{'acccc': 0.1}", "acc:max", "is by metric, here acc; got 'acccc'. Write e.g. BASELINE = {'acc': 0.1}"),
+    ],
+)
+def test_a_spaces_is_checked_too(own: Path, value: str, objective: str, said: str) -> None:
+    own.write_text(f"{OWN}\nBASELINE = {value}\n")
+    refused = refusal(lambda: plan(objective=objective))
+    assert refused.startswith("BASELINE of ") and said in refused

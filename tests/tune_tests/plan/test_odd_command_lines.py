@@ -1,7 +1,5 @@
 """Odd command lines, run in this process: each is refused in one line that names what was typed, with exit code 2."""
 
-from __future__ import annotations
-
 import json
 import os
 import random
@@ -15,14 +13,7 @@ from bigbatch.search_spaces import BUILT_IN, Workload, check_space
 from bigbatch.search_spaces.fixed_parameters import check_parameters, read_fixed
 from bigbatch.search_spaces.priors import searched_peak_lr
 from bigbatch.search_spaces.trial import StandInTrial
-from bigbatch.train_loop.config import (
-    OPTIMIZERS,
-    ConfigError,
-    TrainConfig,
-    known_key,
-    parse_assignments,
-    resolve_key,
-)
+from bigbatch.train_loop.config import OPTIMIZERS, ConfigError, TrainConfig, known_key, parse_assignments, resolve_key
 from bigbatch.train_loop.config.words import SPACE_PARAMETERS
 from bigbatch.train_loop.launch import command, lr_find
 from bigbatch.tune.commands.tune import tune_main

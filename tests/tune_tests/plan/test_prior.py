@@ -1,33 +1,48 @@
-"""``--prior-from``: a range test's file moves the centre of the searched rates, or is refused in one line."""
+"""``--prior-from`` and ``--find-lr`` move the searched rates; ``--warm-start`` keeps other studies' rates."""
 
-from __future__ import annotations
-
+import dataclasses
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
 
+from bigbatch.search_spaces.priors import peak_lr_centre
 from bigbatch.search_spaces.trial import StandInTrial
 from bigbatch.train_loop.config import ConfigError, TrainConfig
-from bigbatch.train_loop.launch.lr_find import _write, range_test
+from bigbatch.train_loop.launch.lr_find import _write, range_test, write_range_test
 from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.options import SearchOptions
+from bigbatch.tune.plan.prior import plan_with_tests, range_test_file, wanted_tests
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.storage.store import StudyStore
+from helpers.lone_studies import made
+from helpers.refusals import refusal
+
+FOUND = range_test(lambda rate: 1 / (1 + rate) + rate**2, 1e-3, 100.0, 60)
+"""Of a curve made by hand."""
 
 
-def range_test_file(folder: Path, **changes: Any) -> tuple[str, float]:
-    """A range test's file as ``bigbatch lr-find`` writes it, and its suggestion; the loss is a curve made by hand."""
-    finding = range_test(lambda rate: 1 / (1 + rate) + rate**2, 1e-3, 100.0, 60)
+def found_file(folder: Path, **changes: Any) -> tuple[str, float]:
+    """A range test's file as ``bigbatch lr-find`` writes it, and its suggestion."""
     keys = {"model.name": "resnet18", "batch.global_size": 256, **changes}
-    _write(TrainConfig().replace_keys(keys), finding, folder)
-    return str(folder / "lr_find.json"), finding.suggestion
+    _write(TrainConfig().replace_keys(keys), FOUND, folder)
+    return str(folder / "lr_find.json"), FOUND.suggestion
 
 
-def plan_of(tmp_path: Path, *files: str, **options: Any) -> SearchPlan:
-    values = {"space": "large_batch", "model": "resnet18", "output": str(tmp_path / "runs"), "study": "s"}
-    return make_plan(SearchOptions(**values | {"prior_from": files} | options))
+def plan_of(folder: Path, *files: str, **options: Any) -> SearchPlan:
+    values = {"model": "resnet18", "output": str(folder / "runs"), "study": "s", "prior_from": files}
+    return make_plan(SearchOptions(**values | options))
+
+
+def measured(plan: SearchPlan) -> SearchPlan:
+    """The plan once its range tests have been made."""
+    plan.folder.mkdir(parents=True, exist_ok=True)
+    for name, config in wanted_tests(plan).items():
+        write_range_test(range_test_file(plan.folder, name), config, FOUND)
+    return plan_with_tests(plan, list(wanted_tests(plan)))
 
 
 def rate(plan: SearchPlan, optimizer: str, batch: int, **params: Any) -> TrainConfig:
@@ -36,7 +51,7 @@ def rate(plan: SearchPlan, optimizer: str, batch: int, **params: Any) -> TrainCo
 
 
 def test_the_centre_is_the_suggestion_at_the_tests_batch_and_momentum(tmp_path: Path) -> None:
-    file, suggestion = range_test_file(tmp_path / "t", **{"optimizer.name": "sgd", "momentum": 0.95})
+    file, suggestion = found_file(tmp_path / "t", **{"optimizer.name": "sgd", "momentum": 0.95})
     plan = plan_of(tmp_path, file)
     assert rate(plan, "sgd", 256, one_minus_momentum=0.05).optimizer.peak_lr == pytest.approx(suggestion)
     twice = rate(plan, "sgd", 512, one_minus_momentum=0.05).optimizer.peak_lr
@@ -51,28 +66,28 @@ def test_lars_keeps_the_size_of_its_step_whatever_the_tests_trust_coefficient(
     tmp_path: Path, trust_coefficient: float
 ) -> None:
     changes = {"optimizer.name": "lars", "trust_coefficient": trust_coefficient}
-    file, suggestion = range_test_file(tmp_path / "t", **changes)
+    file, suggestion = found_file(tmp_path / "t", **changes)
     found = rate(plan_of(tmp_path, file), "lars", 256, one_minus_momentum=0.1).optimizer
     assert found.peak_lr * found.trust_coefficient == pytest.approx(suggestion * trust_coefficient)
 
 
 def test_the_range_is_around_it_and_one_file_an_optimizer_is_taken(tmp_path: Path) -> None:
-    sgd, suggestion = range_test_file(tmp_path / "a", **{"optimizer.name": "sgd"})
-    lamb, _ = range_test_file(tmp_path / "b", **{"optimizer.name": "lamb"})
-    lars, _ = range_test_file(tmp_path / "c", **{"optimizer.name": "lars"})
+    sgd, suggestion = found_file(tmp_path / "a", **{"optimizer.name": "sgd"})
+    lamb, _ = found_file(tmp_path / "b", **{"optimizer.name": "lamb"})
+    lars, _ = found_file(tmp_path / "c", **{"optimizer.name": "lars"})
     plan = plan_of(tmp_path, sgd, lamb, lars, set=("global_size=256", "momentum=0.9"))
     shown = plan.ranges["peak_lr[sgd]"]  # observed: of 64 draws with extra weight on the ends
     assert (shown.low, shown.high) == (pytest.approx(suggestion / 4), pytest.approx(suggestion * 4))
 
 
 def test_a_resumed_study_keeps_its_prior_without_the_file(tmp_path: Path) -> None:
-    file, _ = range_test_file(tmp_path / "t", **{"optimizer.name": "sgd"})
+    file, _ = found_file(tmp_path / "t", **{"optimizer.name": "sgd"})
     plan = plan_of(tmp_path, file)
     StudyStore.create(plan.folder, "s", plan.to_dict(), None).close()
     Path(file).unlink()
     resumed = make_plan(SearchOptions(resume=True, study="s", output=str(tmp_path / "runs")))
     assert resumed.workload.lr_factors == plan.workload.lr_factors != {}
-    other, _ = range_test_file(tmp_path / "u", **{"optimizer.name": "sgd", "batch.global_size": 64})
+    other, _ = found_file(tmp_path / "u", **{"optimizer.name": "sgd", "batch.global_size": 64})
     for repeated in (other, file):  # a job that is put back repeats its options, whatever became of the file
         again = make_plan(SearchOptions(resume=True, study="s", output=str(tmp_path / "runs"), prior_from=(repeated,)))
         assert again.workload.lr_factors == plan.workload.lr_factors
@@ -80,11 +95,11 @@ def test_a_resumed_study_keeps_its_prior_without_the_file(tmp_path: Path) -> Non
 
 def test_what_set_fixes_counts_for_the_centre(tmp_path: Path) -> None:
     tested = {"optimizer.name": "sgd", "momentum": 0.95, "batch.global_size": 512}
-    file, suggestion = range_test_file(tmp_path / "t", **tested)
+    file, suggestion = found_file(tmp_path / "t", **tested)
     plan = plan_of(tmp_path, file, space="lr_warmup", set=("optimizer=sgd", "momentum=0.95"))
     pinned = StandInTrial(None, fixed={"global_batch_size": 512, "lr_multiplier": 1.0})
     assert plan.space(pinned, plan.workload, plan.overrides).optimizer.peak_lr == pytest.approx(suggestion)
-    file, suggestion = range_test_file(tmp_path / "u", **{"optimizer.name": "lars", "trust_coefficient": 0.02})
+    file, suggestion = found_file(tmp_path / "u", **{"optimizer.name": "lars", "trust_coefficient": 0.02})
     plan = plan_of(tmp_path, file, set=("trust_coefficient=0.02",))
     point = {"optimizer": "lars", "global_batch_size": 256, "lr_multiplier": 1.0, "one_minus_momentum": 0.1}
     found = plan.space(StandInTrial(None, fixed=point), plan.workload, plan.overrides).optimizer
@@ -120,16 +135,14 @@ def space(trial, workload):
 def test_a_file_that_does_not_fit_is_refused(
     tmp_path: Path, edit: dict[str, Any], options: dict[str, Any], message: str
 ) -> None:
-    file, _ = range_test_file(tmp_path / "t", **{"optimizer.name": "sgd"})
+    file, _ = found_file(tmp_path / "t", **{"optimizer.name": "sgd"})
     Path(file).write_text(json.dumps(json.loads(Path(file).read_text()) | edit))
-    with pytest.raises(ConfigError, match=message) as caught:
-        plan_of(tmp_path, file, **options)
-    assert "\n" not in str(caught.value)
+    refusal(lambda: plan_of(tmp_path, file, **options), message)
 
 
 def test_on_a_cluster_the_network_must_be_named(tmp_path: Path) -> None:
     """What auto means is known only once the cluster was joined."""
-    file, _ = range_test_file(tmp_path / "t", **{"optimizer.name": "sgd"})
+    file, _ = found_file(tmp_path / "t", **{"optimizer.name": "sgd"})
     with pytest.raises(ConfigError, match="Write --model resnet50"):
         plan_of(tmp_path, file, model=None, address="127.0.0.1:6379")
     assert plan_of(tmp_path, file, address="127.0.0.1:6379").workload.lr_factors
@@ -142,7 +155,7 @@ def test_what_is_no_range_test_is_refused(tmp_path: Path) -> None:
     for path, message in ((text, "not JSON"), (best, "without suggestion"), (tmp_path / "none", "No such file")):
         with pytest.raises(ConfigError, match=message):
             plan_of(tmp_path, str(path))
-    file, _ = range_test_file(tmp_path / "t", **{"optimizer.name": "sgd"})
+    file, _ = found_file(tmp_path / "t", **{"optimizer.name": "sgd"})
     with pytest.raises(ConfigError, match="two for sgd"):
         plan_of(tmp_path, file, file)
     own = tmp_path / "own.py"
@@ -152,9 +165,142 @@ def test_what_is_no_range_test_is_refused(tmp_path: Path) -> None:
 
 
 def test_one_optimizer_without_a_test_keeps_the_range_wide(tmp_path: Path) -> None:
-    sgd, _ = range_test_file(tmp_path / "a", **{"optimizer.name": "sgd"})
-    ends = [
-        (r.low, r.high)
-        for r in (plan_of(tmp_path, sgd, set=o).ranges["lr_multiplier"] for o in ((), ("optimizer=sgd",)))
-    ]
-    assert ends == [(1 / 16, 16.0), (1 / 4, 4.0)]
+    sgd, _ = found_file(tmp_path / "a", **{"optimizer.name": "sgd"})
+    for pinned, end in (((), 16.0), (("optimizer=sgd",), 4.0)):
+        found = plan_of(tmp_path, sgd, set=pinned).ranges["lr_multiplier"]
+        assert (found.low, found.high) == (1 / end, end)
+
+
+def test_each_optimizer_is_tested_at_the_centre_of_its_prior(tmp_path: Path) -> None:
+    tests = wanted_tests(plan_of(tmp_path, find_lr=True, max_epochs=12))
+    assert set(tests) == {"lars", "lamb", "sgd"}
+    for name, config in tests.items():
+        assert (config.optimizer.name, config.batch.global_size) == (name, 128), "the smallest batch: the cheapest"
+        momentum = config.optimizer.momentum if name != "lamb" else 0.9
+        assert config.optimizer.peak_lr == pytest.approx(peak_lr_centre(name, 128, 12 * (1437 // 128), momentum))
+
+
+def test_the_pinned_optimizer_alone_is_tested_and_at_the_pinned_batch(tmp_path: Path) -> None:
+    tests = wanted_tests(plan_of(tmp_path, find_lr=True, set=("optimizer=lamb",), batch="512"))
+    assert {name: config.batch.global_size for name, config in tests.items()} == {"lamb": 512}
+    assert wanted_tests(plan_of(tmp_path)) == {}
+
+
+def test_an_optimizer_with_a_test_is_not_tested_again(tmp_path: Path) -> None:
+    config = wanted_tests(plan_of(tmp_path, find_lr=True))["sgd"]
+    write_range_test(tmp_path / "sgd.json", config, FOUND)
+    assert set(wanted_tests(plan_of(tmp_path, str(tmp_path / "sgd.json"), find_lr=True))) == {"lars", "lamb"}
+
+
+def test_the_search_is_around_what_the_tests_suggest_and_narrower(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, find_lr=True)
+    after = measured(plan)
+    assert (after.ranges["lr_multiplier"].low, after.ranges["lr_multiplier"].high) == (1 / 4, 4.0)
+    for name in wanted_tests(plan):
+        for point in after.space.initial_points(after.workload):
+            if point["optimizer"] == name:
+                point = {**point, "global_batch_size": 128, "one_minus_momentum": 0.1}
+                config = after.space(StandInTrial(None, point), after.workload)
+                assert config.optimizer.peak_lr == pytest.approx(FOUND.suggestion)
+    assert after.identity()["lr_factors"] == after.workload.lr_factors != {}
+
+
+def test_a_test_that_never_exploded_or_does_not_exist_says_nothing(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, find_lr=True)
+    tests = wanted_tests(plan)
+    plan.folder.mkdir(parents=True)
+    write_range_test(range_test_file(plan.folder, "sgd"), tests["sgd"], FOUND)
+    never = dataclasses.replace(FOUND, exploded_at=None)
+    write_range_test(range_test_file(plan.folder, "lars"), tests["lars"], never)
+    after = plan_with_tests(plan, list(tests))
+    assert set(after.workload.lr_factors) == {"sgd"}
+    assert after.ranges["lr_multiplier"].high == 16.0
+
+
+def test_a_resumed_study_keeps_the_rates_and_asks_for_no_more_tests(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, find_lr=True)
+    StudyStore.create(plan.folder, "s", plan.to_dict(), None).close()
+    resume = SearchOptions(resume=True, study="s", output=str(tmp_path / "runs"))
+    again = make_plan(resume)
+    assert set(wanted_tests(again)) == {"lars", "lamb", "sgd"}, "it was killed before its tests"
+    after = measured(again)
+    store = StudyStore.open(plan.folder, None)
+    store.describe(after.to_dict())
+    store.close()
+    for options in (resume, dataclasses.replace(resume, find_lr=True)):  # a requeued job repeats its options
+        last = make_plan(options)
+        assert last.workload == after.workload and wanted_tests(last) == {}
+
+
+def test_what_find_lr_refuses_is_one_line(tmp_path: Path) -> None:
+    own = tmp_path / "own.py"
+    own.write_text(OWN_SPACE)
+    for options in ({"space": str(own)}, {"set": ("lr=1",)}):
+        with pytest.raises(ConfigError, match="--find-lr needs a space that searches learning rates"):
+            plan_of(tmp_path, find_lr=True, **options)
+    plan = plan_of(tmp_path)
+    StudyStore.create(plan.folder, "s", plan.to_dict(), None).close()
+    with pytest.raises(ConfigError, match="--find-lr is for the beginning of a study"):
+        make_plan(SearchOptions(resume=True, study="s", output=str(tmp_path / "runs"), find_lr=True))
+
+
+def of_two_batches(folder: Path, study: str, **options: Any) -> SearchPlan:
+    return plan_of(folder, study=study, batch="128,256", **options)
+
+
+def point(plan: SearchPlan, multiplier: float) -> dict[str, Any]:
+    (sgd,) = [p for p in plan.space.initial_points(plan.workload) if p["optimizer"] == "sgd"]
+    return {**sgd, "global_batch_size": 128, "lr_multiplier": multiplier}
+
+
+def distribution(plan: SearchPlan, name: str) -> BaseDistribution:
+    found = plan.ranges[name]
+    if found.kind == "categorical":
+        return CategoricalDistribution([c for c in found.choices if isinstance(c, (int, str))])
+    return FloatDistribution(found.low, found.high, log=found.log)
+
+
+def old_study(plan: SearchPlan, multiplier: float) -> float:
+    """Write a study with one finished trial of SGD. Returns the rate that it trained with."""
+    store = StudyStore.create(plan.folder, plan.study, plan.to_dict(), None)
+    params = point(plan, multiplier)
+    config = plan.space(StandInTrial(None, params), plan.workload)
+    distributions = {name: distribution(plan, name) for name in params}
+    attrs = {"config": config.to_dict(), "epoch/00012": {"epoch": 12, "val_top1": 0.9, "val_loss": 0.1}}
+    store.study.add_trial(made(params, distributions, {12: 0.9}, **attrs))
+    store.refresh(force=True)
+    store.close()
+    return config.optimizer.peak_lr
+
+
+def known_rates(plan: SearchPlan) -> list[float]:
+    trials = [trial for study in plan.warm_start for trial in study.trials]
+    return [plan.space(StandInTrial(None, dict(t.params)), plan.workload).optimizer.peak_lr for t in trials]
+
+
+def test_a_rate_that_was_found_stays_the_rate_after_a_range_test(tmp_path: Path) -> None:
+    base = of_two_batches(tmp_path, "base")
+    moved = measured(of_two_batches(tmp_path, "look", find_lr=True))
+    factor = moved.workload.lr_factors["sgd"]
+    rate = old_study(base, min(16.0, max(1 / 16, 2.0 * factor)))  # within the new range, which is around the factor
+    plan = of_two_batches(tmp_path, "new", find_lr=True, warm_start=(str(base.folder),))
+    assert known_rates(plan) == pytest.approx([rate])
+    after = measured(plan)
+    assert after.workload.lr_factors["sgd"] != 1
+    assert known_rates(after) == pytest.approx([rate])
+
+
+def test_a_rate_outside_of_the_new_range_is_left_out(tmp_path: Path) -> None:
+    base = of_two_batches(tmp_path, "base")
+    factor = measured(of_two_batches(tmp_path, "look", find_lr=True)).workload.lr_factors["sgd"]
+    old_study(base, 16.0 if factor < 1 else 1 / 16)
+    plan = of_two_batches(tmp_path, "new", find_lr=True, warm_start=(str(base.folder),))
+    assert len(known_rates(plan)) == 1 and measured(plan).warm_start == ()
+
+
+def test_a_study_with_range_tests_teaches_one_without(tmp_path: Path) -> None:
+    base = measured(of_two_batches(tmp_path, "base", find_lr=True))
+    shutil.rmtree(base.folder)
+    rate = old_study(base, 1.5)
+    plan = of_two_batches(tmp_path, "new", warm_start=(str(base.folder),))
+    assert known_rates(plan) == pytest.approx([rate])

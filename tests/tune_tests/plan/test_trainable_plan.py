@@ -1,7 +1,5 @@
 """``--trainable``: what a plan takes from a training function of the user's own, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -26,6 +24,7 @@ from bigbatch.tune.runs.run import CONFIRMS_ATTR, SEED_ATTR
 from bigbatch.tune.search.running import configurations_of
 from bigbatch.tune.trials.configurations import configuration_of
 from helpers.processes import clean_environment
+from helpers.refusals import refusal
 
 OWN = '''"""Says what it was given."""
 DEFAULTS = {"trials": 5, "max_epochs": 7}
@@ -76,12 +75,8 @@ def sampled(found: SearchPlan) -> dict[str, Any]:
 def test_the_function_gets_what_its_space_returns_and_the_study_keeps_only_that(own: Path) -> None:
     found = plan(seed=3)
     assert found.trials == 5 and found.max_epochs == 7 and found.objectives.text == "accuracy:max"
-    assert sampled(found) == {
-        "schema_version": 2,
-        "epochs": 7,
-        "seed": 3,
-        "trainable": {"name": f"{own}:train", "options": {"lr": 0.5, "layers": [8, 16]}},
-    }
+    trainable = {"name": f"{own}:train", "options": {"lr": 0.5, "layers": [8, 16]}}
+    assert sampled(found) == {"schema_version": 2, "epochs": 7, "seed": 3, "trainable": trainable}
     assert found.to_dict()["trainable"] == f"{own}:train" and set(found.ranges) == {"lr", "last"}
     assert found.space.initial_points(found.workload) == [{"lr": 0.5, "last": 16}]
     assert not found.enqueued and found.frontier is None and str(found.confirm) == "none"
@@ -129,12 +124,8 @@ def test_names_of_set_have_no_meaning_of_ours(own: Path) -> None:
     """``lr`` and ``batch`` are keys of our own loop, and could not hold these values there."""
     found = plan(set=("lr=0.25", "batch=many", "data_name=[1,2]"))
     assert set(found.ranges) == {"last"}
-    assert sampled(found)["trainable"]["options"] == {
-        "lr": 0.25,
-        "layers": [8, 16],
-        "batch": "many",
-        "data_name": [1, 2],
-    }
+    options = sampled(found)["trainable"]["options"]
+    assert options == {"lr": 0.25, "layers": [8, 16], "batch": "many", "data_name": [1, 2]}
 
 
 @pytest.mark.parametrize(
@@ -176,9 +167,7 @@ def test_names_of_set_have_no_meaning_of_ours(own: Path) -> None:
     ],
 )
 def test_what_cannot_be_searched_is_refused_in_one_line(own: Path, changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        plan(**changes)
-    assert said in str(refused.value) and "\n" not in str(refused.value)
+    assert said in refusal(lambda: plan(**changes))
 
 
 def test_an_exception_of_the_file_is_told_with_its_place(own: Path) -> None:

@@ -1,6 +1,4 @@
-"""The strategy ``curves``: what it proposes for studies whose landscape the test knows."""
-
-from __future__ import annotations
+"""The strategy ``curves``: what it proposes for studies whose landscape or costs the test knows."""
 
 import math
 from collections.abc import Mapping
@@ -10,20 +8,20 @@ import numpy as np
 import optuna
 import pytest
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
-from optuna.trial import TrialState, create_trial
+from optuna.trial import FrozenTrial, TrialState, create_trial
 from scipy.stats import spearmanr
 
 from bigbatch.tune.models.curve_data import CurveEncoder
+from bigbatch.tune.models.curve_history import Curve
 from bigbatch.tune.models.curve_model import CurvePoints
 from bigbatch.tune.models.protocol import Dimension, SearchFacts
 from bigbatch.tune.models.unit_space import UnitSpace, position
-from bigbatch.tune.proposers.curves import CurvesSampler, startup_trials
+from bigbatch.tune.proposers.curves import USUAL, CurvesSampler, startup_trials, surcharge
 from bigbatch.tune.proposers.samplers import PerTrialSampler
 from bigbatch.tune.runs.objective import Objective
-from bigbatch.tune.runs.run import CONTINUES_ATTR, DIVERGED_ATTR, PAUSED_ATTR, RETRIES_ATTR
+from bigbatch.tune.runs.run import CONTINUES_ATTR, DIVERGED_ATTR, EPOCH_ATTR, PAUSED_ATTR, RETRIES_ATTR, WORKERS_ATTR
 from bigbatch.tune.strategies import make_strategy
-from helpers.as_they_are import curves_of
-from helpers.lone_studies import new_study
+from helpers.lone_studies import curves_of, made, new_study, next_trial, rise
 
 EPOCHS = 8
 DIMENSIONS = (
@@ -62,8 +60,7 @@ def search(strategy: str, seed: int, trials: int = 40, facts: SearchFacts = FACT
     facts = SearchFacts(facts.dimensions, facts.trials, facts.max_epochs, 1, seed, facts.objective)
     losses = []
     for _ in range(trials):
-        study.sampler = PerTrialSampler(make_strategy(strategy, "none", facts).sampler)
-        trial = study.ask()
+        trial = next_trial(study, make_strategy(strategy, "none", facts))
         params = suggest(trial, NAMES)
         trial.set_user_attr("config", {"epochs": EPOCHS})
         found = loss(params)
@@ -72,9 +69,7 @@ def search(strategy: str, seed: int, trials: int = 40, facts: SearchFacts = FACT
             trial.set_user_attr(DIVERGED_ATTR, True)
             study.tell(trial, state=TrialState.FAIL)
             continue
-        for epoch in range(1, EPOCHS + 1):
-            trial.report(0.1 + 0.8 * math.exp(-found) * epoch / EPOCHS, epoch)
-        study.tell(trial, 0.1 + 0.8 * math.exp(-found))
+        rise(study, trial, 0.1 + 0.8 * math.exp(-found), EPOCHS, start=0.1)
     return losses
 
 
@@ -89,14 +84,9 @@ def test_it_comes_nearer_to_the_best_than_random_search_and_diverges_less_often_
 def filled(facts: SearchFacts = FACTS, trials: int = 16) -> optuna.Study:
     """A study of finished quasi-random trials."""
     study = new_study()
-    study.sampler = PerTrialSampler(make_strategy("qmc", "none", facts).sampler)
     for _ in range(trials):
-        trial = study.ask()
-        value = 0.1 + 0.8 * math.exp(-loss(suggest(trial, NAMES)))
-        trial.set_user_attr("config", {"epochs": EPOCHS})
-        for epoch in range(1, EPOCHS + 1):
-            trial.report(value * epoch / EPOCHS, epoch)
-        study.tell(trial, value)
+        trial = next_trial(study, make_strategy("qmc", "none", facts))
+        rise(study, trial, 0.1 + 0.8 * math.exp(-loss(suggest(trial, NAMES))), EPOCHS)
     return study
 
 
@@ -145,18 +135,13 @@ def test_improvement_is_measured_within_the_frontiers_value():
     rng = np.random.default_rng(0)
     for n in range(40):
         batch = (256, 4096)[n % 2]
-        params: dict[str, Any] = {
-            "optimizer": "sgd",
-            "batch": batch,
-            "lr": float(10 ** rng.uniform(-3, 1)),
-            "layers": 3,
-        }
-        params["one_minus_momentum"] = 0.1
-        study.enqueue_trial(params)
+        rate = float(10 ** rng.uniform(-3, 1))
+        fixed = {"optimizer": "sgd", "layers": 3, "one_minus_momentum": 0.1}
+        study.enqueue_trial({**fixed, "batch": batch, "lr": rate})
         trial = study.ask()
         suggest(trial, NAMES)
         trial.set_user_attr("config", {"epochs": EPOCHS})
-        value = (0.95 if batch == 256 else 0.4) - 0.1 * math.log10(params["lr"] / 0.1) ** 2
+        value = (0.95 if batch == 256 else 0.4) - 0.1 * math.log10(rate / 0.1) ** 2
         trial.report(value, EPOCHS)
         study.tell(trial, value)
     away = [abs(math.log10(proposal(study, 40 + k, {"batch": 4096}, facts)["lr"] / 0.1)) for k in range(8)]
@@ -217,6 +202,7 @@ def test_a_logarithmic_range_and_choices_that_are_numbers_are_placed_by_their_lo
 def test_a_loss_without_a_known_worst_value_is_learned(odd: str) -> None:
     """Nobody knows what a diverged run is worth. The best runs differ by 1 to 3.5, beside values of ten thousand."""
     dims = (Dimension("lr", FloatDistribution(1e-3, 10, log=True)), Dimension("wd", FloatDistribution(0, 1)))
+    names = {d.name: d.distribution for d in dims}
     facts = SearchFacts(dims, 100, 16, objective=Objective("val_mse", "minimize", math.nan))
 
     def end(params: dict[str, float]) -> float:
@@ -235,20 +221,12 @@ def test_a_loss_without_a_known_worst_value_is_learned(odd: str) -> None:
         if number == 7 and odd == "one run at 1e4":
             values = dict.fromkeys(values, 1e4)
         lost = number == 7 and odd == "one run that diverged"
-        trials.append(
-            create_trial(
-                params=params,
-                distributions={d.name: d.distribution for d in dims},
-                state=TrialState.FAIL if lost else TrialState.COMPLETE,
-                value=None if lost else values[16],
-                intermediate_values={} if lost else values,
-                user_attrs={"config": {"epochs": 16}, **({"diverged": True} if lost else {})},
-            )
-        )
+        ended = TrialState.FAIL if lost else TrialState.COMPLETE
+        attrs = {"diverged": True} if lost else {}
+        trials.append(made(params, names, {} if lost else values, ended, config={"epochs": 16}, **attrs))
         trials[-1].number = number
     encoder = CurveEncoder(facts)
     learned = encoder.learn_all(trials)
-    assert learned is not None
     asked = [drawn() for _ in range(200)]
     features = np.array([encoder.space.encode(params) for params in asked])
     mean, _ = learned.model.predict(CurvePoints(features, np.ones(200), np.full(200, -1)))
@@ -267,23 +245,14 @@ def test_what_was_tried_at_another_batch_is_no_copy(other: bool) -> None:
     trials = []
     for number in range(30):
         rate = 10.0 ** (-3 + 4 * number / 29)
-        value = 0.9 - 0.1 * math.log10(rate / 0.1) ** 2
-        params = {"batch": 256, "lr": rate}
-        trials.append(
-            create_trial(
-                params=params,
-                distributions={d.name: d.distribution for d in dims},
-                value=value,
-                intermediate_values={EPOCHS: value},
-                user_attrs={"config": {"epochs": EPOCHS}},
-            )
-        )
+        values = {EPOCHS: 0.9 - 0.1 * math.log10(rate / 0.1) ** 2}
+        names = {d.name: d.distribution for d in dims}
+        trials.append(made({"batch": 256, "lr": rate}, names, values, config={"epochs": EPOCHS}))
         trials[-1].number = number
     sampler = CurvesSampler(facts, 30)
     study = new_study()
     study.add_trials(trials)
     learned = sampler._encoder.learn(study)
-    assert learned is not None
     asked = [{"batch": 4096 if other else 256, "lr": rate} for rate in (0.05, 0.1, 0.2)]
     features = np.array([sampler._space.encode(params) for params in asked])
     assert (sampler._repetition(learned, asked, features) > 0).tolist() == [not other] * 3
@@ -295,13 +264,84 @@ def test_where_only_bad_configurations_are_new_it_goes_on_between_those_that_wer
     facts = SearchFacts(dims, 40, EPOCHS, seed=0, objective=FACTS.objective)
     study, away = new_study(), []
     for _ in range(40):
-        study.sampler = PerTrialSampler(make_strategy("curves", "none", facts).sampler)
-        trial = study.ask()
-        rate = trial._suggest("lr", dims[0].distribution)
-        trial.set_user_attr("config", {"epochs": EPOCHS})
-        away.append(abs(math.log10(rate / 0.17)))
-        value = 0.9 - 0.5 * min(1.0, away[-1])
-        for epoch in range(1, EPOCHS + 1):
-            trial.report(value * epoch / EPOCHS, epoch)
-        study.tell(trial, value)
+        trial = next_trial(study, make_strategy("curves", "none", facts))
+        away.append(abs(math.log10(trial._suggest("lr", dims[0].distribution) / 0.17)))
+        rise(study, trial, 0.9 - 0.5 * min(1.0, away[-1]), EPOCHS)
     assert np.median(away[15:]) < 0.25 and min(away) < 0.02
+
+
+KINDS = CategoricalDistribution(("quick", "slow"))
+COST_DIMENSIONS = (Dimension("x", FloatDistribution(0, 1)), Dimension("kind", KINDS))
+COST_FACTS = SearchFacts(COST_DIMENSIONS, trials=60, max_epochs=10, seed=3, objective=Objective("v", worst=0.0))
+
+
+def curve(number: int, epoch_s: float | None, epochs: int = 10) -> Curve:
+    return Curve(number, {}, {epochs: 0.5}, epochs, epoch_s=epoch_s)
+
+
+def test_what_costs_six_times_the_median_is_four_times_more_than_usual() -> None:
+    """Four runs of 10 s an epoch at x = 0, two of 60 s at x = 1; the median is 10 s."""
+    at = np.array([[0.0], [0.0], [0.0], [0.0], [1.0], [1.0]])
+    curves = [curve(i, 10.0) for i in range(4)] + [curve(i, 60.0) for i in (4, 5)]
+    cheap, expensive = surcharge(curves, at, range(6), np.array([[0.0], [1.0]]))
+    assert cheap == 0
+    assert expensive == pytest.approx(np.log(6 / USUAL), abs=0.1)
+    longer = [curve(i, 10.0) for i in range(4)] + [curve(i, 10.0, epochs=60) for i in (4, 5)]
+    assert surcharge(longer, at, range(6), np.array([[1.0]]))[0] == pytest.approx(expensive)
+
+
+def test_small_differences_unknown_costs_and_too_few_peers_say_nothing() -> None:
+    at, asked = np.array([[0.0], [0.0], [1.0], [1.0]]), np.array([[0.0], [1.0]])
+    slightly = [curve(0, 10.0), curve(1, 10.0), curve(2, 13.0), curve(3, 13.0)]
+    assert not surcharge(slightly, at, range(4), asked).any()
+    unknown = [curve(0, 10.0), curve(1, 10.0), curve(2, None), curve(3, None)]
+    assert not surcharge(unknown, at, range(4), asked).any()
+    far = [curve(0, 10.0), curve(1, 10.0), curve(2, 10.0), curve(3, 90.0)]
+    assert surcharge(far, at, range(4), asked)[1] > 0
+    assert not surcharge(far, at, [0, 1], asked).any(), "two peers"
+    assert not surcharge(far, at, [1, 2, 3], np.empty((0, 1))).any()
+
+
+def run(x: float, kind: str, epoch_s: float, more: float = 0.0) -> FrozenTrial:
+    """A finished run: it comes further at a larger x, and by ``more``."""
+    values = {epoch: (0.3 + 0.3 * x) * epoch / 10 + more for epoch in range(1, 11)}
+    records = {f"{EPOCH_ATTR}{e:05d}": {"epoch": e, "train_s": epoch_s} for e in values}
+    config = {"epochs": 10, "schedule": {"warmup_epochs": 0.0}}
+    names = {d.name: d.distribution for d in COST_DIMENSIONS}
+    return made({"x": x, "kind": kind}, names, values, config=config, **records)
+
+
+def slow_among_proposed(slow_s: float, more: float) -> int:
+    """How many of 40 proposals are slow, after 24 runs of which 8 are slow and come further by ``more``."""
+    study = new_study()
+    for i in range(24):
+        x = (i % 8) / 8
+        study.add_trial(run(x, "slow", slow_s, more) if i % 3 == 0 else run(x, "quick", 10.0))
+    blank = create_trial(state=TrialState.RUNNING)
+    return sum(CurvesSampler(COST_FACTS, n).propose(study, blank, {})["kind"] == "slow" for n in range(24, 64))
+
+
+def test_what_costs_eight_times_as_much_must_promise_much_more() -> None:
+    assert slow_among_proposed(10.0, more=0.01) > 20
+    assert slow_among_proposed(80.0, more=0.01) < 10
+    assert slow_among_proposed(80.0, more=0.1) > 20
+
+
+def test_the_time_of_an_epoch_is_the_median_of_those_of_the_run() -> None:
+    """The first epoch also starts processes. A run without records has no cost."""
+    study = new_study()
+    study.add_trial(run(0.5, "quick", 10.0))
+    (first,) = study.get_trials()
+    first.user_attrs[f"{EPOCH_ATTR}00001"]["train_s"] = 300.0
+    (one,) = curves_of([first], COST_FACTS)
+    assert one.epoch_s == pytest.approx(10.0) and one.run_s == pytest.approx(100.0)
+    first.user_attrs[WORKERS_ATTR] = 4
+    assert curves_of([first], COST_FACTS)[0].epoch_s == pytest.approx(40.0), "device seconds"
+    first.user_attrs[f"{EPOCH_ATTR}00002"]["train_s"] = float("inf")
+    assert curves_of([first], COST_FACTS)[0].epoch_s == pytest.approx(40.0), "an error of the record"
+    early = {key: value for key, value in first.user_attrs.items() if key <= f"{EPOCH_ATTR}00001"}
+    first.user_attrs, known = early, first.user_attrs
+    assert curves_of([first], COST_FACTS)[0].run_s is None, "its first epoch alone, in which processes start"
+    first.user_attrs = known
+    first.user_attrs = {key: value for key, value in first.user_attrs.items() if not key.startswith(EPOCH_ATTR)}
+    assert curves_of([first], COST_FACTS)[0].run_s is None

@@ -1,7 +1,5 @@
 """A sampler and a pruner of the user's own, driven by the real manager, and what the plan refuses."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 
@@ -148,12 +146,7 @@ def test_an_error_of_a_pruner_names_the_users_file(mine: str, tmp_path: Path) ->
     ("strategy", "stopping", "error", "said"),
     [
         ("fails", "none", OwnCodeError, r"--strategy=.*mine\.py:fails raised RuntimeError"),
-        (
-            "nothing",
-            "none",
-            ConfigError,
-            r"an optuna BaseSampler; got None from mine\.py:nothing\. Return e\.g\.",
-        ),
+        ("nothing", "none", ConfigError, r"an optuna BaseSampler; got None from mine\.py:nothing\. Return e\.g\."),
         ("patient", "none", ConfigError, "BaseSampler; got a PatientPruner"),
         ("two", "none", ConfigError, r"function of \(seed\); got .*missing a required argument: 'other'"),
         ("later", "none", ConfigError, "async"),

@@ -1,7 +1,5 @@
 """Samplers: what they draw for a study, and that nothing but the study decides it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
@@ -12,16 +10,12 @@ import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from scipy.stats import ks_2samp, kstest, qmc
 
-from bigbatch.search_spaces.check import check_space
 from bigbatch.search_spaces.priors import LogNormal
-from bigbatch.search_spaces.registry import load_space
 from bigbatch.tune.models.unit_space import SobolSampler, value_at
 from bigbatch.tune.proposers.samplers import PerTrialSampler, sampler_factory
 from bigbatch.tune.runs.feasible import note_constraints
 from bigbatch.tune.storage.store import StudyStore
-from helpers.bridges import EPOCHS, SHORT_WARMUP, WORKLOAD, make_bridge, record, run_out
-
-NAMES = tuple(check_space(load_space("large_batch"), WORKLOAD))
+from helpers.bridges import EPOCHS, SHORT_WARMUP, make_bridge, record, run_out
 
 
 def sampled(folder: Path, sampler: str, trials: int, interrupt_after: int | None = None) -> list[dict]:
@@ -200,10 +194,8 @@ def test_first_trials_are_spread_over_the_quantiles_of_the_prior(sampler):
 @pytest.mark.parametrize("sampler", ["random", "qmc"])
 def test_designs_draw_from_the_prior(sampler):
     prior, low, high = LogNormal(1.0, 4.0), 1 / 16, 16.0
-    make, distribution = (
-        sampler_factory(sampler, 3, 400, ("lr",), {"lr": prior}),
-        FloatDistribution(low, high, log=True),
-    )
+    make = sampler_factory(sampler, 3, 400, ("lr",), {"lr": prior})
+    distribution = FloatDistribution(low, high, log=True)
     study = optuna.create_study()
     parts = []
     for number in range(400):

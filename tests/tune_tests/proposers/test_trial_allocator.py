@@ -1,7 +1,5 @@
 """How a search spends its trials over the values of its frontier, with every strategy."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections import Counter
@@ -17,11 +15,11 @@ from optuna.trial import TrialState
 from bigbatch.tune.models.names import CAPABILITIES
 from bigbatch.tune.models.protocol import Dimension, SearchFacts
 from bigbatch.tune.proposers.frontier_sampler import TrialAllocator, among_peers
-from bigbatch.tune.proposers.samplers import PerTrialSampler, quiet_optuna
+from bigbatch.tune.proposers.samplers import quiet_optuna
 from bigbatch.tune.runs.objective import ABSOLUTE, Objective, Tolerance
 from bigbatch.tune.runs.run import CONFIRMS_ATTR, CONTINUES_ATTR, PAUSED_ATTR, RETRIES_ATTR
 from bigbatch.tune.strategies import make_strategy
-from helpers.lone_studies import new_study
+from helpers.lone_studies import new_study, next_trial, rise
 
 BATCHES = (128, 256, 512, 1024)
 DIMENSIONS = (
@@ -41,8 +39,7 @@ def accuracy(params: dict[str, Any]) -> float:
 
 def ask(study: optuna.Study, strategy: str, facts: SearchFacts) -> tuple[optuna.trial.Trial, dict[str, Any]]:
     """The next trial of a driver that has just been started: it remembers nothing."""
-    study.sampler = PerTrialSampler(make_strategy(strategy, "none", facts).sampler)
-    trial = study.ask()
+    trial = next_trial(study, make_strategy(strategy, "none", facts))
     params = {name: trial._suggest(name, distribution) for name, distribution in NAMES.items()}
     trial.set_user_attr("config", {"epochs": facts.max_epochs})
     return trial, params
@@ -60,9 +57,7 @@ def search(
     for _ in range(0, trials or facts.trials, at_once):
         running = [ask(study, strategy, facts) for _ in range(at_once)]
         for trial, params in running:
-            for epoch in range(1, facts.max_epochs + 1):
-                trial.report(worth(params) * epoch / facts.max_epochs, epoch)
-            study.tell(trial, worth(params))
+            rise(study, trial, worth(params), facts.max_epochs)
     return study
 
 
@@ -196,8 +191,7 @@ def test_whole_numbers_are_a_frontier_too():
     study = new_study()
     met = []
     for _ in range(6):
-        study.sampler = PerTrialSampler(make_strategy("tpe", "none", facts).sampler)
-        trial = study.ask()
+        trial = next_trial(study, make_strategy("tpe", "none", facts))
         met.append(trial.suggest_int("layers", 2, 8, step=3))
         study.tell(trial, 0.5)
     assert set(met[:3]) == {2, 5, 8} and min(Counter(met).values()) >= 1

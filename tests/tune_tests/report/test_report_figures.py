@@ -1,7 +1,5 @@
 """The figures of a report: what they compute, and that plotly takes each of them."""
 
-from __future__ import annotations
-
 import math
 import random
 from datetime import datetime, timedelta
@@ -107,10 +105,8 @@ def test_the_standard_error_of_the_exponent_is_that_of_a_regression() -> None:
         trial_of(i, 0.9, {"optimizer": {"name": "lamb", "peak_lr": r}, "batch": {"global_size": b}})
         for i, (b, r) in enumerate(zip(batches, rates, strict=True))
     ]
-    law, theirs = (
-        fitted_law(points_of(trials), "lamb"),
-        linregress([math.log(b) for b in batches], [math.log(r) for r in rates]),
-    )
+    law = fitted_law(points_of(trials), "lamb")
+    theirs = linregress([math.log(b) for b in batches], [math.log(r) for r in rates])
     assert law is not None and law.error == pytest.approx(theirs.stderr) and law.exponent == pytest.approx(theirs.slope)
 
 
@@ -196,11 +192,8 @@ def test_a_study_that_minimises(tmp_path: Path) -> None:
         RecordedStudy(StudySummary(tmp_path, "done"), tuple(study.trials), read_objectives("x", "val_loss:min", 10))
     )
     assert points.best_first[0].number == 11 and points.shown(0.9) == 0.9 and points.value_title == "validation loss"
-    assert {f.name for f in report_figures(points.study)} >= {
-        "history-over-trials",
-        "learning-curves",
-        "rate-by-batch-sgd",
-    }
+    names = {f.name for f in report_figures(points.study)}
+    assert names >= {"history-over-trials", "learning-curves", "rate-by-batch-sgd"}
 
 
 def test_json_for_a_page_has_no_number_that_json_lacks() -> None:

@@ -1,7 +1,5 @@
 """The report as a browser shows it: figures with data, no error, no request, no sideways scrolling, no foreign code."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,6 @@
-"""Reports of searches for something else than one accuracy: several objectives, a target, a loss."""
+"""Reports of searches for something else than one accuracy, or over a function of the user's."""
 
-from __future__ import annotations
-
+import html
 import json
 import math
 import re
@@ -11,6 +10,8 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
+from bigbatch.tune.commands.report import report_main
+from bigbatch.tune.commands.show import show_main
 from bigbatch.tune.report.answer_section import seconds_words
 from bigbatch.tune.report.figure import number_text
 from bigbatch.tune.report.page import report_page
@@ -18,8 +19,10 @@ from bigbatch.tune.report.recorded_study import RecordedStudy, StudyPoints, open
 from bigbatch.tune.runs.answer import answer_of
 from bigbatch.tune.runs.objective import UNREACHED_H
 from bigbatch.tune.runs.objectives import Objectives, read_objectives
+from bigbatch.tune.storage.store import StudyStore
 from bigbatch.tune.storage.summary import StudySummary
 from helpers.invented_studies import invented_study
+from helpers.lone_studies import made
 from helpers.recorded_studies import recorded_study
 
 
@@ -104,3 +107,48 @@ def test_a_continued_trial_has_the_hours_of_all_of_its_epochs(tmp_path: Path) ->
     points = StudyPoints(open_recorded(tmp_path / "s"))
     store.close()
     assert [points.hours_of_all_epochs(points.all[number]) for number in (0, 1, 3)] == [0.25, 0.25, 0.5]
+
+
+LR = optuna.distributions.FloatDistribution(0.1, 1.0)
+
+
+def finished_trial(number: int) -> optuna.trial.FrozenTrial:
+    """The rate decides, and nothing else was measured."""
+    lr = 0.1 * (number + 1)
+    trainable = {"name": "/a/my.py:train", "options": {"lr": lr}}
+    config = {"schema_version": 2, "epochs": 2, "seed": 0, "trainable": trainable}
+    records = [{"epoch": e, "epochs": 2, "train_s": 1.0, "metrics": {"score": lr * e}} for e in (1, 2)]
+    attrs = {f"epoch/{record['epoch']:05d}": record for record in records}
+    return made({"lr": lr}, {"lr": LR}, {1: lr, 2: 2 * lr}, config=config, **attrs)
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Path:
+    facts = {"trainable": "/a/my.py:train", "objective": "score:max", "space": "my", "data": "own", "max_epochs": 2,
+             "model": "my.py:train", "num_classes": 0, "train_size": 0, "trials": 9}  # fmt: skip
+    store = StudyStore.create(tmp_path / "s", "s", facts, None)
+    for number in range(9):
+        store.study.add_trial(finished_trial(number))
+    store.refresh(force=True)
+    store.close()
+    return tmp_path / "s"
+
+
+def test_show_has_the_functions_parameters_and_says_what_to_do_with_the_best(
+    study: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert show_main([str(study)]) == 0
+    said = capsys.readouterr().out
+    assert "trainable  /a/my.py:train" in said
+    assert "The best is trial 8: score 1.8 on the examples that chose it" in said
+    assert "call my.py:train with it" in said and "bigbatch train" not in said and "images" not in said
+
+
+def test_the_report_shows_the_config_to_copy_and_no_settings_of_our_own_loop(study: Path) -> None:
+    assert report_main([str(study), "-o", str(study / "r.html")]) == 0
+    page = (study / "r.html").read_text()
+    text = page.partition("<body")[2].partition("<script")[0]
+    assert html.escape(json.dumps({"lr": 0.9}, indent=2)) in text
+    assert "/a/my.py:train" in text
+    for word in ("global batch", "peak learning rate", "bigbatch train", "training images"):
+        assert word not in text.partition("What was asked")[0].partition("The answer")[2], word

@@ -3,18 +3,19 @@
 After a change of words: ``python tests/helpers/answered_studies.py``, and read the difference.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from optuna.trial import TrialState
-from scipy.stats import beta
+from scipy.stats import beta, binomtest, fisher_exact
 
 from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.train_loop.config.given import read_config, unusable_config
+from bigbatch.tune.runs.objective import Objective
+from bigbatch.tune.runs.reported import Examples, by_choice, clearly_worse, clopper_pearson, differ_clearly
 from bigbatch.tune.storage.frontier_file import FRONTIER_FILE
 from bigbatch.tune.storage.store import StudyStore
 from helpers.answered_studies import GOLDEN, STUDIES, RunSpec, StudySpec, confirms, said_of, write_study
@@ -61,20 +62,14 @@ def test_a_majority_class_is_no_learning(tmp_path):
     """90 % of the examples are of one class: 91 % on 1,000 of them is within chance, 94 % is not."""
     for end, usable in ((0.91, False), (0.94, True)):
         spec = StudySpec([RunSpec(128, [0.9, end])], {"val_size": 1000, "baseline": {"val_top1": 0.9}}, values=(128,))
-        values = json.loads((write_study(tmp_path / f"{end}", spec) / FRONTIER_FILE).read_text())
-        assert values["usable"] is usable, end
+        assert values_of(tmp_path / f"{end}", spec)["usable"] is usable, end
 
 
 def test_a_loss_below_the_baseline_by_less_than_it_changes_is_no_learning(tmp_path):
     about = {"objective": "val_loss:min", "tolerance": "1%", "baseline": {"val_loss": 2.3026}, "num_classes": 10}
     for curve, usable in (([2.35, 2.28, 2.31, 2.29], False), ([2.2, 1.5, 1.2, 1.1], True)):
-        values = json.loads(
-            (
-                write_study(tmp_path / f"{usable}", StudySpec([RunSpec(128, curve)], about, values=(128,)))
-                / FRONTIER_FILE
-            ).read_text()
-        )
-        assert values["usable"] is usable
+        spec = StudySpec([RunSpec(128, curve)], about, values=(128,))
+        assert values_of(tmp_path / f"{usable}", spec)["usable"] is usable
 
 
 def test_the_best_json_of_such_a_study_is_not_trained(tmp_path):
@@ -95,7 +90,7 @@ def test_values_are_compared_alike_in_any_unit(tmp_path):
             {"objective": "val_loss:min", "tolerance": "1%", "baseline": {"val_loss": 10 * scale}},
             values=(128, 256, 512),
         )
-        values = json.loads((write_study(tmp_path / f"{scale}", spec) / FRONTIER_FILE).read_text())
+        values = values_of(tmp_path / f"{scale}", spec)
         found.append((values["answer"]["value"], values["usable"], [row["learned"] for row in values["rows"]]))
     assert found == [(256, True, [True, True, True])] * 3
 
@@ -142,10 +137,8 @@ def test_what_did_not_choose_must_agree_that_something_was_learned(tmp_path, end
 
 
 def test_fresh_seeds_that_all_diverged_are_worth_chance(tmp_path):
-    lost = [
-        RunSpec(128, [0.1], state=TrialState.FAIL, attrs={"confirms": 0, "confirmation_seed": n, "diverged": True})
-        for n in (1, 2, 3)
-    ]
+    attrs = [{"confirms": 0, "confirmation_seed": n, "diverged": True} for n in (1, 2, 3)]
+    lost = [RunSpec(128, [0.1], state=TrialState.FAIL, attrs=each) for each in attrs]
     spec = StudySpec([RunSpec(128, [0.1, 0.97], 0.96), *lost], {"val_size": 180, "holdout_size": 180}, values=(128,))
     found = values_of(tmp_path, spec)
     assert (found["rows"][0]["reported"], found["usable"]) == (pytest.approx(0.1), False)
@@ -165,3 +158,57 @@ def test_what_had_not_learned_may_learn_later(tmp_path, objectives):
         assert (store.folder / FRONTIER_FILE).exists() is there
         assert ("usable" in json.loads(store.best_file.read_text())) is there
     store.close()
+
+
+def counts(rng: np.random.Generator, accuracy: float, trials: int, images: int, shared: bool) -> np.ndarray:
+    """Right answers of equally good trials; ``shared``: on images of which some are harder for all."""
+    if not shared:
+        return rng.binomial(images, accuracy, trials)
+    ease = rng.beta(2 * accuracy, 2 * (1 - accuracy), images)
+    return (rng.random((trials, images)) < ease).sum(1)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize(("accuracy", "trials"), [(0.5, 2), (0.76, 8), (0.98, 8), (0.9, 30)])
+def test_of_equally_good_trials_one_is_called_worse_in_at_most_5_percent_of_studies(accuracy, trials, shared):
+    rng, studies, wrong, plain = np.random.default_rng(0), 1500, 0, 0
+    for _ in range(studies):
+        found = np.sort(counts(rng, accuracy, trials, 360, shared))[::-1]
+        worst = found[-1] / 360  # if any is called worse, it is
+        wrong += differ_clearly(int(found[0]), int(found[-1]), 360, 0.05 / (trials * (trials - 1) / 2))
+        error = np.sqrt(worst * (1 - worst) / 360 + 1e-9)
+        plain += found[0] / 360 - worst > error * np.sqrt(2)
+    assert binomtest(wrong, studies, 0.05, alternative="greater").pvalue > 0.01, wrong / studies
+    assert trials == 2 or plain / studies > 0.5, "one standard error, as was said before, is wrong more often than not"
+
+
+def test_the_verdict_uses_that_level_and_large_differences_are_found():
+    values = [0.95, 0.94, 0.80, 0.31]
+    assert clearly_worse(values, 2000) == [False, True, True]
+    assert not any(clearly_worse([0.986, 0.981, 0.972], 360))
+    rng = np.random.default_rng(1)
+    for _ in range(200):
+        drawn = sorted(rng.binomial(10_000, [0.76, 0.72, 0.72, 0.72]) / 10_000, reverse=True)
+        assert all(clearly_worse(drawn, 10_000))
+
+
+@pytest.mark.parametrize(("a", "b"), [(355, 342), (360, 351), (180, 150), (10, 1), (300, 300)])
+def test_the_test_is_scipys_fisher_exact_doubled(a, b):
+    tail = fisher_exact([[a, 360 - a], [b, 360 - b]], alternative="greater").pvalue
+    assert differ_clearly(a, b, 360, 2 * tail * 1.0001) and not differ_clearly(a, b, 360, 2 * tail * 0.9999)
+    assert differ_clearly(b, a, 360, 2 * tail * 1.0001)
+
+
+def test_the_range_of_a_chosen_best_holds_in_95_percent_of_studies():
+    """Against the truth of the chosen one; scipy's interval is the reference for one alone."""
+    rng, studies, missed = np.random.default_rng(2), 1500, 0
+    truth = np.array([0.90, 0.905, 0.91, 0.91, 0.91, 0.91])
+    for _ in range(studies):
+        drawn = rng.binomial(360, truth)
+        best = int(np.argmax(drawn))
+        found = by_choice(drawn[best] / 360, None, len(truth), Examples(360), Objective(worst=0.1))
+        missed += not found.low <= truth[best] <= found.high
+    assert missed / studies < 0.05
+    reference = binomtest(355, 360).proportion_ci(0.95, method="exact")
+    assert clopper_pearson(355, 360, 0.05) == pytest.approx((reference.low, reference.high))
+    assert clopper_pearson(360, 360, 0.05)[1] == 1.0 and clopper_pearson(0, 360, 0.05)[0] == 0.0

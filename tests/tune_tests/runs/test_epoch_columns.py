@@ -1,7 +1,5 @@
 """``EpochRecord`` is the only list of an epoch's fields: tables, trackers, lines and documentation have them all."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import typing

@@ -1,6 +1,4 @@
-"""What a trial is worth, which one is best, and which are on the front, against numbers written by hand."""
-
-from __future__ import annotations
+"""What a trial is worth, what is tolerated, and which are best, against numbers written by hand."""
 
 import json
 import math
@@ -13,24 +11,20 @@ import pytest
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from bigbatch.search_spaces.constraints import Constraint
-from bigbatch.train_loop.config import ConfigError, TrainConfig
+from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.errors import FailureKind
 from bigbatch.train_loop.reporter import EpochRecord
 from bigbatch.tune.runs import metrics
-from bigbatch.tune.runs.objective import UNREACHED_H, Objective, Reported, failure_of_epoch
+from bigbatch.tune.runs.learned import baseline_of
+from bigbatch.tune.runs.objective import UNREACHED_H, Objective, Reported, failure_of_epoch, read_tolerance
 from bigbatch.tune.runs.objectives import Objectives, front_of, objectives_of, read_objectives
 from bigbatch.tune.runs.verdict import verdict_on
 from bigbatch.tune.storage.store import StudyStore
+from helpers.refusals import refusal
 
 
 def records(*top1: float, **more: float) -> list[dict[str, object]]:
     return [{"epoch": n, "val_top1": v, "val_loss": 1 - v, "train_s": 1800.0, **more} for n, v in enumerate(top1, 1)]
-
-
-def done(number: int, *values: float) -> FrozenTrial:
-    trial = create_trial(state=TrialState.COMPLETE, values=values, user_attrs={"config": TrainConfig().to_dict()})
-    trial.number = number
-    return trial
 
 
 @pytest.mark.parametrize(
@@ -65,9 +59,7 @@ def test_the_direction_is_stated_or_natural_and_the_text_can_be_read_again(text,
     ],
 )
 def test_what_is_no_objective_is_refused_in_one_line(text, said):
-    with pytest.raises(ConfigError) as refused:
-        read_objectives("--objective", text, 10)
-    assert said in str(refused.value) and "\n" not in str(refused.value)
+    assert said in refusal(lambda: read_objectives("--objective", text, 10))
 
 
 def test_every_number_of_a_record_is_a_metric_or_says_where_the_run_is():
@@ -201,9 +193,7 @@ def test_a_metric_of_the_users_own_is_an_objective_with_its_direction():
     ],
 )
 def test_a_metric_that_no_run_reports_is_refused(text, said):
-    with pytest.raises(ConfigError, match=said) as refused:
-        read_objectives("--objective", text, OWN)
-    assert "\n" not in str(refused.value)
+    refusal(lambda: read_objectives("--objective", text, OWN), said)
 
 
 def test_a_trial_whose_targets_are_no_classes_says_so_instead_of_diverging():
@@ -220,3 +210,91 @@ def test_a_value_at_chance_is_known_of_classes_and_built_in_losses_alone():
     assert math.isnan(objectives_of(own).first.worst)
     assert math.isnan(objectives_of({**own, "overrides": {}, "are_classes": False}).first.worst)
     assert objectives_of({**own, "overrides": {}}).first.worst == pytest.approx(math.log(10))
+
+
+TOP1, LOSS, IOU = Objective(), Objective("val_loss", "minimize", 2.3), Objective("val_iou", "maximize", math.nan)
+
+
+@pytest.mark.parametrize(
+    ("text", "objective", "best", "allowance", "words"),
+    [
+        (None, TOP1, 0.97, 0.005, "0.5 points"),
+        ("0.5pt", TOP1, 0.5, 0.005, "0.5 points"),
+        ("1pt", TOP1, 0.5, 0.01, "1 point"),
+        ("1%", TOP1, 0.5, 0.005, "1 %"),
+        ("0.02", TOP1, 0.5, 0.02, "2 points"),
+        (None, LOSS, 0.001, 0.00001, "1 %"),
+        ("0.02", LOSS, 0.3, 0.02, "0.02"),
+        ("2 %", IOU, -4.0, 0.08, "2 %"),
+        ("0", TOP1, 0.9, 0.0, "0 points"),
+        ("0pt", TOP1, 0.9, 0.0, "0 points"),
+    ],
+)
+def test_a_tolerance_has_a_unit(text, objective, best, allowance, words):
+    found = read_tolerance(text, objective)
+    assert found.allowance(best) == pytest.approx(allowance)
+    assert found.words(objective.metric) == words
+    assert read_tolerance(str(found), objective) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "objective", "message"),
+    [
+        ("-1pt", TOP1, "must not be negative; got -1pt"),
+        ("half", TOP1, "such as 0.5pt or 1%; got 'half'"),
+        ("nan", TOP1, "got 'nan'"),
+        ("inf", TOP1, "got 'inf'"),
+        ("", TOP1, "got ''"),
+        ("0.5", TOP1, "is 50 points; got 0.5. Write 0.5pt for 0.5 points"),
+        ("0.5pt", LOSS, "in points is for a proportion; got 0.5pt for val_loss. Write e.g. 1%"),
+        ("0.5pt", IOU, "in points is for a proportion"),
+        (
+            "0.02",
+            IOU,
+            "needs a unit, because none is known of val_iou; got 0.02. Write a part of the best value, e.g. 1%",
+        ),
+        ("1e999pt", TOP1, "must be a finite number"),
+        ("200pt", TOP1, "would make every value an answer"),
+        ("500%", LOSS, "would make every value an answer"),
+    ],
+)
+def test_what_is_no_tolerance_is_refused_in_one_line(text, objective, message):
+    assert message in refusal(lambda: read_tolerance(text, objective))
+
+
+CLASSES = {"num_classes": 4, "are_classes": True, "overrides": {}}
+
+
+def trial(*baselines: dict[str, float] | None) -> FrozenTrial:
+    """With an epoch for each."""
+    records = {f"epoch/{n:05d}": {"epoch": n, "val_top1": 0.5, "baseline": b} for n, b in enumerate(baselines, 1)}
+    return create_trial(state=TrialState.RUNNING, user_attrs=records)
+
+
+def test_what_is_stated_comes_first_then_the_first_that_was_measured_then_chance() -> None:
+    trials = [trial(), trial(None), trial(None, {"val_top1": 0.6}), trial({"val_top1": 0.7, "val_iou": 0.2})]
+    stated = {**CLASSES, "baseline": {"val_top1": 0.65}}
+    assert baseline_of(trials, stated, Objective("val_top1")) == 0.65
+    assert baseline_of(trials, CLASSES, Objective("val_top1")) == 0.6
+    assert baseline_of(trials, stated, Objective("val_iou")) == 0.2, "another metric was stated"
+    assert baseline_of(trials[:2], CLASSES, Objective("val_top1")) == 0.25
+    assert baseline_of(trials, CLASSES, Objective("val_loss", "minimize")) == pytest.approx(math.log(4))
+    assert baseline_of(trials, CLASSES, Objective("val_f1")) is None
+
+
+def test_chance_is_known_of_classes_and_the_plain_loss_of_our_own_loop() -> None:
+    top1, loss = Objective("val_top1"), Objective("val_loss", "minimize")
+    own_loss = {**CLASSES, "overrides": {"loss": "net.py:focal"}}
+    assert baseline_of([], own_loss, loss) is None and baseline_of([], own_loss, top1) == 0.25
+    assert baseline_of([], {**CLASSES, "overrides": {"loss": "bce"}}, loss) == pytest.approx(math.log(4))
+    assert baseline_of([], {**CLASSES, "are_classes": False}, loss) is None
+    assert baseline_of([], {"num_classes": 0}, top1) is None and baseline_of([], {}, top1) is None
+    function = {"trainable": "my.py:train", "num_classes": 4, "objective": "val_loss:min"}
+    assert baseline_of([], function, objectives_of(function).first) is None
+    assert baseline_of([], {**function, "baseline": {"val_loss": 2.5}}, objectives_of(function).first) == 2.5
+
+
+@pytest.mark.parametrize("text", ["gpu_hours:min,val_loss:min", "epoch_s:min", "memory_bytes", "val_top1=0.7"])
+def test_what_training_does_not_improve_has_none(text: str) -> None:
+    description = {**CLASSES, "objective": text, "baseline": {"gpu_hours": 1.0, "epoch_s": 1.0, "memory_bytes": 1.0}}
+    assert baseline_of([trial({"epoch_s": 1.0})], description, objectives_of(description).first) is None

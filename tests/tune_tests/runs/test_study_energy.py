@@ -1,7 +1,5 @@
 """The energy of trials and studies: read, summed over sessions, and missing where nobody measured it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -112,7 +110,6 @@ def test_the_manager_counts_each_reported_epoch_once(tmp_path: Path) -> None:
     search = Search("random", "none", lambda: MemoryStore(tmp_path, None))
     search.step()
     live = search.slots["A"]
-    assert live is not None
     for epoch in (1, 2, 2):  # a resumed run sends its past epochs again
         search.manager.take_in(
             "A", {**record_of({**live.trial.params, "lr_multiplier": 1.0}, epoch), "gpu_energy_j": 8.0}

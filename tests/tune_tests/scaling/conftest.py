@@ -1,7 +1,5 @@
 """Fixtures of scaling studies whose trainings are stood in for."""
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 

@@ -1,19 +1,12 @@
 """The model of a step against made sizes whose laws are known, with the formulas of the papers written out here."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
 import pytest
 
-from bigbatch.tune.scaling.step_model import (
-    LinkCost,
-    StepTimes,
-    fit_step_model,
-    left_out_errors,
-    ring_terms,
-)
+from bigbatch.tune.scaling.analysis import SizeSpeed, progress_efficiencies, statistical_efficiency, useful_size
+from bigbatch.tune.scaling.step_model import LinkCost, StepTimes, fit_step_model, left_out_errors, ring_terms
 
 BYTES = 102.4e6  # ResNet-50's gradients
 STEP, IMAGE, OWN, SHARED = 0.004, 0.0011, 2e-5, 3e-7
@@ -65,7 +58,6 @@ def test_networks_within_a_node_and_between_nodes_are_fitted_apart() -> None:
     sizes = [made(n, 64.0, communication_s=ring_s(n)) for n in (1, 2, 4)]
     sizes += [made(n, 64.0, communication_s=ring_s(n, **slow)) for n in (8, 16)]
     model = fit_step_model(sizes, BYTES, per_node=4)
-    assert model.within is not None and model.between is not None
     assert 1 / model.within.s_per_byte == pytest.approx(12e9, rel=1e-6)
     assert 1 / model.between.s_per_byte == pytest.approx(2e9, rel=1e-6)
     assert model.times(256, 64.0).communication_s == pytest.approx(ring_s(256, **slow), rel=1e-6)
@@ -82,7 +74,6 @@ def test_noisy_sizes_never_give_negative_costs() -> None:
         ]
         model = fit_step_model(sizes, BYTES, per_node=8)
         costs = [model.step_s, model.image_s, model.own_input_s, model.shared_input_s]
-        assert model.within is not None
         costs += [model.within.s_per_byte, model.within.latency_s]
         assert all(cost >= 0 and math.isfinite(cost) for cost in costs), costs
 
@@ -105,5 +96,27 @@ def test_two_sizes_have_no_error() -> None:
 
 def test_a_pass_that_hides_the_sums_costs_nothing() -> None:
     model = fit_step_model([made(n, 64.0, communication_s=0.0) for n in (1, 2, 4)], BYTES, per_node=8)
-    assert model.within is not None
     assert (model.within.s_per_byte, model.within.latency_s) == (0.0, 0.0)
+
+
+def test_at_the_noise_scale_twice_the_images_are_needed() -> None:
+    """McCandlish et al. 2018, figure 1: at the noise scale a run takes twice the images of a tiny batch."""
+    assert statistical_efficiency(4096, 1e-9, 4096) == pytest.approx(0.5)
+    assert statistical_efficiency(128, 128, 4096) == 1
+
+
+def test_the_limit_is_half_of_the_device_hours() -> None:
+    """Perfect speed, noise scale 1000, 100 images a worker: (1 + 0.1) / (1 + 0.1 n) is 0.61 at 8 and 0.42 at 16."""
+    sizes = [SizeSpeed(n, 100 * n, 50.0 * n) for n in (1, 2, 4, 8, 16, 32)]
+    efficiencies = progress_efficiencies(sizes, 1000.0)
+    assert efficiencies[8] == pytest.approx(1.1 / 1.8) and efficiencies[16] == pytest.approx(1.1 / 2.6)
+    found = useful_size(sizes, 1000.0)
+    assert (found.workers, found.next_workers, found.by_speed_alone) == (8, 16, 32)
+    without = useful_size(sizes, None)
+    assert (without.workers, without.next_workers) == (32, None)
+
+
+def test_speed_alone_may_be_the_limit() -> None:
+    speeds = {2: 100.0, 4: 180.0, 8: 190.0, 16: 2000.0}  # 1, 0.9, 0.475; the last one comes too late
+    found = useful_size([SizeSpeed(n, 256, speed) for n, speed in speeds.items()], None)
+    assert (found.workers, found.next_workers) == (4, 8)

@@ -1,16 +1,22 @@
-"""Nodes that come and go: what may start follows them, up and down, and nothing is asked for that fits nowhere."""
+"""Nodes that come and go or run short of memory: what may start follows them, up and down."""
 
-from __future__ import annotations
-
+import contextlib
 import json
 import random
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
 from optuna.trial import TrialState
+from ray.air.execution._internal.actor_manager import RayActorManager
+from ray.air.execution._internal.tracked_actor import TrackedActor
+from ray.air.execution._internal.tracked_actor_task import TrackedActorTask
+from ray.exceptions import ActorDiedError, OutOfMemoryError, RayActorError
 
 from bigbatch.base.atomic_files import write_json
 from bigbatch.train_loop.config import ConfigError
@@ -18,6 +24,7 @@ from bigbatch.tune.plan.fitting import absent_nodes
 from bigbatch.tune.plan.machine import Machine, Node, Share, share_out
 from bigbatch.tune.search import capacity
 from bigbatch.tune.search.capacity import Capacity
+from bigbatch.tune.search.tuner import NODES_LOST, PrunerScheduler, memory_kills_fail_trials
 from helpers.paths import ROOT
 from helpers.processes import clean_environment
 from helpers.searches import TINY, Search, load
@@ -156,19 +163,26 @@ def test_whatever_comes_and_goes_what_starts_fits_beside_what_runs():
         assert number, "something runs"
 
 
+@contextlib.contextmanager
+def cluster_of(*nodes: dict[str, int]) -> Iterator[subprocess.Popen[str]]:
+    """A real Ray of these nodes, whose first line is its address."""
+    command = [sys.executable, str(ROOT / "tests" / "helpers" / "ray_nodes.py"), *map(json.dumps, nodes)]
+    env = {**clean_environment(), "RAY_AUTH_MODE": "disabled"}
+    ray = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
+    try:
+        yield ray
+    finally:
+        ray.stdin.close()
+        ray.wait(120)
+
+
 @pytest.mark.exhaustive
 def test_a_search_goes_on_with_smaller_workers_when_a_node_is_lost_and_grows_when_one_joins(
     tiny_images, tiny_space, tmp_path
 ):
     """A real Ray of two nodes. Trials get six cores a worker of the larger one; the one that is left has one core."""
     large, small = {"num_cpus": 12, "memory": 30 * 10**9}, {"num_cpus": 1, "memory": 2_097_152_000}
-    env = {**clean_environment(), "RAY_AUTH_MODE": "disabled"}
-    ray = subprocess.Popen(
-        [sys.executable, ROOT / "tests" / "helpers" / "ray_nodes.py", json.dumps(small), json.dumps(large)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env,
-    )  # fmt: skip
-    assert ray.stdin is not None and ray.stdout is not None
-    try:
+    with cluster_of(small, large) as ray:
         arguments = ("--space", tiny_space, "--data", tiny_images, *TINY, "--study", "s", "--trials", 3)
         address = ray.stdout.readline().strip()
         search = Search(
@@ -189,9 +203,6 @@ def test_a_search_goes_on_with_smaller_workers_when_a_node_is_lost_and_grows_whe
         trials = load(tmp_path / "runs" / "s").trials
         assert [t.state for t in trials] == [TrialState.COMPLETE] * 3
         assert all(list(t.intermediate_values) == list(range(1, 21)) for t in trials)
-    finally:
-        ray.stdin.close()
-        ray.wait(120)
 
 
 @pytest.mark.exhaustive
@@ -199,28 +210,13 @@ def test_what_the_cluster_cannot_train_is_refused_when_it_is_joined_and_leaves_n
     tiny_images, tiny_space, tmp_path
 ):
     """And what it can, it trains: here workers that ask for memory, of which one node has less to a core."""
-    nodes = [json.dumps({"num_cpus": cpus, "memory": memory}) for cpus, memory in ((8, 3 * 10**9), (4, 30 * 10**9))]
-    env = {**clean_environment(), "RAY_AUTH_MODE": "disabled"}
-    ray = subprocess.Popen(
-        [sys.executable, ROOT / "tests" / "helpers" / "ray_nodes.py", *nodes],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env,
-    )  # fmt: skip
-    assert ray.stdin is not None and ray.stdout is not None
+    nodes = [{"num_cpus": cpus, "memory": memory} for cpus, memory in ((8, 3 * 10**9), (4, 30 * 10**9))]
     greedy = tmp_path / "greedy.py"
     check = "    if 0 < workload.memory_bytes < 4e9: raise ValueError(f'{workload.memory_bytes} bytes')\n"
     greedy.write_text(Path(tiny_space).read_text().replace("    lr =", check + "    lr ="))
-    try:
-        common = (
-            "--data",
-            tiny_images,
-            *TINY,
-            "--study",
-            "s",
-            "--trials",
-            8,
-            "--address",
-            ray.stdout.readline().strip(),
-        )
+    with cluster_of(*nodes) as ray:
+        address = ray.stdout.readline().strip()
+        common = ("--data", tiny_images, *TINY, "--study", "s", "--trials", 8, "--address", address)
         for space, more, words in (
             (greedy, (), "ValueError: 3000000000 bytes"),
             (tiny_space, ("--set", "sync_bn=true"), "sync_bn needs GPUs"),
@@ -233,9 +229,6 @@ def test_what_the_cluster_cannot_train_is_refused_when_it_is_joined_and_leaves_n
         search = Search("--space", tiny_space, *common, "--max-epochs", 1, cwd=tmp_path, RAY_AUTH_MODE="disabled")
         search.wait_for(r"2 trials at a time, each with 1 worker of 4 CPU \+ 2\.1 GB")
         assert search.end() == 0, search.stderr()
-    finally:
-        ray.stdin.close()
-        ray.wait(120)
 
 
 def test_in_a_job_lost_nodes_are_waited_for_by_a_rule_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,3 +239,91 @@ def test_in_a_job_lost_nodes_are_waited_for_by_a_rule_of_its_own(monkeypatch: py
     assert capacity.lost_wait_s() == 700.0
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     assert capacity.lost_wait_s() == 7.0
+
+
+class Bridge:
+    """Notes which trials are put back into the study."""
+
+    def __init__(self) -> None:
+        self.put: list[tuple[str, str]] = []
+
+    def put_back(self, trial_id: str, why: str) -> None:
+        self.put.append((trial_id, why))
+
+
+class Controller:
+    """The part of Tune's controller that the scheduler uses. Its trials wait."""
+
+    def __init__(self, cpus: dict[str, float]) -> None:
+        self.trials = [
+            SimpleNamespace(
+                trial_id=name,
+                config={"worker_resources": {"CPU": count}},  # no configuration: it must not be parsed for this
+                is_finished=lambda: False,
+                status="RUNNING",
+                placement_group_factory=None,
+            )
+            for name, count in cpus.items()
+        ]
+        self._staged_trials = list[Any]()
+        self.stopped: list[str] = []
+
+    def get_trials(self) -> list[Any]:
+        return self.trials
+
+    get_live_trials = get_trials
+
+    def stop_trial(self, trial: Any) -> None:
+        self.stopped.append(trial.trial_id)
+
+
+def given_up(capacity: Capacity) -> tuple[list[tuple[str, str]], list[str]]:
+    bridge, controller = Bridge(), Controller({"small": 2.0, "large": 8.0})
+    scheduler: Any = PrunerScheduler(bridge, capacity)  # type: ignore[arg-type]
+    assert scheduler.choose_trial_to_run(controller) is None, "no trial is pending"
+    return bridge.put, controller.stopped
+
+
+def test_only_trials_that_no_longer_fit_are_given_up() -> None:
+    capacity = Capacity(Share(1, 1, {"CPU": 8.0}), 8, nodes=lambda: {"n1": Node(4, 0, 2**34)})
+    assert given_up(capacity) == ([("large", NODES_LOST)], ["large"])
+
+
+def test_no_trial_is_given_up_where_nodes_never_change() -> None:
+    assert given_up(Capacity(Share(1, 1, {"CPU": 8.0}), 8)) == ([], [])
+
+
+class Actor:
+    """Stands for a trial's process, whose task Ray tracks."""
+
+    class train:
+        remote = staticmethod(object)
+
+
+@pytest.mark.parametrize(
+    ("error", "as_a_failure"), [(OutOfMemoryError("low"), True), (ActorDiedError(), True), (ValueError("other"), False)]
+)
+def test_tune_hears_of_an_ended_process_that_its_trial_has_failed(error, as_a_failure, monkeypatch):
+    """By the way that a task's error takes in Ray: the future, the callback, the trial."""
+    heard: list[Exception] = []
+    actor = TrackedActor(1)
+    task = TrackedActorTask(actor, on_error=lambda _, error: heard.append(error))
+    manager: Any = RayActorManager(resource_manager=object())  # type: ignore[arg-type]  # none is asked
+    manager._cleanup_actor = lambda tracked_actor: None
+    manager._live_actors_to_ray_actors_resources[actor] = Actor(), None
+
+    def fails(future: object) -> None:
+        raise error
+
+    monkeypatch.setattr(ray, "get", fails)
+
+    def resolve() -> None:
+        _, future = manager._schedule_tracked_actor_task(task, "train", args=(), kwargs={}, _return_future=True)
+        manager._actor_task_events.resolve_future(future)
+
+    with memory_kills_fail_trials(), contextlib.nullcontext() if as_a_failure else pytest.raises(RuntimeError):
+        resolve()
+    assert [isinstance(met, RayActorError) for met in heard] == [True] * as_a_failure
+    if isinstance(error, OutOfMemoryError):  # Ray's own again: not a change that a notebook's other searches meet
+        with pytest.raises(RuntimeError):
+            resolve()

@@ -1,7 +1,5 @@
 """``--confirm`` and a budget: what the plan says, what is refused, and what is said when it is too little."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 from typing import Any
@@ -139,7 +137,6 @@ def test_a_search_that_learns_of_it_later_says_so_once_and_goes_on(tmp_path):
 def line_of(plan: SearchPlan, store: StudyStore) -> str:
     """The line about confirmations at the end of such a search."""
     answer = answer_of(store.study.trials, plan.to_dict(), plan.objectives)
-    assert answer is not None
     left = left_to_confirm(plan, store) if plan.confirm.best else (0, 0.0)
     return confirmation_in_words(frontier_json(answer), plan.to_dict(), "bigbatch tune --resume", "worker h", left)
 

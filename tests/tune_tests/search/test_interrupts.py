@@ -1,6 +1,4 @@
-"""Ctrl-C on a terminal: acknowledged while the driver's thread is inside a call, and no torn table stays behind."""
-
-from __future__ import annotations
+"""How a search is ended: by Ctrl-C on a terminal, or because it can never go on."""
 
 import fcntl
 import os
@@ -16,10 +14,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import optuna
+import psutil
 import pytest
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import TrialState
 
 from helpers.paths import ROOT
-from helpers.processes import clean_environment
+from helpers.processes import clean_environment, wait_gone
 
 COLUMNS, ROWS = 100, 40
 SEARCH = """
@@ -175,8 +177,68 @@ def test_ctrl_c_while_the_findings_are_printed_does_not_undo_a_search_that_is_do
     store = StudyStore.create(plan.folder, plan.study, plan.to_dict(), None)
     stop.set("interrupted", signal.SIGINT)
     store.study.add_trial(optuna.trial.create_trial(value=0.5))
-    assert (
-        end_search(SearchRun(plan), [TrialView(0, {}, TrainConfig(), state="COMPLETE")], stop, Console(), store) == code
-    )
+    ended = [TrialView(0, {}, TrainConfig(), state="COMPLETE")]
+    assert end_search(SearchRun(plan), ended, stop, Console(), store) == code
     store.close()
     assert ("--resume" in capsys.readouterr().out) == (code == 130)
+
+
+PATCHED = """
+import sys; sys.path.insert(0, {root!r})
+from bigbatch.tune.commands import tune as cli
+from bigbatch.tune.search import capacity
+from bigbatch.tune.search import watch_thread as watch
+watch.ASK_S, watch.OWN_GRACE_S, watch.HEAD_GONE_S, watch.UNANSWERED_LINE_S = 1.0, 8.0, 12.0, 8.0
+bundle = capacity.Capacity.bundle
+capacity.Capacity.bundle = lambda self, number: {{**(own := bundle(self, number)), "CPU": own["CPU"] + {more}}}
+sys.exit(cli.tune_main(sys.argv[1:]))
+"""
+
+
+def search(folder: Path, space: Path, data: Path, *, more_cpus: int, epochs: int = 2) -> subprocess.Popen:
+    """A search whose workers ask for ``more_cpus`` than their share, with limits of seconds instead of minutes."""
+    arguments: list[object] = ["--space", space, "--data", data, "--max-epochs", epochs]
+    arguments += "--model shufflenet_v2_x0_5 --set image_size=16 --study s --trials 2 --stopping none".split()
+    return subprocess.Popen(
+        [sys.executable, "-c", PATCHED.format(root=str(ROOT / "src"), more=more_cpus), *map(str, arguments)],
+        cwd=folder, env=clean_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+
+
+def states(folder: Path) -> set[TrialState]:
+    backend = JournalFileBackend(str(folder / "runs" / "s" / "optuna.journal"))
+    study = optuna.load_study(study_name="s", storage=optuna.storages.JournalStorage(backend))
+    return {trial.state for trial in study.trials}
+
+
+@pytest.mark.slow
+def test_a_trial_for_which_no_node_is_large_enough_ends_the_search_with_the_reason(tiny_images, tiny_space, tmp_path):
+    process = search(tmp_path, tiny_space, tiny_images, more_cpus=1000)
+    output, errors = process.communicate(timeout=240)
+    assert process.returncode == 1, output + errors
+    assert " waiting for " in output and " started" not in output, output + errors
+    assert "INFEASIBLE: a worker needs 100" in output and "no node has that (1 node with" in output
+    assert "error: no trial can ever run: a worker needs 100" in errors and "Traceback" not in errors
+    assert "--resume --study s" in output and states(tmp_path) == {TrialState.WAITING}
+    log = (tmp_path / "runs" / "s" / "logs" / "driver.log").read_text()
+    assert "INFEASIBLE" in log and not list((tmp_path / "runs" / "s" / "logs").glob("*.progress"))
+
+
+@pytest.mark.slow
+def test_a_search_whose_cluster_is_gone_ends_with_what_it_has(tiny_images, tiny_space, tmp_path):
+    process = search(tmp_path, tiny_space, tiny_images, more_cpus=0, epochs=4000)
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if "epoch 2/4000" in line:
+            break
+    head = next(p for p in psutil.Process(process.pid).children(recursive=True) if "gcs_server" in p.name())
+    os.kill(head.pid, signal.SIGKILL)
+    output, errors = process.communicate(timeout=240)
+    assert process.returncode == 1, "".join(lines) + output + errors
+    assert "has not answered for 0:" in output, output
+    assert "error: the Ray cluster is gone" in errors and "Traceback" not in errors, errors
+    assert "--resume --study s" in output + errors
+    assert states(tmp_path) == {TrialState.WAITING}
+    wait_gone(str(tmp_path))

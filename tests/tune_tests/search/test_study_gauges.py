@@ -1,14 +1,20 @@
-"""The gauges of a search, from the events that its observers get."""
+"""The gauges of a search, from events to Ray's; ``test_prometheus.py`` has the real ones."""
 
-from __future__ import annotations
-
+import io
 import json
 import math
 import re
 import threading
+import time
+from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import ray
+import ray.util.metrics
+from rich.console import Console
 
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.progress import StepProgress
@@ -16,23 +22,17 @@ from bigbatch.tune.export.grafana_files import LOOK_EVERY_S, TargetsFile, metric
 from bigbatch.tune.runs.objective import Objective
 from bigbatch.tune.runs.observer import TrialView
 from bigbatch.tune.search import show_gauges
-from bigbatch.tune.search.show_gauges import GAUGES, KEEP_ENDED_S, STATES, StudyGauges, _keep_looking
-from helpers.waiting import SetClock
+from bigbatch.tune.search.show_gauges import GAUGES, KEEP_ENDED_S, STATES, StudyGauges, _keep_looking, gauge_observers
+from helpers.recorded_studies import epoch_record, recorded_study
+from helpers.waiting import SetClock, wait_until
 
 UNITS = ("seconds", "bytes", "ratio", "watts", "images", "hours", "per_second", "epochs", "trials")
 WITHOUT_UNIT = {"bigbatch_objective", "bigbatch_best_objective", "bigbatch_train_loss", "bigbatch_learning_rate"}
 
 RECORD: dict[str, object] = {
-    "epoch": 2,
-    "train_loss": 0.5,
-    "learning_rate": 0.1,
-    "images_per_s": 900.0,
-    "data_s": 1.0,
-    "train_s": 4.0,
-    "val_top1": 0.75,
-    "val_loss": 0.7,
-    "noise_scale": None,
-}
+    "epoch": 2, "train_loss": 0.5, "learning_rate": 0.1, "images_per_s": 900.0, "data_s": 1.0, "train_s": 4.0,
+    "val_top1": 0.75, "val_loss": 0.7, "noise_scale": None,
+}  # fmt: skip
 
 
 def gauges_of(
@@ -185,3 +185,42 @@ def test_the_file_of_targets_follows_the_nodes_and_is_empty_at_the_end(tmp_path:
     assert json.loads(path.read_text())[0]["targets"] == ["n1:9400", "n2:9400"]
     file.close()
     assert json.loads(path.read_text()) == []
+
+
+NODE = {"NodeManagerAddress": "127.0.0.1", "MetricsExportPort": 9400, "Alive": True}
+
+
+def search(folder: Path, port: int | None) -> Any:
+    plan = SimpleNamespace(
+        options=SimpleNamespace(metrics_port=port), address="local", folder=folder, study="s",
+        objectives=SimpleNamespace(first=Objective()), budget_gpu_hours=2.0, time_budget_s=3600.0,
+    )  # fmt: skip
+    return SimpleNamespace(plan=plan, started=time.monotonic())
+
+
+def test_ray_gets_what_the_observer_knows_until_the_search_ends(tmp_path: Path, monkeypatch) -> None:
+    told: dict[tuple[str, ...], float] = {}
+
+    class Gauge:
+        def __init__(self, name: str, description: str, tag_keys: tuple[str, ...]) -> None:
+            self._name, self._keys = name, tag_keys
+
+        def set(self, value: float, tags: dict[str, str]) -> None:
+            assert tuple(tags) == self._keys
+            told[self._name, *tags.values()] = value
+
+    monkeypatch.setattr(ray, "nodes", lambda: [NODE])
+    monkeypatch.setattr(ray.util.metrics, "Gauge", Gauge)
+    store, out = recorded_study(tmp_path / "s", 2), Console(file=io.StringIO(), width=200)
+    assert gauge_observers(search(tmp_path / "s", None), store, ExitStack(), out) == []
+    with ExitStack() as stack:
+        (observer,) = gauge_observers(search(tmp_path / "s", 9400), store, stack, out)
+        observer.trial_started(TrialView(7, {}, None, records=[epoch_record(2, 0.75)]))
+        wait_until(lambda: ("bigbatch_objective", "s", "7", "val_top1") in told, "Ray was told nothing")
+        assert json.loads((tmp_path / "s" / "metrics_targets.json").read_text())[0]["targets"] == ["127.0.0.1:9400"]
+    assert told["bigbatch_objective", "s", "7", "val_top1"] == 0.75 and told["bigbatch_epochs", "s", "7"] == 2
+    assert told["bigbatch_budget_left_device_hours", "s"] + told["bigbatch_used_device_hours", "s"] == 2.0
+    assert 0 < told["bigbatch_budget_left_seconds", "s"] <= 3600
+    assert not any(name == "bigbatch_noise_scale_images" for name, *_ in told), "not measured is no series"
+    assert json.loads((tmp_path / "s" / "metrics_targets.json").read_text()) == []
+    store.close()

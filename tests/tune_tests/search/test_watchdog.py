@@ -1,7 +1,5 @@
 """What the watchdog says and when, with a clock of the test's own; and what displays make of it."""
 
-from __future__ import annotations
-
 import io
 import random
 import time
@@ -14,12 +12,7 @@ from bigbatch.train_loop.progress import ProgressFile, StepProgress, progress_fi
 from bigbatch.tune.console.display import LiveTable, PlainLines, SearchProgress, make_display
 from bigbatch.tune.runs.observer import TrialView
 from bigbatch.tune.search.watch_thread import SearchWatch, Watchdog, WatchedTrial
-from bigbatch.tune.trials.cluster_view import (
-    ClusterView,
-    GroupView,
-    NodeView,
-    why_it_fits_nowhere,
-)
+from bigbatch.tune.trials.cluster_view import ClusterView, GroupView, NodeView, why_it_fits_nowhere
 
 
 def node(name: str, cpus: float, gpus: float = 0, *, alive: bool = True, free: float | None = None) -> NodeView:

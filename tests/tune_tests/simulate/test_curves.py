@@ -1,23 +1,32 @@
 """Tables of curves: what a row may be, the inferred space, the readers, and their refusals."""
 
-from __future__ import annotations
-
+import gzip
 import json
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+import optuna
 import pyarrow.parquet as pq
 import pytest
+from invented_curves import invented_table
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import TrialState
 
+from bigbatch.command import main
 from bigbatch.train_loop.config import ConfigError, TrainConfig
+from bigbatch.tune.commands.simulate import Search, _lines
 from bigbatch.tune.runs.objective import Objective
 from bigbatch.tune.runs.objectives import Objectives
 from bigbatch.tune.runs.tables import EPOCH_PARTS, write_epochs, write_trials
+from bigbatch.tune.simulate import ReplayedEpoch
 from bigbatch.tune.simulate.curves import CurveTable, RecordedCurve, infer_dimensions
 from bigbatch.tune.simulate.readers import read_curves
+from bigbatch.tune.simulate.replay import Replay, replay
+from bigbatch.tune.strategies import make_strategy
 from helpers.lone_studies import begin, new_study
+from helpers.refusals import refusal, refused_command
 
 
 def line(params: dict[str, object], values: list[float | None], **facts: object) -> str:
@@ -69,17 +78,13 @@ def test_json_lines_become_a_table_with_a_diverged_run(tmp_path: Path) -> None:
 )
 def test_a_bad_line_meets_one_clear_line(tmp_path: Path, lines: list[str], words: str) -> None:
     path = json_lines(tmp_path, *lines)
-    with pytest.raises(ConfigError) as met:
-        _ = read_curves([path]).dimensions
-    assert words in str(met.value) and "\n" not in str(met.value)
+    assert words in refusal(lambda: read_curves([path]).dimensions)
 
 
 def test_files_that_are_no_curves_are_refused(tmp_path: Path) -> None:
     (tmp_path / "x.parquet").write_text("no")
     for path in (tmp_path / "x.parquet", tmp_path / "x.csv", tmp_path / "absent.jsonl", tmp_path):
-        with pytest.raises(ConfigError) as met:
-            read_curves([path])
-        assert "\n" not in str(met.value)
+        refusal(partial(read_curves, [path]))
 
 
 def test_scales_and_kinds_are_inferred_from_the_values() -> None:
@@ -128,10 +133,26 @@ def test_a_table_without_whole_runs_is_refused() -> None:
         CurveTable("t", (RecordedCurve({"lr": 1.0}, (), (), 2, diverged=True),))
 
 
-def test_a_study_of_ours_gives_its_whole_and_its_diverged_runs(tmp_path: Path) -> None:
-    """Written as a search writes it; of the paused trial only its continuation is a run."""
+def left_by_search(folder: Path, told: Sequence[tuple[int, TrialState, dict[str, object]]]) -> optuna.Study:
+    """A study as a search writes it: of each trial its epochs, its state and what is noted about it."""
     study = new_study()
     config = TrainConfig().replace_keys({"epochs": 3, "schedule.warmup_epochs": 1.0}).to_dict()
+    for number, (epochs, state, attrs) in enumerate(told):
+        trial = begin(study, {"width": 10 + number}, epochs=3)
+        for name, value in {**attrs, "config": config}.items():
+            trial.set_user_attr(name, value)
+        for epoch in range(1, epochs + 1):
+            record = {"epoch": epoch, "val_top1": 0.1 * epoch, "val_loss": 1 - 0.1 * epoch}
+            trial.set_user_attr(f"epoch/{epoch:05d}", record | dict.fromkeys(EPOCH_PARTS, 2.0))
+        study.tell(trial, 0.3 if state == TrialState.COMPLETE else None, state=state)
+    folder.mkdir()
+    write_trials(study.trials, folder / "trials.parquet", Objectives())
+    write_epochs(study.trials, folder / "epochs.parquet")
+    return study
+
+
+def test_a_study_of_ours_gives_its_whole_and_its_diverged_runs(tmp_path: Path) -> None:
+    """Of the paused trial only its continuation is a run."""
     because = "validation was not finite in epoch 3"
     told: list[tuple[int, TrialState, dict[str, object]]] = [
         (3, TrialState.COMPLETE, {}),
@@ -141,26 +162,11 @@ def test_a_study_of_ours_gives_its_whole_and_its_diverged_runs(tmp_path: Path) -
         (2, TrialState.FAIL, {"ended_because": because, "diverged": True}),
         (2, TrialState.FAIL, {"ended_because": "a process of the trial died"}),
     ]
-    for number, (epochs, state, attrs) in enumerate(told):
-        trial = begin(study, {"width": 10 + number}, epochs=3)
-        for name, value in {**attrs, "config": config}.items():
-            trial.set_user_attr(name, value)
-        for epoch in range(1, epochs + 1):
-            times = dict.fromkeys(EPOCH_PARTS, 2.0)
-            trial.set_user_attr(
-                f"epoch/{epoch:05d}", {"epoch": epoch, "val_top1": 0.1 * epoch, "val_loss": 1 - 0.1 * epoch, **times}
-            )
-        study.tell(trial, 0.3 if state == TrialState.COMPLETE else None, state=state)
     folder = tmp_path / "my study"
-    folder.mkdir()
-    write_trials(study.trials, folder / "trials.parquet", Objectives())
-    write_epochs(study.trials, folder / "epochs.parquet")
+    study = left_by_search(folder, told)
     table = read_curves([folder])
-    assert [(c.params["width"], c.final) for c in table.curves] == [
-        (10, pytest.approx(0.3)),
-        (12, pytest.approx(0.3)),
-        (14, None),
-    ]
+    assert [c.params["width"] for c in table.curves] == [10, 12, 14]
+    assert [c.final for c in table.curves] == [pytest.approx(0.3), pytest.approx(0.3), None]
     assert table.curves[2].values == pytest.approx((0.1, 0.2)) and table.curves[2].epochs == 3
     assert table.curves[0].seconds == pytest.approx([2.0 * len(EPOCH_PARTS) * e for e in (1, 2, 3)])
     assert (table.name, table.curves[0].warmup_epochs) == ("my study", 1.0)
@@ -174,27 +180,162 @@ def test_a_study_of_ours_gives_its_whole_and_its_diverged_runs(tmp_path: Path) -
 
 
 def test_what_a_study_notes_says_which_runs_diverged(tmp_path: Path) -> None:
-    study = new_study()
-    config = TrainConfig().replace_keys({"epochs": 3}).to_dict()
     said = "validation was not finite in epoch 3"
-    told: list[dict[str, object]] = [
-        {},
+    noted: list[dict[str, object]] = [
         {"diverged": True, "failure_kind": "diverged", "ended_because": "in other words"},
         {"failure_kind": "process", "ended_because": f"{said}, said its log, but a process had died"},
         {"ended_because": "a process of the trial died"},
     ]
-    for number, attrs in enumerate(told):
-        trial = begin(study, {"width": 10 + number}, epochs=3)
-        for name, value in {**attrs, "config": config}.items():
-            trial.set_user_attr(name, value)
-        for epoch in range(1, 3 + (number == 0)):
-            record = {"epoch": epoch, "val_top1": 0.1 * epoch, **dict.fromkeys(EPOCH_PARTS, 2.0)}
-            trial.set_user_attr(f"epoch/{epoch:05d}", record)
-        study.tell(trial, 0.3 if number == 0 else None, state=TrialState.FAIL if number else TrialState.COMPLETE)
     folder = tmp_path / "noted"
-    folder.mkdir()
-    write_trials(study.trials, folder / "trials.parquet", Objectives())
-    write_epochs(study.trials, folder / "epochs.parquet")
+    left_by_search(folder, [(3, TrialState.COMPLETE, {}), *((2, TrialState.FAIL, attrs) for attrs in noted)])
     rows = pq.read_table(folder / "trials.parquet")
     assert rows["failure_kind"].to_pylist() == [None, "diverged", "process", None]
     assert [c.params["width"] for c in read_curves([folder]).curves if c.diverged] == [11]
+
+
+def table_of(folder: Path, *lines: str, name: str = "runs.jsonl") -> CurveTable:
+    return read_curves([json_lines(folder, *lines, name=name)])
+
+
+WHOLE = (line({"lr": 0.1}, [0.2, 0.3, 0.4, 0.5]), line({"lr": 0.2}, [0.2, 0.3, 0.4, 0.6]))
+
+
+@pytest.mark.parametrize(("epochs", "diverged"), [(4, True), (4.0, 1), (4.0, 1.0)])
+def test_a_diverged_run_is_known_however_it_is_written(tmp_path: Path, epochs: object, diverged: object) -> None:
+    table = table_of(tmp_path, *WHOLE, line({"lr": 9.0}, [0.1, None], epochs=epochs, diverged=diverged))
+    assert [c.diverged for c in table.curves] == [False, False, True] and table.curves[2].epochs == 4
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ({"epochs": "4"}, "line 3: epochs of a run must be a whole number; got '4'"),
+        ({"epochs": 4.5}, "epochs of a run must be a whole number; got 4.5"),
+        ({"diverged": "no"}, "diverged of a run must be true or false; got 'no'"),
+        ({"diverged": 2}, "diverged of a run must be true or false; got 2"),
+        ({"warmup_epochs": "1"}, "warmup_epochs must be a number; got '1'"),
+    ],
+)
+def test_facts_of_another_kind_are_refused(tmp_path: Path, facts: dict[str, object], words: str) -> None:
+    lines = *WHOLE, line({"lr": 9.0}, [0.1, 0.2, 0.3, 0.4], **facts)
+    assert words in refusal(lambda: table_of(tmp_path, *lines))
+
+
+def test_a_parameter_that_is_null_does_not_exist(tmp_path: Path) -> None:
+    """pandas writes such lines."""
+    sgd = [line({"opt": "sgd", "lr": 0.1 * i, "m": 0.5 + 0.04 * i}, [0.2, 0.1 * i]) for i in range(1, 10)]
+    adam = [line({"opt": "adam", "lr": 0.1 * i, "m": None}, [0.2, 0.1 * i]) for i in range(1, 10)]
+    found = {d.name: d for d in table_of(tmp_path, *sgd, *adam).dimensions}
+    assert found["m"].active_when == {"opt": ("sgd",)}
+
+
+def test_numbers_as_texts_are_refused_and_a_few_choices_are_not(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="a number must not be a text; got 'lr' with '0.1'. Write it without quotes"):
+        table_of(tmp_path, *(line({"lr": f"0.{i}"}, [0.2, 0.5]) for i in range(1, 20)))
+    assert len(table_of(tmp_path, *(line({"size": str(i)}, [0.2, 0.5]) for i in (18, 34, 50))).dimensions) == 1
+
+
+def test_a_compressed_file_is_read(tmp_path: Path) -> None:
+    (tmp_path / "runs.jsonl.gz").write_bytes(gzip.compress("\n".join(WHOLE).encode()))
+    assert len(read_curves([tmp_path / "runs.jsonl.gz"]).curves) == 2
+
+
+SPACE = {"dimensions": {"lr": {"low": 0.01, "high": 1.0}, "opt": {"choices": ["a", "c"]},
+                        "m": {"low": 0.0, "high": 1.0, "when": {"opt": ["a"]}}}}  # fmt: skip
+
+
+@pytest.mark.parametrize("params", [{"lr": 0.1, "opt": "b"}, {"lr": "0.1", "opt": "c"}, {"lr": True, "opt": "c"}])
+def test_a_row_outside_a_declared_space_meets_one_line(tmp_path: Path, params: dict[str, object]) -> None:
+    inside = [line({"lr": 0.1 * i, "opt": "c"}, [0.2, 0.1 * i]) for i in range(1, 9)]
+    table = table_of(tmp_path, json.dumps(SPACE), *inside, line(params, [0.2, 0.3]))
+    with pytest.raises(ConfigError, match="the space must hold every row"):
+        replay(table, lambda facts: make_strategy("random", "none", facts), 1, 0, 1.0)
+
+
+def test_without_a_choice_goes_with_what_it_decides(tmp_path: Path) -> None:
+    rows = [line({"lr": 0.1, "opt": "c"}, [0.2, 0.3]), line({"lr": 0.2, "opt": "a", "m": 0.5}, [0.2, 0.4])]
+    table = table_of(tmp_path, json.dumps(SPACE), *rows)
+    with pytest.raises(ConfigError, match="'m' exists only for some values of 'opt'; got --without opt. Leave"):
+        table.without(["opt"])
+    assert [d.name for d in table.without(["opt", "m"]).dimensions] == ["lr"]
+
+
+def test_studies_of_different_metrics_are_no_pool(tmp_path: Path) -> None:
+    from bigbatch.tune.simulate.curves import RecordedRuns, pooled
+
+    curves = table_of(tmp_path, *WHOLE).curves
+    parts = [RecordedRuns(name, curves, None, Objective(name)) for name in ("val_top1", "val_iou")]
+    with pytest.raises(ConfigError, match="must agree in metric, direction and declared dimensions"):
+        pooled(parts)
+
+
+def test_a_run_that_was_paused_and_goes_on_is_one_run() -> None:
+    table = invented_table("wide", seed=1, rows=30)
+    found = replay(table, lambda facts: make_strategy("random", "look", facts), 2, 0, 1e9)
+    assert len({epoch.trial for epoch in found.epochs}) > 30, "some were continued"
+    assert found.begun == 30
+
+
+def test_the_table_says_what_each_search_has_found_by_parts_of_the_budget() -> None:
+    """Against medians and quantiles by hand. What has not finished, or finished too late, does not count."""
+    table = CurveTable("t", tuple(RecordedCurve({"lr": 0.1 * i}, (0.1 * i,), (36.0,), 1) for i in range(1, 6)))
+
+    def replayed(*found: tuple[float, float | None, bool]) -> Replay:
+        return Replay([ReplayedEpoch(hours, 0, {}, value, whole) for hours, value, whole in found], [], len(found))
+
+    replays = [
+        replayed((0.1, 0.3, True), (0.2, 0.5, False), (0.3, 0.1, True), (0.5, None, False)),
+        replayed((0.3, 0.4, True), (0.8, 0.5, True)),
+    ]
+    head, row = _lines(table, {Search("tpe", "asha", 4, 0.8, None): replays}, 0.8)
+    assert head.split("  ")[0] == "search" and "regret at 0.2 h" in head and "regret at 0.8 h" in head
+    assert row.startswith("tpe + asha, 4 slots") and row.endswith("2 of 3")
+    assert "30.00 (22.00 … 38.00)" in row, "0.2 and, where nothing has finished yet, that of the worst value: 0.4"
+    assert "15.00 (11.00 … 19.00)" in row and "10.00 (2.00 … 18.00)" in row, "in points: the values are shares"
+
+
+def written(folder: Path) -> Path:
+    lines = []
+    for c in invented_table("projected", 0, rows=30).curves:
+        curve = [[s, v] for s, v in zip(c.seconds, [*c.values, None], strict=False)]
+        facts = {"epochs": c.epochs, "diverged": c.diverged}
+        lines.append(json.dumps({"params": dict(c.params), "curve": curve, **facts}))
+    return json_lines(folder, *lines)
+
+
+def test_the_command_compares_with_random_search(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--strategy", "tpe", "random", "--stopping", "asha", "none", "--slots", "2", "--seeds", "2"]
+    assert main(["simulate", "--curves", str(written(tmp_path)), *options, "--processes", "2"]) == 0
+    first, note, head, *rows = capsys.readouterr().out.splitlines()
+    assert "30 runs" in first and "few" in note and head.startswith("search")
+    assert [row.split("  ")[0] for row in rows] == ["random, 2 slots", "tpe + asha, 2 slots"], "each search once"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--strategy", "best"], "--strategy must be one of auto, "),
+        (["--strategy", "tpe", "random", "qmc", "--stopping", "asha", "none"], "one for each of the 3"),
+        (["--seeds", "0"], "--seeds must be more than 0"),
+        (["--slots", "0"], "--slots must be at least 1"),
+        (["--budget-hours", "0"], "--budget-hours must be more than 0"),
+        (["--epoch-seconds", "inf"], "--epoch-seconds must be more than 0 and finite; got inf"),
+        (["--budget-hours", "nan"], "--budget-hours must be more than 0 and finite; got nan"),
+        (["--without", "xx"], "no run has a parameter 'xx'; got optimizer"),
+        (["--curves", "absent.parquet"], "absent.parquet"),
+    ],
+)
+def test_wrong_options_meet_one_line(tmp_path: Path, capsys, options: list[str], words: str) -> None:
+    given = options if "--curves" in options else ["--curves", str(written(tmp_path)), *options]
+    assert words in refused_command(capsys, main, ["simulate", *given])
+
+
+def test_the_same_file_twice_is_refused_and_a_budget_that_ends_no_run_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(written(tmp_path))
+    error = refused_command(capsys, main, ["simulate", "--curves", path, path])
+    assert "--curves takes each file once" in error
+    options = ["--strategy", "random", "--stopping", "none", "--seeds", "1"]
+    assert main(["simulate", "--curves", path, *options, "--slots", "1000"]) == 0
+    assert "over 1000 slots end before a mean run does" in capsys.readouterr().out

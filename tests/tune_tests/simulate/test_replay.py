@@ -1,7 +1,5 @@
 """Replays: simulated time against times by hand, what becomes of a pause, and that nothing but the seed matters."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections import Counter
@@ -25,7 +23,7 @@ from bigbatch.tune.runs.run import PAUSED_ATTR
 from bigbatch.tune.simulate import CurveTable, RecordedCurve, simulate
 from bigbatch.tune.simulate.replay import replay
 from bigbatch.tune.simulate.stand_ins import EpochEnd, RowPool, SimulatedClock, StartedTrial, run_slots
-from helpers.as_they_are import waiting_to_continue
+from helpers.lone_studies import waiting_to_continue
 
 
 def curve(lr: float, values: list[float], epoch_s: float = 10.0, epochs: int = 0, kind: str = "a") -> RecordedCurve:

@@ -1,10 +1,9 @@
-"""One early look: when trials pause, which go on, when it is over, and which checkpoints make room."""
-
-from __future__ import annotations
+"""When trials pause at a look or stop, which go on, and which checkpoints make room."""
 
 import math
 from collections.abc import Mapping
 
+import numpy as np
 import optuna
 import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution
@@ -12,14 +11,10 @@ from optuna.trial import TrialState
 
 from bigbatch.train_loop.host.disk_space import SpaceLeft
 from bigbatch.tune.models.protocol import Dimension, SearchFacts, Strategy, TrialDecision
+from bigbatch.tune.proposers.samplers import make_pruner
+from bigbatch.tune.proposers.shown_trials import SPARED_ATTR
 from bigbatch.tune.runs.objective import Objective
-from bigbatch.tune.runs.run import (
-    CONTINUES_ATTR,
-    DROPPED_ATTR,
-    GIVEN_ATTR,
-    PAUSED_ATTR,
-    RETRIES_ATTR,
-)
+from bigbatch.tune.runs.run import CONTINUES_ATTR, DROPPED_ATTR, GIVEN_ATTR, PAUSED_ATTR, RETRIES_ATTR
 from bigbatch.tune.stoppers.early_look import checkpoints_to_drop, predicted_ends
 from bigbatch.tune.storage import kept_checkpoints
 from bigbatch.tune.storage.store import StudyStore
@@ -284,10 +279,95 @@ def test_where_no_new_run_fits_each_slot_continues_what_fits_first_where_nothing
     order = []
     for _ in range(2):
         paused = strategy.to_continue(study, fits)
-        assert paused is not None
         order.append(paused.number)
         study.enqueue_trial(paused.params, user_attrs={CONTINUES_ATTR: paused.number})
         run_next(study, strategy)
     assert order == [2, 1], "the better one; then the batch at which none has gone on"
     assert strategy.to_continue(study, fits) is None and set(asked) == {0, 1, 2, 3}, "the others do not fit"
     assert strategy.to_continue(study, lambda trial: True) is not None
+
+
+RUNG_EPOCHS = 12
+FACTS = SearchFacts((), trials=40, max_epochs=RUNG_EPOCHS, seed=5)
+
+
+@pytest.mark.parametrize("direction", ["maximize", "minimize"])
+@pytest.mark.parametrize("name", ["asha", "hyperband", "median", "none"])
+def test_without_warmup_each_verdict_is_that_of_optunas_pruner(name, direction):
+    """Optuna's own study, with the pruner called as Optuna calls it, stops the same trials in the same epochs."""
+    ours, theirs = new_study(direction), new_study(direction)
+    theirs.pruner = make_pruner(name, RUNG_EPOCHS, seed=5)
+    stopping = make_strategy("random", name, FACTS)
+    rng = np.random.default_rng(0)
+    ends = []
+    for _ in range(40):
+        values = rng.random() + 0.05 * rng.standard_normal(RUNG_EPOCHS)
+        trial, other = begin(ours, {}, epochs=RUNG_EPOCHS), theirs.ask()
+        decision = go(ours, stopping, trial, values)
+        stopped_in = RUNG_EPOCHS
+        for epoch, value in enumerate(values, 1):
+            other.report(value, epoch)
+            if other.should_prune():
+                stopped_in = epoch
+                break
+        assert frozen(ours, trial).last_step == stopped_in
+        state = TrialState.PRUNED if decision == TrialDecision.STOP else TrialState.COMPLETE
+        for study, ended in ((ours, trial), (theirs, other)):
+            study.tell(ended, values[-1] if state == TrialState.COMPLETE else None, state=state)
+        ends.append(stopped_in)
+    assert len(set(ends)) > 1 or name == "none"
+
+
+def test_only_trials_of_the_same_frontier_value_compare():
+    study = new_study()
+    facts = SearchFacts((), trials=40, max_epochs=RUNG_EPOCHS, frontier="batch")
+    stopping = make_strategy("tpe", "asha", facts)
+    for _ in range(3):
+        go(study, stopping, begin(study, {"batch": 256}, epochs=RUNG_EPOCHS), [0.9] * RUNG_EPOCHS)
+    large = begin(study, {"batch": 4096}, epochs=RUNG_EPOCHS)
+    assert go(study, stopping, large, [0.5] * RUNG_EPOCHS) == TrialDecision.GO_ON, "the best of its batch so far"
+    poor = begin(study, {"batch": 4096}, epochs=RUNG_EPOCHS)
+    assert go(study, stopping, poor, [0.4] * RUNG_EPOCHS) == TrialDecision.STOP
+    poor = begin(study, {"batch": 256}, epochs=RUNG_EPOCHS)
+    assert go(study, stopping, poor, [0.8] * RUNG_EPOCHS) == TrialDecision.STOP
+
+
+@pytest.mark.parametrize("name", ["asha", "hyperband", "median"])
+def test_no_trial_is_stopped_before_its_warmup_has_ended_and_then_at_equal_epochs(name):
+    """Slow starters that are as good as their peers from the fifth epoch on are not stopped; bad ones are, then."""
+    study, stopping = new_study(), make_strategy("tpe", name, FACTS)
+    good = list(np.linspace(0.4, 0.9, RUNG_EPOCHS))
+    for _ in range(5):
+        trial = begin(study, {}, epochs=RUNG_EPOCHS)
+        assert go(study, stopping, trial, good) == TrialDecision.GO_ON
+        study.tell(trial, good[-1])
+    slow = begin(study, {}, epochs=RUNG_EPOCHS, warmup=4.5)
+    assert go(study, stopping, slow, [0.1, 0.1, 0.1, 0.1, *good[4:]]) == TrialDecision.GO_ON
+    assert frozen(study, slow).user_attrs[SPARED_ATTR] == 3, "a quarter of the run: the pruner wanted to stop it"
+    study.tell(slow, good[-1])
+    ends = set()
+    for _ in range(8):  # with hyperband, some are in a bracket whose first rung is later
+        bad = begin(study, {}, epochs=RUNG_EPOCHS, warmup=4.5)
+        assert go(study, stopping, bad, [0.1, 0.1, 0.1, 0.1, *np.linspace(0.41, 0.42, 8)]) == TrialDecision.STOP
+        ends.add(frozen(study, bad).last_step)
+        study.tell(bad, state=TrialState.PRUNED)
+    assert min(ends) == 5 and (ends == {5} or name == "hyperband")
+
+
+def test_a_late_judgement_leaves_the_bar_of_the_first_rung_as_it_was():
+    """A good trial with a long warmup has 0.1 where the rung is, and is judged later with 0.8. The next trial, 0.2 at
+    the rung, is the best of those that got there."""
+    study, stopping = new_study(), make_strategy("tpe", "asha", FACTS)
+    for _ in range(3):
+        go(study, stopping, begin(study, {}, epochs=RUNG_EPOCHS, warmup=4), [0.1] * 4 + [0.8] * 8)
+    assert go(study, stopping, begin(study, {}, epochs=RUNG_EPOCHS), [0.2] * 4) == TrialDecision.GO_ON
+
+
+def test_a_run_of_few_steps_is_judged_after_ten(monkeypatch):
+    study, stopping = new_study(), make_strategy("tpe", "asha", FACTS)
+    go(study, stopping, begin(study, {}, epochs=RUNG_EPOCHS), [0.5] * RUNG_EPOCHS)
+    few = begin(study, {}, epochs=RUNG_EPOCHS)
+    assert go(study, stopping, few, [0.1] * RUNG_EPOCHS, steps_an_epoch=2) == TrialDecision.STOP
+    assert frozen(study, few).last_step == 5 and frozen(study, few).user_attrs[SPARED_ATTR] == 3
+    hardly = begin(study, {}, epochs=RUNG_EPOCHS)
+    assert go(study, stopping, hardly, [0.1] * 9, steps_an_epoch=1) == TrialDecision.GO_ON

@@ -1,8 +1,6 @@
 """The first round of ``look``: what is looked at before anything goes on, which trials go on then, and when; and where
 ``curves`` begins."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
@@ -10,19 +8,18 @@ import numpy as np
 import optuna
 import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-from optuna.trial import TrialState, create_trial
+from optuna.trial import TrialState
 
 from bigbatch.base import json_values
 from bigbatch.search_spaces.priors import LogNormal
 from bigbatch.tune.models.protocol import Dimension, SearchFacts, Strategy, TrialDecision
 from bigbatch.tune.models.unit_space import SobolSampler
-from bigbatch.tune.proposers.samplers import PerTrialSampler
 from bigbatch.tune.runs.objective import Objective
 from bigbatch.tune.runs.run import CONTINUES_ATTR, GIVEN_ATTR, PAUSED_ATTR
 from bigbatch.tune.simulate import simulate
 from bigbatch.tune.simulate.curves import CurveTable, RecordedCurve
 from bigbatch.tune.strategies import make_strategy
-from helpers.lone_studies import new_study
+from helpers.lone_studies import made, new_study, next_trial
 
 X = FloatDistribution(0.0, 1.0)
 FACTS = SearchFacts((Dimension("x", X),), 200, 20, objective=Objective("v", worst=0.0), open_ended=True)
@@ -40,8 +37,7 @@ SPACE = (
 
 def looked_at(study: optuna.Study, strategy: Strategy, early: float, *, may_go_on: bool = False) -> int:
     """A new trial comes to its look with this value, and pauses. Or it may go on to its end."""
-    study.sampler = PerTrialSampler(strategy.sampler)
-    trial = study.ask()
+    trial = next_trial(study, strategy)
     trial.suggest_float("x", 0, 1)
     for epoch, value in enumerate((early / 2, early), start=1):
         trial.report(value, epoch)
@@ -93,8 +89,7 @@ def test_what_begins_while_others_of_the_first_round_wait_counts_to_the_round() 
         looked_at(study, strategy, value)
     running = []
     for _ in range(4):
-        study.sampler = PerTrialSampler(strategy.sampler)
-        running.append(study.ask())
+        running.append(next_trial(study, strategy))
         running[-1].suggest_float("x", 0, 1)
     assert continued(study, strategy) == 1
     running[0].report(0.9, 2)
@@ -108,16 +103,7 @@ def test_values_at_the_look_decide_until_a_run_has_ended_and_the_model_from_then
     strategy, study = make_strategy("random", "look", FACTS), new_study()
 
     def add(x: float, values: dict[int, float], state: TrialState, **attrs: int) -> None:
-        value = values[20] if state == TrialState.COMPLETE else None
-        made = create_trial(
-            state=state,
-            params={"x": x},
-            distributions={"x": X},
-            value=value,
-            intermediate_values=values,
-            user_attrs=attrs,
-        )
-        study.add_trial(made)
+        study.add_trial(made({"x": x}, {"x": X}, values, state, **attrs))
 
     for place in range(10):
         add(0.1 * place, {1: 0.05 + 0.05 * place, 2: 0.1 + 0.05 * place}, TrialState.PRUNED, **{PAUSED_ATTR: 2})
@@ -182,8 +168,7 @@ def test_a_small_budget_ends_with_a_whole_run_though_epochs_are_not_all_as_long(
 
 def proposal(study: optuna.Study, facts: SearchFacts, number: int) -> dict[str, object]:
     strategy = make_strategy("curves", "look", facts)
-    study.sampler = PerTrialSampler(strategy.sampler)
-    trial = study.ask()
+    trial = next_trial(study, strategy)
     assert trial.number == number
     for dimension in facts.dimensions:
         if dimension.is_active(trial.params):

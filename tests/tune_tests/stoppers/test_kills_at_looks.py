@@ -1,7 +1,5 @@
 """A driver that is killed around a look: the search makes the same decisions as one that was never killed."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import dataclass
 
@@ -88,7 +86,7 @@ def test_a_kill_at_a_write_changes_no_decision(strategy, stopping, every, tmp_pa
     whole = Search(strategy, stopping, in_memory(tmp_path / "whole")).run()
     search = Resumed(strategy, stopping, in_memory(tmp_path / "killed"))
     for more in itertools.count():
-        # A study in memory keeps the parameters of a half-drawn trial: test_kills_in_proposals.py has a journal.
+        # A study in memory keeps the parameters of a half-drawn trial: test_conformance.py has a journal.
         kill_at_write(search.store.study._storage, every + more, but=("set_trial_param",))
         try:
             search.run()

@@ -1,7 +1,5 @@
 """Several drivers on one study in a database: nothing is lost and nothing doubled, also when one of them dies."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Callable
@@ -29,14 +27,12 @@ pytestmark = pytest.mark.without_ray
 def opened(folder: Path, url: str, name: str = "s") -> StudyStore:
     """A driver in a folder of its own, as the command line opens one."""
     store = StudyStore.open(folder, url) if folder.exists() else StudyStore.create(folder, name, {}, url, join=True)
-    assert store._pulse is not None and store.drivers is not None
     store._pulse.close()
     return store
 
 
 def vanish(store: StudyStore) -> None:
     """The driver's process is gone, and has said nothing. Only the folder's lease ends, as the kernel does it."""
-    assert store._hold is not None
     store._hold.close()
     store._hold = None
 
@@ -60,7 +56,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         for _ in range(seconds):
             now[0] += 1.0
             for store in living:
-                assert store.drivers is not None
                 store.drivers.beat()
 
     return passes
@@ -257,7 +252,6 @@ def test_a_driver_that_hangs_in_its_turn_stops_nobody_for_long(url, tmp_path, mo
     a, b = (opened(tmp_path / name / "s", url) for name in "ab")
     monkeypatch.setattr("bigbatch.tune.storage.database.TRY_FOR_S", 0.1)
     other = make_bridge(b, trials=3)
-    assert a.drivers is not None
     with StudyLock(a.drivers._storage, "s").turn(0.1) as mine:
         assert mine and other.suggest("1") is None
         with StudyLock(a.drivers._storage, "another").turn(0.1) as theirs:

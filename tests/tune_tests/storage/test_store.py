@@ -1,6 +1,4 @@
-"""The study's folder: what survives, what is refused, and the tables made from the journal."""
-
-from __future__ import annotations
+"""The study's folder: what survives, what is refused, the tables, and which checkpoints stay."""
 
 import json
 import os
@@ -11,13 +9,15 @@ from pathlib import Path
 import optuna
 import pyarrow.parquet as pq
 import pytest
-from optuna.trial import TrialState
+from optuna.distributions import CategoricalDistribution
+from optuna.trial import TrialState, create_trial
 
 from bigbatch.command import main
 from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.runs import tables
+from bigbatch.tune.runs.frontier import frontier_facts, frontier_of
 from bigbatch.tune.storage.store import StudyStore, redact, repair_journal
 from helpers.paths import ROOT, TUNE
 from helpers.processes import clean_environment
@@ -121,19 +121,6 @@ def test_a_second_study_in_the_same_folder_is_refused(tmp_path):
     new_study(tmp_path).close()
     with pytest.raises(ConfigError, match="--resume"):
         new_study(tmp_path)
-
-
-def test_what_is_no_study_is_refused_with_what_to_do(tmp_path):
-    with pytest.raises(ConfigError, match="there is none"):
-        StudyStore.open(tmp_path / "none", None)
-    folder = tmp_path / "old"
-    folder.mkdir()
-    (folder / "study.json").write_text('{"schema_version": 99, "name": "x"}')
-    with pytest.raises(ConfigError, match="schema 1"):
-        StudyStore.open(folder, None)
-    (folder / "study.json").write_text("{")
-    with pytest.raises(ConfigError, match="JSON"):
-        StudyStore.open(folder, None)
 
 
 def test_sessions_are_kept_with_commit_and_versions(tmp_path):
@@ -257,3 +244,65 @@ def test_a_resume_with_another_tolerance_gives_another_answer_without_another_tr
         written = json.loads((tmp_path / "s" / "frontier.json").read_text())
         assert (written["tolerance"], written["answer"]["value"]) == (points, answer)
         assert json.loads((tmp_path / "s" / "best.json").read_text())["batch"]["global_size"] == answer
+
+
+CONFIG = {"epochs": 2}
+
+
+def add(store: StudyStore, value: float, batch: int, state: TrialState, **attrs: object) -> None:
+    """Add a trial that has ended, with a checkpoint; a paused one has handed it over to its continuation."""
+    store.study.add_trial(
+        create_trial(
+            state=state,
+            value=value if state == TrialState.COMPLETE else None,
+            params={"global_batch_size": batch},
+            distributions={"global_batch_size": CategoricalDistribution((128, 256, 512, 1024))},
+            user_attrs={"config": CONFIG, "epoch/00001": {"epoch": 1, "val_top1": value, "train_s": 1.0}, **attrs},
+        )
+    )
+    if state == TrialState.COMPLETE:
+        folder = store.checkpoint_folder(len(store.study.trials) - 1)
+        folder.mkdir(parents=True)
+        (folder / "latest.pt").write_text("weights")
+
+
+@pytest.mark.parametrize("at_once", [True, False], ids=["at once", "after each trial"])
+def test_the_best_of_each_batch_is_the_one_whose_checkpoint_stays(tmp_path: Path, at_once: bool) -> None:
+    """At 1,024 a published recipe that was paused and continued is as good as an earlier trial, so it is the best."""
+    plan = make_plan(SearchOptions(output=str(tmp_path / "runs"), model="resnet18", study="s"))
+    store = StudyStore.create(plan.folder, plan.study, plan.to_dict(), None)
+    trials: list[tuple[float, int, TrialState, dict[str, object]]] = [
+        (0.9, 1024, TrialState.PRUNED, {"paused_in_epoch": 1, "given_config": CONFIG}),
+        (1.0, 1024, TrialState.COMPLETE, {}),
+        (1.0, 1024, TrialState.COMPLETE, {"continues": 0}),
+        (1.0, 256, TrialState.COMPLETE, {}),
+        (1.0, 256, TrialState.COMPLETE, {}),
+        (0.9, 512, TrialState.COMPLETE, {}),
+    ]
+    for value, batch, state, attrs in trials:
+        add(store, value, batch, state, **attrs)
+        if not at_once:
+            store.drop_checkpoints()
+    store.drop_checkpoints()
+    facts = frontier_facts(plan.to_dict(), plan.objectives.first)
+    frontier = frontier_of(store.study.trials, facts)
+    assert frontier is not None and frontier.leading.trial == 2
+    best = {row.best.trial for row in frontier.rows if row.best}
+    there = {int(path.name.removeprefix("trial-")) for path in (store.folder / "checkpoints").iterdir()}
+    assert best == {2, 3, 5} and there == best
+    store.close()
+
+
+def test_what_a_stopped_trial_writes_after_its_end_goes_too(tmp_path: Path) -> None:
+    """The study stops it first, and its processes may just be writing a checkpoint then."""
+    plan = make_plan(SearchOptions(output=str(tmp_path / "runs"), model="resnet18", study="s"))
+    store = StudyStore.create(plan.folder, plan.study, plan.to_dict(), None)
+    add(store, 0.9, 256, TrialState.COMPLETE)
+    add(store, 0.1, 256, TrialState.PRUNED)
+    late = store.checkpoint_folder(1)
+    for _ in range(2):
+        late.mkdir()
+        (late / "latest.pt.partial").write_text("half")
+        store.drop_checkpoints()
+        assert not late.exists() and store.checkpoint_folder(0).exists()
+    store.close()

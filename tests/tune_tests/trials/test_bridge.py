@@ -1,8 +1,5 @@
 """The bridge against a real Optuna study; Ray's side is played by calling what Tune calls."""
 
-from __future__ import annotations
-
-import math
 from pathlib import Path
 from typing import Any
 
@@ -41,26 +38,6 @@ def test_a_trial_that_runs_to_its_end_is_complete_with_all_it_reported(store):
     assert trial.user_attrs["ray_trial_id"] == "ray-a"
     assert trial.user_attrs["epoch/00002"]["val_top1"] == 0.2
     assert watcher.events[0] == ("started", 0, "RUNNING") and watcher.events[-1] == ("ended", 0, "COMPLETE")
-
-
-@pytest.mark.parametrize(
-    ("result", "reason"),
-    [
-        (
-            {"records": [], "failure": "NonFiniteLossError: loss is nan in epoch 1", "failure_kind": "diverged"},
-            "loss is nan",
-        ),
-        ({"records": [record(1, math.nan)]}, "not finite"),
-        ({"records": [record(1, 0.5, val_loss=math.inf)]}, "not finite"),
-    ],
-)
-def test_failures_are_told_as_fail_with_the_reason(store, result, reason):
-    bridge = make_bridge(store)
-    bridge.suggest("ray-a")
-    assert bridge.observe("ray-a", result), "a failed trial is to be stopped"
-    bridge.on_trial_complete("ray-a", error=False)
-    trial = store.study.trials[0]
-    assert trial.state == TrialState.FAIL and reason in trial.user_attrs["ended_because"]
 
 
 def test_a_died_process_is_fail_and_nothing_stays_running(store):
@@ -258,20 +235,6 @@ def test_cmaes_learns_from_stopped_trials_too(tmp_path):
 
     differing = [a != b for a, b in zip(sample(tmp_path / "c", "cmaes"), sample(tmp_path / "r", "random"))]  # noqa: B905  # one may be refused
     assert sum(differing) >= 12
-
-
-def test_a_stopped_trial_is_pruned_with_its_intermediate_values_not_complete(store):
-    bridge = make_bridge(store, pruner="asha", trials=8, overrides=SHORT_WARMUP)
-    for i, level in enumerate((0.9, 0.8, 0.7)):
-        bridge.suggest(f"ray-{i}")
-        stopped = run_out(bridge, f"ray-{i}", [level] * EPOCHS)
-        bridge.on_trial_complete(f"ray-{i}")
-        # ASHA by its definition (Li et al. 2020): the first is the best of one, later worse ones
-        # are not among the best third of the rung.
-        assert stopped == (i > 0)
-    states = [t.state for t in store.study.trials]
-    assert states == [TrialState.COMPLETE, TrialState.PRUNED, TrialState.PRUNED]
-    assert store.study.trials[1].intermediate_values == {1: 0.8}
 
 
 @pytest.mark.parametrize("pruner", ["asha", "hyperband"])

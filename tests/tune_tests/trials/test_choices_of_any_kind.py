@@ -1,7 +1,5 @@
 """A search whose choices are tuples: every path that hands a stored value back gives the space its own object."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

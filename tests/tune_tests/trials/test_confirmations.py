@@ -1,7 +1,5 @@
 """Confirmations at the end of a search: which trials begin, with which configuration, also after a kill."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from optuna.trial import TrialState

@@ -1,17 +1,28 @@
-"""What trials cost, how long they take, and whether another still fits the allocation."""
+"""What trials cost, what a budget or an allocation still admits, and how long an end waits."""
 
-from __future__ import annotations
+import shutil
 
 import pytest
+from optuna.trial import TrialState
+from ray.tune.search import Searcher
 
 from bigbatch.base.atomic_files import write_json
+from bigbatch.cluster.job.grant import TimeLeft
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.errors import FailureKind
+from bigbatch.tune.budget.budget import NO_ROOM_IN_BUDGET, Budget, Limits
+from bigbatch.tune.budget.pace import Pace
+from bigbatch.tune.models.protocol import TrialDecision
 from bigbatch.tune.runs import retry
-from bigbatch.tune.runs.run import trials_of_run
+from bigbatch.tune.runs.observer import trial_views
+from bigbatch.tune.runs.run import PAUSED_ATTR, trials_of_run
+from bigbatch.tune.search.tuner import StopWhen
 from bigbatch.tune.trials import admission
-from bigbatch.tune.trials.admission import Deadline, FirstResultTimes, allocation_end, end_of_allocation
-from helpers.bridges import EPOCHS, make_bridge, record, run_out
+from bigbatch.tune.trials.admission import Admission, Deadline, FirstResultTimes, allocation_end, end_of_allocation
+from bigbatch.tune.trials.live_trials import LEAST_WAIT_S, MOST_WAIT_S, UNMEASURED_WAIT_S, longest_gap_s, stop_wait_s
+from helpers.bridges import EPOCHS, Recorder, make_bridge, number_of, record, reopen, run_out
+from helpers.lone_studies import waiting_to_continue
+from helpers.waiting import SetClock
 
 
 def test_the_cost_of_a_trial_is_its_wall_time_times_its_workers_over_all_attempts(store, monkeypatch):
@@ -160,3 +171,181 @@ def test_a_run_that_is_repeated_costs_what_all_its_trials_cost(store, monkeypatc
     assert [t.number for t in run] == [1, 0]
     assert retry.run_hours(store.ledger, run) == pytest.approx(EPOCHS * 100 / 3600)
     assert sum(store.ledger._session.energy.trials_gpu_j.values()) == pytest.approx(EPOCHS * 1000.0)
+
+
+EPOCH_S = 10.0
+
+
+def budget_of(device_s: float, clock: SetClock, begun: float = 1000.0, pace: Pace | None = None) -> Budget:
+    """One device is held from ``begun`` on."""
+    return Budget(
+        Limits(device_s=device_s), pace or Pace(), held_s=lambda: clock.now - begun, devices=lambda: 1, clock=clock,
+        ending_s=0.0,
+    )  # fmt: skip
+
+
+def trains(bridge, ray_id: str, clock: SetClock, epochs: int, first: int = 1) -> None:
+    for epoch in range(first, first + epochs):
+        clock.now += EPOCH_S
+        bridge.observe(ray_id, {"records": [record(epoch, 0.5, train_s=EPOCH_S)]})
+
+
+def test_a_trial_that_could_not_end_in_time_waits_in_the_study_and_a_larger_budget_begins_it(store):
+    clock = SetClock(1000.0)
+    bridge = make_bridge(store, trials=9, admission=Admission(budget := budget_of(95.0, clock)))
+    assert number_of(bridge.suggest("a")) == 0
+    trains(bridge, "a", clock, EPOCHS)
+    assert number_of(bridge.suggest("b")) == 1, "40 s of 95 are used, and a run takes 40"
+    trains(bridge, "b", clock, 2)
+    assert bridge.suggest("c") is None, "60 are used, and one runs"
+    size = (store.folder / "optuna.journal").stat().st_size
+    for _ in range(50):
+        assert bridge.suggest("c") is None
+    assert (store.folder / "optuna.journal").stat().st_size == size, "asking again writes nothing"
+    trains(bridge, "b", clock, 2, first=3)
+    assert bridge.suggest("c") == Searcher.FINISHED and budget.refused == NO_ROOM_IN_BUDGET
+    trials = store.study.trials
+    assert [t.state for t in trials] == [TrialState.COMPLETE, TrialState.COMPLETE, TrialState.WAITING]
+    assert bridge.finished == 2 and [view.number for view in trial_views(trials)] == [0, 1], "it has not begun"
+    store = reopen(store)
+    again = make_bridge(store, trials=9, admission=Admission(budget_of(300.0, clock)))
+    again.recover()
+    assert number_of(again.suggest("d")) == 2
+    assert store.study.trials[2].params == trials[2].params and "config" in store.study.trials[2].user_attrs
+    store.close()
+
+
+def test_after_a_trial_has_ended_early_the_next_one_is_asked_about_again(store):
+    """On a cluster of others a running trial is a promise; when it fails, its hours are free."""
+    clock, pace = SetClock(1000.0), Pace()
+    budget = Budget(Limits(device_s=100.0), pace, held_s=lambda: 0.0, devices=lambda: None, clock=clock, ending_s=0.0)
+    bridge = make_bridge(store, trials=9, concurrency=9, admission=Admission(budget))
+    bridge.suggest("a")
+    trains(bridge, "a", clock, 1)  # 30 s to go
+    assert bridge.suggest("b") is not None
+    assert bridge.suggest("c") is None, "30 + 40 are promised"
+    bridge.fail("b", "a process died")
+    assert bridge.suggest("c") is not None
+
+
+class PauseThenContinue:
+    """Pauses trial 0 after its first epoch and continues it whenever it is asked."""
+
+    def __init__(self, proposer) -> None:
+        self.sampler = proposer.sampler
+
+    def look(self, study, trial, epoch):
+        return TrialDecision.PAUSE if trial.number == 0 else TrialDecision.GO_ON
+
+    def to_continue(self, study, fits=None, lasts=None):
+        paused = waiting_to_continue(study.get_trials(deepcopy=False))
+        return paused[0] if paused and len(study.trials) > 2 else None
+
+    def is_over(self, study):
+        return True
+
+
+def test_a_continuation_is_begun_where_a_new_trial_does_not_fit(store):
+    clock = SetClock(1000.0)
+    bridge = make_bridge(store, trials=9, admission=Admission(budget_of(85.0, clock)))
+    bridge._strategy = PauseThenContinue(bridge._strategy)
+    bridge.suggest("a")
+    bridge._pause_files = {"a": store.folder / "pause"}
+    trains(bridge, "a", clock, 1)
+    bridge.on_trial_complete("a")
+    assert store.study.trials[0].user_attrs[PAUSED_ATTR] == 1
+    bridge.suggest("b")
+    trains(bridge, "b", clock, EPOCHS)  # 35 s are left: too few for 40, enough for the 30 of trial 0
+    assert number_of(bridge.suggest("c")) == 3
+    trials = store.study.trials
+    assert trials[3].user_attrs["continues"] == 0 and trials[3].params == trials[0].params
+    assert trials[2].state == TrialState.WAITING, "the new one waits"
+    bridge.observe("c", {"records": [record(1, 0.5, train_s=EPOCH_S)]})  # its past: it takes no time again
+    trains(bridge, "c", clock, 3, first=2)
+    assert store.study.trials[3].state == TrialState.COMPLETE
+    assert bridge.suggest("d") == Searcher.FINISHED
+
+
+def test_a_trial_goes_on_where_it_could_not_be_continued_after_a_pause(store):
+    clock = SetClock(1000.0)
+    bridge = make_bridge(store, trials=9, admission=Admission(budget := budget_of(45.0, clock)))
+    bridge._strategy = PauseThenContinue(bridge._strategy)
+    bridge.suggest("a")
+    clock.now += 9.0  # it takes so long to start, and would again
+    trains(bridge, "a", clock, 1)
+    assert not bridge._live["a"].pausing, "26 s are left for three epochs of 10 s and a start"
+    assert budget.refused is None and len(bridge._live) == 1, "its own question leaves no trace"
+    trains(bridge, "a", clock, 2, first=2)
+    assert store.study.trials[0].state == TrialState.RUNNING and PAUSED_ATTR not in store.study.trials[0].user_attrs
+
+
+class Lines(Recorder):
+    """An observer that shows lines."""
+
+    def search_said(self, text: str) -> None:
+        self.events.append(("line", -1, text))
+
+
+def test_the_longest_gap_is_a_step_with_what_an_epochs_end_adds():
+    records = [
+        record(1, 0.1, optimizer_steps=4, train_s=160.0, val_s=5.0, checkpoint_s=1.0),  # 40 s a step
+        record(2, 0.1, optimizer_steps=8, skipped_steps=1, train_s=100.0, val_s=5.0, bn_s=3.0),
+    ]
+    assert longest_gap_s(records) == pytest.approx(160 / 4 + 5 + 1)
+    assert longest_gap_s(records[1:]) == pytest.approx(100 / 9 + 8)
+    assert longest_gap_s([]) is None
+
+
+def test_a_trial_without_an_epoch_is_taken_for_as_slow_as_the_slowest_and_all_is_within_bounds():
+    slow = [record(1, 0.1, optimizer_steps=1, train_s=40.0)]
+    quick = [record(1, 0.1, optimizer_steps=100, train_s=1.0)]
+    assert stop_wait_s([quick], [slow, quick], {}) == LEAST_WAIT_S
+    assert stop_wait_s([quick, []], [slow, quick], {}) == pytest.approx(80)
+    assert stop_wait_s([[]], [[]], {}) == UNMEASURED_WAIT_S
+    assert stop_wait_s([[record(1, 0.1, optimizer_steps=1, train_s=1e5)]], [], {}) == MOST_WAIT_S
+
+
+@pytest.mark.parametrize("margin_s", [0.0, 120.0, 600.0])
+def test_in_a_job_the_wait_ends_before_the_job_kills_the_driver(margin_s):
+    left = TimeLeft(None, margin_s, 30.0)
+    env = left.environment(None)
+    assert float(env["BIGBATCH_SAVE_S"]) <= max(60.0, margin_s - 30)
+    wait = stop_wait_s([[record(1, 0.1, optimizer_steps=1, train_s=1e5)]], [], env)
+    assert LEAST_WAIT_S <= wait < left.save_s
+
+
+def test_trials_of_long_steps_get_the_time_of_their_steps_and_the_log_says_so(store, monkeypatch, tmp_path):
+    now = [1000.0]
+    monkeypatch.setattr("bigbatch.tune.search.tuner.time.monotonic", lambda: now[0])
+    lines = Lines()
+    bridge = make_bridge(store, observers=[lines])
+    bridge.suggest("a")
+    bridge.observe("a", {"records": [record(1, 0.5, optimizer_steps=2, train_s=60.0)]})
+    stop = StopWhen(bridge, lambda: True, tmp_path / ".stop")
+    assert not stop.stop_all() and (tmp_path / ".stop").exists()
+    now[0] += 45
+    assert not stop.stop_all(), "a step takes 30 s"
+    now[0] += 20
+    assert stop.stop_all() and stop.stop_all()
+    said = [text for event, _, text in lines.events if event == "line"]
+    assert len(said) == 2 and "1 running trial(s)" in said[0] and "up to 1:00" in said[0] and "did not stop" in said[1]
+
+
+def test_nothing_is_waited_for_where_nothing_runs(store, tmp_path):
+    lines = Lines()
+    assert StopWhen(make_bridge(store, observers=[lines]), lambda: True, tmp_path / ".stop").stop_all()
+    assert lines.events == []
+
+
+def test_each_checkpoint_folder_is_removed_once_over_a_whole_search(store, monkeypatch):
+    removed: list[str] = []
+    remove = shutil.rmtree
+    monkeypatch.setattr(
+        "bigbatch.tune.storage.store.shutil.rmtree", lambda path, **more: (removed.append(str(path)), remove(path))
+    )
+    bridge = make_bridge(store, trials=40, concurrency=1)
+    for i in range(40):
+        folder = store.checkpoint_folder(number_of(bridge.suggest(f"r{i}")))
+        folder.mkdir(parents=True)
+        run_out(bridge, f"r{i}", [i % 7 / 10] * EPOCHS)
+    assert len(removed) == len(set(removed)) == 39

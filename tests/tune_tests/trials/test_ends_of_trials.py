@@ -1,7 +1,5 @@
 """The ends of trials that a manager tells: a target, several objectives, and bounds that a space sets."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A failed process never looks like bad hyperparameters: only a diverged trial says something about them."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from typing import Any
@@ -17,10 +15,12 @@ from bigbatch.train_loop.loop.oom_retry import Halving
 from bigbatch.tune.models.protocol import SearchFacts
 from bigbatch.tune.runs.retry import may_need_checkpoint
 from bigbatch.tune.runs.run import DIVERGED_ATTR, FAILURE_ATTR, HEALED_ATTR, has_diverged
+from bigbatch.tune.runs.verdict import Verdict
 from bigbatch.tune.search.tuner import MemoryKill, PrunerScheduler
 from bigbatch.tune.trials.bridge import OptunaBridge
-from helpers.as_they_are import curves_of
+from bigbatch.tune.trials.live_trials import MOST_DIVERGED, EqualFailures
 from helpers.bridges import EPOCHS, make_bridge, number_of, record, reopen, run_out
+from helpers.lone_studies import curves_of
 
 FACTS = SearchFacts((), 6, EPOCHS, 2, 3)
 
@@ -31,14 +31,11 @@ def test_each_kind_of_failure_is_in_the_study_and_only_divergence_counts(store, 
     bridge = make_bridge(store)
     for name in ("a", "b") if kind == FailureKind.PROCESS else ("a",):
         assert number_of(bridge.suggest(name)) == 0
-        failed: dict[str, object] = {
-            "records": [],
-            "failure": "NonFiniteLossError: was not finite",
-            "failure_kind": str(kind),
-        }
-        bridge.observe(name, failed)
+        why = "NonFiniteLossError: was not finite"
+        bridge.observe(name, {"records": [], "failure": why, "failure_kind": str(kind)})
     trial = reopen(store).study.trials[0]
     assert trial.state == TrialState.FAIL and trial.user_attrs[FAILURE_ATTR] == str(kind)
+    assert "was not finite" in trial.user_attrs["ended_because"]
     diverged = kind == FailureKind.DIVERGED
     assert has_diverged(trial) == (DIVERGED_ATTR in trial.user_attrs) == diverged
     assert len(curves_of([trial], FACTS)) == diverged, "the curve model learns from the others nothing at all"
@@ -160,3 +157,43 @@ def test_a_healed_trial_keeps_its_number_and_its_configuration_has_what_fitted(s
     batch = TrainConfig.from_dict(trial.user_attrs["config"]).batch
     assert (batch.global_size, batch.max_micro_size) == (before.global_size, 64)
     assert batch.split(1).micro_size <= 64 and len(said) == 2 and "The micro-batch is now 64" in said[1]
+
+
+BAD_IMAGE = Verdict(TrialState.FAIL, "image x.jpg cannot be read")
+DIVERGED = Verdict(TrialState.FAIL, "validation was not finite in epoch 1")
+DONE = Verdict(TrialState.COMPLETE, "ran to its end")
+ATTRS = {DIVERGED_ATTR: True}
+
+
+def reasons(ends: list[Verdict]) -> list[str | None]:
+    """What is said after each end of a search whose trials end so, in this order."""
+    failures = EqualFailures()
+    return [failures.after(end, ATTRS if end is DIVERGED else {}, n + 1) for n, end in enumerate(ends)]
+
+
+def test_four_equal_failures_end_a_search_at_its_beginning_alone() -> None:
+    assert [text is None for text in reasons([BAD_IMAGE] * 4)] == [True, True, True, False]
+    assert "the first 4 trials all failed for the same reason: image x.jpg" in str(reasons([BAD_IMAGE] * 4)[-1])
+    assert set(reasons([DONE, *[BAD_IMAGE] * 8])) == {None}
+    other = Verdict(TrialState.FAIL, "another reason")
+    assert set(reasons([BAD_IMAGE, BAD_IMAGE, other, BAD_IMAGE, BAD_IMAGE])) == {None}
+
+
+def test_diverged_trials_neither_end_it_nor_hide_equal_failures() -> None:
+    assert set(reasons([DIVERGED] * (MOST_DIVERGED - 1))) == {None}
+    assert reasons([DIVERGED, BAD_IMAGE, DIVERGED, *[BAD_IMAGE] * 3])[-1] is not None
+    assert set(reasons([DIVERGED] * 6 + [DONE] + [DIVERGED] * MOST_DIVERGED)) == {None}
+
+
+def test_nothing_but_divergence_for_long_ends_it() -> None:
+    (*before, last) = reasons([DIVERGED] * MOST_DIVERGED)
+    assert set(before) == {None} and "the first 20 trials have all diverged" in str(last)
+    assert "validation was not finite in epoch 1" in str(last)
+
+
+def test_a_trial_that_has_paused_proves_that_not_all_diverge_also_once_others_took_its_place() -> None:
+    """A continuation counts in the place of the paused trial, so that fewer trials have ended than before."""
+    failures, paused = EqualFailures(), Verdict(TrialState.PRUNED, "paused after 2 of 20 epochs")
+    assert failures.after(paused, {}, 1) is None
+    assert {failures.after(DIVERGED, ATTRS, ended) for ended in range(1, 2 * MOST_DIVERGED)} == {None}
+    assert {EqualFailures(works=True).after(BAD_IMAGE, {}, ended) for ended in range(1, 9)} == {None}

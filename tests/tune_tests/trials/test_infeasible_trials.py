@@ -1,7 +1,5 @@
 """Searches of spaces with constraints: what is infeasible ranks nowhere, and what is refused costs no trial."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``--stage`` on nodes that cannot: refused where all workers are here, else said on the driver's screen."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
