@@ -81,7 +81,7 @@ from bigbatch.tune.plan.prior import RatePrior, wanted_tests
 from bigbatch.tune.plan.search_plan import SearchPlan, stored_trials
 from bigbatch.tune.plan.warm_start import knowledge_of
 from bigbatch.tune.runs.objective import read_tolerance
-from bigbatch.tune.storage.description import Description, read_description
+from bigbatch.tune.storage.description import Description, resumed_description
 
 if TYPE_CHECKING:
     from bigbatch.train_loop.data.sets.scan import FolderScan
@@ -170,7 +170,7 @@ def make_plan(options: SearchOptions) -> SearchPlan:
     if options.resume:
         if options.study is None:
             raise ConfigError("--resume needs the study's name; got none. Write --study NAME (a folder of --output).")
-        stored = read_description(Path(options.output or DEFAULT_OUTPUT).absolute() / options.study)
+        stored = resumed_description(Path(options.output or DEFAULT_OUTPUT).absolute() / options.study, options.storage)
         # The study keeps the network that auto chose: another machine must not change it.
         known = {
             "model": stored.get("model"),
