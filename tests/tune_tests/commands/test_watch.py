@@ -284,7 +284,11 @@ def test_wrong_input_meets_one_line(tmp_path, capsys):
 @pytest.mark.skipif(os.getuid() != 0, reason="only root may become another user")
 def test_a_user_id_without_a_name_stands_in_the_tunnel_as_its_number() -> None:
     """Of a container: no entry in its passwd, and no LOGNAME."""
-    code = "import os; from bigbatch.tune.commands import watch as w; os.setuid(54321); print(w._lines('', 8, ['s']))"
+    code = (
+        "import os, socket; from bigbatch.tune.commands import watch\n"
+        "socket.getfqdn()  # loads modules, which that user may not read\n"
+        "os.setuid(54321); print(watch._lines('', 8, ['s']))"
+    )
     env = {key: value for key, value in os.environ.items() if key not in ("LOGNAME", "USER", "LNAME", "USERNAME")}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=240)
     assert "127.0.0.1:8 54321@" in done.stdout, done.stderr
