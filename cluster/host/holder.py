@@ -81,7 +81,7 @@ def holder_from_dict(values: Mapping[str, object]) -> Holder:
 
 def job_holder(job_id: str) -> Holder:
     """The job that this process runs, as a holder."""
-    return Holder(secrets.token_hex(8), job_id, _restart(os.environ), True, os.uname().nodename, _user())
+    return Holder(secrets.token_hex(8), job_id, _restart(os.environ), True, os.uname().nodename, user_name())
 
 
 def process_holder() -> Holder:
@@ -91,7 +91,7 @@ def process_holder() -> Holder:
         job=os.environ.get("SLURM_JOB_ID", ""),
         restart=_restart(os.environ),
         host=os.uname().nodename,
-        user=_user(),
+        user=user_name(),
         machine=machine_id(),
         pid=os.getpid(),
         start_ticks=_start_ticks(os.getpid()) or 0,
@@ -140,8 +140,9 @@ def _restart(env: Mapping[str, str]) -> str:
     return env.get("SLURM_RESTART_COUNT", "0") if env.get("SLURM_JOB_ID") else ""
 
 
-def _user() -> str:
+def user_name() -> str:
+    """Of this process, or its number: in a container a user id may have no name."""
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # a user id without a name, in a container
+    except (KeyError, OSError):
         return str(os.getuid())

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import getpass
 import os
 import pwd
 import time
@@ -19,6 +18,7 @@ from pathlib import Path
 from bigbatch.base import json_values
 from bigbatch.base.atomic_files import PRIVATE, write_json
 from bigbatch.cluster.host.holder import JOB_RECORD as FILE
+from bigbatch.cluster.host.holder import user_name
 
 SCHEMA_VERSION = 1
 HOME_VARIABLE = "BIGBATCH_HOME"
@@ -140,7 +140,7 @@ def check_folder_is_ours(folder: Path) -> None:
     """
     about = folder.lstat()
     if about.st_uid != os.getuid():
-        own = folder / getpass.getuser()
+        own = folder / user_name()
         why = f"{folder} belongs to {_name_of(about.st_uid)}; each user needs their own folder, e.g. {own}"
         raise PermissionError(errno.EPERM, why, str(folder))
     if about.st_mode & 0o022:

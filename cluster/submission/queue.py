@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import getpass
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from bigbatch.cluster.host import slurm_commands
+from bigbatch.cluster.host.holder import user_name
 from bigbatch.cluster.host.profiles import InputError, Site, find_site
 from bigbatch.cluster.record import job_record, study_progress
 from bigbatch.cluster.record.job_record import JobRecord
@@ -60,7 +60,7 @@ def queue(*, ended: bool = False) -> list[QueueEntry]:
 
 
 def _listed() -> list[QueueEntry]:
-    text = slurm_commands.run("squeue", "--noheader", "--user", getpass.getuser(), f"--format={QUEUE_FORMAT}")
+    text = slurm_commands.run("squeue", "--noheader", "--user", user_name(), f"--format={QUEUE_FORMAT}")
     jobs = []
     for line in text.splitlines():
         # A job's name is the user's and may hold anything, also a line break; it stands last for the same reason.
@@ -265,7 +265,7 @@ def _is_listed(job_id: str) -> bool:
 
 def _listed_ids() -> list[str]:
     # List all jobs of the user: with `--jobs` Slurm answers a forgotten id with an error.
-    return slurm_commands.run("squeue", "--noheader", "--user", getpass.getuser(), "--format=%i").split()
+    return slurm_commands.run("squeue", "--noheader", "--user", user_name(), "--format=%i").split()
 
 
 # Tunnel
@@ -284,7 +284,7 @@ def tunnel(job_id: str, site: Site | None = None, *, local_port: int = 8265) -> 
             f"job {job_id} has no dashboard; {state}. Wait until `bigbatch cluster queue` shows it running."
         )
     site = site or find_site(None)
-    user = getpass.getuser()
+    user = user_name()
     login = site.login_host or "LOGIN_NODE"
     lines = [
         "On your own machine:",

@@ -144,11 +144,15 @@ COMMANDS: Commands = {
     "--print-completion": (_print_completion, "print a script of completion for bash, zsh or tcsh"),
 }
 
+ONLY_SHOW = ("studies", "show", "--version", "--print-completion")
+"""Commands whose output is all that they bring: one that cannot be written is their failure."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Returns its exit code; 2 for a wrong command line."""
-    with reader_may_leave():
-        return run_command("bigbatch", COMMANDS, sys.argv[1:] if argv is None else argv)
+    words = sys.argv[1:] if argv is None else argv
+    with reader_may_leave(ends=any(word in ONLY_SHOW for word in words[:1])):
+        return run_command("bigbatch", COMMANDS, words)
 
 
 def console(argv: Sequence[str] | None = None) -> int:

@@ -123,7 +123,7 @@ def own_name(key: str, word: str) -> OwnName:
         path = path if colon and path.endswith(".py") else word
         raise ConfigError(f"{key} must name a function of the file; got {word!r}. Write {path}:FUNCTION.")
     found = Path(os.path.abspath(os.path.expanduser(path)))
-    if not found.is_file():
+    if not os.path.isfile(found):  # False also for one in a folder that may not be entered
         near = difflib.get_close_matches(found.name, python_files(found.parent), n=1)
         fix = f"Did you mean '{Path(path).parent / near[0]}:{function}'?" if near else "Check the path."
         raise ConfigError(f"{key} must name a Python file that is there; got {word!r}. {fix}")

@@ -291,3 +291,10 @@ class TrainableConfig:
     """``FILE.py:FUNCTION``, with an absolute path; empty: the training loop trains."""
     options: Options = field(default_factory=Options)
     """The function's ``config``, without ``epochs`` and ``seed``."""
+
+    def __post_init__(self) -> None:
+        if self.options and not self.name:  # no file keeps them
+            raise ConflictError(
+                f"trainable.options are arguments of the function trainable.name; got {dict(self.options)!r} without a "
+                "name. Write trainable.name too, or leave them out."
+            )

@@ -86,6 +86,8 @@ def unknown_key(key: str, keys: Sequence[str], short: Mapping[str, str], paramet
     else:
         begin = [one for one in (*short, *parameters) if key.lower() in one.split("_") and len(key) > 2]
         near = nearest_word(key, [*short, *ALIASES, *parameters, *keys]) or (begin[0] if len(begin) == 1 else None)
+    if near == key:  # a short form, in a file, which holds whole keys
+        near = short.get(key) or ALIASES[key]
     if near:
         return f"{got} Did you mean {near!r}?"
     return f"{got} Write e.g. lr, batch, warmup or epochs; docs/training.md lists all keys."

@@ -59,8 +59,18 @@ def is_packed(path: str) -> bool:
 
 
 def data_home() -> Path:
-    """The folder of fetched data sets: ``$BIGBATCH_DATA``, else ``~/.cache/bigbatch``."""
-    return Path(os.environ.get("BIGBATCH_DATA") or "~/.cache/bigbatch").expanduser().absolute()
+    """The folder of fetched data sets: ``$BIGBATCH_DATA``, else ``~/.cache/bigbatch``.
+
+    Raises ConfigError where the user has no home, as a user id without a name in a container.
+    """
+    text = os.environ.get("BIGBATCH_DATA") or "~/.cache/bigbatch"
+    try:
+        return Path(text).expanduser().absolute()
+    except RuntimeError:
+        raise ConfigError(
+            f"data sets are fetched to a folder; got {text!r}, and there is no home. "
+            "Set BIGBATCH_DATA to a folder, or HOME."
+        ) from None
 
 
 def _named_path(name: str) -> str:

@@ -25,7 +25,8 @@ PAGE_BEGINS = b"<!doctype html"
 def check_writable(option: str, folder: Path) -> None:
     """Raise ConfigError, naming ``option``, unless ``folder`` is writable or can be made."""
     try:
-        parent = next(p for p in (folder, *folder.parents) if p.exists())
+        # A link that leads nowhere is there, and no folder can take its place.
+        parent = next(p for p in (folder, *folder.parents) if p.is_symlink() or p.exists())
         possible = parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)
         reason = f"{str(parent)!r} cannot"
     except OSError as error:  # a name that is too long

@@ -183,6 +183,7 @@ def _check_state(run: Run) -> None:
     if not is_component(MODELS, config.model.name):  # torchvision's and timm's are built alike each time
         return
     model = f"the state_dict of model.name={config.model.name}"
+    _check_own_memory(run.model.state_dict(), model)
     state = _read_again(run.model.state_dict(), model, "get_extra_state")
     try:
         build_model(config.model, run.source.info).load_state_dict(state)
@@ -192,6 +193,18 @@ def _check_state(run: Run) -> None:
             f"{model} must keep the names and shapes with which it is built, or a run cannot resume; got {reason}. "
             "Make parameters and buffers in __init__, or write register_buffer(…, persistent=False)."
         ) from None
+
+
+def _check_own_memory(state: dict[str, Any], model: str) -> None:
+    """Raise ConfigError for a tensor that a checkpoint cannot be read into: elements of it share memory."""
+    for name, one in state.items():
+        if isinstance(one, torch.Tensor) and any(
+            s == 0 and n > 1 for s, n in zip(one.stride(), one.shape, strict=True)
+        ):
+            raise ConfigError(
+                f"{model} must have memory for each element, or a run cannot resume; got {name} {list(one.shape)}, "
+                "which is expanded. Write .clone() behind expand(…)."
+            )
 
 
 def _read_again(state: dict[str, Any], what: str, where: str) -> dict[str, Any]:

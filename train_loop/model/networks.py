@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import os
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -298,9 +299,9 @@ FILES_OF_THE_HUB = ("model.safetensors", "pytorch_model.bin")
 
 def check_pretrained(name: str) -> Path:
     """The file that ``name`` means. Raises ConfigError if there is none, or its kind is not known."""
-    path = Path(name).expanduser()
-    if path.suffix in ENDINGS or path.is_file():
-        if not path.is_file():
+    path = Path(os.path.expanduser(name))
+    if path.suffix in ENDINGS or os.path.isfile(path):
+        if not os.path.isfile(path):
             raise ConfigError(f"model.pretrained must name a file that is there; got {name!r}. Check the path.")
         if path.suffix not in ENDINGS:
             raise ConfigError(f"model.pretrained reads {', '.join(ENDINGS)}; got {name!r}. Write one of these.")

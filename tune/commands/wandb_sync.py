@@ -75,19 +75,24 @@ def wandb_sync_main(argv: Sequence[str]) -> int:
 
 def _checked(args: argparse.Namespace) -> Path:
     """The folder that holds ``wandb/``. Raises ConfigError."""
-    has_runs = any(Path(args.study).glob(OFFLINE_RUNS))
-    folder = (Path(args.study) if has_runs else find_study(args.study, Path(args.output))).absolute()
+    given = Path(args.study)
+    folder = (given if _has_runs(given) else find_study(args.study, Path(args.output))).absolute()
     if args.jobs < 1:
         raise ConfigError(f"--jobs must be at least 1; got {args.jobs}. Write e.g. {JOBS}.")
     if args.every <= 0:
         raise ConfigError(f"--every must be more than 0; got {args.every:g}. Write e.g. {EVERY_S:g}.")
-    if not args.follow and not any(folder.glob(OFFLINE_RUNS)):
+    if not args.follow and not _has_runs(folder):
         raise ConfigError(
             f"wandb-sync sends offline runs; {str(folder)!r} has none. Search with --wandb offline, or write --follow."
         )
     if not has_key():
         raise ConfigError(f"wandb-sync needs a key for {wandb_url()}; none is set. Run `wandb login`.")
     return folder
+
+
+def _has_runs(folder: Path) -> bool:
+    # False also for a folder that may not be entered.
+    return os.path.isdir(folder) and any(folder.glob(OFFLINE_RUNS))
 
 
 def _sync(folder: Path, args: argparse.Namespace) -> int:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import getpass
 import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from bigbatch.base.command_line import INTERRUPTED, OneLineParser
+from bigbatch.cluster.host.holder import user_name
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.console.wrapped import said_in_one_line
 from bigbatch.tune.storage.summary import find_study
@@ -76,7 +76,7 @@ def _lines(url: str, port: int, names: Sequence[str]) -> str:
     name = socket.getfqdn()
     # Some machines call themselves localhost.localdomain, where no tunnel leads.
     host = socket.gethostname() if name.startswith("localhost") else name
-    tunnel = f"ssh -N -L {port}:127.0.0.1:{port} {getpass.getuser()}@{host}"
+    tunnel = f"ssh -N -L {port}:127.0.0.1:{port} {user_name()}@{host}"
     return (
         f"The report of {', '.join(names)}:\n  {url}\n"
         f"On another machine, first open a tunnel:\n  {tunnel}\n"

@@ -81,7 +81,7 @@ from bigbatch.tune.plan.prior import RatePrior, wanted_tests
 from bigbatch.tune.plan.search_plan import SearchPlan, stored_trials
 from bigbatch.tune.plan.warm_start import knowledge_of
 from bigbatch.tune.runs.objective import read_tolerance
-from bigbatch.tune.storage.description import Description, read_description
+from bigbatch.tune.storage.description import Description, resumed_description
 
 if TYPE_CHECKING:
     from bigbatch.train_loop.data.sets.scan import FolderScan
@@ -122,8 +122,9 @@ def study_name(given: str | None, space: Space, data: DataInfo) -> str:
     """The given name, checked; or a name made of space, data and time, which no other run has."""
     if given is None:
         moment = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"  # job arrays start within a second
-        parts = (Path(space.name).stem, Path(data.name).name, moment)
-        return re.sub(r"[^A-Za-z0-9._-]+", "_", "-".join(parts))
+        parts = (Path(space.name).stem[:35], Path(data.name).name[:35], moment)
+        # As --resume --study takes it, also of _space.py.
+        return re.sub(r"[^A-Za-z0-9._-]+", "_", "-".join(parts)).lstrip("._-")
     check_study_name(given)
     return given
 
@@ -132,7 +133,8 @@ def check_study_name(given: str) -> None:
     """Raise ConfigError if the name cannot be a folder's."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", given):
         raise ConfigError(
-            f"--study names a folder: letters, digits, '.', '_' or '-'; got {given!r}. Write e.g. first-try."
+            "--study names a folder: at most 100 letters, digits, '.', '_' or '-', the first a letter or digit; got "
+            f"{given!r}. Write e.g. first-try."
         )
 
 
@@ -168,7 +170,7 @@ def make_plan(options: SearchOptions) -> SearchPlan:
     if options.resume:
         if options.study is None:
             raise ConfigError("--resume needs the study's name; got none. Write --study NAME (a folder of --output).")
-        stored = read_description(Path(options.output or DEFAULT_OUTPUT).absolute() / options.study)
+        stored = resumed_description(Path(options.output or DEFAULT_OUTPUT).absolute() / options.study, options.storage)
         # The study keeps the network that auto chose: another machine must not change it.
         known = {
             "model": stored.get("model"),

@@ -99,7 +99,7 @@ def _config_in(path: Path, text: str) -> TrainConfig:
     try:
         return read_config(path)
     except ConfigError as error:
-        raise ConfigError(f"--enqueue needs a file with a configuration; got {text!r}: {error}") from None
+        raise ConfigError(f"--enqueue needs a file with a configuration; got {error}") from None
 
 
 def enqueued_trials(sources: Sequence[Source] | None, search: SearchToFit) -> tuple[EnqueuedTrial, ...]:

@@ -50,7 +50,7 @@ from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.plan.own_code import OPTION, read_own_objectives, trainable_name  # noqa: E402
 from bigbatch.tune.plan.prior import read_range_test  # noqa: E402
 from bigbatch.tune.plan.warm_start import described_study  # noqa: E402
-from bigbatch.tune.storage.description import read_description  # noqa: E402
+from bigbatch.tune.storage.description import resumed_description  # noqa: E402
 from bigbatch.tune.storage.storage_url import check_url  # noqa: E402
 
 NEEDED = ("ray", "optuna", "torch", "torchvision", "numpy", "pyarrow")
@@ -154,7 +154,7 @@ def _check_trainable(options: SearchOptions, word: str) -> list[str]:
 def _resumed(options: SearchOptions) -> SearchOptions:
     if options.study is None:
         raise ConfigError("--resume needs the study's name; got none. Write --study NAME (a folder of --output).")
-    stored = read_description(Path(options.output or DEFAULT_OUTPUT).absolute() / options.study)
+    stored = resumed_description(Path(options.output or DEFAULT_OUTPUT).absolute() / options.study, options.storage)
     earlier = stored.get("options")
     return options.over(earlier) if isinstance(earlier, dict) else options
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -236,7 +237,7 @@ def _check_numbers(args: argparse.Namespace) -> None:
 def config_source(text: str) -> Path:
     """The file that ``--config`` names; a study's folder stands for its best.json. Raises ConfigError."""
     path = Path(text)
-    if not path.is_dir():
+    if not os.path.isdir(path):  # also one in a folder that may not be entered: whoever reads it says so
         return path
     if not (path / BEST).exists():
         raise ConfigError(

@@ -18,6 +18,7 @@ from typing import Any
 
 from bigbatch.base.root import ROOT
 from bigbatch.cluster.host.allocation import slurm_job
+from bigbatch.cluster.host.optuna_journal import JOURNAL_NAME, StoredTrial, read_journal
 from bigbatch.train_loop.config import ConfigError
 
 SCHEMA_VERSION = 1
@@ -47,6 +48,44 @@ def read_description(folder: Path) -> Description:
             "Use the bigbatch that wrote it, or restore the file."
         )
     return dict(description)
+
+
+def resumed_description(folder: Path, storage: str | None) -> Description:
+    """As ``read_description``, of a study that a search is to continue: also before a job waits in a queue for it.
+
+    Args:
+        storage: the URL of its database; None: its journal is looked at.
+
+    Raises ConfigError also for a journal that does not hold the study, or that Optuna could not read.
+    """
+    description = read_description(folder)
+    # Without a session the driver was killed before the study's first entry: nothing is lost.
+    if storage is None and description.get("sessions"):
+        try:
+            found = read_journal(folder, str(description.get("name")), StoredTrial)
+        except OSError as error:
+            raise unreadable_journal(folder, str(error.strerror)) from None
+        if found is None:
+            raise no_trials(folder)
+        if found.cut_at is not None:
+            raise unreadable_journal(folder, f"line {found.cut_at} is damaged")
+    return description
+
+
+def no_trials(folder: Path) -> ConfigError:
+    """The refusal to continue a study whose trials are not there."""
+    return ConfigError(
+        f"--resume needs the study's trials; got {folder.name!r}, which the storage does not hold. "
+        f"Write the --storage with which it began, or restore {JOURNAL_NAME}."
+    )
+
+
+def unreadable_journal(folder: Path, reason: str) -> ConfigError:
+    """The refusal of a journal behind whose damage nothing may be written."""
+    return ConfigError(
+        f"a study's {JOURNAL_NAME} must be readable; got {str(folder / JOURNAL_NAME)!r} ({reason}). "
+        "Restore it from a copy. The tables beside it hold what has ended."
+    )
 
 
 PACKAGES = ("bigbatch", "ray", "optuna", "torch", "torchvision", "pyarrow", "wandb", "numpy", "scikit-learn")

@@ -19,8 +19,8 @@ from optuna.storages.journal import BaseJournalBackend, JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
 from bigbatch.cluster.host.optuna_journal import end_of_whole_trials
-from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.host.disk_space import FULL, QUOTA, DiskFull, describe_full_disk, full_errno
+from bigbatch.tune.storage.description import unreadable_journal
 
 JOB_VARIABLE = "BIGBATCH_JOB_FOLDER"
 """A job of ``cluster/`` sets this variable for its driver."""
@@ -199,10 +199,7 @@ def open_journal(path: Path, disk: Disk) -> QuickJournal:
     try:
         return QuickJournal(PatientJournal(path, disk))
     except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(
-            f"a study's optuna.journal must be readable; got {str(path)!r}, which is damaged "
-            f"({' '.join(str(error).split())[:120]}). Restore it from a copy. The tables beside it hold what has ended."
-        ) from None
+        raise unreadable_journal(path.parent, f"it is damaged: {' '.join(str(error).split())[:120]}") from None
 
 
 class QuickJournal(JournalStorage):

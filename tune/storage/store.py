@@ -37,7 +37,14 @@ from bigbatch.tune.runs.objectives import PARETO_FILE, Objectives, objectives_of
 from bigbatch.tune.runs.retry import hours_of_run
 from bigbatch.tune.runs.run import devices_of, epoch_records
 from bigbatch.tune.runs.verdict import Verdict, decided, verdict_on
-from bigbatch.tune.storage.description import SCHEMA_VERSION, STUDY_FILE, Description, read_description, redact
+from bigbatch.tune.storage.description import (
+    SCHEMA_VERSION,
+    STUDY_FILE,
+    Description,
+    no_trials,
+    read_description,
+    redact,
+)
 from bigbatch.tune.storage.frontier_file import FRONTIER_FILE, write_frontier
 from bigbatch.tune.storage.kept_checkpoints import ChooseDropped, EndedCheckpoints, PausedCheckpoints
 from bigbatch.tune.storage.patient_journal import Disk, open_journal, repair_journal
@@ -196,10 +203,7 @@ class StudyStore:
                     agree(self.study)
         except KeyError:
             if description.get("sessions"):
-                raise ConfigError(
-                    f"--resume needs the study's trials; got {self.folder.name!r}, which the storage does not hold. "
-                    "Write the --storage with which it began, or restore optuna.journal."
-                ) from None
+                raise no_trials(self.folder) from None
             # The driver was killed before the study's first entry: nothing is lost.
             self.study = self._empty_study(name, storage)
 

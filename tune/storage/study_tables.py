@@ -16,7 +16,7 @@ from bigbatch.cluster.host.optuna_journal import JOURNAL_NAME, read_journal
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.runs.objectives import Objectives, objectives_of
 from bigbatch.tune.runs.run import Run, begun
-from bigbatch.tune.storage.description import read_description
+from bigbatch.tune.storage.description import read_description, unreadable_journal
 from bigbatch.tune.storage.storage_url import check_database_file, check_url
 from bigbatch.tune.storage.summary import EPOCHS_TABLE, TRIALS_TABLE, trials_of_tables
 
@@ -86,10 +86,7 @@ def _trials_of_journal(folder: Path, name: str) -> list[Run]:
     except OSError as error:
         found, reason = None, error.strerror
     if reason is not None:
-        raise ConfigError(
-            f"the journal must be readable; got {str(folder / JOURNAL_NAME)!r} ({reason}). "
-            "bigbatch tune --resume repairs its end."
-        )
+        raise unreadable_journal(folder, reason)
     if found is None:
         raise ConfigError(
             f"a study must have begun to be read; {str(folder / JOURNAL_NAME)!r} has none called {name!r} yet. "

@@ -20,6 +20,7 @@ from bigbatch.train_loop.config import (
     resolve_key,
 )
 from bigbatch.train_loop.config.given import read_config
+from bigbatch.train_loop.config.rules import ConflictError
 
 OTHER = {bool: lambda v: not v, int: lambda v: v + 1, float: lambda v: v / 2 + 0.01, str: lambda v: v}
 
@@ -48,6 +49,16 @@ def test_every_key_survives_the_round_trip_through_json():
     own = TrainConfig(epochs=3).replace_keys({"trainable.name": "net.py:train", "trainable.options": {"lr": 0.1}})
     assert TrainConfig.from_json(own.to_json()) == own and own.trainable.options == {"lr": 0.1}
     assert config.schedule.step_epochs == (1.0, 2.5)
+
+
+def test_options_without_their_function_are_refused_for_no_file_keeps_them():
+    with pytest.raises(ConflictError, match=r"of the function trainable.name; got {'lr': 0.1} without a name. Write"):
+        TrainConfig().replace_keys({"trainable.options": {"lr": 0.1}})
+
+
+def test_a_short_key_in_a_file_is_refused_with_the_whole_one():
+    with pytest.raises(ConfigError, match="got 'lr'. Did you mean 'optimizer.peak_lr'?"):
+        TrainConfig.from_dict({"lr": 0.1})
 
 
 def test_it_is_frozen():

@@ -118,6 +118,13 @@ def unknown():
 
 def of_classes(workload):
     return nn.Sequential(nn.Flatten(), nn.Linear(192, workload.num_classes or 1))
+
+class Expanded(nn.Sequential):
+    def __init__(self, *layers):
+        super().__init__(*layers)
+        self.register_buffer("scale", torch.ones(1).expand(10))
+    def forward(self, images):
+        return super().forward(images) * self.scale
 """
 
 
@@ -177,6 +184,10 @@ def _check_all(config: TrainConfig) -> None:
             'must keep the names and shapes .* cannot resume; got Unexpected key.* "seen". Make parameters and buffers',
         ),
         ({"model__name": "changes", "model__options": {"kind": "Longer"}}, "got size mismatch for steps: .* Make"),
+        (
+            {"model__name": "changes", "model__options": {"kind": "Expanded"}},
+            r"must have memory for each element, .*; got scale \[10\], which is expanded. Write .clone\(\) behind",
+        ),
         ({"optimizer__name": "lbfgs", "model__name": "net"}, r"two batches .*closure|decay"),
         ({"model__options": {"width": 3}}, "model.options are arguments of a function of your own"),
         ({"loss_options": {"gamma": 3}}, "loss_options are arguments of a function of your own"),

@@ -3,6 +3,7 @@
 import http.client
 import importlib.util
 import json
+import os
 import random
 import re
 import signal
@@ -313,3 +314,16 @@ def test_limits_of_another_type_in_study_json_count_as_missing(tmp_path: Path, c
     StudyStore.create(tmp_path / "s", "s", limits, None).close()
     assert show_main([str(tmp_path / "s")]) == 0
     assert "limits     3 trials; at most 2 epochs each\n" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root may become another user")
+def test_a_user_id_without_a_name_stands_in_the_tunnel_as_its_number() -> None:
+    """Of a container: no entry in its passwd, and no LOGNAME."""
+    code = (
+        "import os, socket; from bigbatch.tune.commands import watch\n"
+        "socket.getfqdn()  # loads modules, which that user may not read\n"
+        "os.setuid(54321); print(watch._lines('', 8, ['s']))"
+    )
+    env = {key: value for key, value in os.environ.items() if key not in ("LOGNAME", "USER", "LNAME", "USERNAME")}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=240)
+    assert "127.0.0.1:8 54321@" in done.stdout, done.stderr

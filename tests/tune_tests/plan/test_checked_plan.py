@@ -20,6 +20,7 @@ from bigbatch.tune.plan.machine import Machine, Node
 from bigbatch.tune.plan.option_checks import check_same_values, parse_duration
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.plan.search_plan import FrontierPlan
+from bigbatch.tune.plan.submission_check import check_by_parts
 from bigbatch.tune.storage.store import StudyStore
 from helpers.refusals import refusal
 
@@ -243,3 +244,20 @@ def test_the_plan_says_which_options_a_resumed_study_does_not_read_again(study: 
     assert said == "--enqueue and --prior-from: a resumed study keeps what it began with, and does not read them again."
     assert only_at_the_beginning(make_plan(SearchOptions(study="s", resume=True))) is None
     assert only_at_the_beginning(make_plan(dataclasses.replace(PLANNED, study="n", enqueue=("none",)))) is None
+
+
+def test_a_plan_to_resume_looks_at_the_trials_that_a_job_would_wait_in_a_queue_for(study: Path) -> None:
+    text = json.loads((study / "study.json").read_text())
+    (study / "study.json").write_text(json.dumps({**text, "sessions": [{"host": "here"}]}))
+    journal = study / "optuna.journal"
+    whole = journal.read_bytes()
+    journal.write_bytes(whole + b'{"op_code": 4, "study')  # a driver writes on
+    assert make_plan(SearchOptions(study="s", resume=True)).study == "s"
+    for damage, words in (
+        (whole + b"garbage\n", r"optuna.journal must be readable; got .*\(line 2 is damaged\). Restore it from a copy"),
+        (b"", "--resume needs the study's trials; got 's', which the storage does not hold. Write the --storage"),
+    ):
+        journal.write_bytes(damage)
+        for check in (make_plan, check_by_parts):
+            with pytest.raises(ConfigError, match=words):
+                check(SearchOptions(study="s", resume=True))

@@ -13,6 +13,7 @@ import pytest
 
 from bigbatch.cluster.host.allocation import PLANNED_NODES
 from bigbatch.cluster.host.profiles import profile_paths
+from bigbatch.command import main
 from bigbatch.train_loop.config import ConfigError, DataConfig
 from bigbatch.train_loop.data.catalogue import describe_data_set
 from bigbatch.train_loop.launch.wandb_run import reachable_mode
@@ -226,6 +227,29 @@ def test_a_file_in_a_closed_folder_meets_one_line(closed, option, name, said):
     options: dict[str, Any] = {option: path if option == "space" else (path,)}
     refused = refusal(lambda: make_plan(SearchOptions(**options)))
     assert said in refused and "Check the path" in refused
+
+
+REFUSED = [
+    ("pack", ("{}/x", "out"), "the source must exist"),
+    ("pack", ("images", "{}/x"), "DST must be a writable folder"),
+    ("train", ("--model", "{}/x.py:f", "--data", "digits"), "must name a Python file that is there"),
+    ("tune", ("--dry-run", "--strategy", "{}/x.py:f"), "must name a Python file that is there"),
+    ("scale", ("--config", "{}/x"), "--config must be a readable file"),
+    ("wandb-sync", ("{}/x",), "wandb-sync sends offline runs"),
+]
+
+
+@pytest.mark.parametrize(("command", "words", "said"), REFUSED, ids=[" ".join((c, *w)) for c, w, _ in REFUSED])
+def test_a_command_about_a_closed_folder_meets_one_line(closed, command, words, said, capsys):
+    assert main([command, *(word.format(closed) for word in words)]) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1
+
+
+def test_an_output_whose_link_leads_nowhere_is_refused_before_the_search(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "gone")
+    with pytest.raises(ConfigError, match="--output must be a writable folder; got .*/link' cannot"):
+        make_plan(SearchOptions(space="smoke", output=str(tmp_path / "link")))
 
 
 def test_a_home_that_may_not_be_entered_has_no_profiles_of_its_own(closed, tmp_path):

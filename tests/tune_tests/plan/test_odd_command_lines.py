@@ -1,5 +1,6 @@
 """Odd command lines, run in this process: each is refused in one line that names what was typed, with exit code 2."""
 
+import dataclasses
 import json
 import os
 import random
@@ -60,6 +61,7 @@ TUNE_LINES = {
     "--sampler tpe": "no such option; got '--sampler'. Did you mean --strategy?",
     "--pruner=median": "Did you mean --stopping?",
     "--stopping Asha": "Did you mean 'asha'?",
+    f"--study {'x' * 101}": "--study names a folder: at most 100 letters,",
     "--wandb yes": "got 'yes'. Write --wandb disabled, or online to send runs to the server, or offline to send",
     "--wandb on": "got 'on'. Did you mean 'online'?",
     "--quiet --verbose": "error: --quiet and --verbose exclude each other; got both. Leave out one of them.",
@@ -203,6 +205,15 @@ def test_what_people_write_for_numbers_parts_and_keys_is_taken(line, shown, tmp_
     monkeypatch.chdir(tmp_path)
     assert exit_code("tune", line.split()) == 0
     assert shown in capsys.readouterr().out
+
+
+def test_the_name_that_a_search_makes_itself_is_one_that_resume_takes(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    space = Path(f"_{'long' * 30}.py")
+    space.write_text("from bigbatch.search_spaces.smoke import *\n")
+    options = SearchOptions(space=f"{space}", data="digits", output=str(tmp_path / "out"))
+    name = make_plan(options).folder.name
+    assert make_plan(dataclasses.replace(options, study=name)).folder.name == name
 
 
 def test_subset_of_a_submitted_search_reaches_the_job_as_it_was_typed(tmp_path, monkeypatch, capsys) -> None:

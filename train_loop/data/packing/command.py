@@ -140,7 +140,7 @@ def _pack(args: argparse.Namespace) -> int:
         raise ConfigError(f"--val-part must be above 0 and below 1; got {args.val_part:g}. Write e.g. --val-part 0.1.")
     check_profile(args)
     destination = Path(os.path.abspath(os.path.expanduser(args.paths[1])))
-    if destination.exists():
+    if os.path.lexists(destination):  # False also for one in a folder that may not be entered
         is_set = f", a packed set: {what_is_packed(destination)}" if is_packed(str(destination)) else ""
         raise ConfigError(
             f"the destination must not exist; got {str(destination)!r}{is_set}. Write another or remove it."

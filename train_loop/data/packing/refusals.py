@@ -53,7 +53,7 @@ def refuse_packed(path: str) -> None:
                 f"Use it as it is (--data {folder}), see it (bigbatch pack --info {folder}), or pack the images "
                 "that it was made of."
             )
-    if source.is_dir() and source.suffix == ".packing" and (source / "plan.json").exists():
+    if source.suffix == ".packing" and os.path.exists(source / "plan.json"):
         raise ConfigError(
             f"the source must be images; got {path!r}, a pack that has not ended. "
             f"Repeat the command that began it: it continues and makes {source.with_suffix('')}."

@@ -16,7 +16,6 @@ import multiprocessing
 import signal
 import time
 import traceback
-import warnings
 import zlib
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
@@ -36,7 +35,7 @@ from bigbatch.base.atomic_files import replacing
 from bigbatch.train_loop.data.packed import schema
 from bigbatch.train_loop.data.packing.sources import PackItem, read_entry
 from bigbatch.train_loop.data.pixels import jpeg
-from bigbatch.train_loop.data.pixels.crops import to_8_bits, turn_of, turned
+from bigbatch.train_loop.data.pixels.crops import opened, to_8_bits, turn_of, turned
 
 
 class RejectedImage(ValueError):
@@ -73,13 +72,9 @@ def convert(data: bytes, profile: PackProfile) -> StoredImage:
     if not data:
         raise RejectedImage("zero bytes")
     try:
-        with warnings.catch_warnings():
-            # A small file can unpack to gigabytes: Pillow only warns of it, which would end this process for want of
-            # memory.
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            image = Image.open(BytesIO(data))
-            image.load()
-            stored = _store(data, image, profile)
+        image = opened(BytesIO(data))
+        image.load()
+        stored = _store(data, image, profile)
         pixels = _statistics(to_8_bits(image).convert("RGB"))
     except UnidentifiedImageError:
         raise RejectedImage("no image that Pillow knows") from None

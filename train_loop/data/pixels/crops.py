@@ -5,7 +5,10 @@ Cameras note in EXIF how they were held, and store the pixels as the sensor gave
 
 from __future__ import annotations
 
+import os
 import random
+import warnings
+from typing import IO
 
 import numpy as np
 from PIL import Image
@@ -13,6 +16,22 @@ from PIL import Image
 from bigbatch.train_loop.config.data_sections import AugmentConfig
 from bigbatch.train_loop.data.pixels import boxes
 from bigbatch.train_loop.errors import ImageError
+
+# Pillow warns of images of more than ``MAX_IMAGE_PIXELS`` when they are opened and when they are cropped.
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+
+
+def opened(file: str | os.PathLike[str] | IO[bytes]) -> Image.Image:
+    """``Image.open``, wherever images of a user's are read: what a run trains on, ``bigbatch pack`` packs too.
+
+    Raises ValueError for more than twice Pillow's ``MAX_IMAGE_PIXELS``, half a gigabyte as RGB: a small file can unpack
+    to many, which would end this process for want of memory. Else what Pillow raises.
+    """
+    try:
+        return Image.open(file)
+    except Image.DecompressionBombError:
+        most = 2 * (Image.MAX_IMAGE_PIXELS or 0)
+        raise ValueError(f"it has more than {most:,} pixels, make it smaller") from None
 
 
 def to_8_bits(image: Image.Image) -> Image.Image:
@@ -77,7 +96,7 @@ def decode_rgb(path: str) -> Image.Image:
     Raises ImageError with the file's name.
     """
     try:
-        with Image.open(path) as image:
+        with opened(path) as image:
             # First: the image that a conversion makes may have no EXIF.
             turn = turn_of(image)
             return turned(to_8_bits(image).convert("RGB"), turn)

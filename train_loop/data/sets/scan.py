@@ -152,13 +152,15 @@ def check_images(listing: Listing, count: int = 32) -> int:
 
     Returns the longest side among them, in pixels.
     """
-    from PIL import Image, UnidentifiedImageError  # listing a folder needs none
+    from PIL import UnidentifiedImageError  # listing a folder needs none
+
+    from bigbatch.train_loop.data.pixels.crops import opened
 
     longest = 0
     for index in np.unique(np.linspace(0, len(listing.labels) - 1, count).astype(int)):
         path = listing.path(int(index))
         try:
-            with Image.open(path) as image:
+            with opened(path) as image:
                 longest = max(longest, *image.size)
         except Exception as error:  # Pillow raises OSError, SyntaxError, ValueError and others
             reason = "it is no image" if isinstance(error, UnidentifiedImageError) else str(error)
@@ -179,12 +181,12 @@ def digest_of_files(listing: Listing) -> bytes:
 
 def square_side(listing: Listing, count: int = 32) -> int:
     """Pixels a side of ``count`` images, evenly spread; 0 unless all of them are square, of one size and readable."""
-    from PIL import Image
+    from bigbatch.train_loop.data.pixels.crops import opened
 
     sizes = set()
     for index in np.unique(np.linspace(0, len(listing.labels) - 1, count).astype(int)):
         try:
-            with Image.open(listing.path(int(index))) as image:
+            with opened(listing.path(int(index))) as image:
                 sizes.add(image.size)
         except Exception:  # Pillow raises OSError, SyntaxError, ValueError and others; who reads it says so
             return 0

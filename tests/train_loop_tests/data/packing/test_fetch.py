@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import itertools
 import os
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
@@ -176,3 +178,11 @@ def test_home_is_a_folder_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.delenv("BIGBATCH_DATA", raising=False)
     assert str(data_home()) == os.path.expanduser("~/.cache/bigbatch")
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root may become another user")
+def test_a_user_without_a_home_is_told_what_to_set() -> None:
+    code = "import os, pwd; from bigbatch.train_loop.data.catalogue import data_home; os.setuid(54321); data_home()"
+    env = {key: value for key, value in os.environ.items() if key not in ("HOME", "BIGBATCH_DATA")}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=240)
+    assert "'~/.cache/bigbatch', and there is no home. Set BIGBATCH_DATA to a folder, or HOME." in done.stderr

@@ -6,6 +6,8 @@ import dataclasses
 import io
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +20,7 @@ from PIL import Image
 from bigbatch.train_loop.config import AugmentConfig, BatchSplit, ConfigError, DataConfig, LoaderConfig, data_config
 from bigbatch.train_loop.data.catalogue import describe_data_set, open_data
 from bigbatch.train_loop.data.packing import command
-from bigbatch.train_loop.data.packing.shards import PackProfile, RejectedImage, convert
+from bigbatch.train_loop.data.packing.shards import PackProfile, convert
 from bigbatch.train_loop.data.packing.sources import find_source
 from bigbatch.train_loop.data.sets import folder
 from bigbatch.train_loop.data.sets.scan import scan_folder
@@ -119,10 +121,48 @@ def test_bad_images_are_listed_with_the_reason(tmp_path: Path) -> None:
     assert describe_data_set(DataConfig(name=str(tmp_path / "packed"))).train_size == 6
 
 
-def test_a_picture_of_too_many_pixels_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
-    with pytest.raises(RejectedImage, match="pixels"):
-        convert(jpeg_bytes(photograph(100, 100)), PackProfile())
+READS = """
+import sys
+from PIL import Image
+from bigbatch.train_loop.config import ConfigError
+from bigbatch.train_loop.data.packing.shards import PackProfile, RejectedImage, convert
+from bigbatch.train_loop.data.pixels.crops import central_crop, decode_rgb
+from bigbatch.train_loop.data.sets.scan import check_images, scan_folder
+from bigbatch.train_loop.errors import ImageError
+
+path = f"{sys.argv[1]}/train/ant/0.jpg"
+listing = scan_folder(sys.argv[1]).train
+for Image.MAX_IMAGE_PIXELS in 6000, 4000:
+    for read in (
+        lambda: check_images(listing),
+        lambda: central_crop(decode_rgb(path), 16).size,
+        lambda: convert(open(path, "rb").read(), PackProfile()).width,
+    ):
+        try:
+            print(read())
+        except (ConfigError, ImageError, RejectedImage) as error:
+            print(error)
+"""
+
+
+def test_training_and_packing_read_and_refuse_the_same_pictures_of_many_pixels(tmp_path: Path) -> None:
+    root = write_images(tmp_path / "images", train=1, val=1, size=(60, 50))
+    path = root / "train" / "ant" / "0.jpg"
+    path.write_bytes(jpeg_bytes(photograph(100, 100)))
+    # In a process of its own: pytest resets what is to be warned of.
+    done = subprocess.run([sys.executable, "-c", READS, root], capture_output=True, text=True)
+    reason = "it has more than 8,000 pixels, make it smaller"
+    assert (done.stdout.splitlines(), done.stderr) == (
+        [
+            "100",
+            "(16, 16)",
+            "100",
+            f"the data must be images that can be read; got {str(path)!r}: {reason}. Remove or replace the file.",
+            f"cannot read image {str(path)!r}: {reason}. Remove or replace the file.",
+            reason,
+        ],
+        "",
+    )
 
 
 def test_wrong_input_is_one_line(images, packed, tmp_path, capsys):
