@@ -1,7 +1,5 @@
 """Shared fixtures: commands run as a user runs them, tiny image data, no leftovers."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

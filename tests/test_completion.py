@@ -1,7 +1,5 @@
 """``bigbatch --print-completion``: bash itself completes commands, options and their values."""
 
-from __future__ import annotations
-
 import argparse
 import subprocess
 import sys

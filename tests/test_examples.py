@@ -1,7 +1,5 @@
 """What lies in ``examples/`` runs as its first lines say, and is short enough to be read."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What importing our packages loads: nothing heavy, each file once, and in ``cluster`` the standard library alone."""
 
-from __future__ import annotations
-
 import ast
 import json
 import subprocess

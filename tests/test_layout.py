@@ -1,8 +1,6 @@
 """The order of the tests: folders mirror the packages, no test file imports another, each test claims something, and
 slow tests that start Ray run one after the other."""
 
-from __future__ import annotations
-
 import ast
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """``constraints-lowest.txt`` has the lower bounds of ``pyproject.toml``, and what is installed keeps to them."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

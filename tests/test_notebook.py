@@ -2,8 +2,6 @@
 ``examples/notebook.ipynb`` runs from its first cell to its last, and is stored without what it printed.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys

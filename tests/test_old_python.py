@@ -1,7 +1,5 @@
 """A Python before 3.11, as login nodes have it, learns in one line what to do: from each file that a user starts."""
 
-from __future__ import annotations
-
 import ast
 import shutil
 import subprocess

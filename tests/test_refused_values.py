@@ -3,8 +3,6 @@
 Images and classes of such names are read.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

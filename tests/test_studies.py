@@ -1,7 +1,5 @@
 """``from bigbatch import open_study``: what a notebook sees is what the study's files and Optuna itself say."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -1,7 +1,5 @@
 """``bigbatch.trainable``: what Tune's configuration becomes, and what is refused. A search by it: test_examples.py."""
 
-from __future__ import annotations
-
 import pickle
 import shutil
 from pathlib import Path

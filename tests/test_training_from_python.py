@@ -1,7 +1,5 @@
 """``from bigbatch import train``: the run of ``bigbatch train``, in this process and without Ray."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """``--quiet`` prints the answer and errors alone; ``--verbose`` says when each step of the start was done."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

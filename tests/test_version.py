@@ -1,7 +1,5 @@
 """``bigbatch --version``: version and commit. ``CITATION.cff`` says of the software what its metadata says."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """A wheel, built of a source distribution and installed outside of the repository, is the whole of BigBatch."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Files that are replaced: readers, failures, kills, permissions. Nothing else in the packages replaces any."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os

@@ -1,7 +1,5 @@
 """A folder of the user's with ``torch.py``, ``tune.py``, ``cluster.py`` … in it: refused in one line, or ignored."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Folders of one process's own on a node: made, removed, and swept after a kill."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Processes that are ended with all that they have started."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

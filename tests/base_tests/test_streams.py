@@ -1,7 +1,5 @@
 """Output whose reader leaves, as ``| head -1`` does: no command calls that an error."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """The waits that lie within one another: each is shorter than the one around it, and the docs say the same figures."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

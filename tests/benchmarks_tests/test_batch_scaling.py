@@ -1,7 +1,5 @@
 """What benchmarks/batch_scaling.py trains, repeats and reports; without training."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What the benchmark of `make check` reads from the Makefile and from pytest's output."""
 
-from __future__ import annotations
-
 import check_time
 
 from helpers.paths import ROOT

@@ -1,7 +1,5 @@
 """The benchmark of the driver's cost, on a few trials."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """benchmarks/gpu.py: the order and the time of steps, what a cut leaves, and a dry run of every command line."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

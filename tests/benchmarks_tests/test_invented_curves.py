@@ -1,7 +1,5 @@
 """Invented landscapes: they are what their description says, and the same in every process."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from invented_curves import invented_table

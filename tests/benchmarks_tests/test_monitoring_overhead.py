@@ -1,7 +1,5 @@
 """The benchmark of monitoring: what it compares, what it refuses to compare, and the commands that it would run."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading

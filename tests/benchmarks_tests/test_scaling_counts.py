@@ -1,7 +1,5 @@
 """What ranks cost is counted: the page has the stored counts, and what must not grow with the ranks does not."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

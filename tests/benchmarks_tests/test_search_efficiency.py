@@ -1,7 +1,5 @@
 """benchmarks/search_efficiency.py: a tiny run, its continuation, its figures, and Ray's rungs against Ray's own."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What is stored of a benchmark."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The README's picture of a terminal shows what a search prints today."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The benchmark of two commits: how their figures are compared, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """``bigbatch cluster`` as a user meets it: what it prints, what it refuses, and that it needs no installation."""
 
-from __future__ import annotations
-
 import getpass
 import json
 import os

@@ -1,7 +1,5 @@
 """The examples of ``docs/adding.md`` work as they stand on the page; the names that it mentions exist."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

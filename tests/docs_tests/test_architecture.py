@@ -1,7 +1,5 @@
 """The pages that describe the tree name what is there: every wing, every decision, every import between floors."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 from pathlib import Path

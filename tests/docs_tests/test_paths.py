@@ -1,8 +1,6 @@
 """Each path that README, CONTRIBUTING or a page of the documentation names leads somewhere, and each open path of
 Ray's is named."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import re

@@ -1,7 +1,5 @@
 """What the API pages describe can be imported. The table of ``docs/training.md`` has every key of a configuration."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import re

@@ -1,7 +1,5 @@
 """The figures on the results page and in the README are those of the stored raw results."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

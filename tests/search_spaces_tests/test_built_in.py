@@ -1,7 +1,5 @@
 """The built-in spaces: batches, priors against published settings, validity of what is sampled."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 

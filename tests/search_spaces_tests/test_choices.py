@@ -1,7 +1,5 @@
 """Choices of any kind, and grids: what a space is given back, what a study keeps, and what is refused in one line."""
 
-from __future__ import annotations
-
 import enum
 import json
 import math

@@ -1,7 +1,5 @@
 """From a configuration back to the parameters that gave it."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

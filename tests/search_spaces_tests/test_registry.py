@@ -1,7 +1,5 @@
 """Users' own spaces: loading, refusals in one line, pinned values, the check before a search."""
 
-from __future__ import annotations
-
 import dataclasses
 import subprocess
 import sys

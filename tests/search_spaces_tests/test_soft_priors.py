@@ -1,7 +1,5 @@
 """Soft priors of spaces: quantiles of a log-normal, ranges of the built-in spaces, refusals."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from pathlib import Path

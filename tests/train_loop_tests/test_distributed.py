@@ -1,7 +1,5 @@
 """When the ranks meet: about once a second, and soon also while steps are slow."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import pickle

@@ -1,7 +1,5 @@
 """How far a run is within its epoch: from the loop to the line that a person sees."""
 
-from __future__ import annotations
-
 import io
 import json
 

@@ -1,7 +1,5 @@
 """The doctor: what it sees of a real machine, and what it makes of nodes that are not as they should be."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

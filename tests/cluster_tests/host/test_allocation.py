@@ -1,7 +1,5 @@
 """What was granted, not what the host shows."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """One writer a folder: judged by processes, by Slurm or by signs of life; raced for by real processes."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -1,7 +1,5 @@
 """Site profiles: what is wrong in a profile, which site this is."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

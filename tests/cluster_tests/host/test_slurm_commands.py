@@ -1,8 +1,6 @@
 """Slurm's commands that fail or do not answer. Its variables and answers as sites and Slurm's documentation have them,
 each with where it is from."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any

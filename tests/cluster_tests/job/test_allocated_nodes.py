@@ -1,7 +1,5 @@
 """What an allocation grants, from Slurm's variables."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

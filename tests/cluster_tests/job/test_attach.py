@@ -3,8 +3,6 @@
 The same in a real Slurm is in tests/slurm/test_job_states.py.
 """
 
-from __future__ import annotations
-
 import itertools
 import signal
 import sys

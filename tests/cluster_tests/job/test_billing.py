@@ -1,7 +1,5 @@
 """What a job costs a study beside its driver: the files that the study's ledger then sums up."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

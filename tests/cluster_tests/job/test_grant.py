@@ -1,7 +1,5 @@
 """What Slurm changes about a running job, as ``scontrol`` says it."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from pathlib import Path

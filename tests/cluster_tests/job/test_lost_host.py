@@ -1,7 +1,5 @@
 """What another node does for a job whose first node is lost, and which starts count."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

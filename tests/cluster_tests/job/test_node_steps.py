@@ -1,7 +1,5 @@
 """The steps in which nodes run, and which of them hang."""
 
-from __future__ import annotations
-
 import functools
 import sys
 

@@ -3,8 +3,6 @@
 What needs Slurm itself is in tests/slurm; here is what its commands say, or do not say, at a bad moment.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """A job's own options, and the search's; inside and outside of a container."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What a job does at its end, and why Slurm signals it."""
 
-from __future__ import annotations
-
 import pytest
 
 from bigbatch.cluster.job import policy

@@ -1,7 +1,5 @@
 """A restart, or a successor, resumes the study, without the nodes that were bad where Slurm has others."""
 
-from __future__ import annotations
-
 import pytest
 
 from bigbatch.cluster.host import slurm_commands

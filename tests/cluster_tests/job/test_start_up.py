@@ -1,7 +1,5 @@
 """A Ray that does not start at once, as on a busy machine, and a walltime that is short; with stand-ins for both."""
 
-from __future__ import annotations
-
 import signal
 import sys
 import time

@@ -1,7 +1,5 @@
 """Whether a start of a job was of use to its study, with studies as they are left on the disk."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Signals, Slurm's word on them, and how long a driver may save itself then."""
 
-from __future__ import annotations
-
 import signal
 from types import SimpleNamespace
 from typing import Any

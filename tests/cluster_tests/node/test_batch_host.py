@@ -1,7 +1,5 @@
 """Whether a node hangs, by its heartbeats; whether the job's first one is lost, by its answer and Slurm's word too."""
 
-from __future__ import annotations
-
 import socket
 from pathlib import Path
 

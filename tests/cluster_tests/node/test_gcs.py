@@ -1,7 +1,5 @@
 """Nodes as Ray's GCS knows them, and their draining, with a real Ray of two nodes on this machine's loopback."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os

@@ -1,7 +1,5 @@
 """How Ray is started on a node: its block of ports, its token and certificates, its options and variables."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """The folder of jobs is its owner's alone. A job, its nodes and the login node understand records of other versions."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -1,7 +1,5 @@
 """A study's progress, read with the standard library, against what Optuna itself says of the same journal."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -4,8 +4,6 @@
 read the difference.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import subprocess

@@ -1,7 +1,5 @@
 """What a site grants a job, and what it refuses before the job is submitted."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

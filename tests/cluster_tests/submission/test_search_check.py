@@ -1,7 +1,5 @@
 """A search is checked before it is submitted: in the job's environment where that runs here, else without."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

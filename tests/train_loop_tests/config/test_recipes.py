@@ -1,7 +1,5 @@
 """Each recipe against the published table, written out here; what a recipe's file must say; ``--recipe``."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """TrainConfig: round trip, refusals that name rule, value and fix, and how a batch is cut."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

@@ -1,7 +1,5 @@
 """Runs that meet an image that cannot be read: who says so, and how they go on."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import logging

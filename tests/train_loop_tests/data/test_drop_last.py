@@ -1,7 +1,5 @@
 """``data.drop_last=false``: the images that fill no global batch make a smaller last step."""
 
-from __future__ import annotations
-
 from collections import Counter
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``data.holdout``: some validation images choose, the others report."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Who sees which image when: orders, micro-batches, validation's shares, repeated augmentation."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What every kind of data promises: real batches, the same however they are cut, and what is imported."""
 
-from __future__ import annotations
-
 import math
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Training needs no room: a checkpoint that finds none is left out, but for the last, which is the result."""
 
-from __future__ import annotations
-
 import pickle
 
 import pytest

@@ -1,7 +1,5 @@
 """Room for results: on a real file system of a few inodes, by a quota command of the site, and what is needed."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Energy of processors and GPUs: counters that wrap, that may not be read, and that are not there."""
 
-from __future__ import annotations
-
 import importlib
 import math
 import sys

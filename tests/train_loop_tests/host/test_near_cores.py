@@ -1,7 +1,5 @@
 """A worker's cores are beside its GPU, no other worker's, and never others than it had."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The node's memory: errors, and the counters of control groups."""
 
-from __future__ import annotations
-
 import errno
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A folder that one process of a node makes for all: who asks while it is made gets it."""
 
-from __future__ import annotations
-
 import fcntl
 import multiprocessing
 from pathlib import Path

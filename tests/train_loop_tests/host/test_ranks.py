@@ -1,7 +1,5 @@
 """Ranks from Slurm's variables, with the values that a real srun sets, and two processes that meet by them."""
 
-from __future__ import annotations
-
 import json
 import signal
 from pathlib import Path

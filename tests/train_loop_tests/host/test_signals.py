@@ -1,7 +1,5 @@
 """The first signal saves, a Ctrl-C after it ends at once: with real signals, sent by this process to itself."""
 
-from __future__ import annotations
-
 import ast
 import os
 import signal

@@ -1,7 +1,5 @@
 """Full runs whose device is too small for the micro-batch, really started, under Ray Train and by torchrun."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """An image folder is listed once a run, by one process, however many ranks and trials train on it."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

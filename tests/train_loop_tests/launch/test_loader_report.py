@@ -1,7 +1,5 @@
 """What the report concludes from rates, and how many loader processes there are."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The range test: on a quadratic whose stable rates are known, on curves made by hand, and as a command."""
 
-from __future__ import annotations
-
 import io
 import json
 import math

@@ -1,7 +1,5 @@
 """Two batches before Ray starts: what is wrong with a user's components is said in time, and what is right passes."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

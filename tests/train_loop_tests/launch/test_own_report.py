@@ -1,7 +1,5 @@
 """What a whole training function may report, and which of its checkpoints survive."""
 
-from __future__ import annotations
-
 import errno
 import math
 import shutil

@@ -1,7 +1,5 @@
 """What is measured while a whole training function runs, from a machine whose counters the function itself moves."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path

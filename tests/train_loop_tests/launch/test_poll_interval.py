@@ -1,7 +1,5 @@
 """How often Ray Train's controller asks the workers of a run: the controller that Ray makes has our interval."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

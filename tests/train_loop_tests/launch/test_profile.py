@@ -1,7 +1,5 @@
 """``--profile-steps`` as it is typed, and what it concludes."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import sys

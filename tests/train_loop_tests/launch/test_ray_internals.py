@@ -1,7 +1,5 @@
 """Private names of Ray: they are in two files, the installed Ray has them, and a Ray that lacks some still works."""
 
-from __future__ import annotations
-
 import importlib
 import re
 import tomllib

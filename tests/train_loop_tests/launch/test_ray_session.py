@@ -1,7 +1,5 @@
 """The private Ray's folder and clean-up: its own things go, nobody else's."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -1,7 +1,5 @@
 """A full run under Ray Train, as ``python train_loop/run.py`` starts it: kill, resume, Ctrl-C."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

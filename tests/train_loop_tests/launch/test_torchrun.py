@@ -1,7 +1,5 @@
 """``train_loop/run.py`` as it is typed: real torchrun, really killed, and wrong input."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

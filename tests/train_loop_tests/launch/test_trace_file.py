@@ -1,7 +1,5 @@
 """``trace.jsonl``: each epoch's line, whoever prints the epochs."""
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """What crosses from the driver to the processes of a trial: one frozen record, a plain dict at Ray's boundary alone."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``bigbatch train --wandb``: epochs and logged steps are in W&B's real offline file, also over a resume."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from pathlib import Path

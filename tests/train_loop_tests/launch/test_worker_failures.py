@@ -1,7 +1,5 @@
 """Why workers failed: which of several errors is the cause, its kind, and when to start them again."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A run goes on from a checkpoint with another rate and momentum, as Population Based Training asks for."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Checkpoints: a killed run ends as an uninterrupted one to the bit, and no crash costs more than one."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

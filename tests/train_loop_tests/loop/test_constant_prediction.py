@@ -1,7 +1,5 @@
 """What a constant prediction reaches, against values computed by hand, and when a run measures it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

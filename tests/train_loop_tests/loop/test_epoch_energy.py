@@ -1,7 +1,5 @@
 """The energy of an epoch, from a machine whose counters the test writes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The loop on a GPU, and the same tests on the CPU, so that they are known to work before a GPU is at hand."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The memory probe on devices that only calculate, and on a real one where there is one."""
 
-from __future__ import annotations
-
 import json
 import math
 import types

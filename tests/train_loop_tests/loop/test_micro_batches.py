@@ -1,7 +1,5 @@
 """A step's micro-batches come one by one: what is computed with one does not wait for the others."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any

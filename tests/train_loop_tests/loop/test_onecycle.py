@@ -1,7 +1,5 @@
 """A training run with ``schedule.name=onecycle`` against torch's ``OneCycleLR``, stopped and resumed."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """A device's memory is too small: the micro-batch is halved, the global batch stays."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

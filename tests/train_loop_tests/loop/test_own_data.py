@@ -1,7 +1,5 @@
 """Training on a data set of a user's own: the weights of a loop by hand, and those of a run that never stopped."""
 
-from __future__ import annotations
-
 import inspect
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Further metrics of validation: each example counts once over any number of ranks, and wrong ones are refused."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The loop with a model, a loss and an optimizer of a user's own: resumed, and told apart where it fails."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

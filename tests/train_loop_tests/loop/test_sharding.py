@@ -1,7 +1,5 @@
 """A sharded network (``model.parallel=fsdp2``) on two gloo ranks trains, stops and resumes as one process does."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pickle

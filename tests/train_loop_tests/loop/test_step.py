@@ -1,7 +1,5 @@
 """The training step against float64 arithmetic of its own (its loss is float32). Nothing else trains."""
 
-from __future__ import annotations
-
 import ast
 import copy
 

@@ -1,7 +1,5 @@
 """``--log-every-steps``: loss, right answers and rates of the steps between two lines; each step once."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import json

@@ -1,7 +1,5 @@
 """A training step computes little beside what a loop of plain PyTorch computes: a small network waits for its host."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

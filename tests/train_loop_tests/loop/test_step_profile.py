@@ -1,7 +1,5 @@
 """What a profile measures, against a clock that only the parts of a step move, and against the real one."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import time

@@ -1,7 +1,5 @@
 """The loop against references written here: gradients, schedules, sums over ranks, and how it ends early."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import math

@@ -1,7 +1,5 @@
 """Two ranks are one rank with twice the steps: gradients, statistics, stops and errors."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

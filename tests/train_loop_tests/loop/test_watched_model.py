@@ -1,7 +1,5 @@
 """Histograms of parameters and gradients: NumPy's, of what the optimizer gets, and without a trace in the training."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path

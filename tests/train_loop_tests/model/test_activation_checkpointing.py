@@ -1,7 +1,5 @@
 """Activation checkpointing of networks that are chains of layers: what it must not change, and what it saves."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Convolutions in another way than torch's, against torch's own."""
 
-from __future__ import annotations
-
 import copy
 import io
 import subprocess

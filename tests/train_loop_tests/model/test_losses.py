@@ -1,7 +1,5 @@
 """Losses against the published formulas in float64, written out here."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Networks: shapes, stems, initial state, and what is refused before training."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Precise BatchNorm statistics against float64 moments of all activations at once."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 from collections.abc import Generator

@@ -1,7 +1,5 @@
 """The average of the weights and compiled training: what they must not change."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Groups of parameters, and optimizers as the configuration has them."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torchvision

@@ -1,7 +1,5 @@
 """LARS, LAMB and their groups against float64 formulas."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

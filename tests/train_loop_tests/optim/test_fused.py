@@ -1,7 +1,5 @@
 """torch's own SGD and AdamW, fused: against float64 formulas written out here, and where they must not be fused."""
 
-from __future__ import annotations
-
 import copy
 import io
 from typing import Any

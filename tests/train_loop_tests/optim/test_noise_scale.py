@@ -1,7 +1,5 @@
 """The gradient noise scale: against a quadratic whose true value is known, and the loop's norms against autograd."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """LARS and LAMB as any torch optimizer: state, dtypes, closures, scalers, schedulers, refusals."""
 
-from __future__ import annotations
-
 import copy
 import io
 import math

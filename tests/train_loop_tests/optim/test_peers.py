@@ -3,8 +3,6 @@
 timm and optax are in the extra ``test``; where one is not installed its tests are skipped.
 """
 
-from __future__ import annotations
-
 import inspect
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The trust ratios that LARS and LAMB show, against formulas in float64; showing changes nothing."""
 
-from __future__ import annotations
-
 import copy
 
 import numpy as np

@@ -1,7 +1,5 @@
 """LARC and LAMB's variants, also as the configuration has them, compiled steps, sharded parameters."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """``FILE.py:FUNCTION``: found by any path, and its errors told from ours."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

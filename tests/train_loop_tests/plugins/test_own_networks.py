@@ -1,7 +1,5 @@
 """Networks and optimizers of a user's own, of timm, and of packages; weights from a file."""
 
-from __future__ import annotations
-
 import dataclasses
 import sys
 from typing import Any

@@ -1,7 +1,5 @@
 """An image folder, and one with images that cannot be read."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Images kept whole on the device: the ring's to within a rounding, decoded once a node, only where they suit."""
 
-from __future__ import annotations
-
 import collections
 import errno
 import fcntl

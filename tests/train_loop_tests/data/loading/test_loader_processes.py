@@ -1,7 +1,5 @@
 """Loader processes that hang before their first line are started again."""
 
-from __future__ import annotations
-
 import mmap
 import multiprocessing
 import os

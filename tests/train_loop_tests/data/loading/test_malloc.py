@@ -1,7 +1,5 @@
 """Freed memory is kept: counted by the page faults that the system counts for a process."""
 
-from __future__ import annotations
-
 import functools
 import os
 import platform

@@ -1,7 +1,5 @@
 """The loader's slots are page-locked; where CUDA refuses, training goes on, and one line says so."""
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import types

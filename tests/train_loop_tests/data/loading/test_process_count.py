@@ -1,7 +1,5 @@
 """Loader processes that follow what an epoch has shown: the rule by arithmetic, the measurement by known costs."""
 
-from __future__ import annotations
-
 import functools
 import multiprocessing
 import random

@@ -1,7 +1,5 @@
 """What is asked for before it is read: by whom, when, and how far ahead."""
 
-from __future__ import annotations
-
 import errno
 import mmap
 import os

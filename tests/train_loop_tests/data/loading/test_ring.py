@@ -1,7 +1,5 @@
 """Loader processes and their shared slots: what they bring, and how they end."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import multiprocessing

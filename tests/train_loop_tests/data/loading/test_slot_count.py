@@ -1,7 +1,5 @@
 """How many batch slots a loader has, and that none is copied out of where there are enough."""
 
-from __future__ import annotations
-
 import random
 from collections import deque
 from pathlib import Path

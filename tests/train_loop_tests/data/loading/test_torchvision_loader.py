@@ -1,7 +1,5 @@
 """torchvision's loader beside the ring, and batches on their way to a device."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A process reads the index of a packed set once, and again only where the file has been replaced."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import time

@@ -1,7 +1,5 @@
 """Packed sets that are staged: one copy a node, whole or not there, never of something else."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import json

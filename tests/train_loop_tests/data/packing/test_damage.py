@@ -1,7 +1,5 @@
 """Packed sets that are damaged, replaced or cut short: at --verify and --info, before a run and under it."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import json

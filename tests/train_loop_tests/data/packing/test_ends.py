@@ -1,7 +1,5 @@
 """A pack that is ended by a signal, a killed process, and started again."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pty

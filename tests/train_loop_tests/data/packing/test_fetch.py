@@ -1,7 +1,5 @@
 """Data sets by name, from an archive that is made here; and a part of the training images."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import os

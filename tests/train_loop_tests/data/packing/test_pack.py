@@ -1,7 +1,5 @@
 """Packing: what is stored, from which sources, what is refused; a killed pack; a packed set in training."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import json

@@ -1,7 +1,5 @@
 """What ``bigbatch pack`` refuses: options that would change nothing, and what is packed already."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What can be packed: trees, tars, Parquet, WebDataset, CIFAR-10's pickles, and what people's folders are like."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

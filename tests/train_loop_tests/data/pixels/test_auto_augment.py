@@ -1,7 +1,5 @@
 """TrivialAugment and RandAugment against torchvision's, operation by operation; and what they depend on."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
 from collections import Counter

@@ -1,7 +1,5 @@
 """Crops that are cut out of a JPEG, against libjpeg's decode of the whole; real files where they are at hand."""
 
-from __future__ import annotations
-
 import os
 import random
 import shutil

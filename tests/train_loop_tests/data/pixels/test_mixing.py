@@ -1,7 +1,5 @@
 """Random erasing, mixup and cutmix against torchvision's, given the same draws; and what they depend on."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Images are trained on as a viewer shows them, whatever holds them and whatever reads them."""
 
-from __future__ import annotations
-
 import io
 import itertools
 from collections.abc import Callable

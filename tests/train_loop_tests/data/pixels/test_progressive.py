@@ -1,7 +1,5 @@
 """Progressive resizing against FFCV's schedule; each source's sizes; a resume in the middle; what is refused."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any

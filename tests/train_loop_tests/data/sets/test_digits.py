@@ -1,7 +1,5 @@
 """The embedded digits: their split, their size, how they are moved."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

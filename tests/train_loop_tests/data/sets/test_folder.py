@@ -1,7 +1,5 @@
 """Image folders: crops, what is read and what is refused."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections import Counter

@@ -1,7 +1,5 @@
 """What a folder of images holds besides images: training, searching and packing read, name or refuse it alike."""
 
-from __future__ import annotations
-
 import os
 import socket
 import tarfile

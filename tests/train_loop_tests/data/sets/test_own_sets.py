@@ -1,7 +1,5 @@
 """Data sets of a user's own: the same items whoever reads them, exact sampling, and one clear line for bad ones."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import Any
