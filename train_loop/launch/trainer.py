@@ -89,8 +89,9 @@ def fit_from_driver(task: TrialTask) -> WorkersEnd:
     try:
         end: WorkersEnd | Exception = ray.get(controller.fit.remote(task.to_dict()))
     finally:
-        ray.kill(controller)  # and with it the workers that it keeps
-        ray.util.remove_placement_group(group)
+        if ray.is_initialized():  # a second Ctrl-C has ended it, and `ray.kill` would start Ray again
+            ray.kill(controller)  # and with it the workers that it keeps
+            ray.util.remove_placement_group(group)
     if isinstance(end, Exception):
         raise end
     return end

@@ -20,19 +20,29 @@ from helpers.paths import ROOT
 from helpers.processes import clean_environment
 
 SERVERS = """
-import json, os, sys
+import json, os, sys, threading
 from pathlib import Path
 import psutil
+from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.launch.inline_controller import LIGHT
 from bigbatch.train_loop.launch.ray_session import LocalRay
+from bigbatch.train_loop.launch.trainer import fit_from_driver
+from bigbatch.train_loop.launch.trial_task import TrialTask
 class Process:
     def has(self, module):
         return module in sys.modules
     def threads(self):
         import torch
         return [os.environ["OMP_NUM_THREADS"], torch.get_num_threads()]
-with LocalRay(1, 0, Path(sys.argv[1], "ray.log"), ready=2, threads=1):
+folder = Path(sys.argv[1])
+task = TrialTask(
+    name="run", config=TrainConfig(), workers=1, worker_resources={"CPU": 2.0}, restarts=0, checkpoint_every_s=0.0,
+    **dict.fromkeys(("ray_storage", "checkpoint_dir", "stop_file", "log_file"), folder / "run"),
+)
+waits = threading.Thread(target=fit_from_driver, args=(task,))  # for ever: there is one CPU
+with LocalRay(1, 0, folder / "ray.log", ready=2, threads=1):
     import ray
+    waits.start()
     process, light = ray.remote(num_cpus=0)(Process), {"env_vars": {LIGHT: "1"}}
     made = [process.options(runtime_env=env).remote() for env in ({}, {}, light)]
     names = ("torch", "ray.train.torch", "ray")
@@ -40,7 +50,11 @@ with LocalRay(1, 0, Path(sys.argv[1], "ray.log"), ready=2, threads=1):
     threads = ray.get([one.threads.remote() for one in made], timeout=120)
     names = [(one.name(), one.net_connections("tcp")) for one in psutil.Process().children(recursive=True)]
     ports = {s.laddr.port for _, sockets in names for s in sockets if s.status == psutil.CONN_LISTEN}
-    print(json.dumps([[node["MetricsExportPort"] for node in ray.nodes()], sorted(ports), loaded, threads]))
+    found = [[node["MetricsExportPort"] for node in ray.nodes()], sorted(ports), loaded, threads]
+    started = []
+    ray.init = lambda: started.append("another")  # as Ray calls it in ray.get and ray.kill
+waits.join()
+print(json.dumps([*found, started]))
 """
 
 
@@ -48,7 +62,8 @@ with LocalRay(1, 0, Path(sys.argv[1], "ray.log"), ready=2, threads=1):
 def test_a_private_ray_opens_no_server_of_metrics_unless_it_is_asked_and_its_processes_load_ahead(tmp_path):
     """Ray's own are at 44217, 44227 and a port that its nodes name, on all interfaces and without a token.
 
-    Before it has work, a process has torch and Ray Train, but not the one for the actor at which workers meet.
+    Before it has work, a process has torch and Ray Train, but not the one for the actor at which workers meet. A run
+    whose Ray has been ended, as a second Ctrl-C does, starts no other one.
     """
     without_threads = {k: v for k, v in clean_environment().items() if k != "OMP_NUM_THREADS"}
     done = subprocess.run(
@@ -56,18 +71,20 @@ def test_a_private_ray_opens_no_server_of_metrics_unless_it_is_asked_and_its_pro
         env={**without_threads, "PYTHONPATH": str(ROOT / "src")},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    named, listening, (torch, trainer, anything), threads = json.loads(done.stdout)
+    named, listening, (torch, trainer, anything), threads, started = json.loads(done.stdout)
     assert torch == trainer == [True, True, False] and all(anything)
     assert threads == [["1", 1]] * 3
     assert len(listening) >= 4 and not {44217, 44227} & set(listening)
-    assert max(named) <= 0
+    assert max(named) <= 0 and not started
 
 
 ASKED = """
 import torch
 asked = []
-for name in ("_cuda_getDeviceCount", "_cuda_init"):
-    setattr(torch._C, name, lambda name=name: asked.append(name) or 0)
+for owner, name, answer in (
+    (torch._C, "_cuda_getDeviceCount", 0), (torch._C, "_cuda_init", 0), (torch.cuda, "_device_count_nvml", -1),
+):
+    setattr(owner, name, lambda name=name, answer=answer: asked.append(name) or answer)
 import bigbatch.train_loop.launch.load_ahead, sys
 assert "ray.train.torch" in sys.modules
 print(asked, torch.cuda.is_initialized())
@@ -83,7 +100,7 @@ def test_what_is_loaded_ahead_asks_no_driver_for_gpus():
         env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split("\n")[:2] == ["[] False", "['_cuda_getDeviceCount']"]
+    assert done.stdout.split("\n")[:2] == ["[] False", "['_device_count_nvml', '_cuda_getDeviceCount']"]
 
 
 IN_A_WORKER = """
