@@ -31,6 +31,8 @@ from bigbatch.train_loop.errors import RayStartError
 from bigbatch.train_loop.host.disk_space import FULL, LogFile, describe_full_disk, free_bytes, full_errno
 from bigbatch.train_loop.launch.ray_internals import (
     POLL_INTERVAL,
+    PROCESS_GROUPS,
+    has,
     own_path_only,
     own_process_groups,
     poll_interval_s,
@@ -162,7 +164,6 @@ class LocalRay:
                 **SEARCH_ENV,
                 **(NO_METRICS if self._metrics_port is None else METRICS),
                 "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # nobody drains a private cluster
-                **(self._for_ready_processes() if self._ready is not None else {}),
                 "RAY_AUTH_MODE": "token",
                 "RAY_AUTH_TOKEN_PATH": str(token),
                 "RAY_AUTH_TOKEN": None,
@@ -174,6 +175,8 @@ class LocalRay:
         read_variables_again()
         import ray  # only now: its core reads the authentication's variables when it is loaded
 
+        if self._ready is not None and has(PROCESS_GROUPS):  # else Ray starts one for each CPU: too many to load torch
+            self._set_env(self._for_ready_processes())
         refuse_unsafe(with_metrics=self._metrics_port is not None)
         last = ""
         for _ in range(START_ATTEMPTS):
@@ -198,7 +201,8 @@ class LocalRay:
         import ray
 
         send_ray_logs_to(self._log_file)
-        with own_process_groups(self._ready):
+        ready = 0 if worker_python() else self._ready  # Ray starts them with its own, and the job could not use them
+        with own_process_groups(ready):
             context = ray.init(
                 address="local",
                 num_cpus=self._cpus,

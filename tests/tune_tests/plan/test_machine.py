@@ -297,7 +297,7 @@ def test_a_resume_never_goes_above_the_number_at_which_memory_was_too_little(pla
     """A job that Slurm starts again repeats its command line."""
     first = plan_of(trials_per_gpu="3", study="s")
     stored = {**first.to_dict(), AT_MOST: first.sharing.without(3).at_most}
-    monkeypatch.setattr(checked_plan, "read_description", lambda folder: stored)
+    monkeypatch.setattr(checked_plan, "resumed_description", lambda folder, storage: stored)
     again = plan_of(trials_per_gpu="3", study="s", resume=True)
     assert again.share.per_gpu == plan_of(study="s", resume=True).share.per_gpu == 2
     assert words(again) == "2 trials on each GPU: in this study 3 had too little memory"

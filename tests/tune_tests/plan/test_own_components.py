@@ -22,7 +22,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from beside import pooled
-from helpers.refusals import refusal
 
 def net(workload, width=4):
     return nn.Sequential(nn.Conv2d(3, width, 3), *pooled(), nn.Linear(width, workload.num_classes))
