@@ -21,7 +21,7 @@ APART = ("helpers", "slurm")
 CLAIMS = (
     *("raises", "warns", "fail"),
     *("assert_close", "assert_allclose", "assert_array_equal"),
-    *("wait_until", "wait_log", "wait_end", "wait_state", "check_against", "same_after_kills"),
+    *("wait_until", "wait_log", "wait_end", "wait_state", "check_against", "check_whole", "same_after_kills"),
     *("refusal", "refused_command"),
 )
 """The names of calls that fail where a claim does not hold: pytest's, those of torch and NumPy, and of our helpers."""
