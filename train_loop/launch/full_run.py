@@ -44,6 +44,8 @@ from bigbatch.train_loop.launch.worker_lines import RecordPrinter, read_lines, r
 from bigbatch.train_loop.progress import progress_file, steps_file
 from bigbatch.train_loop.reporter import EpochRecord, Tracker
 
+LEAVE_S = 5.0
+"""How long Ray Train's calls of this process get to end before Ray is shut down."""
 RECORDS_FILE = "records.jsonl"
 WORKER_RESTARTS = 3
 """How often a full run starts its workers again after one of them died."""
@@ -135,36 +137,37 @@ def _fit_on_own_ray(
 def _fit_until_stopped(task: TrialTask, signals: StopSignals, tracker: Tracker | None) -> WorkersEnd:
     """Run the trainer in a thread, so that signals reach us: Ray's handler would exit with code 0."""
     ends: list[WorkersEnd | Exception] = []
-    task.failure_file.unlink(missing_ok=True)
+    # Python 3.11 takes a thread whose join() a signal has interrupted for ended: so this event says it.
+    leaving, ended = threading.Event(), threading.Event()
     kills = count_memory_kills()
 
     def run() -> None:
         try:
             ends.append(
                 fit_until_it_fits(
-                    partial(fit_from_driver, task), task.checkpoint_dir, lambda: signals.first is not None
+                    partial(fit_from_driver, task, leaving), task.checkpoint_dir, lambda: signals.first is not None
                 )
             )
         except Exception as error:
             ends.append(error)
+        finally:
+            ended.set()
 
-    thread = threading.Thread(target=run, daemon=True, name="trainer")
     also = trace_writer(task.log_file.parent, task.workers)
     steps = steps_file(task.log_file) if task.log_every_steps else None
     printer = RecordPrinter(task.log_file.with_name(RECORDS_FILE), progress_file(task.log_file), also, steps, tracker)
-    thread.start()
+    threading.Thread(target=run, daemon=True, name="trainer").start()
     try:
-        while thread.is_alive() and signals.waited_s() < RUN_SAVE_S:
-            thread.join(0.5)
+        while not ended.wait(0.5) and signals.waited_s() < RUN_SAVE_S:
             printer.print_new()
         printer.print_new()
     finally:
         printer.close()
-    end = ends[0] if ends else WorkersEnd()
+        leaving.set()
+        ended.wait(LEAVE_S)  # before Ray is shut down
+    end = ends[0] if ends else WorkersEnd(stopped=True)  # it did not even leave in time
     if isinstance(end, Exception):
         raise _cause(end, kills)
-    if signals.first is not None and thread.is_alive():  # it did not stop in time
-        return WorkersEnd(stopped=True)
     return end
 
 

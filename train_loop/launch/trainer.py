@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,9 @@ from bigbatch.train_loop.launch.trial_task import TrialTask, WorkersEnd
 if TYPE_CHECKING:  # they import Ray, and the trainer torch, which a search's own process does not need
     from ray.train import RunConfig, ScalingConfig, UserCallback
     from ray.train.torch import TorchTrainer
+
+LOOK_S = 0.25
+"""How often a driver that waits for its run looks whether it is to leave."""
 
 
 def is_inline() -> bool:
@@ -76,8 +80,12 @@ def fit(task: TrialTask, callback: UserCallback | None = None) -> WorkersEnd:
         shutil.rmtree(task.ray_storage / task.name, ignore_errors=True)
 
 
-def fit_from_driver(task: TrialTask) -> WorkersEnd:
-    """``fit`` for a process that is no actor of Ray's, as the driver of a full run. Loads no torch here."""
+def fit_from_driver(task: TrialTask, leaving: threading.Event) -> WorkersEnd:
+    """``fit`` for a process that is no actor of Ray's, as the driver of a full run. Loads no torch here.
+
+    Once ``leaving`` is set it ends the workers and returns soon: Ray ends a process, with exit code 1, in which a
+    thread still calls it when another one has shut it down.
+    """
     if not is_inline():
         return fit(task)
     import ray
@@ -87,11 +95,14 @@ def fit_from_driver(task: TrialTask) -> WorkersEnd:
     place = PlacementGroupSchedulingStrategy(group, placement_group_capture_child_tasks=True)
     controller: Any = ray.remote(num_cpus=0, scheduling_strategy=place)(_Controller).remote()
     try:
-        end: WorkersEnd | Exception = ray.get(controller.fit.remote(task.to_dict()))
+        answer = controller.fit.remote(task.to_dict())
+        while not ray.wait([answer], timeout=LOOK_S)[0]:
+            if leaving.is_set():
+                return WorkersEnd(stopped=True)
+        end: WorkersEnd | Exception = ray.get(answer)
     finally:
-        if ray.is_initialized():  # a second Ctrl-C has ended it, and `ray.kill` would start Ray again
-            ray.kill(controller)  # and with it the workers that it keeps
-            ray.util.remove_placement_group(group)
+        ray.kill(controller)  # and with it the workers that it keeps
+        ray.util.remove_placement_group(group)
     if isinstance(end, Exception):
         raise end
     return end

@@ -39,7 +39,8 @@ task = TrialTask(
     name="run", config=TrainConfig(), workers=1, worker_resources={"CPU": 2.0}, restarts=0, checkpoint_every_s=0.0,
     **dict.fromkeys(("ray_storage", "checkpoint_dir", "stop_file", "log_file"), folder / "run"),
 )
-waits = threading.Thread(target=fit_from_driver, args=(task,))  # for ever: there is one CPU
+leaving, ends = threading.Event(), []
+waits = threading.Thread(target=lambda: ends.append(fit_from_driver(task, leaving).stopped))  # for ever: one CPU
 with LocalRay(1, 0, folder / "ray.log", ready=2, threads=1):
     import ray
     waits.start()
@@ -51,10 +52,11 @@ with LocalRay(1, 0, folder / "ray.log", ready=2, threads=1):
     names = [(one.name(), one.net_connections("tcp")) for one in psutil.Process().children(recursive=True)]
     ports = {s.laddr.port for _, sockets in names for s in sockets if s.status == psutil.CONN_LISTEN}
     found = [[node["MetricsExportPort"] for node in ray.nodes()], sorted(ports), loaded, threads]
-    started = []
-    ray.init = lambda: started.append("another")  # as Ray calls it in ray.get and ray.kill
-waits.join()
-print(json.dumps([*found, started]))
+    groups = [len(ray.util.placement_group_table())]
+    leaving.set()
+    waits.join(60)
+    groups.append([one["state"] for one in ray.util.placement_group_table().values()])
+print(json.dumps([*found, ends + groups]))
 """
 
 
@@ -71,11 +73,12 @@ def test_a_private_ray_opens_no_server_of_metrics_unless_it_is_asked_and_its_pro
         env={**without_threads, "PYTHONPATH": str(ROOT / "src")},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    named, listening, (torch, trainer, anything), threads, started = json.loads(done.stdout)
+    named, listening, (torch, trainer, anything), threads, left = json.loads(done.stdout)
     assert torch == trainer == [True, True, False] and all(anything)
     assert threads == [["1", 1]] * 3
     assert len(listening) >= 4 and not {44217, 44227} & set(listening)
-    assert max(named) <= 0 and not started
+    assert max(named) <= 0
+    assert left == [True, 1, ["REMOVED"]]
 
 
 ASKED = """
