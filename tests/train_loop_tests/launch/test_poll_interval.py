@@ -1,5 +1,6 @@
 """How often Ray Train's controller asks the workers of a run: the controller that Ray makes has our interval."""
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -63,5 +64,5 @@ def test_ray_hands_it_on_to_a_stock_controller(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(TorchTrainer, "_initialize_and_run_controller", hand_on)
     monkeypatch.setenv(SWITCH, "0")
     with pytest.raises(RuntimeError, match="enough"):
-        trainer.fit_from_driver(task_of(64, tmp_path))
+        trainer.fit_from_driver(task_of(64, tmp_path), threading.Event())
     assert found == [0.2]
