@@ -30,15 +30,10 @@ def make_trainer(
     scaling_config: ScalingConfig,
     run_config: RunConfig,
 ) -> TorchTrainer:
-    """The trainer for workers in the placement group of the calling actor.
+    """The trainer for workers in the placement group of the calling actor, if ``is_inline()``; else Ray Train's own.
 
-    For each run, stock Ray Train starts not only workers but also a controller, a queue and a cleaner, with a second
-    placement group. On two cores that takes most of a short run's time. A stopped trial returns its resources only
-    after the cleaner has learnt of the stop through the dashboard.
-
-    Where ``is_inline()``, the controller's coroutine runs in the caller's thread, and the workers use the placement
-    group that is there: Tune's, whose account of resources is then the only one. Stopping a trial ends or frees its
-    workers first: those that left it in order train this process's next one. See docs/decisions/002.
+    The controller's coroutine then runs in the caller's thread. Workers that leave a run in order train this process's
+    next one. docs/decisions/002 says why.
     """
     from ray.train.torch import TorchTrainer
 
@@ -58,7 +53,6 @@ def fit(task: TrialTask, callback: UserCallback | None = None) -> WorkersEnd:
     """
     from ray.train import FailureConfig, RunConfig, ScalingConfig
 
-    shutil.rmtree(task.ray_storage / task.name, ignore_errors=True)  # of a run whose micro-batch was too large
     task.failure_file.unlink(missing_ok=True)  # an earlier attempt may have written one
     ray_internals.set_poll_interval(task.workers)
     scaling = ScalingConfig(
