@@ -78,7 +78,7 @@ class LAMB(LayerwiseOptimizer):
     """
 
     _scratch: Tensor | None = None
-    """Of the largest bucket on a CPU. Of the class, because torch copies an optimizer without its attributes."""
+    """Two lists of the largest bucket on a CPU. Of the class: torch copies an optimizer without its attributes."""
 
     def __init__(
         self,
@@ -143,9 +143,9 @@ class LAMB(LayerwiseOptimizer):
         """Buckets with one step number each, so that bias corrections are numbers; unless the host may not read it."""
         steps = self._count(group)
         if self._steps_stay_on_device(group):
-            return buckets(group, scale=self._gradient_scale)
+            return buckets(group)
         numbers = {id(p): step.item() for p, step in steps}
-        return buckets(group, lambda p: numbers[id(p)], self._gradient_scale)
+        return buckets(group, lambda p: numbers[id(p)])
 
     def _update(self, group: ParamGroup, bucket: Bucket) -> None:
         lr, decay = learning_rate_of(group, bucket), group["weight_decay"]
@@ -169,9 +169,12 @@ class LAMB(LayerwiseOptimizer):
         seconds = self._state_tensors("exp_avg_sq", bucket)
         if in_one_pass(bucket.weights, bucket.grads, firsts, seconds):
             return self._fused_updates(group, bucket, firsts, seconds, decay), 1.0
-        torch._foreach_lerp_(firsts, bucket.grads, 1 - beta1)
+        grads = bucket.grads
+        if self._gradient_scale is not None:
+            grads = list(torch._foreach_mul(grads, self._gradient_scale.to(bucket.device, bucket.dtype)))
+        torch._foreach_lerp_(firsts, grads, 1 - beta1)
         torch._foreach_mul_(seconds, beta2)
-        torch._foreach_addcmul_(seconds, bucket.grads, bucket.grads, 1 - beta2)
+        torch._foreach_addcmul_(seconds, grads, grads, 1 - beta2)
         c1, c2 = self._corrections(group, bucket)
         roots = torch._foreach_sqrt(seconds)
         eps = c2 * group["eps"]
@@ -185,22 +188,31 @@ class LAMB(LayerwiseOptimizer):
         self, group: ParamGroup, bucket: Bucket, firsts: list[Tensor], seconds: list[Tensor], decay: float
     ) -> list[Tensor]:
         """u of each parameter by torch's fused Adam, one pass over memory: a step of −1 from λw."""
-        updates = self._scratch_like(bucket.weights)
+        updates, scaled = self._scratch_like(bucket.weights)
         for update, w in zip(updates, bucket.weights, strict=True):
             torch.mul(w, decay, out=update)
+        grads = bucket.grads
+        if self._gradient_scale is not None:
+            scale = self._gradient_scale.to(bucket.dtype)
+            grads = [torch.mul(g, scale, out=out) for g, out in zip(grads, scaled, strict=True)]
         steps = [self.state[p]["step"] if group["bias_correction"] else _LATE for p in bucket.params]
         beta1, beta2 = group["betas"]
         how: dict[str, Any] = {"beta1": beta1, "beta2": beta2, "eps": group["eps"], "lr": -1.0, "weight_decay": 0.0}
-        torch._fused_adam_(updates, bucket.grads, firsts, seconds, [], steps, amsgrad=False, maximize=False, **how)
+        torch._fused_adam_(updates, grads, firsts, seconds, [], steps, amsgrad=False, maximize=False, **how)
         return updates
 
-    def _scratch_like(self, weights: list[Tensor]) -> list[Tensor]:
-        """Tensors that lie as the weights do, in memory of this optimizer: fresh memory costs page faults."""
+    def _scratch_like(self, weights: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        """Two tensors for each weight that lie as it does, in memory of this optimizer: fresh memory costs page
+        faults."""
         sizes = [w.numel() for w in weights]
-        if self._scratch is None or self._scratch.dtype != weights[0].dtype or len(self._scratch) < sum(sizes):
-            self._scratch = torch.empty(sum(sizes), dtype=weights[0].dtype)
-        parts = self._scratch[: sum(sizes)].split(sizes)
-        return [part.as_strided(w.shape, w.stride()) for part, w in zip(parts, weights, strict=True)]
+        total = sum(sizes)
+        if self._scratch is None or self._scratch.dtype != weights[0].dtype or self._scratch.shape[1] < total:
+            self._scratch = torch.empty(2, total, dtype=weights[0].dtype)
+        updates, grads = (
+            [part.as_strided(w.shape, w.stride()) for part, w in zip(row[:total].split(sizes), weights, strict=True)]
+            for row in self._scratch
+        )
+        return updates, grads
 
     def _corrections(self, group: ParamGroup, bucket: Bucket) -> tuple[float | Tensor, float | Tensor]:
         """c1 and c2: numbers, or tensors of shape [parameters of the bucket]."""

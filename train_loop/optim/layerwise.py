@@ -65,22 +65,19 @@ CPU_BUCKET_ELEMENTS = 1 << 19
 2^19 and 5 to 8 times as slow in one bucket."""
 
 
-def buckets(
-    group: ParamGroup, key: Callable[[Tensor], object] = lambda p: None, scale: Tensor | None = None
-) -> Iterator[Bucket]:
+def buckets(group: ParamGroup, key: Callable[[Tensor], object] = lambda p: None) -> Iterator[Bucket]:
     """The group's parameters that have a gradient, a bucket a device, dtype and ``key``, in stable order.
 
     Args:
         key: further hashable value that a bucket's parameters must share.
-        scale: 0-dim factor of all gradients.
     """
-    found: dict[tuple[torch.device, torch.dtype, object, object], list[Tensor]] = {}
+    found: dict[tuple[torch.device, torch.dtype, dist.ProcessGroup | None, object], list[Tensor]] = {}
     for p in group["params"]:
         if p.grad is not None:
             found.setdefault((p.device, p.dtype, ranks_of(p), key(p)), []).append(p)
-    for (device, narrow, _, _), params in found.items():
+    for (device, narrow, ranks, _), params in found.items():
         for part in _in_cache(params) if device.type == "cpu" else [params]:
-            yield _bucket(part, device, torch.promote_types(narrow, torch.float32), group["maximize"], scale)
+            yield _bucket(part, device, torch.promote_types(narrow, torch.float32), ranks, group["maximize"])
 
 
 def _in_cache(params: list[Tensor]) -> Iterator[list[Tensor]]:
@@ -98,16 +95,16 @@ def _in_cache(params: list[Tensor]) -> Iterator[list[Tensor]]:
 
 
 def _bucket(
-    params: list[Tensor], device: torch.device, dtype: torch.dtype, maximize: bool, scale: Tensor | None
+    params: list[Tensor], device: torch.device, dtype: torch.dtype, ranks: dist.ProcessGroup | None, maximize: bool
 ) -> Bucket:
-    weights, grads = [local(p) for p in params], [local(p.grad) for p in params if p.grad is not None]
+    weights, grads = params, [p.grad for p in params if p.grad is not None]
+    if ranks is not None:
+        weights, grads = [local(w) for w in weights], [local(g) for g in grads]
     if params[0].dtype != dtype:
         weights, grads = [w.to(dtype) for w in weights], [g.to(dtype) for g in grads]
     if maximize:
         grads = list(torch._foreach_neg(grads))
-    if scale is not None:
-        grads = list(torch._foreach_mul(grads, scale.to(device, dtype)))
-    return Bucket(params, weights, grads, device, dtype, ranks_of(params[0]))
+    return Bucket(params, weights, grads, device, dtype, ranks)
 
 
 def norms(tensors: list[Tensor]) -> Tensor:
@@ -188,10 +185,12 @@ def is_sharded(p: Tensor) -> bool:
     return is_dtensor(p) or getattr(p, "_is_flat_param", False)
 
 
-@torch.no_grad()
 def local(tensor: Tensor) -> Tensor:
     """This rank's part of a DTensor, in the same memory; another tensor itself."""
-    part: Tensor = tensor.to_local() if is_dtensor(tensor) else tensor  # type: ignore[attr-defined]
+    if not is_dtensor(tensor):
+        return tensor
+    with torch.no_grad():  # here, because it costs more than the rest, and a step asks for each tensor several times
+        part: Tensor = tensor.to_local()  # type: ignore[attr-defined]
     return part
 
 
@@ -303,7 +302,8 @@ class LayerwiseOptimizer(torch.optim.Optimizer, ABC):
         for p in bucket.params:
             if name not in self.state[p]:
                 self.state[p][name] = torch.zeros_like(p, dtype=bucket.dtype, memory_format=torch.preserve_format)
-        return [local(self.state[p][name]) for p in bucket.params]
+        tensors = [self.state[p][name] for p in bucket.params]
+        return tensors if bucket.ranks is None else [local(tensor) for tensor in tensors]
 
     def load_state_dict(self, state_dict: StateDict) -> None:
         """Load a ``state_dict`` exactly: float32 state of bf16 parameters stays float32.
