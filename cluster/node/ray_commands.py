@@ -109,6 +109,9 @@ SETTINGS = {
     # Ray starts its workers with a niceness of 15. The allocation is theirs; beside a stranger's job on the same cores
     # they would have a thirtieth of its time.
     "RAY_worker_niceness": "0",
+    # When a search joins, Ray starts a process of 80 MB for each core of each node. The search could use none of them,
+    # because its processes have variables of their own.
+    "RAY_prestart_worker_first_driver": "0",
     "RAY_START_HOOK": "bigbatch.cluster.node.ray_start_hook.without_client_server",
     "PYTHONUNBUFFERED": "1",
 }

@@ -29,12 +29,16 @@ RESOURCES = """
     total = ray.cluster_resources()
     print("GOT", int(total["CPU"]), int(total.get("GPU", 0)), len(ray.nodes()), os.environ["RAY_ADDRESS"])
 """
+IDLE = r"""
+    print("IDLE", os.popen("pgrep -fc '^ray::[I]DLE|^[^ ]*python[^ ]* [^ ]*default_worker[.]py'").read())
+"""
 
 
 def test_one_node_computes_and_leaves_nothing(submit):
-    job = submit(*python(RESOURCES), sbatch=("--gres=gpu:1",))
+    job = submit(*python(RESOURCES, IDLE), sbatch=("--gres=gpu:1",))
     log = job.wait_end("COMPLETED")
     assert re.search(r"GOT 2 1 1 10\.77\.0\.\d:2\d{4}", log), job.everything()
+    assert "IDLE 0" in log, "a node starts no process that no search asked for"
     assert job.leftovers() == []
     record = job.record
     assert (record["state"], record["restarts"]) == ("ended", 0) and record["address"].startswith("10.77.0.")
