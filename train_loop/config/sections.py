@@ -27,6 +27,9 @@ DEFAULT_MICRO_SIZE = 256
 LEAST_MICRO_SIZE = 2
 """Of the automatic micro-batch. BatchNorm cannot train with one value of each channel, and one image with a map of 1×1
 has no more. To train another network with single images, write ``micro_size=1``."""
+SMALLEST_PART = 8
+"""An automatic micro-batch has at least 1/8 of the images of the largest one. Global batch 514 would otherwise take 257
+micro-batches of two images: slow, and with statistics of BatchNorm that are mostly noise."""
 
 
 @dataclass(frozen=True)
@@ -93,8 +96,8 @@ class BatchConfig:
     global_size: int = 256
     """Images an optimiser step over all workers and accumulation steps."""
     micro_size: int = 0
-    """Images a forward pass on one worker, also the ghost batch of BatchNorm; 0 = the largest
-    divisor of the worker's share that is at most ``max_micro_size``, and at least 2."""
+    """Images a forward pass on one worker, also the ghost batch of BatchNorm; 0 = the largest divisor of the worker's
+    share that is at most ``max_micro_size``; it must be at least 2, and not much smaller than that bound."""
     max_micro_size: int = DEFAULT_MICRO_SIZE
     """Bound for the automatic micro-batch: what the device's memory holds; 0 = measured on a GPU
     (``memory_probe``), ``DEFAULT_MICRO_SIZE`` on a CPU."""
@@ -113,7 +116,7 @@ class BatchConfig:
     def split(self, workers: int) -> BatchSplit:
         """Cut the global batch over ``workers``.
 
-        Raises ConfigError where it does not divide, or only into automatic micro-batches of one image.
+        Raises ConfigError where it does not divide, or only into automatic micro-batches of few images.
         """
         require(workers >= 1, "workers must be at least 1", workers, "Write --workers 1.")
         bound = self.max_micro_size or DEFAULT_MICRO_SIZE
@@ -131,15 +134,21 @@ class BatchConfig:
                     f"{workers} × {self.micro_size}. Use micro_size={math.gcd(share, self.micro_size)}."
                 )
             return BatchSplit(workers, share // self.micro_size, self.micro_size)
-        least = min(LEAST_MICRO_SIZE, bound)
-        micro = next((m for m in range(min(share, bound), least - 1, -1) if share % m == 0), 0)
-        if not micro:
+        least = least_micro_size(share, bound)
+        micro = next(m for m in range(min(share, bound), 0, -1) if share % m == 0)
+        if micro < least:
             raise ConfigError(
                 f"batch.global_size must divide into micro-batches of {least} to {bound} images on each worker; got "
-                f"{self.global_size} over {workers}. Use batch.global_size={lower}, or batch.micro_size=1 if the "
-                "network can train with one image."
+                f"{self.global_size} over {workers}. Use batch.global_size={lower}, or batch.micro_size={micro} if the "
+                "network can train with so few images at a time."
             )
         return BatchSplit(workers, share // micro, micro)
+
+
+def least_micro_size(share: int, max_micro_size: int) -> int:
+    """The smallest automatic micro-batch for a worker's share of the global batch."""
+    bound = max_micro_size or DEFAULT_MICRO_SIZE
+    return max(min(LEAST_MICRO_SIZE, bound), math.ceil(bound / SMALLEST_PART) if share > bound else 1)
 
 
 def divisible(batch: int, workers: int, max_micro_size: int) -> int:

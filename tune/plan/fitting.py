@@ -23,6 +23,7 @@ from bigbatch.search_spaces.trial import BATCH_KEY
 from bigbatch.search_spaces.workload import Workload
 from bigbatch.train_loop.config import BatchConfig, ConfigError, ModelConfig, TrainConfig, divisible
 from bigbatch.train_loop.config.last_step import KEY
+from bigbatch.train_loop.config.sections import least_micro_size
 from bigbatch.train_loop.data.info import SMALL_IMAGE_SIZE, DataInfo
 from bigbatch.train_loop.model.networks import check_model
 from bigbatch.tune.plan.machine import Machine, Node, first_share
@@ -74,9 +75,10 @@ def check_batches(batches: Sequence[int], workload: Workload) -> None:
             )
         if not divides(batch, workload):
             fix = divisible(batch, workload.workers, workload.max_micro_size)
+            least = least_micro_size(batch // workload.workers, workload.max_micro_size)
             raise ConfigError(
-                f"--batch must divide over the {workload.workers} workers of a trial, in equal micro-batches of 2 "
-                f"images or more; got {batch}. Write e.g. --batch {fix}."
+                f"--batch must divide over the {workload.workers} workers of a trial, in equal micro-batches of "
+                f"{least} images or more; got {batch}. Write e.g. --batch {fix}."
             )
 
 

@@ -71,8 +71,8 @@ def test_one_batch_is_pinned_as_by_set(tmp_path):
         ({"batch": "512,512"}, "each batch once; got 512 twice"),
         ({"batch": "512", "set": ("batch=256",)}, "given once; got --set batch.global_size=256 and --batch 512"),
         ({"batch": "1"}, "2 images or more; got 1. Write e.g. --batch 2."),
-        ({"batch": "257"}, "2 images or more; got 257. Write e.g. --batch 256."),
-        ({"set": ("batch=257",)}, "of 2 to 256 images on each worker; got 257 over 1. Use batch.global_size=256"),
+        ({"batch": "257"}, "32 images or more; got 257. Write e.g. --batch 256."),
+        ({"set": ("batch=257",)}, "of 32 to 256 images on each worker; got 257 over 1. Use batch.global_size=256"),
         ({"tolerance": "-0.5pt"}, "--tolerance must not be negative; got -0.5pt"),
         ({"tolerance": "nan"}, "--tolerance is a number with its unit"),
     ],
@@ -93,14 +93,15 @@ def test_a_batch_divides_over_the_workers():
     check_batches((8194 // 2 * 3,), dataclasses.replace(workload, train_size=20_000))  # 17 × 241 on each worker
 
 
-def test_a_space_that_gives_micro_batches_of_one_image_is_refused(tmp_path):
-    """257 is a prime above the bound of 256: BatchNorm may not train with one image."""
-    body = "return workload.config({'batch': trial.suggest_categorical('batch', [251, %d, 514]), 'lr': 0.1})"
-    with pytest.raises(ConfigError, match=r"space 'own'.* got 257 over 1. Use batch.global_size=256, or"):
-        plan_of(tmp_path, space=own_space(tmp_path, "", body % 257))
-    assert plan_of(tmp_path, space=own_space(tmp_path, "", body % 256)).ranges["batch"].choices == (251, 256, 514)
-    single = plan_of(tmp_path, space=own_space(tmp_path, "", body % 257), set=("micro_size=1",))
-    assert single.ranges["batch"].choices == (251, 257, 514)
+@pytest.mark.parametrize(("batch", "fix", "least"), [(257, 256, 1), (514, 513, 2)])
+def test_a_space_that_gives_tiny_micro_batches_is_refused(tmp_path, batch, fix, least):
+    """257 is a prime above the bound of 256: BatchNorm may not train with one image. 514 is twice that."""
+    body = "return workload.config({'batch': trial.suggest_categorical('batch', [250, %d, 1024]), 'lr': 0.1})"
+    with pytest.raises(ConfigError, match=rf"space 'own'.* got {batch} over 1. Use batch.global_size={fix}, or"):
+        plan_of(tmp_path, space=own_space(tmp_path, "", body % batch))
+    assert plan_of(tmp_path, space=own_space(tmp_path, "", body % fix)).ranges["batch"].choices == (250, fix, 1024)
+    single = plan_of(tmp_path, space=own_space(tmp_path, "", body % batch), set=(f"micro_size={least}",))
+    assert single.ranges["batch"].choices == (250, batch, 1024)
 
 
 def test_several_batches_need_a_space_that_searches_the_batch(tmp_path):
