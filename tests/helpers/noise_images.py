@@ -12,6 +12,7 @@ from PIL import Image
 from bigbatch.train_loop.config import DataConfig
 from bigbatch.train_loop.data.catalogue import open_data
 from bigbatch.train_loop.data.source import Batch, DataSource
+from bigbatch.train_loop.plugins.nested import Nested, tensors_of
 
 CLASSES = ("ant", "bee", "cat")
 
@@ -38,7 +39,7 @@ def flat(steps: Iterable[list[Batch]]) -> list[Batch]:
     return [batch for step in steps for batch in step]
 
 
-def same(left: list[Batch], right: list[Batch]) -> bool:
-    return len(left) == len(right) and all(
-        torch.equal(a, b) and torch.equal(i, j) for (a, i), (b, j) in zip(left, right, strict=True)
-    )
+def same(one: Nested, other: Nested) -> bool:
+    """Tensor for tensor, in batches or lists of them."""
+    pairs = zip(tensors_of(one), tensors_of(other), strict=True)
+    return all(a.dtype == b.dtype and torch.equal(a, b) for a, b in pairs)
