@@ -3,7 +3,6 @@
 from collections.abc import Callable
 
 import numpy as np
-import pytest
 import torch
 from PIL import Image
 
@@ -12,11 +11,6 @@ from bigbatch.train_loop.data.catalogue import describe_data_set, open_data
 from bigbatch.train_loop.data.sets import digits
 from bigbatch.train_loop.data.source import DataSource, Epoch
 from helpers.noise_images import flat
-
-
-@pytest.fixture(scope="module")
-def digits_source() -> DataSource:
-    return open_data(DataConfig())
 
 
 def test_digits_split_is_stratified_and_covers_all() -> None:
