@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def images_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from helpers.noise_images import write_noise_images
+    from helpers.packed_sets import write_noise_images
 
     return write_noise_images(tmp_path_factory.mktemp("noise") / "images")
 

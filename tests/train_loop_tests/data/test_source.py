@@ -11,7 +11,7 @@ from bigbatch.train_loop.config import BatchSplit, ConfigError, DataConfig
 from bigbatch.train_loop.data.catalogue import open_data
 from bigbatch.train_loop.data.source import DataSource, Epoch
 from helpers.commands import run_process
-from helpers.noise_images import flat, folder_source, same
+from helpers.packed_sets import flat, folder_source, same
 from helpers.paths import ROOT
 
 

@@ -19,7 +19,7 @@ from bigbatch.train_loop.data.loading.counts import ReadCost, enough_processes, 
 from bigbatch.train_loop.data.loading.loader import IndexedImages, LoadedSource, WriteImage
 from bigbatch.train_loop.data.loading.upload import COPIES_AHEAD
 from bigbatch.train_loop.data.source import Batch
-from helpers.noise_images import same
+from helpers.packed_sets import same
 
 IMAGE_S = 0.004
 INFO = DataInfo("slow", None, 240, 3, 2, 8, 3, ("a", "b"), "small")

@@ -27,7 +27,7 @@ from bigbatch.train_loop.data.sets.folder import FolderImages
 from bigbatch.train_loop.data.sets.scan import scan_folder
 from bigbatch.train_loop.data.source import Epoch
 from bigbatch.train_loop.errors import ImageError, LoaderError
-from helpers.noise_images import same
+from helpers.packed_sets import same
 from helpers.paths import ROOT
 from helpers.waiting import wait_until
 

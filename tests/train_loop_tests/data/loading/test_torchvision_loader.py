@@ -12,7 +12,7 @@ from bigbatch.train_loop.data.catalogue import describe_data_set, open_data
 from bigbatch.train_loop.data.loading.upload import Uploader
 from bigbatch.train_loop.data.source import Epoch
 from bigbatch.train_loop.errors import ImageError
-from helpers.noise_images import flat, same
+from helpers.packed_sets import flat, same
 
 SIZE = 16
 
@@ -66,10 +66,12 @@ def test_torchvisions_loader_replaces_bad_images_too(broken: Path) -> None:
         list(torchvision_source(broken).read_train([np.array([3, 4])], Epoch(1, 1)))
 
 
-def test_torchvisions_loader_reads_no_packed_set(folder: Path, tmp_path: Path) -> None:
+def test_torchvisions_loader_reads_neither_packed_sets_nor_digits(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "index.arrow").touch()
     with pytest.raises(ConfigError, match="data.loader.name=torchvision reads image folders"):
         torchvision_source(tmp_path)
+    with pytest.raises(ConfigError, match="got digits.*Write data.loader.name=auto"):
+        describe_data_set(DataConfig(name="digits", loader=LoaderConfig(name="torchvision")))
 
 
 @pytest.mark.parametrize("change", [{"augment.policy": "rand"}, {"augment.repeats": 3}, {"progressive_from": 32}])
@@ -77,11 +79,6 @@ def test_torchvisions_loader_is_the_plain_pipeline(change: dict[str, Any]) -> No
     keys = {"loader.name": "torchvision", "progressive_end": 9, **change}
     with pytest.raises(ConfigError, match=f"loader is the plain pipeline; got data.{next(iter(change))}"):
         data_config({f"data.{key}": value for key, value in keys.items()})
-
-
-def test_digits_know_no_torchvision_loader() -> None:
-    with pytest.raises(ConfigError, match="got digits.*Write data.loader.name=auto"):
-        describe_data_set(DataConfig(name="digits", loader=LoaderConfig(name="torchvision")))
 
 
 def test_uploading_to_a_cpu_changes_nothing() -> None:

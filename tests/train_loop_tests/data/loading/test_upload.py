@@ -19,7 +19,7 @@ from bigbatch.train_loop.data.catalogue import open_data
 from bigbatch.train_loop.data.loading import ring
 from bigbatch.train_loop.data.loading.upload import Uploader
 from bigbatch.train_loop.data.source import Epoch
-from helpers.noise_images import same
+from helpers.packed_sets import same
 
 SIZE = 16
 WAYS = [{"pin_memory": pin, "non_blocking": free} for pin in (True, False) for free in (True, False)]

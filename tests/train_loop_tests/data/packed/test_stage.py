@@ -23,8 +23,7 @@ from bigbatch.train_loop.data.packed.schema import PackedFiles
 from bigbatch.train_loop.host import once_a_node
 from bigbatch.train_loop.launch import command as train_command
 from bigbatch.train_loop.launch import loader_report
-from helpers.noise_images import same
-from helpers.packed_sets import pack_here
+from helpers.packed_sets import pack_here, same
 from helpers.paths import ROOT
 from helpers.waiting import wait_until
 

@@ -16,8 +16,7 @@ from bigbatch.train_loop.config import AugmentConfig, BatchSplit, ConfigError, D
 from bigbatch.train_loop.data.catalogue import describe_data_set, open_data
 from bigbatch.train_loop.data.pixels import auto_augment
 from bigbatch.train_loop.data.pixels.auto_augment import AugmentPolicy, augment_policy
-from helpers.noise_images import same
-from helpers.packed_sets import write_images
+from helpers.packed_sets import same, write_images
 
 PIXELS = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8))
 

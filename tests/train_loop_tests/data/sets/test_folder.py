@@ -21,7 +21,7 @@ from bigbatch.train_loop.data.sets import folder
 from bigbatch.train_loop.data.sets.scan import Listing, scan_folder
 from bigbatch.train_loop.data.source import Epoch
 from bigbatch.train_loop.errors import ImageError
-from helpers.noise_images import CLASSES, flat, folder_source
+from helpers.packed_sets import CLASSES, flat, folder_source
 
 
 def test_folder_is_described(images_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,8 @@ from bigbatch.train_loop.data.catalogue import describe_data_set, open_data
 from bigbatch.train_loop.data.source import DataSource
 from bigbatch.train_loop.errors import OwnCodeError
 from bigbatch.train_loop.plugins.registry import register_data
-from helpers.noise_images import same
 from helpers.own_sets import write_points
+from helpers.packed_sets import same
 
 
 def source(word: str, workers: int = 0, **keys: object) -> DataSource:
