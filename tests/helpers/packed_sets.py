@@ -1,4 +1,4 @@
-"""Small image folders, and packed sets made of them."""
+"""Small folders of photographs and of noise, packed sets made of them, and batches compared."""
 
 from __future__ import annotations
 
@@ -7,19 +7,34 @@ import os
 import pickle
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import torch
 from PIL import Image
 
+from bigbatch.train_loop.config import DataConfig
+from bigbatch.train_loop.data.catalogue import open_data
 from bigbatch.train_loop.data.packing import command
 from bigbatch.train_loop.data.packing.shards import PackProfile
 from bigbatch.train_loop.data.packing.sources import find_source
+from bigbatch.train_loop.data.source import Batch, DataSource
+from bigbatch.train_loop.plugins.nested import Nested, tensors_of
 from helpers.paths import ROOT
-from helpers.photographs import photograph
 
 CLASSES = ("ant", "bee", "cat")
+
+
+def photograph(width: int, height: int, seed: int = 0) -> Image.Image:
+    """It compresses as photographs do: smooth colours with edges, noise of several sizes, enlarged and added."""
+    draws = np.random.default_rng(seed)
+    total = np.zeros((height, width, 3))
+    for cells in (3, 11, 40):
+        small = Image.fromarray(draws.integers(0, 256, (cells, cells, 3), dtype=np.uint8))
+        total += np.asarray(small.resize((width, height), Image.Resampling.BICUBIC)) / 3
+    return Image.fromarray(total.astype(np.uint8))
 
 
 def jpeg_bytes(image: Image.Image, **keywords: object) -> bytes:
@@ -37,6 +52,34 @@ def write_images(root: Path, train: int = 5, val: int = 2, size: tuple[int, int]
                 data = jpeg_bytes(photograph(size[0] + 8 * number, size[1], seed))
                 (root / part / name / f"{number}.jpg").write_bytes(data)
     return root
+
+
+def write_noise_images(root: Path) -> Path:
+    """20 + 7 noise pictures of 3 classes, of several sizes, formats and colour modes."""
+    draws = np.random.default_rng(0)
+    for part, counts in (("train", (9, 5, 6)), ("val", (4, 2, 1))):
+        for name, count in zip(CLASSES, counts, strict=True):
+            (root / part / name).mkdir(parents=True)
+            for number in range(count):
+                pixels = draws.integers(0, 256, (40 + 7 * number, 60, 3), dtype=np.uint8)
+                mode = ("RGB", "L", "CMYK")[number % 3]
+                suffix = "JPEG" if number % 2 or mode == "CMYK" else "png"
+                Image.fromarray(pixels).convert(mode).save(root / part / name / f"{number}.{suffix}")
+    return root
+
+
+def folder_source(root: Path, **changes: object) -> DataSource:
+    return open_data(DataConfig(name=str(root), image_size=16, **changes))  # type: ignore[arg-type]
+
+
+def flat(steps: Iterable[list[Batch]]) -> list[Batch]:
+    return [batch for step in steps for batch in step]
+
+
+def same(one: Nested, other: Nested) -> bool:
+    """Tensor for tensor, in batches or lists of them."""
+    pairs = zip(tensors_of(one), tensors_of(other), strict=True)
+    return all(a.dtype == b.dtype and torch.equal(a, b) for a, b in pairs)
 
 
 def run_pack(*arguments: object, **env: str) -> subprocess.CompletedProcess[str]:

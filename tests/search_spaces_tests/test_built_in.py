@@ -122,14 +122,6 @@ def test_the_space_reaches_the_published_settings_of_imagenet() -> None:
         assert ranges["warmup_epochs"].low / 90 <= warmup / epochs <= ranges["warmup_epochs"].high / 90
 
 
-def test_the_prior_moves_with_the_batch_and_the_range_does_not() -> None:
-    rates = {}
-    for batch in (128, 1024):
-        trial = StandInTrial(None, fixed={"optimizer": "sgd", "global_batch_size": batch, "lr_multiplier": 1.0})
-        rates[batch] = BUILT_IN["large_batch"](trial, DIGITS).optimizer.peak_lr
-    assert rates[1024] == pytest.approx(8 * rates[128])  # Goyal's linear rule
-
-
 def test_short_runs_take_longer_steps_and_published_ones_do_not() -> None:
     assert trust_coefficient(1_652) == trust_coefficient(250) == 0.001
     assert trust_coefficient(60) == pytest.approx(0.001 * (250 / 60) ** 0.5)

@@ -100,9 +100,9 @@ def test_an_epoch_that_was_interrupted_counts_its_bad_images_once(images: Path, 
 
 
 def test_the_default_folder_is_of_what_decides_the_outcome() -> None:
-    same = CONFIG.replace_keys({"data.on_bad_image": "skip", "data.loader.workers": 3, "data.loader.pin_memory": False})
-    assert same.outcome_json() == CONFIG.outcome_json()
-    assert TrainConfig.from_json(same.outcome_json()) == CONFIG
+    loader = {"data.loader.workers": 3, "data.loader.slots": 16, "data.loader.pin_memory": False}
+    assert CONFIG.replace_keys({"data.on_bad_image": "skip", **loader}).outcome_json() == CONFIG.outcome_json()
+    assert TrainConfig.from_json(CONFIG.outcome_json()) == CONFIG
     assert CONFIG.replace_keys({"seed": 1}).outcome_json() != CONFIG.outcome_json()
 
 

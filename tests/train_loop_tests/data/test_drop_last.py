@@ -8,13 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from bigbatch.train_loop.config import BatchSplit, ConfigError, DataConfig, LoaderConfig
+from bigbatch.train_loop.config import BatchSplit, ConfigError
 from bigbatch.train_loop.data import sampling
-from bigbatch.train_loop.data.catalogue import open_data
 from bigbatch.train_loop.loop import assembly
 from bigbatch.train_loop.loop.train import TrainingStopped
 from helpers.loop_references import run
-from helpers.packed_sets import write_images
 from helpers.tiny_training import CONFIG, TRAIN_SIZE, StopsAt, TinySource, changed, install, plain_model, untimed
 
 PLAIN = changed(CONFIG, drop_last=False, epochs=2, schedule__name="constant", momentum=0.0, nesterov=False,
@@ -106,12 +104,3 @@ def test_a_resume_with_other_steps_an_epoch_is_refused(monkeypatch: pytest.Monke
     monkeypatch.setattr(assembly, "_split", lambda *_: BatchSplit(1, 4, 4))
     with pytest.raises(ConfigError, match="as many steps an epoch as before, 5; got 4"):
         run(config, checkpoint_dir=tmp_path)
-
-
-@pytest.mark.parametrize("name", ["auto", "torchvision"])
-def test_every_loader_brings_it(name: str, tmp_path: Path) -> None:
-    root = write_images(tmp_path / "images", train=7, val=1, size=(60, 40))
-    source = open_data(DataConfig(str(root), 16, loader=LoaderConfig(name=name, workers=1), drop_last=False))
-    steps = list(source.train_batches(0, 0, BatchSplit(1, 1, 8), 0, drop_last=False))
-    assert [len(labels) for step in steps for _, labels in step] == [8, 8, 5]
-    source.close()

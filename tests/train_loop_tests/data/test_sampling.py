@@ -1,4 +1,4 @@
-"""Who sees which image when: orders, micro-batches, validation's shares, repeated augmentation."""
+"""Who sees which image when: orders, micro-batches, repeated augmentation, validation's shares and ``data.holdout``."""
 
 import dataclasses
 from collections import Counter
@@ -8,31 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from bigbatch.train_loop.config import AugmentConfig, BatchSplit, DataConfig
+from bigbatch.train_loop.config import AugmentConfig, BatchSplit, ConfigError, DataConfig, LoaderConfig
 from bigbatch.train_loop.data import sampling
-from bigbatch.train_loop.data.catalogue import open_data
-from bigbatch.train_loop.data.source import Epoch
-from helpers.noise_images import write_noise_images
-
-
-@pytest.fixture(scope="module")
-def images_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_noise_images(tmp_path_factory.mktemp("images"))
-
-
-@pytest.mark.parametrize(
-    ("workers", "accumulation", "micro"), [(1, 1, 16), (2, 1, 8), (1, 2, 8), (3, 2, 5), (4, 4, 25)]
-)
-def test_every_training_image_once_an_epoch_but_the_dropped_end(workers: int, accumulation: int, micro: int) -> None:
-    size, split = 1437, BatchSplit(workers, accumulation, micro)
-    ranks = [list(sampling.train_micro_batches(size, 7, 3, split, rank)) for rank in range(workers)]
-    steps = size // split.global_size
-    assert [len(rank) for rank in ranks] == [steps] * workers
-    assert {len(micros) for rank in ranks for micros in rank} == {accumulation}
-    assert {len(indices) for rank in ranks for micros in rank for indices in micros} == {micro}
-    seen = np.concatenate([indices for rank in ranks for micros in rank for indices in micros])
-    assert len(seen) == len(set(seen.tolist())) == steps * split.global_size
-    assert size - len(seen) < split.global_size
+from bigbatch.train_loop.data.catalogue import describe_data_set, open_data
+from bigbatch.train_loop.data.source import DataSource, Epoch
+from helpers.packed_sets import CLASSES, pack_here, write_images
 
 
 def test_step_is_the_same_images_however_it_is_cut() -> None:
@@ -108,19 +88,13 @@ def test_copies_share_a_step_but_no_micro_batch_and_no_augmentation(images_folde
     ranks = [list(sampling.train_micro_batches(size, 7, 3, split, rank, repeats=repeats)) for rank in (0, 1)]
     assert len(ranks[0]) == size // split.global_size
     repeated = np.repeat(sampling.train_order(size, 7, 3), repeats)
-    for step in range(len(ranks[0])):
-        entries = np.concatenate([micro for rank in ranks for micro in rank[step]])
+    for step, steps in enumerate(zip(*ranks, strict=True)):
+        micros = [micro for micros in steps for micro in micros]
         expected = repeated[step * split.global_size : (step + 1) * split.global_size]
-        assert Counter((entries % size).tolist()) == Counter(expected.tolist())
-        assert set(Counter((entries % size).tolist()).values()) <= {1, 2, 3}  # 1, 2: cut by the step's ends
-        assert len(set(entries.tolist())) == len(entries)
-    for rank in ranks:
-        for micros in rank:
-            assert all(len(set((micro % size).tolist())) == len(micro) for micro in micros)
-    # The very same steps on one worker, and from the middle of an epoch.
-    alone = list(sampling.train_micro_batches(size, 7, 3, BatchSplit(1, 4, 30), 0, repeats=repeats))
-    merged = [[m for pair in zip(a, b, strict=True) for m in pair] for a, b in zip(*ranks, strict=True)]
-    assert all(np.array_equal(a, b) for x, y in zip(alone, merged, strict=True) for a, b in zip(x, y, strict=True))
+        assert sorted(np.concatenate(micros) % size) == sorted(expected)
+        assert len(set(np.concatenate(micros).tolist())) == split.global_size
+        assert all(len(set((micro % size).tolist())) == len(micro) for micro in micros)
+    # From the middle of an epoch.
     rest = list(sampling.train_micro_batches(size, 7, 3, split, 1, start_step=5, repeats=repeats))
     assert all(np.array_equal(a, b) for x, y in zip(rest, ranks[1][5:], strict=True) for a, b in zip(x, y, strict=True))
 
@@ -148,3 +122,82 @@ def test_no_repeats_are_made_without_augmentation() -> None:
 def test_impossible_rank_or_step_is_refused(rank: int, start_step: int) -> None:
     with pytest.raises(ValueError, match="rank must be below 2"):
         list(sampling.train_micro_batches(100, 0, 0, BatchSplit(2, 1, 4), rank, start_step))
+
+
+@pytest.mark.parametrize(("size", "count"), [(360, 180), (360, 72), (50_000, 25_000), (31, 10)])
+def test_the_parts_are_whole_and_each_class_gives_its_share(size: int, count: int) -> None:
+    labels = np.random.default_rng(3).integers(0, 10, size)
+    chooses, reports = sampling.holdout_rows(labels, count)
+    assert sorted([*chooses.tolist(), *reports.tolist()]) == list(range(size)) and len(reports) == count
+    for label in range(10):
+        whole = int((labels == label).sum())
+        assert abs(int((labels[reports] == label).sum()) - whole * count / size) <= 1
+
+
+def test_the_rows_never_change() -> None:
+    """In another process or version images that chose would report. They are not the first ones of each class: folders
+    list videos and cameras one after another, and neighbours are alike."""
+    assert sampling.holdout_rows(np.arange(20) % 3, 6)[1].tolist() == [2, 3, 8, 9, 13, 19]
+
+
+def images_of(source: DataSource, *, reports: bool, ranks: int = 1) -> list[bytes]:
+    read = source.holdout_batches if reports else source.val_batches
+    found = [(images, labels) for rank in range(ranks) for images, labels in read(3, rank, ranks)]
+    source.close()
+    return sorted(
+        bytes(image.contiguous().numpy().tobytes()) + bytes([int(label)])
+        for images, labels in found
+        for image, label in zip(images, labels, strict=True)
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_images(tmp_path_factory.mktemp("photographs") / "raw", train=2, val=7, size=(60, 50))
+
+
+@pytest.fixture(scope="module")
+def packed(folder: Path) -> Path:
+    return pack_here(folder, folder.parent / "packed")
+
+
+@pytest.mark.parametrize("kind", ["digits", "folder", "torchvision", "packed", "processes"])
+def test_every_loader_divides_the_same_images(kind: str, folder: Path, packed: Path) -> None:
+    name = {"digits": "digits", "packed": str(packed), "processes": str(packed)}.get(kind, str(folder))
+    loader = LoaderConfig("torchvision" if kind == "torchvision" else "auto", workers=0)
+    config = DataConfig(name, 32, loader=loader)
+    processes = dataclasses.replace(loader, workers=2 * (kind == "processes"))
+    parts = dataclasses.replace(config, holdout=1 / 3, loader=processes)
+    whole, source = open_data(config), open_data(parts)
+    assert describe_data_set(parts) == source.info
+    size = whole.info.val_size
+    assert source.info.holdout_size == round(size / 3) and source.info.val_size == size - round(size / 3)
+    chooses, reports = images_of(source, reports=False), images_of(source, reports=True)
+    assert (len(chooses), len(reports)) == (source.info.val_size, source.info.holdout_size)
+    assert sorted(chooses + reports) == images_of(whole, reports=False)
+    assert images_of(whole, reports=True) == []
+    assert images_of(source, reports=False, ranks=3) == chooses  # each image on one rank, once
+    assert images_of(source, reports=True, ranks=3) == reports
+    if kind != "digits":
+        counts = np.bincount([image[-1] for image in reports], minlength=len(CLASSES))
+        assert counts.tolist() in ([2, 3, 2], [3, 2, 2], [2, 2, 3])
+
+
+@pytest.mark.parametrize("part", [0.001, 0.999, 0.02])
+def test_a_part_without_an_image_of_each_class_is_refused(part: float) -> None:
+    with pytest.raises(ConfigError, match=r"data\.holdout must leave an image of each class.*Write data\.holdout=0\.5"):
+        describe_data_set(DataConfig(holdout=part))
+
+
+def test_a_source_without_labels_says_so() -> None:
+    class Unlabelled(DataSource):
+        def read_train(self, batches, epoch):
+            return iter(())
+
+        def read_val(self, batches):
+            return iter([(torch.zeros(1), torch.zeros(1))])
+
+    source = Unlabelled(describe_data_set(DataConfig(holdout=0.5)))
+    rule = r"data\.holdout needs .*; got a Unlabelled without val_labels\(\)\. Write --set"
+    with pytest.raises(ConfigError, match=rule):
+        source.val_batches(10, 0, 1)

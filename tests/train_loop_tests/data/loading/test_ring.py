@@ -2,12 +2,14 @@
 
 import functools
 import gc
+import mmap
 import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +20,38 @@ import torch
 
 from bigbatch.train_loop.config import AugmentConfig, BatchSplit, DataConfig, LoaderConfig
 from bigbatch.train_loop.data.catalogue import open_data
-from bigbatch.train_loop.data.loading.loader import ReadPurpose
+from bigbatch.train_loop.data.loading import loader_processes
+from bigbatch.train_loop.data.loading.loader import BatchFiller, ReadPurpose
 from bigbatch.train_loop.data.loading.ring import BadImage, Ring
+from bigbatch.train_loop.data.sets.folder import FolderImages
+from bigbatch.train_loop.data.sets.scan import scan_folder
 from bigbatch.train_loop.data.source import Epoch
 from bigbatch.train_loop.errors import ImageError, LoaderError
+from helpers.packed_sets import same
 from helpers.paths import ROOT
-from helpers.rings import JOB, SIZE, batches_of, expected, filler
 from helpers.waiting import wait_until
 
 pytestmark = pytest.mark.without_ray
+SIZE = 16
+JOB = ReadPurpose(False, Epoch(3, 4))
+
+
+def batches_of(*sizes: int) -> list[np.ndarray]:
+    draws = np.random.default_rng(1)
+    return [draws.integers(0, 40, size) for size in sizes]
+
+
+def filler(folder: Path) -> BatchFiller:
+    scan = scan_folder(str(folder))
+    return BatchFiller(FolderImages(scan.train), FolderImages(scan.val), skip_bad=False)
+
+
+def expected(fill: BatchFiller, job: ReadPurpose, batches: list[np.ndarray]) -> list[torch.Tensor]:
+    found = []
+    for indices in batches:
+        found.append(torch.empty((len(indices), SIZE, SIZE, 3), dtype=torch.uint8))
+        fill(job, indices, found[-1], range(len(indices)), indices)
+    return found
 
 
 @pytest.mark.parametrize(
@@ -59,13 +84,6 @@ def test_batches_that_are_kept_are_not_written_over(folder: Path) -> None:
         assert torch.equal(pixels, want) and torch.equal(view, want[1:3].permute(0, 3, 1, 2))
 
 
-def test_slots_are_used_again_without_a_copy(folder: Path) -> None:
-    ring = Ring(filler(folder), 1, 5, SIZE)
-    addresses = [pixels.data_ptr() for pixels, _ in ring.read(JOB, batches_of(*[5] * 40), SIZE)]
-    assert len(set(addresses)) <= ring.slots.count
-    ring.close()
-
-
 def test_a_read_that_is_left_early_does_not_reach_into_the_next(folder: Path) -> None:
     fill, batches = filler(folder), batches_of(*[6] * 9)
     ring = Ring(fill, 2, 6, SIZE)
@@ -84,9 +102,7 @@ def test_reads_of_one_source_may_overlap(folder: Path) -> None:
     source = open_data(DataConfig(name=str(folder), image_size=SIZE, loader=LoaderConfig(workers=1)))
     alone = [list(source.train_batches(1, 2, BatchSplit(2, 1, 4), rank)) for rank in (0, 1)]
     both = zip(*(source.train_batches(1, 2, BatchSplit(2, 1, 4), rank) for rank in (0, 1)), strict=True)
-    for number, steps in enumerate(both):
-        for rank in (0, 1):
-            assert torch.equal(steps[rank][0][0], alone[rank][number][0][0])
+    assert same(list(both), list(zip(*alone, strict=True)))
     source.close()
 
 
@@ -98,9 +114,7 @@ def test_a_run_resumes_in_mid_epoch_on_other_workers_and_processes(folder: Path,
     whole = list(one.train_batches(1, 2, BatchSplit(1, 2, 4), 0))
     rest = [list(two.train_batches(1, 2, BatchSplit(2, 1, 4), rank, start_step=2)) for rank in (0, 1)]
     assert len(whole) == 5 and len(rest[0]) == 3
-    for step, (a, b) in enumerate(zip(*rest, strict=True), 2):
-        for mine, theirs in zip((*a, *b), whole[step], strict=True):
-            assert torch.equal(mine[0], theirs[0]) and torch.equal(mine[1], theirs[1])
+    assert same([[*a, *b] for a, b in zip(*rest, strict=True)], whole[2:])
     two.close()
 
 
@@ -229,27 +243,16 @@ def test_bad_images_are_replaced_in_training_and_left_out_in_validation(
     source, whole = open_data(config), open_data(DataConfig(name=str(folder), image_size=SIZE))
     order = [np.array([3, 4, 25, 30]), np.array([7, 8, 9, 4])]  # places 3 and 4 of class a are bad
     stand_in = [np.array([25, 25, 25, 30]), np.array([7, 8, 9, 7])]
-    found = list(source.read_train(order, Epoch(1, 1)))
-    for (pixels, labels), (want, want_labels) in zip(found, whole.read_train(stand_in, Epoch(1, 1)), strict=True):
-        assert torch.equal(pixels, want) and torch.equal(labels, want_labels)
+    assert same(list(source.read_train(order, Epoch(1, 1))), list(whole.read_train(stand_in, Epoch(1, 1))))
     assert source.take_bad() == 2 and source.take_bad() == 0
     assert "train/a/03.png" in caplog.text and "replaced by the next" in caplog.text
-    found = list(source.val_batches(4, 0, 1))
-    seen = list(whole.read_val([np.array([0, 1, 2, 3]), np.array([4, 5, 7]), np.array([8, 9])]))
-    assert all(torch.equal(a[0], b[0]) and torch.equal(a[1], b[1]) for a, b in zip(found, seen, strict=True))
+    seen = whole.read_val([np.array([0, 1, 2, 3]), np.array([4, 5, 7]), np.array([8, 9])])
+    assert same(list(source.val_batches(4, 0, 1)), list(seen))
     assert source.take_bad() == 1
     # Either of the two processes may be the first.
     with pytest.raises(ImageError, match=r"no image of a batch of 2 can be read; the first: .*0[34]\.png"):
         list(source.read_train([np.array([3, 4])], Epoch(1, 1)))
     assert [len(labels) for _, labels in source.read_val([np.array([6])])] == []
-    source.close()
-
-
-def test_a_bad_image_fails_by_default(broken: Path) -> None:
-    source = open_data(DataConfig(name=str(broken), image_size=SIZE, loader=LoaderConfig(workers=2)))
-    with pytest.raises(ImageError, match="cannot read image .*03.png"):
-        list(source.read_train([np.array([1, 2]), np.array([3, 5])], Epoch(1, 1)))
-    assert len(list(source.read_train([np.array([1, 2])], Epoch(1, 1)))) == 1  # the processes serve on
     source.close()
 
 
@@ -289,4 +292,52 @@ def test_batches_that_were_made_meanwhile_need_no_process_any_more(folder: Path,
     for loader in loaders:
         loader.resume()
     assert len([first, *held]) + sum(1 for _ in read) == 100
+    ring.close()
+
+
+FORK = multiprocessing.get_context("fork")
+forks_to_hang = mmap.mmap(-1, mmap.PAGESIZE)
+"""Shared with all forks. Its first byte: how many of the next ones hang before their first line."""
+
+
+def _hang_in_child() -> None:
+    if forks_to_hang[0]:
+        forks_to_hang[0] -= 1
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        while True:
+            signal.pause()
+
+
+os.register_at_fork(after_in_child=_hang_in_child)
+
+
+@pytest.fixture
+def hung(monkeypatch: pytest.MonkeyPatch) -> Iterator[mmap.mmap]:
+    """``forks_to_hang``. A process is started again after half a second."""
+    monkeypatch.setattr(loader_processes, "BEGIN_S", 0.5)
+    yield forks_to_hang
+    forks_to_hang[0] = 0
+
+
+@pytest.mark.parametrize(("workers", "hang"), [(1, 1), (1, 3), (3, 2)])
+def test_a_process_that_hangs_at_its_fork_is_started_again(folder, hung, workers, hang, caplog):
+    fill, batches = filler(folder), batches_of(7, 7, 1, 7)
+    wanted = expected(fill, JOB, batches)
+    hung[0] = hang
+    ring = Ring(fill, workers, 7, SIZE, context=FORK)
+    for _ in range(2):
+        found = [pixels for pixels, bad in ring.read(JOB, batches, SIZE) if not bad]
+        assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+    if workers == 1:
+        assert caplog.text.count("did not begin and is started again") == hang
+    pids = [process.pid for process in ring.processes]
+    ring.close()
+    assert not any(psutil.pid_exists(pid) for pid in pids if pid)
+
+
+def test_processes_that_never_begin_are_an_error_that_says_what_to_do(folder: Path, hung: mmap.mmap) -> None:
+    hung[0] = 100
+    ring = Ring(filler(folder), 1, 7, SIZE, context=FORK)
+    with pytest.raises(LoaderError, match=r"did not begin in 4 attempts\. Write data\.loader\.workers=0"):
+        list(ring.read(JOB, batches_of(7), SIZE))
     ring.close()

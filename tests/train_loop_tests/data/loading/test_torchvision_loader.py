@@ -1,6 +1,5 @@
 """torchvision's loader beside the ring, and batches on their way to a device."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from bigbatch.train_loop.config import AugmentConfig, BatchSplit, ConfigError, DataConfig, LoaderConfig, data_config
+from bigbatch.train_loop.config import BatchSplit, ConfigError, DataConfig, LoaderConfig, data_config
 from bigbatch.train_loop.data.catalogue import describe_data_set, open_data
 from bigbatch.train_loop.data.loading.upload import Uploader
 from bigbatch.train_loop.data.source import Epoch
 from bigbatch.train_loop.errors import ImageError
-from helpers.rings import SIZE
+from helpers.packed_sets import flat, same
+
+SIZE = 16
 
 
 def torchvision_source(folder: Path, workers: int = -1, prefetch: int = 2, **changes: Any) -> Any:
@@ -36,11 +37,10 @@ def test_torchvisions_loader_has_the_same_images_by_its_own_transforms(folder: P
     ring = open_data(DataConfig(name=str(folder), image_size=SIZE))
     random_state = torch.get_rng_state()
     for epoch in (1, 2):
-        reads = [s.train_batches(3, epoch, BatchSplit(1, 2, 4), 0, start_step=1) for s in (source, other, ring)]
-        for a, b, c in zip(*reads, strict=True):
-            for mine, theirs, labelled in zip(a, b, c, strict=True):
-                assert torch.equal(mine[0], theirs[0]) and torch.equal(mine[1], theirs[1])
-                assert torch.equal(mine[1], labelled[1])
+        mine, theirs, labelled = (
+            flat(s.train_batches(3, epoch, BatchSplit(1, 2, 4), 0, start_step=1)) for s in (source, other, ring)
+        )
+        assert same(mine, theirs) and same([batch[1] for batch in mine], [batch[1] for batch in labelled])
     assert torch.equal(random_state, torch.get_rng_state())  # which dropout draws from
     next(read := other.train_batches(3, 1, BatchSplit(1, 2, 4), 0))
     assert len(list(other.val_batches(3, 0, 1))) == 4
@@ -66,10 +66,12 @@ def test_torchvisions_loader_replaces_bad_images_too(broken: Path) -> None:
         list(torchvision_source(broken).read_train([np.array([3, 4])], Epoch(1, 1)))
 
 
-def test_torchvisions_loader_reads_no_packed_set(folder: Path, tmp_path: Path) -> None:
+def test_torchvisions_loader_reads_neither_packed_sets_nor_digits(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "index.arrow").touch()
     with pytest.raises(ConfigError, match="data.loader.name=torchvision reads image folders"):
         torchvision_source(tmp_path)
+    with pytest.raises(ConfigError, match="got digits.*Write data.loader.name=auto"):
+        describe_data_set(DataConfig(name="digits", loader=LoaderConfig(name="torchvision")))
 
 
 @pytest.mark.parametrize("change", [{"augment.policy": "rand"}, {"augment.repeats": 3}, {"progressive_from": 32}])
@@ -77,30 +79,6 @@ def test_torchvisions_loader_is_the_plain_pipeline(change: dict[str, Any]) -> No
     keys = {"loader.name": "torchvision", "progressive_end": 9, **change}
     with pytest.raises(ConfigError, match=f"loader is the plain pipeline; got data.{next(iter(change))}"):
         data_config({f"data.{key}": value for key, value in keys.items()})
-
-
-def test_the_ring_brings_policies_copies_and_growing_images(folder: Path) -> None:
-    sizes_of: dict[str, Any] = {"image_size": 64, "progressive_from": 32, "progressive_end": 2, "val_image_size": 80}
-    augment = AugmentConfig(policy="rand", repeats=3)
-    config = DataConfig(str(folder), augment=augment, **sizes_of)
-    here, there = (open_data(replace(config, loader=LoaderConfig(workers=n))) for n in (0, 2))
-    sizes = []
-    for epoch in range(3):
-        reads = [source.train_batches(3, epoch, BatchSplit(1, 2, 6), 0) for source in (here, there)]
-        for steps in zip(*reads, strict=True):
-            for (images, labels), (others, other_labels) in zip(*steps, strict=True):
-                assert torch.equal(images, others) and torch.equal(labels, other_labels)
-        sizes.append(images.shape[1])
-        vals = [source.val_batches(4, 0, 1) for source in (here, there)]
-        for (images, _), (others, _) in zip(*vals, strict=True):
-            assert torch.equal(images, others) and images.shape[1] == 80
-    assert sizes == [32, 64, 64]  # FFCV: round(1.5) is 2
-    there.close()
-
-
-def test_digits_know_no_torchvision_loader() -> None:
-    with pytest.raises(ConfigError, match="got digits.*Write data.loader.name=auto"):
-        describe_data_set(DataConfig(name="digits", loader=LoaderConfig(name="torchvision")))
 
 
 def test_uploading_to_a_cpu_changes_nothing() -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,15 +19,10 @@ from bigbatch.train_loop.data.catalogue import open_data
 from bigbatch.train_loop.data.loading import ring
 from bigbatch.train_loop.data.loading.upload import Uploader
 from bigbatch.train_loop.data.source import Epoch
-from helpers.noise_images import write_noise_images
+from helpers.packed_sets import same
 
 SIZE = 16
 WAYS = [{"pin_memory": pin, "non_blocking": free} for pin in (True, False) for free in (True, False)]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_noise_images(tmp_path_factory.mktemp("upload"))
 
 
 class Stream:
@@ -123,8 +117,7 @@ def test_a_slot_is_not_written_again_before_its_copy_has_arrived(folder, way, ma
             del batch
         device.default.finish()
         source.close()
-    for (images, labels), (want, want_labels) in zip(there, wanted, strict=True):
-        assert torch.equal(images, want) and torch.equal(labels, want_labels)
+    assert same(there, wanted)
 
 
 @pytest.mark.parametrize("device", ["meta", pytest.param("cuda", marks=pytest.mark.gpu)])

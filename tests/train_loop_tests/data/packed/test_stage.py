@@ -3,8 +3,8 @@
 import errno
 import fcntl
 import json
-import logging
 import os
+import re
 import shutil
 import signal
 import socket
@@ -14,19 +14,16 @@ from collections import namedtuple
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
-from PIL import Image
 
 from bigbatch.train_loop.config import ConfigError, DataConfig
 from bigbatch.train_loop.data.catalogue import check_stage, describe_data_set, open_data
 from bigbatch.train_loop.data.packed import stage
 from bigbatch.train_loop.data.packed.schema import PackedFiles
-from bigbatch.train_loop.data.packing import command as pack_command
 from bigbatch.train_loop.host import once_a_node
 from bigbatch.train_loop.launch import command as train_command
 from bigbatch.train_loop.launch import loader_report
+from helpers.packed_sets import pack_here, same
 from helpers.paths import ROOT
 from helpers.waiting import wait_until
 
@@ -47,16 +44,8 @@ print(stage.stage_packed_set(sys.argv[1], sys.argv[2]), flush=True)
 
 
 @pytest.fixture
-def packed(tmp_path: Path) -> Path:
-    draws = np.random.default_rng(0)
-    for part, count in (("train", 6), ("val", 3)):
-        for name in "ab":
-            (tmp_path / "images" / part / name).mkdir(parents=True)
-            for number in range(count):
-                pixels = draws.integers(0, 256, (40, 40 + number, 3), dtype=np.uint8)
-                Image.fromarray(pixels).save(tmp_path / "images" / part / name / f"{number}.png")
-    assert pack_command.main([str(tmp_path / "images"), str(tmp_path / "packed"), "--workers", "1"]) == 0
-    return tmp_path / "packed"
+def packed(tmp_path: Path, tiny_images: Path) -> Path:
+    return pack_here(shutil.copytree(tiny_images, tmp_path / "images"), tmp_path / "packed")
 
 
 @pytest.fixture(autouse=True)
@@ -72,17 +61,10 @@ def reader(packed: Path, scratch: Path, how: str = "at once", **streams: Any) ->
     return subprocess.Popen(command, env=env, stdin=subprocess.PIPE, text=True, **streams)
 
 
-def flip_a_bit(packed: Path) -> None:
-    shard = packed / "train-00000.arrow"
-    data = bytearray(shard.read_bytes())
-    data[len(data) // 2] ^= 1
-    shard.write_bytes(data)
-
-
 def pack_without(packed: Path, image: str) -> None:
     shutil.rmtree(packed)
-    (packed.parent / "images" / "train" / "a" / image).unlink()
-    assert pack_command.main([str(packed.parent / "images"), str(packed), "--workers", "1"]) == 0
+    (packed.parent / "images" / "train" / "dark" / image).unlink()
+    pack_here(packed.parent / "images", packed)
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -98,8 +80,7 @@ def test_batches_come_from_a_copy_that_equals_the_source(packed, tmp_path, monke
     assert wanted.info == staged.info  # checkpoints and plans name the source
     batches = list(wanted.val_batches(4, 0, 1))
     shutil.rmtree(packed)
-    for mine, theirs in zip(staged.val_batches(4, 0, 1), batches, strict=True):
-        assert torch.equal(mine[0], theirs[0]) and torch.equal(mine[1], theirs[1])
+    assert same(list(staged.val_batches(4, 0, 1)), batches)
 
 
 def test_several_processes_make_one_copy(packed: Path, tmp_path: Path) -> None:
@@ -137,65 +118,48 @@ def test_what_a_killed_process_has_copied_is_not_taken_for_whole(packed: Path, t
     assert not list((tmp_path / "scratch").glob("*.partial"))
 
 
-def test_a_copy_that_lost_files_is_made_anew(packed: Path, tmp_path: Path) -> None:
-    copy = Path(stage.stage_packed_set(str(packed), str(tmp_path / "scratch")))
-    (copy / "train-00000.arrow").unlink()
-    once_a_node._held.clear()  # while somebody reads it, it would be waited for
-    output, _ = reader(packed, tmp_path / "scratch").communicate(timeout=240)
-    assert files(Path(output.strip())) == files(packed)
-
-
 def test_another_content_is_another_copy_and_the_old_one_goes(packed: Path, tmp_path: Path) -> None:
     scratch = tmp_path / "scratch"
     old = reader(packed, scratch).communicate(timeout=240)[0].strip()
-    pack_without(packed, "0.png")
+    pack_without(packed, "000.png")
     new = stage.stage_packed_set(str(packed), str(scratch))
-    assert new != old and not Path(old).exists() and PackedFiles(new).info.train_size == 11
+    assert new != old and not Path(old).exists() and PackedFiles(new).info.train_size == 63
     # One that is read stays: this process reads the new one while another content comes.
-    pack_without(packed, "1.png")
+    pack_without(packed, "001.png")
     newest = reader(packed, scratch).communicate(timeout=240)[0].strip()
     assert Path(newest).exists() and Path(new).exists()
 
 
-def test_a_damaged_source_is_not_staged(packed: Path, tmp_path: Path) -> None:
-    flip_a_bit(packed)
-    with pytest.raises(ConfigError, match=r"other bytes \(SHA-256\) in .*train-00000.arrow"):
-        stage.stage_packed_set(str(packed), str(tmp_path / "scratch"))
-    assert [path.suffix for path in (tmp_path / "scratch").iterdir()] == [".lock"]
-
-
-def test_too_little_room_and_impossible_folders_are_refused(packed, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("folder", "words"),
+    [
+        ("$NO_SUCH_SCRATCH/sets", "--stage must be an absolute path"),
+        ("$RELATIVE", "--stage must be an absolute path"),
+        ("{}/images/train/dark/000.png", "--stage must be a folder that can be written"),
+        ("{}/scratch", "--stage needs .* GB for .*; 4.1e-06 GB are left"),
+    ],
+)
+def test_a_node_that_cannot_stage_says_why_and_reads_the_set_itself(
+    packed, tmp_path, monkeypatch, caplog, folder, words
+):
     monkeypatch.delenv("NO_SUCH_SCRATCH", raising=False)
-    for folder in ("$NO_SUCH_SCRATCH/sets", "here"):
-        with pytest.raises(ConfigError, match="--stage must be an absolute path"):
-            stage.stage_packed_set(str(packed), folder)
-    (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="--stage must be a folder that can be written"):
-        stage.stage_packed_set(str(packed), str(tmp_path / "file"))
+    monkeypatch.setenv("RELATIVE", "here")
     room = namedtuple("room", "f_bavail f_frsize")
     monkeypatch.setattr(stage.os, "statvfs", lambda path: room(1, 4096))
-    with pytest.raises(ConfigError, match=r"--stage needs .* GB for .*; 4.1e-06 GB are left"):
-        stage.stage_packed_set(str(packed), str(tmp_path / "scratch"))
-    with pytest.raises(ConfigError, match="--stage copies packed sets; got digits"):
-        open_data(DataConfig(), str(tmp_path / "scratch"))
-
-
-def test_a_node_that_cannot_stage_reads_the_set_itself_and_a_damaged_set_stays_an_error(
-    packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.delenv("NO_SUCH_SCRATCH", raising=False)
-    (tmp_path / "file").touch()
     config = DataConfig(name=str(packed), image_size=32)
-    wanted = list(open_data(config).val_batches(4, 0, 1))
-    for folder in ("$NO_SUCH_SCRATCH/sets", str(tmp_path / "file")):
-        caplog.clear()
-        with caplog.at_level(logging.WARNING, "train_loop"):
-            found = list(open_data(config, folder).val_batches(4, 0, 1))
-        assert f"Reading {packed} itself." in caplog.text
-        assert all(torch.equal(a[0], b[0]) for a, b in zip(found, wanted, strict=True))
-    flip_a_bit(packed)
-    with pytest.raises(ConfigError, match="other bytes"):
-        open_data(config, str(tmp_path / "scratch"))
+    found = list(open_data(config, folder.format(tmp_path)).val_batches(4, 0, 1))
+    assert re.search(f"{words}.*Reading {packed} itself", caplog.text)
+    assert same(found, list(open_data(config).val_batches(4, 0, 1)))
+
+
+def test_a_damaged_set_stays_an_error_and_is_not_staged(packed: Path, tmp_path: Path) -> None:
+    shard = packed / "train-00000.arrow"
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 2] ^= 1
+    shard.write_bytes(data)
+    with pytest.raises(ConfigError, match=r"other bytes \(SHA-256\) in .*train-00000.arrow"):
+        open_data(DataConfig(name=str(packed), image_size=32), str(tmp_path / "scratch"))
+    assert [path.suffix for path in (tmp_path / "scratch").iterdir()] == [".lock"]
 
 
 def test_tmpdir_is_the_users_also_where_ray_has_its_own(packed, tmp_path, monkeypatch):
@@ -260,6 +224,8 @@ def test_folders_that_can_be_no_folder_of_a_node_are_refused_at_once(packed: Pat
     for right in (None, "none", "/scratch", "~/scratch", "$TMPDIR", "${TMPDIR}/sets"):
         check_stage(right, info)
     check_stage("none", describe_data_set(DataConfig()))
+    with pytest.raises(ConfigError, match="--stage copies packed sets; got digits"):
+        open_data(DataConfig(), "/scratch")
     assert open_data(DataConfig(name=str(packed), image_size=32), "none").info == info
 
 

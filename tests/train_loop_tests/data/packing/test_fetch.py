@@ -64,26 +64,15 @@ def test_imagenet_is_a_name_once_it_was_packed(home: Path, tmp_path: Path, monke
     assert describe_data_set(DataConfig(name="imagenet")).class_names == ("ant", "bee", "cat")
 
 
-def test_a_subset_on_the_command_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_subset_on_the_command_line_of_a_run(tmp_path: Path) -> None:
     from bigbatch.train_loop.launch.command import make_run_plan
-    from bigbatch.tune.plan.checked_plan import make_plan
-    from bigbatch.tune.plan.options import SearchOptions
 
-    monkeypatch.chdir(tmp_path)
     config = tmp_path / "config.json"
     keys = {"batch.global_size": 128, "model.name": "resnet18", "precise_bn": "off"}
     config.write_text(TrainConfig().replace_keys(keys).to_json())
     task = make_run_plan(["--config", str(config), "--subset", "0.2"], "run.py", None)
     assert task.config.data.subset == 0.2
     assert task.config == make_run_plan(["--config", str(config), "--set", "data.subset=0.2"], "run.py", None).config
-    plan = make_plan(SearchOptions(space="smoke", subset=0.2))
-    assert plan.data.train_size == round(0.2 * 1437) and plan.overrides == {"data.subset": 0.2, "data.holdout": 0.5}
-    assert make_plan(SearchOptions(space="smoke").over(plan.options.kept())).overrides == plan.overrides
-    for refused in (["--subset", "0"], ["--subset", "0.2", "--set", "data.subset=0.1"], ["--subset", "nan"]):
-        with pytest.raises(ConfigError, match="subset"):
-            make_run_plan(["--config", str(config), *refused], "run.py", None)
-    with pytest.raises(ConfigError, match="Keep --subset"):
-        make_plan(SearchOptions(space="smoke", subset=0.2, set=("data.subset=0.1",)))
 
 
 def test_wrong_archive_no_network_and_unknown_name_in_one_line(home, tmp_path, monkeypatch, capsys):
@@ -124,11 +113,10 @@ def test_a_fetch_that_fails_while_it_unpacks_or_packs_leaves_nothing(home, tmp_p
     assert [path.name for path in home.iterdir()] == ["cifar10"]
 
 
-def test_small_images_are_shifted_and_mirrored(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_images_are_shifted_and_mirrored(tmp_path: Path) -> None:
     """Against the definition: each augmented image is the plain one, padded by 4, cut at some place, or its mirror."""
-    publish(monkeypatch, "cifar10", cifar_pickles(tmp_path / "cifar-10-batches-py"), tmp_path / "c.tar.gz")
-    assert fetch.main(["cifar10"]) == 0
-    sources = (open_data(DataConfig("cifar10", augment=AugmentConfig(enabled=on))) for on in (False, True))
+    packed = str(pack_here(cifar_pickles(tmp_path / "cifar"), tmp_path / "packed"))
+    sources = (open_data(DataConfig(packed, augment=AugmentConfig(enabled=on))) for on in (False, True))
     plain, moved = (next(source.train_batches(0, 0, BatchSplit(1, 1, 50), 0))[0][0] for source in sources)
     mirrored, places = 0, set()
     for image, seen in zip(plain, moved, strict=True):

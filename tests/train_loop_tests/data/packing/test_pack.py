@@ -24,20 +24,8 @@ from bigbatch.train_loop.data.sets import folder
 from bigbatch.train_loop.data.sets.scan import scan_folder
 from bigbatch.train_loop.data.source import DataSource, Epoch
 from helpers.loop_references import run
-from helpers.noise_images import flat, same
-from helpers.packed_sets import CLASSES, cifar_pickles, jpeg_bytes, pack_here, rows, run_pack, write_images
-from helpers.photographs import photograph
+from helpers.packed_sets import CLASSES, cifar_pickles, jpeg_bytes, pack_here, photograph, rows, run_pack, write_images
 from helpers.ranks import SMALL
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_images(tmp_path_factory.mktemp("pack") / "images")
-
-
-@pytest.fixture(scope="module")
-def packed(images: Path) -> Path:
-    return pack_here(images, images.parent / "packed")
 
 
 def test_shards_hold_the_folders_images_in_its_order(images: Path, packed: Path) -> None:
@@ -69,12 +57,6 @@ def test_index_states_classes_counts_checksums_and_statistics(images: Path, pack
     assert sorted(p.name for p in packed.iterdir()) == [
         "index.arrow", "rejected.parquet", "train-00000.arrow", "val-00000.arrow"
     ]  # fmt: skip
-
-
-def test_fast_profile_resizes(images: Path, tmp_path: Path) -> None:
-    packed = pack_here(images, tmp_path / "fast", name="fast", short_side=64)
-    for row in rows(packed, "train"):
-        assert min(row["height"], row["width"]) == 64
 
 
 def test_odd_images_become_what_a_person_would_make_of_them() -> None:
@@ -161,22 +143,6 @@ def test_training_and_packing_read_and_refuse_the_same_pictures_of_many_pixels(t
         ],
         "",
     )
-
-
-def test_wrong_input_is_one_line(images, packed, tmp_path, capsys):
-    (tmp_path / "empty").mkdir()
-    cases: dict[str, tuple[list[str | Path], str]] = {
-        "no source": (["/nowhere", tmp_path / "x"], "must exist"),
-        "no images": ([tmp_path / "empty", tmp_path / "x"], "must hold images"),
-        "destination is there": ([images, packed], "must not exist"),
-        "one path": ([images], "SRC DST"),
-        "workers": ([images, tmp_path / "x", "--workers", "0"], "--workers"),
-        "verify of a folder": (["--verify", images], "index.arrow"),
-    }
-    for name, (arguments, words) in cases.items():
-        assert command.main([str(a) for a in arguments]) == 2, name
-        error = capsys.readouterr().err
-        assert words in error and error.count("\n") == 1, name
 
 
 def test_too_little_room_is_refused_with_the_numbers(images, tmp_path, monkeypatch):
@@ -285,14 +251,6 @@ def test_keys_of_crops_are_refused_where_nothing_is_cropped(tmp_path: Path, key:
             describe_data_set(data_config({"data.name": name, key: value}))
     with pytest.raises(ConfigError, match=rf"{key} must be"):
         data_config({key: 0.0})
-
-
-def test_loader_processes_change_nothing(packed: Path) -> None:
-    split = BatchSplit(1, 2, 3)
-    sources = (open_data(DataConfig(str(packed), 32, loader=LoaderConfig(workers=n))) for n in (0, 1, 2))
-    batches = [flat(source.train_batches(1, 2, split, 0)) for source in sources]
-    assert same(batches[0], batches[1]) and same(batches[0], batches[2])
-    assert batches[0][0][0].dtype == torch.uint8 and batches[0][0][0].shape == (3, 32, 32, 3)
 
 
 def test_training_on_a_packed_set(packed: Path) -> None:

@@ -19,12 +19,7 @@ from bigbatch.train_loop.config import ConfigError, DataConfig
 from bigbatch.train_loop.data.catalogue import describe_data_set, open_data
 from bigbatch.train_loop.data.packing import containers
 from bigbatch.train_loop.data.packing.sources import find_source, read_entry
-from helpers.packed_sets import CLASSES, cifar_pickles, pack_here, rows, write_images
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_images(tmp_path_factory.mktemp("sources") / "images")
+from helpers.packed_sets import CLASSES, cifar_pickles, pack_here, rows
 
 
 def tar_of(folder: Path, target: Path, prefix: str = "") -> Path:
@@ -87,17 +82,6 @@ def test_a_parquet_column_that_holds_no_files_is_refused(tmp_path: Path) -> None
         pq.write_table(pa.table({"image": [[1, 2], [3]], "label": [0, 1]}), tmp_path / f"{part}.parquet")
     with pytest.raises(ConfigError, match=r"must be struct<bytes, path> or binary; got list<"):
         find_source(str(tmp_path))
-
-
-def test_a_test_part_without_classes_is_left_out_where_there_is_a_validation_part(images: Path, tmp_path: Path) -> None:
-    root = tmp_path / "kaggle"
-    shutil.copytree(images, root)
-    (root / "test").mkdir()
-    shutil.copy(images / "val" / "ant" / "0.jpg", root / "test" / "0001.jpg")
-    assert len(find_source(str(root)).val) == 6
-    shutil.rmtree(root / "val")
-    with pytest.raises(ConfigError, match="needs a class folder; got 'test/0001.jpg'"):
-        find_source(str(root))
 
 
 @pytest.mark.parametrize("cut", ["at a header", "in a header", "in an image"])
@@ -187,25 +171,6 @@ def test_a_pickle_that_would_run_code_is_refused(tmp_path: Path) -> None:
     (root / "batches.meta").write_bytes(pickle.dumps({b"label_names": os.system}))
     with pytest.raises(ConfigError, match="holds arrays"):
         find_source(str(root))
-
-
-def test_a_source_without_validation_part_gives_some_of_each_class(images: Path) -> None:
-    with pytest.raises(ConfigError, match="--val-part 10%"):
-        find_source(str(images / "train"))
-    source = find_source(str(images / "train"), val_part=0.4)
-    assert [item.label for item in source.val] == [0, 0, 1, 1, 2, 2] and len(source.train) == 9
-    assert not {item.entry.name for item in source.val} & {item.entry.name for item in source.train}
-
-
-def test_classes_that_are_links_are_packed_as_image_folders_read_them(images: Path, tmp_path: Path) -> None:
-    source = tmp_path / "subset"
-    for part in ("train", "val"):
-        (source / part).mkdir(parents=True)
-        for kind in (images / part).iterdir():
-            (source / part / kind.name).symlink_to(kind, target_is_directory=True)
-    linked = pack_here(source, tmp_path / "linked")
-    direct = pack_here(images, tmp_path / "direct")
-    assert [r["key"] for r in rows(linked, "train")] == [r["key"] for r in rows(direct, "train")] != []
 
 
 def test_a_rejected_image_with_a_name_that_is_no_utf8_is_listed(images: Path, tmp_path: Path) -> None:

@@ -17,8 +17,7 @@ from bigbatch.train_loop.data.catalogue import open_data
 from bigbatch.train_loop.data.packing.shards import PackProfile, convert
 from bigbatch.train_loop.data.pixels.crops import decode_rgb
 from bigbatch.train_loop.data.source import Epoch
-from helpers.packed_sets import pack_here
-from helpers.photographs import photograph
+from helpers.packed_sets import pack_here, photograph
 
 Pixels = npt.NDArray[np.uint8]
 SHOWN: dict[int, Callable[[Pixels], Pixels]] = {

@@ -41,11 +41,6 @@ def test_sizes_are_those_of_ffcv(epochs: int, first: int, last: int, start: int,
     assert sizes == sorted(sizes) and set(sizes) == {*other_sizes(config, last), last}
 
 
-def test_off_is_one_size() -> None:
-    assert {train_image_size(DataConfig(), 224, epoch) for epoch in range(50)} == {224}
-    assert other_sizes(DataConfig(), 224) == () and other_sizes(DataConfig(val_image_size=256), 224) == (256,)
-
-
 def test_every_source_follows(tmp_path: Path) -> None:
     images = write_images(tmp_path / "images")
     packed = pack_here(images, tmp_path / "packed")

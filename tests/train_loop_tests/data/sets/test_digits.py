@@ -3,7 +3,6 @@
 from collections.abc import Callable
 
 import numpy as np
-import pytest
 import torch
 from PIL import Image
 
@@ -11,12 +10,7 @@ from bigbatch.train_loop.config import AugmentConfig, BatchSplit, DataConfig
 from bigbatch.train_loop.data.catalogue import describe_data_set, open_data
 from bigbatch.train_loop.data.sets import digits
 from bigbatch.train_loop.data.source import DataSource, Epoch
-from helpers.noise_images import flat
-
-
-@pytest.fixture(scope="module")
-def digits_source() -> DataSource:
-    return open_data(DataConfig())
+from helpers.packed_sets import flat
 
 
 def test_digits_split_is_stratified_and_covers_all() -> None:

@@ -13,18 +13,13 @@ from bigbatch.train_loop.data import sampling
 from bigbatch.train_loop.data.catalogue import describe_data_set, open_data
 from bigbatch.train_loop.data.source import DataSource
 from bigbatch.train_loop.errors import OwnCodeError
-from bigbatch.train_loop.plugins.nested import Nested, tensors_of
 from bigbatch.train_loop.plugins.registry import register_data
 from helpers.own_sets import write_points
+from helpers.packed_sets import same
 
 
 def source(word: str, workers: int = 0, **keys: object) -> DataSource:
     return open_data(data_config({"data.name": word, "data.loader.workers": workers, **keys}))
-
-
-def same(one: Nested, other: Nested) -> bool:
-    pairs = zip(tensors_of(one), tensors_of(other), strict=True)
-    return all(a.dtype == b.dtype and torch.equal(a, b) for a, b in pairs)
 
 
 def test_what_it_is_follows_from_lengths_and_the_first_item(tmp_path: Path) -> None:

@@ -1,8 +1,10 @@
-"""Loader processes that follow what an epoch has shown: the rule by arithmetic, the measurement by known costs."""
+"""How many processes a loader has, by what an epoch has shown, and how many batch slots; none is copied out of."""
 
 import functools
 import multiprocessing
 import random
+from collections import deque
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -10,11 +12,14 @@ import pytest
 import torch
 
 from bigbatch.train_loop.config import BatchSplit, DataConfig, LoaderConfig
+from bigbatch.train_loop.data.catalogue import open_data
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.data.loading import counts, ring
-from bigbatch.train_loop.data.loading.counts import ReadCost, enough_processes
+from bigbatch.train_loop.data.loading.counts import ReadCost, enough_processes, memory_per_rank_bytes, slot_count
 from bigbatch.train_loop.data.loading.loader import IndexedImages, LoadedSource, WriteImage
+from bigbatch.train_loop.data.loading.upload import COPIES_AHEAD
 from bigbatch.train_loop.data.source import Batch
+from helpers.packed_sets import same
 
 IMAGE_S = 0.004
 INFO = DataInfo("slow", None, 240, 3, 2, 8, 3, ("a", "b"), "small")
@@ -95,12 +100,14 @@ def test_processes_by_what_an_epoch_cost(reads: list[ReadCost], now: int, most: 
     assert enough_processes(reads, now, most) == wanted
 
 
-@pytest.mark.parametrize(("step_s", "wanted"), [(0.070, [6, 2, 2]), (0.0, [6, 6, 6])])
-def test_a_source_keeps_what_its_consumer_needs(step_s, wanted, monkeypatch):
+@pytest.mark.parametrize(
+    ("workers", "step_s", "wanted"), [(-1, 0.070, [6, 2, 2]), (-1, 0.0, [6, 6, 6]), (3, 0.070, [3, 3, 3])]
+)
+def test_a_source_keeps_what_its_consumer_needs(workers, step_s, wanted, monkeypatch):
     """Batches of 24 take 0.096 s of work; against a step of 70 ms that is 1.4 processes, with room 1.65."""
     monkeypatch.setattr(counts, "MIN_MEASURED_S", 0.1)
-    source, split = source_of(-1, monkeypatch), BatchSplit(1, 1, 24)
-    assert source.processes == 6  # the cores but one
+    source, split = source_of(workers, monkeypatch), BatchSplit(1, 1, 24)
+    assert source.processes == wanted[0]  # the cores but one, if it may choose
     seen = []
     for epoch in range(3):
         for _ in source.train_batches(0, epoch, split, 0):
@@ -114,29 +121,15 @@ def test_a_source_keeps_what_its_consumer_needs(step_s, wanted, monkeypatch):
 
 def test_batches_do_not_depend_on_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(counts, "MIN_MEASURED_S", 0.0)
-    monkeypatch.setattr(
-        counts, "enough_processes", lambda reads, now, most: 1 + now % most
-    )  # another number each epoch
+    # Another number each epoch.
+    monkeypatch.setattr(counts, "enough_processes", lambda reads, now, most: 1 + now % most)
     tuned, fixed = source_of(-1, monkeypatch, cores=4), source_of(0, monkeypatch)
     numbers = []
     for epoch in range(4):
-        both = [source.train_batches(3, epoch, BatchSplit(1, 2, 20), 0) for source in (tuned, fixed)]
-        for mine, theirs in zip(*both, strict=True):
-            for a, b in zip(mine, theirs, strict=True):
-                assert torch.equal(a[0], b[0]) and torch.equal(a[1], b[1])
+        assert same(*(list(source.train_batches(3, epoch, BatchSplit(1, 2, 20), 0)) for source in (tuned, fixed)))
         numbers.append(tuned.processes)
     tuned.close()
     assert numbers == [3, 1, 2, 3]
-
-
-def test_a_number_of_the_configuration_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(counts, "MIN_MEASURED_S", 0.0)
-    source = source_of(3, monkeypatch)
-    for epoch in range(2):
-        for _ in source.train_batches(0, epoch, BatchSplit(1, 1, 24), 0):
-            CLOCK.now += 0.05
-    assert source.processes == 3
-    source.close()
 
 
 def test_a_read_that_is_left_early_says_nothing_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,4 +140,65 @@ def test_a_read_that_is_left_early_says_nothing_and_ends(monkeypatch: pytest.Mon
     assert source._reads == [] and len(source._rings) == 1
     batches: list[Batch] = list(source.val_batches(24, 0, 1))
     assert len(batches) == 1 and len(source._reads) == 1
+    source.close()
+
+
+MB, GB = 10**6, 10**9
+PER_CPU = {"SLURM_JOB_ID": "7", "SLURM_MEM_PER_CPU": "512", "SLURM_STEP_TASKS_PER_NODE": "8"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "needed", "slot", "memory", "expected"),
+    [
+        (0, 3, 77 * MB, 128 * GB, 8),  # 2 × 256 images of 224 pixels
+        (0, 18, 5 * MB, 128 * GB, 18),  # small batches, many processes
+        (0, 100, 5 * MB, 128 * GB, 32),
+        (0, 3, 1233 * MB, 64 * GB, 6),  # 2 × 4096: an eighth of the memory is 8 GB
+        (0, 3, 1233 * MB, 8 * GB, 4),  # less does not work well
+        (16, 3, 77 * MB, 128 * GB, 16),
+        (1, 3, 77 * MB, 128 * GB, 4),
+        (1024, 3, 10 * MB, 4 * GB, 200),
+        (16, 3, 10 * GB, 1 * GB, 4),
+    ],
+)
+def test_slots_are_enough_and_within_a_part_of_the_memory(asked, needed, slot, memory, expected, caplog):
+    assert slot_count(asked, needed, slot, memory) == expected
+    assert bool(caplog.records) is (expected < asked)
+    if caplog.records:
+        assert f"data.loader.slots={asked} would take" in caplog.text and f"it gets {expected} slots" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("env", "part"),
+    [
+        ({}, 1.0),
+        ({"LOCAL_WORLD_SIZE": "4"}, 0.25),
+        ({"RAY_JOB_ID": "1", "BIGBATCH_WORKER_CORES": "2"}, 0.25),
+        ({"SLURM_JOB_ID": "7", "SLURM_MEM_PER_NODE": "4096", "SLURM_STEP_TASKS_PER_NODE": "8"}, 0.125),
+        (PER_CPU, 0.125),
+        ({**PER_CPU, "SLURM_CPUS_PER_TASK": "4"}, 1.0),  # a task's cores have their own
+    ],
+)
+def test_a_rank_has_its_share_of_the_nodes_memory(env, part, monkeypatch):
+    monkeypatch.setattr("bigbatch.train_loop.data.loading.counts.usable_memory_bytes", lambda env: 64 * GB)
+    monkeypatch.setattr("bigbatch.train_loop.data.loading.counts.usable_cpus", lambda env: 8)
+    assert memory_per_rank_bytes(env) == part * 64 * GB
+
+
+@pytest.mark.parametrize(("depth", "expected"), [(0, {False}), (4, {True})])
+@pytest.mark.parametrize("accumulation", [1, 5])
+def test_training_with_copies_under_way_leaves_batches_in_their_slots(folder, depth, expected, accumulation, made):
+    """The consumer holds what it computes with and, as ``Uploader`` does, what is still being copied from."""
+    config = DataConfig(name=str(folder), image_size=16, loader=LoaderConfig(workers=1, slots=depth))
+    source, split = open_data(config), BatchSplit(1, accumulation, 2)
+    under_way: deque[Any] = deque(maxlen=COPIES_AHEAD)
+    for epoch in range(3):
+        for step in source.train_steps(1, epoch, split, 0):
+            for batch in step:
+                under_way.append(batch)
+    (one,) = made
+    assert one.given == 3 * 40 // split.global_size * accumulation
+    assert {one.copied > 0} == expected
+    assert one.slots.count == (depth or 8)
+    assert one.slots.bytes >= one.slots.count * one.slots.slot_bytes
     source.close()
