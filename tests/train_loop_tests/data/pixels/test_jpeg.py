@@ -1,8 +1,10 @@
 """Crops that are cut out of a JPEG, against libjpeg's decode of the whole; real files where they are at hand."""
 
+import os
 import random
 import shutil
 import sys
+import tarfile
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,8 @@ from PIL import Image
 from bigbatch.train_loop.data.packed import images as decode
 from bigbatch.train_loop.data.pixels import boxes, crops, jpeg
 from helpers.packed_sets import jpeg_bytes, photograph
+
+SAMPLE = Path(os.environ.get("BIGBATCH_IMAGENET_SAMPLE", "imagenet_sample_500.tar"))
 
 
 def restarted(image: Image.Image, sampling: str = "4:2:0", interval: int | None = None) -> bytes:
@@ -177,6 +181,16 @@ def test_the_public_resize_stands_by(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch._C._nn, "_upsample_bilinear2d_aa", without_out)
     decode.resize_into(pixels, outs[1])
     assert torch.equal(outs[0], outs[1]) and len(calls) == 1
+
+
+@pytest.mark.skipif(not SAMPLE.is_file(), reason="no BIGBATCH_IMAGENET_SAMPLE: a tar of JPEGs")
+def test_real_images() -> None:
+    with tarfile.open(SAMPLE) as archive:
+        members = [m for m in archive if m.isfile()][::25]
+        images = [Image.open(BytesIO(archive.extractfile(m).read())) for m in members]  # type: ignore[union-attr]
+    for number, image in enumerate(images):
+        if image.mode in ("RGB", "L"):
+            assert_crops_equal(jpeg.stamp(jpeg.encode(image, None)), 10, random.Random(number))
 
 
 def test_jpegtran_is_found_by_its_variable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
