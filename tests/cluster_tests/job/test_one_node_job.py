@@ -149,7 +149,7 @@ echo 'sbatch: error: Batch job submission failed: Socket timed out on send/recv 
     busy = f"mv {tmp_path}/busy {tmp_path}/idle 2>/dev/null && {{ echo 'Socket timed out' >&2; exit 1; }}"
     (tmp_path / "bin" / "squeue").write_text(f'#!/bin/sh\n{busy}\necho "5|"; cat {tmp_path}/queue\n')
     (tmp_path / "busy").touch()
-    job.says(PREEMPTED)
+    job.says(f"{PREEMPTED} Comment=(null)")
     job.process.send_signal(signal.SIGTERM)
     assert job.end() == 143
     assert (tmp_path / "queue").read_text() == "6|bigbatch-after-7\n", "submitted once"
