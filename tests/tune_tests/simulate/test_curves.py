@@ -156,15 +156,16 @@ def left_by_search(folder: Path, told: Sequence[tuple[int, TrialState, dict[str,
 
 
 def test_a_study_of_ours_gives_its_whole_and_its_diverged_runs(tmp_path: Path) -> None:
-    """Of the paused trial only its continuation is a run."""
+    """Of the paused trial only its continuation is a run. Which runs diverged is noted; words do not count."""
     because = "validation was not finite in epoch 3"
     told: list[tuple[int, TrialState, dict[str, object]]] = [
         (3, TrialState.COMPLETE, {}),
         (1, TrialState.PRUNED, {"paused_in_epoch": 1}),
         (3, TrialState.COMPLETE, {"continues": 1}),
         (2, TrialState.PRUNED, {"ended_because": "stopped by the scheduler after epoch 2"}),
-        (2, TrialState.FAIL, {"ended_because": because, "diverged": True}),
+        (2, TrialState.FAIL, {"diverged": True, "failure_kind": "diverged", "ended_because": "in other words"}),
         (2, TrialState.FAIL, {"ended_because": "a process of the trial died"}),
+        (2, TrialState.FAIL, {"failure_kind": "process", "ended_because": f"{because}, but a process had died"}),
     ]
     folder = tmp_path / "my study"
     study = left_by_search(folder, told)
@@ -174,6 +175,8 @@ def test_a_study_of_ours_gives_its_whole_and_its_diverged_runs(tmp_path: Path) -
     assert table.curves[2].values == pytest.approx((0.1, 0.2)) and table.curves[2].epochs == 3
     assert table.curves[0].seconds == pytest.approx([2.0 * len(EPOCH_PARTS) * e for e in (1, 2, 3)])
     assert (table.name, table.curves[0].warmup_epochs) == ("my study", 1.0)
+    kinds = pq.read_table(folder / "trials.parquet")["failure_kind"].to_pylist()
+    assert kinds == [None, None, None, None, "diverged", None, "process"]
     loss = Objectives((Objective("val_loss", "minimize"),))
     write_trials(study.trials, folder / "trials.parquet", loss)
     by_loss = read_curves([folder])
@@ -181,20 +184,6 @@ def test_a_study_of_ours_gives_its_whole_and_its_diverged_runs(tmp_path: Path) -
     write_trials(study.trials, folder / "trials.parquet", Objectives((Objective("epoch_s", "minimize"),)))
     with pytest.raises(ConfigError, match="got a study of epoch_s"):
         read_curves([folder])
-
-
-def test_what_a_study_notes_says_which_runs_diverged(tmp_path: Path) -> None:
-    said = "validation was not finite in epoch 3"
-    noted: list[dict[str, object]] = [
-        {"diverged": True, "failure_kind": "diverged", "ended_because": "in other words"},
-        {"failure_kind": "process", "ended_because": f"{said}, said its log, but a process had died"},
-        {"ended_because": "a process of the trial died"},
-    ]
-    folder = tmp_path / "noted"
-    left_by_search(folder, [(3, TrialState.COMPLETE, {}), *((2, TrialState.FAIL, attrs) for attrs in noted)])
-    rows = pq.read_table(folder / "trials.parquet")
-    assert rows["failure_kind"].to_pylist() == [None, "diverged", "process", None]
-    assert [c.params["width"] for c in read_curves([folder]).curves if c.diverged] == [11]
 
 
 def table_of(folder: Path, *lines: str, name: str = "runs.jsonl") -> CurveTable:
