@@ -234,22 +234,16 @@ def test_the_line_is_never_wider_than_eighty_columns_and_keeps_the_largest_batch
 def test_the_live_display_has_the_line_from_the_beginning_and_keeps_its_height() -> None:
     progress = SearchProgress(planned=4, concurrency=1, finished={}, frontier=BATCHES)
     display = LiveTable(progress, Console(file=io.StringIO(), width=80))
-
-    def drawn() -> list[str]:
-        console = Console(width=100, record=True, file=io.StringIO())
-        console.print(display._draw())
-        return console.export_text().splitlines()
-
     display.trial_started(ended(0, 256, 0.8, "RUNNING"))
-    before = drawn()
+    before = rendered(display).splitlines()
     assert sum(line.startswith("best by batch: 128 – · 256 – ·") for line in before) == 1
     display.trial_ended(ended(0, 256, 0.8))
-    after = drawn()
+    after = rendered(display).splitlines()
     assert "best by batch: 128 – · 256 80.0 % · 1,024 –" in [line.rstrip() for line in after]
     assert len(after) == len(before), "it does not jump"
     without = SearchProgress(4, 1, {}, frontier=FrontierPlan("global_batch_size", (256,)))
     display = LiveTable(without, Console(file=io.StringIO(), width=80))
-    assert not any("best by" in line for line in drawn())
+    assert not any("best by" in line for line in rendered(display).splitlines())
 
 
 ENDS = {
