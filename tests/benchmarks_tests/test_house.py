@@ -147,44 +147,43 @@ def test_a_large_circle_is_broken_too() -> None:
     assert not graph.circles(set(arrows) - set(graph.back_up(arrows)))
 
 
-COUNTED = {
-    "functions' lines: with nested functions, without decorators": (
-        "@cache\n@other\ndef outer(\n    a,\n):\n    async def inner():\n        return 1\n    return inner\n",
-        lambda text: {f.name: house.length(f) for f in house.functions_of(ast.parse(text))},
-        {"outer": 6, "inner": 2},
-    ),
-    "Any: in annotations and casts": (
+def test_the_length_of_a_function_has_its_nested_ones_and_not_its_decorators() -> None:
+    text = "@cache\n@other\ndef outer(\n    a,\n):\n    async def inner():\n        return 1\n    return inner\n"
+    lengths = {f.name: house.length(f) for f in house.functions_of(ast.parse(text))}
+    assert lengths == {"outer": 6, "inner": 2}
+
+
+def test_any_counts_in_annotations_and_casts_alone() -> None:
+    text = (
         "from typing import Any, cast\nimport typing\n"
         "def f(a: Any, *b: 'dict[str, Any]') -> typing.Any:\n    'Any text'\n    print('Any')\n"
-        "    x: list[Any] = cast('Any', a)\n    return cast(Any, x)\n",
-        lambda text: house.count_any(ast.parse(text)),
-        6,
-    ),
-    "typed functions": (
+        "    x: list[Any] = cast('Any', a)\n    return cast(Any, x)\n"
+    )
+    assert house.count_any(ast.parse(text)) == 6
+
+
+def test_typed_functions() -> None:
+    text = (
         "class C:\n    def a(self, x: int) -> None: ...\n    def b(self, x) -> None: ...\n"
         "    @staticmethod\n    def c(x) -> None: ...\n    @classmethod\n    def d(cls) -> None: ...\n"
-        "def e(*a: int, b: int = 1, **c: int) -> int: ...\ndef f(*a) -> int: ...\ndef g(): ...\n",
-        lambda text: house.typed(ast.parse(text)),
-        [True, False, False, True, False, False, True],  # of e, f, g, a, b, c, d
-    ),
-    "public docstrings": (
+        "def e(*a: int, b: int = 1, **c: int) -> int: ...\ndef f(*a) -> int: ...\ndef g(): ...\n"
+    )
+    names = [function.name for function in house.functions_of(ast.parse(text))]
+    found = dict(zip(names, house.typed(ast.parse(text)), strict=True))
+    assert found == {"a": True, "b": False, "c": False, "d": True, "e": True, "f": False, "g": False}
+
+
+def test_public_docstrings() -> None:
+    text = (
         "class A:\n    'said'\n    def b(self):\n        'said'\n    def c(self): ...\n    def _d(self): ...\n"
-        "class _E:\n    def f(self): ...\n@overload\ndef g(): ...\ndef g():\n    def inner(): ...\n",
-        lambda text: house.public_docstrings(ast.parse(text).body),
-        [True, True, False, False],
-    ),
-    "comments without marks for tools": (
-        "#!/usr/bin/python\n# why\nx = '# text'  # noqa: E501\ny = 1  # why not\nz = 2  # type: ignore\n",
-        house.count_comments,
-        (2, 1),
-    ),
-}
+        "class _E:\n    def f(self): ...\n@overload\ndef g(): ...\ndef g():\n    def inner(): ...\n"
+    )
+    assert house.public_docstrings(ast.parse(text).body) == [True, True, False, False]
 
 
-@pytest.mark.parametrize("name", COUNTED)
-def test_what_is_counted_in_a_file(name: str) -> None:
-    text, count, expected = COUNTED[name]
-    assert count(text) == expected
+def test_comments_without_marks_for_tools() -> None:
+    text = "#!/usr/bin/python\n# why\nx = '# text'  # noqa: E501\ny = 1  # why not\nz = 2  # type: ignore\n"
+    assert house.count_comments(text) == (2, 1)
 
 
 def test_sleeps_of_time_alone_also_in_code_of_other_processes() -> None:

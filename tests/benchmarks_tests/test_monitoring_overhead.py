@@ -128,15 +128,10 @@ def test_a_dry_run_prints_them() -> None:
     assert "--search off -- --space large_batch" in first and second.endswith("--metrics-port 9090")
 
 
-@pytest.fixture
-def account() -> Any:
-    found = bench.open_account()
-    if found is None:
+def test_processor_seconds_count_a_daemon_that_its_parent_has_left() -> None:
+    account = bench.open_account()
+    if account is None:
         pytest.skip("a control group needs root")
-    return found
-
-
-def test_processor_seconds_count_a_daemon_that_its_parent_has_left(account: Any) -> None:
     burn = "import time\nwhile time.process_time() < 0.5: pass"
     leave = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {burn!r}])"
     subprocess.run(account.counted([sys.executable, "-c", leave]), check=True)
@@ -146,7 +141,10 @@ def test_processor_seconds_count_a_daemon_that_its_parent_has_left(account: Any)
         account.seconds()
 
 
-def test_each_kind_of_process_has_seconds_of_its_own(account: Any) -> None:
+def test_each_kind_of_process_has_seconds_of_its_own() -> None:
+    account = bench.open_account()
+    if account is None:
+        pytest.skip("a control group needs root")
     parts = bench.SecondsByPart(account)
     burn = "import sys, time\nwhile time.process_time() < 0.6: pass\nsys.stdin.read()"
     lines = {
