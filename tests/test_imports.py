@@ -18,12 +18,13 @@ NEEDS_STUDY = {"Study", "compare", "open_study", "search", "simulate"}
 CODE = {
     "import bigbatch": HEAVY,
     "import bigbatch.command": HEAVY,
-    "import bigbatch.cluster": HEAVY,
+    "import bigbatch.cluster": (*HEAVY, "bigbatch.cluster.host", "bigbatch.cluster.submission"),
     "import bigbatch.search_spaces, bigbatch.search_spaces.large_batch": HEAVY,
     "import bigbatch.train_loop.config": HEAVY,
     "import bigbatch.tune.plan.arguments, bigbatch.tune.console.plan_notes": HEAVY,
     f"from bigbatch import {', '.join(sorted({*bigbatch.__all__} - NEEDS_STUDY))}": HEAVY,
     f"from bigbatch import {', '.join(bigbatch.__all__)}": ("torch", "ray", "plotly", "IPython"),
+    "import bigbatch.tune.simulate": ("torch", "ray", "wandb"),
     "from bigbatch.command import console; console(['--version'])": HEAVY,
     "from bigbatch.command import main; assert main(['--print-completion', 'bash']) == 0": ("torch", "ray"),
 }

@@ -1,7 +1,5 @@
 """The names of ``bigbatch`` itself: which there are, what they load, and that they are typed and documented."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import re

@@ -1,7 +1,5 @@
 """The figures of the repository's structure, on a small made-up repository whose figures are known by hand."""
 
-from __future__ import annotations
-
 import ast
 import itertools
 import json

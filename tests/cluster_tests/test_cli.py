@@ -73,12 +73,6 @@ def test_wrong_input_is_one_line_and_exit_code_2(name, tmp_path):
     assert list(tmp_path.iterdir()) == [], "nothing is left behind"
 
 
-def test_importing_cluster_stays_cheap():
-    code = "import sys, bigbatch.cluster; print([m for m in sys.modules if m.startswith('bigbatch')])"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT / "src", capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "['bigbatch', 'bigbatch.cluster']"
-
-
 # Jobs
 
 

@@ -1,7 +1,5 @@
 """Chromium without a window, driven by its DevTools protocol: what a page draws, says and asks the network for."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import itertools

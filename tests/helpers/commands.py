@@ -15,6 +15,7 @@ import pytest
 from bigbatch.tune.commands import export
 from bigbatch.tune.commands.tune import tune_main
 from helpers.processes import clean_environment
+from helpers.refusals import refused_command
 
 
 def run(
@@ -57,7 +58,6 @@ def run_process(*command: object, cwd: Path, **env: str) -> subprocess.Completed
 
 def refused_export(capsys: pytest.CaptureFixture[str], folder: Path, *options: object) -> str:
     """The one line of an export that is refused."""
-    assert export.main([str(folder), *map(str, options)]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("bigbatch export: error: ") and error.count("\n") == 1
+    error = refused_command(capsys, export.main, [str(folder), *map(str, options)])
+    assert error.startswith("bigbatch export: error: ")
     return error

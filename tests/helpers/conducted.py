@@ -1,7 +1,5 @@
 """Whole searches by the real manager without Ray: invented curves, any strategy and storage, killed by the test."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import zlib

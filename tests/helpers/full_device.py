@@ -1,7 +1,5 @@
 """A device whose memory holds few images: the loop's step raises torch's own error for larger micro-batches."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

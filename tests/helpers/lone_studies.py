@@ -1,7 +1,5 @@
 """Studies in memory whose trials a test writes by hand, one epoch after the other."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Whole searches of a space that a test writes, by the real manager in simulated time, without Ray."""
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Callable, Mapping
 from pathlib import Path

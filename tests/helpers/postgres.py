@@ -1,7 +1,5 @@
 """A real PostgreSQL server with one database, for tests that use one."""
 
-from __future__ import annotations
-
 import getpass
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Studies on disk with trials of every state, as a search leaves them, for what only reads studies."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

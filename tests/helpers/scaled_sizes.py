@@ -1,7 +1,5 @@
 """A configuration to scale, and a stand-in of the processes that train its sizes: files as real ones leave them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

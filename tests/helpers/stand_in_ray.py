@@ -1,7 +1,5 @@
 """A package ``ray`` that starts in a moment, and Slurm's commands for one node: for tests of what is around them."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

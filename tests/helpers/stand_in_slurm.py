@@ -1,7 +1,5 @@
 """Slurm's commands, where only their words or their slowness matter."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

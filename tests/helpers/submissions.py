@@ -1,7 +1,5 @@
 """What a user asks a site for."""
 
-from __future__ import annotations
-
 from bigbatch.cluster.host.profiles import find_site
 from bigbatch.cluster.submission import resources
 from bigbatch.cluster.submission.request_checks import Request

@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -19,14 +18,6 @@ from helpers.processes import clean_environment
 GOOD = ("--space", "smoke")
 
 
-def empty_folder(tmp_path: Path, *parts: str) -> str:
-    folder = tmp_path / "folder"
-    for part in parts:
-        (folder / part).mkdir(parents=True)
-    folder.mkdir(exist_ok=True)
-    return str(folder)
-
-
 WRONG_SPACES = {
     "wrong_defaults.py": "DEFAULTS = {'trials': '8'}\ndef space(trial, workload):\n    return workload.config()\n",
     "exits.py": "import sys\ndef space(trial, workload):\n    sys.exit(3)\n",
@@ -37,8 +28,11 @@ BAD_INPUT = {  # more in plan/test_odd_command_lines.py
     "unknown key": ((*GOOD, "--set", "peek_lr=1"), "peak_lr"),
     "wandb online without a key": ((*GOOD, "--wandb", "online"), "WANDB_API_KEY"),
     "data path missing": ((*GOOD, "--data", "./no/such/folder"), "no/such/folder"),
+    "data folder without anything": ((*GOOD, "--data", "empty"), "folder"),
+    "data folder without images": ((*GOOD, "--data", "bare"), "folder"),
     "gpu hours without end": ((*GOOD, "--budget-gpu-hours", "inf"), "--budget-gpu-hours"),
     "output with too long a name": ((*GOOD, "--output", "x" * 300), "--output"),
+    "output below a file": ((*GOOD, "--output", "exits.py/below"), "--output"),
     "address without a port": ((*GOOD, "--address", "somewhere"), "HOST:PORT"),
     "address where nobody listens": ((*GOOD, "--address", "127.0.0.1:1"), "127.0.0.1:1"),
     "study name": ((*GOOD, "--study", "../up"), "--study"),
@@ -57,6 +51,8 @@ def test_wrong_input_is_one_line_and_exit_code_2_before_anything_starts(name, tm
     arguments, expected = BAD_INPUT[name]
     for file, text in WRONG_SPACES.items():
         (tmp_path / file).write_text(text)
+    for folder in ("empty", "bare/train/a", "bare/val/a"):
+        (tmp_path / folder).mkdir(parents=True)
     done = run(*arguments, cwd=tmp_path)
     lines = done.stderr.strip().splitlines()
     assert done.returncode == 2, done.stderr
@@ -65,14 +61,6 @@ def test_wrong_input_is_one_line_and_exit_code_2_before_anything_starts(name, tm
     assert "Starting Ray" not in done.stdout
     # nothing is left behind that a corrected command would trip over
     assert not [p for p in (tmp_path / "runs").rglob("*") if p.is_file()]
-
-
-def test_a_data_folder_without_images_or_splits_is_refused(tmp_path):
-    for parts in ((), ("train/a", "val/a")):
-        folder = empty_folder(tmp_path, *parts)
-        done = run(*GOOD, "--data", folder, cwd=tmp_path)
-        assert done.returncode == 2 and len(done.stderr.strip().splitlines()) == 1
-        assert "folder" in done.stderr
 
 
 def test_an_image_that_is_none_is_refused_by_name(tmp_path, tiny_images):
@@ -95,13 +83,6 @@ def test_a_study_whose_description_is_broken_is_refused_in_one_line(tmp_path, te
     done = run("--resume", "--study", "s", cwd=tmp_path)
     assert done.returncode == 2 and len(done.stderr.strip().splitlines()) == 1
     assert "study.json" in done.stderr and (folder / "study.json").read_text() == text
-
-
-def test_an_output_that_cannot_be_written_is_refused(tmp_path):
-    blocker = tmp_path / "file"
-    blocker.write_text("not a folder")
-    done = run(*GOOD, "--output", blocker / "below", cwd=tmp_path)
-    assert done.returncode == 2 and "--output" in done.stderr
 
 
 def test_a_folder_that_holds_another_study_is_refused_and_kept(tmp_path):

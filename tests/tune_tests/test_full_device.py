@@ -11,7 +11,6 @@ from bigbatch.train_loop.config import TrainConfig
 from bigbatch.tune.runs.run import DIVERGED_ATTR, FAILURE_ATTR, HEALED_ATTR, TRIALS_PER_GPU_ATTR
 from helpers.full_device import small_device
 from helpers.paths import TUNE
-from helpers.pretended_gpu import pretended_gpu
 from helpers.searches import load
 
 
@@ -47,6 +46,59 @@ def test_what_fits_at_no_micro_batch_fails_with_the_reason_and_is_not_diverged(r
     assert trial.user_attrs[FAILURE_ATTR] == "device memory" and DIVERGED_ATTR not in trial.user_attrs
     assert "too small for micro-batches of one image" in trial.user_attrs["ended_because"]
     assert trial.user_attrs[HEALED_ATTR][-1]["micro_size"] == 1
+
+
+HOOK = """
+import importlib.util, sys
+
+MACHINE, RAYS_DEVICE = "bigbatch.tune.plan.machine", "ray.train.v2.torch.train_loop_utils"
+RAYS_GROUP = "ray.train.torch.config"
+
+class Finder:
+    def __init__(self):
+        self.left = {MACHINE: machine, RAYS_DEVICE: device, RAYS_GROUP: group}
+
+    def find_spec(self, name, path, target=None):
+        change = self.left.pop(name, None)
+        if change is None:
+            return None
+        spec = importlib.util.find_spec(name)
+        load = spec.loader.exec_module
+        spec.loader.exec_module = lambda module: (load(module), change(module))
+        return spec
+
+def machine(module):
+    real = module.local_machine
+
+    def local_machine():
+        (node,) = real().nodes
+        return module.Machine((module.Node(node.cpus, 1, node.memory_bytes, 16 * 2**30),))
+
+    module.local_machine = local_machine
+
+def device(module):
+    import torch
+
+    module.get_devices = lambda: [torch.device("cpu")]
+
+def group(module):
+    real = module._setup_torch_process_group
+
+    def _setup_torch_process_group(backend, **more):
+        real(backend="gloo", **more)
+
+    _setup_torch_process_group.__module__ = module.__name__  # so that it is pickled by its name
+    module._setup_torch_process_group = _setup_torch_process_group
+
+sys.meta_path.insert(0, Finder())
+"""
+
+
+def pretended_gpu(folder: Path) -> dict[str, str]:
+    """The environment of a search on a machine whose one GPU is only a number: trials train on the CPU."""
+    folder.mkdir(exist_ok=True)
+    (folder / "sitecustomize.py").write_text(HOOK)
+    return {"PYTHONPATH": str(folder)}
 
 
 OWN = '''"""Trials 0 and 1 begin together on one GPU. While trial 1 shares the GPU, it lacks memory."""

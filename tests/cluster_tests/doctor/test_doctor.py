@@ -68,6 +68,9 @@ WRONG = {
     "another commit": ("commit", "b" * 40, "code", "FAIL", "bbbb"),
     "changed files": ("code", "0ther", "code", "FAIL", "0ther"),
     "a GPU that fell off": ("gpus.seen", 3, "GPUs", "FAIL", "4 granted, 3 seen"),
+    "GPUs that only Slurm speaks of": (
+        "gpus", {"granted": 4, "seen": 4, "files": 0, "driver": None}, "GPUs", "WARN", "only according to Slurm",
+    ),
     "a driver that sees none": ("gpus.driver", 0, "GPUs", "FAIL", "lists none"),
     "taken ports": ("ports.free", 3, "ports", "WARN", "3 of 50"),
     "no temp folder": ("tmp.error", "Read-only file system", "temp folder", "FAIL", "Read-only"),
@@ -79,7 +82,7 @@ WRONG = {
     "few bytes left": ("shared.free_bytes", 2**31, "shared space", "WARN", "2.0 GiB"),
     "no inodes left": ("shared.free_inodes", 10, "shared space", "FAIL", "10 files"),
     "leaked processes": ("leaked", ["77 raylet of job 5"], "leaked", "WARN", "77 raylet"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", WRONG)
@@ -169,13 +172,6 @@ def test_gpus_are_counted_as_slurm_grants_and_as_a_process_sees_them(tmp_path):
     assert counted(CUDA_VISIBLE_DEVICES="NoDevFiles") == (0, 0)
     assert probe.visible_gpus({}, dev=tmp_path)["granted"] is None
     assert probe.visible_gpus({"SLURM_JOB_ID": "1", "SLURM_GPUS_ON_NODE": "1"}, dev=tmp_path / "none")["seen"] == 0
-
-
-def test_gpus_that_only_slurm_speaks_of_are_a_warning():
-    nodes = healthy("n1", "n2")
-    nodes[1]["gpus"].update(files=0, driver=None)
-    finding = judged(nodes)["GPUs"]
-    assert finding.status == "WARN" and "only according to Slurm" in finding.seen
 
 
 def test_rays_processes_of_other_jobs_are_leaks_and_this_jobs_are_not(tmp_path):
@@ -275,17 +271,7 @@ def test_it_examines_a_machine_without_slurm_git_or_anything_else(tmp_path):
     assert list(home.iterdir()) == [], "it cleans up after itself"
 
 
-def test_a_fault_is_exit_code_1_and_says_what_to_do(tmp_path):
-    (tmp_path / "file").touch()
-    done = examine(tmp_path / "file" / "below")
-    assert done.returncode == 1 and "FAIL shared folder" in done.stdout and "→ Write --shared" in done.stdout
-    open_home = tmp_path / "open"
-    open_home.mkdir(mode=0o755)
-    open_home.chmod(0o755)
-    assert f"chmod 700 {open_home}" in examine(open_home).stdout
-
-
-def test_it_creates_nothing(tmp_path):
+def test_a_fault_is_exit_code_1_and_says_what_to_do_and_nothing_is_created(tmp_path):
     shared = tmp_path / "missing" / "shared"
     done = examine(tmp_path / "new" / "home", "--shared", str(shared))
     assert done.returncode == 1 and f"FAIL shared folder  {shared}: No such file" in done.stdout, done.stdout
@@ -293,6 +279,9 @@ def test_it_creates_nothing(tmp_path):
     found = found_by(examine(tmp_path / "new" / "home", "--json"))
     assert found["shared folder"]["status"] == "OK", "asked in the folder in which a job will make its home"
     assert list(tmp_path.iterdir()) == []
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o755)
+    assert f"chmod 700 {tmp_path / 'open'}" in examine(tmp_path / "open").stdout
 
 
 def test_the_sites_quota_command_is_run_and_shown(tmp_path):

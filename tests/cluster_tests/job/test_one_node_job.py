@@ -59,17 +59,25 @@ def start(tmp_path: Path) -> Iterator[Callable[..., StandInJob]]:
         job.process.wait()
 
 
-def test_a_signal_that_nobody_explains_saves_and_is_settled_when_slurm_answers(start, tmp_path):
+@pytest.mark.parametrize(
+    ("answer", "calls", "end"),
+    [
+        (PREEMPTED, "requeue 7\n", "→ requeueing (143): the job is preempted"),
+        ("JobState=CANCELLED", "", "→ ended (143): the job is cancelled"),
+    ],
+    ids=["preempted", "cancelled"],
+)
+def test_a_signal_that_nobody_explains_saves_and_is_settled_when_slurm_answers(start, tmp_path, answer, calls, end):
     job = start()
     (tmp_path / "down").touch()
     job.process.send_signal(signal.SIGTERM)
     job.wait_log("does not say why yet; saving in any case")
     job.wait_log("driver saved and ended with exit code 143")
     assert not job.calls, "neither requeued nor given up"
-    job.says(PREEMPTED)
+    job.says(answer)
     (tmp_path / "down").unlink()
     assert job.end() == 143
-    assert "requeue 7" in job.calls and "→ requeueing (143): the job is preempted" in job.log
+    assert job.calls.startswith(calls) and bool(job.calls) == bool(calls) and end in job.log
 
 
 def test_a_sigterm_to_the_steps_alone_saves_and_requeues(start, tmp_path):
@@ -79,17 +87,6 @@ def test_a_sigterm_to_the_steps_alone_saves_and_requeues(start, tmp_path):
     os.kill(next(pid for pid in steps if "bigbatch.cluster.node --" in command_line(pid)), signal.SIGTERM)
     assert job.end() == 143, job.log
     assert "SAVED" in job.log and "is gone" not in job.log and "requeue 7" in job.calls, job.log
-
-
-def test_a_cancelled_job_whose_signal_nobody_explained_is_not_requeued(start, tmp_path):
-    job = start()
-    (tmp_path / "down").touch()
-    job.process.send_signal(signal.SIGTERM)
-    job.wait_log("driver saved")
-    job.says("JobState=CANCELLED")
-    (tmp_path / "down").unlink()
-    assert job.end() == 143
-    assert job.calls == "" and "→ ended (143): the job is cancelled" in job.log
 
 
 def test_a_requeue_that_the_controller_does_not_hear_is_tried_again(start, tmp_path):
@@ -152,7 +149,7 @@ echo 'sbatch: error: Batch job submission failed: Socket timed out on send/recv 
     busy = f"mv {tmp_path}/busy {tmp_path}/idle 2>/dev/null && {{ echo 'Socket timed out' >&2; exit 1; }}"
     (tmp_path / "bin" / "squeue").write_text(f'#!/bin/sh\n{busy}\necho "5|"; cat {tmp_path}/queue\n')
     (tmp_path / "busy").touch()
-    job.says(PREEMPTED)
+    job.says(f"{PREEMPTED} Comment=(null)")
     job.process.send_signal(signal.SIGTERM)
     assert job.end() == 143
     assert (tmp_path / "queue").read_text() == "6|bigbatch-after-7\n", "submitted once"
@@ -256,6 +253,7 @@ def test_a_command_of_ones_own_runs_in_the_container_like_ray(tmp_path):
     assert f"--bind {local} " in driver, "where the head's Ray has its sockets"
     assert f"/i.sif {sys.executable} -m ray.scripts.scripts start" in called
     assert f"/i.sif {sys.executable} -m bigbatch.cluster.node.gcs watch" in called
+    assert "bigbatch.cluster.node --" not in called, "a node's wrapper, which calls Slurm's commands, stays outside"
 
 
 def test_a_search_that_was_cut_short_says_with_which_options_it_goes_on(tmp_path):

@@ -7,7 +7,6 @@ import sys
 import pytest
 
 from bigbatch.cluster.job import options
-from bigbatch.cluster.node import ray_commands
 from helpers.paths import ROOT
 from helpers.processes import program
 
@@ -47,21 +46,6 @@ def test_wrong_options_are_refused_in_one_line_with_the_fix(wrong):
     with pytest.raises(options.UsageError, match="Write") as refusal:
         options.parse_job_options(wrong)
     assert "\n" not in str(refusal.value)
-
-
-def test_in_a_container_ray_and_the_search_run_inside_and_slurms_commands_outside(monkeypatch, tmp_path):
-    inside = str(ROOT / "cluster" / "in_container.sh")
-    monkeypatch.setenv("BIGBATCH_NODE_PYTHON", inside)
-    command = options.driver_command(
-        options.parse_job_options(["--space", "smoke"]), "s", "10.0.0.1:1", tmp_path, again=False
-    )
-    assert command[0] == inside and ray_commands.ray_python() == inside
-    own = options.driver_command(options.parse_job_options(["--", "make", "-j"]), "s", "10.0.0.1:1", None, again=False)
-    assert own == [inside, "--command", "make", "-j"]
-    steps = (ROOT / "cluster" / "job" / "node_steps.py").read_text()
-    assert "sys.executable" in steps and "ray_python" not in steps, "a node's wrapper stays outside"
-    monkeypatch.delenv("BIGBATCH_NODE_PYTHON")
-    assert ray_commands.ray_python() == sys.executable
 
 
 def test_the_container_is_called_with_what_the_job_needs_bound(tmp_path):

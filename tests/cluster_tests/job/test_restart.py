@@ -77,15 +77,6 @@ def test_a_search_in_a_database_goes_on_with_its_storage(tmp_path):
 # The job that goes on when this one has ended
 
 
-def test_a_successor_is_given_what_the_job_was_given():
-    fields = {"JobName": "bb", "Partition": "gpu", "Account": "(null)", "TimeLimit": "02:00:00", "NumNodes": "3"}
-    fields |= {"CPUs/Task": "8", "TresPerNode": "gres:gpu:a100:4", "MinMemoryNode": "64G", "QOS": "normal"}
-    assert restart.sbatch_options(fields) == [
-        *("--job-name=bb", "--partition=gpu", "--qos=normal", "--time=02:00:00", "--cpus-per-task=8", "--mem=64G"),
-        *("--gres=gpu:a100:4", "--nodes=3"),
-    ]
-
-
 def test_a_successor_is_given_gpus_however_they_were_asked_for():
     job = {"NumNodes": "2", "NumTasks": "2", "CPUs/Task": "4", "MinMemoryNode": "0"}
 
@@ -111,14 +102,10 @@ def test_a_successor_inherits_no_device_and_no_allocation():
     assert restart.environment_for_successor({**env, **kept}) == kept
 
 
-def test_the_mark_of_a_successor_stands_beside_the_users_comment():
-    assert restart.comment_with_mark("(null)", "7") == restart.comment_with_mark(None, "7") == "bigbatch-after-7"
-    assert restart.comment_with_mark("project x bigbatch-after-7", "8") == "project x bigbatch-after-8"
-
-
 def test_the_successor_of_a_heterogeneous_job_has_its_components(tmp_path, monkeypatch):
     """Answers as Slurm 22.05 gives them: a line a component; the script's own lines are for the first alone."""
-    first = "JobId=8 HetJobId=8 HetJobOffset=0 JobName=bb NumNodes=1 NumTasks=1 CPUs/Task=1 Comment=mine"
+    first = "JobId=8 HetJobId=8 HetJobOffset=0 JobName=bb NumNodes=1 NumTasks=1 CPUs/Task=1 Account=(null)"
+    first += " Partition=gpu QOS=normal TimeLimit=02:00:00 MinMemoryNode=64G Comment=mine bigbatch-after-7"
     second = "JobId=9 HetJobId=8 HetJobOffset=1 JobName=bb NumNodes=2 NumTasks=4 CPUs/Task=2 TresPerNode=gres:gpu:1"
     ends = "ExcNodeList=n9 Command=/a/b.slurm x"
     answer = f"{first} {ends}\n{second} {ends}\n"
@@ -129,7 +116,8 @@ def test_the_successor_of_a_heterogeneous_job_has_its_components(tmp_path, monke
     assert restart.submit_successor("8", ["n3"], "s") == "10"
     before, _, after = (tmp_path / "got").read_text().partition(" : ")
     assert before == (
-        "--parsable --export=ALL --dependency=afterany:8 --job-name=bb --cpus-per-task=1 --nodes=1 "
+        "--parsable --export=ALL --dependency=afterany:8 --job-name=bb --partition=gpu --qos=normal "
+        "--time=02:00:00 --cpus-per-task=1 --mem=64G --nodes=1 "
         "--comment=mine bigbatch-after-8 --exclude=n9"
     ), "n3 may be given again: which component it was of is not asked"
     assert after.startswith("--job-name=bb --cpus-per-task=2 --gres=gpu:1 --nodes=2 --ntasks=4 --exclude=n9 /a")

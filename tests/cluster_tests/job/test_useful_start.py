@@ -31,13 +31,6 @@ def checkpoint(study: Path, number: int, step: int) -> None:
     CheckpointFolder(study / "checkpoints" / f"trial-{number:04d}", 20.0).save({"progress": {"step": step}})
 
 
-def test_epochs_are_counted_in_the_journal(tmp_path):
-    assert useful_start.saved_work(tmp_path) == useful_start.SavedWork(0, 0, frozenset())
-    assert useful_start.saved_work(None) is None
-    (tmp_path / "optuna.journal").write_text('{"op_code": 0}\n' + 2 * (EPOCH % 1.0))
-    assert useful_start.saved_work(tmp_path).epochs == 2
-
-
 def test_a_start_is_known_to_be_useful_before_its_end(tmp_path, monkeypatch):
     """Its batch script may be killed with its node."""
     now = [100.0]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from bigbatch.cluster.host.profiles import find_site, load_site
+from bigbatch.cluster.host.profiles import find_site
 from bigbatch.cluster.submission import batch_script
 from bigbatch.cluster.submission.request_checks import Request, RequestFields
 from helpers.paths import ROOT
@@ -121,21 +121,15 @@ def test_paths_may_be_paths(tmp_path):
     assert f"export BIGBATCH_CONTAINER={tmp_path}/image.sif\n" in script
 
 
-def test_a_site_that_forbids_requeueing_gets_a_chain_of_jobs(tmp_path):
-    profile = tmp_path / "strict.toml"
-    profile.write_text('name = "strict"\nrequeue = false\n[storage]\nnode_tmp = "/local"\n')
-    request = replace(GIVEN, cpus_per_node=4)
-    script = batch_script.render_batch_script(request, load_site(profile), env=HOME)
-    assert "#SBATCH --no-requeue" in script and 'ray_head_workers.slurm" --chain --space' in script
-    assert f"export BIGBATCH_SITE={profile}\n" in script and "export BIGBATCH_NODE_TMP=/local\n" in script
-
-
-def test_a_relative_profile_is_exported_with_its_whole_path(tmp_path, monkeypatch):
-    """The job and ``bigbatch logs`` may read the variable in another folder."""
-    (tmp_path / "my.toml").write_text('name = "mine"\n')
+def test_a_site_that_forbids_requeueing_gets_a_chain_of_jobs(tmp_path, monkeypatch):
+    """Its profile is exported with its whole path: the job and ``bigbatch logs`` may read it in another folder."""
     monkeypatch.chdir(tmp_path)
-    script = batch_script.render_batch_script(replace(GIVEN, cpus_per_node=4), find_site("my.toml", HOME), env=HOME)
-    assert f"export BIGBATCH_SITE={tmp_path / 'my.toml'}\n" in script
+    (tmp_path / "strict.toml").write_text('name = "strict"\nrequeue = false\n[storage]\nnode_tmp = "/local"\n')
+    request = replace(GIVEN, cpus_per_node=4)
+    script = batch_script.render_batch_script(request, find_site("strict.toml", HOME), env=HOME)
+    assert "#SBATCH --no-requeue" in script and 'ray_head_workers.slurm" --chain --space' in script
+    for variable in (f"BIGBATCH_SITE={tmp_path}/strict.toml", "BIGBATCH_NODE_TMP=/local"):
+        assert f"export {variable}\n" in script
 
 
 def test_the_active_environments_python_is_the_nodes():

@@ -257,12 +257,6 @@ def test_a_resumed_study_fills_in_what_the_command_line_leaves_out(tmp_path, mon
         by_parts("--resume", "--study", "first")
 
 
-def test_a_way_on_is_named_where_a_path_is_in_question():
-    message = "the data path must exist; got '/local/set'. Check it."
-    assert submission_check.with_path_advice(message, SearchOptions(data="/local/set")).endswith("write --no-check.")
-    assert submission_check.with_path_advice("--trials must be at least 1.", SearchOptions(data=".")).endswith("1.")
-
-
 # The limits of a check
 
 

@@ -90,8 +90,6 @@ def test_only_the_token_opens_it(served):
 
 
 def grow(folder: Path) -> None:
-    from bigbatch.tune.storage.store import StudyStore
-
     store = StudyStore.open(folder, None)
     add_recorded_trial(store.study, random.Random(5), TrialState.COMPLETE)
     store.close()

@@ -5,6 +5,7 @@ import math
 import random
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -41,6 +42,12 @@ def rendered(display: LiveTable) -> str:
     console = Console(width=160, record=True, file=io.StringIO())
     console.print(display._draw())
     return console.export_text()
+
+
+def plan_lines(folder: Path, **options: Any) -> list[str]:
+    console = Console(width=200, record=True, file=io.StringIO())
+    print_plan(make_plan(SearchOptions(output=str(folder / "runs"), **options)), console)
+    return console.export_text().splitlines()
 
 
 def test_the_live_table_shows_state_settings_epoch_value_and_time_left():
@@ -143,9 +150,7 @@ def test_own_parameters_come_before_settings_where_there_is_little_room():
     ],
 )
 def test_the_plan_names_the_stem_and_what_it_costs(tmp_path, options, words):
-    console = Console(width=200, record=True, file=io.StringIO())
-    print_plan(make_plan(SearchOptions(output=str(tmp_path), **options)), console)
-    line = next((line for line in console.export_text().splitlines() if line.startswith("stem ")), "")
+    line = next((line for line in plan_lines(tmp_path, **options) if line.startswith("stem ")), "")
     assert all(word in line for word in words) and bool(line) == bool(words)
     assert ("slower" in line) == ("no pooling" in line)
 
@@ -159,9 +164,7 @@ def test_the_plan_of_a_space_that_searches_networks_names_no_other(tmp_path, nam
         "    names = ['resnet18', 'shufflenet_v2_x0_5']\n"
         f"    return workload.config({{'model.name': trial.suggest_categorical({name!r}, names)}})\n"
     )
-    console = Console(width=200, record=True, file=io.StringIO())
-    print_plan(make_plan(SearchOptions(space=str(space), output=str(tmp_path / "runs"))), console)
-    lines = console.export_text().splitlines()
+    lines = plan_lines(tmp_path, space=str(space))
     assert not [line for line in lines if line.startswith(("model ", "stem "))]
     assert [line for line in lines if name in line and "resnet18, shufflenet_v2_x0_5" in line]
 
@@ -231,22 +234,16 @@ def test_the_line_is_never_wider_than_eighty_columns_and_keeps_the_largest_batch
 def test_the_live_display_has_the_line_from_the_beginning_and_keeps_its_height() -> None:
     progress = SearchProgress(planned=4, concurrency=1, finished={}, frontier=BATCHES)
     display = LiveTable(progress, Console(file=io.StringIO(), width=80))
-
-    def drawn() -> list[str]:
-        console = Console(width=100, record=True, file=io.StringIO())
-        console.print(display._draw())
-        return console.export_text().splitlines()
-
     display.trial_started(ended(0, 256, 0.8, "RUNNING"))
-    before = drawn()
+    before = rendered(display).splitlines()
     assert sum(line.startswith("best by batch: 128 – · 256 – ·") for line in before) == 1
     display.trial_ended(ended(0, 256, 0.8))
-    after = drawn()
+    after = rendered(display).splitlines()
     assert "best by batch: 128 – · 256 80.0 % · 1,024 –" in [line.rstrip() for line in after]
     assert len(after) == len(before), "it does not jump"
     without = SearchProgress(4, 1, {}, frontier=FrontierPlan("global_batch_size", (256,)))
     display = LiveTable(without, Console(file=io.StringIO(), width=80))
-    assert not any("best by" in line for line in drawn())
+    assert not any("best by" in line for line in rendered(display).splitlines())
 
 
 ENDS = {

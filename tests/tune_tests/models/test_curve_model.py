@@ -55,32 +55,6 @@ def test_the_posterior_is_that_of_a_normal_distribution_conditioned_by_hand():
     assert model.standardised(values) == pytest.approx(y)
 
 
-def test_density_and_gradient_are_those_of_the_normal_distribution_and_its_differences():
-    points, d = some_points(32, 4), 4
-    rng = np.random.default_rng(3)
-    y, middle, sd = rng.normal(size=32), *prior(4)
-
-    def reference(theta):
-        K = covariance(theta, points, points) + np.diag(np.exp(theta[-1]) * (1.32 - points.fraction) + 1e-5)
-        away = (theta - middle) / sd
-        return -multivariate_normal(np.zeros(32), K).logpdf(y) - 16 * np.log(2 * np.pi) + away @ away / 2
-
-    theta = middle + 0.4 * rng.normal(size=d + 6)
-    value, gradient = negative_log_posterior(theta, points, y)
-    assert value == pytest.approx(reference(theta), abs=1e-7)
-    steps = np.eye(d + 6) * 1e-5
-    differences = [(reference(theta + step) - reference(theta - step)) / 2e-5 for step in steps]
-    assert gradient == pytest.approx(np.array(differences), abs=1e-4)
-
-
-def test_a_fit_finds_which_coordinate_matters():
-    rng = np.random.default_rng(4)
-    owner = np.repeat(np.arange(30), 2)
-    points = CurvePoints(rng.random((30, 5))[owner], np.tile([0.5, 1.0], 30), owner)
-    model = CurveModel.fit(points, np.sin(6 * points.features[:, 2]) + 0.01 * rng.normal(size=60))
-    assert model.theta[2] + 0.5 < min(np.delete(model.theta[:5], 2)), "its length is the shortest"
-
-
 def test_a_cut_curve_is_continued_like_the_whole_ones_beside_it():
     """Power laws whose level the only coordinate decides; a curve is seen to a tenth, its end is asked for."""
     rng = np.random.default_rng(5)
@@ -127,7 +101,7 @@ def some_tasks(n: int, d: int) -> CurvePoints:
     return CurvePoints(points.features, points.fraction, points.owner, np.arange(n) // 4 % 3)
 
 
-def test_with_other_studies_too_density_and_gradient_are_those_of_the_normal_distribution():
+def test_density_and_gradient_are_those_of_the_normal_distribution_and_its_differences():
     points, d = some_tasks(48, 3), 3
     rng = np.random.default_rng(6)
     middle, sd = prior(d, 2)
@@ -147,10 +121,9 @@ def test_with_other_studies_too_density_and_gradient_are_those_of_the_normal_dis
 
     value, gradient = negative_log_posterior(theta, points, y)
     assert value == pytest.approx(reference(theta), abs=1e-7)
-    which = [0, d + 1, d + 6, d + 7]
-    steps = (np.eye(d + 8) * 1e-5)[which]
+    steps = np.eye(d + 8) * 1e-5
     differences = [(reference(theta + step) - reference(theta - step)) / 2e-5 for step in steps]
-    assert gradient[which] == pytest.approx(np.array(differences), abs=1e-4)
+    assert gradient == pytest.approx(np.array(differences), abs=1e-4)
 
 
 @pytest.mark.parametrize("sign", [1, -1])
@@ -169,14 +142,6 @@ def test_a_study_that_agrees_is_believed_and_one_that_contradicts_is_unlearnt(si
     assert abs(at[mean.argmax(), 0] - 0.3) < 0.15
     own = values[task == 0]
     assert model.mean == pytest.approx(own.mean()) and model.sd > own.std(), "drawn to the other study's spread"
-
-
-def test_without_a_value_of_its_own_a_study_is_predicted_by_another():
-    x = np.linspace(0, 1, 30)[:, None]
-    points = CurvePoints(x, np.ones(30), np.arange(30), np.ones(30, int))
-    model = CurveModel.fit(points, -((x[:, 0] - 0.3) ** 2))
-    mean, _ = model.predict(CurvePoints(x, np.ones(30), np.full(30, -1)))
-    assert abs(x[mean.argmax(), 0] - 0.3) < 0.1
 
 
 def test_errors_at_the_end_are_those_of_predictions_without_the_later_values():

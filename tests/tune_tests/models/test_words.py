@@ -57,9 +57,7 @@ def test_trials_of_a_space_of_words_that_begin_together_differ() -> None:
     study = new_study()
     for number in range(12):
         trial = study.ask({d.name: d.distribution for d in GRID})
-        trial.set_user_attr("config", {"epochs": EPOCHS})
-        trial.report(0.8 + 0.01 * (trial.params["optimizer"] == "lamb") - 0.001 * number, EPOCHS)
-        study.tell(trial, 0.8 + 0.01 * (trial.params["optimizer"] == "lamb") - 0.001 * number)
+        rise(study, trial, 0.8 + 0.01 * (trial.params["optimizer"] == "lamb") - 0.001 * number, EPOCHS)
     begun = []
     for _ in range(12):
         trial = next_trial(study, make_strategy("curves", "none", facts))
@@ -132,9 +130,7 @@ def test_new_words_come_at_each_batch(batches: tuple[int, ...]) -> None:
         if number >= 10 and params["optimizer"] not in words:
             at.add(params["batch"])
         words.add(params["optimizer"])
-        trial.set_user_attr("config", {"epochs": EPOCHS})
-        trial.report(0.7 - 0.1 * math.log10(params["lr"] / 0.1) ** 2, EPOCHS)
-        study.tell(trial, 0.7 - 0.1 * math.log10(params["lr"] / 0.1) ** 2)
+        rise(study, trial, 0.7 - 0.1 * math.log10(params["lr"] / 0.1) ** 2, EPOCHS)
     assert words == set(NAMED) and at >= {min(batches), max(batches)}
 
 

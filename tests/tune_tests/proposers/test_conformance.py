@@ -125,17 +125,6 @@ def test_seeds_differ(strategy, tmp_path):
 PAIRS = [("curves", "look"), ("tpe", "asha"), ("random", "asha"), ("gp", "none"), ("cmaes", "none")]
 
 
-def in_a_journal(folder: Path) -> Callable[[], StudyStore]:
-    """Opens the study of ``folder`` as the next process would, at each call."""
-
-    def opened() -> StudyStore:
-        if (folder / "study.json").exists():
-            return StudyStore.open(folder, None)
-        return StudyStore.create(folder, "s", {"num_classes": 10}, None)
-
-    return opened
-
-
 @pytest.mark.parametrize(("strategy", "stopping"), PAIRS)
 def test_a_search_cut_off_within_any_proposal_goes_on_alike(strategy, stopping, tmp_path, monkeypatch):
     """The journal is cut after a parameter: as ``kill -9`` leaves it, with half a line behind or without."""
@@ -148,7 +137,7 @@ def test_a_search_cut_off_within_any_proposal_goes_on_alike(strategy, stopping, 
             sizes.append(os.path.getsize(self._path))
 
     monkeypatch.setattr(PatientJournal, "append_logs", noted)
-    whole = Search(strategy, stopping, in_a_journal(tmp_path / "whole")).run()
+    whole = Search(strategy, stopping, in_journal(tmp_path / "whole")).run()
     monkeypatch.setattr(PatientJournal, "append_logs", append)
     whole.store.close()
     journal = (tmp_path / "whole" / "optuna.journal").read_bytes()
@@ -156,7 +145,7 @@ def test_a_search_cut_off_within_any_proposal_goes_on_alike(strategy, stopping, 
         folder = tmp_path / f"cut-{size}"
         shutil.copytree(tmp_path / "whole", folder, ignore=shutil.ignore_patterns(".lease", "ledger"))
         (folder / "optuna.journal").write_bytes(journal[:size] + b'{"half' * (size % 2))
-        search = Search(strategy, stopping, in_a_journal(folder))
+        search = Search(strategy, stopping, in_journal(folder))
         cut = search.trials[-1]
         assert cut.state == TrialState.WAITING and not cut.params, "what was half drawn is gone"
         assert cut.system_attrs.keys() <= {"fixed_params"}
@@ -171,8 +160,8 @@ def test_a_search_cut_off_within_any_proposal_goes_on_alike(strategy, stopping, 
 @pytest.mark.parametrize("every", [3, pytest.param(11, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize(("strategy", "stopping"), PAIRS[:3])
 def test_drivers_that_die_at_parameters_change_no_decision(strategy, stopping, every, tmp_path):
-    whole = Search(strategy, stopping, in_a_journal(tmp_path / "whole")).run()
-    search = Search(strategy, stopping, in_a_journal(tmp_path / "killed"))
+    whole = Search(strategy, stopping, in_journal(tmp_path / "whole")).run()
+    search = Search(strategy, stopping, in_journal(tmp_path / "killed"))
     others = ("create_new_trial", "set_trial_state_values", "set_trial_intermediate_value", "set_trial_user_attr",
               "set_trial_system_attr")  # fmt: skip
     kills = 0
@@ -195,7 +184,7 @@ def lines_of(path: Path) -> list[dict[str, object]]:
 
 
 def test_only_parameters_of_a_trial_without_a_configuration_are_dropped(tmp_path):
-    store = in_a_journal(tmp_path / "s")()
+    store = in_journal(tmp_path / "s")()
     path = tmp_path / "s" / "optuna.journal"
     whole = store.study.ask()
     whole.suggest_float("x", 0, 1)

@@ -19,7 +19,7 @@ from bigbatch.tune.models.unit_space import UnitSpace, position
 from bigbatch.tune.proposers.curves import USUAL, CurvesSampler, startup_trials, surcharge
 from bigbatch.tune.proposers.samplers import PerTrialSampler
 from bigbatch.tune.runs.objective import Objective
-from bigbatch.tune.runs.run import CONTINUES_ATTR, DIVERGED_ATTR, EPOCH_ATTR, PAUSED_ATTR, RETRIES_ATTR, WORKERS_ATTR
+from bigbatch.tune.runs.run import DIVERGED_ATTR, EPOCH_ATTR, WORKERS_ATTR
 from bigbatch.tune.strategies import make_strategy
 from helpers.lone_studies import curves_of, made, new_study, next_trial, rise
 
@@ -140,33 +140,9 @@ def test_improvement_is_measured_within_the_frontiers_value():
         study.enqueue_trial({**fixed, "batch": batch, "lr": rate})
         trial = study.ask()
         suggest(trial, NAMES)
-        trial.set_user_attr("config", {"epochs": EPOCHS})
-        value = (0.95 if batch == 256 else 0.4) - 0.1 * math.log10(rate / 0.1) ** 2
-        trial.report(value, EPOCHS)
-        study.tell(trial, value)
+        rise(study, trial, (0.95 if batch == 256 else 0.4) - 0.1 * math.log10(rate / 0.1) ** 2, EPOCHS)
     away = [abs(math.log10(proposal(study, 40 + k, {"batch": 4096}, facts)["lr"] / 0.1)) for k in range(8)]
     assert np.median(away) < 0.6
-
-
-def test_a_pause_and_its_continuation_are_one_curve_and_other_failures_say_nothing():
-    study = new_study()
-    paused = study.ask()
-    paused.report(0.2, 1)
-    paused.set_user_attr("config", {"epochs": EPOCHS})
-    paused.set_user_attr(PAUSED_ATTR, 1)
-    study.tell(paused, state=TrialState.PRUNED)
-    study.enqueue_trial({}, user_attrs={CONTINUES_ATTR: 0})
-    on = study.ask()
-    on.report(0.3, 2)
-    lost = study.ask()
-    lost.report(0.9, 1)
-    study.tell(lost, state=TrialState.FAIL)
-    study.enqueue_trial({}, user_attrs={RETRIES_ATTR: lost.number})
-    retry = study.ask()
-    retry.report(0.8, 1)
-    (one, other) = curves_of(study.get_trials(deepcopy=False), FACTS)
-    assert one.gains == {1: 0.2, 2: 0.3} and one.epochs == EPOCHS
-    assert other.gains == {1: 0.8} and other.number == lost.number
 
 
 def test_startup_is_short_in_a_short_search_and_covers_the_slots_in_a_long_one():

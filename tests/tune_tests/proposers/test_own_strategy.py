@@ -22,14 +22,11 @@ MINE = '''
 import optuna
 from optuna.samplers import BaseSampler, RandomSampler
 
-
 def genetic(seed):
     return optuna.samplers.NSGAIISampler(seed=seed, population_size=4)
 
-
 def keyword(*, seed):
     return RandomSampler(seed)
-
 
 class Counting(RandomSampler):
     """Never proposes by what it has seen: made anew, it has seen nothing."""
@@ -42,41 +39,32 @@ class Counting(RandomSampler):
         self.seen += 1
         assert self.seen == 1
 
-
 class Once(RandomSampler):
     def after_trial(self, study, trial, state, values):
         if trial.number == 3:
             study.stop()
 
-
 def grid():
     return optuna.samplers.GridSampler({"other": [1]})
-
 
 def patient():
     return optuna.pruners.PatientPruner(optuna.pruners.MedianPruner(n_startup_trials=2), patience=1)
 
-
 def hyperband():
     return optuna.pruners.HyperbandPruner(min_resource=1, max_resource=4, reduction_factor=2)
-
 
 class Raises(optuna.pruners.BasePruner):
     def prune(self, study, trial):
         raise KeyError("no such rung")
 
-
 def fails(seed):
     raise RuntimeError("no licence")
-
 
 def nothing():
     return None
 
-
 def two(seed, other):
     return RandomSampler(seed)
-
 
 async def later():
     return RandomSampler()

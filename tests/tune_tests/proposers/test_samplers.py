@@ -127,15 +127,20 @@ def end_one(bridge, name: str, values: list[float], steps_an_epoch: int) -> None
             return
 
 
-@pytest.mark.parametrize("end", [0.31, 0.95])
-def test_a_spared_trial_enters_tpes_good_half_by_its_value_and_not_by_its_length(tmp_path, monkeypatch, end):
+def with_a_spared_trial(folder: Path, spared: list[float], steps_an_epoch: int):
     """Eleven trials: TPE takes two for good ones. One ended at 85 %, the next best were stopped at 60 % and below."""
-    store = StudyStore.create(tmp_path / "s", "s", {}, None)
+    store = StudyStore.create(folder, "s", {}, None)
     bridge = make_bridge(store, trials=40, concurrency=1, pruner="asha", overrides=SHORT_WARMUP)
     end_one(bridge, "best", [0.7, 0.8, 0.84, 0.85], 100)
-    end_one(bridge, "spared", [0.1, 0.15, 0.2, end], 1)  # four steps in all
+    end_one(bridge, "spared", spared, steps_an_epoch)
     for n in range(9):
         end_one(bridge, f"r{n}", [0.60 - 0.01 * n] * EPOCHS, 100)
+    return store, bridge
+
+
+@pytest.mark.parametrize("end", [0.31, 0.95])
+def test_a_spared_trial_enters_tpes_good_half_by_its_value_and_not_by_its_length(tmp_path, monkeypatch, end):
+    store, bridge = with_a_spared_trial(tmp_path / "s", [0.1, 0.15, 0.2, end], 1)  # four steps in all
     trials = store.study.trials
     assert [t.state.name for t in trials] == ["COMPLETE"] * 2 + ["PRUNED"] * 9
     assert good_half(monkeypatch, bridge) == ({0, 2} if end == 0.31 else {0, 1})
@@ -146,12 +151,7 @@ def test_a_spared_trial_enters_tpes_good_half_by_its_value_and_not_by_its_length
 
 
 def test_a_trial_spared_once_and_stopped_later_is_ranked_where_it_was_spared(tmp_path, monkeypatch):
-    store = StudyStore.create(tmp_path / "s", "s", {}, None)
-    bridge = make_bridge(store, trials=40, concurrency=1, pruner="asha", overrides=SHORT_WARMUP)
-    end_one(bridge, "best", [0.7, 0.8, 0.84, 0.85], 100)
-    end_one(bridge, "spared", [0.1, 0.15, 0.2, 0.3], 4)  # twelve steps at the second rung: stopped there
-    for n in range(9):
-        end_one(bridge, f"r{n}", [0.60 - 0.01 * n] * EPOCHS, 100)
+    store, bridge = with_a_spared_trial(tmp_path / "s", [0.1, 0.15, 0.2, 0.3], 4)  # twelve at the second rung
     assert [(t.state.name, t.last_step) for t in store.study.trials[:2]] == [("COMPLETE", 4), ("PRUNED", 3)]
     assert good_half(monkeypatch, bridge) == {0, 2}
 

@@ -119,7 +119,9 @@ def test_the_parameter_that_decides_is_the_most_important_one() -> None:
     figure = parameter_importance(points_of(trials))
     shares = dict(zip(figure.data[0]["y"], figure.data[0]["x"], strict=True))  # type: ignore[call-overload]
     assert shares["decides"] > 70 and sum(shares.values()) == pytest.approx(100)
-    assert not parameter_importance(points_of(trials[:5])).is_drawn
+    few = points_of(trials[:5])
+    assert parallel_coordinates(few).is_drawn and not parameter_importance(few).is_drawn
+    assert "there are 5" in parameter_importance(few).missing
 
 
 def test_studies_of_the_same_name_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,14 +137,6 @@ def test_studies_of_the_same_name_are_told_apart(tmp_path: Path, monkeypatch: py
     names = [path.name for path in write_pictures(studies, tmp_path)]
     assert len(written) == len(set(written)), "the figures of one study are written over those of another"
     assert {"a-runs-s-frontier.png", "other-s-frontier.svg", "unlike-frontier.png"} <= set(names)
-
-
-def test_a_few_finished_trials_are_drawn_and_counted() -> None:
-    trials = [trial_of(i, 0.5 + 0.1 * i, {"optimizer": {"name": "sgd"}}, {"x": 0.1 * i}) for i in range(5)]
-    points = points_of(trials)
-    assert parallel_coordinates(points).is_drawn
-    importance = parameter_importance(points)
-    assert not importance.is_drawn and "there are 5" in importance.missing
 
 
 def test_slots_are_laid_out_without_overlap_and_long_breaks_are_cut() -> None:

@@ -1,7 +1,5 @@
 """Replays: simulated time against times by hand, what becomes of a pause, and that nothing but the seed matters."""
 
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -226,12 +224,6 @@ def test_files_are_taken_too(tmp_path: Path) -> None:
     assert optuna.logging.get_verbosity() >= optuna.logging.WARNING
 
 
-def test_importing_it_loads_neither_ray_nor_torch() -> None:
-    code = "import sys, bigbatch.tune.simulate as s; print([n for n in ('ray', 'torch', 'wandb') if n in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert (done.stdout.strip(), done.stderr) == ("[]", "")
-
-
 def test_a_replay_begins_no_run_that_its_budget_cannot_pay_as_a_search_does() -> None:
     """Runs of 30 s on 2 slots and 200 slot seconds: three each fit, a fourth would need 240."""
     rows = [curve(0.1 * i, [0.1, 0.2, 0.3], kind="ab"[i % 2]) for i in range(1, 13)]
@@ -259,22 +251,3 @@ def test_a_replay_measures_epochs_for_each_batch_and_keeps_the_row_that_has_to_w
     pool = RowPool(CurveTable("two batches", tuple(rows)))
     row = pool.take(3, rows[0].params)
     assert (pool.take(3, rows[5].params), pool.left) == (row, len(rows) - 1), "a trial that has to wait is asked again"
-
-
-@pytest.mark.parametrize(
-    ("slots", "budget_h", "left_h"), [(1, 1.05, 0.105), (4, 4.2, 0.42), (4, 6.0, 0.9), (16, 17.0, 0.9)]
-)
-def test_a_budget_of_a_run_or_two_for_each_slot_is_used_and_ends_with_whole_runs(
-    slots: int, budget_h: float, left_h: float
-) -> None:
-    """Each run takes an hour. Runs that were paused and could not go on any more would be worth nothing.
-
-    What is left at the end is less than a tenth, or than the 0.9 hours that a paused run needs to its end.
-    """
-    rng = np.random.default_rng(3)
-    ends = rng.uniform(0.3, 0.9, 200)
-    values = [[float(end * epoch / (epoch + 2)) for epoch in range(1, 21)] for end in ends]
-    rows = [curve(float(end), one, epoch_s=180.0) for end, one in zip(ends, values, strict=True)]
-    found = simulate(CurveTable("equal", tuple(rows)), None, "auto", "look", slots, 0, budget_h, resume_s=30.0)
-    assert budget_h - max(epoch.hours for epoch in found) < left_h
-    assert sum(epoch.finished for epoch in found) >= max(1, slots // 2)

@@ -1,7 +1,7 @@
 """When trials pause at a look or stop, which go on, and which checkpoints make room."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import optuna
@@ -90,10 +90,16 @@ def one_slot(study: optuna.Study, strategy: Strategy, number: int, batches: tupl
     return str(paused.number)
 
 
-def whole_search(strategy: Strategy, batches: tuple[int, ...] = (256,)) -> tuple[optuna.Study, list[str]]:
+def whole_search(
+    strategy: Strategy, batches: tuple[int, ...] = (256,), given: Sequence[tuple[float, int]] = ()
+) -> tuple[optuna.Study, list[str]]:
+    """A search that begins with the configurations (x, batch) that were given."""
     study, slots = new_study(), list[str]()
+    for x, batch in given:
+        study.enqueue_trial({"x": x, "batch": batch}, user_attrs={GIVEN_ATTR: {}})
+        run_next(study, strategy)
     while not slots or slots[-1] != "over":
-        slots.append(one_slot(study, strategy, slots.count("new"), batches))
+        slots.append(one_slot(study, strategy, len(given) + slots.count("new"), batches))
         assert len(slots) < 40
     return study, slots
 
@@ -120,29 +126,20 @@ def test_every_value_of_the_frontier_has_a_trial_that_ran_to_its_end():
 
 
 def test_the_best_of_the_configurations_that_were_given_for_a_value_runs_to_its_end_however_bad_it_looks():
-    strategy, study = make_strategy("random", "look", facts_of(frontier="batch")), new_study()
-    for x, batch in ((0.95, 256), (0.99, 256), (0.98, 1024)):  # the best possible is 0.3
-        study.enqueue_trial({"x": x, "batch": batch}, user_attrs={GIVEN_ATTR: {}})
-        run_next(study, strategy)
-    slots: list[str] = []
-    while not slots or slots[-1] != "over":
-        slots.append(one_slot(study, strategy, 3 + slots.count("new"), (256, 1024)))
+    strategy = make_strategy("random", "look", facts_of(frontier="batch"))
+    given = [(0.95, 256), (0.99, 256), (0.98, 1024)]  # the best possible is 0.3
+    study, _ = whole_search(strategy, (256, 1024), given)
     done = {(t.params["batch"], t.params["x"]) for t in study.trials if t.state == TrialState.COMPLETE}
     assert {(256, 0.95), (1024, 0.98)} < done and (256, 0.99) not in done
     assert len(done) == 4 and strategy.is_over(study), "they count towards the third"
 
 
 def test_each_configuration_that_was_given_and_may_be_as_good_as_the_best_runs_to_its_end():
-    strategy, study = make_strategy("random", "look", facts_of(frontier="batch")), new_study()
+    strategy = make_strategy("random", "look", facts_of(frontier="batch"))
     good = (0.3, 0.302, 0.298, 0.304, 0.296)  # 0.3 is the best possible; the others lose 0.002, and 0.005 are tolerated
     # At two batches 0.99 is the only one that was given, and so it runs to its end there.
     given = [*((x, 256) for x in good), (0.99, 1024), (0.99, 4096), (0.99, 256)]
-    for x, batch in given:
-        study.enqueue_trial({"x": x, "batch": batch}, user_attrs={GIVEN_ATTR: {}})
-        run_next(study, strategy)
-    slots: list[str] = []
-    while not slots or slots[-1] != "over":
-        slots.append(one_slot(study, strategy, len(given) + slots.count("new"), (256,)))
+    study, _ = whole_search(strategy, given=given)
     assert strategy.is_over(study)
     done = {(t.params["x"], t.params["batch"]) for t in study.trials if t.state == TrialState.COMPLETE}
     assert done >= set(given[:-1]) and given[-1] not in done

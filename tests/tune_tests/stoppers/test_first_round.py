@@ -163,6 +163,14 @@ def test_a_small_budget_ends_with_a_whole_run_though_epochs_are_not_all_as_long(
         assert sum(one.finished for one in found) >= max(1, slots // 2)
 
 
+@pytest.mark.parametrize(("slots", "budget_h", "left_h"), [(1, 1.05, 0.105), (4, 4.2, 0.42), (16, 17.0, 0.9)])
+def test_a_budget_of_little_more_than_a_run_for_each_slot_is_used(slots: int, budget_h: float, left_h: float) -> None:
+    """Less is left than a tenth, or than the 0.9 hours that a paused run needs to its end."""
+    found = simulate(hour_long_runs(), None, "auto", "look", slots, 0, budget_h, resume_s=30.0)
+    assert budget_h - max(one.hours for one in found) < left_h
+    assert sum(one.finished for one in found) >= max(1, slots // 2)
+
+
 # Where curves begins
 
 
