@@ -288,8 +288,8 @@ def test_a_fault_is_exit_code_1_and_says_what_to_do(tmp_path):
 @pytest.mark.skipif(os.getuid() != 0, reason="only root may become another user")
 def test_a_user_without_a_home_is_told_what_to_set():
     code = (
-        "import os, pwd, bigbatch.cluster.doctor.command; from bigbatch.cluster.cli import cluster_main; "
-        "os.setuid(54321); cluster_main(['doctor'])"
+        "import encodings.idna, os, pwd, bigbatch.cluster.doctor.command\n"
+        "from bigbatch.cluster.cli import cluster_main; os.setuid(54321); cluster_main(['doctor'])"
     )
     env = {key: value for key, value in clean_environment().items() if key not in ("HOME", "BIGBATCH_HOME")}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=240)
