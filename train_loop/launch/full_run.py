@@ -17,6 +17,7 @@ from bigbatch.train_loop.errors import (
     FailureKind,
     ImageError,
     LoaderError,
+    LostPeerError,
     NodeMemoryError,
     NonFiniteLossError,
     OwnCodeError,
@@ -35,6 +36,7 @@ from bigbatch.train_loop.launch.trainer import fit_from_driver
 from bigbatch.train_loop.launch.trial_task import (
     TrialTask,
     WorkersEnd,
+    dead_worker,
     failed_end,
     fit_until_it_fits,
     leave_images,
@@ -72,6 +74,7 @@ def fit_full_run(
         NonFiniteLossError, CheckpointError, ImageError, LoaderError: as ``train``.
         TrainingStopped: after Ctrl-C or another of the stop signals, with a checkpoint written.
         RayStartError: Ray did not start.
+        LostPeerError: a worker's process died more than ``WORKER_RESTARTS`` times.
     """
     cpus, gpus = usable_cpus(), local_gpu_count()
     task = TrialTask(
@@ -177,7 +180,15 @@ def _cause(error: Exception, kills_before: int) -> Exception:
     if isinstance(cause, ImageError | LoaderError | OwnCodeError | DiskFull | DeviceMemoryError | NodeMemoryError):
         return cause
     end = failed_end(error, kills_before)
-    return NodeMemoryError(end.failure) if end.kind == FailureKind.NODE_MEMORY else error
+    if end.kind == FailureKind.NODE_MEMORY:
+        return NodeMemoryError(end.failure)
+    dead = dead_worker(error)
+    if dead is None:
+        return error
+    return LostPeerError(
+        f"worker {dead} died without a word, for the {WORKER_RESTARTS + 1}th time: a signal or a crash ended its "
+        "process. Its checkpoint is kept; repeat the command to resume"
+    )
 
 
 def _as_error(text: str) -> Exception:

@@ -280,6 +280,11 @@ def telling_error(error: Exception) -> tuple[int | None, BaseException]:
     return met[0] if met else (None, error)
 
 
+def dead_worker(error: Exception) -> int | None:
+    """The rank of a worker whose process is gone, by Ray's error; None if there is none."""
+    return next((rank for rank, met in _worker_errors(error) if hasattr(met, "health_check_failure")), None)
+
+
 def is_memory_kill(error: BaseException) -> bool:
     """Whether Ray ended the process because its node ran out of memory."""
     from ray.exceptions import OutOfMemoryError
