@@ -31,6 +31,14 @@ class LogFile(logging.FileHandler):
         if full_errno(sys.exc_info()[1]) is None:
             super().handleError(record)
 
+    def close(self) -> None:
+        """Close the file, without what a full disk has left in its buffer."""
+        try:
+            super().close()
+        except OSError as error:
+            if full_errno(error) is None:
+                raise
+
 
 class DiskFull(OSError):
     """Nothing more can be written. The message is one line that names the file system."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from dataclasses import replace
 from functools import partial
@@ -25,7 +26,7 @@ from bigbatch.train_loop.errors import (
     TrainingStopped,
     UnusedParameterError,
 )
-from bigbatch.train_loop.host.disk_space import DiskFull
+from bigbatch.train_loop.host.disk_space import DiskFull, full_errno
 from bigbatch.train_loop.host.node_memory import count_memory_kills
 from bigbatch.train_loop.host.signals import SAVING, StopSignals, say_from_handler
 from bigbatch.train_loop.launch.listeners import trace_writer
@@ -182,6 +183,8 @@ def _cause(error: Exception, kills_before: int) -> Exception:
     end = failed_end(error, kills_before)
     if end.kind == FailureKind.NODE_MEMORY:
         return NodeMemoryError(end.failure)
+    if number := full_errno(cause):
+        return OSError(number, os.strerror(number))
     dead = dead_worker(error)
     if dead is None:
         return error

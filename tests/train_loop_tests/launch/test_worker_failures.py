@@ -1,5 +1,6 @@
 """Why workers failed: which of several errors is the cause, its kind, and when to start them again."""
 
+import errno
 import pickle
 import re
 from pathlib import Path
@@ -138,3 +139,12 @@ def test_a_full_run_whose_worker_dies_again_and_again_ends_in_a_line(monkeypatch
     assert isinstance(_cause(group(r1=died(OutOfMemoryError("full"))), 0), NodeMemoryError)
     other = group(r0=ValueError("a fault of the loop"))
     assert _cause(other, 0) is other
+
+
+def test_a_full_run_that_fills_the_disk_ends_with_the_error_that_its_command_explains() -> None:
+    lost = OSError(errno.ENOSPC, "No space left on device")
+    ended = _cause(group(r0=lost), 0)
+    assert isinstance(ended, OSError) and ended.errno == errno.ENOSPC
+    wrapped = RuntimeError("a library lost the number: [Errno 122] Disk quota exceeded")
+    ended = _cause(group(r0=LOST, r1=wrapped), 0)
+    assert isinstance(ended, OSError) and ended.errno == errno.EDQUOT
