@@ -17,6 +17,7 @@ from bigbatch.base.waits import LENT_LEAVE_S
 from bigbatch.cluster.host import slurm_commands
 from bigbatch.cluster.host.allocation import job_start
 from bigbatch.cluster.host.lease import FILE as LEASE
+from bigbatch.cluster.host.profiles import InputError
 from bigbatch.cluster.job import billing
 from bigbatch.cluster.job.allocated_nodes import Allocation, NoAllocation, await_allocation
 from bigbatch.cluster.job.checks import WRONG_INPUT, BadInput
@@ -230,7 +231,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 f"write one job id; got {' '.join(arguments)!r}. E.g. sbatch -N2 cluster/ray_attach.slurm 123"
             )
         return Attachment(arguments[0]).run()
-    except BadInput as error:
+    except (BadInput, InputError) as error:
         print(f"ray_attach.slurm: error: {error}", file=sys.stderr, flush=True)
         return WRONG_INPUT
 

@@ -37,10 +37,10 @@ def check_commands() -> None:
             )
 
 
-def check_head_threads() -> None:
-    """Raise BadInput if the user's limit of processes and threads is too low for Ray's head."""
+def check_head_limits() -> None:
+    """Raise BadInput if the user's limits of open files, processes and threads are too low for Ray's head."""
     try:
-        processes.check_thread_limit(processes.HEAD_THREADS)
+        processes.check_limits(processes.HEAD_THREADS)
     except OSError as error:
         raise BadInput(str(error)) from None
 

@@ -24,6 +24,7 @@ from bigbatch.base import private_folder
 from bigbatch.base.waits import CANCELLED_NODES_S, NODES_END_S
 from bigbatch.cluster.host import slurm_commands
 from bigbatch.cluster.host.lease import Lease
+from bigbatch.cluster.host.profiles import InputError
 from bigbatch.cluster.job import billing, checks, lost_host, options, restart, useful_start
 from bigbatch.cluster.job.allocated_nodes import Allocation, NoAllocation, await_allocation
 from bigbatch.cluster.job.checks import WRONG_INPUT, BadInput
@@ -92,7 +93,7 @@ class Job:
                 state = self._steps[state]()
                 if state is not State.ENDED:
                     self._enter(state)
-        except BadInput as error:
+        except (BadInput, InputError) as error:
             print(f"ray_head_workers.slurm: error: {error}", file=sys.stderr, flush=True)
             self._decision = Decision(Action.END, WRONG_INPUT, str(error))
         finally:
@@ -107,7 +108,7 @@ class Job:
         except (NoAllocation, slurm_commands.SlurmError) as error:
             raise BadInput(str(error)) from None
         checks.check_commands()
-        checks.check_head_threads()
+        checks.check_head_limits()
         checks.check_workers_fit_allocation(self._options, allocation)
         checks.check_time(self._options, allocation)
         kill_wait_s = slurm_commands.kill_wait_s(timeout_s=5)  # ask now: later the controller may be too busy

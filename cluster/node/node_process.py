@@ -82,7 +82,7 @@ class NodeProcess:
             print(f"removed {folder}, left behind by a killed job", flush=True)
         try:
             # Beyond the limit Ray's processes end without a word.
-            processes.check_thread_limit(processes.RAY_THREADS if self._gcs else processes.HEAD_THREADS)
+            processes.check_limits(processes.RAY_THREADS if self._gcs else processes.HEAD_THREADS)
             self._ip = network.own_address(self._name)
             self._share = ray_commands.node_resources()
             self._report(replace(self._status, state="starting", ip=self._ip, **asdict(self._share)))

@@ -19,15 +19,26 @@ from bigbatch.base import json_values
 from bigbatch.base.atomic_files import PRIVATE, write_json
 from bigbatch.cluster.host.holder import JOB_RECORD as FILE
 from bigbatch.cluster.host.holder import user_name
+from bigbatch.cluster.host.profiles import InputError
 
 SCHEMA_VERSION = 1
 HOME_VARIABLE = "BIGBATCH_HOME"
 
 
 def records_home(env: Mapping[str, str] | None = None) -> Path:
-    """The folder of all jobs' records, as an absolute path."""
+    """The folder of all jobs' records, as an absolute path.
+
+    Raises InputError where the user has no home, as a user id without a name in a container.
+    """
     env = os.environ if env is None else env
-    return Path(os.path.abspath(os.path.expanduser(env.get(HOME_VARIABLE) or "~/.bigbatch")))
+    text = env.get(HOME_VARIABLE) or "~/.bigbatch"
+    try:
+        return Path(os.path.abspath(Path(text).expanduser()))
+    except RuntimeError:
+        raise InputError(
+            f"jobs are recorded in a folder; got {text!r}, and there is no home. "
+            f"Set {HOME_VARIABLE} to a folder that all nodes see, or HOME."
+        ) from None
 
 
 def job_folder(job_id: str, env: Mapping[str, str] | None = None) -> Path:

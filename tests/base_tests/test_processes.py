@@ -2,6 +2,8 @@
 
 import contextlib
 import os
+import re
+import resource
 import subprocess
 import sys
 
@@ -38,9 +40,24 @@ def test_a_limit_of_processes_that_ray_exceeds_is_raised_or_said_in_one_line(sof
     """``ulimit -u 120`` in the shell in which a job is submitted; root, as whom tests may run, has no such limit."""
     limits = [(soft, hard)]
     monkeypatch.setattr(processes.os, "geteuid", lambda: 1000)
-    monkeypatch.setattr(processes.resource, "getrlimit", lambda which: limits[-1])
+    monkeypatch.setattr(
+        processes.resource, "getrlimit", lambda which: limits[-1] if which == resource.RLIMIT_NPROC else (4096, 4096)
+    )
     monkeypatch.setattr(processes.resource, "setrlimit", lambda which, new: limits.append(new))
     said = pytest.raises(OSError, match=r"at least 300 .* limit of 120 \(ulimit -u\), of which this user has")
     with said if refused else contextlib.nullcontext() as error:
-        processes.check_thread_limit(processes.HEAD_THREADS)
+        processes.check_limits(processes.HEAD_THREADS)
     assert limits[-1] == (hard, hard) and (not refused or "\n" not in str(error.value))
+
+
+@pytest.mark.parametrize(("hard", "refused"), [(64, True), (300, False)])
+def test_a_limit_of_open_files_is_raised_or_said_in_one_line(hard, refused):
+    """With ``ulimit -n 64`` Ray's start would wait for minutes without a word."""
+    code = (
+        "import resource; from bigbatch.base.processes import check_limits; check_limits(1); "
+        "print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
+    )
+    shell = f"ulimit -Sn 64; ulimit -Hn {hard}; exec {sys.executable} -c '{code}'"
+    done = subprocess.run(["bash", "-c", shell], cwd=ROOT / "src", capture_output=True, text=True, timeout=120)
+    last = (done.stdout + done.stderr).splitlines()[-1]
+    assert re.fullmatch(r"OSError: Ray needs .* 128 open .* limit of 64 \(ulimit -n\)\. .*" if refused else "300", last)

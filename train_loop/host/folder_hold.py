@@ -93,10 +93,13 @@ def hold_folder(folder: Path, what: str, fix: str) -> FolderHold:
             f"only one process at a time may write {what}; {folder} is held by {held.words()}. {held.fix}, or {fix}."
         ) from None
     except OSError as error:
-        raise ConfigError(
-            f"{what} must be writable; got {str(folder)!r} ({error.strerror}). Change its permissions, or {fix}."
-        ) from None
+        raise unwritable(folder, what, error.strerror, fix) from None
     return FolderHold(lease, folder)
+
+
+def unwritable(folder: Path, what: str, reason: str | None, fix: str) -> ConfigError:
+    """What ``hold_folder`` raises for a folder that this user may not write."""
+    return ConfigError(f"{what} must be writable; got {str(folder)!r} ({reason}). Change its permissions, or {fix}.")
 
 
 def end_process(reason: str) -> None:

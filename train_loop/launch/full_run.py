@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from dataclasses import replace
 from functools import partial
@@ -17,6 +18,7 @@ from bigbatch.train_loop.errors import (
     FailureKind,
     ImageError,
     LoaderError,
+    LostPeerError,
     NodeMemoryError,
     NonFiniteLossError,
     OwnCodeError,
@@ -24,7 +26,7 @@ from bigbatch.train_loop.errors import (
     TrainingStopped,
     UnusedParameterError,
 )
-from bigbatch.train_loop.host.disk_space import DiskFull
+from bigbatch.train_loop.host.disk_space import DiskFull, full_errno
 from bigbatch.train_loop.host.node_memory import count_memory_kills
 from bigbatch.train_loop.host.signals import SAVING, StopSignals, say_from_handler
 from bigbatch.train_loop.launch.listeners import trace_writer
@@ -35,6 +37,7 @@ from bigbatch.train_loop.launch.trainer import fit_from_driver
 from bigbatch.train_loop.launch.trial_task import (
     TrialTask,
     WorkersEnd,
+    dead_worker,
     failed_end,
     fit_until_it_fits,
     leave_images,
@@ -72,6 +75,7 @@ def fit_full_run(
         NonFiniteLossError, CheckpointError, ImageError, LoaderError: as ``train``.
         TrainingStopped: after Ctrl-C or another of the stop signals, with a checkpoint written.
         RayStartError: Ray did not start.
+        LostPeerError: a worker's process died more than ``WORKER_RESTARTS`` times.
     """
     cpus, gpus = usable_cpus(), local_gpu_count()
     task = TrialTask(
@@ -177,7 +181,17 @@ def _cause(error: Exception, kills_before: int) -> Exception:
     if isinstance(cause, ImageError | LoaderError | OwnCodeError | DiskFull | DeviceMemoryError | NodeMemoryError):
         return cause
     end = failed_end(error, kills_before)
-    return NodeMemoryError(end.failure) if end.kind == FailureKind.NODE_MEMORY else error
+    if end.kind == FailureKind.NODE_MEMORY:
+        return NodeMemoryError(end.failure)
+    if number := full_errno(cause):
+        return OSError(number, os.strerror(number))
+    dead = dead_worker(error)
+    if dead is None:
+        return error
+    return LostPeerError(
+        f"worker {dead} died without a word, for the {WORKER_RESTARTS + 1}th time: a signal or a crash ended its "
+        "process. Its checkpoint is kept; repeat the command to resume"
+    )
 
 
 def _as_error(text: str) -> Exception:

@@ -160,7 +160,7 @@ def note_of_missing(uses: Iterable[PrivateUse]) -> str | None:
     if not lost:
         return None
     effects = "; ".join(use.without for use in lost)
-    return f"note: {_why(lost)}. The search works without them, but: {effects}."
+    return f"note: {_why(lost)}. BigBatch works without them, but: {effects}."
 
 
 def _why(lost: Iterable[PrivateUse]) -> str:

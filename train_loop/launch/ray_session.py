@@ -333,7 +333,7 @@ def private_ray_folder() -> tuple[Path, IO[str]]:
     Raises ConfigError if there is no place for it, or if Ray may not start enough processes.
     """
     try:
-        processes.check_thread_limit(processes.HEAD_THREADS)
+        processes.check_limits(processes.HEAD_THREADS)
         return private_folder.make_private_folder(PREFIX, _bases())
     except OSError as error:
         raise ConfigError(str(error)) from None

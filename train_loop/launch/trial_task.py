@@ -276,8 +276,17 @@ def failed_end(error: Exception, kills_before: int = 0) -> WorkersEnd:
 
 def telling_error(error: Exception) -> tuple[int | None, BaseException]:
     """The error that names the cause, and its rank; the error itself if no worker met one."""
-    met = sorted(_worker_errors(error), key=lambda item: not (isinstance(item[1], _TELLING) or is_memory_kill(item[1])))
+    met = sorted(_worker_errors(error), key=lambda item: not _tells(item[1]))
     return met[0] if met else (None, error)
+
+
+def _tells(error: BaseException) -> bool:
+    return isinstance(error, _TELLING) or is_memory_kill(error) or full_errno(error) is not None
+
+
+def dead_worker(error: Exception) -> int | None:
+    """The rank of a worker whose process is gone, by Ray's error; None if there is none."""
+    return next((rank for rank, met in _worker_errors(error) if hasattr(met, "health_check_failure")), None)
 
 
 def is_memory_kill(error: BaseException) -> bool:

@@ -330,6 +330,8 @@ def _commands(found: StudySummary, width: int | None) -> str:
     best_file = found.folder / "best.json"
     if found.answer.get(USABLE) is False:
         pass  # nothing to train: the answer says why
+    elif best_file.exists() and not read_json(best_file):
+        lines.append(wrapped("best.json cannot be read; the next --resume writes it again.", width))
     elif best_file.exists() and found.description.get("trainable"):
         step = own_next_step(json_values.text(found.description, "model"), shlex.quote(str(best_file)))
         lines.append(wrapped(step, width))

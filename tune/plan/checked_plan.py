@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import re
 import secrets
 import sys
@@ -22,6 +23,7 @@ from bigbatch.train_loop.config.plug_ins import is_own
 from bigbatch.train_loop.data.catalogue import check_stage, look
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.host.command_line import check_writable, with_parts
+from bigbatch.train_loop.host.folder_hold import unwritable
 from bigbatch.train_loop.launch import wandb_run
 from bigbatch.train_loop.plugins.metric_names import checked_metrics
 from bigbatch.train_loop.progress import read_interval
@@ -139,9 +141,11 @@ def check_study_name(given: str) -> None:
 
 
 def check_folder(output: Path, name: str, resume: bool) -> Path:
-    """The study's folder. Raises ConfigError if a new study cannot use it, or there is none to resume."""
+    """The study's folder. Raises ConfigError if a new study cannot use it, or this user may not write it."""
     folder = (output / name).absolute()
     if resume:
+        if folder.exists() and not os.access(folder, os.W_OK | os.X_OK):
+            raise unwritable(folder, "a study's folder", "this user cannot", "write --study OTHER")
         return folder
     check_writable("--output", folder)
     # A search that is killed before its first entry leaves empty folders and hidden files.

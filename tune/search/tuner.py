@@ -22,6 +22,7 @@ from ray.tune.progress_reporter import TrialProgressCallback
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.stopper import Stopper
 
+from bigbatch.train_loop.config.words import amount
 from bigbatch.train_loop.errors import FailureKind
 from bigbatch.train_loop.host.node_memory import NODE_MEMORY_FIX
 from bigbatch.train_loop.launch import ray_internals
@@ -123,7 +124,7 @@ class StopWhen(Stopper):
 
     def _say(self, which: str, what: str) -> None:
         if self._bridge.at_work:
-            self._bridge.say(f"{self._bridge.at_work} running trial(s) {which}: {what}")
+            self._bridge.say(f"{amount(self._bridge.at_work, 'running trial')} {which}: {what}")
 
     def __getstate__(self) -> dict[str, object]:
         # Tune pickles this for a restore that this project never uses.

@@ -17,6 +17,7 @@ from bigbatch.train_loop.data import sampling
 from bigbatch.train_loop.data.catalogue import describe_data_set
 from bigbatch.train_loop.data.packed.schema import PackedFiles
 from bigbatch.train_loop.data.packing import command as pack_command
+from bigbatch.train_loop.data.pixels.crops import decode_rgb
 from bigbatch.train_loop.data.sets.scan import scan_folder
 from bigbatch.train_loop.errors import ImageError, LoaderError, TrainingStopped
 from bigbatch.train_loop.launch import command as train_command
@@ -63,6 +64,24 @@ def test_the_rank_that_meets_it_says_so(config: Path, images: Path) -> None:
     ranks[0].kill()
     ranks[0].communicate()
     assert ranks[1].returncode == 1 and len(said) == 1 and "failed: cannot read image" in said[0], said
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (Path.unlink, "No such file or directory"),
+        (lambda path: path.write_text("no picture"), "it is no image"),
+        (lambda path: path.write_bytes(path.read_bytes()[:100]), "image file is truncated"),
+    ],
+)
+def test_of_an_image_that_changed_meanwhile_is_said_what_lets_the_run_go_on(change, reason, images: Path) -> None:
+    """Without the file the data would be others, on which no run resumes: so the message speaks of no removal."""
+    path = images / "val" / "dark" / "000.png"
+    change(path)
+    with pytest.raises(ImageError) as error:
+        decode_rgb(str(path))
+    advice = "Replace the file and repeat the command, or write --on-bad-image skip."
+    assert str(error.value) == f"cannot read image {str(path)!r}: {reason}. {advice}"
 
 
 @pytest.mark.usefixtures("alone")

@@ -1,11 +1,12 @@
 """Training needs no room: a checkpoint that finds none is left out, but for the last, which is the result."""
 
+import logging
 import pickle
 
 import pytest
 import torch
 
-from bigbatch.train_loop.host.disk_space import NO_ROOM, DiskFull
+from bigbatch.train_loop.host.disk_space import NO_ROOM, DiskFull, LogFile
 from bigbatch.train_loop.loop.checkpoint import CheckpointFolder
 from bigbatch.train_loop.loop.train import train
 from helpers.tiny_training import CONFIG, ListReporter, install, untimed
@@ -44,3 +45,11 @@ def test_the_last_checkpoint_is_not_left_out(monkeypatch, tmp_path):
 
 def test_the_error_crosses_processes_with_its_words():
     assert str(pickle.loads(pickle.dumps(DiskFull("the file system /scratch is full")))).endswith("/scratch is full")
+
+
+def test_a_log_without_room_is_closed_in_silence(capfd):
+    """Else a run in which all else goes on would end while it closes its log. /dev/full has no room for a byte."""
+    log = LogFile("/dev/full", encoding="utf-8")
+    log.handle(logging.makeLogRecord({"msg": "a line"}))
+    log.close()
+    assert capfd.readouterr() == ("", "")

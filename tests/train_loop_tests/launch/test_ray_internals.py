@@ -138,7 +138,8 @@ def test_without_its_own_client_ray_still_says_which_nodes_live(monkeypatch) -> 
 def test_the_switch_uses_none_of_them(monkeypatch) -> None:
     monkeypatch.setenv(internals.SWITCH, "0")
     assert not any(map(internals.has, internals.FOR_SEARCHES))
-    assert str(internals.note_of_missing(internals.FOR_TRAINING)).startswith(f"note: {internals.SWITCH}=0, so no")
+    note = str(internals.note_of_missing(internals.FOR_TRAINING))
+    assert note.startswith(f"note: {internals.SWITCH}=0, so no") and "search" not in note, "a full run says it too"
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 """Why workers failed: which of several errors is the cause, its kind, and when to start them again."""
 
+import errno
 import pickle
+import re
 from pathlib import Path
 
 import pytest
@@ -16,12 +18,14 @@ from bigbatch.train_loop.errors import (
     FailureKind,
     ImageError,
     LoaderError,
+    LostPeerError,
     NodeMemoryError,
     NonFiniteLossError,
     read_kind,
 )  # fmt: skip
 from bigbatch.train_loop.host.disk_space import DiskFull
 from bigbatch.train_loop.launch import trial_task
+from bigbatch.train_loop.launch.full_run import _cause
 from bigbatch.train_loop.launch.trial_task import WorkersEnd, failed_end, fit_until_it_fits, kind_of
 from bigbatch.train_loop.loop.oom_retry import Healing
 
@@ -124,3 +128,23 @@ def test_a_failure_that_is_left_for_the_next_workers_keeps_its_kind(tmp_path: Pa
     end = WorkersEnd("DeviceMemoryError: too small", FailureKind.DEVICE_MEMORY)
     end.write(file)
     assert WorkersEnd.read(file) == end
+
+
+def test_a_full_run_whose_worker_dies_again_and_again_ends_in_a_line(monkeypatch) -> None:
+    """Not with Ray's traceback. What Ray says of memory keeps its own words."""
+    monkeypatch.setattr(trial_task, "count_memory_kills", lambda: 0)
+    ended = _cause(group(r0=LOST, r1=died(ActorDiedError())), 0)
+    assert isinstance(ended, LostPeerError), "of which the command prints one line"
+    assert re.fullmatch("worker 1 died .* 4th time: .* repeat the command to resume", str(ended))
+    assert isinstance(_cause(group(r1=died(OutOfMemoryError("full"))), 0), NodeMemoryError)
+    other = group(r0=ValueError("a fault of the loop"))
+    assert _cause(other, 0) is other
+
+
+def test_a_full_run_that_fills_the_disk_ends_with_the_error_that_its_command_explains() -> None:
+    lost = OSError(errno.ENOSPC, "No space left on device")
+    ended = _cause(group(r0=lost), 0)
+    assert isinstance(ended, OSError) and ended.errno == errno.ENOSPC
+    wrapped = RuntimeError("a library lost the number: [Errno 122] Disk quota exceeded")
+    ended = _cause(group(r0=LOST, r1=wrapped), 0)
+    assert isinstance(ended, OSError) and ended.errno == errno.EDQUOT

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shlex
+import subprocess
 from pathlib import Path
 from typing import cast
 
@@ -14,7 +15,7 @@ from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.tune.console.findings import resume_command
 from bigbatch.tune.console.plan_notes import only_at_the_beginning
 from bigbatch.tune.plan import fitting
-from bigbatch.tune.plan.checked_plan import make_plan
+from bigbatch.tune.plan.checked_plan import check_folder, make_plan
 from bigbatch.tune.plan.fitting import auto_model
 from bigbatch.tune.plan.machine import Machine, Node
 from bigbatch.tune.plan.option_checks import check_same_values, parse_duration
@@ -23,6 +24,7 @@ from bigbatch.tune.plan.search_plan import FrontierPlan
 from bigbatch.tune.plan.submission_check import check_by_parts
 from bigbatch.tune.storage.store import StudyStore
 from helpers.refusals import refusal
+from helpers.small_disk import mounted
 
 GIB = 2**30
 ON_GPUS, ON_CORES = Machine((Node(8, 2, 64 * GIB, 80 * GIB),)), Machine((Node(8, 0, 64 * GIB),))
@@ -261,3 +263,13 @@ def test_a_plan_to_resume_looks_at_the_trials_that_a_job_would_wait_in_a_queue_f
         for check in (make_plan, check_by_parts):
             with pytest.raises(ConfigError, match=words):
                 check(SearchOptions(study="s", resume=True))
+
+
+def test_a_plan_to_resume_needs_a_folder_that_this_user_may_write() -> None:
+    """As the search itself does: a plan that passes is to be one that can begin."""
+    with mounted() as output:
+        (output / "s").mkdir()
+        assert check_folder(output, "s", resume=True) == output / "s"
+        subprocess.run(["mount", "-o", "remount,ro", str(output)], check=True)  # root may write where others may not
+        with pytest.raises(ConfigError, match=r"^a study's folder must be writable; got .*, or write --study OTHER\.$"):
+            check_folder(output, "s", resume=True)

@@ -285,6 +285,19 @@ def test_the_frontier_is_shown_and_its_answer_is_the_best(tmp_path, capsys):
         assert "Best: trial" in capsys.readouterr().out
 
 
+def test_a_best_json_that_holds_nothing_is_not_recommended(tmp_path, capsys):
+    store = make_study(tmp_path / "one", 1)
+    store.refresh(force=True)
+    store.close()
+    shown = []
+    for content in (store.best_file.read_text(), "null"):
+        store.best_file.write_text(content)
+        assert show_main([str(store.folder)]) == 0
+        shown.append(capsys.readouterr().out)
+    assert ["bigbatch train --config" in text for text in shown] == [True, False]
+    assert "best.json cannot be read; the next --resume writes it again." in shown[1]
+
+
 def test_a_parameter_that_is_a_setting_has_one_column(tmp_path, capsys):
     store = StudyStore.create(tmp_path / "own", "own", {"trials": 2, "max_epochs": 1, "space_source": "own.py"}, None)
     for batch, rate in ((64, 0.5), (128, 0.25)):

@@ -328,7 +328,12 @@ def test_trials_of_long_steps_get_the_time_of_their_steps_and_the_log_says_so(st
     now[0] += 20
     assert stop.stop_all() and stop.stop_all()
     said = [text for event, _, text in lines.events if event == "line"]
-    assert len(said) == 2 and "1 running trial(s)" in said[0] and "up to 1:00" in said[0] and "did not stop" in said[1]
+    assert (
+        len(said) == 2
+        and "1 running trial to write" in said[0]
+        and "up to 1:00" in said[0]
+        and "did not stop" in said[1]
+    )
 
 
 def test_nothing_is_waited_for_where_nothing_runs(store, tmp_path):

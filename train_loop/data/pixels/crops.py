@@ -11,7 +11,7 @@ import warnings
 from typing import IO
 
 import numpy as np
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from bigbatch.train_loop.config.data_sections import AugmentConfig
 from bigbatch.train_loop.data.pixels import boxes
@@ -32,6 +32,17 @@ def opened(file: str | os.PathLike[str] | IO[bytes]) -> Image.Image:
     except Image.DecompressionBombError:
         most = 2 * (Image.MAX_IMAGE_PIXELS or 0)
         raise ValueError(f"it has more than {most:,} pixels, make it smaller") from None
+
+
+MEND = "Replace the file and repeat the command, or write --on-bad-image skip"
+"""What to do about an image that a run cannot read. Without the file the data are others, on which no run resumes."""
+
+
+def why_unreadable(error: Exception) -> str:
+    """The reason of ``opened`` in words, without the file's name, which the caller says."""
+    if isinstance(error, UnidentifiedImageError):
+        return "it is no image"
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 def to_8_bits(image: Image.Image) -> Image.Image:
@@ -101,7 +112,7 @@ def decode_rgb(path: str) -> Image.Image:
             turn = turn_of(image)
             return turned(to_8_bits(image).convert("RGB"), turn)
     except Exception as error:  # Pillow raises OSError, SyntaxError, ValueError, struct.error and others
-        raise ImageError(f"cannot read image {path!r}: {error}. Remove or replace the file.") from None
+        raise ImageError(f"cannot read image {path!r}: {why_unreadable(error)}. {MEND}.") from None
 
 
 def random_crop(

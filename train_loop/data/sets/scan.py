@@ -152,9 +152,7 @@ def check_images(listing: Listing, count: int = 32) -> int:
 
     Returns the longest side among them, in pixels.
     """
-    from PIL import UnidentifiedImageError  # listing a folder needs none
-
-    from bigbatch.train_loop.data.pixels.crops import opened
+    from bigbatch.train_loop.data.pixels.crops import opened, why_unreadable  # listing a folder needs no Pillow
 
     longest = 0
     for index in np.unique(np.linspace(0, len(listing.labels) - 1, count).astype(int)):
@@ -163,9 +161,9 @@ def check_images(listing: Listing, count: int = 32) -> int:
             with opened(path) as image:
                 longest = max(longest, *image.size)
         except Exception as error:  # Pillow raises OSError, SyntaxError, ValueError and others
-            reason = "it is no image" if isinstance(error, UnidentifiedImageError) else str(error)
             raise ConfigError(
-                f"the data must be images that can be read; got {path!r}: {reason}. Remove or replace the file."
+                f"the data must be images that can be read; got {path!r}: {why_unreadable(error)}. "
+                "Remove or replace the file."
             ) from None
     return longest
 
