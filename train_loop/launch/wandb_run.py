@@ -195,7 +195,7 @@ class WandbRun:
             ),
         )  # fmt: skip
         for handler in logging.getLogger("wandb").handlers:  # W&B's own log
-            handler.handleError = silent_if_full(handler.handleError)  # type: ignore[method-assign]
+            handler.handleError = silent_if_full(handler.handleError)  # type: ignore[method-assign, assignment]
         self._log_file = log_file
         self._steps = StepsReader(steps_file(log_file)) if log_file is not None else None
         self._waiting: list[StepRecord] = []
