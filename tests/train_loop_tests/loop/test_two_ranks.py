@@ -86,15 +86,16 @@ def test_two_ranks_measure_each_validation_image_once(pair, name, built):
             assert record[f"{part}_top1"] == pytest.approx(top1, abs=1e-12)
 
 
-def test_nan_on_one_rank_ends_all_ranks_with_the_same_reason(pair: Pair) -> None:
-    first, second = (outcomes["poisoned"] for outcomes in pair[1])
-    assert first == second
-    assert first["error"].startswith("NonFiniteLossError: training loss is nan in epoch ")
-
-
-def test_what_one_rank_finds_wrong_all_ranks_raise(pair: Pair) -> None:
-    for outcomes in pair[1]:
-        assert outcomes["sync_bn"]["error"].startswith("ConfigError: SyncBatchNorm needs GPUs; got model.sync_bn=true")
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("poisoned", "NonFiniteLossError: training loss is nan in epoch "),
+        ("sync_bn", "ConfigError: SyncBatchNorm needs GPUs; got model.sync_bn=true"),
+    ],
+)
+def test_what_one_rank_finds_wrong_all_ranks_raise(name: str, error: str, pair: Pair) -> None:
+    first, second = (outcomes[name] for outcomes in pair[1])
+    assert first == second and first["error"].startswith(error)
 
 
 def test_rank_0_alone_opens_the_checkpoint_once_and_all_resume_from_it(pair):
