@@ -109,13 +109,6 @@ class Nvml:
         return SimpleNamespace(gpu=self.busy, memory=1)
 
 
-def test_a_gpus_own_counter_is_in_millijoules() -> None:
-    nvml = Nvml()
-    gpu = GpuCounters(nvml, None)
-    nvml.mj += 1500
-    assert gpu.joules() == 1.5 and gpu.power_w() == 300.0 and gpu.utilization() == 0.9
-
-
 def test_without_that_counter_power_is_summed_over_time() -> None:
     nvml, now = Nvml(has_counter=False), [0.0]
     gpu = GpuCounters(nvml, None, lambda: now[0])
