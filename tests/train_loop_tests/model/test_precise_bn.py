@@ -153,11 +153,7 @@ def test_auto_is_for_epochs_of_few_steps(choice: str, steps: int, expected: bool
 @pytest.mark.parametrize(
     ("most", "train_size", "images"),
     [
-        (2048, 1_281_167, 2048),
-        (2048, 4000, 1000),
-        (2048, 1437, 359),
-        (2048, 600, 256),
-        (100, 1437, 100),
+        (2048, 1_281_167, 2048), (2048, 4000, 1000), (2048, 1437, 359), (2048, 600, 256), (100, 1437, 100),
         (2048, 80, 80),
     ],
 )  # fmt: skip
