@@ -133,13 +133,6 @@ def test_workers_start_where_the_path_of_python_has_a_space(tmp_path):
     assert int(idle) <= 1 and found == str(python)
 
 
-def sleeper(word: str) -> subprocess.Popen:
-    process = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()", word])
-    # A new process has its command line only after a moment.
-    assert processes.wait_until(lambda: word.encode() in Path(f"/proc/{process.pid}/cmdline").read_bytes(), 60)
-    return process
-
-
 def test_a_long_temporary_folder_falls_back_to_a_short_one_or_is_refused(monkeypatch, tmp_path):
     long = tmp_path / ("x" * 90)
     long.mkdir()
@@ -154,36 +147,27 @@ def test_a_long_temporary_folder_falls_back_to_a_short_one_or_is_refused(monkeyp
         ray_session.private_ray_folder()
 
 
-def test_an_agent_of_ray_that_hides_its_command_line_is_known_by_its_log(tmp_path):
+def test_processes_that_name_the_folder_or_log_into_it_are_ended_and_no_others(tmp_path):
+    """An agent of Ray hides its command line: it is known by its log."""
     ours, others = tmp_path / "bb-ray-a", tmp_path / "bb-ray-ab"
-    agents = {}
+    started = []
     for folder in (ours, others):
         folder.mkdir()
-        with (folder / "agent.log").open("w") as log:
-            command = ["ray::DashboardAgent", "-c", "import signal; signal.pause()"]
-            agents[folder] = subprocess.Popen(command, executable=sys.executable, stdout=log)
-    lines = [Path(f"/proc/{agent.pid}/cmdline") for agent in agents.values()]
-    assert processes.wait_until(lambda: all(line.read_bytes().startswith(b"ray::") for line in lines), 60)
+        for name, word in (("python", f"/ray/ {folder}/session"), ("ray::DashboardAgent", "ray::"), ("python", "")):
+            command = [name, "-c", "import signal; signal.pause()", word or f"{folder}/session/logs"]
+            with (folder / "agent.log").open("w") as log:
+                process = subprocess.Popen(command, executable=sys.executable, stdout=log)
+            started.append(process)
+            # A new process has its command line only after a moment.
+            line = Path(f"/proc/{process.pid}/cmdline")
+            assert processes.wait_until(lambda line=line, name=name: line.read_bytes().startswith(name.encode()), 60)
     try:
         processes.end_processes_of(ours)
-        agents[ours].wait(60)
-        assert agents[others].poll() is None
+        for process in started[:2]:
+            process.wait(60)  # its command line goes a moment before it
+        assert [process.poll() for process in started[2:]] == [None] * 4, "of another folder, and a reader"
     finally:
-        for agent in agents.values():
-            agent.kill()
-            agent.wait()
-
-
-def test_only_processes_that_name_the_folder_are_ended(tmp_path):
-    ours, others = tmp_path / "bb-ray-a", tmp_path / "bb-ray-ab"
-    mine, neighbour = sleeper(f"/ray/ {ours}/session"), sleeper(f"/ray/ {others}/session")
-    reader = sleeper(f"{ours}/session/logs")
-    try:
-        processes.end_processes_of(ours)
-        mine.wait(60)  # its command line goes a moment before it
-        assert neighbour.poll() is None and reader.poll() is None
-    finally:
-        for process in (mine, neighbour, reader):
+        for process in started:
             process.kill()
             process.wait()
 
