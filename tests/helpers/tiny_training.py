@@ -41,6 +41,11 @@ FOUND = CONFIG.replace_keys({"find_unused_parameters": True, "precise_bn": "off"
 """For ``LeavesOut``."""
 
 
+ACCUMULATED = CONFIG.replace_keys({"global_size": 32, "precise_bn_images": 8})
+SMALL_LAST = CONFIG.replace_keys({"drop_last": False, "precise_bn_images": 40})
+"""Of the micro-batches for BatchNorm two ranks have one and none, and three and two."""
+
+
 class TinySource(DataSource):
     """Noise around one pattern a class; nothing divides evenly.
 
@@ -76,6 +81,14 @@ def bn_model() -> nn.Module:
         nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(),
         nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(),
         nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Dropout(0.2), nn.Linear(32, CLASSES),
+    )  # fmt: skip
+
+
+def dropout_first() -> nn.Module:
+    """Dropout before BatchNorm, whose statistics it moves."""
+    return nn.Sequential(
+        nn.Dropout2d(0.3), nn.Conv2d(3, 8, 3, padding=1), nn.Dropout(0.3), nn.BatchNorm2d(8), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, CLASSES),
     )  # fmt: skip
 
 
@@ -249,11 +262,11 @@ def _case_loop(folder: Path, rank: int) -> dict[str, Any]:
     DistributedDataParallel.no_sync = lambda self: local.append(None) or real(self)  # type: ignore[method-assign]
     return {
         "equal": run("equal", CONFIG) | {"local": len(local)},
-        "accumulated": run("accumulated", changed(CONFIG, global_size=32)) | {"local": len(local)},
+        "accumulated": run("accumulated", ACCUMULATED) | {"local": len(local)},
         "running": run("running", changed(CONFIG, precise_bn="off")),
         "holdout": run("holdout", CONFIG, source=TinySource(holdout=9)),
         "flipped": run("flipped", changed(CONFIG, test_flip=True)),
-        "small_last": run("small_last", changed(CONFIG, drop_last=False)),
+        "small_last": run("small_last", SMALL_LAST, build=dropout_first),
         "sync_bn": run("sync_bn", changed(CONFIG, sync_bn=True)),
         "poisoned": run("poisoned", CONFIG, source=TinySource(poison=5)),
         "fp16": run("fp16", changed(CONFIG, precision="fp16")),

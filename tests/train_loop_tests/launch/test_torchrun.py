@@ -1,13 +1,11 @@
 """``train_loop/run.py`` as it is typed: real torchrun, really killed, and wrong input."""
 
-import contextlib
 import json
 import os
 import re
 import signal
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +19,8 @@ from bigbatch.train_loop.loop.train import train
 from bigbatch.train_loop.reporter import EpochRecord, ListReporter
 from helpers.commands import run, run_process
 from helpers.paths import ROOT, TRAIN
-from helpers.processes import clean_environment
 from helpers.ranks import write_config
+from helpers.searches import Search
 
 EPOCHS = 24
 
@@ -39,53 +37,24 @@ def best(tmp_path: Path, tiny_images: Path) -> Path:
 
 
 @pytest.fixture
-def torchrun(best: Path, tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[str]]]:
-    """Start the full run on two ranks, in a process group of its own."""
-    started: list[subprocess.Popen[str]] = []
+def torchrun(best: Path, tmp_path: Path) -> Iterator[Callable[[], Search]]:
+    """Start the full run on two ranks."""
+    started: list[Search] = []
+    ranks = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, TRAIN)
+    words = ("--config", "best.json", "--set", f"epochs={EPOCHS}", "--output", "out", "--checkpoint-every-s", 0)
 
-    def start() -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(TRAIN),
-             "--config", "best.json", "--set", f"epochs={EPOCHS}", "--output", "out", "--checkpoint-every-s", "0"],
-            cwd=tmp_path, env={**clean_environment(), "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, text=True, start_new_session=True,
-        )  # fmt: skip
-        started.append(process)
-        return process
+    def start() -> Search:
+        started.append(Search(*words, cwd=tmp_path, program=ranks, OMP_NUM_THREADS="1"))
+        return started[-1]
 
     yield start
-    for process in started:
-        end_session(process)
+    for one in started:
+        if one.process.poll() is None:
+            one.kill_tree()
 
 
-def end_session(process: subprocess.Popen[str]) -> None:
-    """SIGKILL for torchrun, then for its workers: it puts each in a session of its own."""
-    import psutil
-
-    try:
-        family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return
-    for member in family:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            member.kill()
-    process.wait(timeout=120)
-    psutil.wait_procs(family[1:], timeout=120)
-
-
-def read_until(process: subprocess.Popen[str], text: str) -> str:
-    """Output up to the line that holds ``text``."""
-    assert process.stdout is not None
-    seen = ""
-    for line in process.stdout:
-        seen += line
-        if text in line:
-            return seen
-    raise AssertionError(f"{text!r} never came:\n{seen}")
-
-
-def epochs_in(output: str) -> list[int]:
-    return [int(number) for number in re.findall(r"^epoch +(\d+)/", output, flags=re.MULTILINE)]
+def epochs_in(lines: Sequence[str]) -> list[int]:
+    return [int(match[1]) for line in lines if (match := re.match(r"epoch +(\d+)/", line))]
 
 
 @pytest.mark.slow
@@ -93,27 +62,21 @@ def epochs_in(output: str) -> list[int]:
 def test_killed_and_interrupted_run_ends_as_one_that_was_not(torchrun, best, tmp_path):
     """SIGKILL after some epochs, Ctrl-C after some more, then to the end."""
     killed = torchrun()
-    first = read_until(killed, f"epoch  3/{EPOCHS}")
-    end_session(killed)
-    assert killed.stdout is not None
-    first += killed.stdout.read()  # epochs that went by before the signal came
+    killed.wait_for(f"epoch  3/{EPOCHS}")
+    killed.kill_tree()
+    killed.end()  # with epochs that went by before the signal came
 
     interrupted = torchrun()
-    second = read_until(interrupted, f"epoch {epochs_in(first)[-1] + 2:2}/{EPOCHS}")
-    os.killpg(interrupted.pid, signal.SIGINT)
-    assert interrupted.stdout is not None
-    second += interrupted.stdout.read()  # not communicate: it knows nothing of lines that were read ahead
-    assert interrupted.wait(240) not in (0, 2)
-    assert (
-        f"To resume: torchrun --nproc-per-node 2 {TRAIN} --config best.json --set epochs={EPOCHS} --output out"
-        in second
-    )
-    assert "Traceback" not in second.split("To resume")[0]
+    interrupted.wait_for(f"epoch {epochs_in(killed.lines)[-1] + 2:2}/{EPOCHS}")
+    os.killpg(interrupted.process.pid, signal.SIGINT)
+    assert interrupted.end() not in (0, 2)
+    typed = f"torchrun --nproc-per-node 2 {TRAIN} --config best.json --set epochs={EPOCHS} --output out"
+    before, said, _ = interrupted.stderr().partition(f"To resume: {typed}")
+    assert said and "Traceback" not in before
 
     last = torchrun()
-    third = last.communicate(timeout=300)[0]
-    assert last.returncode == 0, third
-    reported = epochs_in(first) + epochs_in(second) + epochs_in(third)
+    assert last.end(300) == 0, last.stderr()
+    reported = epochs_in(killed.lines + interrupted.lines + last.lines)
     # The checkpoint comes before the report: at the kill one line may be lost, none comes twice.
     assert reported == sorted(set(reported)) and len(reported) >= EPOCHS - 1
     compare_with_one_process(json.loads((tmp_path / "out" / "result.json").read_text()))
@@ -224,6 +187,6 @@ def test_default_output_is_the_same_for_the_same_configuration(best, tmp_path):
     first, again = (run(*words, cwd=tmp_path, main=main, **ALONE) for _ in range(2))
     assert (first.returncode, again.returncode) == (0, 0)
     (result,) = tmp_path.glob("runs/train/best-????????/result.json")
-    assert str(result.parent) in first.stdout and epochs_in(first.stdout) == [1]
-    assert "resumed after 1 finished epochs" in again.stdout and epochs_in(again.stdout) == []
+    assert str(result.parent) in first.stdout and epochs_in(first.stdout.splitlines()) == [1]
+    assert "resumed after 1 finished epochs" in again.stdout and epochs_in(again.stdout.splitlines()) == []
     assert json.loads(result.read_text())["config"]["epochs"] == 1

@@ -218,32 +218,6 @@ def test_finished_run_only_gives_its_result_again_and_a_fresh_one_is_not_called_
     )
 
 
-class Counts(ListReporter):
-    """Advances a clock by a second a step, and looks which checkpoints there are."""
-
-    def __init__(self, folder: Path, clock: list[float]) -> None:
-        super().__init__()
-        self.folder, self.clock, self.seen = folder, clock, list[tuple[int, int]]()
-
-    def checkpoint_requested(self) -> bool:
-        self.clock[0] += 1
-        self._look()
-        return False
-
-    def report(self, record: EpochRecord) -> None:
-        self._look()
-
-    def _look(self) -> None:
-        for thread in threading.enumerate():
-            if thread.name == "checkpoint":
-                thread.join()
-        content = CheckpointFolder(self.folder, 60).load()
-        if content:
-            position = (content["progress"]["epoch"], content["progress"]["step"])
-            if position not in self.seen:
-                self.seen.append(position)
-
-
 @pytest.mark.parametrize(
     ("every_s", "expected"),
     [
@@ -255,10 +229,16 @@ class Counts(ListReporter):
 )
 def test_checkpoints_are_written_when_due(built, monkeypatch, tmp_path, every_s, expected):
     """Steps of one second: (finished epochs, steps) of every checkpoint; the last one always."""
-    clock = [0.0]
-    monkeypatch.setattr(checkpoint.time, "monotonic", lambda: clock[0])
-    run(CONFIG, reporter := Counts(tmp_path, clock), tmp_path, every_s)
-    assert reporter.seen == expected
+    reporter, seen, real = Dies(), list[tuple[int, int]](), CheckpointFolder.save
+
+    def save(folder: CheckpointFolder, content: dict[str, Any]) -> None:
+        seen.append((content["progress"]["epoch"], content["progress"]["step"]))
+        real(folder, content)
+
+    monkeypatch.setattr(CheckpointFolder, "save", save)
+    monkeypatch.setattr(checkpoint.time, "monotonic", lambda: float(reporter.polls))
+    run(CONFIG, reporter, tmp_path, every_s)
+    assert seen == expected
 
 
 @pytest.mark.parametrize(

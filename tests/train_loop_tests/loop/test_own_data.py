@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from bigbatch.train_loop.config import TrainConfig
-from bigbatch.train_loop.errors import OwnCodeError, TrainingStopped
+from bigbatch.train_loop.errors import TrainingStopped
 from bigbatch.train_loop.loop import assembly
 from helpers.loop_references import run
 from helpers.own_sets import write_points
@@ -88,19 +88,3 @@ def test_a_run_that_stops_within_an_epoch_ends_as_one_that_never_stopped(tmp_pat
     assert [{**r, "loader_processes": 0} for r in rest] == untimed(whole)[1:]
     for one, other in zip(built[0].parameters(), built[-1].parameters(), strict=True):
         assert torch.equal(one, other)
-
-
-def test_an_item_that_raises_ends_the_run_with_the_users_traceback(tmp_path: Path, built: list[nn.Module]) -> None:
-    more = """
-
-class Broken(Points):
-    def __getitem__(self, index):
-        return super().__getitem__(index) if index < 48 else 1 / 0
-
-
-def broken():
-    return Broken(50, 5, False), Points(21, 5, False)
-"""
-    word = write_points(tmp_path, more).replace(":points", ":broken")
-    with pytest.raises(OwnCodeError, match="ZeroDivisionError: division by zero"):
-        run(configured(word))

@@ -28,6 +28,7 @@ from bigbatch.train_loop.loop.chronometer import NSIGHT, OTHER, PHASES, STEP, Ch
 from bigbatch.train_loop.loop.step_profile import measure_steps, trace_steps
 from bigbatch.train_loop.loop.train import train
 from bigbatch.train_loop.reporter import ListReporter
+from helpers.counters import Nvml
 from helpers.tiny_training import CLASSES, CONFIG, SIDE, TRAIN_SIZE, VAL_SIZE, TinySource, changed, install
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -123,27 +124,13 @@ def test_each_phase_gets_the_time_that_it_took_and_estimates_are_those_of_a_run(
     assert profile.device_hours == profile.run_s / 3600
 
 
-class MeteredGpu:
-    """NVML of a GPU that draws 200 W by the clock and computes half of the time. A GPU costs money."""
-
-    NVMLError = RuntimeError
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-
-    def nvmlDeviceGetTotalEnergyConsumption(self, _: object) -> float:
-        return 200_000 * self._clock.now
-
-    def nvmlDeviceGetPowerUsage(self, _: object) -> int:
-        return 200_000 + 150_000 * (self._clock.now > 12)
-
-    def nvmlDeviceGetUtilizationRates(self, _: object) -> SimpleNamespace:
-        return SimpleNamespace(gpu=50)
-
-
 def test_power_is_that_of_the_measured_steps(slow_run: tuple[Run, Clock]) -> None:
+    """Of a GPU that draws 200 W by the clock."""
     run, clock = slow_run
-    run.use = UseMeter(GpuCounters(MeteredGpu(clock), None))
+    nvml = Nvml(busy=50)
+    nvml.nvmlDeviceGetTotalEnergyConsumption = lambda _: 200_000 * clock.now  # type: ignore[method-assign]
+    nvml.nvmlDeviceGetPowerUsage = lambda _: 200_000 + 150_000 * (clock.now > 12)  # type: ignore[method-assign]
+    run.use = UseMeter(GpuCounters(nvml, None))
     profile = measure_steps(run, 3)
     assert (profile.gpu_power_w, profile.gpu_utilization) == (200.0, 0.5)
     assert profile.gpu_energy_j == 200.0 * profile.run_s
