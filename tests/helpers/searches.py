@@ -24,11 +24,13 @@ TINY = ("--model", "shufflenet_v2_x0_5", "--set", "image_size=16", "--seed", "1"
 class Search:
     """A search, or another ``program``, in a process of its own, whose output can be followed."""
 
-    def __init__(self, *arguments: object, cwd: Path, program: tuple[object, ...] = (TUNE,), **env: str) -> None:
+    program: tuple[object, ...] = (TUNE,)
+
+    def __init__(self, *arguments: object, cwd: Path, **env: str) -> None:
         self.lines: list[str] = []
         self.errors = (cwd / "stderr.txt").open("w+")
         self.process = subprocess.Popen(
-            [sys.executable, *map(str, (*program, *arguments))], cwd=cwd,
+            [sys.executable, *map(str, (*self.program, *arguments))], cwd=cwd,
             env={**clean_environment(), **env}, stdout=subprocess.PIPE, stderr=self.errors,
             text=True, start_new_session=True,
         )  # fmt: skip

@@ -135,17 +135,18 @@ def test_workers_start_where_the_path_of_python_has_a_space(tmp_path):
 def test_processes_that_name_the_folder_or_log_into_it_are_ended_and_no_others(tmp_path):
     """An agent of Ray hides its command line: it is known by its log."""
     ours, others = tmp_path / "bb-ray-a", tmp_path / "bb-ray-ab"
-    started = []
+    started: list[subprocess.Popen[bytes]] = []
+
+    def has_its_command_line() -> bool:  # a new process has it only after a moment
+        return Path(f"/proc/{started[-1].pid}/cmdline").read_bytes().startswith(name.encode())
+
     for folder in (ours, others):
         folder.mkdir()
         for name, word in (("python", f"/ray/ {folder}/session"), ("ray::DashboardAgent", "ray::"), ("python", "")):
             command = [name, "-c", "import signal; signal.pause()", word or f"{folder}/session/logs"]
             with (folder / "agent.log").open("w") as log:
-                process = subprocess.Popen(command, executable=sys.executable, stdout=log)
-            started.append(process)
-            # A new process has its command line only after a moment.
-            line = Path(f"/proc/{process.pid}/cmdline")
-            assert processes.wait_until(lambda line=line, name=name: line.read_bytes().startswith(name.encode()), 60)
+                started.append(subprocess.Popen(command, executable=sys.executable, stdout=log))
+            assert processes.wait_until(has_its_command_line, 60)
     try:
         processes.end_processes_of(ours)
         for process in started[:2]:

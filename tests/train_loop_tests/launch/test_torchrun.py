@@ -36,15 +36,18 @@ def best(tmp_path: Path, tiny_images: Path) -> Path:
     return path
 
 
+class OnTwoRanks(Search):
+    program = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, TRAIN)
+
+
 @pytest.fixture
 def torchrun(best: Path, tmp_path: Path) -> Iterator[Callable[[], Search]]:
     """Start the full run on two ranks."""
     started: list[Search] = []
-    ranks = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, TRAIN)
     words = ("--config", "best.json", "--set", f"epochs={EPOCHS}", "--output", "out", "--checkpoint-every-s", 0)
 
     def start() -> Search:
-        started.append(Search(*words, cwd=tmp_path, program=ranks, OMP_NUM_THREADS="1"))
+        started.append(OnTwoRanks(*words, cwd=tmp_path, OMP_NUM_THREADS="1"))
         return started[-1]
 
     yield start
