@@ -135,13 +135,6 @@ def test_the_newest_checkpoint_and_the_epochs_until_then_are_found_again(tmp_pat
     again(3, 0.5)
 
 
-def test_an_empty_checkpoint_folder_is_no_checkpoint(tmp_path: Path) -> None:
-    report, _, _ = make_report(tmp_path)
-    assert report.checkpoint_folder.is_dir()
-    report(1, 0.5)
-    assert make_report(tmp_path)[2] is None
-
-
 def test_the_offered_folder_by_another_name_is_kept(tmp_path: Path) -> None:
     (tmp_path / "scratch").symlink_to(tmp_path / "disk", target_is_directory=True)
     (tmp_path / "disk").mkdir()
