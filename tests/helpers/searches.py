@@ -22,13 +22,15 @@ TINY = ("--model", "shufflenet_v2_x0_5", "--set", "image_size=16", "--seed", "1"
 
 
 class Search:
-    """A search in a process of its own, whose output can be followed."""
+    """A search, or another ``program``, in a process of its own, whose output can be followed."""
+
+    program: tuple[object, ...] = (TUNE,)
 
     def __init__(self, *arguments: object, cwd: Path, **env: str) -> None:
         self.lines: list[str] = []
         self.errors = (cwd / "stderr.txt").open("w+")
         self.process = subprocess.Popen(
-            [sys.executable, str(TUNE), *map(str, arguments)], cwd=cwd,
+            [sys.executable, *map(str, (*self.program, *arguments))], cwd=cwd,
             env={**clean_environment(), **env}, stdout=subprocess.PIPE, stderr=self.errors,
             text=True, start_new_session=True,
         )  # fmt: skip

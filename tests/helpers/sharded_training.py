@@ -5,9 +5,7 @@ Run as a script it is one of them, as ``tiny_training`` is.
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,14 +17,12 @@ from torch.amp.grad_scaler import GradScaler
 
 from bigbatch.train_loop.config import OptimizerConfig, TrainConfig
 from bigbatch.train_loop.distributed import World
-from bigbatch.train_loop.loop import assembly
 from bigbatch.train_loop.loop.sharded_state import write_shards
 from bigbatch.train_loop.loop.step import TrainStep
-from bigbatch.train_loop.loop.train import train
 from bigbatch.train_loop.model.activation_checkpointing import checkpoint_blocks
 from bigbatch.train_loop.model.sharding import blocks, shard
 from bigbatch.train_loop.optim import build_optimizer
-from bigbatch.train_loop.reporter import EpochRecord, ListReporter
+from bigbatch.train_loop.reporter import EpochRecord
 from helpers.small_disk import fill
 from helpers.tiny_training import (
     CONFIG,
@@ -34,11 +30,11 @@ from helpers.tiny_training import (
     LeavesOut,
     LogsEpochs,
     StopsAt,
-    TinySource,
     be_a_rank,
     bn_model,
     changed,
-    install,
+    outcome,
+    whole_tensor,
 )
 
 CPU = torch.device("cpu")
@@ -137,50 +133,14 @@ def exact_weights(name: str, world: World) -> list[list[float]]:
         for micro in own:
             step.gradients(images[number, micro], labels[number, micro], len(own), last=micro == own[-1])
         step.update(config.optimizer.peak_lr, number + 1)
-    return [_whole(p).flatten().tolist() for p in model.parameters()]
-
-
-def _whole(tensor: torch.Tensor) -> torch.Tensor:
-    whole: torch.Tensor = tensor.detach()
-    return whole.full_tensor() if hasattr(whole, "full_tensor") else whole
-
-
-def outcome(
-    folder: Path | None,
-    config: TrainConfig,
-    reporter: ListReporter | None = None,
-    build: Callable[[], nn.Module] = bn_model,
-    every_s: float = 60.0,
-) -> dict[str, Any]:
-    """A run on this rank: records, whole weights, buffers and the numbers of elements that it holds; or the error."""
-    built = install(setattr, build, TinySource())
-    reporter = reporter or LogsEpochs()
-    warned: list[str] = []
-    try:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            train(config, reporter=reporter, checkpoint_dir=folder, checkpoint_every_s=every_s, device=CPU)
-            warned = [str(one.message) for one in caught if "damaged" in str(one.message)]
-    except Exception as error:
-        return {"error": f"{type(error).__name__}: {error}"}
-    model = built.model
-    return {
-        "records": [dataclasses.asdict(record) for record in reporter.records],
-        "weights": [_whole(p).flatten().tolist() for p in model.parameters()],
-        "buffers": [buffer.double().sum().item() for buffer in model.buffers()],
-        "held": [(p.to_local() if hasattr(p, "to_local") else p).numel() for p in model.parameters()],
-        "warned": warned,
-    }
+    return [whole_tensor(p).flatten().tolist() for p in model.parameters()]
 
 
 def case_sharded(folder: Path, rank: int) -> dict[str, Any]:
     """Everything that needs two ranks: starting them takes seconds."""
     world = World.current(CPU)
-    original = {name: getattr(assembly, name) for name in ("open_data", "build_model", "build_optimizer")}
 
     def run(name: str, config: TrainConfig, **keywords: Any) -> dict[str, Any]:
-        for key, value in original.items():
-            setattr(assembly, key, value)
         return outcome(folder / name, config, **keywords)
 
     found: dict[str, Any] = {f"exact_{name}": exact_weights(name, world) for name in OPTIMIZERS}

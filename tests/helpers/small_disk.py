@@ -12,14 +12,12 @@ from pathlib import Path
 
 import pytest
 
-SIZE_MB = 60
-
 
 @contextmanager
-def mounted() -> Iterator[Path]:
-    """A file system of its own of 60 MB, whose path is short enough for sockets."""
+def mounted(options: str = "size=60m") -> Iterator[Path]:
+    """A file system in memory with these mount options, whose path is short enough for sockets."""
     folder = Path(tempfile.mkdtemp(prefix="bbd", dir="/tmp"))
-    command = ["mount", "-t", "tmpfs", "-o", f"size={SIZE_MB}m", "tmpfs", str(folder)]
+    command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
     if os.geteuid() != 0 or subprocess.run(command, capture_output=True).returncode != 0:
         folder.rmdir()
         pytest.skip("needs root and the right to mount a tmpfs")

@@ -11,10 +11,12 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -37,6 +39,11 @@ CONFIG = TrainConfig(
 """4 steps an epoch of 2 micro-batches. The model's name is not used: see ``install``."""
 FOUND = CONFIG.replace_keys({"find_unused_parameters": True, "precise_bn": "off"})
 """For ``LeavesOut``."""
+
+
+ACCUMULATED = CONFIG.replace_keys({"global_size": 32, "precise_bn_images": 8})
+SMALL_LAST = CONFIG.replace_keys({"drop_last": False, "precise_bn_images": 40})
+"""Of the micro-batches for BatchNorm two ranks have one and none, and three and two."""
 
 
 class TinySource(DataSource):
@@ -77,6 +84,14 @@ def bn_model() -> nn.Module:
     )  # fmt: skip
 
 
+def dropout_first() -> nn.Module:
+    """Dropout before BatchNorm, whose statistics it moves."""
+    return nn.Sequential(
+        nn.Dropout2d(0.3), nn.Conv2d(3, 8, 3, padding=1), nn.Dropout(0.3), nn.BatchNorm2d(8), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, CLASSES),
+    )  # fmt: skip
+
+
 def plain_model() -> nn.Module:
     """Without BatchNorm and Dropout: the gradient of a batch is the mean over its images."""
     return nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(6 * SIDE * SIDE, CLASSES))
@@ -106,6 +121,8 @@ class Installed:
 
     model: nn.Module
     rates: list[float]
+    watch: Callable[[torch.optim.Optimizer], object]
+    """Gets each optimizer before its first step."""
 
 
 def install(
@@ -115,7 +132,7 @@ def install(
 ) -> Installed:
     """Make ``train`` use the tiny data and model. ``patch``: monkeypatch.setattr, or setattr."""
     built = Installed()
-    built.rates = []
+    built.rates, built.watch = [], lambda _: None
     real = assembly.build_optimizer
 
     def build_model(*_: object) -> nn.Module:
@@ -125,6 +142,7 @@ def install(
     def build_optimizer(*arguments: Any) -> torch.optim.Optimizer:
         optimizer = real(*arguments)
         optimizer.register_step_pre_hook(lambda o, *_: built.rates.append(o.param_groups[0]["lr"]))
+        built.watch(optimizer)
         return optimizer
 
     patch(assembly, "open_data", lambda *_: source or TinySource())
@@ -198,61 +216,71 @@ def two_ranks(case: str, folder: Path, script: str = __file__) -> list[dict[str,
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
 
 
-def _outcome(
-    folder: Path,
-    name: str,
+def outcome(
+    folder: Path | None,
     config: TrainConfig,
     source: DataSource | None = None,
     reporter: ListReporter | None = None,
     build: Callable[[], nn.Module] = bn_model,
+    every_s: float = 60.0,
 ) -> dict[str, Any]:
-    """One run on this rank: records and buffers, or the error."""
-    built = install(setattr, build, source)
+    """A run on this rank: records, whole weights, buffers and the numbers of elements that it holds; or the error."""
     reporter = reporter or LogsEpochs()
-    try:
-        train(config, reporter=reporter, checkpoint_dir=folder / name, device=torch.device("cpu"))
-    except Exception as error:
-        return {"error": f"{type(error).__name__}: {error}", "records": len(reporter.records)}
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as caught:
+        built = install(patch.setattr, build, source)
+        warnings.simplefilter("always")
+        device = torch.device("cpu")
+        try:
+            train(config, reporter=reporter, checkpoint_dir=folder, checkpoint_every_s=every_s, device=device)
+        except Exception as error:
+            return {"error": f"{type(error).__name__}: {error}", "records": len(reporter.records)}
+    parameters = list(built.model.parameters())
     return {
         "records": [dataclasses.asdict(record) for record in reporter.records],
         "logged": [[one.number, one.train_loss, one.train_top1] for one in getattr(reporter, "logged", [])],
+        "weights": [whole_tensor(p).flatten().tolist() for p in parameters],
         "buffers": [buffer.double().sum().item() for buffer in built.model.buffers()],
+        "held": [(p.to_local() if hasattr(p, "to_local") else p).numel() for p in parameters],
+        "warned": [str(one.message) for one in caught if "damaged" in str(one.message)],
     }
+
+
+def whole_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor, also of one that is sharded."""
+    whole: torch.Tensor = tensor.detach()
+    return whole.full_tensor() if hasattr(whole, "full_tensor") else whole
 
 
 def _case_loop(folder: Path, rank: int) -> dict[str, Any]:
     """Everything that needs two ranks, in one pair of processes: starting one takes seconds."""
-    original = {name: getattr(assembly, name) for name in ("open_data", "build_model", "build_optimizer")}
 
-    def outcome(name: str, config: TrainConfig, **keywords: Any) -> dict[str, Any]:
-        for key, value in original.items():
-            setattr(assembly, key, value)
-        return _outcome(folder, name, config, **keywords)
+    def run(name: str, config: TrainConfig, **keywords: Any) -> dict[str, Any]:
+        return outcome(folder / name, config, **keywords)
 
     local: list[None] = []  # an entry for each micro-batch whose gradients were not sent
     real = DistributedDataParallel.no_sync
     DistributedDataParallel.no_sync = lambda self: local.append(None) or real(self)  # type: ignore[method-assign]
     return {
-        "equal": outcome("equal", CONFIG) | {"local": len(local)},
-        "accumulated": outcome("accumulated", changed(CONFIG, global_size=32)) | {"local": len(local)},
-        "running": outcome("running", changed(CONFIG, precise_bn="off")),
-        "holdout": outcome("holdout", CONFIG, source=TinySource(holdout=9)),
-        "flipped": outcome("flipped", changed(CONFIG, test_flip=True)),
-        "small_last": outcome("small_last", changed(CONFIG, drop_last=False)),
-        "sync_bn": outcome("sync_bn", changed(CONFIG, sync_bn=True)),
-        "poisoned": outcome("poisoned", CONFIG, source=TinySource(poison=5)),
-        "fp16": outcome("fp16", changed(CONFIG, precision="fp16")),
-        "stopped": outcome("stopped", CONFIG, reporter=StopsAt(1 if rank == 1 else 1000)),
-        "resumed": outcome("stopped", CONFIG),
-        "dropped": outcome("dropped", CONFIG, reporter=DropsAt(1 if rank == 1 else 1000))
+        "equal": run("equal", CONFIG) | {"local": len(local)},
+        "accumulated": run("accumulated", ACCUMULATED) | {"local": len(local)},
+        "running": run("running", changed(CONFIG, precise_bn="off")),
+        "holdout": run("holdout", CONFIG, source=TinySource(holdout=9)),
+        "flipped": run("flipped", changed(CONFIG, test_flip=True)),
+        "small_last": run("small_last", SMALL_LAST, build=dropout_first),
+        "sync_bn": run("sync_bn", changed(CONFIG, sync_bn=True)),
+        "poisoned": run("poisoned", CONFIG, source=TinySource(poison=5)),
+        "fp16": run("fp16", changed(CONFIG, precision="fp16")),
+        "stopped": run("stopped", CONFIG, reporter=StopsAt(1 if rank == 1 else 1000)),
+        "resumed": run("stopped", CONFIG),
+        "dropped": run("dropped", CONFIG, reporter=DropsAt(1 if rank == 1 else 1000))
         | {"checkpoint": (folder / "dropped" / "latest.pt").exists()},
         "apart": _apart(folder, rank),
-        "unmeasured": outcome("unmeasured", changed(CONFIG, noise_scale=False)),
-        "bf16": outcome("bf16", changed(CONFIG, bf16_gradients=True)),
-        "bf16_unmeasured": outcome("bf16_unmeasured", changed(CONFIG, bf16_gradients=True, noise_scale=False)),
-        "found": outcome("found", FOUND, build=LeavesOut),
-        "found_accumulated": outcome("found_accumulated", changed(FOUND, global_size=32), build=LeavesOut),
-        "unused": outcome("unused", changed(FOUND, find_unused_parameters=False), build=LeavesOut),  # the group's end
+        "unmeasured": run("unmeasured", changed(CONFIG, noise_scale=False)),
+        "bf16": run("bf16", changed(CONFIG, bf16_gradients=True)),
+        "bf16_unmeasured": run("bf16_unmeasured", changed(CONFIG, bf16_gradients=True, noise_scale=False)),
+        "found": run("found", FOUND, build=LeavesOut),
+        "found_accumulated": run("found_accumulated", changed(FOUND, global_size=32), build=LeavesOut),
+        "unused": run("unused", changed(FOUND, find_unused_parameters=False), build=LeavesOut),  # the group's end
     }
 
 
@@ -282,7 +310,7 @@ def _apart(folder: Path, rank: int) -> dict[str, Any]:
             opened.append(Path(arguments[0]).name)
 
     sys.addaudithook(hear)
-    return _outcome(own.parent, own.name, CONFIG) | {"opened": opened}
+    return outcome(own, CONFIG) | {"opened": opened}
 
 
 def be_a_rank(cases: Mapping[str, Callable[[Path, int], dict[str, Any]]]) -> None:

@@ -22,10 +22,9 @@ def counter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A processor's energy in microjoules, as /sys/class/powercap shows it; it is the machine's."""
     from bigbatch.train_loop.host.device_use import ProcessorEnergy
     from bigbatch.train_loop.loop import worker_use
+    from helpers.counters import Powercap
 
-    folder = tmp_path / "powercap" / "intel-rapl:0"
-    folder.mkdir(parents=True)
-    for name, text in (("name", "package-0"), ("max_energy_range_uj", "1000000000"), ("energy_uj", "5")):
-        (folder / name).write_text(f"{text}\n")
-    monkeypatch.setattr(worker_use, "open_processor_energy", lambda: ProcessorEnergy(folder.parent))
-    return folder / "energy_uj"
+    tree = Powercap(tmp_path / "powercap")
+    tree.counter("intel-rapl:0", "package-0", 5)
+    monkeypatch.setattr(worker_use, "open_processor_energy", lambda: ProcessorEnergy(tree.root))
+    return tree.root / "intel-rapl:0" / "energy_uj"

@@ -1,7 +1,8 @@
-"""Room for results: on a real file system of a few inodes, by a quota command of the site, and what is needed."""
+"""Room for results: on a real file system of a few inodes, by a site's quota command, what is needed, and without."""
 
 import dataclasses
-import os
+import logging
+import pickle
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from bigbatch.train_loop.config import ConfigError, DataConfig, ModelConfig, Tra
 from bigbatch.train_loop.data.catalogue import describe_data_set
 from bigbatch.train_loop.data.packing import command as pack_command
 from bigbatch.train_loop.host import disk_space
+from bigbatch.train_loop.host.disk_space import NO_ROOM, DiskFull, LogFile
 from bigbatch.train_loop.launch import checks
 from bigbatch.train_loop.launch.command import make_run_plan
 from bigbatch.train_loop.loop.checkpoint import CheckpointFolder
@@ -25,6 +27,9 @@ from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.options import SearchOptions
 from helpers.loop_references import run
 from helpers.packed_sets import pack_here, write_images
+from helpers.small_disk import mounted
+from helpers.tiny_training import CONFIG as OF_THE_LOOP
+from helpers.tiny_training import untimed
 
 CONFIG = TrainConfig(precise_bn="off").replace_keys({"batch.global_size": 128, "model.name": "resnet18"})
 
@@ -53,16 +58,10 @@ def _ask_anew() -> Iterator[None]:
 
 
 @pytest.fixture
-def tiny(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
-    """A file system in memory with the given mount options; skipped where nobody may mount one."""
-    folder = tmp_path / "tiny"
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", request.param, "bigbatch-test", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True) if os.geteuid() == 0 else None
-    if done is None or done.returncode:
-        pytest.skip(f"no permission to mount: {done.stderr.strip() if done else 'not root'}")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
+def tiny(request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A file system with the given mount options; skipped where nobody may mount one."""
+    with mounted(request.param) as folder:
+        yield folder
 
 
 @pytest.fixture
@@ -89,7 +88,7 @@ def config_file(folder: Path) -> Path:
 
 @pytest.mark.parametrize("tiny", ["size=8g,nr_inodes=10"], indirect=True)
 def test_runs_and_packs_that_lack_inodes_are_refused_before_anything_is_written(tiny: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"up to [\d,]+ inodes .*; got 9 left for .*tiny.* by the file system"):
+    with pytest.raises(ConfigError, match=rf"up to [\d,]+ inodes .*; got 9 left for .*{tiny}.* by the file system"):
         make_run_plan(["--config", str(config_file(tmp_path)), "--output", str(tiny / "run")], "run.py", None)
     with pytest.raises(ConfigError, match="up to .* inodes"):
         make_plan(SearchOptions(space="smoke", output=str(tiny), study="s"))
@@ -236,3 +235,35 @@ def test_a_file_system_that_counts_nothing_refuses_nothing() -> None:
         pytest.skip("no /proc")
     assert disk_space.space_left(Path("/proc")).bytes is None and disk_space.space_left(Path("/proc")).inodes is None
     disk_space.check_disk_space("--output", Path("/proc/sys/none"), disk_space.SpaceNeeded(1 << 60, 1 << 40, "a test"))
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["there is room for the last", "never any room"])
+def test_checkpoints_without_room_are_left_out_but_for_the_last(last, built, monkeypatch, tmp_path, caplog):
+    expected = untimed(run(OF_THE_LOOP, checkpoint_dir=tmp_path / "a", checkpoint_every_s=1e-9))
+    real, tried = CheckpointFolder.save, []
+
+    def save(self, content):
+        tried.append(content["progress"]["epoch"])
+        if last or content["progress"]["epoch"] < OF_THE_LOOP.epochs:
+            raise DiskFull(f"{NO_ROOM}: the file system /scratch is full")
+        real(self, content)
+
+    monkeypatch.setattr(CheckpointFolder, "save", save)
+    if last:
+        with pytest.raises(DiskFull, match="/scratch"):
+            run(OF_THE_LOOP, checkpoint_dir=tmp_path / "b", checkpoint_every_s=1e-9)
+        return
+    assert untimed(run(OF_THE_LOOP, checkpoint_dir=tmp_path / "b", checkpoint_every_s=1e-9)) == expected
+    assert len(tried) > 1 and "/scratch is full" in caplog.text
+
+
+def test_the_error_crosses_processes_with_its_words() -> None:
+    assert str(pickle.loads(pickle.dumps(DiskFull("the file system /scratch is full")))).endswith("/scratch is full")
+
+
+def test_a_log_without_room_is_closed_in_silence(capfd: pytest.CaptureFixture[str]) -> None:
+    """Else a run in which all else goes on would end while it closes its log. /dev/full has no room for a byte."""
+    log = LogFile("/dev/full", encoding="utf-8")
+    log.handle(logging.makeLogRecord({"msg": "a line"}))
+    log.close()
+    assert capfd.readouterr() == ("", "")

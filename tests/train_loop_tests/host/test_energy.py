@@ -4,7 +4,6 @@ import importlib
 import math
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -19,24 +18,7 @@ from bigbatch.train_loop.host.device_use import (
     open_gpu_counters,
     open_processor_energy,
 )  # fmt: skip
-
-MOST_UJ = 262_143_328_850
-"""As an Intel Xeon shows it."""
-
-
-class Powercap:
-    """A folder as /sys/class/powercap: each counter by its name, in microjoules."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-
-    def counter(self, folder: str, name: str, uj: int) -> None:
-        (self.root / folder).mkdir(parents=True, exist_ok=True)
-        for file, text in (("name", name), ("max_energy_range_uj", MOST_UJ), ("energy_uj", uj)):
-            (self.root / folder / file).write_text(f"{text}\n")
-
-    def now(self, folder: str, uj: int) -> None:
-        (self.root / folder / "energy_uj").write_text(f"{uj}\n")
+from helpers.counters import MOST_UJ, Nvml, Powercap
 
 
 @pytest.fixture
@@ -86,34 +68,6 @@ def test_what_cannot_be_read_is_not_measured(powercap: Powercap, tmp_path: Path)
     assert open_processor_energy(powercap.root) is None
     with pytest.raises(OSError, match="energy_uj"):
         ProcessorEnergy(powercap.root)
-
-
-class Nvml:
-    """NVML's functions, for one GPU that draws ``power_w``. A GPU costs money."""
-
-    class NVMLError(Exception):
-        """As pynvml's."""
-
-    def __init__(self, *, has_counter: bool = True) -> None:
-        self.power_w, self.mj, self.busy, self.has_counter = 300.0, 5_000_000, 90, has_counter
-
-    def nvmlDeviceGetTotalEnergyConsumption(self, _: object) -> int:
-        if not self.has_counter:
-            raise self.NVMLError
-        return self.mj
-
-    def nvmlDeviceGetPowerUsage(self, _: object) -> int:
-        return int(1000 * self.power_w)
-
-    def nvmlDeviceGetUtilizationRates(self, _: object) -> SimpleNamespace:
-        return SimpleNamespace(gpu=self.busy, memory=1)
-
-
-def test_a_gpus_own_counter_is_in_millijoules() -> None:
-    nvml = Nvml()
-    gpu = GpuCounters(nvml, None)
-    nvml.mj += 1500
-    assert gpu.joules() == 1.5 and gpu.power_w() == 300.0 and gpu.utilization() == 0.9
 
 
 def test_without_that_counter_power_is_summed_over_time() -> None:

@@ -96,10 +96,3 @@ def test_two_tasks_train_together_stop_on_sigterm_with_a_checkpoint_and_go_on(be
     assert "resumed after" in ends[0][0] and without_gloo(ends[1][0]) == "", "one rank speaks"
     result = json.loads((best.parent / "out" / "result.json").read_text())
     assert result["workers"] == 2 and [r["epoch"] for r in result["history"]] == list(range(1, 31))
-
-
-def test_workers_that_do_not_match_the_step_are_refused_once(best):
-    ranks = start_ranks(best, "--workers", "3")
-    ends = [rank.communicate(timeout=300) for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [2, 2]
-    assert "srun started 2 workers" in ends[0][1] and ends[1][1] == ""

@@ -1,16 +1,15 @@
 """Full runs whose device is too small for the micro-batch, really started, under Ray Train and by torchrun."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from bigbatch.train_loop.config import TrainConfig
+from helpers.commands import run_process
 from helpers.full_device import small_device
 from helpers.paths import TRAIN
-from helpers.processes import clean_environment
 from helpers.ranks import write_config
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
@@ -24,12 +23,9 @@ def best(tiny_images: Path, tmp_path: Path) -> Path:
 
 def train(best: Path, *launcher: str, env: dict[str, str], options: tuple[str, ...] = ()) -> tuple[int, str]:
     """Exit code and output of a full run on two workers, with a checkpoint at the end of each epoch."""
-    command = [sys.executable, *launcher, str(TRAIN), "--config", str(best), "--output", "out", *options]
-    done = subprocess.run(
-        [*command, "--checkpoint-every-s", "0"], cwd=best.parent, env={**clean_environment(), **env},
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600,
-    )  # fmt: skip
-    return done.returncode, done.stdout
+    words = ("--config", best, "--output", "out", *options, "--checkpoint-every-s", 0)
+    done = run_process(sys.executable, *launcher, TRAIN, *words, cwd=best.parent, **env)
+    return done.returncode, done.stdout + done.stderr
 
 
 def check_healed(best: Path, output: str, halvings: tuple[tuple[int, int, int], ...] = ((16, 8, 1), (8, 4, 1))) -> None:

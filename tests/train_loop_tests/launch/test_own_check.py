@@ -73,9 +73,6 @@ def nan(outputs, targets):
 def no_gradient(outputs, targets):
     return torch.tensor(1.0)
 
-def of_pair(outputs, targets):
-    return F.cross_entropy(outputs["logits"], targets)
-
 class Keeps(torch.optim.SGD):
     def step(self, closure=None):
         super().step(closure)

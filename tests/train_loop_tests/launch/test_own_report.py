@@ -46,11 +46,12 @@ def kept_state(folder: Path) -> tuple[str, int]:
 def test_the_objective_goes_under_its_name_and_known_columns_to_theirs(tmp_path: Path) -> None:
     report, sent, _ = make_report(tmp_path)
     report(1, 0.5, train_loss=2, recall=0.25)
-    report(epoch=2, accuracy=np.float32(0.75))
-    report(epoch=3, value=torch.tensor(0.875))
+    report(epoch=np.uint8(2), accuracy=np.float32(0.75))
+    report(epoch=torch.tensor(3), value=torch.tensor(0.875))
     metrics = [record["metrics"] for record in sent]
     assert metrics == [{"accuracy": 0.5, "recall": 0.25}, {"accuracy": 0.75}, {"accuracy": 0.875}]
     assert sent[0]["train_loss"] == 2.0 and [record["epoch"] for record in sent] == [1, 2, 3]
+    assert {type(record["epoch"]) for record in sent} == {int}
     assert all(type(record["metrics"]["accuracy"]) is float and record["train_s"] >= 0 for record in sent)
 
 
@@ -134,24 +135,6 @@ def test_the_newest_checkpoint_and_the_epochs_until_then_are_found_again(tmp_pat
     again(3, 0.5)
 
 
-def test_an_empty_checkpoint_folder_is_no_checkpoint(tmp_path: Path) -> None:
-    report, _, _ = make_report(tmp_path)
-    assert report.checkpoint_folder.is_dir()
-    report(1, 0.5)
-    assert make_report(tmp_path)[2] is None
-
-
-def test_a_folder_within_the_offered_one_is_kept(tmp_path: Path) -> None:
-    """Trainers write ``output_dir/checkpoint-500``, and name it as their newest checkpoint."""
-    report, _, _ = make_report(tmp_path)
-    for epoch in (1, 2):
-        deep = report.checkpoint_folder / f"checkpoint-{epoch}"
-        deep.mkdir()
-        (deep / "state").write_text(f"of epoch {epoch}")
-        report(epoch, 0.5, checkpoint=deep)
-    assert kept_state(tmp_path)[0] == "of epoch 2"
-
-
 def test_the_offered_folder_by_another_name_is_kept(tmp_path: Path) -> None:
     (tmp_path / "scratch").symlink_to(tmp_path / "disk", target_is_directory=True)
     (tmp_path / "disk").mkdir()
@@ -161,13 +144,17 @@ def test_the_offered_folder_by_another_name_is_kept(tmp_path: Path) -> None:
     assert kept_state(tmp_path / "scratch")[0] == "of epoch 1"
 
 
-def test_a_function_may_ask_for_the_offered_folder_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("deep", [False, True])
+def test_a_function_may_ask_for_the_offered_folder_once(tmp_path: Path, deep: bool) -> None:
+    """Trainers write ``output_dir/checkpoint-500``, and name it as their newest checkpoint."""
     report, _, _ = make_report(tmp_path)
     folder = report.checkpoint_folder
     for epoch in (1, 2):
         assert not list(folder.iterdir()), "nothing of the epoch before"
-        (folder / "state").write_text(f"of epoch {epoch}")
-        report(epoch, 0.5)
+        mine = folder / f"checkpoint-{epoch}" if deep else folder
+        mine.mkdir(exist_ok=True)
+        (mine / "state").write_text(f"of epoch {epoch}")
+        report(epoch, 0.5, checkpoint=mine if deep else None)
     assert kept_state(tmp_path) == ("of epoch 2", 2)
 
 
@@ -187,13 +174,6 @@ def test_half_a_copy_is_no_checkpoint_of_the_next_epoch(tmp_path: Path, monkeypa
         report(2, 0.5, checkpoint=tmp_path / "mine")
     report(3, 0.5)
     assert kept_state(tmp_path / "trial") == ("whole", 1)
-
-
-@pytest.mark.parametrize("whole", [np.int64, np.uint8, torch.tensor])
-def test_epochs_are_whole_numbers_of_any_library(tmp_path: Path, whole: Callable[[int], Any]) -> None:
-    report, sent, _ = make_report(tmp_path)
-    report(epoch=whole(1), value=0.5)
-    assert type(sent[0]["epoch"]) is int and sent[0]["epoch"] == 1
 
 
 KEEPS_FOR_EVER = """

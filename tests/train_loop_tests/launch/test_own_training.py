@@ -13,7 +13,6 @@ from bigbatch.train_loop.distributed import World
 from bigbatch.train_loop.launch.own_training import train_own
 from bigbatch.train_loop.launch.ray_worker import _end_of_all_ranks
 from bigbatch.train_loop.launch.trial_task import TrialTask
-from bigbatch.train_loop.loop import worker_use
 
 ALONE = World(0, 1, torch.device("cpu"))
 OWN = """from pathlib import Path
@@ -78,15 +77,6 @@ def test_each_record_has_the_energy_since_the_one_before_and_the_memory(tmp_path
     assert [record["gpu_energy_j"] for record in sent.records] == [None, None], "no GPU: not measured, not 0"
     assert [record["gpu_utilization"] for record in sent.records] == [None, None]
     assert all(isinstance(m := record["memory_bytes"], int) and m > megabytes_64 for record in sent.records)
-
-
-def test_a_machine_without_counters_measures_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_use, "open_processor_energy", lambda: None)
-    (tmp_path / "counter").write_text("0")
-    sent = Sent()
-    options = Options({"counter": str(tmp_path / "counter"), "joules": [3, 7], "bytes": 1})
-    train_own(task_of(tmp_path, options), sent, ALONE, logging.getLogger("test"))
-    assert {record["cpu_energy_j"] for record in sent.records} == {None}
 
 
 @pytest.mark.parametrize("then", ["passes", "returns", "raises", "goes on"])

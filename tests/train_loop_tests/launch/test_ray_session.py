@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 import venv
 from pathlib import Path
 
@@ -133,70 +132,35 @@ def test_workers_start_where_the_path_of_python_has_a_space(tmp_path):
     assert int(idle) <= 1 and found == str(python)
 
 
-def sleeper(word: str) -> subprocess.Popen:
-    process = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()", word])
-    # A new process has its command line only after a moment.
-    assert processes.wait_until(lambda: word.encode() in Path(f"/proc/{process.pid}/cmdline").read_bytes(), 60)
-    return process
-
-
-def test_a_long_temporary_folder_falls_back_to_a_short_one_or_is_refused(monkeypatch, tmp_path):
-    long = tmp_path / ("x" * 90)
-    long.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(long))
-    folder, _owner = ray_session.private_ray_folder()
-    assert not str(folder).startswith(str(long)) and folder.stat().st_mode & 0o777 == 0o700
-    assert len(f"{folder}/r/session_2026-11-21_10-00-00_000000_1234567/sockets/plasma_store") <= 107
-    (folder / "owner").unlink()
-    folder.rmdir()
-    monkeypatch.setattr(os, "access", lambda *_: False)
-    with pytest.raises(ConfigError, match="TMPDIR"):
-        ray_session.private_ray_folder()
-
-
-def test_an_agent_of_ray_that_hides_its_command_line_is_known_by_its_log(tmp_path):
+def test_processes_that_name_the_folder_or_log_into_it_are_ended_and_no_others(tmp_path):
+    """An agent of Ray hides its command line: it is known by its log."""
     ours, others = tmp_path / "bb-ray-a", tmp_path / "bb-ray-ab"
-    agents = {}
+    started: list[subprocess.Popen[bytes]] = []
+
+    def has_its_command_line() -> bool:  # a new process has it only after a moment
+        return Path(f"/proc/{started[-1].pid}/cmdline").read_bytes().startswith(name.encode())
+
     for folder in (ours, others):
         folder.mkdir()
-        with (folder / "agent.log").open("w") as log:
-            command = ["ray::DashboardAgent", "-c", "import signal; signal.pause()"]
-            agents[folder] = subprocess.Popen(command, executable=sys.executable, stdout=log)
-    lines = [Path(f"/proc/{agent.pid}/cmdline") for agent in agents.values()]
-    assert processes.wait_until(lambda: all(line.read_bytes().startswith(b"ray::") for line in lines), 60)
+        for name, word in (("python", f"/ray/ {folder}/session"), ("ray::DashboardAgent", "ray::"), ("python", "")):
+            command = [name, "-c", "import signal; signal.pause()", word or f"{folder}/session/logs"]
+            with (folder / "agent.log").open("w") as log:
+                started.append(subprocess.Popen(command, executable=sys.executable, stdout=log))
+            assert processes.wait_until(has_its_command_line, 60)
     try:
         processes.end_processes_of(ours)
-        agents[ours].wait(60)
-        assert agents[others].poll() is None
+        for process in started[:2]:
+            process.wait(60)  # its command line goes a moment before it
+        assert [process.poll() for process in started[2:]] == [None] * 4, "of another folder, and a reader"
     finally:
-        for agent in agents.values():
-            agent.kill()
-            agent.wait()
-
-
-def test_only_processes_that_name_the_folder_are_ended(tmp_path):
-    ours, others = tmp_path / "bb-ray-a", tmp_path / "bb-ray-ab"
-    mine, neighbour = sleeper(f"/ray/ {ours}/session"), sleeper(f"/ray/ {others}/session")
-    reader = sleeper(f"{ours}/session/logs")
-    try:
-        processes.end_processes_of(ours)
-        mine.wait(60)  # its command line goes a moment before it
-        assert neighbour.poll() is None and reader.poll() is None
-    finally:
-        for process in (mine, neighbour, reader):
+        for process in started:
             process.kill()
             process.wait()
 
 
-@pytest.fixture
-def short_tmp():
-    """A temporary folder with a path that leaves room for sockets."""
-    with tempfile.TemporaryDirectory(dir="/tmp", prefix="t") as folder:
-        yield Path(folder)
-
-
-def test_folders_of_living_searches_stay_and_those_of_killed_ones_go(monkeypatch, short_tmp):
-    tmp_path = short_tmp
+def test_folders_of_living_searches_stay_and_those_of_killed_ones_go(monkeypatch):
+    base = tempfile.TemporaryDirectory(dir="/tmp", prefix="t")  # short: its path leaves room for sockets
+    tmp_path = Path(base.name)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     living, _owner = ray_session.private_ray_folder()
     code = (
@@ -208,18 +172,10 @@ def test_folders_of_living_searches_stay_and_those_of_killed_ones_go(monkeypatch
     killed = Path(subprocess.run(command, cwd=ROOT / "src", capture_output=True, text=True).stdout.strip())
     assert killed.is_dir() and killed.parent == tmp_path
     (tmp_path / f"{ray_session.PREFIX}ba4e").mkdir()  # about to get its owner
-    old = tmp_path / f"{ray_session.PREFIX}01d0"
-    (old / "r").mkdir(parents=True)  # made again by a Ray process that outlived its search
-    notes, more_notes = (tmp_path / f"{ray_session.PREFIX}{name}" for name in ("notes", "cafe"))
-    for folder in (notes, more_notes):  # the user's own
-        folder.mkdir()
-        (folder / "thesis.txt").touch()
-    for folder in (old, notes, more_notes):
-        os.utime(folder, (time.time() - 300,) * 2)
     (tmp_path / "somebody-elses").mkdir()
     ray_session.remove_stale_folders()
-    stay = {living.name, "bb-ray-ba4e", "somebody-elses", notes.name, more_notes.name}
-    assert {p.name for p in tmp_path.iterdir()} == stay
+    assert {p.name for p in tmp_path.iterdir()} == {living.name, "bb-ray-ba4e", "somebody-elses"}
+    base.cleanup()
 
 
 def test_workers_find_this_repository_first_and_never_the_folder_of_a_script(monkeypatch):
@@ -228,8 +184,8 @@ def test_workers_find_this_repository_first_and_never_the_folder_of_a_script(mon
     assert str(Path(ROOT, "tune")) not in ray_session.python_path().split(os.pathsep)
 
 
-def test_a_folder_that_a_dying_process_makes_again_goes_too(short_tmp, monkeypatch):
-    folder = short_tmp / f"{ray_session.PREFIX}x"
+def test_a_folder_that_a_dying_process_makes_again_goes_too(tmp_path, monkeypatch):
+    folder = tmp_path / f"{ray_session.PREFIX}x"
     folder.mkdir()
     calls = []
     real = private_folder.shutil.rmtree

@@ -12,9 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bigbatch.cluster.host.allocation import usable_cpus
-from bigbatch.train_loop.launch.command import main
-from helpers.commands import run, run_process
+from helpers.commands import run_process
 from helpers.paths import ROOT, TRAIN
 from helpers.processes import clean_environment, wait_gone
 from helpers.ranks import write_config
@@ -92,19 +90,6 @@ def test_a_full_run_on_two_workers_survives_a_kill_and_signals_and_trains_each_e
     folder = re.search(r"token in (\S+)/token", output)
     assert folder and not Path(folder.group(1)).exists()
     wait_gone(folder.group(1))
-
-
-def test_what_cannot_be_trained_is_refused_in_one_line_before_ray_starts(best_json, tmp_path):
-    changes = "--set global_size=64 micro_size=1 --workers 64 --output o".split()
-    for arguments, expected in (
-        (("--workers", "512"), "divide"),
-        (changes, f"at most {usable_cpus()}, the number of"),
-        (("--output", "/proc/bigbatch"), "--output"),  # it can not be made after all
-    ):
-        done = run("--config", best_json, *arguments, cwd=tmp_path, main=main)
-        assert done.returncode == 2 and expected in done.stderr, done.stderr
-        assert len(done.stderr.strip().splitlines()) == 1 and "Ray" not in done.stdout
-    assert not (tmp_path / "o").exists()
 
 
 @pytest.mark.exhaustive

@@ -1,27 +1,26 @@
 """``train_loop/run.py`` as it is typed: real torchrun, really killed, and wrong input."""
 
-import contextlib
 import json
 import os
 import re
 import signal
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from bigbatch.cluster.host.allocation import usable_cpus
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.launch.command import main
 from bigbatch.train_loop.loop.train import train
 from bigbatch.train_loop.reporter import EpochRecord, ListReporter
-from helpers.commands import run_process
+from helpers.commands import run, run_process
 from helpers.paths import ROOT, TRAIN
-from helpers.processes import clean_environment
 from helpers.ranks import write_config
+from helpers.searches import Search
 
 EPOCHS = 24
 
@@ -37,54 +36,28 @@ def best(tmp_path: Path, tiny_images: Path) -> Path:
     return path
 
 
-@pytest.fixture
-def torchrun(best: Path, tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[str]]]:
-    """Start the full run on two ranks, in a process group of its own."""
-    started: list[subprocess.Popen[str]] = []
+class OnTwoRanks(Search):
+    program = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, TRAIN)
 
-    def start() -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(TRAIN),
-             "--config", "best.json", "--set", f"epochs={EPOCHS}", "--output", "out", "--checkpoint-every-s", "0"],
-            cwd=tmp_path, env={**clean_environment(), "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, text=True, start_new_session=True,
-        )  # fmt: skip
-        started.append(process)
-        return process
+
+@pytest.fixture
+def torchrun(best: Path, tmp_path: Path) -> Iterator[Callable[[], Search]]:
+    """Start the full run on two ranks."""
+    started: list[Search] = []
+    words = ("--config", "best.json", "--set", f"epochs={EPOCHS}", "--output", "out", "--checkpoint-every-s", 0)
+
+    def start() -> Search:
+        started.append(OnTwoRanks(*words, cwd=tmp_path, OMP_NUM_THREADS="1"))
+        return started[-1]
 
     yield start
-    for process in started:
-        end_session(process)
+    for one in started:
+        if one.process.poll() is None:
+            one.kill_tree()
 
 
-def end_session(process: subprocess.Popen[str]) -> None:
-    """SIGKILL for torchrun, then for its workers: it puts each in a session of its own."""
-    import psutil
-
-    try:
-        family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return
-    for member in family:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            member.kill()
-    process.wait(timeout=120)
-    psutil.wait_procs(family[1:], timeout=120)
-
-
-def read_until(process: subprocess.Popen[str], text: str) -> str:
-    """Output up to the line that holds ``text``."""
-    assert process.stdout is not None
-    seen = ""
-    for line in process.stdout:
-        seen += line
-        if text in line:
-            return seen
-    raise AssertionError(f"{text!r} never came:\n{seen}")
-
-
-def epochs_in(output: str) -> list[int]:
-    return [int(number) for number in re.findall(r"^epoch +(\d+)/", output, flags=re.MULTILINE)]
+def epochs_in(lines: Sequence[str]) -> list[int]:
+    return [int(match[1]) for line in lines if (match := re.match(r"epoch +(\d+)/", line))]
 
 
 @pytest.mark.slow
@@ -92,27 +65,21 @@ def epochs_in(output: str) -> list[int]:
 def test_killed_and_interrupted_run_ends_as_one_that_was_not(torchrun, best, tmp_path):
     """SIGKILL after some epochs, Ctrl-C after some more, then to the end."""
     killed = torchrun()
-    first = read_until(killed, f"epoch  3/{EPOCHS}")
-    end_session(killed)
-    assert killed.stdout is not None
-    first += killed.stdout.read()  # epochs that went by before the signal came
+    killed.wait_for(f"epoch  3/{EPOCHS}")
+    killed.kill_tree()
+    killed.end()  # with epochs that went by before the signal came
 
     interrupted = torchrun()
-    second = read_until(interrupted, f"epoch {epochs_in(first)[-1] + 2:2}/{EPOCHS}")
-    os.killpg(interrupted.pid, signal.SIGINT)
-    assert interrupted.stdout is not None
-    second += interrupted.stdout.read()  # not communicate: it knows nothing of lines that were read ahead
-    assert interrupted.wait(240) not in (0, 2)
-    assert (
-        f"To resume: torchrun --nproc-per-node 2 {TRAIN} --config best.json --set epochs={EPOCHS} --output out"
-        in second
-    )
-    assert "Traceback" not in second.split("To resume")[0]
+    interrupted.wait_for(f"epoch {epochs_in(killed.lines)[-1] + 2:2}/{EPOCHS}")
+    os.killpg(interrupted.process.pid, signal.SIGINT)
+    assert interrupted.end() not in (0, 2)
+    typed = f"torchrun --nproc-per-node 2 {TRAIN} --config best.json --set epochs={EPOCHS} --output out"
+    before, said, _ = interrupted.stderr().partition(f"To resume: {typed}")
+    assert said and "Traceback" not in before
 
     last = torchrun()
-    third = last.communicate(timeout=300)[0]
-    assert last.returncode == 0, third
-    reported = epochs_in(first) + epochs_in(second) + epochs_in(third)
+    assert last.end(300) == 0, last.stderr()
+    reported = epochs_in(killed.lines + interrupted.lines + last.lines)
     # The checkpoint comes before the report: at the kill one line may be lost, none comes twice.
     assert reported == sorted(set(reported)) and len(reported) >= EPOCHS - 1
     compare_with_one_process(json.loads((tmp_path / "out" / "result.json").read_text()))
@@ -137,20 +104,15 @@ def compare_with_one_process(result: dict[str, Any]) -> None:
 
 
 @pytest.fixture
-def expect_refusal(tmp_path, monkeypatch, capfd) -> Callable[[list[str], str], None]:
+def expect_refusal(tmp_path: Path) -> Callable[..., None]:
     """The command ends with one line and 2, and nothing was started or written."""
 
-    def expect(argv: list[str], named: str) -> None:
-        monkeypatch.chdir(tmp_path)
+    def expect(argv: list[str], named: str, **env: str) -> None:
         before = sorted(tmp_path.rglob("*"))
-        try:
-            code = main(argv)
-        except SystemExit as left:
-            code = left.code if isinstance(left.code, int) else -1
-        out, err = capfd.readouterr()
-        assert code == 2
-        assert named in err and err.count("\n") == 1 and "error: " in err
-        assert out == "" and sorted(tmp_path.rglob("*")) == before
+        done = run(*argv, cwd=tmp_path, main=main, **env)
+        assert done.returncode == 2
+        assert named in done.stderr and done.stderr.count("\n") == 1 and "error: " in done.stderr
+        assert done.stdout == "" and sorted(tmp_path.rglob("*")) == before
 
     return expect
 
@@ -163,6 +125,7 @@ BAD_INPUT = {
     "network left to the plan": ("--set model.name=auto", "--set model.name=resnet50"),
     "batch that does not divide": ("--workers 3", "batch.global_size must divide"),
     "workers": ("--workers 0", "--workers must be at least 1; got 0"),
+    "cores": ("--set global_size=64 micro_size=1 --workers 64", f"at most {usable_cpus()}, the number of"),
     "data": ("--data nowhere/at/all", "the data path must exist; got 'nowhere/at/all'"),
     "data twice": ("--data digits --set data.name=digits", "set once"),
     "time": ("--checkpoint-every-s -1", "--checkpoint-every-s must not be negative; got -1"),
@@ -170,6 +133,7 @@ BAD_INPUT = {
     "option": ("--epoch 3", "no such option; got '--epoch'"),
     "output is a file": ("--output best.json", "--output must be a writable folder"),
     "output below a file": ("--output best.json/x", "--output must be a writable folder"),
+    "output that nobody can make": ("--output /proc/bigbatch", "--output"),
 }
 
 
@@ -179,49 +143,34 @@ def test_wrong_input_is_one_line_and_2(case: str, best: Path, expect_refusal: An
     expect_refusal(["--config", str(best), *words.split()], named)
 
 
-@pytest.mark.parametrize(
-    ("content", "named"),
-    [
-        (None, "--config must be a readable file; got"),
-        ("{", "a configuration is JSON"),
-        ("[1]", "a configuration is a JSON object"),
-        ('{"config": 3}', "a configuration is a JSON object"),
-        ('{"epoch": 3}', "Did you mean 'epochs'?"),
-    ],
-)
-def test_unreadable_configuration_is_refused(content, named, tmp_path, expect_refusal):
+def test_unreadable_configuration_is_refused(tmp_path: Path, expect_refusal: Any) -> None:
     path = tmp_path / "c.json"
-    if content is not None:
+    expect_refusal(["--config", str(path)], "--config must be a readable file; got")
+    no_object = "a configuration is a JSON object"
+    for content, named in (("{", "a configuration is JSON"), ("[1]", no_object), ('{"config": 3}', no_object)):
         path.write_text(content)
-    expect_refusal(["--config", str(path)], named)
+        expect_refusal(["--config", str(path)], named)
 
 
-def test_output_of_another_configuration_is_refused(best: Path, expect_refusal: Any) -> None:
-    config = TrainConfig.from_dict(json.loads(best.read_text())["config"])
-    (best.parent / "out").mkdir()
-    (best.parent / "out" / "config.json").write_text(config.replace_keys({"epochs": 5}).to_json())
-    expect_refusal(["--config", str(best), "--output", "out"], "epochs 5 → 4")
+ALONE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+"""torchrun's variables for one process."""
 
 
-def test_a_rank_that_waited_for_another_says_that_it_ended(monkeypatch, capsys, best: Path) -> None:
+def test_a_rank_that_waited_for_another_says_that_it_ended(monkeypatch, best: Path) -> None:
     """In place of gloo's traceback: the other rank's message has the cause."""
-    monkeypatch.chdir(best.parent)
-    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}.items():
-        monkeypatch.setenv(name, value)
 
     def lost(*_: object, **__: object) -> None:
         raise RuntimeError("[/pytorch/gloo/transport/tcp/pair.cc:561] Connection closed by peer [127.0.0.1]:10640")
 
     monkeypatch.setattr("bigbatch.train_loop.loop.train.train", lost)
-    assert main(["--config", "best.json", "--output", "out"]) == 1
-    errors = capsys.readouterr().err
-    assert errors.endswith("failed: another worker has ended; its own message says why\n") and errors.count("\n") == 1
+    done = run("--config", best, "--output", "out", cwd=best.parent, main=main, **ALONE)
+    assert done.returncode == 1 and done.stderr.count("\n") == 1
+    assert done.stderr.endswith("failed: another worker has ended; its own message says why\n")
 
 
-def test_workers_that_contradict_torchrun_are_refused(best, monkeypatch, expect_refusal):
-    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}.items():
-        monkeypatch.setenv(name, value)
-    expect_refusal(["--config", str(best), "--workers", "4"], "torchrun started 2 workers; got --workers 4")
+def test_workers_that_contradict_torchrun_are_refused(best, expect_refusal):
+    argv, said = ["--config", str(best), "--workers", "4"], "torchrun started 2 workers; got --workers 4"
+    expect_refusal(argv, said, **{**ALONE, "WORLD_SIZE": "2"})
 
 
 @pytest.mark.parametrize("folder", ["/", str(ROOT), str(ROOT / "train_loop")])
@@ -235,21 +184,12 @@ def test_wrong_input_is_answered_from_any_folder_without_torch(folder: str, tmp_
     assert "bigbatch" in loaded and not loaded & {"torch", "ray", "numpy"}
 
 
-def test_default_output_is_the_same_for_the_same_configuration(best, tmp_path, monkeypatch, capfd):
+def test_default_output_is_the_same_for_the_same_configuration(best, tmp_path):
     """So that the same command resumes; results of a run without Ray on one worker, in this process."""
-    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.chdir(tmp_path)
-    handler = signal.getsignal(signal.SIGINT)
-    try:
-        argv = ["--config", "best.json", "--set", "epochs=1"]
-        assert main(argv) == 0
-        first = capfd.readouterr().out
-        assert main(argv) == 0
-        again = capfd.readouterr().out
-    finally:
-        signal.signal(signal.SIGINT, handler)
+    words = ("--config", "best.json", "--set", "epochs=1")
+    first, again = (run(*words, cwd=tmp_path, main=main, **ALONE) for _ in range(2))
+    assert (first.returncode, again.returncode) == (0, 0)
     (result,) = tmp_path.glob("runs/train/best-????????/result.json")
-    assert str(result.parent) in first and epochs_in(first) == [1]
-    assert "resumed after 1 finished epochs" in again and epochs_in(again) == []
+    assert str(result.parent) in first.stdout and epochs_in(first.stdout.splitlines()) == [1]
+    assert "resumed after 1 finished epochs" in again.stdout and epochs_in(again.stdout.splitlines()) == []
     assert json.loads(result.read_text())["config"]["epochs"] == 1

@@ -46,7 +46,3 @@ def test_a_missing_key_is_named(field: dataclasses.Field[Any]) -> None:
 def test_an_unknown_key_and_a_value_of_another_type_are_named(key: str, value: object, named: str) -> None:
     with pytest.raises(ValueError, match=named):
         TrialTask.from_dict({**TASK.to_dict(), key: value})
-
-
-def test_the_reason_of_a_failed_rank_lies_beside_the_log() -> None:
-    assert TASK.failure_file == Path("/study/logs/trial-0007.failure")

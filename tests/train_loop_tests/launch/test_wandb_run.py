@@ -15,6 +15,7 @@ from bigbatch.train_loop.launch.worker_lines import RecordPrinter
 from bigbatch.train_loop.progress import StepRecord, StepsFile, progress_file, steps_file
 from bigbatch.train_loop.reporter import EpochRecord, PrintReporter
 from bigbatch.tune.commands.wandb_sync import wandb_sync_main
+from helpers.commands import run
 from helpers.waiting import wait_until
 from helpers.wandb_server import WandbServer
 
@@ -116,9 +117,6 @@ def test_without_the_option_and_on_other_ranks_nothing_is_told(tmp_path):
 @pytest.mark.parametrize(
     ("mode", "words"), [("offlin", "Did you mean 'offline'?"), ("online", "needs a key for"), ("yes", "Write --wandb")]
 )
-def test_wrong_input_meets_one_line(tmp_path: Path, monkeypatch, capsys, mode, words):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.delenv("WANDB_API_KEY", raising=False)
-    assert main(["--recipe", "nothing", "--wandb", mode]) == 2
-    error = capsys.readouterr().err
-    assert words in error and error.count("\n") == 1
+def test_wrong_input_meets_one_line(tmp_path: Path, mode, words):
+    done = run("--recipe", "nothing", "--wandb", mode, cwd=tmp_path, main=main, HOME=str(tmp_path))
+    assert done.returncode == 2 and words in done.stderr and done.stderr.count("\n") == 1

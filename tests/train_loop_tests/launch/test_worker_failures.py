@@ -59,7 +59,8 @@ def died(cause: Exception) -> WorkerHealthCheckFailedError:
     ],
 )
 def test_an_errors_kind_is_that_of_its_class_after_a_way_between_processes_too(error, kind) -> None:
-    assert kind_of(error) == kind and kind_of(pickle.loads(pickle.dumps(error))) == kind
+    again = pickle.loads(pickle.dumps(error))
+    assert kind_of(error) == kind and kind_of(again) == kind and str(again) == str(error)
     end = failed_end(group(r0=LOST, r1=error))
     if kind != FailureKind.PROCESS and kind not in ("diverged", "configuration", "checkpoint"):  # those all ranks meet
         assert end.kind == kind and (end.failure or "").startswith("worker 1: ")

@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,8 +12,8 @@ import torch
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.distributed import RankMeetings
 from bigbatch.train_loop.loop import assembly
-from bigbatch.train_loop.loop.train import TrainingStopped, train
-from bigbatch.train_loop.reporter import EpochRecord, ListReporter
+from bigbatch.train_loop.loop.train import TrainingStopped
+from helpers.loop_references import run
 from helpers.paths import TRAIN
 from helpers.processes import clean_environment
 from helpers.tiny_training import CONFIG, StopsAt, TinySource, changed, install, plain_model, untimed
@@ -22,12 +21,6 @@ from helpers.tiny_training import CONFIG, StopsAt, TinySource, changed, install,
 PACKAGES = {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}
 """Where a machine with a GPU may have torch and Ray."""
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-
-
-def run(config: TrainConfig, device: str, reporter: ListReporter | None = None, **keywords: Any) -> list[EpochRecord]:
-    reporter = reporter or ListReporter()
-    train(config, reporter=reporter, device=torch.device(device), **keywords)
-    return reporter.records
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -72,7 +65,7 @@ def test_a_stopped_run_goes_on_to_the_same_result(device, tmp_path, built, monke
         whole = run(CONFIG, device)
         built.rates.clear()
         with pytest.raises(TrainingStopped, match="in epoch 2 after step 2"):
-            run(CONFIG, device, StopsAt(6), checkpoint_dir=tmp_path)
+            run(CONFIG, device, reporter=StopsAt(6), checkpoint_dir=tmp_path)
         assert len(built.rates) == 6
         resumed = run(CONFIG, device, checkpoint_dir=tmp_path)
     finally:

@@ -11,12 +11,12 @@ from torch import nn
 
 from bigbatch.train_loop.config import BatchSplit
 from bigbatch.train_loop.data import sampling
-from bigbatch.train_loop.data.source import Batch, Step
+from bigbatch.train_loop.data.source import Batch
 from bigbatch.train_loop.loop import chronometer
 from bigbatch.train_loop.loop.chronometer import Chronometer
-from bigbatch.train_loop.loop.train import train
-from bigbatch.train_loop.reporter import ListReporter
-from helpers.tiny_training import CONFIG, TRAIN_SIZE, TinySource, bn_model, changed, install, untimed
+from bigbatch.train_loop.reporter import EpochRecord
+from helpers.loop_references import run
+from helpers.tiny_training import CONFIG, TRAIN_SIZE, TinySource, bn_model, changed, install
 
 FOUR = changed(CONFIG, epochs=2, global_size=32, micro_size=8, precise_bn="off")
 """Two steps an epoch of four micro-batches; 6 of 70 images are left."""
@@ -38,8 +38,8 @@ class Watched(TinySource):
         self.events.append("end")
 
 
-def watched_training(monkeypatch: pytest.MonkeyPatch, **changes: object) -> tuple[Watched, ListReporter]:
-    source, reporter = Watched([]), ListReporter()
+def watched_training(monkeypatch: pytest.MonkeyPatch, **changes: object) -> tuple[Watched, EpochRecord]:
+    source = Watched([])
 
     def build() -> nn.Module:
         model = bn_model()
@@ -47,8 +47,7 @@ def watched_training(monkeypatch: pytest.MonkeyPatch, **changes: object) -> tupl
         return model
 
     install(monkeypatch.setattr, build, source)
-    train(changed(FOUR, **changes), reporter=reporter, device=torch.device("cpu"))
-    return source, reporter
+    return source, run(changed(FOUR, **changes))[-1]
 
 
 def test_each_micro_batch_is_computed_before_the_next_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,19 +57,11 @@ def test_each_micro_batch_is_computed_before_the_next_is_fetched(monkeypatch: py
 
 @pytest.mark.parametrize("drop_last", [True, False])
 def test_every_image_of_an_epoch_is_trained_on_once(monkeypatch: pytest.MonkeyPatch, drop_last: bool) -> None:
-    source, reporter = watched_training(monkeypatch, drop_last=drop_last, global_size=48, micro_size=12)
+    source, last = watched_training(monkeypatch, drop_last=drop_last, global_size=48, micro_size=12)
     steps = [48] if drop_last else [48, 20]  # of the 22 that are left 4 micro-batches of 5
     for epoch, rows in enumerate(np.split(np.array(source.rows), 2)):
         assert rows.tolist() == sampling.train_order(TRAIN_SIZE, 0, epoch)[: sum(steps)].tolist()
-    assert reporter.records[-1].optimizer_steps == 2 * len(steps)
-
-
-def test_training_is_that_of_steps_that_are_collected_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, lazy = watched_training(monkeypatch, drop_last=False)
-    monkeypatch.setattr(Step, "__iter__", lambda step, real=Step.__iter__: iter(list(real(step))))
-    source, collected = watched_training(monkeypatch, drop_last=False)
-    assert source.events[:5] == ["fetched"] * 4 + ["computed"]
-    assert untimed(lazy.records) == untimed(collected.records)
+    assert last.optimizer_steps == 2 * len(steps)
 
 
 @pytest.mark.parametrize("taken", [0, 1, 4])

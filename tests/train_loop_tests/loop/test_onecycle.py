@@ -7,9 +7,9 @@ import torch
 
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.loop import assembly
-from bigbatch.train_loop.loop.train import TrainingStopped, train
-from bigbatch.train_loop.reporter import ListReporter
-from helpers.tiny_training import CONFIG, StopsAt, changed, install
+from bigbatch.train_loop.loop.train import TrainingStopped
+from helpers.loop_references import run
+from helpers.tiny_training import CONFIG, StopsAt, changed
 
 PEAK, FACTOR, STEPS = 0.2, 0.25, 12
 
@@ -28,29 +28,20 @@ def _torchs() -> list[list[tuple[float, float]]]:
 
 
 @pytest.mark.parametrize("name", ["sgd", "lars", "lamb", "adamw"])
-def test_each_step_has_torchs_rates_and_momenta_also_after_a_stop(name, monkeypatch, tmp_path):
-    install(monkeypatch.setattr)
+def test_each_step_has_torchs_rates_and_momenta_also_after_a_stop(name, built, tmp_path):
     seen: list[list[tuple[float, float]]] = []
-    real = assembly.build_optimizer
 
-    def watched(*arguments: Any) -> torch.optim.Optimizer:
-        optimizer = real(*arguments)
-        optimizer.register_step_pre_hook(
-            lambda it, *_: seen.append(
-                [(g["lr"], g["betas"][0] if "betas" in g else g["momentum"]) for g in it.param_groups]
-            )
-        )
-        return optimizer
+    def before(it: torch.optim.Optimizer, *_: object) -> None:
+        seen.append([(g["lr"], g["betas"][0] if "betas" in g else g["momentum"]) for g in it.param_groups])
 
-    monkeypatch.setattr(assembly, "build_optimizer", watched)
+    built.watch = lambda optimizer: optimizer.register_step_pre_hook(before)
     config = changed(
         CONFIG, schedule__name="onecycle", optimizer__name=name, optimizer__peak_lr=PEAK, no_decay_lr_factor=FACTOR,
         nesterov=False, optimizer__momentum=0.0,
     )  # fmt: skip
-    run: dict[str, Any] = {"checkpoint_dir": tmp_path, "checkpoint_every_s": 1e9, "device": torch.device("cpu")}
     with pytest.raises(TrainingStopped, match="in epoch 2 after step 1"):
-        train(config, reporter=StopsAt(5), **run)
-    train(config, reporter=ListReporter(), **run)
+        run(config, reporter=StopsAt(5), checkpoint_dir=tmp_path)
+    run(config, checkpoint_dir=tmp_path)
     assert len(seen) == STEPS
     for ours, theirs in zip(seen, _torchs(), strict=True):
         for one, other in zip(ours, theirs, strict=True):
@@ -68,4 +59,4 @@ def test_an_optimizer_without_momentum_is_refused_with_the_way_out(built, monkey
     monkeypatch.setattr(assembly, "build_optimizer", Plain)
     rule = "moves the optimizer's momentum or beta1; got a group of Plain .*max_momentum=0"
     with pytest.raises(ConfigError, match=rule):
-        train(changed(CONFIG, schedule__name="onecycle"), reporter=ListReporter(), device=torch.device("cpu"))
+        run(changed(CONFIG, schedule__name="onecycle"))

@@ -10,18 +10,15 @@ import torch.nn.functional as F
 from torch import nn
 
 from bigbatch.train_loop.config import TrainConfig
-from bigbatch.train_loop.errors import OwnCodeError, TrainingStopped
+from bigbatch.train_loop.errors import TrainingStopped
 from bigbatch.train_loop.loop import assembly
-from bigbatch.train_loop.loop.train import train
-from bigbatch.train_loop.reporter import ListReporter
+from helpers.loop_references import run
 from helpers.own_sets import write_points
 from helpers.point_net import PointNet
 from helpers.tiny_training import StopsAt, untimed
 
-CPU = torch.device("cpu")
 
-
-def config(word: str, **keys: object) -> TrainConfig:
+def configured(word: str, **keys: object) -> TrainConfig:
     return TrainConfig().replace_keys(
         {
             "data.name": word, "data.loader.workers": 0, "epochs": 3, "seed": 4, "batch.global_size": 8,
@@ -45,8 +42,7 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[nn.Module]:
 
 
 def test_the_weights_are_those_of_a_loop_written_by_hand(tmp_path: Path, built: list[nn.Module]) -> None:
-    word, reporter = write_points(tmp_path), ListReporter()
-    train(config(word, **{"data.options": {"augment": False}}), reporter=reporter, device=CPU)
+    records = run(configured(write_points(tmp_path), **{"data.options": {"augment": False}}))
     namespace: dict[str, object] = {}
     exec((tmp_path / "own_points.py").read_text(), namespace)
     assert inspect.isfunction(namespace["points"])
@@ -75,38 +71,20 @@ def test_the_weights_are_those_of_a_loop_written_by_hand(tmp_path: Path, built: 
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
     inputs, targets = batch(list(range(21)), val)
     logits = net(inputs).detach()
-    assert reporter.records[-1].val_loss == pytest.approx(F.cross_entropy(logits, targets).item(), rel=1e-4)
-    assert reporter.records[-1].val_top1 == pytest.approx((logits.argmax(1) == targets).float().mean().item())
+    assert records[-1].val_loss == pytest.approx(F.cross_entropy(logits, targets).item(), rel=1e-4)
+    assert records[-1].val_top1 == pytest.approx((logits.argmax(1) == targets).float().mean().item())
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_run_that_stops_within_an_epoch_ends_as_one_that_never_stopped(tmp_path, built, workers):
-    """With the augmentation of all generators, and another number of loader processes after the stop."""
-    whole, reporter = config(write_points(tmp_path)), ListReporter()
-    train(whole, reporter=reporter, device=CPU, checkpoint_dir=tmp_path / "whole")
+    """With the augmentation of all generators, and other loader processes after the stop."""
+    config = configured(write_points(tmp_path))
+    whole = run(config, checkpoint_dir=tmp_path / "whole")
     with pytest.raises(TrainingStopped):
-        train(whole, reporter=StopsAt(9), device=CPU, checkpoint_dir=tmp_path / "parts")
-    rest = ListReporter()
-    rest_of = whole.replace_keys({"data.loader.workers": workers})
-    train(rest_of, reporter=rest, device=CPU, checkpoint_dir=tmp_path / "parts")
-    assert [r["epoch"] for r in untimed(rest.records)] == [2, 3]
-    ours = [{**r, "loader_processes": 0} for r in untimed(rest.records)]
-    assert ours == untimed(reporter.records)[1:]
+        run(config, reporter=StopsAt(9), checkpoint_dir=tmp_path / "parts")
+    other = config.replace_keys({"data.loader.workers": workers, "data.loader.pin_memory": False})
+    rest = untimed(run(other, checkpoint_dir=tmp_path / "parts"))
+    assert [r["epoch"] for r in rest] == [2, 3]
+    assert [{**r, "loader_processes": 0} for r in rest] == untimed(whole)[1:]
     for one, other in zip(built[0].parameters(), built[-1].parameters(), strict=True):
         assert torch.equal(one, other)
-
-
-def test_an_item_that_raises_ends_the_run_with_the_users_traceback(tmp_path: Path, built: list[nn.Module]) -> None:
-    more = """
-
-class Broken(Points):
-    def __getitem__(self, index):
-        return super().__getitem__(index) if index < 48 else 1 / 0
-
-
-def broken():
-    return Broken(50, 5, False), Points(21, 5, False)
-"""
-    word = write_points(tmp_path, more).replace(":points", ":broken")
-    with pytest.raises(OwnCodeError, match="ZeroDivisionError: division by zero"):
-        train(config(word), reporter=ListReporter(), device=CPU)

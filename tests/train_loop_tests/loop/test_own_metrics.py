@@ -14,10 +14,10 @@ from bigbatch.train_loop.distributed import World
 from bigbatch.train_loop.errors import OwnCodeError
 from bigbatch.train_loop.loop import assembly, metrics
 from bigbatch.train_loop.loop.metrics import MetricSums
-from bigbatch.train_loop.loop.train import train
 from bigbatch.train_loop.plugins.metric_names import metric_name
-from bigbatch.train_loop.reporter import EpochRecord, ListReporter, epoch_line
+from bigbatch.train_loop.reporter import EpochRecord, epoch_line
 from helpers import own_metrics
+from helpers.loop_references import run
 from helpers.own_metrics import write_metrics
 from helpers.own_sets import write_points
 from helpers.point_net import PointNet
@@ -41,9 +41,7 @@ def config(folder: Path, *metrics: str, **keys: object) -> TrainConfig:
 def trained(config: TrainConfig, patch: pytest.MonkeyPatch) -> tuple[list[EpochRecord], nn.Module]:
     models: list[nn.Module] = []
     patch.setattr(assembly, "build_model", lambda *_: models.append(PointNet()) or models[-1])
-    reporter = ListReporter()
-    train(config, reporter=reporter, device=CPU)
-    return reporter.records, models[0]
+    return run(config), models[0]
 
 
 def validation(folder: Path, model: nn.Module) -> tuple[torch.Tensor, torch.Tensor]:

@@ -3,7 +3,6 @@
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -11,8 +10,7 @@ import torch
 from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.train_loop.errors import NonFiniteLossError, OwnCodeError, in_one_line
 from bigbatch.train_loop.loop import assembly
-from bigbatch.train_loop.loop.train import TrainResult, train
-from bigbatch.train_loop.reporter import ListReporter
+from helpers.loop_references import run
 from helpers.tiny_training import CONFIG, StopsAt, TinySource, untimed
 
 OWN = """
@@ -76,44 +74,38 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainConfig:
     return CONFIG.replace_keys({**keys, "label_smoothing": 0.0, "model.options.width": 7, "loss_options.gamma": 1.5})
 
 
-def _run(config: TrainConfig, reporter: Any = None, folder: Path | None = None) -> TrainResult:
-    options: dict[str, Any] = {"checkpoint_dir": folder, "checkpoint_every_s": 1e9}
-    return train(config, reporter=reporter or ListReporter(), device=torch.device("cpu"), **options)
-
-
 @pytest.mark.parametrize("precision", ["off", "bf16", "fp16"])
 def test_an_own_model_loss_and_optimizer_resume_in_mid_epoch_bit_for_bit(own, tmp_path, precision):
     config = own.replace_keys({"precision": precision})
-    whole = _run(config, folder=tmp_path / "whole")
+    whole = run(config, checkpoint_dir=tmp_path / "whole")
     with pytest.raises(RuntimeError, match="stopped on request in epoch 2 after step 2"):
-        _run(config, StopsAt(6), tmp_path / "stopped")
+        run(config, reporter=StopsAt(6), checkpoint_dir=tmp_path / "stopped")
     torch.manual_seed(99)
-    resumed = _run(config, folder=tmp_path / "stopped")
-    assert untimed(resumed.history) == untimed(whole.history)
+    resumed = run(config, checkpoint_dir=tmp_path / "stopped")
+    assert untimed(resumed) == untimed(whole)[1:]
     ends = [torch.load(tmp_path / name / "latest.pt", weights_only=True) for name in ("whole", "stopped")]
     for kind in ("model", "optimizer"):
         torch.testing.assert_close(ends[1][kind], ends[0][kind], rtol=0, atol=0)
     numbers = {state["number"] for state in ends[1]["optimizer"]["state"].values()}
-    assert numbers == {resumed.record.optimizer_steps}
+    assert numbers == {resumed[-1].optimizer_steps}
 
 
 def test_a_checkpoint_of_other_code_is_refused_until_it_is_accepted(own: TrainConfig, tmp_path: Path) -> None:
-    folder, cpu = tmp_path / "run", torch.device("cpu")
+    folder = tmp_path / "run"
     with pytest.raises(RuntimeError, match="stopped on request"):
-        _run(own, StopsAt(2), folder)
+        run(own, reporter=StopsAt(2), checkpoint_dir=folder)
     note = torch.load(folder / "latest.pt", weights_only=True)["own_code"]
     assert sorted(note) == sorted({own.model.name, own.loss, own.optimizer.name})
     file = Path(own.loss.rpartition(":")[0])
     file.write_text(file.read_text() + "\n# changed\n")
     with pytest.raises(ConfigError, match="a run goes on with the code that it began with; .* and 2 more has changed"):
-        _run(own, folder=folder)
-    end = train(own, reporter=ListReporter(), checkpoint_dir=folder, device=cpu, accept_changed_code=True)
-    assert end.record.epoch == own.epochs
+        run(own, checkpoint_dir=folder)
+    assert run(own, checkpoint_dir=folder, accept_changed_code=True)[-1].epoch == own.epochs
 
 
 def test_an_error_in_the_forward_pass_shows_the_users_frames_alone(own: TrainConfig) -> None:
     with pytest.raises(OwnCodeError) as failed:
-        _run(own.replace_keys({"model.options.fails": True}))
+        run(own.replace_keys({"model.options.fails": True}))
     text = str(failed.value)
     file = own.loss.rpartition(":")[0]
     assert text.startswith(f"the code of model.name={file}:net raised IndexError")
@@ -121,20 +113,15 @@ def test_an_error_in_the_forward_pass_shows_the_users_frames_alone(own: TrainCon
     assert "train_loop" not in text.replace(file, "") and "torch/nn" not in text
     line = in_one_line(text)
     assert "\n" not in line and line.startswith(f"the code of model.name={file}:net: IndexError")
-    assert line.endswith(f'("{file}", line 18)')
+    assert line.endswith(f'("{file}", line 18)') and in_one_line(line) == line
 
 
 def test_our_own_errors_stay_what_they_are(own: TrainConfig) -> None:
     file = own.loss.rpartition(":")[0]
     with pytest.raises(NonFiniteLossError, match="training loss is nan in epoch 1 at its step 1"):
-        _run(own.replace_keys({"loss": f"{file}:nan", "loss_options": {}}))
+        run(own.replace_keys({"loss": f"{file}:nan", "loss_options": {}}))
     with pytest.raises(ConfigError, match="unexpected keyword argument 'depth'"):
-        _run(own.replace_keys({"model.options.depth": 2}))
-
-
-def test_one_line_of_a_reason_that_is_one_line_is_that_line() -> None:
-    assert in_one_line("the node's memory is full. Do this") == "the node's memory is full. Do this"
-    assert in_one_line("") == ""
+        run(own.replace_keys({"model.options.depth": 2}))
 
 
 def test_a_configuration_with_own_components_is_read_without_torch(tmp_path: Path) -> None:

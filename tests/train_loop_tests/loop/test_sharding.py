@@ -16,7 +16,6 @@ from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.distributed import World
 from bigbatch.train_loop.errors import CheckpointError
-from bigbatch.train_loop.loop import assembly
 from bigbatch.train_loop.loop.sharded_state import check_shards
 from bigbatch.train_loop.model.networks import build_model
 from bigbatch.train_loop.model.sharding import blocks, check_shardable, shard
@@ -34,21 +33,11 @@ from helpers.sharded_training import (
     Listed,
     exact_weights,
     of_images,
-    outcome,
 )
 from helpers.small_disk import mounted
-from helpers.tiny_training import StopsAt, bn_model, changed, install, two_ranks
+from helpers.tiny_training import StopsAt, bn_model, changed, install, outcome, two_ranks
 
 Pair = tuple[Path, list[dict[str, Any]]]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def assembly_is_put_back() -> Iterator[None]:
-    """The runs of one process take the place of functions that other tests of this process need."""
-    before = {name: getattr(assembly, name) for name in ("open_data", "build_model", "build_optimizer")}
-    yield
-    for name, value in before.items():
-        setattr(assembly, name, value)
 
 
 @pytest.fixture(scope="module")
@@ -199,15 +188,11 @@ def test_what_does_not_go_together_is_refused(keys: dict[str, object], message: 
         TrainConfig().replace_keys(keys)
 
 
-def test_a_parameter_without_a_dimension_is_refused() -> None:
+def test_parameters_that_cannot_be_sharded_are_refused() -> None:
     model = Listed()
     model.temperature = nn.Parameter(torch.ones(()))
     with pytest.raises(ConfigError, match="got 'temperature' of shape .* Give it shape .1., or write"):
         check_shardable(model, "own")
-
-
-def test_trainable_parameters_of_several_types_are_refused() -> None:
-    model = Listed()
     model.temperature = nn.Parameter(torch.ones(1, dtype=torch.float64), requires_grad=False)
     check_shardable(model, "own")
     model.temperature.requires_grad_()

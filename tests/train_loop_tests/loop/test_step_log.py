@@ -10,19 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from bigbatch.train_loop.config import ConfigError, ScheduleConfig, TrainConfig
+from bigbatch.train_loop.config import ConfigError, ScheduleConfig
 from bigbatch.train_loop.loop.metrics import MetricSums
-from bigbatch.train_loop.loop.train import TrainingStopped, train
+from bigbatch.train_loop.loop.train import TrainingStopped
 from bigbatch.train_loop.optim.schedules import learning_rate
-from bigbatch.train_loop.progress import (
-    StepInterval,
-    StepRecord,
-    StepsFile,
-    StepsReader,
-    read_interval,
-    steps_file,
-)
+from bigbatch.train_loop.progress import StepInterval, StepRecord, StepsFile, StepsReader, read_interval, steps_file
 from bigbatch.train_loop.reporter import EpochRecord, PrintReporter
+from helpers.loop_references import run
 from helpers.tiny_training import CONFIG, install
 
 STEPS = 4  # of an epoch, three epochs
@@ -72,10 +66,6 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, int, int]]:
     return found
 
 
-def run(config: TrainConfig, reporter: PrintReporter, folder: Path | None = None, every_s: float = 1e9) -> None:
-    train(config, reporter=reporter, checkpoint_dir=folder, checkpoint_every_s=every_s, device=torch.device("cpu"))
-
-
 def check(logged: Sequence[StepRecord], numbers: Sequence[int], seen: Sequence[tuple[float, int, int]]) -> None:
     """The records are of the steps ``numbers``, each over the steps since the one before: two micro-batches a step."""
     assert [record.number for record in logged] == list(numbers)
@@ -108,7 +98,7 @@ def check(logged: Sequence[StepRecord], numbers: Sequence[int], seen: Sequence[t
 )
 def test_each_line_is_over_the_steps_since_the_one_before(every: str, numbers: Sequence[int], seen: Any) -> None:
     reporter = Logs(every)
-    run(CONFIG, reporter)
+    run(CONFIG, reporter=reporter)
     check(reporter.logged, numbers, seen)
     assert len(reporter.lines) == len(numbers)
     if every == "100%":  # an epoch's own record
@@ -123,9 +113,9 @@ def test_a_stopped_run_goes_on_to_the_same_lines(every: str, polls: int, seen: A
     file = tmp_path / "train.steps"
     first = Logs(every, StepsFile(file), polls)
     with pytest.raises(TrainingStopped):
-        run(CONFIG, first, tmp_path)
+        run(CONFIG, reporter=first, checkpoint_dir=tmp_path)
     second = Logs(every, StepsFile(file))
-    run(CONFIG, second, tmp_path)
+    run(CONFIG, reporter=second, checkpoint_dir=tmp_path)
     numbers = range(3, 13, 3) if every == "3" else range(2, 13, 2)
     check(first.logged + second.logged, numbers, seen)
     assert [record.number for record in StepsReader(file).new()] == list(numbers)
@@ -141,11 +131,11 @@ def test_a_killed_run_trains_steps_again_and_logs_none_twice(seen: Any, tmp_path
     file = tmp_path / "train.steps"
     first = Killed("1", StepsFile(file))
     with pytest.raises(KeyboardInterrupt):
-        run(CONFIG, first, tmp_path, every_s=0)
+        run(CONFIG, reporter=first, checkpoint_dir=tmp_path, checkpoint_every_s=0)
     with file.open("a") as lines:
         lines.write('{"number": 8, "epo')  # what the kill cut off
     second = Logs("1", StepsFile(file))
-    run(CONFIG, second, tmp_path, every_s=0)
+    run(CONFIG, reporter=second, checkpoint_dir=tmp_path, checkpoint_every_s=0)
     assert [record.number for record in second.logged] == list(range(5, 13)), "the loop does not know the file"
     assert [record.number for record in StepsReader(file).new()] == list(range(1, 13))
     steps = [int(line.partition("step ")[2].split()[0]) for line in first.lines + second.lines]

@@ -1,4 +1,8 @@
-"""What a profile measures, against a clock that only the parts of a step move, and against the real one."""
+"""What a profile measures, against a clock that only the parts of a step move, and against the real one.
+
+At the end a timer of a GPU's steps, against a stream of events whose times the test knows."""
+
+from __future__ import annotations
 
 import dataclasses
 import json
@@ -24,6 +28,7 @@ from bigbatch.train_loop.loop.chronometer import NSIGHT, OTHER, PHASES, STEP, Ch
 from bigbatch.train_loop.loop.step_profile import measure_steps, trace_steps
 from bigbatch.train_loop.loop.train import train
 from bigbatch.train_loop.reporter import ListReporter
+from helpers.counters import Nvml
 from helpers.tiny_training import CLASSES, CONFIG, SIDE, TRAIN_SIZE, VAL_SIZE, TinySource, changed, install
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -98,9 +103,9 @@ def slow_run(monkeypatch: pytest.MonkeyPatch) -> tuple[Run, Clock]:
     return run, clock
 
 
-def test_each_phase_gets_the_time_that_it_took(slow_run: tuple[Run, Clock]) -> None:
-    run, _ = slow_run
-    profile = measure_steps(run, 7)
+def test_each_phase_gets_the_time_that_it_took_and_estimates_are_those_of_a_run(slow_run: tuple[Run, Clock]) -> None:
+    """70 images make 4 steps of 16; 23 validation images make 2 batches of at most 16."""
+    profile = measure_steps(slow_run[0], 7)
     expected = {"data": 2 * READ_S, "transfer": 0, "forward": 2 * FORWARD_S, "backward": 2 * BACKWARD_S}
     expected |= {"optimizer": OPTIMIZER_S, OTHER: 0}
     assert {name: spread.median_s for name, spread in profile.phases.items()} == expected
@@ -111,11 +116,6 @@ def test_each_phase_gets_the_time_that_it_took(slow_run: tuple[Run, Clock]) -> N
     assert profile.share("data") == 1.0 / sum(expected.values())
     raw = {name: [seconds] * 7 for name, seconds in expected.items()}
     assert profile.seconds == {**raw, STEP: [sum(expected.values())] * 7, "validation": [READ_S + FORWARD_S]}
-
-
-def test_estimates_are_those_of_a_run(slow_run: tuple[Run, Clock]) -> None:
-    """70 images make 4 steps of 16; 23 validation images make 2 batches of at most 16."""
-    profile = measure_steps(slow_run[0], 3)
     step_s, batch_s = 2 * (READ_S + FORWARD_S + BACKWARD_S) + OPTIMIZER_S, READ_S + FORWARD_S
     assert (TRAIN_SIZE, VAL_SIZE) == (70, 23)
     assert profile.images_per_s == 16 / step_s
@@ -124,27 +124,13 @@ def test_estimates_are_those_of_a_run(slow_run: tuple[Run, Clock]) -> None:
     assert profile.device_hours == profile.run_s / 3600
 
 
-class MeteredGpu:
-    """NVML of a GPU that draws 200 W by the clock and computes half of the time. A GPU costs money."""
-
-    NVMLError = RuntimeError
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-
-    def nvmlDeviceGetTotalEnergyConsumption(self, _: object) -> float:
-        return 200_000 * self._clock.now
-
-    def nvmlDeviceGetPowerUsage(self, _: object) -> int:
-        return 200_000 + 150_000 * (self._clock.now > 12)
-
-    def nvmlDeviceGetUtilizationRates(self, _: object) -> SimpleNamespace:
-        return SimpleNamespace(gpu=50)
-
-
 def test_power_is_that_of_the_measured_steps(slow_run: tuple[Run, Clock]) -> None:
+    """Of a GPU that draws 200 W by the clock."""
     run, clock = slow_run
-    run.use = UseMeter(GpuCounters(MeteredGpu(clock), None))
+    nvml = Nvml(busy=50)
+    nvml.nvmlDeviceGetTotalEnergyConsumption = lambda _: 200_000 * clock.now  # type: ignore[method-assign]
+    nvml.nvmlDeviceGetPowerUsage = lambda _: 200_000 + 150_000 * (clock.now > 12)  # type: ignore[method-assign]
+    run.use = UseMeter(GpuCounters(nvml, None))
     profile = measure_steps(run, 3)
     assert (profile.gpu_power_w, profile.gpu_utilization) == (200.0, 0.5)
     assert profile.gpu_energy_j == 200.0 * profile.run_s
@@ -262,3 +248,70 @@ def test_nsight_sees_named_ranges_and_nobody_else_pays_for_them(variable, built,
     assert open_ranges == []
     assert [seen.count(f"step/{phase}") for phase in ("transfer", "forward", "backward", "optimizer")] == [8, 8, 8, 4]
     assert {"data", "bn", "val"} <= set(seen) and "step/data" in seen
+
+
+class Stream:
+    """A device's time line in milliseconds. An event gets its time when the device reaches it, as CUDA's do."""
+
+    def __init__(self) -> None:
+        self.now_ms, self.waits = 0.0, 0
+        self.given: list[float | Event] = []
+
+    def work(self, ms: float) -> None:
+        """Give the device something to do. The host goes on."""
+        self.given.append(ms)
+
+    def synchronize(self, *_: object) -> None:
+        self.waits += 1
+        for item in self.given:
+            if isinstance(item, Event):
+                item.at_ms = self.now_ms
+            else:
+                self.now_ms += item
+        self.given = []
+
+
+class Event:
+    """As torch.cuda.Event."""
+
+    def __init__(self, *, enable_timing: bool = False) -> None:
+        assert enable_timing
+        self.at_ms: float | None = None
+
+    def record(self, stream: Stream) -> None:
+        stream.given.append(self)
+
+    def elapsed_time(self, end: Event) -> float:
+        assert self.at_ms is not None and end.at_ms is not None, "the device has not come so far"
+        return end.at_ms - self.at_ms
+
+
+@pytest.fixture
+def stream(monkeypatch: pytest.MonkeyPatch) -> Stream:
+    stream = Stream()
+    fake = {"Event": Event, "current_stream": lambda _: stream, "synchronize": stream.synchronize}
+    for name, value in fake.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    return stream
+
+
+def test_a_gpu_is_waited_for_after_the_last_step_alone(stream: Stream) -> None:
+    """The host gives all work at once; the device's times are those of its work, in seconds."""
+    timer = StepTimer(torch.device("cuda", 0))
+    for number in range(3):
+        with timer.step():
+            with timer.part("data_s"):
+                pass
+            for phase, ms in (("transfer", 1.0), ("forward", 8.0), ("backward", 16.0 + number), ("optimizer", 4.0)):
+                with timer.phase(phase):
+                    stream.work(ms)
+            with timer.part("step_s"):  # it is no phase
+                stream.work(2.0)
+    assert stream.waits == 0
+    steps = timer.take()
+    assert stream.waits == 1
+    assert [times["backward"] for times in steps] == [0.016, 0.017, 0.018]
+    assert [times["step"] for times in steps] == pytest.approx([0.031, 0.032, 0.033])
+    assert [times["other"] for times in steps] == pytest.approx([0.002] * 3)
+    assert {times["data"] for times in steps} == {0.0}, "the device did not wait for the images that it had"
+    assert timer.seconds["step_s"] > 0

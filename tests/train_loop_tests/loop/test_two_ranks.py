@@ -13,12 +13,16 @@ from bigbatch.train_loop.errors import is_lost_peer
 from bigbatch.train_loop.reporter import EpochRecord
 from helpers.loop_references import run, val_reference
 from helpers.tiny_training import (
+    ACCUMULATED,
     CONFIG,
     FOUND,
+    SMALL_LAST,
     VAL_SIZE,
     LeavesOut,
     TinySource,
+    bn_model,
     changed,
+    dropout_first,
     install,
     two_ranks,
     untimed,
@@ -35,10 +39,11 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 
 
 def test_two_workers_equal_one_worker_with_two_accumulation_steps(monkeypatch, pair):
-    """Same micro-batches, precise BN, dropout seeded by position: only the order of float32 sums differs."""
-    others = (("accumulated", {"global_size": 32}), ("small_last", {"drop_last": False}))
-    for name, config in (("equal", CONFIG), *((name, changed(CONFIG, **keys)) for name, keys in others)):
-        install(monkeypatch.setattr)
+    """Same micro-batches, precise BN also of unequal shares, dropout seeded by position, also before BatchNorm: only
+    the order of float32 sums differs."""
+    others = (("accumulated", ACCUMULATED, bn_model), ("small_last", SMALL_LAST, dropout_first))
+    for name, config, build in (("equal", CONFIG, bn_model), *others):
+        install(monkeypatch.setattr, build)
         for one, two in zip(run(config), pair[1][0][name]["records"], strict=True):
             for key in ("train_loss", "val_loss", "learning_rate"):
                 assert two[key] == pytest.approx(getattr(one, key), rel=1e-4), (name, one.epoch, key)
@@ -52,7 +57,7 @@ def test_only_the_last_accumulation_step_sends_gradients(pair: Pair) -> None:
         assert rank["accumulated"]["local"] == CONFIG.epochs * 2 * 1  # 2 steps an epoch of 2 micro-batches a rank
 
 
-@pytest.mark.parametrize("name", ["equal", "accumulated", "running", "fp16"])
+@pytest.mark.parametrize("name", ["equal", "accumulated", "small_last", "running", "fp16"])
 def test_all_ranks_report_the_same_and_end_with_the_same_statistics(pair, name):
     first, second = (outcomes[name] for outcomes in pair[1])
     assert first == second
@@ -86,15 +91,16 @@ def test_two_ranks_measure_each_validation_image_once(pair, name, built):
             assert record[f"{part}_top1"] == pytest.approx(top1, abs=1e-12)
 
 
-def test_nan_on_one_rank_ends_all_ranks_with_the_same_reason(pair: Pair) -> None:
-    first, second = (outcomes["poisoned"] for outcomes in pair[1])
-    assert first == second
-    assert first["error"].startswith("NonFiniteLossError: training loss is nan in epoch ")
-
-
-def test_what_one_rank_finds_wrong_all_ranks_raise(pair: Pair) -> None:
-    for outcomes in pair[1]:
-        assert outcomes["sync_bn"]["error"].startswith("ConfigError: SyncBatchNorm needs GPUs; got model.sync_bn=true")
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("poisoned", "NonFiniteLossError: training loss is nan in epoch "),
+        ("sync_bn", "ConfigError: SyncBatchNorm needs GPUs; got model.sync_bn=true"),
+    ],
+)
+def test_what_one_rank_finds_wrong_all_ranks_raise(name: str, error: str, pair: Pair) -> None:
+    first, second = (outcomes[name] for outcomes in pair[1])
+    assert first == second and first["error"].startswith(error)
 
 
 def test_rank_0_alone_opens_the_checkpoint_once_and_all_resume_from_it(pair):

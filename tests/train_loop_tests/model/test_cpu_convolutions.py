@@ -51,15 +51,6 @@ def test_a_resnet_keeps_its_parameters_and_what_it_computes():
         torch.testing.assert_close(other.grad, one.grad, rtol=1e-7, atol=1e-7, msg=name)
 
 
-def test_other_convolutions_stay():
-    layers = nn.ModuleList([
-        nn.Conv2d(4, 4, 3, padding=1, groups=2), nn.Conv2d(4, 4, 3, padding=2, dilation=2), nn.Conv2d(4, 4, 1),
-        nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3, padding="same"), nn.Conv2d(4, 4, 3, padding=1),
-    ])  # fmt: skip
-    multiply_small_maps(layers)
-    assert all(type(layer) is nn.Conv2d for layer in layers)
-
-
 def test_it_is_saved_and_computes_in_bfloat16_and_in_memory_order():
     layer = nn.Conv2d(8, 4, 3, padding=1, bias=False)
     multiply_small_maps(layer)
@@ -118,10 +109,20 @@ def test_a_strided_pixel_convolution_trains_in_memory_order(channels, stride, si
             torch.testing.assert_close(images.grad.double(), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_strided_pixel_convolutions_that_torch_computes_stay():
-    layers = nn.ModuleList([
-        nn.Conv2d(8, 4, 1, 2), nn.Conv2d(3, 4, 1), nn.Conv2d(3, 4, 1, 2, padding=1), nn.Conv2d(3, 4, 3, 2),
-        nn.Conv2d(4, 4, 1, 2, groups=4),
-    ])  # fmt: skip
-    avoid_strided_pixels(layers)
+@pytest.mark.parametrize(
+    ("exchange", "others"),
+    [
+        (multiply_small_maps, [
+            nn.Conv2d(4, 4, 3, padding=1, groups=2), nn.Conv2d(4, 4, 3, padding=2, dilation=2), nn.Conv2d(4, 4, 1),
+            nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3, padding="same"), nn.Conv2d(4, 4, 3, padding=1),
+        ]),
+        (avoid_strided_pixels, [
+            nn.Conv2d(8, 4, 1, 2), nn.Conv2d(3, 4, 1), nn.Conv2d(3, 4, 1, 2, padding=1), nn.Conv2d(3, 4, 3, 2),
+            nn.Conv2d(4, 4, 1, 2, groups=4),
+        ]),
+    ],
+)  # fmt: skip
+def test_convolutions_that_torch_computes_well_stay(exchange, others):
+    layers = nn.ModuleList(others)
+    exchange(layers)
     assert all(type(layer) is nn.Conv2d for layer in layers)

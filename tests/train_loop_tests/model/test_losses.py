@@ -73,13 +73,6 @@ def test_bce_has_target_1_for_every_class_of_a_mixed_image(smoothing: float) -> 
     assert losses[0] == losses[1]
 
 
-def test_bce_of_mixed_images_is_timms() -> None:
-    loss = pytest.importorskip("timm.loss").BinaryCrossEntropy(smoothing=0.0, target_threshold=0.0)
-    z = torch.randn(5, 4, generator=torch.Generator().manual_seed(1))
-    shares = mixed_shares()[2].float()
-    assert training_loss(z, shares, "bce", 0.0).item() == pytest.approx(loss(z, shares).item(), rel=1e-6)
-
-
 @pytest.mark.parametrize("way", ["mixup", "cutmix"])
 def test_an_image_that_is_mixed_with_nothing_keeps_one_class(way: str) -> None:
     """A rectangle that lies outside or a share of 1 leaves the other class out."""
@@ -130,8 +123,3 @@ def test_an_own_loss_refuses_label_smoothing_and_options_it_does_not_take(tmp_pa
         TrainConfig(loss=word, label_smoothing=0.1)
     with pytest.raises(ConfigError, match="gamma"):
         loss_function(TrainConfig(loss=word).replace_keys({"loss_options.gamma": 2}))
-
-
-def test_a_mistyped_loss_names_the_nearest():
-    with pytest.raises(ConfigError, match="Did you mean 'cross_entropy'?"):
-        TrainConfig(loss="cross_entropie")

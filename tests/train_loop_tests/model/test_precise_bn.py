@@ -3,9 +3,7 @@
 import copy
 import inspect
 from collections.abc import Generator
-from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,11 +12,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from bigbatch.train_loop.distributed import World
-from bigbatch.train_loop.loop.assembly import seed_batch
-from bigbatch.train_loop.loop.train import TrainingStopped, train
+from bigbatch.train_loop.loop.train import TrainingStopped
 from bigbatch.train_loop.model import precise_bn
-from bigbatch.train_loop.reporter import ListReporter
-from helpers.tiny_training import CLASSES, CONFIG, StopsAt, changed, install, untimed
+from helpers.loop_references import run
+from helpers.tiny_training import CONFIG, StopsAt, changed, dropout_first, install, untimed
 
 WORLD = World(0, 1, torch.device("cpu"))
 
@@ -61,38 +58,6 @@ def test_statistics_are_the_populations() -> None:
     for bn, (mean, var) in zip((model[1], model[5]), reference(model, batches()), strict=True):
         torch.testing.assert_close(bn.running_mean.double(), mean, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(bn.running_var.double(), var, rtol=1e-5, atol=1e-5)
-
-
-@dataclass(frozen=True)
-class FakeWorld(World):
-    """This rank of two, with what the other rank's sums are; keeps its own for the other."""
-
-    other: list[torch.Tensor] = field(default_factory=list)
-    own: list[torch.Tensor] = field(default_factory=list)
-
-    def sum(self, values: torch.Tensor) -> torch.Tensor:
-        self.own.append(values.clone())
-        return values + self.other[0] if self.other else values
-
-
-@pytest.mark.parametrize("shares", [(3, 2), (5, 0)])
-def test_ranks_with_unequal_shares_get_the_statistics_of_all(shares: tuple[int, int]) -> None:
-    images = batches(sum(shares))
-    parts = (images[: shares[0]], images[shares[0] :])
-    sums = []
-    for part in parts:  # what each rank would bring to the all-reduce
-        alone = FakeWorld(0, 2, torch.device("cpu"))
-        precise_bn.recompute_statistics(model := network(), part, alone, model)
-        sums += alone.own
-    results = []
-    for part, other in zip(parts, reversed(sums), strict=True):
-        precise_bn.recompute_statistics(model := network(), part, FakeWorld(0, 2, torch.device("cpu"), [other]), model)
-        results.append(model)
-    for index, expected in zip((1, 5), reference(network(), images), strict=True):
-        for model in results:
-            torch.testing.assert_close(model[index].running_mean.double(), expected[0], rtol=1e-5, atol=1e-5)
-            torch.testing.assert_close(model[index].running_var.double(), expected[1], rtol=1e-5, atol=1e-5)
-        assert torch.equal(results[0][index].running_var, results[1][index].running_var)
 
 
 def test_nothing_else_changes() -> None:
@@ -153,23 +118,12 @@ def test_auto_is_for_epochs_of_few_steps(choice: str, steps: int, expected: bool
 @pytest.mark.parametrize(
     ("most", "train_size", "images"),
     [
-        (2048, 1_281_167, 2048),
-        (2048, 4000, 1000),
-        (2048, 1437, 359),
-        (2048, 600, 256),
-        (100, 1437, 100),
+        (2048, 1_281_167, 2048), (2048, 4000, 1000), (2048, 1437, 359), (2048, 600, 256), (100, 1437, 100),
         (2048, 80, 80),
     ],
 )  # fmt: skip
 def test_a_small_data_set_gives_a_quarter_of_itself_but_enough(most: int, train_size: int, images: int) -> None:
     assert precise_bn.images_of(most, train_size) == images
-
-
-def dropout_first() -> nn.Module:
-    return nn.Sequential(
-        nn.Dropout2d(0.3), nn.Conv2d(3, 8, 3, padding=1), nn.Dropout(0.3), nn.BatchNorm2d(8), nn.ReLU(),
-        nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, CLASSES),
-    )  # fmt: skip
 
 
 @pytest.mark.parametrize("stop_at", [4, 8, 11, 12])
@@ -178,30 +132,15 @@ def test_a_run_that_stops_at_an_epochs_last_step_resumes_to_the_bit_with_dropout
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stop_at: int, changes: dict[str, Any]
 ) -> None:
     """Steps 4, 8 and 12 are the last ones of epochs of 4 (or 2): the pass for BatchNorm is the next thing to come."""
-    config, cpu = changed(CONFIG, **changes), torch.device("cpu")
+    config = changed(CONFIG, **changes)
     stop_at //= 2 if changes else 1
     built = install(monkeypatch.setattr, dropout_first)
-    train(config, reporter=(whole := ListReporter()), device=cpu)
+    whole = run(config)
     want = built.model.state_dict()
     torch.manual_seed(99)
     with pytest.raises(TrainingStopped):
-        train(config, reporter=(first := StopsAt(stop_at)), checkpoint_dir=tmp_path, device=cpu)
+        run(config, reporter=(first := StopsAt(stop_at)), checkpoint_dir=tmp_path)
     torch.manual_seed(7)  # another process has other numbers
-    train(config, reporter=(second := ListReporter()), checkpoint_dir=tmp_path, device=cpu)
-    assert untimed(first.records + second.records) == untimed(whole.records)
+    assert untimed(first.records + run(config, checkpoint_dir=tmp_path)) == untimed(whole)
     assert want.keys() == built.model.state_dict().keys()
     assert all(torch.equal(value, want[name]) for name, value in built.model.state_dict().items())
-
-
-def test_the_pass_draws_alike_on_any_number_of_workers() -> None:
-    """A rank's batches have the places among all batches that ``sampling.bn_batches`` gives them."""
-    seen: dict[int, list[int]] = {}
-    for workers, rank in ((1, 0), (2, 0), (2, 1)):
-        run: Any = SimpleNamespace(
-            config=CONFIG, progress=SimpleNamespace(epoch=3), world=World(rank, workers, torch.device("cpu"))
-        )
-        for number in range(4 // workers):
-            seed_batch(run, "batch norm", number)
-            seen.setdefault(workers * 10 + rank, []).append(torch.initial_seed())
-    assert seen[10] == [seed for pair in zip(seen[20], seen[21], strict=True) for seed in pair]
-    assert len(set(seen[10])) == 4

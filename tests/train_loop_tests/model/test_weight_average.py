@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,18 +12,9 @@ from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.data.pixels.boxes import train_image_size
 from bigbatch.train_loop.data.source import Batch
 from bigbatch.train_loop.loop import assembly
-from bigbatch.train_loop.loop.train import train
 from bigbatch.train_loop.model.weight_average import WeightAverage
-from bigbatch.train_loop.reporter import ListReporter
+from helpers.loop_references import run
 from helpers.tiny_training import CONFIG, TinySource, bn_model, changed, install
-
-CPU = torch.device("cpu")
-
-
-def run(config: TrainConfig, reporter: ListReporter | None = None, folder: Path | None = None) -> list[Any]:
-    reporter = reporter or ListReporter()
-    train(config, reporter=reporter, device=CPU, checkpoint_dir=folder)
-    return reporter.records
 
 
 def test_the_average_is_the_formula_and_the_model_is_put_back() -> None:
@@ -67,18 +57,13 @@ def test_only_training_is_compiled_and_records_stay(monkeypatch: pytest.MonkeyPa
     config = changed(CONFIG, ema_decay=ema_decay)
     plain = run(config)
     graphs: list[object] = []
-    modes: set[bool] = set()
     real = torch.compile
 
     def backend(graph: Any, inputs: Any) -> Any:
         graphs.append(graph)
         return graph.forward
 
-    def compiled(model: nn.Module, **options: Any) -> Any:
-        model.register_forward_pre_hook(lambda module, _: modes.add(module.training))
-        return real(model, backend=backend, **options)
-
-    monkeypatch.setattr(assembly.torch, "compile", compiled)
+    monkeypatch.setattr(assembly.torch, "compile", lambda model, **options: real(model, backend=backend, **options))
     records = run(changed(config, model__compile=True))
     assert graphs
     for a, b in zip(records, plain, strict=True):
