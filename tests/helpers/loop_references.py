@@ -43,14 +43,17 @@ def parameters(model: nn.Module) -> list[torch.Tensor]:
     return [p.detach().double().clone() for p in model.parameters()]
 
 
-def full_batch_gradient(config: TrainConfig) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Initial weights and the gradient of the first global batch at once, in float64."""
+def full_batch_gradient(config: TrainConfig) -> tuple[list[torch.Tensor], list[torch.Tensor], tuple[float, float]]:
+    """Initial weights, and of the first global batch at once the gradient, and loss and top-1, in float64."""
     torch.manual_seed(config.seed)
     model = plain_model().double()
     images, labels = TinySource().train
     rows = torch.from_numpy(sampling.train_order(len(labels), config.seed, 0)[: config.batch.global_size])
-    smoothed_loss(model(images[rows].double()), labels[rows], config.label_smoothing).backward()
-    return parameters(model), [p.grad for p in model.parameters() if p.grad is not None]
+    logits = model(images[rows].double())
+    loss, top1 = smoothed_loss(logits, labels[rows], config.label_smoothing), (logits.argmax(1) == labels[rows])
+    loss.backward()
+    gradient = [p.grad for p in model.parameters() if p.grad is not None]
+    return parameters(model), gradient, (loss.item(), top1.double().mean().item())
 
 
 def val_reference(model: nn.Module, rows: list[int] | None = None) -> tuple[float, float]:

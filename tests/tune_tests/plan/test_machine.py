@@ -73,7 +73,7 @@ def test_no_gpu_is_left_idle_that_a_trial_could_use():
             continue
         met += 1
         share = share_out(machine, workers, trials)
-        assert share.worker_resources["GPU"] == 1
+        assert share.worker_resources["GPU"] == 1 and share.worker_resources.get("CPU", 1) > 0
         left = place(machine, share.worker_resources, share.concurrency * workers)
         idle = sum(have for _, have, _ in left) // 10_000
         assert idle < workers or share.concurrency == trials, (machine, share)
@@ -128,13 +128,6 @@ def test_two_nodes_of_one_core_run_a_trial_each():
     assert (share.concurrency, share.worker_resources) == (2, {"CPU": 1.0})
     both = share_out(Machine((Node(1, 0, 2_097_152_000),) * 2), 2, 8)
     assert (both.concurrency, both.worker_resources) == (1, {"CPU": 1.0})
-
-
-def test_a_head_without_gpus_takes_no_gpu_from_the_others():
-    share = share_out(Machine((Node(64, 0, 256 * GIB), Node(8, 4, 64 * GIB), Node(8, 4, 64 * GIB))), 1, 100)
-    assert (share.concurrency, share.worker_resources) == (8, {"CPU": 2.0, "GPU": 1.0})
-    assert share_out(Machine((Node(64), Node(2, 4, 64 * GIB))), 2, 100).worker_resources == {"CPU": 0.5, "GPU": 1.0}
-    assert share_out(Machine((Node(64), Node(0, 2, 64 * GIB))), 1, 100).worker_resources == {"GPU": 1.0}
 
 
 def test_few_trials_at_a_time_where_the_cores_are_used_as_well_so():
