@@ -70,7 +70,7 @@ def taken() -> Iterator[int]:
 
 @pytest.mark.parametrize("text", ["80", "1023", "65536", "0", "x", "9400.5", "94 00", "٩٤٠٠"])
 def test_only_a_port_that_needs_no_root_is_one(text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    error = refused_command(capsys, tune_parser("bigbatch tune").parse_args, [f"--metrics-port={text}"])
+    error = refused_command(capsys, main, ["tune", f"--metrics-port={text}"])
     assert "--metrics-port" in error and repr(text) in error and "Write e.g. 9400" in error
 
 

@@ -88,7 +88,7 @@ def test_a_resumed_study_keeps_what_was_read_from_files_that_are_gone_whatever_i
     base, given = of_two_batches(tmp_path, "base"), tmp_path / "own.json"
     old_study(base, 1.5)
     given.write_text(json.dumps({"config": read_config(recipe_path("mlperf-lars-4k")).to_dict()}))
-    first = {"enqueue": (str(given),), "warm_start": (str(base.folder),)}
+    first: dict[str, Any] = {"enqueue": (str(given),), "warm_start": (str(base.folder),)}
     plan = of_two_batches(tmp_path, "s", **first, prior_from=(file,))
     assert stored_knowledge(json.loads(json.dumps(plan.to_dict()))) == plan.warm_start != () != plan.enqueued
     StudyStore.create(plan.folder, "s", plan.to_dict(), None).close()
