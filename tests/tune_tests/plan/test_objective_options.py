@@ -8,15 +8,12 @@ import pytest
 
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.console.outcome import objective_lines
-from bigbatch.tune.models.names import CAPABILITIES
 from bigbatch.tune.plan.arguments import parse_options, tune_parser
 from bigbatch.tune.plan.checked_plan import make_plan
-from bigbatch.tune.plan.objective_options import check_strategy_suits
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.plan.submission_check import check_by_parts
 from bigbatch.tune.runs.learned import baseline_of
-from bigbatch.tune.runs.objectives import read_objectives
 from bigbatch.tune.storage.description import read_description
 from bigbatch.tune.storage.store import StudyStore
 from helpers.paths import ROOT
@@ -73,20 +70,6 @@ def test_top_1_is_no_objective_where_targets_are_no_classes(own: Path, given: di
         make_plan(SearchOptions(space="smoke", **mine, **given))
 
 
-@pytest.mark.parametrize("name", CAPABILITIES)
-def test_what_a_strategy_can_do_decides_which_objectives_it_may_have(name):
-    can, both = CAPABILITIES[name], read_objectives("--objectives", "val_top1:max,epoch_s:min", 10)
-    for objectives, may in (
-        (both, can.objectives > 1),
-        (read_objectives("--objectives", "val_top1=0.9", 10), can.targets),
-    ):
-        if may:
-            check_strategy_suits(objectives, name, None)
-            continue
-        with pytest.raises(ConfigError, match="Write --strategy tpe"):
-            check_strategy_suits(objectives, name, None)
-
-
 def test_a_resumed_study_keeps_its_objective_and_refuses_another():
     plan = make_plan(SearchOptions(space="smoke", study="s", objective="val_loss"))
     StudyStore.create(plan.folder, "s", plan.to_dict(), None).close()
@@ -97,7 +80,7 @@ def test_a_resumed_study_keeps_its_objective_and_refuses_another():
 
 
 def test_several_objectives_stop_no_trial_and_have_no_frontier():
-    plan = make_plan(SearchOptions(objectives="val_top1:max,gpu_hours:min"))
+    plan = make_plan(SearchOptions(objectives="val_top1:max,gpu_hours:min", strategy="qmc"))
     assert plan.stopping == "none" and plan.frontier is None
     assert plan.to_dict()["objective"] == "val_top1:max,gpu_hours:min"
 

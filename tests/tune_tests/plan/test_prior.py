@@ -7,16 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
 
 from bigbatch.search_spaces.priors import peak_lr_centre
 from bigbatch.search_spaces.trial import StandInTrial
 from bigbatch.train_loop.config import ConfigError, TrainConfig
+from bigbatch.train_loop.config.given import read_config, recipe_path
 from bigbatch.train_loop.launch.lr_find import _write, range_test, write_range_test
+from bigbatch.tune.models.protocol import dimensions_of
 from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.plan.prior import plan_with_tests, range_test_file, wanted_tests
 from bigbatch.tune.plan.search_plan import SearchPlan
+from bigbatch.tune.runs.knowledge import stored_knowledge
 from bigbatch.tune.storage.store import StudyStore
 from helpers.lone_studies import made
 from helpers.refusals import refusal
@@ -80,17 +82,24 @@ def test_the_range_is_around_it_and_one_file_an_optimizer_is_taken(tmp_path: Pat
     assert (shown.low, shown.high) == (pytest.approx(suggestion / 4), pytest.approx(suggestion * 4))
 
 
-def test_a_resumed_study_keeps_its_prior_without_the_file(tmp_path: Path) -> None:
+def test_a_resumed_study_keeps_what_was_read_from_files_that_are_gone_whatever_is_asked_for(tmp_path: Path) -> None:
     file, _ = found_file(tmp_path / "t", **{"optimizer.name": "sgd"})
-    plan = plan_of(tmp_path, file)
+    other, _ = found_file(tmp_path / "u", **{"optimizer.name": "sgd", "batch.global_size": 64})
+    base, given = of_two_batches(tmp_path, "base"), tmp_path / "own.json"
+    old_study(base, 1.5)
+    given.write_text(json.dumps({"config": read_config(recipe_path("mlperf-lars-4k")).to_dict()}))
+    first: dict[str, Any] = {"enqueue": (str(given),), "warm_start": (str(base.folder),)}
+    plan = of_two_batches(tmp_path, "s", **first, prior_from=(file,))
+    assert stored_knowledge(json.loads(json.dumps(plan.to_dict()))) == plan.warm_start != () != plan.enqueued
     StudyStore.create(plan.folder, "s", plan.to_dict(), None).close()
     Path(file).unlink()
-    resumed = make_plan(SearchOptions(resume=True, study="s", output=str(tmp_path / "runs")))
-    assert resumed.workload.lr_factors == plan.workload.lr_factors != {}
-    other, _ = found_file(tmp_path / "u", **{"optimizer.name": "sgd", "batch.global_size": 64})
-    for repeated in (other, file):  # a job that is put back repeats its options, whatever became of the file
-        again = make_plan(SearchOptions(resume=True, study="s", output=str(tmp_path / "runs"), prior_from=(repeated,)))
-        assert again.workload.lr_factors == plan.workload.lr_factors
+    given.unlink()
+    shutil.rmtree(base.folder)
+    repeated = {**first, "prior_from": (file,)}  # a job that is put back repeats its options
+    for options in ({}, repeated, {"enqueue": ("recipe:lamb-32k",), "prior_from": (other,)}):
+        again = make_plan(SearchOptions(resume=True, study="s", output=str(tmp_path / "runs"), **options))
+        assert again.workload.lr_factors == plan.workload.lr_factors != {}
+        assert (again.enqueued, again.warm_start) == (plan.enqueued, plan.warm_start)
 
 
 def test_what_set_fixes_counts_for_the_centre(tmp_path: Path) -> None:
@@ -164,13 +173,6 @@ def test_what_is_no_range_test_is_refused(tmp_path: Path) -> None:
         plan_of(tmp_path, file, space=str(own))
 
 
-def test_one_optimizer_without_a_test_keeps_the_range_wide(tmp_path: Path) -> None:
-    sgd, _ = found_file(tmp_path / "a", **{"optimizer.name": "sgd"})
-    for pinned, end in (((), 16.0), (("optimizer=sgd",), 4.0)):
-        found = plan_of(tmp_path, sgd, set=pinned).ranges["lr_multiplier"]
-        assert (found.low, found.high) == (1 / end, end)
-
-
 def test_each_optimizer_is_tested_at_the_centre_of_its_prior(tmp_path: Path) -> None:
     tests = wanted_tests(plan_of(tmp_path, find_lr=True, max_epochs=12))
     assert set(tests) == {"lars", "lamb", "sgd"}
@@ -181,9 +183,10 @@ def test_each_optimizer_is_tested_at_the_centre_of_its_prior(tmp_path: Path) -> 
 
 
 def test_the_pinned_optimizer_alone_is_tested_and_at_the_pinned_batch(tmp_path: Path) -> None:
-    tests = wanted_tests(plan_of(tmp_path, find_lr=True, set=("optimizer=lamb",), batch="512"))
-    assert {name: config.batch.global_size for name, config in tests.items()} == {"lamb": 512}
     assert wanted_tests(plan_of(tmp_path)) == {}
+    plan = plan_of(tmp_path, find_lr=True, set=("optimizer=lamb",), batch="512")
+    assert {name: config.batch.global_size for name, config in wanted_tests(plan).items()} == {"lamb": 512}
+    assert measured(plan).ranges["lr_multiplier"].high == 4.0, "no other needs a test"
 
 
 def test_an_optimizer_with_a_test_is_not_tested_again(tmp_path: Path) -> None:
@@ -253,19 +256,12 @@ def point(plan: SearchPlan, multiplier: float) -> dict[str, Any]:
     return {**sgd, "global_batch_size": 128, "lr_multiplier": multiplier}
 
 
-def distribution(plan: SearchPlan, name: str) -> BaseDistribution:
-    found = plan.ranges[name]
-    if found.kind == "categorical":
-        return CategoricalDistribution([c for c in found.choices if isinstance(c, (int, str))])
-    return FloatDistribution(found.low, found.high, log=found.log)
-
-
 def old_study(plan: SearchPlan, multiplier: float) -> float:
     """Write a study with one finished trial of SGD. Returns the rate that it trained with."""
     store = StudyStore.create(plan.folder, plan.study, plan.to_dict(), None)
     params = point(plan, multiplier)
     config = plan.space(StandInTrial(None, params), plan.workload)
-    distributions = {name: distribution(plan, name) for name in params}
+    distributions = {one.name: one.distribution for one in dimensions_of(plan.ranges)}
     attrs = {"config": config.to_dict(), "epoch/00012": {"epoch": 12, "val_top1": 0.9, "val_loss": 0.1}}
     store.study.add_trial(made(params, distributions, {12: 0.9}, **attrs))
     store.refresh(force=True)

@@ -179,10 +179,6 @@ def test_an_exception_of_the_file_is_told_with_its_place(own: Path) -> None:
     assert "train_loop" not in text
 
 
-def test_a_file_alone_means_its_train(own: Path) -> None:
-    assert plan(trainable="own.py").trainable == f"{own}:train"
-
-
 def test_a_resumed_study_knows_its_function_and_completes_its_settings(own: Path) -> None:
     kept = options(set=("batch=many", "lr=0.25"), workers=2).kept()
     assert kept["trainable"] == f"{own}:train" and kept["space"] == str(own)

@@ -34,23 +34,6 @@ def values_of(tmp_path: Path, spec: StudySpec) -> dict[str, Any]:
     return json.loads((write_study(tmp_path / "s", spec) / FRONTIER_FILE).read_text())
 
 
-@pytest.mark.parametrize(
-    ("name", "answer"),
-    [
-        ("nothing-learned", None), ("cannot-be-told-apart", None), ("one-value-at-chance", 512),
-        ("one-value-untried", 256), ("tiny-loss", 128), ("perplexity", 512), ("negative-metric", 1024), ("ties", 1024),
-        ("held-out-clearly-reverses-the-order", 128), ("held-out-reverses-the-order", 512),
-        ("a-fresh-seed-diverged", 128), ("no-frontier", None),
-    ],
-)  # fmt: skip
-def test_the_answer_is_the_largest_value_that_may_be_called_so(tmp_path, name, answer):
-    values = values_of(tmp_path, STUDIES[name])
-    unusable = name in ("nothing-learned", "cannot-be-told-apart")
-    assert values["usable"] is not unusable
-    assert (values["answer"] or {}).get("value") == answer
-    assert (values["answer"] is None) is unusable
-
-
 @pytest.mark.parametrize(("examples", "usable"), [(60, False), (1000, True)])
 def test_more_than_chance_by_more_than_its_uncertainty(tmp_path, examples, usable):
     """15 % of ten classes: Clopper-Pearson's interval of 9 of 60 holds 10 %, that of 150 of 1,000 does not."""

@@ -164,10 +164,6 @@ def test_a_studys_files_follow_its_objectives_also_after_it_was_killed(tmp_path:
     store.close()
 
 
-def test_a_study_that_says_no_objective_is_one_of_an_earlier_version():
-    assert objectives_of({"name": "s"}).text == "val_top1:max"
-
-
 OWN = Reported(10, ("net.py:miou", "net.py:scores"))
 
 

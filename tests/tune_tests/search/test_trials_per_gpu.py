@@ -8,7 +8,6 @@ from typing import Any, cast
 import optuna
 import pytest
 from optuna.trial import TrialState
-from ray.tune.search import Searcher
 
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.errors import FailureKind
@@ -192,18 +191,6 @@ def test_a_trial_that_lacks_memory_beside_another_is_repeated_alone_and_never_fa
     assert two.start("d") == [WHOLE]
     assert two.bridge.observe("d", full), "alone it has failed"
     assert two.store.study.get_trials(deepcopy=False)[2].state == TrialState.FAIL
-
-
-def test_the_last_trials_of_a_search_are_repeated_too(search) -> None:
-    two = search("2", trials=2)
-    two.start("a", "b")
-    assert two.bridge.suggest("c") is None, "Ray Tune asks again: the search has not finished"
-    two.train("a")
-    two.bridge.fail("b", "DeviceMemoryError: CUDA out of memory", FailureKind.DEVICE_MEMORY)
-    assert two.start("c") == [WHOLE]
-    two.train("c")
-    assert two.bridge.suggest("d") == Searcher.FINISHED
-    assert [t.state for t in two.store.study.get_trials(deepcopy=False)] == [TrialState.COMPLETE] * 2
 
 
 def test_two_neighbours_that_both_lack_memory_lower_the_number_once(search) -> None:

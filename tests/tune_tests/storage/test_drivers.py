@@ -2,7 +2,7 @@
 
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -61,6 +61,15 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return passes
 
 
+@pytest.fixture
+def two(clock: Callable[..., None], url: str, tmp_path: Path) -> Iterator[list[StudyStore]]:
+    """Two drivers of one study, whose folders are ``a`` and ``b``."""
+    stores = [opened(tmp_path / name / "s", url) for name in "ab"]
+    yield stores
+    for store in stores:
+        store.close()
+
+
 def test_two_drivers_make_as_many_trials_as_one_would(url, tmp_path):
     stores = [opened(tmp_path / name / "s", url) for name in "ab"]
     bridges = [make_bridge(store, trials=7, concurrency=2) for store in stores]
@@ -87,8 +96,8 @@ def test_two_drivers_make_as_many_trials_as_one_would(url, tmp_path):
         store.close()
 
 
-def test_live_trials_of_the_other_count_and_a_driver_without_work_leaves(url, tmp_path, clock):
-    a, b = (opened(tmp_path / name / "s", url) for name in "ab")
+def test_live_trials_of_the_other_count_and_a_driver_without_work_leaves(two, clock):
+    a, b = two
     first, second = make_bridge(a, trials=2, concurrency=2), make_bridge(b, trials=2, concurrency=2)
     assert isinstance(first.suggest("1"), dict) and isinstance(first.suggest("2"), dict)
     assert second.suggest("3") is None, "it does not know yet whether the other one lives"
@@ -100,12 +109,10 @@ def test_live_trials_of_the_other_count_and_a_driver_without_work_leaves(url, tm
     run_out(first, "2", [0.1] * EPOCHS)
     assert first.suggest("5") == "FINISHED"
     assert a.study.get_trials(deepcopy=False)[0].state == TrialState.COMPLETE
-    a.close()
-    b.close()
 
 
-def test_a_driver_without_work_stays_until_it_knows_that_the_last_trials_are_in_good_hands(url, tmp_path, clock):
-    a, b = (opened(tmp_path / name / "s", url) for name in "ab")
+def test_a_driver_without_work_stays_until_it_knows_that_the_last_trials_are_in_good_hands(two, clock):
+    a, b = two
     first, second = make_bridge(a, trials=2), make_bridge(b, trials=2)
     first.suggest("1")
     second.suggest("2")
@@ -120,11 +127,10 @@ def test_a_driver_without_work_stays_until_it_knows_that_the_last_trials_are_in_
     assert isinstance(task, dict) and number_of(task) == 0
     run_out(second, "5", [0.1] * EPOCHS)
     assert second.suggest("6") == "FINISHED" and second.finished == 2
-    b.close()
 
 
-def test_recovery_leaves_the_trials_of_a_living_driver_and_takes_those_of_a_dead_one(url, tmp_path, clock):
-    a, b = (opened(tmp_path / name / "s", url) for name in "ab")
+def test_recovery_leaves_the_trials_of_a_living_driver_and_takes_those_of_a_dead_one(two, clock):
+    a, b = two
     first, second = make_bridge(a, trials=3), make_bridge(b, trials=3)
     first.suggest("1")
     first.observe("1", {"records": [record(1, 0.25)]})
@@ -148,12 +154,11 @@ def test_recovery_leaves_the_trials_of_a_living_driver_and_takes_those_of_a_dead
     trial = b.study.trials[0]
     assert (trial.state, trial.value, dict(trial.params)) == (TrialState.COMPLETE, 0.5, params)
     assert trial.user_attrs["attempts"] == 2
-    b.close()
 
 
-def test_a_driver_that_only_seemed_dead_lets_its_trial_go(url, tmp_path, clock):
-    a, b = (opened(tmp_path / name / "s", url) for name in "ab")
-    first, second = make_bridge(a, trials=1), make_bridge(b, trials=1)
+def test_a_driver_that_only_seemed_dead_lets_its_trial_go(two, clock):
+    _, b = two
+    first, second = (make_bridge(store, trials=1) for store in two)
     first.suggest("1")
     first.observe("1", {"records": [record(1, 0.1)]})
     clock(90, b)
@@ -166,12 +171,10 @@ def test_a_driver_that_only_seemed_dead_lets_its_trial_go(url, tmp_path, clock):
     trial = b.study.trials[0]
     assert trial.state == TrialState.COMPLETE and list(trial.intermediate_values.values()) == [0.1, 0.2, 0.3, 0.4]
     assert len(b.study.trials) == 1
-    a.close()
-    b.close()
 
 
-def test_who_was_away_takes_nobody_for_dead(url, tmp_path, clock):
-    a, b = (opened(tmp_path / name / "s", url) for name in "ab")
+def test_who_was_away_takes_nobody_for_dead(two, clock):
+    a, b = two
     first, second = make_bridge(a, trials=3), make_bridge(b, trials=3)
     first.suggest("1")
     clock(15, a, b)
@@ -179,12 +182,10 @@ def test_who_was_away_takes_nobody_for_dead(url, tmp_path, clock):
     second.recover()
     task = second.suggest("2")
     assert isinstance(task, dict) and number_of(task) == 1 and b.study.trials[0].state == TrialState.RUNNING
-    a.close()
-    b.close()
 
 
-def test_a_restarted_driver_has_its_own_trials_back_at_once(url, tmp_path):
-    a, b = (opened(tmp_path / name / "s", url) for name in "ab")
+def test_a_restarted_driver_has_its_own_trials_back_at_once(two, url, tmp_path):
+    a, b = two
     first, second = make_bridge(a, trials=4), make_bridge(b, trials=4)
     first.suggest("1")
     second.suggest("2")
@@ -194,11 +195,10 @@ def test_a_restarted_driver_has_its_own_trials_back_at_once(url, tmp_path):
     make_bridge(again, trials=4).recover()
     assert [t.state for t in b.study.trials] == [TrialState.WAITING, TrialState.RUNNING]
     again.close()
-    b.close()
 
 
-def test_both_want_to_continue_the_same_paused_trial(url, tmp_path):
-    a, b = (opened(tmp_path / name / "s", url) for name in "ab")
+def test_both_want_to_continue_the_same_paused_trial(two):
+    a, b = two
     first, second = make_bridge(a, trials=2), make_bridge(b, trials=2)
     first.suggest("1")
     live = first._live["1"]
@@ -222,12 +222,10 @@ def test_both_want_to_continue_the_same_paused_trial(url, tmp_path):
     assert sorted(number_of(task) for task in tasks) == [1, 2]
     assert (b.checkpoint_folder(1) / "step").read_text() == "9", "the checkpoint came with it"
     assert [t.user_attrs.get(CONTINUES_ATTR) for t in a.study.trials] == [None, 0, None]
-    a.close()
-    b.close()
 
 
-def test_the_budget_is_the_sum_of_all_drivers(url, tmp_path, clock):
-    a, b = (opened(tmp_path / name / "s", url) for name in "ab")
+def test_the_budget_is_the_sum_of_all_drivers(two, url, tmp_path, clock):
+    a, b = two
     ticks = [0.0]
     for store in (a, b):
         store.ledger._clock = lambda: ticks[0]
@@ -248,8 +246,8 @@ def test_the_budget_is_the_sum_of_all_drivers(url, tmp_path, clock):
     again.close()
 
 
-def test_a_driver_that_hangs_in_its_turn_stops_nobody_for_long(url, tmp_path, monkeypatch):
-    a, b = (opened(tmp_path / name / "s", url) for name in "ab")
+def test_a_driver_that_hangs_in_its_turn_stops_nobody_for_long(two, monkeypatch):
+    a, b = two
     monkeypatch.setattr("bigbatch.tune.storage.database.TRY_FOR_S", 0.1)
     other = make_bridge(b, trials=3)
     with StudyLock(a.drivers._storage, "s").turn(0.1) as mine:
@@ -257,8 +255,6 @@ def test_a_driver_that_hangs_in_its_turn_stops_nobody_for_long(url, tmp_path, mo
         with StudyLock(a.drivers._storage, "another").turn(0.1) as theirs:
             assert not theirs, "SQLite has one lock for all studies of a file"
     assert isinstance(other.suggest("2"), dict)
-    a.close()
-    b.close()
 
 
 def test_a_study_that_is_left_by_a_refusal_stays(url, tmp_path):

@@ -18,9 +18,10 @@ from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.runs import tables
 from bigbatch.tune.runs.frontier import frontier_facts, frontier_of
+from bigbatch.tune.storage.description import provenance
 from bigbatch.tune.storage.store import StudyStore, redact, repair_journal
-from helpers.paths import ROOT, TUNE
-from helpers.processes import clean_environment
+from helpers.commands import run
+from helpers.paths import ROOT
 
 
 def new_study(tmp_path: Path) -> StudyStore:
@@ -124,8 +125,6 @@ def test_a_second_study_in_the_same_folder_is_refused(tmp_path):
 
 
 def test_sessions_are_kept_with_commit_and_versions(tmp_path):
-    from bigbatch.tune.storage.description import provenance
-
     store = new_study(tmp_path)
     store.add_session(provenance())
     store.end_session(outcome="ended")
@@ -210,17 +209,15 @@ def test_a_study_made_in_vain_is_removed_and_one_with_trials_never(tmp_path):
 
 def test_a_resume_with_nothing_left_to_do_leaves_nothing_running(tmp_path):
     folder = tmp_path / "runs" / "s"
-    store = StudyStore.create(
-        folder, "s", make_plan(SearchOptions(space="smoke", study="s", output=str(tmp_path / "runs"))).to_dict(), None
-    )
+    plan = make_plan(SearchOptions(space="smoke", study="s", output=str(folder.parent)))
+    store = StudyStore.create(folder, "s", plan.to_dict(), None)
     store.add_session({"host": "here"})
     add_trial(store, [0.5], TrialState.COMPLETE)
     running = store.study.ask()
     running.suggest_float("peak_lr", 0.1, 1.0)
     running.set_user_attr("config", TrainConfig().to_dict())
     store.close()
-    command = [sys.executable, str(TUNE), "--resume", "--study", "s", "--trials", "1"]
-    done = subprocess.run(command, cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, timeout=240)
+    done = run("--resume", "--study", "s", "--trials", 1, cwd=tmp_path)
     assert done.returncode == 0 and "All 1 trials have ended" in done.stdout
     assert [t.state for t in StudyStore.open(folder, None).study.trials] == [TrialState.COMPLETE, TrialState.WAITING]
 

@@ -3,7 +3,6 @@
 import getpass
 import json
 import os
-import random
 import subprocess
 import sys
 import time
@@ -24,48 +23,20 @@ from bigbatch.tune.commands.studies import studies_main
 from bigbatch.tune.runs.run import Run, Runs
 from bigbatch.tune.storage.store import StudyStore
 from bigbatch.tune.storage.summary import find_study, list_studies, summarize
+from helpers.recorded_studies import EPOCHS, recorded_study
 from helpers.refusals import refused_command
-
-EPOCHS = 3
-
-
-def add_trial(study: optuna.Study, rng: random.Random, epochs: int, state: TrialState | None) -> None:
-    trial = study.ask()
-    trial.suggest_float("rate", 1e-3, 1.0, log=True)
-    trial.suggest_int("batch", 16, 256, step=16)
-    if trial.suggest_categorical("optimizer", ["sgd", "lars", None]) == "sgd":
-        trial.suggest_float("momentum", 0, 0.99)
-    config = TrainConfig(epochs=EPOCHS).replace_keys({"optimizer.peak_lr": 0.1 + rng.random()})
-    trial.set_user_attr("config", config.to_dict())
-    for epoch in range(1, epochs + 1):
-        value = rng.random()
-        trial.set_user_attr(f"epoch/{epoch:05d}", {"epoch": epoch, "val_top1": value, "train_s": 1.0})
-        trial.report(value, epoch)
-    trial.set_user_attr("gpu_hours", 0.25)
-    if state is not None:
-        study.tell(trial, value if state == TrialState.COMPLETE else None, state=state)
-
-
-def make_study(folder: Path, count: int = 4, **description: object) -> StudyStore:
-    store = StudyStore.create(folder, folder.name, {"trials": 12, "max_epochs": EPOCHS, **description}, None)
-    store.study.sampler = optuna.samplers.RandomSampler(0)
-    rng = random.Random(0)
-    for number in range(count):
-        state = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL, None)[number % 4]
-        add_trial(store.study, rng, EPOCHS if number % 4 == 0 else 1 + number % 2, state)
-    return store
 
 
 def test_the_journal_says_the_same_as_optuna(tmp_path):
-    store = make_study(tmp_path / "s", 12)
+    store = recorded_study(tmp_path / "s", 12)
     store.study.enqueue_trial({"rate": 0.5}, user_attrs={"retries": 2})
     store.study._storage.set_trial_state_values(store.study.trials[3]._trial_id, TrialState.WAITING)
     distributions = {
         "rate": FloatDistribution(1e-3, 1.0, log=True),
-        "batch": IntDistribution(16, 256, step=16),
+        "width": IntDistribution(16, 256, step=16),
         "optimizer": CategoricalDistribution(["sgd", "lars", None]),
     }
-    params = {"rate": 0.25, "batch": 32, "optimizer": "lars"}
+    params = {"rate": 0.25, "width": 32, "optimizer": "lars"}
     store.study.add_trial(optuna.create_trial(value=0.123, params=params, distributions=distributions))
     found = read_journal(store.folder, "s", Run)
     theirs = store.study.trials
@@ -86,23 +57,8 @@ def test_the_journal_says_the_same_as_optuna(tmp_path):
     store.close()
 
 
-def test_a_half_line_and_a_damaged_one_end_the_reading(tmp_path):
-    store = make_study(tmp_path / "s", 4)
-    store.close()
-    journal = store.folder / "optuna.journal"
-    with journal.open("ab") as lines:
-        lines.write(b'{"op_code":6,"trial_id":3,"state":1')
-    states = [t.state.name for t in read_journal(store.folder, "s", Run).trials]
-    assert states == ["COMPLETE", "PRUNED", "FAIL", "RUNNING"]
-    with journal.open("ab") as lines:
-        lines.write(b'\n{"op_code":4,"study_id":0,"state":0}\n')
-    damaged = read_journal(store.folder, "s", Run)
-    assert damaged is not None and len(damaged.trials) == 4 and damaged.cut_at is not None
-    assert read_journal(tmp_path, "s", Run) is None
-
-
 def test_states_are_told_apart(tmp_path):
-    running = make_study(tmp_path / "running", sessions=[{"started_at": "2026-11-01T00:00:00"}])
+    running = recorded_study(tmp_path / "running", sessions=[{"started_at": "2026-11-01T00:00:00"}])
     for name, session, planned in (
         ("killed", {}, 12),
         ("interrupted", {"outcome": "interrupted"}, 12),
@@ -110,7 +66,7 @@ def test_states_are_told_apart(tmp_path):
         ("budget", {"outcome": "ended"}, None),
         ("crashed", {"outcome": "crashed"}, 12),
     ):
-        store = make_study(tmp_path / name, sessions=[session])
+        store = recorded_study(tmp_path / name, sessions=[session])
         store.describe({"trials": planned})
         store.close()
     nothing = StudyStore.create(tmp_path / "nothing", "nothing", {"trials": 4}, None)
@@ -131,7 +87,7 @@ def test_states_are_told_apart(tmp_path):
 
 
 def test_a_lease_of_another_machine_lives_while_it_is_renewed(tmp_path):
-    make_study(tmp_path / "s", sessions=[{}]).close()
+    recorded_study(tmp_path / "s", sessions=[{}]).close()
     Lease(tmp_path / "s", job_id="77").take()
     lease = tmp_path / "s" / ".lease"
     assert summarize(tmp_path / "s").state == "running" and "job 77" in summarize(tmp_path / "s").why
@@ -146,7 +102,7 @@ def test_a_lease_of_another_machine_lives_while_it_is_renewed(tmp_path):
 
 def test_a_study_whose_job_waits_in_the_queue_says_so(tmp_path, monkeypatch):
     for name, job in (("a", "7"), ("b", "8"), ("c", "9")):
-        make_study(tmp_path / name, sessions=[{"slurm": {"job_id": job}}]).close()
+        recorded_study(tmp_path / name, sessions=[{"slurm": {"job_id": job}}]).close()
     asked = []
 
     def squeue(*command: str, **_: object) -> str:
@@ -168,7 +124,7 @@ def test_a_study_whose_job_waits_in_the_queue_says_so(tmp_path, monkeypatch):
 
 
 def test_odd_things_beside_studies_never_break_the_list(tmp_path, capsys):
-    make_study(tmp_path / "good").close()
+    recorded_study(tmp_path / "good").close()
     (tmp_path / "empty").mkdir()
     (tmp_path / "file.txt").write_text("no study")
     for name, text in {
@@ -191,8 +147,8 @@ def test_odd_things_beside_studies_never_break_the_list(tmp_path, capsys):
 
 
 def test_a_study_of_another_user_is_called_unreadable_and_the_others_are_listed(tmp_path, capsys, monkeypatch):
-    make_study(tmp_path / "mine").close()
-    make_study(tmp_path / "theirs").close()
+    recorded_study(tmp_path / "mine").close()
+    recorded_study(tmp_path / "theirs").close()
     stat = os.stat
 
     def of_a_user(path, *args, **options):  # root may enter every folder, so permissions alone show nothing in a test
@@ -209,7 +165,7 @@ def test_a_study_of_another_user_is_called_unreadable_and_the_others_are_listed(
 
 
 def test_without_its_journal_a_study_is_listed_and_shown_from_its_tables(tmp_path, capsys):
-    store = make_study(tmp_path / "one", 12)
+    store = recorded_study(tmp_path / "one", 12)
     store.refresh(force=True)
     store.close()
     best = store.study.best_trial
@@ -233,7 +189,7 @@ def test_a_list_of_nothing_says_how_to_begin(tmp_path, monkeypatch, capsys):
 
 
 def test_a_study_is_found_by_its_name_its_folder_and_a_file_in_it(tmp_path, monkeypatch):
-    make_study(tmp_path / "runs" / "one").close()
+    recorded_study(tmp_path / "runs" / "one").close()
     monkeypatch.chdir(tmp_path)
     for text in ("one", "runs/one", str(tmp_path / "runs" / "one"), "runs/one/best.json", "runs/one/study.json"):
         (tmp_path / "runs" / "one" / "best.json").touch()
@@ -243,7 +199,9 @@ def test_a_study_is_found_by_its_name_its_folder_and_a_file_in_it(tmp_path, monk
 
 
 def test_a_study_is_shown_while_it_runs_with_what_was_used(tmp_path, monkeypatch, capsys):
-    store = make_study(tmp_path / "runs" / "one", 24, trials=24, sessions=[{"started_at": "2026-11-01T10:00:00+00:00"}])
+    store = recorded_study(
+        tmp_path / "runs" / "one", 24, trials=24, sessions=[{"started_at": "2026-11-01T10:00:00+00:00"}]
+    )
     store.refresh(force=True)
     ledger = Ledger(store.folder / "ledger", lambda: 0.0)
     ledger.begin(0, 2, since_s=1800.0)
@@ -264,7 +222,7 @@ def test_a_study_is_shown_while_it_runs_with_what_was_used(tmp_path, monkeypatch
 
 
 def test_the_frontier_is_shown_and_its_answer_is_the_best(tmp_path, capsys):
-    store = make_study(tmp_path / "one", 9)
+    store = recorded_study(tmp_path / "one", 9)
     store.close()
     rows: list[dict[str, object]] = [
         {"value": 64, "tried": 5, "finished": 2, "trial": 0, "objective": 0.9, "optimizer_steps": 400, "epoch_s": 8.0},
@@ -319,30 +277,21 @@ def test_a_parameter_that_is_a_setting_has_one_column(tmp_path, capsys):
 
 def test_a_study_in_a_database_is_shown_from_its_tables(tmp_path, capsys):
     url = f"sqlite:///{tmp_path / 'd.db'}"
-    store = StudyStore.create(tmp_path / "one", "one", {"trials": 8, "max_epochs": EPOCHS, "sessions": [{}]}, url)
-    rng = random.Random(1)
-    for state in (TrialState.COMPLETE, TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL):
-        add_trial(store.study, rng, EPOCHS if state == TrialState.COMPLETE else 1, state)
+    store = recorded_study(tmp_path / "one", 3, storage=url, trials=8, sessions=[{}])
+    best = store.study.best_value
     store.refresh(force=True)
     store.close()
     (tmp_path / "d.db").unlink()
     found = summarize(tmp_path / "one")
-    assert found.ended == 4 and found.best == pytest.approx(store_best(rng_seed=1))
+    assert found.ended == 3 and found.best == pytest.approx(best)
     assert show_main([str(tmp_path / "one")]) == 0
     out = capsys.readouterr().out
-    assert "4/8: 2 ran to their end, 1 stopped or paused, 1 failed" in out and "--storage URL" in out
+    assert "3/8: 1 ran to their end, 1 stopped or paused, 1 failed" in out and "--storage URL" in out
     assert studies_main(["--output", str(tmp_path)]) == 0
 
 
-def store_best(rng_seed: int) -> float:
-    """The largest last value of the first two trials of ``add_trial`` with this seed."""
-    rng = random.Random(rng_seed)
-    values = [[rng.random() for _ in range(EPOCHS + 1)][-1] for _ in range(2)]
-    return max(values)
-
-
 def test_neither_ray_nor_torch_nor_optuna_is_loaded(tmp_path):
-    make_study(tmp_path / "one").close()
+    recorded_study(tmp_path / "one").close()
     code = (
         "import sys; from bigbatch.command import main; "
         f"assert main(['studies', '--output', {str(tmp_path)!r}]) == 0; "
@@ -354,7 +303,7 @@ def test_neither_ray_nor_torch_nor_optuna_is_loaded(tmp_path):
 
 
 def test_hours_are_those_of_all_drivers_as_far_as_this_folder_has_heard_of_them(tmp_path, capsys):
-    store = make_study(tmp_path / "s")
+    store = recorded_study(tmp_path / "s")
     store.close()
     for used_h, other_h in ((1.0, 0.5), (0.5, 2.0), (0.25, 0.0)):
         ledger = Ledger(store.folder / "ledger", lambda: 0.0)
@@ -368,29 +317,21 @@ def test_hours_are_those_of_all_drivers_as_far_as_this_folder_has_heard_of_them(
 
 def test_an_empty_front_says_why(tmp_path, capsys):
     store = StudyStore.create(tmp_path / "s", "s", {"trials": 4, "objective": "val_top1:max,epoch_s:min"}, None)
-    trials = []
-    for number in range(2):
+
+    def shown_after(values: list[float] | None, state: TrialState, **attrs: object) -> str:
         trial = store.study.ask()
-        trial.set_user_attr("config", TrainConfig(epochs=EPOCHS).to_dict())
-        trial.set_user_attr("infeasible", {"epoch_s": 0.2})
-        trial.set_user_attr(
-            "ended_because", f"infeasible after epoch 1: epoch time is {70 + number} s, allowed is 60 s"
-        )
-        store.study.tell(trial, state=TrialState.PRUNED)
-        trials.append(trial)
-    store.refresh(force=True)
-    assert show_main([str(store.folder)]) == 0
-    said = "The Pareto front is empty: none of the 2 trials meets the constraints of the space (infeasible after"
-    assert said in capsys.readouterr().out
-    trial = store.study.ask()
-    trial.set_user_attr("config", TrainConfig(epochs=EPOCHS).to_dict())
-    store.study.tell(trial, state=TrialState.FAIL)
-    show_main([str(store.folder)])
-    assert "is empty: no trial ran to its end (2 infeasible, 1 failed)." in capsys.readouterr().out
-    trial = store.study.ask()
-    trial.set_user_attr("config", TrainConfig(epochs=EPOCHS).to_dict())
-    store.study.tell(trial, [0.5, 2.0])
-    store.refresh(force=True)
-    show_main([str(store.folder)])
-    assert "On the Pareto front: trial 3 (" in capsys.readouterr().out
+        for name, value in {"config": TrainConfig(epochs=EPOCHS).to_dict(), **attrs}.items():
+            trial.set_user_attr(name, value)
+        store.study.tell(trial, values, state=state)
+        store.refresh(force=True)
+        assert show_main([str(store.folder)]) == 0
+        return capsys.readouterr().out
+
+    for seconds in (70, 71):
+        why = f"infeasible after epoch 1: epoch time is {seconds} s, allowed is 60 s"
+        said = shown_after(None, TrialState.PRUNED, infeasible={"epoch_s": 0.2}, ended_because=why)
+    assert "The Pareto front is empty: none of the 2 trials meets the constraints of the space (infeasible" in said
+    said = shown_after(None, TrialState.FAIL)
+    assert "is empty: no trial ran to its end (2 infeasible, 1 failed)." in said
+    assert "On the Pareto front: trial 3 (" in shown_after([0.5, 2.0], TrialState.COMPLETE)
     store.close()

@@ -13,7 +13,6 @@ from bigbatch.tune.storage.store import StudyStore
 from bigbatch.tune.trials.trial_manager import MOST_REFUSED
 from helpers.bridges import (
     EPOCHS,
-    SHORT_WARMUP,
     BrokenSpace,
     Recorder,
     make_bridge,
@@ -38,16 +37,6 @@ def test_a_trial_that_runs_to_its_end_is_complete_with_all_it_reported(store):
     assert trial.user_attrs["ray_trial_id"] == "ray-a"
     assert trial.user_attrs["epoch/00002"]["val_top1"] == 0.2
     assert watcher.events[0] == ("started", 0, "RUNNING") and watcher.events[-1] == ("ended", 0, "COMPLETE")
-
-
-def test_a_died_process_is_fail_and_nothing_stays_running(store):
-    bridge = make_bridge(store)
-    for attempt, state in enumerate((TrialState.WAITING, TrialState.FAIL)):
-        assert [number_of(bridge.suggest(f"ray-{name}{attempt}")) for name in "ab"] == [0, 1]
-        bridge.on_trial_complete(f"ray-a{attempt}", error=True)
-        bridge.on_trial_complete(f"ray-b{attempt}")  # returned without its last epoch
-        assert [t.state for t in store.study.trials] == [state, state]
-    assert "died" in store.study.trials[0].user_attrs["ended_because"]
 
 
 def test_an_interrupted_trial_waits_with_its_parameters_and_is_taken_up_first(store):
@@ -80,36 +69,6 @@ def test_an_interrupted_trial_takes_up_how_fast_it_reads_and_what_it_forgives_an
     assert again["config"] == wanted
     stored = TrainConfig.from_dict(store.study.trials[0].user_attrs["config"])
     assert stored.to_dict() == wanted, "best.json says so too"
-
-
-def test_a_killed_driver_leaves_nothing_running_and_loses_no_finished_trial(store):
-    bridge = make_bridge(store, trials=4)
-    bridge.suggest("ray-a")
-    bridge.suggest("ray-b")
-    run_out(bridge, "ray-a", [0.1, 0.2, 0.3, 0.4])
-    bridge.observe("ray-b", {"records": [record(1, 0.5)]})
-    params = store.study.trials[1].params
-    store = reopen(store)  # as after kill -9: no one said goodbye
-    bridge = make_bridge(store, trials=4)
-    bridge.recover()
-    assert bridge.finished == 1
-    assert number_of(bridge.suggest("ray-c")) == 1
-    assert store.study.trials[1].params == params
-
-
-def test_killed_between_the_last_epoch_and_its_end_the_trial_is_completed_not_run_again(store):
-    bridge = make_bridge(store)
-    bridge.suggest("ray-a")
-    trial = bridge._live["ray-a"].trial
-    for epoch in range(1, EPOCHS + 1):
-        trial.set_user_attr(f"epoch/{epoch:05d}", record(epoch, 0.1 * epoch))
-        if epoch < EPOCHS:
-            trial.report(0.1 * epoch, epoch)
-    store = reopen(store)
-    bridge = make_bridge(store)
-    bridge.recover()
-    assert store.study.trials[0].state == TrialState.COMPLETE
-    assert store.study.trials[0].value == pytest.approx(0.4)
 
 
 def test_it_suggests_as_many_as_were_asked_for_and_no_more_at_once_than_fit(store):
@@ -235,16 +194,3 @@ def test_cmaes_learns_from_stopped_trials_too(tmp_path):
 
     differing = [a != b for a, b in zip(sample(tmp_path / "c", "cmaes"), sample(tmp_path / "r", "random"))]  # noqa: B905  # one may be refused
     assert sum(differing) >= 12
-
-
-@pytest.mark.parametrize("pruner", ["asha", "hyperband"])
-def test_batches_of_few_and_of_many_steps_are_compared_at_equal_epochs(store, pruner):
-    bridge = make_bridge(store, pruner=pruner, trials=20, concurrency=2, overrides=SHORT_WARMUP)
-    for n, (steps_an_epoch, better) in enumerate([(5, 0.0)] * 4 + [(100, 0.05)] * 6):
-        bridge.suggest(f"t{n}")
-        for epoch in range(1, EPOCHS + 1):
-            found = record(epoch, 0.2 * epoch + better + 0.001 * n, optimizer_steps=epoch * steps_an_epoch)
-            stopped = bridge.observe(f"t{n}", {"records": [found]})
-            assert not better or stopped == (epoch == EPOCHS), "the better trial, epoch for epoch, was stopped"
-            if stopped:
-                break

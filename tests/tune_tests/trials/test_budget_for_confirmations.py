@@ -114,8 +114,11 @@ def test_a_driver_that_is_killed_while_it_confirms_confirms_the_rest(tmp_path):
     killed = search(tmp_path / "killed", 0.5, facts(1, 3), on_disk=True).run(until=in_the_middle)
     begun = len(killed.all)
     again = search(tmp_path / "killed", 0.5, facts(1, 3), clock=killed.clock, on_disk=True).run()
-    names = ("state", "params", "values")
-    assert [[getattr(t, n) for n in names] for t in again.all] == [[getattr(t, n) for n in names] for t in whole.all]
+
+    def made(trials: list[FrozenTrial]) -> list[object]:
+        return [(t.state, t.params, t.values, *(t.user_attrs.get(n) for n in ("config", "confirms"))) for t in trials]
+
+    assert made(again.all) == made(whole.all)
     assert begun < len(again.all) and again.held_s <= 1800
 
 

@@ -16,7 +16,7 @@ from bigbatch.tune.runs.run import count_ended
 from bigbatch.tune.storage.store import StudyStore
 from bigbatch.tune.strategies import make_strategy
 from bigbatch.tune.trials.bridge import OptunaBridge
-from helpers.bridges import EPOCHS, make_bridge, number_of, record, reopen, run_out
+from helpers.bridges import EPOCHS, make_bridge, number_of, run_out
 
 TRIALS = 3
 
@@ -72,30 +72,6 @@ def test_no_confirmation_begins_while_trials_of_the_search_run(store: StudyStore
     assert isinstance(task, dict) and store.study.trials[number_of(task)].user_attrs["confirms"] == 2
 
 
-def test_a_killed_search_makes_only_the_missing_confirmations(store: StudyStore) -> None:
-    """The driver dies with one confirmation ended and one in its second epoch."""
-    bridge = bridge_of(store, best=2, seeds=2)
-    search(bridge)
-    first, second = bridge.suggest("c0"), bridge.suggest("c1")
-    assert isinstance(first, dict) and isinstance(second, dict)
-    run_out(bridge, "c0", [0.8] * EPOCHS)
-    bridge.observe("c1", {"records": [record(1, 0.3)]})
-    again = reopen(store)
-    try:
-        bridge = bridge_of(again, best=2, seeds=2)
-        resumed = bridge.suggest("d0")
-        assert isinstance(resumed, dict) and number_of(resumed) == number_of(second)
-        assert resumed["config"] == second["config"]
-        others = [bridge.suggest("d1")]
-        run_out(bridge, "d0", [0.7] * EPOCHS)
-        others.append(bridge.suggest("d2"))
-        assert bridge.suggest("d3") is None
-        pairs = [(t.user_attrs["confirms"], t.user_attrs["config"]["seed"]) for t in again.study.trials[TRIALS:]]
-        assert pairs == [(1, 4), (1, 5), (2, 4), (2, 5)] and all(isinstance(task, dict) for task in others)
-    finally:
-        again.close()
-
-
 def test_points_that_wait_for_a_longer_search_do_not_begin(store: StudyStore) -> None:
     bridge = bridge_of(store)
     search(bridge)
@@ -124,25 +100,20 @@ def test_strategies_do_not_see_confirmations(store: StudyStore) -> None:
     """A longer search proposes what it would have proposed without them."""
     facts = SearchFacts((), TRIALS + 2, EPOCHS)
 
-    def proposals(confirmed: bool) -> list[dict[str, Any]]:
-        folder = store.folder.parent / f"confirmed-{confirmed}"
+    def proposal(seeds: int) -> dict[str, Any]:
+        folder = store.folder.parent / f"confirmed-{seeds}"
         own = StudyStore.create(folder, folder.name, {}, None)
-        try:
-            bridge = bridge_of(own, best=1, seeds=2 if confirmed else 0)
-            search(bridge)
-            for name in ("c0", "c1") if confirmed else ():
-                assert isinstance(bridge.suggest(name), dict)
-                run_out(bridge, name, [0.99] * EPOCHS)
-            assert len(own.study.trials) == TRIALS + 2 * confirmed
-            sampled = []
-            strategy = make_strategy("tpe", "asha", facts)
-            seen = strategy.sampler(40)
-            for trial in (own.study.trials[0],):
-                space = seen.infer_relative_search_space(own.study, trial)
-                sampled.append(seen.sample_relative(own.study, trial, space))
-            assert strategy.is_over(own.study)
-            return sampled
-        finally:
-            own.close()
+        bridge = bridge_of(own, best=1, seeds=seeds)
+        search(bridge)
+        for name in range(seeds):
+            assert isinstance(bridge.suggest(f"c{name}"), dict)
+            run_out(bridge, f"c{name}", [0.99] * EPOCHS)
+        assert len(own.study.trials) == TRIALS + seeds
+        strategy, first = make_strategy("tpe", "asha", facts), own.study.trials[0]
+        seen = strategy.sampler(40)
+        found = seen.sample_relative(own.study, first, seen.infer_relative_search_space(own.study, first))
+        assert strategy.is_over(own.study)
+        own.close()
+        return found
 
-    assert proposals(True) == proposals(False)
+    assert proposal(2) == proposal(0)

@@ -42,7 +42,7 @@ def test_each_kind_of_failure_is_in_the_study_and_only_divergence_counts(store, 
     assert may_need_checkpoint(trial) == (not diverged)
 
 
-@pytest.mark.parametrize("how", ["its workers", "its own process"])
+@pytest.mark.parametrize("how", ["its workers", "its own process", "returned before its last epoch"])
 def test_a_trial_whose_processes_die_goes_on_as_long_as_it_gets_on(store, how) -> None:
     """Each attempt is followed by another, until they die twice after the same epoch."""
     bridge = make_bridge(store)
@@ -65,6 +65,7 @@ def test_a_trial_whose_processes_die_goes_on_as_long_as_it_gets_on(store, how) -
     (trial,) = store.study.trials
     assert (trial.state, trial.user_attrs[FAILURE_ATTR]) == (TrialState.FAIL, "process")
     assert may_need_checkpoint(trial) and trial.user_attrs["attempts"] == 5
+    assert ("died" in trial.user_attrs["ended_because"]) == (how == "its own process")
 
 
 def test_the_last_trial_of_a_search_is_repeated_too(store) -> None:

@@ -19,6 +19,7 @@ from bigbatch.train_loop.loop.checkpoint import CheckpointFolder
 from bigbatch.train_loop.reporter import ListReporter, report_notes
 from bigbatch.tune.commands.tune import tune_main
 from bigbatch.tune.trials.bridge import Notes
+from helpers.refusals import refused_command
 
 
 @pytest.fixture(scope="module")
@@ -46,9 +47,8 @@ def test_a_variable_that_is_not_set_is_refused_where_all_workers_are_here(
     for (folder, said), (main, command) in itertools.product(
         wrong.items(), ((tune_main, search), (train_command.main, train))
     ):
-        assert main([*command, "--stage", folder]) == 2
-        error = capsys.readouterr().err
-        assert len(error.splitlines()) == 1 and "error: --stage must be" in error and said in error
+        error = refused_command(capsys, main, [*command, "--stage", folder])
+        assert "error: --stage must be" in error and said in error
     assert sorted(os.listdir()) == ["c.json", "file"]
     monkeypatch.setenv("NO_SUCH_SCRATCH", str(tmp_path))
     assert tune_main([*search, "--stage", "$NO_SUCH_SCRATCH/sets"]) == 0

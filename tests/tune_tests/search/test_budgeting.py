@@ -1,4 +1,4 @@
-"""A budget without ``--trials``: the budget is the only limit, in the plan, on the screen and in study.json."""
+"""A budget in the plan, on the screen and in study.json, as the only limit and beside ``--confirm``; its refusals."""
 
 import dataclasses
 import io
@@ -15,6 +15,7 @@ from rich.console import Console
 from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.tune.budget.budget import BUDGET_SPENT, NO_ROOM_IN_BUDGET
 from bigbatch.tune.budget.pace import SessionTimes, read_session_times
+from bigbatch.tune.console.confirmation_words import confirmation_in_words
 from bigbatch.tune.console.display import SearchProgress, summary_line
 from bigbatch.tune.console.findings import print_plan
 from bigbatch.tune.console.plan_notes import plan_notes
@@ -22,22 +23,55 @@ from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.machine import Machine, Node, devices_held, first_share
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.plan.search_plan import SearchPlan
+from bigbatch.tune.runs.answer import answer_of
 from bigbatch.tune.runs.objective import Objective
 from bigbatch.tune.runs.observer import TrialView
+from bigbatch.tune.search import budgeting
 from bigbatch.tune.search.budgeting import (
+    ConfirmBudgetNote,
     check_budget_lasts,
     check_budget_starts,
-    check_rest_lasts,
-    refused_at_once,
-    what_more_would_bring,
+    check_confirm_fits,
 )
 from bigbatch.tune.search.capacity import Capacity
+from bigbatch.tune.storage.frontier_file import frontier_json
 from bigbatch.tune.storage.store import StudyStore
 from helpers.refusals import refusal
 
+EPOCHS, EPOCH_S = 2, 36.0
+RUN_S = EPOCHS * EPOCH_S
+HOW = "--confirm 1x3 trains the best again with three fresh seeds"
 
-def plan_of(tmp_path: Path, **options: Any) -> SearchPlan:
-    return make_plan(SearchOptions(**{"space": "smoke", "study": "s", "output": str(tmp_path), **options}))
+
+def plan_of(folder: Path, **options: Any) -> SearchPlan:
+    first = {"space": "smoke", "study": "s", "output": str(folder), "workers": 1, "max_epochs": EPOCHS}
+    return make_plan(SearchOptions(**{**first, **options}))
+
+
+def resumed(folder: Path, **options: Any) -> SearchPlan:
+    return make_plan(SearchOptions(study="s", output=str(folder), resume=True, **options))
+
+
+def printed(plan: SearchPlan) -> str:
+    out = io.StringIO()
+    print_plan(plan, Console(file=out, width=200))
+    return out.getvalue()
+
+
+def study(
+    folder: Path, trials: int, *, epochs: int = EPOCHS, epoch_s: float = EPOCH_S, **options: Any
+) -> tuple[SearchPlan, StudyStore]:
+    """A study whose epochs took ``epoch_s`` each; its last trial is the best."""
+    plan = plan_of(folder, max_epochs=epochs, **options)
+    store = StudyStore.create(plan.folder, plan.study, plan.to_dict(), None)
+    for number in range(trials):
+        trial, value = store.study.ask(), 0.5 + 0.01 * number
+        config = TrainConfig(epochs=epochs).replace_keys({"optimizer.peak_lr": 0.1 + number})
+        trial.set_user_attr("config", config.to_dict())
+        for epoch in range(1, epochs + 1):
+            trial.set_user_attr(f"epoch/{epoch:05d}", {"epoch": epoch, "val_top1": value, "train_s": epoch_s})
+        store.study.tell(trial, value)
+    return plan, store
 
 
 @pytest.mark.parametrize(
@@ -54,17 +88,15 @@ def plan_of(tmp_path: Path, **options: Any) -> SearchPlan:
 def test_the_number_of_trials_is_a_limit_only_where_nothing_else_is(tmp_path, options, limit):
     plan = plan_of(tmp_path, space="large_batch", **options)
     assert plan.trial_limit == limit == plan.to_dict()["trials"]
-    out = io.StringIO()
-    print_plan(plan, Console(file=out, width=200))
-    assert ("as many as the budget allows" in out.getvalue()) == (limit is None)
-    assert ("epochs = " in out.getvalue()) == (limit is not None), "the highest cost is the budget"
+    assert ("as many as the budget allows" in printed(plan)) == (limit is None)
+    assert ("epochs = " in printed(plan)) == (limit is not None), "the highest cost is the budget"
 
 
 def test_a_resumed_study_keeps_its_budget_as_the_only_limit(tmp_path):
     plan = plan_of(tmp_path, budget_gpu_hours=5.0)
     StudyStore.create(plan.folder, plan.study, plan.to_dict(), None).close()
     assert json.loads((plan.folder / "study.json").read_text())["trials"] is None
-    again = make_plan(SearchOptions(study="s", output=str(tmp_path), resume=True))
+    again = resumed(tmp_path)
     assert again.open_ended and again.budget_gpu_hours == 5.0
     assert make_plan(SearchOptions(study="s", output=str(tmp_path), resume=True, trials=3)).trial_limit == 3
 
@@ -89,33 +121,22 @@ def test_the_display_counts_without_a_total_and_shows_what_the_budget_leaves():
     assert "about 1:00 left" in summary_line(counted).plain, "the budget ends before the trials do"
 
 
-def study_with_epochs(tmp_path: Path, values: list[float], epoch_s: float = 36.0) -> tuple[SearchPlan, StudyStore]:
-    plan = plan_of(tmp_path, budget_gpu_hours=0.5, workers=1)
-    store = StudyStore.create(plan.folder, plan.study, plan.to_dict(), None)
-    for value in values:
-        trial = store.study.ask()
-        trial.set_user_attr("config", TrainConfig(epochs=1).to_dict())
-        trial.set_user_attr("epoch/00001", {"epoch": 1, "val_top1": value, "train_s": epoch_s})
-        store.study.tell(trial, value)
-    return plan, store
-
-
 def test_a_budget_below_one_epoch_is_refused_in_one_line_and_nothing_is_lost(tmp_path):
-    _, store = study_with_epochs(tmp_path, [0.5])
+    _, store = study(tmp_path, 1, epochs=1, budget_gpu_hours=0.5)
     store.close()
     before = {path: path.read_bytes() for path in store.folder.rglob("*") if path.is_file()}
 
-    def resumed(**options: Any) -> None:
-        plan = make_plan(SearchOptions(study="s", output=str(tmp_path), resume=True, **options))
+    def lasts(**options: Any) -> None:
+        plan = resumed(tmp_path, **options)
         store = StudyStore.open(plan.folder, None)
         check_budget_lasts(plan, store)
         store.close()
 
     words = r"the shortest epoch of this study 36 s .* got --budget-gpu-hours 0.005\..* or more"
-    refusal(lambda: resumed(budget_gpu_hours=0.005), words)
+    refusal(lambda: lasts(budget_gpu_hours=0.005), words)
     words = r"at least \d+ s are needed: .*36 s.*got --time-budget 20s. Write --time-budget"
-    refusal(lambda: resumed(time_budget="20s", budget_gpu_hours=1.0), words)
-    resumed(budget_gpu_hours=0.1)
+    refusal(lambda: lasts(time_budget="20s", budget_gpu_hours=1.0), words)
+    lasts(budget_gpu_hours=0.1)
     assert before == {path: path.read_bytes() for path in store.folder.rglob("*") if path.is_file()}
 
 
@@ -151,11 +172,11 @@ def test_a_start_that_takes_longer_than_expected_is_refused_as_soon_as_it_is_mea
     check_budget_starts(plan)
     store = StudyStore.create(plan.folder, plan.study, plan.to_dict(), None)
     capacity = Capacity(plan.share, 16)
-    check_rest_lasts(plan, store, capacity, 1.0)
+    budgeting.check_rest_lasts(plan, store, capacity, 1.0)
     store.ledger.begin(0, 2, since_s=60.0)
     said = r"Ray and the first trial takes about 6[78] s .*Write --budget-gpu-hours 0\.0\d+ or"
-    refusal(lambda: check_rest_lasts(plan, store, capacity, 60.0), said)
-    check_rest_lasts(dataclasses.replace(plan, resume=True), store, capacity, 60.0)
+    refusal(lambda: budgeting.check_rest_lasts(plan, store, capacity, 60.0), said)
+    budgeting.check_rest_lasts(dataclasses.replace(plan, resume=True), store, capacity, 60.0)
     store.close()
 
 
@@ -177,24 +198,24 @@ def test_a_session_tells_the_next_one_what_its_start_and_its_end_take(tmp_path):
 
 
 def test_what_is_left_of_a_budget_is_not_worth_starting_ray_for_if_no_epoch_fits(tmp_path):
-    plan, store = study_with_epochs(tmp_path, [0.5], epoch_s=100.0)
+    plan, store = study(tmp_path, 1, epochs=1, epoch_s=100.0, budget_gpu_hours=0.5)
     devices = plan.share.concurrency * plan.share.workers
-    assert refused_at_once(plan, store) is None
+    assert budgeting.refused_at_once(plan, store) is None
     store.ledger.begin(0, 1, since_s=0.5 * 3600 - 90.0 * devices)
-    assert refused_at_once(plan, store) == NO_ROOM_IN_BUDGET
+    assert budgeting.refused_at_once(plan, store) == NO_ROOM_IN_BUDGET
     store.ledger.begin(1, 1, since_s=100.0 * devices)
-    assert refused_at_once(plan, store) == BUDGET_SPENT
+    assert budgeting.refused_at_once(plan, store) == BUDGET_SPENT
     store.close()
 
 
 def test_a_search_with_a_budget_says_what_more_would_bring(tmp_path):
-    plan, store = study_with_epochs(tmp_path, [0.5 + 0.01 * i for i in range(16)])
+    plan, store = study(tmp_path, 16, epochs=1, budget_gpu_hours=0.5)
     store.ledger.begin(0, 1, since_s=0.4 * 3600)
-    text = what_more_would_bring(plan, store, Objective(worst=0.1))
+    text = budgeting.what_more_would_bring(plan, store, Objective(worst=0.1))
     assert text.startswith("0.5 more worker hours are about 20 more trials."), "as much again, below an hour"
     store.close()
     unlimited = plan_of(tmp_path / "other", trials=4)
-    assert what_more_would_bring(unlimited, store, Objective(worst=0.1)) == ""
+    assert budgeting.what_more_would_bring(unlimited, store, Objective(worst=0.1)) == ""
 
 
 def test_nothing_is_refused_or_chosen_by_the_guess_where_a_budget_is_the_only_limit(tmp_path):
@@ -215,3 +236,102 @@ def test_nothing_is_refused_or_chosen_by_the_guess_where_a_budget_is_the_only_li
     assert not any("start at the same time" in text for text in plan_notes(many))
     limited = dataclasses.replace(many, open_ended=False)
     assert any("all 4 trials start at the same time" in text for text in plan_notes(limited))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"space": "large_batch", "batch": "128,256,512", "confirm": "1x3"},
+         "the best trial of each batch with 3 fresh seeds (at most 9 runs)"),
+        ({"space": "large_batch", "batch": "128,256", "confirm": "2x1", "budget_gpu_hours": 3.0},
+         "the 2 best trials of each batch with 1 fresh seed (at most 4 runs); the budget keeps room for them"),
+        ({"confirm": "3x5"}, "the 3 best trials with 5 fresh seeds (15 runs)"),
+        ({"trials": 8},
+         "the best trial with 3 fresh seeds (at most 3 runs), as far as a fifth of the search's time allows"),
+        ({"space": "large_batch", "batch": "128,256", "time_budget": "4h"},
+         "the answer and the best trial with 3 fresh seeds (at most 6 runs), as far as a fifth of the budget allows"),
+        ({"confirm": "none"}, f"nothing (--confirm none); {HOW}"),
+        ({"trials": 5}, f"nothing (fewer than 6 trials); {HOW}"),
+        ({"objective": "val_loss:min"}, f"nothing (only accuracies are by default); {HOW}"),
+        ({"target": "val_top1=0.9"}, ""),
+    ],
+)  # fmt: skip
+def test_the_plan_says_what_will_be_confirmed(tmp_path, options, said):
+    lines = printed(plan_of(tmp_path, **options)).splitlines()
+    (line,) = [line for line in lines if line.startswith("confirm ")] or [""]
+    assert line.removeprefix("confirm").strip() == said
+
+
+def test_the_default_rule_may_use_a_fifth_of_the_smaller_budget(tmp_path):
+    each: list[dict[str, Any]] = [{}, {"budget_gpu_hours": 2.0}, {"budget_gpu_hours": 2.0, "time_budget": "60s"}]
+    facts = [budgeting.confirmation_facts(plan_of(tmp_path / str(i), **options)) for i, options in enumerate(each)]
+    most = [one.most_worker_s for one in facts if one is not None]
+    plan = plan_of(tmp_path / "slots")
+    assert most[:2] == [None, pytest.approx(1440.0)]
+    assert most[2] == pytest.approx(min(1440.0, 12.0 * plan.share.concurrency * plan.workers))
+
+
+def test_confirmations_that_exceed_the_whole_budget_are_refused_in_one_line_where_epochs_are_known(tmp_path):
+    first, store = study(tmp_path, 2, budget_gpu_hours=100.0)
+    store.close()
+    before = {path: path.read_bytes() for path in store.folder.rglob("*") if path.is_file()}
+
+    def opened(**options: Any) -> None:
+        plan = resumed(tmp_path, **options)
+        found = StudyStore.open(plan.folder, None)
+        check_confirm_fits(plan, found)
+        found.close()
+
+    devices = budgeting.devices_at_least(first)
+    waves = -(-50 // devices)
+    hours = waves * devices * RUN_S / 3600
+    words = rf"got 1x50, at least {hours:.2g} hours .* and 0.5 hours.*Write --budget-gpu-hours"
+    refusal(lambda: opened(confirm="1x50", budget_gpu_hours=0.5), words)
+    assert before == {path: path.read_bytes() for path in store.folder.rglob("*") if path.is_file()}
+    opened(confirm="1x50", budget_gpu_hours=1.05 * hours)
+    opened(budget_gpu_hours=0.5)
+    opened(confirm="none", budget_gpu_hours=0.5)
+    again = StudyStore.open(first.folder, None)
+    plan = resumed(tmp_path, confirm="1x50", budget_gpu_hours=0.5)
+    again.describe(plan.to_dict())  # as a session that has begun with these options
+    check_confirm_fits(plan, again)
+    again.close()
+
+
+def test_a_search_that_learns_of_it_later_says_so_once_and_goes_on(tmp_path):
+    said: list[str] = []
+    note = ConfirmBudgetNote(plan_of(tmp_path, confirm="1x50", budget_gpu_hours=0.5), said.append)
+    view = TrialView(0, {}, TrainConfig(epochs=EPOCHS))
+    for epoch in range(1, 4):
+        view.records.append({"epoch": epoch, "train_s": EPOCH_S})
+        note.epoch_ended(view, view.records[-1])
+        assert len(said) == (epoch >= 2), "the first epoch may be slow"
+    assert said[0].startswith("--confirm 1x50 takes at least 1") and "more than the whole budget of 0.5" in said[0]
+    fits = ConfirmBudgetNote(plan_of(tmp_path / "2", confirm="1x5", budget_gpu_hours=0.5), said.append)
+    fits.epoch_ended(view, view.records[-1])
+    assert len(said) == 1
+
+
+def line_of(plan: SearchPlan, store: StudyStore) -> str:
+    """The line about confirmations at the end of such a search."""
+    answer = answer_of(store.study.trials, plan.to_dict(), plan.objectives)
+    left = budgeting.left_to_confirm(plan, store) if plan.confirm.best else (0, 0.0)
+    return confirmation_in_words(frontier_json(answer), plan.to_dict(), "bigbatch tune --resume", "worker h", left)
+
+
+def test_what_was_not_confirmed_is_said_in_one_line_with_its_cost_and_the_command(tmp_path):
+    cost = "3 fresh seeds would train for about 0.06 worker h: bigbatch tune --resume --confirm 1x3"
+    why: dict[str, tuple[dict[str, Any], int, str]] = {
+        "default": ({"budget_gpu_hours": 0.01}, 8, "it would take more than a fifth of the budget"),
+        "explicit": ({"confirm": "2x3"}, 8, "the search ended before"),
+        "none": ({"confirm": "none"}, 8, "--confirm none was given"),
+        "small": ({}, 5, "a search of fewer than 6 trials is too small for it"),
+    }  # fmt: skip
+    for name, (options, trials, words) in why.items():
+        plan, store = study(tmp_path / name, trials, **options)
+        assert line_of(plan, store) == f"Not confirmed with fresh seeds: {words}; {cost}", name
+        store.close()
+    plan, store = study(tmp_path / "again", 8, budget_gpu_hours=0.25, confirm="2x3")
+    said = "Confirmations: 6 runs, about 0.12 worker hours by the epochs of this study."
+    assert budgeting.cost_in_words(plan, store) == said
+    store.close()
