@@ -244,7 +244,7 @@ def test_the_frontier_is_shown_and_its_answer_is_the_best(tmp_path, capsys):
 
 
 def test_a_best_json_that_holds_nothing_is_not_recommended(tmp_path, capsys):
-    store = make_study(tmp_path / "one", 1)
+    store = recorded_study(tmp_path / "one", 1)
     store.refresh(force=True)
     store.close()
     shown = []
