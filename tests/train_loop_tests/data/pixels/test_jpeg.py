@@ -187,7 +187,7 @@ def test_the_public_resize_stands_by(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_real_images() -> None:
     with tarfile.open(SAMPLE) as archive:
         members = [m for m in archive if m.isfile()][::25]
-        images = [Image.open(BytesIO(archive.extractfile(m).read())) for m in members]  # type: ignore[union-attr]
+        images = [Image.open(BytesIO(archive.extractfile(m).read())) for m in members]
     for number, image in enumerate(images):
         if image.mode in ("RGB", "L"):
             assert_crops_equal(jpeg.stamp(jpeg.encode(image, None)), 10, random.Random(number))
