@@ -35,7 +35,10 @@ print(processes.end_descendants(grace_s=0.5) == [stubborn.pid], processes.descen
     bystander.wait()
 
 
-@pytest.mark.parametrize(("soft", "hard", "refused"), [(120, 120, True), (120, 100_000, False), (-1, -1, False)])
+LIMITS = [(120, 120, True), (120, 100_000, False), (50_000, 100_000, False), (-1, -1, False)]
+
+
+@pytest.mark.parametrize(("soft", "hard", "refused"), LIMITS)
 def test_a_limit_of_processes_that_ray_exceeds_is_raised_or_said_in_one_line(soft, hard, refused, monkeypatch):
     """``ulimit -u 120`` in the shell in which a job is submitted; root, as whom tests may run, has no such limit."""
     limits = [(soft, hard)]

@@ -135,7 +135,7 @@ def check_limits(threads: int) -> None:
     if os.geteuid() == 0:
         return
     used = _threads_of_user()
-    limit = _raised_limit(resource.RLIMIT_NPROC, used + threads)
+    limit = _raised_limit(resource.RLIMIT_NPROC, math.inf)  # trials will have threads too, nobody knows how many
     if limit < used + threads:
         raise OSError(
             f"Ray needs at least {threads} processes and threads on {where}; got a limit of {limit:.0f} (ulimit -u), "
@@ -143,7 +143,7 @@ def check_limits(threads: int) -> None:
         )
 
 
-def _raised_limit(which: int, least: int) -> float:
+def _raised_limit(which: int, least: float) -> float:
     """The limit of this process, raised as far as it goes if it is below ``least``; infinity for none."""
     limit, most = resource.getrlimit(which)
     if limit not in (resource.RLIM_INFINITY, most) and limit < least:
