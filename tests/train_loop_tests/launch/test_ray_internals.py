@@ -78,7 +78,8 @@ def test_a_module_that_is_gone_is_a_missing_name() -> None:
 
 @pytest.fixture
 def without_names(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A Ray that lacks a name of each use."""
+    """A Ray that lacks a name of each use. Its modules are loaded first: they import these names from each other."""
+    assert not internals.missing_names([name for use in internals.FOR_SEARCHES for name in use.names])
     for use in internals.FOR_SEARCHES:
         take_away(use.names[0], monkeypatch)
     internals._has_preemption.cache_clear()
