@@ -188,12 +188,13 @@ class LAMB(LayerwiseOptimizer):
         self, group: ParamGroup, bucket: Bucket, firsts: list[Tensor], seconds: list[Tensor], decay: float
     ) -> list[Tensor]:
         """u of each parameter by torch's fused Adam, one pass over memory: a step of −1 from λw."""
-        updates, scaled = self._scratch_like(bucket.weights)
+        updates = self._scratch_like(bucket.weights, 0)
         for update, w in zip(updates, bucket.weights, strict=True):
             torch.mul(w, decay, out=update)
         grads = bucket.grads
         if self._gradient_scale is not None:
             scale = self._gradient_scale.to(bucket.dtype)
+            scaled = self._scratch_like(bucket.weights, 1)
             grads = [torch.mul(g, scale, out=out) for g, out in zip(grads, scaled, strict=True)]
         steps = [self.state[p]["step"] if group["bias_correction"] else _LATE for p in bucket.params]
         beta1, beta2 = group["betas"]
@@ -201,18 +202,13 @@ class LAMB(LayerwiseOptimizer):
         torch._fused_adam_(updates, grads, firsts, seconds, [], steps, amsgrad=False, maximize=False, **how)
         return updates
 
-    def _scratch_like(self, weights: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """Two tensors for each weight that lie as it does, in memory of this optimizer: fresh memory costs page
-        faults."""
+    def _scratch_like(self, weights: list[Tensor], row: int) -> list[Tensor]:
+        """Tensors that lie as the weights do, in a row of this optimizer's memory: fresh memory costs page faults."""
         sizes = [w.numel() for w in weights]
-        total = sum(sizes)
-        if self._scratch is None or self._scratch.dtype != weights[0].dtype or self._scratch.shape[1] < total:
-            self._scratch = torch.empty(2, total, dtype=weights[0].dtype)
-        updates, grads = (
-            [part.as_strided(w.shape, w.stride()) for part, w in zip(row[:total].split(sizes), weights, strict=True)]
-            for row in self._scratch
-        )
-        return updates, grads
+        if self._scratch is None or self._scratch.dtype != weights[0].dtype or self._scratch.shape[1] < sum(sizes):
+            self._scratch = torch.empty(2, sum(sizes), dtype=weights[0].dtype)
+        parts = self._scratch[row, : sum(sizes)].split(sizes)
+        return [part.as_strided(w.shape, w.stride()) for part, w in zip(parts, weights, strict=True)]
 
     def _corrections(self, group: ParamGroup, bucket: Bucket) -> tuple[float | Tensor, float | Tensor]:
         """c1 and c2: numbers, or tensors of shape [parameters of the bucket]."""
