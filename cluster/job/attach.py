@@ -20,7 +20,7 @@ from bigbatch.cluster.host.lease import FILE as LEASE
 from bigbatch.cluster.host.profiles import InputError
 from bigbatch.cluster.job import billing
 from bigbatch.cluster.job.allocated_nodes import Allocation, NoAllocation, await_allocation
-from bigbatch.cluster.job.checks import WRONG_INPUT, BadInput
+from bigbatch.cluster.job.checks import WRONG_INPUT
 from bigbatch.cluster.job.driver import drain_in_ray, forget_in_ray
 from bigbatch.cluster.job.node_steps import NodeSteps
 from bigbatch.cluster.node import credentials, ray_commands
@@ -55,7 +55,7 @@ class Attachment:
         try:
             allocation = await_allocation(self._signals, self._say)
         except (NoAllocation, slurm_commands.SlurmError) as error:
-            raise BadInput(str(error)) from None
+            raise InputError(str(error)) from None
         stays: list[bool] = []
         start = job_start()
         self._lent = billing.LentTime([node.name for node in allocation.nodes], start[1] if start else time.time())
@@ -74,7 +74,7 @@ class Attachment:
             try:
                 nodes.prepare()
             except OSError as error:
-                raise BadInput(f"the job's folder must be writable; got {folder} ({error.strerror}).") from None
+                raise InputError(f"the job's folder must be writable; got {folder} ({error.strerror}).") from None
             self._say(f"{', '.join(n.name for n in allocation.nodes)} join job {self._main_id} at {main.address}")
             try:
                 stays.append(self._stay(allocation, nodes, main, folder))
@@ -118,7 +118,7 @@ class Attachment:
     def _wait_for_cluster(self) -> tuple[job_record.JobRecord, str] | None:
         """Wait until the job runs. Returns ``_running``; None if a signal comes first."""
         if job_record.read_record(self._main_id) is None:
-            raise BadInput(
+            raise InputError(
                 f"there must be a job {self._main_id} with a record; got none in {job_record.records_home()}. "
                 "Write the id of a running BigBatch job (squeue --me)."
             )
@@ -130,7 +130,7 @@ class Attachment:
             main = self._record()
             state = main.state if main else "waiting"
             if state == "ended" or time.monotonic() > deadline:
-                raise BadInput(f"job {self._main_id} must be running; it is {state}. Write another job's id.")
+                raise InputError(f"job {self._main_id} must be running; it is {state}. Write another job's id.")
             time.sleep(POLL_S)
         return None
 
@@ -227,11 +227,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         if len(arguments) != 1 or not arguments[0].isdigit():
-            raise BadInput(
+            raise InputError(
                 f"write one job id; got {' '.join(arguments)!r}. E.g. sbatch -N2 cluster/ray_attach.slurm 123"
             )
         return Attachment(arguments[0]).run()
-    except (BadInput, InputError) as error:
+    except InputError as error:
         print(f"ray_attach.slurm: error: {error}", file=sys.stderr, flush=True)
         return WRONG_INPUT
 

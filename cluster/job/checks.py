@@ -13,6 +13,7 @@ from bigbatch.base.private_folder import base_folders
 from bigbatch.cluster.host import slurm_commands
 from bigbatch.cluster.host.allocation import PLANNED_NODES, planned_nodes_text
 from bigbatch.cluster.host.lease import FILE, Lease, StudyHeld
+from bigbatch.cluster.host.profiles import InputError
 from bigbatch.cluster.job import options
 from bigbatch.cluster.job.allocated_nodes import Allocation
 from bigbatch.cluster.record import job_record
@@ -23,59 +24,55 @@ POLL_S = 0.05
 WRONG_INPUT = 2
 
 
-class BadInput(Exception):
-    """The job cannot do what the user asks. The message is one line with the fix."""
-
-
 def check_commands() -> None:
-    """Raise BadInput if a command that starts or ends nodes is missing."""
+    """Raise InputError if a command that starts or ends nodes is missing."""
     for name in ("srun", "scancel"):
         if not slurm_commands.is_installed(name):
-            raise BadInput(
+            raise InputError(
                 f"{name} starts or ends nodes, and is not on PATH of {os.uname().nodename}. "
                 "Set BIGBATCH_PRELUDE to a shell file that loads Slurm's commands."
             )
 
 
 def check_head_limits() -> None:
-    """Raise BadInput if the user's limits of open files, processes and threads are too low for Ray's head."""
+    """Raise InputError if the user's limits of open files, processes and threads are too low for Ray's head."""
     try:
         processes.check_limits(processes.HEAD_THREADS)
     except OSError as error:
-        raise BadInput(str(error)) from None
+        raise InputError(str(error)) from None
 
 
 def check_workers_fit_allocation(chosen: options.JobOptions, allocation: Allocation) -> None:
-    """Raise BadInput if a trial needs more than the allocation has: it would wait for ever."""
+    """Raise InputError if a trial needs more than the allocation has: it would wait for ever."""
     wanted = options.workers(chosen)
     available, kind = (allocation.gpus, "GPUs") if allocation.gpus else (allocation.cpus, "CPUs")
     if wanted and available and wanted > available:
-        raise BadInput(
+        raise InputError(
             f"--workers must be at most the allocation's {available} {kind}; got {wanted}. "
             f"Write --workers {available}, or ask Slurm for more."
         )
 
 
 def check_time(chosen: options.JobOptions, allocation: Allocation) -> None:
-    """Raise BadInput if trials would have to save as soon as they begin."""
+    """Raise InputError if trials would have to save as soon as they begin."""
     left = allocation.end_time - time.time() if allocation.end_time else None
     if left is not None and left < chosen.margin_s + SHORTEST_RUN_S:
         # A plain number in --time counts minutes.
         least = int(chosen.margin_s + SHORTEST_RUN_S) // 60 + 1
-        raise BadInput(
+        raise InputError(
             f"the job's time limit must leave {SHORTEST_RUN_S:.0f} s before trials save themselves, "
             f"{chosen.margin_s:.0f} s (--margin) from its end; got {left:.0f} s. Write sbatch --time={least} or more."
         )
 
 
 def check_places(study: Path | None, cwd: Path, allocation: Allocation) -> None:
-    """Raise BadInput if Slurm could not go to the job's work folder, or the study would lie on this node's own disk.
+    """Raise InputError if Slurm could not go to the job's work folder, or the study would lie on this node's own disk.
 
     Slurm then goes to /tmp without ending the job. What lies there is lost with the job, or found by nobody.
     """
     asked = allocation.work_folder
     if asked and not os.path.isdir(asked):
-        raise BadInput(
+        raise InputError(
             f"the job's work folder must be on a file system that the nodes see; got {asked!r}, which "
             f"{allocation.head.name} does not have (Slurm went to {str(cwd)!r}). Submit from a shared folder, or write "
             "sbatch --chdir=FOLDER."
@@ -85,7 +82,7 @@ def check_places(study: Path | None, cwd: Path, allocation: Allocation) -> None:
     here = {os.uname().nodename.partition(".")[0], os.environ.get("SLURMD_NODENAME", "")}
     # On the node from which it was submitted, the user finds a study that lies on that node's disk.
     if study and submitted_on and submitted_on not in here and _is_of_one_host(study):
-        raise BadInput(
+        raise InputError(
             f"a study must be on a file system that the nodes share; got {str(study.parent)!r}, which is "
             f"{allocation.head.name}'s own. Write --output with a shared folder."
         )
@@ -102,40 +99,40 @@ def places(chosen: options.JobOptions, study: Path | None, cwd: Path) -> list[Pa
 
 
 def check_nodes_see(blind: Mapping[str, str], allocation: Allocation) -> None:
-    """Raise BadInput if no other node sees what the first one sees.
+    """Raise InputError if no other node sees what the first one sees.
 
     ``blind``: name → reason of each node that does not. If only some do not, they are at fault, and the job goes on
     without them.
     """
     others = [node.name for node in allocation.nodes[1:]]
     if others and blind.keys() >= set(others):
-        raise BadInput(
+        raise InputError(
             f"work folder, --output and --data must be on a file system that all nodes share; {blind[others[0]]}. "
             "Write folders that are."
         )
 
 
 def write_first_record(job: job_record.JobRecord) -> None:
-    """Write the job's folder and record. Raises BadInput if that is not possible."""
+    """Write the job's folder and record. Raises InputError if that is not possible."""
     folder = job_record.job_folder(job.job_id)
     try:
         job.write()
     except OSError as error:
-        raise BadInput(
+        raise InputError(
             f"the job's folder must be writable; got {str(folder)!r} ({error.strerror}). "
             f"Set {job_record.HOME_VARIABLE} to a folder that all nodes share."
         ) from None
 
 
 def take_lease(study: Path, job_id: str) -> Lease:
-    """Take the right to write the study. Raises BadInput if another job or process has it, or on a write error."""
+    """Take the right to write the study. Raises InputError if another job or process has it, or on a write error."""
     lease = Lease(study, job_id)
     try:
         lease.take(say=lambda line: print(line, flush=True))
     except StudyHeld as held:
-        raise BadInput(f"only one driver at a time may write a study; {held}, or write --study OTHER.") from None
+        raise InputError(f"only one driver at a time may write a study; {held}, or write --study OTHER.") from None
     except OSError as error:
-        raise BadInput(
+        raise InputError(
             f"the study's folder must be writable; got {str(study)!r} ({error.strerror}). "
             "Write --output with a folder that all nodes share."
         ) from None
@@ -167,7 +164,7 @@ class ArgumentCheck:
     def wait(self, interruption: Callable[[], object]) -> bool:
         """Wait for the check, so that no node starts for a search that cannot work.
 
-        Returns whether there was an ``interruption``. Raises BadInput as ``look``. The wait ends after
+        Returns whether there was an ``interruption``. Raises InputError as ``look``. The wait ends after
         WAIT_FOR_CHECK_S: on some file systems listing a large data set takes minutes, and nodes can start meanwhile.
         """
         ends = time.monotonic() + WAIT_FOR_CHECK_S
@@ -179,7 +176,7 @@ class ArgumentCheck:
         return False
 
     def look(self) -> None:
-        """Raise BadInput with the search's own message if it has refused its arguments."""
+        """Raise InputError with the search's own message if it has refused its arguments."""
         if self._process is None or self._process.poll() is None:
             return
         _, errors = self._process.communicate()
@@ -188,7 +185,7 @@ class ArgumentCheck:
         if code == WRONG_INPUT:
             # argparse prints its usage before the error.
             line = (errors.strip().splitlines() or ["the search refuses its arguments"])[-1]
-            raise BadInput(line.partition("error: ")[2] or line)
+            raise InputError(line.partition("error: ")[2] or line)
 
     def close(self) -> None:
         """End the check if it still runs."""

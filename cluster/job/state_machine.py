@@ -27,7 +27,7 @@ from bigbatch.cluster.host.lease import Lease
 from bigbatch.cluster.host.profiles import InputError
 from bigbatch.cluster.job import billing, checks, lost_host, options, restart, useful_start
 from bigbatch.cluster.job.allocated_nodes import Allocation, NoAllocation, await_allocation
-from bigbatch.cluster.job.checks import WRONG_INPUT, BadInput
+from bigbatch.cluster.job.checks import WRONG_INPUT
 from bigbatch.cluster.job.driver import Driver, GcsWatch, driver_environment
 from bigbatch.cluster.job.grant import Grant, TimeLeft, last_early_signal, note_early_signal
 from bigbatch.cluster.job.node_steps import NodeSteps
@@ -93,7 +93,7 @@ class Job:
                 state = self._steps[state]()
                 if state is not State.ENDED:
                     self._enter(state)
-        except (BadInput, InputError) as error:
+        except InputError as error:
             print(f"ray_head_workers.slurm: error: {error}", file=sys.stderr, flush=True)
             self._decision = Decision(Action.END, WRONG_INPUT, str(error))
         finally:
@@ -106,7 +106,7 @@ class Job:
         try:
             self._allocation = allocation = await_allocation(self._signals, self._say)
         except (NoAllocation, slurm_commands.SlurmError) as error:
-            raise BadInput(str(error)) from None
+            raise InputError(str(error)) from None
         checks.check_commands()
         checks.check_head_limits()
         checks.check_workers_fit_allocation(self._options, allocation)
@@ -155,7 +155,7 @@ class Job:
             )
             self._nodes.prepare()
         except (credentials.CredentialError, OSError) as error:
-            raise BadInput(str(error)) from None
+            raise InputError(str(error)) from None
         self._record.token_path = str(self._token)
         self._record.node_logs = str(self._folder / "nodes")
         if not self._options.command and not self._again:
@@ -223,7 +223,7 @@ class Job:
             env = driver_environment(self._env, self._folder, self._tmp) | self._bill.environment()
             self._driver = Driver(command, self._cwd, env | self._left.environment(self._early))
         except OSError as error:
-            raise BadInput(f"the command must be a program; got {command[0]!r} ({error.strerror}).") from None
+            raise InputError(f"the command must be a program; got {command[0]!r} ({error.strerror}).") from None
         while self._driver.exit_code() is None:
             if self._job_watch.interruption():
                 return State.DRAINING

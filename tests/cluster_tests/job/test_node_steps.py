@@ -7,6 +7,7 @@ import pytest
 
 from bigbatch.base import processes
 from bigbatch.base.atomic_files import write_json
+from bigbatch.cluster.host.profiles import InputError
 from bigbatch.cluster.job import checks, node_steps
 from bigbatch.cluster.job.allocated_nodes import AllocatedNode, Allocation
 from bigbatch.cluster.node import node_process, node_status
@@ -58,7 +59,7 @@ def test_nodes_that_do_not_see_what_the_first_one_sees_are_named_and_not_started
     assert steps.blind["n3"] == f"n3 does not see {tmp_path}", "not even the place of its report"
     nodes = tuple(AllocatedNode(name, 1) for name in ("n1", "n2", "n3"))
     checks.check_nodes_see({"n2": ""}, Allocation("7", nodes, 0, None, 0))  # its own fault: the others go on
-    with pytest.raises(checks.BadInput, match="must be on a file system that all nodes share; n2 does not see"):
+    with pytest.raises(InputError, match="must be on a file system that all nodes share; n2 does not see"):
         checks.check_nodes_see(steps.blind, Allocation("7", nodes, 0, None, 0))
 
 
