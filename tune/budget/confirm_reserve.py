@@ -26,9 +26,6 @@ from bigbatch.tune.runs.run import (
     search_trials,
 )
 
-MOST_AFFORDABLE = 2
-"""Trials that the default rule confirms at most: the answer's best one and the best of all."""
-
 
 @dataclass(frozen=True)
 class ConfirmationReserve:
@@ -45,8 +42,7 @@ class ConfirmationReserve:
     def most(self) -> int:
         """How many runs these are at most."""
         rule, frontier = self.facts.rule, self.facts.frontier
-        values = len(frontier.values)
-        return (min(MOST_AFFORDABLE, values) if rule.affordable else rule.best * values) * rule.seeds
+        return rule.best * len(frontier.values) * rule.seeds
 
     def beside(self, trials: Sequence[AnyTrial], number: int, config: Mapping[str, object]) -> KeptConfirmations:
         """What to keep back if the trial with that number begins. ``config``: its configuration, as ``to_dict``."""

@@ -5,6 +5,10 @@ weights and its data order. Fresh seeds have other weights and another order, so
 mean over them ("regression to the mean"). So a trial is called best by this mean. They validate on the same examples,
 so what fits these by luck is still in it; only held-out examples show how much that is (reported.py).
 
+The default rule confirms the search's answer and its best trial. Where their means show that the answer is worse by
+more than the tolerance, the next value below that the search found good enough is confirmed as well, and so on: else
+nothing could be the answer but the value of the best trial, which is mostly the smallest batch.
+
 A confirmation is a trial of the study with the parameters of the confirmed trial, ``CONFIRMS_ATTR`` and ``SEED_ATTR``.
 It runs to its end, does not count as one of ``--trials``, and no strategy sees it. Which confirmations are missing is a
 function of the study: a search that was killed runs only those.
@@ -43,7 +47,8 @@ from bigbatch.tune.runs.tables import epoch_s
 AFFORDABLE_SHARE = 0.2
 """The default rule may use this part of the time that the search has trained …"""
 AFFORDABLE_WORKER_S = 180.0
-"""… or this many worker seconds, if they are more: a minute and a half on two devices. With a budget: of it alone."""
+"""… or this many worker seconds, if they are more: a minute and a half on two devices. As much again is for what
+follows where fresh seeds refute the answer. With a budget: a part of it alone, for all together."""
 LEAST_SEEDS = 2
 """The default rule takes fewer fresh seeds than it would like where only these are affordable, but not a single one:
 one seed says nothing about others."""
@@ -96,10 +101,9 @@ def fresh_seeds(facts: ConfirmationFacts, count: int) -> list[int]:
 def trials_to_confirm(trials: Sequence[AnyTrial], facts: ConfirmationFacts) -> list[tuple[AnyTrial, Sequence[int]]]:
     """The trials that the rule confirms, by importance, each with its fresh seeds."""
     searched = search_trials(trials)
-    points = _points(searched, facts)
     if facts.rule.affordable:
-        return _affordable([point[0] for point in points], searched, facts)
-    seeds = fresh_seeds(facts, facts.rule.seeds)
+        return _affordable(searched, of_kind(trials, Kind.CONFIRMATION), facts)
+    points, seeds = _points(searched, facts), fresh_seeds(facts, facts.rule.seeds)
     return [(point[rank], seeds) for rank in range(facts.rule.best) for point in points if rank < len(point)]
 
 
@@ -124,37 +128,66 @@ def best_of_each_value(trials: Sequence[AnyTrial], facts: ConfirmationFacts) -> 
 
 
 def _points(searched: Sequence[AnyTrial], facts: ConfirmationFacts) -> list[list[AnyTrial]]:
-    """For each value of the frontier its finished trials, the best first; the answer's value first, then the best's.
-
-    The default rule has only these two, which may be one, and none where nothing has learned.
-    """
+    """For each value of the frontier its finished trials, the best first; the answer's value first, then the best's."""
     groups, frontier = best_of_each_value(searched, facts), frontier_of(searched, facts.frontier)
     if frontier is None:
         return list(groups.values())
     first = [row.value for row in (frontier.answer_row, frontier.reference) if row and frontier.usable]
-    others = [] if facts.rule.affordable else [row.value for row in frontier.rows]
-    return [groups[value] for value in dict.fromkeys([*first, *others]) if value in groups]
+    return [
+        groups[value] for value in dict.fromkeys([*first, *(row.value for row in frontier.rows)]) if value in groups
+    ]
 
 
 def _affordable(
-    candidates: Sequence[AnyTrial], searched: Sequence[AnyTrial], facts: ConfirmationFacts
+    searched: Sequence[AnyTrial], confirmations: Sequence[AnyTrial], facts: ConfirmationFacts
 ) -> list[tuple[AnyTrial, Sequence[int]]]:
-    """The first of the candidates whose confirmations cost little, measured by the epochs of the search."""
-    if len(counted_trials(searched)) < LEAST_TRIALS:
+    """The answer's trial and the best one, and what follows where fresh seeds refute the answer, as far as this costs
+    little by the epochs of the search. None where nothing has learned."""
+    frontier = frontier_of(searched, facts.frontier)
+    if len(counted_trials(searched)) < LEAST_TRIALS or frontier is None or frontier.answer is None:
         return []
+    best = {value: group[0] for value, group in best_of_each_value(searched, facts).items()}
+    first = dict.fromkeys([frontier.rows[frontier.answer].value, frontier.reference.value])
+    below = [row.value for row in reversed(frontier.rows[: frontier.answer]) if frontier.is_good_enough(row)]
     workers, left_s = facts.frontier.workers, facts.most_worker_s
     if left_s is None:
         used_s = sum(workers / trials_per_gpu_of(t) * epoch_s(record) for t in searched for record in epoch_records(t))
         left_s = max(AFFORDABLE_SHARE * used_s, AFFORDABLE_WORKER_S)
+    again_s = left_s if facts.most_worker_s is None else 0.0
     found: list[tuple[AnyTrial, Sequence[int]]] = []
-    for trial in candidates:
-        cost_s = run_worker_s(trial, workers)
+    for value in dict.fromkeys([*first, *below]):
+        if value not in first:
+            if not _answer_fell_below(value, found, searched, confirmations, facts):
+                break
+            left_s, again_s = left_s + again_s, 0.0
+        cost_s = run_worker_s(best[value], workers)
         count = facts.rule.seeds if facts.rule.seeds * cost_s <= left_s else int(left_s / cost_s)
         if count < min(LEAST_SEEDS, facts.rule.seeds):
             break
         left_s -= count * cost_s
-        found.append((trial, fresh_seeds(facts, count)))
+        found.append((best[value], fresh_seeds(facts, count)))
     return found
+
+
+def _answer_fell_below(
+    value: object,
+    asked: Sequence[tuple[AnyTrial, Sequence[int]]],
+    searched: Sequence[AnyTrial],
+    confirmations: Sequence[AnyTrial],
+    facts: ConfirmationFacts,
+) -> bool:
+    """Whether each confirmation that was ``asked`` for has ended, and by them the answer comes before this value."""
+    wanted = {(trial.number, seed) for trial, seeds in asked for seed in seeds}
+    ended = [t for t in confirmations if t.state.is_finished()]
+    if not wanted <= {(confirmed_by(t), t.user_attrs.get(SEED_ATTR)) for t in ended}:
+        return False
+    numbers = {trial.number for trial, _ in asked}
+    frontier = frontier_of([*searched, *(t for t in ended if confirmed_by(t) in numbers)], facts.frontier)
+    return (
+        frontier is not None
+        and frontier.answer is not None
+        and value in [row.value for row in frontier.rows[frontier.answer + 1 :]]
+    )
 
 
 def run_worker_s(trial: AnyTrial, workers: int) -> float:

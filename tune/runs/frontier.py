@@ -190,6 +190,10 @@ class Frontier:
         best = self.reference.best
         return self.facts.tolerance.allowance(best.objective) if best else 0.0
 
+    def is_good_enough(self, row: FrontierRow) -> bool:
+        """Whether its best trial is within the tolerance of the best of all, as the answer's is."""
+        return row.worse_by is not None and row.worse_by <= self.allowance + _SLACK
+
     @property
     def is_certain(self) -> bool | None:
         """Whether the intervals allow the claim that the answer is within the tolerance. None without intervals."""

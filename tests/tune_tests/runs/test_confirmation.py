@@ -174,6 +174,58 @@ def test_the_default_takes_two_seeds_where_three_cost_too_much_but_not_a_single_
         assert [list(each) for _, each in found] == ([] if seeds is None else [seeds]), run_s
 
 
+def confirming(number: int, *values: float | None, first: int) -> list[FrozenTrial]:
+    """Confirmations of a trial of FALLING with seeds 1, 2, …; None: it runs."""
+    batch = FALLING[number].params["global_batch_size"]
+    return [
+        trial(first + i, value, batch, confirms=number, confirmation_seed=i + 1,
+              state=TrialState.RUNNING if value is None else TrialState.COMPLETE)
+        for i, value in enumerate(values)
+    ]  # fmt: skip
+
+
+FALLING = [
+    trial(0, 0.95, 32), trial(1, 0.949, 64), trial(2, 0.94, 128), trial(3, 0.948, 256), trial(4, 0.946, 512),
+    trial(5, 0.90, 512),
+]  # fmt: skip
+"""The best is batch 32, the answer 512. 64 and 256 are within half a point as well, 128 is not."""
+
+
+def test_where_fresh_seeds_refute_the_answer_the_default_confirms_the_next_good_value_until_one_holds() -> None:
+    of = facts(AFFORDABLE, dataclasses.replace(BATCHES, values=(32, 64, 128, 256, 512)))
+    best = confirming(0, 0.948, 0.949, 0.95, first=6)
+    refuted, held = confirming(4, 0.93, 0.94, 0.94, first=9), confirming(4, 0.946, 0.945, 0.944, first=9)
+    assert confirmed_numbers(FALLING, of) == [4, 0]
+    assert confirmed_numbers([*FALLING, *held, *best], of) == [4, 0]
+    assert confirmed_numbers([*FALLING, *refuted, *best[:2]], of) == [4, 0], "one is still to run"
+    assert confirmed_numbers([*FALLING, *refuted, *confirming(0, 0.948, 0.949, None, first=6)], of) == [4, 0]
+    fell = [*FALLING, *refuted, *best]
+    assert missing_confirmations(fell, of) == [Confirmation(3, seed) for seed in (1, 2, 3)]
+    begun = [*fell, *confirming(3, 0.947, None, first=12)]
+    assert missing_confirmations(begun, of) == [Confirmation(3, 3)], "what the first seed came to changes nothing"
+    again = [*fell, *confirming(3, 0.93, 0.93, 0.93, first=12)]
+    assert missing_confirmations(again, of) == [Confirmation(1, seed) for seed in (1, 2, 3)]
+    last = [*again, *confirming(1, 0.93, 0.93, 0.93, first=15)]
+    assert missing_confirmations(last, of) == [], "the best trial's batch is left, and it is confirmed"
+    answers = [frontier_of(study, of.frontier) for study in (fell, [*fell, *confirming(3, 0.947, first=12)], last)]
+    assert [found.answer_row.value for found in answers if found and found.answer_row] == [32, 256, 32]
+
+
+def test_what_follows_a_refuted_answer_may_cost_as_much_again_but_no_more_of_a_budget() -> None:
+    """180 s for the first two trials, 180 s more for those that follow; of a budget 180 s for all."""
+
+    def search(run_s: float) -> list[FrozenTrial]:
+        slow = [trial(t.number, t.value, t.params["global_batch_size"], epoch_s=run_s / 10) for t in FALLING]
+        return [*slow, *confirming(0, 0.948, 0.949, 0.95, first=6), *confirming(4, 0.93, 0.94, 0.94, first=9)]
+
+    of = facts(AFFORDABLE, dataclasses.replace(BATCHES, values=(32, 64, 128, 256, 512)))
+    seeds = {run_s: [len(each) for _, each in trials_to_confirm(search(run_s), of)] for run_s in (20.0, 36.0, 60.0, 91.0)}
+    assert seeds == {20: [3, 3, 3], 36: [3, 2, 3], 60: [3], 91: []}
+    budget = dataclasses.replace(of, most_worker_s=180.0)
+    seeds = {run_s: [len(each) for _, each in trials_to_confirm(search(run_s), budget)] for run_s in (20.0, 22.5, 30.0)}
+    assert seeds == {20: [3, 3, 3], 22.5: [3, 3, 2], 30: [3, 3]}
+
+
 def test_nothing_is_confirmed_by_default_where_nothing_has_learned() -> None:
     search = [trial(n, 0.11, 128 << n % 3) for n in range(8)]
     assert trials_to_confirm(search, facts(AFFORDABLE)) == []
