@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import inspect
 import os
 from collections.abc import Mapping
 from importlib.util import find_spec
@@ -87,7 +88,16 @@ def _check_own(config: ModelConfig) -> None:
         _refuse_stem(config)
     if config.pretrained:
         check_pretrained(config.pretrained)
-    loaded(MODELS, "model.name", config.name, ("workload",), config.options)
+    function = loaded(MODELS, "model.name", config.name, ("workload",), config.options)
+    try:
+        first = next(iter(inspect.signature(function).parameters), "")
+    except (TypeError, ValueError):
+        return  # callables of C have no signature
+    if first in (field.name for field in dataclasses.fields(DataInfo)):
+        raise ConfigError(  # written as torchvision's constructors are
+            f"model.name must name a function of (workload); got {config.name!r}, which would get it as {first!r}. "
+            f"Write the argument `workload`, and `workload.{first}` in the function."
+        )
 
 
 def build_model(config: ModelConfig, info: DataInfo) -> nn.Module:

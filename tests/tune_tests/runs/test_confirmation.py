@@ -219,7 +219,9 @@ def test_what_follows_a_refuted_answer_may_cost_as_much_again_but_no_more_of_a_b
         return [*slow, *confirming(0, 0.948, 0.949, 0.95, first=6), *confirming(4, 0.93, 0.94, 0.94, first=9)]
 
     of = facts(AFFORDABLE, dataclasses.replace(BATCHES, values=(32, 64, 128, 256, 512)))
-    seeds = {run_s: [len(each) for _, each in trials_to_confirm(search(run_s), of)] for run_s in (20.0, 36.0, 60.0, 91.0)}
+    seeds = {
+        run_s: [len(each) for _, each in trials_to_confirm(search(run_s), of)] for run_s in (20.0, 36.0, 60.0, 91.0)
+    }
     assert seeds == {20: [3, 3, 3], 36: [3, 2, 3], 60: [3], 91: []}
     budget = dataclasses.replace(of, most_worker_s=180.0)
     seeds = {run_s: [len(each) for _, each in trials_to_confirm(search(run_s), budget)] for run_s in (20.0, 22.5, 30.0)}
