@@ -19,7 +19,12 @@ from bigbatch.search_spaces.priors import LogNormal
 from bigbatch.search_spaces.trial import BATCH_KEY, Convert, PinnedTrial, StandInTrial
 from bigbatch.search_spaces.workload import Workload
 from bigbatch.train_loop.config import ConfigError, TrainConfig, known_key, last_step
-from bigbatch.train_loop.config.own_names import folder_first, python_files, with_absolute_words
+from bigbatch.train_loop.config.own_names import (
+    folder_first,
+    python_files,
+    with_absolute_words,
+    without_comments,
+)
 
 _WORKLOAD_FACTS = {"epochs": "epochs", "batch.max_micro_size": "max_micro_size"}
 """Configuration keys that are also facts of the workload, from which spaces derive ranges."""
@@ -219,7 +224,7 @@ def _space(name: str, function: Callable[..., TrainConfig], module: types.Module
         source=where,
         doc=doc.splitlines()[0] if doc else "",
         # A space whose ranges follow from priors.py changes with that file.
-        fingerprint=_digest(source + (_priors_text() if _uses_priors(module) else "")),
+        fingerprint=_digest(without_comments(source) + (_priors_text() if _uses_priors(module) else "")),
         defaults=_defaults(getattr(module, "DEFAULTS", {}), where),
         parameter_keys=dict(getattr(module, "PARAMETER_KEYS", {})),
         initial=getattr(module, "initial_points", None),

@@ -9,8 +9,10 @@ from __future__ import annotations
 import ast
 import difflib
 import hashlib
+import io
 import os
 import sys
+import tokenize
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -153,7 +155,7 @@ ACCEPT = "--accept-changed-code"
 
 
 def code_fingerprint(key: str, word: str) -> str:
-    """SHA-256 of the text of the file that ``word`` names, and of the files beside it that it imports, in turn.
+    """SHA-256 of the file that ``word`` names, and of the files beside it that it imports, in turn, without comments.
 
     Imports are found by reading, wherever they stand in the file; nothing runs. A file that cannot be parsed counts by
     its text alone. Raises ConfigError if the file is not there.
@@ -170,8 +172,25 @@ def code_fingerprint(key: str, word: str) -> str:
                 waiting.append(found)
     digest = hashlib.sha256()
     for path in sorted(texts):
-        digest.update(f"{path.relative_to(name.path.parent)}\n{texts[path]}\n".encode())
+        digest.update(f"{path.relative_to(name.path.parent)}\n{without_comments(texts[path])}\n".encode())
     return digest.hexdigest()
+
+
+def without_comments(source: str) -> str:
+    """The text without Python's comments, which compute nothing; as it is where it cannot be read as Python.
+
+    From the tokenizer, because what ``ast`` prints differs between versions of Python.
+    """
+    lines = [*io.StringIO(source)]
+    try:
+        for token in tokenize.generate_tokens(io.StringIO(source).readline):
+            if token.type == tokenize.COMMENT:
+                row, column = token.start
+                code, end = lines[row - 1][:column].rstrip(), "\n" if lines[row - 1].endswith("\n") else ""
+                lines[row - 1] = code + end if code else ""
+    except (tokenize.TokenError, SyntaxError):
+        return source
+    return "".join(lines)
 
 
 def code_fingerprints(words: Iterable[str]) -> dict[str, str]:

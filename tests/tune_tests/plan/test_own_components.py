@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from bigbatch.search_spaces.priors import OWN_SPREAD
+from bigbatch.search_spaces.registry import load_space
 from bigbatch.search_spaces.trial import StandInTrial
 from bigbatch.train_loop.config import ConfigError, Options
 from bigbatch.train_loop.config.own_names import check_same_code, code_fingerprint
@@ -155,6 +156,21 @@ def test_changed_code_of_a_resumed_study_is_refused_until_it_is_accepted(folder:
     refusal(lambda: check_components(changed, stored), said)
     check_components(_plan(model="my.py:net", loss="my.py:mean", accept_changed_code=True), stored)
     check_components(changed, {})  # a study of an earlier version
+
+
+@pytest.mark.parametrize("of", ["component", "space"])
+def test_a_comment_changes_no_fingerprint_and_what_python_computes_does(tmp_path: Path, of: str) -> None:
+    path = tmp_path / "my.py"
+
+    def fingerprint(text: str) -> str:
+        path.write_text(text)
+        return code_fingerprint("loss", f"{path}:space") if of == "component" else load_space(str(path)).fingerprint
+
+    first = fingerprint('KEY = """a\n\n# b"""\ndef space(trial, workload):\n    return "#1"')
+    same = 'KEY = """a\n\n# b"""  # new\n# of it\ndef space(trial, workload):  # "#\n    # too\n    return "#1" #'
+    assert fingerprint(same) == first
+    for old, new in (("# b", "# c"), ("a\n\n", "a\n"), ('"#1"', '"#2"'), ("# too\n    return", "return 1\n    return")):
+        assert fingerprint(same.replace(old, new)) != first, (old, new)
 
 
 def test_a_fingerprint_follows_imports_beside_the_file_and_no_others(folder: Path) -> None:
