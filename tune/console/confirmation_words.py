@@ -89,7 +89,11 @@ def confirm_lines(plan: SearchPlan) -> list[tuple[str, str]]:
     has_budget = plan.budget_gpu_hours is not None or plan.time_budget_s is not None
     if rule.affordable:
         which = "the answer and the best trial" if values > 1 else "the best trial"
-        then = f"; the next {name_in_words(frontier.name)} too if they refute the answer" if frontier and values > 2 else ""
+        then = (
+            f"; the next {name_in_words(frontier.name)} too if they refute the answer"
+            if frontier and values > 2
+            else ""
+        )
         whole = "budget" if has_budget else "search's time"
         runs = min(2, values) * rule.seeds
         return [("confirm", f"{which} {seeds} (at most {runs} runs{then}), as far as a fifth of the {whole} allows")]

@@ -6,8 +6,8 @@ mean over them ("regression to the mean"). So a trial is called best by this mea
 so what fits these by luck is still in it; only held-out examples show how much that is (reported.py).
 
 The default rule confirms the search's answer and its best trial. Where their means show that the answer is worse by
-more than the tolerance, the next value below that the search found good enough is confirmed as well, and so on: else
-nothing could be the answer but the value of the best trial, which is mostly the smallest batch.
+more than the tolerance, the next value below is confirmed as well that is not clearly worse, and so on: else nothing
+could be the answer but the value of the best trial, which is mostly the smallest batch.
 
 A confirmation is a trial of the study with the parameters of the confirmed trial, ``CONFIRMS_ATTR`` and ``SEED_ATTR``.
 It runs to its end, does not count as one of ``--trials``, and no strategy sees it. Which confirmations are missing is a
@@ -148,7 +148,7 @@ def _affordable(
         return []
     best = {value: group[0] for value, group in best_of_each_value(searched, facts).items()}
     first = dict.fromkeys([frontier.rows[frontier.answer].value, frontier.reference.value])
-    below = [row.value for row in reversed(frontier.rows[: frontier.answer]) if frontier.is_good_enough(row)]
+    below = [row.value for row in reversed(frontier.rows[: frontier.answer]) if frontier.may_be_good_enough(row)]
     workers, left_s = facts.frontier.workers, facts.most_worker_s
     if left_s is None:
         used_s = sum(workers / trials_per_gpu_of(t) * epoch_s(record) for t in searched for record in epoch_records(t))

@@ -190,9 +190,14 @@ class Frontier:
         best = self.reference.best
         return self.facts.tolerance.allowance(best.objective) if best else 0.0
 
-    def is_good_enough(self, row: FrontierRow) -> bool:
-        """Whether its best trial is within the tolerance of the best of all, as the answer's is."""
-        return row.worse_by is not None and row.worse_by <= self.allowance + _SLACK
+    def may_be_good_enough(self, row: FrontierRow) -> bool:
+        """Whether its best trial is within the tolerance of the best of all, or its interval allows that, at 95 %."""
+        best = self.reference.best
+        if row.best is None or row.worse_by is None or best is None:
+            return False
+        gap = difference(row.best.reported, best.reported, self.facts.objective)
+        at_least = row.worse_by if gap is None else min(row.worse_by, gap[0] - gap[2])
+        return at_least <= self.allowance + _SLACK
 
     @property
     def is_certain(self) -> bool | None:
