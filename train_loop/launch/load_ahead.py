@@ -1,8 +1,8 @@
 """Ray imports this module in each process that it makes for a search, before it gives the process any work.
 
-So the processes that wait for the first trials have torch and Ray Train by the time when the search is ready. Only those
-load them that have LOAD_AHEAD in their environment: on a job's nodes not those of other programs. Nothing here touches a
-GPU: Ray assigns it later.
+So the processes that wait for the first trials have torch and Ray Train by the time when the search is ready. Only
+those with LOAD_AHEAD in their environment load them: on a job's nodes not those of other programs. Nothing here touches
+a GPU: Ray assigns it later.
 """
 
 import contextlib

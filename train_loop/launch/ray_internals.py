@@ -286,7 +286,6 @@ def prepare_processes(counts: Mapping[str, int]) -> None:
     """
     if not has(READY_ON_NODES):
         return
-    import grpc
     import ray
     from ray._private.grpc_utils import init_grpc_channel
     from ray.core.generated.node_manager_pb2 import PrestartWorkersRequest
@@ -307,8 +306,7 @@ def prepare_processes(counts: Mapping[str, int]) -> None:
                 request.num_workers = count
                 asked.append(NodeManagerServiceStub(channel).PrestartWorkers.future(request, timeout=READY_ANSWER_S))
         for answer in asked:
-            with contextlib.suppress(grpc.RpcError):
-                answer.result()
+            answer.exception()  # waits
 
 
 def own_path_only() -> object:

@@ -229,7 +229,6 @@ def _search(
     connection = _start_ray(plan, store, stack, console)
     interrupts.take_again()  # starting Ray has replaced the handler for SIGTERM
     if not connection.local:
-        _prepare_first_trials(plan, store)
         plan = run.plan = _fitted_to_cluster(plan, store, console)
     _say_dashboard(connection, console)
     run.capacity = _capacity(plan, connection.local, partial(_tell, run, console))
@@ -285,6 +284,7 @@ def _start_ray(plan: SearchPlan, store: StudyStore, stack: ExitStack, console: C
 
 def _fitted_to_cluster(plan: SearchPlan, store: StudyStore, console: Console) -> SearchPlan:
     """The plan for the cluster that was joined. Raises ConfigError if it does not fit there or to the other drivers."""
+    _prepare_first_trials(plan, store)
     plan = plan_for_cluster(plan, cluster_machine())
     print_machine(plan, console)
     if plan.resume:

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import random
 import subprocess
 import sys
@@ -236,10 +237,10 @@ def test_what_the_cluster_cannot_train_is_refused_when_it_is_joined_and_leaves_n
 
 
 WAITS = """
-    import pathlib, sys, time
+    import pathlib, sys
     go, ray = pathlib.Path(__file__).with_name("go"), sys.modules.get("ray")
-    while ray and ray.is_initialized() and not go.exists():
-        time.sleep(0.1)
+    if ray and ray.is_initialized() and go.exists():
+        go.open().close()  # a named pipe: until somebody opens its other end
     lr ="""
 
 
@@ -265,6 +266,7 @@ def test_nodes_have_the_first_trials_processes_before_these_ask_for_them_and_non
     """With the variables of a job's nodes. The space makes no trial before the processes have loaded torch. A search of
     three trials has two at a time, one on each node, each with its own process and a worker's."""
     tiny_space.write_text(tiny_space.read_text().replace("\n    lr =", WAITS))
+    os.mkfifo(go := tmp_path / "go")
     nodes = [{"num_cpus": 2, "memory": 8 * 10**9}] * 2
     settings = {name: value for name, value in SETTINGS.items() if name != "RAY_START_HOOK"}
     with cluster_of(*nodes, **settings) as ray:
@@ -280,7 +282,8 @@ def test_nodes_have_the_first_trials_processes_before_these_ask_for_them_and_non
         wait_until(lambda: len(waiting()) >= 4, lambda: f"{processes_of(ray)}")
         ready = waiting()
         assert sorted(Counter(ready.values()).values()) == [2, 2]
-        (tmp_path / "go").touch()
+        with go.open("w"):
+            go.unlink()
         search.wait_for(r"trial 0 epoch 1/")
         search.wait_for(r"trial 1 epoch \d+/")
         now = processes_of(ray)
