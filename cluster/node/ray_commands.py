@@ -109,9 +109,11 @@ SETTINGS = {
     # Ray starts its workers with a niceness of 15. The allocation is theirs; beside a stranger's job on the same cores
     # they would have a thirtieth of its time.
     "RAY_worker_niceness": "0",
-    # When a search joins, Ray starts a process of 80 MB for each core of each node. The search could use none of them,
-    # because its processes have variables of their own.
+    # When a driver joins, Ray would start a process of 80 MB for each core of each node. A search could use none of
+    # them, because its processes have variables of their own. It asks for those of its first trials itself, which load
+    # torch at once (the second variable).
     "RAY_prestart_worker_first_driver": "0",
+    "RAY_preload_python_modules": "bigbatch.train_loop.launch.load_ahead",
     "RAY_START_HOOK": "bigbatch.cluster.node.ray_start_hook.without_client_server",
     "PYTHONUNBUFFERED": "1",
 }

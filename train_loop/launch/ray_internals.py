@@ -16,7 +16,7 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,6 +53,7 @@ INLINE_CONTROLLER = PrivateUse(
         f"{_TRAIN}.execution.worker_group.placement_group_handle:DefaultPlacementGroupHandle",
         f"{_TRAIN}.execution.worker_group.worker_group:SynchronizationActor.options",
         f"{_TRAIN}.callbacks.placement_group_callback:PlacementGroupCleanerCallback",
+        f"{_TRAIN}.callbacks.preemption_callback:ray",
         f"{_TRAIN}.callbacks.datasets:DatasetsCallback",
         f"{_TRAIN}.execution.scaling_policy.scaling_policy:ScalingPolicy._send_resource_request",
         f"{_TRAIN}.execution.scaling_policy.scaling_policy:ScalingPolicy._maybe_send_resource_request",
@@ -113,6 +114,15 @@ OWN_PATH = PrivateUse(
     ("ray.job_config:JobConfig._runtime_env_has_working_dir",),
     "workers look for modules in the current folder first: keep no torch.py and the like there",
 )
+READY_ON_NODES = PrivateUse(
+    (
+        "ray.core.generated.node_manager_pb2:PrestartWorkersRequest",
+        "ray.core.generated.node_manager_pb2_grpc:NodeManagerServiceStub.PrestartWorkers",
+        "ray._private.grpc_utils:init_grpc_channel",
+        "ray._raylet:CoreWorker.get_job_config",
+    ),
+    "on a joined cluster the first trials start some seconds later",
+)
 HEAD = PrivateUse(("ray._raylet:GcsClient",), "the search does not say why a trial waits for its place")
 VARIABLES = PrivateUse(
     ("ray._raylet:Config.initialize", "ray._raylet:AuthenticationTokenLoader.instance"),
@@ -121,6 +131,7 @@ VARIABLES = PrivateUse(
 FOR_TRAINING = (PREEMPTION, PROCESS_GROUPS, OWN_PATH, VARIABLES)
 FOR_SEARCHES = (
     *FOR_TRAINING, INLINE_CONTROLLER, KEPT_WORKERS, TUNE_START, MEMORY_KILLS, STAGED_TRIALS, SESSION, HEAD,
+    READY_ON_NODES,
 )  # fmt: skip
 PRIVATE_FOLDER = "ray:init._temp_dir"
 """Without it Ray's sockets and logs would lie where all users of the machine see them."""
@@ -256,6 +267,46 @@ def own_process_groups(ready: int | None = None) -> Iterator[None]:
         yield
     finally:
         services.ConsolePopen = popen
+
+
+READY_ANSWER_S = 2.0
+READY_S = 60
+"""How long a process that waits for its first work is kept, where a node has more than one for each CPU."""
+
+
+def prepare_processes(counts: Mapping[str, int]) -> None:
+    """Let nodes of the joined cluster start processes for this driver's next actors.
+
+    Ray gives them to actors that have no environment of their own. A node starts at most one for each of its CPUs. They
+    end with the driver, also if it is killed. A node that does not answer is left out: what needs a process there waits
+    for its start, as without this.
+
+    Args:
+        counts: Ray's id of a node → the number of its processes.
+    """
+    if not has(READY_ON_NODES):
+        return
+    import ray
+    from ray._private.grpc_utils import init_grpc_channel
+    from ray.core.generated.node_manager_pb2 import PrestartWorkersRequest
+    from ray.core.generated.node_manager_pb2_grpc import NodeManagerServiceStub
+
+    request = PrestartWorkersRequest(
+        job_id=bytes.fromhex(ray.get_runtime_context().get_job_id()),
+        # As in each actor's request, to the letter: Ray compares it.
+        runtime_env_info=ray._private.worker.global_worker.core_worker.get_job_config().runtime_env_info,
+        keep_alive_duration_secs=READY_S,
+    )
+    with contextlib.ExitStack() as channels:
+        asked = []
+        for node in ray.nodes():
+            if node["Alive"] and (count := counts.get(node["NodeID"], 0)):
+                address = f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}"
+                channel = channels.enter_context(init_grpc_channel(address, [("grpc.enable_http_proxy", 0)]))
+                request.num_workers = count
+                asked.append(NodeManagerServiceStub(channel).PrestartWorkers.future(request, timeout=READY_ANSWER_S))
+        for answer in asked:
+            answer.exception()  # waits
 
 
 def own_path_only() -> object:

@@ -29,6 +29,7 @@ from bigbatch.cluster.host.network import no_proxy_variables
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.errors import RayStartError
 from bigbatch.train_loop.host.disk_space import FULL, LogFile, describe_full_disk, free_bytes, full_errno
+from bigbatch.train_loop.launch.inline_controller import LOAD_AHEAD
 from bigbatch.train_loop.launch.ray_internals import (
     POLL_INTERVAL,
     PROCESS_GROUPS,
@@ -73,6 +74,11 @@ METRICS = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
 }
 """With the one that has our gauges, at the port that is given to Ray."""
+FOR_READY_PROCESSES = {
+    LOAD_AHEAD: "1",
+    "RAY_preload_python_modules": "bigbatch.train_loop.launch.load_ahead",
+    "RAY_idle_worker_killing_time_threshold_ms": "30000",  # those beyond one for each CPU: 1 s is too short
+}
 OTHER_CLUSTER_VARIABLES = ("RAY_NAMESPACE", "RAY_TMPDIR", "RAY_JOB_CONFIG_JSON_ENV_VAR", "RAY_REDIS_ADDRESS")
 """Settings of another cluster of the user. Ray would apply them to this one."""
 
@@ -96,8 +102,6 @@ class LocalRay:
         metrics_port: where Prometheus finds Ray's metrics, on loopback; None: nowhere.
         ready: how many processes start with Ray and load ahead what trials and their workers need; None: Ray
             starts its own number, and none of them loads anything.
-        threads: how many threads libraries start in such a process, unless OMP_NUM_THREADS is set: a worker's cores,
-            as Ray says it to a process only when it gives it work.
 
     Raises:
         ConfigError: the temporary folder's path is too long for Unix sockets; Ray cannot keep its files private.
@@ -112,10 +116,9 @@ class LocalRay:
         metrics_port: int | None = None,
         *,
         ready: int | None = None,
-        threads: int = 1,
     ) -> None:
         self._cpus, self._gpus, self._log_file, self._metrics_port = cpus, gpus, log_file, metrics_port
-        self._ready, self._threads = ready, threads
+        self._ready = ready
         self._saved_env: dict[str, str | None] = {}
         self.folder: Path | None = None
 
@@ -176,7 +179,7 @@ class LocalRay:
         import ray  # only now: its core reads the authentication's variables when it is loaded
 
         if self._ready is not None and has(PROCESS_GROUPS):  # else Ray starts one for each CPU: too many to load torch
-            self._set_env(self._for_ready_processes())
+            self._set_env(FOR_READY_PROCESSES)
         refuse_unsafe(with_metrics=self._metrics_port is not None)
         last = ""
         for _ in range(START_ATTEMPTS):
@@ -224,13 +227,6 @@ class LocalRay:
         _log.info("Ray has started; its log is %s, its files are in %s", self._log_file, self.folder)
         return RayConnection(address, f"http://{context.dashboard_url}", str(token), local=True)
 
-    def _for_ready_processes(self) -> dict[str, str]:
-        return {
-            "RAY_preload_python_modules": "bigbatch.train_loop.launch.load_ahead",
-            "RAY_idle_worker_killing_time_threshold_ms": "30000",  # those beyond one for each CPU: 1 s is too short
-            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(self._threads)),
-        }
-
     def _set_env(self, values: Mapping[str, str | None]) -> None:
         for name, value in values.items():
             self._saved_env.setdefault(name, os.environ.get(name))
@@ -262,7 +258,7 @@ class JoinedRay:
                 configure_logging=False,
                 job_config=own_path_only(),
                 runtime_env={
-                    "env_vars": {**SEARCH_ENV, **_inherited(), "PYTHONPATH": python_path()},
+                    "env_vars": {**SEARCH_ENV, **_inherited(), LOAD_AHEAD: "1", "PYTHONPATH": python_path()},
                     **worker_python(),
                 },
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -18,7 +19,7 @@ from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.train_loop.config.given import USABLE
 from bigbatch.train_loop.errors import RayStartError
 from bigbatch.train_loop.host.device_use import open_processor_energy
-from bigbatch.train_loop.launch.ray_internals import FOR_SEARCHES, note_of_missing
+from bigbatch.train_loop.launch.ray_internals import FOR_SEARCHES, note_of_missing, prepare_processes
 from bigbatch.train_loop.launch.ray_session import (
     JoinedRay,
     LocalRay,
@@ -38,7 +39,7 @@ from bigbatch.tune.console.findings import (
 from bigbatch.tune.console.outcome import known_findings, look_findings, refusals_in_words, why_nothing
 from bigbatch.tune.console.wrapped import say, say_command
 from bigbatch.tune.plan.fitting import absent_nodes, cluster_machine, living_nodes, plan_for_cluster
-from bigbatch.tune.plan.machine import devices_held
+from bigbatch.tune.plan.machine import Machine, Share, devices_held, first_share, processes_on_nodes
 from bigbatch.tune.plan.option_checks import check_metrics_port, check_same_values
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.proposers.samplers import quiet_optuna
@@ -283,6 +284,7 @@ def _start_ray(plan: SearchPlan, store: StudyStore, stack: ExitStack, console: C
 
 def _fitted_to_cluster(plan: SearchPlan, store: StudyStore, console: Console) -> SearchPlan:
     """The plan for the cluster that was joined. Raises ConfigError if it does not fit there or to the other drivers."""
+    _prepare_first_trials(plan, store)
     plan = plan_for_cluster(plan, cluster_machine())
     print_machine(plan, console)
     if plan.resume:
@@ -345,12 +347,24 @@ def _session(plan: SearchPlan, store: StudyStore) -> LocalRay | JoinedRay:
     _log.info("the study is open; the driver's log is %s", store.log_folder / "driver.log")
     log = store.log_folder / "ray.log"
     if plan.address == "local":
-        left = sys.maxsize if plan.open_ended else plan.trials - count_ended(store.study.get_trials(deepcopy=False))
-        ready = max(min(plan.share.concurrency, left), 1) * (1 + plan.share.workers)
-        cores = max(int(plan.share.worker_resources.get("CPU", 1)), 1)
-        machine, port = plan.machine, plan.options.metrics_port
-        return LocalRay(machine.cpus, machine.gpus, log, port, ready=ready, threads=cores)
+        ready = _first_trials(plan, plan.share, store) * (1 + plan.share.workers)
+        return LocalRay(plan.machine.cpus, plan.machine.gpus, log, plan.options.metrics_port, ready=ready)
     return JoinedRay(plan.address, log)
+
+
+def _first_trials(plan: SearchPlan, share: Share, store: StudyStore) -> int:
+    """How many trials begin at once."""
+    left = sys.maxsize if plan.open_ended else plan.trials - count_ended(store.study.get_trials(deepcopy=False))
+    return max(min(share.concurrency, left), 1)
+
+
+def _prepare_first_trials(plan: SearchPlan, store: StudyStore) -> None:
+    """Let the nodes start the first trials' processes while the search makes itself ready."""
+    nodes = living_nodes()
+    with contextlib.suppress(ConfigError):  # no trial fits: the plan is checked next, and says why
+        machine = Machine(tuple(nodes.values()))
+        share = first_share(machine, plan.workers, plan.trials, plan.open_ended, plan.sharing.at_first)
+        prepare_processes(processes_on_nodes(nodes, share, _first_trials(plan, share, store)))
 
 
 def _ray_storage(plan: SearchPlan, connection: RayConnection) -> Path:

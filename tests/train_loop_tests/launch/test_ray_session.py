@@ -14,6 +14,7 @@ import pytest
 from bigbatch.base import private_folder, processes
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.launch import ray_session
+from bigbatch.train_loop.launch.inline_controller import LOAD_AHEAD
 from helpers.commands import run_process
 from helpers.paths import ROOT
 from helpers.processes import clean_environment
@@ -40,11 +41,11 @@ task = TrialTask(
 )
 leaving, ends = threading.Event(), []
 waits = threading.Thread(target=lambda: ends.append(fit_from_driver(task, leaving).stopped))  # for ever: one CPU
-with LocalRay(1, 0, folder / "ray.log", ready=2, threads=1):
+with LocalRay(1, 0, folder / "ray.log", ready=2):
     import ray
     waits.start()
-    process, light = ray.remote(num_cpus=0)(Process), {"env_vars": {LIGHT: "1"}}
-    made = [process.options(runtime_env=env).remote() for env in ({}, {}, light)]
+    process = ray.remote(num_cpus=0)(Process)
+    made = [process.options(runtime_env=env).remote() for env in ({}, {}, LIGHT)]
     names = ("torch", "ray.train.torch", "ray")
     loaded = [ray.get([one.has.remote(name) for one in made], timeout=120) for name in names]
     threads = ray.get([one.threads.remote() for one in made], timeout=120)
@@ -99,7 +100,7 @@ def test_what_is_loaded_ahead_asks_no_driver_for_gpus():
     """CUDA reads once, when it is first asked, which GPUs a process may use. Ray says so only when it gives it work."""
     done = subprocess.run(
         [sys.executable, "-c", ASKED], capture_output=True, text=True, timeout=240,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        env={**os.environ, LOAD_AHEAD: "1", "PYTHONPATH": str(ROOT / "src")},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.split("\n")[:2] == ["[] False", "['_device_count_nvml', '_cuda_getDeviceCount']"]
