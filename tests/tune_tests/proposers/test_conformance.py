@@ -110,8 +110,6 @@ def interrupted_in_writes(stopping: str, open_store: Callable[[], StudyStore], e
 def test_a_driver_that_dies_in_the_middle_of_writes_loses_and_doubles_nothing(stopping, every, tmp_path):
     search = interrupted_in_writes(stopping, in_memory(tmp_path / "s"), every)
     check_whole(search.trials)
-    assert all(t.state.is_finished() for t in search.trials)
-    search.store.close()
 
 
 @pytest.mark.parametrize("strategy", CAPABILITIES)
@@ -121,8 +119,6 @@ def test_seeds_differ(strategy, tmp_path):
         search.run(until=lambda trials: len(trials) == 5)
     one, other = ([t.params for t in search.trials] for search in searches)
     assert one != other and one[1:3] != other[1:3]
-    for search in searches:
-        search.store.close()
 
 
 PAIRS = [("curves", "look"), ("tpe", "asha"), ("random", "asha"), ("gp", "none"), ("cmaes", "none")]

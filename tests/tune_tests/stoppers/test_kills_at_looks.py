@@ -57,8 +57,6 @@ def test_a_look_is_asked_for_again_after_a_kill(strategy, stopping, after, tmp_p
             search.kill()
     assert summary(search.trials) == summary(whole.trials)
     assert len(killed) > 8, "it was killed at looks"
-    for one in (whole, search):
-        one.store.close()
 
 
 @pytest.mark.parametrize("every", [2, pytest.param(17, marks=pytest.mark.exhaustive), 34])
@@ -76,5 +74,3 @@ def test_a_kill_at_a_write_changes_no_decision(strategy, stopping, every, tmp_pa
         except Killed:
             search.kill()
     assert more > 3 and summary(search.trials) == summary(whole.trials)
-    for one in (whole, search):
-        one.store.close()
