@@ -32,6 +32,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self.events: list[tuple[str, int, str]] = []
+        self.said: list[str] = []
 
     def trial_started(self, trial):
         self.events.append(("started", trial.number, trial.state))
@@ -41,6 +42,9 @@ class Recorder:
 
     def trial_ended(self, trial):
         self.events.append(("ended", trial.number, trial.state))
+
+    def search_said(self, text):
+        self.said.append(text)
 
 
 def record(epoch: int, value: float, **more: float) -> dict:

@@ -1,10 +1,9 @@
-"""Whole searches by the real manager without Ray: invented curves, any strategy and storage, killed by the test."""
+"""Searches of one space with invented curves, any strategy and storage, whose driver a test kills."""
 
-import itertools
 import math
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +14,15 @@ from bigbatch.search_spaces.check import check_space
 from bigbatch.search_spaces.registry import load_space
 from bigbatch.tune.budget.ledger import Ledger
 from bigbatch.tune.models.protocol import SearchFacts, dimensions_of
-from bigbatch.tune.runs.objective import Objective
+from bigbatch.tune.runs.knowledge import KnownStudy
 from bigbatch.tune.runs.objectives import Objectives
 from bigbatch.tune.runs.run import CONTINUES_ATTR, DIVERGED_ATTR, PAUSED_ATTR
 from bigbatch.tune.storage.patient_journal import Disk
 from bigbatch.tune.storage.store import StudyStore
 from bigbatch.tune.strategies import make_strategy
 from bigbatch.tune.trials.configurations import SpaceConfigurations
-from bigbatch.tune.trials.live_trial import LiveTrial
-from bigbatch.tune.trials.trial_manager import TrialManager
 from helpers.bridges import WORKLOAD
-from helpers.stepped import SteppedSearch
+from helpers.simulated_search import TOP1, SimulatedSearch
 
 EPOCHS, TRIALS, SLOTS = 12, 9, 2
 SPACE = load_space("large_batch")
@@ -67,28 +64,19 @@ class MemoryStore(StudyStore):
         self.ledger.close()
 
 
-@dataclass
-class Search(SteppedSearch):
+def curve_search(
+    strategy: str, stopping: str, open_store: Callable[[], StudyStore], seed: int = 3,
+    knowledge: tuple[KnownStudy, ...] = (),
+) -> SimulatedSearch:  # fmt: skip
     """A search of the space ``large_batch`` with invented curves."""
-
-    strategy: str
-    stopping: str
-    open_store: Callable[[], StudyStore]
-    seed: int = 3
-
-    def open(self) -> None:
-        self.store = self.open_store()
-        facts = SearchFacts(DIMENSIONS, TRIALS, EPOCHS, SLOTS, self.seed, Objective(worst=0.1))
-        facts = replace(facts, frontier="global_batch_size")
-        self.manager = TrialManager(
-            self.store, make_strategy(self.strategy, self.stopping, facts),
-            SpaceConfigurations(SPACE, LONGER, {}, 3, 1), objective=facts.objective, trials=TRIALS, workers=1,
-            observers=[],
-        )  # fmt: skip
-        self.manager.recover()
-
-    def goes_on(self, name: str, live: LiveTrial) -> bool:
-        return self.take_in(name, record_of(live.trial.params, live.view.epoch + 1))
+    facts = SearchFacts(
+        DIMENSIONS, TRIALS, EPOCHS, SLOTS, seed, TOP1, frontier="global_batch_size", knowledge=knowledge
+    )
+    return SimulatedSearch(
+        open_store=open_store, strategy=lambda: make_strategy(strategy, stopping, facts), count=TRIALS,
+        configurations=SpaceConfigurations(SPACE, LONGER, {}, 3, 1),
+        record=lambda live, epoch: record_of(live.trial.params, epoch),
+    )  # fmt: skip
 
 
 def record_of(params: dict[str, Any], epoch: int) -> dict[str, object]:
@@ -147,23 +135,19 @@ def in_journal(folder: Path) -> Callable[[], StudyStore]:
 
 
 def same_after_kills(
-    strategy: str, stopping: str, make: Callable[[Path], Callable[[], StudyStore]], folder: Path
-) -> list[FrozenTrial]:
+    strategy: str, stopping: str, make: Callable[[Path], Callable[[], StudyStore]], folder: Path,
+    knowledge: tuple[KnownStudy, ...] = (),
+) -> list[FrozenTrial]:  # fmt: skip
     """The trials of a search that is never killed; one that is killed every few steps makes the same decisions.
 
     Args:
         make: ``in_memory``, ``in_journal`` or alike: how the study in a folder is opened.
     """
-    whole = Search(strategy, stopping, make(folder / "whole")).run()
-    check_whole(whole.trials)
-    killed = Search(strategy, stopping, make(folder / "killed"))
-    for stop in itertools.count(7, 11):
-        killed.run(until=stop)
-        if stop >= whole.steps:
-            break
-        killed.kill()
-    killed.run()
-    assert summary(killed.trials) == summary(whole.trials)
+    whole, killed = (
+        curve_search(strategy, stopping, make(folder / name), knowledge=knowledge) for name in ("whole", "killed")
+    )
+    check_whole(whole.run().trials)
+    assert summary(killed.run(kills=range(7, 10_000, 11)).trials) == summary(whole.trials)
     for search in (whole, killed):
         search.store.close()
     return whole.trials

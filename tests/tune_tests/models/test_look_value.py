@@ -16,8 +16,8 @@ from bigbatch.tune.models.protocol import Dimension, SearchFacts, TrialDecision
 from bigbatch.tune.runs.objective import Objective
 from bigbatch.tune.runs.run import CONTINUES_ATTR, GIVEN_ATTR, PAUSED_ATTR, RETRIES_ATTR
 from bigbatch.tune.strategies import make_strategy
-from helpers.budgeted import BATCH, BATCHES, EPOCHS, BudgetedSearch
 from helpers.lone_studies import made, new_study, next_trial
+from helpers.simulated_search import BATCH, BATCHES, EPOCHS, BudgetedSearch
 
 X = {"x": FloatDistribution(0, 1)}
 FACTS = SearchFacts((Dimension("x", X["x"]),), 40, 20, objective=Objective("v", worst=0.0))
@@ -123,9 +123,8 @@ def test_with_a_budget_alone_what_was_given_is_the_first_to_go_on(open_ended: bo
 def test_a_budget_alone_pays_for_whole_runs_beyond_the_number_of_trials_that_was_guessed(tmp_path) -> None:
     """40 runs' time for each of two slots. Once, after the guess all new trials were paused and few went on."""
     run_s = EPOCHS * 10.0 + 13
-    search = BudgetedSearch(tmp_path / "s", Limits(device_s=2 * 40 * run_s), None, stopping="look")
-    search.guess, search.open_ended = 8, True
-    trials = search.run().all
+    limits = Limits(device_s=2 * 40 * run_s)
+    trials = BudgetedSearch(tmp_path / "s", limits, None, stopping="look", guess=8, open_ended=True).run().trials
     finished = [t for t in trials if t.state == TrialState.COMPLETE]
     assert len(finished) >= 40 and sum(CONTINUES_ATTR in t.user_attrs for t in finished) >= 10
     for batch in BATCHES:

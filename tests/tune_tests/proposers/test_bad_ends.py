@@ -25,8 +25,8 @@ from bigbatch.tune.runs.objective import Objective, TimeToTarget
 from bigbatch.tune.runs.run import CONTINUES_ATTR, DIVERGED_ATTR, PAUSED_ATTR, REFUSED_ATTR, has_diverged
 from bigbatch.tune.strategies import make_strategy
 from helpers import conducted
-from helpers.conducted import Search, in_memory, same_after_kills, summary
-from helpers.own_space_searches import Params, SimulatedSearch, late_share
+from helpers.conducted import curve_search, in_memory, same_after_kills, summary
+from helpers.simulated_search import Params, late_share, own_search
 
 RATES = {"lr": FloatDistribution(1e-4, 1.0, log=True), "decay": FloatDistribution(1e-6, 1e-2, log=True)}
 UP, DOWN = StudyDirection.MAXIMIZE, StudyDirection.MINIMIZE
@@ -64,11 +64,11 @@ def test_fewer_trials_diverge_than_of_a_random_search(tmp_path, strategy, stoppi
 def _searched(
     folder: Path, strategy: str, stopping: str, seed: int, objectives: tuple[Objective, ...], trials: int
 ) -> list[FrozenTrial]:
-    search = SimulatedSearch(
+    search = own_search(
         folder, RATES, space, diverges_above, strategy=strategy, stopping=stopping, trials=trials, seed=seed,
         objectives=objectives,
     )  # fmt: skip
-    found = search.run()
+    found = search.run().trials
     lost = [t for t in found if t.params["lr"] > 1e-2]
     assert lost and all(has_diverged(t) and not t.values for t in lost), "the study keeps its truth"
     return found
@@ -254,17 +254,13 @@ def test_a_few_good_trials_all_have_good_scores_in_their_order(direction):
 
 
 @pytest.mark.parametrize(("strategy", "stopping"), [*((name, "none") for name in KNOWING), ("curves", "look")])
-def test_a_search_with_knowledge_makes_the_same_decisions_after_kills(strategy, stopping, tmp_path: Path, monkeypatch):
-    first = Search("random", "none", in_memory(tmp_path / "first")).run()
+def test_a_search_with_knowledge_makes_the_same_decisions_after_kills(strategy, stopping, tmp_path: Path):
+    first = curve_search("random", "none", in_memory(tmp_path / "first")).run()
     known = [
         KnownTrial(i, {**t.params, "lr_multiplier": t.params["lr_multiplier"] * 0.99**k}, dict(t.intermediate_values),
                    conducted.EPOCHS, group=t.params["global_batch_size"])
         for k in range(3) for i, t in enumerate(first.trials) if len(t.intermediate_values) == conducted.EPOCHS
     ]  # fmt: skip
-    without = Search(strategy, stopping, in_memory(tmp_path / "without")).run()
-    plain = conducted.make_strategy
     knowledge = (KnownStudy("first", tuple(known)),)
-    monkeypatch.setattr(
-        conducted, "make_strategy", lambda name, stop, facts: plain(name, stop, replace(facts, knowledge=knowledge))
-    )
-    assert summary(same_after_kills(strategy, stopping, in_memory, tmp_path)) != summary(without.trials)
+    without = curve_search(strategy, stopping, in_memory(tmp_path / "without")).run()
+    assert summary(same_after_kills(strategy, stopping, in_memory, tmp_path, knowledge)) != summary(without.trials)

@@ -20,14 +20,15 @@ from bigbatch.tune.storage.patient_journal import PatientJournal, repair_journal
 from bigbatch.tune.storage.store import StudyStore
 from helpers.conducted import (
     Killed,
-    Search,
     check_whole,
+    curve_search,
     in_journal,
     in_memory,
     kill_at_write,
     same_after_kills,
     summary,
 )
+from helpers.simulated_search import SimulatedSearch
 from helpers.waiting import wait_until
 
 pytestmark = pytest.mark.without_ray
@@ -89,9 +90,9 @@ def test_a_search_in_postgresql_makes_the_same_decisions_after_kills(strategy, s
     same_after_kills(strategy, stopping, in_database, tmp_path)
 
 
-def interrupted_in_writes(strategy: str, stopping: str, open_store: Callable[[], StudyStore], every: int) -> Search:
+def interrupted_in_writes(stopping: str, open_store: Callable[[], StudyStore], every: int) -> SimulatedSearch:
     """A search whose driver dies in the middle of a write, again and again, each time after some more writes."""
-    search, writes = Search(strategy, stopping, open_store), every
+    search, writes = curve_search("curves", stopping, open_store), every
     for _ in range(200):
         kill_at_write(search.store.study._storage, writes)
         try:
@@ -100,26 +101,24 @@ def interrupted_in_writes(strategy: str, stopping: str, open_store: Callable[[],
         except Killed:
             pass
         search.kill()
-        search.steps, writes = 0, every + (writes + 7) % 23
+        writes = every + (writes + 7) % 23
     raise AssertionError("it does not come to an end")
 
 
 @pytest.mark.parametrize("every", [29, pytest.param(42, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("stopping", NAMED)
 def test_a_driver_that_dies_in_the_middle_of_writes_loses_and_doubles_nothing(stopping, every, tmp_path):
-    search = interrupted_in_writes("curves", stopping, in_memory(tmp_path / "s"), every)
+    search = interrupted_in_writes(stopping, in_memory(tmp_path / "s"), every)
     check_whole(search.trials)
-    assert all(t.state.is_finished() for t in search.trials)
-    search.store.close()
 
 
 @pytest.mark.parametrize("strategy", CAPABILITIES)
 def test_seeds_differ(strategy, tmp_path):
-    searches = [Search(strategy, "none", in_memory(tmp_path / str(seed)), seed).run(until=40) for seed in (3, 4)]
+    searches = [curve_search(strategy, "none", in_memory(tmp_path / str(seed)), seed) for seed in (3, 4)]
+    for search in searches:
+        search.run(until=lambda trials: len(trials) == 5)
     one, other = ([t.params for t in search.trials] for search in searches)
     assert one != other and one[1:3] != other[1:3]
-    for search in searches:
-        search.store.close()
 
 
 PAIRS = [("curves", "look"), ("tpe", "asha"), ("random", "asha"), ("gp", "none"), ("cmaes", "none")]
@@ -137,7 +136,7 @@ def test_a_search_cut_off_within_any_proposal_goes_on_alike(strategy, stopping, 
             sizes.append(os.path.getsize(self._path))
 
     monkeypatch.setattr(PatientJournal, "append_logs", noted)
-    whole = Search(strategy, stopping, in_journal(tmp_path / "whole")).run()
+    whole = curve_search(strategy, stopping, in_journal(tmp_path / "whole")).run()
     monkeypatch.setattr(PatientJournal, "append_logs", append)
     whole.store.close()
     journal = (tmp_path / "whole" / "optuna.journal").read_bytes()
@@ -145,7 +144,7 @@ def test_a_search_cut_off_within_any_proposal_goes_on_alike(strategy, stopping, 
         folder = tmp_path / f"cut-{size}"
         shutil.copytree(tmp_path / "whole", folder, ignore=shutil.ignore_patterns(".lease", "ledger"))
         (folder / "optuna.journal").write_bytes(journal[:size] + b'{"half' * (size % 2))
-        search = Search(strategy, stopping, in_journal(folder))
+        search = curve_search(strategy, stopping, in_journal(folder))
         cut = search.trials[-1]
         assert cut.state == TrialState.WAITING and not cut.params, "what was half drawn is gone"
         assert cut.system_attrs.keys() <= {"fixed_params"}
@@ -160,8 +159,8 @@ def test_a_search_cut_off_within_any_proposal_goes_on_alike(strategy, stopping, 
 @pytest.mark.parametrize("every", [3, pytest.param(11, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize(("strategy", "stopping"), PAIRS[:3])
 def test_drivers_that_die_at_parameters_change_no_decision(strategy, stopping, every, tmp_path):
-    whole = Search(strategy, stopping, in_journal(tmp_path / "whole")).run()
-    search = Search(strategy, stopping, in_journal(tmp_path / "killed"))
+    whole = curve_search(strategy, stopping, in_journal(tmp_path / "whole")).run()
+    search = curve_search(strategy, stopping, in_journal(tmp_path / "killed"))
     others = ("create_new_trial", "set_trial_state_values", "set_trial_intermediate_value", "set_trial_user_attr",
               "set_trial_system_attr")  # fmt: skip
     kills = 0
@@ -172,7 +171,6 @@ def test_drivers_that_die_at_parameters_change_no_decision(strategy, stopping, e
             break
         except Killed:
             kills += 1
-            search.steps -= 1  # the slot has its turn again
             search.kill()
     assert kills > 2 and summary(search.trials) == summary(whole.trials)
     for one in (whole, search):

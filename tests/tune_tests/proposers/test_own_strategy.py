@@ -14,7 +14,7 @@ from bigbatch.tune.models.study_view import view_of
 from bigbatch.tune.proposers.own_strategy import check_own_strategy, own_pruner, own_sampler
 from bigbatch.tune.runs.run import is_exhausted
 from bigbatch.tune.strategies import make_strategy
-from helpers.conducted import DIMENSIONS, TRIALS, Search, in_journal, in_memory, same_after_kills
+from helpers.conducted import DIMENSIONS, TRIALS, curve_search, in_journal, in_memory, same_after_kills
 
 pytestmark = pytest.mark.without_ray
 
@@ -95,7 +95,7 @@ def test_each_trial_gets_a_seed_of_its_own_that_follows_from_the_searchs(mine: s
     count = itertools.count()
 
     def proposed(seed: int) -> list[dict[str, object]]:
-        search = Search(f"{mine}:keyword", "none", in_memory(tmp_path / str(next(count))), seed=seed).run()
+        search = curve_search(f"{mine}:keyword", "none", in_memory(tmp_path / str(next(count))), seed=seed).run()
         return [trial.params for trial in search.trials]
 
     first = proposed(3)
@@ -104,7 +104,7 @@ def test_each_trial_gets_a_seed_of_its_own_that_follows_from_the_searchs(mine: s
 
 
 def test_a_sampler_that_has_no_other_configuration_ends_the_search_in_order(mine: str, tmp_path: Path) -> None:
-    search = Search(f"{mine}:Once", "none", in_journal(tmp_path / "s"))
+    search = curve_search(f"{mine}:Once", "none", in_journal(tmp_path / "s"))
     while not is_exhausted(search.store.study):
         search.step()
     begun = len(search.trials)
@@ -127,7 +127,7 @@ def test_a_view_hides_trials_also_from_what_asks_the_storage() -> None:
 
 def test_an_error_of_a_pruner_names_the_users_file(mine: str, tmp_path: Path) -> None:
     with pytest.raises(OwnCodeError, match=r"--stopping=.*mine\.py:Raises raised KeyError"):
-        Search("random", f"{mine}:Raises", in_memory(tmp_path / "s")).run()
+        curve_search("random", f"{mine}:Raises", in_memory(tmp_path / "s")).run()
 
 
 @pytest.mark.parametrize(

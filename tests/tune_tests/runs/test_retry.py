@@ -15,6 +15,7 @@ from ray.tune.search import Searcher
 
 from bigbatch.cluster.host.optuna_journal import read_journal
 from bigbatch.cluster.job import options
+from bigbatch.command import main
 from bigbatch.tune.runs import retry
 from bigbatch.tune.runs.observer import ended_trials, trial_views
 from bigbatch.tune.runs.run import (
@@ -33,7 +34,7 @@ from bigbatch.tune.runs.run import (
 )
 from bigbatch.tune.storage.store import StudyStore
 from helpers.bridges import BrokenSpace, make_bridge, number_of, record, reopen, run_out, set_space
-from helpers.commands import run
+from helpers.refusals import refused_command
 from helpers.searches import TINY, Search, load
 
 FULL = "OSError: No space left on device"
@@ -138,9 +139,9 @@ def test_a_retry_that_fails_can_be_tried_again_and_a_kill_in_between_loses_no_ch
     assert count_ended(store.study.trials) == 1
 
 
-def test_retry_failed_needs_resume_and_a_job_says_it_once(tmp_path):
-    done = run("--retry-failed", "--dry-run", cwd=tmp_path)
-    assert done.returncode == 2 and len(done.stderr.strip().splitlines()) == 1 and "--resume" in done.stderr
+def test_retry_failed_needs_resume_and_a_job_says_it_once(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert "--resume" in refused_command(capsys, main, ["tune", "--retry-failed", "--dry-run"])
     chosen = options.JobOptions(arguments=("--study", "s", "--resume", "--retry-failed"))
     first, later = (options.driver_command(chosen, "d", "h:1", None, again) for again in (False, True))
     assert "--retry-failed" in first and "--retry-failed" not in later and "--resume" in later

@@ -13,7 +13,7 @@ from bigbatch.tune.runs import tables
 from bigbatch.tune.runs.energy import J_PER_KWH, StudyEnergy, energy_of
 from bigbatch.tune.runs.objectives import Objectives
 from bigbatch.tune.storage.drivers import DriverEntry, entries
-from helpers.conducted import MemoryStore, Search, record_of
+from helpers.conducted import MemoryStore, curve_search, record_of
 
 
 @pytest.fixture
@@ -107,9 +107,9 @@ def test_a_trials_energy_is_that_of_all_its_epochs(
 
 
 def test_the_manager_counts_each_reported_epoch_once(tmp_path: Path) -> None:
-    search = Search("random", "none", lambda: MemoryStore(tmp_path, None))
+    search = curve_search("random", "none", lambda: MemoryStore(tmp_path, None))
     search.step()
-    live = search.slots["A"]
+    live = search.busy["A"].live
     for epoch in (1, 2, 2):  # a resumed run sends its past epochs again
         search.manager.take_in(
             "A", {**record_of({**live.trial.params, "lr_multiplier": 1.0}, epoch), "gpu_energy_j": 8.0}

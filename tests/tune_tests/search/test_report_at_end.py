@@ -20,17 +20,13 @@ from bigbatch.tune.report import page
 from bigbatch.tune.runs.run import CONFIRMS_ATTR
 from bigbatch.tune.search import driver
 from bigbatch.tune.search.ending import LateReport
-from bigbatch.tune.search.first_trials import enqueue_first_trials
 from bigbatch.tune.search.interrupts import StopRequest
-from bigbatch.tune.search.running import configurations_of, is_complete, strategy_of
-from bigbatch.tune.simulate.replay import MemoryKeeper
+from bigbatch.tune.search.running import is_complete
 from bigbatch.tune.simulate.stand_ins import SimulatedClock
 from bigbatch.tune.storage.store import StudyStore
 from bigbatch.tune.trials.admission import Admission
-from bigbatch.tune.trials.live_trial import Over
-from bigbatch.tune.trials.trial_manager import TrialManager
 from helpers.invented_studies import invented_study
-from helpers.planned import PlannedSearch
+from helpers.simulated_search import planned_search
 
 
 def said_at_end(folder: Path, stop: StopRequest | None = None, *, full: str = "", most_s: float = 600.0) -> str:
@@ -109,7 +105,7 @@ def test_confirmations_that_ran_when_the_driver_was_killed_are_left(tmp_path: Pa
             set=("optimizer=sgd",), enqueue=("none",), confirm="1x1", stopping="none", strategy="random",
         )
     )  # fmt: skip
-    search = PlannedSearch(plan, lambda config, epoch: 0.5 + 0.1 * epoch)
+    search = planned_search(plan, lambda config, epoch: 0.5 + 0.1 * epoch)
     while sum(CONFIRMS_ATTR in t.user_attrs for t in search.trials if t.state == TrialState.RUNNING) < 2:
         search.step()
     search.store.close()  # what a kill leaves: nobody tells the two trials
@@ -131,26 +127,16 @@ def test_many_trials_that_wait_for_a_budget_are_no_invalid_configurations(tmp_pa
         )
     )  # fmt: skip
     clock = SimulatedClock()
-    keeper = MemoryKeeper(tmp_path / "study", clock, plan.objectives.first)
-    enqueue_first_trials(plan, keeper.study)
-    waiting = len(keeper.study.trials)
-    assert waiting > 20
     budget = Budget(
         Limits(device_s=95.0), Pace(), held_s=lambda: clock.now_s, devices=lambda: 1, clock=clock, ending_s=0.0
     )
-    manager = TrialManager(
-        keeper, strategy_of(plan), configurations_of(plan), objective=plan.objectives.first, trials=plan.trials,
-        workers=1, observers=[], clock=clock, admission=Admission(budget, 1, None),
-    )  # fmt: skip
-    begun = 0
-    try:
-        while manager.next_trial(f"t{begun}") is not None:
-            for epoch in range(1, 5):
-                clock.now_s += 10.0
-                record = {"epoch": epoch, "val_top1": 0.5, "train_s": 10.0, "optimizer_steps": epoch}
-                manager.take_in(f"t{begun}", {**record, "val_loss": 1.0})
-            begun += 1
-    except Over:
-        pass
-    assert begun == 2 and manager.fatal is None and budget.refused is not None
-    assert sum(t.state == TrialState.WAITING for t in keeper.study.trials) == waiting - begun
+    search = planned_search(
+        plan, lambda *_: 0.5, epoch_s=10.0, admission=Admission(budget, 1, None), slots=1, clock=clock
+    )
+    waiting = len(search.trials)
+    assert waiting > 20
+    search.run()
+    states = [t.state for t in search.trials]
+    assert search.manager.fatal is None and budget.refused is not None
+    assert (states.count(TrialState.COMPLETE), states.count(TrialState.WAITING)) == (2, waiting - 2)
+    search.store.close()

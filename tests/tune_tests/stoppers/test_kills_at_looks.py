@@ -8,7 +8,7 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial
 
 from bigbatch.tune.models.protocol import Strategy, TrialDecision
-from helpers.conducted import Killed, Search, check_whole, in_memory, kill_at_write, summary
+from helpers.conducted import Killed, check_whole, curve_search, in_memory, kill_at_write, summary
 
 NAMED = [("curves", "look"), ("random", "asha"), ("random", "hyperband"), ("random", "median")]
 
@@ -41,50 +41,30 @@ class KilledAtLooks:
         return decision
 
 
-class Resumed(Search):
-    """A killed slot has its turn again, unless the study already knows how its trial ended."""
-
-    turn_of: int | None = None
-
-    def go_on(self) -> None:
-        self.store.close()
-        self.open()
-        told = {t.number for t in self.trials if t.state.is_finished()}
-        self.fill_again(but=told)
-        self.steps -= self.turn_of not in told
-
-    def step(self) -> None:
-        live = self.slots["AB"[self.steps % 2]]
-        self.turn_of = None if live is None else live.trial.number
-        super().step()
-
-
 @pytest.mark.parametrize("after", [False, True], ids=["before the look", "before its answer is heard"])
 @pytest.mark.parametrize(("strategy", "stopping"), NAMED)
 def test_a_look_is_asked_for_again_after_a_kill(strategy, stopping, after, tmp_path):
-    whole = Search(strategy, stopping, in_memory(tmp_path / "whole")).run()
+    whole = curve_search(strategy, stopping, in_memory(tmp_path / "whole")).run()
     check_whole(whole.trials)
     killed: set[tuple[int, int]] = set()
-    search = Resumed(strategy, stopping, in_memory(tmp_path / "killed"))
+    search = curve_search(strategy, stopping, in_memory(tmp_path / "killed"))
     for _ in range(200):
         search.manager._strategy = KilledAtLooks(search.manager._strategy, 5, after, killed)
         try:
             search.run()
             break
         except Killed:
-            search.go_on()
+            search.kill()
     assert summary(search.trials) == summary(whole.trials)
     assert len(killed) > 8, "it was killed at looks"
-    for one in (whole, search):
-        one.store.close()
 
 
 @pytest.mark.parametrize("every", [2, pytest.param(17, marks=pytest.mark.exhaustive), 34])
 @pytest.mark.parametrize(("strategy", "stopping"), NAMED)
 def test_a_kill_at_a_write_changes_no_decision(strategy, stopping, every, tmp_path):
     """The driver dies at the second write, the third one after that, the fourth one after that, and so on."""
-    whole = Search(strategy, stopping, in_memory(tmp_path / "whole")).run()
-    search = Resumed(strategy, stopping, in_memory(tmp_path / "killed"))
+    whole = curve_search(strategy, stopping, in_memory(tmp_path / "whole")).run()
+    search = curve_search(strategy, stopping, in_memory(tmp_path / "killed"))
     for more in itertools.count():
         # A study in memory keeps the parameters of a half-drawn trial: test_conformance.py has a journal.
         kill_at_write(search.store.study._storage, every + more, but=("set_trial_param",))
@@ -92,7 +72,5 @@ def test_a_kill_at_a_write_changes_no_decision(strategy, stopping, every, tmp_pa
             search.run()
             break
         except Killed:
-            search.go_on()
+            search.kill()
     assert more > 3 and summary(search.trials) == summary(whole.trials)
-    for one in (whole, search):
-        one.store.close()

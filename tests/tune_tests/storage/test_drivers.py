@@ -19,7 +19,8 @@ from bigbatch.tune.storage.drivers import entries
 from bigbatch.tune.storage.store import StudyStore
 from bigbatch.tune.trials.live_trial import Over
 from helpers.bridges import EPOCHS, make_bridge, number_of, record, run_out
-from helpers.conducted import Search, check_whole
+from helpers.conducted import check_whole, curve_search
+from helpers.simulated_search import SimulatedSearch
 
 pytestmark = pytest.mark.without_ray
 
@@ -276,16 +277,15 @@ def test_a_study_that_is_left_by_a_refusal_stays(url, tmp_path):
     a.close()
 
 
-def interleaved(url: str, folder: Path, seed: int, steps: int, clock: Callable[..., None]) -> Search:
+def interleaved(url: str, folder: Path, seed: int, steps: int, clock: Callable[..., None]) -> SimulatedSearch:
     """Two drivers in turns that a die chooses. One of them dies after ``steps`` steps, and its trials are taken."""
     dice = random.Random(seed)
-    searches = [Search("curves", "look", partial(opened, folder / name / "s", url)) for name in "ab"]
+    searches = [curve_search("curves", "look", partial(opened, folder / name / "s", url)) for name in "ab"]
     for _ in range(steps):
         clock(1, *(s.store for s in searches))
         dice.choice(searches).step()
     vanish(searches[0].store)
     clock(90, searches[1].store)
-    searches[1].over = False
     return searches[1].run()
 
 

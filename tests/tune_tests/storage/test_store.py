@@ -20,7 +20,6 @@ from bigbatch.tune.runs import tables
 from bigbatch.tune.runs.frontier import frontier_facts, frontier_of
 from bigbatch.tune.storage.description import provenance
 from bigbatch.tune.storage.store import StudyStore, redact, repair_journal
-from helpers.commands import run
 from helpers.paths import ROOT
 
 
@@ -207,7 +206,7 @@ def test_a_study_made_in_vain_is_removed_and_one_with_trials_never(tmp_path):
     store.close()
 
 
-def test_a_resume_with_nothing_left_to_do_leaves_nothing_running(tmp_path):
+def test_a_resume_with_nothing_left_to_do_leaves_nothing_running(tmp_path, capsys):
     folder = tmp_path / "runs" / "s"
     plan = make_plan(SearchOptions(space="smoke", study="s", output=str(folder.parent)))
     store = StudyStore.create(folder, "s", plan.to_dict(), None)
@@ -217,8 +216,8 @@ def test_a_resume_with_nothing_left_to_do_leaves_nothing_running(tmp_path):
     running.suggest_float("peak_lr", 0.1, 1.0)
     running.set_user_attr("config", TrainConfig().to_dict())
     store.close()
-    done = run("--resume", "--study", "s", "--trials", 1, cwd=tmp_path)
-    assert done.returncode == 0 and "All 1 trials have ended" in done.stdout
+    assert main(["tune", "--resume", "--study", "s", "--trials", "1", "--output", str(folder.parent)]) == 0
+    assert "All 1 trials have ended" in capsys.readouterr().out
     assert [t.state for t in StudyStore.open(folder, None).study.trials] == [TrialState.COMPLETE, TrialState.WAITING]
 
 

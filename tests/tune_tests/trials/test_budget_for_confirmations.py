@@ -16,7 +16,7 @@ from bigbatch.tune.runs.confirmation import ConfirmationFacts
 from bigbatch.tune.runs.frontier import FrontierFacts
 from bigbatch.tune.runs.objective import POINTS, Objective, Tolerance
 from bigbatch.tune.runs.reported import Examples
-from helpers.budgeted import BATCH, BATCHES, EPOCHS, BudgetedSearch
+from helpers.simulated_search import BATCH, BATCHES, EPOCHS, BudgetedSearch
 
 FRONTIER = FrontierFacts(BATCH, BATCHES, examples=Examples(1000), objective=Objective(worst=0.1))
 

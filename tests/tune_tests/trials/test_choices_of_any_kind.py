@@ -8,7 +8,7 @@ from wsgiref.util import setup_testing_defaults
 
 import optuna
 import pytest
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import TrialState
 
 from bigbatch.search_spaces.constraints import SpaceTrial
 from bigbatch.tune.commands.export import main
@@ -17,7 +17,7 @@ from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.runs.retry import retry_failed
 from bigbatch.tune.runs.run import CONFIRMS_ATTR, CONTINUES_ATTR, RETRIES_ATTR
-from helpers.planned import PlannedSearch
+from helpers.simulated_search import planned_search
 
 SPACE = '''
 """A kernel, and a frontier, whose values are tuples."""
@@ -47,14 +47,10 @@ def value(config: Any, epoch: int) -> float:
     return 0.9 - 0.1 * config.optimizer.peak_lr - 0.3 / epoch
 
 
-def fails_first(trial: FrozenTrial) -> bool:
-    return trial.number == 1
-
-
 @pytest.mark.parametrize(("strategy", "stopping"), [("curves", "look"), ("tpe", "look"), ("cmaes", "asha")])
 def test_looks_retries_confirmations_resumes_and_warm_starts(tmp_path, strategy, stopping):
     plan = plan_of(tmp_path, strategy=strategy, stopping=stopping)
-    search = PlannedSearch(plan, value, fails=fails_first).run(kills=(7, 20))
+    search = planned_search(plan, value, fails=(1,)).run(kills=(7, 20))
     retry_failed(search.store)
     search.kill()
     search.run()
@@ -74,7 +70,7 @@ def test_looks_retries_confirmations_resumes_and_warm_starts(tmp_path, strategy,
     assert [row["value"] for row in frontier["rows"]] == ["[0, 1]", "[1, 0]"]
     search.store.close()
     warm = plan_of(tmp_path, study="w", warm_start=(str(plan.folder),), strategy="curves")
-    second = PlannedSearch(warm, value).run()
+    second = planned_search(warm, value).run()
     assert all(t.state != TrialState.FAIL for t in second.trials) and len(warm.warm_start[0].trials) > 4
     second.store.close()
 
@@ -108,10 +104,11 @@ def answers(file: Path) -> Callable[[str], tuple[str, Any]]:
 
 
 def test_optuna_dashboard_serves_the_exported_study(tmp_path):
-    search = PlannedSearch(plan_of(tmp_path), value, fails=fails_first).run()
+    plan = plan_of(tmp_path)
+    search = planned_search(plan, value, fails=(1,)).run()
     search.store.close()
     file = tmp_path / "copy.db"
-    assert main([str(search.plan.folder), "--sqlite", str(file)]) == 0
+    assert main([str(plan.folder), "--sqlite", str(file)]) == 0
     get = answers(file)
     status, found = get("/api/studies")
     assert status.startswith("200")

@@ -19,7 +19,7 @@ from bigbatch.tune.runs.verdict import Verdict
 from bigbatch.tune.search.tuner import MemoryKill, PrunerScheduler
 from bigbatch.tune.trials.bridge import OptunaBridge
 from bigbatch.tune.trials.live_trials import MOST_DIVERGED, EqualFailures
-from helpers.bridges import EPOCHS, make_bridge, number_of, record, reopen, run_out
+from helpers.bridges import EPOCHS, Recorder, make_bridge, number_of, record, reopen, run_out
 from helpers.lone_studies import curves_of
 
 FACTS = SearchFacts((), 6, EPOCHS, 2, 3)
@@ -139,13 +139,8 @@ def test_a_trials_own_process_that_ray_ended_for_memory_is_named(store, tmp_path
 
 def test_a_healed_trial_keeps_its_number_and_its_configuration_has_what_fitted(store, capsys) -> None:
     """Said once, though a trial reports its halvings at each start."""
-    said: list[str] = []
-
-    class Listener:
-        def search_said(self, text: str) -> None:
-            said.append(text)
-
-    bridge = make_bridge(store, observers=[Listener()])
+    watcher = Recorder()
+    bridge = make_bridge(store, observers=[watcher])
     bridge.suggest("a")
     before = TrainConfig.from_dict(store.study.trials[0].user_attrs["config"]).batch
     first = Halving(256, 128, 2, 1, 0, 0, "2026-11-22T17:00:00Z", "CUDA out of memory").to_dict()
@@ -157,7 +152,7 @@ def test_a_healed_trial_keeps_its_number_and_its_configuration_has_what_fitted(s
     assert trial.state == TrialState.COMPLETE and trial.user_attrs[HEALED_ATTR] == [first, second]
     batch = TrainConfig.from_dict(trial.user_attrs["config"]).batch
     assert (batch.global_size, batch.max_micro_size) == (before.global_size, 64)
-    assert batch.split(1).micro_size <= 64 and len(said) == 2 and "The micro-batch is now 64" in said[1]
+    assert batch.split(1).micro_size <= 64 and len(watcher.said) == 2 and "The micro-batch is now 64" in watcher.said[1]
 
 
 BAD_IMAGE = Verdict(TrialState.FAIL, "image x.jpg cannot be read")

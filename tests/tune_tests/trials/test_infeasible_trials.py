@@ -20,7 +20,7 @@ from bigbatch.tune.runs.observer import trial_views
 from bigbatch.tune.runs.run import count_ended, was_refused
 from bigbatch.tune.runs.tables import trials_table
 from bigbatch.tune.trials.trial_manager import MOST_REFUSED
-from helpers.own_space_searches import Params, SimulatedSearch, best_of, late_share
+from helpers.simulated_search import Params, late_share, own_search
 
 SEEDS, LATE = range(4), 14
 WIDTHS = {"width": IntDistribution(8, 512, log=True), "lr": FloatDistribution(1e-4, 1.0, log=True)}
@@ -40,10 +40,15 @@ def wide_is_better(params: Params, epoch: int) -> dict[str, object]:
 
 
 def constrained(folder: Path, strategy: str, stopping: str, seed: int, **more: Any) -> list[FrozenTrial]:
-    search = SimulatedSearch(
+    search = own_search(
         folder, WIDTHS, wide_is_slow, wide_is_better, strategy=strategy, stopping=stopping, seed=seed, **more
     )
-    return search.run()
+    return search.run().trials
+
+
+def best_of(trials: list[FrozenTrial]) -> float:
+    """The best value of the trials that ran to their end."""
+    return max(t.values[0] for t in trials if t.state == TrialState.COMPLETE and t.values)
 
 
 @pytest.mark.parametrize("stopping", ["asha", "look"])
@@ -72,8 +77,8 @@ def test_a_bound_on_the_hours_of_a_run_counts_before_any_run_has_reached_it(tmp_
     sizes = {"size": FloatDistribution(0.0, 1.0)}
     shares = []
     for seed in SEEDS:
-        search = SimulatedSearch(tmp_path / f"{seed}", sizes, space, record, strategy="curves", seed=seed)
-        shares.append(late_share(search.run(), LATE, lambda trial: trial.params["size"] > 0.55))
+        search = own_search(tmp_path / f"{seed}", sizes, space, record, strategy="curves", seed=seed)
+        shares.append(late_share(search.run().trials, LATE, lambda trial: trial.params["size"] > 0.55))
     assert statistics.mean(shares) < 0.4, "of random ones 45 % take more than ten percent too long"
 
 
@@ -93,7 +98,7 @@ def test_early_stopping_compares_with_no_infeasible_trial(tmp_path):
         return {"val_top1": params["x"] + 0.01 * epoch, "memory_bytes": 2.0 if params["x"] > 0.33 else 0.5}
 
     xs = {"x": FloatDistribution(0.0, 1.0)}
-    trials = SimulatedSearch(tmp_path, xs, space, record, strategy="random", stopping="asha", trials=120).run()
+    trials = own_search(tmp_path, xs, space, record, strategy="random", stopping="asha", trials=120).run().trials
     allowed = [t for t in trials if not is_infeasible(t)]
     done = [t for t in allowed if t.state == TrialState.COMPLETE]
     assert allowed and len(done) >= len(allowed) / 9, "at two rungs, a third of those that compare goes on"
@@ -122,8 +127,8 @@ def by_x(params: Params, epoch: int) -> dict[str, object]:
 @pytest.mark.parametrize("space", [refuses_odd, bounds_odd])
 @pytest.mark.parametrize(("strategy", "stopping"), [("random", "none"), ("tpe", "asha"), ("curves", "look")])
 def test_a_refused_configuration_costs_no_trial_and_is_not_listed(tmp_path, space, strategy, stopping):
-    search = SimulatedSearch(tmp_path, ODD, space, by_x, strategy=strategy, stopping=stopping, trials=20, epochs=10)
-    trials = search.run()
+    search = own_search(tmp_path, ODD, space, by_x, strategy=strategy, stopping=stopping, trials=20, epochs=10)
+    trials = search.run().trials
     refused = [t for t in trials if was_refused(t)]
     configurations = [t for t in trials if "continues" not in t.user_attrs and not was_refused(t)]
     assert search.manager.fatal is None and refused and len(configurations) == 20
@@ -147,10 +152,10 @@ def test_a_space_that_allows_little_ends_no_search_and_one_that_allows_nothing_d
 
         return space
 
-    little = SimulatedSearch(tmp_path / "little", ODD, space_up_to(10), by_x, strategy="random", trials=10)
-    assert sum(not was_refused(t) for t in little.run()) == 10 and little.manager.fatal is None
-    nothing = SimulatedSearch(tmp_path / "nothing", ODD, space_up_to(0), by_x, strategy="random", trials=10)
-    assert len(nothing.run()) == MOST_REFUSED and nothing.manager.finished == 0
+    little = own_search(tmp_path / "little", ODD, space_up_to(10), by_x, strategy="random", trials=10)
+    assert sum(not was_refused(t) for t in little.run().trials) == 10 and little.manager.fatal is None
+    nothing = own_search(tmp_path / "nothing", ODD, space_up_to(0), by_x, strategy="random", trials=10)
+    assert len(nothing.run().trials) == MOST_REFUSED and nothing.manager.finished == 0
     assert nothing.manager.fatal is not None and "n must be below 0" in nothing.manager.fatal
 
 
@@ -161,8 +166,8 @@ def test_a_value_of_the_frontier_that_the_space_refuses_does_not_end_the_search(
         trial.suggest_float("x", 0.0, 1.0)
 
     found = {"batch": CategoricalDistribution([32, 64, 128]), "x": FloatDistribution(0.0, 1.0)}
-    search = SimulatedSearch(tmp_path, found, space, by_x, strategy="curves", trials=18, frontier="batch")
-    trials = search.run()
+    search = own_search(tmp_path, found, space, by_x, strategy="curves", trials=18, frontier="batch")
+    trials = search.run().trials
     assert search.manager.fatal is None and search.manager.finished == 18
     assert {t.params["batch"] for t in trials if not was_refused(t)} == {32, 64}
 
@@ -174,8 +179,8 @@ def test_curves_learns_which_configurations_are_refused(tmp_path):
         trial.suggest_int("n", 0, 99)
 
     for seed in SEEDS:
-        search = SimulatedSearch(tmp_path / f"{seed}", ODD, space, by_x, strategy="curves", trials=24, seed=seed)
-        trials = search.run()
+        search = own_search(tmp_path / f"{seed}", ODD, space, by_x, strategy="curves", trials=24, seed=seed)
+        trials = search.run().trials
         assert search.manager.fatal is None and sum(map(was_refused, trials)) < 60, "at random 24 are"
         assert max(t.params["x"] for t in trials if t.state == TrialState.COMPLETE) > 0.48
 
@@ -190,7 +195,7 @@ def test_a_bound_that_nothing_keeps_drives_no_proposal_to_what_the_space_refuses
     def record(params: Params, epoch: int) -> dict[str, object]:
         return {**by_x(params, epoch), "memory_bytes": 10.0}
 
-    search = SimulatedSearch(tmp_path, ODD, space, record, strategy="curves", trials=20)
-    trials = search.run()
+    search = own_search(tmp_path, ODD, space, record, strategy="curves", trials=20)
+    trials = search.run().trials
     assert search.manager.fatal is None and search.manager.finished == 20 and all(map(is_infeasible, trials))
     assert late_share(trials, 20, was_refused) <= 0.5, "half of the range is refused"
