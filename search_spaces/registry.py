@@ -165,11 +165,13 @@ def space_file(text: str) -> tuple[Path, str] | None:
 def read_source(path: Path) -> str:
     """The text of a space's file. Raises ConfigError if it cannot be read."""
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        near = difflib.get_close_matches(path.name, python_files(path.parent), n=1)
-        fix = f"Did you mean '{path.parent / near[0]}'?" if near else "Check the path."
+        others = [] if path.exists() else python_files(path.parent)
+        near = difflib.get_close_matches(path.name, others, n=1)
+        check = "Check the file." if path.exists() else "Check the path."
+        fix = f"Did you mean '{path.parent / near[0]}'?" if near else check
         raise ConfigError(f"--space must name a readable Python file; got '{path}' ({reason}). {fix}") from None
 
 

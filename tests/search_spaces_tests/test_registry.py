@@ -110,12 +110,19 @@ def test_unknown_names_are_refused_with_the_nearest(tmp_path: Path, monkeypatch:
     assert "got ''" in load_refusal("")
 
 
+def test_a_file_from_an_editor_of_windows_loads(tmp_path: Path) -> None:
+    path = tmp_path / "my_space.py"
+    path.write_bytes(b"\xef\xbb\xbf" + GOOD.replace("\n", "\r\n").encode())
+    assert load_space(str(path)).name == "my_space"
+
+
 def test_files_that_do_not_load_are_refused_in_one_line(tmp_path: Path) -> None:
     write(tmp_path, GOOD)
     assert f"Did you mean '{tmp_path / 'my_space.py'}'?" in load_refusal(str(tmp_path / "my_spaec.py"))
     assert "No such file" in load_refusal(str(tmp_path / "nowhere" / "x.py"))
     (tmp_path / "folder.py").mkdir()
     assert "Is a directory" in load_refusal(str(tmp_path / "folder.py"))
+    assert load_refusal(str(tmp_path / "folder.py")).endswith("Check the file."), "not a path that does not help"
     (tmp_path / "binary.py").write_bytes(b"\xff\xfe\x00")
     assert "not UTF-8" in load_refusal(str(tmp_path / "binary.py"))
     assert "SyntaxError" in load_refusal(write(tmp_path, "def space(:\n", "a.py"))

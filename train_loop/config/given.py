@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from bigbatch.base.command_line import empty_value, parse_fraction
+from bigbatch.base.json_values import written_json
 from bigbatch.base.root import ROOT
 from bigbatch.train_loop.config.rules import ConfigError, ConflictError, is_open
 from bigbatch.train_loop.config.train_config import TrainConfig, coerced, config_keys, known_key, resolve_key
@@ -40,12 +41,12 @@ def read_config(path: Path) -> TrainConfig:
     training function, which our loop cannot train.
     """
     try:
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not text"
+        text: bytes | str = path.read_bytes()
+    except OSError as error:
+        reason = error.strerror
         raise ConfigError(f"--config must be a readable file; got {str(path)!r} ({reason}). Check the path.") from None
     try:
-        values = json.loads(text)
+        values = written_json(text)
     except ValueError:  # also of a number of more than 4,300 digits
         values = None
     if isinstance(values, dict) and values.get(USABLE) is False:

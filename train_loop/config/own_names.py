@@ -143,7 +143,7 @@ def absolute(key: str, word: str) -> str:
 def source_text(key: str, name: OwnName) -> str:
     """The text of the file. Raises ConfigError if it cannot be read."""
     try:
-        return name.path.read_text(encoding="utf-8")
+        return name.path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise ConfigError(

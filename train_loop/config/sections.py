@@ -284,7 +284,7 @@ class ScheduleConfig:
         require_in_range("schedule.power", self.power, 0.0, 10.0, open_low=True)
         require_in_range("schedule.step_factor", self.step_factor, 0.0, 1.0)
         object.__setattr__(self, "step_epochs", tuple(float(e) for e in self.step_epochs))
-        if list(self.step_epochs) != sorted(self.step_epochs) or any(e <= 0 for e in self.step_epochs):
+        if list(self.step_epochs) != sorted(self.step_epochs) or not all(e > 0 for e in self.step_epochs):
             raise ConfigError(
                 f"schedule.step_epochs must rise and be above 0; got {self.step_epochs!r}. Write e.g. [30, 60, 80]."
             )

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from bigbatch.base.command_line import plain_number_example
+from bigbatch.base.json_values import written_json
 from bigbatch.train_loop.config.data_sections import DataConfig
 from bigbatch.train_loop.config.plug_ins import LOSSES as LOSSES_GROUP
 from bigbatch.train_loop.config.plug_ins import check_component
@@ -187,13 +188,13 @@ class TrainConfig:
         return _build(cls, {key: value for key, value in values.items() if key != "schema_version"}, "")
 
     @classmethod
-    def from_json(cls, text: str) -> TrainConfig:
+    def from_json(cls, text: str | bytes) -> TrainConfig:
         """Inverse of ``to_json``.
 
         Raises ConfigError for text that is no JSON object, and as ``from_dict``.
         """
         try:
-            values = json.loads(text)
+            values = written_json(text)
         except ValueError as error:  # also of a number of more than 4,300 digits
             raise ConfigError(f"a configuration is JSON; got text that is not ({error}). Check the file.") from None
         if not isinstance(values, dict):
@@ -294,7 +295,7 @@ def coerced(kind: object, value: object, key: str) -> object:
     elif kind is str and isinstance(value, str):
         return value
     words: dict[object, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "a word"}
-    word = words.get(kind, "a list of numbers")
+    word = words.get(kind, "a list of words" if kind == tuple[str, ...] else "a list of numbers")
     shown = plain_number_example(str(value), _default(key)) if kind in (int, float) else _default(key)
     raise ConfigError(f"{key} must be {word}; got {value!r}. Write {key}={shown}.")
 
@@ -311,8 +312,9 @@ def _changed(values: Nested, defaults: Nested) -> Nested:
 def _default(key: str) -> str:
     """The key's default, as one would write it."""
     value = _at(TrainConfig(), resolve_key(key))
-    # () would show nobody how a list of epochs is written.
-    return json.dumps(value) if value != () else "[30, 60]"
+    # () would show nobody how a list is written.
+    lists = {"schedule.step_epochs": "[30, 60]", "metrics": '["mine.py:iou"]'}
+    return json.dumps(value) if value != () else lists[resolve_key(key)]
 
 
 @functools.cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from bigbatch.train_loop.config.given import USABLE
 from bigbatch.tune.console.wrapped import aligned, said_in_one_line, terminal_width, wrapped
 from bigbatch.tune.runs.learned import FRESH_SEEDS, HELD_OUT, NOTHING_LEARNED
 from bigbatch.tune.runs.objectives import objectives_of
+from bigbatch.tune.storage.description import STUDY_FILE
 from bigbatch.tune.storage.summary import DEFAULT_RUNS, UNREADABLE, StudySummary, changed_words, list_studies
 
 
@@ -36,6 +38,11 @@ def _listed(args: argparse.Namespace) -> str:
         )
     output = Path(args.output or DEFAULT_RUNS)
     found = list_studies(output) if args.output or output.exists() else []
+    if (output / STUDY_FILE).is_file():
+        raise ConfigError(
+            f"--output is a folder that holds studies; got {str(output)!r}, a study itself. "
+            f"Write {shlex.join(['--output', str(output.parent)])}, or bigbatch show {shlex.quote(str(output))}."
+        )
     return studies_text(found, width=terminal_width()) if found else f"No study in {output}. Begin one: bigbatch tune"
 
 

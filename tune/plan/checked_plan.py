@@ -7,6 +7,7 @@ import math
 import os
 import re
 import secrets
+import shlex
 import sys
 import time
 from collections.abc import Iterable, Mapping
@@ -131,8 +132,24 @@ def study_name(given: str | None, space: Space, data: DataInfo) -> str:
     return given
 
 
+def resumed_folder(options: SearchOptions) -> Path:
+    """The folder of the study that ``--resume`` continues. A user may have given it any name.
+
+    Raises ConfigError without a name, and for a path, with the options that name the same folder.
+    """
+    output, given = Path(options.output or DEFAULT_OUTPUT), options.study
+    if given is None:
+        raise ConfigError("--resume needs the study's name; got none. Write --study NAME (a folder of --output).")
+    if Path(given).name != given or given == "..":
+        # A study's path, as `bigbatch show` takes it: in --output, else in the current folder.
+        path = Path(os.path.normpath(output / given if (output / given).exists() else given))
+        words = shlex.join(["--study", path.name, "--output", str(path.parent)])
+        raise ConfigError(f"--study is the name of a folder in --output; got the path {given!r}. Write {words}.")
+    return output.absolute() / given
+
+
 def check_study_name(given: str) -> None:
-    """Raise ConfigError if the name cannot be a folder's."""
+    """Raise ConfigError if the name cannot be that of a new folder."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", given):
         raise ConfigError(
             "--study names a folder: at most 100 letters, digits, '.', '_' or '-', the first a letter or digit; got "
@@ -172,9 +189,7 @@ def make_plan(options: SearchOptions) -> SearchPlan:
     """
     stored: Description = {}
     if options.resume:
-        if options.study is None:
-            raise ConfigError("--resume needs the study's name; got none. Write --study NAME (a folder of --output).")
-        stored = resumed_description(Path(options.output or DEFAULT_OUTPUT).absolute() / options.study, options.storage)
+        stored = resumed_description(resumed_folder(options), options.storage)
         # The study keeps the network that auto chose: another machine must not change it.
         known = {
             "model": stored.get("model"),
@@ -340,7 +355,7 @@ def _plan(o: SearchOptions, stored: Description) -> SearchPlan:
     model = None if (o.model or "auto") == "auto" else absolute("--model", str(o.model))
     search = SearchRequest(space, data, model, max_epochs, checked.workers, overrides, o.prior_from, checked.batches)
     fitted = _fitted(search, machine, stored)
-    name = study_name(o.study, space, data)
+    name = o.study if o.study and o.resume else study_name(o.study, space, data)
     return SearchPlan(
         study=name,
         folder=check_folder(Path(o.output or DEFAULT_OUTPUT), name, o.resume),

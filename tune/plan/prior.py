@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import os
 import random
@@ -101,7 +100,7 @@ def read_range_test(path: str) -> tuple[TrainConfig, float]:
     """The configuration of a range test and the learning rate that it suggests. Raises ConfigError for another file."""
     fix = "Write the lr_find.json that `bigbatch lr-find` wrote."
     try:
-        values = json.loads(Path(path).read_text())
+        values = json_values.written_json(Path(path).read_bytes())
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not JSON"
         raise ConfigError(f"--prior-from must be a range test's file; got '{path}' ({reason}). {fix}") from None

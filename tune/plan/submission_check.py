@@ -43,6 +43,7 @@ from bigbatch.tune.plan.checked_plan import (
     check_option_values,
     check_study_name,
     make_plan,
+    resumed_folder,
 )
 from bigbatch.tune.plan.enqueued import read_sources  # noqa: E402
 from bigbatch.tune.plan.objective_options import given_baseline
@@ -152,9 +153,7 @@ def _check_trainable(options: SearchOptions, word: str) -> list[str]:
 
 
 def _resumed(options: SearchOptions) -> SearchOptions:
-    if options.study is None:
-        raise ConfigError("--resume needs the study's name; got none. Write --study NAME (a folder of --output).")
-    stored = resumed_description(Path(options.output or DEFAULT_OUTPUT).absolute() / options.study, options.storage)
+    stored = resumed_description(resumed_folder(options), options.storage)
     earlier = stored.get("options")
     return options.over(earlier) if isinstance(earlier, dict) else options
 
@@ -164,7 +163,8 @@ def _check_places(options: SearchOptions) -> None:
     if options.study is None:
         check_writable("--output", output.absolute())
     else:
-        check_study_name(options.study)
+        if not options.resume:
+            check_study_name(options.study)
         check_folder(output, options.study, options.resume)
 
 

@@ -17,6 +17,29 @@ def json_object(text: str | bytes) -> dict[str, object]:
     return value
 
 
+def written_json(content: bytes | str) -> object:
+    """The JSON in a file that a person may have written, in UTF-8, also with the mark that Windows' editors put first.
+
+    Raises ValueError, in words, for what is none, and for a key that stands twice in an object: Python's own reader
+    takes the last of them without a word.
+    """
+    try:
+        read = content.decode("utf-8-sig") if isinstance(content, bytes) else content.removeprefix("\ufeff")
+        return json.loads(read, object_pairs_hook=_each_key_once)
+    except UnicodeDecodeError:
+        raise ValueError("it is not UTF-8") from None
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+
+
+def _each_key_once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)!r} stands twice")
+    return found
+
+
 def text(values: Mapping[str, object], key: str, default: str = "") -> str:
     """The text at ``key``, or ``default``."""
     value = values.get(key)

@@ -100,6 +100,8 @@ def test_a_short_key_in_a_file_is_refused_with_the_whole_one():
         ({"data.augment.rand_magnitude_std": -1.0}, "data.augment.rand_magnitude_std must be", "-1"),
         ({"data.augment.rand_probability": 0.0}, "data.augment.rand_probability must be", "0"),
         ({"lr": 10**400}, "a number", "0000"),
+        ({"schedule": "step", "step_epochs": [1, float("nan")]}, "schedule.step_epochs must rise", "nan"),
+        ({"metrics": "f1"}, "metrics must be a list of words; got 'f1'. Write metrics=[\"", "f1"),
     ],
 )
 def test_impossible_values_are_refused_in_one_line_with_rule_value_and_fix(changes, rule, value):
@@ -115,12 +117,30 @@ def test_a_number_of_more_digits_than_python_reads_is_refused_in_one_line():
         TrainConfig().replace_keys(parse_assignments(["peak_lr=" + "9" * 5000]))
 
 
-@pytest.mark.parametrize("text", ["", '{"config": {"epochs": 9', '{"epochs": 0}', '{"lr": 1}', '{"schema_version": 3}'])
-def test_a_file_that_is_no_configuration_is_named(tmp_path, text):
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (b"", "Expecting value"),
+        (b'{"config": {"epochs": 9', "Expecting"),
+        (b'{"epochs": 0}', "epochs must be"),
+        (b'{"lr": 1}', "'lr'"),
+        (b'{"schema_version": 3}', "schema 2; got 3"),
+        (b'{"config": {"epochs": 9, "seed": 1, "epochs": 5}}', "the key 'epochs' stands twice"),
+        (b"[" * 100_000, "nested too deep"),
+        (b'{"model": {"name": "\xe4"}}', "not UTF-8"),
+    ],
+)
+def test_a_file_that_is_no_configuration_is_named_with_the_reason(tmp_path, text, reason):
     path = tmp_path / "config.json"
-    path.write_text(text)
-    with pytest.raises(ConfigError, match=re.escape(f"{path}: ")):
+    path.write_bytes(text)
+    with pytest.raises(ConfigError, match=f"{re.escape(str(path))}: .*{re.escape(reason)}"):
         read_config(path)
+
+
+def test_a_file_from_an_editor_of_windows_is_read(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_bytes(b'\xef\xbb\xbf{\r\n"epochs": 9\r\n}\r\n')
+    assert read_config(path) == TrainConfig(epochs=9)
 
 
 @pytest.mark.parametrize(

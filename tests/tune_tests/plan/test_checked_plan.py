@@ -239,6 +239,17 @@ def test_a_plan_to_resume_looks_at_the_trials_that_a_job_would_wait_in_a_queue_f
                 check(SearchOptions(study="s", resume=True))
 
 
+def test_a_study_in_a_folder_of_any_name_goes_on_and_its_path_is_put_into_the_two_options(study: Path) -> None:
+    renamed = study.rename(study.with_name("Größe 2"))
+    for check in (make_plan, check_by_parts):
+        check(SearchOptions(study="Größe 2", resume=True))
+        for typed in ("runs/Größe 2", str(renamed.absolute()), "../runs/Größe 2"):
+            with pytest.raises(ConfigError, match=r"Write --study 'Größe 2' --output \S*runs\.$"):
+                check(SearchOptions(study=typed, resume=True))
+    with pytest.raises(ConfigError, match="--study names a folder"):
+        make_plan(SearchOptions(study="Größe 3"))
+
+
 def test_a_plan_to_resume_needs_a_folder_that_this_user_may_write() -> None:
     """As the search itself does: a plan that passes is to be one that can begin."""
     with mounted() as output:

@@ -184,6 +184,10 @@ def test_without_its_journal_a_study_is_listed_and_shown_from_its_tables(tmp_pat
 def test_a_list_of_nothing_says_how_to_begin(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert studies_main([]) == 0 and "No study in runs. Begin one: bigbatch tune" in capsys.readouterr().out
+    Path("runs/s").mkdir(parents=True)
+    Path("runs/s/study.json").write_text("{}")
+    assert studies_main(["--output", "runs/s"]) == 2
+    assert "got 'runs/s', a study itself. Write --output runs, or bigbatch show runs/s." in capsys.readouterr().err
     refused = refused_command(capsys, studies_main, ["--output", "elsewhere"])
     assert "--output must be a folder of studies; got 'elsewhere'" in refused
 

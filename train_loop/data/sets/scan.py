@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import os
 import zipfile
@@ -195,6 +196,8 @@ def square_side(listing: Listing, count: int = 32) -> int:
 
 
 def _no_layout(root: str) -> ConfigError:
+    if glob.glob(os.path.join(glob.escape(root), "train-*.arrow")):
+        return ConfigError(f"a packed set needs its index.arrow; got none in {root!r}. Copy or pack it again.")
     found = sorted(printable(entry.name) + "/" * is_folder(entry) for entry in visible_entries(root))
     some = ", ".join(found[:5]) + (", …" if len(found) > 5 else "") if found else "an empty folder"
     return ConfigError(

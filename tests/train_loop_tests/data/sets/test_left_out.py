@@ -163,6 +163,10 @@ REFUSED: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
     ),
     "nothing": (lambda root: root.rename(root.parent / "away") and root.mkdir(),
                 ("needs train/", "an empty folder", "train/<class>")),
+    "packed without its index": (
+        lambda root: (root.rename(root.parent / "away"), root.mkdir(), (root / "train-00000.arrow").touch()),
+        ("a packed set needs its index.arrow", "Copy or pack it again"),
+    ),
     "no training": (lambda root: (root / "train").rename(root.parent / "away"), ("needs train/", "val/")),
     "no validation": (
         lambda root: (root / "val").rename(root.parent / "away"),
@@ -180,7 +184,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
 }  # fmt: skip
 
 
-TRAINING_ALONE = ("nothing", "no training", "one class")
+TRAINING_ALONE = ("nothing", "packed without its index", "no training", "one class")
 """Packing takes it, or says it in other words."""
 
 
