@@ -18,5 +18,5 @@ if os.environ.get(LOAD_AHEAD) == "1":
     with contextlib.suppress(Exception):  # who needs it imports it again, and says why that fails
         import ray.train.torch
         import ray.tune  # noqa: F401
-    if threads is None:
+    if not threads:
         del os.environ["OMP_NUM_THREADS"]  # else Ray would not say it

@@ -328,6 +328,7 @@ def use_assigned_cores() -> None:
     """Let loader processes and threads use the cores that Ray has assigned, unless the user has set the threads."""
     import ray
     import torch
+    from threadpoolctl import threadpool_limits
 
     cores = ray.get_runtime_context().get_assigned_resources().get("CPU")
     if cores:
@@ -336,6 +337,8 @@ def use_assigned_cores() -> None:
     threads = os.environ.get("OMP_NUM_THREADS")
     if threads and threads.isdigit():
         torch.set_num_threads(int(threads))
+        # NumPy's libraries count when they are loaded, which may have been ahead of the work (load_ahead.py).
+        threadpool_limits(int(threads), user_api="blas")
 
 
 def _stay_near(device: torch.device) -> None:

@@ -112,7 +112,12 @@ def worker(task):
     from bigbatch.train_loop.loop import train
     from bigbatch.train_loop.data.loading.counts import cores_per_rank
 
-    train.train = lambda *_, **__: Path(task["ray_storage"], "seen").write_text(str(cores_per_rank()))
+    def write(*_, **__):
+        import numpy, threadpoolctl, torch
+        blas = [pool["num_threads"] for pool in threadpoolctl.threadpool_info() if pool["user_api"] == "blas"]
+        Path(task["ray_storage"], "seen").write_text(f"{cores_per_rank()} {torch.get_num_threads()} {max(blas)}")
+
+    train.train = write
     return ray_worker.train_worker(task)
 
 folder = sys.argv[1]
@@ -120,7 +125,7 @@ task = TrialTask(
     name="cores", config=TrainConfig(), workers=1, worker_resources={"CPU": 2.0}, restarts=0, checkpoint_every_s=0.0,
     ray_storage=Path(folder), **{name: Path(folder, name, name) for name in ("checkpoint_dir", "stop_file", "log_file")}
 )
-with LocalRay(3, 0, Path(folder, "ray.log")):
+with LocalRay(3, 0, Path(folder, "ray.log"), ready=2):
     from ray.train import RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
 
@@ -131,6 +136,10 @@ with LocalRay(3, 0, Path(folder, "ray.log")):
 
 
 @pytest.mark.exhaustive
-def test_a_workers_cores_are_those_that_ray_gave_it_whatever_the_users_threads_are(tmp_path):
-    done = run_process(sys.executable, "-c", CORES, tmp_path, cwd=ROOT / "src", OMP_NUM_THREADS="1")
-    assert (tmp_path / "seen").read_text() == "2", done.stderr
+@pytest.mark.parametrize(("threads", "seen"), [("1", "2 1 1"), ("", "2 2 2")])
+def test_a_workers_cores_are_those_that_ray_gave_it_and_its_threads_too_unless_the_user_set_them(
+    tmp_path, threads, seen
+):
+    """Cores, torch's threads and those of NumPy's library, in a process that has loaded both ahead."""
+    done = run_process(sys.executable, "-c", CORES, tmp_path, cwd=ROOT / "src", OMP_NUM_THREADS=threads)
+    assert (tmp_path / "seen").read_text() == seen, done.stderr
