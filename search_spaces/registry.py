@@ -7,6 +7,7 @@ import difflib
 import hashlib
 import inspect
 import math
+import os
 import sys
 import types
 from collections.abc import Callable, Mapping
@@ -168,9 +169,10 @@ def read_source(path: Path) -> str:
         return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        others = [] if path.exists() else python_files(path.parent)
+        is_there = os.path.exists(path)  # Path.exists raises an error in a folder that may not be entered
+        others = [] if is_there else python_files(path.parent)
         near = difflib.get_close_matches(path.name, others, n=1)
-        check = "Check the file." if path.exists() else "Check the path."
+        check = "Check the file." if is_there else "Check the path."
         fix = f"Did you mean '{path.parent / near[0]}'?" if near else check
         raise ConfigError(f"--space must name a readable Python file; got '{path}' ({reason}). {fix}") from None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -38,7 +39,7 @@ def _listed(args: argparse.Namespace) -> str:
         )
     output = Path(args.output or DEFAULT_RUNS)
     found = list_studies(output) if args.output or output.exists() else []
-    if (output / STUDY_FILE).is_file():
+    if os.path.isfile(output / STUDY_FILE):
         raise ConfigError(
             f"--output is a folder that holds studies; got {str(output)!r}, a study itself. "
             f"Write {shlex.join(['--output', str(output.parent)])}, or bigbatch show {shlex.quote(str(output))}."

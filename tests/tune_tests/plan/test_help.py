@@ -206,6 +206,8 @@ REFUSED = [
     ("tune", ("--dry-run", "--warm-start", "{}/study"), "--warm-start takes folders of studies.* Check the path"),
     ("tune", ("--dry-run", "--enqueue", "{}/best.json"), "--enqueue takes recipe:NAME.* Check the path"),
     ("tune", ("--dry-run", "--space", "{}/x.py"), "--space must name a readable Python file.* Check the path"),
+    ("tune", ("--resume", "--study", "{}/x"), "--study is the name of a folder in --output; got the path"),
+    ("studies", ("--output", "{}/x"), "--output must be a folder of studies"),
     ("scale", ("--config", "{}/x"), "--config must be a readable file"),
     ("wandb-sync", ("{}/x",), "wandb-sync sends offline runs"),
 ]
