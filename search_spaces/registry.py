@@ -236,7 +236,7 @@ def _space(name: str, function: Callable[..., TrainConfig], module: types.Module
         baseline=_baseline(getattr(module, "BASELINE", None), where),
         beliefs=getattr(module, "soft_priors", None),
         inverse=getattr(module, "parameters_of", None),
-        decides_last_step="drop_last" in source,
+        decides_last_step="drop_last" in without_comments(source),
     )
 
 
@@ -275,7 +275,7 @@ def _uses_priors(module: types.ModuleType) -> bool:
 
 
 def _priors_text() -> str:
-    return Path(priors.__file__).read_text(encoding="utf-8")
+    return without_comments(Path(priors.__file__).read_text(encoding="utf-8"))
 
 
 def _digest(text: str) -> str:

@@ -181,11 +181,13 @@ def without_comments(source: str) -> str:
 
     From the tokenizer, because what ``ast`` prints differs between versions of Python.
     """
-    lines = [*io.StringIO(source)]
+    written = [*io.StringIO(source)]
+    lines = list(written)
     try:
         for token in tokenize.generate_tokens(io.StringIO(source).readline):
-            if token.type == tokenize.COMMENT:
-                row, column = token.start
+            row, column = token.start
+            # After a backslash even an empty line would end the statement elsewhere.
+            if token.type == tokenize.COMMENT and not (row > 1 and written[row - 2].endswith("\\\n")):
                 code, end = lines[row - 1][:column].rstrip(), "\n" if lines[row - 1].endswith("\n") else ""
                 lines[row - 1] = code + end if code else ""
     except (tokenize.TokenError, SyntaxError):

@@ -14,6 +14,7 @@ import contextlib
 import functools
 import importlib
 import inspect
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -269,6 +270,7 @@ def own_process_groups(ready: int | None = None) -> Iterator[None]:
         services.ConsolePopen = popen
 
 
+_log = logging.getLogger(__name__)
 READY_ANSWER_S = 2.0
 READY_S = 60
 """How long a process that waits for its first work is kept, where a node has more than one for each CPU."""
@@ -306,7 +308,8 @@ def prepare_processes(counts: Mapping[str, int]) -> None:
                 request.num_workers = count
                 asked.append(NodeManagerServiceStub(channel).PrestartWorkers.future(request, timeout=READY_ANSWER_S))
         for answer in asked:
-            answer.exception()  # waits
+            if (error := answer.exception()) is not None:  # waits
+                _log.debug("a node prepares no processes: %s", error)
 
 
 def own_path_only() -> object:

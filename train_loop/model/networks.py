@@ -93,7 +93,7 @@ def _check_own(config: ModelConfig) -> None:
         first = next(iter(inspect.signature(function).parameters), "")
     except (TypeError, ValueError):
         return  # callables of C have no signature
-    if first in (field.name for field in dataclasses.fields(DataInfo)):
+    if first in ("num_classes", "channels", "image_size"):
         raise ConfigError(  # written as torchvision's constructors are
             f"model.name must name a function of (workload); got {config.name!r}, which would get it as {first!r}. "
             f"Write the argument `workload`, and `workload.{first}` in the function."

@@ -142,7 +142,7 @@ def resumed_folder(options: SearchOptions) -> Path:
         raise ConfigError("--resume needs the study's name; got none. Write --study NAME (a folder of --output).")
     if Path(given).name != given or given == "..":
         # A study's path, as `bigbatch show` takes it: in --output, else in the current folder.
-        path = Path(os.path.normpath(output / given if os.path.exists(output / given) else given))
+        path = Path(os.path.abspath(output / given if os.path.exists(output / given) else given))
         words = shlex.join(["--study", path.name, "--output", str(path.parent)])
         raise ConfigError(f"--study is the name of a folder in --output; got the path {given!r}. Write {words}.")
     return output.absolute() / given

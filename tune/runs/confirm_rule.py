@@ -21,7 +21,7 @@ class ConfirmRule:
     seeds: int = 3
     """Fresh seeds for each of them."""
     affordable: bool = False
-    """The default rule: only the answer of the search and the best trial of all, as far as this costs little."""
+    """The default rule: the answer, the best trial, and what follows a refuted answer, if this costs little."""
 
     def __str__(self) -> str:
         return "auto" if self.affordable else f"{self.best}x{self.seeds}" if self.best else "none"

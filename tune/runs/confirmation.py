@@ -6,8 +6,9 @@ mean over them ("regression to the mean"). So a trial is called best by this mea
 so what fits these by luck is still in it; only held-out examples show how much that is (reported.py).
 
 The default rule confirms the search's answer and its best trial. Where their means show that the answer is worse by
-more than the tolerance, the next value below is confirmed as well that is not clearly worse, and so on: else nothing
-could be the answer but the value of the best trial, which is mostly the smallest batch.
+more than the tolerance, the next value below that may be good enough is confirmed as well, and so on: else nothing
+could be the answer but the value of the best trial, which is mostly the smallest batch. An answer that is confirmed
+alone, as the best of all, is compared with what was chosen for the next value.
 
 A confirmation is a trial of the study with the parameters of the confirmed trial, ``CONFIRMS_ATTR`` and ``SEED_ATTR``.
 It runs to its end, does not count as one of ``--trials``, and no strategy sees it. Which confirmations are missing is a
@@ -27,6 +28,7 @@ from optuna.trial import TrialState
 
 from bigbatch.tune.runs.confirm_rule import LEAST_TRIALS, ConfirmRule
 from bigbatch.tune.runs.frontier import FrontierFacts, counted_trials, frontier_of, value_of_trial
+from bigbatch.tune.runs.reported import confirmed_trials
 from bigbatch.tune.runs.run import (
     CONFIRMS_ATTR,
     SEED_ATTR,
@@ -157,37 +159,46 @@ def _affordable(
     found: list[tuple[AnyTrial, Sequence[int]]] = []
     for value in dict.fromkeys([*first, *below]):
         if value not in first:
-            if not _answer_fell_below(value, found, searched, confirmations, facts):
+            if not _answer_fell_below(best[value], found, searched, confirmations, facts):
                 break
             left_s, again_s = left_s + again_s, 0.0
         cost_s = run_worker_s(best[value], workers)
         count = facts.rule.seeds if facts.rule.seeds * cost_s <= left_s else int(left_s / cost_s)
-        if count < min(LEAST_SEEDS, facts.rule.seeds):
+        if count >= min(LEAST_SEEDS, facts.rule.seeds):
+            left_s -= count * cost_s
+            found.append((best[value], fresh_seeds(facts, count)))
+        elif not found:  # the answer's
             break
-        left_s -= count * cost_s
-        found.append((best[value], fresh_seeds(facts, count)))
     return found
 
 
 def _answer_fell_below(
-    value: object,
+    candidate: AnyTrial,
     asked: Sequence[tuple[AnyTrial, Sequence[int]]],
     searched: Sequence[AnyTrial],
     confirmations: Sequence[AnyTrial],
     facts: ConfirmationFacts,
 ) -> bool:
-    """Whether each confirmation that was ``asked`` for has ended, and by them the answer comes before this value."""
-    wanted = {(trial.number, seed) for trial, seeds in asked for seed in seeds}
-    ended = [t for t in confirmations if t.state.is_finished()]
-    if not wanted <= {(confirmed_by(t), t.user_attrs.get(SEED_ATTR)) for t in ended}:
-        return False
+    """Whether each confirmation that was ``asked`` for has ended, and by them the answer comes before the candidate's
+    value, or, where only one trial was confirmed, is worse than the candidate by more than the tolerance.
+
+    Runs that ended without a result say nothing: where a trial has no other, nothing follows before they are repeated.
+    """
     numbers = {trial.number for trial, _ in asked}
-    frontier = frontier_of([*searched, *(t for t in ended if confirmed_by(t) in numbers)], facts.frontier)
-    return (
-        frontier is not None
-        and frontier.answer is not None
-        and value in [row.value for row in frontier.rows[frontier.answer + 1 :]]
-    )
+    of_asked = [t for t in confirmations if confirmed_by(t) in numbers]
+    ended = {(confirmed_by(t), t.user_attrs.get(SEED_ATTR)) for t in of_asked if t.state.is_finished()}
+    wanted = {(trial.number, seed) for trial, seeds in asked for seed in seeds}
+    known = [*searched, *of_asked]
+    results = confirmed_trials(known, facts.frontier.objective)
+    if not (wanted <= ended and all(t.state.is_finished() for t in of_asked) and numbers <= results.keys()):
+        return False
+    frontier = frontier_of(known, facts.frontier)
+    if frontier is None or frontier.answer is None or frontier.answer_best is None or not candidate.values:
+        return False
+    if len(asked) == 1:
+        gain = facts.frontier.objective.gain
+        return gain(candidate.values[0]) - gain(frontier.answer_best.objective) > frontier.allowance
+    return value_of_trial(candidate, facts.frontier) in [row.value for row in frontier.rows[frontier.answer + 1 :]]
 
 
 def run_worker_s(trial: AnyTrial, workers: int) -> float:

@@ -191,13 +191,10 @@ class Frontier:
         return self.facts.tolerance.allowance(best.objective) if best else 0.0
 
     def may_be_good_enough(self, row: FrontierRow) -> bool:
-        """Whether its best trial is within the tolerance of the best of all, or its interval allows that, at 95 %."""
-        best = self.reference.best
-        if row.best is None or row.worse_by is None or best is None:
-            return False
-        gap = difference(row.best.reported, best.reported, self.facts.objective)
-        at_least = row.worse_by if gap is None else min(row.worse_by, gap[0] - gap[2])
-        return at_least <= self.allowance + _SLACK
+        """Whether its best trial is worse than the best of all by the tolerance at most, or by a single example."""
+        examples = self.facts.examples.choosing if self.facts.objective.metric.is_proportion else 0
+        one = 1 / examples if examples else 0.0
+        return row.worse_by is not None and row.worse_by <= max(self.allowance, one) + _SLACK
 
     @property
     def is_certain(self) -> bool | None:

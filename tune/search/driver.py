@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import signal
@@ -361,10 +360,13 @@ def _first_trials(plan: SearchPlan, share: Share, store: StudyStore) -> int:
 def _prepare_first_trials(plan: SearchPlan, store: StudyStore) -> None:
     """Let the nodes start the first trials' processes while the search makes itself ready."""
     nodes = living_nodes()
-    with contextlib.suppress(ConfigError):  # no trial fits: the plan is checked next, and says why
+    # No trial fits: the plan is checked next, and says why. Whatever else goes wrong, only the start takes longer.
+    try:
         machine = Machine(tuple(nodes.values()))
         share = first_share(machine, plan.workers, plan.trials, plan.open_ended, plan.sharing.at_first)
         prepare_processes(processes_on_nodes(nodes, share, _first_trials(plan, share, store)))
+    except Exception as error:
+        _log.debug("no processes are prepared: %s", error)
 
 
 def _ray_storage(plan: SearchPlan, connection: RayConnection) -> Path:

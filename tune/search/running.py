@@ -135,7 +135,7 @@ def recorders(run: SearchRun, store: StudyStore, stack: ExitStack) -> list[Obser
     plan = run.plan
     observers: list[Observer] = [ConfirmBudgetNote(plan, lambda text: run.bridge.say(text))]
     if plan.wandb != "disabled":
-        run.wandb = wandb_log.WandbObserver(plan.wandb, plan.study, plan.folder, logs=store.trial_log)
+        run.wandb = wandb_log.WandbObserver(plan.wandb, store.study.study_name, plan.folder, logs=store.trial_log)
         stack.callback(run.wandb.close)
         observers.append(run.wandb)
     if plan.storage is not None:
