@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -238,7 +239,7 @@ def test_an_answer_that_is_the_best_of_all_is_refuted_by_what_was_chosen_for_the
 def test_runs_that_ended_without_a_result_refute_nothing() -> None:
     of, best = facts(AFFORDABLE, FIVE), confirming(0, 0.948, 0.949, 0.95, first=6)
 
-    def of_the_answer(state: TrialState, first: int, **attrs: object) -> list[FrozenTrial]:
+    def of_the_answer(state: TrialState, first: int, **attrs: Any) -> list[FrozenTrial]:
         return [
             trial(first + i, None, 512, confirms=4, confirmation_seed=i + 1, state=state, **attrs) for i in range(3)
         ]
