@@ -98,8 +98,10 @@ GOALS: dict[str, float] = {
 # Lengths, types, comments, words
 
 
-def functions_of(module: ast.Module) -> list[Function]:
-    return [node for node in ast.walk(module) if isinstance(node, Function)]
+def functions_of(node: ast.AST) -> list[Function]:
+    inner = (child for child in ast.iter_child_nodes(node) if not isinstance(child, ast.expr))
+    found = [function for child in inner for function in functions_of(child)]
+    return [node, *found] if isinstance(node, Function) else found
 
 
 def length(function: Function) -> int:

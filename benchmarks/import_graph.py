@@ -83,7 +83,7 @@ def import_statements(node: ast.AST, in_function: bool = False) -> Iterator[tupl
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Import | ast.ImportFrom):
             yield child, in_function
-        else:
+        elif not isinstance(child, ast.expr):  # which is most of a file, and holds no statement
             yield from import_statements(child, in_function or isinstance(child, Function))
 
 
