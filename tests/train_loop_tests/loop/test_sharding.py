@@ -40,6 +40,9 @@ from helpers.tiny_training import StopsAt, bn_model, changed, install, outcome, 
 Pair = tuple[Path, list[dict[str, Any]]]
 
 
+pytestmark = pytest.mark.xdist_group("sharding")  # else each test process starts the ranks
+
+
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     """The two-rank runs of sharded_training: their folder, and each rank's outcomes. One worker has begun "wider"; the

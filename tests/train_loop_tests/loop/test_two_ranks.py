@@ -31,6 +31,9 @@ from helpers.tiny_training import (
 Pair = tuple[Path, list[dict[str, Any]]]
 
 
+pytestmark = pytest.mark.xdist_group("two ranks")  # else each test process starts the ranks
+
+
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     """The two-rank runs of tiny_training: their folder, and each rank's outcomes."""
