@@ -110,11 +110,10 @@ SETTINGS = {
     # they would have a thirtieth of its time.
     "RAY_worker_niceness": "0",
     # When a driver joins, Ray would start a process of 80 MB for each core of each node. A search could use none of
-    # them, because its processes have variables of their own. It asks for those of its first trials itself, which load
-    # torch at once (the second variable).
+    # them, because its processes have variables of their own.
     "RAY_prestart_worker_first_driver": "0",
-    "RAY_preload_python_modules": "bigbatch.train_loop.launch.load_ahead",
-    "RAY_START_HOOK": "bigbatch.cluster.node.ray_start_hook.without_client_server",
+    "RAY_START_HOOK": "bigbatch.cluster.node.ray_start_hook.before_start",
+    "PYTHONSAFEPATH": "1",  # as in a search's processes, which else could be no copies (base/fork_server.py)
     "PYTHONUNBUFFERED": "1",
 }
 

@@ -2,18 +2,40 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Protocol
+
+from bigbatch.base import fork_server
 
 
 class RayParameters(Protocol):
     """What is used here of Ray's own parameters of a node."""
 
     ray_client_server_port: int | None
+    temp_dir: str
 
 
-def without_client_server(parameters: RayParameters, head: bool) -> None:
-    """Start no ``ray://`` server on the head. Nobody uses it, and it takes a port and 100 MB.
+_kept: list[object] = []
+"""The server ends when its standard input is closed, as it is when nothing here holds it."""
 
-    ``ray start`` has no option for this; its library understands a port of None.
+
+def before_start(parameters: RayParameters, head: bool) -> None:
+    """Let this node start its processes for work as copies of one that has loaded torch.
+
+    Start no ``ray://`` server on the head. Nobody uses it, and it takes a port and 100 MB. ``ray start`` has no option
+    for this; its library understands a port of None.
     """
     parameters.ray_client_server_port = None
+    from ray._private import services
+
+    popen = getattr(services, "ConsolePopen", None)
+    if popen is None or os.environ.get("BIGBATCH_RAY_INTERNALS") == "0":
+        return
+    path = str(Path(parameters.temp_dir).with_name("ray-forks"))
+    _kept.append(fork_server.launch(path))
+
+    def start(command: list[str], *args: object, **more: object) -> object:
+        return popen(fork_server.instead_of_python(command, path), *args, **more)
+
+    services.ConsolePopen = start

@@ -6,12 +6,10 @@ Classes here go over Ray's own, whose private names they need; ``ray_internals.p
 from __future__ import annotations
 
 import asyncio
-import functools
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from bigbatch.train_loop.launch.ray_internals import KEPT_WORKERS, has, poll_interval_s
@@ -28,13 +26,6 @@ def request_stop() -> None:
 def is_stop_requested() -> bool:
     """Whether the trial in this process was asked to end."""
     return _stop_requested.is_set()
-
-
-LOAD_AHEAD = "BIGBATCH_LOAD_AHEAD"
-"""A variable of a search's processes: ``1`` in those that load torch and Ray Train before they have work."""
-LIGHT = {"env_vars": {LOAD_AHEAD: "0"}}
-"""The runtime environment of processes that need no such thing: those of the actor at which workers meet and of the one
-that watches for preemption. With the search's own they would take a process that is ready for a worker."""
 
 
 class _InTrial:
@@ -84,8 +75,7 @@ class _PlacedHere:
         from ray.train.v2._internal.execution.worker_group import worker_group
 
         made_by_ray = worker_group.SynchronizationActor
-        light = functools.partial(made_by_ray.options, runtime_env=LIGHT)
-        worker_group.SynchronizationActor = self._barrier or SimpleNamespace(options=light)
+        worker_group.SynchronizationActor = self._barrier or made_by_ray
         try:
             super()._start_impl(builder)  # type: ignore[misc]
         finally:
@@ -266,13 +256,9 @@ class _WithoutActors:
         return [callback for callback in made if not isinstance(callback, unneeded)]
 
     def _initialize_and_run_controller(self, **controller_kwargs: object) -> object:
-        import ray
-        from ray.train.v2._internal.callbacks import preemption_callback
         from ray.train.v2._internal.execution.controller.controller import TrainController
         from ray.train.v2._internal.execution.worker_group.worker_group import WorkerGroup
 
-        light = functools.partial(ray.remote, runtime_env=LIGHT)
-        preemption_callback.ray = SimpleNamespace(remote=light, kill=ray.kill)  # it makes its actor by ray.remote(…)
         group = type("TrialWorkerGroup", (*self.over_worker_group, WorkerGroup), dict(self.of_worker_group))
         controller_of: Any = type("TrialController", (_InTrial, TrainController), {"worker_group_cls": group})
         policy: Any = controller_kwargs["scaling_policy"]

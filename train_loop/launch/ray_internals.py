@@ -14,13 +14,13 @@ import contextlib
 import functools
 import importlib
 import inspect
-import logging
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from bigbatch.base import fork_server
 from bigbatch.train_loop.config import ConfigError
 
 SWITCH = "BIGBATCH_RAY_INTERNALS"
@@ -54,7 +54,6 @@ INLINE_CONTROLLER = PrivateUse(
         f"{_TRAIN}.execution.worker_group.placement_group_handle:DefaultPlacementGroupHandle",
         f"{_TRAIN}.execution.worker_group.worker_group:SynchronizationActor.options",
         f"{_TRAIN}.callbacks.placement_group_callback:PlacementGroupCleanerCallback",
-        f"{_TRAIN}.callbacks.preemption_callback:ray",
         f"{_TRAIN}.callbacks.datasets:DatasetsCallback",
         f"{_TRAIN}.execution.scaling_policy.scaling_policy:ScalingPolicy._send_resource_request",
         f"{_TRAIN}.execution.scaling_policy.scaling_policy:ScalingPolicy._maybe_send_resource_request",
@@ -115,15 +114,6 @@ OWN_PATH = PrivateUse(
     ("ray.job_config:JobConfig._runtime_env_has_working_dir",),
     "workers look for modules in the current folder first: keep no torch.py and the like there",
 )
-READY_ON_NODES = PrivateUse(
-    (
-        "ray.core.generated.node_manager_pb2:PrestartWorkersRequest",
-        "ray.core.generated.node_manager_pb2_grpc:NodeManagerServiceStub.PrestartWorkers",
-        "ray._private.grpc_utils:init_grpc_channel",
-        "ray._raylet:CoreWorker.get_job_config",
-    ),
-    "on a joined cluster the first trials start some seconds later",
-)
 HEAD = PrivateUse(("ray._raylet:GcsClient",), "the search does not say why a trial waits for its place")
 VARIABLES = PrivateUse(
     ("ray._raylet:Config.initialize", "ray._raylet:AuthenticationTokenLoader.instance"),
@@ -132,7 +122,6 @@ VARIABLES = PrivateUse(
 FOR_TRAINING = (PREEMPTION, PROCESS_GROUPS, OWN_PATH, VARIABLES)
 FOR_SEARCHES = (
     *FOR_TRAINING, INLINE_CONTROLLER, KEPT_WORKERS, TUNE_START, MEMORY_KILLS, STAGED_TRIALS, SESSION, HEAD,
-    READY_ON_NODES,
 )  # fmt: skip
 PRIVATE_FOLDER = "ray:init._temp_dir"
 """Without it Ray's sockets and logs would lie where all users of the machine see them."""
@@ -242,7 +231,7 @@ def _has_preemption() -> bool:
 
 
 @contextlib.contextmanager
-def own_process_groups(ready: int | None = None) -> Iterator[None]:
+def own_process_groups(ready: int | None = None, forks: str = "") -> Iterator[None]:
     """Within the block, processes that Ray starts lead their own process groups.
 
     A terminal's Ctrl-C or hang-up, ``timeout`` and ``kill -- -PGID`` signal the whole group of the driver.
@@ -250,6 +239,7 @@ def own_process_groups(ready: int | None = None) -> Iterator[None]:
 
     Args:
         ready: how many processes for work Ray is to start at once; None: as many as it does itself, one for each CPU.
+        forks: the socket of the server that starts them (``base/fork_server.py``); empty: Ray starts interpreters.
     """
     if not has(PROCESS_GROUPS):
         yield
@@ -261,6 +251,8 @@ def own_process_groups(ready: int | None = None) -> Iterator[None]:
     def start(command: list[str], *args: object, **more: object) -> object:
         if ready is not None:
             command = [f"{PRESTART}{ready}" if part.startswith(PRESTART) else part for part in command]
+        if forks:
+            command = fork_server.instead_of_python(command, forks)
         return popen(command, *args, **more, process_group=0)
 
     services.ConsolePopen = start
@@ -268,48 +260,6 @@ def own_process_groups(ready: int | None = None) -> Iterator[None]:
         yield
     finally:
         services.ConsolePopen = popen
-
-
-_log = logging.getLogger(__name__)
-READY_ANSWER_S = 2.0
-READY_S = 60
-"""How long a process that waits for its first work is kept, where a node has more than one for each CPU."""
-
-
-def prepare_processes(counts: Mapping[str, int]) -> None:
-    """Let nodes of the joined cluster start processes for this driver's next actors.
-
-    Ray gives them to actors that have no environment of their own. A node starts at most one for each of its CPUs. They
-    end with the driver, also if it is killed. A node that does not answer is left out: what needs a process there waits
-    for its start, as without this.
-
-    Args:
-        counts: Ray's id of a node → the number of its processes.
-    """
-    if not has(READY_ON_NODES):
-        return
-    import ray
-    from ray._private.grpc_utils import init_grpc_channel
-    from ray.core.generated.node_manager_pb2 import PrestartWorkersRequest
-    from ray.core.generated.node_manager_pb2_grpc import NodeManagerServiceStub
-
-    request = PrestartWorkersRequest(
-        job_id=bytes.fromhex(ray.get_runtime_context().get_job_id()),
-        # As in each actor's request, to the letter: Ray compares it.
-        runtime_env_info=ray._private.worker.global_worker.core_worker.get_job_config().runtime_env_info,
-        keep_alive_duration_secs=READY_S,
-    )
-    with contextlib.ExitStack() as channels:
-        asked = []
-        for node in ray.nodes():
-            if node["Alive"] and (count := counts.get(node["NodeID"], 0)):
-                address = f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}"
-                channel = channels.enter_context(init_grpc_channel(address, [("grpc.enable_http_proxy", 0)]))
-                request.num_workers = count
-                asked.append(NodeManagerServiceStub(channel).PrestartWorkers.future(request, timeout=READY_ANSWER_S))
-        for answer in asked:
-            if (error := answer.exception()) is not None:  # waits
-                _log.debug("a node prepares no processes: %s", error)
 
 
 def own_path_only() -> object:

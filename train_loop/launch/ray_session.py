@@ -14,6 +14,7 @@ import secrets
 import shlex
 import shutil
 import socket
+import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -22,14 +23,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
-from bigbatch.base import private_folder, processes
+from bigbatch.base import fork_server, private_folder, processes
 from bigbatch.base.atomic_files import PRIVATE, write_text
 from bigbatch.base.root import IMPORT_ROOT
 from bigbatch.cluster.host.network import no_proxy_variables
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.errors import RayStartError
 from bigbatch.train_loop.host.disk_space import FULL, LogFile, describe_full_disk, free_bytes, full_errno
-from bigbatch.train_loop.launch.inline_controller import LOAD_AHEAD
 from bigbatch.train_loop.launch.ray_internals import (
     POLL_INTERVAL,
     PROCESS_GROUPS,
@@ -74,11 +74,6 @@ METRICS = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
 }
 """With the one that has our gauges, at the port that is given to Ray."""
-FOR_READY_PROCESSES = {
-    LOAD_AHEAD: "1",
-    "RAY_preload_python_modules": "bigbatch.train_loop.launch.load_ahead",
-    "RAY_idle_worker_killing_time_threshold_ms": "30000",  # those beyond one for each CPU: 1 s is too short
-}
 OTHER_CLUSTER_VARIABLES = ("RAY_NAMESPACE", "RAY_TMPDIR", "RAY_JOB_CONFIG_JSON_ENV_VAR", "RAY_REDIS_ADDRESS")
 """Settings of another cluster of the user. Ray would apply them to this one."""
 
@@ -100,8 +95,8 @@ class LocalRay:
         cpus, gpus: what the cluster may use (the allocation's, not the host's).
         log_file: Ray's own messages in this process go there.
         metrics_port: where Prometheus finds Ray's metrics, on loopback; None: nowhere.
-        ready: how many processes start with Ray and load ahead what trials and their workers need; None: Ray
-            starts its own number, and none of them loads anything.
+        ready: how many processes for work start with Ray, which then starts them all as copies of one that has loaded
+            torch (``base/fork_server.py``); None: Ray starts its own number, as it does itself.
 
     Raises:
         ConfigError: the temporary folder's path is too long for Unix sockets; Ray cannot keep its files private.
@@ -119,6 +114,7 @@ class LocalRay:
     ) -> None:
         self._cpus, self._gpus, self._log_file, self._metrics_port = cpus, gpus, log_file, metrics_port
         self._ready = ready
+        self._server: subprocess.Popen[bytes] | None = None
         self._saved_env: dict[str, str | None] = {}
         self.folder: Path | None = None
 
@@ -140,6 +136,9 @@ class LocalRay:
         import ray
 
         ray.shutdown()
+        if self._server is not None:
+            self._server.kill()
+            self._server.communicate()
         if self.folder is not None:
             processes.end_processes_of(self.folder)
             private_folder.remove_folder(self.folder)
@@ -178,8 +177,6 @@ class LocalRay:
         read_variables_again()
         import ray  # only now: its core reads the authentication's variables when it is loaded
 
-        if self._ready is not None and has(PROCESS_GROUPS):  # else Ray starts one for each CPU: too many to load torch
-            self._set_env(FOR_READY_PROCESSES)
         refuse_unsafe(with_metrics=self._metrics_port is not None)
         last = ""
         for _ in range(START_ATTEMPTS):
@@ -204,8 +201,9 @@ class LocalRay:
         import ray
 
         send_ray_logs_to(self._log_file)
-        ready = 0 if worker_python() else self._ready  # Ray starts them with its own, and the job could not use them
-        with own_process_groups(ready):
+        # Where workers need another Python than Ray's own, the job could not use what starts with Ray.
+        ready, forks = (0, "") if worker_python() else (self._ready, self._fork_server())
+        with own_process_groups(ready, forks):
             context = ray.init(
                 address="local",
                 num_cpus=self._cpus,
@@ -226,6 +224,15 @@ class LocalRay:
             raise RuntimeError(f"Ray listens on {started} instead of {address}")
         _log.info("Ray has started; its log is %s, its files are in %s", self._log_file, self.folder)
         return RayConnection(address, f"http://{context.dashboard_url}", str(token), local=True)
+
+    def _fork_server(self) -> str:
+        """The socket of the server that starts this cluster's processes for work; empty if Ray starts them itself."""
+        if self._ready is None or not has(PROCESS_GROUPS):
+            return ""
+        assert self.folder is not None
+        path = self.folder / "ray-forks"
+        self._server = self._server or fork_server.launch(str(path))
+        return str(path)
 
     def _set_env(self, values: Mapping[str, str | None]) -> None:
         for name, value in values.items():
@@ -258,7 +265,7 @@ class JoinedRay:
                 configure_logging=False,
                 job_config=own_path_only(),
                 runtime_env={
-                    "env_vars": {**SEARCH_ENV, **_inherited(), LOAD_AHEAD: "1", "PYTHONPATH": python_path()},
+                    "env_vars": {**SEARCH_ENV, **_inherited(), "PYTHONPATH": python_path()},
                     **worker_python(),
                 },
             )

@@ -25,7 +25,6 @@ from bigbatch.train_loop.config import BatchConfig, ConfigError, ModelConfig, Tr
 from bigbatch.train_loop.config.last_step import KEY
 from bigbatch.train_loop.config.sections import least_micro_size
 from bigbatch.train_loop.data.info import SMALL_IMAGE_SIZE, DataInfo
-from bigbatch.train_loop.launch.inline_controller import LIGHT
 from bigbatch.train_loop.model.networks import check_model
 from bigbatch.tune.plan.machine import Machine, Node, first_share
 from bigbatch.tune.plan.option_checks import check_study_fits
@@ -307,7 +306,7 @@ def _gpu_memory_bytes(node_ids: list[str]) -> dict[str, int]:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     # Ray shows a task no GPU but those that it asks for.
-    ask: Any = ray.remote(num_cpus=0, num_gpus=1, max_retries=0, runtime_env=LIGHT)(gpu_memory_bytes)
+    ask: Any = ray.remote(num_cpus=0, num_gpus=1, max_retries=0)(gpu_memory_bytes)
     answers = {
         ask.options(scheduling_strategy=NodeAffinitySchedulingStrategy(key, soft=False)).remote(): key
         for key in node_ids

@@ -6,7 +6,7 @@ import dataclasses
 import math
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bigbatch.cluster.host.allocation import accelerator_files, planned_nodes, usable_cpus, usable_memory_bytes
@@ -133,16 +133,6 @@ def workers_on_node(node: Node, bundle: dict[str, float]) -> int:
     """How many workers with the resources ``bundle`` fit on ``node``. Ray counts to four decimal places, as here."""
     have = {"CPU": node.cpus, "GPU": node.gpus, "memory": node.memory_bytes}
     return min((round(have[kind] * 1e4) // round(value * 1e4) for kind, value in bundle.items() if value), default=0)
-
-
-def processes_on_nodes(nodes: Mapping[str, Node], share: Share, trials: int) -> dict[str, int]:
-    """How many processes ``trials`` trials need on each node: one a trial and one a worker. Fills node after node."""
-    counts, placed = {}, 0
-    for name, node in nodes.items():
-        before = placed
-        placed = min(before + workers_on_node(node, share.worker_resources), trials * share.workers)
-        counts[name] = placed - before + math.ceil(placed / share.workers) - math.ceil(before / share.workers)
-    return counts
 
 
 def first_share(machine: Machine, workers: int, trials: int, open_ended: bool, per_gpu: int) -> Share:

@@ -18,7 +18,7 @@ from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.train_loop.config.given import USABLE
 from bigbatch.train_loop.errors import RayStartError
 from bigbatch.train_loop.host.device_use import open_processor_energy
-from bigbatch.train_loop.launch.ray_internals import FOR_SEARCHES, note_of_missing, prepare_processes
+from bigbatch.train_loop.launch.ray_internals import FOR_SEARCHES, note_of_missing
 from bigbatch.train_loop.launch.ray_session import (
     JoinedRay,
     LocalRay,
@@ -38,7 +38,7 @@ from bigbatch.tune.console.findings import (
 from bigbatch.tune.console.outcome import known_findings, look_findings, refusals_in_words, why_nothing
 from bigbatch.tune.console.wrapped import say, say_command
 from bigbatch.tune.plan.fitting import absent_nodes, cluster_machine, living_nodes, plan_for_cluster
-from bigbatch.tune.plan.machine import Machine, Share, devices_held, first_share, processes_on_nodes
+from bigbatch.tune.plan.machine import Share, devices_held
 from bigbatch.tune.plan.option_checks import check_metrics_port, check_same_values
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.proposers.samplers import quiet_optuna
@@ -283,7 +283,6 @@ def _start_ray(plan: SearchPlan, store: StudyStore, stack: ExitStack, console: C
 
 def _fitted_to_cluster(plan: SearchPlan, store: StudyStore, console: Console) -> SearchPlan:
     """The plan for the cluster that was joined. Raises ConfigError if it does not fit there or to the other drivers."""
-    _prepare_first_trials(plan, store)
     plan = plan_for_cluster(plan, cluster_machine())
     print_machine(plan, console)
     if plan.resume:
@@ -355,18 +354,6 @@ def _first_trials(plan: SearchPlan, share: Share, store: StudyStore) -> int:
     """How many trials begin at once."""
     left = sys.maxsize if plan.open_ended else plan.trials - count_ended(store.study.get_trials(deepcopy=False))
     return max(min(share.concurrency, left), 1)
-
-
-def _prepare_first_trials(plan: SearchPlan, store: StudyStore) -> None:
-    """Let the nodes start the first trials' processes while the search makes itself ready."""
-    nodes = living_nodes()
-    # No trial fits: the plan is checked next, and says why. Whatever else goes wrong, only the start takes longer.
-    try:
-        machine = Machine(tuple(nodes.values()))
-        share = first_share(machine, plan.workers, plan.trials, plan.open_ended, plan.sharing.at_first)
-        prepare_processes(processes_on_nodes(nodes, share, _first_trials(plan, share, store)))
-    except Exception as error:
-        _log.debug("no processes are prepared: %s", error)
 
 
 def _ray_storage(plan: SearchPlan, connection: RayConnection) -> Path:

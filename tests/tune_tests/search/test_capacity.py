@@ -2,17 +2,14 @@
 
 import contextlib
 import json
-import os
 import random
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import pytest
 import ray
 from optuna.trial import TrialState
@@ -22,17 +19,15 @@ from ray.air.execution._internal.tracked_actor_task import TrackedActorTask
 from ray.exceptions import ActorDiedError, OutOfMemoryError, RayActorError
 
 from bigbatch.base.atomic_files import write_json
-from bigbatch.cluster.node.ray_commands import SETTINGS
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.plan.fitting import absent_nodes
-from bigbatch.tune.plan.machine import Machine, Node, Share, processes_on_nodes, share_out
+from bigbatch.tune.plan.machine import Machine, Node, Share, share_out
 from bigbatch.tune.search import capacity
 from bigbatch.tune.search.capacity import Capacity
 from bigbatch.tune.search.tuner import NODES_LOST, PrunerScheduler, memory_kills_fail_trials
 from helpers.paths import ROOT
 from helpers.processes import clean_environment
 from helpers.searches import TINY, Search, load
-from helpers.waiting import wait_until
 
 GIB = 2**30
 
@@ -234,72 +229,6 @@ def test_what_the_cluster_cannot_train_is_refused_when_it_is_joined_and_leaves_n
         search = Search("--space", tiny_space, *common, "--max-epochs", 1, cwd=tmp_path, RAY_AUTH_MODE="disabled")
         search.wait_for(r"2 trials at a time, each with 1 worker of 4 CPU \+ 2\.1 GB")
         assert search.end() == 0, search.stderr()
-
-
-WAITS = """
-    import pathlib, sys
-    go, ray = pathlib.Path(__file__).with_name("go"), sys.modules.get("ray")
-    if ray and ray.is_initialized() and go.exists():
-        go.open().close()  # a named pipe: until somebody opens its other end
-    lr ="""
-
-
-def processes_of(ray: subprocess.Popen[str]) -> dict[int, tuple[int, str]]:
-    """Ray's processes that do work or wait for it: number → node, title."""
-    found = {}
-    for process in psutil.Process(ray.pid).children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess, OSError, IndexError):
-            title = process.cmdline()[0]
-            if title.startswith("ray::") and "Agent" not in title and "Dashboard" not in title:
-                found[process.pid] = process.ppid(), title
-    return found
-
-
-def has_torch(pid: int) -> bool:
-    return "libtorch" in Path(f"/proc/{pid}/maps").read_text()
-
-
-@pytest.mark.exhaustive
-def test_nodes_have_the_first_trials_processes_before_these_ask_for_them_and_none_after_a_kill(
-    tiny_images, tiny_space, tmp_path
-):
-    """With the variables of a job's nodes. The space makes no trial before the processes have loaded torch. A search of
-    three trials has two at a time, one on each node, each with its own process and a worker's."""
-    tiny_space.write_text(tiny_space.read_text().replace("\n    lr =", WAITS))
-    os.mkfifo(go := tmp_path / "go")
-    nodes = [{"num_cpus": 2, "memory": 8 * 10**9}] * 2
-    settings = {name: value for name, value in SETTINGS.items() if name != "RAY_START_HOOK"}
-    with cluster_of(*nodes, **settings) as ray:
-        arguments = ("--space", tiny_space, "--data", tiny_images, *TINY, "--trials", 3, "--max-epochs", 1000)
-        address = ray.stdout.readline().strip()
-        search = Search(
-            *arguments, "--stopping", "none", "--address", address, cwd=tmp_path, RAY_AUTH_MODE="disabled"
-        )  # fmt: skip
-
-        def waiting() -> dict[int, int]:
-            return {pid: node for pid, (node, title) in processes_of(ray).items() if "IDLE" in title and has_torch(pid)}
-
-        wait_until(lambda: len(waiting()) >= 4, lambda: f"{processes_of(ray)}")
-        ready = waiting()
-        assert sorted(Counter(ready.values()).values()) == [2, 2]
-        with go.open("w"):
-            go.unlink()
-        search.wait_for(r"trial 0 epoch 1/")
-        search.wait_for(r"trial 1 epoch \d+/")
-        now = processes_of(ray)
-        of_training = {pid for pid, (_, title) in now.items() if "RayTrainWorker" in title or "ImplicitFunc" in title}
-        assert of_training == set(ready), now
-        assert not any(has_torch(pid) for pid in set(now) - set(ready)), "what else runs is light"
-        search.process.kill()
-        wait_until(lambda: not processes_of(ray), lambda: f"{processes_of(ray)}")
-
-
-def test_processes_are_asked_for_where_the_first_trials_fit():
-    nodes = {"a": Node(4), "b": Node(2), "c": Node(1)}
-    assert processes_on_nodes(nodes, Share(3, 2, {"CPU": 1.0}), 3) == {"a": 4 + 2, "b": 2 + 1, "c": 0}
-    assert processes_on_nodes(nodes, Share(1, 5, {"CPU": 1.0}), 1) == {"a": 4 + 1, "b": 1, "c": 0}
-    assert processes_on_nodes(nodes, Share(3, 1, {"CPU": 2.0}), 9) == {"a": 2 + 2, "b": 1 + 1, "c": 0}
-    assert processes_on_nodes(nodes, Share(3, 1, {"CPU": 2.0}), 1) == {"a": 2, "b": 0, "c": 0}
 
 
 def test_in_a_job_lost_nodes_are_waited_for_by_a_rule_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,201 @@
+"""Processes as copies of a server: real ones, compared with what an interpreter of their own does."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from bigbatch.base import fork_server
+from helpers.processes import clean_environment
+from helpers.waiting import wait_until
+
+WORKER = """
+import json, os, random, signal, sys
+import __main__
+facts = {
+    "argv": sys.argv[1:], "name": __name__, "file": __main__.__file__, "cwd": os.getcwd(),
+    "loaded": "colorsys" in sys.modules,
+    "variables": {k: v for k, v in os.environ.items() if k.startswith(("OMP", "A_", "PYTHON", "JE_"))},
+    "niceness": os.getpriority(os.PRIO_PROCESS, 0), "leads": os.getpgrp() == os.getpid(), "input": sys.stdin.read(),
+    "handler": signal.getsignal(signal.SIGCHLD) == signal.SIG_DFL, "pid": os.getpid(), "parent": os.getppid(),
+    "random": random.random(), "open": len(os.listdir("/proc/self/fd")),
+}
+print("to standard error", file=sys.stderr, flush=True)
+with open(sys.argv[-1], "w") as file:
+    json.dump(facts, file)
+os.rename(sys.argv[-1], sys.argv[-1] + ".done")
+"""
+
+
+class Server:
+    """A server of one small module, and processes that it is asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        own = {"PYTHONSAFEPATH": "1", "PYTHONPATH": str(folder), "A_VARIABLE": "of the client"}
+        self.environment = {**clean_environment(), **own}
+        self.path = str(folder / "forks")
+        self.program = folder / "worker.py"
+        self.program.write_text(WORKER)
+        self.asked = 0
+
+    def start(self, *modules: str) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(os, "environ", {**self.environment, "A_VARIABLE": "of the server"})
+            self.process = fork_server.launch(self.path, modules)
+        wait_until(lambda: os.path.exists(self.path), "the server listens", 60, 0.02)
+
+    def ask(self, *before: object, **variables: str) -> tuple[dict[str, object], str]:
+        """What a process finds that is asked for with words ``before`` its program; and its standard error."""
+        self.asked += 1
+        out = self.folder / f"facts-{self.asked}.json"
+        words = [*map(str, before), str(self.program), "one", "two words", str(out)]
+        raylet = fork_server.instead_of_python([f"{fork_server.WORKERS}{sys.executable} x"], self.path)[0]
+        command = raylet.removeprefix(fork_server.WORKERS).split(" ")[:-1]
+        done = subprocess.run(
+            [*command, *words], input="given", capture_output=True, text=True, cwd=self.folder, timeout=60,
+            env={**self.environment, **variables}, preexec_fn=lambda: (os.setpgrp(), os.nice(3)),
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        finished = Path(f"{out}.done")
+        wait_until(finished.exists, "the process has ended", 60, 0.02)
+        facts = json.loads(finished.read_text())
+        assert facts["argv"] == ["one", "two words", str(out)]
+        return facts, done.stderr
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    one = Server(tmp_path)
+    one.start("colorsys")
+    yield one
+    one.process.kill()
+    one.process.communicate()
+
+
+def context(**values: object) -> str:
+    return fork_server.CONTEXT + json.dumps({"command_prefix": [], "env_vars": {}, "java_jars": [], **values})
+
+
+def test_a_copy_finds_what_an_interpreter_of_its_own_would_find(server: Server) -> None:
+    copy, said = server.ask()
+    server.process.kill()
+    server.process.wait()
+    alone, also = server.ask()  # nobody answers: the same words in an interpreter
+    assert (copy.pop("loaded"), alone.pop("loaded")) == (True, False)
+    assert copy.pop("parent") == server.process.pid != alone.pop("parent")
+    for name in ("argv", "pid", "random"):
+        assert copy.pop(name) != alone.pop(name)
+    assert copy == alone and copy["variables"]["A_VARIABLE"] == "of the client"  # type: ignore[index]
+    assert copy["niceness"] == os.getpriority(os.PRIO_PROCESS, 0) + 3 and copy["leads"] and copy["input"] == "given"
+    assert said == also == "to standard error\n"
+
+
+def test_copies_draw_other_numbers(server: Server) -> None:
+    assert server.ask()[0]["random"] != server.ask()[0]["random"]
+
+
+def test_variables_of_rays_runtime_environment_are_set(server: Server) -> None:
+    set_up = server.folder / fork_server.SETS_UP
+    facts, _ = server.ask(set_up, context(env_vars={"A_VARIABLE": "of the job", "A_NEW": "1"}), "--language=PYTHON")
+    assert facts["loaded"] and facts["variables"]["A_VARIABLE"] == "of the job"  # type: ignore[index]
+    assert facts["variables"]["A_NEW"] == "1"  # type: ignore[index]
+
+
+SET_UP = """
+import json, os, sys
+values = json.loads(next(w for w in sys.argv if w.startswith("--serialized")).partition("=")[2])
+os.environ.update(values["env_vars"])
+os.execv(sys.executable, [sys.executable, *(w for w in sys.argv[1:] if not w.startswith("--"))])
+"""
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"py_executable": "/opt/other/python"},
+        {"command_prefix": ["source activate x &&"]},
+        {"env_vars": {"A_PATH": "${HOME}/x"}},
+        {"env_vars": {"PYTHONPATH": "/opt/other"}},
+        {"env_vars": {"LD_LIBRARY_PATH": "/opt/other"}},
+    ],
+    ids=str,
+)
+def test_what_only_ray_can_set_up_is_left_to_ray(server: Server, values: dict[str, object]) -> None:
+    set_up = server.folder / fork_server.SETS_UP
+    set_up.write_text(SET_UP)
+    facts, _ = server.ask(set_up, context(**values))
+    assert not facts["loaded"] and facts["parent"] == server.process.pid
+
+
+def test_a_path_that_names_a_folder_twice_is_the_same_path(server: Server) -> None:
+    here = str(server.folder)
+    assert server.ask(PYTHONPATH=os.pathsep.join([here, here]))[0]["loaded"]
+    assert not server.ask(PYTHONPATH=os.pathsep.join([here, "/opt/other"]))[0]["loaded"]
+
+
+def test_a_server_that_has_threads_or_does_not_know_the_program_copies_nothing(tmp_path: Path) -> None:
+    (tmp_path / "threads_a.py").write_text(
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
+    )
+    server = Server(tmp_path)
+    server.start("colorsys", "no_such_module", "threads_a")
+    try:
+        facts, _ = server.ask()
+        assert not facts["loaded"] and facts["parent"] != server.process.pid
+    finally:
+        server.process.kill()
+        server.process.communicate()
+
+
+HOLDER = """
+import sys, time
+from bigbatch.base import fork_server
+print(fork_server.launch(sys.argv[1], ["colorsys"]).pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_it_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(tmp_path / "forks")], stdout=subprocess.PIPE, text=True,
+        env=clean_environment(),
+    )  # fmt: skip
+    assert holder.stdout is not None
+    server = psutil.Process(int(holder.stdout.readline()))
+    holder.kill()
+    holder.communicate()
+    server.wait(60)
+
+
+def test_what_it_loads_for_ray_starts_no_thread_and_asks_no_driver_for_gpus() -> None:
+    """Nor is it any of Ray, whose core reads its settings when it is loaded."""
+    code = """
+import importlib, os, sys
+from bigbatch.base import fork_server
+import torch
+asked = []
+for owner, name, answer in (
+    (torch._C, "_cuda_getDeviceCount", 0), (torch._C, "_cuda_init", 0), (torch.cuda, "_device_count_nvml", -1),
+):
+    setattr(owner, name, lambda name=name, answer=answer: asked.append(name) or answer)
+for module in fork_server.LIBRARIES:
+    importlib.import_module(module)
+print("ray" in sys.modules, len(os.listdir("/proc/self/task")), asked, torch.cuda.is_initialized())
+torch.cuda.device_count()
+print(asked)
+"""
+    variables = {"OMP_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=240,
+        env={**clean_environment(), **variables},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n")[:2] == ["False 1 [] False", "['_device_count_nvml', '_cuda_getDeviceCount']"]
