@@ -26,12 +26,19 @@ facts = {
     "niceness": os.getpriority(os.PRIO_PROCESS, 0), "leads": os.getpgrp() == os.getpid(), "input": sys.stdin.read(),
     "handler": signal.getsignal(signal.SIGCHLD) == signal.SIG_DFL, "pid": os.getpid(), "parent": os.getppid(),
     "random": random.random(), "open": len(os.listdir("/proc/self/fd")),
+    "oom_score": open("/proc/self/oom_score_adj").read(),
 }
 print("to standard error", file=sys.stderr, flush=True)
 with open(sys.argv[-1], "w") as file:
     json.dump(facts, file)
 os.rename(sys.argv[-1], sys.argv[-1] + ".done")
 """
+
+
+def in_its_own_place() -> None:
+    os.setpgrp()
+    os.nice(3)
+    Path("/proc/self/oom_score_adj").write_text("700")
 
 
 class Server:
@@ -61,7 +68,7 @@ class Server:
         command = raylet.removeprefix(fork_server.WORKERS).split(" ")[:-1]
         done = subprocess.run(
             [*command, *words], input="given", capture_output=True, text=True, cwd=self.folder, timeout=60,
-            env={**self.environment, **variables}, preexec_fn=lambda: (os.setpgrp(), os.nice(3)),
+            env={**self.environment, **variables}, preexec_fn=in_its_own_place,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         finished = Path(f"{out}.done")
@@ -95,6 +102,7 @@ def test_a_copy_finds_what_an_interpreter_of_its_own_would_find(server: Server) 
         assert copy.pop(name) != alone.pop(name)
     assert copy == alone and copy["variables"]["A_VARIABLE"] == "of the client"  # type: ignore[index]
     assert copy["niceness"] == os.getpriority(os.PRIO_PROCESS, 0) + 3 and copy["leads"] and copy["input"] == "given"
+    assert copy["oom_score"] == "700\n"
     assert said == also == "to standard error\n"
 
 

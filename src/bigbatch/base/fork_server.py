@@ -28,6 +28,7 @@ LIBRARIES = ("pandas", "pyarrow", "torchvision", "bigbatch.train_loop.loop.train
 """What a search's processes need, and Ray: all that takes long to load, but for Ray itself."""
 LARGEST = 1 << 20
 """Bytes of a request: as many as an environment and a command line may have together on most systems."""
+OOM_SCORE = "/proc/self/oom_score_adj"
 SETS_UP = "setup_worker.py"
 """Ray's program that sets the variables of a process, and becomes Python's default worker."""
 WORKERS = "--python_worker_command="
@@ -37,8 +38,9 @@ CONTEXT = "--serialized-runtime-env-context="
 
 def start(path: str, words: list[str]) -> None:
     """Let the server at ``path`` do ``python WORDS`` as this process would; else become that process."""
-    niceness, leads = os.getpriority(os.PRIO_PROCESS, 0), os.getpgrp() == os.getpid()
-    request = marshal.dumps((words, dict(os.environ), os.getcwd(), niceness, leads))
+    with open(OOM_SCORE) as file:
+        place = (os.getcwd(), os.getpriority(os.PRIO_PROCESS, 0), os.getpgrp() == os.getpid(), file.read())
+    request = marshal.dumps((words, dict(os.environ), place))
     answer = b""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
         server.settimeout(ANSWER_S)
@@ -79,7 +81,7 @@ def serve(path: str, modules: list[str]) -> None:
                 connection.settimeout(ANSWER_S)
                 connection.send(READY)
                 message, streams, _, _ = socket.recv_fds(connection, LARGEST, 3)
-                words, environment, folder, niceness, leads = marshal.loads(message)
+                words, environment, place = marshal.loads(message)
                 if len(os.listdir("/proc/self/task")) == 1:
                     if os.fork() == 0:
                         break
@@ -90,11 +92,21 @@ def serve(path: str, modules: list[str]) -> None:
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
-    os.setpriority(os.PRIO_PROCESS, 0, niceness)
+    _move(*place)
+    _become(words, environment)
+
+
+def _move(folder: str, niceness: int, leads: bool, oom_score: str) -> None:
+    """Take the place of the process that asked: its folder, and what the kernel and Ray know it by."""
+    import contextlib
+
+    os.chdir(folder)
     if leads:  # Ray ends a worker's group with it
         os.setpgrp()
-    os.chdir(folder)
-    _become(words, environment)
+    with contextlib.suppress(PermissionError):  # to lower them
+        os.setpriority(os.PRIO_PROCESS, 0, niceness)
+        with open(OOM_SCORE, "w") as file:  # Ray raises it: a worker is to go before the raylet
+            file.write(oom_score)
 
 
 def _become(words: list[str], environment: dict[str, str]) -> None:
