@@ -164,10 +164,10 @@ def test_a_server_that_has_threads_or_does_not_know_the_program_copies_nothing(t
 
 
 HOLDER = """
-import sys, time
+import signal, sys
 from bigbatch.base import fork_server
 print(fork_server.launch(sys.argv[1], ["colorsys"]).pid, flush=True)
-time.sleep(600)
+signal.pause()
 """
 
 

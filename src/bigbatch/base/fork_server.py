@@ -58,19 +58,13 @@ def start(path: str, words: list[str]) -> None:
 def serve(path: str, modules: list[str]) -> None:
     """Import ``modules`` and answer requests at ``path``, until standard input ends: with the process that holds it."""
     import contextlib
-    import gc
-    import importlib
     import select
     import signal
 
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(path)
         listener.listen(64)
-        for module in modules:
-            with contextlib.suppress(Exception):  # who needs it imports it again, and says why that fails
-                importlib.import_module(module)
-        gc.collect()
-        gc.freeze()  # no copy looks at what is there, which would make it copy the memory
+        _load(modules)
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for a copy
         while True:
             if 0 in select.select([listener.fileno(), 0], [], [])[0]:
@@ -94,6 +88,18 @@ def serve(path: str, modules: list[str]) -> None:
         os.close(stream)
     _move(*place)
     _become(words, environment)
+
+
+def _load(modules: list[str]) -> None:
+    import contextlib
+    import gc
+    import importlib
+
+    for module in modules:
+        with contextlib.suppress(Exception):  # who needs it imports it again, and says why that fails
+            importlib.import_module(module)
+    gc.collect()
+    gc.freeze()  # no copy looks at what is there, which would make it copy the memory
 
 
 def _move(folder: str, niceness: int, leads: bool, oom_score: str) -> None:
