@@ -34,11 +34,20 @@ IDLE = r"""
 """
 
 
+COPIES = """
+    from bigbatch.train_loop.launch.ray_session import SEARCH_ENV, python_path
+    has_torch = ray.remote(lambda: "torch" in sys.modules)
+    of_search = {"env_vars": {**SEARCH_ENV, "PYTHONPATH": python_path()}}
+    print("TORCH", *ray.get([has_torch.options(runtime_env=one).remote() for one in ({}, of_search)]))
+"""
+
+
 def test_one_node_computes_and_leaves_nothing(submit):
-    job = submit(*python(RESOURCES, IDLE), sbatch=("--gres=gpu:1",))
+    job = submit(*python(RESOURCES, IDLE, COPIES), sbatch=("--gres=gpu:1",))
     log = job.wait_end("COMPLETED")
     assert re.search(r"GOT 2 1 1 10\.77\.0\.\d:2\d{4}", log), job.everything()
     assert "IDLE 0" in log, "a node starts no process that no search asked for"
+    assert "TORCH True True" in log, "processes are copies of one that has loaded it, a search's too"
     assert job.leftovers() == []
     record = job.record
     assert (record["state"], record["restarts"]) == ("ended", 0) and record["address"].startswith("10.77.0.")

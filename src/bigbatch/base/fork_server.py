@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import subprocess
     from collections.abc import Sequence
 
-ANSWER_S = 20.0
+ANSWER_S = 30.0
 """How long a process waits for the libraries. A raylet waits for 60 s until a process has come."""
 READY, COPIED = b"ready", b"copied"
 LIBRARIES = ("pandas", "pyarrow", "torchvision", "bigbatch.train_loop.loop.train")
