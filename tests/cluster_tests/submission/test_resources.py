@@ -36,7 +36,6 @@ REFUSED: dict[str, Any] = {
     ),
     "command missing": ({"arguments": ("--",)}, "command"),
     "array": ({"options": ("--array=1-3",)}, "--study NAME"),
-    "name of two lines": ({"name": "a\nrm -r b"}, "one line"),
     "restarts below none": ({"job_options": ("--max-restarts=-1",)}, "--max-restarts 3"),
     "cores of no GPU": ({"cpus_per_gpu": 0}, "--cpus-per-gpu must be at least 1"),
     "nodes in quotes": ({"nodes": "2"}, "--nodes must be a whole number; got '2'"),
