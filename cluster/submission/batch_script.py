@@ -165,10 +165,12 @@ def check_folders(request: Request, env: Mapping[str, str]) -> None:
             f"the work folder must exist; got {str(cwd)!r}. Write another --sbatch=--chdir=…. "
             "If only the nodes have it, write --no-check."
         )
-    study = options.study_folder(chosen, request.name, cwd)
-    places = {"the work folder": cwd, "--output": study and study.parent, "--data": options.data_folder(chosen, cwd)}
+    study, home = options.study_folder(chosen, request.name, cwd), job_record.records_home(env)
+    places = {job_record.HOME_VARIABLE: home, "the work folder": cwd}
+    places |= {"--output": study and study.parent, "--data": options.data_folder(chosen, cwd)}
     for what, place in places.items():
-        if place is None or not mounts.is_of_one_host(place, base_folders(env), job_record.records_home(env)):
+        shared = ROOT if place is home else home  # no job runs where the repository is not
+        if place is None or not mounts.is_of_one_host(place, base_folders(env), shared):
             continue
         here = os.uname().nodename.partition(".")[0]
         # Where this machine is the only node, as on a workstation with Slurm, its own disk is seen by all nodes.

@@ -173,10 +173,8 @@ def _gpus(
     if most is not None and wanted > most and partition:
         if not any(one.own and one.count is not None for one in gpu_options):
             return most
-        raise InputError(
-            f"a node of {site.name}'s partition {partition.name} has {most} GPUs; got {wanted}. "
-            f"Write --gpus-per-node {most} and more --nodes."
-        )
+        fix = f"Write --gpus-per-node {most} and more --nodes." if most else "Write a --partition with GPUs, or 0."
+        raise InputError(f"a node of {site.name}'s partition {partition.name} has {most} GPUs; got {wanted}. {fix}")
     return wanted
 
 

@@ -127,6 +127,14 @@ def test_what_slurm_would_refuse_or_never_start_is_refused_before(cluster: Virtu
     assert cluster.run("ctl", "squeue", "-h", "-t", "all", "-o", "%i").stdout == before
 
 
+def test_records_that_only_the_login_node_sees_are_refused(cluster: VirtualCluster, checkout: Path) -> None:
+    """Such a job would end without a log: Slurm could not write it."""
+    env = {"BIGBATCH_PYTHON": PYTHON, "PYTHONDONTWRITEBYTECODE": "1", "BIGBATCH_HOME": "/tmp/records"}
+    command = (PYTHON, "src/bigbatch", "cluster", "submit", "--", "true")
+    done = cluster.run("ctl", *command, user="alice", cwd=checkout, env=env, check=False)
+    assert done.returncode == 2 and "BIGBATCH_HOME must be on a file system that the nodes see" in done.stderr
+
+
 def findings(text: str) -> dict[str, tuple[str, str]]:
     parsed = [json.loads(line) for line in text.splitlines() if line.startswith('{"status"')]
     return {entry["what"]: (entry["status"], entry["seen"]) for entry in parsed}

@@ -14,6 +14,10 @@ from helpers.submissions import HOME, ask
 REFUSED: dict[str, Any] = {
     "unknown partition": ({"partition": "gpu_p7"}, "gpu_p6"),
     "more GPUs than a node has": ({"partition": "gpu_p6", "gpus_per_node": 8}, "has 4 GPUs"),
+    "GPUs of a partition without": (
+        {"site": "generic", "partition": "c", "gpus_per_node": 2, "live": {"c": Partition("c", gpus_per_node=0)}},
+        "Write a --partition with GPUs, or 0.",
+    ),
     "more cores than a node has": ({"partition": "gpu_p6", "cpus_per_node": 97}, "96 cores"),
     "cores for each GPU": ({"partition": "gpu_p6", "cpus_per_gpu": 25}, "96 cores"),
     "no cores": ({"cpus_per_node": 0}, "--cpus-per-node must be at least 1; got 0"),
