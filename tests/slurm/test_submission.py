@@ -46,9 +46,11 @@ def checkout(cluster: VirtualCluster) -> Path:
     return root
 
 
-def bigbatch(cluster: VirtualCluster, root: Path, *arguments: object, check: bool = True, timeout_s: float = 240):
+def bigbatch(
+    cluster: VirtualCluster, root: Path, *arguments: object, check: bool = True, timeout_s: float = 240, **more: str
+):
     command = (PYTHON, "src/bigbatch", "cluster", *arguments)
-    env = {"BIGBATCH_PYTHON": PYTHON, "PYTHONDONTWRITEBYTECODE": "1"}
+    env = {"BIGBATCH_PYTHON": PYTHON, "PYTHONDONTWRITEBYTECODE": "1", **more}
     return cluster.run("ctl", *command, user="alice", cwd=root, env=env, check=check, timeout_s=timeout_s)
 
 
@@ -129,9 +131,7 @@ def test_what_slurm_would_refuse_or_never_start_is_refused_before(cluster: Virtu
 
 def test_records_that_only_the_login_node_sees_are_refused(cluster: VirtualCluster, checkout: Path) -> None:
     """Such a job would end without a log: Slurm could not write it."""
-    env = {"BIGBATCH_PYTHON": PYTHON, "PYTHONDONTWRITEBYTECODE": "1", "BIGBATCH_HOME": "/tmp/records"}
-    command = (PYTHON, "src/bigbatch", "cluster", "submit", "--", "true")
-    done = cluster.run("ctl", *command, user="alice", cwd=checkout, env=env, check=False)
+    done = bigbatch(cluster, checkout, "submit", "--", "true", check=False, BIGBATCH_HOME="/tmp/records")
     assert done.returncode == 2 and "BIGBATCH_HOME must be on a file system that the nodes see" in done.stderr
 
 
