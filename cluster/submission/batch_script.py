@@ -166,7 +166,7 @@ def check_folders(request: Request, env: Mapping[str, str]) -> None:
             "If only the nodes have it, write --no-check."
         )
     study, home = options.study_folder(chosen, request.name, cwd), job_record.records_home(env)
-    places = {job_record.HOME_VARIABLE: home, "the work folder": cwd}
+    places: dict[str, Path | None] = {job_record.HOME_VARIABLE: home, "the work folder": cwd}
     places |= {"--output": study and study.parent, "--data": options.data_folder(chosen, cwd)}
     for what, place in places.items():
         shared = ROOT if place is home else home  # no job runs where the repository is not
