@@ -125,6 +125,7 @@ def _most(counts: list[tuple[int, int]], nodes: int, otherwise: int | None) -> i
 
 # The profile's tables: key → (field of the dataclass, type). A duration is read into seconds.
 TEXT, WHOLE, FLAG, TEXTS, DURATION = "a string", "a whole number", "true or false", "a list of strings", "a time"
+GRES = "NAME or NAME:TYPE"
 _ROOT = {
     "name": ("name", TEXT),
     "title": ("title", TEXT),
@@ -155,7 +156,7 @@ _PARTITION = {
     "cores_per_gpu": ("cores_per_gpu", WHOLE),
     "max_nodes": ("max_nodes", WHOLE),
     "max_time": ("max_time_s", DURATION),
-    "gres": ("gres", TEXT),
+    "gres": ("gres", GRES),
     "account_suffix": ("account_suffix", TEXT),
     "modules": ("modules", TEXTS),
     "options": ("options", TEXTS),
@@ -298,7 +299,10 @@ def _partition(name: str, table: Any) -> Partition:
     if not isinstance(services, dict) or not all(isinstance(value, dict) for value in services.values()):
         raise InputError(f"qos must be tables; got a value in {where}. Write [partitions.{name}.qos.NAME].")
     qos = {key: Qos(key, **_fields(value, _QOS, f"[partitions.{name}.qos.{key}]")) for key, value in services.items()}
-    return Partition(name, qos=qos, **_fields(table, _PARTITION, where))
+    values = _fields(table, _PARTITION, where)
+    if qos and "default_qos" in values:
+        _known([values["default_qos"]], qos, f"qos of {where} as its default_qos")
+    return Partition(name, qos=qos, **values)
 
 
 def _fields(table: Mapping[str, Any], keys: Mapping[str, tuple[str, str]], where: str) -> dict[str, Any]:
@@ -316,6 +320,8 @@ def _fields(table: Mapping[str, Any], keys: Mapping[str, tuple[str, str]], where
 def _checked(value: Any, kind: str, what: str) -> Any:
     if kind == DURATION and isinstance(value, str):
         return parse_time(value)
+    if kind == GRES and isinstance(value, str) and re.fullmatch(r"\w+(:(?!\d+$)[\w.-]+)?", value):
+        return value
     if kind == TEXTS and isinstance(value, list) and all(isinstance(entry, str) for entry in value):
         return tuple(value)
     # To Python, true is a whole number too.
@@ -323,7 +329,7 @@ def _checked(value: Any, kind: str, what: str) -> Any:
         return value
     if (kind == TEXT and isinstance(value, str)) or (kind == FLAG and isinstance(value, bool)):
         return value
-    example = ", e.g. 20:00:00" if kind == DURATION else " above 0" if kind == WHOLE else ""
+    example = {DURATION: ", e.g. 20:00:00", WHOLE: " above 0", GRES: ", e.g. gpu:a100"}.get(kind, "")
     raise InputError(f"{what} must be {kind}{example}; got {value!r}.")
 
 

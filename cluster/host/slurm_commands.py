@@ -251,7 +251,10 @@ def sbatch(
     A site's wrapper around sbatch may print a banner, and may leave ``--parsable`` out. Raises SlurmError if no line of
     the output names a job.
     """
-    said = run("sbatch", "--parsable", *options, script, *arguments, env=env).splitlines()
+    try:
+        said = run("sbatch", "--parsable", *options, script, *arguments, env=env).splitlines()
+    except SlurmSilent as error:  # the controller may have accepted the job before
+        raise SlurmSilent(f"{str(error).rstrip('.')}. Look first whether the job is there: `squeue --me`.") from None
     for line in reversed(said):
         found = re.fullmatch(r"(?:Submitted batch job )?(\d+)(?:;\S+| on cluster \S+)?", line.strip())
         if found:

@@ -160,10 +160,17 @@ def check_folders(request: Request, env: Mapping[str, str]) -> None:
     if request.attach_to is not None:
         return
     chosen, cwd = options.parse_job_options([*request.job_options, *request.arguments]), Path(work_folder(request))
-    study = options.study_folder(chosen, request.name, cwd)
-    places = {"the work folder": cwd, "--output": study and study.parent, "--data": options.data_folder(chosen, cwd)}
+    if not cwd.is_dir():  # Slurm would run the job in /tmp
+        raise InputError(
+            f"the work folder must exist; got {str(cwd)!r}. Write another --sbatch=--chdir=…. "
+            "If only the nodes have it, write --no-check."
+        )
+    study, home = options.study_folder(chosen, request.name, cwd), job_record.records_home(env)
+    places: dict[str, Path | None] = {job_record.HOME_VARIABLE: home, "the work folder": cwd}
+    places |= {"--output": study and study.parent, "--data": options.data_folder(chosen, cwd)}
     for what, place in places.items():
-        if place is None or not mounts.is_of_one_host(place, base_folders(env), job_record.records_home(env)):
+        shared = ROOT if place is home else home  # no job runs where the repository is not
+        if place is None or not mounts.is_of_one_host(place, base_folders(env), shared):
             continue
         here = os.uname().nodename.partition(".")[0]
         # Where this machine is the only node, as on a workstation with Slurm, its own disk is seen by all nodes.
@@ -206,12 +213,17 @@ def render_batch_script(
     modules = (*site.modules, *(needs.partition.modules if needs.partition else ()))
     script = ATTACH if request.attach_to else SEARCH
     arguments = f"{search_check.ARGUMENT} " * check_only + _arguments(request, site)
+    directives = _directives(request, site, needs, env)
+    comment = f"Made by `bigbatch cluster submit` for {site.title or site.name}. {_cost(needs, site)}"
+    for text in (*directives, comment):
+        if not text.isprintable():  # a second line would run as a command
+            raise InputError(f"names, options of sbatch and a profile's texts must be one line; got {text!r}.")
     lines = [
         # `module` is a function of the login shell's start-up files.
         "#!/bin/bash -l" if modules else "#!/bin/bash",
-        *(f"#SBATCH {_quoted(directive)}" for directive in _directives(request, site, needs, env)),
+        *(f"#SBATCH {_quoted(directive)}" for directive in directives),
         "",
-        f"# Made by `bigbatch cluster submit` for {site.title or site.name}. {_cost(needs, site)}",
+        f"# {comment}",
         *(f"export {name}={shlex.quote(value)}" for name, value in _variables(request, site, env, root).items()),
         *(f"module load {shlex.quote(module)}" for module in modules),
         *site.commands,

@@ -125,7 +125,13 @@ def cancel(job_id: str) -> list[str]:
         one = waiting.pop(0)
         failure: slurm_commands.SlurmError | None = None
         try:
+            had_ended = slurm_commands.has_ended(one)
             slurm_commands.scancel(one)
+            if had_ended:  # also of an id that never was, scancel says nothing
+                raise slurm_commands.SlurmError(
+                    f"job {one} is not in Slurm's queue: it has ended, or the id is wrong. "
+                    "`bigbatch cluster queue` shows your jobs."
+                )
             cancelled.append(one)
         except slurm_commands.SlurmSilent as error:
             failure = silent = error
@@ -278,11 +284,9 @@ def tunnel(job_id: str, site: Site | None = None, *, local_port: int = 8265) -> 
     """
     _check_id(job_id)
     found = job_record.read_record(job_id)
-    if found is None or not found.head or not found.dashboard_port:
+    if found is None or not found.head or not found.dashboard_port or found.state in ("requeueing", "ended"):
         state = f"its state is {found.state!r}" if found else "it has no record"
-        raise InputError(
-            f"job {job_id} has no dashboard; {state}. Wait until `bigbatch cluster queue` shows it running."
-        )
+        raise InputError(f"job {job_id} has no dashboard; {state}. `bigbatch cluster queue` shows whether it will run.")
     site = site or find_site(None)
     user = user_name()
     login = site.login_host or "LOGIN_NODE"

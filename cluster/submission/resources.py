@@ -97,10 +97,6 @@ def _check_words(request: Request, site: Site) -> None:
                 f"a search must be its own job, not a task of an array; got --sbatch={option}. "
                 "Submit it once for each search, with --study NAME."
             )
-    names = (request.name, request.partition, request.account, request.qos, request.mem, request.gres)
-    for word in (*names, *request.options):
-        if word and not word.isprintable():  # in the batch script, a second line would run as a command
-            raise InputError(f"names and options of sbatch must be one line of text; got {word!r}.")
     request_checks.check_memory_and_time(request)
     try:
         options.parse_job_options([*request.job_options, *request.arguments])
@@ -177,10 +173,8 @@ def _gpus(
     if most is not None and wanted > most and partition:
         if not any(one.own and one.count is not None for one in gpu_options):
             return most
-        raise InputError(
-            f"a node of {site.name}'s partition {partition.name} has {most} GPUs; got {wanted}. "
-            f"Write --gpus-per-node {most} and more --nodes."
-        )
+        fix = f"Write --gpus-per-node {most} and more --nodes." if most else "Write a --partition with GPUs, or 0."
+        raise InputError(f"a node of {site.name}'s partition {partition.name} has {most} GPUs; got {wanted}. {fix}")
     return wanted
 
 

@@ -148,6 +148,16 @@ def test_cancel_ends_the_job_and_those_that_joined_it(tmp_path, home, monkeypatc
             cancel(job_id)
 
 
+def test_an_id_that_slurm_does_not_know_is_not_called_cancelled(tmp_path, home, monkeypatch):
+    # As Slurm 22.05: scancel says nothing of such a job, and squeue that the id is invalid.
+    unknown = "case \"$*\" in *--jobs\\ 7) echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1;; esac"
+    monkeypatch.setenv("PATH", slurms(tmp_path / "bin", scancel="exit 0", squeue=f"{unknown}; echo RUNNING"))
+    with pytest.raises(SlurmError, match="job 7 is not in Slurm's queue"):
+        cancel("7")
+    assert cancel("8") == ["8"]
+    assert (tmp_path / "bin" / "scancel.asked").read_text().split() == ["7", "8"], "it is cancelled in any case"
+
+
 def test_cancel_follows_a_chain_to_the_job_that_waits(tmp_path, home, monkeypatch):
     scancel = """case "$1" in 101|102) echo 'Job/step already completing or completed' >&2; exit 1;; esac
 [ "$1" = 106 ] && { echo 'Unable to contact slurm controller' >&2; exit 1; }; exit 0"""
@@ -230,6 +240,9 @@ def test_tunnel_says_how_and_never_shows_the_token(tmp_path, home):
     a_record("102", state="allocation read")
     with pytest.raises(InputError, match="allocation read"):
         queue_module.tunnel("102", find_site("generic"))
+    a_record("103", state="ended", head="n7", dashboard_port=24001)
+    with pytest.raises(InputError, match="no dashboard; its state is 'ended'"):
+        queue_module.tunnel("103", find_site("generic"))
 
 
 def test_a_metrics_port_goes_to_the_job_and_into_the_tunnels_words(home):

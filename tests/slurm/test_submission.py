@@ -46,9 +46,11 @@ def checkout(cluster: VirtualCluster) -> Path:
     return root
 
 
-def bigbatch(cluster: VirtualCluster, root: Path, *arguments: object, check: bool = True, timeout_s: float = 240):
+def bigbatch(
+    cluster: VirtualCluster, root: Path, *arguments: object, check: bool = True, timeout_s: float = 240, **more: str
+):
     command = (PYTHON, "src/bigbatch", "cluster", *arguments)
-    env = {"BIGBATCH_PYTHON": PYTHON, "PYTHONDONTWRITEBYTECODE": "1"}
+    env = {"BIGBATCH_PYTHON": PYTHON, "PYTHONDONTWRITEBYTECODE": "1", **more}
     return cluster.run("ctl", *command, user="alice", cwd=root, env=env, check=check, timeout_s=timeout_s)
 
 
@@ -125,6 +127,12 @@ def test_what_slurm_would_refuse_or_never_start_is_refused_before(cluster: Virtu
         assert done.returncode == 2 and expected in done.stderr, done.stderr
         assert len(done.stderr.strip().splitlines()) == 1
     assert cluster.run("ctl", "squeue", "-h", "-t", "all", "-o", "%i").stdout == before
+
+
+def test_records_that_only_the_login_node_sees_are_refused(cluster: VirtualCluster, checkout: Path) -> None:
+    """Such a job would end without a log: Slurm could not write it."""
+    done = bigbatch(cluster, checkout, "submit", "--", "true", check=False, BIGBATCH_HOME="/tmp/records")
+    assert done.returncode == 2 and "BIGBATCH_HOME must be on a file system that the nodes see" in done.stderr
 
 
 def findings(text: str) -> dict[str, tuple[str, str]]:

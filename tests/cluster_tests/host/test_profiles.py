@@ -80,6 +80,9 @@ WRONG = {
     "default partition": ('name = "x"\ndefault_partition = "b"\n[partitions.a]', "'b'"),
     "partition as a value": ('name = "x"\n[partitions]\na = 4', "[partitions.a]"),
     "qos as a value": ('name = "x"\n[partitions.a]\nqos = "fast"', "qos"),
+    "number of GPUs in their name": ('name = "x"\n[partitions.a]\ngres = "gpu:a100:4"', "e.g. gpu:a100"),
+    "no name of GPUs": ('name = "x"\n[partitions.a]\ngres = ""', "NAME:TYPE"),
+    "default qos": ('name = "x"\n[partitions.a]\ndefault_qos = "b"\n[partitions.a.qos.c]', "'b'"),
     "no TOML": ("name = x", "line 1"),
 }
 

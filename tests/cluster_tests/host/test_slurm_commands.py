@@ -46,6 +46,10 @@ def test_a_wrapper_of_sbatch_that_names_no_job_is_refused_in_one_line(tmp_path, 
     stand_in(tmp_path, monkeypatch, sbatch="echo 'Hello'; echo 'job is queued'")
     with pytest.raises(slurm_commands.SlurmError, match="must print the job's id; got 'job is queued'"):
         slurm_commands.sbatch("job.slurm")
+    lost = "echo 'sbatch: error: Batch job submission failed: Socket timed out on send/recv operation' >&2; exit 1"
+    stand_in(tmp_path, monkeypatch, sbatch=lost)
+    with pytest.raises(slurm_commands.SlurmSilent, match=r"recv operation\. Look first whether the job is there"):
+        slurm_commands.sbatch("job.slurm")
     refuses = "echo 'sbatch: error: invalid account' >&2; echo 'See https://help for accounts' >&2; exit 1"
     stand_in(tmp_path, monkeypatch, sbatch=refuses)
     with pytest.raises(slurm_commands.SlurmError, match="sbatch failed: sbatch: error: invalid account$"):

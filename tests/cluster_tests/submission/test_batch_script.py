@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from bigbatch.cluster.host.profiles import find_site
+from bigbatch.cluster.host.profiles import InputError, find_site
 from bigbatch.cluster.submission import batch_script
 from bigbatch.cluster.submission.request_checks import Request, RequestFields
 from helpers.paths import ROOT
@@ -68,6 +68,30 @@ def test_the_script_is_bash_that_hands_every_argument_over_as_it_was(name, tmp_p
     assert variables["BIGBATCH_HOME"] == "/home/me/.bigbatch"
     assert variables.get("BIGBATCH_HOST_SUFFIX") == ("i" if site == "juwels_booster" else None)
     assert ("module load arch/h100" in done.stderr) == (name == "jean_zay")
+
+
+def test_a_second_line_in_a_name_would_run_as_a_command_and_is_refused(tmp_path):
+    profile = tmp_path / "two.toml"
+    partition = "[partitions.a]\ncores_per_node = 4\n"
+    lines = {
+        "name": ("generic", HOME, {"name": "a\nrm -r b"}),
+        "SBATCH_ACCOUNT": ("generic", {**HOME, "SBATCH_ACCOUNT": "a\nrm -r b"}, {}),
+        "title": (f'name = "x"\ntitle = "a\\nrm -r b"\ndefault_partition = "a"\n{partition}', HOME, {}),
+        "option": (f'name = "x"\ndefault_partition = "a"\n{partition}options = ["-a\\nrm -r b"]', HOME, {}),
+    }
+    for what, (site, env, changes) in lines.items():
+        profile.write_text(site)
+        found = find_site(site if site == "generic" else str(profile), env)
+        with pytest.raises(InputError, match="must be one line; got"):
+            raise AssertionError(
+                what + batch_script.render_batch_script(replace(GIVEN, cpus_per_node=2, **changes), found, env=env)
+            )
+
+
+def test_a_work_folder_that_is_not_there_is_refused_before_submission(tmp_path):
+    request = replace(GIVEN, cpus_per_node=2, options=(f"--chdir={tmp_path}/gone",))
+    with pytest.raises(InputError, match="the work folder must exist; got '.*/gone'"):
+        batch_script.check_folders(request, HOME)
 
 
 def test_folders_with_blanks_in_their_names_reach_slurm_and_the_job_whole(tmp_path):

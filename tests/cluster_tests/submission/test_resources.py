@@ -14,6 +14,10 @@ from helpers.submissions import HOME, ask
 REFUSED: dict[str, Any] = {
     "unknown partition": ({"partition": "gpu_p7"}, "gpu_p6"),
     "more GPUs than a node has": ({"partition": "gpu_p6", "gpus_per_node": 8}, "has 4 GPUs"),
+    "GPUs of a partition without": (
+        {"site": "generic", "partition": "c", "gpus_per_node": 2, "live": {"c": Partition("c", gpus_per_node=0)}},
+        "Write a --partition with GPUs, or 0.",
+    ),
     "more cores than a node has": ({"partition": "gpu_p6", "cpus_per_node": 97}, "96 cores"),
     "cores for each GPU": ({"partition": "gpu_p6", "cpus_per_gpu": 25}, "96 cores"),
     "no cores": ({"cpus_per_node": 0}, "--cpus-per-node must be at least 1; got 0"),
@@ -36,7 +40,6 @@ REFUSED: dict[str, Any] = {
     ),
     "command missing": ({"arguments": ("--",)}, "command"),
     "array": ({"options": ("--array=1-3",)}, "--study NAME"),
-    "name of two lines": ({"name": "a\nrm -r b"}, "one line"),
     "restarts below none": ({"job_options": ("--max-restarts=-1",)}, "--max-restarts 3"),
     "cores of no GPU": ({"cpus_per_gpu": 0}, "--cpus-per-gpu must be at least 1"),
     "nodes in quotes": ({"nodes": "2"}, "--nodes must be a whole number; got '2'"),
