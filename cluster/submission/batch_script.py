@@ -160,7 +160,7 @@ def check_folders(request: Request, env: Mapping[str, str]) -> None:
     if request.attach_to is not None:
         return
     chosen, cwd = options.parse_job_options([*request.job_options, *request.arguments]), Path(work_folder(request))
-    if not cwd.is_dir():  # Slurm would run the job in /tmp
+    if not os.path.isdir(cwd):  # Slurm would run the job in /tmp
         raise InputError(
             f"the work folder must exist; got {str(cwd)!r}. Write another --sbatch=--chdir=…. "
             "If only the nodes have it, write --no-check."
