@@ -285,7 +285,7 @@ def search(study: str, *, output: str | Path = RUNS, **options: Unpack[SearchKey
     """
     if dict(options).get("dry_run"):
         raise ConfigError(
-            f"search returns a study, and a dry run makes none; got dry_run=True. Leave it out, or run "
+            "search returns a study, and a dry run makes none; got dry_run=True. Leave it out, or run "
             "bigbatch tune --dry-run in a shell."
         )
     study, output = str(study), str(output)
