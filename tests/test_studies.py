@@ -197,7 +197,11 @@ def test_options_of_a_search_are_those_of_the_command() -> None:
 
 def test_keywords_of_a_search_are_the_options_of_the_command() -> None:
     names = {field.name for field in dataclasses.fields(SearchOptions)}
-    assert set(SearchKeywords.__annotations__) == names - {"study", "output"}
+    assert set(SearchKeywords.__annotations__) == names - {
+        "study",
+        "output",
+        "dry_run",
+    }  # which makes no study to return
 
 
 def test_a_wrong_option_of_a_search_is_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -205,6 +209,10 @@ def test_a_wrong_option_of_a_search_is_one_line(tmp_path: Path, capfd: pytest.Ca
         with pytest.raises(ConfigError, match=words) as error:
             search("s", output=tmp_path, **options)
         assert not any(word in str(error.value) for word in ("\n", "error", "--", "run.py"))
+    with pytest.raises(ConfigError, match="a dry run makes none; got dry_run=True"):
+        search("s", output=tmp_path, space="smoke", **{"dry_run": True})
+    with pytest.raises(ConfigError, match="got 'luck'"):
+        search(5, output=tmp_path, strategy="luck")  # type: ignore[arg-type]
     assert list(tmp_path.iterdir()) == []
     assert "run.py" not in capfd.readouterr().out
 

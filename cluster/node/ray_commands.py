@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from bigbatch.base import json_values
+from bigbatch.base import json_values, processes
 from bigbatch.cluster.host import network
 from bigbatch.cluster.host.allocation import granted_gpus, usable_cpus, usable_memory_bytes
 from bigbatch.cluster.node import credentials
@@ -153,7 +153,8 @@ def ray_environment(address: str, token: Path, certificates: Path | None, *, met
     Every process needs RAY_ADDRESS: without it Ray's clean-up may ask another cluster on the same host. ``metrics``:
     whether its metrics are collected, for the port of ``ray_start_command``.
     """
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith(OTHER_CLUSTER_VARIABLES)}
+    left_out = (*OTHER_CLUSTER_VARIABLES, *processes.NOT_FOR_RAY)
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(left_out)}
     values = {**inherited, **SETTINGS, **credentials.credential_variables(token, certificates), "RAY_ADDRESS": address}
     values |= {COLLECT_METRICS: "1"} if metrics else {}
     return {**values, **network.no_proxy_variables([address.rpartition(":")[0]], values)}

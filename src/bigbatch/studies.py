@@ -283,7 +283,13 @@ def search(study: str, *, output: str | Path = RUNS, **options: Unpack[SearchKey
         ConfigError: for wrong input, with the search's own line.
         RuntimeError: if it ends with another exit code, with its last line. What it has saved can be opened.
     """
-    words = [*our_script("tune", "run.py"), "--study", study, "--output", str(output), *_words(options)]
+    if dict(options).get("dry_run"):
+        raise ConfigError(
+            "search returns a study, and a dry run makes none; got dry_run=True. Leave it out, or run "
+            "bigbatch tune --dry-run in a shell."
+        )
+    study, output = str(study), str(output)
+    words = [*our_script("tune", "run.py"), "--study", study, "--output", output, *_words(options)]
     folder = Path(output) / study
     say = LiveTableInNotebook(folder) if in_notebook() else print_line
     try:

@@ -14,6 +14,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bigbatch.base.command_line import WrongCommandLine
 from bigbatch.child_process import check_exit, our_script, run_child
 from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.train_loop.errors import TrainingStopped
@@ -60,13 +61,21 @@ def train(
         NonFiniteLossError, CheckpointError, …: with one worker, as ``bigbatch.train_loop.loop.train.train``.
     """
     _refuse_launchers()
+    if not isinstance(config, TrainConfig):
+        raise ConfigError(
+            f"bigbatch.train takes a TrainConfig; got {config!r}. Write open_study(…).best.config, or "
+            "TrainConfig.from_json(text)."
+        )
     kept = nullcontext(str(folder)) if folder is not None else tempfile.TemporaryDirectory(prefix="bigbatch-train-")
     with kept as output, tempfile.TemporaryDirectory(prefix="bigbatch-train-") as other:
         file = Path(other, "config.json")
         file.write_text(config.to_json(), encoding="utf-8")
         words = _words(file, output, workers, checkpoint_every_s)
-        words += [*(["--stage", stage] if stage else []), *(["--accept-changed-code"] * accept_changed_code)]
-        task = make_run_plan(words, "bigbatch.train", None)
+        words += [*(["--stage", str(stage)] if stage else []), *(["--accept-changed-code"] * accept_changed_code)]
+        try:
+            task = make_run_plan(words, "bigbatch.train", None)
+        except WrongCommandLine as error:  # it would end the caller's process or its cell
+            raise ConfigError(error.message) from None
         try:
             return _train_here(task, folder is not None) if workers == 1 else _train_by_torchrun(task, words)
         except KeyboardInterrupt:

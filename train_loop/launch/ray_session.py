@@ -99,7 +99,8 @@ class LocalRay:
             torch (``base/fork_server.py``); None: Ray starts its own number, as it does itself.
 
     Raises:
-        ConfigError: the temporary folder's path is too long for Unix sockets; Ray cannot keep its files private.
+        ConfigError: the temporary folder's path is too long for Unix sockets; Ray cannot keep its files private; this
+            Python removes docstrings.
         RayStartError: Ray did not start after a few attempts; its logs are kept beside ``log_file``.
     """
 
@@ -119,6 +120,7 @@ class LocalRay:
         self.folder: Path | None = None
 
     def __enter__(self) -> RayConnection:
+        refuse_without_docstrings()
         remove_stale_folders()
         self.folder, self._owner = private_ray_folder()
         try:
@@ -170,7 +172,7 @@ class LocalRay:
                 "RAY_AUTH_TOKEN_PATH": str(token),
                 "RAY_AUTH_TOKEN": None,
                 "PYTHONPATH": python_path(),
-                **dict.fromkeys(OTHER_CLUSTER_VARIABLES),
+                **dict.fromkeys((*OTHER_CLUSTER_VARIABLES, *processes.NOT_FOR_RAY)),
                 **private_folder.temporary_folder_variables(self.folder),
             }
         )
@@ -189,7 +191,7 @@ class LocalRay:
             try:
                 return self._init(address, token)
             except Exception as error:  # another program took the port; Ray also raises bare Exceptions
-                last = (str(error).strip() or type(error).__name__).splitlines()[0]
+                last = reason_of(error)
                 ray.shutdown()
         kept = self._log_file.with_name("ray-start")
         logs = self.folder / "r" / "session_latest" / "logs"
@@ -247,13 +249,14 @@ class JoinedRay:
     """A running cluster (``--address``): used, never stopped.
 
     Raises:
-        ConfigError: no cluster answers at the address, or it refuses the token.
+        ConfigError: no cluster answers at the address, it refuses the token, or this Python removes docstrings.
     """
 
     def __init__(self, address: str, log_file: Path) -> None:
         self._address, self._log_file = address, log_file
 
     def __enter__(self) -> RayConnection:
+        refuse_without_docstrings()
         import ray
 
         os.environ.update(SEARCH_ENV)
@@ -270,9 +273,8 @@ class JoinedRay:
                 },
             )
         except Exception as error:  # Ray raises whatever its transport raised
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise ConfigError(
-                f"--address must name a running Ray cluster; got {self._address!r}: {reason}. "
+                f"--address must name a running Ray cluster; got {self._address!r}: {reason_of(error).rstrip('.')}. "
                 "Start one, set RAY_AUTH_TOKEN_PATH to its token, or write --address local."
             ) from None
         send_ray_logs_to(self._log_file)  # again: joining Ray sets its loggers up anew
@@ -288,6 +290,21 @@ class JoinedRay:
         import ray
 
         ray.shutdown()
+
+
+def refuse_without_docstrings() -> None:
+    """Raise ConfigError in a Python that removes docstrings: Ray 2.60 changes some of its own, and cannot be loaded."""
+    if sys.flags.optimize > 1:
+        raise ConfigError(
+            "Ray needs the docstrings of its modules; got a Python that removes them (-OO, PYTHONOPTIMIZE=2). "
+            "Leave -OO out, or: unset PYTHONOPTIMIZE."
+        )
+
+
+def reason_of(error: Exception) -> str:
+    """An error of Ray in one line: its first one, or the last one where the first only announces lines of a log."""
+    first, *others = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return others[-1] if others and first.endswith(":") else first
 
 
 def check_reachable(address: str) -> None:

@@ -5,6 +5,7 @@ Loads neither Optuna nor Ray and takes no lease, so it may be called at any time
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,6 +29,7 @@ from bigbatch.tune.runs.run import (
     Kind,
     Run,
     confirmed_by,
+    failed_trials,
     is_paused,
     of_kind,
     replaced_trials,
@@ -38,6 +40,7 @@ from bigbatch.tune.storage.frontier_file import FRONTIER_FILE, FRONTIER_FOLDER
 from bigbatch.tune.storage.summary import (
     DEFAULT_RUNS,
     DONE,
+    FAILED,
     RUNNING,
     UNREADABLE,
     StudySummary,
@@ -125,7 +128,7 @@ def _plan(found: StudySummary) -> list[tuple[str, str]]:
 
 def _spent(found: StudySummary) -> list[tuple[str, str]]:
     words = {"COMPLETE": "ran to their end", "PRUNED": "stopped or paused", "FAIL": "failed",
-             "RUNNING": "running", "WAITING": "waiting"}  # fmt: skip
+             "RUNNING": _running_words(found), "WAITING": "waiting"}  # fmt: skip
     begun = found.study.begun
     states = counted(trial.state for trial in begun if trial.kind != Kind.CONFIRMATION)
     listed = ", ".join(f"{count} {words[state]}" for state, count in states.items())
@@ -143,6 +146,11 @@ def _spent(found: StudySummary) -> list[tuple[str, str]]:
         *([("damaged", _damaged(found))] if found.damaged else []),
         ("energy", found.energy.words().removeprefix("energy: ")),
     ]
+
+
+def _running_words(found: StudySummary) -> str:
+    """The state of a trial that has begun and not ended. A driver that was killed has left such trials behind."""
+    return "running" if found.state == RUNNING else "interrupted"
 
 
 def _damaged(found: StudySummary) -> str:
@@ -198,7 +206,7 @@ def _table(found: StudySummary, shown: list[Run], settings: list[dict[str, str]]
             (
                 "*" if best is trial else "",
                 str(trial.number),
-                state_words(trial),
+                _running_words(found) if trial.state == State.RUNNING else state_words(trial),
                 *(values.get(name, "") for name in varying),
                 _epochs(trial),
                 value_words(found, value),
@@ -287,10 +295,16 @@ def _front(found: StudySummary) -> str:
     if front and found.answer.get(USABLE) is not False:
         numbers = ", ".join(str(json_values.whole_number(trial, "trial")) for trial in front)
         return f"On the Pareto front: trial {numbers} ({found.folder / PARETO_FILE})"
+    if found.answer and found.answer.get(USABLE) is not False and not several:
+        return ""  # the answer was said, also where the journal has lost its end since
     begun = [t for t in search_trials(found.study.begun) if t.config]
     replaced = replaced_trials(begun)
     unfinished = [
-        UnfinishedTrial(t.state.name, bool(t.user_attrs.get("infeasible")), t.because)
+        UnfinishedTrial(
+            "WAITING" if found.state != RUNNING and t.state == State.RUNNING else t.state.name,
+            bool(t.user_attrs.get("infeasible")),
+            t.because,
+        )
         for t in begun
         if t.number not in replaced
     ]
@@ -321,12 +335,16 @@ def _best(found: StudySummary) -> str:
 
 def _commands(found: StudySummary, width: int | None) -> str:
     lines = []
+    failed, all_ended = failed_trials(found.study.trials), found.ended >= (found.planned or math.inf)
     budget = json_values.number(found.description, "budget_gpu_hours")
     if found.state == DONE and found.planned is None and budget:
         command = f"{resume_words(found)} --budget-gpu-hours {2 * budget:g}"
         lines += ["Continue it with twice the budget:", wrapped_command(command, width)]
-    elif found.state not in (RUNNING, DONE):
+    elif found.state not in (RUNNING, DONE) and not (found.state == FAILED and all_ended and failed):
         lines += ["Continue it:", wrapped_command(resume_words(found), width)]
+    if found.state != RUNNING and failed:
+        command = resume_words(found).replace("--resume", "--resume --retry-failed", 1)
+        lines += ["Try the failed trials again, when their cause is mended:", wrapped_command(command, width)]
     best_file = found.folder / "best.json"
     if found.answer.get(USABLE) is False:
         pass  # nothing to train: the answer says why

@@ -131,7 +131,7 @@ def ranking(
             best.setdefault(run.study, run)
         runs = list(best.values())
     if not runs:
-        raise ConfigError(f"--sort needs a finished epoch; got none in {str(output)!r}. Write --output DIR.")
+        raise ConfigError(f"--sort needs a finished epoch; got none in {str(output)!r}. Wait, or write --output DIR.")
     return [HEAD, *(_row(number, run, objective, cap) for number, run in enumerate(runs, 1))]
 
 

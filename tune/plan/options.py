@@ -188,6 +188,5 @@ class SearchKeywords(TypedDict, total=False):
     wandb_watch: str | None
     log_every_steps: int | str | None
     metrics_port: int | None
-    dry_run: bool
     quiet: bool
     verbose: bool

@@ -288,6 +288,14 @@ def has_diverged(trial: AnyTrial) -> bool:
     return trial.state == State.FAIL and bool(trial.user_attrs.get(DIVERGED_ATTR))
 
 
+def failed_trials(trials: Sequence[AnyTrial]) -> list[AnyTrial]:
+    """Trials of the search that another try may bring to their end: they have failed, neither by a loss that was not
+    finite nor before they began, and were not tried again yet."""
+    again = retried_trials(trials)
+    failed = [t for t in search_trials(trials) if t.state == State.FAIL and not has_diverged(t) and not was_refused(t)]
+    return [trial for trial in failed if trial.number not in again]
+
+
 def was_refused(trial: AnyTrial) -> bool:
     """Whether the trial ended before it began, because its configuration is not one that may be trained."""
     return trial.state.is_finished() and bool(trial.user_attrs.get(REFUSED_ATTR))

@@ -44,7 +44,7 @@ from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.proposers.samplers import quiet_optuna
 from bigbatch.tune.runs import retry
 from bigbatch.tune.runs.observer import TrialView, ended_trials
-from bigbatch.tune.runs.run import count_ended, is_exhausted
+from bigbatch.tune.runs.run import count_ended, failed_trials, is_exhausted
 from bigbatch.tune.search.budgeting import (
     check_budget_lasts,
     check_budget_starts,
@@ -172,6 +172,9 @@ def _say_findings(
             said += [f"\n{more}"]
     for line in said:
         say(console, line)
+    if failed_trials(trials):
+        command = resume_command(plan).replace("--resume", "--resume --retry-failed", 1)
+        say_command(console, command, "\nTry the failed trials again, when their cause is mended:")
 
 
 def _say_report(store: StudyStore, stop: StopRequest, console: Console, late: LateReport) -> None:

@@ -27,7 +27,7 @@ from bigbatch.train_loop.config import ConfigError, Options, config_keys
 from bigbatch.tune.budget.ledger import ledger_files, read_session
 from bigbatch.tune.runs.energy import StudyEnergy
 from bigbatch.tune.runs.metrics import COSTS, MAPS
-from bigbatch.tune.runs.run import EPOCH_ATTR, Run, Runs
+from bigbatch.tune.runs.run import EPOCH_ATTR, Kind, Run, Runs, of_kind
 from bigbatch.tune.storage.description import STUDY_FILE, Description, read_description
 from bigbatch.tune.storage.frontier_file import FRONTIER_FILE
 
@@ -294,6 +294,8 @@ def _judge(summary: StudySummary) -> None:
     outcome = json_values.text(sessions[-1], "outcome") if sessions else ""
     if holder:
         summary.state, summary.why = RUNNING, holder
+    elif outcome != "ended" and _lacks_confirmations(summary.study.trials):
+        summary.state, summary.why = INTERRUPTED, _why_interrupted(outcome)
     elif summary.planned is not None and summary.ended >= summary.planned > 0:
         summary.state = DONE if summary.best is not None else FAILED
     elif outcome == "ended" and summary.ended and summary.best is None:
@@ -303,12 +305,18 @@ def _judge(summary: StudySummary) -> None:
     elif outcome == "crashed":
         summary.state, summary.why = FAILED, "its driver failed"
     else:
-        summary.state, summary.why = (
-            INTERRUPTED,
-            {"disk full": "its disk was full", "": "killed", "ended": "no room or time was left"}.get(outcome, ""),
-        )
-        if not sessions:
-            summary.why = "it never began"
+        summary.state = INTERRUPTED
+        summary.why = _why_interrupted(outcome) if sessions else "it never began"
+
+
+def _lacks_confirmations(trials: Iterable[Run]) -> bool:
+    """Whether confirmations have begun and not ended."""
+    return not all(trial.state.is_finished() for trial in of_kind(trials, Kind.CONFIRMATION))
+
+
+def _why_interrupted(outcome: str) -> str:
+    """``outcome``: that of the last session."""
+    return {"disk full": "its disk was full", "": "killed", "ended": "no room or time was left"}.get(outcome, "")
 
 
 def who_runs(folder: Path) -> str:

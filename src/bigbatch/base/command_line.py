@@ -129,6 +129,14 @@ PATH_VARIABLES = ("HOME", "TMPDIR", "BIGBATCH_DATA", "BIGBATCH_HOME")
 """Variables whose folders become part of paths."""
 
 
+class WrongCommandLine(SystemExit):
+    """Ends a command with exit code 2 after its message was printed. A caller from Python finds it in ``message``."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(WRONG_INPUT)
+        self.message = message
+
+
 # No Exception: a command's own handlers would catch it.
 class ParserMet(BaseException):
     """Leaves a command where it would parse its arguments."""
@@ -188,7 +196,7 @@ class OneLineParser(argparse.ArgumentParser):
             word = message[len(prefix) :].split()[0]
             message = no_such_option(word, [name for action in self._actions for name in action.option_strings])
         print(f"{self.prog}: error: {message}", file=sys.stderr)
-        raise SystemExit(WRONG_INPUT)
+        raise WrongCommandLine(message)
 
 
 def is_utf8(text: str) -> bool:

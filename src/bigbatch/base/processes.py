@@ -115,6 +115,11 @@ RAY_THREADS, HEAD_THREADS = 150, 300
 about 100 and 350 threads, and each thread counts. Beyond the limit its processes end without a word."""
 
 
+NOT_FOR_RAY = ("PYTHONWARNINGS", "PYTHONOPTIMIZE")
+"""Variables of the user's Python that Ray's processes must not have: with ``error``, and with ``2``, which removes
+docstrings, the dashboard of Ray 2.60 does not start, and neither does Ray."""
+
+
 OPEN_FILES = 128
 """What ``ulimit -n`` must allow a process: with 2 CPUs and no work, Ray 2.60 opens 80 files in one. With fewer, its
 start waits for minutes."""

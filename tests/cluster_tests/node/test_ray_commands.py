@@ -34,6 +34,14 @@ def test_metrics_are_off_unless_a_port_is_asked_for(tmp_path, monkeypatch):
         assert seen["DASHBOARD_METRIC_PORT"] == seen["AUTOSCALER_METRIC_PORT"] == "-1"
 
 
+def test_a_users_python_that_ray_does_not_start_with_stays_out_of_a_node(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONWARNINGS", "error")
+    monkeypatch.setenv("PYTHONOPTIMIZE", "2")
+    monkeypatch.setenv("PYTHONHASHSEED", "7")
+    env = ray_commands.ray_environment("10.0.0.1:1", tmp_path / "token", None)
+    assert {"PYTHONWARNINGS", "PYTHONOPTIMIZE"}.isdisjoint(env) and env["PYTHONHASHSEED"] == "7"
+
+
 def test_workers_are_as_urgent_as_a_strangers_job_on_the_same_cores(tmp_path, monkeypatch):
     monkeypatch.setenv("RAY_worker_niceness", "15")
     env = ray_commands.ray_environment("10.0.0.1:1", tmp_path / "token", None)

@@ -62,11 +62,12 @@ def test_a_private_ray_opens_no_server_of_metrics_unless_it_is_asked_and_its_pro
     """Ray's own are at 44217, 44227 and a port that its nodes name, on all interfaces and without a token.
 
     A process has torch before it has work. A run whose Ray has been ended, as by a second Ctrl-C, starts no other one.
+    A user's warnings that are errors would end Ray's dashboard.
     """
     without_threads = {k: v for k, v in clean_environment().items() if k != "OMP_NUM_THREADS"}
     done = subprocess.run(
         [sys.executable, "-c", SERVERS, str(tmp_path)], capture_output=True, text=True, timeout=240, cwd=tmp_path,
-        env={**without_threads, "PYTHONPATH": str(ROOT / "src")},
+        env={**without_threads, "PYTHONPATH": str(ROOT / "src"), "PYTHONWARNINGS": "error::DeprecationWarning"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     named, listening, torch, threads, left = json.loads(done.stdout)
@@ -75,6 +76,29 @@ def test_a_private_ray_opens_no_server_of_metrics_unless_it_is_asked_and_its_pro
     assert len(listening) >= 4 and not {44217, 44227} & set(listening)
     assert max(named) <= 0
     assert left == [True, 1, ["REMOVED"]]
+
+
+def test_a_python_without_docstrings_is_refused_in_one_line(tmp_path):
+    """Ray's own modules then end in a traceback, in the driver after its Ray has started."""
+    code = "from bigbatch.train_loop.launch.ray_session import LocalRay; LocalRay(1, 0, None).__enter__()"
+    done = run_process(sys.executable, "-OO", "-c", code, cwd=tmp_path, PYTHONPATH=str(ROOT / "src"))
+    assert done.returncode != 0 and "ConfigError: Ray needs the docstrings" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        (
+            "\nThe last 20 lines of /r/dashboard.log (it contains …): \n  File x\n\nTypeError: no docs\n",
+            "TypeError: no docs",
+        ),
+        ("\nno GCS\nmore", "no GCS"),
+        ("", "OSError"),
+    ],
+)
+def test_the_reason_of_a_ray_that_does_not_start_is_never_empty(said, reason):
+    """Where the dashboard ends, Ray's first line only announces its log."""
+    assert ray_session.reason_of(OSError(said)) == reason
 
 
 IN_A_WORKER = """

@@ -153,4 +153,4 @@ def test_wrong_input_meets_one_line(runs, capsys, options, words):
 
 def test_nothing_to_rank(tmp_path, capsys):
     refused = refused_command(capsys, studies_main, ["--output", str(tmp_path), "--sort", "val_top1"])
-    assert "--sort needs a finished epoch" in refused
+    assert "--sort needs a finished epoch" in refused and "Wait, or write" in refused

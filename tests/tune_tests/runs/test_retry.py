@@ -163,6 +163,7 @@ def test_after_the_cause_is_gone_failed_trials_go_on_from_their_checkpoints(tiny
     sound = spoilt.read_bytes()
     spoilt.write_bytes(b"no image")
     assert search.end() == 1
+    assert "tune --resume --retry-failed --study s" in "".join(search.lines).replace("tune/run.py", "tune")
     failed = load(tmp_path / "runs" / "s").trials
     assert [t.state for t in failed] == [TrialState.FAIL] * 2 and "ImageError" in failed[0].user_attrs["ended_because"]
     spoilt.write_bytes(sound)

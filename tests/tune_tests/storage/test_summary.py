@@ -3,6 +3,7 @@
 import getpass
 import json
 import os
+import random
 import subprocess
 import sys
 import time
@@ -23,7 +24,7 @@ from bigbatch.tune.commands.studies import studies_main
 from bigbatch.tune.runs.run import Run, Runs
 from bigbatch.tune.storage.store import StudyStore
 from bigbatch.tune.storage.summary import find_study, list_studies, summarize
-from helpers.recorded_studies import EPOCHS, recorded_study
+from helpers.recorded_studies import EPOCHS, add_recorded_trial, recorded_study
 from helpers.refusals import refused_command
 
 
@@ -245,6 +246,50 @@ def test_the_frontier_is_shown_and_its_answer_is_the_best(tmp_path, capsys):
         (store.folder / "frontier.json").write_text(broken)
         assert show_main([str(store.folder)]) == 0
         assert "Best: trial" in capsys.readouterr().out
+
+
+def test_an_answer_outlives_the_end_of_a_journal_that_was_cut(tmp_path, capsys):
+    store = recorded_study(tmp_path / "cut", 1, sessions=[{"outcome": "ended"}])
+    store.refresh(force=True)
+    store.close()
+    journal = store.folder / "optuna.journal"
+    journal.write_bytes(b"".join(journal.read_bytes().splitlines(keepends=True)[:-1]))
+    assert show_main([str(store.folder)]) == 0
+    out = capsys.readouterr().out
+    assert "The best is trial 0" in out and "no best trial" not in out
+
+
+def test_a_study_that_was_killed_before_its_confirmations_ended_is_not_done(tmp_path, capsys):
+    for name, outcome, state in (("killed", {}, "interrupted"), ("ended", {"outcome": "ended"}, "done")):
+        store = recorded_study(tmp_path / name, 3, trials=3, sessions=[outcome])
+        store.study.ask().set_user_attr("confirms", 0)
+        store.close()
+        assert summarize(store.folder).state == state
+        assert show_main([str(store.folder)]) == 0
+        assert ("Continue it:" in capsys.readouterr().out) == (state == "interrupted")
+
+
+def test_failed_trials_are_tried_again_by_the_command_that_is_shown(tmp_path, capsys):
+    """Where all trials have ended, a plain --resume would only print what came out."""
+    store = recorded_study(tmp_path / "s", 4, trials=4, sessions=[{}])
+    again = f"bigbatch tune --resume --retry-failed --study s --output {tmp_path}"
+    plain = f"bigbatch tune --resume --study s --output {tmp_path}"
+
+    def shown() -> str:
+        assert show_main([str(store.folder)]) == 0
+        return capsys.readouterr().out
+
+    assert again not in shown(), "its driver lives"
+    store.close()
+    text = shown()
+    assert again in text and plain in text and "1 interrupted" in text and "running" not in text
+    store.study.enqueue_trial({}, user_attrs={"retries": 2})
+    assert again not in shown()
+    store = recorded_study(tmp_path / "s2", 0, trials=1, sessions=[{"outcome": "ended"}])
+    add_recorded_trial(store.study, random.Random(0), TrialState.FAIL)
+    store.close()
+    text = shown()
+    assert again.replace("study s", "study s2") in text and plain.replace("study s", "study s2") not in text
 
 
 def test_a_best_json_that_holds_nothing_is_not_recommended(tmp_path, capsys):

@@ -30,6 +30,7 @@ from bigbatch.train_loop.data.packed import schema
 from bigbatch.train_loop.data.packing.refusals import (
     check_profile,
     make_profile,
+    refuse_inside,
     refuse_packed,
     what_is_packed,
 )
@@ -148,6 +149,7 @@ def _pack(args: argparse.Namespace) -> int:
     check_writable("DST", destination.parent)
     refuse_packed(args.paths[0])
     source = find_source(args.paths[0], args.val_part or 0.0)
+    refuse_inside(source, destination)
     profile = make_profile(args, source)
     if profile.name == "full" and not profile.jpegtran:
         print("no jpegtran found: JPEGs are encoded again with their own tables and sampling, not losslessly")

@@ -43,6 +43,19 @@ def make_profile(args: argparse.Namespace, source: PackSource) -> PackProfile:
     return PackProfile(name, short_side, quality, jpegtran_path() if name == "full" else None)
 
 
+def refuse_inside(source: PackSource, destination: Path) -> None:
+    """Raise ConfigError if the packed set would lie among the images that it is made of, as one class more."""
+    if source.kind != "folder" or Path(source.path) not in destination.parents:
+        return
+    for items in filter(None, (source.train, source.val)):
+        common = os.path.commonpath([os.path.dirname(item.entry.file) for item in items])
+        if Path(common) in destination.parents:
+            raise ConfigError(
+                f"the destination must lie beside the images; got {str(destination)!r}, among those of {common!r}, "
+                "where a training would take it for a class. Write another."
+            )
+
+
 def refuse_packed(path: str) -> None:
     """Raise ConfigError if the source is a packed set, or a file of one."""
     source = Path(os.path.abspath(os.path.expanduser(path)))

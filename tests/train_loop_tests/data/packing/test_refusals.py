@@ -1,6 +1,7 @@
 """What ``bigbatch pack`` refuses: options that would change nothing, and what is packed already."""
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,20 @@ def test_wrong_words_and_options_that_would_change_nothing(
     monkeypatch.chdir(tmp_path)
     error = refused_command(capsys, command.main, words.format(images=images, packed=packed).split())
     assert said in error and not os.listdir(tmp_path)
+
+
+def test_a_set_among_its_own_images_is_refused_and_one_beside_them_is_made(
+    images: Path, tmp_path: Path, capsys
+) -> None:
+    """It would be a class of the next training, without validation images."""
+    images = Path(shutil.copytree(images, tmp_path / "photos"))
+    before = sorted(images.rglob("*"))
+    held = ("--val-part", "34%")
+    for source, destination, part in (("", "train/new", ()), ("", "val/ant/new", ()), ("train", "new", held)):
+        words = [images / source, images / source / destination, *part]
+        error = refused_command(capsys, command.main, [str(word) for word in words])
+        assert "must lie beside the images" in error and sorted(images.rglob("*")) == before
+    assert run(images, images / "new", "--workers", 1) == 0 and len(rows(images / "new", "val")) == 6
 
 
 def test_the_same_options_count_where_they_change_something(images: Path, tmp_path: Path) -> None:
