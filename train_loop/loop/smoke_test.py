@@ -98,7 +98,7 @@ def _train_and_validate(run: Run, workers: int, needs_top1: bool) -> None:
                 _take_next(run, steps)
             _check_gradients(run, got, workers)
     run.model.eval()
-    with torch.inference_mode():
+    with torch.no_grad():
         _, answers, _ = measure(run, itertools.islice(run.source.val_batches(IMAGES, 0, 1), 1)).tolist()
     if needs_top1 and math.isnan(answers):
         raise ConfigError(

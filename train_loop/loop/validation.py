@@ -30,8 +30,8 @@ from bigbatch.train_loop.plugins.nested import Nested, example_count, map_tensor
 def prepare_batch_norm(run: Run) -> None:
     """Prepare BatchNorm's statistics for validation: recompute them, or share rank 0's running averages."""
     config = run.config
+    run.world.share_buffers(run.model)  # of other layers too: all ranks validate the network that checkpoints hold
     if not precise_bn.is_precise_bn_on(config.precise_bn, run.steps_per_epoch):
-        run.world.share_buffers(run.model)
         return
     count = precise_bn.images_of(config.precise_bn_images, run.source.info.train_size)
     if config.model.sync_bn:  # its forward is a collective: as many batches on each rank
@@ -51,7 +51,7 @@ def prepare_batch_norm(run: Run) -> None:
     precise_bn.recompute_statistics(run.model, (images for images, _ in on_device(run, batches)), run.world, forward)
 
 
-@torch.inference_mode()
+@torch.no_grad()  # not inference mode: a network may keep a tensor that it makes here, and train with it
 def validate(run: Run) -> tuple[torch.Tensor, dict[str, Any]]:
     """This rank's sums over its share of the validation images, then of the holdout: float64 ``[6]``; and the fields of
     the record that hold for all ranks: the further metrics, and in the first epoch what a constant prediction reaches.

@@ -242,6 +242,29 @@ def test_a_padded_last_batch_changes_no_value(monkeypatch: pytest.MonkeyPatch, t
         assert padded[-1].val_top1 == pytest.approx(top1, abs=1e-12)
 
 
+class Tables(nn.Module):
+    """Makes a table anew in validation, as rotary positions do for larger images, and trains with it afterwards."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = plain_model()
+        self.table: torch.Tensor | None = None
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.body(images)
+        if self.table is None or not self.training:
+            self.table = torch.linspace(0.5, 1.5, outputs.shape[1])
+        return outputs * self.table
+
+
+def test_what_a_network_keeps_of_validation_trains_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    built = install(monkeypatch.setattr, Tables)
+    records = run(CONFIG)
+    loss, top1 = val_reference(built.model)
+    assert len(records) == 3 and records[-1].val_loss == pytest.approx(loss, rel=1e-5)
+    assert records[-1].val_top1 == pytest.approx(top1, abs=1e-12)
+
+
 @pytest.mark.parametrize("stops_at", [0, 6])
 def test_the_collector_passes_over_what_stays_until_the_run_ends(built, stops_at):
     """As Python counts it. Afterwards, also after a stop, the collector sees everything again."""
