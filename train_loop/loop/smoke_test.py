@@ -100,6 +100,9 @@ def _train_and_validate(run: Run, workers: int, needs_top1: bool) -> None:
     run.model.eval()
     with torch.no_grad():
         _, answers, _ = measure(run, itertools.islice(run.source.val_batches(IMAGES, 0, 1), 1)).tolist()
+        for metric in run.metrics.values():
+            with contextlib.suppress(OwnCodeError):  # a few images may be too few to compute anything of
+                metric.values()
     if needs_top1 and math.isnan(answers):
         raise ConfigError(
             f"the objective val_top1 needs outputs [N, K] with K > 1 and targets [N] that are classes; got others from "

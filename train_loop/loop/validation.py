@@ -23,7 +23,7 @@ from bigbatch.train_loop.errors import ImageError, NonFiniteLossError
 from bigbatch.train_loop.loop.assembly import Run, on_device, seed_batch
 from bigbatch.train_loop.loop.metrics import MetricSums, ValidationMetric, values_of
 from bigbatch.train_loop.model import precise_bn
-from bigbatch.train_loop.model.losses import LossFunction, has_own_loss, in_float32
+from bigbatch.train_loop.model.losses import LossFunction, in_float32
 from bigbatch.train_loop.plugins.nested import Nested, example_count, map_tensors
 
 
@@ -69,7 +69,7 @@ def validate(run: Run) -> tuple[torch.Tensor, dict[str, Any]]:
         if name == "val" or run.source.info.holdout_size:
             values |= values_of(run.metrics, name)
             if targets is not None:
-                baseline |= constant_values(targets, name, _validation_loss(run), run.metrics, run.world)
+                baseline |= constant_values(targets, name, run.step.validation_loss, run.metrics, run.world)
     run.model.train()
     return torch.cat(sums), {"metrics": values, "baseline": baseline or None}
 
@@ -85,7 +85,7 @@ def measure(run: Run, batches: Iterable[Batch], seen: SeenTargets | None = None)
 
     ``seen`` keeps their targets. On a GPU a smaller last batch is filled up to the size of the others.
     """
-    sums, loss_of, whole = MetricSums(run.world.device), _validation_loss(run), 0
+    sums, loss_of, whole = MetricSums(run.world.device), run.step.validation_loss, 0
     for metric in run.metrics.values():
         metric.reset()
     for images, labels in on_device(run, batches):
@@ -114,11 +114,6 @@ def tunes_shapes(device: torch.device) -> bool:
 
 def _first(outputs: torch.Tensor, count: int) -> torch.Tensor:
     return outputs[:count] if outputs.ndim else outputs
-
-
-def _validation_loss(run: Run) -> LossFunction:
-    """The plain cross entropy, by which runs with other smoothing compare, or the user's loss."""
-    return run.step.loss if has_own_loss(run.config) else F.cross_entropy
 
 
 def _logits(run: Run, images: Nested) -> Nested:
