@@ -119,6 +119,8 @@ class LeavesOut(nn.Module):
 class Centred(nn.Module):
     """Subtracts a moving mean of its outputs, in training too, and puts a new tensor in the mean's place each time."""
 
+    mean: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.body = bn_model()

@@ -78,12 +78,15 @@ def test_nothing_else_changes() -> None:
 class Frozen(nn.BatchNorm2d):
     """Normalises with its statistics in training too, as fine-tuned networks do."""
 
-    def train(self, mode: bool = True) -> nn.BatchNorm2d:
+    def train(self, mode: bool = True) -> "Frozen":
         return super().train(False)
 
 
 class Counts(nn.Module):
     """Counts its passes, in place and with a new tensor."""
+
+    passes: torch.Tensor
+    others: torch.Tensor
 
     def __init__(self) -> None:
         super().__init__()

@@ -46,6 +46,8 @@ def test_the_average_is_the_formula_and_the_model_is_put_back() -> None:
 class Replaces(nn.Module):
     """A complex weight, and a buffer in whose place each pass puts another tensor."""
 
+    count: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.phase = nn.Parameter(torch.ones(2, dtype=torch.complex128))
