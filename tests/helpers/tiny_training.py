@@ -116,6 +116,25 @@ class LeavesOut(nn.Module):
         return outputs if self.training and torch.rand(()) < 0.5 else outputs + self.second(images)
 
 
+class Centred(nn.Module):
+    """Subtracts a moving mean of its outputs, in training too, and puts a new tensor in the mean's place each time."""
+
+    mean: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = bn_model()
+        self.register_buffer("mean", torch.zeros(CLASSES))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Logits of images."""
+        outputs: torch.Tensor = self.body(images)
+        self.mean = self.mean * (0.5 if self.training else 1.0)
+        if self.training:
+            self.mean += 0.5 * outputs.detach().mean(0)
+        return outputs * (1.0 - self.mean)
+
+
 class Installed:
     """What ``train`` built: the last model, and the learning rate of each step the optimizer took."""
 
@@ -279,6 +298,9 @@ def _case_loop(folder: Path, rank: int) -> dict[str, Any]:
         "bf16": run("bf16", changed(CONFIG, bf16_gradients=True)),
         "bf16_unmeasured": run("bf16_unmeasured", changed(CONFIG, bf16_gradients=True, noise_scale=False)),
         "found": run("found", FOUND, build=LeavesOut),
+        "centred": run("centred", CONFIG, build=Centred),
+        "centred_stopped": run("centred2", CONFIG, build=Centred, reporter=StopsAt(2 if rank == 1 else 1000)),
+        "centred_resumed": run("centred2", CONFIG, build=Centred),
         "found_accumulated": run("found_accumulated", changed(FOUND, global_size=32), build=LeavesOut),
         "unused": run("unused", changed(FOUND, find_unused_parameters=False), build=LeavesOut),  # the group's end
     }

@@ -13,6 +13,7 @@ from bigbatch.train_loop.config import BatchSplit, ConfigError
 from bigbatch.train_loop.data import sampling
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.data.pixels.auto_augment import AugmentPolicy
+from bigbatch.train_loop.data.pixels.crops import MEND
 from bigbatch.train_loop.plugins.nested import Nested
 
 Batch = tuple[Nested, Nested]
@@ -118,7 +119,8 @@ class DataSource(ABC):
         if self._told <= SAY_BAD:
             what = "left out" if validation else "replaced by the next image of its batch"
             more = "; further ones are counted only" if self._told == SAY_BAD else ""
-            _log.warning("%s (%s%s)", message, what, more)
+            # What the message advises is what the run does.
+            _log.warning("%s (%s%s)", message.removesuffix(f" {MEND}."), what, more)
 
     @property
     def bad_images(self) -> int:

@@ -294,12 +294,22 @@ def _parallel(model: nn.Module, world: World, find_unused: bool, sharded: bool) 
     """Over all workers."""
     if world.workers == 1 or sharded:
         return model
-    # BatchNorm's running averages matter only in validation, and are shared before it, not in each step.
+    # BatchNorm's running averages matter only in validation, and are shared before it, not in each step. What a layer
+    # of another kind keeps, such as a codebook, it may train with: all ranks then have rank 0's, as is torch's default.
     new_name = "forward_sync_buffers" in inspect.signature(DistributedDataParallel.__init__).parameters
-    how: dict[str, Any] = {"forward_sync_buffers" if new_name else "broadcast_buffers": False}
+    how: dict[str, Any] = {"forward_sync_buffers" if new_name else "broadcast_buffers": _keeps_numbers(model)}
     how |= {"gradient_as_bucket_view": True, "find_unused_parameters": find_unused}
     devices = [world.device.index] if world.device.type == "cuda" else None
     return DistributedDataParallel(model, device_ids=devices, **how)
+
+
+def _keeps_numbers(model: nn.Module) -> bool:
+    """Whether a layer other than BatchNorm has a buffer of floating-point numbers that checkpoints hold."""
+    return any(
+        buffer.is_floating_point() and name not in module._non_persistent_buffers_set
+        for module in model.modules() if not isinstance(module, nn.modules.batchnorm._BatchNorm)
+        for name, buffer in module.named_buffers(recurse=False)
+    )  # fmt: skip
 
 
 def choose_precision(choice: str, device: torch.device) -> str:

@@ -189,11 +189,12 @@ class MeterObject:
         return {f"_{name}" if name else "": self._number(value) for name, value in named.items()}
 
     def _number(self, value: object) -> float:
-        if isinstance(value, torch.Tensor) and value.numel() == 1:
-            return float(value.item())
-        if hasattr(value, "item") or isinstance(value, (int, float)):
-            return float(value)  # type: ignore[arg-type]
-        what = f"shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
+        if isinstance(value, (int, float)):
+            return float(value)
+        shape = getattr(value, "shape", None)  # of tensors and NumPy's arrays and numbers
+        if shape is not None and math.prod(shape) == 1:
+            return float(value.item())  # type: ignore[attr-defined]
+        what = f"a {type(value).__name__}" if shape is None else f"shape {tuple(shape)}"
         raise ConfigError(
             f"{KEY}={self._word} must compute a number, or a dict of numbers; got {what}. Take e.g. its mean."
         )

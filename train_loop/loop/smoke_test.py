@@ -98,8 +98,11 @@ def _train_and_validate(run: Run, workers: int, needs_top1: bool) -> None:
                 _take_next(run, steps)
             _check_gradients(run, got, workers)
     run.model.eval()
-    with torch.inference_mode():
+    with torch.no_grad():
         _, answers, _ = measure(run, itertools.islice(run.source.val_batches(IMAGES, 0, 1), 1)).tolist()
+        for metric in run.metrics.values():
+            with contextlib.suppress(OwnCodeError):  # a few images may be too few to compute anything of
+                metric.values()
     if needs_top1 and math.isnan(answers):
         raise ConfigError(
             f"the objective val_top1 needs outputs [N, K] with K > 1 and targets [N] that are classes; got others from "

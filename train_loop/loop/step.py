@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.errors import UnusedParameterError
-from bigbatch.train_loop.model.losses import LossFunction, loss_function
+from bigbatch.train_loop.model.losses import LossFunction, has_own_loss, loss_function, plain_loss
 from bigbatch.train_loop.model.sharding import gradients_stay_local, is_shared_out
 from bigbatch.train_loop.model.weight_average import WeightAverage
 from bigbatch.train_loop.optim import set_learning_rate
@@ -61,6 +61,11 @@ class TrainStep:
     def loss(self) -> LossFunction:
         """The mean loss of outputs and targets."""
         return loss_function(self.config)
+
+    @cached_property
+    def validation_loss(self) -> LossFunction:
+        """The same of validation: the user's loss, else one by which runs with other losses compare."""
+        return self.loss if has_own_loss(self.config) else plain_loss(self.config.loss)
 
     def prepare(self, images: Nested) -> Nested:
         """The input of the model, from a batch's images on the device. What is no image stays as it is."""

@@ -273,7 +273,7 @@ def _validation(run: Run, timer: StepTimer, most: int) -> tuple[list[float], int
     count = -(-info.val_size // of_all) - (-info.holdout_size // of_all)
     run.model.eval()
     batches = itertools.islice(run.source.val_batches(*share), most + 1)
-    with torch.inference_mode():
+    with torch.no_grad():
         while True:
             with timer.step():
                 with timer.part("data_s"):

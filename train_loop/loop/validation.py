@@ -23,15 +23,15 @@ from bigbatch.train_loop.errors import ImageError, NonFiniteLossError
 from bigbatch.train_loop.loop.assembly import Run, on_device, seed_batch
 from bigbatch.train_loop.loop.metrics import MetricSums, ValidationMetric, values_of
 from bigbatch.train_loop.model import precise_bn
-from bigbatch.train_loop.model.losses import LossFunction, has_own_loss, in_float32
+from bigbatch.train_loop.model.losses import LossFunction, in_float32
 from bigbatch.train_loop.plugins.nested import Nested, example_count, map_tensors
 
 
 def prepare_batch_norm(run: Run) -> None:
     """Prepare BatchNorm's statistics for validation: recompute them, or share rank 0's running averages."""
     config = run.config
+    run.world.share_buffers(run.model)  # of other layers too: all ranks validate the network that checkpoints hold
     if not precise_bn.is_precise_bn_on(config.precise_bn, run.steps_per_epoch):
-        run.world.share_buffers(run.model)
         return
     count = precise_bn.images_of(config.precise_bn_images, run.source.info.train_size)
     if config.model.sync_bn:  # its forward is a collective: as many batches on each rank
@@ -51,7 +51,7 @@ def prepare_batch_norm(run: Run) -> None:
     precise_bn.recompute_statistics(run.model, (images for images, _ in on_device(run, batches)), run.world, forward)
 
 
-@torch.inference_mode()
+@torch.no_grad()  # not inference mode: a network may keep a tensor that it makes here, and train with it
 def validate(run: Run) -> tuple[torch.Tensor, dict[str, Any]]:
     """This rank's sums over its share of the validation images, then of the holdout: float64 ``[6]``; and the fields of
     the record that hold for all ranks: the further metrics, and in the first epoch what a constant prediction reaches.
@@ -69,7 +69,7 @@ def validate(run: Run) -> tuple[torch.Tensor, dict[str, Any]]:
         if name == "val" or run.source.info.holdout_size:
             values |= values_of(run.metrics, name)
             if targets is not None:
-                baseline |= constant_values(targets, name, _validation_loss(run), run.metrics, run.world)
+                baseline |= constant_values(targets, name, run.step.validation_loss, run.metrics, run.world)
     run.model.train()
     return torch.cat(sums), {"metrics": values, "baseline": baseline or None}
 
@@ -85,7 +85,7 @@ def measure(run: Run, batches: Iterable[Batch], seen: SeenTargets | None = None)
 
     ``seen`` keeps their targets. On a GPU a smaller last batch is filled up to the size of the others.
     """
-    sums, loss_of, whole = MetricSums(run.world.device), _validation_loss(run), 0
+    sums, loss_of, whole = MetricSums(run.world.device), run.step.validation_loss, 0
     for metric in run.metrics.values():
         metric.reset()
     for images, labels in on_device(run, batches):
@@ -114,11 +114,6 @@ def tunes_shapes(device: torch.device) -> bool:
 
 def _first(outputs: torch.Tensor, count: int) -> torch.Tensor:
     return outputs[:count] if outputs.ndim else outputs
-
-
-def _validation_loss(run: Run) -> LossFunction:
-    """The plain cross entropy, by which runs with other smoothing compare, or the user's loss."""
-    return run.step.loss if has_own_loss(run.config) else F.cross_entropy
 
 
 def _logits(run: Run, images: Nested) -> Nested:

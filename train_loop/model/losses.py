@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.train_loop.config.plug_ins import LOSSES
 from bigbatch.train_loop.config.train_config import LOSSES as BUILT_IN
+from bigbatch.train_loop.data.pixels.mixing import is_mixing_on
 from bigbatch.train_loop.plugins.nested import Nested, map_tensors
 from bigbatch.train_loop.plugins.registry import loaded
 
@@ -21,13 +22,19 @@ def loss_function(config: TrainConfig) -> LossFunction:
     """The loss of a configuration, for training and for validation.
 
     A user's loss may get and compute anything: outputs and targets pass as they are, but for floating-point outputs in
-    float32. Raises ConfigError and OwnCodeError as ``own.registry.loaded``. The function raises ConfigError where the
-    user's returns anything but one number.
+    float32. Raises ConfigError and OwnCodeError as ``own.registry.loaded``, and ConfigError for a loss that has
+    parameters to train. The function raises ConfigError where the user's returns anything but one number.
     """
     kind, smoothing = config.loss, config.label_smoothing
     if not has_own_loss(config):
-        return lambda outputs, targets: training_loss(outputs.float(), targets, kind, smoothing)
+        mixed = is_mixing_on(config.data)
+        return lambda outputs, targets: training_loss(outputs.float(), targets, kind, smoothing, mixed=mixed)
     function, options = loaded(LOSSES, "loss", kind, ("outputs", "targets"), config.loss_options), config.loss_options
+    if isinstance(function, torch.nn.Module) and any(p.requires_grad for p in function.parameters()):
+        raise ConfigError(
+            f"loss must have no parameters of its own, for nothing would train them; got {kind} with some. "
+            "Make them part of the model, which may return them."
+        )
 
     def own_loss(outputs: Nested, targets: Nested) -> torch.Tensor:
         loss = function(in_float32(outputs), targets, **options)
@@ -38,6 +45,20 @@ def loss_function(config: TrainConfig) -> LossFunction:
         return loss.reshape(()).float()
 
     return own_loss
+
+
+def plain_loss(kind: str) -> LossFunction:
+    """The built-in loss of validation: the plain cross entropy, by which runs with other losses and smoothing compare.
+
+    With ``bce`` and targets ``[N, K]``, whose classes do not exclude each other, it is ``bce`` without smoothing.
+    """
+
+    def loss(outputs: Nested, targets: Nested) -> torch.Tensor:
+        if kind == "bce" and targets.ndim == 2:
+            return training_loss(outputs, targets, kind, 0.0, mixed=False)
+        return F.cross_entropy(outputs, targets)
+
+    return loss
 
 
 def has_own_loss(config: TrainConfig) -> bool:
@@ -56,15 +77,20 @@ def _described(value: object) -> str:
     return f"a {type(value).__name__}"
 
 
-def training_loss(logits: torch.Tensor, labels: torch.Tensor, kind: str, label_smoothing: float) -> torch.Tensor:
-    """Mean loss ``[]`` of logits ``[N, K]``, float32, and labels ``[N]``, or ``[N, K]`` if images are mixed.
+def training_loss(
+    logits: torch.Tensor, labels: torch.Tensor, kind: str, label_smoothing: float, *, mixed: bool = True
+) -> torch.Tensor:
+    """Mean loss ``[]`` of logits ``[N, K]``, float32, and labels ``[N]`` or ``[N, K]``.
 
     ``cross_entropy``: −Σ_k q_k log softmax(z)_k with targets q = (1 − ε)·y + ε/K (Szegedy et al. 2016, §7), y one-hot
     or the shares of a mixed image's classes.
 
     ``bce``: each class by itself, −(1/K) Σ_k [q_k log σ(z_k) + (1 − q_k) log(1 − σ(z_k))], as Wightman et al. 2021,
     "ResNet strikes back", §3.1 (the mean over classes is timm's). Classes need not add up to 1, so y is 1 for *every*
-    class of a mixed image, whatever its share: timm's ``BinaryCrossEntropy`` with ``target_threshold=0``.
+    class of a mixed image, whatever its share: timm's ``BinaryCrossEntropy`` with ``target_threshold=0``. Other labels
+    ``[N, K]``, of 0 to 1, are y as they are.
+
+    ``mixed``: whether labels ``[N, K]`` are the shares of mixed images' classes.
 
     Raises ValueError for another ``kind``.
     """
@@ -73,7 +99,7 @@ def training_loss(logits: torch.Tensor, labels: torch.Tensor, kind: str, label_s
             return F.cross_entropy(logits, labels, label_smoothing=label_smoothing)
         case "bce":
             classes = logits.shape[1]
-            there = labels > 0 if labels.ndim == 2 else F.one_hot(labels, classes)
+            there = F.one_hot(labels, classes) if labels.ndim == 1 else labels > 0 if mixed else labels
             targets = there.to(logits.dtype) * (1.0 - label_smoothing) + label_smoothing / classes
             return F.binary_cross_entropy_with_logits(logits, targets)
     raise ValueError(f"loss must be cross_entropy or bce; got {kind!r}")

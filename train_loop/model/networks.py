@@ -90,13 +90,17 @@ def _check_own(config: ModelConfig) -> None:
         check_pretrained(config.pretrained)
     function = loaded(MODELS, "model.name", config.name, ("workload",), config.options)
     try:
-        first = next(iter(inspect.signature(function).parameters), "")
+        parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):
         return  # callables of C have no signature
-    if first in ("num_classes", "channels", "image_size"):
-        raise ConfigError(  # written as torchvision's constructors are
+    first = next(iter(parameters))  # it takes one: loaded() has tried
+    facts = [name for name in ("num_classes", "channels", "image_size") if name in parameters]
+    # As torchvision's constructors are written. One with a default in front would take the workload without a word.
+    has_default = first != "workload" and parameters[first].default is not inspect.Parameter.empty
+    if facts and (first in facts or has_default):
+        raise ConfigError(
             f"model.name must name a function of (workload); got {config.name!r}, which would get it as {first!r}. "
-            f"Write the argument `workload`, and `workload.{first}` in the function."
+            f"Write a first argument `workload`, and `workload.{facts[0]}` in the function."
         )
 
 

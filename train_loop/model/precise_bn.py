@@ -49,36 +49,36 @@ def recompute_statistics(
 
     with E the mean over the batches of all ranks. Float64 sums, one all-reduce. Ranks may have
     different numbers of batches, also none (but not with SyncBatchNorm, whose forward is a
-    collective). Layers that no batch went through keep their statistics. Parameters, each module's
-    train/eval mode, momenta and batch counters are left as they were.
+    collective). Layers that no batch went through keep their statistics, and so do those that the
+    model itself holds in eval mode while it trains (``train`` overridden), whose statistics are frozen.
+    Parameters, each module's train/eval mode, momenta and all other buffers are left as they were.
 
     Args:
         model: without its DDP wrapper.
         batches: what ``forward`` takes, on the model's device: images ``[N, 3, H, W]``.
         forward: runs the model on one of them, under the run's autocast.
     """
-    layers = batch_norms(model)
-    if not layers:
+    if not batch_norms(model):
         return
     modes = [(module, module.training) for module in model.modules()]
     kept = [
-        (bn.momentum, _copy(bn.num_batches_tracked), _copy(bn.running_mean), _copy(bn.running_var)) for bn in layers
+        (m._buffers, name, b, b.clone()) for m in model.modules() for name, b in m._buffers.items() if b is not None
     ]
-    moments = [_Moments(bn, world) for bn in layers]
+    moments: list[_Moments] = []
     try:
         model.train()  # in eval mode layers would normalise with the old statistics
-        for images in batches:
+        moments += [_Moments(bn, world) for bn in batch_norms(model) if bn.training]
+        for images in batches if moments else ():
             forward(images)
     finally:
         for m in moments:
-            m.hook.remove()
+            m.end()
         for module, training in modes:
             module.training = training
-        for bn, (momentum, count, mean, var) in zip(layers, kept, strict=True):
-            bn.momentum = momentum
-            for buffer, value in ((bn.num_batches_tracked, count), (bn.running_mean, mean), (bn.running_var, var)):
-                if buffer is not None and value is not None:
-                    buffer.copy_(value)
+        for buffers, name, buffer, value in kept:  # a network may put another tensor in a buffer's place
+            buffers[name] = buffer.copy_(value)
+    if not moments:
+        return
     total = world.sum(torch.cat([m.sums.flatten() for m in moments]))
     for m, flat in zip(moments, total.split([m.sums.numel() for m in moments]), strict=True):
         m.write(flat.view_as(m.sums))
@@ -91,9 +91,17 @@ class _Moments:
         self._bn = bn
         self._workers = world.workers if isinstance(bn, nn.SyncBatchNorm) else 1
         self.sums = torch.zeros(4, bn.num_features, dtype=torch.float64, device=_of(bn.running_mean).device)
-        bn.momentum = 1.0  # the running statistics are then those of the last batch alone ...
-        self.hook = bn.register_forward_hook(self._add)
+        self._momentum, bn.momentum = (
+            bn.momentum,
+            1.0,
+        )  # the running statistics are then those of the last batch alone ...
+        self._hook = bn.register_forward_hook(self._add)
         self._clear()
+
+    def end(self) -> None:
+        """Leave the layer as it was, but for its running statistics."""
+        self._hook.remove()
+        self._bn.momentum = self._momentum
 
     def _clear(self) -> None:
         _of(self._bn.running_mean).zero_()  # ... unless 0 · (infinite or NaN) is added to them
@@ -115,10 +123,6 @@ class _Moments:
         for buffer, value in ((self._bn.running_mean, mean), (self._bn.running_var, var)):
             old = _of(buffer)
             old.copy_(torch.where(seen, value.to(old.dtype), old))
-
-
-def _copy(buffer: torch.Tensor | None) -> torch.Tensor | None:
-    return None if buffer is None else buffer.clone()
 
 
 def _of(buffer: torch.Tensor | None) -> torch.Tensor:

@@ -24,24 +24,30 @@ class WeightAverage:
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
-        # Not BatchNorm's counters of batches, which are whole numbers.
-        self._live = [t for t in (*model.parameters(), *model.buffers()) if t.is_floating_point()]
+        self._parameters = [p for p in model.parameters() if _is_averaged(p)]
+        # Where the buffers are, not which: a network may put another tensor in a buffer's place.
+        places = {id(b): (m._buffers, n) for m in model.modules() for n, b in m._buffers.items() if b is not None}
+        self._buffers = [places[id(b)] for b in model.buffers() if _is_averaged(b)]
         self._decay = decay
-        self.tensors = [t.detach().clone() for t in self._live]
+        self.tensors = [t.detach().clone() for t in self._live()]
         """The average: parameters, then floating-point buffers, in the model's order."""
-        # torch updates many tensors in one operation if they are of one type.
-        self._by_dtype: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
-        for mean, live in zip(self.tensors, self._live, strict=True):
-            means, lives = self._by_dtype.setdefault(live.dtype, ([], []))
-            means.append(mean)
-            lives.append(live)
+
+    def _live(self) -> list[torch.Tensor]:
+        """What is averaged, as the model has it now."""
+        return [*self._parameters, *(_there(buffers[name]) for buffers, name in self._buffers)]
 
     @torch.no_grad()
     def update(self, steps: int) -> None:
         """Take in the weights after optimizer step number ``steps``, 1-based."""
         decay = min(self._decay, (1 + steps) / (10 + steps))
-        for means, lives in self._by_dtype.values():
-            torch._foreach_lerp_([local(mean) for mean in means], [local(live) for live in lives], 1.0 - decay)
+        # torch updates many tensors in one operation if they are of one type.
+        by_dtype: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+        for mean, live in zip(self.tensors, self._live(), strict=True):
+            means, lives = by_dtype.setdefault(live.dtype, ([], []))
+            means.append(local(mean))
+            lives.append(local(live))
+        for means, lives in by_dtype.values():
+            torch._foreach_lerp_(means, lives, 1.0 - decay)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
@@ -54,7 +60,7 @@ class WeightAverage:
 
     @torch.no_grad()
     def _swap(self) -> None:
-        for mean, live in zip(self.tensors, self._live, strict=True):
+        for mean, live in zip(self.tensors, self._live(), strict=True):
             kept = live.detach().clone()
             live.copy_(mean)
             mean.copy_(kept)
@@ -64,3 +70,13 @@ class WeightAverage:
         """Load the value that ``tensors`` had when a checkpoint was written."""
         for mean, saved in zip(self.tensors, tensors, strict=True):
             mean.copy_(saved)
+
+
+def _is_averaged(tensor: torch.Tensor) -> bool:
+    # Not BatchNorm's counters of batches, which are whole numbers.
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _there(buffer: torch.Tensor | None) -> torch.Tensor:
+    assert buffer is not None  # it was there when the average began
+    return buffer

@@ -67,6 +67,28 @@ def shapes(outputs, targets):
 def vector(outputs, targets):
     return F.cross_entropy(outputs, targets, reduction="none")
 
+class Learned(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+    def forward(self, outputs, targets):
+        return F.cross_entropy(outputs * self.scale, targets)
+
+learned = Learned()
+
+class Several:
+    def __init__(self, made=torch.ones(2)):
+        self.made = made
+    reset = lambda self: None
+    update = lambda self, outputs, targets: None
+    compute = lambda self: self.made
+
+def several():
+    return Several()
+
+def of_numpy():
+    return Several(torch.ones(2, 2).numpy())
+
 def nan(outputs, targets):
     return (outputs * 0 / 0).mean()
 
@@ -133,6 +155,7 @@ def file(tmp_path: Path) -> Path:
 def _config(file: Path, **keys: object) -> TrainConfig:
     own = ("model__name", "loss", "optimizer__name")
     words = {k: f"{file}:{v}" if k in own and ":" not in str(v) and v != "bce" else v for k, v in keys.items()}
+    words |= {"metrics": [f"{file}:{name}" for name in keys["metrics"]]} if "metrics" in keys else {}  # type: ignore
     return TrainConfig().replace_keys({key.replace("__", "."): value for key, value in words.items()})
 
 
@@ -167,6 +190,12 @@ def _check_all(config: TrainConfig) -> None:
         ),
         ({"model__name": "pair"}, r"must return logits \[N, 10\]; got a dict from"),
         ({"loss": "vector", "model__name": "net"}, r"one number; got a tensor \[4\] of float32"),
+        ({"loss": "learned", "model__name": "net"}, "loss must have no parameters of its own, for nothing would train"),
+        (
+            {"metrics": ["several"], "model__name": "net"},
+            r"must compute a number, or a dict of numbers; got shape \(2,\)",
+        ),
+        ({"metrics": ["of_numpy"], "model__name": "net"}, r"or a dict of numbers; got shape \(2, 2\)"),
         ({"loss": "nan", "model__name": "net"}, "the loss of the first batch must be a finite number; got nan"),
         ({"loss": "no_gradient", "model__name": "net"}, "two batches must go through .* does not require grad"),
         ({"optimizer__name": "keeps", "model__name": "net"}, "must be tensors and numbers, or a run cannot resume"),

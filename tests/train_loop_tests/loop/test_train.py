@@ -242,6 +242,58 @@ def test_a_padded_last_batch_changes_no_value(monkeypatch: pytest.MonkeyPatch, t
         assert padded[-1].val_top1 == pytest.approx(top1, abs=1e-12)
 
 
+class SeveralLabels(TinySource):
+    """Targets [N, K] of 0 to 1, which do not add up to 1, as a data set of a user's own may have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        draws = torch.Generator().manual_seed(2)
+        self.train = self.train[0], torch.rand(len(self.train[0]), 4, generator=draws)
+        self.val = self.val[0], torch.rand(VAL_SIZE, 4, generator=draws)
+
+    def val_labels(self) -> Any:
+        return torch.zeros(VAL_SIZE).long().numpy()
+
+
+def test_bce_takes_targets_of_several_classes_as_they_are_also_in_validation(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = SeveralLabels()
+    built = install(monkeypatch.setattr, plain_model, source)
+    config = changed(ONE_STEP, loss="bce", label_smoothing=0.0)
+    (record,) = run(config)
+
+    def by_hand(model: nn.Module, images: torch.Tensor, shares: torch.Tensor) -> float:
+        p = model.double()(images.double()).sigmoid()
+        return -(shares * p.log() + (1 - shares) * (1 - p).log()).mean().item()
+
+    rows = sampling.train_order(len(source.train[0]), config.seed, 0)[: config.batch.global_size]
+    torch.manual_seed(config.seed)
+    assert record.train_loss == pytest.approx(by_hand(plain_model(), *(part[rows] for part in source.train)), rel=1e-5)
+    assert record.val_loss == pytest.approx(by_hand(built.model, *source.val), rel=1e-5)
+
+
+class Tables(nn.Module):
+    """Makes a table anew in validation, as rotary positions do for larger images, and trains with it afterwards."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = plain_model()
+        self.table: torch.Tensor | None = None
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.body(images)
+        if self.table is None or not self.training:
+            self.table = torch.linspace(0.5, 1.5, outputs.shape[1])
+        return outputs * self.table
+
+
+def test_what_a_network_keeps_of_validation_trains_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    built = install(monkeypatch.setattr, Tables)
+    records = run(CONFIG)
+    loss, top1 = val_reference(built.model)
+    assert len(records) == 3 and records[-1].val_loss == pytest.approx(loss, rel=1e-5)
+    assert records[-1].val_top1 == pytest.approx(top1, abs=1e-12)
+
+
 @pytest.mark.parametrize("stops_at", [0, 6])
 def test_the_collector_passes_over_what_stays_until_the_run_ends(built, stops_at):
     """As Python counts it. Afterwards, also after a stop, the collector sees everything again."""

@@ -60,7 +60,7 @@ def test_only_the_last_accumulation_step_sends_gradients(pair: Pair) -> None:
         assert rank["accumulated"]["local"] == CONFIG.epochs * 2 * 1  # 2 steps an epoch of 2 micro-batches a rank
 
 
-@pytest.mark.parametrize("name", ["equal", "accumulated", "small_last", "running", "fp16"])
+@pytest.mark.parametrize("name", ["equal", "accumulated", "small_last", "running", "fp16", "centred"])
 def test_all_ranks_report_the_same_and_end_with_the_same_statistics(pair, name):
     first, second = (outcomes[name] for outcomes in pair[1])
     assert first == second
@@ -130,6 +130,17 @@ def test_a_step_without_a_gradient_names_the_parameter_on_the_rank_that_lacks_it
     assert named and "'second.0.weight' and 3 more of model.name=resnet18 got none in a step on rank" in named[0]
     others = [error for error in errors if error not in named]
     assert all(is_lost_peer(RuntimeError(error)) for error in others), "they waited, and lost it"
+
+
+def test_ranks_whose_layers_train_with_what_they_keep_resume_to_the_bit(pair: Pair) -> None:
+    for rank in pair[1]:
+        assert rank["centred_stopped"]["error"].startswith("TrainingStopped: stopped on request in epoch 1 after step")
+        whole, resumed = (
+            [EpochRecord.from_dict(r) for r in rank[n]["records"]] for n in ("centred", "centred_resumed")
+        )
+        assert _without_scale(resumed) == _without_scale(whole)
+        for key in ("weights", "buffers"):
+            assert rank["centred_resumed"][key] == rank["centred"][key]
 
 
 def test_stop_that_one_rank_asks_for_stops_all_and_one_worker_can_go_on(

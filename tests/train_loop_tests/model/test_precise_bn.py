@@ -75,6 +75,52 @@ def test_nothing_else_changes() -> None:
     assert not model[1]._forward_hooks
 
 
+class Frozen(nn.BatchNorm2d):
+    """Normalises with its statistics in training too, as fine-tuned networks do."""
+
+    def train(self, mode: bool = True) -> "Frozen":
+        return super().train(False)
+
+
+class Counts(nn.Module):
+    """Counts its passes, in place and with a new tensor."""
+
+    passes: torch.Tensor
+    others: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("passes", torch.zeros(()))
+        self.register_buffer("others", torch.zeros(()))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        self.passes += 1.0
+        self.others = self.others + 1.0
+        return images
+
+
+def test_frozen_statistics_and_what_other_layers_keep_stay() -> None:
+    """The layers behind the frozen one see what it makes of its own statistics."""
+    model = network()
+    model[1] = Frozen(5)
+    model[1].running_mean.fill_(0.3)
+    model[1].running_var.fill_(4.0)
+    model[3] = Counts()
+    precise_bn.recompute_statistics(model.train(), batches(), WORLD, model)
+    assert model[1].running_mean.tolist() == pytest.approx([0.3] * 5) and model[1].running_var.tolist() == [4.0] * 5
+    assert (model[3].passes.item(), model[3].others.item(), model[1].momentum) == (0.0, 0.0, 0.1)
+    xs = torch.cat([F.conv2d(x.double(), model[0].weight.double()) for x in batches()])
+    inputs = F.conv2d(F.relu((xs - 0.3) / (4.0 + model[1].eps) ** 0.5), model[4].weight.double())
+    torch.testing.assert_close(model[5].running_mean.double(), inputs.mean((0, 2, 3)), rtol=1e-5, atol=1e-5)
+
+
+def test_a_network_of_frozen_layers_alone_reads_no_image() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 5, 3), Frozen(5))
+    before = copy.deepcopy(model.state_dict())
+    precise_bn.recompute_statistics(model, iter(()), WORLD, model)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
 def test_state_is_restored_after_an_error() -> None:
     model = network()
     before = copy.deepcopy(model.state_dict())

@@ -44,6 +44,9 @@ def reads_a_value(workload):
 def of_classes(num_classes=10):
     return nn.Linear(3, num_classes)
 
+def of_pretrained(pretrained=False, num_classes=10):
+    return nn.Linear(3, num_classes)
+
 def volume(workload):
     return nn.Sequential(nn.Conv3d(1, 2, 3), nn.Flatten(), nn.LazyLinear(4))
 
@@ -102,6 +105,10 @@ def test_a_model_that_reads_values_while_it_is_built_is_counted_too(file):
         (
             {"name": "of_classes"},
             r"which would get it as 'num_classes'\. Write .*`workload\.num_classes` in the function",
+        ),
+        (
+            {"name": "of_pretrained"},
+            r"would get it as 'pretrained'\. Write a first argument `workload`, and `workload\.n",
         ),
         ({"name": "net", "stem": "small"}, "model.stem=small needs a ResNet"),
         ({"name": "net", "pretrained": "nowhere.pth"}, "model.pretrained must name a file that is there"),

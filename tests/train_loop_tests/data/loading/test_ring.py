@@ -246,6 +246,7 @@ def test_bad_images_are_replaced_in_training_and_left_out_in_validation(
     assert same(list(source.read_train(order, Epoch(1, 1))), list(whole.read_train(stand_in, Epoch(1, 1))))
     assert source.take_bad() == 2 and source.take_bad() == 0
     assert "train/a/03.png" in caplog.text and "replaced by the next" in caplog.text
+    assert "--on-bad-image" not in caplog.text, "the run does so already"
     seen = whole.read_val([np.array([0, 1, 2, 3]), np.array([4, 5, 7]), np.array([8, 9])])
     assert same(list(source.val_batches(4, 0, 1)), list(seen))
     assert source.take_bad() == 1
