@@ -91,10 +91,8 @@ class _Moments:
         self._bn = bn
         self._workers = world.workers if isinstance(bn, nn.SyncBatchNorm) else 1
         self.sums = torch.zeros(4, bn.num_features, dtype=torch.float64, device=_of(bn.running_mean).device)
-        self._momentum, bn.momentum = (
-            bn.momentum,
-            1.0,
-        )  # the running statistics are then those of the last batch alone ...
+        # The running statistics are then those of the last batch alone ...
+        self._momentum, bn.momentum = bn.momentum, 1.0
         self._hook = bn.register_forward_hook(self._add)
         self._clear()
 
