@@ -337,7 +337,7 @@ def use_assigned_cores() -> None:
     threads = os.environ.get("OMP_NUM_THREADS")
     if threads and threads.isdigit():
         torch.set_num_threads(int(threads))
-        # NumPy's libraries count when they are loaded, which may have been ahead of the work (load_ahead.py).
+        # NumPy's libraries count when they are loaded: in a copy, before the work (base/fork_server.py).
         threadpool_limits(int(threads), user_api="blas")
 
 
