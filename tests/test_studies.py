@@ -210,7 +210,7 @@ def test_a_wrong_option_of_a_search_is_one_line(tmp_path: Path, capfd: pytest.Ca
             search("s", output=tmp_path, **options)
         assert not any(word in str(error.value) for word in ("\n", "error", "--", "run.py"))
     with pytest.raises(ConfigError, match="a dry run makes none; got dry_run=True"):
-        search("s", output=tmp_path, space="smoke", **{"dry_run": True})
+        search("s", output=tmp_path, space="smoke", dry_run=True)  # type: ignore[call-arg]
     with pytest.raises(ConfigError, match="got 'luck'"):
         search(5, output=tmp_path, strategy="luck")  # type: ignore[arg-type]
     assert list(tmp_path.iterdir()) == []

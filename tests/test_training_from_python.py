@@ -61,7 +61,7 @@ def test_wrong_input_is_one_line(config: TrainConfig, monkeypatch: pytest.Monkey
         train(config.replace_keys({"data.name": "no-such-folder"}))
     for wrong in ({"checkpoint_every_s": "x"}, {"folder": ""}, {"workers": 1.5}):
         with pytest.raises(ConfigError, match="--(checkpoint-every-s|output|workers) must"):
-            train(config, **wrong)  # type: ignore[arg-type]
+            train(config, **wrong)
     with pytest.raises(ConfigError, match="takes a TrainConfig; got 'best.json'"):
         train("best.json")  # type: ignore[arg-type]
     for name, value in (("RANK", "0"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "0")):

@@ -84,7 +84,7 @@ def test_a_second_line_in_a_name_would_run_as_a_command_and_is_refused(tmp_path)
         found = find_site(site if site == "generic" else str(profile), env)
         with pytest.raises(InputError, match="must be one line; got"):
             raise AssertionError(
-                what + batch_script.render_batch_script(replace(GIVEN, cpus_per_node=2, **changes), found, env=env)
+                what + batch_script.render_batch_script(replace(GIVEN, cpus_per_node=2, **changes), found, env=env)  # type: ignore[arg-type]
             )
 
 
