@@ -29,7 +29,11 @@ CODE = {
     "from bigbatch.command import main; assert main(['--print-completion', 'bash']) == 0": ("torch", "ray"),
 }
 """What is done, and what it must not load."""
-WHERE_THERE = {("cluster/doctor/probe.py", "torch"), ("cluster/node/gcs.py", "ray")}
+WHERE_THERE = {
+    ("cluster/doctor/probe.py", "torch"),
+    ("cluster/node/gcs.py", "ray"),
+    ("cluster/node/ray_start_hook.py", "ray"),
+}
 """Imported where it is there: to test the environment of a job, and to speak with Ray."""
 
 

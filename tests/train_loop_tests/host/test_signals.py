@@ -13,6 +13,7 @@ from bigbatch.train_loop.host.signals import STOP_SIGNALS, StopSignals
 from helpers.paths import ROOT, product_files
 
 TAKES_SIGNALS = {
+    "src/bigbatch/base/fork_server.py",  # before a copy has work
     "src/bigbatch/base/streams.py",  # a process that has lost its reader and is about to end
     "cluster/job/attach.py",  # a batch script asks Slurm what each signal means
     "cluster/job/lost_host.py",  # it acts for the batch script to its end
