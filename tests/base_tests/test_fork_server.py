@@ -149,6 +149,21 @@ def test_a_path_that_names_a_folder_twice_is_the_same_path(server: Server) -> No
     assert not server.ask(PYTHONPATH=os.pathsep.join([here, "/opt/other"]))[0]["loaded"]
 
 
+def test_in_a_folder_that_was_removed_an_interpreter_starts_as_ever(server: Server) -> None:
+    """As a shell may stand in one. The kernel knows no name for it that could be handed on."""
+    command = fork_server.instead_of_python([f"{fork_server.WORKERS}{sys.executable} x"], server.path)[0]
+    words = command.removeprefix(fork_server.WORKERS).split(" ")[:-1]
+    (gone := server.folder / "gone").mkdir()
+    code = "import os, sys; os.rmdir(os.getcwd()); os.execv(sys.argv[1], sys.argv[1:])"
+    program = server.folder / "says.py"
+    program.write_text("import sys; print('colorsys' in sys.modules)")
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words, str(program)], cwd=gone, capture_output=True, text=True, timeout=60,
+        env=server.environment,
+    )  # fmt: skip
+    assert (done.stdout, done.returncode) == ("False\n", 0), done.stderr
+
+
 def test_a_server_that_has_threads_or_does_not_know_the_program_copies_nothing(tmp_path: Path) -> None:
     (tmp_path / "threads_a.py").write_text(
         "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"

@@ -229,7 +229,7 @@ class LocalRay:
 
     def _fork_server(self) -> str:
         """The socket of the server that starts this cluster's processes for work; empty if Ray starts them itself."""
-        if self._ready is None or not has(PROCESS_GROUPS):
+        if self._ready is None or not has(PROCESS_GROUPS) or sys.platform != "linux":
             return ""
         assert self.folder is not None
         path = self.folder / "ray-forks"

@@ -38,19 +38,19 @@ CONTEXT = "--serialized-runtime-env-context="
 
 def start(path: str, words: list[str]) -> None:
     """Let the server at ``path`` do ``python WORDS`` as this process would; else become that process."""
-    with open(OOM_SCORE) as file:
-        place = (os.getcwd(), os.getpriority(os.PRIO_PROCESS, 0), os.getpgrp() == os.getpid(), file.read())
-    request = marshal.dumps((words, dict(os.environ), place))
     answer = b""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
-        server.settimeout(ANSWER_S)
-        try:
+    try:  # whatever is not there, such as this folder: a new interpreter can do without
+        with open(OOM_SCORE) as file:
+            place = (os.getcwd(), os.getpriority(os.PRIO_PROCESS, 0), os.getpgrp() == os.getpid(), file.read())
+        request = marshal.dumps((words, dict(os.environ), place))
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
+            server.settimeout(ANSWER_S)
             server.connect(path)
             if server.recv(len(READY)) == READY:
                 socket.send_fds(server, [request], [0, 1, 2])
                 answer = server.recv(len(COPIED))
-        except OSError:
-            pass
+    except OSError:
+        pass
     if answer != COPIED:
         os.execv(sys.executable, [sys.executable, *words])
 
@@ -71,7 +71,7 @@ def serve(path: str, modules: list[str]) -> None:
                 return
             connection, _ = listener.accept()
             streams: list[int] = []
-            with connection, contextlib.suppress(OSError, EOFError, ValueError):  # it has gone, or asks nonsense
+            with connection, contextlib.suppress(OSError, EOFError, ValueError, TypeError):  # gone, or nonsense
                 connection.settimeout(ANSWER_S)
                 connection.send(READY)
                 message, streams, _, _ = socket.recv_fds(connection, LARGEST, 3)
@@ -106,9 +106,10 @@ def _move(folder: str, niceness: int, leads: bool, oom_score: str) -> None:
     """Take the place of the process that asked: its folder, and what the kernel and Ray know it by."""
     import contextlib
 
-    os.chdir(folder)
     if leads:  # Ray ends a worker's group with it
         os.setpgrp()
+    with contextlib.suppress(OSError):  # it was removed just now
+        os.chdir(folder)
     with contextlib.suppress(PermissionError):  # to lower them
         os.setpriority(os.PRIO_PROCESS, 0, niceness)
         with open(OOM_SCORE, "w") as file:  # Ray raises it: a worker is to go before the raylet
