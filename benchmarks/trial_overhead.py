@@ -99,7 +99,7 @@ def run_arm(arm: str, trials: int, epochs: int) -> list[dict[str, float]]:
     if arm == "stock":
         connection = _stock_ray()
     else:
-        session = LocalRay(2, 0, folder / "ray.log", ready=2)
+        session = LocalRay(2, 0, folder / "ray.log")
         session.__enter__()
         connection = session
     logging.disable(logging.WARNING)

@@ -126,7 +126,7 @@ def _fit_on_own_ray(
 ) -> WorkersEnd:
     """Start Ray, train, end Ray. Returns what ``train_worker`` returned, or that the run was stopped."""
     output = task.log_file.parent
-    with LocalRay(cpus, gpus, output / "ray.log", ready=1 + task.workers) as connection:
+    with LocalRay(cpus, gpus, output / "ray.log") as connection:
         signals.take()  # starting Ray has replaced the handler for SIGTERM
         (output / RECORDS_FILE).unlink(missing_ok=True)  # a resumed run sends the checkpoint's records again
         storage = Path(connection.token_path or output).parent / "train"

@@ -125,7 +125,6 @@ FOR_SEARCHES = (
 )  # fmt: skip
 PRIVATE_FOLDER = "ray:init._temp_dir"
 """Without it Ray's sockets and logs would lie where all users of the machine see them."""
-PRESTART = "--num_prestart_python_workers="
 METRICS_PORT = "ray:init._metrics_export_port"
 
 
@@ -231,14 +230,13 @@ def _has_preemption() -> bool:
 
 
 @contextlib.contextmanager
-def own_process_groups(ready: int | None = None, forks: str = "") -> Iterator[None]:
+def own_process_groups(forks: str = "") -> Iterator[None]:
     """Within the block, processes that Ray starts lead their own process groups.
 
     A terminal's Ctrl-C or hang-up, ``timeout`` and ``kill -- -PGID`` signal the whole group of the driver.
     Ray's processes would die of it before trials have saved. They still end with the driver: the kernel signals them.
 
     Args:
-        ready: how many processes for work Ray is to start at once; None: as many as it does itself, one for each CPU.
         forks: the socket of the server that starts them (``base/fork_server.py``); empty: Ray starts interpreters.
     """
     if not has(PROCESS_GROUPS):
@@ -249,8 +247,6 @@ def own_process_groups(ready: int | None = None, forks: str = "") -> Iterator[No
     popen = services.ConsolePopen
 
     def start(command: list[str], *args: object, **more: object) -> object:
-        if ready is not None:
-            command = [f"{PRESTART}{ready}" if part.startswith(PRESTART) else part for part in command]
         if forks:
             command = fork_server.instead_of_python(command, forks)
         return popen(command, *args, **more, process_group=0)

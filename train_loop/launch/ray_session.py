@@ -95,8 +95,6 @@ class LocalRay:
         cpus, gpus: what the cluster may use (the allocation's, not the host's).
         log_file: Ray's own messages in this process go there.
         metrics_port: where Prometheus finds Ray's metrics, on loopback; None: nowhere.
-        ready: how many processes for work start with Ray, which then starts them all as copies of one that has loaded
-            torch (``base/fork_server.py``); None: Ray starts its own number, as it does itself.
 
     Raises:
         ConfigError: the temporary folder's path is too long for Unix sockets; Ray cannot keep its files private; this
@@ -110,11 +108,8 @@ class LocalRay:
         gpus: int,
         log_file: Path,
         metrics_port: int | None = None,
-        *,
-        ready: int | None = None,
     ) -> None:
         self._cpus, self._gpus, self._log_file, self._metrics_port = cpus, gpus, log_file, metrics_port
-        self._ready = ready
         self._server: subprocess.Popen[bytes] | None = None
         self._saved_env: dict[str, str | None] = {}
         self.folder: Path | None = None
@@ -203,9 +198,7 @@ class LocalRay:
         import ray
 
         send_ray_logs_to(self._log_file)
-        # Where workers need another Python than Ray's own, the job could not use what starts with Ray.
-        ready, forks = (0, "") if worker_python() else (self._ready, self._fork_server())
-        with own_process_groups(ready, forks):
+        with own_process_groups(self._fork_server()):
             context = ray.init(
                 address="local",
                 num_cpus=self._cpus,
@@ -229,7 +222,7 @@ class LocalRay:
 
     def _fork_server(self) -> str:
         """The socket of the server that starts this cluster's processes for work; empty if Ray starts them itself."""
-        if self._ready is None or not has(PROCESS_GROUPS) or sys.platform != "linux":
+        if worker_python() or not has(PROCESS_GROUPS) or sys.platform != "linux":
             return ""
         assert self.folder is not None
         path = self.folder / "ray-forks"

@@ -38,7 +38,7 @@ from bigbatch.tune.console.findings import (
 from bigbatch.tune.console.outcome import known_findings, look_findings, refusals_in_words, why_nothing
 from bigbatch.tune.console.wrapped import say, say_command
 from bigbatch.tune.plan.fitting import absent_nodes, cluster_machine, living_nodes, plan_for_cluster
-from bigbatch.tune.plan.machine import Share, devices_held
+from bigbatch.tune.plan.machine import devices_held
 from bigbatch.tune.plan.option_checks import check_metrics_port, check_same_values
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.proposers.samplers import quiet_optuna
@@ -348,15 +348,8 @@ def _session(plan: SearchPlan, store: StudyStore) -> LocalRay | JoinedRay:
     _log.info("the study is open; the driver's log is %s", store.log_folder / "driver.log")
     log = store.log_folder / "ray.log"
     if plan.address == "local":
-        ready = _first_trials(plan, plan.share, store) * (1 + plan.share.workers)
-        return LocalRay(plan.machine.cpus, plan.machine.gpus, log, plan.options.metrics_port, ready=ready)
+        return LocalRay(plan.machine.cpus, plan.machine.gpus, log, plan.options.metrics_port)
     return JoinedRay(plan.address, log)
-
-
-def _first_trials(plan: SearchPlan, share: Share, store: StudyStore) -> int:
-    """How many trials begin at once."""
-    left = sys.maxsize if plan.open_ended else plan.trials - count_ended(store.study.get_trials(deepcopy=False))
-    return max(min(share.concurrency, left), 1)
 
 
 def _ray_storage(plan: SearchPlan, connection: RayConnection) -> Path:
