@@ -343,7 +343,7 @@ def _commands(found: StudySummary, width: int | None) -> str:
     elif found.state not in (RUNNING, DONE) and not (found.state == FAILED and all_ended and failed):
         lines += ["Continue it:", wrapped_command(resume_words(found), width)]
     if found.state != RUNNING and failed:
-        command = resume_words(found).replace("--resume", "--resume --retry-failed", 1)
+        command = f"{resume_words(found)} --retry-failed"
         lines += ["Try the failed trials again, when their cause is mended:", wrapped_command(command, width)]
     best_file = found.folder / "best.json"
     if found.answer.get(USABLE) is False:

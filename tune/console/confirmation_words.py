@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from bigbatch.base import json_values
 from bigbatch.tune.console.answer_words import AnswerWords, counted_noun, name_in_words, short_number
-from bigbatch.tune.runs.confirm_rule import LEAST_TRIALS
+from bigbatch.tune.runs.confirm_rule import AFFORDABLE_WORKER_S, LEAST_TRIALS
 
 if TYPE_CHECKING:
     from bigbatch.tune.plan.search_plan import SearchPlan
@@ -94,7 +94,7 @@ def confirm_lines(plan: SearchPlan) -> list[tuple[str, str]]:
             if frontier and values > 2
             else ""
         )
-        whole = "budget" if has_budget else "search's time"
+        whole = "budget" if has_budget else f"search's time (at least {AFFORDABLE_WORKER_S / 60:.0f} worker minutes)"
         runs = min(2, values) * rule.seeds
         return [("confirm", f"{which} {seeds} (at most {runs} runs{then}), as far as a fifth of the {whole} allows")]
     best = "the best trial" if rule.best == 1 else f"the {rule.best} best trials"

@@ -10,6 +10,11 @@ from bigbatch.train_loop.config import ConfigError
 MOST_SEEDS = 100
 LEAST_TRIALS = 6
 """The default rule confirms nothing in smaller searches: three runs would be more than half of the search again."""
+AFFORDABLE_SHARE = 0.2
+"""The default rule may use this part of the time that the search has trained …"""
+AFFORDABLE_WORKER_S = 180.0
+"""… or this many worker seconds, if they are more: a minute and a half on two devices. As much again is for what
+follows where fresh seeds refute the answer. With a budget: a part of it alone, for all together."""
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 from optuna.trial import TrialState
 
-from bigbatch.tune.runs.confirm_rule import LEAST_TRIALS, ConfirmRule
+from bigbatch.tune.runs.confirm_rule import AFFORDABLE_SHARE, AFFORDABLE_WORKER_S, LEAST_TRIALS, ConfirmRule
 from bigbatch.tune.runs.frontier import FrontierFacts, counted_trials, frontier_of, value_of_trial
 from bigbatch.tune.runs.reported import confirmed_trials
 from bigbatch.tune.runs.run import (
@@ -46,11 +46,6 @@ from bigbatch.tune.runs.run import (
 )
 from bigbatch.tune.runs.tables import epoch_s
 
-AFFORDABLE_SHARE = 0.2
-"""The default rule may use this part of the time that the search has trained …"""
-AFFORDABLE_WORKER_S = 180.0
-"""… or this many worker seconds, if they are more: a minute and a half on two devices. As much again is for what
-follows where fresh seeds refute the answer. With a budget: a part of it alone, for all together."""
 LEAST_SEEDS = 2
 """The default rule takes fewer fresh seeds than it would like where only these are affordable, but not a single one:
 one seed says nothing about others."""

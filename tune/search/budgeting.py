@@ -20,7 +20,8 @@ from bigbatch.tune.budget.ledger import owns_cluster
 from bigbatch.tune.budget.pace import Pace, SessionTimes, pace_key, read_session_times
 from bigbatch.tune.plan.machine import devices_held
 from bigbatch.tune.plan.search_plan import SearchPlan
-from bigbatch.tune.runs.confirmation import AFFORDABLE_SHARE, ConfirmationFacts
+from bigbatch.tune.runs.confirm_rule import AFFORDABLE_SHARE
+from bigbatch.tune.runs.confirmation import ConfirmationFacts
 from bigbatch.tune.runs.frontier import frontier_facts
 from bigbatch.tune.runs.objective import Objective, TimeToTarget
 from bigbatch.tune.runs.observer import TrialView

@@ -173,7 +173,7 @@ def _say_findings(
     for line in said:
         say(console, line)
     if failed_trials(trials):
-        command = resume_command(plan).replace("--resume", "--resume --retry-failed", 1)
+        command = f"{resume_command(plan)} --retry-failed"
         say_command(console, command, "\nTry the failed trials again, when their cause is mended:")
 
 
