@@ -96,7 +96,7 @@ def test_without_them_ray_behaves_as_ray_does() -> None:
     assert internals.is_preempted() is False
     assert internals.head_client("127.0.0.1:1") is None
     internals.finish_session(1.0)  # outside of a trial there is no session: it must not ask for one
-    with internals.own_process_groups(2), internals.quick_start_of_trials():
+    with internals.own_process_groups("forks"), internals.quick_start_of_trials():
         pass
 
 

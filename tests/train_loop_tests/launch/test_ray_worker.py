@@ -125,7 +125,7 @@ task = TrialTask(
     name="cores", config=TrainConfig(), workers=1, worker_resources={"CPU": 2.0}, restarts=0, checkpoint_every_s=0.0,
     ray_storage=Path(folder), **{name: Path(folder, name, name) for name in ("checkpoint_dir", "stop_file", "log_file")}
 )
-with LocalRay(3, 0, Path(folder, "ray.log"), ready=2):
+with LocalRay(3, 0, Path(folder, "ray.log")):
     from ray.train import RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
 

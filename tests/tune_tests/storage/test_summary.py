@@ -272,8 +272,8 @@ def test_a_study_that_was_killed_before_its_confirmations_ended_is_not_done(tmp_
 def test_failed_trials_are_tried_again_by_the_command_that_is_shown(tmp_path, capsys):
     """Where all trials have ended, a plain --resume would only print what came out."""
     store = recorded_study(tmp_path / "s", 4, trials=4, sessions=[{}])
-    plain = f"bigbatch tune --resume --study s --output {tmp_path}"
-    again = f"{plain} --retry-failed"
+    plain = f"bigbatch tune --resume --study s --output {tmp_path}\n"
+    again = plain.replace("\n", " --retry-failed\n")
 
     def shown() -> str:
         assert show_main([str(store.folder)]) == 0
