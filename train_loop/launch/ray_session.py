@@ -163,6 +163,7 @@ class LocalRay:
                 **SEARCH_ENV,
                 **(NO_METRICS if self._metrics_port is None else METRICS),
                 "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # nobody drains a private cluster
+                "RAY_prestart_worker_first_driver": "0",  # one process for each core, whatever the trials need
                 "RAY_AUTH_MODE": "token",
                 "RAY_AUTH_TOKEN_PATH": str(token),
                 "RAY_AUTH_TOKEN": None,
