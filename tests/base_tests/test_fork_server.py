@@ -215,7 +215,7 @@ print("ray" in sys.modules, len(os.listdir("/proc/self/task")), asked, torch.cud
 torch.cuda.device_count()
 print(asked)
 """
-    variables = {"OMP_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
+    variables = {"GOTO_NUM_THREADS": "4", **fork_server.ONE_THREAD}
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=240,
         env={**clean_environment(), **variables},

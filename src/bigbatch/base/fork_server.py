@@ -28,6 +28,12 @@ LIBRARIES = ("pandas", "pyarrow", "torchvision", "bigbatch.train_loop.loop.train
 """What a search's processes need, and Ray: all that takes long to load, but for Ray itself."""
 LARGEST = 1 << 20
 """Bytes of a request: as many as an environment and a command line may have together on most systems."""
+ONE_THREAD = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",  # NumPy's asks for this one first
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",
+}
+"""With these the libraries start no threads: one for each core, or as many as a user's shell says."""
 OOM_SCORE = "/proc/self/oom_score_adj"
 SETS_UP = "setup_worker.py"
 """Ray's program that sets the variables of a process, and becomes Python's default worker."""
@@ -160,12 +166,10 @@ def launch(path: str, modules: Sequence[str] = LIBRARIES) -> subprocess.Popen[by
     """Start the server of ``modules``. It ends when its ``stdin`` is closed: at the latest with this process."""
     import subprocess
 
-    # Libraries would start threads: OpenMP's and BLAS's one for each core, pyarrow's for its memory.
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
     silent = subprocess.DEVNULL
     return subprocess.Popen(
         [sys.executable, __file__, path, *modules],
-        stdin=subprocess.PIPE, stdout=silent, stderr=silent, env=environment, process_group=0,
+        stdin=subprocess.PIPE, stdout=silent, stderr=silent, env={**os.environ, **ONE_THREAD}, process_group=0,
     )  # fmt: skip
 
 
