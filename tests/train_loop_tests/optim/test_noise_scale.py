@@ -1,7 +1,7 @@
 """The gradient noise scale: against a quadratic whose true value is known, and the loop's norms against autograd."""
 
 import math
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +12,9 @@ from bigbatch.train_loop.optim.noise_scale import GradientNorms, noise_scale
 from helpers.loop_references import run
 from helpers.tiny_training import CONFIG, TinySource, changed, install, plain_model, two_ranks
 
+pytestmark = pytest.mark.xdist_group("noise")  # else each test process starts the ranks
 DIMENSIONS, SMALL, BIG = 50, 8, 64
+Outcomes = list[dict[str, Any]]
 
 
 def test_a_quadratic_whose_noise_scale_is_known() -> None:
@@ -58,6 +60,14 @@ STEP = changed(CONFIG, epochs=1, global_size=64, micro_size=16, schedule__name="
                peak_lr=1e-30)  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
+    """Of each rank: the sums and noise scales of runs with two sizes of micro-batches."""
+    folder = tmp_path_factory.mktemp("noise")
+    (folder / "config.json").write_text(STEP.to_json())
+    return two_ranks("noise", folder)
+
+
 def gradient_sq(rows: np.ndarray) -> float:
     """Squared norm of the mean gradient over ``rows`` of the training set at the initial weights, float64."""
     torch.manual_seed(STEP.seed)
@@ -85,14 +95,16 @@ def test_one_micro_batch_a_step_is_not_measured(monkeypatch: pytest.MonkeyPatch)
     assert run(changed(STEP, micro_size=64))[0].noise_scale is None
 
 
-def test_two_ranks_measure_their_own_gradients_before_they_are_averaged(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(STEP.to_json())
-    first, second = two_ranks("noise", tmp_path)
+@pytest.mark.parametrize("number", range(6), ids=["ddp", "ddp-16", "fsdp2", "fsdp2-16", "bf16", "bf16-16"])
+def test_two_ranks_measure_their_own_gradients_before_they_are_averaged(number: int, outcomes: Outcomes) -> None:
+    """Of a sharded network the whole share of a rank, also where it has two micro-batches."""
+    first, second = outcomes
     assert first == second
-    order = sampling.train_order(70, STEP.seed, 0)[:64]
-    big = gradient_sq(order)
-    for (sums, small_size, big_size), micro_size in zip(first["seen"], (32, 16), strict=True):
-        assert (small_size, big_size) == (micro_size, 64)
-        # Micro-batch j is accumulation step j // 2 of rank j % 2: the ranks' first ones are 0 and 1.
-        small = [gradient_sq(order[j * micro_size : (j + 1) * micro_size]) for j in (0, 1)]
-        assert sums == pytest.approx([sum(small), 2 * big, 2.0], rel=1e-4)
+    micro_size, whole_share = (32, 16)[number % 2], number > 1
+    # Micro-batch j is accumulation step j // 2 of rank j % 2.
+    micro = sampling.train_order(70, STEP.seed, 0)[:64].reshape(-1, micro_size)
+    shares = [(micro[rank::2] if whole_share else micro[rank]).ravel() for rank in (0, 1)]
+    small, big = sum(map(gradient_sq, shares)), gradient_sq(micro.ravel())
+    sums, size = first["seen"][number]
+    assert size == 64 and sums == pytest.approx([small, 2 * big, 2.0], rel=1e-4 if number < 4 else 2**-8)
+    assert first["found"][number] == noise_scale(sums[0] / 2, sums[1] / 2, len(shares[0]), 64)
