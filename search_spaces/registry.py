@@ -150,7 +150,7 @@ def load_space(text: str) -> Space:
         return BUILT_IN[text]
     near = difflib.get_close_matches(text, BUILT_IN, n=1)
     fix = f"Did you mean {near[0]!r}?" if near else "Write one of them, or FILE.py[:function]."
-    if Path(text + ".py").is_file():
+    if os.path.isfile(text + ".py"):
         fix = f"Did you mean '{text}.py'?"
     raise ConfigError(f"--space is one of {', '.join(BUILT_IN)}, or a Python file; got {text!r}. {fix}")
 

@@ -133,7 +133,11 @@ def data_folder(options: JobOptions, cwd: Path) -> Path | None:
     data = value_of(options.arguments, "--data") or ""
     path = cwd / os.path.expanduser(data)
     # FILE.py:FUNCTION may have a slash too, and is no folder.
-    return Path(os.path.abspath(path)) if data and (path.is_dir() or (os.sep in data and ".py" not in data)) else None
+    return (
+        Path(os.path.abspath(path))
+        if data and (os.path.isdir(path) or (os.sep in data and ".py" not in data))
+        else None
+    )
 
 
 def driver_command(options: JobOptions, default_name: str, address: str, folder: Path | None, again: bool) -> list[str]:
@@ -151,7 +155,7 @@ def driver_command(options: JobOptions, default_name: str, address: str, folder:
         arguments += ["--study", default_name]
     if options.metrics_port is not None and value_of(arguments, PORT) is None:
         arguments += [PORT, str(options.metrics_port)]
-    started = folder is not None and (folder / "study.json").exists()
+    started = folder is not None and os.path.exists(folder / "study.json")
     # In a first start the named study may be another search, and only the user may continue that one.
     if started and (again or not named) and "--resume" not in arguments:
         arguments.append("--resume")

@@ -184,7 +184,7 @@ def check_folders(request: Request, env: Mapping[str, str]) -> None:
 def check_files(request: Request) -> None:
     """Raise InputError if a file that the job needs is missing."""
     for option, path in (("--container", request.container), ("--prelude", request.prelude)):
-        if path and not Path(path).expanduser().is_file():
+        if path and not os.path.isfile(os.path.expanduser(path)):
             raise InputError(f"{option} must be an existing file; got {path!r}. Check the path.")
     python = request.python
     if python and not request.container and not shutil.which(os.path.expanduser(python)):

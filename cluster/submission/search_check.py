@@ -18,7 +18,6 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from bigbatch.base.root import ROOT
 from bigbatch.cluster.host.allocation import CHECK_ELSEWHERE, CHECK_MARK
@@ -136,7 +135,7 @@ def main(argv: Sequence[str]) -> int:
     """The batch script calls this in place of the job. The process becomes the check, in the search's interpreter."""
     chosen = options.parse_job_options(argv[1:] if argv[:1] == [ARGUMENT] else argv)
     for name in ("BIGBATCH_HOME", "BIGBATCH_NODE_TMP"):  # a container is given only folders that are there
-        if os.environ.get(name) and not Path(os.environ[name]).is_dir():
+        if os.environ.get(name) and not os.path.isdir(os.environ[name]):
             os.environ[name] = str(ROOT)
     os.chdir(os.environ.get("BIGBATCH_CWD") or os.getcwd())
     command = [ray_python(), str(CHECK), *chosen.arguments, "--address", "auto"]

@@ -6,6 +6,7 @@ search runs in a process of its own, as ``bigbatch tune`` does.
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -295,7 +296,7 @@ def search(study: str, *, output: str | Path = RUNS, **options: Unpack[SearchKey
     try:
         code, last = run_child(words, say)
     except KeyboardInterrupt:
-        if folder.is_dir():
+        if os.path.isdir(folder):
             print(f"The study is saved. To search on: open_study({str(folder)!r}).resume()", flush=True)
         raise
     finally:

@@ -57,7 +57,7 @@ def folder_first(folder: Path) -> Iterator[None]:
 
 
 def _is_there(folder: Path, name: str) -> bool:
-    return (folder / f"{name}.py").is_file() or (folder / name).is_dir()
+    return os.path.isfile(folder / f"{name}.py") or os.path.isdir(folder / name)
 
 
 ABSOLUTE_KEYS = ("model.name", "data.name", "loss", "optimizer.name", "trainable.name")
@@ -109,7 +109,7 @@ def with_absolute_words(config: TrainConfig, folder: Path | None = None) -> Trai
 
 def _within(folder: Path, word: str) -> str:
     path, _, function = word.rpartition(":")
-    return f"{folder / path}:{function}" if (folder / path).is_file() else word
+    return f"{folder / path}:{function}" if os.path.isfile(folder / path) else word
 
 
 def own_name(key: str, word: str) -> OwnName:

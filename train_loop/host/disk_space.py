@@ -104,7 +104,7 @@ def describe_full_disk(number: int, folder: Path) -> str:
 
 def mount_of(folder: Path) -> Path:
     """The mount point of the folder's file system."""
-    there = next(p for p in (folder.absolute(), *folder.absolute().parents) if p.exists()).resolve()
+    there = next(p for p in (folder.absolute(), *folder.absolute().parents) if os.path.exists(p)).resolve()
     return next(p for p in (there, *there.parents) if os.path.ismount(p))
 
 
@@ -143,7 +143,7 @@ class SpaceLeft:
 
 def space_left(folder: Path) -> SpaceLeft:
     """The room for ``folder``, which need not exist: the file system's, or the quota's if that is less."""
-    there = next(p for p in (folder, *folder.parents) if p.exists())
+    there = next(p for p in (folder, *folder.parents) if os.path.exists(p))
     stat = os.statvfs(there)
     # 0 blocks in all: the file system does not count them.
     free = stat.f_bavail * stat.f_frsize if stat.f_blocks else None

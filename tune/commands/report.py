@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -73,8 +74,8 @@ def _target(file: str | None, folders: Sequence[Path]) -> Path:
         return (folders[0] if len(folders) == 1 else Path()) / "report.html"
     path = Path(file)
     check_page("-o", path)
-    if path.is_dir():
+    if os.path.isdir(path):
         raise ConfigError(f"-o takes a file; got the folder {file!r}. Write e.g. -o {path / 'report.html'}.")
-    if not path.parent.is_dir():
+    if not os.path.isdir(path.parent):
         raise ConfigError(f"-o needs a folder that exists; got {file!r}. Make {str(path.parent)!r} first.")
     return path

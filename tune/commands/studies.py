@@ -38,7 +38,7 @@ def _listed(args: argparse.Namespace) -> str:
             f"{'--cap' if args.cap else '--trials'} needs a metric to rank by. Write --sort val_top1 too."
         )
     output = Path(args.output or DEFAULT_RUNS)
-    found = list_studies(output) if args.output or output.exists() else []
+    found = list_studies(output) if args.output or os.path.exists(output) else []
     if os.path.isfile(output / STUDY_FILE):
         raise ConfigError(
             f"--output is a folder that holds studies; got {str(output)!r}, a study itself. "

@@ -8,6 +8,7 @@ many devices as the run has workers. Start-up, waiting and lost work are not in 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
@@ -172,9 +173,9 @@ def _runs(output: Path, say: Callable[[str], None]) -> Iterator[RankedRun]:
         ) from None
     for folder in folders:
         try:
-            if (folder / STUDY_FILE).exists():
+            if os.path.exists(folder / STUDY_FILE):
                 yield from _trials(folder)
-            elif (folder / RESULT_FILE).exists():
+            elif os.path.exists(folder / RESULT_FILE):
                 yield _full_run(folder, folder.relative_to(output))
         except ConfigError as error:
             say(f"left out: {folder}: {error}")

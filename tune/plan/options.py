@@ -112,7 +112,7 @@ class SearchOptions:
             path = (
                 Path(str(values.get(key, "")).rpartition(".py:")[0] + ".py") if ".py:" in str(values.get(key)) else None
             )
-            if key in values and values[key] not in (*BUILT_IN, *NAMES) and (path or Path(values[key])).exists():
+            if key in values and values[key] not in (*BUILT_IN, *NAMES) and os.path.exists(path or values[key]):
                 values[key] = os.path.abspath(values[key])
         for key in ("model", "loss", "optimizer", "strategy", "stopping"):
             if key in values:

@@ -219,7 +219,7 @@ def _on_edge(value: float, found: ParamRange) -> float:
 
 def _curves(folder: Path, objective: Objective) -> dict[int, dict[int, float]]:
     """Trial → epoch → value, from the study's table. Without one, only the ends of trials are known."""
-    if not (folder / EPOCHS_TABLE).exists():
+    if not os.path.exists(folder / EPOCHS_TABLE):
         return {}
     import pyarrow.parquet as pq
 

@@ -239,7 +239,7 @@ def config_source(text: str) -> Path:
     path = Path(text)
     if not os.path.isdir(path):  # also one in a folder that may not be entered: whoever reads it says so
         return path
-    if not (path / BEST).exists():
+    if not os.path.exists(path / BEST):
         raise ConfigError(
             f"--config takes a file, or a study's folder with {BEST}; got {text!r} without one. Wait for the study's "
             "first finished trial, or write a file."
@@ -261,7 +261,7 @@ def _read(args: argparse.Namespace, source: Path) -> TrainConfig:
 def _objective(given: str | None, source: Path, info: DataInfo, config: TrainConfig) -> Objective:
     """What is compared. The objective of the study whose best.json it is, unless one is named."""
     text = given or (DEFAULT_OBJECTIVE if info.are_classes else WITHOUT_CLASSES)
-    if given is None and (source.parent / STUDY_FILE).exists():
+    if given is None and os.path.exists(source.parent / STUDY_FILE):
         text = objectives_of(read_description(source.parent)).first.shown.text
     classes = info.num_classes if info.are_classes else 0
     objective = read_objective("--objective", text, Reported(classes, config.metrics, config.loss not in LOSSES))

@@ -13,6 +13,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -53,7 +54,7 @@ def read_curves(paths: Sequence[Path], direction: Direction = "maximize") -> Cur
 
 def _read(path: Path, objective: Objective) -> RecordedRuns:
     try:
-        if path.is_dir():
+        if os.path.isdir(path):
             return _read_study(path)
         if path.suffix in (".jsonl", ".json", ".gz"):
             return _read_json_lines(path, objective)
@@ -161,7 +162,7 @@ def _parquet(path: Path) -> pa.Table:
 
 
 def _read_study(folder: Path) -> RecordedRuns:
-    missing = [name for name in STUDY_FILES if not (folder / name).is_file()]
+    missing = [name for name in STUDY_FILES if not os.path.isfile(folder / name)]
     if missing:
         raise ConfigError(f"a study's folder must hold {' and '.join(STUDY_FILES)}; got none named {missing[0]}.")
     trials, epochs = (_parquet(folder / name) for name in STUDY_FILES)

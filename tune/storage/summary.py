@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shlex
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -103,14 +104,16 @@ def _is_study(folder: Path) -> bool:
         return (folder / STUDY_FILE).is_file()
     except PermissionError:
         return True
+    except OSError:  # no name of a folder
+        return False
 
 
 def find_study(text: str, output: Path) -> Path:
     """The folder of the study that ``text`` names, in ``output`` or as a path. Raises ConfigError if there is none."""
     for folder in (output / text, Path(text), Path(text).parent):
-        if _is_study(folder) and (folder.name == Path(text).name or Path(text).is_file()):
+        if _is_study(folder) and (folder.name == Path(text).name or os.path.isfile(text)):
             return folder
-    if Path(text).is_dir():
+    if os.path.isdir(text):
         raise ConfigError(
             f"a study is a folder with {STUDY_FILE}; got {text!r}, a folder without it.{_listed(Path(text))} "
             "Write a study's path, or its name and --output DIR."
@@ -124,7 +127,7 @@ def find_study(text: str, output: Path) -> Path:
 
 def _listed(folder: Path) -> str:
     """Which studies lie in a folder, in a sentence; empty if none does."""
-    known = [path.parent.name for path in sorted(folder.glob(f"*/{STUDY_FILE}"))]
+    known = [path.parent.name for path in sorted(folder.glob(f"*/{STUDY_FILE}"))] if os.path.isdir(folder) else []
     return f" It has {', '.join(known[:5])}{' …' * (len(known) > 5)}." if known else ""
 
 

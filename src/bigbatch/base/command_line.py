@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import math
 import os
 import re
 import sys
@@ -28,7 +27,7 @@ def parse_whole_number(text: str) -> int:
     except ValueError:
         value = _float(text)
     _refuse_negative(text, value, "e.g. 10")
-    if value is not None and math.isfinite(value) and value == int(value):
+    if value is not None and abs(value) < 2**63 and value == int(value):  # no NaN is less
         return int(value)
     raise argparse.ArgumentTypeError(
         f"must be a whole number; got {text!r}. Write {plain_number_example(text, 'e.g. 10')}."
@@ -193,7 +192,7 @@ class OneLineParser(argparse.ArgumentParser):
             message = re.sub(argparses, ours, message)
         prefix = "unrecognized arguments: "
         if message.startswith(prefix):
-            word = message[len(prefix) :].split()[0]
+            word = next(iter(message[len(prefix) :].split()), " ")
             message = no_such_option(word, [name for action in self._actions for name in action.option_strings])
         print(f"{self.prog}: error: {message}", file=sys.stderr)
         raise WrongCommandLine(message)

@@ -63,7 +63,7 @@ def is_of_one_host(path: Path, temporary: Iterable[str], shared: Path, mounts: P
 
 def _device(path: Path) -> int:
     """The number of the file system of a path, or of its nearest existing parent."""
-    existing = next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
+    existing = next(place for place in (path.absolute(), *path.absolute().parents) if os.path.exists(place))
     return existing.stat().st_dev
 
 

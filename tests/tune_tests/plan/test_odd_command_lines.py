@@ -5,6 +5,7 @@ import json
 import os
 import random
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ from helpers.refusals import refused_command
 TRAIN_FILE = {"epochs": 2, "model": {"name": "resnet18"}, "batch": {"global_size": 64}}
 TUNE_LINES = {
     # numbers
+    f"--max-epochs {'1' * 400}": "--max-epochs must be a whole number",
     "--trials many": "--trials must be a whole number; got 'many'",
     "--trials 2k": "Write 2000.",
     "--trials 1,000": "--trials must be a whole number",
@@ -88,6 +90,7 @@ TUNE_LINES = {
     "--stage scratch": "--stage",
     "--stage /tmp": "--stage copies packed sets; got digits",
     "--prior-from nothing.json": "--prior-from",
+    "--find-lr ' '": "got ' '",
     "word": "an argument must belong to an option; got 'word'",
     "--trials 3 lr=0.1": "Write --set lr=0.1.",
     "--subset 0.01%": "data.subset must leave an image of each class",
@@ -175,7 +178,7 @@ def test_an_odd_line_is_refused_in_one_line_that_names_what_was_typed(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("c.json").write_text(json.dumps(TRAIN_FILE))
-    said = refused_command(capsys, PROGRAMS[program], line.split())
+    said = refused_command(capsys, PROGRAMS[program], shlex.split(line))
     assert "error: " in said and expected in said and "invalid" not in said, said
     assert sorted(os.listdir()) == ["c.json"]
 

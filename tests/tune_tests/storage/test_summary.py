@@ -201,6 +201,8 @@ def test_a_study_is_found_by_its_name_its_folder_and_a_file_in_it(tmp_path, monk
         assert find_study(text, Path("runs")).resolve() == tmp_path / "runs" / "one"
     with pytest.raises(ConfigError, match="none called 'two' in 'runs'. It has one"):
         find_study("two", Path("runs"))
+    with pytest.raises(ConfigError, match="none called"):  # a list of names in quotes is too long for one
+        find_study("one " * 99, Path("one " * 99))
 
 
 def test_a_study_is_shown_while_it_runs_with_what_was_used(tmp_path, monkeypatch, capsys):
