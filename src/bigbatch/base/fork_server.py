@@ -4,7 +4,8 @@ A raylet starts this file in place of Python's worker. It hands what it was give
 folder, niceness) to the server, which copies itself, and ends. The server has loaded nothing of Ray, whose core reads
 its settings when it is loaded, and has touched no GPU. Where it cannot help, a new interpreter starts, as without this:
 where no server answers, where it has threads (a copy would have none of them), where the process is to find its modules
-elsewhere.
+elsewhere, and in another program than a search, which may set what libraries read as they are loaded, such as the
+number of threads.
 
 The first function runs with ``-I -S`` and needs few imports, because it runs for each process.
 """
@@ -162,6 +163,7 @@ def launch(path: str, modules: Sequence[str] = LIBRARIES) -> subprocess.Popen[by
 
     # Libraries would start threads: OpenMP's and BLAS's one for each core, pyarrow's for its memory.
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
+    environment["PYTHONSAFEPATH"] = "1"  # a search's processes have it, and on a node no others: only they are copies
     silent = subprocess.DEVNULL
     return subprocess.Popen(
         [sys.executable, __file__, path, *modules],
