@@ -149,6 +149,7 @@ class Heartbeats:
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[int, float]] = {}
+        self._looked_at = 0.0
 
     def hung(self, beats: Mapping[str, int], limit_s: float = HUNG_S) -> list[str]:
         """Nodes that have reported once and whose heartbeat has stopped while others continue.
@@ -160,6 +161,9 @@ class Heartbeats:
             limit_s: without a heartbeat for this long a node is hung.
         """
         now = time.monotonic()
+        if now - self._looked_at > limit_s / 2:  # this process stood still, and others may have (`scontrol suspend`)
+            self._seen.clear()
+        self._looked_at = now
         for name, beat in beats.items():
             if name not in self._seen or self._seen[name][0] != beat:
                 self._seen[name] = (beat, now)

@@ -113,7 +113,6 @@ SETTINGS = {
     # them, because its processes have variables of their own.
     "RAY_prestart_worker_first_driver": "0",
     "RAY_START_HOOK": "bigbatch.cluster.node.ray_start_hook.before_start",
-    "PYTHONSAFEPATH": "1",  # as in a search's processes, which else could be no copies (base/fork_server.py)
     "PYTHONUNBUFFERED": "1",
 }
 

@@ -127,6 +127,8 @@ def _check_search(request: Request, needs: JobResources, script: str) -> None:
 def _outside_of_jobs(env: Mapping[str, str]) -> dict[str, str]:
     """The environment without the variables of a surrounding job (JupyterHub, salloc): the new job would get them."""
     kept = {k: v for k, v in env.items() if not k.startswith(("SLURM_", "SRUN_")) or k == "SLURM_CONF"}
+    # An array, and an sbatch that waits for the job's end: no option of sbatch takes these back.
+    kept = {k: v for k, v in kept.items() if k not in ("SBATCH_ARRAY_INX", "SBATCH_WAIT")}
     # Outside of a job CUDA_VISIBLE_DEVICES is the user's own choice; within one it was Slurm's.
     return {k: v for k, v in kept.items() if k not in DEVICE_VARIABLES} if env.get("SLURM_JOB_ID") else kept
 

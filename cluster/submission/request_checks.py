@@ -83,6 +83,33 @@ MIN_WHOLE_NUMBERS = {"nodes": 1, "gpus_per_node": 0, "cpus_per_gpu": 1, "cpus_pe
 LARGEST_SIGNAL_S = 65535
 MEMORY = ("--mem", "--mem-per-cpu", "--mem-per-gpu")
 GPUS_BY_SBATCH = ("--gres", "--gpus", "--gpus-per-node", "--gpus-per-task", "--gpus-per-socket")
+OF_THE_REQUEST = "what submit has an option for is said by that option"
+ONE_TASK = ("a job has one task on each node", "Write --nodes N and --cpus-per-node N.")
+REFUSED = {
+    "--array": ("a search must be its own job, not a task of an array", "Submit it once a search, with --study NAME."),
+    **dict.fromkeys(("--ntasks", *(f"--ntasks-per-{one}" for one in ("node", "core", "gpu", "socket"))), ONE_TASK),
+    "--cpus-per-task": (OF_THE_REQUEST, "Write --cpus-per-node N."),
+    "--signal": (OF_THE_REQUEST, "Write --signal S."),
+    "--job-name": (OF_THE_REQUEST, "Write --name NAME."),
+    **{f"--{one}": (OF_THE_REQUEST, f"Write --{one} …") for one in ("partition", "account", "qos", "cpus-per-gpu")},
+    "--test-only": (OF_THE_REQUEST, "Write --dry-run."),
+    "--wait": ("submit returns when the job is queued", "Write `bigbatch cluster logs JOBID -f` then."),
+}
+"""Options of sbatch that contradict the request or the batch script: the rule and the fix."""
+READ = (*REFUSED, *MEMORY, *GPUS_BY_SBATCH, "--time", "--nodes", "--chdir")
+
+
+def check_sbatch_options(request: Request) -> None:
+    """Raise InputError for an option of sbatch that the job cannot have, or that is read here and abbreviated."""
+    for option in request.options:
+        if not option.startswith("--"):
+            raise InputError(f"--sbatch must be a long option of sbatch; got {option!r}. Write e.g. --constraint=fast.")
+        name = re.split(r"[=\s]", option)[0]
+        meant = [name] if name in READ else [one for one in READ if one.startswith(name)]  # sbatch takes a beginning
+        for rule, fix in (REFUSED[one] for one in meant if one in REFUSED):
+            raise InputError(f"{rule}; got --sbatch={option}. {fix}")
+        if meant and meant != [name]:
+            raise InputError(f"--sbatch must be a whole option of sbatch; got {option!r}. Write {meant[0]}=….")
 
 
 def check_kinds(request: Request) -> None:

@@ -89,14 +89,7 @@ def job_resources(
 def _check_words(request: Request, site: Site) -> None:
     """Raise InputError for what is wrong on every site."""
     request_checks.check_kinds(request)
-    for option in request.options:
-        if not option.startswith("--"):
-            raise InputError(f"--sbatch must be a long option of sbatch; got {option!r}. Write e.g. --constraint=fast.")
-        if option.startswith("--array"):
-            raise InputError(
-                f"a search must be its own job, not a task of an array; got --sbatch={option}. "
-                "Submit it once for each search, with --study NAME."
-            )
+    request_checks.check_sbatch_options(request)
     request_checks.check_memory_and_time(request)
     try:
         options.parse_job_options([*request.job_options, *request.arguments])

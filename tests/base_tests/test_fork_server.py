@@ -55,7 +55,8 @@ class Server:
 
     def start(self, *modules: str) -> None:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(os, "environ", {**self.environment, "A_VARIABLE": "of the server"})
+            others = {name: value for name, value in self.environment.items() if name != "PYTHONSAFEPATH"}
+            patch.setattr(os, "environ", {**others, "A_VARIABLE": "of the server"})
             self.process = fork_server.launch(self.path, modules)
         wait_until(lambda: os.path.exists(self.path), "the server listens", 60, 0.02)
 
@@ -101,7 +102,11 @@ def test_a_copy_finds_what_an_interpreter_of_its_own_would_find(server: Server) 
     for name in ("argv", "pid", "random"):
         assert copy.pop(name) != alone.pop(name)
     assert copy == alone and copy["variables"]["A_VARIABLE"] == "of the client"  # type: ignore[index]
-    assert copy["niceness"] == os.getpriority(os.PRIO_PROCESS, 0) + 3 and copy["leads"] and copy["input"] == "given"
+    assert (
+        copy["niceness"] == min(os.getpriority(os.PRIO_PROCESS, 0) + 3, 19)
+        and copy["leads"]
+        and copy["input"] == "given"
+    )
     assert copy["oom_score"] == "700\n"
     assert said == also == "to standard error\n"
 
@@ -147,6 +152,10 @@ def test_a_path_that_names_a_folder_twice_is_the_same_path(server: Server) -> No
     here = str(server.folder)
     assert server.ask(PYTHONPATH=os.pathsep.join([here, here]))[0]["loaded"]
     assert not server.ask(PYTHONPATH=os.pathsep.join([here, "/opt/other"]))[0]["loaded"]
+
+
+def test_of_another_program_than_a_search_no_process_is_a_copy(server: Server) -> None:
+    assert not server.ask(PYTHONSAFEPATH="")[0]["loaded"]
 
 
 def test_in_a_folder_that_was_removed_an_interpreter_starts_as_ever(server: Server) -> None:

@@ -233,6 +233,17 @@ def test_a_hung_node_is_given_up(cluster, submit):
 
 
 @pytest.mark.exhaustive
+def test_a_suspended_job_goes_on_with_all_its_nodes(cluster, submit):
+    job = submit(*driver("time.sleep(20)"), sbatch=("-N2",), BIGBATCH_HUNG_S="8")
+    job.wait_log("RUNNING")
+    cluster.run("ctl", "scontrol", "suspend", job.id)
+    time.sleep(15)
+    cluster.run("ctl", "scontrol", "resume", job.id)
+    assert "hangs" not in job.wait_end("COMPLETED") and job.record["excluded"] == {} and starts(job) == 1
+    assert job.leftovers() == []
+
+
+@pytest.mark.exhaustive
 def test_what_a_killed_step_left_on_a_node_is_removed_by_the_next(cluster, submit):
     job = submit(*driver(ONCE), sbatch=("-w", "n1"))
     job.wait_log("RUNNING 0")

@@ -47,7 +47,7 @@ def test_one_node_computes_and_leaves_nothing(submit):
     log = job.wait_end("COMPLETED")
     assert re.search(r"GOT 2 1 1 10\.77\.0\.\d:2\d{4}", log), job.everything()
     assert "IDLE 0" in log, "a node starts no process that no search asked for"
-    assert "TORCH True True" in log, "processes are copies of one that has loaded it, a search's too"
+    assert "TORCH False True" in log, "a search's processes are copies of one that has loaded it, and no others"
     assert job.leftovers() == []
     record = job.record
     assert (record["state"], record["restarts"]) == ("ended", 0) and record["address"].startswith("10.77.0.")

@@ -4,7 +4,8 @@ A raylet starts this file in place of Python's worker. It hands what it was give
 folder, niceness) to the server, which copies itself, and ends. The server has loaded nothing of Ray, whose core reads
 its settings when it is loaded, and has touched no GPU. Where it cannot help, a new interpreter starts, as without this:
 where no server answers, where it has threads (a copy would have none of them), where the process is to find its modules
-elsewhere.
+elsewhere, and in another program than a search, which may set what libraries read as they are loaded, such as the
+number of threads.
 
 The first function runs with ``-I -S`` and needs few imports, because it runs for each process.
 """
@@ -166,10 +167,12 @@ def launch(path: str, modules: Sequence[str] = LIBRARIES) -> subprocess.Popen[by
     """Start the server of ``modules``. It ends when its ``stdin`` is closed: at the latest with this process."""
     import subprocess
 
+    # A search's processes have PYTHONSAFEPATH, and on a node no others do: only they are copies.
+    environment = {**os.environ, **ONE_THREAD, "PYTHONSAFEPATH": "1"}
     silent = subprocess.DEVNULL
     return subprocess.Popen(
         [sys.executable, __file__, path, *modules],
-        stdin=subprocess.PIPE, stdout=silent, stderr=silent, env={**os.environ, **ONE_THREAD}, process_group=0,
+        stdin=subprocess.PIPE, stdout=silent, stderr=silent, env=environment, process_group=0,
     )  # fmt: skip
 
 

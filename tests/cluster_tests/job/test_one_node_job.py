@@ -59,6 +59,13 @@ def start(tmp_path: Path) -> Iterator[Callable[..., StandInJob]]:
         job.process.wait()
 
 
+def test_a_command_of_ones_own_finds_the_modules_that_lie_beside_it(tmp_path):
+    (tmp_path / "beside.py").write_text("WORD = 'FOUND'")
+    (tmp_path / "program.py").write_text("import beside; print(beside.WORD)")
+    job = StandInJob(tmp_path, "7", "--", sys.executable, str(tmp_path / "program.py"))
+    assert job.end() == 0 and "FOUND" in job.log, job.log
+
+
 @pytest.mark.parametrize(
     ("answer", "calls", "end"),
     [

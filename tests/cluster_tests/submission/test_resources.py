@@ -40,6 +40,16 @@ REFUSED: dict[str, Any] = {
     ),
     "command missing": ({"arguments": ("--",)}, "command"),
     "array": ({"options": ("--array=1-3",)}, "--study NAME"),
+    "array, abbreviated": ({"options": ("--arr=0-3",)}, "not a task of an array; got --sbatch=--arr=0-3."),
+    "array as two words": ({"options": ("--array 0-3",)}, "not a task of an array"),
+    "tasks": ({"options": ("--ntasks=8",)}, "one task on each node; got --sbatch=--ntasks=8. Write --nodes N and"),
+    "tasks of a node": ({"options": ("--ntasks-per-node=2",)}, "one task on each node"),
+    "cores of a task": ({"options": ("--cpus-per-task=0",)}, "Write --cpus-per-node N."),
+    "signal by sbatch": ({"options": ("--sig=B:USR1@600",)}, "Write --signal S."),
+    "partition by sbatch": ({"options": ("--partition=gpu_p6",)}, "Write --partition …"),
+    "nothing submitted": ({"options": ("--test-only",)}, "Write --dry-run."),
+    "waiting for its end": ({"options": ("--wait",)}, "logs JOBID -f"),
+    "time by an abbreviation": ({"options": ("--tim=5",)}, "a whole option of sbatch; got '--tim=5'. Write --time=…."),
     "restarts below none": ({"job_options": ("--max-restarts=-1",)}, "--max-restarts 3"),
     "cores of no GPU": ({"cpus_per_gpu": 0}, "--cpus-per-gpu must be at least 1"),
     "nodes in quotes": ({"nodes": "2"}, "--nodes must be a whole number; got '2'"),
@@ -81,6 +91,15 @@ def test_what_the_site_does_not_grant_is_refused_in_one_line(name):
     with pytest.raises(InputError) as caught:
         ask(**wishes)
     assert expected in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "option",
+    "--exclusive=user --mem=0 --export=NONE --no-requeue --output=/dev/null --open-mode=truncate --begin=now+60 "
+    "--dependency=singleton --wait-all-nodes=1 --time-min=10 --mail-type=END --nodelist=n1 --gpu-bind=none".split(),
+)
+def test_other_options_of_sbatch_are_handed_on(option):
+    assert ask(options=(option,)).nodes == 1
 
 
 def test_what_is_just_within_the_limits_is_granted():
