@@ -42,6 +42,11 @@ class DataInfo:
     """Whether targets are classes, ``[N]`` whole numbers, so that top-1 can be counted."""
     largest_side: int = 0
     """Pixels of the longer side of the largest image that was opened to look at an image folder; 0: none was."""
+    content: str = ""
+    """A digest of what the images are: of an image folder all their names, of a packed set its shards' checksums.
+    Empty: not known."""
+    some_bytes: tuple[int, ...] = ()
+    """Bytes of a few images of a folder that was looked at for a plan: other images may have the same names."""
     notes: tuple[str, ...] = ()
     """Of an image folder: which files and folders are left out, and what validates if not val/."""
 
