@@ -75,9 +75,10 @@ class DataInfo:
         """Raise ConfigError unless the items are square colour images with classes, which ``what`` needs."""
         if not (self.num_classes and self.channels == 3 and self.image_size and self.are_classes):
             got = f"inputs {list(self.input_shape) or 'of several tensors'}, {self.num_classes or 'unknown'} classes"
+            got += "" if self.are_classes else ", targets that are no whole numbers"
             raise ConfigError(
                 f"{what} needs images [3, H, H] and a known number of classes; got {got} from data.name={self.path}. "
-                "Write --model FILE.py:FUNCTION, or return an object with num_classes."
+                "Write --model FILE.py:FUNCTION, or return an object with num_classes and classes as int."
             )
 
     def steps_per_epoch(self, global_size: int) -> int:
