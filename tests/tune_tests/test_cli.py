@@ -7,7 +7,10 @@ import subprocess
 import sys
 
 import pytest
+from PIL import Image
 
+from bigbatch.train_loop.config import ConfigError
+from bigbatch.train_loop.data.packing.command import main as pack_main
 from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.storage.store import StudyStore
@@ -115,9 +118,41 @@ def test_data_that_has_changed_is_refused_on_resume(tmp_path, tiny_images):
     plan = make_plan(options)
     StudyStore.create(plan.folder, "s", plan.to_dict(), None).close()
     assert run("--resume", "--study", "s", "--dry-run", cwd=tmp_path).returncode == 0
-    (images / "train" / "dark" / "000.png").unlink()
+    image = images / "train" / "dark" / "000.png"
+    image.rename(tmp_path / "kept.png")
     done = run("--resume", "--study", "s", "--dry-run", cwd=tmp_path)
     assert done.returncode == 2 and "train_size was 64; got 63" in done.stderr
+    again = SearchOptions(study="s", output=str(tmp_path / "runs"), resume=True)
+    shutil.copy(images / "train" / "light" / "000.png", images / "train" / "dark" / "other.png")
+    with pytest.raises(ConfigError, match="images were others, by their names"):
+        make_plan(again)
+    (images / "train" / "dark" / "other.png").unlink()
+    Image.new("RGB", (16, 16)).save(image)  # one damaged image was replaced
+    make_plan(again)
+    for path in images.glob("train/dark/*.png"):
+        Image.new("RGB", (16, 16)).save(path)
+    with pytest.raises(ConfigError, match="replaced by others of the same names"):
+        make_plan(again)
+
+
+def test_a_set_that_was_packed_anew_from_other_images_is_refused_on_resume(tmp_path, tiny_images):
+    images, packed = tmp_path / "images", tmp_path / "packed"
+    shutil.copytree(tiny_images, images)
+    assert pack_main([str(images), str(packed), "--workers", "1"]) == 0
+    options = SearchOptions(
+        space="smoke", data=str(packed), set=("global_size=16",), study="s", output=str(tmp_path / "runs")
+    )
+    plan = make_plan(options)
+    StudyStore.create(plan.folder, "s", plan.to_dict(), None).close()
+    again = SearchOptions(study="s", output=str(tmp_path / "runs"), resume=True)
+    shutil.rmtree(packed)
+    assert pack_main([str(images), str(packed), "--workers", "1"]) == 0
+    make_plan(again)
+    Image.new("RGB", (16, 16)).save(images / "val" / "dark" / "000.png")
+    shutil.rmtree(packed)
+    assert pack_main([str(images), str(packed), "--workers", "1"]) == 0
+    with pytest.raises(ConfigError, match="a packed set's checksums"):
+        make_plan(again)
 
 
 def test_a_study_with_a_list_among_its_fixed_keys_can_be_resumed(tmp_path):

@@ -222,6 +222,8 @@ def _look_at_whole(config: DataConfig, open_some: bool, scan: FolderScan | None)
         class_names=scan.class_names,
         stem="small" if size <= SMALL_IMAGE_SIZE else "imagenet",
         largest_side=largest_side,
+        content=scan.names_digest(),
+        some_bytes=scan.some_bytes() if open_some else (),
         notes=scan.notes,
     )
     return Looked(info, scan)
@@ -383,4 +385,5 @@ def _describe_packed(config: DataConfig, path: str, open_some: bool) -> DataInfo
         channels=3,
         class_names=packed.class_names,
         stem="small" if size <= SMALL_IMAGE_SIZE else "imagenet",
+        content=packed.content_digest(),
     )

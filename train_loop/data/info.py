@@ -42,6 +42,11 @@ class DataInfo:
     """Whether targets are classes, ``[N]`` whole numbers, so that top-1 can be counted."""
     largest_side: int = 0
     """Pixels of the longer side of the largest image that was opened to look at an image folder; 0: none was."""
+    content: str = ""
+    """A digest of what the images are: of an image folder all their names, of a packed set its shards' checksums.
+    Empty: not known."""
+    some_bytes: tuple[int, ...] = ()
+    """Bytes of a few images of a folder that was looked at for a plan: other images may have the same names."""
     notes: tuple[str, ...] = ()
     """Of an image folder: which files and folders are left out, and what validates if not val/."""
 
@@ -70,9 +75,10 @@ class DataInfo:
         """Raise ConfigError unless the items are square colour images with classes, which ``what`` needs."""
         if not (self.num_classes and self.channels == 3 and self.image_size and self.are_classes):
             got = f"inputs {list(self.input_shape) or 'of several tensors'}, {self.num_classes or 'unknown'} classes"
+            got += "" if self.are_classes else ", targets that are no whole numbers"
             raise ConfigError(
                 f"{what} needs images [3, H, H] and a known number of classes; got {got} from data.name={self.path}. "
-                "Write --model FILE.py:FUNCTION, or return an object with num_classes."
+                "Write --model FILE.py:FUNCTION, or return an object with num_classes and classes as int."
             )
 
     def steps_per_epoch(self, global_size: int) -> int:

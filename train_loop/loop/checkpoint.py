@@ -334,6 +334,7 @@ def describe_data(info: DataInfo) -> dict[str, Any]:
     """The facts of the data that must not change during a run: they decide sampler positions and model outputs."""
     sizes = {"train_size": info.train_size, "val_size": info.val_size, "num_classes": info.num_classes}
     sizes |= {"holdout_size": info.holdout_size} if info.holdout_size else {}
+    sizes |= {"content": info.content} if info.content else {}
     return sizes | {"class_names": list(info.class_names)}
 
 
@@ -366,7 +367,9 @@ def check_same_run(
         stored["optimizer"] = {**wanted["optimizer"], "name": stored["optimizer"]["name"]}
     changes = differing_keys(stored, wanted)
     before, now = dict(content["data"]), describe_data(info)
-    # Compare names one by one: the message shows only the first. Older checkpoints have no names.
+    # Older checkpoints have no names and no digest.
+    before.setdefault("content", now.get("content"))
+    # Compare names one by one: the message shows only the first.
     names = zip(before.pop("class_names", now["class_names"]), now.pop("class_names"), strict=False)
     changes += differing_keys(before, now, "data.")
     changes += [f"class {label} {old!r} → {new!r}" for label, (old, new) in enumerate(names) if old != new][:1]

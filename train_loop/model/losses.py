@@ -11,6 +11,7 @@ from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.train_loop.config.plug_ins import LOSSES
 from bigbatch.train_loop.config.train_config import LOSSES as BUILT_IN
 from bigbatch.train_loop.data.pixels.mixing import is_mixing_on
+from bigbatch.train_loop.errors import OwnCodeError
 from bigbatch.train_loop.plugins.nested import Nested, map_tensors
 from bigbatch.train_loop.plugins.registry import loaded
 
@@ -56,9 +57,32 @@ def plain_loss(kind: str) -> LossFunction:
     def loss(outputs: Nested, targets: Nested) -> torch.Tensor:
         if kind == "bce" and targets.ndim == 2:
             return training_loss(outputs, targets, kind, 0.0, mixed=False)
-        return F.cross_entropy(outputs, targets)
+        return F.cross_entropy(outputs, _classes(targets))
 
     return loss
+
+
+IGNORED = -100
+"""The class that torch's cross entropy leaves out."""
+
+
+def refuse_negative_classes(config: TrainConfig, targets: Nested) -> None:
+    """Raise OwnCodeError for a class below 0 with a built-in loss: a GPU would say no more than that it failed.
+
+    A loss of the user's own may mean something by it. Does nothing for targets that are on a device already.
+    """
+    if has_own_loss(config) or not isinstance(targets, torch.Tensor) or targets.is_floating_point():
+        return
+    if targets.device.type == "cpu" and bool((wrong := (targets < 0) & (targets != IGNORED)).any()):
+        raise OwnCodeError(
+            f"with loss={config.loss} data.name={config.data.name} must give classes from 0 on; got "
+            f"{int(targets[wrong][0])}. Count classes from 0; {IGNORED} is left out by cross_entropy."
+        )
+
+
+def _classes(labels: torch.Tensor) -> torch.Tensor:
+    """Class labels as torch's losses take them, e.g. NumPy's int32; shares of classes as they are."""
+    return labels if labels.is_floating_point() else labels.long()
 
 
 def has_own_loss(config: TrainConfig) -> bool:
@@ -96,10 +120,10 @@ def training_loss(
     """
     match kind:
         case "cross_entropy":
-            return F.cross_entropy(logits, labels, label_smoothing=label_smoothing)
+            return F.cross_entropy(logits, _classes(labels), label_smoothing=label_smoothing)
         case "bce":
             classes = logits.shape[1]
-            there = F.one_hot(labels, classes) if labels.ndim == 1 else labels > 0 if mixed else labels
+            there = F.one_hot(labels.long(), classes) if labels.ndim == 1 else labels > 0 if mixed else labels
             targets = there.to(logits.dtype) * (1.0 - label_smoothing) + label_smoothing / classes
             return F.binary_cross_entropy_with_logits(logits, targets)
     raise ValueError(f"loss must be cross_entropy or bce; got {kind!r}")

@@ -134,8 +134,10 @@ def _spent(found: StudySummary) -> list[tuple[str, str]]:
     listed = ", ".join(f"{count} {words[state]}" for state, count in states.items())
     refused = sum(was_refused(trial) for trial in found.study.trials)
     listed += f"; {amount(refused, 'configuration')} refused before training" if refused else ""
-    confirmations = len(of_kind(begun, Kind.CONFIRMATION))
-    listed += f"; {amount(confirmations, 'confirmation')}" if confirmations else ""
+    confirmations = of_kind(begun, Kind.CONFIRMATION)
+    listed += f"; {amount(len(confirmations), 'confirmation')}" if confirmations else ""
+    open_ones = sum(trial.state in (State.RUNNING, State.WAITING) for trial in confirmations)
+    listed += f" ({open_ones} not ended)" if open_ones else ""
     sessions = json_values.objects(found.description, "sessions")
     last = json_values.text(sessions[-1], "started_at") if sessions else ""
     since = f", the last since {last.replace('T', ' ').replace('+00:00', ' UTC')}" if last else ""

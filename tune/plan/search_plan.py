@@ -223,6 +223,8 @@ class SearchPlan:
             "holdout_size": self.data.holdout_size,
             "num_classes": self.data.num_classes,
             "classes_digest": hashlib.sha256(json.dumps(self.data.class_names).encode()).hexdigest()[:16],
+            "content": self.data.content,
+            "some_bytes": list(self.data.some_bytes),
         }
 
     def to_dict(self) -> dict[str, object]:

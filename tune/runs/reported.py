@@ -23,7 +23,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from optuna.trial import TrialState
 
@@ -254,6 +254,12 @@ def by_choice(
     values = confirmed.values if confirmed else (value,)
     low, high = _interval(values, examples.choosing, among, objective)
     return ReportedValue(value, low, high, FRESH_SEEDS if confirmed else CHOSEN, examples.choosing, values)
+
+
+def as_of_one_run(reported: ReportedValue, objective: Objective) -> ReportedValue:
+    """With the interval that the value would have if a single run had reached it: without how much seeds differ."""
+    low, high = _interval((reported.value,), reported.examples, 1, objective)
+    return replace(reported, low=low, high=high)
 
 
 def _interval(

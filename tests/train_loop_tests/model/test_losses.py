@@ -29,6 +29,8 @@ def test_losses(smoothing: float) -> None:
     for kind, value in expected.items():
         found = training_loss(torch.tensor(z), torch.tensor(labels), kind, smoothing)
         assert found.item() == pytest.approx(value, rel=1e-12)
+        narrow = training_loss(torch.tensor(z), torch.tensor(labels.astype(np.int32)), kind, smoothing)
+        assert narrow.item() == found.item()
     with pytest.raises(ValueError, match="got 'mse'"):
         training_loss(torch.tensor(z), torch.tensor(labels), "mse", smoothing)
 

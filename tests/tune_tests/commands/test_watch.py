@@ -295,11 +295,15 @@ def test_the_best_is_the_one_with_the_best_mean_over_fresh_seeds(tmp_path: Path,
     for number, values in ((lucky, (0.6, 0.7)), (steady, (0.75, 0.81)), (wild, (0.99, None))):
         for seed, value in enumerate(values, 1):
             finish(store.study, value, 1.0, confirms=number, confirmation_seed=seed)
+    store.study.enqueue_trial({}, user_attrs={"confirms": steady, "confirmation_seed": 3})  # was interrupted
+    again = store.study.ask()
+    again.set_user_attr("config", TrainConfig(epochs=EPOCHS).to_dict())
+    again.set_user_attr("epoch/00001", {"epoch": 1, "val_top1": 0.1, "train_s": 1.0})
     store.refresh(force=True)
     store.close()
     assert show_main([str(tmp_path / "s")]) == 0
     text = capsys.readouterr().out
-    assert "3/3: 3 ran to their end; 6 confirmations" in text
+    assert "3/3: 3 ran to their end; 7 confirmations (1 not ended)" in text
     assert "The best is trial 1: validation top-1 78.0 %, the mean of 2 fresh seeds," in text
     assert "80.0 % when it was chosen" in text and "Confirmed with 2 fresh seeds: 75.0 and 81.0 %" in text
     lines = text.splitlines()

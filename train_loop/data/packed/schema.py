@@ -95,6 +95,10 @@ class PackedInfo:
         """As it stands in the metadata of the index."""
         return json.dumps(asdict(self)).encode()
 
+    def content_digest(self) -> str:
+        """Of all shards' checksums."""
+        return hashlib.sha256("".join(shard.sha256 for shard in self.shards).encode()).hexdigest()[:16]
+
     @staticmethod
     def from_json(text: bytes) -> PackedInfo:
         """Inverse of ``to_json``. Raises KeyError, TypeError or ValueError for anything else."""

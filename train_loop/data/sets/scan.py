@@ -8,6 +8,7 @@ import os
 import zipfile
 import zlib
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -47,6 +48,11 @@ class Listing:
         """The whole path of an image."""
         return os.path.join(self.folder, os.fsdecode(bytes(self.paths[index])))
 
+    def some_paths(self, count: int = 32) -> Iterator[str]:
+        """The whole paths of ``count`` images, evenly spread."""
+        for index in np.unique(np.linspace(0, len(self.labels) - 1, count).astype(int)):
+            yield self.path(int(index))
+
     def rows(self, chosen: npt.NDArray[np.int64]) -> Listing:
         """Some of the images."""
         return Listing(self.folder, self.paths[chosen], self.labels[chosen])
@@ -66,6 +72,18 @@ class FolderScan:
     """What a reader of a plan must know: which files and folders are left out, and what validates."""
     about: bytes = b""
     """A digest of all files' sizes and times of change, where images may be kept decoded; else empty."""
+
+    def names_digest(self) -> str:
+        """Of all images' names and classes, in their order."""
+        parts = (array.tobytes() for part in (self.train, self.val) for array in (part.paths, part.labels))
+        return hashlib.sha256(b"".join(parts)).hexdigest()[:16]
+
+    def some_bytes(self) -> tuple[int, ...]:
+        """The sizes in bytes of a few images of each part. Raises ConfigError for one that is gone."""
+        try:
+            return tuple(os.stat(path).st_size for part in (self.train, self.val) for path in part.some_paths())
+        except OSError as error:
+            raise ConfigError(f"the data must be readable; got {error}. Check the file system.") from None
 
     def with_files(self) -> FolderScan:
         """With ``about``, if the images are all square and of one size. So one process asks a shared file system for
@@ -156,8 +174,7 @@ def check_images(listing: Listing, count: int = 32) -> int:
     from bigbatch.train_loop.data.pixels.crops import opened, why_unreadable  # listing a folder needs no Pillow
 
     longest = 0
-    for index in np.unique(np.linspace(0, len(listing.labels) - 1, count).astype(int)):
-        path = listing.path(int(index))
+    for path in listing.some_paths(count):
         try:
             with opened(path) as image:
                 longest = max(longest, *image.size)
@@ -183,9 +200,9 @@ def square_side(listing: Listing, count: int = 32) -> int:
     from bigbatch.train_loop.data.pixels.crops import opened
 
     sizes = set()
-    for index in np.unique(np.linspace(0, len(listing.labels) - 1, count).astype(int)):
+    for path in listing.some_paths(count):
         try:
-            with opened(listing.path(int(index))) as image:
+            with opened(path) as image:
                 sizes.add(image.size)
         except Exception:  # Pillow raises OSError, SyntaxError, ValueError and others; who reads it says so
             return 0

@@ -1,5 +1,6 @@
 """Image folders: crops, what is read and what is refused."""
 
+import dataclasses
 import math
 import random
 import shutil
@@ -27,7 +28,8 @@ from helpers.packed_sets import CLASSES, flat, folder_source
 def test_folder_is_described(images_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(images_folder.parent)
     info = describe_data_set(DataConfig(name=images_folder.name))
-    assert info == DataInfo(images_folder.name, str(images_folder), 20, 7, 3, 224, 3, CLASSES, "imagenet")
+    expected = DataInfo(images_folder.name, str(images_folder), 20, 7, 3, 224, 3, CLASSES, "imagenet")
+    assert dataclasses.replace(info, content="") == expected
     assert describe_data_set(DataConfig(name=str(images_folder), image_size=32)).stem == "small"
     scan = scan_folder(str(images_folder))
     for listing in (scan.train, scan.val):

@@ -152,6 +152,15 @@ BAD = [
 ]
 
 
+def test_a_network_that_needs_classes_refuses_numbers_and_says_so(tmp_path: Path) -> None:
+    file = tmp_path / "floats.py"
+    items = "[(torch.ones(3, 8, 8), 1.0)]"
+    file.write_text(f"import torch\n\ndef data():\n    return {items}, {items}\n")
+    info = describe_data_set(data_config({"data.name": f"{file}:data"}))
+    with pytest.raises(ConfigError, match="targets that are no whole numbers"):
+        info.check_images("resnet18")
+
+
 @pytest.mark.parametrize(("body", "words"), BAD)
 def test_what_is_no_data_set_is_refused_in_one_line(tmp_path: Path, body: str, words: str) -> None:
     file = tmp_path / "bad.py"
