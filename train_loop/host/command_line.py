@@ -26,8 +26,8 @@ def check_writable(option: str, folder: Path) -> None:
     """Raise ConfigError, naming ``option``, unless ``folder`` is writable or can be made."""
     try:
         # A link that leads nowhere is there, and no folder can take its place.
-        parent = next(p for p in (folder, *folder.parents) if os.path.islink(p) or os.path.exists(p))
-        possible = os.path.isdir(parent) and os.access(parent, os.W_OK | os.X_OK)
+        parent = next(p for p in (folder, *folder.parents) if p.is_symlink() or p.exists())
+        possible = parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)
         reason = f"{str(parent)!r} cannot"
     except OSError as error:  # a name that is too long
         possible, reason = False, str(error.strerror)
