@@ -12,7 +12,7 @@ import pytest
 
 from bigbatch.base import private_folder, processes
 from helpers.paths import ROOT
-from helpers.small_disk import fill
+from helpers.small_disk import fill, mounted
 
 
 def test_a_nodes_folder_is_private_short_and_removed(tmp_path, monkeypatch):
@@ -33,9 +33,16 @@ def test_a_folder_without_room_is_not_taken_and_said(small_disk, monkeypatch):
     with owner:
         assert folder.parent == Path("/tmp")
         private_folder.remove_folder(folder)
-    with pytest.raises(OSError, match=rf"with 32 MiB free; got {small_disk} \([01] MiB free\), /x \(not wri") as no:
+    with pytest.raises(
+        OSError, match=rf"with 32 MiB and 150 inodes free; got {small_disk} \([01] MiB free\), /x \(not wri"
+    ) as no:
         private_folder.make_private_folder("bbn-7-", [str(small_disk), "/x"])
     assert "\n" not in str(no.value) and list(small_disk.iterdir()) == [small_disk / "hog"]
+
+
+def test_a_folder_with_few_inodes_is_not_taken():
+    with mounted("nr_inodes=100") as folder, pytest.raises(OSError, match=rf"got {folder} \(99 inodes free\)\."):
+        private_folder.make_private_folder("bbn-7-", [str(folder)])
 
 
 def test_what_a_killed_job_left_is_removed_with_its_processes(monkeypatch):

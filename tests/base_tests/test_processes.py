@@ -38,13 +38,16 @@ print(processes.end_descendants(grace_s=0.5) == [stubborn.pid], processes.descen
 LIMITS = [(120, 120, True), (120, 100_000, False), (50_000, 100_000, False), (-1, -1, False)]
 
 
+NO_LIMIT = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+
+
 @pytest.mark.parametrize(("soft", "hard", "refused"), LIMITS)
 def test_a_limit_of_processes_that_ray_exceeds_is_raised_or_said_in_one_line(soft, hard, refused, monkeypatch):
     """``ulimit -u 120`` in the shell in which a job is submitted; root, as whom tests may run, has no such limit."""
     limits = [(soft, hard)]
     monkeypatch.setattr(processes.os, "geteuid", lambda: 1000)
     monkeypatch.setattr(
-        processes.resource, "getrlimit", lambda which: limits[-1] if which == resource.RLIMIT_NPROC else (4096, 4096)
+        processes.resource, "getrlimit", lambda which: limits[-1] if which == resource.RLIMIT_NPROC else NO_LIMIT
     )
     monkeypatch.setattr(processes.resource, "setrlimit", lambda which, new: limits.append(new))
     said = pytest.raises(OSError, match=r"at least 300 .* limit of 120 \(ulimit -u\), of which this user has")
@@ -53,14 +56,21 @@ def test_a_limit_of_processes_that_ray_exceeds_is_raised_or_said_in_one_line(sof
     assert limits[-1] == (hard, hard) and (not refused or "\n" not in str(error.value))
 
 
-@pytest.mark.parametrize(("hard", "refused"), [(64, True), (300, False)])
-def test_a_limit_of_open_files_is_raised_or_said_in_one_line(hard, refused):
-    """With ``ulimit -n 64`` Ray's start would wait for minutes without a word."""
+@pytest.mark.parametrize(
+    ("letter", "low", "hard", "said"),
+    [
+        ("n", 64, 64, r"OSError: Ray needs .* 128 open .* limit of 64 \(ulimit -n\)\. .*"),
+        ("n", 64, 300, "300"),
+        ("v", 4000000, 4000000, r"OSError: Ray needs at least 5242880 KiB .* limit of 4000000 \(ulimit -v\)\. .*"),
+        ("v", 4000000, 6000000, "6144000000"),
+    ],
+)
+def test_a_limit_of_a_process_is_raised_or_said_in_one_line(letter, low, hard, said):
+    """With ``ulimit -n 64`` Ray's start would wait for minutes without a word, with ``-v 4000000`` it would abort."""
     code = (
         "import resource; from bigbatch.base.processes import check_limits; check_limits(1); "
-        "print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
+        f"print(resource.getrlimit(resource.RLIMIT_{'NOFILE' if letter == 'n' else 'AS'})[0])"
     )
-    shell = f"ulimit -Sn 64; ulimit -Hn {hard}; exec {sys.executable} -c '{code}'"
+    shell = f"ulimit -S{letter} {low}; ulimit -H{letter} {hard}; exec {sys.executable} -c '{code}'"
     done = subprocess.run(["bash", "-c", shell], cwd=ROOT / "src", capture_output=True, text=True, timeout=120)
-    last = (done.stdout + done.stderr).splitlines()[-1]
-    assert re.fullmatch(r"OSError: Ray needs .* 128 open .* limit of 64 \(ulimit -n\)\. .*" if refused else "300", last)
+    assert re.fullmatch(said, (done.stdout + done.stderr).splitlines()[-1])

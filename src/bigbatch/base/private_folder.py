@@ -29,6 +29,8 @@ SOCKET_PATH_LIMIT = 107  # bytes, AF_UNIX
 RAY_ADDS = 75  # bytes: /session_<date>_<time>_<pid>/sockets/plasma_store
 LEAST_FREE_BYTES = 32 << 20
 """Ray's processes die without a message where their logs and sockets have no room."""
+LEAST_FREE_INODES = 150
+"""Nor where they can make no file: with 2 CPUs and no work, Ray 2.60 has 130 files and folders."""
 OWNERLESS_S = 60.0
 """A folder that has had no owner for this long belongs to nobody."""
 OURS = frozenset(("r", "tls", "token", "start.log", f"{OWNER}.new"))
@@ -69,8 +71,8 @@ def make_private_folder(prefix: str, candidates: Sequence[str]) -> tuple[Path, I
             os.rename(folder / f"{OWNER}.new", folder / OWNER)  # visible only after it is locked
             return folder, owner
     raise OSError(
-        f"Ray's files need a short, writable folder on {os.uname().nodename}, with {LEAST_FREE_BYTES >> 20} MiB free; "
-        f"got {', '.join(reasons)}. Make room, or set TMPDIR to such a folder."
+        f"Ray's files need a short, writable folder on {os.uname().nodename}, with {LEAST_FREE_BYTES >> 20} MiB and "
+        f"{LEAST_FREE_INODES} inodes free; got {', '.join(reasons)}. Make room, or set TMPDIR to such a folder."
     )
 
 
@@ -82,6 +84,8 @@ def _why_unsuitable(base: str, prefix: str) -> str | None:
         return "(not writable)"
     stat = os.statvfs(base)
     free = stat.f_bavail * stat.f_frsize
+    if stat.f_files and stat.f_favail < LEAST_FREE_INODES:  # some file systems count none, and show 0
+        return f"({stat.f_favail} inodes free)"
     return f"({free >> 20} MiB free)" if free < LEAST_FREE_BYTES else None
 
 

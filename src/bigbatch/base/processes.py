@@ -125,8 +125,12 @@ OPEN_FILES = 128
 start waits for minutes."""
 
 
+ADDRESS_SPACE_BYTES = 5 << 30
+"""What ``ulimit -v`` must allow a process: most of it is reserved and never used. With 4 GB Ray 2.60 aborts."""
+
+
 def check_limits(threads: int) -> None:
-    """Raise the user's limits of open files, and of processes and threads, where they are too low for Ray.
+    """Raise the user's limits of open files, memory, processes and threads, where they are too low for Ray.
 
     Raises OSError, in one line, if they do not go so far. Root has no limit of threads, of which Ray needs ``threads``.
     """
@@ -136,6 +140,12 @@ def check_limits(threads: int) -> None:
         raise OSError(
             f"Ray needs at least {OPEN_FILES} open files in a process on {where}; got a limit of {files:.0f} "
             f"(ulimit -n). {fix} -n 4096."
+        )
+    space = _raised_limit(resource.RLIMIT_AS, ADDRESS_SPACE_BYTES)
+    if space < ADDRESS_SPACE_BYTES:
+        raise OSError(
+            f"Ray needs at least {ADDRESS_SPACE_BYTES >> 10} KiB of address space in a process on {where}; got a limit "
+            f"of {int(space) >> 10} (ulimit -v). {fix} -v unlimited."
         )
     if os.geteuid() == 0:
         return
