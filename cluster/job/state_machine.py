@@ -328,7 +328,7 @@ class Job:
                 max_restarts=self._options.max_restarts,
                 chain=self._options.chain,
                 progress=self._job_start.had_work() or not none_was_useful,
-                too_short=result.too_short if none_was_useful else None,
+                too_short=self._job_start.too_short_for_another() or (result.too_short if none_was_useful else None),
             )
         )
 

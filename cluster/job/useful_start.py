@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from bigbatch.cluster.job.checks import SHORTEST_RUN_S
 from bigbatch.cluster.job.grant import SLURM_EARLY_S, EarlySignal
 from bigbatch.cluster.record import study_progress
 
@@ -106,6 +107,17 @@ class JobStart:
         return (
             f"an epoch of this study took up to {longest:.0f} s, and this start leaves trials {left:.0f} s: they go on "
             f"from checkpoints within epochs. With sbatch --time={enough} or more an epoch fits."
+        )
+
+    def too_short_for_another(self) -> str | None:
+        """A message if the limit was moved in this start, so that another would be refused (``checks.check_time``)."""
+        whole = math.inf if self.ends_at is None else self.ends_at - self._began_at
+        if whole >= self._margin_s + SHORTEST_RUN_S:
+            return None
+        enough = _minutes(self._margin_s + SHORTEST_RUN_S + USUAL_START_UP_S)
+        return (
+            f"the job's time limit is {whole:.0f} s now, too short for another start: trials save "
+            f"{self._margin_s:.0f} s (--margin) before its end. Write sbatch --time={enough} or more"
         )
 
     def driver_begins(self) -> None:

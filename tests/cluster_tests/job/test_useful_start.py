@@ -44,6 +44,16 @@ def test_a_start_is_known_to_be_useful_before_its_end(tmp_path, monkeypatch):
     assert start.is_useful_by_now()
 
 
+def test_a_limit_that_was_moved_may_be_too_short_for_another_start(tmp_path, now):
+    """Slurm keeps it when the job is requeued, and a start with less than a minute before --margin is refused."""
+    start = useful_start.JobStart(tmp_path, now[0] + 600.0, 120.0)
+    for end in (now[0] + 600.0, now[0] + 180.0, None):
+        start.ends_at = end
+        assert start.too_short_for_another() is None
+    start.ends_at = now[0] + 179.0
+    assert "is 179 s now" in str(start.too_short_for_another()) and "--time=4 " in str(start.too_short_for_another())
+
+
 def test_no_wording_of_a_log_counts_as_progress(tmp_path):
     start = useful_start.JobStart(tmp_path, None, 120.0)
     (tmp_path / "logs").mkdir()
