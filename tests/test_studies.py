@@ -180,6 +180,8 @@ def test_studies_side_by_side(folder: Path, tmp_path: Path) -> None:
     for given in ((study,), (study, open_study(folder))):
         with pytest.raises(ConfigError, match="needs two different studies or more; got kept"):
             compare(*given)
+    with pytest.raises(ConfigError, match=r"compare takes studies; got 'kept'\. Write compare\(open_study"):
+        compare("kept", study)  # type: ignore[arg-type]
 
 
 def test_options_of_a_search_are_those_of_the_command() -> None:

@@ -254,8 +254,11 @@ class Comparison:
 def compare(*studies: Study) -> Comparison:
     """Compare studies of the same data and objective. Warns if they differ in what decides values.
 
-    Raises ConfigError for fewer than two studies, and for one that is named twice.
+    Raises ConfigError for fewer than two studies, for one that is named twice, and for what is no study.
     """
+    for study in studies:
+        if not isinstance(study, Study):
+            raise ConfigError(f"compare takes studies; got {study!r}. Write compare(open_study(…), open_study(…)).")
     folders = {study.folder.resolve() for study in studies}
     if len(folders) < 2 or len(folders) < len(studies):
         named = ", ".join(study.name for study in studies) or "none"

@@ -332,11 +332,10 @@ def _parse(data: bytes | bytearray) -> Content:
 
 def describe_data(info: DataInfo) -> dict[str, Any]:
     """The facts of the data that must not change during a run: they decide sampler positions and model outputs."""
-    sizes: dict[str, int | str] = {"train_size": info.train_size, "val_size": info.val_size}
-    sizes |= {"num_classes": info.num_classes}
-    sizes |= {"holdout_size": info.holdout_size} if info.holdout_size else {}
-    sizes |= {"content": info.content} if info.content else {}
-    return sizes | {"class_names": list(info.class_names)}
+    facts = {"train_size": info.train_size, "val_size": info.val_size, "num_classes": info.num_classes}
+    facts |= {"holdout_size": info.holdout_size} if info.holdout_size else {}
+    content = {"content": info.content} if info.content else {}
+    return facts | content | {"class_names": list(info.class_names)}
 
 
 def check_same_run(

@@ -71,15 +71,15 @@ def refuse_negative_classes(config: TrainConfig, targets: Nested) -> None:
 
     A loss of the user's own may mean something by it. Does nothing for targets that are on a device already.
     """
-    if has_own_loss(config) or not isinstance(targets, torch.Tensor) or targets.is_floating_point():
+    if has_own_loss(config) or not isinstance(targets, torch.Tensor):
         return
-    if targets.device.type != "cpu" or targets.numpy().min(initial=0) >= 0:  # NumPy: no operation of torch in each step
+    if targets.is_floating_point() or targets.device.type != "cpu":
         return
-    wrong = targets[(targets < 0) & (targets != IGNORED)]
-    if len(wrong):
+    numbers = targets.numpy()  # torch's operations would count in each step
+    if (wrong := numbers[(numbers < 0) & (numbers != IGNORED)]).size:
         raise OwnCodeError(
-            f"with loss={config.loss} data.name={config.data.name} must give classes from 0 on; got "
-            f"{int(wrong[0])}. Count classes from 0; {IGNORED} is left out by cross_entropy."
+            f"with loss={config.loss} data.name={config.data.name} must give classes from 0 on; got {int(wrong[0])}. "
+            f"Count classes from 0; {IGNORED} is left out by cross_entropy."
         )
 
 
