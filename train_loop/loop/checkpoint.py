@@ -367,10 +367,8 @@ def check_same_run(
         stored["optimizer"] = {**wanted["optimizer"], "name": stored["optimizer"]["name"]}
     changes = differing_keys(stored, wanted)
     before, now = dict(content["data"]), describe_data(info)
-    # Older checkpoints have no names and no digest.
-    before.setdefault("content", now.get("content"))
     # Compare names one by one: the message shows only the first.
-    names = zip(before.pop("class_names", now["class_names"]), now.pop("class_names"), strict=False)
+    names = zip(before.pop("class_names"), now.pop("class_names"), strict=False)
     changes += differing_keys(before, now, "data.")
     changes += [f"class {label} {old!r} → {new!r}" for label, (old, new) in enumerate(names) if old != new][:1]
     if changes:

@@ -172,8 +172,8 @@ def check_same_study(identity: Mapping[str, object], stored: Mapping[str, object
         before = stored.get(key)
         if key == "overrides" and isinstance(before, dict) and isinstance(value, Mapping):
             _check_overrides(before, value)
-        elif key in ("content", "some_bytes") and (before is None or _is_one_repaired(before, value)):
-            continue  # a study from before the key existed
+        elif key == "some_bytes" and _is_one_repaired(before, value):
+            continue
         elif before != value:
             raise NotSameStudy(*_difference(key, before, value))
 
