@@ -119,7 +119,7 @@ def gradients_stay_local(model: nn.Module) -> Iterator[None]:
 
 def read_before_sum(model: nn.Module, read: Callable[[torch.Tensor], None]) -> bool:
     """Let ``read`` have this rank's gradients of each step, ``[n]`` of each block, before they are averaged over the
-    ranks. Returns whether this torch can do that."""
+    ranks. Returns whether this torch can do that: 2.9 and newer (pytorch #155189)."""
     if not hasattr(model, "set_custom_reduce_scatter"):
         return False
     from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
