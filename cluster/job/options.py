@@ -133,11 +133,8 @@ def data_folder(options: JobOptions, cwd: Path) -> Path | None:
     data = value_of(options.arguments, "--data") or ""
     path = cwd / os.path.expanduser(data)
     # FILE.py:FUNCTION may have a slash too, and is no folder.
-    return (
-        Path(os.path.abspath(path))
-        if data and (os.path.isdir(path) or (os.sep in data and ".py" not in data))
-        else None
-    )
+    names_one = os.path.isdir(path) or (os.sep in data and ".py" not in data)
+    return Path(os.path.abspath(path)) if data and names_one else None
 
 
 def driver_command(options: JobOptions, default_name: str, address: str, folder: Path | None, again: bool) -> list[str]:

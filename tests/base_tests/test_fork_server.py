@@ -102,11 +102,8 @@ def test_a_copy_finds_what_an_interpreter_of_its_own_would_find(server: Server) 
     for name in ("argv", "pid", "random"):
         assert copy.pop(name) != alone.pop(name)
     assert copy == alone and copy["variables"]["A_VARIABLE"] == "of the client"  # type: ignore[index]
-    assert (
-        copy["niceness"] == min(os.getpriority(os.PRIO_PROCESS, 0) + 3, 19)
-        and copy["leads"]
-        and copy["input"] == "given"
-    )
+    assert copy["niceness"] == min(os.getpriority(os.PRIO_PROCESS, 0) + 3, 19)
+    assert copy["leads"] and copy["input"] == "given"
     assert copy["oom_score"] == "700\n"
     assert said == also == "to standard error\n"
 

@@ -331,7 +331,7 @@ def memory_kills_as(error_of: Callable[[str], Exception]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def quick_start_of_trials() -> Iterator[None]:
-    """Within the block, Tune starts trials in processes that Ray has ready, and loads only what it uses.
+    """Within the block, Tune starts trials in the environment of the job, and loads only what it uses.
 
     Tune would give each trial the variables that it finds in the driver's environment, and so a process of its own:
     the job has these variables already. It would load W&B and MLflow to count for Ray's telemetry, which is off, who

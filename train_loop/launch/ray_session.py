@@ -102,13 +102,7 @@ class LocalRay:
         RayStartError: Ray did not start after a few attempts; its logs are kept beside ``log_file``.
     """
 
-    def __init__(
-        self,
-        cpus: int,
-        gpus: int,
-        log_file: Path,
-        metrics_port: int | None = None,
-    ) -> None:
+    def __init__(self, cpus: int, gpus: int, log_file: Path, metrics_port: int | None = None) -> None:
         self._cpus, self._gpus, self._log_file, self._metrics_port = cpus, gpus, log_file, metrics_port
         self._server: subprocess.Popen[bytes] | None = None
         self._saved_env: dict[str, str | None] = {}
@@ -329,7 +323,7 @@ def worker_python() -> dict[str, str]:
     """The key of Ray's runtime environment with which workers start where this Python's path has a space.
 
     Ray hands that path to a shell, unquoted, for each process that has variables of its own, as Tune's trials have.
-    Elsewhere this is empty, so that workers which Ray has ready can be used.
+    Elsewhere this is empty: then the job's own environment serves, and workers start as copies.
     """
     quoted = shlex.quote(sys.executable)
     return {} if quoted == sys.executable else {"py_executable": quoted}

@@ -76,7 +76,7 @@ def refuse_negative_classes(config: TrainConfig, targets: Nested) -> None:
     if targets.is_floating_point() or targets.device.type != "cpu":
         return
     numbers = targets.numpy()  # torch's operations would count in each step
-    if (wrong := numbers[(numbers < 0) & (numbers != IGNORED)]).size:
+    if numbers.min(initial=0) < 0 and (wrong := numbers[(numbers < 0) & (numbers != IGNORED)]).size:
         raise OwnCodeError(
             f"with loss={config.loss} data.name={config.data.name} must give classes from 0 on; got {int(wrong[0])}. "
             f"Count classes from 0; {IGNORED} is left out by cross_entropy."

@@ -10,6 +10,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from bigbatch.train_loop.optim.layerwise import local
+
 
 def noise_scale(small_sq: float, big_sq: float, small_batch: int, big_batch: int) -> float | None:
     """B_simple = tr(Σ)/|G|² in images (McCandlish et al. 2018, arXiv 1812.06162, appendix A.1).
@@ -129,4 +131,4 @@ def squared_norm(tensors: list[torch.Tensor]) -> torch.Tensor:
 
 def _gradients(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     """Of a sharded parameter this rank's part."""
-    return [getattr(p.grad, "_local_tensor", p.grad) for p in parameters if p.grad is not None]
+    return [local(p.grad) for p in parameters if p.grad is not None]
