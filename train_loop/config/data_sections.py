@@ -128,7 +128,7 @@ class DataConfig:
     name: str = "digits"
     """A data set's name (``digits``) or the path of an image folder with ``train/`` and ``val/``."""
     image_size: int = 0
-    """Pixels a side; 0 = the data set's own (32 for digits, 224 for image folders)."""
+    """Pixels a side; 0 = the data set's own: 32 for digits, else that of images of at most 64 pixels, or 224."""
     val_image_size: int = 0
     """Of validation; 0 = ``image_size``. A little more than in training is best (Touvron et al. 2019, FixRes)."""
     val_crop: float = 0.875

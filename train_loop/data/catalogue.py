@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from bigbatch.train_loop.config import ConfigError, DataConfig
 from bigbatch.train_loop.config.plug_ins import DATA, is_own, is_plug_in
-from bigbatch.train_loop.data.info import SMALL_IMAGE_SIZE, DataInfo
+from bigbatch.train_loop.data.info import PHOTOGRAPH_SIZE, SMALL_IMAGE_SIZE, DataInfo
 
 if TYPE_CHECKING:
     import torch
@@ -176,7 +176,7 @@ def list_folder(config: DataConfig, scan: FolderScan | None = None, open_some: b
         return scan
     from bigbatch.train_loop.data.sets.scan import scan_folder
 
-    scan = scan_folder(path, config.val_part)
+    scan = scan_folder(path, config.val_part).with_largest_side()
     return scan.with_files() if open_some and config.loader.name in ("auto", "device") else scan
 
 
@@ -206,11 +206,12 @@ def _look_at_whole(config: DataConfig, open_some: bool, scan: FolderScan | None)
         return Looked(_describe_packed(config, path, open_some), None)
     scan = list_folder(config, scan, open_some)
     assert scan is not None
-    largest_side = 0
     if open_some:
         _check_one_size(config, partial(square_side, scan.train))
-        largest_side = max(map(check_images, (scan.train, scan.val))) if config.on_bad_image == "fail" else 0
-    size = config.image_size or 224
+        if config.on_bad_image == "fail":
+            check_images(scan.train)
+            check_images(scan.val)
+    size = config.image_size or _own_size(scan.largest_side)
     info = DataInfo(
         name=os.path.basename(path),
         path=path,
@@ -221,12 +222,17 @@ def _look_at_whole(config: DataConfig, open_some: bool, scan: FolderScan | None)
         channels=3,
         class_names=scan.class_names,
         stem="small" if size <= SMALL_IMAGE_SIZE else "imagenet",
-        largest_side=largest_side,
+        largest_side=scan.largest_side,
         content=scan.names_digest(),
         some_bytes=scan.some_bytes() if open_some else (),
         notes=scan.notes,
     )
     return Looked(info, scan)
+
+
+def _own_size(largest_side: int) -> int:
+    """Pixels a side of a data set whose images have at most so many: to enlarge small ones costs time and adds none."""
+    return max(largest_side, 8) if 0 < largest_side <= SMALL_IMAGE_SIZE else PHOTOGRAPH_SIZE
 
 
 def check_stage(folder: str | None, info: DataInfo, *, here: bool = False) -> None:
@@ -374,7 +380,7 @@ def _describe_packed(config: DataConfig, path: str, open_some: bool) -> DataInfo
             _check_one_size(config, partial(files.square_side, slice(packed.train_size)))
     if packed.largest_side <= SMALL_IMAGE_SIZE:
         _refuse_crop_keys(config, f"packed images of at most {SMALL_IMAGE_SIZE} px are shifted")
-    size = config.image_size or (224 if packed.largest_side > SMALL_IMAGE_SIZE else max(packed.largest_side, 8))
+    size = config.image_size or _own_size(packed.largest_side)
     return DataInfo(
         name=os.path.basename(path),
         path=path,
@@ -385,5 +391,6 @@ def _describe_packed(config: DataConfig, path: str, open_some: bool) -> DataInfo
         channels=3,
         class_names=packed.class_names,
         stem="small" if size <= SMALL_IMAGE_SIZE else "imagenet",
+        largest_side=packed.largest_side,
         content=packed.content_digest(),
     )

@@ -9,6 +9,8 @@ from bigbatch.train_loop.config import ConfigError
 
 SMALL_IMAGE_SIZE = 64
 """Pixels a side up to which the 7×7/2 stem with max-pool throws away too much."""
+PHOTOGRAPH_SIZE = 224
+"""Pixels a side to which larger images are cropped, ImageNet's."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class DataInfo:
     are_classes: bool = True
     """Whether targets are classes, ``[N]`` whole numbers, so that top-1 can be counted."""
     largest_side: int = 0
-    """Pixels of the longer side of the largest image that was opened to look at an image folder; 0: none was."""
+    """Pixels of the longer side of the largest image, of a folder among a few; 0: not known."""
     content: str = ""
     """A digest of what the images are: of an image folder all their names, of a packed set its shards' checksums.
     Empty: not known."""

@@ -6,10 +6,12 @@ import dataclasses
 import random
 import sys
 
+from bigbatch.search_spaces.priors import is_component_name
 from bigbatch.search_spaces.trial import StandInTrial
 from bigbatch.train_loop.config.last_step import KEY, last_micro_size, left_out
 from bigbatch.train_loop.config.plug_ins import shown_name
-from bigbatch.train_loop.data.info import SMALL_IMAGE_SIZE, DataInfo
+from bigbatch.train_loop.data.info import PHOTOGRAPH_SIZE, SMALL_IMAGE_SIZE, DataInfo
+from bigbatch.train_loop.model.networks import RESNETS
 from bigbatch.tune.console.answer_words import name_in_words
 from bigbatch.tune.models.names import CAPABILITIES, NEEDS_NOTHING, Capabilities, capabilities_of, lacking
 from bigbatch.tune.plan.search_plan import SearchPlan
@@ -27,7 +29,7 @@ def plan_notes(plan: SearchPlan) -> list[str]:
     searched = [r for r in plan.ranges.values() if r.kind != "derived"]
     said = [
         *plan.data.notes,
-        enlarged_images(plan.data) if "data.image_size" not in plan.overrides else None,
+        size_of_images(plan.data, plan.model) if "data.image_size" not in plan.overrides else None,
         strategy_weakness(plan.strategy, needs_of(plan)),
         nothing_to_search(len(searched), plan.trials)
         or nothing_to_learn_from(plan.strategy, plan.most_trials, plan.share.concurrency, plan.workers),
@@ -100,15 +102,27 @@ def _listed(words: list[str]) -> str:
     return " and ".join([", ".join(words[:-1])] * (len(words) > 1) + words[-1:])
 
 
-def enlarged_images(data: DataInfo) -> str | None:
-    """A sentence if all images that were opened have less than half of the side at which they are trained."""
-    if not 0 < data.largest_side < data.image_size / 2:
+def size_of_images(data: DataInfo, model: str) -> str | None:
+    """A sentence if the images have less than half of the side at which they are trained, or are small for the network.
+
+    ResNets have a stem for small images, and a user's own network is made for the user's images.
+    """
+    if not data.largest_side:
+        return None
+    if data.image_size <= SMALL_IMAGE_SIZE:
+        if model in RESNETS or is_component_name(model):
+            return None
+        times = (PHOTOGRAPH_SIZE / data.image_size) ** 2
+        return (
+            f"{model} is made for images of about {PHOTOGRAPH_SIZE} px, and these have {data.image_size}. To enlarge "
+            f"them, which takes about {times:.0f} times as long, write --set image_size={PHOTOGRAPH_SIZE}."
+        )
+    if data.largest_side >= data.image_size / 2:
         return None
     times = (data.image_size / data.largest_side) ** 2
     return (
         f"images of at most {data.largest_side} px are enlarged to {data.image_size} px, which takes about {times:.0f} "
-        f"times as long. To train them as they are, write --set image_size={max(8, data.largest_side)}"
-        + (", or pack them (bigbatch pack)." if data.largest_side <= SMALL_IMAGE_SIZE else ".")
+        f"times as long. To train them as they are, write --set image_size={data.largest_side}."
     )
 
 

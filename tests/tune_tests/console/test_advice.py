@@ -1,21 +1,24 @@
 """What the plan says of the strategy, what ``auto`` stands for, and what early values have told."""
 
 import re
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution
 from optuna.trial import FrozenTrial
+from PIL import Image
 from scipy.stats import spearmanr
 
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.tune.commands.tune import tune_main
 from bigbatch.tune.console.outcome import look_findings
 from bigbatch.tune.console.plan_notes import (
-    enlarged_images,
     nothing_to_learn_from,
     nothing_to_search,
+    size_of_images,
     strategy_weakness,
 )
 from bigbatch.tune.models.names import CAPABILITIES, NEEDS_NOTHING, resolved
@@ -39,20 +42,30 @@ def test_trials_that_could_only_be_equal_are_said():
 
 
 @pytest.mark.parametrize(
-    ("largest", "size", "says"), [(32, 224, "49 times"), (111, 224, "4 times"), (112, 224, ""), (0, 224, "")]
-)
-def test_images_that_are_enlarged_are_said_with_what_that_costs(largest: int, size: int, says: str):
+    ("largest", "size", "model", "says", "other"),
+    [
+        (65, 224, "resnet50", "12 times", 65), (111, 224, "my.py:net", "4 times", 111), (112, 224, "resnet50", "", 0),
+        (0, 224, "resnet50", "", 0), (32, 32, "resnet18", "", 0), (32, 32, "my.py:net", "", 0),
+        (32, 32, "timm/vit_tiny_patch16_224", "49 times", 224), (64, 64, "alexnet", "12 times", 224),
+    ],
+)  # fmt: skip
+def test_images_that_are_enlarged_or_small_are_said_with_what_that_costs(largest, size, model, says, other):
     info = DataInfo("d", None, 100, 10, 2, size, 3, ("a", "b"), "imagenet", largest_side=largest)
-    text = enlarged_images(info)
-    assert (text is not None and says in text and f"image_size={largest}" in text) if says else text is None
+    text = size_of_images(info, model)
+    assert (text is not None and says in text and f"image_size={other}." in text) if says else text is None
 
 
 def test_a_plan_looks_how_large_the_images_are(tiny_images, tmp_path, capsys):
-    arguments = ["--data", str(tiny_images), "--model", "shufflenet_v2_x0_5", "--output", str(tmp_path), "--dry-run"]
+    folder = Path(shutil.copytree(tiny_images, tmp_path / "images"))
+    arguments = ["--data", str(folder), "--model", "shufflenet_v2_x0_5", "--output", str(tmp_path), "--dry-run"]
     tune_main(arguments)
-    assert "images of at most 16 px are enlarged to 224 px, which takes about 196 times" in capsys.readouterr().out
-    tune_main([*arguments, "--set", "image_size=16"])
-    assert "enlarged" not in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "16 px" in said and "enlarged" not in said, "small images are trained as they are"
+    for image in folder.glob("val/*/*"):
+        with Image.open(image) as picture:
+            picture.resize((65, 50)).save(image)
+    tune_main(arguments)
+    assert "images of at most 65 px are enlarged to 224 px, which takes about 12 times" in capsys.readouterr().out
 
 
 LIMITS = {

@@ -1,4 +1,4 @@
-"""List an image folder ``train/<class>/*.jpg`` and ``val/<class>/*.jpg``. No torch; opens no image."""
+"""List an image folder ``train/<class>/*.jpg`` and ``val/<class>/*.jpg``, and look at a few images. No torch."""
 
 from __future__ import annotations
 
@@ -72,6 +72,12 @@ class FolderScan:
     """What a reader of a plan must know: which files and folders are left out, and what validates."""
     about: bytes = b""
     """A digest of all files' sizes and times of change, where images may be kept decoded; else empty."""
+    largest_side: int = 0
+    """Pixels of the longer side of the largest image that was opened; 0: none was, or none can be."""
+
+    def with_largest_side(self) -> FolderScan:
+        """With ``largest_side``. One process opens these images, and hands it on to all."""
+        return replace(self, largest_side=max(_longer_side(path) for path in self._some_paths()))
 
     def names_digest(self) -> str:
         """Of all images' names and classes, in their order."""
@@ -81,9 +87,13 @@ class FolderScan:
     def some_bytes(self) -> tuple[int, ...]:
         """The sizes in bytes of a few images of each part. Raises ConfigError for one that is gone."""
         try:
-            return tuple(os.stat(path).st_size for part in (self.train, self.val) for path in part.some_paths())
+            return tuple(os.stat(path).st_size for path in self._some_paths())
         except OSError as error:
             raise ConfigError(f"the data must be readable; got {error}. Check the file system.") from None
+
+    def _some_paths(self) -> Iterator[str]:
+        yield from self.train.some_paths()
+        yield from self.val.some_paths()
 
     def with_files(self) -> FolderScan:
         """With ``about``, if the images are all square and of one size. So one process asks a shared file system for
@@ -110,6 +120,7 @@ class FolderScan:
                 val_part=self.val_part,
                 notes=np.array(self.notes, dtype=np.str_),
                 about=np.frombuffer(self.about, np.uint8),
+                largest_side=self.largest_side,
             )
 
     @classmethod
@@ -127,6 +138,7 @@ class FolderScan:
                     float(found["val_part"]),
                     tuple(map(str, found["notes"])),
                     found["about"].tobytes(),
+                    int(found["largest_side"]),
                 )
         # A file that is cut off fails in any of these ways; then the folder is listed again.
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error):
@@ -166,24 +178,29 @@ def scan_folder(root: str, val_part: float = 0.0, least_classes: int = 2) -> Fol
     return FolderScan(root, class_names, train, val, val_part, (*layout.notes, *([words] if words else [])))
 
 
-def check_images(listing: Listing, count: int = 32) -> int:
-    """Open the headers of ``count`` images, evenly spread. Raises ConfigError naming one that is no image.
-
-    Returns the longest side among them, in pixels.
-    """
+def check_images(listing: Listing) -> None:
+    """Open the headers of a few images, evenly spread. Raises ConfigError naming one that is no image."""
     from bigbatch.train_loop.data.pixels.crops import opened, why_unreadable  # listing a folder needs no Pillow
 
-    longest = 0
-    for path in listing.some_paths(count):
+    for path in listing.some_paths():
         try:
-            with opened(path) as image:
-                longest = max(longest, *image.size)
+            with opened(path):
+                pass
         except Exception as error:  # Pillow raises OSError, SyntaxError, ValueError and others
             raise ConfigError(
                 f"the data must be images that can be read; got {path!r}: {why_unreadable(error)}. "
                 "Remove or replace the file."
             ) from None
-    return longest
+
+
+def _longer_side(path: str) -> int:
+    from bigbatch.train_loop.data.pixels.crops import opened
+
+    try:
+        with opened(path) as image:
+            return max(image.size)
+    except Exception:  # Pillow raises OSError, SyntaxError, ValueError and others; who reads it says so
+        return 0
 
 
 def digest_of_files(listing: Listing) -> bytes:

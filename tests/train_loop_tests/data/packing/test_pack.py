@@ -134,7 +134,7 @@ def test_training_and_packing_read_and_refuse_the_same_pictures_of_many_pixels(t
     reason = "it has more than 8,000 pixels, make it smaller"
     assert (done.stdout.splitlines(), done.stderr) == (
         [
-            "100",
+            "None",
             "(16, 16)",
             "100",
             f"the data must be images that can be read; got {str(path)!r}: {reason}. Remove or replace the file.",

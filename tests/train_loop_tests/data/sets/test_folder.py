@@ -29,7 +29,8 @@ def test_folder_is_described(images_folder: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(images_folder.parent)
     info = describe_data_set(DataConfig(name=images_folder.name))
     expected = DataInfo(images_folder.name, str(images_folder), 20, 7, 3, 224, 3, CLASSES, "imagenet")
-    assert dataclasses.replace(info, content="") == expected
+    assert dataclasses.replace(info, content="", largest_side=0) == expected
+    assert info.largest_side == max(max(Image.open(path).size) for path in images_folder.glob("*/*/*"))
     assert describe_data_set(DataConfig(name=str(images_folder), image_size=32)).stem == "small"
     scan = scan_folder(str(images_folder))
     for listing in (scan.train, scan.val):
