@@ -32,7 +32,7 @@ from bigbatch.cluster.job.driver import Driver, GcsWatch, driver_environment
 from bigbatch.cluster.job.grant import Grant, TimeLeft, last_early_signal, note_early_signal
 from bigbatch.cluster.job.node_steps import NodeSteps
 from bigbatch.cluster.job.policy import Action, Cause, Decision, Situation, decide
-from bigbatch.cluster.job.watch import POLL_S, JobWatch, StartUp, end_driver
+from bigbatch.cluster.job.watch import POLL_S, WARNINGS, JobWatch, StartUp, end_driver
 from bigbatch.cluster.node import credentials, ray_commands
 from bigbatch.cluster.record import job_record
 
@@ -396,5 +396,5 @@ class Job:
         print(f"bigbatch {time.strftime('%H:%M:%S')} +{time.monotonic() - self._started:.1f}s {text}", flush=True)
 
     def _take_signals(self) -> None:
-        for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT):
+        for number in WARNINGS | {signal.SIGTERM, signal.SIGINT}:
             signal.signal(number, lambda signum, frame: self._signals.append(signum))

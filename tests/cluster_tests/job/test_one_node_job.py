@@ -99,9 +99,10 @@ def test_a_sigterm_to_the_steps_alone_saves_and_requeues(start, tmp_path):
 def test_a_requeue_that_the_controller_does_not_hear_is_tried_again(start, tmp_path):
     job = start()
     (tmp_path / "down").touch()
-    job.process.send_signal(signal.SIGUSR1)
+    job.process.send_signal(signal.SIGUSR2)  # --signal may name either
     job.wait_log("→ requeueing")
     (tmp_path / "down").unlink()
+    assert "SIGUSR2: the time limit is near" in job.log
     assert job.end() == 143 and job.calls.splitlines()[0] == "requeue 7"
 
 
