@@ -276,6 +276,13 @@ def test_a_search_that_was_cut_short_says_with_which_options_it_goes_on(tmp_path
     assert "Traceback" not in job.log and not (study / ".lease").exists()
 
 
+def test_a_search_that_was_killed_and_could_not_say_how_it_goes_on_is_followed_by_that(tmp_path):
+    kill = 'case "$*" in *--dry-run*) ;; */tune/run.py*) echo {} > runs/s/study.json; kill -9 $$;; *) exec "'
+    python = program(tmp_path / "python", f'{kill}{sys.executable}" "$@";; esac')
+    job = StandInJob(tmp_path, "7", "--study", "s", "--space", "smoke", BIGBATCH_NODE_PYTHON=str(python))
+    assert job.end() == 137 and f"search's: --output {tmp_path}/runs --study s --resume" in job.log, job.log
+
+
 @pytest.mark.parametrize("missing", ["srun", "scontrol"])
 def test_a_job_without_slurms_commands_is_refused_before_anything_starts(tmp_path, missing):
     tools = tmp_path / "tools"  # and no Slurm of this machine
