@@ -247,5 +247,10 @@ def _guarded(argv: Sequence[str], search_parser: SearchParser | None) -> int:
     except (InputError, slurm_commands.SlurmError) as error:
         print(f"bigbatch cluster: error: {error}", file=sys.stderr)
         return WRONG_INPUT
+    except PermissionError as error:  # of another user's records, or after `su` without `-`
+        why = f"a job's files must be your own; got {error.filename!r} ({error.strerror})"
+        fix = f"Set {job_record.HOME_VARIABLE}, or HOME, to a folder of your own."
+        print(f"bigbatch cluster: error: {why}. {fix}", file=sys.stderr)
+        return WRONG_INPUT
     except KeyboardInterrupt:
         return INTERRUPTED

@@ -23,6 +23,7 @@ from bigbatch.cluster.job.allocated_nodes import Allocation, NoAllocation, await
 from bigbatch.cluster.job.checks import WRONG_INPUT
 from bigbatch.cluster.job.driver import drain_in_ray, forget_in_ray
 from bigbatch.cluster.job.node_steps import NodeSteps
+from bigbatch.cluster.job.watch import WARNINGS
 from bigbatch.cluster.node import credentials, ray_commands
 from bigbatch.cluster.node.node_process import CONTROL_FILE
 from bigbatch.cluster.node.node_status import NodeOrders
@@ -50,7 +51,7 @@ class Attachment:
     def run(self) -> int:
         """Stay until the end. Returns 0 if the job has ended or this allocation has left it, 1 if no node could
         join."""
-        for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT):
+        for number in WARNINGS | {signal.SIGTERM, signal.SIGINT}:
             signal.signal(number, lambda signum, frame: self._signals.append(signum))
         try:
             allocation = await_allocation(self._signals, self._say)
@@ -199,7 +200,7 @@ class Attachment:
             statuses = [nodes.status(name) for name in nodes.living()]
             addresses = [status.ip for status in statuses if status is not None]
             # After SIGTERM Slurm kills within KillWait: there is no time for work to move.
-            if signal.SIGUSR1 in self._signals:
+            if WARNINGS.intersection(self._signals):
                 drain_in_ray(addresses, "the lent allocation ends", env)
                 self._wait_for_work(nodes)
         else:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 TRY_AGAIN = 75
 """EX_TEMPFAIL: the search cannot start more trials in this allocation. Its end is near (BIGBATCH_DEADLINE), or no trial
 fits on the remaining nodes. The search has printed which."""
+KILLED = 137
+"""128 + SIGKILL, as shells say it."""
 NOTHING_MORE = "the search can start nothing more in this allocation"
 HEAD_RESTARTS = 1
 """A head that dies this often in a row, with nothing finished or saved in between, will die again."""
@@ -72,7 +74,8 @@ def decide(situation: Situation) -> Decision:
         situation, reason = dataclasses.replace(situation, cause=Cause.TIME_LIMIT), NOTHING_MORE
     if situation.cause in (Cause.DRIVER_ENDED, Cause.BAD_INPUT):
         code = 1 if situation.exit_code is None else situation.exit_code
-        return Decision(Action.END, code, f"{reason} with exit code {code}")
+        why = ": it was killed, most often because the job's memory (--mem) was full" if code == KILLED else ""
+        return Decision(Action.END, code, f"{reason} with exit code {code}{why}")
     if situation.cause is Cause.CANCELLED:
         # 128 + SIGTERM, as shells say it.
         return Decision(Action.END, 143, reason)

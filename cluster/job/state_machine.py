@@ -31,8 +31,8 @@ from bigbatch.cluster.job.checks import WRONG_INPUT
 from bigbatch.cluster.job.driver import Driver, GcsWatch, driver_environment
 from bigbatch.cluster.job.grant import Grant, TimeLeft, last_early_signal, note_early_signal
 from bigbatch.cluster.job.node_steps import NodeSteps
-from bigbatch.cluster.job.policy import Action, Cause, Decision, Situation, decide
-from bigbatch.cluster.job.watch import POLL_S, JobWatch, StartUp, end_driver
+from bigbatch.cluster.job.policy import KILLED, Action, Cause, Decision, Situation, decide
+from bigbatch.cluster.job.watch import POLL_S, WARNINGS, JobWatch, StartUp, end_driver
 from bigbatch.cluster.node import credentials, ray_commands
 from bigbatch.cluster.record import job_record
 
@@ -386,15 +386,14 @@ class Job:
             self._save()
 
     def _say_how_to_go_on(self) -> None:
-        by_itself = hasattr(self, "_job_watch") and self._job_watch.cause is Cause.DRIVER_ENDED
-        if self._decision.exit_code not in (0, WRONG_INPUT) and not by_itself:
-            words = restart.resume_options(self._study)
-            if words:
-                self._say(f"to continue, submit the job again with these options instead of the search's: {words}")
+        code = self._decision.exit_code
+        has_said = code != KILLED and hasattr(self, "_job_watch") and self._job_watch.cause is Cause.DRIVER_ENDED
+        if code not in (0, WRONG_INPUT) and not has_said and (words := restart.resume_options(self._study)):
+            self._say(f"to continue, submit the job again with these options instead of the search's: {words}")
 
     def _say(self, text: str) -> None:
         print(f"bigbatch {time.strftime('%H:%M:%S')} +{time.monotonic() - self._started:.1f}s {text}", flush=True)
 
     def _take_signals(self) -> None:
-        for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT):
+        for number in WARNINGS | {signal.SIGTERM, signal.SIGINT}:
             signal.signal(number, lambda signum, frame: self._signals.append(signum))

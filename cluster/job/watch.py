@@ -18,6 +18,8 @@ from bigbatch.cluster.job.policy import Cause, cause_of_signal
 from bigbatch.cluster.node.node_status import NodeStatus
 from bigbatch.cluster.record.job_record import JobRecord
 
+WARNINGS = {signal.SIGUSR1, signal.SIGUSR2}
+"""What ``--signal`` may send before the time limit. Untaken, each ends the process that gets it."""
 POLL_S = 0.1
 LOOK_S = 0.5
 """Time between two looks at the nodes' files on the shared file system."""
@@ -114,9 +116,9 @@ class JobWatch:
         if signal.SIGTERM in self._signals or signal.SIGINT in self._signals:
             self._nodes.hold()  # before Slurm is asked: it may take longer to answer than a node waits
             self.classify("SIGTERM")
-        elif signal.SIGUSR1 in self._signals:
+        elif came := WARNINGS.intersection(self._signals):
             self.usr1_at = time.time()
-            self.stop_because(Cause.TIME_LIMIT, "SIGUSR1: the time limit is near")
+            self.stop_because(Cause.TIME_LIMIT, f"{signal.Signals(min(came)).name}: the time limit is near")
         elif self._grant.is_near_its_end():
             self.stop_because(Cause.TIME_LIMIT, "the time limit is near (--margin)")
         elif time.monotonic() >= self._next_look:

@@ -21,7 +21,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from types import FrameType
 
-from bigbatch.base import private_folder, processes
+from bigbatch.base import fork_server, private_folder, processes
 from bigbatch.base.atomic_files import PRIVATE, write_json
 from bigbatch.base.root import IMPORT_ROOT
 from bigbatch.base.waits import HOLD_S, RAY_END_S, SILENT_S, START_TIMEOUT_S
@@ -29,6 +29,8 @@ from bigbatch.cluster.host import network
 from bigbatch.cluster.node import credentials, ray_commands
 from bigbatch.cluster.node.batch_host import BatchHost
 from bigbatch.cluster.node.node_status import HEARTBEAT_S, NodeOrders, NodeStatus
+from bigbatch.cluster.node.ray_start_hook import FORKS
+from bigbatch.cluster.record.job_record import read_record
 
 CONTROL_FILE = "control.json"
 NODES_FOLDER = "nodes"
@@ -68,6 +70,8 @@ class NodeProcess:
         host = self._status_file.with_name(f"{arguments.batch_host}{arguments.suffix}.json")
         self._host = BatchHost(self._job_id, arguments.batch_host, host, self._status_file)
         self._is_host = host == self._status_file
+        job = read_record(self._record.name)  # a lent node's is that of the borrowing job
+        self._trains = job is not None and job.study_folder is not None
 
     def run(self) -> int:
         """Run until the end. Returns the exit code: 0 if it ended as told, 1 if Ray or the node failed, or BLIND."""
@@ -120,7 +124,7 @@ class NodeProcess:
             finally:
                 self._end_ray(ray, folder)
             # Only a start is tried again. A Ray that ran and has ended is a loss, with which the job deals.
-            if failure in (None, HOST_LOST) or self._status.state == "ready":
+            if failure in (None, HOST_LOST, self._cannot_train(folder)) or self._status.state == "ready":
                 return failure
             # Between the probe and Ray's start another program may take a port; that says nothing about this node.
             if ray_commands.taken_ports(chosen):
@@ -185,6 +189,8 @@ class NodeProcess:
                 return (
                     f"Ray {stage} on {self._name} (exit code {ray.returncode}): {lines[-1] if lines else 'no output'}"
                 )
+            if failure := self._cannot_train(folder):
+                return failure
             # With --block the command does not return, so its own line is the only sign that Ray is up.
             if not ready and STARTED in (folder / "start.log").read_text(errors="replace"):
                 ready = True
@@ -197,6 +203,11 @@ class NodeProcess:
             processes.reap(keep=[ray.pid])
             time.sleep(POLL_S)
         return None
+
+    def _cannot_train(self, folder: Path) -> str | None:
+        """Why each trial would fail here, e.g. a library that this node lacks. A command of the user's own may work."""
+        failure = fork_server.failure(str(folder / FORKS)) if self._trains else ""
+        return f"{self._name} cannot load what trials need: {failure}" if failure else None
 
     def _is_left_alone(self) -> bool:
         """Whether Ray has ended because the first node is lost. Ray may give it up before this node does."""

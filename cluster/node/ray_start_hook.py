@@ -8,6 +8,9 @@ from typing import Protocol
 
 from bigbatch.base import fork_server
 
+FORKS = "ray-forks"
+"""The server's socket, beside Ray's folder."""
+
 
 class RayParameters(Protocol):
     """What is used here of Ray's own parameters of a node."""
@@ -32,7 +35,7 @@ def before_start(parameters: RayParameters, head: bool) -> None:
     popen = getattr(services, "ConsolePopen", None)
     if popen is None or os.environ.get("BIGBATCH_RAY_INTERNALS") == "0":
         return
-    path = str(Path(parameters.temp_dir).with_name("ray-forks"))
+    path = str(Path(parameters.temp_dir).with_name(FORKS))
     _kept.append(fork_server.launch(path))
 
     def start(command: list[str], *args: object, **more: object) -> object:

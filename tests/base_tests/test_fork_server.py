@@ -94,6 +94,7 @@ def context(**values: object) -> str:
 
 def test_a_copy_finds_what_an_interpreter_of_its_own_would_find(server: Server) -> None:
     copy, said = server.ask()
+    assert not fork_server.failure(server.path)
     server.process.kill()
     server.process.wait()
     alone, also = server.ask()  # nobody answers: the same words in an interpreter
@@ -175,10 +176,11 @@ def test_a_server_that_has_threads_or_does_not_know_the_program_copies_nothing(t
         "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
     )
     server = Server(tmp_path)
-    server.start("colorsys", "no_such_module", "threads_a")
+    server.start("colorsys", "threads_a", "no_such_module")
     try:
         facts, _ = server.ask()
         assert not facts["loaded"] and facts["parent"] != server.process.pid
+        assert fork_server.failure(server.path) == "ModuleNotFoundError: No module named 'no_such_module'"
     finally:
         server.process.kill()
         server.process.communicate()

@@ -41,6 +41,8 @@ with open(path, "w") as file:
     json.dump({**node, "labels": labels}, file)
 os.makedirs(options["temp-dir"] + "/session_2/logs")
 open(options["temp-dir"] + "/session_2/logs/raylet.out", "w").write("a line")
+if "STAND_IN_LACKS" in os.environ:
+    open(os.path.dirname(options["temp-dir"]) + "/ray-forks.failed", "w").write(os.environ["STAND_IN_LACKS"])
 subprocess.Popen(["sleep", "997"], start_new_session=True)
 print("Ray runtime started.", flush=True)
 while True:
@@ -95,7 +97,8 @@ esac""",
 class StandInJob:
     """``python -m bigbatch.cluster.job ARGUMENTS`` on one node of job ``job_id``, without Slurm and Ray.
 
-    ``STAND_IN_FAILS``: how many starts of Ray fail, each after ``STAND_IN_FAILS_AFTER_S``.
+    ``STAND_IN_FAILS``: how many starts of Ray fail, each after ``STAND_IN_FAILS_AFTER_S``. ``STAND_IN_LACKS``: why the
+    node cannot load what trials need.
     ``answer``: the fields of ``scontrol show job``. ``without``: one of Slurm's commands, which is missing.
     ``command``: what is run in place of the module. ``KILL_WAIT``: a variable, what the configuration has.
     """

@@ -26,7 +26,10 @@ ANSWER_S = 30.0
 """How long a process waits for the libraries. A raylet waits for 60 s until a process has come."""
 READY, COPIED = b"ready", b"copied"
 LIBRARIES = ("pandas", "pyarrow", "torchvision", "bigbatch.train_loop.loop.train")
-"""What a search's processes need, and Ray: all that takes long to load, but for Ray itself."""
+"""What a search's processes need, and Ray: all that takes long to load, but for Ray itself. No trial can do without the
+last."""
+FAILED = ".failed"
+"""The end of the name of a file beside the socket: why the last library cannot be loaded."""
 LARGEST = 1 << 20
 """Bytes of a request: as many as an environment and a command line may have together on most systems."""
 ONE_THREAD = {
@@ -71,7 +74,7 @@ def serve(path: str, modules: list[str]) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(path)
         listener.listen(64)
-        _load(modules)
+        _load(modules, path + FAILED)
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for a copy
         while True:
             if 0 in select.select([listener.fileno(), 0], [], [])[0]:
@@ -97,14 +100,18 @@ def serve(path: str, modules: list[str]) -> None:
     _become(words, environment)
 
 
-def _load(modules: list[str]) -> None:
+def _load(modules: list[str], failed: str) -> None:
     import contextlib
     import gc
     import importlib
 
     for module in modules:
-        with contextlib.suppress(Exception):  # who needs it imports it again, and says why that fails
+        try:
             importlib.import_module(module)
+        except Exception as error:  # who needs it imports it again
+            if module == modules[-1]:
+                with contextlib.suppress(OSError), open(failed, "w") as file:
+                    file.write(f"{type(error).__name__}: {error}")
     gc.collect()
     gc.freeze()  # no copy looks at what is there, which would make it copy the memory
 
@@ -174,6 +181,15 @@ def launch(path: str, modules: Sequence[str] = LIBRARIES) -> subprocess.Popen[by
         [sys.executable, __file__, path, *modules],
         stdin=subprocess.PIPE, stdout=silent, stderr=silent, env=environment, process_group=0,
     )  # fmt: skip
+
+
+def failure(path: str) -> str:
+    """Why the server at ``path`` could not load the last of its modules, in one line; empty if it could, or tries."""
+    try:
+        with open(path + FAILED, errors="replace") as file:
+            return " ".join(file.read().split())
+    except OSError:
+        return ""
 
 
 def instead_of_python(command: list[str], path: str) -> list[str]:

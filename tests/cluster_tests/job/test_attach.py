@@ -104,5 +104,5 @@ def test_lent_nodes_that_wait_leave_when_their_own_time_ends(loan, tmp_path):
     loan.wait_log("has joined")
     say(tmp_path, "5", "requeueing", "5.0", stop=True)
     loan.wait_log("waiting for its next start")
-    loan.process.send_signal(signal.SIGUSR1)
+    loan.process.send_signal(signal.SIGUSR2)
     assert loan.end() == 0

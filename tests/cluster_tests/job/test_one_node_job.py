@@ -99,9 +99,10 @@ def test_a_sigterm_to_the_steps_alone_saves_and_requeues(start, tmp_path):
 def test_a_requeue_that_the_controller_does_not_hear_is_tried_again(start, tmp_path):
     job = start()
     (tmp_path / "down").touch()
-    job.process.send_signal(signal.SIGUSR1)
+    job.process.send_signal(signal.SIGUSR2)  # --signal may name either
     job.wait_log("→ requeueing")
     (tmp_path / "down").unlink()
+    assert "SIGUSR2: the time limit is near" in job.log
     assert job.end() == 143 and job.calls.splitlines()[0] == "requeue 7"
 
 
@@ -273,6 +274,13 @@ def test_a_search_that_was_cut_short_says_with_which_options_it_goes_on(tmp_path
     assert job.end() == 143, job.log
     assert f"with these options instead of the search's: --output {study.parent} --study s --resume" in job.log
     assert "Traceback" not in job.log and not (study / ".lease").exists()
+
+
+def test_a_search_that_was_killed_and_could_not_say_how_it_goes_on_is_followed_by_that(tmp_path):
+    kill = 'case "$*" in *--dry-run*) ;; */tune/run.py*) echo {} > runs/s/study.json; kill -9 $$;; *) exec "'
+    python = program(tmp_path / "python", f'{kill}{sys.executable}" "$@";; esac')
+    job = StandInJob(tmp_path, "7", "--study", "s", "--space", "smoke", BIGBATCH_NODE_PYTHON=str(python))
+    assert job.end() == 137 and f"search's: --output {tmp_path}/runs --study s --resume" in job.log, job.log
 
 
 @pytest.mark.parametrize("missing", ["srun", "scontrol"])

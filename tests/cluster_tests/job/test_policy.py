@@ -53,6 +53,10 @@ def test_a_search_that_can_start_nothing_more_is_not_said_to_be_near_the_time_li
     assert "time limit" in decide(situation(Cause.TIME_LIMIT)).reason
 
 
+def test_a_driver_that_was_killed_is_said_to_have_been_and_by_what():
+    assert "killed" in (said := decide(situation(Cause.DRIVER_ENDED, exit_code=137)).reason) and "--mem" in said
+
+
 @pytest.mark.parametrize(
     ("state", "preempted", "requeued", "cause"),
     [

@@ -19,6 +19,13 @@ def start_on_busy_machine(folder: Path, timeout_s: int, fails: int, after_s: flo
     return StandInJob(folder, "7", *words, **env)
 
 
+def search_with_stand_in_ray(folder: Path, **env: str) -> StandInJob:
+    folder.mkdir(exist_ok=True)
+    python = program(folder / "python", f'case "$*" in *--dry-run*) exit 0;; esac\nexec "{sys.executable}" "$@"')
+    env |= {"BIGBATCH_NODE_PYTHON": str(python)}
+    return StandInJob(folder, "7", "--start-timeout", "3", "--study", "s", "--space", "smoke", **env)
+
+
 def test_ray_is_started_again_within_the_time_out(tmp_path):
     job = start_on_busy_machine(tmp_path, 30, 2, 1.2)
     assert job.end() == 0, job.log
@@ -48,10 +55,19 @@ def test_a_job_whose_ray_does_not_start_is_requeued_if_its_study_has_progress(tm
     saved = tmp_path / "runs" / "s" / "checkpoints" / "trial-0003" / "latest.pt"
     saved.parent.mkdir(parents=True)
     saved.touch()
-    python = program(tmp_path / "python", f'case "$*" in *--dry-run*) exit 0;; esac\nexec "{sys.executable}" "$@"')
-    env = {"BIGBATCH_NODE_PYTHON": str(python), "STAND_IN_FAILS": "99", "STAND_IN_FAILS_AFTER_S": "0.5"}
-    job = StandInJob(tmp_path, "7", "--start-timeout", "3", "--study", "s", "--space", "smoke", **env)
+    job = search_with_stand_in_ray(tmp_path, STAND_IN_FAILS="99", STAND_IN_FAILS_AFTER_S="0.5")
     assert job.end() == 143 and "requeue 7" in job.calls, job.log
+
+
+def test_a_node_that_cannot_load_what_trials_need_leaves_at_once_but_for_a_command_of_ones_own(tmp_path):
+    lacks = {"STAND_IN_LACKS": "ImportError: libcudart.so.12:\n cannot open shared object file"}
+    job = search_with_stand_in_ray(tmp_path / "search", **lacks)
+    assert job.end() == 1 and (tmp_path / "search" / "state" / "tries").read_text() == "x", job.log
+    why = "n1 cannot load what trials need: ImportError: libcudart.so.12: cannot open shared object file"
+    assert f"head n1 is gone: {why}\n" in job.log
+    (tmp_path / "own").mkdir()
+    job = start_on_busy_machine(tmp_path / "own", 30, 0, 0.0, **lacks)
+    assert job.end() == 0 and "RUNNING" in job.log, job.log
 
 
 # A short walltime: what the job saves, and whether it starts again
