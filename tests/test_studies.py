@@ -187,13 +187,13 @@ def test_studies_side_by_side(folder: Path, tmp_path: Path) -> None:
 def test_options_of_a_search_are_those_of_the_command() -> None:
     options = {
         "trials": 3, "max_epochs": None, "join": False, "dry_run": True, "batch": [64, 256], "confirm": "none",
-        "set": {"image_size": 16, "optimizer.name": "lars"}, "warm_start": ["runs/a", "runs/b"], "tolerance": "0.25pt",
+        "set": {"image_size": 16, "nesterov": False}, "warm_start": ["runs/a", "runs/b"], "tolerance": "0.25pt",
     }  # fmt: skip
     read = parse_options(tune_parser("t"), studies._words(options))
     given = {name: value for name, value in read.items() if value not in (None, False, ())}
     assert given == {
         "trials": 3, "dry_run": True, "batch": "64,256", "confirm": "none", "tolerance": "0.25pt",
-        "set": ("image_size=16", "optimizer.name=lars"), "warm_start": ("runs/a", "runs/b"),
+        "set": ("image_size=16", "nesterov=false"), "warm_start": ("runs/a", "runs/b"),
     }  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from bigbatch.base.command_line import nearest_word
 from bigbatch.search_spaces.registry import load_space
 from bigbatch.search_spaces.trial import Distribution, StandInTrial
 from bigbatch.search_spaces.workload import Workload
-from bigbatch.train_loop.config import ConfigError, TrainConfig, known_key
+from bigbatch.train_loop.config import ConfigError, TrainConfig, known_key, written_assignments
 from bigbatch.train_loop.reporter import EpochRecord
 from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.options import SearchOptions
@@ -86,7 +86,7 @@ def _options(given: Mapping[str, object]) -> SearchOptions:
         values["batch"] = str(values["batch"])
     metric = values.pop("metric", ())
     return SearchOptions(
-        set=tuple(f"{name}={value}" for name, value in fixed.items()),
+        set=tuple(written_assignments(fixed)),
         metric=(metric,) if isinstance(metric, str) else tuple(metric),  # type: ignore[arg-type]
         output=tempfile.gettempdir(),  # nothing is written there
         **values,  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 import json
 import re
 
+import numpy as np
 import pytest
 
 from bigbatch.train_loop.config import (
@@ -13,6 +14,7 @@ from bigbatch.train_loop.config import (
     config_keys,
     parse_assignments,
     resolve_key,
+    written_assignments,
 )
 from bigbatch.train_loop.config.given import read_config
 from bigbatch.train_loop.config.rules import ConflictError
@@ -174,6 +176,15 @@ def test_assignments_as_people_type_them():
     for wrong in (["epochs"], ["=3"], ["epochs=3", "epochs=4"], ["epochs=three"], ["optimizer=1", "optimizer.name=2"]):
         with pytest.raises(ConfigError):
             parse_assignments(wrong)
+
+
+def test_values_of_python_are_those_that_an_option_of_a_user_gets():
+    """The word "False" would count as true in her code."""
+    values = {"flag": False, "norm": None, "sizes": [8, 16], "names": ["a"], "word": "relu"}
+    given = {f"model.options.{name}": value for name, value in values.items()}
+    assert parse_assignments(written_assignments(given)) == given
+    assert parse_assignments([f"{key}={given[key]}" for key in given if "names" not in key]).items() <= given.items()
+    assert written_assignments({"batch": np.int64(64), "sizes": (8, 16)}) == ["batch=64", "sizes=[8, 16]"]
 
 
 @pytest.mark.parametrize("global_size", [2, 96, 250, 257, 514, 771, 1000, 1024, 8192])
