@@ -18,8 +18,8 @@ from pathlib import Path
 from bigbatch.base.command_line import empty_value, parse_fraction
 from bigbatch.base.json_values import written_json
 from bigbatch.base.root import ROOT
-from bigbatch.train_loop.config.rules import ConfigError, ConflictError, is_open
-from bigbatch.train_loop.config.train_config import TrainConfig, coerced, config_keys, known_key, resolve_key
+from bigbatch.train_loop.config.rules import ConfigError, ConflictError, coerced, is_open
+from bigbatch.train_loop.config.train_config import TrainConfig, config_keys, known_key, resolve_key, value_at
 
 USABLE = "usable"
 """False in the best.json of a search that has no usable answer."""
@@ -137,7 +137,7 @@ def _value(raw: str, name: str, full: str) -> object:
     if full in PARTS and isinstance(value, str):
         with contextlib.suppress(ArgumentTypeError):
             value = parse_fraction(value)
-    return coerced(kind, value, name)
+    return coerced(kind, value, name, value_at(TrainConfig(), full))
 
 
 PYTHONS = {"True": True, "False": False, "None": None}
