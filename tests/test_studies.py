@@ -18,6 +18,7 @@ from bigbatch.child_process import check_exit
 from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.tune.plan.arguments import parse_options, tune_parser
 from bigbatch.tune.plan.options import SearchKeywords, SearchOptions
+from bigbatch.tune.report.answer_figures import NO_FRONTIER
 from bigbatch.tune.storage.store import StudyStore
 from helpers.invented_studies import invented_study
 from helpers.recorded_studies import recorded_study
@@ -113,6 +114,7 @@ def test_a_running_study_and_half_written_ones(tmp_path: Path) -> None:
     assert study.state == "running" and study.trials["state"].tolist() == ["COMPLETE", "PRUNED", "FAIL", "RUNNING"]
     with pytest.raises(ConfigError, match="searched one"):
         _ = study.frontier
+    assert {study.figures.missing[name] for name in ("frontier", "frontier-costs")} == {NO_FRONTIER}
     assert {path.name: path.read_bytes() for path in store.folder.iterdir() if path.is_file()} == before
     store.close()
     lines = journal.read_bytes().splitlines(keepends=True)
