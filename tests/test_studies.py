@@ -18,6 +18,7 @@ from bigbatch.child_process import check_exit
 from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.tune.plan.arguments import parse_options, tune_parser
 from bigbatch.tune.plan.options import SearchKeywords, SearchOptions
+from bigbatch.tune.report.answer_figures import NO_FRONTIER
 from bigbatch.tune.storage.store import StudyStore
 from helpers.invented_studies import invented_study
 from helpers.recorded_studies import recorded_study
@@ -113,6 +114,7 @@ def test_a_running_study_and_half_written_ones(tmp_path: Path) -> None:
     assert study.state == "running" and study.trials["state"].tolist() == ["COMPLETE", "PRUNED", "FAIL", "RUNNING"]
     with pytest.raises(ConfigError, match="searched one"):
         _ = study.frontier
+    assert {study.figures.missing[name] for name in ("frontier", "frontier-costs")} == {NO_FRONTIER}
     assert {path.name: path.read_bytes() for path in store.folder.iterdir() if path.is_file()} == before
     store.close()
     lines = journal.read_bytes().splitlines(keepends=True)
@@ -187,13 +189,13 @@ def test_studies_side_by_side(folder: Path, tmp_path: Path) -> None:
 def test_options_of_a_search_are_those_of_the_command() -> None:
     options = {
         "trials": 3, "max_epochs": None, "join": False, "dry_run": True, "batch": [64, 256], "confirm": "none",
-        "set": {"image_size": 16, "optimizer.name": "lars"}, "warm_start": ["runs/a", "runs/b"], "tolerance": "0.25pt",
+        "set": {"image_size": 16, "nesterov": False}, "warm_start": ["runs/a", "runs/b"], "tolerance": "0.25pt",
     }  # fmt: skip
     read = parse_options(tune_parser("t"), studies._words(options))
     given = {name: value for name, value in read.items() if value not in (None, False, ())}
     assert given == {
         "trials": 3, "dry_run": True, "batch": "64,256", "confirm": "none", "tolerance": "0.25pt",
-        "set": ("image_size=16", "optimizer.name=lars"), "warm_start": ("runs/a", "runs/b"),
+        "set": ("image_size=16", "nesterov=false"), "warm_start": ("runs/a", "runs/b"),
     }  # fmt: skip
 
 

@@ -86,6 +86,9 @@ def test_what_trials_are_handed_says_where_the_space_is(own: Any) -> None:
         ({"max_epochs": 0}, "--max-epochs must be at least 1"),
         ({"trials": 4}, "arguments about training; got 'trials'"),
         ({"max_epoch": 4}, "Did you mean 'max_epochs'"),
+        ({"metric": 3}, "metric must be a list of words; got 3"),
+        ({"metric": [3]}, "metric must be a word; got 3"),
+        ({"max_epochs": 1.5}, "max_epochs must be a whole number; got 1.5"),
     ],
 )
 def test_wrong_arguments_are_refused_at_once(options: dict[str, Any], said: str) -> None:

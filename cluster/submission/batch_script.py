@@ -50,7 +50,7 @@ SEARCH, ATTACH = "ray_head_workers.slurm", "ray_attach.slurm"
 
 
 def submit(
-    *arguments: str,
+    *arguments: str | int | float | os.PathLike[str],
     site: str | None = None,
     dry_run: bool = False,
     check: bool = True,
@@ -75,7 +75,7 @@ def submit(
                 f"no such field of Request; got {name!r}." + (f" Did you mean {near[0]!r}?" if near else "")
             )
     values = {k: os.fspath(v) if isinstance(v, os.PathLike) else v for k, v in request_options.items()}
-    request = Request(arguments=tuple(arguments), **values)  # type: ignore[arg-type]
+    request = Request(arguments=tuple(map(str, arguments)), **values)  # type: ignore[arg-type]
     return submit_request(request, find_site(site, env), dry_run=dry_run, check=check, env=env)
 
 

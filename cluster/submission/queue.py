@@ -113,11 +113,12 @@ def _row(job: QueueEntry) -> tuple[str, ...]:
 # Cancel
 
 
-def cancel(job_id: str) -> list[str]:
+def cancel(job_id: str | int) -> list[str]:
     """Cancel a job, its successors (``--chain``) and the jobs that lend them nodes. Returns the cancelled ids.
 
     Raises SlurmError if Slurm does not answer, or knows neither the job nor a successor; InputError.
     """
+    job_id = str(job_id)
     _check_id(job_id)
     waiting, seen, cancelled = [job_id], {job_id}, []
     silent: slurm_commands.SlurmSilent | None = None
@@ -157,8 +158,9 @@ def _check_id(job_id: str) -> None:
 # Logs
 
 
-def logs(job_id: str, *, node: str | None = None) -> str:
+def logs(job_id: str | int, *, node: str | None = None) -> str:
     """The log of a job so far, or that of its ``node``. Raises InputError if there is no log yet."""
+    job_id = str(job_id)
     files = _log_files(job_id, node)
     texts = [path.read_text(errors="replace") for path, source in files.items() if node or not source]
     if not texts:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from bigbatch.child_process import check_exit, our_script, print_line, run_child
 from bigbatch.notebook_table import LiveTableInNotebook, in_notebook
-from bigbatch.train_loop.config import ConfigError, TrainConfig
+from bigbatch.train_loop.config import ConfigError, TrainConfig, written_assignments
 from bigbatch.tune.console.answer_words import answer_in_words
 from bigbatch.tune.report import answer_section, pictures
 from bigbatch.tune.report.figure import ReportFigure
@@ -315,7 +315,7 @@ def _words(options: Mapping[str, object]) -> list[str]:
     for name, value in options.items():
         option = f"--{name.replace('_', '-')}"
         if name == "set" and isinstance(value, Mapping):
-            value = [f"{key}={part}" for key, part in value.items()]
+            value = written_assignments(value)
         if value is None or value is False:
             continue
         if value is True:

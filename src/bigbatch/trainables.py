@@ -16,7 +16,8 @@ from bigbatch.base.command_line import nearest_word
 from bigbatch.search_spaces.registry import load_space
 from bigbatch.search_spaces.trial import Distribution, StandInTrial
 from bigbatch.search_spaces.workload import Workload
-from bigbatch.train_loop.config import ConfigError, TrainConfig, known_key
+from bigbatch.train_loop.config import ConfigError, TrainConfig, known_key, written_assignments
+from bigbatch.train_loop.config.rules import coerced
 from bigbatch.train_loop.reporter import EpochRecord
 from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.options import SearchOptions
@@ -80,14 +81,14 @@ def _options(given: Mapping[str, object]) -> SearchOptions:
     if not isinstance(fixed, Mapping):
         raise ConfigError(f"set must be a dict of keys; got {fixed!r}. Write e.g. set={{'image_size': 16}}.")
     for name in ("max_epochs", "seed"):
-        if not isinstance(values.get(name, 0), (int, type(None))):
-            raise ConfigError(f"{name} must be a whole number; got {values[name]!r}. Write e.g. {name}=1.")
+        if values.get(name) is not None:
+            values[name] = coerced(int, values[name], name, 1)
     if values.get("batch") is not None:
         values["batch"] = str(values["batch"])
-    metric = values.pop("metric", ())
+    metric = values.pop("metric", None) or ()
     return SearchOptions(
-        set=tuple(f"{name}={value}" for name, value in fixed.items()),
-        metric=(metric,) if isinstance(metric, str) else tuple(metric),  # type: ignore[arg-type]
+        set=tuple(written_assignments(fixed)),
+        metric=coerced(tuple[str, ...], (metric,) if isinstance(metric, str) else metric, "metric", ()),  # type: ignore[arg-type]
         output=tempfile.gettempdir(),  # nothing is written there
         **values,  # type: ignore[arg-type]
     )

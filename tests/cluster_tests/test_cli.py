@@ -154,7 +154,7 @@ def test_an_id_that_slurm_does_not_know_is_not_called_cancelled(tmp_path, home, 
     monkeypatch.setenv("PATH", slurms(tmp_path / "bin", scancel="exit 0", squeue=f"{unknown}; echo RUNNING"))
     with pytest.raises(SlurmError, match="job 7 is not in Slurm's queue"):
         cancel("7")
-    assert cancel("8") == ["8"]
+    assert cancel(8) == ["8"]
     assert (tmp_path / "bin" / "scancel.asked").read_text().split() == ["7", "8"], "it is cancelled in any case"
 
 
@@ -180,7 +180,7 @@ def test_logs_are_the_jobs_or_a_nodes(tmp_path, home):
     (nodes / "n1.log").write_text("head\n")
     (nodes / "n11.log").write_text("worker\n")
     a_record("101", log=str(tmp_path / "job.log"), node_logs=str(nodes))
-    assert logs("101") == "epoch 1\n"
+    assert logs(101) == "epoch 1\n"
     assert logs("101", node="n1") == "head\n"
     with pytest.raises(InputError, match="n2"):
         logs("101", node="n2")

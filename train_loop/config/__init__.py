@@ -4,7 +4,13 @@ Users' spaces import from here; the files beside hold the code.
 """
 
 from bigbatch.train_loop.config.data_sections import AugmentConfig, DataConfig, LoaderConfig, MixConfig
-from bigbatch.train_loop.config.given import check_each, json_or_word, parse_assignments, split_assignments
+from bigbatch.train_loop.config.given import (
+    check_each,
+    json_or_word,
+    parse_assignments,
+    split_assignments,
+    written_assignments,
+)
 from bigbatch.train_loop.config.rules import ConfigError, Options
 from bigbatch.train_loop.config.sections import (
     OPTIMIZERS,
@@ -54,4 +60,5 @@ __all__ = [
     "resolve_key",
     "short_keys",
     "split_assignments",
+    "written_assignments",
 ]

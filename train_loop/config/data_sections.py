@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from bigbatch.train_loop.config.rules import ConflictError, Options, require, require_in_range, require_one_of
+from bigbatch.train_loop.config.rules import ConflictError, Options, Section, require, require_in_range, require_one_of
 
 LOADERS = ("auto", "ring", "device", "torchvision")
 ON_BAD_IMAGE = ("fail", "skip")
@@ -12,7 +12,7 @@ POLICIES = ("none", "trivial", "rand")
 
 
 @dataclass(frozen=True)
-class LoaderConfig:
+class LoaderConfig(Section, prefix="data.loader."):
     """How batches are read. Only ``name`` may change what is read, and only from one kind of loader to another."""
 
     name: str = "auto"
@@ -36,6 +36,7 @@ class LoaderConfig:
     """On GPUs: copy the next batch while this one is computed; needs ``pin_memory``."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require_one_of("data.loader.name", self.name, LOADERS)
         require(
             -1 <= self.workers <= 256,
@@ -58,7 +59,7 @@ class LoaderConfig:
 
 
 @dataclass(frozen=True)
-class AugmentConfig:
+class AugmentConfig(Section, prefix="data.augment."):
     """How each training image is changed by itself."""
 
     enabled: bool = True
@@ -86,6 +87,7 @@ class AugmentConfig:
     """Part of the training images of which a rectangle becomes the mean colour (Zhong et al. 2020)."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require_in_range("data.augment.min_crop_area", self.min_crop_area, 0.0, 1.0, open_low=True)
         require_in_range("data.augment.max_crop_ratio", self.max_crop_ratio, 1.0, 16.0)
         require_one_of("data.augment.policy", self.policy, POLICIES)
@@ -108,7 +110,7 @@ class AugmentConfig:
 
 
 @dataclass(frozen=True)
-class MixConfig:
+class MixConfig(Section, prefix="data.mix."):
     """How training images of a micro-batch are mixed with each other."""
 
     mixup_alpha: float = 0.0
@@ -117,12 +119,13 @@ class MixConfig:
     """Of cutmix's (Yun et al. 2019); 0 = off. With both, each micro-batch takes one of them."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require_in_range("data.mix.mixup_alpha", self.mixup_alpha, 0.0, 100.0)
         require_in_range("data.mix.cutmix_alpha", self.cutmix_alpha, 0.0, 100.0)
 
 
 @dataclass(frozen=True)
-class DataConfig:
+class DataConfig(Section, prefix="data."):
     """Which images, of which size, in which batches."""
 
     name: str = "digits"
@@ -163,6 +166,7 @@ class DataConfig:
     """Arguments of a data set of the user's own: ``data.options.points=1024``."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(
             bool(self.name.strip()), "data.name must be a data set's name or a path", self.name, "Write e.g. digits."
         )

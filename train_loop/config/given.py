@@ -18,8 +18,8 @@ from pathlib import Path
 from bigbatch.base.command_line import empty_value, parse_fraction
 from bigbatch.base.json_values import written_json
 from bigbatch.base.root import ROOT
-from bigbatch.train_loop.config.rules import ConfigError, ConflictError, is_open
-from bigbatch.train_loop.config.train_config import TrainConfig, coerced, config_keys, known_key, resolve_key
+from bigbatch.train_loop.config.rules import ConfigError, ConflictError, coerced, is_open
+from bigbatch.train_loop.config.train_config import TrainConfig, config_keys, known_key, resolve_key, value_at
 
 USABLE = "usable"
 """False in the best.json of a search that has no usable answer."""
@@ -137,11 +137,15 @@ def _value(raw: str, name: str, full: str) -> object:
     if full in PARTS and isinstance(value, str):
         with contextlib.suppress(ArgumentTypeError):
             value = parse_fraction(value)
-    return coerced(kind, value, name)
+    return coerced(kind, value, name, value_at(TrainConfig(), full))
+
+
+PYTHONS = {"True": True, "False": False, "None": None}
+"""Python's own words. As words of a user's option, ``False`` and ``None`` would count as true."""
 
 
 def json_or_word(raw: str) -> object:
-    """A value that somebody typed: JSON, or a word."""
+    """A value that somebody typed: JSON, one of ``PYTHONS``, or a word."""
     try:
         return json.loads(raw)
     except ValueError:  # also of a number of more than 4,300 digits
@@ -158,9 +162,22 @@ def check_each(changes: Mapping[str, object]) -> None:
             TrainConfig().replace_keys({key: value})
 
 
-def _number_or_word(raw: str) -> float | str:
+def _number_or_word(raw: str) -> object:
     """JSON knows neither ``.3`` nor ``1.``; people type them."""
     try:
         return float(raw)
     except ValueError:
-        return raw
+        return PYTHONS.get(raw.strip(), raw)
+
+
+def written_assignments(changes: Mapping[str, object]) -> list[str]:
+    """``KEY=VALUE`` for each, which ``split_assignments`` reads as the same value; a string as if it was typed."""
+    return [
+        f"{key}={value if isinstance(value, str) else json.dumps(value, default=_plain)}"
+        for key, value in changes.items()
+    ]
+
+
+def _plain(value: object) -> object:
+    """A number or an array of NumPy's as Python's own, anything else as its text."""
+    return value.tolist() if hasattr(value, "tolist") else str(value)

@@ -5,11 +5,16 @@ Keys below ``OPEN_SECTIONS`` are open: they are options of a user's own componen
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import math
+import types
+import typing
 from collections.abc import Iterable, Mapping
+from typing import Any, TypeGuard
 
-from bigbatch.base.command_line import nearest_word
+from bigbatch.base.command_line import nearest_word, plain_number_example
 
 
 class ConfigError(ValueError):
@@ -89,3 +94,72 @@ def _value(key: str, value: object) -> OptionValue:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     raise ConfigError(f"{key} must be a number, a word, true, false, null or a list of them; got {value!r}. Write one.")
+
+
+class Section:
+    """A dataclass of a configuration: its fields have their types, from whatever they were made."""
+
+    _prefix = ""  # of its keys; an annotation would make it a field
+
+    def __init_subclass__(cls, prefix: str = "") -> None:
+        cls._prefix = prefix
+
+    def __post_init__(self) -> None:
+        cls: Any = type(self)
+        for name, kind in field_types(cls).items():
+            key, value = self._prefix + name, getattr(self, name)
+            if not is_section(kind):
+                object.__setattr__(self, name, coerced(kind, value, key, getattr(cls, name, None)))
+            elif not isinstance(value, kind):
+                raise ConfigError(
+                    f"{key} must be of the type {kind.__name__}; got {value!r}. "
+                    f"Write TrainConfig().replace_keys({{{key!r}: …}})."
+                )
+
+
+def is_section(kind: object) -> TypeGuard[type[Section]]:
+    """Whether a field's type is a section."""
+    return isinstance(kind, type) and issubclass(kind, Section)
+
+
+@functools.cache
+def field_types(cls: type) -> Mapping[str, Any]:
+    """A section's fields with their types. Reading them takes a millisecond, and a search makes many configurations."""
+    return types.MappingProxyType(typing.get_type_hints(cls))
+
+
+def coerced(kind: object, value: object, key: str, default: object) -> object:
+    """JSON's value as the field's type; int → float is the only silent change. Raises ConfigError for another one."""
+    if kind is Options:
+        return read_options(key, value)
+    origin = typing.get_origin(kind)
+    if origin is tuple:
+        if isinstance(value, (list, tuple)):
+            return tuple(coerced(typing.get_args(kind)[0], v, key, default) for v in value)
+    elif kind is bool:
+        if isinstance(value, bool):
+            return value
+    elif kind is int:
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value
+        # 1e3 is a float to JSON, but a whole number to whoever typed it.
+        if isinstance(value, float) and value.is_integer():
+            return int(value)
+    elif kind is float:
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            with contextlib.suppress(OverflowError):  # a whole number of more than 308 digits
+                return float(value)
+    elif kind is str and isinstance(value, str):
+        return value
+    raise _of_another_type(kind, value, key, default)
+
+
+def _of_another_type(kind: object, value: object, key: str, default: object) -> ConfigError:
+    words: dict[object, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "a word"}
+    word = words.get(kind, "a list of words" if kind == tuple[str, ...] else "a list of numbers")
+    if default == ():  # it would show nobody how a list is written
+        default = [30, 60] if kind == tuple[float, ...] else ["mine.py:iou"]
+    shown = json.dumps(default)
+    if kind in (int, float):
+        shown = plain_number_example(str(value), shown)
+    return ConfigError(f"{key} must be {word}; got {value!r}. Write {key}={shown}.")

@@ -10,6 +10,7 @@ from bigbatch.train_loop.config.rules import (
     ConfigError,
     ConflictError,
     Options,
+    Section,
     require,
     require_in_range,
     require_one_of,
@@ -33,7 +34,7 @@ micro-batches of two images: slow, and with statistics of BatchNorm that are mos
 
 
 @dataclass(frozen=True)
-class ModelConfig:
+class ModelConfig(Section, prefix="model."):
     """Which network."""
 
     name: str = "resnet50"
@@ -65,6 +66,7 @@ class ModelConfig:
     (``timm/vit_tiny_patch16_224.augreg_in21k``). Nothing is downloaded."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require_one_of("model.stem", self.stem, STEMS)
         require_one_of("model.parallel", self.parallel, PARALLEL)
         if self.parallel == "fsdp2" and self.find_unused_parameters:
@@ -90,7 +92,7 @@ class BatchSplit:
 
 
 @dataclass(frozen=True)
-class BatchConfig:
+class BatchConfig(Section, prefix="batch."):
     """Images an optimiser step, and how they are cut."""
 
     global_size: int = 256
@@ -103,6 +105,7 @@ class BatchConfig:
     (``memory_probe``), ``DEFAULT_MICRO_SIZE`` on a CPU."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(self.global_size >= 2, "batch.global_size must be at least 2", self.global_size, "Write e.g. 1024.")
         require(self.micro_size >= 0, "batch.micro_size must be 0 (automatic) or more", self.micro_size, "Write 0.")
         require(self.max_micro_size >= 0, "batch.max_micro_size must be 0 (measured) or more", self.max_micro_size,
@@ -163,7 +166,7 @@ def divisible(batch: int, workers: int, max_micro_size: int) -> int:
 
 
 @dataclass(frozen=True)
-class OptimizerConfig:
+class OptimizerConfig(Section, prefix="optimizer."):
     """Which optimiser. Fields that it does not use are ignored."""
 
     name: str = "sgd"
@@ -209,6 +212,7 @@ class OptimizerConfig:
     """Arguments of an optimiser of the user's own."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_component("optimizer.name", self.name, OPTIMIZERS, OPTIMIZERS_GROUP)
         require_one_of("optimizer.lars_momentum", self.lars_momentum, LARS_MOMENTUM)
         require_one_of("optimizer.larc", self.larc, LARC)
@@ -236,7 +240,7 @@ class OptimizerConfig:
 
 
 @dataclass(frozen=True)
-class ScheduleConfig:
+class ScheduleConfig(Section, prefix="schedule."):
     """Learning rate over steps: linear warmup to the peak, then a decay to ``end_lr_factor``·peak.
 
     ``onecycle`` is torch's ``OneCycleLR``, and moves the momentum too. Where a key of it is 0, torch's default holds.
@@ -263,6 +267,7 @@ class ScheduleConfig:
     step_factor: float = 0.1
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require_one_of("schedule.name", self.name, SCHEDULES)
         require_in_range("schedule.warmup_epochs", self.warmup_epochs, 0.0)
         require(self.warmup_steps >= 0, "schedule.warmup_steps must be at least 0", self.warmup_steps, "Write 0.")
@@ -283,7 +288,6 @@ class ScheduleConfig:
             )
         require_in_range("schedule.power", self.power, 0.0, 10.0, open_low=True)
         require_in_range("schedule.step_factor", self.step_factor, 0.0, 1.0)
-        object.__setattr__(self, "step_epochs", tuple(float(e) for e in self.step_epochs))
         if list(self.step_epochs) != sorted(self.step_epochs) or not all(e > 0 for e in self.step_epochs):
             raise ConfigError(
                 f"schedule.step_epochs must rise and be above 0; got {self.step_epochs!r}. Write e.g. [30, 60, 80]."
@@ -293,7 +297,7 @@ class ScheduleConfig:
 
 
 @dataclass(frozen=True)
-class TrainableConfig:
+class TrainableConfig(Section, prefix="trainable."):
     """A whole training function of the user's own, in place of the training loop."""
 
     name: str = ""
@@ -302,6 +306,7 @@ class TrainableConfig:
     """The function's ``config``, without ``epochs`` and ``seed``."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.options and not self.name:  # no file keeps them
             raise ConflictError(
                 f"trainable.options are arguments of the function trainable.name; got {dict(self.options)!r} without a "

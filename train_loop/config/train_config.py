@@ -9,17 +9,14 @@ Bad values raise ``ConfigError``, whose message is one line: the rule, the value
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import json
 import types
-import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from bigbatch.base.command_line import plain_number_example
 from bigbatch.base.json_values import written_json
 from bigbatch.train_loop.config.data_sections import DataConfig
 from bigbatch.train_loop.config.plug_ins import LOSSES as LOSSES_GROUP
@@ -28,8 +25,10 @@ from bigbatch.train_loop.config.rules import (
     ConfigError,
     ConflictError,
     Options,
+    Section,
+    field_types,
     is_open,
-    read_options,
+    is_section,
     require,
     require_one_of,
 )
@@ -66,7 +65,7 @@ Nested = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class TrainConfig:
+class TrainConfig(Section):
     """One training run, whole. JSON round trip: ``from_dict(to_dict(c)) == c``."""
 
     epochs: int = 12
@@ -104,6 +103,7 @@ class TrainConfig:
     trainable: TrainableConfig = field(default_factory=TrainableConfig)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(1 <= self.epochs <= 100_000, "epochs must be 1 to 100000", self.epochs, "Write e.g. 90.")
         require(0 <= self.seed < 2**31, "seed must be 0 to 2147483647", self.seed, "Write e.g. 0.")
         require_one_of("precision", self.precision, PRECISIONS)
@@ -169,7 +169,7 @@ class TrainConfig:
         Only what is not the default, so that a key that comes later leaves it as it is: its hash names folders.
         """
         defaults = TrainConfig()
-        values = self.replace_keys({key: _at(defaults, key) for key in RUNTIME_KEYS}).to_dict()
+        values = self.replace_keys({key: value_at(defaults, key) for key in RUNTIME_KEYS}).to_dict()
         return json.dumps(_changed(values, defaults.to_dict()), indent=2) + "\n"
 
     @classmethod
@@ -178,6 +178,8 @@ class TrainConfig:
 
         Raises ConfigError for unknown keys, impossible values, and files of other versions.
         """
+        if not isinstance(values, Mapping):
+            raise ConfigError(f"a configuration is a JSON object; got a {type(values).__name__}. Check the file.")
         version = values.get("schema_version", SCHEMA_VERSION)
         require(
             version == SCHEMA_VERSION,
@@ -194,11 +196,9 @@ class TrainConfig:
         Raises ConfigError for text that is no JSON object, and as ``from_dict``.
         """
         try:
-            values = written_json(text)
+            values: Any = written_json(text)
         except ValueError as error:  # also of a number of more than 4,300 digits
             raise ConfigError(f"a configuration is JSON; got text that is not ({error}). Check the file.") from None
-        if not isinstance(values, dict):
-            raise ConfigError(f"a configuration is a JSON object; got a {type(values).__name__}. Check the file.")
         return cls.from_dict(values)
 
     def replace_keys(self, changes: Mapping[str, object]) -> TrainConfig:
@@ -237,7 +237,7 @@ def _plain(values: Nested) -> Nested:
     return {name: _plain(value) if isinstance(value, dict) else value for name, value in values.items()}
 
 
-def _at(config: TrainConfig, key: str) -> object:
+def value_at(config: TrainConfig, key: str) -> object:
     """The value of a dotted key."""
     value: object = config
     for name in key.split("."):
@@ -250,54 +250,17 @@ def _build(cls: type[T], values: object, prefix: str) -> T:
 
 
 def _fields(cls: type, values: object, prefix: str) -> dict[str, Any]:
-    """A section's fields, of their types. Raises ConfigError for unknown keys and impossible values."""
+    """A section's fields. Raises ConfigError for unknown keys and impossible values of sections within it."""
     if not isinstance(values, Mapping):
         raise ConfigError(f"{prefix.rstrip('.')} must be an object; got {values!r}. Write its fields as key: value.")
-    hints = _hints(cls)
-    kwargs: dict[str, Any] = {}
-    for key, value in values.items():
+    hints = field_types(cls)
+    for key in values:
         if key not in hints:
             raise ConfigError(unknown_key(prefix + str(key), [*config_keys()], short_keys()))
-        if dataclasses.is_dataclass(hints[key]):
-            kwargs[key] = _build(typing.cast(type, hints[key]), value, f"{prefix}{key}.")
-        else:
-            kwargs[key] = coerced(hints[key], value, prefix + key)
-    return kwargs
-
-
-@functools.cache
-def _hints(cls: type) -> Mapping[str, Any]:
-    """A section's fields with their types. Reading them takes a millisecond, and a search makes many configurations."""
-    return types.MappingProxyType(typing.get_type_hints(cls))
-
-
-def coerced(kind: object, value: object, key: str) -> object:
-    """JSON's value as the field's type; int → float is the only silent change. Raises ConfigError for another one."""
-    if kind is Options:
-        return read_options(key, value)
-    origin = typing.get_origin(kind)
-    if origin is tuple:
-        if isinstance(value, (list, tuple)):
-            return tuple(coerced(typing.get_args(kind)[0], v, key) for v in value)
-    elif kind is bool:
-        if isinstance(value, bool):
-            return value
-    elif kind is int:
-        if isinstance(value, int) and not isinstance(value, bool):
-            return value
-        # 1e3 is a float to JSON, but a whole number to whoever typed it.
-        if isinstance(value, float) and value.is_integer():
-            return int(value)
-    elif kind is float:
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            with contextlib.suppress(OverflowError):  # a whole number of more than 308 digits
-                return float(value)
-    elif kind is str and isinstance(value, str):
-        return value
-    words: dict[object, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "a word"}
-    word = words.get(kind, "a list of words" if kind == tuple[str, ...] else "a list of numbers")
-    shown = plain_number_example(str(value), _default(key)) if kind in (int, float) else _default(key)
-    raise ConfigError(f"{key} must be {word}; got {value!r}. Write {key}={shown}.")
+    return {
+        key: _build(hints[key], value, f"{prefix}{key}.") if is_section(hints[key]) else value
+        for key, value in values.items()
+    }
 
 
 def _changed(values: Nested, defaults: Nested) -> Nested:
@@ -309,26 +272,17 @@ def _changed(values: Nested, defaults: Nested) -> Nested:
     }
 
 
-def _default(key: str) -> str:
-    """The key's default, as one would write it."""
-    value = _at(TrainConfig(), resolve_key(key))
-    # () would show nobody how a list is written.
-    lists = {"schedule.step_epochs": "[30, 60]", "metrics": '["mine.py:iou"]'}
-    return json.dumps(value) if value != () else lists[resolve_key(key)]
-
-
 @functools.cache
 def config_keys() -> Mapping[str, object]:
     """Every dotted key of a TrainConfig with its type, in the order of declaration."""
     found: dict[str, object] = {}
 
     def walk(cls: type, prefix: str) -> None:
-        hints = typing.get_type_hints(cls)
-        for f in dataclasses.fields(cls):
-            if dataclasses.is_dataclass(hints[f.name]):
-                walk(typing.cast(type, hints[f.name]), f"{prefix}{f.name}.")
+        for name, kind in field_types(cls).items():
+            if is_section(kind):
+                walk(kind, f"{prefix}{name}.")
             else:
-                found[prefix + f.name] = hints[f.name]
+                found[prefix + name] = kind
 
     walk(TrainConfig, "")
     return types.MappingProxyType(found)

@@ -60,7 +60,7 @@ class TrainStep:
     @cached_property
     def loss(self) -> LossFunction:
         """The mean loss of outputs and targets."""
-        return loss_function(self.config)
+        return loss_function(self.config, self.device)
 
     @cached_property
     def validation_loss(self) -> LossFunction:

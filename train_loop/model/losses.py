@@ -2,40 +2,49 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 
-from bigbatch.train_loop.config import ConfigError, TrainConfig
+from bigbatch.train_loop.config import ConfigError, Options, TrainConfig
 from bigbatch.train_loop.config.plug_ins import LOSSES
 from bigbatch.train_loop.config.train_config import LOSSES as BUILT_IN
 from bigbatch.train_loop.data.pixels.mixing import is_mixing_on
 from bigbatch.train_loop.errors import OwnCodeError
 from bigbatch.train_loop.plugins.nested import Nested, map_tensors
-from bigbatch.train_loop.plugins.registry import loaded
+from bigbatch.train_loop.plugins.registry import OwnFunction, component, loaded, made
 
 LossFunction = Callable[[Nested, Nested], torch.Tensor]
 """From a model's outputs and a batch's targets, in any structure, to the mean loss ``[]``, float32."""
 
 
-def loss_function(config: TrainConfig) -> LossFunction:
+def loss_function(config: TrainConfig, device: torch.device) -> LossFunction:
     """The loss of a configuration, for training and for validation.
 
     A user's loss may get and compute anything: outputs and targets pass as they are, but for floating-point outputs in
-    float32. Raises ConfigError and OwnCodeError as ``own.registry.loaded``, and ConfigError for a loss that has
+    float32. A class gets the options when its object is made, whose buffers, e.g. weights of classes, go to ``device``.
+    Raises ConfigError and OwnCodeError as ``own.registry.loaded``, and ConfigError for a loss that has
     parameters to train. The function raises ConfigError where the user's returns anything but one number.
     """
     kind, smoothing = config.loss, config.label_smoothing
     if not has_own_loss(config):
         mixed = is_mixing_on(config.data)
         return lambda outputs, targets: training_loss(outputs.float(), targets, kind, smoothing, mixed=mixed)
-    function, options = loaded(LOSSES, "loss", kind, ("outputs", "targets"), config.loss_options), config.loss_options
-    if isinstance(function, torch.nn.Module) and any(p.requires_grad for p in function.parameters()):
-        raise ConfigError(
-            f"loss must have no parameters of its own, for nothing would train them; got {kind} with some. "
-            "Make them part of the model, which may return them."
-        )
+    function, options = component(LOSSES, "loss", kind), config.loss_options
+    if inspect.isclass(function):
+        function, options = cast(OwnFunction, made(LOSSES, "loss", kind, {}, options)), Options()
+    else:
+        function = loaded(LOSSES, "loss", kind, ("outputs", "targets"), options)
+    if isinstance(function, torch.nn.Module):
+        if any(p.requires_grad for p in function.parameters()):
+            raise ConfigError(
+                f"loss must have no parameters of its own, for nothing would train them; got {kind} with some. "
+                "Make them part of the model, which may return them."
+            )
+        function.to(device)
 
     def own_loss(outputs: Nested, targets: Nested) -> torch.Tensor:
         loss = function(in_float32(outputs), targets, **options)

@@ -168,10 +168,7 @@ def users_code(key: str, word: str) -> Iterator[None]:
         yield
     except (ConfigError, OwnCodeError):
         raise
-    except SystemExit as error:
-        ended = RuntimeError(f"the code ends the process: SystemExit({error.code})")
-        raise OwnCodeError(_told(key, word, ended.with_traceback(error.__traceback__))) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if is_lost_peer(error):
             raise
         raise OwnCodeError(_told(key, word, error)) from error
@@ -181,7 +178,7 @@ def users_code(key: str, word: str) -> Iterator[None]:
 def whose_error(words: Mapping[str, str]) -> Iterator[None]:
     """An error that passed through a user's file becomes an OwnCodeError, if its type is none of this package's.
 
-    The loss of another rank passes as it is.
+    So does ``sys.exit``. The loss of another rank passes as it is.
 
     For what calls users' code all the time, as training does: it costs nothing until something is raised.
 
@@ -190,7 +187,7 @@ def whose_error(words: Mapping[str, str]) -> Iterator[None]:
     """
     try:
         yield
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         mine = type(error).__module__.startswith("bigbatch.") or isinstance(error, MemoryError) or is_lost_peer(error)
         found = None if mine else _passed(error, words)
         if found is None:
@@ -198,7 +195,7 @@ def whose_error(words: Mapping[str, str]) -> Iterator[None]:
         raise OwnCodeError(_told(*found, error)) from error
 
 
-def _passed(error: Exception, words: Mapping[str, str]) -> tuple[str, str] | None:
+def _passed(error: BaseException, words: Mapping[str, str]) -> tuple[str, str] | None:
     """Key and word of the user's code in the error's traceback; None if there is none.
 
     That of the named function, or of a method of the named class, else of its file, else of a file beside it.
@@ -258,8 +255,11 @@ def _is_from(value: object, module: types.ModuleType) -> bool:
     return is_code and getattr(value, "__module__", None) == module.__name__
 
 
-def _told(key: str, word: str, error: Exception) -> str:
+def _told(key: str, word: str, error: BaseException) -> str:
     """Key, file, and the traceback in the user's files: without frames of this package and of libraries."""
+    if isinstance(error, SystemExit):
+        ended = RuntimeError(f"the code ends the process: SystemExit({error.code})")
+        error = ended.with_traceback(error.__traceback__)
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_ours(frame.filename)]
     begins = next((i for i, frame in enumerate(frames) if frame.filename == word.rpartition(":")[0]), 0)
     theirs = [frame for frame in frames[begins:] if not _is_installed(Path(frame.filename))] or frames[begins:]

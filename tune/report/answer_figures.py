@@ -31,6 +31,11 @@ from bigbatch.tune.runs.objective import Objective
 from bigbatch.tune.runs.run import Kind, Run
 
 NO_FINISHED = "No trial has finished yet, so there is nothing to compare."
+NO_FRONTIER = "It needs a search with a choice of batches and one objective."
+
+
+def _why_no_rows(studies: Sequence[StudyPoints]) -> str:
+    return NO_FRONTIER if any(points.finished for points in studies) else NO_FINISHED
 
 
 def _done_rows(points: StudyPoints) -> list[FrontierRow]:
@@ -75,7 +80,7 @@ def frontier(points: StudyPoints) -> ReportFigure:
     found, rows = points.study.frontier, _done_rows(points)
     name, title = "frontier", f"The frontier: how good each {_word(points)} gets"
     if found is None or not rows:
-        return ReportFigure(name, title, missing=NO_FINISHED)
+        return ReportFigure(name, title, missing=_why_no_rows([points]))
     facts, best, word = found.facts, [row.best for row in rows if row.best], _word(points)
     shown = [points.shown(one.reported.value) or 0.0 for one in best]
     chosen = [points.shown(one.objective) for one in best]
@@ -191,7 +196,8 @@ def frontier_costs(points: StudyPoints) -> ReportFigure:
     word, rows = _word(points), _done_rows(points)
     name, title = "frontier-costs", f"What a run at each {word} costs"
     if len(rows) < 2:
-        return ReportFigure(name, title, missing=f"It needs finished trials at two values of {word} or more.")
+        few = f"It needs finished trials at two values of {word} or more."
+        return ReportFigure(name, title, missing=few if rows else _why_no_rows([points]))
     data: list[Values] = []
     kinds = (("optimizer_steps", "optimizer steps"), ("epoch_s", "epoch time"), ("gpu_hours", points.study.hours))
     for i, (key, words) in enumerate(kinds):
@@ -342,7 +348,7 @@ def compared_frontiers(studies: Sequence[StudyPoints]) -> ReportFigure:
                 }
             )  # fmt: skip
     if not data:
-        return ReportFigure(name, title, missing=NO_FINISHED)
+        return ReportFigure(name, title, missing=_why_no_rows(studies))
     caption = (
         "The best finished trial of each batch by what did not choose it, one line for each study. Compare studies of "
         "the same data only."

@@ -111,17 +111,21 @@ def ceiling_of(name: str) -> float:
     return 1.0 if name.endswith("_top1") else math.inf
 
 
-def metric_named(option: str, name: str, own: Sequence[str] = ()) -> Metric:
+def metric_named(option: str, name: str, own: Sequence[str] | None = ()) -> Metric:
     """The metric of that name. Raises ConfigError, with the nearest name, if there is none.
 
-    ``own``: further names that would do, for the message.
+    ``own``: further names that would do, for the message; None: any, with a direction.
     """
     metrics = known_metrics()
     if name in metrics:
         return metrics[name]
-    near = nearest_word(name, (*own, *metrics))
-    fix = f"Did you mean {near!r}?" if near else f"Write one of {', '.join((*own, *metrics))}."
-    fix += " A metric of your own is named with --metric too." if name.startswith("val_") else ""
+    names = (*(own or ()), *metrics)
+    near = nearest_word(name, names)
+    fix = f"Did you mean {near!r}?" if near else f"Write one of {', '.join(names)}."
+    if own is None:
+        fix += f" A metric of your own needs its direction: {name}:max or {name}:min."
+    elif name.startswith("val_"):
+        fix += " A metric of your own is named with --metric too."
     raise ConfigError(f"{option} names a metric that each trial reports; got {name!r}. {fix}")
 
 

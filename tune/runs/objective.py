@@ -179,7 +179,8 @@ def read_objective(option: str, text: str, reported: Reported | int) -> Objectiv
     name, colon, word = (part.strip() for part in text.partition(":"))
     known = name in metrics.known_metrics() or (facts.own is None and not colon)  # else a typing error would pass
     own = not known and facts.may_have(name)
-    metric = Metric(name, "") if own else metrics.metric_named(option, name, [f"val_{n}" for n in facts.names])
+    others = None if facts.own is None else [f"val_{n}" for n in facts.names]
+    metric = Metric(name, "") if own else metrics.metric_named(option, name, others)
     directions: dict[str, Direction] = {short: full for full, short in SHORT_DIRECTIONS.items()}
     if not colon:
         if metric.better not in NATURAL:

@@ -141,10 +141,11 @@ def test_sbatch_gets_the_kept_script_and_options_that_no_variable_can_overrule(t
     assert (tmp_path / "home" / "scripts").stat().st_mode & 0o077 == 0
 
 
-def test_paths_may_be_paths(tmp_path):
+def test_paths_may_be_paths_and_numbers_numbers(tmp_path):
     (tmp_path / "image.sif").touch()
     wishes = {"container": tmp_path / "image.sif", "check": False, "dry_run": True, "cpus_per_node": 1}
-    script = batch_script.submit("--space", "smoke", site="generic", env=HOME, **wishes)
+    script = batch_script.submit("--space", tmp_path / "my.py", "--trials", 64, site="generic", env=HOME, **wishes)
+    assert f" --space {tmp_path}/my.py --trials 64" in script
     assert f"export BIGBATCH_CONTAINER={tmp_path}/image.sif\n" in script
 
 

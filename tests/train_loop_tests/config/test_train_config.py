@@ -3,16 +3,19 @@
 import json
 import re
 
+import numpy as np
 import pytest
 
 from bigbatch.train_loop.config import (
     BatchConfig,
     ConfigError,
+    MixConfig,
     Options,
     TrainConfig,
     config_keys,
     parse_assignments,
     resolve_key,
+    written_assignments,
 )
 from bigbatch.train_loop.config.given import read_config
 from bigbatch.train_loop.config.rules import ConflictError
@@ -112,6 +115,22 @@ def test_impossible_values_are_refused_in_one_line_with_rule_value_and_fix(chang
     assert message.rstrip().endswith((".", "?")) and message.count(". ") >= 1, "a fix follows the rule"
 
 
+@pytest.mark.parametrize(
+    ("make", "given", "words"),
+    [
+        (TrainConfig, {"seed": "x"}, "seed must be a whole number; got 'x'. Write seed=0."),
+        (TrainConfig, {"batch": 128}, "batch must be of the type BatchConfig; got 128. Write TrainConfig()"),
+        (TrainConfig, {"metrics": 3}, "metrics must be a list of words; got 3."),
+        (BatchConfig, {"global_size": None}, "batch.global_size must be a whole number; got None."),
+        (MixConfig, {"mixup_alpha": "a"}, "data.mix.mixup_alpha must be a number; got 'a'."),
+        (TrainConfig.from_dict, {"values": []}, "a configuration is a JSON object; got a list."),
+    ],
+)
+def test_python_is_refused_values_of_another_type_in_one_line_too(make, given, words):
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        make(**given)
+
+
 def test_a_number_of_more_digits_than_python_reads_is_refused_in_one_line():
     with pytest.raises(ConfigError, match="optimizer.peak_lr must be .*; got inf"):
         TrainConfig().replace_keys(parse_assignments(["peak_lr=" + "9" * 5000]))
@@ -174,6 +193,15 @@ def test_assignments_as_people_type_them():
     for wrong in (["epochs"], ["=3"], ["epochs=3", "epochs=4"], ["epochs=three"], ["optimizer=1", "optimizer.name=2"]):
         with pytest.raises(ConfigError):
             parse_assignments(wrong)
+
+
+def test_values_of_python_are_those_that_an_option_of_a_user_gets():
+    """The word "False" would count as true in her code."""
+    values = {"flag": False, "norm": None, "sizes": [8, 16], "names": ["a"], "word": "relu"}
+    given = {f"model.options.{name}": value for name, value in values.items()}
+    assert parse_assignments(written_assignments(given)) == given
+    assert parse_assignments([f"{key}={given[key]}" for key in given if "names" not in key]).items() <= given.items()
+    assert written_assignments({"batch": np.int64(64), "sizes": (8, 16)}) == ["batch=64", "sizes=[8, 16]"]
 
 
 @pytest.mark.parametrize("global_size", [2, 96, 250, 257, 514, 771, 1000, 1024, 8192])

@@ -8,6 +8,8 @@ from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.train_loop.data.pixels import mixing
 from bigbatch.train_loop.model.losses import loss_function, training_loss
 
+CPU = torch.device("cpu")
+
 
 def targets(labels: np.ndarray, classes: int, smoothing: float) -> np.ndarray:
     q = np.full((len(labels), classes), smoothing / classes)
@@ -100,7 +102,7 @@ def test_an_own_loss_is_the_loss_of_training_and_gets_its_options_and_any_struct
     )
     config = TrainConfig().replace_keys({"loss": word, "loss_options.weight": 3.0})
     outputs = {"mask": torch.tensor([1.0, 2.0], dtype=torch.bfloat16), "kind": torch.tensor([2])}
-    found = loss_function(config)(outputs, (torch.tensor([0.0, 4.0]), "name"))
+    found = loss_function(config, CPU)(outputs, (torch.tensor([0.0, 4.0]), "name"))
     assert found.shape == () and found.dtype == torch.float32
     assert found.item() == pytest.approx(3 * (1 + 4) / 2 + 2)
 
@@ -114,9 +116,30 @@ def test_an_own_loss_is_the_loss_of_training_and_gets_its_options_and_any_struct
     ],
 )
 def test_an_own_loss_that_returns_no_number_is_refused(tmp_path, body, words):
-    loss = loss_function(TrainConfig(loss=_own_loss(tmp_path, body)))
+    loss = loss_function(TrainConfig(loss=_own_loss(tmp_path, body)), CPU)
     with pytest.raises(ConfigError, match=f"loss must return the mean loss, one number; {words}"):
         loss(torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64))
+
+
+def test_a_class_gets_its_options_at_once_and_its_buffers_are_where_the_network_is(tmp_path):
+    (tmp_path / "mine.py").write_text("""import torch
+
+class Weighed(torch.nn.Module):
+    def __init__(self, weight):
+        super().__init__()
+        self.register_buffer("weight", torch.tensor(weight))
+
+    def forward(self, outputs, targets):
+        assert self.weight.device == outputs.device, self.weight.device
+        return torch.nn.functional.cross_entropy(outputs, targets, self.weight)
+
+one = Weighed([1.0, 3.0])
+""")
+    elsewhere = torch.device("meta")  # of which each machine has one
+    outputs, targets = torch.zeros(2, 2, device=elsewhere), torch.zeros(2, dtype=torch.int64, device=elsewhere)
+    for name, options in (("Weighed", {"loss_options.weight": [1.0, 3.0]}), ("one", {})):
+        config = TrainConfig(loss=f"{tmp_path / 'mine.py'}:{name}").replace_keys(options)
+        assert loss_function(config, elsewhere)(outputs, targets).device == elsewhere
 
 
 def test_an_own_loss_refuses_label_smoothing_and_options_it_does_not_take(tmp_path):
@@ -124,4 +147,4 @@ def test_an_own_loss_refuses_label_smoothing_and_options_it_does_not_take(tmp_pa
     with pytest.raises(ConfigError, match="label_smoothing is for the built-in losses; got 0.1"):
         TrainConfig(loss=word, label_smoothing=0.1)
     with pytest.raises(ConfigError, match="gamma"):
-        loss_function(TrainConfig(loss=word).replace_keys({"loss_options.gamma": 2}))
+        loss_function(TrainConfig(loss=word).replace_keys({"loss_options.gamma": 2}), CPU)

@@ -166,11 +166,13 @@ def test_code_that_ends_the_process_is_an_error_with_its_traceback(tmp_path):
     text = "import argparse\ndef answer():\n    argparse.ArgumentParser().parse_args(['--unknown'])\n"
     file = _written(tmp_path / "net.py", text)
     function = load_function("loss", f"{file}:answer")
-    with pytest.raises(OwnCodeError) as failed, users_code("loss", f"{file}:answer"):
-        function()
-    lines = str(failed.value).splitlines()
-    assert lines[1:3] == ["Traceback (most recent call last):", f'  File "{file}", line 3, in answer']
-    assert lines[-1] == "RuntimeError: the code ends the process: SystemExit(2)"
+    word = f"{file}:answer"
+    for guard in (users_code("loss", word), whose_error({"loss": word})):
+        with pytest.raises(OwnCodeError) as failed, guard:
+            function()
+        lines = str(failed.value).splitlines()
+        assert lines[1:3] == ["Traceback (most recent call last):", f'  File "{file}", line 3, in answer']
+        assert lines[-1] == "RuntimeError: the code ends the process: SystemExit(2)"
 
 
 def test_refusals_and_interrupts_pass_through_users_code_unchanged():

@@ -142,6 +142,7 @@ def test_a_study_of_every_state_and_a_damaged_one(tmp_path, capsys):
         (("--sort", "val_top1", "--cap", "10"), "Write e.g. gpu_hours=10"),
         (("--sort", "gpu_hours"), "Cap it instead"),
         (("--sort", "val_topp1"), "Did you mean 'val_top1'"),
+        (("--sort", "accuracy"), "A metric of your own needs its direction: accuracy:max or accuracy:min"),
         (("--cap", "gpu_hours=4"), "Write --sort val_top1 too"),
         (("--trials",), "Write --sort val_top1 too"),
         (("--sort", "val_top1", "--output", "/nowhere"), "--output must be a folder"),
