@@ -146,6 +146,8 @@ def scan_folder(root: str, val_part: float = 0.0) -> FolderScan:
         raise _no_layout(root)
     left_out: LeftOut = Counter()
     class_names = _class_names(root, layout.train, left_out)
+    if not class_names:
+        raise ConfigError(f"an image folder needs classes; got none in {layout.train!r}. Make <class>/*.jpg there.")
     if layout.val is not None:
         check_same_classes(layout.train, class_names, layout.val, _class_names(root, layout.val, left_out))
     train = _list_part(layout.train, class_names, left_out)

@@ -164,6 +164,10 @@ REFUSED: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
     ),
     "nothing": (lambda root: root.rename(root.parent / "away") and root.mkdir(),
                 ("needs train/", "an empty folder", "train/<class>")),
+    "no class": (
+        lambda root: (root.rename(root.parent / "away"), (root / "train").mkdir(parents=True), (root / "val").mkdir()),
+        ("needs classes; got none in ", "/train'"),
+    ),
     "packed without its index": (
         lambda root: (root.rename(root.parent / "away"), root.mkdir(), (root / "train-00000.arrow").touch()),
         ("a packed set needs its index.arrow", "Copy or pack it again"),
@@ -188,7 +192,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
 }  # fmt: skip
 
 
-OTHER_WORDS = ("nothing", "packed without its index", "no training", "training under another name")
+OTHER_WORDS = ("nothing", "no class", "packed without its index", "no training", "training under another name")
 """Of packing."""
 
 
