@@ -15,7 +15,7 @@ import dataclasses
 import difflib
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -176,7 +176,9 @@ def list_folder(config: DataConfig, scan: FolderScan | None = None, open_some: b
         return scan
     from bigbatch.train_loop.data.sets.scan import scan_folder
 
-    scan = scan_folder(path, config.val_part).with_largest_side()
+    scan = scan_folder(path, config.val_part)
+    _check_classes(scan.class_names, path)
+    scan = scan.with_largest_side()
     return scan.with_files() if open_some and config.loader.name in ("auto", "device") else scan
 
 
@@ -358,6 +360,15 @@ def _refuse_crop_keys(config: DataConfig, what_is_done: str) -> None:
             raise ConfigError(f"{what_is_done}, not cropped; got {key}={value:g}. Leave {key} out.")
 
 
+def _check_classes(names: Sequence[str], path: str) -> None:
+    """Raise ConfigError for images that may be packed, but in which nothing is to be told apart."""
+    if len(names) < 2:
+        raise ConfigError(
+            f"training needs at least 2 classes; got {len(names)} in {path!r}. "
+            "Put each class into its own folder: train/<class>/*.jpg."
+        )
+
+
 def _check_one_size(config: DataConfig, square_side: Callable[[], int]) -> None:
     """Raise ConfigError where crops are to be cut on the device, out of images that have no one size."""
     if config.loader.name == "device" and config.augment.enabled and not square_side():
@@ -371,6 +382,7 @@ def _describe_packed(config: DataConfig, path: str, open_some: bool) -> DataInfo
     from bigbatch.train_loop.data.packed import schema
 
     packed = schema.read_info(path)
+    _check_classes(packed.class_names, path)
     if open_some:
         from bigbatch.train_loop.data.packed.schema import PackedFiles
 

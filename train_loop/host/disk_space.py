@@ -199,7 +199,7 @@ def check_disk_space(option: str, folder: Path, need: SpaceNeeded) -> None:
 
 def format_bytes(count: int) -> str:
     """Bytes as people write them: ``1.25 GB``, ``3.10 MB``."""
-    return f"{count / 1e9:.2f} GB" if count >= 1e7 else f"{count / 1e6:.2f} MB"
+    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.2f} MB"
 
 
 def bytes_and_inodes(folder: Path) -> tuple[int, int]:

@@ -96,7 +96,7 @@ def range_test(step: Callable[[float], float], first: float, last: float, steps:
         mean = SMOOTHING * mean + (1 - SMOOTHING) * loss
         value = mean / (1 - SMOOTHING ** (number + 1))
         # Not within the first steps, whose mean comes from few losses.
-        if not math.isfinite(loss) or (number >= 10 and value > EXPLODED_LOSS_FACTOR * min(smoothed)):
+        if not math.isfinite(loss) or (number >= 10 and _exploded(value, smoothed)):
             exploded_at = rate
             break
         rates.append(rate)
@@ -105,6 +105,13 @@ def range_test(step: Callable[[float], float], first: float, last: float, steps:
     if len(rates) < 10:
         raise ValueError(f"the loss must be finite for 10 steps; it was not finite at rate {exploded_at}. Begin lower.")
     return _conclude(rates, losses, smoothed, exploded_at)
+
+
+def _exploded(value: float, smoothed: Sequence[float]) -> bool:
+    lowest = min(smoothed)
+    # A loss of the user's own may be negative: then a multiple of the minimum lies below it.
+    size = lowest if lowest > 0 else max(-lowest, abs(smoothed[0]))
+    return value > lowest + (EXPLODED_LOSS_FACTOR - 1) * size
 
 
 def _conclude(

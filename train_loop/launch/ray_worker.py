@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import logging
@@ -42,6 +43,7 @@ from bigbatch.train_loop.reporter import EpochRecord
 if TYPE_CHECKING:
     import torch
 
+    from bigbatch.train_loop.distributed import World
     from bigbatch.train_loop.loop.oom_retry import Halving
     from bigbatch.train_loop.loop.watched_model import TensorHistogram
 
@@ -202,7 +204,7 @@ def train_worker(handed: dict[str, object]) -> WorkersEnd:
         if task.config.trainable.name:
             train_own(task, reporter, world, log)
         else:
-            _train(task, reporter, device, context.get_world_rank())
+            _train(task, reporter, world)
     except TrainingStopped as stop:
         log.info("%s", stop)
         return WorkersEnd(stopped=True)
@@ -275,19 +277,39 @@ def _make_reporter(task: TrialTask, rank: int, log: logging.Logger) -> RayReport
     return RayReporter(log, stop_files, task.records_file, progress, watched, task.log_every_steps, steps)
 
 
-def _train(task: TrialTask, reporter: RayReporter, device: torch.device, rank: int) -> None:
+def _train(task: TrialTask, reporter: RayReporter, world: World) -> None:
     from bigbatch.train_loop.loop.train import train
 
+    if task.content:
+        _check_packed_set(task, world)
     train(
         task.config,
         reporter=reporter,
         checkpoint_dir=task.checkpoint_dir,
         checkpoint_every_s=task.checkpoint_every_s,
-        device=device,
+        device=world.device,
         stage_folder=task.stage_folder,
-        scan=FolderScan.read(task.images_file) if rank == 0 else None,
+        scan=FolderScan.read(task.images_file) if world.rank == 0 else None,
         accept_changed_code=True,  # the driver has compared it
     )
+
+
+def _check_packed_set(task: TrialTask, world: World) -> None:
+    """Raise ConfigError on all ranks if other images are there now: nobody could compare the trials of such a search.
+
+    A set that cannot be read is left to ``train``, which says so.
+    """
+    from bigbatch.train_loop.data.catalogue import describe_data_set
+
+    found = task.content
+    if world.rank == 0:
+        with contextlib.suppress(ConfigError):
+            found = describe_data_set(task.config.data).content
+    if world.of_first(found) != task.content:
+        raise ConfigError(
+            "all trials of a search train on the same images; got another packed set in "
+            f"{task.config.data.name!r} than when the search began. Restore it, then --resume with --retry-failed."
+        )
 
 
 def _end_of_all_ranks(error: Exception, task: TrialTask, workers: int) -> WorkersEnd | None:

@@ -75,6 +75,8 @@ class TrialTask:
     """Which steps rank 0 writes to the log and to ``progress.steps_file`` (``progress.read_interval``)."""
     reported: tuple[str, ...] = ()
     """What each report of a whole training function must have, the objective first (``launch/own_report.py``)."""
+    content: str = ""
+    """What the packed set of the plan holds (``DataInfo.content``); empty: not known."""
 
     @property
     def failure_file(self) -> Path:
@@ -139,6 +141,7 @@ class TrialTask:
             watched=read.texts("watched"),
             log_every_steps=read.text("log_every_steps"),
             reported=read.texts("reported"),
+            content=read.text("content"),
         )
 
 

@@ -16,7 +16,6 @@ from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.train_loop.config.own_names import own_words
 from bigbatch.train_loop.config.plug_ins import MODELS
 from bigbatch.train_loop.config.train_config import LOSSES
-from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.data.sets.scan import FolderScan
 from bigbatch.train_loop.data.source import Step
 from bigbatch.train_loop.errors import ImageError, LoaderError, OwnCodeError
@@ -62,7 +61,7 @@ def check_two_batches(
     except (ConfigError, OwnCodeError, ImageError, LoaderError, MemoryError):
         raise
     except Exception as error:
-        raise _refusal(config, run.source.info if run else None, error) from None
+        raise _refusal(config, error) from None
     finally:
         if run:
             run.source.close()
@@ -225,10 +224,8 @@ def _read_again(state: dict[str, Any], what: str, where: str) -> dict[str, Any]:
         ) from None
 
 
-def _refusal(config: TrainConfig, info: DataInfo | None, error: Exception) -> ConfigError:
+def _refusal(config: TrainConfig, error: Exception) -> ConfigError:
     reason = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(".")
-    if isinstance(error, IndexError) and info and info.are_classes and not info.num_classes:  # out of bounds
-        reason += f" and workload.num_classes=0, as data.name={config.data.name} returns no num_classes,"
     return ConfigError(
         f"two batches must go through model, loss and optimizer; got {reason} with model.name={config.model.name}, "
         f"loss={config.loss}, optimizer.name={config.optimizer.name}. Correct them, or write --no-check."

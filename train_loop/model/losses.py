@@ -66,7 +66,7 @@ def plain_loss(kind: str) -> LossFunction:
     def loss(outputs: Nested, targets: Nested) -> torch.Tensor:
         if kind == "bce" and targets.ndim == 2:
             return training_loss(outputs, targets, kind, 0.0, mixed=False)
-        return F.cross_entropy(outputs, _classes(targets))
+        return _cross_entropy(outputs, targets)
 
     return loss
 
@@ -95,6 +95,19 @@ def refuse_negative_classes(config: TrainConfig, targets: Nested) -> None:
 def _classes(labels: torch.Tensor) -> torch.Tensor:
     """Class labels as torch's losses take them, e.g. NumPy's int32; shares of classes as they are."""
     return labels if labels.is_floating_point() else labels.long()
+
+
+def _cross_entropy(logits: torch.Tensor, labels: torch.Tensor, label_smoothing: float = 0.0) -> torch.Tensor:
+    """torch's. Raises OwnCodeError for a class without an output, which a CPU tells."""
+    try:
+        return F.cross_entropy(logits, _classes(labels), label_smoothing=label_smoothing)
+    except IndexError as error:
+        if "out of bounds" not in str(error):
+            raise
+        raise OwnCodeError(
+            f"each class must have an output of the model, which has {logits.shape[1]}; got: {error} Count classes "
+            "from 0, and let the data return num_classes: without it workload.num_classes is 0."
+        ) from None
 
 
 def has_own_loss(config: TrainConfig) -> bool:
@@ -132,7 +145,7 @@ def training_loss(
     """
     match kind:
         case "cross_entropy":
-            return F.cross_entropy(logits, _classes(labels), label_smoothing=label_smoothing)
+            return _cross_entropy(logits, labels, label_smoothing)
         case "bce":
             classes = logits.shape[1]
             there = F.one_hot(labels.long(), classes) if labels.ndim == 1 else labels > 0 if mixed else labels

@@ -23,6 +23,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim.optimizer import StateDict
 
+from bigbatch.train_loop.config import ConfigError
+
 ParamGroup = dict[str, Any]
 """A parameter group as torch has it: ``params``, and hyperparameters of several types by name."""
 
@@ -237,7 +239,7 @@ class LayerwiseOptimizer(torch.optim.Optimizer, ABC):
     def _check_parameter(self, p: Tensor) -> None:
         name = type(self).__name__
         if p.is_complex():
-            raise ValueError(f"{name} takes real parameters; got one of {p.dtype}")
+            raise ConfigError(f"{name} takes real parameters; got one of {p.dtype}. Use sgd or adamw.")
         if is_sharded(p) and not _sharded_once(p):
             raise ValueError(
                 f"{name} takes parameters that are whole, or that fully_shard has sharded over one dimension of ranks, "

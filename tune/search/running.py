@@ -228,6 +228,7 @@ def _task(run: SearchRun, store: StudyStore, ray_storage: Path, number: int, con
         watched=watched_kinds(plan.options.wandb_watch),
         log_every_steps=plan.options.log_every_steps or "",
         reported=reported_names(plan.objectives) if plan.trainable else (),
+        content="" if plan.scan else plan.data.content,  # of an image folder the trials are handed the list
     )
 
 

@@ -101,7 +101,9 @@ def test_runs_and_packs_that_lack_inodes_are_refused_before_anything_is_written(
 
 @pytest.mark.parametrize("tiny", ["size=8m"], indirect=True)
 def test_runs_that_lack_bytes_are_refused_with_the_numbers(tiny: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"up to 0.\d\d GB \(3 checkpoints of 0.09 GB\); got 8.39 MB left") as caught:
+    with pytest.raises(
+        ConfigError, match=r"up to 28\d.\d\d MB \(3 checkpoints of 89.\d\d MB\); got 8.39 MB left"
+    ) as caught:
         make_run_plan(["--config", str(config_file(tmp_path)), "--output", str(tiny / "run")], "run.py", None)
     assert "\n" not in str(caught.value)
     with pytest.raises(ConfigError, match=r"\d+ checkpoints of .* and the logs of \d+ trials"):

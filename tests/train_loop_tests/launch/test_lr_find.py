@@ -41,6 +41,10 @@ def test_minimum_and_steepest_of_a_curve_made_by_hand() -> None:
     assert finding.steepest == pytest.approx(1e-2, rel=1.5)  # the mean over 10 steps lags by 0.23 decades
     assert 0.1 < finding.minimum < 1.5
     assert finding.suggestion == pytest.approx(min(math.sqrt(finding.minimum * finding.steepest), finding.minimum / 3))
+    below_0 = range_test(lambda rate: loss(rate) - 2, 1e-5, 100.0, 300)  # as a log-likelihood may be
+    for name in ("steepest", "minimum", "suggestion"):
+        assert getattr(below_0, name) == pytest.approx(getattr(finding, name), rel=1e-6)
+    assert below_0.exploded_at is not None and below_0.exploded_at > 1
 
 
 def test_a_range_that_ends_too_early_or_begins_too_late_is_said() -> None:

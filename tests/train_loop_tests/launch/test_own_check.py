@@ -249,8 +249,7 @@ def test_a_micro_batch_of_one_image_is_refused_where_batchnorm_would(file: Path)
 
 def test_integer_targets_of_an_unknown_number_of_classes_are_named_as_such(file: Path) -> None:
     config = _config(file, data__name=f"{file}:unknown", model__name="of_classes", batch__global_size=8)
-    said = r"out of bounds.* and workload.num_classes=0, as data.name=.*:unknown returns"
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(OwnCodeError, match=r"which has 1; got: Target 1 is out of bounds.*num_classes is 0"):
         check_users_code(config)
 
 

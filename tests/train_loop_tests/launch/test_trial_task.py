@@ -2,20 +2,27 @@
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+import torch
 
-from bigbatch.train_loop.config import TrainConfig
+from bigbatch.train_loop.config import ConfigError, TrainConfig
+from bigbatch.train_loop.data.catalogue import describe_data_set
+from bigbatch.train_loop.distributed import World
+from bigbatch.train_loop.launch import ray_worker
 from bigbatch.train_loop.launch.trial_task import TrialTask
+from bigbatch.train_loop.loop import train
+from helpers.packed_sets import pack_here
 
 TASK = TrialTask(
     name="trial-0007", config=TrainConfig(epochs=3).replace_keys({"lr": 0.25}), workers=2,
     worker_resources={"CPU": 1.5, "GPU": 1.0}, restarts=3, ray_storage=Path("/scratch/ray"),
     checkpoint_dir=Path("/study/checkpoints/trial-0007"), checkpoint_every_s=20.0,
     log_file=Path("/study/logs/trial-0007.log"), stop_file=Path("/study/.stop"), stage_folder="/local",
-    records_file=Path("/study/records.jsonl"), log_every_steps="10%",
+    records_file=Path("/study/records.jsonl"), log_every_steps="10%", content="0f",
 )  # fmt: skip
 
 
@@ -46,3 +53,22 @@ def test_a_missing_key_is_named(field: dataclasses.Field[Any]) -> None:
 def test_an_unknown_key_and_a_value_of_another_type_are_named(key: str, value: object, named: str) -> None:
     with pytest.raises(ValueError, match=named):
         TrialTask.from_dict({**TASK.to_dict(), key: value})
+
+
+def test_a_new_trial_never_trains_on_another_packed_set_than_the_search_began_with(
+    tiny_images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained: list[TrainConfig] = []
+    monkeypatch.setattr(train, "train", lambda config, **_: trained.append(config))
+    images, world = shutil.copytree(tiny_images, tmp_path / "images"), World.current(torch.device("cpu"))
+    packed, reporter = pack_here(images, tmp_path / "packed"), cast(ray_worker.RayReporter, None)
+    config = TrainConfig().replace_keys({"data.name": str(packed)})
+    task = dataclasses.replace(TASK, config=config, content=describe_data_set(config.data).content)
+    ray_worker._train(task, reporter, world)
+    one, other = sorted((images / "train").rglob("*.*"))[:2]
+    shutil.copy(other, one)  # the names stay
+    shutil.rmtree(packed)
+    pack_here(images, packed)
+    with pytest.raises(ConfigError, match="got another packed set .* --retry-failed"):
+        ray_worker._train(task, reporter, world)
+    assert trained == [config]

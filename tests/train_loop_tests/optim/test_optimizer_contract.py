@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.optim import LAMB, LARS
 from helpers.reference_steps import SHAPES, WARMUP, lamb_reference, make_arrays
 
@@ -278,7 +279,7 @@ def test_sparse_gradients_are_refused_before_anything_changes(optimizer_of):
 @BOTH
 def test_complex_parameters_are_refused(optimizer_of):
     optimizer = optimizer_of(make_params())
-    with pytest.raises(ValueError, match="real parameters; got one of torch.complex64"):
+    with pytest.raises(ConfigError, match="real parameters; got one of torch.complex64. Use sgd"):  # one line
         optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2, dtype=torch.complex64))]})
     assert len(optimizer.param_groups) == 1
 

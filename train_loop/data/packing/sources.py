@@ -124,7 +124,7 @@ def _folder_of_classes(root: str, val_part: float) -> str | None:
 
 def _image_folder(root: str, folder: str, val_part: float) -> PackSource:
     """The images that training on the folder itself would read, in its order."""
-    scan = scan_folder(folder, val_part, least_classes=1)
+    scan = scan_folder(folder, val_part)
     train, val = _items_of(folder, scan.train), _items_of(folder, scan.val)
     return PackSource(root, "folder", scan.class_names, train, val, scan.notes)
 
@@ -227,11 +227,15 @@ def _by_parts(root: str, listed: _Listed, val_part: float) -> PackSource:
             f"the source must hold images; got none in {root!r} ({' '.join(EXTENSIONS)}){but}. Check the path."
         )
     train, val = choose_parts(root, parts, val_part)
-    # Nothing in the names speaks of parts: all of it trains.
-    if train is None and "" in parts:
+    others = {part: f"{part}/" if part else f"{len(parts['']):,} images in no part" for part in parts}
+    # Nothing in the names speaks of parts: all of it trains. Beside val/ it may be test images as well.
+    if train is None and list(parts) == [""]:
         train = ""
     if train is None:
-        raise ConfigError(f"a data set needs training images; got only {', '.join(parts)} in {root!r}. Add train/.")
+        raise ConfigError(
+            f"a data set needs training images; got only {', '.join(others.values())} in {root!r}. "
+            "Add train/, or give a folder or file that name."
+        )
     if val is None and not val_part:
         raise ConfigError(
             f"a data set needs validation images; got only one part in {root!r}. Write --val-part 10% to hold some out."
@@ -250,8 +254,7 @@ def _by_parts(root: str, listed: _Listed, val_part: float) -> PackSource:
     else:
         rows = hold_out([item.entry.name for item in items], np.array([item.label for item in items]), val_part)
         items, held = ([items[row] for row in chosen] for chosen in rows)
-    others = [f"{part}/" if part else f"{len(parts['']):,} images in no part" for part in parts]
-    unread = [word for word, part in zip(others, parts, strict=True) if part not in (train, val)]
+    unread = [word for part, word in others.items() if part not in (train, val)]
     words = left_out_in_words(listed.left_out)
     notes = (*part_notes(val, val_part, [*unread, *listed.unread]), *([words] if words else []))
     return PackSource(root, listed.kind, names, items, held, notes)

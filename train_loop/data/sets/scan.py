@@ -145,12 +145,11 @@ class FolderScan:
             return None
 
 
-def scan_folder(root: str, val_part: float = 0.0, least_classes: int = 2) -> FolderScan:
+def scan_folder(root: str, val_part: float = 0.0) -> FolderScan:
     """List an image folder.
 
     Args:
         val_part: 0 to 1: the part of each class to hold out for validation, where the folder has no images for it.
-        least_classes: fewer are nothing to train on; but they may be packed.
 
     Raises ConfigError for content that would break or mislead a training run.
     """
@@ -159,13 +158,10 @@ def scan_folder(root: str, val_part: float = 0.0, least_classes: int = 2) -> Fol
         raise _no_layout(root)
     left_out: LeftOut = Counter()
     class_names = _class_names(root, layout.train, left_out)
+    if not class_names:
+        raise ConfigError(f"an image folder needs classes; got none in {layout.train!r}. Make <class>/*.jpg there.")
     if layout.val is not None:
         check_same_classes(layout.train, class_names, layout.val, _class_names(root, layout.val, left_out))
-    if len(class_names) < least_classes:
-        raise ConfigError(
-            f"an image folder needs at least {least_classes} classes; got {len(class_names)} in {layout.train!r}. "
-            "Put each class into its own folder: train/<class>/*.jpg."
-        )
     train = _list_part(layout.train, class_names, left_out)
     if layout.val is not None:
         val = _list_part(layout.val, class_names, left_out)

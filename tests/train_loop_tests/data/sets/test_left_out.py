@@ -19,6 +19,7 @@ from bigbatch.train_loop.data.sets.scan import FolderScan, scan_folder
 from bigbatch.train_loop.data.sets.subset import hold_out
 from bigbatch.train_loop.launch.command import announce, make_run_plan
 from bigbatch.tune.commands.tune import tune_main
+from helpers.packed_sets import pack_here
 from helpers.refusals import refusal
 
 CLASSES = ("ant", "bee", "cat")
@@ -163,11 +164,18 @@ REFUSED: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
     ),
     "nothing": (lambda root: root.rename(root.parent / "away") and root.mkdir(),
                 ("needs train/", "an empty folder", "train/<class>")),
+    "no class": (
+        lambda root: (root.rename(root.parent / "away"), (root / "train").mkdir(parents=True), (root / "val").mkdir()),
+        ("needs classes; got none in ", "/train'"),
+    ),
     "packed without its index": (
         lambda root: (root.rename(root.parent / "away"), root.mkdir(), (root / "train-00000.arrow").touch()),
         ("a packed set needs its index.arrow", "Copy or pack it again"),
     ),
     "no training": (lambda root: (root / "train").rename(root.parent / "away"), ("needs train/", "val/")),
+    "training under another name": (  # beside images of a test, perhaps
+        lambda root: (root / "train").rename(root / "training"), ("needs train/; got training/, val/",),
+    ),
     "no validation": (
         lambda root: (root / "val").rename(root.parent / "away"),
         ("needs val/ or validation/ or valid/ or test/", "train/"),
@@ -184,8 +192,8 @@ REFUSED: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
 }  # fmt: skip
 
 
-TRAINING_ALONE = ("nothing", "packed without its index", "no training", "one class")
-"""Packing takes it, or says it in other words."""
+OTHER_WORDS = ("nothing", "no class", "packed without its index", "no training", "training under another name")
+"""Of packing."""
 
 
 @pytest.mark.parametrize("change", REFUSED)
@@ -194,7 +202,12 @@ def test_what_would_be_lost_is_refused_alike_in_one_line(change: str, root: Path
     make(root)
     said = refusal(lambda: training(root))
     assert all(word in said for word in words), said
-    assert change in TRAINING_ALONE or said == refusal(lambda: find_source(str(root)))
+    if change == "one class":  # which may be packed
+        packed = pack_here(root, root.parent / "packed")
+        assert said.replace(str(root), str(packed)) == refusal(lambda: training(packed))
+    else:
+        packing = refusal(lambda: find_source(str(root)))
+        assert change in OTHER_WORDS or said == packing
 
 
 @pytest.mark.parametrize("layout", ["train and nothing else", "train and test", "classes"])
