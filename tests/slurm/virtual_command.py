@@ -12,11 +12,11 @@ from virtual_config import USERS
 
 
 def _running() -> Path:
-    """The folder of the cluster that ``up`` left running."""
-    found = sorted(path.parent for path in PLACE.glob(f"{PREFIX}*/by-hand"))
+    """The folder of the newest cluster that ``up`` left running."""
+    found = sorted(PLACE.glob(f"{PREFIX}*/by-hand"), key=lambda path: path.stat().st_mtime)
     if not found:
         raise SystemExit("No cluster is up. Start one with: virtual_command.py up")
-    return found[-1]
+    return found[-1].parent
 
 
 def _up(options: argparse.Namespace) -> None:

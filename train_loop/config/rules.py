@@ -77,6 +77,11 @@ def is_open(key: str) -> bool:
     return section in OPEN_SECTIONS and name.isidentifier()
 
 
+def pythons_own(value: Any) -> Any:
+    """A number of NumPy's or torch's as Python's own: a user's space may compute with them. Anything else as it is."""
+    return value.item() if getattr(value, "shape", None) == () else value
+
+
 def read_options(key: str, values: object) -> Options:
     """JSON's object as options. Raises ConfigError for anything else, for names that no argument has, for objects."""
     if not isinstance(values, Mapping):
@@ -89,6 +94,7 @@ def read_options(key: str, values: object) -> Options:
 
 def _value(key: str, value: object) -> OptionValue:
     """As JSON gives it back: tuples are lists, also within lists."""
+    value = pythons_own(value)
     if isinstance(value, (list, tuple)):
         return [_value(key, one) for one in value]
     if value is None or isinstance(value, (bool, int, float, str)):
@@ -130,6 +136,7 @@ def field_types(cls: type) -> Mapping[str, Any]:
 
 def coerced(kind: object, value: object, key: str, default: object) -> object:
     """JSON's value as the field's type; int → float is the only silent change. Raises ConfigError for another one."""
+    value = pythons_own(value)
     if kind is Options:
         return read_options(key, value)
     origin = typing.get_origin(kind)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import cast
 
 import torch
@@ -98,11 +99,22 @@ def _classes(labels: torch.Tensor) -> torch.Tensor:
 
 
 def _cross_entropy(logits: torch.Tensor, labels: torch.Tensor, label_smoothing: float = 0.0) -> torch.Tensor:
-    """torch's. Raises OwnCodeError for a class without an output, which a CPU tells."""
-    try:
+    with _an_output_for_each_class(logits):
         return F.cross_entropy(logits, _classes(labels), label_smoothing=label_smoothing)
-    except IndexError as error:
-        if "out of bounds" not in str(error):
+
+
+def _one_hot(labels: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    with _an_output_for_each_class(logits):
+        return F.one_hot(labels.long(), logits.shape[1])
+
+
+@contextlib.contextmanager
+def _an_output_for_each_class(logits: torch.Tensor) -> Iterator[None]:
+    """Raise OwnCodeError for a class without an output, which torch tells on a CPU."""
+    try:
+        yield
+    except (IndexError, RuntimeError) as error:
+        if not any(words in str(error) for words in ("out of bounds", "Class values must be smaller")):
             raise
         raise OwnCodeError(
             f"each class must have an output of the model, which has {logits.shape[1]}; got: {error} Count classes "
@@ -148,7 +160,7 @@ def training_loss(
             return _cross_entropy(logits, labels, label_smoothing)
         case "bce":
             classes = logits.shape[1]
-            there = F.one_hot(labels.long(), classes) if labels.ndim == 1 else labels > 0 if mixed else labels
+            there = _one_hot(labels, logits) if labels.ndim == 1 else labels > 0 if mixed else labels
             targets = there.to(logits.dtype) * (1.0 - label_smoothing) + label_smoothing / classes
             return F.binary_cross_entropy_with_logits(logits, targets)
     raise ValueError(f"loss must be cross_entropy or bce; got {kind!r}")

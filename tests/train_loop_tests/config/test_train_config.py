@@ -195,6 +195,16 @@ def test_assignments_as_people_type_them():
             parse_assignments(wrong)
 
 
+def test_numbers_of_numpy_are_pythons_own():
+    """A user's space may compute with them."""
+    given = {"batch": np.int64(64), "lr": np.float64(0.5), "nesterov": np.bool_(True), "epochs": np.array(3)}
+    config = TrainConfig().replace_keys({**given, "model.options.width": np.int32(8)})
+    assert config == TrainConfig().replace_keys(
+        {"batch": 64, "lr": 0.5, "nesterov": True, "epochs": 3, "model.options.width": 8}
+    )
+    assert TrainConfig.from_json(config.to_json()) == config
+
+
 def test_values_of_python_are_those_that_an_option_of_a_user_gets():
     """The word "False" would count as true in her code."""
     values = {"flag": False, "norm": None, "sizes": [8, 16], "names": ["a"], "word": "relu"}
