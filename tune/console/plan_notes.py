@@ -6,12 +6,12 @@ import dataclasses
 import random
 import sys
 
-from bigbatch.search_spaces.priors import is_component_name
 from bigbatch.search_spaces.trial import StandInTrial
 from bigbatch.train_loop.config.last_step import KEY, last_micro_size, left_out
-from bigbatch.train_loop.config.plug_ins import shown_name
+from bigbatch.train_loop.config.plug_ins import MODELS, shown_name
 from bigbatch.train_loop.data.info import PHOTOGRAPH_SIZE, SMALL_IMAGE_SIZE, DataInfo
 from bigbatch.train_loop.model.networks import RESNETS
+from bigbatch.train_loop.plugins.registry import is_component
 from bigbatch.tune.console.answer_words import name_in_words
 from bigbatch.tune.models.names import CAPABILITIES, NEEDS_NOTHING, Capabilities, capabilities_of, lacking
 from bigbatch.tune.plan.search_plan import SearchPlan
@@ -110,7 +110,7 @@ def size_of_images(data: DataInfo, model: str) -> str | None:
     if not data.largest_side:
         return None
     if data.image_size <= SMALL_IMAGE_SIZE:
-        if model in RESNETS or is_component_name(model):
+        if model in RESNETS or is_component(MODELS, model):
             return None
         times = (PHOTOGRAPH_SIZE / data.image_size) ** 2
         return (
