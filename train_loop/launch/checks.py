@@ -105,6 +105,7 @@ def write_own_code(output: Path, config: TrainConfig) -> None:
 def check_output(output: Path, config: TrainConfig, accept_changed_code: bool = False) -> Path:
     """The folder. Raises ConfigError if it cannot be written, or holds another run, or one of other code."""
     check_writable("--output", output)
+    check_writable("--output", output / "checkpoints")  # of an earlier run
     stored = output / "config.json"
     if stored.exists():
         changes = differing_keys(read_config(stored).to_dict(), config.to_dict())
