@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TextIO
 
-from bigbatch.train_loop.config.words import amount
 from bigbatch.train_loop.progress import WRITE_EVERY_S, ProgressLines, ProgressPace, StepRecord, StepsFile
 
 _log = logging.getLogger(__name__)
@@ -397,7 +396,7 @@ def best_record(history: Sequence[EpochRecord]) -> EpochRecord:
 def epoch_line(record: EpochRecord) -> str:
     """A record as one line of text."""
     skipped = f"  {record.skipped_steps} steps skipped" if record.skipped_steps else ""
-    bad = f"  {amount(record.bad_images, 'bad image')}" if record.bad_images else ""
+    bad = f"  {record.bad_images} bad image{'s' * (record.bad_images > 1)}" if record.bad_images else ""
     processes = f"{record.loader_processes} loader process{'es' if record.loader_processes > 1 else ''}"
     waiting = f"  {record.data_s:.1f} s waiting for {processes}" if record.loader_processes else ""
     noise = f"  noise scale {record.noise_scale:,.0f}" if record.noise_scale is not None else ""

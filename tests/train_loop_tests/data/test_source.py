@@ -48,7 +48,7 @@ import sys
 from bigbatch.train_loop.config import DataConfig
 from bigbatch.train_loop.data.catalogue import describe_data_set, open_data
 describe_data_set(DataConfig()), describe_data_set(DataConfig(name=sys.argv[1]))
-print([name for name in ("torch", "sklearn", "torchvision", "PIL", "ray") if name in sys.modules])
+print([name for name in ("torch", "sklearn", "torchvision", "ray") if name in sys.modules])
 next(open_data(DataConfig()).val_batches(10, 0, 1))
 print([name for name in ("sklearn", "torchvision", "ray") if name in sys.modules])
 """
