@@ -226,6 +226,7 @@ def render_batch_script(
         *(f"#SBATCH {_quoted(directive)}" for directive in directives),
         "",
         f"# {comment}",
+        "trap '' USR1 USR2",  # as in the script below
         *(f"export {name}={shlex.quote(value)}" for name, value in _variables(request, site, env, root).items()),
         *(f"module load {shlex.quote(module)}" for module in modules),
         *site.commands,

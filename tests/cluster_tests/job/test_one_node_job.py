@@ -206,7 +206,8 @@ def test_the_batch_scripts_find_the_repository_when_the_controller_answers_again
     silent = f"[ -e {tmp_path}/asked ] || {{ touch {tmp_path}/asked; echo 'Unable to contact' >&2; exit 1; }}"
     command = f"echo '   Command={cluster / script} 12 --output a b/cluster/x'"
     program(tmp_path / "scontrol", f"{silent}\necho 'JobId=7'\n{command}")
-    program(tmp_path / "python", 'echo "$PWD" "$@"')
+    # A warning may come before the job has begun to listen.
+    program(tmp_path / "python", 'kill -USR1 $$; kill -USR2 $$; echo "$PWD" "$@"')
     env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "7", "BIGBATCH_PYTHON": str(tmp_path / "python")}
     batch = (ROOT / "cluster" / script).read_text()
     done = subprocess.run(["bash", "-s", "12"], input=batch, env=env, cwd=tmp_path, capture_output=True, text=True)
