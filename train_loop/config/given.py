@@ -18,7 +18,7 @@ from pathlib import Path
 from bigbatch.base.command_line import empty_value, parse_fraction
 from bigbatch.base.json_values import written_json
 from bigbatch.base.root import ROOT
-from bigbatch.train_loop.config.rules import ConfigError, ConflictError, coerced, is_open
+from bigbatch.train_loop.config.rules import ConfigError, ConflictError, coerced, is_open, pythons_own
 from bigbatch.train_loop.config.train_config import TrainConfig, config_keys, known_key, resolve_key, value_at
 
 USABLE = "usable"
@@ -179,5 +179,5 @@ def written_assignments(changes: Mapping[str, object]) -> list[str]:
 
 
 def _plain(value: object) -> object:
-    """A number or an array of NumPy's as Python's own, anything else as its text."""
-    return value.tolist() if hasattr(value, "tolist") else str(value)
+    own = pythons_own(value)
+    return str(value) if own is value else own

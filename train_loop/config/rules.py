@@ -78,8 +78,9 @@ def is_open(key: str) -> bool:
 
 
 def pythons_own(value: Any) -> Any:
-    """A number of NumPy's or torch's as Python's own: a user's space may compute with them. Anything else as it is."""
-    return value.item() if getattr(value, "shape", None) == () else value
+    """Numbers and arrays of NumPy's or torch's as Python's own: a user's space may compute with them. Anything else as
+    it is."""
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def read_options(key: str, values: object) -> Options:
