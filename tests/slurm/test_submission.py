@@ -28,9 +28,12 @@ echo "root $BIGBATCH_ROOT python $BIGBATCH_PYTHON"
 mkdir -p "$BIGBATCH_HOME/jobs/$SLURM_JOB_ID/nodes"
 srun --overlap bash -c 'echo "node $(hostname) GPUs $CUDA_VISIBLE_DEVICES" \\
     > "$BIGBATCH_HOME/jobs/$SLURM_JOB_ID/nodes/$(hostname).log"'
-trap 'echo warned; exit 0' USR1
-echo waiting
-for i in $(seq 6000); do sleep 0.1; done
+# As the job's inside: a shell cannot trap what its batch script ignores.
+exec "$BIGBATCH_PYTHON" -c '
+import signal, sys, time
+signal.signal(signal.SIGUSR1, lambda *_: sys.exit(print("warned")))
+print("waiting", flush=True)
+time.sleep(600)'
 """
 
 
