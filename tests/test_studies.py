@@ -217,6 +217,8 @@ def test_a_wrong_option_of_a_search_is_one_line(tmp_path: Path, capfd: pytest.Ca
         search("s", output=tmp_path, space="smoke", dry_run=True)  # type: ignore[call-arg]
     with pytest.raises(ConfigError, match="got 'luck'"):
         search(5, output=tmp_path, strategy="luck")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="got None"):
+        search(None, output=tmp_path, strategy="luck")
     assert list(tmp_path.iterdir()) == []
     assert "run.py" not in capfd.readouterr().out
 

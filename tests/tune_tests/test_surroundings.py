@@ -94,6 +94,7 @@ def ends_with_one_line_and_goes_on(small_disk: Path, tiny_images: Path, tiny_spa
     lines = [line for line in search.stderr().splitlines() if line]
     assert len(lines) == 1, search.stderr()
     assert str(small_disk) in lines[0] and "is full" in lines[0] and "--resume --study s" in lines[0]
+    assert "best.json and the tables may lack the last ones" in lines[0]
     study = load(small_disk / "s")
     assert not [t for t in study.trials if t.state == TrialState.FAIL]
     assert len(study.trials[0].intermediate_values) >= 2

@@ -40,9 +40,10 @@ def _listed(args: argparse.Namespace) -> str:
     output = Path(args.output or DEFAULT_RUNS)
     found = list_studies(output) if args.output or os.path.exists(output) else []
     if os.path.isfile(output / STUDY_FILE):
+        folder = output if output.name not in ("", "..") else output.resolve()  # what "." is called, and lies in
         raise ConfigError(
             f"--output is a folder that holds studies; got {str(output)!r}, a study itself. "
-            f"Write {shlex.join(['--output', str(output.parent)])}, or bigbatch show {shlex.quote(str(output))}."
+            f"Write {shlex.join(['--output', str(folder.parent)])}, or bigbatch show {shlex.quote(str(folder))}."
         )
     return studies_text(found, width=terminal_width()) if found else f"No study in {output}. Begin one: bigbatch tune"
 

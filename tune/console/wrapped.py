@@ -41,7 +41,7 @@ def wrapped(text: str, width: int | None, first: str = "") -> str:
     for number, line in enumerate(text.split("\n")):
         body = line.lstrip(" ")
         begins = (first if number == 0 else " " * len(first)) + " " * (len(line) - len(body))
-        if width is None or len(begins + body) <= width:
+        if width is None or not body or len(begins + body) <= width:  # textwrap makes no line of no words
             lines.append((begins + body).rstrip())
             continue
         column = re.match(r"\S+ {2,}", body)
@@ -92,11 +92,12 @@ def width_of(console: Console) -> int | None:
 
 
 def aligned(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
-    """Rows of texts in columns.
+    """Rows of texts in columns. A name that breaks a line has "?" in place of the break, so a row is one line.
 
     Args:
         right: the columns that are aligned to the right.
     """
+    rows = [["?".join(text.splitlines()) for text in row] for row in rows]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = [
         "  ".join(

@@ -45,6 +45,8 @@ def write_optuna_database(folder: Path, path: Path, storage: str | None) -> None
     own = sqlite_file(storage)
     if own is not None and path.exists() and own.exists() and os.path.samefile(own, path):
         raise ConfigError(f"--sqlite writes a copy; {str(path)!r} is the study's own database. Write another file.")
+    if path.exists() and not path.is_file() and not path.is_dir():  # root could replace /dev/null
+        raise ConfigError(f"--sqlite takes a file; got {str(path)!r}, a stream or device. Write e.g. --sqlite copy.db.")
     path.parent.mkdir(parents=True, exist_ok=True)
     # On this node: SQLite may damage its file on a shared file system.
     with tempfile.TemporaryDirectory(prefix="bigbatch-export-") as copies:

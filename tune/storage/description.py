@@ -34,8 +34,8 @@ def read_description(folder: Path) -> Description:
         description = json.loads(path.read_text())
     except FileNotFoundError:
         raise ConfigError(
-            f"--resume needs a study; there is none in {str(folder)!r}. "
-            "Write --study and --output of the run to continue, or leave --resume out."
+            f"a study is a folder with {STUDY_FILE}; there is none in {str(folder)!r}. "
+            "Write --study and --output of the study to continue, or leave --resume out."
         ) from None
     except (OSError, ValueError) as error:
         raise ConfigError(

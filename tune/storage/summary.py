@@ -152,7 +152,8 @@ def summarize(folder: Path, *, details: bool = True) -> StudySummary:
     summary = StudySummary(folder, UNREADABLE)
     with contextlib.suppress(OSError):
         names = (STUDY_FILE, JOURNAL_NAME, TRIALS_TABLE, PROGRESS_NAME)
-        summary.changed_at = max(path.stat().st_mtime for name in names if (path := folder / name).exists())
+        found = (path.stat().st_mtime for name in names if (path := folder / name).exists())
+        summary.changed_at = max(found, default=0.0)  # another process may be removing the folder
     try:
         summary.description = read_description(folder)
         _read_trials(summary, details)

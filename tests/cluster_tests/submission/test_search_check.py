@@ -71,7 +71,7 @@ REFUSED = {
     "data missing": (("--data", "/nosuch"), "/nosuch"),
     "no trials": (("--trials", "0"), "--trials must be at least 1; got 0"),
     "sampler": (("--strategy", "bayes"), "--strategy must be one of auto"),
-    "study to resume": (("--resume", "--study", "first"), "--resume needs a study"),
+    "study to resume": (("--resume", "--study", "first"), "a study is a folder with study.json; there is"),
     "range test": (("--model", "resnet18", "--prior-from", "none.json"), "'none.json' (No such file"),
     "study to learn from": (("--warm-start", "runs/nothing"), "'runs/nothing', which holds no study.json"),
     "value of a key": (("--set", "momentum=1.5"), "momentum"),

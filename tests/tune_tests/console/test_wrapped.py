@@ -109,3 +109,11 @@ def test_a_list_of_studies_goes_on_below_its_last_column(study: Path) -> None:
     at = lines[1].index("a reason")
     assert all(line[:at].isspace() for line in lines[2:])
     assert found.why in studies_text([found])
+
+
+@pytest.mark.parametrize("width", [20, 60, None])
+def test_a_study_whose_row_is_wider_than_the_terminal_is_listed(study: Path, tmp_path: Path, width: int | None) -> None:
+    odd = invented_study(tmp_path / "a study of\nmany words that fill a whole line of a terminal", 2)
+    lines = studies_text([summarize(study), summarize(odd)], width=width).splitlines()
+    assert [line.split()[0] for line in lines] == ["STUDY", "kept", "a"]
+    assert "a study of?many words" in lines[-1], "a row is one line"

@@ -152,6 +152,7 @@ def test_the_command_that_shows_a_copy_can_be_pasted(tmp_path, capsys, monkeypat
         ((), "Write one or more of --csv"),
         (("--csv", "{tmp}/file"), "--csv must be a place that can be written"),
         (("--sqlite", "{tmp}/file/copy.db"), "--sqlite must be a place that can be written"),
+        (("--sqlite", "/dev/null"), "--sqlite takes a file; got '/dev/null'"),
         (("--tensorboard", "{tmp}/file"), "--tensorboard must be a place"),
         (("--mlflow", "{tmp}/file/mlflow.db"), "--mlflow "),
         (("--mlflow", "{tmp}/a?b.db"), "without '?' in its path"),

@@ -147,6 +147,11 @@ def test_odd_things_beside_studies_never_break_the_list(tmp_path, capsys):
     assert "It has" in refused_command(capsys, show_main, ["empty", "--output", str(tmp_path)])
 
 
+def test_a_folder_that_goes_while_it_is_read_says_that_it_has_no_study(tmp_path):
+    found = summarize(tmp_path / "gone")
+    assert found.state == "unreadable" and "study.json" in found.why
+
+
 def test_a_study_of_another_user_is_called_unreadable_and_the_others_are_listed(tmp_path, capsys, monkeypatch):
     recorded_study(tmp_path / "mine").close()
     recorded_study(tmp_path / "theirs").close()
@@ -189,6 +194,9 @@ def test_a_list_of_nothing_says_how_to_begin(tmp_path, monkeypatch, capsys):
     Path("runs/s/study.json").write_text("{}")
     assert studies_main(["--output", "runs/s"]) == 2
     assert "got 'runs/s', a study itself. Write --output runs, or bigbatch show runs/s." in capsys.readouterr().err
+    monkeypatch.chdir("runs/s")
+    assert studies_main(["--output", "."]) == 2
+    assert f"Write --output {tmp_path / 'runs'}, or bigbatch show {tmp_path / 'runs/s'}." in capsys.readouterr().err
     refused = refused_command(capsys, studies_main, ["--output", "elsewhere"])
     assert "--output must be a folder of studies; got 'elsewhere'" in refused
 

@@ -365,12 +365,16 @@ def _kind(value: Nested) -> str:
     return f"a {type(value).__name__}"
 
 
+WIDE = (torch.uint16, torch.uint32, torch.uint64)
+"""NumPy's dtypes of labels that torch stores, and compares with nothing."""
+
+
 def _default_batch(items: Sequence[Item]) -> Item:
     """torch's default collation, with Python's and NumPy's double precision as float32, which models compute in."""
     inputs, targets = (default_collate([item[place] for item in items]) for place in (0, 1))
     if next(tensors_of(targets), None) is None:
         raise TypeError("targets without a number")
-    return _single(inputs), _single(targets)
+    return _single(inputs), map_tensors(lambda one: one.long() if one.dtype in WIDE else one, _single(targets))
 
 
 def _single(batch: Nested) -> Nested:
