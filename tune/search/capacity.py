@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from bigbatch.base.waits import JOINED_GRACE_S, WAIT_IN_JOB_S
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.budget.ledger import owns_cluster
 from bigbatch.tune.plan.machine import Machine, Node, Share, devices_held, share_out
+from bigbatch.tune.trials.cluster_view import drain_node
 
 LOOK_EVERY_S = 1.0
 
@@ -39,6 +41,7 @@ class Capacity:
         self._workers, self._trials, self._gpus = share.workers, trials, gpus
         self._nodes, self._say, self._ask_absent = nodes, say, absent
         self._absent, self._devices_of_node = 0, 0.0
+        self._given_up: set[str] = set()
         self._known: dict[str, Node] = {}
         if nodes is None:
             self._known = {str(place): node for place, node in enumerate(machine.nodes)}
@@ -79,10 +82,33 @@ class Capacity:
         requests = [*running, self._share.worker_resources]
         return alike < self._share.concurrency and fit_together(self._known.values(), requests, self._workers)
 
-    def holds(self, bundle: Mapping[str, float]) -> bool:
-        """Whether a trial whose workers get ``bundle`` fits on the idle cluster."""
+    def holds(self, bundle: Mapping[str, float], without: Collection[str] = ()) -> bool:
+        """Whether a trial whose workers get ``bundle`` fits on the idle cluster, ``without`` some of its nodes."""
         self._look()
-        return self._nodes is None or Share(1, self._workers, dict(bundle)).fits(self._machine())
+        if self._nodes is None:
+            return not without
+        left = tuple(node for key, node in self._known.items() if key not in without)
+        return Share(1, self._workers, dict(bundle)).fits(Machine(left))
+
+    # What a trial manager asks
+
+    @property
+    def count(self) -> int:
+        """How many nodes the search has."""
+        return len(self._known)
+
+    def can_avoid(self, nodes: Collection[str]) -> bool:
+        """Whether a trial fits on the other nodes, by Ray's ids of these."""
+        return self.holds(self._last.worker_resources, nodes)
+
+    def give_up(self, node: str, because: str) -> None:
+        """Use a node no more. One of this search's own job then leaves; so the job's next start avoids it.
+
+        In a cluster that others use too it stays.
+        """
+        self._given_up.add(node)
+        if owns_cluster(local=False):
+            threading.Thread(target=drain_node, args=(node, because), daemon=True, name="drain").start()
 
     def devices(self, machine: Machine) -> int | None:
         """The number of devices that the search holds now. None on a cluster that it does not own: it then holds the
@@ -115,9 +141,11 @@ class Capacity:
             return
         self._next_look = time.monotonic() + LOOK_EVERY_S
         try:
-            now, self._absent = self._nodes(), self._ask_absent()
+            living, absent = self._nodes(), self._ask_absent()
         except Exception:  # any error of Ray's transport; the next look may succeed
             return
+        now = {key: node for key, node in living.items() if key not in self._given_up}
+        self._absent = absent + len(living) - len(now)
         if now != self._known:
             self._known = now
             self._fit()
