@@ -170,7 +170,9 @@ class Attachment:
     def _stay(self, allocation: Allocation, nodes: NodeSteps, main: job_record.JobRecord, folder: Path) -> bool:
         """Wait until the nodes have ended or a signal comes. Returns whether one of them was in the cluster."""
         for node in allocation.nodes:
-            nodes.start(node, main.address)
+            nodes.start(node)
+        assert main.address is not None
+        nodes.join(main.address)
         env = self._ray_environment(main, folder)
         said: set[str] = set()
         next_look = 0.0

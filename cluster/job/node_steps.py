@@ -37,6 +37,7 @@ class NodeSteps:
         sees: files and folders that every node must see.
         start_timeout_s: within which a node tries to start Ray again.
         if_lost: the command that another node runs if the first one, which is started first, is lost with this process.
+            All are started at once, so that a node is there for this from the first seconds on.
     """
 
     def __init__(
@@ -53,10 +54,10 @@ class NodeSteps:
         self._job_id, self._run_id, self._record, self._tls = job_id, run_id, record, tls
         self._metrics_port, self._sees, self._start_timeout_s = metrics_port, sees, start_timeout_s
         self._steps: dict[str, subprocess.Popen[bytes]] = {}
-        self._started: dict[str, tuple[AllocatedNode, str | None]] = {}
+        self._started: dict[str, AllocatedNode] = {}
         self._not_again: set[str] = set()
         self._heartbeats = Heartbeats()
-        self._orders = NodeOrders(run_id, if_lost=tuple(if_lost))
+        self._orders, self._told = NodeOrders(run_id, if_lost=tuple(if_lost)), True
         self._control_file, self._suffix, self._follow = CONTROL_FILE, "", ""
         self.gone: dict[str, str] = {}
         """Name → reason of each node whose step has ended."""
@@ -94,15 +95,15 @@ class NodeSteps:
     def _is_lent(self, status: NodeStatus) -> bool:
         return status.job not in ("", self._job_id)
 
-    def start(self, node: AllocatedNode, address: str | None) -> None:
-        """Start a node: as the head if ``address`` is None, else as a worker of the head at ``address``."""
-        self._started[node.name] = node, address
+    def start(self, node: AllocatedNode) -> None:
+        """Start a node: the first one as the head, unless it is lent. The others wait until they may ``join``."""
+        self._started[node.name] = node
         log_path = self._record / NODES_FOLDER / f"{node.name}{self._suffix}.log"
         descriptor = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         with os.fdopen(descriptor, "ab") as log:
             # A session of its own: an srun that gets SIGTERM makes Slurm kill its step, and nothing there is cleaned.
             self._steps[node.name] = subprocess.Popen(
-                srun_command(node) + self._node_command(node.name, address),
+                srun_command(node) + self._node_command(node.name),
                 env=step_environment(os.environ, node.het_group),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -110,15 +111,20 @@ class NodeSteps:
                 start_new_session=True,
             )
 
-    def _node_command(self, name: str, address: str | None) -> list[str]:
+    def join(self, address: str) -> None:
+        """Let the nodes join the head at ``address`` (``ip:port`` of its GCS)."""
+        self._tell(replace(self._orders, address=address))
+
+    def _node_command(self, name: str) -> list[str]:
         command = [sys.executable, "-m", "bigbatch.cluster.node", "--record", str(self._record), "--node", name]
         command += ["--job", self._job_id, "--run-id", self._run_id, "--control", self._control_file]
         command += ["--suffix", self._suffix, "--start-timeout", f"{self._start_timeout_s:g}"]
-        command += ["--batch-host", next(iter(self._started))]
-        command += ["--follow", self._follow] if self._follow else []
+        first = next(iter(self._started))
+        command += ["--batch-host", first]
+        command += ["--follow", self._follow] if self._follow else ["--head"] if name == first else []
         command += [word for path in self._sees for word in ("--sees", str(path))]
         command += [] if self._metrics_port is None else ["--metrics-port", str(self._metrics_port)]
-        return command + (["--join", address] if address else []) + (["--tls"] if self._tls else [])
+        return command + (["--tls"] if self._tls else [])
 
     def status(self, name: str) -> NodeStatus | None:
         """The node's last report in this run; None if it has not reported."""
@@ -134,6 +140,8 @@ class NodeSteps:
         A step that never reported is started once more. If slurmd does not answer for some seconds, srun gives up the
         node ("Communication connection failure"), and the job would lack it to its end.
         """
+        if not self._told:
+            self._tell(self._orders)
         news = {}
         for name, step in list(self._steps.items()):
             if name not in self.gone and step.poll() is not None:
@@ -142,7 +150,7 @@ class NodeSteps:
                     self.blind[name] = (status and status.reason) or f"{name} does not see {self._record}"
                 elif status is None and not (name in self._not_again or self._orders.stop):
                     self._not_again.add(name)
-                    self.start(*self._started[name])
+                    self.start(self._started[name])
                     continue
                 lost = f"lost: its step ended without a report (exit code {step.returncode})"
                 has_reported_end = status is not None and status.state == "ended"
@@ -208,9 +216,10 @@ class NodeSteps:
             self._steps[name].kill()
 
     def _tell(self, orders: NodeOrders) -> None:
-        self._orders = orders
-        with contextlib.suppress(OSError):  # SIGTERM still reaches the nodes
+        self._orders, self._told = orders, False
+        with contextlib.suppress(OSError):  # a full quota: the next look tries it again
             write_json(self._record / self._control_file, orders.to_dict(), mode=PRIVATE)
+            self._told = True
 
 
 def srun_command(node: AllocatedNode) -> list[str]:

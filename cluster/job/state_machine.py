@@ -182,7 +182,8 @@ class Job:
         head = self._allocation.head
         if self._check is not None and self._check.wait(self._job_watch.interruption):
             return State.DRAINING
-        self._nodes.start(head, None)
+        for node in self._allocation.nodes:
+            self._nodes.start(node)
         status = self._start_up.await_head(head.name)
         if status is None or status.ports is None:
             return State.DRAINING
@@ -198,8 +199,8 @@ class Job:
         return State.WORKERS
 
     def _start_workers(self) -> State:
-        for node in self._allocation.nodes[1:]:
-            self._nodes.start(node, self._record.address)
+        assert self._record.address is not None
+        self._nodes.join(self._record.address)
         self._gcs_watch = GcsWatch(self._env, self._folder / "gcs.log")
         return State.REGISTERED
 

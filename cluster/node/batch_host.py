@@ -36,7 +36,8 @@ class BatchHost:
     def __init__(self, job_id: str, host: str, report: Path, own: Path) -> None:
         self._job_id, self._host, self._report, self._own = job_id, host, report, own
         self._heartbeats = Heartbeats()
-        self._next_look = self._next_question = 0.0
+        self._next_look = 0.0
+        self._next_question = time.monotonic() + LOST_S
 
     def is_lost(self) -> bool:
         """Whether the first node has no power or no network any more. Call it often.
@@ -49,6 +50,9 @@ class BatchHost:
             return False
         self._next_look = now + LOOK_S
         theirs, ours = NodeStatus.read(self._report), NodeStatus.read(self._own)
+        if theirs is None and now >= self._next_question:  # lost before its first report: Slurm alone may know
+            self._next_question = now + ASK_AGAIN_S
+            return self._is_out_of_the_job()
         if theirs is None or ours is None or theirs.run_id != ours.run_id or theirs.state not in ALIVE:
             return False
         beats = {self._host: theirs.beat, self._own.stem: ours.beat}

@@ -55,7 +55,8 @@ class NodeProcess:
         self._record: Path = arguments.record
         self._name: str = arguments.node
         self._run_id: str = arguments.run_id
-        self._gcs: str | None = arguments.join
+        self._is_head: bool = arguments.head
+        self._gcs = ""
         self._tls: bool = arguments.tls
         self._sees: list[Path] = [self._record, *arguments.sees]
         self._start_timeout_s: float = arguments.start_timeout
@@ -86,7 +87,7 @@ class NodeProcess:
             print(f"removed {folder}, left behind by a killed job", flush=True)
         try:
             # Beyond the limit Ray's processes end without a word.
-            processes.check_limits(processes.RAY_THREADS if self._gcs else processes.HEAD_THREADS)
+            processes.check_limits(processes.HEAD_THREADS if self._is_head else processes.RAY_THREADS)
             self._ip = network.own_address(self._name)
             self._share = ray_commands.node_resources()
             self._report(replace(self._status, state="starting", ip=self._ip, **asdict(self._share)))
@@ -104,20 +105,35 @@ class NodeProcess:
         print(f"error: {reason}", file=sys.stderr, flush=True)
         return code
 
+    def _await_head(self) -> str | None:
+        """Wait until the job gives the address of the head's Ray, or this node is to end. Returns why it failed."""
+        while not (self._is_head or self._gcs or self._told_to_end()):
+            if self._has_acted_for_host():
+                return HOST_LOST
+            if time.monotonic() >= self._next_beat:
+                self._report(self._status)
+            time.sleep(POLL_S)
+            self._gcs = self._orders.address
+        return None
+
     def _serve(self, folder: Path) -> str | None:
         """Keep Ray running until told to end. Returns why it failed, or None.
 
         On a busy machine Ray may give up its start: it waits 30 s for its own processes, and no setting changes that.
         Such a start is tried again.
         """
+        failure = self._await_head()
+        if not (self._is_head or self._gcs):
+            return failure
         certificates = self._make_certificate(folder) if self._tls else None
         attempt, began = 0, time.monotonic()
         while True:
             tried_at = time.monotonic()
-            found = ray_commands.free_ports(self._job_id, attempt, head=self._gcs is None)
+            found = ray_commands.free_ports(self._job_id, attempt, head=self._is_head)
             if found is None:
                 return f"every block of ports is taken on {self._name}. Ask whose servers fill 20000-32000."
             attempt, chosen = found
+            self._report(replace(self._status, ports=chosen))  # there others ask whether this machine still answers
             ray = self._start_ray(folder, chosen, certificates)
             try:
                 failure = self._watch(ray, folder, chosen)
@@ -147,7 +163,7 @@ class NodeProcess:
     def _start_ray(
         self, folder: Path, chosen: ray_commands.NodePorts, certificates: Path | None
     ) -> subprocess.Popen[bytes]:
-        gcs = self._gcs or f"{self._ip}:{chosen.gcs}"
+        gcs = f"{self._ip}:{chosen.gcs}" if self._is_head else self._gcs
         token, metrics_port = self._record / credentials.TOKEN_FILE, self._free_metrics_port()
         environment = ray_commands.ray_environment(gcs, token, certificates, metrics=metrics_port is not None)
         environment.update(
@@ -311,7 +327,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--node", required=True, help="Slurm's name of this node")
     parser.add_argument("--job", required=True, help="the job's id; a component of a heterogeneous job has another")
     parser.add_argument("--run-id", required=True, help="which start of the job this is")
-    parser.add_argument("--join", metavar="IP:PORT", help="the head's GCS; left out on the head")
+    parser.add_argument("--head", action="store_true", help="this node runs Ray's head")
     parser.add_argument("--batch-host", required=True, help="the job's first node, which runs its batch script")
     parser.add_argument("--start-timeout", type=float, default=START_TIMEOUT_S, help="seconds for Ray to start")
     parser.add_argument("--control", default=CONTROL_FILE, help="the job's orders, a file in its folder")

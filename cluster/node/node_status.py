@@ -37,7 +37,7 @@ class NodeStatus:
     memory_bytes: int = 0
     object_store_bytes: int = 0
     ports: NodePorts | None = None
-    """Ports of Ray on this node, when it is ready."""
+    """Ports of Ray on this node, from its start on."""
     folder: str = ""
     """The private folder on the node's own disk."""
     signalled: bool = False
@@ -88,6 +88,8 @@ class NodeOrders:
     """Do not obey Slurm's SIGTERM for now: trials still save."""
     keep_logs: bool = False
     """Keep Ray's logs when the node ends."""
+    address: str = ""
+    """``ip:port`` of the head's GCS; empty until Ray runs there."""
     if_lost: tuple[str, ...] = ()
     """The command with which another node ends or requeues the job if its first node is lost."""
 
@@ -103,6 +105,7 @@ class NodeOrders:
             stop=json_values.flag(values, "stop"),
             hold=json_values.flag(values, "hold"),
             keep_logs=json_values.flag(values, "keep_logs"),
+            address=json_values.text(values, "address"),
             if_lost=tuple(json_values.texts(values, "if_lost")),
         )
 

@@ -3,8 +3,11 @@ head."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from helpers.waiting import wait_until
 from stand_in_jobs import ONCE, driver
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
@@ -36,15 +39,20 @@ def test_a_job_that_slurm_requeues_without_a_warning_saves_and_starts_again_soon
     assert job.record["restarts"] == 1 and job.leftovers() == []
 
 
-@pytest.mark.parametrize("hung_s", [8, pytest.param(60, marks=pytest.mark.exhaustive)])
-def test_a_job_whose_first_node_loses_its_power_goes_on_without_it(cluster, submit_stand_in, hung_s):
+@pytest.mark.parametrize(
+    ("while_it", "hung_s"), [("runs", 8), ("starts Ray", 8), pytest.param("runs", 60, marks=pytest.mark.exhaustive)]
+)
+def test_a_job_whose_first_node_loses_its_power_goes_on_without_it(cluster, submit_stand_in, while_it, hung_s):
     """Slurm keeps it RUNNING (--no-kill), with nothing in it: the batch script was on that node.
 
     The others notice it before Slurm does, which takes 10 to 25 s here, or after it.
     """
-    job = submit_stand_in(*driver(ONCE), sbatch=("-N2",), BIGBATCH_HUNG_S=str(hung_s))
-    job.wait_log("RUNNING 0")
+    slow = {"STAND_IN_FAILS": "1", "STAND_IN_FAILS_AFTER_S": "600"} if while_it == "starts Ray" else {}
+    job = submit_stand_in(*driver(ONCE), sbatch=("-N2",), BIGBATCH_HUNG_S=str(hung_s), **slow)
+    job.wait_log("→ head" if slow else "RUNNING 0")
     head = job.record["head"]
+    reports = [job.files / "nodes" / f"{name}.json" for name in job.record["nodes"]]
+    wait_until(lambda: all(map(Path.exists, reports)), "each node must report", 60)
     cluster.poweroff(head)
     other = job.wait_log(r"node (n\d): requeue: the head node is lost")[1]
     assert other in job.record["nodes"] and other != head

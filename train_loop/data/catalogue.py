@@ -178,7 +178,7 @@ def list_folder(config: DataConfig, scan: FolderScan | None = None, open_some: b
 
     scan = scan_folder(path, config.val_part)
     _check_classes(scan.class_names, path)
-    scan = scan.with_largest_side()
+    scan = scan.with_some_opened()
     return scan.with_files() if open_some and config.loader.name in ("auto", "device") else scan
 
 
@@ -196,7 +196,7 @@ def _look_at_whole(config: DataConfig, open_some: bool, scan: FolderScan | None)
         from bigbatch.train_loop.data.sets.own_sets import describe_own
 
         return Looked(describe_own(config, open_some), None)
-    from bigbatch.train_loop.data.sets.scan import check_images, square_side
+    from bigbatch.train_loop.data.sets.scan import square_side
 
     path = folder_path(config.name)
     if is_packed(path):
@@ -210,9 +210,10 @@ def _look_at_whole(config: DataConfig, open_some: bool, scan: FolderScan | None)
     assert scan is not None
     if open_some:
         _check_one_size(config, partial(square_side, scan.train))
-        if config.on_bad_image == "fail":
-            check_images(scan.train)
-            check_images(scan.val)
+        if scan.unreadable and config.on_bad_image == "fail":
+            raise ConfigError(
+                f"the data must be images that can be read; got {scan.unreadable}. Remove or replace the file."
+            )
     size = config.image_size or _own_size(scan.largest_side)
     info = DataInfo(
         name=os.path.basename(path),

@@ -1,6 +1,7 @@
 """The steps in which nodes run, and which of them hang."""
 
 import functools
+import shutil
 import sys
 
 import pytest
@@ -19,7 +20,7 @@ def test_a_step_that_slurm_could_not_launch_is_started_once_more(tmp_path, monke
     stand_in(tmp_path, monkeypatch, srun=f"echo x >> {tmp_path}/calls; exit 233", scancel="exit 0")
     steps = node_steps.NodeSteps("7", "7.0", tmp_path, tls=False)
     steps.prepare()
-    steps.start(AllocatedNode("n1", 1), None)
+    steps.start(AllocatedNode("n1", 1))
     assert processes.wait_until(lambda: bool(steps.look()), 60)
     assert steps.gone == {"n1": "lost: its step ended without a report (exit code 233)"}
     assert (tmp_path / "calls").read_text() == "x\n" * 2
@@ -33,11 +34,25 @@ def test_a_step_that_slurm_could_not_launch_is_started_once_more(tmp_path, monke
 
     ends = {"n2": lambda: steps.kill("n2"), "n3": lambda: steps.stop(keep_logs=False, timeout_s=0)}
     for calls, (name, end) in enumerate(ends.items(), start=3):
-        steps.start(AllocatedNode(name, 1), None)
+        steps.start(AllocatedNode(name, 1))
         assert processes.wait_until(functools.partial(called, calls), 60)
         end()  # given up, or told to end: not started again
         assert processes.wait_until(functools.partial(is_gone, name), 60)
     assert (tmp_path / "calls").read_text() == "x\n" * 4
+
+
+def test_orders_that_could_not_be_written_are_written_as_soon_as_they_can_be(tmp_path):
+    """Else the nodes would wait for the head's address until the start timeout."""
+    steps = node_steps.NodeSteps("7", "7.0", tmp_path, tls=False)
+    steps.prepare()
+    control = tmp_path / node_process.CONTROL_FILE
+    control.unlink()
+    (control / "x").mkdir(parents=True)  # in place of a full quota, which stops no root
+    steps.join("10.0.0.1:20000")
+    steps.look()
+    shutil.rmtree(control)
+    steps.look()
+    assert node_status.NodeOrders.read(control) == node_status.NodeOrders("7.0", address="10.0.0.1:20000")
 
 
 def test_nodes_that_do_not_see_what_the_first_one_sees_are_named_and_not_started_again(tmp_path, monkeypatch):
@@ -50,11 +65,11 @@ def test_nodes_that_do_not_see_what_the_first_one_sees_are_named_and_not_started
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
     steps = node_steps.NodeSteps("7", "7.0", tmp_path, tls=False, sees=[there, missing])
     steps.prepare()
-    steps.start(AllocatedNode("n2", 1), "127.0.0.1:1")
+    steps.start(AllocatedNode("n2", 1))
     assert processes.wait_until(lambda: bool(steps.look()), 60)
     assert steps.blind == steps.gone == {"n2": f"n2 does not see {missing}"}
     stand_in(tmp_path, monkeypatch, srun=f"exit {node_process.BLIND}")
-    steps.start(AllocatedNode("n3", 1), "127.0.0.1:1")
+    steps.start(AllocatedNode("n3", 1))
     assert processes.wait_until(lambda: bool(steps.look()), 60)
     assert steps.blind["n3"] == f"n3 does not see {tmp_path}", "not even the place of its report"
     nodes = tuple(AllocatedNode(name, 1) for name in ("n1", "n2", "n3"))
@@ -71,7 +86,7 @@ def test_steps_that_slurm_has_signalled_are_told_to_end_by_the_jobs_orders_alone
         steps = node_steps.NodeSteps("7", "7.0", tmp_path, tls=False)
         steps.prepare()
         write_json(tmp_path / "nodes" / "n1.json", {"run_id": "7.0", "state": "ended", "beat": 1})
-        steps.start(AllocatedNode("n1", 1), None)
+        steps.start(AllocatedNode("n1", 1))
         assert steps.stop(keep_logs=False, timeout_s=60 if signalled else 4, signalled=signalled) == []
         assert (tmp_path / "called").exists() is not signalled
 

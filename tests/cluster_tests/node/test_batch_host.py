@@ -80,6 +80,17 @@ def test_a_host_that_hangs_is_lost_when_slurm_has_taken_it_out_of_the_job(node):
     assert node(answers=True, node_list="n[2-3]").lost_after(60)
 
 
+def test_a_host_that_never_reported_is_lost_when_slurm_has_taken_it_out_of_the_job(node):
+    for node_list, lost in (("n[1-3]", False), ("n[2-3]", True)):
+        job = node(node_list=node_list)
+        looks = []
+        for beat in range(100):
+            job.report("n2", beat + 1, "starting")
+            looks.append(job.host.is_lost())
+            job.now[0] += 1.0
+        assert any(looks) is lost and not any(looks[:40])
+
+
 def test_a_host_that_has_ended_in_order_or_belongs_to_another_start_is_not_lost(node):
     for last in ({"state": "ended"}, {"state": "failed"}, {"run_id": "7.1"}):
         assert not node().lost_after(200, **last)

@@ -67,7 +67,7 @@ def test_rays_temporary_folder_is_the_jobs_and_the_users_own_is_handed_on(tmp_pa
         monkeypatch.setenv("SEEN", str(tmp_path / f"seen-{own is None}"))
         monkeypatch.setenv("TMPDIR", own) if own else monkeypatch.delenv("TMPDIR", raising=False)
         step = node_process.NodeProcess.__new__(node_process.NodeProcess)
-        step._gcs, step._ip, step._record, step._metrics_port = None, "10.0.0.1", tmp_path, None
+        step._is_head, step._ip, step._record, step._metrics_port = True, "10.0.0.1", tmp_path, None
         step._share, step._job_id, step._name = ray_commands.NodeResources(1, 0, 10**9, 10**8), "1", "n1"
         assert step._start_ray(tmp_path, ray_commands.ports_of("1", 0, head=True), None).wait() == 0
         seen = dict(line.split("=", 1) for line in Path(os.environ["SEEN"]).read_text().splitlines() if "=" in line)

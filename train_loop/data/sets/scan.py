@@ -74,10 +74,21 @@ class FolderScan:
     """A digest of all files' sizes and times of change, where images may be kept decoded; else empty."""
     largest_side: int = 0
     """Pixels of the longer side of the largest image that was opened; 0: none was, or none can be."""
+    unreadable: str = ""
+    """The first file that was opened and is no image, and why; empty: there is none. It is not handed on."""
 
-    def with_largest_side(self) -> FolderScan:
-        """With ``largest_side``. One process opens these images, and hands it on to all."""
-        return replace(self, largest_side=max(_longer_side(path) for path in self._some_paths()))
+    def with_some_opened(self) -> FolderScan:
+        """With ``largest_side`` and ``unreadable``, of the headers of a few images of each part, evenly spread."""
+        from bigbatch.train_loop.data.pixels.crops import opened, why_unreadable  # listing a folder needs no Pillow
+
+        largest, unreadable = 0, ""
+        for path in self._some_paths():
+            try:
+                with opened(path) as image:
+                    largest = max(largest, *image.size)
+            except Exception as error:  # Pillow raises OSError, SyntaxError, ValueError and others
+                unreadable = unreadable or f"{path!r}: {why_unreadable(error)}"
+        return replace(self, largest_side=largest, unreadable=unreadable)
 
     def names_digest(self) -> str:
         """Of all images' names and classes, in their order."""
@@ -172,31 +183,6 @@ def scan_folder(root: str, val_part: float = 0.0) -> FolderScan:
         train, val = train.rows(rows[0]), train.rows(rows[1])
     words = left_out_in_words(left_out)
     return FolderScan(root, class_names, train, val, val_part, (*layout.notes, *([words] if words else [])))
-
-
-def check_images(listing: Listing) -> None:
-    """Open the headers of a few images, evenly spread. Raises ConfigError naming one that is no image."""
-    from bigbatch.train_loop.data.pixels.crops import opened, why_unreadable  # listing a folder needs no Pillow
-
-    for path in listing.some_paths():
-        try:
-            with opened(path):
-                pass
-        except Exception as error:  # Pillow raises OSError, SyntaxError, ValueError and others
-            raise ConfigError(
-                f"the data must be images that can be read; got {path!r}: {why_unreadable(error)}. "
-                "Remove or replace the file."
-            ) from None
-
-
-def _longer_side(path: str) -> int:
-    from bigbatch.train_loop.data.pixels.crops import opened
-
-    try:
-        with opened(path) as image:
-            return max(image.size)
-    except Exception:  # Pillow raises OSError, SyntaxError, ValueError and others; who reads it says so
-        return 0
 
 
 def digest_of_files(listing: Listing) -> bytes:
