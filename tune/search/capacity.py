@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 
@@ -10,7 +9,6 @@ from bigbatch.base.waits import JOINED_GRACE_S, WAIT_IN_JOB_S
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.budget.ledger import owns_cluster
 from bigbatch.tune.plan.machine import Machine, Node, Share, devices_held, share_out
-from bigbatch.tune.trials.cluster_view import drain_node
 
 LOOK_EVERY_S = 1.0
 
@@ -95,20 +93,16 @@ class Capacity:
     @property
     def count(self) -> int:
         """How many nodes the search has."""
+        self._look()
         return len(self._known)
 
     def can_avoid(self, nodes: Collection[str]) -> bool:
         """Whether a trial fits on the other nodes, by Ray's ids of these."""
         return self.holds(self._last.worker_resources, nodes)
 
-    def give_up(self, node: str, because: str) -> None:
-        """Use a node no more. One of this search's own job then leaves; so the job's next start avoids it.
-
-        In a cluster that others use too it stays.
-        """
+    def give_up(self, node: str) -> None:
+        """Use a node no more."""
         self._given_up.add(node)
-        if owns_cluster(local=False):
-            threading.Thread(target=drain_node, args=(node, because), daemon=True, name="drain").start()
 
     def devices(self, machine: Machine) -> int | None:
         """The number of devices that the search holds now. None on a cluster that it does not own: it then holds the

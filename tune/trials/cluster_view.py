@@ -7,7 +7,6 @@ Ray's State API needs the dashboard, and Ray's other calls wait a minute for a d
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,12 +16,6 @@ from bigbatch.train_loop.launch.ray_internals import head_client
 
 ALIVE = 0
 """State of a living node: gcs.proto, GcsNodeInfo.ALIVE."""
-PREEMPTION = 2
-"""A reason to drain a node, which no node refuses: autoscaler.proto, DRAIN_NODE_REASON_PREEMPTION."""
-DRAIN_S = 30.0
-"""Time for what still runs on a drained node."""
-HEAD = "node:__internal_head__"
-"""A resource that only the node of Ray's head has."""
 PLACED = ("CREATED", "REMOVED")
 INFEASIBLE = "INFEASIBLE"
 NAMES = {"CPU": "CPU", "GPU": "GPU"}
@@ -101,16 +94,6 @@ class RayHead:
         # A joined cluster may hold placement groups of other drivers.
         own = [group for job, group in groups if job == self._job and group.state not in PLACED]
         return ClusterView(tuple(nodes), tuple(own))
-
-
-def drain_node(node_id: str, because: str) -> None:
-    """Ask Ray to place nothing more on a node, which then leaves. Ray's head stays: the search would end with it."""
-    import ray
-
-    client = head_client(ray.get_runtime_context().gcs_address)
-    node = next((one for one in ray.nodes() if one["NodeID"] == node_id and one["Alive"]), None)
-    if client is not None and node is not None and HEAD not in node["Resources"]:
-        client.drain_node(node_id, PREEMPTION, because, int((time.time() + DRAIN_S) * 1000))
 
 
 def _public_view(node: Mapping[str, Any]) -> NodeView:

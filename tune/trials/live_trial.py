@@ -70,7 +70,7 @@ class ClusterNodes(Protocol):
     def can_avoid(self, nodes: Collection[str]) -> bool:
         """Whether a trial fits on the others."""
 
-    def give_up(self, node: str, because: str) -> None:
+    def give_up(self, node: str) -> None:
         """No trial of this search begins there any more."""
 
 

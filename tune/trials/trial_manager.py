@@ -357,13 +357,12 @@ class TrialManager(LiveTrials):
         """Begin no trial on a node any more, and repeat those that failed there: they say nothing of themselves."""
         retry.retry_failed(self._store, row.trials)
         self._finished = trial_facts.count_ended(self._study.get_trials(deepcopy=False))
-        because = f"{len(row.trials)} trials in a row failed there: {in_one_line(row.because)}"
         self.say(
-            f"node {row.host} is given up: {because}. Trial {number}, one of them, has ended an epoch on another node; "
-            "so all of them are repeated elsewhere"
+            f"node {row.host} is given up: {len(row.trials)} trials in a row failed there: {in_one_line(row.because)}. "
+            f"Trial {number}, one of them, has ended an epoch on another node; so all of them are repeated elsewhere"
         )
         if self._cluster is not None:
-            self._cluster.give_up(node, because)
+            self._cluster.give_up(node)
 
     @property
     def _nodes(self) -> int:

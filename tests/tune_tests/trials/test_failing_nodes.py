@@ -20,7 +20,7 @@ class Cluster:
     """Nodes with a slot each, which train a trial by an epoch a step, and what a bridge tells of them."""
 
     def __init__(self, *nodes: str) -> None:
-        self.nodes, self.given_up = nodes, dict[str, str]()
+        self.nodes, self.given_up = nodes, set[str]()
         self.busy: dict[str, tuple[str, int, int]] = {}  # node → Tune's name of the trial, its number, its epochs
         self.begun: list[tuple[int, str]] = []
 
@@ -29,8 +29,8 @@ class Cluster:
     def can_avoid(self, nodes: Collection[str]) -> bool:
         return bool(set(self.nodes) - set(nodes))
 
-    def give_up(self, node: str, because: str) -> None:
-        self.given_up[node] = because
+    def give_up(self, node: str) -> None:
+        self.given_up.add(node)
 
     def train(self, bridge: OptunaBridge, fails, kind=FailureKind.OWN_CODE, steps: int = 10_000) -> "Cluster":
         """Until the search is over. ``fails``: why a trial with these parameters fails at once on a node, or ""."""
@@ -72,7 +72,7 @@ def test_a_broken_node_is_given_up_and_what_it_failed_is_repeated_elsewhere(stor
     trials = store.study.trials
     complete = [trial for trial in trials if trial.state == TrialState.COMPLETE]
     assert len(complete) == 8 and not trials_to_retry(trials), "each failed one has a retry, which counts in its place"
-    assert list(cluster.given_up) == ["x"] and not bridge.fatal
+    assert cluster.given_up == {"x"} and not bridge.fatal
     (line,) = [line for line in heard.said if "is given up" in line]
     assert line.startswith("node host-x is given up") and LOST_GPU in line and "\n" not in line
     failed = [trial for trial in trials if trial.state == TrialState.FAIL]
@@ -97,7 +97,7 @@ def test_at_random_only_broken_nodes_are_given_up(store, seed) -> None:
         return LOST_GPU if node in broken else "ValueError: no such shape" if params["x"] < limit else ""
 
     cluster.train(bridge, fails, KINDS[seed % 2])
-    assert set(cluster.given_up) == broken
+    assert cluster.given_up == broken
 
 
 @pytest.mark.parametrize(
