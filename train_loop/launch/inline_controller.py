@@ -66,6 +66,22 @@ class _AsksForNothing:
     _cancel_resource_request = _send_resource_request
 
 
+class Place(NamedTuple):
+    """The node of a worker."""
+
+    node_id: str
+    """Ray's."""
+    host: str
+
+
+_places: list[Place] = []
+
+
+def places() -> list[Place]:
+    """Where the workers of this process's trial are, by their ranks; empty before they are made."""
+    return _places
+
+
 class _PlacedHere:
     """Over ``WorkerGroup``: its workers use the placement group of this process, in a trial Tune's."""
 
@@ -87,6 +103,11 @@ class _PlacedHere:
 
         handle: Any = type("BorrowedPlacementGroup", (_Borrowed, DefaultPlacementGroupHandle), {})
         return handle(ray.util.get_current_placement_group())
+
+    def _create_workers(self, *args: object, **more: Any) -> list[Any]:
+        made: list[Any] = super()._create_workers(*args, **more)  # type: ignore[misc]
+        _places[:] = [Place(worker.metadata.node_id, worker.metadata.hostname) for worker in made]
+        return made
 
     @staticmethod
     def _get_worker_runtime_env(custom_runtime_env: Mapping[str, object] | None) -> dict[str, object]:
@@ -180,8 +201,7 @@ class _KeepsWorkers(_PlacedHere):
     def _create_workers(self, *args: object, **more: Any) -> list[Any]:
         taken, self._taken = self._taken, None
         if taken is None:
-            made: list[Any] = super()._create_workers(*args, **more)  # type: ignore[misc]
-            return made
+            return super()._create_workers(*args, **more)
         return self._assign_worker_ranks(taken.workers, 0, None, more.get("replica_group_size"))
 
     def shutdown(self) -> None:

@@ -50,6 +50,9 @@ INLINE_CONTROLLER = PrivateUse(
         f"{_CONTROLLER}._worker_group",
         f"{_GROUP}._start_impl",
         f"{_GROUP}._create_placement_group",
+        f"{_GROUP}._create_workers",
+        f"{_TRAIN}.execution.worker_group.worker:ActorMetadata.hostname",
+        f"{_TRAIN}.execution.worker_group.worker:ActorMetadata.node_id",
         f"{_GROUP}._get_worker_runtime_env",
         f"{_TRAIN}.execution.worker_group.placement_group_handle:DefaultPlacementGroupHandle",
         f"{_TRAIN}.execution.worker_group.worker_group:SynchronizationActor.options",
@@ -64,7 +67,6 @@ INLINE_CONTROLLER = PrivateUse(
 )
 KEPT_WORKERS = PrivateUse(
     (
-        f"{_GROUP}._create_workers",
         f"{_GROUP}._assign_worker_ranks",
         f"{_GROUP}._worker_group_context",
         f"{_GROUP}._worker_group_state",

@@ -53,6 +53,8 @@ FAILURE = "failure"
 """The metric with the reason why a run cannot continue."""
 FAILURE_KIND = "failure_kind"
 """The metric with the ``FailureKind`` of that reason."""
+NODES = "nodes"
+"""The metric with the nodes of a run, Ray's id and host of each; of a failure the one that met it, if it is known."""
 HEALED = "healed"
 """The metric with the halvings of the micro-batch (``loop/oom_retry.py``), all since the run began."""
 
@@ -210,7 +212,7 @@ def train_worker(handed: dict[str, object]) -> WorkersEnd:
         return WorkersEnd(stopped=True)
     except Exception as error:
         log.error("%s", error if isinstance(error, OwnCodeError) else traceback.format_exc())
-        end = _end_of_all_ranks(error, task, context.get_world_size())
+        end = _end_of_all_ranks(error, task, context.get_world_rank(), context.get_world_size())
         if end is None:
             raise
         return end
@@ -312,7 +314,7 @@ def _check_packed_set(task: TrialTask, world: World) -> None:
         )
 
 
-def _end_of_all_ranks(error: Exception, task: TrialTask, workers: int) -> WorkersEnd | None:
+def _end_of_all_ranks(error: Exception, task: TrialTask, rank: int, workers: int) -> WorkersEnd | None:
     """The end that every rank returns because of ``error``; None if this rank must raise it."""
     text = str(error) if isinstance(error, OwnCodeError) else (str(error).splitlines() or ["no message"])[0]
     end = WorkersEnd(f"{type(error).__name__}: {text}", kind_of(error))
@@ -324,7 +326,7 @@ def _end_of_all_ranks(error: Exception, task: TrialTask, workers: int) -> Worker
         return end
     # The other ranks wait for this one, so Ray must end them; then all return it.
     if isinstance(error, ImageError | OwnCodeError) or (isinstance(error, DeviceMemoryError) and not error.healed):
-        end.write(task.failure_file)
+        replace(end, rank=rank).write(task.failure_file)
     return None
 
 

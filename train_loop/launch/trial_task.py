@@ -77,6 +77,8 @@ class TrialTask:
     """What each report of a whole training function must have, the objective first (``launch/own_report.py``)."""
     content: str = ""
     """What the packed set of the plan holds (``DataInfo.content``); empty: not known."""
+    avoided: tuple[str, ...] = ()
+    """Ray's ids of the nodes on which the workers must not be."""
 
     @property
     def failure_file(self) -> Path:
@@ -142,6 +144,7 @@ class TrialTask:
             log_every_steps=read.text("log_every_steps"),
             reported=read.texts("reported"),
             content=read.text("content"),
+            avoided=read.texts("avoided"),
         )
 
 
@@ -153,13 +156,15 @@ class WorkersEnd:
     """Why the run cannot continue."""
     kind: FailureKind | None = None
     """The kind of the failure."""
+    rank: int | None = None
+    """The worker that met it, if it is known."""
     stopped: bool = False
     """Whether it ended early on request, with a checkpoint."""
 
     def write(self, file: Path) -> None:
         """Leave the failure for the workers that Ray starts next. Without room they fail as these did."""
         with contextlib.suppress(OSError):
-            write_json(file, {"failure": self.failure, "kind": self.kind})
+            write_json(file, {"failure": self.failure, "kind": self.kind, "rank": self.rank})
 
     @classmethod
     def read(cls, file: Path) -> WorkersEnd | None:
@@ -168,7 +173,8 @@ class WorkersEnd:
             values = json_values.json_object(file.read_text())
         except (OSError, ValueError):
             return None
-        return cls(json_values.text(values, "failure"), read_kind(values.get("kind")))
+        rank = json_values.whole_number_or_none(values, "rank")
+        return cls(json_values.text(values, "failure"), read_kind(values.get("kind")), rank)
 
 
 class _Values:
@@ -268,13 +274,13 @@ def failed_end(error: Exception, kills_before: int = 0) -> WorkersEnd:
     kind = kind_of(cause)
     if is_memory_kill(cause):
         text = f"{where}the node's memory was nearly used up, and Ray ended this process. {NODE_MEMORY_FIX}"
-        return WorkersEnd(text, FailureKind.NODE_MEMORY)
+        return WorkersEnd(text, FailureKind.NODE_MEMORY, rank)
     if kind == FailureKind.PROCESS and count_memory_kills() > kills_before:
         text = f"{where}the node's memory was full, and the kernel ended a process of this job. {NODE_MEMORY_FIX}"
-        return WorkersEnd(text, FailureKind.NODE_MEMORY)
+        return WorkersEnd(text, FailureKind.NODE_MEMORY, rank)
     if kind == FailureKind.NODE_MEMORY and not isinstance(cause, NodeMemoryError | LoaderError):
-        return WorkersEnd(f"{where}{_last_line(cause)}: the node's memory is full. {NODE_MEMORY_FIX}", kind)
-    return WorkersEnd(f"{where}{_last_line(cause)}", kind)
+        return WorkersEnd(f"{where}{_last_line(cause)}: the node's memory is full. {NODE_MEMORY_FIX}", kind, rank)
+    return WorkersEnd(f"{where}{_last_line(cause)}", kind, rank)
 
 
 def telling_error(error: Exception) -> tuple[int | None, BaseException]:

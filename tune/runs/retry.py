@@ -7,7 +7,7 @@ docs/decisions/003.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -72,9 +72,14 @@ def trials_to_retry(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
     return [t for t in trials if t.state == TrialState.FAIL and "config" in t.user_attrs and t.number not in again]
 
 
-def retry_failed(store: StudyWithCheckpoints) -> dict[int, int]:
-    """Enqueue a retry of each failed trial. Returns number of the failed trial → number of its waiting retry."""
+def retry_failed(store: StudyWithCheckpoints, only: Collection[int] | None = None) -> dict[int, int]:
+    """Enqueue a retry of each failed trial. Returns number of the failed trial → number of its waiting retry.
+
+    ``only``: the numbers of those to retry; None: all.
+    """
     for trial in trials_to_retry(store.study.get_trials(deepcopy=False)):
+        if only is not None and trial.number not in only:
+            continue
         kept = {key: value for key, value in trial.user_attrs.items() if key in (CONFIRMS_ATTR, SEED_ATTR)}
         store.study.enqueue_trial(trial.params, user_attrs={RETRIES_ATTR: trial.number, **kept})
     adopt_checkpoints(store)

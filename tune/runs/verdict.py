@@ -27,6 +27,13 @@ class Verdict:
     """One for each objective, if it is COMPLETE."""
     failure: FailureKind | None = None
     """Of a trial that has failed, the kind if it is known."""
+    host: str = ""
+    """Of one that has failed in a search on several nodes, the node on which it did, if it is known."""
+
+    @property
+    def said(self) -> str:
+        """Why the trial ends, with the node."""
+        return said_of(self.host, self.because)
 
     def note(self, trial: Trial) -> None:
         """Write into the trial's attributes why it ends, before it is told."""
@@ -34,7 +41,12 @@ class Verdict:
             trial.set_user_attr(FAILURE_ATTR, self.failure.value)
         if self.failure == FailureKind.DIVERGED:
             trial.set_user_attr(DIVERGED_ATTR, True)
-        trial.set_user_attr("ended_because", self.because)
+        trial.set_user_attr("ended_because", self.said)
+
+
+def said_of(host: str, because: str) -> str:
+    """A failure and the node on which it was met. ``host``: empty if that is not known or there is no other."""
+    return f"on node {host}: {because}" if host else because
 
 
 def stopped(epoch: int) -> Verdict:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from bigbatch.base.waits import JOINED_GRACE_S, WAIT_IN_JOB_S
 from bigbatch.train_loop.config import ConfigError
@@ -39,6 +39,7 @@ class Capacity:
         self._workers, self._trials, self._gpus = share.workers, trials, gpus
         self._nodes, self._say, self._ask_absent = nodes, say, absent
         self._absent, self._devices_of_node = 0, 0.0
+        self._given_up: set[str] = set()
         self._known: dict[str, Node] = {}
         if nodes is None:
             self._known = {str(place): node for place, node in enumerate(machine.nodes)}
@@ -79,10 +80,29 @@ class Capacity:
         requests = [*running, self._share.worker_resources]
         return alike < self._share.concurrency and fit_together(self._known.values(), requests, self._workers)
 
-    def holds(self, bundle: Mapping[str, float]) -> bool:
-        """Whether a trial whose workers get ``bundle`` fits on the idle cluster."""
+    def holds(self, bundle: Mapping[str, float], without: Collection[str] = ()) -> bool:
+        """Whether a trial whose workers get ``bundle`` fits on the idle cluster, ``without`` some of its nodes."""
         self._look()
-        return self._nodes is None or Share(1, self._workers, dict(bundle)).fits(self._machine())
+        if self._nodes is None:
+            return not without
+        left = tuple(node for key, node in self._known.items() if key not in without)
+        return Share(1, self._workers, dict(bundle)).fits(Machine(left))
+
+    # What a trial manager asks
+
+    @property
+    def count(self) -> int:
+        """How many nodes the search has."""
+        self._look()
+        return len(self._known)
+
+    def can_avoid(self, nodes: Collection[str]) -> bool:
+        """Whether a trial fits on the other nodes, by Ray's ids of these."""
+        return self.holds(self._last.worker_resources, nodes)
+
+    def give_up(self, node: str) -> None:
+        """Use a node no more."""
+        self._given_up.add(node)
 
     def devices(self, machine: Machine) -> int | None:
         """The number of devices that the search holds now. None on a cluster that it does not own: it then holds the
@@ -115,9 +135,11 @@ class Capacity:
             return
         self._next_look = time.monotonic() + LOOK_EVERY_S
         try:
-            now, self._absent = self._nodes(), self._ask_absent()
+            living, absent = self._nodes(), self._ask_absent()
         except Exception:  # any error of Ray's transport; the next look may succeed
             return
+        now = {key: node for key, node in living.items() if key not in self._given_up}
+        self._absent = absent + len(living) - len(now)
         if now != self._known:
             self._known = now
             self._fit()

@@ -203,6 +203,7 @@ def make_bridge(
         ending=stop.is_set,
         admission=Admission(run.budget, plan.share.workers, reserve_of(plan), sharing),
         sharing=sharing,
+        cluster=capacity,
         confirm=missing_in(plan),
         may_start=lambda: not stop.is_set() and run.deadline.allows_a_trial() and not lost(),
     )

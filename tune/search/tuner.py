@@ -77,8 +77,9 @@ class PrunerScheduler(FIFOScheduler):
         They wait in the study instead. The bridge starts them again, with workers that fit.
         """
         for trial in list(controller.get_trials()):
-            # Only this key: TrialTask.from_dict checks the whole configuration, and Tune calls this often.
-            if trial.is_finished() or self._capacity.holds(trial.config["worker_resources"]):
+            # Only these keys: TrialTask.from_dict checks the whole configuration, and Tune calls this often.
+            resources, avoided = trial.config["worker_resources"], trial.config.get("avoided", ())
+            if trial.is_finished() or self._capacity.holds(resources, avoided):
                 continue
             if not ray_internals.unstage(controller, trial):
                 return

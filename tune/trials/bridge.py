@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from ray.tune.search import Searcher
@@ -17,7 +18,7 @@ from ray.tune.search import Searcher
 from bigbatch.base import json_values
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.errors import FailureKind, read_kind
-from bigbatch.train_loop.launch.ray_worker import FAILURE, FAILURE_KIND, HEALED, RECORDS
+from bigbatch.train_loop.launch.ray_worker import FAILURE, FAILURE_KIND, HEALED, NODES, RECORDS
 from bigbatch.train_loop.launch.trial_task import TrialTask
 from bigbatch.train_loop.launch.worker_lines import NOTES
 from bigbatch.train_loop.loop.oom_retry import Halving, config_after_oom
@@ -29,7 +30,7 @@ from bigbatch.tune.storage.store import StudyStore
 from bigbatch.tune.trials.admission import Admission
 from bigbatch.tune.trials.cluster_view import trial_resources_in_words
 from bigbatch.tune.trials.configurations import Configurations, MissingConfirmations
-from bigbatch.tune.trials.live_trial import LiveTrial, Over, SharedGpus
+from bigbatch.tune.trials.live_trial import ClusterNodes, LiveTrial, Over, SharedGpus
 from bigbatch.tune.trials.trial_manager import TrialManager
 
 
@@ -60,6 +61,7 @@ class OptunaBridge(TrialManager, Searcher):
         ending: Callable[[], bool] = lambda: False,
         admission: Admission | None = None,
         sharing: SharedGpus | None = None,
+        cluster: ClusterNodes | None = None,
         confirm: MissingConfirmations | None = None,
     ) -> None:
         # Each by itself: Ray's Searcher does not call the next class's.
@@ -78,6 +80,7 @@ class OptunaBridge(TrialManager, Searcher):
             ending=ending,
             admission=admission,
             sharing=sharing,
+            cluster=cluster,
             confirm=confirm,
         )
         self._room, self._make_task = room, make_task
@@ -94,7 +97,7 @@ class OptunaBridge(TrialManager, Searcher):
 
     def _task(self, trial_id: str, live: LiveTrial) -> dict[str, object]:
         """What the trial's processes are handed."""
-        task = self._make_task(live.trial.number, live.config)
+        task = replace(self._make_task(live.trial.number, live.config), avoided=tuple(sorted(self._avoided())))
         self._pause_files[trial_id] = task.pause_file
         self._remove_pause_file(trial_id)  # of a driver that was killed
         live.view.phase, live.view.asks = "starting", trial_resources_in_words(task.workers, task.worker_resources)
@@ -112,15 +115,17 @@ class OptunaBridge(TrialManager, Searcher):
         self._notes.hear(live.view.number, result)
         if line := note_oom_retries(live, json_values.objects(result, HEALED)):
             self.say(line)
+        nodes = {str(node["node_id"]): str(node["host"]) for node in json_values.objects(result, NODES)}
         for record in json_values.objects(result, RECORDS):
-            decision = self.take_in(trial_id, record)
+            decision = self.take_in(trial_id, record, nodes)
             if decision == TrialDecision.STOP:
                 return True
             if decision == TrialDecision.PAUSE:
                 with contextlib.suppress(OSError):  # without the file, the trial runs on to its end
                     self._pause_files[trial_id].touch()
         if result.get(FAILURE):
-            self.fail(trial_id, str(result[FAILURE]), read_kind(result.get(FAILURE_KIND)) or FailureKind.PROCESS)
+            kind = read_kind(result.get(FAILURE_KIND)) or FailureKind.PROCESS
+            self.fail(trial_id, str(result[FAILURE]), kind, nodes)
             return True
         return False
 

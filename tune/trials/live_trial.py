@@ -7,7 +7,7 @@ the one of a driver that is alone.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -58,6 +58,20 @@ class SharedGpus(Protocol):
 
     def lacked_memory(self, per_gpu: int) -> None:
         """A trial ran out of memory where ``per_gpu`` shared a GPU: fewer do from now on."""
+
+
+class ClusterNodes(Protocol):
+    """The nodes of a search, by Ray's ids, as a manager asks and tells them."""
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+
+    def can_avoid(self, nodes: Collection[str]) -> bool:
+        """Whether a trial fits on the others."""
+
+    def give_up(self, node: str) -> None:
+        """No trial of this search begins there any more."""
 
 
 @dataclass

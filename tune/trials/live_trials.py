@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import optuna
 from optuna.trial import TrialState
 
 from bigbatch.base import json_values
 from bigbatch.base.waits import AFTER_TRIALS_S, LEAST_WAIT_S, MOST_WAIT_S
-from bigbatch.train_loop.errors import in_one_line
+from bigbatch.train_loop.errors import FailureKind, in_one_line
 from bigbatch.train_loop.progress import StepProgress
 from bigbatch.tune.runs.objectives import Objectives
 from bigbatch.tune.runs.observer import Observer, tell
@@ -41,12 +42,13 @@ class EqualFailures:
         """Whether any trial has trained as it should. Then no number of failures means that none can."""
         self._reason, self._count, self._diverged = "", 0, 0
 
-    def after(self, verdict: Verdict, attrs: Mapping[str, object], ended: int) -> str | None:
+    def after(self, verdict: Verdict, attrs: Mapping[str, object], ended: int, others: bool = False) -> str | None:
         """Why the search should end after a trial that ended in this way; None if it should go on.
 
         Args:
             attrs: the trial's user attributes.
             ended: how many trials have ended, with this one.
+            others: whether others may do better: one that runs has ended an epoch, or is on a node where none failed.
         """
         because, failed = verdict.because, verdict.state == TrialState.FAIL
         self._works |= verdict.state in (TrialState.COMPLETE, TrialState.PRUNED)
@@ -59,9 +61,76 @@ class EqualFailures:
             return None
         self._count = self._count + 1 if failed and because == self._reason else int(failed)
         self._reason = because if failed else ""
-        if self._count == ended - self._diverged == MAX_EQUAL_FAILURES:
+        if not others and self._count == ended - self._diverged >= MAX_EQUAL_FAILURES:
             return f"the first {self._count} trials all failed for the same reason: {in_one_line(because)}"
         return None
+
+
+MOST_ON_A_NODE = 3
+"""So many trials that fail in a row on a node make it suspect."""
+OF_NODES = {
+    FailureKind.PROCESS, FailureKind.OWN_CODE, FailureKind.IMAGES, FailureKind.DISK, FailureKind.CONFIGURATION
+}  # fmt: skip
+"""Kinds of failures that a broken node can cause. Divergence and too little memory come with the configuration: a batch
+that is too large for one node is too large for its equals."""
+
+
+@dataclass
+class Row:
+    """The trials that have failed alike on a node since an epoch has ended there."""
+
+    host: str = ""
+    kind: FailureKind | None = None
+    because: str = ""
+    """Why the last one failed."""
+    trials: set[int] = field(default_factory=set)
+
+
+class FailingNodes:
+    """Tells a node that fails each trial from configurations that fail on each node.
+
+    A trial that fails at once frees its node, which takes the next one: so also configurations that nobody can train
+    fail in a row on one node, while the others are busy. A row alone therefore only makes its node suspect. No trial
+    begins there for now, and the last of the row is repeated elsewhere. If it ends an epoch there, the same work was
+    possible, and the node is at fault. If it fails there too, it is no longer of the row, and its node not suspect.
+    """
+
+    def __init__(self) -> None:
+        self._rows: dict[str, Row] = {}
+        """By Ray's ids of the nodes. Of those of a suspect at least one is repeated: see ``settled``."""
+        self.given_up: set[str] = set()
+
+    @property
+    def avoided(self) -> set[str]:
+        """The nodes on which no trial should begin."""
+        return self.given_up | {node for node, row in self._rows.items() if len(row.trials) >= MOST_ON_A_NODE}
+
+    def spare(self, nodes: int) -> bool:
+        """Whether trials have failed on so few of the search's ``nodes`` that the others may train them."""
+        return 0 < sum(bool(row.trials) for row in self._rows.values()) < min(nodes, MAX_EQUAL_FAILURES)
+
+    def failed(self, number: int, node: str, host: str, kind: FailureKind, because: str) -> None:
+        """Take in that a trial has failed on a node before its first epoch there."""
+        if kind not in OF_NODES or "out of memory" in because:  # a user's own code may say so as well
+            return
+        row = self._rows.setdefault(node, Row())
+        row.trials = {number, *(row.trials if row.kind == kind else ())}
+        row.host, row.kind, row.because = host, kind, because
+
+    def settled(self, number: int, node: str) -> None:
+        """Take in that a trial, which has failed on ``node``, is not repeated: it can prove nothing any more."""
+        for key, row in self._rows.items():
+            if key != node or len(row.trials) >= MOST_ON_A_NODE:
+                row.trials.discard(number)
+
+    def epoch_ended(self, number: int, nodes: Collection[str]) -> list[tuple[str, Row]]:
+        """Take in that a trial has ended an epoch on ``nodes``. Returns the nodes that are at fault, and their rows."""
+        for node in nodes:
+            self._rows.pop(node, None)
+        suspect = self.avoided - self.given_up if nodes else set()
+        found = [(node, self._rows.pop(node)) for node in suspect if number in self._rows[node].trials]
+        self.given_up |= {node for node, _ in found}
+        return found
 
 
 class LiveTrials:

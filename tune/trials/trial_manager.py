@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import optuna
 from optuna.trial import TrialState
@@ -39,7 +39,7 @@ from bigbatch.tune.runs.run import (
     epoch_records,
 )
 from bigbatch.tune.runs.tables import epoch_of, report, report_missing, with_record
-from bigbatch.tune.runs.verdict import Verdict, paused, stopped
+from bigbatch.tune.runs.verdict import Verdict, paused, said_of, stopped
 from bigbatch.tune.trials.admission import Admission
 from bigbatch.tune.trials.configurations import (
     Configurations,
@@ -48,12 +48,13 @@ from bigbatch.tune.trials.configurations import (
     closed_in_words,
     configuration_of,
 )
-from bigbatch.tune.trials.live_trial import LiveTrial, Over, SharedGpus, StudyKeeper
-from bigbatch.tune.trials.live_trials import EqualFailures, LiveTrials
+from bigbatch.tune.trials.live_trial import ClusterNodes, LiveTrial, Over, SharedGpus, StudyKeeper
+from bigbatch.tune.trials.live_trials import MOST_ON_A_NODE, EqualFailures, FailingNodes, LiveTrials, Row
 
 MOST_REFUSED = 100
 """The search ends after this many configurations in a row that may not be trained, as they cost no trial. A space that
 allows a twentieth of its configurations gives so many once in 170 times."""
+NOWHERE: Mapping[str, str] = {}
 
 
 class TrialManager(LiveTrials):
@@ -73,6 +74,7 @@ class TrialManager(LiveTrials):
         ending: whether the search was asked to end. A trial that fails from then on may have failed because of that.
         admission: asked before each trial whether the budget has room for it.
         sharing: how many trials share a GPU. None: each has its devices alone.
+        cluster: the nodes. None: there is one.
         clock: seconds.
     """
 
@@ -92,6 +94,7 @@ class TrialManager(LiveTrials):
         ending: Callable[[], bool] = lambda: False,
         admission: Admission | None = None,
         sharing: SharedGpus | None = None,
+        cluster: ClusterNodes | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(store, observers, workers=workers, admission=admission or Admission(), clock=clock)
@@ -99,8 +102,8 @@ class TrialManager(LiveTrials):
         self._objectives, self._trials = Objectives((objective, *also)), trials
         self._confirmations = ConfirmationQueue(self._study, confirm)
         self._may_start, self._ending = may_start, ending
-        self._sharing = sharing
-        self._failures = EqualFailures()
+        self._sharing, self._cluster = sharing, cluster
+        self._failures, self._failing_nodes = EqualFailures(), FailingNodes()
         self.stopping = False
         """Set before the search ends early. Trials that end from then on count as interrupted."""
         self.fatal: str | None = None
@@ -294,8 +297,8 @@ class TrialManager(LiveTrials):
 
     # Results
 
-    def take_in(self, trial_id: str, record: dict[str, object]) -> TrialDecision:
-        """Take in an epoch of a trial. Returns what happens to the trial.
+    def take_in(self, trial_id: str, record: dict[str, object], nodes: Mapping[str, str] = NOWHERE) -> TrialDecision:
+        """Take in an epoch of a trial on ``nodes``, Ray's id → host. Returns what happens to the trial.
 
         An epoch that the study already has is ignored, so a resumed trial may report its past again. After STOP the
         trial has been told. After PAUSE it is told by ``ended``, once its processes have written their checkpoint.
@@ -317,6 +320,8 @@ class TrialManager(LiveTrials):
         if not retry.was_reported(live.run[1:], record):
             self._store.ledger.epoch_ended(live.view.number, record)
         self._notify("epoch_ended", live.view, record)
+        for node, row in self._failing_nodes.epoch_ended(live.view.number, nodes):
+            self._give_up(node, row, live.view.number)
         if verdict := self._verdict(live):
             self._tell(trial_id, verdict)
             return TrialDecision.STOP
@@ -348,6 +353,27 @@ class TrialManager(LiveTrials):
             return TrialDecision.PAUSE if live.pausing else TrialDecision.GO_ON
         return decision
 
+    def _give_up(self, node: str, row: Row, number: int) -> None:
+        """Begin no trial on a node any more, and repeat those that failed there: they say nothing of themselves."""
+        retry.retry_failed(self._store, row.trials)
+        self._finished = trial_facts.count_ended(self._study.get_trials(deepcopy=False))
+        self.say(
+            f"node {row.host} is given up: {len(row.trials)} trials in a row failed there: {in_one_line(row.because)}. "
+            f"Trial {number}, one of them, has ended an epoch on another node; so all of them are repeated elsewhere"
+        )
+        if self._cluster is not None:
+            self._cluster.give_up(node)
+
+    @property
+    def _nodes(self) -> int:
+        return self._cluster.count if self._cluster is not None else 1
+
+    def _avoided(self) -> set[str]:
+        """The nodes on which a trial that begins now should not be, if it fits on the others."""
+        nodes = self._failing_nodes
+        sets = (nodes.avoided, nodes.given_up)
+        return next((some for some in sets if some and self._cluster and self._cluster.can_avoid(some)), set())
+
     def ended(self, trial_id: str) -> None:
         """The trial's processes have ended by themselves. A trial that was already told is no longer live."""
         if (live := self._held(trial_id)) is None:
@@ -367,13 +393,23 @@ class TrialManager(LiveTrials):
             own = bool(live.config.trainable.name)
             self.fail(trial_id, "ended without its last epoch", FailureKind.OWN_CODE if own else FailureKind.PROCESS)
 
-    def fail(self, trial_id: str, because: str, kind: FailureKind = FailureKind.PROCESS) -> None:
-        """Tell a failure. While the search is ending, put the trial back instead: it may have failed because its
-        processes and connections were ending. So is one put back whose processes died, unless they died after the same
-        epoch before: what takes them from it is not the trial's own, as long as it gets on. And so is one that lacked
-        memory on a GPU that others share: fewer share it from then on."""
+    def fail(
+        self,
+        trial_id: str,
+        because: str,
+        kind: FailureKind = FailureKind.PROCESS,
+        nodes: Mapping[str, str] = NOWHERE,
+    ) -> None:
+        """Tell a failure, on one of ``nodes`` (Ray's id → host). While the search is ending, put the trial back
+        instead: it may have failed because its processes and connections were ending. So is one put back whose
+        processes died, unless they died after the same epoch before: what takes them from it is not the trial's own, as
+        long as it gets on; one that lacked memory on a GPU that others share: fewer share it from then on; and one on a
+        suspect node."""
         if (live := self._held(trial_id)) is None:
             return
+        ((node, host),) = nodes.items() if len(nodes) == 1 else [("", "")]
+        shown = host if self._nodes > 1 else ""
+        said = said_of(shown, because)
         if NO_ROOM in because or self._store.disk.full:
             self.put_back(trial_id, f"stopped because the disk is full; --resume continues it ({because})")
             self._store.disk.trial_met(because)
@@ -382,12 +418,22 @@ class TrialManager(LiveTrials):
         elif self._sharing and kind == FailureKind.DEVICE_MEMORY and live.per_gpu > 1:
             self._sharing.lacked_memory(live.per_gpu)
             self.put_back(trial_id, f"is repeated with more of a GPU's memory ({in_one_line(because)})")
+        elif node and live.waiting_for_first and self._is_suspect(live, node, host, kind, because):
+            live.trial.set_user_attr(DIED_ATTR, live.view.epoch)
+            why = f"so did the {MOST_ON_A_NODE - 1} trials before it, so it is repeated on another node"
+            self.put_back(trial_id, f"failed {in_one_line(said)}; {why}")
         elif kind == FailureKind.PROCESS and live.trial.user_attrs.get(DIED_ATTR) != live.view.epoch:
             live.trial.set_user_attr(DIED_ATTR, live.view.epoch)
             goes_on = "continues from its last checkpoint" if live.view.epoch else "begins again"
-            self.put_back(trial_id, f"its processes failed; it {goes_on} ({in_one_line(because)})")
+            self.put_back(trial_id, f"its processes failed; it {goes_on} ({in_one_line(said)})")
         else:
-            self._tell(trial_id, Verdict(TrialState.FAIL, because, failure=kind))
+            self._failing_nodes.settled(live.view.number, node)
+            self._tell(trial_id, Verdict(TrialState.FAIL, because, failure=kind, host=shown))
+
+    def _is_suspect(self, live: LiveTrial, node: str, host: str, kind: FailureKind, because: str) -> bool:
+        """Whether a node on which the trial has failed is one to avoid."""
+        self._failing_nodes.failed(live.view.number, node, host, kind, because)
+        return node in self._avoided()
 
     def _tell(self, trial_id: str, verdict: Verdict) -> None:
         live = self._live.pop(trial_id)
@@ -398,6 +444,7 @@ class TrialManager(LiveTrials):
         self._study.tell(live.trial, values=verdict.values, state=verdict.state)
         live.view.values = verdict.values or ()
         self._finished += live.view.confirms is None
-        self._end(live, verdict.state, verdict.because)
-        self.fatal = self.fatal or self._failures.after(verdict, live.trial.user_attrs, self._finished)
+        self._end(live, verdict.state, verdict.said)
+        others = self._failing_nodes.spare(self._nodes) or any(other.view.records for other in self._live.values())
+        self.fatal = self.fatal or self._failures.after(verdict, live.trial.user_attrs, self._finished, others)
         self._refresh()

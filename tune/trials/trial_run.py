@@ -17,9 +17,12 @@ from ray.tune import PlacementGroupFactory
 from bigbatch.base.waits import TRIAL_END_S
 from bigbatch.train_loop.host.node_memory import count_memory_kills
 from bigbatch.train_loop.launch import inline_controller, ray_internals
-from bigbatch.train_loop.launch.ray_worker import FAILURE, FAILURE_KIND, RECORDS
+from bigbatch.train_loop.launch.ray_worker import FAILURE, FAILURE_KIND, NODES, RECORDS
 from bigbatch.train_loop.launch.trainer import fit, is_inline
 from bigbatch.train_loop.launch.trial_task import TrialTask, failed_end, fit_until_it_fits
+
+NODE_ID = "ray.io/node-id"
+"""A label that Ray gives to each node: its id."""
 
 
 class _EndsItsWorkers:
@@ -52,7 +55,14 @@ def run_trial(handed: dict[str, object]) -> None:
     except Exception as error:
         end = failed_end(error, kills)
     if end.failure:
-        ray.tune.report({RECORDS: [], FAILURE: end.failure, FAILURE_KIND: end.kind})
+        met = {FAILURE: end.failure, FAILURE_KIND: end.kind, NODES: _nodes(end.rank)}
+        ray.tune.report({RECORDS: [], **met})
+
+
+def _nodes(rank: int | None = None) -> list[dict[str, str]]:
+    """The nodes of this process's workers, or of that worker. (Tune would flatten one dict of them.)"""
+    places = inline_controller.places()
+    return [place._asdict() for place in dict.fromkeys(places if rank is None else places[rank : rank + 1])]
 
 
 def _is_stopping() -> bool:
@@ -74,7 +84,7 @@ class _ReportToTune(UserCallback):
     """
 
     def after_report(self, run_context: object, metrics: list[dict[str, object]], checkpoint: object) -> None:
-        ray.tune.report(dict(metrics[0]))
+        ray.tune.report({**metrics[0], NODES: _nodes()})
 
 
 def trainable() -> Callable[[dict[str, object]], None]:
@@ -90,4 +100,6 @@ def _resources(handed: dict[str, object]) -> PlacementGroupFactory:
         return PlacementGroupFactory([{"node:__internal_head__": 0.001}])
     # An empty first bundle: the trial's own process takes no CPU from the workers.
     task = TrialTask.from_dict(handed)
-    return PlacementGroupFactory([{}, *[dict(task.worker_resources)] * task.workers], strategy="PACK")
+    elsewhere = [{NODE_ID: f"!in({','.join(task.avoided)})"}] * task.workers
+    more = {"bundle_label_selector": elsewhere} if task.avoided else {}
+    return PlacementGroupFactory([{}, *[dict(task.worker_resources)] * task.workers], strategy="PACK", **more)

@@ -87,7 +87,7 @@ def test_a_lost_actor_is_no_end_of_the_function_whatever_it_makes_of_it(tmp_path
     with pytest.raises(ActorDiedError) as lost:
         train_own(task, first, ALONE, logging.getLogger("test"))
     for workers in (1, 2):
-        assert _end_of_all_ranks(lost.value, task, workers) is None, "no reason to end the trial"
+        assert _end_of_all_ranks(lost.value, task, 0, workers) is None, "no reason to end the trial"
     assert not task.failure_file.exists(), "nor for the workers that Ray starts next"
     train_own(task, second, ALONE, logging.getLogger("test"))
     assert [record["epoch"] for record in first.records] == [1]

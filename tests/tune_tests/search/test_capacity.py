@@ -164,7 +164,7 @@ def test_whatever_comes_and_goes_what_starts_fits_beside_what_runs():
 
 
 @contextlib.contextmanager
-def cluster_of(*nodes: dict[str, int], **more: str) -> Iterator[subprocess.Popen[str]]:
+def cluster_of(*nodes: dict[str, Any], **more: str) -> Iterator[subprocess.Popen[str]]:
     """A real Ray of these nodes, whose first line is its address. ``more``: variables of theirs."""
     command = [sys.executable, str(ROOT / "tests" / "helpers" / "ray_nodes.py"), *map(json.dumps, nodes)]
     env = {**clean_environment(), "RAY_AUTH_MODE": "disabled", **more}
@@ -205,6 +205,44 @@ def test_a_search_goes_on_with_smaller_workers_when_a_node_is_lost_and_grows_whe
         assert all(list(t.intermediate_values) == list(range(1, 21)) for t in trials)
 
 
+LOOPS = """
+import os, time
+
+def space(trial, workload):
+    return {"lr": trial.suggest_float("lr", 0.1, 1.0)}
+
+def train(config, report, resume):
+    done = int((resume / "epoch").read_text()) if resume else 0
+    if "BROKEN" in os.environ:
+        raise RuntimeError("CUDA error: GPU has fallen off the bus")
+    for epoch in range(done + 1, config["epochs"] + 1):
+        time.sleep(2)
+        (report.checkpoint_folder / "epoch").write_text(str(epoch))
+        report(epoch=epoch, value=config["lr"] * epoch)
+"""
+
+
+@pytest.mark.exhaustive
+def test_a_node_that_fails_each_trial_is_given_up_and_what_it_failed_is_trained_elsewhere(tmp_path):
+    """A real Ray of two nodes, one of them broken."""
+    (tmp_path / "loops.py").write_text(LOOPS)
+    sound: dict[str, Any] = {"num_cpus": 1, "memory": 2 * 10**9}
+    with cluster_of(sound, {**sound, "env_vars": {"BROKEN": "1"}}) as ray:
+        address = ray.stdout.readline().strip()
+        search = Search(
+            "--space", "loops.py:space", "--trainable", "loops.py:train", "--objective", "value:max", "--trials", 6,
+            "--max-epochs", 4, "--stopping", "none", "--study", "s", "--address", address,
+            cwd=tmp_path, RAY_AUTH_MODE="disabled",
+        )  # fmt: skip
+        search.wait_for(r"node .* is given up: 3 trials in a row failed there: .*fallen off the bus")
+        search.wait_for("nodes have changed: a node with 1 CPU core")
+        assert search.end() == 0, search.stderr()
+    log = "".join(search.lines)
+    assert log.count("failed at –: on node ") == 2 and log.count("so it is repeated on another node") == 1
+    states = [trial.state for trial in load(tmp_path / "runs" / "s").trials]
+    assert (states.count(TrialState.COMPLETE), states.count(TrialState.FAIL), len(states)) == (6, 2, 8)
+
+
 @pytest.mark.exhaustive
 def test_what_the_cluster_cannot_train_is_refused_when_it_is_joined_and_leaves_no_study(
     tiny_images, tiny_space, tmp_path
@@ -229,6 +267,17 @@ def test_what_the_cluster_cannot_train_is_refused_when_it_is_joined_and_leaves_n
         search = Search("--space", tiny_space, *common, "--max-epochs", 1, cwd=tmp_path, RAY_AUTH_MODE="disabled")
         search.wait_for(r"2 trials at a time, each with 1 worker of 4 CPU \+ 2\.1 GB")
         assert search.end() == 0, search.stderr()
+
+
+def test_a_node_that_is_given_up_holds_no_trial():
+    nodes = Nodes(Node(4, 0, 64 * GIB), Node(8, 0, 64 * GIB))
+    limit = Capacity(Share(1, 1, {"CPU": 4.0}), 8, nodes=nodes)
+    broken = next(key for key, node in nodes().items() if node.cpus == 8)
+    assert limit.count == 2 and limit.can_avoid([broken]) and not limit.can_avoid(list(nodes()))
+    assert limit.holds({"CPU": 8.0}) and not limit.holds({"CPU": 8.0}, [broken])
+    assert limit.bundle(0) == {"CPU": 4.0}
+    limit.give_up(broken)
+    assert limit.count == 1 and limit.room([]) and not limit.room([0])
 
 
 def test_in_a_job_lost_nodes_are_waited_for_by_a_rule_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
