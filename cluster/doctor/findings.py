@@ -160,8 +160,8 @@ def judge_leaked(nodes: Sequence[Answer]) -> Finding:
     leaked = [f"{node['host']}: {', '.join(node['leaked'])}" for node in nodes if node["leaked"]]
     if leaked:
         return Finding(
-            WARN, "leaked", f"Ray processes of other or ended jobs: {'; '.join(leaked)}",
-            "If no other job of yours runs on these nodes, end these processes by their number.",
+            WARN, "leaked", f"Ray processes of other or ended jobs and searches: {'; '.join(leaked)}",
+            "If no other job or search of yours runs on these nodes, end these processes by their number.",
         )  # fmt: skip
     return Finding(OK, "leaked", "no processes of earlier jobs")
 
