@@ -51,8 +51,9 @@ def test_a_job_whose_first_node_loses_its_power_goes_on_without_it(cluster, subm
     job = submit_stand_in(*driver(ONCE), sbatch=("-N2",), BIGBATCH_HUNG_S=str(hung_s), **slow)
     job.wait_log("→ head" if slow else "RUNNING 0")
     head = job.record["head"]
-    reports = [job.files / "nodes" / f"{name}.json" for name in job.record["nodes"]]
-    wait_until(lambda: all(map(Path.exists, reports)), "each node must report", 60)
+    needed = [job.files / "nodes" / f"{name}.json" for name in job.record["nodes"]]
+    needed.append(Path(job.env["STAND_IN_STATE"]) / "tries")  # the first start of Ray, which is the slow one, has begun
+    wait_until(lambda: all(map(Path.exists, needed)), "each node must report, and the head start Ray", 60)
     cluster.poweroff(head)
     other = job.wait_log(r"node (n\d): requeue: the head node is lost")[1]
     assert other in job.record["nodes"] and other != head
