@@ -99,7 +99,6 @@ class RunPlan:
     launch: Launch | None
     """None under Ray."""
     stage_folder: str | None = None
-    loader_report: bool = False
     scan: FolderScan | None = field(default=None, repr=False)
     """The images of an image folder. With ``launch``, rank 0 alone has them."""
     meeting: Meeting | None = None
@@ -145,7 +144,6 @@ def train_parser(prog: str) -> OneLineParser:
         metavar="DIR",
         help="copy a packed data set to this folder of each node and read the copy, e.g. '$TMPDIR'; none: no copy",
     )
-    add("--loader-report", action="store_true", help="measure what limits the images per second, print it and stop")
     add("--accept-changed-code", action="store_true", help="resume although code of your own has changed")
     add_profile_options(p)
     add_verbosity(p, "print the result and errors alone; the epochs are in trace.jsonl")
@@ -172,10 +170,7 @@ def make_run_plan(argv: Sequence[str] | None, prog: str, launch: Launch | None) 
     split = config.batch.split(workers)
     info.steps_per_epoch(config.batch.global_size)
     check_run_model(config, info)
-    if args.loader_report and workers > 1:
-        raise ConfigError(f"--loader-report measures one worker; got {workers}. Leave --workers, torchrun or srun out.")
     profile = read_profile_options(args, workers, launch)
-    measures = args.loader_report or profile is not None
     if launch is None:
         check_workers_fit_machine(workers)
     if not args.checkpoint_every_s >= 0:
@@ -183,15 +178,16 @@ def make_run_plan(argv: Sequence[str] | None, prog: str, launch: Launch | None) 
     # Without keys that change no result: a run that is repeated with more loader processes goes on in the same folder.
     digest = hashlib.sha256(config.outcome_json().encode()).hexdigest()[:8]
     output = Path(args.output) if args.output else Path("runs", "train", f"{source}-{digest}")
-    output = output.absolute() if measures else check_output(output.absolute(), config, args.accept_changed_code)
+    output = output.absolute() if profile else check_output(output.absolute(), config, args.accept_changed_code)
     if not args.no_check and (launch is None or launch.rank == 0):
         check_users_code(config, scan, workers)
     if profile is not None:
         check_writable("--output", output)
-    if not measures and (launch is None or launch.rank == 0):  # call the quota command only once
+    wandb = DISABLED
+    if profile is None and (launch is None or launch.rank == 0):  # call the quota command only once
         check_output_room(output, config, info)
-    wandb = reachable_mode(args.wandb) if not measures and (launch is None or launch.rank == 0) else DISABLED
-    kept = (output, args.checkpoint_every_s, launch, args.stage, args.loader_report)
+        wandb = reachable_mode(args.wandb)
+    kept = (output, args.checkpoint_every_s, launch, args.stage)
     last_step = last_step_in_words(config, info.train_size, split)
     notes = (*info.notes, *([last_step] if last_step else []))
     return RunPlan(config, workers, *kept, scan, meeting, profile, args.quiet, args.log_every_steps or "", wandb, notes)
@@ -296,15 +292,11 @@ def write_result(task: RunPlan, history: Sequence[EpochRecord]) -> Path:
 
 def measures_only(task: RunPlan) -> bool:
     """Measure, if that was asked for in place of training. Returns whether it was."""
-    if task.loader_report:
-        from bigbatch.train_loop.launch.loader_report import print_report
-
-        print_report(task.config, task.stage_folder, task.scan)
-    elif task.profile is not None:
+    if task.profile is not None:
         from bigbatch.train_loop.launch.profile import print_profile
 
         print_profile(task.config, task.profile, task.output, task.launch, task.stage_folder, task.scan, task.meeting)
-    return task.loader_report or task.profile is not None
+    return task.profile is not None
 
 
 def make_output(task: RunPlan) -> FolderHold:

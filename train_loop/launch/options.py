@@ -102,8 +102,6 @@ def read_profile_options(args: argparse.Namespace, workers: int, launch: Launch 
         return None
     if steps < 1:
         raise ConfigError(f"--profile-steps must be at least 1; got {steps}. Write --profile-steps 50.")
-    if args.loader_report:
-        raise ConfigError("one thing is measured at a time; got --profile-steps and --loader-report. Leave one out.")
     if launch is None and workers > 1:
         raise ConfigError(
             f"--profile-steps measures one worker, or those of torchrun or srun; got --workers {workers}. "

@@ -8,8 +8,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -17,11 +18,11 @@ import torch
 
 from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.train_loop.data.catalogue import is_packed, is_users
+from bigbatch.train_loop.data.loading.counts import SUPPLY_MARGIN, cores_per_rank
 from bigbatch.train_loop.data.sets.scan import FolderScan
 from bigbatch.train_loop.distributed import Meeting, pick_device
 from bigbatch.train_loop.host.ranks import Launch
 from bigbatch.train_loop.launch.joined_ranks import joined_ranks
-from bigbatch.train_loop.launch.loader_report import cores_of_a_run
 from bigbatch.train_loop.launch.options import PROFILES_FILE, ProfileOptions
 from bigbatch.train_loop.loop.assembly import Run, set_up
 from bigbatch.train_loop.loop.checkpoint import CheckpointFolder
@@ -72,6 +73,12 @@ def print_profile(
             print(f"the trace of {TRACED_STEPS} further steps is in {options.trace_folder}: open it in ui.perfetto.dev")
 
 
+def cores_of_a_run(gpus: int, env: Mapping[str, str] = os.environ) -> int:
+    """Cores that a worker of a run of this configuration would have here: under Ray its GPU's share."""
+    cores = cores_per_rank(env)
+    return cores if "LOCAL_WORLD_SIZE" in env else max(cores // max(gpus, 1), 1)
+
+
 def _append(profile: StepProfile, config: TrainConfig, path: Path) -> Path:
     """One JSON line with the measured figures and the estimates. Returns the path."""
     line = {
@@ -115,7 +122,6 @@ NAMES = {
 }
 NOTED = {"data": 0.05, "transfer": 0.05, "communication": 0.1, "optimizer": 0.1, OTHER: 0.15}
 """From this part of a step on, a line says so. What remains is the network's own computing."""
-LOADER_REPORT = " --loader-report measures the loader alone."
 SPARE_MEMORY = 0.5
 """A device whose memory is filled less than this has room for a larger micro-batch."""
 
@@ -201,7 +207,7 @@ def bound_lines(profile: StepProfile, config: TrainConfig, cores: int) -> list[s
 
 def _line(name: str, share: float, p: StepProfile, config: TrainConfig, cores: int) -> str:
     if name == "data":
-        return f"bound   {_part(share)} of each step waits for data{_help(_more_data(p, config, cores))}{LOADER_REPORT}"
+        return f"bound   {_part(share)} of each step waits for data{_help(_more_data(share, p, config, cores))}"
     if name == "transfer":
         return f"bound   {_part(share)} of each step copies and normalises images{_help(_faster_copies(p, config))}"
     larger = f"a larger global batch, now {p.global_size} (--set batch.global_size=…)"
@@ -217,13 +223,17 @@ def _line(name: str, share: float, p: StepProfile, config: TrainConfig, cores: i
     )
 
 
-def _more_data(p: StepProfile, config: TrainConfig, cores: int) -> list[str]:
+def _more_data(share: float, p: StepProfile, config: TrainConfig, cores: int) -> list[str]:
+    # A step that waits has had every process at work all the time, or the training process itself while it waited.
+    decoding = p.loader_processes or share
+    enough = math.ceil(SUPPLY_MARGIN * decoding / max(1 - share, 0.01))
     name = config.data.name
     helps = []
     if p.loader_processes < cores - 1:
-        helps.append(f"give the loader more processes (--set data.loader.workers={cores - 1}, {cores} cores here)")
-    else:
-        helps.append(f"give each worker more cores, it has {cores}")
+        more = min(enough, cores - 1)
+        helps.append(f"give the loader more processes (--set data.loader.workers={more}, {cores} cores here)")
+    if enough >= cores:
+        helps.append(f"give each worker about {enough + 1} cores, it has {cores}")
     if is_users(name):
         return helps
     if "/" in name and not is_packed(name):

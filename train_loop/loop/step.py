@@ -1,6 +1,6 @@
 """One training step on one device: normalise → forward → loss → backward → optimizer → average.
 
-The loop, the learning-rate range test and the loader report use it with a run's data. The memory probe uses it with
+The loop and the learning-rate range test use it with a run's data. The memory probe uses it with
 made-up images, so it measures what a run does. Nothing here waits for the device, except fp16's scale.
 """
 

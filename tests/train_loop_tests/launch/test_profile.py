@@ -10,7 +10,8 @@ import pytest
 from bigbatch.train_loop.config import ModelConfig, TrainConfig
 from bigbatch.train_loop.launch import command
 from bigbatch.train_loop.launch.command import main
-from bigbatch.train_loop.launch.profile import bound_lines, profile_lines
+from bigbatch.train_loop.launch.local_workers import worker_resources
+from bigbatch.train_loop.launch.profile import bound_lines, cores_of_a_run, profile_lines
 from bigbatch.train_loop.loop.chronometer import OTHER, PHASES
 from bigbatch.train_loop.loop.step_profile import Spread, StepProfile
 from helpers.commands import run_process
@@ -42,7 +43,7 @@ def profile_of(
 @pytest.mark.parametrize(
     ("profile", "data", "words"),
     [
-        (profile_of(data=0.5), "/images", ["Half of each step waits for data", "workers=7", "bigbatch pack)"]),
+        (profile_of(data=0.5), "/images", ["Half of each step waits for data", "workers=5,", "bigbatch pack)"]),
         (profile_of(data=0.3), "digits", ["70 % of each step computes", "30 % of each step waits for data"]),
         (profile_of(0.6, backward=0.9), "digits", ["60 % of each step sums gradients", "batch.global_size", "now 256"]),
         (profile_of(optimizer=0.25), "digits", ["A quarter of each step is the optimizer's"]),
@@ -62,6 +63,27 @@ def test_parts_below_a_few_percent_are_not_mentioned() -> None:
     assert len(lines) == 1 and "computes forward and backward" in lines[0]
 
 
+@pytest.mark.parametrize(
+    ("processes", "share", "cores", "words"),
+    [
+        # Two processes that decode all the time bring 0.6 of what the device takes: 2 / 0.6, and a fifth more.
+        (2, 0.4, 10, ["data.loader.workers=4,"]),
+        (9, 0.7, 10, ["about 37 cores, it has 10"]),
+        (2, 0.75, 8, ["data.loader.workers=7,", "about 11 cores, it has 8"]),
+        # The training process decodes for half of the step: so much again, and a fifth, beside the other half.
+        (0, 0.5, 10, ["data.loader.workers=2,"]),
+        (0, 1.0, 2, ["data.loader.workers=1,", "about 121 cores, it has 2"]),
+    ],
+)
+def test_how_many_processes_or_cores_would_be_enough(
+    processes: int, share: float, cores: int, words: list[str]
+) -> None:
+    profile = dataclasses.replace(profile_of(data=share), loader_processes=processes)
+    (line,) = (line for line in bound_lines(profile, TrainConfig(), cores) if "waits for data" in line)
+    assert [word for word in words if word not in line] == [], line
+    assert ("it has" in line, "loader.workers=" in line) == ("it has" in words[-1], "workers=" in words[0]), line
+
+
 def test_no_help_is_named_that_is_in_use() -> None:
     profile = dataclasses.replace(profile_of(data=0.9, device_memory_bytes=2**34), loader_processes=7)
     config = TrainConfig(model=ModelConfig(compile=True), precision="bf16")
@@ -78,12 +100,19 @@ def test_estimates_in_words() -> None:
     assert "communication" in text and "the wait for the slowest worker is" in text
 
 
+def test_the_cores_of_a_run_are_its_gpus_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(64)))
+    monkeypatch.setattr("bigbatch.cluster.host.allocation._cgroup_cpu_quota", lambda _: None)
+    for cpus, gpus in ((64, 4), (64, 0), (64, 100)):
+        assert cores_of_a_run(gpus, {}) == max(int(worker_resources(1, cpus, gpus)["CPU"]), 1)
+    assert cores_of_a_run(4, {"LOCAL_WORLD_SIZE": "2"}) == 32
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["--profile-steps", "0"], "--profile-steps must be at least 1; got 0. Write --profile-steps 50."),
         (["--torch-profiler", "traces"], "Write --profile-steps 50 as well."),
-        (["--profile-steps", "5", "--loader-report"], "Leave one out."),
         (["--profile-steps", "5", "--workers", "2"], "torchrun --nproc-per-node 2"),
         (["--profile-steps", "5", "--torch-profiler", "/dev/null/x"], "--torch-profiler must be a writable folder"),
         (["--profile-steps", "5", "--output", "/dev/null/x"], "--output must be a writable folder"),

@@ -11,11 +11,19 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from bigbatch.cluster.host.allocation import usable_cpus
 from bigbatch.train_loop.config import BatchSplit, DataConfig, LoaderConfig
 from bigbatch.train_loop.data.catalogue import open_data
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.data.loading import counts, ring
-from bigbatch.train_loop.data.loading.counts import ReadCost, enough_processes, memory_per_rank_bytes, slot_count
+from bigbatch.train_loop.data.loading.counts import (
+    ReadCost,
+    cores_per_rank,
+    enough_processes,
+    loader_workers,
+    memory_per_rank_bytes,
+    slot_count,
+)
 from bigbatch.train_loop.data.loading.loader import IndexedImages, LoadedSource, WriteImage
 from bigbatch.train_loop.data.loading.upload import COPIES_AHEAD
 from bigbatch.train_loop.data.source import Batch
@@ -202,3 +210,30 @@ def test_training_with_copies_under_way_leaves_batches_in_their_slots(folder, de
     assert one.slots.count == (depth or 8)
     assert one.slots.bytes >= one.slots.count * one.slots.slot_bytes
     source.close()
+
+
+def test_loader_processes_by_the_cores_of_a_rank() -> None:
+    assert loader_workers(DataConfig(loader=LoaderConfig(workers=3))) == 3
+    here = usable_cpus({})
+    assert cores_per_rank({}) == here and loader_workers(DataConfig(loader=LoaderConfig(workers=-1)), {}) == here - 1
+    assert loader_workers(DataConfig(), {"LOCAL_WORLD_SIZE": "1000"}) == 0, "one core decodes and trains"
+    assert loader_workers(DataConfig(), {"BIGBATCH_WORKER_CORES": "128"}) == 32
+    assert cores_per_rank({"LOCAL_WORLD_SIZE": "1000"}) == 1
+    assert cores_per_rank({"RAY_JOB_ID": "01", "OMP_NUM_THREADS": "5"}) == 5
+    # The user's own OMP_NUM_THREADS says nothing of the cores that Ray has given.
+    assert cores_per_rank({"RAY_JOB_ID": "01", "OMP_NUM_THREADS": "1", "BIGBATCH_WORKER_CORES": "8"}) == 8
+    slurm = {"SLURM_JOB_ID": "1", "SLURM_CPUS_PER_TASK": "1", "SLURM_CPUS_ON_NODE": "32"}
+    assert cores_per_rank(slurm) == 1
+
+
+def test_tasks_of_srun_without_binding_share_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(64)))
+    monkeypatch.setattr("bigbatch.cluster.host.allocation._cgroup_cpu_quota", lambda _: None)
+    step = {"SLURM_JOB_ID": "1", "SLURM_CPUS_ON_NODE": "32", "SLURM_STEP_NUM_TASKS": "6"}
+    assert cores_per_rank({**step, "SLURM_STEP_TASKS_PER_NODE": "4,2", "SLURM_NODEID": "0"}) == 8
+    assert cores_per_rank({**step, "SLURM_STEP_TASKS_PER_NODE": "4,2", "SLURM_NODEID": "1"}) == 16
+    assert cores_per_rank({**step, "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1"}) == 32
+    assert cores_per_rank({**step, "SLURM_STEP_TASKS_PER_NODE": "40,2", "SLURM_NODEID": "0"}) == 1
+    assert cores_per_rank({**step, "SLURM_STEP_TASKS_PER_NODE": "4,2", "SLURM_CPUS_PER_TASK": "3"}) == 3
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})  # bound
+    assert cores_per_rank({**step, "SLURM_STEP_TASKS_PER_NODE": "4,2"}) == 2

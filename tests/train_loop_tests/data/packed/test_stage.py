@@ -22,7 +22,6 @@ from bigbatch.train_loop.data.packed import stage
 from bigbatch.train_loop.data.packed.schema import PackedFiles
 from bigbatch.train_loop.host import once_a_node
 from bigbatch.train_loop.launch import command as train_command
-from bigbatch.train_loop.launch import loader_report
 from helpers.packed_sets import pack_here, same
 from helpers.paths import ROOT
 from helpers.waiting import wait_until
@@ -278,20 +277,17 @@ def test_ranks_meet_only_when_every_node_has_its_copy(packed: Path, tmp_path: Pa
 
 
 def test_a_run_stages_by_its_option(packed, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(loader_report, "MEASURE_S", 0.05)
     (tmp_path / "config.json").write_text('{"epochs": 1, "model": {"name": "resnet18"}, "batch": {"global_size": 6}}')
     monkeypatch.chdir(tmp_path)
     command = ["--config", "config.json", "--data", str(packed), "--set", "data.image_size=32", "data.loader.workers=1"]
-    more = ["--stage", str(tmp_path / "scratch"), "--loader-report", "--on-bad-image", "skip"]
+    more = ["--stage", str(tmp_path / "scratch"), "--profile-steps", "1", "--on-bad-image", "skip"]
     assert train_command.main([*command, *more]) == 0
     shown = capsys.readouterr()
     assert f"staging {packed}" in shown.err
-    assert [line.split()[0] for line in shown.out.splitlines()][:3] == ["loader", "model", "bound"]
-    assert not (tmp_path / "runs").exists()
+    assert "data wait" in shown.out
     for wrong, words in (
         (["--on-bad-image", "ignore"], "data.on_bad_image must be one of"),
         (["--on-bad-image", "skip", "--set", "data.on_bad_image=fail"], "Keep --on-bad-image."),
-        (["--loader-report", "--workers", "2"], "--loader-report measures one worker"),
     ):
         assert train_command.main([*command, *wrong]) == 2
         assert words in capsys.readouterr().err
