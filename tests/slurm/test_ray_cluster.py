@@ -346,28 +346,21 @@ def refusal(job: RayJob) -> str:
     return errors[0]
 
 
-def test_more_workers_than_the_allocation_has_are_refused(submit):
-    assert "--workers must be at most the allocation's 2 CPUs; got 3" in refusal(submit("--workers", "3"))
-    gpus = submit("--workers", "5", sbatch=("-N2", "--gres=gpu:2"))
-    assert "at most the allocation's 4 GPUs; got 5. Write --workers 4" in refusal(gpus)
-
-
-def test_a_time_limit_that_is_too_short_is_refused(submit):
-    assert "Write sbatch --time=4 or more" in refusal(submit("--space", "smoke", sbatch=("--time=2",)))
-
-
-def test_folders_that_cannot_be_written_are_refused(submit):
-    assert "Set BIGBATCH_HOME to" in refusal(submit("--space", "smoke", BIGBATCH_HOME="/proc/nowhere"))
-    assert "Write --output with" in refusal(submit("--space", "smoke", "--output", "/proc/nowhere"))
-
-
-@pytest.mark.exhaustive
-def test_a_search_that_cannot_be_is_refused_before_a_node_starts_ray(submit):
-    for words, expected in (
-        (("--space", "smoke", "--strategy", "tpee"), "--strategy"),
-        (("--space", "no.py"), "'no.py'"),
-    ):
-        job = submit(*words)
+def test_what_cannot_be_is_refused(submit):
+    """Side by side: each job ends as soon as it has begun."""
+    space = ("--space", "smoke")
+    asked = {
+        "--workers must be at most the allocation's 2 CPUs; got 3": submit("--workers", "3"),
+        "at most the allocation's 4 GPUs; got 5. Write --workers 4": submit(
+            "--workers", "5", sbatch=("-N2", "--gres=gpu:2")
+        ),
+        "Write sbatch --time=4 or more": submit(*space, sbatch=("--time=2",)),
+        "Set BIGBATCH_HOME to": submit(*space, BIGBATCH_HOME="/proc/nowhere"),
+        "Write --output with": submit(*space, "--output", "/proc/nowhere"),
+        "--strategy": submit(*space, "--strategy", "tpee"),
+        "'no.py'": submit("--space", "no.py"),
+    }
+    for expected, job in asked.items():
         assert expected in refusal(job) and "head n" not in job.log, job.log
 
 

@@ -37,7 +37,7 @@ time.sleep(600)'
 """
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def checkout(cluster: VirtualCluster) -> Path:
     """A user's own checkout of what submitting needs, in a folder with a blank in its name."""
     root = cluster.folder("alice", "check out")
@@ -53,7 +53,7 @@ def bigbatch(
     cluster: VirtualCluster, root: Path, *arguments: object, check: bool = True, timeout_s: float = 240, **more: str
 ):
     command = (PYTHON, "src/bigbatch", "cluster", *arguments)
-    env = {"BIGBATCH_PYTHON": PYTHON, "PYTHONDONTWRITEBYTECODE": "1", **more}
+    env = {"BIGBATCH_PYTHON": PYTHON, **more}
     return cluster.run("ctl", *command, user="alice", cwd=root, env=env, check=check, timeout_s=timeout_s)
 
 

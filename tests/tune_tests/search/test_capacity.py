@@ -354,7 +354,7 @@ def test_tune_hears_of_an_ended_process_that_its_trial_has_failed(error, as_a_fa
     heard: list[Exception] = []
     actor = TrackedActor(1)
     task = TrackedActorTask(actor, on_error=lambda _, error: heard.append(error))
-    manager: Any = RayActorManager(resource_manager=object())  # type: ignore[arg-type]  # none is asked
+    manager: Any = RayActorManager(resource_manager=object())  # none is asked
     manager._cleanup_actor = lambda tracked_actor: None
     manager._live_actors_to_ray_actors_resources[actor] = Actor(), None
 

@@ -130,7 +130,7 @@ def test_a_trials_own_process_that_ray_ended_for_memory_is_named(store, tmp_path
         (tmp_path / "error.pkl").write_bytes(ray.cloudpickle.dumps(error))
         trial = FailedTrial(str(tmp_path / "error.pkl"))
     controller: Any = None
-    scheduler.on_trial_error(controller, trial)  # type: ignore[arg-type]
+    scheduler.on_trial_error(controller, trial)
     bridge.on_trial_complete("a", error=True)
     attrs = store.study.trials[0].user_attrs
     assert attrs[FAILURE_ATTR] == kind and not has_diverged(store.study.trials[0])
