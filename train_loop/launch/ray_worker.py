@@ -28,7 +28,8 @@ from bigbatch.train_loop.errors import (
     TrainingStopped,
 )
 from bigbatch.train_loop.host.disk_space import DiskFull, LogFile
-from bigbatch.train_loop.host.ranks import SHARED_BY, memory_part, sharing_of, stay_near, trials_on_gpu
+from bigbatch.train_loop.host.node_memory import is_node_memory_full
+from bigbatch.train_loop.host.ranks import SHARED_BY, memory_part, sharing_of, stay_near
 from bigbatch.train_loop.launch.own_training import train_own
 from bigbatch.train_loop.launch.ray_internals import is_preempted
 from bigbatch.train_loop.launch.trial_task import TrialTask, WorkersEnd, kind_of
@@ -318,8 +319,8 @@ def _end_of_all_ranks(error: Exception, task: TrialTask, rank: int, workers: int
     """The end that every rank returns because of ``error``; None if this rank must raise it."""
     text = str(error) if isinstance(error, OwnCodeError) else (str(error).splitlines() or ["no message"])[0]
     end = WorkersEnd(f"{type(error).__name__}: {text}", kind_of(error))
-    if isinstance(error, OwnCodeError) and trials_on_gpu() > 1 and _lacked_device_memory(error.__cause__):
-        end = replace(end, kind=FailureKind.DEVICE_MEMORY)
+    if isinstance(error, OwnCodeError):
+        end = replace(end, kind=_full_memory(error.__cause__) or end.kind)
     if isinstance(error, NonFiniteLossError | ConfigError | CheckpointError):  # all ranks meet it
         return end
     if workers == 1 and isinstance(error, DeviceMemoryError | ImageError | DiskFull | OwnCodeError):
@@ -330,12 +331,17 @@ def _end_of_all_ranks(error: Exception, task: TrialTask, rank: int, workers: int
     return None
 
 
-def _lacked_device_memory(cause: BaseException | None) -> bool:
+def _full_memory(cause: BaseException | None) -> FailureKind | None:
+    """Whose memory an error in a user's code says to be full: the code need not be at fault."""
     import torch
 
     from bigbatch.train_loop.loop.oom_retry import is_device_memory_full
 
-    return cause is not None and is_device_memory_full(cause, torch.device("cuda"))
+    if cause is None:
+        return None
+    if is_node_memory_full(cause):
+        return FailureKind.NODE_MEMORY
+    return FailureKind.DEVICE_MEMORY if is_device_memory_full(cause, torch.device("cuda")) else None
 
 
 def _share_gpu(gpus: float) -> None:

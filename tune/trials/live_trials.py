@@ -111,7 +111,7 @@ class FailingNodes:
 
     def failed(self, number: int, node: str, host: str, kind: FailureKind, because: str) -> None:
         """Take in that a trial has failed on a node before its first epoch there."""
-        if kind not in OF_NODES or "out of memory" in because:  # a user's own code may say so as well
+        if kind not in OF_NODES:
             return
         row = self._rows.setdefault(node, Row())
         row.trials = {number, *(row.trials if row.kind == kind else ())}

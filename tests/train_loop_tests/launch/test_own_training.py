@@ -1,4 +1,4 @@
-"""What is measured while a whole training function runs, from a machine whose counters the function itself moves."""
+"""What is measured while a whole training function runs, and how its errors end the trial."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -10,6 +10,7 @@ from ray.exceptions import ActorDiedError
 
 from bigbatch.train_loop.config import Options, TrainableConfig, TrainConfig
 from bigbatch.train_loop.distributed import World
+from bigbatch.train_loop.errors import FailureKind, OwnCodeError
 from bigbatch.train_loop.launch.own_training import train_own
 from bigbatch.train_loop.launch.ray_worker import _end_of_all_ranks
 from bigbatch.train_loop.launch.trial_task import TrialTask
@@ -92,3 +93,24 @@ def test_a_lost_actor_is_no_end_of_the_function_whatever_it_makes_of_it(tmp_path
     train_own(task, second, ALONE, logging.getLogger("test"))
     assert [record["epoch"] for record in first.records] == [1]
     assert [record["epoch"] for record in second.records] == [1, 2], "of the checkpoint, which was kept before"
+
+
+@pytest.mark.parametrize(
+    ("raised", "kind"),
+    [
+        ("torch.OutOfMemoryError('CUDA out of memory.')", FailureKind.DEVICE_MEMORY),
+        ("RuntimeError('CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`')", "device memory"),
+        ("MemoryError()", FailureKind.NODE_MEMORY),
+        ("RuntimeError('the teacher is out of memory')", FailureKind.OWN_CODE),
+    ],
+)
+def test_a_full_memory_in_users_code_is_told_from_its_faults(tmp_path: Path, raised: str, kind: str) -> None:
+    """A neighbour may be the reason on a shared GPU, and no node is at fault that has failed so."""
+    text = f"import torch\n\ndef train(config, report, resume):\n    raise {raised}\n"
+    task = task_of(tmp_path, Options(), text)
+    with pytest.raises(OwnCodeError) as failed:
+        train_own(task, Sent(), ALONE, logging.getLogger("test"))
+    end = _end_of_all_ranks(failed.value, task, 0, 1)
+    assert end is not None and end.kind == kind and "line 4, in train" in str(end.failure)
+    assert _end_of_all_ranks(failed.value, task, 1, 2) is None, "the other ranks wait"
+    assert kind in task.failure_file.read_text()

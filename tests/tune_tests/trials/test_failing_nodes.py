@@ -105,7 +105,6 @@ def test_at_random_only_broken_nodes_are_given_up(store, seed) -> None:
     [
         (FailureKind.DEVICE_MEMORY, "DeviceMemoryError: too large"),
         (FailureKind.DIVERGED, "NonFiniteLossError: nan"),
-        (FailureKind.OWN_CODE, "OwnCodeError: torch.OutOfMemoryError: CUDA out of memory."),
     ],
 )
 def test_what_the_configuration_decides_makes_no_node_suspect(store, kind, why) -> None:
