@@ -103,6 +103,7 @@ TUNE_LINES = {
     "--set batch=2k": "batch must be a whole number; got '2k'. Write batch=2000.",
     "--set batch=1e9": "batch.global_size",
     "--set micro_size=48 batch=128": "batch.micro_size",
+    "--set max_micro_size=-1": "max_micro_size",
     "--set wd=-1": "optimizer.weight_decay",
     "--set warmup=-1": "schedule.warmup_epochs",
     "--set warmup=99": "schedule.warmup_epochs must not exceed epochs; got 99",
@@ -119,6 +120,7 @@ TUNE_LINES = {
     "--set nesterov=maybe": "nesterov must be true or false; got 'maybe'",
     # parameters of the space
     "--set lr_multiplier=9": "lr_multiplier must be a number of 0.25 to 4 in space 'smoke'; got 9",
+    "--set lr_multiplier=much": "lr_multiplier must be a number",
     "--set lr_multiplyer=1": "Did you mean 'lr_multiplier'?",
     "--set lr=0.1 lr_multiplier=2": "space 'smoke' does not search with optimizer.peak_lr=0.1",
     "--set one_minus_momentum=0.1": "write momentum=VALUE",
