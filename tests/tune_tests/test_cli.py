@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
 import sys
 
 import pytest
@@ -16,7 +15,6 @@ from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.storage.store import StudyStore
 from helpers.commands import run, run_process
 from helpers.paths import ROOT, TUNE
-from helpers.processes import clean_environment
 
 GOOD = ("--space", "smoke")
 
@@ -97,16 +95,12 @@ def test_a_folder_that_holds_another_study_is_refused_and_kept(tmp_path):
     assert (folder / "study.json").exists()
 
 
-def test_a_changed_space_or_other_data_is_refused_on_resume(tmp_path, tiny_space):
-    first = run("--space", tiny_space, "--study", "s", "--dry-run", cwd=tmp_path)
-    assert first.returncode == 0, first.stderr
+def test_a_changed_space_is_refused_on_resume(tmp_path, tiny_space):
     plan = make_plan(SearchOptions(space=str(tiny_space), study="s", output=str(tmp_path / "runs")))
     StudyStore.create(plan.folder, "s", plan.to_dict(), None).close()
     tiny_space.write_text(tiny_space.read_text() + "\n# another\n")
     done = run("--resume", "--study", "s", cwd=tmp_path)
     assert done.returncode == 2 and "space" in done.stderr and "changed" in done.stderr
-    done = run("--resume", "--study", "s", "--seed", "5", cwd=tmp_path)
-    assert done.returncode == 2
 
 
 def test_data_that_has_changed_is_refused_on_resume(tmp_path, tiny_images):
@@ -157,25 +151,16 @@ def test_a_set_that_was_packed_anew_from_other_images_is_refused_on_resume(tmp_p
 
 def test_a_study_with_a_list_among_its_fixed_keys_can_be_resumed(tmp_path):
     keys = ("schedule=step", "step_epochs=[4,8]", "optimizer=sgd")
-    for space in ("large_batch", "smoke"):
-        plan = make_plan(SearchOptions(space=space, set=keys, study=space, output=str(tmp_path / "runs")))
-        StudyStore.create(plan.folder, space, plan.to_dict(), None).close()
-        for given in ((), ("--set", *keys)):
-            done = run("--resume", "--study", space, *given, "--dry-run", cwd=tmp_path)
-            assert done.returncode == 0, done.stderr
-
-
-def test_a_terminal_that_lacks_letters_still_gets_its_plan(tmp_path):
-    for encoding in ("latin-1", "ascii"):
-        command, env = [sys.executable, str(TUNE), *GOOD, "--dry-run"], clean_environment()
-        env["PYTHONIOENCODING"] = encoding
-        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, encoding=encoding)
-        assert done.returncode == 0 and "1,437" in done.stdout, done.stderr
+    plan = make_plan(SearchOptions(space="large_batch", set=keys, study="s", output=str(tmp_path / "runs")))
+    StudyStore.create(plan.folder, "s", plan.to_dict(), None).close()
+    for given in ((), ("--set", *keys)):
+        done = run("--resume", "--study", "s", *given, "--dry-run", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
 
 
 def test_a_full_disk_or_a_closed_stdout_is_no_traceback(tmp_path):
     command = f"{sys.executable} {TUNE} --space smoke --dry-run"
-    for redirection in (">/dev/full", ">&-", "2>&- >&-"):
+    for redirection in (">/dev/full", "2>&- >&-"):
         done = run_process("sh", "-c", f"{command} {redirection}", cwd=tmp_path)
         assert "Traceback" not in done.stderr and done.returncode == 0
 
@@ -195,17 +180,17 @@ def test_two_searches_of_one_second_have_two_names(tmp_path):
 
 
 WAYS = {
-    "as a file from another folder": lambda tmp: ((sys.executable, str(TUNE)), tmp),
+    "as a file from another folder": lambda tmp: ((sys.executable, os.path.relpath(TUNE, tmp)), tmp),
     "from inside tune/": lambda tmp: ((sys.executable, "run.py"), ROOT / "tune"),
     "as a module": lambda tmp: ((sys.executable, "-m", "bigbatch.tune.run"), ROOT),
-    "with a relative path": lambda tmp: ((sys.executable, os.path.relpath(TUNE, tmp)), tmp),
 }
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_it_can_be_called_in_every_usual_way(way, tmp_path):
+def test_it_can_be_called_in_every_usual_way_also_from_a_terminal_that_lacks_letters(way, tmp_path):
     command, cwd = WAYS[way](tmp_path)
-    done = run_process(*command, *GOOD, "--dry-run", "--output", tmp_path / "out", cwd=cwd)
+    words = (*command, *GOOD, "--dry-run", "--output", tmp_path / "out")
+    done = run_process(*words, cwd=cwd, PYTHONIOENCODING="ascii")
     assert done.returncode == 0, done.stderr
     assert "resnet18 (auto: 1,437 images of 32 px; --model resnet50 works too)" in " ".join(done.stdout.split())
     assert not (tmp_path / "out").exists(), "a dry run writes nothing"
@@ -219,15 +204,6 @@ def test_the_console_command_equals_the_script(tmp_path):
     done = run_process(*command, "tune", *GOOD, "--dry-run", "--study", "x", cwd=tmp_path, **env)
     script = run(*GOOD, "--dry-run", "--study", "x", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (script.returncode, script.stdout)
-    wrong = run_process(*command, "tuen", cwd=tmp_path, **env)
-    assert wrong.returncode == 2 and "tune" in wrong.stderr
-
-
-def test_the_plan_says_what_will_happen_before_it_does(tmp_path):
-    done = run("--space", "large_batch", "--dry-run", "--trials", "5", "--max-epochs", "7", cwd=tmp_path)
-    words = ("lars, lamb, sgd", "128, 256, 512, 1024", "1,437", "5 of at most 7", "35 epochs", "results")
-    for word in (*words, "180 validation images choose, 180 others report"):
-        assert word in done.stdout, word
 
 
 def test_wrong_input_is_refused_without_loading_torch_or_ray(tmp_path):

@@ -130,23 +130,6 @@ def test_early_stops_give_resources_back_beside_another_ray_cluster(tmp_path):
         other.wait(120)
 
 
-@pytest.mark.exhaustive  # a user's own function reports such a loss in test_trainable_searches.py
-def test_a_trial_whose_loss_is_not_finite_fails_with_its_reason_and_the_search_says_so(tiny_images, tmp_path):
-    space = tmp_path / "hot.py"
-    space.write_text(
-        "def space(trial, workload):\n"
-        "    trial.suggest_float('x', 0, 1)\n"
-        "    return workload.config({'batch.global_size': 16, 'optimizer': 'sgd', 'peak_lr': 1e4})\n"
-    )
-    arguments = ("--space", space, "--data", tiny_images, *TINY, "--study", "s", "--trials", 2, "--max-epochs", 20)
-    search = Search(*arguments, cwd=tmp_path)
-    assert search.end() == 1
-    trials = load(tmp_path / "runs" / "s").trials
-    assert [t.state for t in trials] == [TrialState.FAIL] * 2
-    assert all("NonFiniteLossError" in t.user_attrs["ended_because"] for t in trials)
-    assert "no trial ran to its end" in search.stderr()
-
-
 @pytest.mark.slow
 def test_it_joins_a_running_cluster_and_leaves_it_running(tiny, tiny_images, tmp_path):
     """Also: what a worker meets on its node, here a variable that only the driver has, is said on the screen, once."""

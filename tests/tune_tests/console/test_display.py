@@ -212,7 +212,7 @@ def test_each_batch_has_its_best_finished_trial() -> None:
 
 def test_the_line_is_never_wider_than_eighty_columns_and_keeps_the_largest_batches() -> None:
     rng = random.Random(1)
-    for _ in range(200):
+    for _ in range(50):
         values = tuple(sorted(rng.sample([2**k for k in range(5, 22)], rng.randint(2, 16))))
         trials = [ended(i, rng.choice(values), rng.random()) for i in range(rng.randint(0, 40))]
         width = rng.randint(45, 120)

@@ -38,73 +38,56 @@ def sent(server: WandbServer, folder: Path, name: str, lines: int) -> list[dict]
     return server.runs[name].history
 
 
-def test_the_offline_file_has_the_histograms(tmp_path: Path, server: WandbServer) -> None:
-    def log(number: int) -> Path:
-        return tmp_path / f"trial-{number:04d}.log"
+def step(number: int) -> StepRecord:
+    epoch = (number - 1) // 10 + 1
+    return StepRecord(number, epoch, number - 10 * (epoch - 1), 10, 1 / number, 0.5, 0.1, 99.0)
 
-    file = histograms_file(log(7))
+
+def begun(observer: WandbObserver, number: int) -> TrialView:
+    """It was interrupted after its first epoch: the new file begins with that."""
+    trial = TrialView(number, {"rate": 0.5}, TrainConfig(epochs=3), records=[epoch_record(1, 0.1)])
+    observer.trial_started(trial)
+    return trial
+
+
+def test_the_offline_files_have_histograms_and_logged_steps_and_the_first_one_the_packages_for_all(
+    tmp_path: Path, server: WandbServer
+) -> None:
+    logs = [tmp_path / f"trial-{number:04d}.log" for number in range(2)]
+    observer = WandbObserver("offline", "s", tmp_path, logs=logs.__getitem__)
+    file = histograms_file(logs[0])
     append_histograms(file, 1, {"gradients/fc.weight": TensorHistogram(-1.0, 1.0, (5, 0, 7, 1))})
     append_histograms(file, 2, {"gradients/fc.weight": TensorHistogram(-2.0, 2.0, (1, 2, 3, 4))})
-    observer = WandbObserver("offline", "s", tmp_path, logs=log)
-    # It was interrupted after its first epoch: the new file begins with that.
-    trial = TrialView(7, {"rate": 0.5}, TrainConfig(epochs=3), records=[epoch_record(1, 0.1)])
-    observer.trial_started(trial)
+    first = begun(observer, 0)
     for epoch in (2, 3):  # the disk had no room for the histograms of the third one
-        observer.epoch_ended(trial, epoch_record(epoch, epoch / 10))
-    trial.state = "COMPLETE"
-    observer.trial_ended(trial)
-    history = {row["epoch"]: row for row in sent(server, tmp_path, "s-0007", 3)}
+        observer.epoch_ended(first, epoch_record(epoch, epoch / 10))
+    writer = StepsFile(steps_file(logs[1]))
+    writer.append([step(5), step(10), step(15)])  # the last one is of its second epoch
+    second = begun(observer, 1)
+    writer.append([step(20), step(25)])
+    observer.steps_done(second)  # the 25th waits for the record of the second epoch
+    second.records.append(epoch_record(2, 0.2))
+    observer.epoch_ended(second, second.records[-1])
+    observer.steps_done(second)
+    writer.append([step(30)])
+    observer.epoch_ended(second, epoch_record(3, 0.3))
+    for trial in (first, second):
+        trial.state = "COMPLETE"
+        observer.trial_ended(trial)
+    history = {row["epoch"]: row for row in sent(server, tmp_path, "s-0000", 3)}
     assert [history[epoch]["val_top1"] for epoch in (1, 2, 3)] == [0.1, 0.2, 0.3]
     assert [history[epoch].get("gradients/fc.weight") for epoch in (1, 2, 3)] == [
         {"_type": "histogram", "values": [5, 0, 7, 1], "bins": [-1.0, -0.5, 0.0, 0.5, 1.0]},
         {"_type": "histogram", "values": [1, 2, 3, 4], "bins": [-2.0, -1.0, 0.0, 1.0, 2.0]},
         None,
     ]
-
-
-def test_the_offline_file_has_the_logged_steps_in_order_and_once(tmp_path: Path, server: WandbServer) -> None:
-    def log(number: int) -> Path:
-        return tmp_path / f"trial-{number:04d}.log"
-
-    def step(number: int) -> StepRecord:
-        epoch = (number - 1) // 10 + 1
-        return StepRecord(number, epoch, number - 10 * (epoch - 1), 10, 1 / number, 0.5, 0.1, 99.0)
-
-    writer = StepsFile(steps_file(log(7)))
-    writer.append(
-        [step(5), step(10), step(15)]
-    )  # it was interrupted in its second epoch: the new file begins with these
-    observer = WandbObserver("offline", "s", tmp_path, logs=log)
-    trial = TrialView(7, {"rate": 0.5}, TrainConfig(epochs=3), records=[epoch_record(1, 0.1)])
-    observer.trial_started(trial)
-    writer.append([step(20), step(25)])
-    observer.steps_done(trial)  # the 25th waits for the record of the second epoch
-    trial.records.append(epoch_record(2, 0.2))
-    observer.epoch_ended(trial, trial.records[-1])
-    observer.steps_done(trial)
-    writer.append([step(30)])
-    observer.epoch_ended(trial, epoch_record(3, 0.3))
-    trial.state = "COMPLETE"
-    observer.trial_ended(trial)
-    rows = sent(server, tmp_path, "s-0007", 6)
+    rows = sent(server, tmp_path, "s-0001", 6)
     assert [row["_step"] for row in rows] == [5, 10, 15, 20, 25, 30]
     assert [row["step/train_loss"] for row in rows] == [1 / number for number in (5, 10, 15, 20, 25, 30)]
     assert [row.get("val_top1") for row in rows] == [None, 0.1, None, 0.2, None, 0.3]
-
-
-def test_the_first_run_lists_the_installed_packages_for_all(tmp_path: Path) -> None:
-    observer = WandbObserver("offline", "s", tmp_path)
-    for number in range(3):
-        trial = TrialView(number, {"rate": 0.5}, TrainConfig(epochs=1))
-        observer.trial_started(trial)
-        observer.epoch_ended(trial, epoch_record(1, 0.1))
-        trial.state = "COMPLETE"
-        observer.trial_ended(trial)
-    runs = [next((tmp_path / "wandb").glob(f"offline-run-*-s-{number:04d}")) for number in range(3)]
-    lists = [run / "files" / "requirements.txt" for run in runs]
+    lists = [next(tmp_path.glob(f"wandb/offline-run-*-s-000{n}")) / "files" / "requirements.txt" for n in range(2)]
     wait_until(lambda: lists[0].exists() and "torch==" in lists[0].read_text(), "the first run has no list")
-    assert not lists[1].exists() and not lists[2].exists()
-    assert all(any(run.glob("*.wandb")) for run in runs)
+    assert not lists[1].exists()
 
 
 def test_the_option_is_checked_with_wandb() -> None:

@@ -118,8 +118,7 @@ def in_words(history: CurveHistory) -> list[tuple[int, dict[int, float], bool]]:
     return [(curve.number, curve.gains, curve.diverged) for curve in history.curves()]
 
 
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("storage", ["memory", "journal"])
+@pytest.mark.parametrize(("storage", "seed"), [("memory", 0), ("journal", 1)])
 def test_after_each_event_an_index_says_what_the_study_says(storage, seed, tmp_path: Path, monkeypatch):
     monkeypatch.setattr("os.fsync", lambda file: None)
     store = StudyStore.create(tmp_path / "s", "s", {}, None) if storage == "journal" else None

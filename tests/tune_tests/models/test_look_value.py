@@ -34,7 +34,7 @@ def chance_on_a_grid(z: float, free: int) -> float:
     return float(weight[at < 0.4].sum() / weight.sum())
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", [0, 5, 11])
 def test_the_chance_is_bayes_rule_on_fishers_z(seed: int) -> None:
     rng = np.random.default_rng(seed)
     early = rng.normal(size=5 + seed)

@@ -47,7 +47,7 @@ def batch_scaling() -> Iterator[dict[str, Any]]:
     sys.path[:] = before
 
 
-@pytest.mark.parametrize("batch", [16, 64, 256, 1024])
+@pytest.mark.parametrize("batch", [16, 1024])
 def test_a_search_at_one_batch_tries_what_the_benchmark_calls_published(
     tmp_path: Path, batch_scaling: dict[str, Any], batch: int
 ) -> None:
@@ -79,7 +79,7 @@ def test_a_short_search_tries_one_recipe_a_batch_and_leaves_two_thirds_of_its_tr
     assert {t.config.seed for t in plan_of(tmp_path, seed=7).enqueued} == {7}
 
 
-@pytest.mark.parametrize("trials", [2, 3, 4, 8, 23, 36, 100])
+@pytest.mark.parametrize("trials", [2, 3, 23, 36])
 def test_published_recipes_take_at_most_a_third_and_at_most_each_at_each_batch(tmp_path: Path, trials: int) -> None:
     found = [t.label for t in plan_of(tmp_path, trials=trials).enqueued]
     assert len(found) == len(set(found)) <= min(trials // 3, 12)

@@ -43,15 +43,15 @@ def place(machine: Machine, bundle: dict[str, float], count: int) -> list[list[i
     return left
 
 
-def clusters(count: int):
-    for seed in range(count):
+def clusters():
+    for seed in range(1000):
         rng = random.Random(seed)
         yield random_machine(rng), rng.choice((1, 1, 1, 2, 3, 4, 8)), rng.choice((1, 2, 4, 12, 16, 100))
 
 
 def test_what_runs_at_once_always_fits_and_what_fits_nowhere_is_refused():
     refused = 0
-    for machine, workers, trials in clusters(3000):
+    for machine, workers, trials in clusters():
         have = sum(n.gpus for n in machine.nodes) or sum(n.cpus for n in machine.nodes)
         if workers > have:
             refused += 1
@@ -62,12 +62,12 @@ def test_what_runs_at_once_always_fits_and_what_fits_nowhere_is_refused():
         share = share_out(machine, workers, trials)
         assert 1 <= share.concurrency <= trials and share.workers == workers
         assert place(machine, share.worker_resources, share.concurrency * workers) is not None, (machine, share)
-    assert 100 < refused < 2500, "both happen"
+    assert 30 < refused < 800, "both happen"
 
 
 def test_no_gpu_is_left_idle_that_a_trial_could_use():
     met = 0
-    for machine, workers, trials in clusters(3000):
+    for machine, workers, trials in clusters():
         gpus = sum(node.gpus for node in machine.nodes)
         if not workers <= gpus:
             continue
@@ -80,7 +80,7 @@ def test_no_gpu_is_left_idle_that_a_trial_could_use():
         # More cores a worker would leave a GPU without: some GPU node has none to spare.
         more = {**share.worker_resources, "CPU": (share.worker_resources.get("CPU", 0) or 0) + 1}
         assert place(machine, more, gpus) is None
-    assert met > 500
+    assert met > 150
 
 
 def brute_force(nodes: list[Node], workers: int, trials: int) -> int:
@@ -94,19 +94,19 @@ def brute_force(nodes: list[Node], workers: int, trials: int) -> int:
 
 def test_without_gpus_the_cores_are_used_as_far_as_memory_allows():
     met = 0
-    for machine, workers, trials in clusters(3000):
+    for machine, workers, trials in clusters():
         nodes = [node for node in machine.nodes if node.cpus and node.memory_bytes >= 2 * GIB]
         if machine.gpus or not nodes or not (best := brute_force(nodes, workers, trials)):
             continue
         met += 1
         share = share_out(machine, workers, trials)
         assert share.concurrency * workers * share.worker_resources["CPU"] >= 0.9 * best
-    assert met > 300
+    assert met > 100
 
 
 def test_memory_bounds_the_workers_of_each_node_as_ray_counts():
     met = 0
-    for machine, workers, trials in clusters(3000):
+    for machine, workers, trials in clusters():
         with_cores = [node for node in machine.nodes if node.cpus]
         room = sum(min(node.cpus, node.memory_bytes // (2 * GIB)) for node in with_cores)
         if machine.gpus or room < workers or any(node.memory_bytes < 2 * GIB for node in with_cores):
@@ -119,7 +119,7 @@ def test_memory_bounds_the_workers_of_each_node_as_ray_counts():
             while place(Machine((node,)), share.worker_resources, there) is None:
                 there -= 1
             assert there * 2 * GIB <= node.memory_bytes, (machine, share)
-    assert met > 300
+    assert met > 100
 
 
 def test_two_nodes_of_one_core_run_a_trial_each():

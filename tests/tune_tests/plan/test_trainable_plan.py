@@ -158,7 +158,6 @@ def test_names_of_set_have_no_meaning_of_ours(own: Path) -> None:
         ({"objective": None, "objectives": "a:max,b:min", "confirm": "1x3"}, "got --confirm 1x3 with the objective a:"),
         ({"data": "digits"}, "--trainable brings its own data, network and optimizer; got --data too"),
         ({"model": "resnet18"}, "got --model too"),
-        ({"find_lr": True}, "got --find-lr too"),
         ({"warm_start": ("runs/a",)}, "--warm-start takes folders of studies, such as runs/first; got 'runs/a'"),
         ({"set": ("epochs=3",)}, "epochs has its own option"),
         ({"set": ("lr=3",)}, "lr must be a number of 0.1 to 1"),

@@ -55,7 +55,7 @@ SEVERAL = (TOP1, Objective("epoch_s", "minimize"))
     [("tpe", "asha", (TOP1,)), ("tpe", "none", SEVERAL), ("gp", "none", (OWN,)), ("cmaes", "asha", (TARGET,))],
 )
 def test_fewer_trials_diverge_than_of_a_random_search(tmp_path, strategy, stopping, objectives):
-    seeds, count = (range(1), 24) if strategy == "gp" else (range(4), 40)
+    seeds, count = (range(1), 24) if strategy == "gp" else (range(2), 40)
     found = [_searched(tmp_path / f"{s}", strategy, stopping, s, objectives, count) for s in seeds]
     shares = [late_share(trials, count // 2, has_diverged) for trials in found]
     assert statistics.mean(shares) < 0.35, "of random ones half do, and of samplers that pass over them 80 to 100 %"
@@ -253,7 +253,7 @@ def test_a_few_good_trials_all_have_good_scores_in_their_order(direction):
     assert max(sign * t.values[0] for t in KnownTrials(facts).told(study)) > 1.5
 
 
-@pytest.mark.parametrize(("strategy", "stopping"), [*((name, "none") for name in KNOWING), ("curves", "look")])
+@pytest.mark.parametrize(("strategy", "stopping"), [("tpe", "none"), ("curves", "look")])
 def test_a_search_with_knowledge_makes_the_same_decisions_after_kills(strategy, stopping, tmp_path: Path):
     first = curve_search("random", "none", in_memory(tmp_path / "first")).run()
     known = [

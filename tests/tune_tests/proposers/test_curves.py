@@ -74,8 +74,8 @@ def search(strategy: str, seed: int, trials: int = 40, facts: SearchFacts = FACT
 
 
 def test_it_comes_nearer_to_the_best_than_random_search_and_diverges_less_often_with_time():
-    ours = [search("curves", seed) for seed in range(3)]
-    random = [search("random", seed) for seed in range(3)]
+    ours = [search("curves", seed) for seed in range(2)]
+    random = [search("random", seed) for seed in range(2)]
     assert np.mean([min(losses) for losses in ours]) < 0.4 * np.mean([min(losses) for losses in random])
     late, early = [np.median([losses[part] for losses in ours]) for part in (slice(-15, None), slice(0, 10))]
     assert late < 0.4 * np.median(random) and late < 0.5 * early
@@ -288,19 +288,19 @@ def run(x: float, kind: str, epoch_s: float, more: float = 0.0) -> FrozenTrial:
 
 
 def slow_among_proposed(slow_s: float, more: float) -> int:
-    """How many of 40 proposals are slow, after 24 runs of which 8 are slow and come further by ``more``."""
+    """How many of 20 proposals are slow, after 24 runs of which 8 are slow and come further by ``more``."""
     study = new_study()
     for i in range(24):
         x = (i % 8) / 8
         study.add_trial(run(x, "slow", slow_s, more) if i % 3 == 0 else run(x, "quick", 10.0))
     blank = create_trial(state=TrialState.RUNNING)
-    return sum(CurvesSampler(COST_FACTS, n).propose(study, blank, {})["kind"] == "slow" for n in range(24, 64))
+    return sum(CurvesSampler(COST_FACTS, n).propose(study, blank, {})["kind"] == "slow" for n in range(24, 44))
 
 
 def test_what_costs_eight_times_as_much_must_promise_much_more() -> None:
-    assert slow_among_proposed(10.0, more=0.01) > 20
-    assert slow_among_proposed(80.0, more=0.01) < 10
-    assert slow_among_proposed(80.0, more=0.1) > 20
+    assert slow_among_proposed(10.0, more=0.01) > 10
+    assert slow_among_proposed(80.0, more=0.01) < 5
+    assert slow_among_proposed(80.0, more=0.1) > 10
 
 
 def test_the_time_of_an_epoch_is_the_median_of_those_of_the_run() -> None:

@@ -161,7 +161,7 @@ def brackets(tmp_path: Path, name: str, seed: int) -> list[bool]:
     store = StudyStore.create(tmp_path / name, name, {}, None)
     bridge = make_bridge(store, trials=40, concurrency=1, pruner="hyperband", seed=seed, overrides=SHORT_WARMUP)
     stopped = []
-    for n in range(24):
+    for n in range(14):
         bridge.suggest(f"r{n}")
         stopped.append(run_out(bridge, f"r{n}", [0.9 - 0.01 * n] * EPOCHS))
     store.close()

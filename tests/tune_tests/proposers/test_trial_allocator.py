@@ -65,8 +65,9 @@ def batches(study: optuna.Study) -> list[int]:
     return [trial.params["batch"] for trial in study.trials]
 
 
-@pytest.mark.parametrize("strategy", sorted(CAPABILITIES))
-@pytest.mark.parametrize(("trials", "at_once"), [(12, 1), (21, 3)])
+@pytest.mark.parametrize(
+    ("strategy", "trials", "at_once"), [*((name, 12, 1) for name in sorted(CAPABILITIES)), ("tpe", 21, 3)]
+)
 def test_each_batch_is_tried_early_and_gets_half_of_an_equal_share(strategy, trials, at_once):
     study = search(strategy, dataclasses.replace(FACTS, trials=trials), at_once)
     assert set(batches(study)[:4]) == set(BATCHES)
@@ -78,12 +79,6 @@ def test_with_a_budget_alone_each_batch_gets_half_of_an_equal_share_of_all_trial
     study = search("random", dataclasses.replace(FACTS, trials=8, open_ended=True), trials=80)
     for count in (8, 20, 40, 80):
         assert min(Counter(batches(study)[:count]).values()) >= count / 4 / 2
-
-
-def test_without_a_frontier_some_batch_gets_less():
-    alone = dataclasses.replace(FACTS, frontier=None)
-    found = [Counter(batches(search("tpe", dataclasses.replace(alone, seed=seed)))) for seed in range(3)]
-    assert min(counts.get(batch, 0) for counts in found for batch in BATCHES) < 12 / 4 / 2, found
 
 
 def begun(study: optuna.Study, batch: int, **attrs: object) -> optuna.trial.Trial:
@@ -206,8 +201,8 @@ def test_what_the_batches_share_is_learned_from_all_of_them(strategy):
         late = [trial.params["lr_multiplier"] for trial in study.trials[20:]]
         return float(np.median([abs(math.log(value / 4)) for value in late]))
 
-    ours = np.mean([distance(strategy, seed) for seed in range(3)])
-    random = np.mean([distance("random", seed) for seed in range(3)])
+    ours = np.mean([distance(strategy, seed) for seed in range(2)])
+    random = np.mean([distance("random", seed) for seed in range(2)])
     assert ours < 0.6 * random
 
 

@@ -4,7 +4,6 @@ import dataclasses
 import io
 import json
 import math
-import statistics
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from optuna.distributions import CategoricalDistribution
 from optuna.trial import FrozenTrial, TrialState
 from rich.console import Console
 from scipy.stats import beta
-from scipy.stats import t as student
 
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.tune.budget.ledger import DeviceSeconds
@@ -23,9 +21,9 @@ from bigbatch.tune.console.findings import SearchAnswer, print_findings
 from bigbatch.tune.console.frontier_table import frontier_lines
 from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.options import SearchOptions
-from bigbatch.tune.runs.frontier import FrontierFacts, counted_trials, frontier_facts, frontier_of
+from bigbatch.tune.runs.frontier import FrontierFacts, counted_trials, frontier_of
 from bigbatch.tune.runs.learned import CHOSEN
-from bigbatch.tune.runs.objective import HALF_A_POINT, POINTS, Objective, Tolerance
+from bigbatch.tune.runs.objective import POINTS, Tolerance
 from bigbatch.tune.runs.observer import trial_views
 from bigbatch.tune.runs.reported import Examples
 from bigbatch.tune.runs.run import CONFIRMS_ATTR, CONTINUES_ATTR, DIVERGED_ATTR, EPOCH_ATTR, PAUSED_ATTR
@@ -142,26 +140,6 @@ def test_the_interval_is_that_of_the_best_of_so_many():
     assert first.by == second.by == CHOSEN
 
 
-def test_confirmed_values_replace_the_lucky_one():
-    study = new_study()
-    lucky, solid = finish(study, 256, 0.98), finish(study, 256, 0.96)
-    never = finish(study, 256, 0.99)
-    fresh = {lucky: [0.94, 0.95, 0.945], solid: [0.955, 0.96, 0.95]}
-    for number, values in fresh.items():
-        for value in values:
-            finish(study, 256, value, **{CONFIRMS_ATTR: number})
-    found = frontier_of(study.trials, FACTS)
-    best = found.leading
-    assert best.trial == solid != never and best.seeds == 3
-    assert best.objective == pytest.approx(statistics.fmean(fresh[solid]))
-    # Two were confirmed: each part of the interval is at 5 % / 2.
-    low, high = clopper_pearson(1910, 2000, 0.025)
-    half = float(student.ppf(1 - 0.025 / 2, 2)) * statistics.stdev(fresh[solid]) / math.sqrt(3)
-    assert best.reported.low == pytest.approx(0.955 - math.hypot(0.955 - low, half))
-    assert best.reported.high == pytest.approx(0.955 + math.hypot(high - 0.955, half))
-    assert found.rows[1].finished == 3
-
-
 def test_how_much_worse_a_value_may_be_is_newcombes_bound():
     found = frontier_of(trials_of({128: [0.97], 512: [0.966]}), FACTS)
     _, above = clopper_pearson(1940, 2000, 0.05)
@@ -174,21 +152,6 @@ def test_how_much_worse_a_value_may_be_is_newcombes_bound():
     assert found.is_certain is False
     wide = frontier_of(trials_of({128: [0.97], 512: [0.966]}), within(3))
     assert wide is not None and wide.is_certain is True
-
-
-def test_a_smaller_loss_is_better_and_has_no_interval():
-    facts = dataclasses.replace(within(2, "%"), objective=Objective("val_loss", "minimize", 9.0))
-    found = frontier_of(trials_of({128: [0.300], 256: [0.304], 512: [0.2999], 1024: [0.31]}), facts)
-    assert found.answer_row.value == 512 == found.reference.value
-    assert found.leading.reported.low is None and found.is_certain is None
-    assert found.rows[3].worse_by == pytest.approx(0.0101)
-
-
-def test_a_study_that_compares_no_values_has_one_row():
-    for description in ({"val_size": 360}, {"val_size": 360, "frontier": None}):
-        facts = frontier_facts(description)
-        assert (facts.name, facts.values) == (None, (None,))
-        assert (facts.tolerance, facts.examples.choosing) == (HALF_A_POINT, 360)
 
 
 # In the study's folder

@@ -88,8 +88,10 @@ def study(
 def test_the_number_of_trials_is_a_limit_only_where_nothing_else_is(tmp_path, options, limit):
     plan = plan_of(tmp_path, space="large_batch", **options)
     assert plan.trial_limit == limit == plan.to_dict()["trials"]
-    assert ("as many as the budget allows" in printed(plan)) == (limit is None)
-    assert ("epochs = " in printed(plan)) == (limit is not None), "the highest cost is the budget"
+    said = printed(plan)
+    assert ("as many as the budget allows" in said) == (limit is None)
+    assert ("epochs = " in said) == (limit is not None), "the highest cost is the budget"
+    assert limit is None or f" {EPOCHS * limit} epochs = " in said
 
 
 def test_a_resumed_study_keeps_its_budget_as_the_only_limit(tmp_path):

@@ -79,9 +79,7 @@ def test_json_lines_become_a_table_with_a_diverged_run(tmp_path: Path) -> None:
         ([line({"lr": 1.0}, [0.1]), line({"lr": float("nan")}, [0.2])], "must be finite; got 'lr' with nan"),
         ([json.dumps({"dimensions": {"lr": {"low": 1}}})], "dimensions must look like"),
         ([*WHOLE, line({"lr": 9.0}, FOUR, epochs="4")], "line 3: epochs of a run must be a whole number; got '4'"),
-        ([*WHOLE, line({"lr": 9.0}, FOUR, epochs=4.5)], "epochs of a run must be a whole number; got 4.5"),
         ([*WHOLE, line({"lr": 9.0}, FOUR, diverged="no")], "diverged of a run must be true or false; got 'no'"),
-        ([*WHOLE, line({"lr": 9.0}, FOUR, diverged=2)], "diverged of a run must be true or false; got 2"),
         ([*WHOLE, line({"lr": 9.0}, FOUR, warmup_epochs="1")], "warmup_epochs must be a number; got '1'"),
     ],
 )

@@ -194,10 +194,10 @@ def test_every_row_runs_once_and_hours_are_those_of_the_curves() -> None:
 
 @pytest.mark.parametrize(("strategy", "stopping"), [("tpe", "asha"), ("curves", "none")])
 def test_the_seed_alone_decides(strategy: str, stopping: str) -> None:
-    table = invented_table("projected", 4, rows=60)
-    one, again, other = (simulate(table, None, strategy, stopping, 4, seed, 20.0) for seed in (1, 1, 2))
+    table = invented_table("projected", 4, rows=40)
+    one, again, other = (simulate(table, None, strategy, stopping, 4, seed, 10.0) for seed in (1, 1, 2))
     assert one == again and one != other
-    assert max(epoch.hours for epoch in one) <= 20.0
+    assert max(epoch.hours for epoch in one) <= 10.0
     assert {frozenset(e.parameters.items()) for e in one} <= {frozenset(c.params.items()) for c in table.curves}
 
 

@@ -61,7 +61,7 @@ def continued(study: optuna.Study, strategy: Strategy, **limits: object) -> int 
     return paused.number
 
 
-@pytest.mark.parametrize(("slots", "looks"), [(1, 8), (3, 8), (4, 8), (8, 16), (24, 48)])
+@pytest.mark.parametrize(("slots", "looks"), [(1, 8), (4, 8), (8, 16)])
 @pytest.mark.parametrize("open_ended", [True, False])
 def test_two_trials_for_each_slot_and_at_least_eight_are_looked_at_then_the_best_of_them_go_on(
     slots: int, looks: int, open_ended: bool
@@ -155,15 +155,13 @@ def hour_long_runs(jitter: float = 0.0) -> CurveTable:
     return CurveTable("an hour", tuple(rows))
 
 
-@pytest.mark.parametrize("slots", [1, 2, 8])
-@pytest.mark.parametrize("runs", [1.15, 1.3, 1.6, 1.9, 2.2])
+@pytest.mark.parametrize(("slots", "runs"), [(1, 1.15), (2, 1.3), (8, 1.6), (1, 1.9), (2, 2.2)])
 def test_a_small_budget_ends_with_a_whole_run_though_epochs_are_not_all_as_long(slots: int, runs: float) -> None:
-    for seed in range(3):
-        found = simulate(hour_long_runs(jitter=0.03), None, "random", "look", slots, seed, slots * runs, resume_s=30.0)
-        assert sum(one.finished for one in found) >= max(1, slots // 2)
+    found = simulate(hour_long_runs(jitter=0.03), None, "random", "look", slots, 0, slots * runs, resume_s=30.0)
+    assert sum(one.finished for one in found) >= max(1, slots // 2)
 
 
-@pytest.mark.parametrize(("slots", "budget_h", "left_h"), [(1, 1.05, 0.105), (4, 4.2, 0.42), (16, 17.0, 0.9)])
+@pytest.mark.parametrize(("slots", "budget_h", "left_h"), [(1, 1.05, 0.105), (16, 17.0, 0.9)])
 def test_a_budget_of_little_more_than_a_run_for_each_slot_is_used(slots: int, budget_h: float, left_h: float) -> None:
     """Less is left than a tenth, or than the 0.9 hours that a paused run needs to its end."""
     found = simulate(hour_long_runs(), None, "auto", "look", slots, 0, budget_h, resume_s=30.0)
@@ -184,7 +182,7 @@ def proposal(study: optuna.Study, facts: SearchFacts, number: int) -> dict[str, 
     return trial.params
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_the_first_proposal_is_the_middle_of_each_range_or_prior_and_any_word(seed: int) -> None:
     params = proposal(new_study(), replace(FACTS, dimensions=SPACE, seed=seed), 0)
     assert params["words"] in WORDS.choices and params["batch"] == 64 and params["steps"] == 5
@@ -237,9 +235,7 @@ def test_a_run_that_returned_before_its_last_epoch_has_ended_too() -> None:
         assert proposed != SobolSampler(["x"], facts.seed).sample_independent(study, study.trials[number], "x", X)
 
 
-@pytest.mark.parametrize(
-    ("slots", "ended", "quasi_random"), [(8, False, 16), (8, True, 10), (2, False, 10), (20, False, 32)]
-)
+@pytest.mark.parametrize(("slots", "ended", "quasi_random"), [(8, False, 16), (8, True, 10), (20, False, 32)])
 def test_proposals_are_quasi_random_until_a_run_has_ended_but_two_for_each_slot_at_most(
     slots: int, ended: bool, quasi_random: int
 ) -> None:

@@ -60,16 +60,6 @@ def test_the_tables_hold_every_trial_and_epoch_typed_and_versioned(tmp_path):
     assert epochs[0]["step_s"] == 0.5 and epochs[0]["val_loss"] is None
 
 
-def test_best_json_is_the_best_trials_whole_configuration(tmp_path):
-    store = new_study(tmp_path)
-    for smoothing, value in ((0.0, 0.6), (0.1, 0.9), (0.2, 0.8)):
-        add_trial(store, [value], TrialState.COMPLETE, TrainConfig(epochs=1, label_smoothing=smoothing))
-    add_trial(store, [0.99], TrialState.PRUNED, TrainConfig(epochs=1, label_smoothing=0.3))
-    store.refresh(force=True)
-    best = TrainConfig.from_json(store.best_file.read_text())
-    assert best == TrainConfig(epochs=1, label_smoothing=0.1), "a stopped trial is not the best, however good it looked"
-
-
 def test_a_journal_cut_off_in_the_middle_of_a_line_opens_again_and_can_be_continued(tmp_path):
     store = new_study(tmp_path)
     add_trial(store, [0.5], TrialState.COMPLETE)
@@ -131,19 +121,6 @@ def test_sessions_are_kept_with_commit_and_versions(tmp_path):
     session = description["sessions"][0]
     assert session["outcome"] == "ended" and session["packages"]["optuna"] == optuna.__version__
     assert set(session["git"] or {"commit", "dirty", "changed_files"}) >= {"commit", "dirty"}
-
-
-def test_a_database_can_hold_the_study(tmp_path):
-    url = f"sqlite:///{tmp_path}/study.db"
-    store = StudyStore.create(tmp_path / "s", "s", {}, url)
-    add_trial(store, [0.5], TrialState.COMPLETE)
-    store.close()
-    assert not (tmp_path / "s" / "optuna.journal").exists()
-    again = StudyStore.open(tmp_path / "s", url)
-    assert [t.value for t in again.study.trials] == [0.5]
-    with pytest.raises(ConfigError, match="--study OTHER"):
-        StudyStore.create(tmp_path / "t", "s", {}, url)
-    assert not (tmp_path / "t").exists()
 
 
 def test_passwords_are_redacted():

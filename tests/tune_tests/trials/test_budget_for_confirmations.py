@@ -48,8 +48,7 @@ def search(tmp_path: Path, hours: float, confirm: ConfirmationFacts | None, **mo
     return BudgetedSearch(tmp_path / "s", Limits(device_s=hours * 3600), confirm, **more)
 
 
-@pytest.mark.parametrize("owned", [True, False])
-@pytest.mark.parametrize(("slots", "best", "seeds"), [(1, 1, 3), (2, 2, 2), (4, 1, 3)])
+@pytest.mark.parametrize(("slots", "best", "seeds", "owned"), [(1, 1, 3, True), (2, 2, 2, False), (4, 1, 3, True)])
 def test_the_search_ends_early_enough_and_all_that_was_asked_for_is_confirmed(tmp_path, slots, best, seeds, owned):
     """Runs of 55 s and 85 s. Without ``--trials`` only the budget ends the search."""
     times = {32: 16.0, 128: 10.0}
@@ -75,8 +74,7 @@ def test_the_search_ends_early_enough_and_all_that_was_asked_for_is_confirmed(tm
     )
 
 
-@pytest.mark.parametrize("slots", [1, 3])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("slots", "seed"), [(1, 0), (3, 1)])
 def test_with_noisy_epochs_no_more_than_two_percent_over_is_billed_and_nearly_all_is_confirmed(tmp_path, slots, seed):
     rng, times = random.Random(seed), {32: 16.0, 128: 10.0}
     found = search(
@@ -123,12 +121,12 @@ def test_a_driver_that_is_killed_while_it_confirms_confirms_the_rest(tmp_path):
 
 
 def test_a_larger_budget_searches_on_and_confirms_what_is_best_then(tmp_path):
-    first = search(tmp_path, 0.3, facts(1, 1), on_disk=True).run()
+    first = search(tmp_path, 0.15, facts(1, 1), on_disk=True).run()
     count, before = len(first.all), split(first.all)[1]
-    more = search(tmp_path, 0.9, facts(1, 1), clock=first.clock, on_disk=True).run()
+    more = search(tmp_path, 0.45, facts(1, 1), clock=first.clock, on_disk=True).run()
     searched, confirmed = split(more.all)
-    assert sum(t.number >= count and t.state == TrialState.COMPLETE for t in searched) > 10
-    assert set(best_by_batch(searched, 1)) | set(before) == set(confirmed) and more.held_s <= 0.9 * 3600
+    assert sum(t.number >= count and t.state == TrialState.COMPLETE for t in searched) > 5
+    assert set(best_by_batch(searched, 1)) | set(before) == set(confirmed) and more.held_s <= 0.45 * 3600
     assert all(len(runs) == 1 for runs in confirmed.values()), "none is confirmed with a seed twice"
 
 
@@ -192,9 +190,8 @@ def small_search(folder: Path, seconds: float, slots: int, of_time: bool, noise:
     ).run()  # fmt: skip
 
 
-@pytest.mark.parametrize("of_time", [False, True])
-@pytest.mark.parametrize("slots", [1, 2, 8])
-@pytest.mark.parametrize("seconds", [LEAST_S, LEAST_S + 25, 2 * LEAST_S, 200.0, 600.0, 3600.0])
+@pytest.mark.parametrize(("slots", "of_time"), [(1, True), (8, False)])
+@pytest.mark.parametrize("seconds", [LEAST_S, LEAST_S + 25, 2 * LEAST_S, 200.0, 600.0])
 def test_no_budget_is_exceeded_by_two_percent_and_less_than_a_run_is_left(tmp_path, seconds, slots, of_time):
     found = small_search(tmp_path, seconds, slots, of_time)
     held_s = found.clock.now_s
@@ -205,7 +202,7 @@ def test_no_budget_is_exceeded_by_two_percent_and_less_than_a_run_is_left(tmp_pa
     assert epochs >= slots * int((seconds - LEAST_S) / EPOCH_S) * (seconds < LEAST_S + RUN_S), "each second is trained"
 
 
-@pytest.mark.parametrize("slots", [1, 2, 8])
+@pytest.mark.parametrize("slots", [1, 8])
 def test_with_noisy_epochs_neither(tmp_path, slots):
     found = small_search(tmp_path, 900.0, slots, False, noise=0.2)
     assert 0.98 * 900.0 - RUN_S <= found.clock.now_s <= 1.02 * 900.0

@@ -336,9 +336,9 @@ def test_each_checkpoint_folder_is_removed_once_over_a_whole_search(store, monke
     monkeypatch.setattr(
         "bigbatch.tune.storage.store.shutil.rmtree", lambda path, **more: (removed.append(str(path)), remove(path))
     )
-    bridge = make_bridge(store, trials=40, concurrency=1)
-    for i in range(40):
+    bridge = make_bridge(store, trials=12, concurrency=1, strategy="random")
+    for i in range(12):
         folder = store.checkpoint_folder(number_of(bridge.suggest(f"r{i}")))
         folder.mkdir(parents=True)
         run_out(bridge, f"r{i}", [i % 7 / 10] * EPOCHS)
-    assert len(removed) == len(set(removed)) == 39
+    assert len(removed) == len(set(removed)) == 11

@@ -82,7 +82,7 @@ def test_a_broken_node_is_given_up_and_what_it_failed_is_repeated_elsewhere(stor
     assert not {node for _, node in cluster.begun[last + 1 :]} - {"y"}
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_at_random_only_broken_nodes_are_given_up(store, seed) -> None:
     """Configurations that nobody can train fail in a row on one node too, while the others are busy."""
     rng = random.Random(seed)
@@ -127,6 +127,7 @@ def test_where_no_trial_trains_the_search_ends_and_no_node_is_given_up(store, no
     bridge = make_bridge(store, trials=50, concurrency=len(nodes), cluster=cluster)
     cluster.train(bridge, lambda node, params: LOST_GPU)
     assert "the first 4 trials all failed for the same reason" in str(bridge.fatal) and not cluster.given_up
+    assert len(store.study.trials) <= 4 + len(nodes), "then none begins"
     because = store.study.trials[0].user_attrs["ended_because"]
     assert because.startswith("on node host-") == (len(nodes) > 1)
 
