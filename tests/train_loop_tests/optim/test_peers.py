@@ -79,8 +79,7 @@ def optax_weights(make: Any) -> list[np.ndarray]:
         return [np.asarray(p) for p in params]
 
 
-@pytest.mark.parametrize("nesterov", [False, True])
-@pytest.mark.parametrize("eps", [0.0, 0.1])
+@pytest.mark.parametrize(("nesterov", "eps"), [(False, 0.1), (True, 0.0)])
 def test_optax_lars_without_decay(nesterov: bool, eps: float) -> None:
     expected = optax_weights(
         lambda optax, rate: optax.lars(rate, trust_coefficient=0.1, eps=eps, momentum=0.9, nesterov=nesterov)
