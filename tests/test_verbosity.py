@@ -9,6 +9,7 @@ import pytest
 
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.tune.console.display import SearchProgress, make_display
+from helpers import commands
 from helpers.paths import TUNE
 from helpers.processes import clean_environment, program
 
@@ -32,9 +33,9 @@ def test_a_plan_is_silent_or_says_its_steps(tmp_path: Path) -> None:
     assert (quiet.returncode, quiet.stdout, quiet.stderr) == (0, "", "")
     assert plain.stdout == verbose.stdout != "" and plain.stderr == ""
     assert steps_of(verbose) == ["the options are checked, the search is planned"]
-    wrong = bigbatch(TUNE, "--space", "smokee", "--quiet", cwd=tmp_path)
+    wrong = commands.run("--space", "smokee", "--quiet", cwd=tmp_path)
     assert wrong.returncode == 2 and "'smokee'" in wrong.stderr
-    both = bigbatch(*words, "--quiet", "--verbose", cwd=tmp_path)
+    both = commands.run(*words[1:], "--quiet", "--verbose", cwd=tmp_path)
     assert both.returncode == 2 and "--verbose" in both.stderr and both.stderr.count("\n") == 1
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -79,24 +80,29 @@ class Server:
         return facts, done.stderr
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    one = Server(tmp_path)
-    one.start("colorsys")
+@contextlib.contextmanager
+def started(folder: Path, *modules: str) -> Iterator[Server]:
+    one = Server(folder)
+    one.start("colorsys", *modules)
     yield one
     one.process.kill()
     one.process.communicate()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with started(tmp_path_factory.mktemp("server")) as one:
+        yield one
 
 
 def context(**values: object) -> str:
     return fork_server.CONTEXT + json.dumps({"command_prefix": [], "env_vars": {}, "java_jars": [], **values})
 
 
-def test_a_copy_finds_what_an_interpreter_of_its_own_would_find(server: Server) -> None:
-    copy, said = server.ask()
-    assert not fork_server.failure(server.path)
-    server.process.kill()
-    server.process.wait()
+def test_a_copy_finds_what_an_interpreter_of_its_own_would_find(tmp_path: Path) -> None:
+    with started(tmp_path) as server:
+        copy, said = server.ask()
+        assert not fork_server.failure(server.path)
     alone, also = server.ask()  # nobody answers: the same words in an interpreter
     assert (copy.pop("loaded"), alone.pop("loaded")) == (True, False)
     assert copy.pop("parent") == server.process.pid != alone.pop("parent")
@@ -175,15 +181,10 @@ def test_a_server_that_has_threads_or_does_not_know_the_program_copies_nothing(t
     (tmp_path / "threads_a.py").write_text(
         "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
     )
-    server = Server(tmp_path)
-    server.start("colorsys", "threads_a", "no_such_module")
-    try:
+    with started(tmp_path, "threads_a", "no_such_module") as server:
         facts, _ = server.ask()
         assert not facts["loaded"] and facts["parent"] != server.process.pid
         assert fork_server.failure(server.path) == "ModuleNotFoundError: No module named 'no_such_module'"
-    finally:
-        server.process.kill()
-        server.process.communicate()
 
 
 HOLDER = """

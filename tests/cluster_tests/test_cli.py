@@ -44,8 +44,6 @@ BAD_INPUT = {
     "value of the search": ((*DRY, "--trials", "many"), "many"),
     "options and a command": ((*DRY, "--trials", "3", "--", "echo"), "--trials"),
     "nodes no number": ((*DRY, "-N", "four"), "four"),
-    "more GPUs than the nodes have": ((*DRY, "--site", "jean_zay", "-A", "x", "--gpus-per-node", "5"), "has 4 GPUs"),
-    "wall time over the limit": ((*DRY, "--site", "jean_zay", "-A", "x", "-p", "gpu_p5", "-t", "21h"), "20:00:00"),
     "no account": ((*DRY, "--site", "jean_zay"), "--account"),
     "interpreter missing": (("submit", "--dry-run", "--python", "/no/python"), "/no/python"),
     "image missing": ((*DRY, "--container", "none.sif"), "--container must be an existing file; got 'none.sif'"),

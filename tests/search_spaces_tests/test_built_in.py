@@ -140,14 +140,14 @@ def test_an_optimizer_without_a_rule_is_searched_with_a_fixed_rate(monkeypatch: 
 
 
 @SPACES
-@pytest.mark.parametrize("workers", [1, 2, 3, 4])
+@pytest.mark.parametrize("workers", [1, 3])
 def test_every_sampled_configuration_is_valid(space: Space, workers: int) -> None:
     seen: dict[str, Distribution] = {}
     for workload in (DIGITS, IMAGENET):
         here = on_workers(workload, workers)
         seen.clear()
         rng = random.Random(workers)
-        for _ in range(500):
+        for _ in range(150):
             trial = StandInTrial(rng)
             config = space(trial, here)
             assert config.batch.split(workers).micro_size <= here.max_micro_size

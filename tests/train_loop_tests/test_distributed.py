@@ -75,7 +75,7 @@ def test_several_ranks_meet_soon_also_while_the_first_steps_are_slow(clock: list
     assert met[6:10] == [9, 11, 15, 23], "twice as many steps each time, until a second is full"
 
 
-@pytest.mark.parametrize("asked_at", [0.5, 8.01, 9.0, 16.0, 20.0, 27.05, 28.5])
+@pytest.mark.parametrize("asked_at", [0.5, 9.0, 20.0, 28.5])
 def test_a_stop_is_met_within_a_second_of_steps_also_while_the_first_are_slow(
     asked_at: float, clock: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -81,7 +81,7 @@ REFUSED = {
 WITH_A_WAY_ON = ("space file missing", "data missing", "range test", "study to learn from")
 
 
-@pytest.mark.parametrize(("name", "dry"), [("space file missing", True), ("data missing", False), ("no trials", False)])
+@pytest.mark.parametrize(("name", "dry"), [("space file missing", True), ("no trials", False)])
 def test_a_search_that_cannot_be_is_not_submitted(name, dry, site, tmp_path):
     options, expected = REFUSED[name]
     done = site(*(["--dry-run"] if dry else []), *options)
@@ -193,7 +193,7 @@ def test_a_login_nodes_bare_python_checks_what_it_can(site, tmp_path, bare_pytho
     # No apptainer.
     bare = partial(site, "--container", image, python=bare_python, job=None, PATH=f"{tmp_path}/bin:/usr/bin:/bin")
     (tmp_path / "mine.py").write_text("import torch\n" + OWN)
-    for name in ("space file missing", "data missing", "sampler", "study to resume"):
+    for name in ("data missing", "sampler"):
         options, expected = REFUSED[name]
         is_refused(bare(*options), tmp_path, expected)
     done = bare("--space", "mine.py:mine", "--model", "convnext_tiny", "--time-budget", "1h30m")

@@ -19,7 +19,7 @@ from bigbatch.train_loop.data.packed.schema import PackedFiles
 from bigbatch.train_loop.data.packing import command as pack_command
 from bigbatch.train_loop.data.pixels.crops import decode_rgb
 from bigbatch.train_loop.data.sets.scan import scan_folder
-from bigbatch.train_loop.errors import ImageError, LoaderError, TrainingStopped
+from bigbatch.train_loop.errors import ImageError, TrainingStopped
 from bigbatch.train_loop.launch import command as train_command
 from bigbatch.train_loop.launch import lr_find
 from bigbatch.train_loop.loop.train import train
@@ -145,21 +145,6 @@ def test_the_range_test_ends_in_one_line(config, images, tmp_path, capsys):
     assert lr_find.main(["--config", str(config), "--output", str(tmp_path / "found")]) == 1
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 1 and "failed: cannot read image" in said[0]
-
-
-@pytest.mark.parametrize("kind", [ImageError, LoaderError])
-def test_of_rays_error_the_workers_own_is_taken(kind: type[Exception]) -> None:
-    from ray.train.v2.api.exceptions import WorkerGroupError
-
-    from bigbatch.train_loop.launch.full_run import _cause
-    from bigbatch.train_loop.launch.trial_task import failed_end
-
-    met, lost = kind("cannot read a.png: it is no image"), RuntimeError("Connection closed by peer")
-    error = WorkerGroupError("of a test", {0: lost, 1: met})
-    assert _cause(error, 0) is met and failed_end(error).failure == "worker 1: cannot read a.png: it is no image"
-    other = WorkerGroupError("of a test", {0: lost})
-    end = failed_end(other)
-    assert _cause(other, 0) is other and str(end.failure).startswith("worker 0: ")
 
 
 def test_bad_images_are_named_in_the_log_of_the_trial_that_met_them(tmp_path: Path) -> None:

@@ -45,15 +45,17 @@ def test_batch_larger_than_the_training_set_is_refused(digits_source: DataSource
 
 IMPORTS = """
 import sys
-from bigbatch.train_loop.config import DataConfig
+from bigbatch.train_loop.config import DataConfig, ModelConfig
 from bigbatch.train_loop.data.catalogue import describe_data_set, open_data
-describe_data_set(DataConfig()), describe_data_set(DataConfig(name=sys.argv[1]))
+from bigbatch.train_loop.model.networks import check_model, check_model_name
+check_model_name("resnet50"), describe_data_set(DataConfig(name=sys.argv[1]))
+check_model(ModelConfig(name="resnet18"), describe_data_set(DataConfig()))
 print([name for name in ("torch", "sklearn", "torchvision", "ray") if name in sys.modules])
 next(open_data(DataConfig()).val_batches(10, 0, 1))
 print([name for name in ("sklearn", "torchvision", "ray") if name in sys.modules])
 """
 
 
-def test_describing_loads_no_torch_and_opening_digits_no_sklearn(images_folder: Path) -> None:
+def test_describing_and_checking_a_resnet_load_no_torch_and_opening_digits_no_sklearn(images_folder: Path) -> None:
     run = run_process(sys.executable, "-c", IMPORTS, images_folder, cwd=ROOT / "src")
     assert run.stdout == "[]\n[]\n", run.stderr

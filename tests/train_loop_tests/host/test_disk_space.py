@@ -2,7 +2,6 @@
 
 import dataclasses
 import logging
-import pickle
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -257,10 +256,6 @@ def test_checkpoints_without_room_are_left_out_but_for_the_last(last, built, mon
         return
     assert untimed(run(OF_THE_LOOP, checkpoint_dir=tmp_path / "b", checkpoint_every_s=1e-9)) == expected
     assert len(tried) > 1 and "/scratch is full" in caplog.text
-
-
-def test_the_error_crosses_processes_with_its_words() -> None:
-    assert str(pickle.loads(pickle.dumps(DiskFull("the file system /scratch is full")))).endswith("/scratch is full")
 
 
 def test_a_log_without_room_is_closed_in_silence(capfd: pytest.CaptureFixture[str]) -> None:

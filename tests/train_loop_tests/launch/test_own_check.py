@@ -64,9 +64,6 @@ def mean(outputs, targets):
 def shapes(outputs, targets):
     return F.mse_loss(outputs, targets.float())
 
-def vector(outputs, targets):
-    return F.cross_entropy(outputs, targets, reduction="none")
-
 class Learned(nn.Module):
     def __init__(self):
         super().__init__()
@@ -189,7 +186,6 @@ def _check_all(config: TrainConfig) -> None:
             r"must return logits \[N, 10\]; got a tensor \[4, 7\] from model.name=.*my.py:net.*workload.num_classes",
         ),
         ({"model__name": "pair"}, r"must return logits \[N, 10\]; got a dict from"),
-        ({"loss": "vector", "model__name": "net"}, r"one number; got a tensor \[4\] of float32"),
         ({"loss": "learned", "model__name": "net"}, "loss must have no parameters of its own, for nothing would train"),
         (
             {"metrics": ["several"], "model__name": "net"},
@@ -214,7 +210,6 @@ def _check_all(config: TrainConfig) -> None:
         ),
         ({"optimizer__name": "lbfgs", "model__name": "net"}, r"two batches .*closure|decay"),
         ({"model__options": {"width": 3}}, "model.options are arguments of a function of your own"),
-        ({"loss_options": {"gamma": 3}}, "loss_options are arguments of a function of your own"),
         ({"optimizer__options": {"x": 3}}, "optimizer.options are arguments of a function of your own"),
     ],
     ids=str,

@@ -140,6 +140,8 @@ def test_a_full_run_whose_worker_dies_again_and_again_ends_in_a_line(monkeypatch
     assert isinstance(_cause(group(r1=died(OutOfMemoryError("full"))), 0), NodeMemoryError)
     other = group(r0=ValueError("a fault of the loop"))
     assert _cause(other, 0) is other
+    for met in (ImageError("cannot read a.png"), LoaderError("ended with exit code 1")):
+        assert _cause(group(r0=LOST, r1=met), 0) is met
 
 
 def test_a_full_run_that_fills_the_disk_ends_with_the_error_that_its_command_explains() -> None:

@@ -61,38 +61,6 @@ def test_the_state_of_the_optimizer_stays_and_the_new_numbers_hold(name, built, 
     assert rates[1] <= 0.05 < rates[0]
 
 
-def test_a_step_with_the_new_momentum_is_the_formulas(built, tmp_path):
-    """b ← m·b + g + λw and w ← w − lr·b in float64, with b of the checkpoint and m, λ and lr of the new numbers."""
-    config = changed(CONFIG, nesterov=False, schedule__warmup_epochs=0.0)
-    with pytest.raises(KeyboardInterrupt):
-        run(config, tmp_path, Leaves())
-    steps: list[tuple[list[torch.Tensor], ...]] = []
-
-    def watch(optimizer: torch.optim.Optimizer) -> None:
-        def before(*_: object) -> None:
-            group = optimizer.param_groups[0]  # loading has replaced the first ones
-            if not steps:
-                buffers = [optimizer.state[p]["momentum_buffer"] for p in group["params"]]
-                given = (group["params"], [p.grad for p in group["params"]], buffers)
-                steps.append(tuple([t.double().clone() for t in ts] for ts in given))
-
-        def after(*_: object) -> None:
-            group = optimizer.param_groups[0]
-            if len(steps) == 1:
-                steps.append(([p.detach().double().clone() for p in group["params"]], [torch.tensor(group["lr"])]))
-
-        optimizer.register_step_pre_hook(before)
-        optimizer.register_step_post_hook(after)
-
-    built.watch = watch
-    run(changed(config, momentum=0.5, weight_decay=0.25, peak_lr=0.1), tmp_path)
-    (params, grads, buffers), (moved, (rate,)) = steps
-    assert 0 < float(rate) <= 0.1 + 1e-6
-    for w, g, b, found in zip(params, grads, buffers, moved, strict=True):
-        expected = w - float(rate) * (0.5 * b + g + 0.25 * w)
-        torch.testing.assert_close(found, expected.detach(), rtol=1e-5, atol=1e-6)
-
-
 def test_what_would_be_another_run_is_refused(built, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         run(CONFIG, tmp_path, Leaves())

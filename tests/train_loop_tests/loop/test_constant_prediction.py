@@ -169,14 +169,15 @@ def test_a_run_measures_it_with_its_first_epoch_alone_and_on_the_holdout_too(mon
         assert [first[f"{name}_top1"], first[f"{name}_loss"]] == pytest.approx(_share_and_entropy(labels), rel=1e-6)
 
 
-@pytest.mark.parametrize("polls", [3, 6], ids=["within the first epoch", "within the second"])
-def test_a_resumed_run_has_it_once(built, tmp_path, polls):
+def test_a_resumed_run_has_it_once(built, tmp_path):
+    """Stopped within the first epoch, and within the second."""
     whole = [record.baseline for record in run(CONFIG)]
-    with pytest.raises(RuntimeError, match="stopped on request"):
-        run(CONFIG, reporter=StopsAt(polls), checkpoint_dir=tmp_path)
-    run(CONFIG, checkpoint_dir=tmp_path)
-    history = torch.load(tmp_path / "latest.pt", weights_only=True)["progress"]["history"]
-    assert whole[0] and [record["baseline"] for record in history] == whole
+    for polls in (3, 6):
+        with pytest.raises(RuntimeError, match="stopped on request"):
+            run(CONFIG, reporter=StopsAt(polls), checkpoint_dir=tmp_path / str(polls))
+        run(CONFIG, checkpoint_dir=tmp_path / str(polls))
+        history = torch.load(tmp_path / str(polls) / "latest.pt", weights_only=True)["progress"]["history"]
+        assert whole[0] and [record["baseline"] for record in history] == whole
 
 
 def test_a_run_that_goes_on_from_records_without_it_measures_it(built, tmp_path):

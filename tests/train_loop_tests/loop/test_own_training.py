@@ -1,7 +1,5 @@
 """The loop with a model, a loss and an optimizer of a user's own: resumed, and told apart where it fails."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -122,14 +120,3 @@ def test_our_own_errors_stay_what_they_are(own: TrainConfig) -> None:
         run(own.replace_keys({"loss": f"{file}:nan", "loss_options": {}}))
     with pytest.raises(ConfigError, match="unexpected keyword argument 'depth'"):
         run(own.replace_keys({"model.options.depth": 2}))
-
-
-def test_a_configuration_with_own_components_is_read_without_torch(tmp_path: Path) -> None:
-    code = (
-        "import sys; from bigbatch.train_loop.config import TrainConfig, own_names as names\n"
-        "c = TrainConfig().replace_keys({'model.name': 'a.py:net', 'loss': 'a.py:l', 'optimizer.name': 'a.py:o'})\n"
-        "names.with_absolute_words(c); print('torch' in sys.modules, names.own_words(c))"
-    )
-    (tmp_path / "a.py").write_text("raise SystemExit('not to be run')\n")
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("False {'model.name': 'a.py:net'")

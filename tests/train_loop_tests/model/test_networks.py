@@ -1,7 +1,5 @@
 """Networks: shapes, stems, initial state, and what is refused before training."""
 
-import subprocess
-import sys
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +11,6 @@ from torchvision.models.resnet import BasicBlock, Bottleneck
 from bigbatch.train_loop.config import ConfigError, DataConfig, ModelConfig
 from bigbatch.train_loop.data.catalogue import describe_data_set
 from bigbatch.train_loop.model.networks import RESNETS, build_model, check_model, check_model_name, model_names
-from helpers.paths import ROOT
 
 DIGITS = describe_data_set(DataConfig())
 LARGE = replace(DIGITS, image_size=224, num_classes=1000, stem="imagenet")
@@ -21,11 +18,8 @@ LARGE = replace(DIGITS, image_size=224, num_classes=1000, stem="imagenet")
 
 @pytest.mark.parametrize(
     ("name", "size"),
-    [
-        ("resnet18", 32), ("resnet50", 8), ("resnext50_32x4d", 32), ("mobilenet_v3_small", 32), ("vit_b_16", 32),
-        ("regnet_x_400mf", 32), ("googlenet", 32), ("inception_v3", 96),
-    ],
-)  # fmt: skip
+    [("resnet18", 32), ("resnet50", 8), ("mobilenet_v3_small", 32), ("vit_b_16", 32), ("googlenet", 32)],
+)
 def test_logits_of_training_and_evaluation(name: str, size: int) -> None:
     """Plain tensors: no network hands out auxiliary logits."""
     info = replace(DIGITS, image_size=size, num_classes=7)
@@ -86,9 +80,9 @@ def test_weights_follow_the_global_generator_alone() -> None:
         torch.manual_seed(3)
         return list(build_model(ModelConfig(name=name), DIGITS).parameters())
 
-    for name in ("resnet18", "mobilenet_v3_small", "regnet_x_400mf"):
-        assert all(torch.equal(a, b) for a, b in zip(weights(name), weights(name), strict=True))
-        assert all(parameter.device.type == "cpu" for parameter in weights(name))
+    for name in ("resnet18", "regnet_x_400mf"):
+        first = weights(name)
+        assert all(torch.equal(a, b) and a.device.type == "cpu" for a, b in zip(first, weights(name), strict=True))
         before = torch.get_rng_state()
         check_model(ModelConfig(name=name), DIGITS)
         assert torch.equal(before, torch.get_rng_state())
@@ -99,9 +93,7 @@ def test_sync_bn_replaces_every_batch_norm() -> None:
     assert {type(m) for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)} == {nn.SyncBatchNorm}
 
 
-@pytest.mark.parametrize(
-    "name", ["resnet18", "alexnet", "densenet121", "inception_v3", "vit_b_16", "maxvit_t", "swin_t", "regnet_y_400mf"]
-)
+@pytest.mark.parametrize("name", ["resnet18", "alexnet", "inception_v3", "vit_b_16", "maxvit_t", "swin_t"])
 def test_the_check_knows_which_networks_take_32_pixels(name: str) -> None:
     """At 32 px AlexNet, Inception and MaxViT have no room; the check knows without weights."""
     if name in ("alexnet", "inception_v3", "maxvit_t"):
@@ -115,11 +107,10 @@ def test_the_check_knows_which_networks_take_32_pixels(name: str) -> None:
     check_model(ModelConfig(name=name), replace(LARGE, image_size=224))
 
 
-@pytest.mark.parametrize("stem", ["small", "small_pool"])
-def test_small_stem_needs_a_resnet(stem: str) -> None:
-    config = ModelConfig(name="mobilenet_v2", stem=stem)
+def test_small_stem_needs_a_resnet() -> None:
+    config = ModelConfig(name="mobilenet_v2", stem="small_pool")
     for refuse in (check_model, build_model):
-        with pytest.raises(ConfigError, match=f"model.stem={stem} needs a ResNet; got model.name=mobilenet_v2"):
+        with pytest.raises(ConfigError, match="model.stem=small_pool needs a ResNet; got model.name=mobilenet_v2"):
             refuse(config, DIGITS)
     check_model(replace(config, stem="auto"), replace(DIGITS, image_size=64))
 
@@ -138,15 +129,3 @@ def test_names_are_classification_models() -> None:
     assert not [name for name in names if name.startswith("quantized") or "rcnn" in name]
     for name in ("resnet50", "vit_b_16"):
         check_model_name(name)
-
-
-def test_checking_a_resnet_does_not_load_torch() -> None:
-    script = (
-        "import sys\nfrom bigbatch.train_loop.config import DataConfig, ModelConfig\n"
-        "from bigbatch.train_loop.data.catalogue import describe_data_set\n"
-        "from bigbatch.train_loop.model.networks import check_model, check_model_name\n"
-        "check_model_name('resnet50')\ncheck_model(ModelConfig(name='resnet18'), describe_data_set(DataConfig()))\n"
-        "print([name for name in ('torch', 'torchvision', 'sklearn') if name in sys.modules])"
-    )
-    run = subprocess.run([sys.executable, "-c", script], cwd=ROOT / "src", capture_output=True, text=True)
-    assert (run.returncode, run.stdout.strip()) == (0, "[]"), run.stderr

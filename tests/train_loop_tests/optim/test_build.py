@@ -14,18 +14,6 @@ def names_of(model, group):
     return {by_id[id(p)] for p in group["params"]}
 
 
-def test_resnet18_groups():
-    model = torchvision.models.resnet18()
-    decay, no_decay = parameter_groups(model, 0.02)
-    assert (decay["weight_decay"], decay["trust_ratio"]) == (0.02, True)
-    assert (no_decay["weight_decay"], no_decay["trust_ratio"]) == (0.0, False)
-    # 20 convolutions (1 + 4·4 + 3 downsampling) and fc.weight; 20 BatchNorms of 2 and fc.bias.
-    assert (len(decay["params"]), len(no_decay["params"])) == (21, 41)
-    assert names_of(model, decay) | names_of(model, no_decay) == {name for name, _ in model.named_parameters()}
-    assert {"layer2.0.downsample.1.weight", "layer4.0.downsample.1.bias", "fc.bias"} <= names_of(model, no_decay)
-    assert {"layer2.0.downsample.0.weight", "conv1.weight", "fc.weight"} <= names_of(model, decay)
-
-
 class Odd(nn.Module):
     """Names that lie, a norm with matrices, shared and frozen parameters."""
 

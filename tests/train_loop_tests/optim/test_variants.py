@@ -1,4 +1,5 @@
-"""LARC and LAMB's variants, also as the configuration has them, compiled steps, sharded parameters."""
+"""LARS, LAMB and their variants against float64 formulas, also as the configuration has them; compiled steps; what is
+refused."""
 
 import math
 from typing import Any
@@ -27,6 +28,71 @@ pytestmark = pytest.mark.usefixtures("each_way")
 
 WEIGHTS = make_arrays(SHAPES, 1)
 GRADS = [make_arrays(SHAPES, 10 + t, 0.3) for t in range(len(RATES))]
+
+# --- the papers' steps ---
+
+
+@pytest.mark.parametrize("convention", ["in", "out"])
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize("trust_ratio", [False, True])
+@pytest.mark.parametrize(("m", "wd", "eps"), [(0.9, 0.02, 0.0), (0.5, 0.0, 0.1), (0.0, 0.1, 1e-3)])
+def test_lars_takes_the_papers_steps_under_warmup_and_decay(convention, nesterov, trust_ratio, m, wd, eps):
+    def optimizer_of(params):
+        groups = [{"params": params, "trust_ratio": trust_ratio}]
+        return LARS(groups, 1.0, m, wd, 0.05, nesterov, momentum_convention=convention, eps=eps)
+
+    options = {"m": m, "wd": wd, "eta": 0.05, "eps": eps, "nesterov": nesterov, "convention": convention}
+    rates = [r if trust_ratio else 0.1 * r for r in RATES]
+    check_against(lars_reference, optimizer_of, rates, **options, trust_ratio=trust_ratio)
+
+
+@pytest.mark.parametrize("trust_ratio", [False, True])
+@pytest.mark.parametrize("bias_correction", [False, True])
+@pytest.mark.parametrize(("betas", "eps", "wd"), [((0.9, 0.999), 1e-6, 0.01), ((0.8, 0.95), 0.1, 0.0)])
+def test_lamb_takes_the_papers_steps_under_warmup_and_decay(trust_ratio, bias_correction, betas, eps, wd):
+    def optimizer_of(params):
+        return LAMB([{"params": params, "trust_ratio": trust_ratio}], 1.0, betas, eps, wd, bias_correction)
+
+    options = {"betas": betas, "eps": eps, "wd": wd, "bias_correction": bias_correction}
+    check_against(lamb_reference, optimizer_of, LAMB_RATES, **options, trust_ratio=trust_ratio)
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_lars_keeps_the_digits_of_factors_far_below_one(nesterov):
+    """1 − (1 − 1e-15), as the fused kernel gets its factor, is a tenth too large."""
+    weights, grads = make_arrays(SHAPES, seed=1), make_arrays(SHAPES, seed=2, scale=1e12)
+    found = run(
+        lambda params: LARS(params, 1.0, 0.9, 0.02, 0.001, nesterov), weights, lambda t: grads, RATES, torch.float32
+    )
+    for w, g, got in zip(weights, grads, found, strict=True):
+        want = lars_reference(w, [g] * len(RATES), RATES, m=0.9, wd=0.02, eta=0.001, nesterov=nesterov)
+        np.testing.assert_allclose(got - w, want - w, rtol=1e-3, atol=1e-6)
+
+
+def test_maximize_ascends():
+    options = {"wd": 0.02, "maximize": True}
+    lars = lambda params: LARS(params, 1.0, 0.9, 0.02, 0.05, maximize=True)  # noqa: E731
+    check_against(lars_reference, lars, RATES, m=0.9, eta=0.05, **options)
+    lamb = lambda params: LAMB(params, weight_decay=0.02, maximize=True)  # noqa: E731
+    check_against(lamb_reference, lamb, LAMB_RATES, **options)
+
+
+@pytest.mark.parametrize("convention", ["in", "out"])
+def test_the_ratio_is_one_where_a_norm_is_zero(convention):
+    zeros, ones = np.zeros(4), np.ones(4)
+    weights, grads = [zeros, ones, zeros], [ones, zeros, zeros]
+    lars = run(
+        lambda params: LARS(params, 1.0, 0.0, 0.5, 0.001, momentum_convention=convention),
+        weights, lambda t: grads, [0.1],
+    )  # fmt: skip
+    np.testing.assert_allclose(lars[0], -0.1 * ones)  # ‖w‖ = 0: w − lr·g
+    np.testing.assert_allclose(lars[1], (1 - 0.1 * 0.5) * ones)  # ‖g‖ = 0: decay alone, unscaled
+    lamb = run(lambda params: LAMB(params, weight_decay=0.0), weights, lambda t: grads, [0.1])
+    np.testing.assert_allclose(lamb[0], -0.1 * ones, rtol=1e-5)  # first Adam step has size lr
+    np.testing.assert_array_equal(lamb[1], ones)  # u = 0
+    for new in (lars, lamb):
+        np.testing.assert_array_equal(new[2], zeros)
+
 
 # --- as the configuration has them ---
 
@@ -115,15 +181,6 @@ def test_lambs_configured_variants(keys: dict[str, Any], reference: dict[str, An
     if reference:  # the key does something here
         plain = _configured_lamb(before)
         assert any(np.abs(after[name] - plain[name]).max() > 1e-6 for name in before)
-
-
-def test_with_nvlamb_the_parameters_without_decay_keep_their_own_rate() -> None:
-    optimizer = build_optimizer(Net(), OptimizerConfig(name="lamb", nvlamb=True, no_decay_lr_factor=0.1))
-    set_learning_rate(optimizer, 1.0)
-    assert [(group["lr"], group["trust_ratio"], group["weight_decay"]) for group in optimizer.param_groups] == [
-        (1.0, True, 5e-5),
-        (0.1, True, 0.0),
-    ]
 
 
 def test_the_keys_are_typed_as_any_other_and_bad_ones_are_refused() -> None:
@@ -228,7 +285,7 @@ BOTH = pytest.mark.parametrize(
 
 
 @BOTH
-@pytest.mark.parametrize("elements", [1, 40, 10**9])
+@pytest.mark.parametrize("elements", [1, 40])
 def test_a_thousand_parameters_move_alike_in_buckets_of_any_size(optimizer_of, elements: int, monkeypatch) -> None:
     shapes = [(1 + i % 7, 1 + i % 3) for i in range(1000)]
     given = make_arrays(shapes, 1), lambda t: make_arrays(shapes, t), RATES[:2]
@@ -241,13 +298,16 @@ def test_a_thousand_parameters_move_alike_in_buckets_of_any_size(optimizer_of, e
 # --- torch.compile ---
 
 
+def _with_and_without_ratio(params: list[nn.Parameter]) -> list[dict[str, Any]]:
+    return [{"params": params[:2]}, {"params": params[2:], "trust_ratio": False}]
+
+
 @BOTH
-@pytest.mark.parametrize("trust_ratio", [True, False])
-def test_a_compiled_step_is_compiled_once_whatever_lr_and_step_number(optimizer_of, trust_ratio: bool) -> None:
+def test_a_compiled_step_is_compiled_once_whatever_lr_and_step_number(optimizer_of) -> None:
     torch._dynamo.reset()
     eager, compiled = ([nn.Parameter(torch.tensor(w).float()) for w in WEIGHTS] for _ in range(2))
-    first = optimizer_of(eager, trust_ratio=trust_ratio)
-    second = optimizer_of(compiled, lr=torch.tensor(0.1), trust_ratio=trust_ratio)
+    first = optimizer_of(_with_and_without_ratio(eager))
+    second = optimizer_of(_with_and_without_ratio(compiled), lr=torch.tensor(0.1))
     compilations = []
 
     def backend(graph, inputs):
@@ -260,8 +320,9 @@ def test_a_compiled_step_is_compiled_once_whatever_lr_and_step_number(optimizer_
     run = torch.compile(step, backend=backend)
     counts = []
     for t, lr in enumerate(RATES):
-        first.param_groups[0]["lr"] = 0.1 * lr
-        second.param_groups[0]["lr"].fill_(0.1 * lr)
+        for one, other in zip(first.param_groups, second.param_groups, strict=True):
+            one["lr"] = 0.1 * lr
+            other["lr"].fill_(0.1 * lr)
         for ps in (eager, compiled):
             for p, g in zip(ps, GRADS[t], strict=True):
                 if p.grad is None:

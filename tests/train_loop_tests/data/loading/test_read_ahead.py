@@ -4,6 +4,7 @@ import errno
 import mmap
 import os
 import random
+import shutil
 import threading
 from collections import Counter
 from pathlib import Path
@@ -151,14 +152,14 @@ def test_a_large_batch_without_an_image_that_can_be_read_ends(tmp_path: Path) ->
     ring.close()
 
 
-@pytest.fixture
-def packed(tmp_path: Path) -> PackedFiles:
-    root = tmp_path / "images"
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> PackedFiles:
+    root = tmp_path_factory.mktemp("long") / "images"
     for part, size in (("train", (900, 700)), ("train", (300, 200)), ("val", (300, 200))):
         (root / part / "a").mkdir(parents=True, exist_ok=True)
         pixels = np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(root / part / "a" / f"{size[0]}.jpg", quality=95)
-    return PackedFiles(str(pack_here(root, tmp_path / "packed")))
+    return PackedFiles(str(pack_here(root, root.parent / "packed")))
 
 
 @pytest.fixture
@@ -210,8 +211,9 @@ def test_a_record_whose_first_page_came_with_its_neighbour_is_asked_for(packed, 
     assert not asked
 
 
-def test_a_shard_that_is_gone_does_not_keep_others_from_being_asked_for(packed, asked, monkeypatch):
+def test_a_shard_that_is_gone_does_not_keep_others_from_being_asked_for(packed, asked, monkeypatch, tmp_path):
     monkeypatch.setattr(os, "preadv", not_in_memory)
+    packed = PackedFiles(str(shutil.copytree(packed.path, tmp_path / "packed")))
     os.unlink(Path(packed.path) / packed.info.shards[0].file)  # training's, the other is validation's
     packed.read_ahead(np.arange(3))
     assert {at for at, _ in asked} == {int(packed.columns()["offset"][2]) // mmap.PAGESIZE * mmap.PAGESIZE}

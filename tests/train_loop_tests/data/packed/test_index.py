@@ -16,9 +16,9 @@ from helpers.packed_sets import pack_here
 
 
 @pytest.fixture
-def packed(tmp_path: Path, tiny_images: Path) -> Path:
+def packed(tmp_path: Path, packed_images: Path) -> Path:
     """A set that was packed a while ago."""
-    folder = pack_here(tiny_images, tmp_path / "packed")
+    folder = shutil.copytree(packed_images, tmp_path / "packed")
     os.utime(folder / INDEX, (time.time() - 60,) * 2)
     return folder
 

@@ -43,8 +43,9 @@ print(stage.stage_packed_set(sys.argv[1], sys.argv[2]), flush=True)
 
 
 @pytest.fixture
-def packed(tmp_path: Path, tiny_images: Path) -> Path:
-    return pack_here(shutil.copytree(tiny_images, tmp_path / "images"), tmp_path / "packed")
+def packed(tmp_path: Path, tiny_images: Path, packed_images: Path) -> Path:
+    shutil.copytree(tiny_images, tmp_path / "images")
+    return shutil.copytree(packed_images, tmp_path / "packed")
 
 
 @pytest.fixture(autouse=True)

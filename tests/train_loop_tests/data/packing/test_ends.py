@@ -15,14 +15,15 @@ import pytest
 
 from bigbatch.train_loop.config import ConfigError, DataConfig
 from bigbatch.train_loop.data.catalogue import describe_data_set
-from helpers.packed_sets import run_pack, write_images
+from bigbatch.train_loop.data.packing import command
+from helpers.packed_sets import write_images
 from helpers.paths import ROOT
 from helpers.waiting import wait_until
 
 pytestmark = pytest.mark.without_ray
 
 SLOW_JPEGTRAN = """#!/bin/sh
-[ -e "$(dirname "$0")/slow" ] && sleep 0.2
+[ -e "$(dirname "$0")/slow" ] && sleep 0.1
 exec cat
 """
 """In place of jpegtran: while a file ``slow`` lies beside it, a shard takes seconds however fast the machine is."""
@@ -57,7 +58,12 @@ def packs() -> Iterator[list[subprocess.Popen[bytes]]]:
         process.wait()
 
 
-def test_a_killed_pack_never_looks_finished_and_goes_on(many, tmp_path, slow, packs):
+def pack(*words: object) -> int:
+    """In this process."""
+    return command.main([*map(str, words)])
+
+
+def test_a_killed_pack_never_looks_finished_and_goes_on(many, tmp_path, slow, packs, capsys):
     options = ("--shard-mb", 1, "--workers", 1)
     target, half = tmp_path / "packed", tmp_path / "packed.packing"
     process = started(many, target, packs, "--workers", "1", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -73,15 +79,13 @@ def test_a_killed_pack_never_looks_finished_and_goes_on(many, tmp_path, slow, pa
         describe_data_set(DataConfig(name=str(half)))
     assert not psutil.wait_procs(children, timeout=120)[1]  # nobody goes on writing
 
-    other = run_pack(many, target, "--workers", 1, "--shard-mb", 2)
-    assert other.returncode == 2 and "goes on with the source and options" in other.stderr
-    again = run_pack(many, target, *options)
-    assert again.returncode == 0, again.stderr
-    assert "resuming: " in again.stdout
+    assert pack(many, target, "--workers", 1, "--shard-mb", 2) == 2
+    assert "goes on with the source and options" in capsys.readouterr().err
+    assert pack(many, target, *options) == 0
+    assert "resuming: " in capsys.readouterr().out
     for name, written in finished.items():
         assert (target / name).stat().st_mtime_ns == written
-    whole = run_pack(many, tmp_path / "whole", "--shard-mb", 1, "--workers", 2)
-    assert whole.returncode == 0 and not half.exists()
+    assert pack(many, tmp_path / "whole", "--shard-mb", 1, "--workers", 2) == 0 and not half.exists()
     for path in (tmp_path / "whole").iterdir():
         assert (target / path.name).read_bytes() == path.read_bytes(), path.name
 
@@ -89,8 +93,8 @@ def test_a_killed_pack_never_looks_finished_and_goes_on(many, tmp_path, slow, pa
 def started(source: Path, target: Path, packs: list[Any], *options: str, **streams: Any) -> subprocess.Popen[bytes]:
     """A pack that has a first shard, in a process group of its own as a shell starts it."""
     words = (str(source), str(target), "--shard-mb", "1", *options)
-    command = [sys.executable, "-m", "bigbatch.train_loop.data.packing.command", *words]
-    process = subprocess.Popen(command, cwd=ROOT / "src", start_new_session=True, **streams)
+    line = [sys.executable, "-m", "bigbatch.train_loop.data.packing.command", *words]
+    process = subprocess.Popen(line, cwd=ROOT / "src", start_new_session=True, **streams)
     packs.append(process)
     half = target.with_name("packed.packing")
     wait_until(lambda: process.poll() is not None or any(half.glob("*.arrow.json")), "no shard is written")
@@ -116,7 +120,7 @@ def all_of(terminal: int) -> str:
     return said.decode()
 
 
-def test_ctrl_c_at_a_terminal_ends_it_with_one_line_and_it_goes_on(many, tmp_path, slow, packs):
+def test_ctrl_c_at_a_terminal_ends_it_with_one_line_and_it_goes_on(many, tmp_path, slow, packs, capsys):
     """The terminal signals all processes of the group, not only the first."""
     target = tmp_path / "packed"
     process, terminal = at_a_terminal(many, target, packs)
@@ -126,9 +130,8 @@ def test_ctrl_c_at_a_terminal_ends_it_with_one_line_and_it_goes_on(many, tmp_pat
     said = all_of(terminal)
     assert "Traceback" not in said and "\nbigbatch pack: interrupted; the same command goes on" in said
     assert "/126 images" in said and not target.exists()
-    again = run_pack(many, target, "--shard-mb", 1, "--workers", 2)
-    assert again.returncode == 0 and "resuming: " in again.stdout
-    assert run_pack("--verify", target).returncode == 0
+    assert pack(many, target, "--shard-mb", 1, "--workers", 1) == 0 and "resuming: " in capsys.readouterr().out
+    assert pack("--verify", target) == 0
 
 
 @pytest.mark.slow
@@ -142,4 +145,4 @@ def test_a_process_that_is_killed_ends_it_with_one_line_and_it_goes_on(many, tmp
     said = all_of(terminal)
     assert "Traceback" not in said and "failed: a process was killed (memory?); the same command goes on" in said
     assert not psutil.wait_procs(writers, timeout=60)[1] and not target.exists()
-    assert run_pack(many, target, "--shard-mb", 1, "--workers", 1).returncode == 0
+    assert pack(many, target, "--shard-mb", 1, "--workers", 1) == 0

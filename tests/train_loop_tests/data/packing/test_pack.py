@@ -23,9 +23,7 @@ from bigbatch.train_loop.data.packing.sources import find_source
 from bigbatch.train_loop.data.sets import folder
 from bigbatch.train_loop.data.sets.scan import scan_folder
 from bigbatch.train_loop.data.source import DataSource, Epoch
-from helpers.loop_references import run
 from helpers.packed_sets import CLASSES, cifar_pickles, jpeg_bytes, pack_here, photograph, rows, run_pack, write_images
-from helpers.ranks import SMALL
 
 
 def test_shards_hold_the_folders_images_in_its_order(images: Path, packed: Path) -> None:
@@ -252,9 +250,3 @@ def test_keys_of_crops_are_refused_where_nothing_is_cropped(tmp_path: Path, key:
             describe_data_set(data_config({"data.name": name, key: value}))
     with pytest.raises(ConfigError, match=rf"{key} must be"):
         data_config({key: 0.0})
-
-
-def test_training_on_a_packed_set(packed: Path) -> None:
-    config = SMALL.replace_keys({"data.name": str(packed), "data.image_size": 32, "batch.global_size": 15})
-    records = run(config)
-    assert len(records) == 2 and all(np.isfinite(record.val_loss) for record in records)

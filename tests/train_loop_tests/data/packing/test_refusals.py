@@ -74,7 +74,8 @@ def test_the_same_options_count_where_they_change_something(images: Path, tmp_pa
             (tmp_path / "png" / part / name).mkdir(parents=True)
             photograph(200, 160, 1).save(tmp_path / "png" / part / name / "0.png")
     for quality in (30, 95):
-        assert run(tmp_path / "png", tmp_path / f"p{quality}", "--profile", "full", "--quality", quality) == 0
+        words = ("--profile", "full", "--quality", quality, "--workers", 1)
+        assert run(tmp_path / "png", tmp_path / f"p{quality}", *words) == 0
     assert size_of(tmp_path / "p30") < size_of(tmp_path / "p95")
     # one part only: it is held out
     assert run(images / "train", tmp_path / "held", "--val-part", "34%", "--workers", 1) == 0
