@@ -339,7 +339,7 @@ def _lacks_confirmations(trials: Iterable[Run]) -> bool:
 
 def _why_interrupted(outcome: str) -> str:
     """``outcome``: that of the last session."""
-    return {"disk full": "its disk was full", "": "killed", "ended": "no room or time was left"}.get(outcome, "")
+    return {"disk full": "it could not write", "": "killed", "ended": "no room or time was left"}.get(outcome, "")
 
 
 def who_runs(folder: Path) -> str:
