@@ -7,6 +7,7 @@ boundary; on both sides of it there is the frozen record. Of a failure is told w
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -317,7 +318,8 @@ def _worker_errors(error: Exception) -> Iterator[tuple[int, BaseException]]:
 def _last_line(error: BaseException) -> str:
     if isinstance(error, OwnCodeError):
         return f"OwnCodeError: {error}"  # with the traceback in the user's files
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    message = re.split(r"\n\s*At:\n|\nException raised from ", str(error))[0]  # else torch's frames are its end
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
     text = lines[-1].partition(" Some common causes include")[0] if lines else "no message"  # Ray's, of any death
     name = type(error).__name__
     return text if text.startswith(name) or ": " in text else f"{name}: {text}"
