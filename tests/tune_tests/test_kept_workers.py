@@ -82,6 +82,10 @@ def test_two_ranks_train_trial_after_trial_and_only_a_failure_or_a_kill_takes_it
     assert [t.state for t in trials] == [good, TrialState.PRUNED, fail, good, fail, good], (
         "trial 3 goes on after its kill"
     )
+    (said,) = [line for line in search.lines if "starts its workers again" in line]
+    assert "trial 3 starts its workers again, from its last checkpoint if it has one: worker 1: " in said, (
+        "and not of trial 2"
+    )
     values = {tuple(t.intermediate_values.items()) for t in trials if t.state == good}
     assert len(values) == 1, "the same configuration and seed, in new processes and in used ones"
 

@@ -18,8 +18,10 @@ from bigbatch.train_loop.config import ConfigError
 QUOTA, FULL = errno.EDQUOT, errno.ENOSPC
 NO_ROOM = "no room for a checkpoint"
 """A worker's report of a full disk begins with these words. The driver recognizes it by them."""
-_WORDS = {QUOTA: "quota exceeded", FULL: "no space left"}
+_WORDS = {QUOTA: "quota exceeded", FULL: "no space left", errno.EROFS: "read-only file system"}
 """Words that libraries keep of such an error when they drop its number."""
+_LOST = (errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE)
+"""What writes meet in a folder that could be written before: changed permissions, a lost file server or ticket."""
 _ALMOST_NOTHING = 1 << 16
 
 
@@ -64,17 +66,17 @@ class DiskFull(OSError):
 
 
 def full_errno(error: BaseException | None, folder: Path | None = None) -> int | None:
-    """ENOSPC or EDQUOT if a full disk caused ``error`` or one of its causes; else None.
+    """The number of the error if ``error`` or one of its causes is a disk that is full or read-only; else None.
 
-    ``folder``: the folder that was written to. torch gives no reason for a failed write; then the folder's room is
-    checked.
+    ``folder``: the folder that was written to. Then a file in it that cannot be written counts too. torch gives no
+    reason for a failed write; then the folder's room is checked.
     """
     # Exceptions may be each other's cause: this would never end.
     seen: set[int] = set()
     link = error
     while link is not None and id(link) not in seen:
         seen.add(id(link))
-        if isinstance(link, OSError) and link.errno in _WORDS:
+        if isinstance(link, OSError) and (link.errno in _WORDS or (link.errno in _LOST and _lies_in(link, folder))):
             return link.errno
         found = next((number for number, words in _WORDS.items() if words in str(link).lower()), None)
         if found is not None:
@@ -86,9 +88,16 @@ def full_errno(error: BaseException | None, folder: Path | None = None) -> int |
     return None
 
 
+def _lies_in(error: OSError, folder: Path | None) -> bool:
+    file = error.filename
+    return folder is not None and isinstance(file, str) and Path(file).absolute().is_relative_to(folder.absolute())
+
+
 def describe_full_disk(number: int, folder: Path) -> str:
     """Which file system is full, in words: ``the file system /scratch is full (0.0 of 2.2 GB left)``."""
     where = mount_of(folder)
+    if number not in (QUOTA, FULL):
+        return f"{folder}, in the file system {where}, can no longer be written ({os.strerror(number)})"
     if number == QUOTA:
         return f"your quota on the file system {where}, where {folder} lies, is used up"
     try:

@@ -58,6 +58,8 @@ NODES = "nodes"
 """The metric with the nodes of a run, Ray's id and host of each; of a failure the one that met it, if it is known."""
 HEALED = "healed"
 """The metric with the halvings of the micro-batch (``loop/oom_retry.py``), all since the run began."""
+RESTARTED = "restarted"
+"""The metric with the reason why a run's workers are started again."""
 
 
 class RayReporter:

@@ -7,6 +7,7 @@ boundary; on both sides of it there is the frozen record. Of a failure is told w
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -284,8 +285,8 @@ def failed_end(error: Exception, kills_before: int = 0) -> WorkersEnd:
 
 
 def telling_error(error: Exception) -> tuple[int | None, BaseException]:
-    """The error that names the cause, and its rank; the error itself if no worker met one."""
-    met = sorted(_worker_errors(error), key=lambda item: not _tells(item[1]))
+    """The error that names the cause, else of a worker that died, and its rank; else the error itself."""
+    met = sorted(_worker_errors(error), key=lambda item: (not _tells(item[1]), not _has_died(item[1])))
     return met[0] if met else (None, error)
 
 
@@ -295,7 +296,11 @@ def _tells(error: BaseException) -> bool:
 
 def dead_worker(error: Exception) -> int | None:
     """The rank of a worker whose process is gone, by Ray's error; None if there is none."""
-    return next((rank for rank, met in _worker_errors(error) if hasattr(met, "health_check_failure")), None)
+    return next((rank for rank, met in _worker_errors(error) if _has_died(met)), None)
+
+
+def _has_died(error: BaseException) -> bool:
+    return hasattr(error, "health_check_failure")
 
 
 def is_memory_kill(error: BaseException) -> bool:
@@ -313,7 +318,8 @@ def _worker_errors(error: Exception) -> Iterator[tuple[int, BaseException]]:
 def _last_line(error: BaseException) -> str:
     if isinstance(error, OwnCodeError):
         return f"OwnCodeError: {error}"  # with the traceback in the user's files
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    text = lines[-1] if lines else "no message"
+    message = re.split(r"\n\s*At:\n|\nException raised from ", str(error))[0]  # else torch's frames are its end
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    text = lines[-1].partition(" Some common causes include")[0] if lines else "no message"  # Ray's, of any death
     name = type(error).__name__
     return text if text.startswith(name) or ": " in text else f"{name}: {text}"

@@ -146,6 +146,7 @@ def _spent(found: StudySummary) -> list[tuple[str, str]]:
         ("ended", trials_words(found) + (f": {listed}" if listed else "")),
         ("used", f"{found.held_s / 3600:.2f} {_unit(found)}{_elsewhere(found)}, in {times}{since}"),
         *([("damaged", _damaged(found))] if found.damaged else []),
+        *([("damaged", found.problem)] if found.problem else []),
         ("energy", found.energy.words().removeprefix("energy: ")),
     ]
 

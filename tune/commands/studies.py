@@ -78,7 +78,7 @@ def _row(one: StudySummary) -> tuple[str, ...]:
         _best_words(one),
         f"{one.held_s / 3600:.2f}" + "+?" * bool(one.damaged),
         changed_words(one),
-        "; ".join(part for part in (one.why, damaged) if part),
+        "; ".join(part for part in (one.why, damaged, one.problem) if part),
     )
 
 

@@ -329,9 +329,9 @@ def _more_hours(budget: float, spent: float) -> float:
 
 
 def print_disk_full(plan: SearchPlan, full: str) -> None:
-    """Print one line: which file system is full, and the command that continues the study."""
+    """Print one line: which file system cannot be written, and the command that continues the study."""
     saved = "All reported epochs are saved; best.json and the tables may lack the last ones"
-    line = f"error: {full}. {saved}. Make room there, then continue with: {resume_command(plan)}"
+    line = f"error: {full}. {saved}. Mend that, then continue with: {resume_command(plan)}"
     print(line, file=sys.stderr, flush=True)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bigbatch.base import json_values
-from bigbatch.cluster.host.optuna_journal import JOURNAL_NAME, State, read_journal
+from bigbatch.cluster.host.optuna_journal import State
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.runs.answer import answer_of, leading_trial
 from bigbatch.tune.runs.feasible import INFEASIBLE_ATTR
@@ -38,11 +38,9 @@ from bigbatch.tune.runs.run import (
 from bigbatch.tune.storage.summary import (
     DONE,
     INTERRUPTED,
-    TRIALS_TABLE,
     UNREADABLE,
     StudySummary,
     summarize,
-    trials_of_tables,
 )
 
 BATCH_PARAMETER = "global_batch_size"
@@ -104,11 +102,11 @@ def shown_apart(studies: Sequence[RecordedStudy]) -> list[RecordedStudy]:
 
 def open_recorded(folder: Path) -> RecordedStudy:
     """The study in a folder. Never raises: what cannot be read is a sentence of ``problems``."""
-    summary = summarize(folder, details=False)
+    summary = summarize(folder)
     if summary.state == UNREADABLE and not summary.description:
         return RecordedStudy(summary, problems=(f"The study cannot be read: {summary.why}",))
-    trials, problems = _read_trials(summary)
-    return _recorded(summary, trials, problems)
+    unread = [f"{summary.why}."] if summary.state == UNREADABLE and summary.why else []
+    return _recorded(summary, summary.study.trials, [*unread, *([summary.problem] if summary.problem else [])])
 
 
 def recorded_at_end(folder: Path, trials: Sequence[AnyTrial]) -> RecordedStudy:
@@ -139,50 +137,6 @@ def _recorded(summary: StudySummary, trials: Sequence[AnyTrial], problems: Seque
 
 def _one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
-
-
-# The journal
-
-
-def _read_trials(summary: StudySummary) -> tuple[list[Run], list[str]]:
-    problems = [f"{summary.why}."] if summary.state == UNREADABLE and summary.why else []
-    if (summary.folder / JOURNAL_NAME).exists():
-        try:
-            found = read_journal(summary.folder, summary.name, Run)
-        except (OSError, AttributeError, TypeError) as error:  # foreign values where ours should be
-            problems.append(f"The journal cannot be read ({_one_line(error)}); the tables are shown instead.")
-        else:
-            if found is None and (kept := _tables_or_none(summary.folder)):
-                return kept, [*problems, f"The journal has no trial of {summary.name!r}; the tables are shown instead."]
-            trials = found.trials if found else []
-            if found and found.cut_at is not None:
-                problems.append(f"The journal is damaged at line {found.cut_at}; what comes before is shown.")
-            elif (lost := _lost(trials, summary.folder)) > 0:
-                problems.append(f"The journal lacks {lost} trials that {TRIALS_TABLE} has: it was cut short.")
-            return trials, problems
-    try:
-        return trials_of_tables(summary.folder), problems
-    except Exception as error:
-        return [], [*problems, f"The tables cannot be read ({_one_line(error)})."]
-
-
-def _tables_or_none(folder: Path) -> list[Run] | None:
-    try:
-        return trials_of_tables(folder)
-    except Exception:  # damaged as well
-        return None
-
-
-def _lost(trials: Sequence[AnyTrial], folder: Path) -> int:
-    """How many trials the tables have beyond the journal's last. Whole, it is always ahead of them."""
-    try:
-        import pyarrow.parquet as pq
-
-        numbers = pq.read_table(folder / TRIALS_TABLE, columns=["trial"])["trial"].to_pylist()
-    except Exception:  # not there yet, or damaged: the journal says it all
-        return 0
-    last = max((trial.number for trial in trials), default=-1)
-    return sum(number > last for number in numbers)
 
 
 FINISHED, STOPPED, PAUSED, CONTINUED, INFEASIBLE, DIVERGENT, BROKEN, UNDER_WAY, WAITING = (

@@ -19,7 +19,7 @@ from optuna.storages.journal import BaseJournalBackend, JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
 from bigbatch.cluster.host.optuna_journal import end_of_whole_trials
-from bigbatch.train_loop.host.disk_space import FULL, QUOTA, DiskFull, describe_full_disk, full_errno
+from bigbatch.train_loop.host.disk_space import NO_ROOM, DiskFull, describe_full_disk, full_errno
 from bigbatch.tune.storage.description import unreadable_journal
 
 JOB_VARIABLE = "BIGBATCH_JOB_FOLDER"
@@ -45,29 +45,27 @@ class Disk:
         self.stopped: Callable[[], bool] = lambda: False
         self._wait_s = ROOM_IN_JOB_S if env.get(JOB_VARIABLE) else 0.0
 
-    def await_room(self, number: int, room: Callable[[], bool] | None = None) -> None:
-        """Wait until there is room. ``number``: the error that was met, ENOSPC or EDQUOT.
+    def await_room(self, why: str, room: Callable[[], bool] | None = None) -> None:
+        """Wait until there is room. ``why``: what was met, as ``describe_full_disk`` says it.
 
         Raises DiskFull if there is no room in time. Later calls raise it at once.
         """
-        room = room or self._has_room
-        if self.full is None and self._wait(number, room):
+        if self.full is None and self._wait(why, room or self._has_room):
             return
-        self.full = self.full or describe_full_disk(number, self.folder)
+        self.full = self.full or why
         raise DiskFull(self.full)
 
     def trial_met(self, because: str) -> None:
         """A trial found no room for its checkpoint. Waits for room; without room it sets ``full`` and returns."""
-        number = QUOTA if "quota" in because else FULL
         files = (self.folder / "checkpoints").glob("*/*.pt")
         # The checkpoint that found no room is about as large as the largest one there.
         need = max([PROBE_BYTES, *(path.stat().st_size for path in files)])
         with contextlib.suppress(DiskFull):
-            self.await_room(number, lambda: self._has_room(need))
+            self.await_room(because.rpartition(f"{NO_ROOM}: ")[2], lambda: self._has_room(need))
 
     def end_because(self, error: BaseException) -> bool:
         """Whether ``error`` comes from a full disk. If so, ``full`` names the disk."""
-        number = full_errno(error)
+        number = full_errno(error, self.folder)
         if number is not None and self.full is None:
             file = getattr(error, "filename", None)
             self.full = describe_full_disk(number, Path(file).parent if isinstance(file, str) else self.folder)
@@ -82,7 +80,7 @@ class Disk:
             if not self.end_because(error):
                 raise
 
-    def _wait(self, number: int, room: Callable[[], bool]) -> bool:
+    def _wait(self, why: str, room: Callable[[], bool]) -> bool:
         began = time.monotonic()
         last_line_at = None
         while time.monotonic() - began < self._wait_s and not self.stopped():
@@ -90,13 +88,13 @@ class Disk:
             if last_line_at is None or time.monotonic() - last_line_at >= SAY_EVERY_S:
                 last_line_at = time.monotonic()
                 print(
-                    f"waiting for room: {describe_full_disk(number, self.folder)}. The search goes on as soon as "
-                    f"something is removed there, and ends in {left_min:.0f} min otherwise.",
+                    f"waiting for room: {why}. The search goes on as soon as it can write there, and ends in "
+                    f"{left_min:.0f} min otherwise.",
                     file=sys.stderr,
                     flush=True,
                 )
             if room():
-                print("there is room again: the search continues", file=sys.stderr, flush=True)
+                print("it can write again: the search continues", file=sys.stderr, flush=True)
                 return True
             time.sleep(POLL_S)
         return False
@@ -121,7 +119,7 @@ class Disk:
 
 
 class PatientJournal(JournalFileBackend):
-    """Optuna's journal file, on a disk that may be full for a while."""
+    """Optuna's journal file, on a disk that may be full or read-only for a while."""
 
     def __init__(self, path: Path, disk: Disk) -> None:
         super().__init__(str(path))
@@ -135,10 +133,10 @@ class PatientJournal(JournalFileBackend):
                 return super().append_logs(logs)
             except OSError as error:
                 self._undo(size)
-                number = full_errno(error)
+                number = full_errno(error, self._path.parent)
                 if number is None:
                     raise
-            self._disk.await_room(number)
+            self._disk.await_room(describe_full_disk(number, self._path.parent))
 
     def _undo(self, size: int) -> None:
         """Cut off a partly written line. If more followed it, the journal could not be read."""
@@ -163,7 +161,7 @@ class LineLog:
                 with self._path.open("a", encoding="utf-8") as file:
                     file.write(line)
             except OSError as error:
-                if full_errno(error) is None:
+                if full_errno(error, self._path.parent) is None:
                     raise
         return len(text)
 

@@ -64,6 +64,8 @@ class StudySummary:
     """Those of drivers in other folders, when the last driver here gave a sign of life."""
     damaged: tuple[str, ...] = ()
     """Names of the ledger's files that cannot be read; their hours are in no sum."""
+    problem: str = ""
+    """What is wrong with the journal, in a sentence."""
     energy: StudyEnergy = field(default_factory=StudyEnergy)
     """Of the drivers in this folder."""
     changed_at: float = 0.0
@@ -207,20 +209,37 @@ def _job_of(summary: StudySummary) -> str:
 
 
 def _read_trials(summary: StudySummary, details: bool) -> None:
-    stored = None
-    with contextlib.suppress(OSError):
+    stored, noted = None, read_json(summary.folder / PROGRESS_NAME)
+    tabled = _numbers_in_table(summary.folder) if details else []  # before the journal, which may grow meanwhile
+    try:
         stored = read_journal(summary.folder, summary.name, Run, EVERYTHING if details else FACTS)
+    except (OSError, AttributeError, TypeError) as error:  # foreign values where ours should be
+        text = " ".join(str(error).split())[:300]
+        summary.problem = f"The journal cannot be read ({type(error).__name__}: {text}); the tables are shown instead."
     if stored is not None:
         summary.study = Runs(stored.trials, stored.maximize)
-        summary.ended, summary.best = summary.study.ended, summary.study.best_value
-        return
-    noted = read_json(summary.folder / PROGRESS_NAME)
-    summary.study = Runs(trials_of_tables(summary.folder) if details or not noted else [])
-    if noted:
+        if stored.cut_at is not None:
+            summary.problem = f"The journal is damaged at line {stored.cut_at}; what comes before is shown."
+        elif lost := sum(number >= len(stored.trials) for number in tabled):
+            summary.problem = f"The journal lacks {lost} trials that {TRIALS_TABLE} has: it was cut short."
+    elif details or not noted:
+        summary.study = Runs(trials_of_tables(summary.folder))
+    if noted and stored is None:
         summary.ended = sum(json_values.whole_number(noted, key) for key in ("complete", "pruned", "failed"))
         summary.best = json_values.number_or_none(noted, "best")
     elif summary.study.trials:
         summary.ended, summary.best = summary.study.ended, summary.study.best_value
+    if stored is None and not summary.problem and summary.ended and (summary.folder / JOURNAL_NAME).exists():
+        summary.problem = f"The journal has no trial of {summary.name!r}; the tables are shown instead."
+
+
+def _numbers_in_table(folder: Path) -> list[int]:
+    try:
+        import pyarrow.parquet as pq
+
+        return pq.read_table(folder / TRIALS_TABLE, columns=["trial"])["trial"].to_pylist()
+    except Exception:  # not there yet, or damaged: the journal says it all
+        return []
 
 
 def trials_of_tables(folder: Path) -> list[Run]:
@@ -320,7 +339,7 @@ def _lacks_confirmations(trials: Iterable[Run]) -> bool:
 
 def _why_interrupted(outcome: str) -> str:
     """``outcome``: that of the last session."""
-    return {"disk full": "its disk was full", "": "killed", "ended": "no room or time was left"}.get(outcome, "")
+    return {"disk full": "it could not write", "": "killed", "ended": "no room or time was left"}.get(outcome, "")
 
 
 def who_runs(folder: Path) -> str:

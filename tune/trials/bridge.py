@@ -18,7 +18,7 @@ from ray.tune.search import Searcher
 from bigbatch.base import json_values
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.errors import FailureKind, read_kind
-from bigbatch.train_loop.launch.ray_worker import FAILURE, FAILURE_KIND, HEALED, NODES, RECORDS
+from bigbatch.train_loop.launch.ray_worker import FAILURE, FAILURE_KIND, HEALED, NODES, RECORDS, RESTARTED
 from bigbatch.train_loop.launch.trial_task import TrialTask
 from bigbatch.train_loop.launch.worker_lines import NOTES
 from bigbatch.train_loop.loop.oom_retry import Halving, config_after_oom
@@ -115,6 +115,10 @@ class OptunaBridge(TrialManager, Searcher):
         self._notes.hear(live.view.number, result)
         if line := note_oom_retries(live, json_values.objects(result, HEALED)):
             self.say(line)
+        if why := result.get(RESTARTED):
+            self.say(
+                f"trial {live.view.number} starts its workers again, from its last checkpoint if it has one: {why}"
+            )
         nodes = {str(node["node_id"]): str(node["host"]) for node in json_values.objects(result, NODES)}
         for record in json_values.objects(result, RECORDS):
             decision = self.take_in(trial_id, record, nodes)

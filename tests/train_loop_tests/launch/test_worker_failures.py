@@ -86,6 +86,21 @@ def test_a_process_that_the_kernel_ended_for_memory_is_told_from_one_that_just_d
     assert shown.kind == FailureKind.NODE_MEMORY and "the node's memory is full" in (shown.failure or "")
 
 
+def test_a_worker_that_died_is_named_not_one_that_only_lost_it() -> None:
+    said = "The actor is dead because its worker process has died."
+    failure = failed_end(group(r0=LOST, r1=died(RuntimeError(f"{said} Some common causes include: (1) rain")))).failure
+    assert failure is not None and failure.startswith("worker 1: ") and said in failure and "rain" not in failure
+
+
+def test_a_lost_connection_is_told_by_its_message_not_by_the_frames_below_it() -> None:
+    said = "Got the following error when running the callback: RuntimeError: Read error: Connection reset by peer"
+    for frames in (
+        "\n\nAt:\n  /torch/hooks.py(31): <lambda>\n",
+        "\nException raised from wait at a.cpp:7:\nframe #0: c10",
+    ):
+        assert failed_end(group(r0=RuntimeError(said + frames))).failure == f"worker 0: {said}"
+
+
 class Fits:
     """Workers of a run in ``folder`` that fail so often, and halve the micro-batch each time."""
 

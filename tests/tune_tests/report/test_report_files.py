@@ -133,6 +133,9 @@ def test_a_damaged_journal_shows_what_comes_before(study: Path, capsys: pytest.C
     assert f"The journal is damaged at line {at + 1}; what comes before is shown." in seen
     assert f"damaged at line {at + 1}" in capsys.readouterr().err
     assert len(open_recorded(study).trials) == 19
+    for command in (["show", str(study)], ["studies", "--output", str(study.parent)]):
+        assert main(command) == 0
+        assert f"The journal is damaged at line {at + 1}" in " ".join(capsys.readouterr().out.split())
 
 
 def test_numbers_that_someone_has_edited_end_no_report(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
