@@ -44,8 +44,10 @@ def run_quota_command(site: Site) -> list[str]:
         raise NoAnswer(f"{words[0] if words else 'quota_command'} is not on PATH")
     try:
         done = subprocess.run(words, capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise NoAnswer(type(error).__name__) from None
+    except subprocess.TimeoutExpired:
+        raise NoAnswer(f"it did not answer within {TIMEOUT_S:g} s") from None
+    except OSError as error:
+        raise NoAnswer(error.strerror or type(error).__name__) from None
     # Some commands write their table to standard error.
     lines = (done.stdout or done.stderr).strip().splitlines()[-SHOWN_LINES:]
     if done.returncode:

@@ -10,6 +10,7 @@ from PIL import Image
 
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.data.packing.command import main as pack_main
+from bigbatch.tune.console.plan_notes import plan_notes
 from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.storage.store import StudyStore
@@ -134,9 +135,14 @@ def test_a_set_that_was_packed_anew_from_other_images_is_refused_on_resume(tmp_p
     shutil.copytree(tiny_images, images)
     assert pack_main([str(images), str(packed), "--workers", "1"]) == 0
     options = SearchOptions(
-        space="smoke", data=str(packed), set=("global_size=16",), study="s", output=str(tmp_path / "runs")
-    )
+        space="smoke", data=str(packed), set=("global_size=16",), study="s", output=str(tmp_path / "runs"),
+        stage=str(tmp_path),
+    )  # fmt: skip
     plan = make_plan(options)
+    size = sum(path.stat().st_size for path in packed.glob("*-*.arrow"))
+    assert f"Each node first copies {size / 1e9:.3g} GB to {tmp_path} (--stage); its trials begin" in str(
+        plan_notes(plan)
+    )
     StudyStore.create(plan.folder, "s", plan.to_dict(), None).close()
     again = SearchOptions(study="s", output=str(tmp_path / "runs"), resume=True)
     shutil.rmtree(packed)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 USUAL_SEEDS = 3
 """Fresh seeds that a line proposes."""
+ENDED_BEFORE = "the search ended before"
 
 
 def confirmation_in_words(
@@ -55,9 +56,12 @@ def confirmation_in_words(
         return "Not confirmed with fresh seeds yet: the search goes on."
     if failed:
         return f"Not confirmed with fresh seeds: {counted_noun(failed, 'run')} failed: {command} --retry-failed"
+    why = _why_not(words, description, ended_early or bool(missing[0]))
+    if why == ENDED_BEFORE:  # the study knows what it was to confirm
+        runs = f" {counted_noun(missing[0], 'run')} (about {short_number(missing[1])} {hours})" if missing[0] else ""
+        return f"Not confirmed with fresh seeds: {why}{runs}: {command}"
     one = json_values.number_or_none(words.own, "gpu_hours")
     cost = f"; {USUAL_SEEDS} fresh seeds would train for about {short_number(USUAL_SEEDS * one)} {hours}" if one else ""
-    why = _why_not(words, description, ended_early or bool(missing[0]))
     return f"Not confirmed with fresh seeds: {why}{cost}: {command} --confirm 1x{USUAL_SEEDS}"
 
 
@@ -69,7 +73,7 @@ def _why_not(words: AnswerWords, description: Mapping[str, object], ended_early:
     if sum(json_values.whole_number(row, "tried") for row in words.rows) < LEAST_TRIALS and rule == "auto":
         return f"a search of fewer than {LEAST_TRIALS} trials is too small for it"
     if ended_early or rule != "auto":
-        return "the search ended before"
+        return ENDED_BEFORE
     budget = any(description.get(key) for key in ("budget_gpu_hours", "time_budget_s"))
     return f"it would take more than a fifth of the {'budget' if budget else 'search’s time'}"
 

@@ -9,7 +9,9 @@ import sys
 from bigbatch.search_spaces.trial import StandInTrial
 from bigbatch.train_loop.config.last_step import KEY, last_micro_size, left_out
 from bigbatch.train_loop.config.plug_ins import MODELS, shown_name
+from bigbatch.train_loop.data.catalogue import NO_STAGE
 from bigbatch.train_loop.data.info import PHOTOGRAPH_SIZE, SMALL_IMAGE_SIZE, DataInfo
+from bigbatch.train_loop.data.packed.schema import read_info
 from bigbatch.train_loop.model.networks import RESNETS
 from bigbatch.train_loop.plugins.registry import is_component
 from bigbatch.tune.console.answer_words import name_in_words
@@ -29,6 +31,7 @@ def plan_notes(plan: SearchPlan) -> list[str]:
     searched = [r for r in plan.ranges.values() if r.kind != "derived"]
     said = [
         *plan.data.notes,
+        _staged_first(plan),
         size_of_images(plan.data, plan.model) if "data.image_size" not in plan.overrides else None,
         strategy_weakness(plan.strategy, needs_of(plan)),
         nothing_to_search(len(searched), plan.trials)
@@ -39,6 +42,14 @@ def plan_notes(plan: SearchPlan) -> list[str]:
         only_at_the_beginning(plan),
     ]
     return [text for text in said if text]
+
+
+def _staged_first(plan: SearchPlan) -> str | None:
+    folder, path = plan.options.stage, plan.data.path
+    if folder in (None, NO_STAGE) or path is None:
+        return None
+    gigabytes = sum(shard.bytes for shard in read_info(path).shards) / 1e9
+    return f"Each node first copies {gigabytes:.3g} GB to {folder} (--stage); its trials begin when they are there."
 
 
 def _compared(plan: SearchPlan) -> tuple[int, int, str]:

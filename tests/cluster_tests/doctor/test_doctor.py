@@ -21,6 +21,7 @@ from bigbatch.cluster.doctor.findings import (
     judge_nodes,
     judge_python,
 )
+from bigbatch.cluster.host import quota
 from bigbatch.cluster.host.profiles import find_site, load_site
 from helpers.paths import ROOT
 from helpers.processes import clean_environment, program
@@ -298,7 +299,8 @@ def test_a_fault_is_exit_code_1_and_says_what_to_do_and_nothing_is_created(tmp_p
     assert f"chmod 700 {tmp_path / 'open'}" in examine(tmp_path / "open").stdout
 
 
-def test_the_sites_quota_command_is_run_and_shown(tmp_path):
+def test_the_sites_quota_command_is_run_and_shown(tmp_path, monkeypatch):
+    monkeypatch.setattr(quota, "TIMEOUT_S", 2.0)
     command = program(tmp_path / "myquota", "printf '17 of 20 TiB in M\\374nchen\\n'")  # Latin-1
     profile = tmp_path / "mine.toml"
     for line, status, expected in (
@@ -306,6 +308,7 @@ def test_the_sites_quota_command_is_run_and_shown(tmp_path):
         (f"{command} '", "WARN", "a quote in quota_command is not closed"),
         (" ", "WARN", "not on PATH"),
         ("/no/such/quota -u", "WARN", "not on PATH"),
+        ("sleep 60", "WARN", "it did not answer within 2 s"),
         ("/bin/false", "WARN", "/bin/false"),
     ):
         profile.write_text(f'name = "mine"\n[storage]\nquota_command = "{line}"\n')
