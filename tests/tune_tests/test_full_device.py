@@ -16,6 +16,7 @@ from helpers.searches import load
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.exhaustive)])
+@pytest.mark.xdist_group("beside")
 def test_trials_heal_in_the_same_trial_at_the_same_global_batch(run_command, tmp_path: Path, tiny, workers) -> None:
     """On the last rank more than 4 images are too many. Two workers: all start again, in the same trial."""
     arguments = (*tiny, "--trials", 2, "--max-epochs", 2, "--study", "s", "--workers", workers)
@@ -38,6 +39,7 @@ def test_trials_heal_in_the_same_trial_at_the_same_global_batch(run_command, tmp
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("beside")
 def test_what_fits_at_no_micro_batch_fails_with_the_reason_and_is_not_diverged(run_command, tmp_path, tiny) -> None:
     arguments = (*tiny, "--trials", 1, "--max-epochs", 1, "--study", "s", "--strategy", "random")
     done = run_command(TUNE, *arguments, timeout_s=400, **small_device(tmp_path / "site", 0))
@@ -138,6 +140,7 @@ def take_memory(shared):
 @pytest.mark.parametrize(
     "gpu", [pytest.param("pretended", marks=pytest.mark.slow), pytest.param("real", marks=pytest.mark.gpu)]
 )
+@pytest.mark.xdist_group("beside")
 def test_two_trials_share_a_gpu_until_one_lacks_memory_which_is_then_repeated_alone(run_command, tmp_path: Path, gpu):
     (tmp_path / "own.py").write_text(OWN)
     os.mkfifo(tmp_path / "meeting")

@@ -82,6 +82,7 @@ def test_a_killed_search_over_own_components_goes_on_and_other_code_is_refused(f
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("beside")
 def test_an_error_in_a_trial_is_told_once_with_the_users_frames_alone(folder: Path) -> None:
     words = ("--study", "s", "--trials", 6, "--max-epochs", 2, "--batch", 128, "--set", "model.options.fails=true")
     search = Search(*COMPONENTS, *words, cwd=folder)

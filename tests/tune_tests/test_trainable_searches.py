@@ -84,6 +84,7 @@ def train(config, report, resume):
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("beside")
 def test_each_end_of_a_function_is_told_as_what_it_is(tmp_path):
     (tmp_path / "own.py").write_text(ENDS)
     (tmp_path / "beside.py").write_text("def divide(a, b):\n    return a / b\n")

@@ -119,6 +119,7 @@ def test_a_full_run_under_ray_lists_a_folder_once(best, tiny_images, spied, run_
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("beside")
 def test_all_trials_of_a_search_share_one_listing(tmp_path, tiny_images, spied, run_command):
     words = ("--space", "smoke", "--data", tiny_images, "--model", "shufflenet_v2_x0_5", "--set", "image_size=16")
     done = run_command(TUNE, *words, "--trials", 2, "--max-epochs", 1, "--study", "s", "--workers", 2, **spied)

@@ -58,6 +58,7 @@ print(json.dumps([*found, ends + groups]))
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("beside")
 def test_a_private_ray_opens_no_server_of_metrics_unless_it_is_asked_and_its_processes_have_torch(tmp_path):
     """Ray's own are at 44217, 44227 and a port that its nodes name, on all interfaces and without a token.
 
@@ -114,6 +115,7 @@ with LocalRay(1, 0, Path(sys.argv[1], "ray.log")):
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("beside")
 def test_workers_start_where_the_path_of_python_has_a_space(tmp_path):
     """An environment in ``~/My Projects/venv``: no worker started, and each trial waited six minutes for one."""
     folder = tmp_path / "My Projects"

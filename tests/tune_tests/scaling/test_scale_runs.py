@@ -140,6 +140,7 @@ def test_a_search_at_a_size_goes_on_after_a_kill_and_its_best_is_trained(tmp_pat
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("beside")
 def test_a_real_training_that_diverges_is_told_from_one_that_fails(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "bigbatch", "train", "--recipe", "cifar10-sgd-128", "--data", "digits"]
     words += ["--subset", "0.1", "--output", str(tmp_path / "run")]

@@ -213,6 +213,7 @@ def states(folder: Path) -> set[TrialState]:
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("beside")
 def test_a_trial_for_which_no_node_is_large_enough_ends_the_search_with_the_reason(tiny_images, tiny_space, tmp_path):
     process = search(tmp_path, tiny_space, tiny_images, more_cpus=1000)
     output, errors = process.communicate(timeout=240)
