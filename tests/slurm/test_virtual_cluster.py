@@ -159,6 +159,7 @@ def hardware_address(cluster: VirtualCluster, node: str, card: str) -> str:
     return cluster.run(node, "ip", "-brief", "link", "show", card).stdout.split()[2]
 
 
+@pytest.mark.exhaustive  # half a minute of Slurm's own waits
 def test_a_node_loses_power_and_comes_back(cluster: VirtualCluster) -> None:
     stay = cluster.sbatch("alice", "-w", "n1", script=SLEEP)
     lost = cluster.sbatch("alice", "-w", "n2", "--no-requeue", script=SLEEP)
