@@ -11,7 +11,6 @@ from bigbatch.train_loop.config.last_step import KEY, last_micro_size, left_out
 from bigbatch.train_loop.config.plug_ins import MODELS, shown_name
 from bigbatch.train_loop.data.catalogue import NO_STAGE
 from bigbatch.train_loop.data.info import PHOTOGRAPH_SIZE, SMALL_IMAGE_SIZE, DataInfo
-from bigbatch.train_loop.data.packed.schema import read_info
 from bigbatch.train_loop.model.networks import RESNETS
 from bigbatch.train_loop.plugins.registry import is_component
 from bigbatch.tune.console.answer_words import name_in_words
@@ -48,6 +47,8 @@ def _staged_first(plan: SearchPlan) -> str | None:
     folder, path = plan.options.stage, plan.data.path
     if folder in (None, NO_STAGE) or path is None:
         return None
+    from bigbatch.train_loop.data.packed.schema import read_info
+
     gigabytes = sum(shard.bytes for shard in read_info(path).shards) / 1e9
     return f"Each node first copies {gigabytes:.3g} GB to {folder} (--stage); its trials begin when they are there."
 
