@@ -19,10 +19,11 @@ from helpers.waiting import wait_until
 
 LIMIT_S = 180.0
 DRAWN = """new Promise((done) => { const look = setInterval(() => {
-  if (document.documentElement.dataset.drawn || !document.querySelector("[data-figure]")) {
+  const read = document.readyState === "complete";
+  if (read && (document.documentElement.dataset.drawn || !document.querySelector("[data-figure]"))) {
     clearInterval(look); requestAnimationFrame(() => done(performance.now()));
   } }, 10); })"""
-"""Milliseconds from the navigation until every figure was drawn."""
+"""Milliseconds from the navigation until the page was read and every figure was drawn."""
 EMPTY_FIGURES = """[...document.querySelectorAll("[data-figure]")].filter((slot) =>
   !slot.querySelector(".scatterlayer .point, .scatterlayer .js-line, .barlayer .point")).map((s) => s.dataset.figure)"""
 """The figures in which nothing is drawn: no mark, no line, no bar."""
