@@ -72,7 +72,7 @@ def judge_python(nodes: Sequence[Answer], in_job: bool) -> Finding:
 
 
 def judge_gpus(nodes: Sequence[Answer]) -> Finding:
-    """Whether processes see the GPUs that Slurm granted."""
+    """Whether processes see the GPUs that Slurm granted, and torch can use them."""
     unlike = []
     for node in nodes:
         gpus = node["gpus"]
@@ -83,11 +83,10 @@ def judge_gpus(nodes: Sequence[Answer]) -> Finding:
     if unlike:
         advice = "Check CUDA_VISIBLE_DEVICES and nvidia-smi there; submit with --exclude=NODE and tell the site."
         return Finding(FAIL, "GPUs", "; ".join(unlike), advice)
-    seen = ", ".join(f"{node['host']}: {node['gpus']['seen']}" for node in nodes)
-    if any(node["gpus"]["seen"] and not node["gpus"]["files"] and node["gpus"]["driver"] is None for node in nodes):
-        advice = "There is neither /dev/nvidia* nor nvidia-smi. For other GPUs, check torch.cuda.device_count()."
-        return Finding(WARN, "GPUs", f"{seen}, only according to Slurm", advice)
-    return Finding(OK, "GPUs", seen)
+    if refused := _by_value((node["host"], node["gpus"]["refused"]) for node in nodes if node["gpus"]["refused"]):
+        advice = "Install a torch for these nodes' driver, see pytorch.org/get-started."
+        return Finding(FAIL, "GPUs", f"torch can use none: {_unlike(refused)}", advice)
+    return Finding(OK, "GPUs", ", ".join(f"{node['host']}: {node['gpus']['seen']}" for node in nodes))
 
 
 def judge_ports(nodes: Sequence[Answer]) -> Finding:

@@ -45,6 +45,7 @@ def facts(shared: Path, env: Mapping[str, str] | None = None) -> dict[str, objec
     """The node's software, devices, ports and folders. ``shared``: the folder in which the doctor left its mark."""
     env = os.environ if env is None else env
     tmp = Path(env.get("BIGBATCH_NODE_TMP") or "/tmp")
+    gpus = visible_gpus(env)
     return {
         "host": socket.gethostname(),
         "time": time.time(),
@@ -53,7 +54,7 @@ def facts(shared: Path, env: Mapping[str, str] | None = None) -> dict[str, objec
         "packages": {name: _version(name) for name in PACKAGES},
         "commit": _commit(),
         "code": code_digest(),
-        "gpus": visible_gpus(env),
+        "gpus": {**gpus, "refused": _torch_refuses() if gpus["seen"] and find_spec("torch") else ""},
         # Fifty samples over the whole range: to probe 12,000 ports takes longer than a doctor should.
         "ports": {"tried": 50, "free": sum(is_free(port) for port in PORTS[:: len(PORTS) // 50])},
         "tmp": {"path": str(tmp), "error": _cannot_use(tmp), **free_space(tmp)},
@@ -100,6 +101,20 @@ def visible_gpus(env: Mapping[str, str], dev: Path = Path("/dev")) -> dict[str, 
         "files": files,
         "driver": _lines("nvidia-smi", "-L") if shutil.which("nvidia-smi") else None,
     }
+
+
+def _torch_refuses() -> str:
+    """Why torch can use no GPU here, e.g. because the driver is older than what this torch was built for."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", "import torch; torch.cuda.init()"],
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return "" if done.returncode == 0 else done.stderr.strip().splitlines()[-1].partition(". ")[0]
 
 
 def _lines(*command: str) -> int | None:

@@ -221,15 +221,12 @@ def test_near_the_time_limit_a_search_saves_requeues_and_goes_on(cluster, search
     assert held_s(job) == pytest.approx(2 * cluster.billed_s(job.id), rel=0.02, abs=2 * 4 * 1.0), job.everything()
 
 
-def test_a_head_without_a_gpu_takes_no_gpu_from_the_others(search):
-    """Both of the head's cores and the two nodes' one make two cores a GPU, which no node has."""
-    sbatch = ("--mem=2500", ":", "-N2", "-n2", "-c1", "--gres=gpu:1", "--mem=2500")
-    job = search(2, sbatch=sbatch)
-    job.wait_log(r"2 nodes with 1 GPU and 1 CPU core.*: 2 trials at a time, each with 1 worker of 1 CPU \+ 1 GPU")
-    # The files that stand for GPUs cannot train. Both trials got so far as to say it, on workers that Ray had placed:
-    # of CUDA or, with some versions of torch, of NCCL.
+def test_gpus_that_torch_cannot_use_end_a_search_before_its_first_trial(search):
+    """Files stand for the GPUs of two nodes; the head has none."""
+    job = search(2, sbatch=("--mem=2500", ":", "-N2", "-n2", "-c1", "--gres=gpu:1", "--mem=2500"))
     job.wait_end("FAILED")
-    assert len(re.findall(r"trial \d+ failed at .*(?:CUDA|NCCL)", job.log)) == 2, job.everything()
+    assert re.search(r"registered: 3 nodes, \d CPUs, 2 GPUs", job.log), job.everything()
+    assert "torch must be able to use the cluster's GPUs; got " in job.log and "trial 0" not in job.log, job.log
 
 
 @pytest.mark.exhaustive

@@ -57,7 +57,7 @@ from bigbatch.train_loop.launch.checks import (
     check_users_code,
     write_own_code,
 )
-from bigbatch.train_loop.launch.local_workers import check_workers_fit_machine, worker_count
+from bigbatch.train_loop.launch.local_workers import check_workers_fit_machine, unused_gpus, worker_count
 from bigbatch.train_loop.launch.options import (
     ProfileOptions,
     add_component_options,
@@ -189,7 +189,8 @@ def make_run_plan(argv: Sequence[str] | None, prog: str, launch: Launch | None) 
         wandb = reachable_mode(args.wandb)
     kept = (output, args.checkpoint_every_s, launch, args.stage)
     last_step = last_step_in_words(config, info.train_size, split)
-    notes = (*info.notes, *([last_step] if last_step else []))
+    said = (*info.notes, last_step, None if launch else unused_gpus())
+    notes = tuple(text for text in said if text)
     return RunPlan(config, workers, *kept, scan, meeting, profile, args.quiet, args.log_every_steps or "", wandb, notes)
 
 

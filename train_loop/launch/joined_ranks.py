@@ -15,6 +15,7 @@ from bigbatch.train_loop.data.catalogue import stage_ahead
 from bigbatch.train_loop.distributed import Meeting
 from bigbatch.train_loop.errors import LostPeerError, is_lost_peer
 from bigbatch.train_loop.host.ranks import Launch
+from bigbatch.train_loop.launch.local_workers import local_gpu_count
 
 
 @contextmanager
@@ -28,10 +29,10 @@ def joined_ranks(
         meeting: where the ranks have met before; None if they have not.
 
     Raises:
-        ConfigError: a node has fewer GPUs than ranks.
+        ConfigError: a node has fewer GPUs than ranks, or torch can use none of them.
         LostPeerError: in the block, another rank has ended.
     """
-    gpus = torch.cuda.device_count()
+    gpus = local_gpu_count()
     device = torch.device("cuda", gpu_of(launch, gpus)) if gpus else torch.device("cpu")
     if gpus:
         # Before the ranks join: what names no device takes the current one, which is GPU 0 for all ranks.

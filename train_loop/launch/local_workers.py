@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 
-from bigbatch.cluster.host.allocation import accelerator_files, usable_cpus
+from bigbatch.cluster.host.allocation import accelerator_files, granted_gpus, usable_cpus
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.host.ranks import Launch
 
@@ -44,9 +45,41 @@ def worker_resources(workers: int, cpus: int, gpus: int) -> dict[str, float]:
 
 
 def local_gpu_count() -> int:
-    """This machine's number of GPUs. Asks torch, which loads slowly, only if there is a device file."""
-    if not accelerator_files():
+    """The GPUs that torch can use here. Asks torch, which loads slowly, only where there may be one.
+
+    Raises ConfigError if Slurm or CUDA_VISIBLE_DEVICES gives this process GPUs and torch can use none: it would train
+    on the CPUs while the GPUs are billed.
+    """
+    granted = granted_gpus()
+    if not granted and not accelerator_files():
         return 0
     import torch
 
-    return torch.cuda.device_count()
+    # Not device_count alone: that one asks NVIDIA's driver, also where the driver is too old for this torch.
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if granted and not gpus:
+        raise ConfigError(f"torch must be able to use the {granted} GPU(s) given here; got {why_no_gpu()}. {GPU_FIX}")
+    return gpus
+
+
+GPU_FIX = (
+    "Install a torch for this node's driver (pytorch.org/get-started), or set CUDA_VISIBLE_DEVICES= to train on CPUs."
+)
+
+
+def unused_gpus() -> str | None:
+    """A sentence where this machine has a GPU that torch cannot use; None elsewhere."""
+    if not accelerator_files() or local_gpu_count():
+        return None
+    return f"Training runs on the CPUs: torch can use no GPU here ({why_no_gpu()})."
+
+
+def why_no_gpu() -> str:
+    """Why torch can use no GPU here, in its own words; empty if it can."""
+    import torch
+
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:  # the latter where torch was built without CUDA
+        return re.split(r"\.\s+(?=[A-Z])|\n", str(error).strip())[0].rstrip(".")
+    return ""

@@ -300,6 +300,7 @@ class RangeTestProgress:
 def _task(parser: OneLineParser, args: argparse.Namespace) -> tuple[TrainConfig, FolderScan | None, Path]:
     from bigbatch.train_loop.data.catalogue import look
     from bigbatch.train_loop.launch.checks import check_run_model, check_users_code
+    from bigbatch.train_loop.launch.local_workers import check_workers_fit_machine, unused_gpus
 
     _, config = read_source_config(parser, args, {})
     config.batch.split(1)
@@ -309,7 +310,8 @@ def _task(parser: OneLineParser, args: argparse.Namespace) -> tuple[TrainConfig,
         config = config.replace_keys({"data.name": info.path})
     info.steps_per_epoch(config.batch.global_size)
     check_run_model(config, info)
-    for text in info.notes:
+    check_workers_fit_machine(1)
+    for text in filter(None, (*info.notes, unused_gpus())):
         print(f"note: {text}")
     output = Path(args.output)
     check_writable("--output", output.absolute())

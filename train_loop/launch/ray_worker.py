@@ -365,7 +365,8 @@ def use_assigned_cores() -> None:
     cores = ray.get_runtime_context().get_assigned_resources().get("CPU")
     if cores:
         os.environ[WORKER_CORES] = str(max(int(cores), 1))
-        os.environ.setdefault("OMP_NUM_THREADS", os.environ[WORKER_CORES])  # as Ray does, but only within its own calls
+        # As Ray does, but only within its own calls. `export OMP_NUM_THREADS=$UNSET` is no number of the user's.
+        os.environ["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS") or os.environ[WORKER_CORES]
     threads = os.environ.get("OMP_NUM_THREADS")
     if threads and threads.isdigit():
         torch.set_num_threads(int(threads))

@@ -11,6 +11,7 @@ from bigbatch.train_loop.config.last_step import KEY, last_micro_size, left_out
 from bigbatch.train_loop.config.plug_ins import MODELS, shown_name
 from bigbatch.train_loop.data.catalogue import NO_STAGE
 from bigbatch.train_loop.data.info import PHOTOGRAPH_SIZE, SMALL_IMAGE_SIZE, DataInfo
+from bigbatch.train_loop.launch.local_workers import unused_gpus
 from bigbatch.train_loop.model.networks import RESNETS
 from bigbatch.train_loop.plugins.registry import is_component
 from bigbatch.tune.console.answer_words import name_in_words
@@ -31,6 +32,7 @@ def plan_notes(plan: SearchPlan) -> list[str]:
     said = [
         *plan.data.notes,
         _staged_first(plan),
+        unused_gpus() if plan.address == "local" else None,
         size_of_images(plan.data, plan.model) if "data.image_size" not in plan.overrides else None,
         strategy_weakness(plan.strategy, needs_of(plan)),
         nothing_to_search(len(searched), plan.trials)

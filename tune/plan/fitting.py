@@ -25,6 +25,7 @@ from bigbatch.train_loop.config import BatchConfig, ConfigError, ModelConfig, Tr
 from bigbatch.train_loop.config.last_step import KEY
 from bigbatch.train_loop.config.sections import least_micro_size
 from bigbatch.train_loop.data.info import SMALL_IMAGE_SIZE, DataInfo
+from bigbatch.train_loop.launch.local_workers import GPU_FIX, why_no_gpu
 from bigbatch.train_loop.model.networks import check_model
 from bigbatch.tune.plan.machine import Machine, Node, first_share
 from bigbatch.tune.plan.option_checks import check_study_fits
@@ -294,14 +295,22 @@ def absent_nodes(env: Mapping[str, str] = os.environ) -> int:
 
 
 def cluster_machine() -> Machine:
-    """All living nodes, with the memory of their GPUs. A small task on each node with GPUs asks for it."""
+    """All living nodes, with the memory of their GPUs. A small task on each node with GPUs asks for it.
+
+    Raises ConfigError if torch can use none of the GPUs.
+    """
     nodes = living_nodes()
-    sizes = _gpu_memory_bytes([key for key, node in nodes.items() if node.gpus])
+    answers = _gpu_answers([key for key, node in nodes.items() if node.gpus])
+    sizes = {key: answer for key, answer in answers.items() if isinstance(answer, int)}
+    if answers and not sizes:
+        raise ConfigError(
+            f"torch must be able to use the cluster's GPUs; got {next(iter(answers.values()))}. {GPU_FIX}"
+        )
     return Machine(tuple(dataclasses.replace(node, gpu_memory_bytes=sizes.get(key, 0)) for key, node in nodes.items()))
 
 
-def _gpu_memory_bytes(node_ids: list[str]) -> dict[str, int]:
-    """Node → memory of one of its GPUs. 0, or no entry, if torch or Ray cannot tell."""
+def _gpu_answers(node_ids: list[str]) -> dict[str, int | str]:
+    """Node → what ``gpu_memory_bytes`` returns there. No entry if Ray cannot tell."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -315,18 +324,17 @@ def _gpu_memory_bytes(node_ids: list[str]) -> dict[str, int]:
     # Else they would take a GPU from the trials as soon as one is free.
     for reference in silent:
         ray.cancel(reference, force=True)
-    sizes = {}
+    told: dict[str, int | str] = {}
     for reference in ready:
         try:
-            sizes[answers[reference]] = int(ray.get(reference))
+            told[answers[reference]] = ray.get(reference)
         except ray.exceptions.RayError:  # the node is gone, or its torch does not load: a trial there will report it
             continue
-    return sizes
+    return told
 
 
-def gpu_memory_bytes() -> int:
-    """Memory of the smallest GPU that this process sees; 0 if torch sees none."""
+def gpu_memory_bytes() -> int | str:
+    """Memory of the GPU that this process sees, or why torch cannot use it."""
     import torch
 
-    seen = range(torch.cuda.device_count())
-    return min((torch.cuda.get_device_properties(index).total_memory for index in seen), default=0)
+    return why_no_gpu() or torch.cuda.get_device_properties(0).total_memory

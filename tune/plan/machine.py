@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bigbatch.cluster.host.allocation import accelerator_files, planned_nodes, usable_cpus, usable_memory_bytes
+from bigbatch.cluster.host.allocation import planned_nodes, usable_cpus, usable_memory_bytes
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.host.ranks import memory_part
+from bigbatch.train_loop.launch.local_workers import local_gpu_count
 
 WORKER_MEMORY_BYTES = 2 * 2**30
 """Memory reserved for a worker on a machine without GPUs. ResNet-18 in float32 with micro-batch 256 takes 1.3 GB."""
@@ -113,12 +113,14 @@ def _amount(kind: str, value: float) -> str:
 
 
 def local_machine() -> Machine:
-    """This machine; in a Slurm allocation, the part of it that the allocation grants."""
-    gpus, gpu_memory = 0, 0
-    if accelerator_files() or os.environ.get("CUDA_VISIBLE_DEVICES"):
+    """This machine; in a Slurm allocation, the part of it that the allocation grants.
+
+    Raises ConfigError if that has GPUs and torch can use none of them.
+    """
+    gpus, gpu_memory = local_gpu_count(), 0
+    if gpus:
         import torch
 
-        gpus = torch.cuda.device_count()
         gpu_memory = min((torch.cuda.get_device_properties(i).total_memory for i in range(gpus)), default=0)
     return Machine((Node(usable_cpus(), gpus, usable_memory_bytes(), gpu_memory),))
 

@@ -36,7 +36,8 @@ def healthy(*names: str) -> list[dict]:
         {
             "host": name, "python": "3.11.7", "executable": "/env/bin/python", "commit": "a" * 40, "code": "c0de",
             "packages": {"ray": "2.60.0", "torch": "2.15.0", "optuna": "5.0.0", "bigbatch": None},
-            "gpus": {"granted": 4, "seen": 4, "files": 4, "driver": 4}, "ports": {"tried": 50, "free": 50},
+            "gpus": {"granted": 4, "seen": 4, "files": 4, "driver": 4, "refused": ""},
+            "ports": {"tried": 50, "free": 50},
             "tmp": {"path": "/tmp", "error": None, "free_bytes": 100 * 2**30, "free_inodes": 10**6},
             "shared": {"path": "/shared/.x", "error": None, "mark": MARK, "free_bytes": 2**40, "free_inodes": None},
             "lock": "refused", "leaked": [],
@@ -69,9 +70,7 @@ WRONG = {
     "another commit": ("commit", "b" * 40, "code", "FAIL", "bbbb"),
     "changed files": ("code", "0ther", "code", "FAIL", "0ther"),
     "a GPU that fell off": ("gpus.seen", 3, "GPUs", "FAIL", "4 granted, 3 seen"),
-    "GPUs that only Slurm speaks of": (
-        "gpus", {"granted": 4, "seen": 4, "files": 0, "driver": None}, "GPUs", "WARN", "only according to Slurm",
-    ),
+    "GPUs that torch cannot use": ("gpus.refused", "driver too old", "GPUs", "FAIL", "n2: driver too old"),
     "a driver that sees none": ("gpus.driver", 0, "GPUs", "FAIL", "lists none"),
     "taken ports": ("ports.free", 3, "ports", "WARN", "3 of 50"),
     "no temp folder": ("tmp.error", "Read-only file system", "temp folder", "FAIL", "Read-only"),

@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.plan import checked_plan, fitting
 from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.fitting import plan_for_cluster
-from bigbatch.tune.plan.machine import AT_MOST, Machine, Node, share_out
+from bigbatch.tune.plan.machine import AT_MOST, Machine, Node, local_machine, share_out
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.plan.search_plan import SearchPlan
 from helpers.refusals import refusal
@@ -311,3 +312,20 @@ def test_what_runs_on_a_node_is_never_more_than_it_has_in_rays_units(per_gpu: in
         each = round(1e4 * share.worker_resources[kind])
         assert each / 1e4 == share.worker_resources[kind], "whole ten-thousandths"
         assert 0 < each * share.concurrency <= 1e4 * have
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="torch can use the GPUs here")
+def test_gpus_that_are_given_and_cannot_be_used_are_refused_in_torchs_words(monkeypatch):
+    """As on a node whose driver is older than this torch: without this a search would train on the CPUs."""
+    with pytest.raises((RuntimeError, AssertionError)) as reason:
+        torch.cuda.init()
+    for given in ({"CUDA_VISIBLE_DEVICES": "0"}, {"SLURM_JOB_ID": "1", "SLURM_GPUS_ON_NODE": "4"}):
+        with monkeypatch.context() as set_here:
+            set_here.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+            for name, value in given.items():
+                set_here.setenv(name, value)
+            with pytest.raises(ConfigError, match="set CUDA_VISIBLE_DEVICES= to train") as refusal:
+                local_machine()
+            assert str(reason.value).partition(".")[0] in str(refusal.value)
+            set_here.setenv("CUDA_VISIBLE_DEVICES", "")
+            assert local_machine().gpus == 0
