@@ -62,7 +62,7 @@ SEARCH_ENV = {
     "TUNE_GLOBAL_CHECKPOINT_S": "1e9",  # nobody reads Ray's experiment state: written at the start and the end
     "RAY_AIR_NEW_OUTPUT": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_DEDUP_LOGS": "0",
+    "RAY_DEDUP_LOGS_SKIP_REGEX": "A worker died or was killed",  # we say it ourselves, in a line
     "PYTHONSAFEPATH": "1",  # `python -c`, which starts spawned processes, must not look into the current folder
 }
 NO_METRICS = {"RAY_enable_metrics_collection": "0", "DASHBOARD_METRIC_PORT": "-1", "AUTOSCALER_METRIC_PORT": "-1"}

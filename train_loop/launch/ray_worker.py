@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import json
 import logging
 import os
 import sys
@@ -37,6 +36,7 @@ from bigbatch.train_loop.launch.worker_lines import (
     NOTES,
     RESUMED,
     append_histograms,
+    append_line,
 )
 from bigbatch.train_loop.progress import ProgressFile, StepRecord, StepsFile, progress_file, steps_file
 from bigbatch.train_loop.reporter import EpochRecord
@@ -167,8 +167,7 @@ class RayReporter:
 
     def _note(self, line: Mapping[str, object]) -> None:
         if self._records_file is not None:
-            with self._records_file.open("a") as file:
-                file.write(json.dumps(line) + "\n")
+            append_line(self._records_file, line)
 
 
 def train_worker(handed: dict[str, object]) -> WorkersEnd:

@@ -7,9 +7,11 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from bigbatch.train_loop.host.node_memory import count_memory_kills
 from bigbatch.train_loop.launch import inline_controller, ray_internals
 from bigbatch.train_loop.launch.ray_worker import between_trials, drop_trial, may_serve_again, train_worker
-from bigbatch.train_loop.launch.trial_task import TrialTask, WorkersEnd
+from bigbatch.train_loop.launch.trial_task import Restarts, TrialTask, WorkersEnd
+from bigbatch.train_loop.launch.worker_lines import NOTES, append_line
 
 if TYPE_CHECKING:  # they import Ray, and the trainer torch, which a search's own process does not need
     from ray.train import RunConfig, ScalingConfig, UserCallback
@@ -49,7 +51,8 @@ def make_trainer(
 def fit(task: TrialTask, callback: UserCallback | None = None) -> WorkersEnd:
     """Start the workers, and again after one of them has died. Returns what ``train_worker`` returned.
 
-    ``callback`` hears of each report. Raises what Ray Train raises where the workers failed.
+    ``callback`` hears of each report; without one, what starts the workers again is a note in the task's records file.
+    Raises what Ray Train raises where the workers failed.
     """
     from ray.train import FailureConfig, RunConfig, ScalingConfig
 
@@ -64,7 +67,7 @@ def fit(task: TrialTask, callback: UserCallback | None = None) -> WorkersEnd:
         name=task.name,
         storage_path=str(task.ray_storage),
         failure_config=FailureConfig(max_failures=task.restarts),
-        callbacks=[callback] if callback else None,
+        callbacks=[callback or _notes_restarts(task)],
     )
     try:
         end: WorkersEnd | None = make_trainer(train_worker, task.to_dict(), scaling, run).fit().return_value
@@ -72,6 +75,21 @@ def fit(task: TrialTask, callback: UserCallback | None = None) -> WorkersEnd:
     finally:
         # Nobody reads these three files again, and a search of a thousand trials could exceed a quota of inodes.
         shutil.rmtree(task.ray_storage / task.name, ignore_errors=True)
+
+
+def _notes_restarts(task: TrialTask) -> UserCallback:
+    from ray.train import UserCallback
+
+    class NotesRestarts(UserCallback):
+        restarts = Restarts(task.restarts, count_memory_kills())
+
+        def after_exception(self, run_context: object, worker_exceptions: dict[int, Exception]) -> None:
+            if task.records_file and (why := self.restarts.why(worker_exceptions)):
+                number = f"{self.restarts.number} of at most {self.restarts.most} times"
+                again = f"the workers start again ({number}), from the last checkpoint if there is one: {why}"
+                append_line(task.records_file, {NOTES: [again]})
+
+    return NotesRestarts()
 
 
 def fit_from_driver(task: TrialTask, leaving: threading.Event) -> WorkersEnd:

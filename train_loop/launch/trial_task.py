@@ -284,6 +284,22 @@ def failed_end(error: Exception, kills_before: int = 0) -> WorkersEnd:
     return WorkersEnd(f"{where}{_last_line(cause)}", kind, rank)
 
 
+class Restarts:
+    """Says why Ray starts a run's workers again: so often, ``most``. ``kills``: as for ``failed_end``."""
+
+    def __init__(self, most: int, kills: int) -> None:
+        self.most, self.number, self._kills = most, 0, kills
+
+    def why(self, met: dict[int, Exception]) -> str | None:
+        """The reason, from the workers' errors by their ranks; None if the run ends with them."""
+        from ray.train import WorkerGroupError
+
+        self.number += 1
+        end = failed_end(WorkerGroupError("", met), self._kills)
+        goes_on = self.number <= self.most and end.kind in (FailureKind.PROCESS, FailureKind.NODE_MEMORY)
+        return end.failure if goes_on else None
+
+
 def telling_error(error: Exception) -> tuple[int | None, BaseException]:
     """The error that names the cause, else of a worker that died, and its rank; else the error itself."""
     met = sorted(_worker_errors(error), key=lambda item: (not _tells(item[1]), not _has_died(item[1])))
@@ -322,4 +338,6 @@ def _last_line(error: BaseException) -> str:
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     text = lines[-1].partition(" Some common causes include")[0] if lines else "no message"  # Ray's, of any death
     name = type(error).__name__
+    if "connection error code 2. End of file" in text:  # Ray's, of a process that was killed
+        return "its process died without a word: a signal or a crash ended it"
     return text if text.startswith(name) or ": " in text else f"{name}: {text}"

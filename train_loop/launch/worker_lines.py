@@ -90,6 +90,12 @@ class RecordPrinter:
             self._lines.something_was_said()
 
 
+def append_line(path: Path, line: Mapping[str, object]) -> None:
+    """Add a line to a records file."""
+    with path.open("a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
 def read_lines(path: Path) -> list[dict[str, object]]:
     """The complete lines of a records file, oldest first; empty if there is no file."""
     text = path.read_text() if path.exists() else ""

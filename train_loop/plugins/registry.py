@@ -171,7 +171,8 @@ def users_code(key: str, word: str) -> Iterator[None]:
     except (Exception, SystemExit) as error:
         if is_lost_peer(error):
             raise
-        raise OwnCodeError(_told(key, word, error)) from error
+        # `contextmanager` passes on a StopIteration that is a RuntimeError's cause, and it would end a loop of ours.
+        raise OwnCodeError(_told(key, word, error)) from None if isinstance(error, StopIteration) else error
 
 
 @contextmanager
@@ -192,7 +193,7 @@ def whose_error(words: Mapping[str, str]) -> Iterator[None]:
         found = None if mine else _passed(error, words)
         if found is None:
             raise
-        raise OwnCodeError(_told(*found, error)) from error
+        raise OwnCodeError(_told(*found, error)) from None if isinstance(error, StopIteration) else error
 
 
 def _passed(error: BaseException, words: Mapping[str, str]) -> tuple[str, str] | None:

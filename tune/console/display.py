@@ -347,7 +347,8 @@ class PlainLines:
         """Print that the trial has started, or resumed."""
         self._progress.put(trial)
         self._within_epochs[trial.number] = ProgressLines()
-        word = f"resumed after epoch {trial.epoch}" if trial.resumed else "started"
+        goes_on = f"resumed after epoch {trial.epoch}" if trial.epoch else "started again"
+        word = goes_on if trial.resumed else "started"
         word += f" (trial {trial.retries} again)" if trial.retries is not None and not trial.resumed else ""
         word += f" (continues trial {trial.continues})" if trial.continues is not None and not trial.resumed else ""
         seed = f" with seed {trial.config.seed}" if trial.config is not None else ""

@@ -11,16 +11,15 @@ from collections.abc import Callable
 from functools import partial
 
 import ray.tune
-from ray.train import UserCallback, WorkerGroupError
+from ray.train import UserCallback
 from ray.tune import PlacementGroupFactory
 
 from bigbatch.base.waits import TRIAL_END_S
-from bigbatch.train_loop.errors import FailureKind
 from bigbatch.train_loop.host.node_memory import count_memory_kills
 from bigbatch.train_loop.launch import inline_controller, ray_internals
 from bigbatch.train_loop.launch.ray_worker import FAILURE, FAILURE_KIND, NODES, RECORDS, RESTARTED
 from bigbatch.train_loop.launch.trainer import fit, is_inline
-from bigbatch.train_loop.launch.trial_task import TrialTask, failed_end, fit_until_it_fits
+from bigbatch.train_loop.launch.trial_task import Restarts, TrialTask, failed_end, fit_until_it_fits
 
 NODE_ID = "ray.io/node-id"
 """A label that Ray gives to each node: its id."""
@@ -53,7 +52,7 @@ def run_trial(handed: dict[str, object]) -> None:
     try:
         task = TrialTask.from_dict(handed)
         end = fit_until_it_fits(
-            partial(fit, task, _report_to_tune(task.restarts, kills)), task.checkpoint_dir, _is_stopping
+            partial(fit, task, _report_to_tune(Restarts(task.restarts, kills))), task.checkpoint_dir, _is_stopping
         )
     except Exception as error:
         end = failed_end(error, kills)
@@ -72,9 +71,9 @@ def _is_stopping() -> bool:
     return is_inline() and inline_controller.is_stop_requested()
 
 
-def _report_to_tune(restarts: int, kills: int) -> UserCallback:
+def _report_to_tune(restarts: Restarts) -> UserCallback:
     if is_inline():
-        return _ReportToTune(restarts, kills)
+        return _ReportToTune(restarts)
     from ray.tune.integration.ray_train import TuneReportCallback
 
     return TuneReportCallback()
@@ -84,23 +83,17 @@ class _ReportToTune(UserCallback):
     """Reports rank 0's metrics to Tune, in this process. The loop reduces metrics, so they are equal on all ranks.
 
     ``ray.tune.report`` raises SystemExit if Tune has stopped the trial.
-
-    Args:
-        restarts: how often Ray starts the workers again.
-        kills: ``count_memory_kills`` when the trial began.
     """
 
-    def __init__(self, restarts: int, kills: int) -> None:
-        self._restarts, self._kills = restarts, kills
+    def __init__(self, restarts: Restarts) -> None:
+        self._restarts = restarts
 
     def after_report(self, run_context: object, metrics: list[dict[str, object]], checkpoint: object) -> None:
         ray.tune.report({**metrics[0], NODES: _nodes()})
 
     def after_exception(self, run_context: object, worker_exceptions: dict[int, Exception]) -> None:
-        self._restarts -= 1
-        end = failed_end(WorkerGroupError("", worker_exceptions), self._kills)
-        if self._restarts >= 0 and end.kind in (FailureKind.PROCESS, FailureKind.NODE_MEMORY):  # others end the trial
-            ray.tune.report({RECORDS: [], RESTARTED: end.failure})
+        if why := self._restarts.why(worker_exceptions):
+            ray.tune.report({RECORDS: [], RESTARTED: why})
 
 
 def trainable() -> Callable[[dict[str, object]], None]:

@@ -34,14 +34,14 @@ def start(*arguments: object, cwd: Path) -> subprocess.Popen:
     )  # fmt: skip
 
 
-def read_until_epoch(process: subprocess.Popen, epoch: int) -> None:
+def read_until_epoch(process: subprocess.Popen, epoch: int) -> list[str]:
     """Read until an epoch from ``epoch`` on is shown: what was killed may have trained on before it died."""
     lines = []
     for line in process.stdout:
         lines.append(line)
         match = re.match(r"epoch +(\d+)/", line)
         if match and int(match[1]) >= epoch:
-            return
+            return lines
     raise AssertionError("".join(lines) + process.stderr.read())
 
 
@@ -50,6 +50,7 @@ def read_until_epoch(process: subprocess.Popen, epoch: int) -> None:
     pytest.param(((signal.SIGTERM, 143, 8), (signal.SIGINT, 130, 16)), marks=pytest.mark.exhaustive),
 ])  # fmt: skip
 def test_a_full_run_on_two_workers_survives_a_kill_and_signals_and_trains_each_epoch_once(best_json, tmp_path, stops):
+    """The driver is killed, and later a worker."""
     changes = (f"epochs={EPOCHS}", "data.loader.workers=1")  # loader processes inside Ray workers end with them
     arguments: tuple[object, ...] = ("--config", best_json, "--set", *changes, "--workers", 2, "--output", "full")
     arguments = (*arguments, "--checkpoint-every-s", 1)
@@ -78,8 +79,12 @@ def test_a_full_run_on_two_workers_survives_a_kill_and_signals_and_trains_each_e
         assert (tmp_path / "full" / "checkpoints" / "latest.pt").exists()
 
     third = start(*arguments, cwd=tmp_path)
-    output, errors = third.communicate(timeout=900)
+    folder = re.search(r"token in (\S+)/token", "".join(read_until_epoch(third, stops[-1][2] + 1)))
+    below = psutil.Process(third.pid).children(recursive=True)
+    next(process for process in below if "ray::RayTrainWorker" in " ".join(process.cmdline())).kill()
+    _, errors = third.communicate(timeout=900)
     assert third.returncode == 0, errors
+    assert errors.count("the workers start again (1 of at most 3 times)") == errors.count("died without a word") == 1
     result = json.loads((tmp_path / "full" / "result.json").read_text())
     assert [r["epoch"] for r in result["history"]] == list(range(1, EPOCHS + 1))
     assert result["workers"] == 2 and result["config"]["epochs"] == EPOCHS
@@ -87,7 +92,6 @@ def test_a_full_run_on_two_workers_survives_a_kill_and_signals_and_trains_each_e
     assert resumed is not None and resumed >= stops[-1][2] - 1, (
         "it went on from the checkpoint, not from the first epoch"
     )
-    folder = re.search(r"token in (\S+)/token", output)
     assert folder and not Path(folder.group(1)).exists()
     wait_gone(folder.group(1))
 

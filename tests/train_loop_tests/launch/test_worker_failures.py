@@ -92,6 +92,16 @@ def test_a_worker_that_died_is_named_not_one_that_only_lost_it() -> None:
     assert failure is not None and failure.startswith("worker 1: ") and said in failure and "rain" not in failure
 
 
+def test_a_worker_that_was_killed_is_said_to_be_in_our_words() -> None:
+    """The text is that of Ray 2.60 after a SIGKILL."""
+    rays = (
+        "The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit detail: "
+        "Worker unexpectedly exits with a connection error code 2. End of file. Some common causes include: (1) rain"
+    )
+    failure = failed_end(group(r1=died(RuntimeError(rays)))).failure
+    assert failure == "worker 1: its process died without a word: a signal or a crash ended it"
+
+
 def test_a_lost_connection_is_told_by_its_message_not_by_the_frames_below_it() -> None:
     said = "Got the following error when running the callback: RuntimeError: Read error: Connection reset by peer"
     for frames in (

@@ -175,6 +175,15 @@ def test_code_that_ends_the_process_is_an_error_with_its_traceback(tmp_path):
         assert lines[-1] == "RuntimeError: the code ends the process: SystemExit(2)"
 
 
+def test_an_iterator_at_its_end_is_an_error_too(tmp_path):
+    """`next()` in a data set: a StopIteration that passes would end a loop of ours."""
+    file = _written(tmp_path / "net.py", "def answer():\n    return next(iter(()))\n")
+    word = f"{file}:answer"
+    for guard in (users_code("loss", word), whose_error({"loss": word})):
+        with pytest.raises(OwnCodeError, match="raised StopIteration"), guard:
+            load_function("loss", word)()
+
+
 def test_refusals_and_interrupts_pass_through_users_code_unchanged():
     for error in (ConfigError("a line"), OwnCodeError("theirs"), KeyboardInterrupt()):
         with pytest.raises(type(error)) as passed, users_code("loss", "net.py:f"):
