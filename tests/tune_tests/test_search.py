@@ -219,7 +219,7 @@ def test_two_objectives_end_with_their_front(tiny, tmp_path: Path) -> None:
 def test_a_target_ends_trials_and_a_bound_that_nobody_keeps_makes_all_infeasible(
     tiny, tmp_path: Path, tiny_images: Path
 ) -> None:
-    """Each trial reaches the first target in its first epoch. Nothing is known of what a constant prediction reaches."""
+    """Each trial reaches the first target in its first epoch. What a constant prediction reaches is not known."""
     arguments = (*tiny, "--study", "s", "--trials", 2, "--max-epochs", 3, "--target", "train_loss=100")
     search = Search(*arguments, cwd=tmp_path)
     assert search.end() == 0, search.stderr()

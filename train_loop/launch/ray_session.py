@@ -245,9 +245,9 @@ class JoinedRay:
 
     def __enter__(self) -> RayConnection:
         refuse_without_docstrings()
+        os.environ.update(SEARCH_ENV)  # before Ray is loaded, which reads some of them then
         import ray
 
-        os.environ.update(SEARCH_ENV)
         send_ray_logs_to(self._log_file)
         try:
             context = ray.init(
