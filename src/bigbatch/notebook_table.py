@@ -107,7 +107,10 @@ def _drawn(folder: Path, started: float) -> dict[str, str] | None:
         recorded.summary.planned, at_a_time, shown, Columns(), objectives=recorded.objectives, started=started
     )
     # rich would print into the notebook's cell by itself.
-    console = Console(record=True, file=io.StringIO(), width=WIDTH, force_jupyter=False, force_terminal=True)
+    console = Console(
+        record=True, file=io.StringIO(), width=WIDTH, force_jupyter=False, force_terminal=True,
+        markup=False, emoji=False,
+    )  # fmt: skip
     console.print(trial_table(progress, WIDTH), summary_line(progress), sep="\n")
     # Kept: the text below is made of the same record.
     html = console.export_html(inline_styles=True, code_format=PAGE, clear=False)

@@ -10,6 +10,7 @@ from PIL import Image
 
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.data.packing.command import main as pack_main
+from bigbatch.tune.commands.tune import tune_main
 from bigbatch.tune.console.plan_notes import plan_notes
 from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.options import SearchOptions
@@ -178,6 +179,25 @@ def test_the_plan_says_what_a_sampler_cannot_do(tmp_path):
     assert "early stopping" in gp.stdout and "conditional" in gp.stdout
     single = run("--space", "smoke", "--strategy", "gp", "--stopping", "none", "--dry-run", cwd=tmp_path)
     assert "note" not in single.stdout
+
+
+CARS = """
+import torch
+class Cars(list):
+    num_classes = 2
+def car():
+    return (Cars((torch.zeros(3, 8, 8), i % 2) for i in range(40)),) * 2
+"""
+
+
+def test_names_are_shown_as_they_are(tmp_path, monkeypatch, capsys):
+    """To rich `:car:` is a picture of one, and brackets are styles."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "[red]cars.py").write_text(CARS)
+    assert (
+        tune_main(["--dry-run", "--no-check", "--batch", "16", "--data", "[red]cars.py:car"], prog="bigbatch tune") == 0
+    )
+    assert "data       [red]cars.py:car: 40 training" in capsys.readouterr().out
 
 
 def test_two_searches_of_one_second_have_two_names(tmp_path):

@@ -385,7 +385,7 @@ def make_display(progress: SearchProgress, out: TextIO | None = None, *, quiet: 
     if quiet:
         return PlainLines(progress, Nowhere())
     out = out or sys.stdout
-    console = Console(file=out)
+    console = Console(file=out, markup=False, emoji=False)
     return (
         LiveTable(progress, console)
         # A dumb terminal cannot draw over what it has shown.

@@ -143,9 +143,7 @@ def print_frontier(values: Mapping[str, object], hours: str, console: Console) -
     """Print the table of frontier.json's content, where it compares values."""
     lines = frontier_lines(values, hours, console.width if console.is_terminal else WIDTH) if values else []
     for place, (line, is_answer) in enumerate(lines):
-        console.print(
-            f"\n{line}" if place == 0 else line, style="bold" if is_answer else "", markup=False, soft_wrap=True
-        )
+        console.print(f"\n{line}" if place == 0 else line, style="bold" if is_answer else "", soft_wrap=True)
 
 
 def _stem(plan: SearchPlan) -> list[tuple[str, str]]:
@@ -264,7 +262,7 @@ def _print_counts(
         f"{duration(elapsed_s)} elapsed, {used.words(unit)}; {used.energy.words()}."
     )
     for line in failures_in_words(trials):
-        console.print(f"  {line}", markup=False)
+        console.print(f"  {line}")
 
 
 def _print_runner_ups(
@@ -280,7 +278,7 @@ def _print_runner_ups(
         verdicts = clearly_worse([t.value or 0.0 for t in done], plan.data.val_size)
         marks = [" (clearly worse)" if worse else " (cannot be told apart)" for worse in verdicts]
     if done[1:]:
-        console.print("\nRunner-ups, by the values that choose:", markup=False)
+        console.print("\nRunner-ups, by the values that choose:")
     for trial, mark in list(zip(done[1:], marks, strict=True))[:RUNNER_UPS]:
         seeds, worth = confirmed.get(trial.number), ends_in_words(trial)
         if seeds is not None:

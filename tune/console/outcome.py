@@ -77,13 +77,12 @@ def print_front(plan: SearchPlan, done: list[TrialView], columns: Columns, conso
     console.print(
         f"\n{len(front)} of {len(done)} finished trials are on the Pareto front: no other one is as good in all "
         f"objectives and better in one. Intervals are not given. {PARETO_FILE} has them all:",
-        markup=False,
         soft_wrap=True,
     )
-    console.print("  " + "".join(f"{objective.text:>18}" for objective in each) + "  trial", markup=False)
+    console.print("  " + "".join(f"{objective.text:>18}" for objective in each) + "  trial")
     for trial in front[:MAX_ROWS_OF_FRONT]:
         values = "".join(f"{o.worth(value):>18}" for o, value in zip(each, trial.ends, strict=True))
-        console.print(f"  {values}  {trial.number}: {columns.line(trial)}", markup=False, soft_wrap=True)
+        console.print(f"  {values}  {trial.number}: {columns.line(trial)}", soft_wrap=True)
 
 
 def failures_in_words(trials: Iterable[TrialView]) -> list[str]:

@@ -76,14 +76,14 @@ def wrapped_command(command: str, width: int | None) -> str:
 
 def say(console: Console, text: str, first: str = "", style: str = "") -> None:
     """Print ``text`` in lines that fit the console; see ``wrapped``."""
-    # rich would read brackets in names as markup, and break lines by rules of its own.
-    console.print(wrapped(text, width_of(console), first), style=style, markup=False, soft_wrap=True)
+    # rich would break lines by rules of its own.
+    console.print(wrapped(text, width_of(console), first), style=style, soft_wrap=True)
 
 
 def say_command(console: Console, command: str, before: str) -> None:
     """Print a sentence, and below it a command of the shell as an indented line, or several."""
     say(console, before)
-    console.print(wrapped_command(command, width_of(console)), markup=False, soft_wrap=True)
+    console.print(wrapped_command(command, width_of(console)), soft_wrap=True)
 
 
 def width_of(console: Console) -> int | None:

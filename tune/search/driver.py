@@ -91,7 +91,8 @@ def run_search(plan: SearchPlan) -> int:
     """
     if os.environ.get("COLUMNS") == "0":  # where it is not known, as in some containers; rich would print nothing
         del os.environ["COLUMNS"]
-    console = Console(soft_wrap=not sys.stdout.isatty(), highlight=False)
+    # rich would read brackets in names as markup, and `FILE.py:car:` as a picture of one.
+    console = Console(soft_wrap=not sys.stdout.isatty(), highlight=False, markup=False, emoji=False)
     end_of_allocation()  # checked before anything starts
     check_metrics_port(plan.options.metrics_port, plan.address, remove_stale_folders)
     check_budget_starts(plan)
