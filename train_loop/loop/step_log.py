@@ -55,7 +55,7 @@ class StepLog:
         self._pending: list[_Pending] = []
         self._carried = torch.zeros_like(sums)
         if before and world.rank == 0:
-            self._carried += torch.tensor(before, dtype=sums.dtype)
+            self._carried += sums.new_tensor(before)
         self.epoch_begins()
 
     def epoch_begins(self) -> None:

@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from bigbatch.train_loop.config import ConfigError, ScheduleConfig
+from bigbatch.train_loop.distributed import World
 from bigbatch.train_loop.loop.metrics import MetricSums
+from bigbatch.train_loop.loop.step_log import StepLog
 from bigbatch.train_loop.loop.train import TrainingStopped
 from bigbatch.train_loop.optim.schedules import learning_rate
 from bigbatch.train_loop.progress import StepInterval, StepRecord, StepsFile, StepsReader, read_interval, steps_file
@@ -116,6 +119,13 @@ def test_a_stopped_run_goes_on_to_the_same_lines(every: str, polls: int, seen: A
     numbers = range(3, 13, 3) if every == "3" else range(2, 13, 2)
     check(first.logged + second.logged, numbers, seen)
     assert [record.number for record in StepsReader(file).new()] == list(numbers)
+
+
+def test_what_a_checkpoint_had_not_logged_goes_to_the_gpu() -> None:
+    """Without one: torch computes no values here, but refuses to add what lies on two devices."""
+    with FakeTensorMode():
+        sums = torch.zeros(3, dtype=torch.float64, device="cuda:0")
+        StepLog(None, World(0, 1, sums.device), sums, before=[2.5, 3.0, 8.0])
 
 
 def test_a_killed_run_trains_steps_again_and_logs_none_twice(seen: Any, tmp_path: Path) -> None:
