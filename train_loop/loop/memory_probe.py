@@ -173,7 +173,9 @@ def _train_step(config: TrainConfig, info: DataInfo, device: torch.device, preci
 
     It uses no fp16 scale: gradients of made-up images may overflow, and a skipped step would make no state.
     """
-    model = placed(build_model(config.model, info), config, device).train()
+    # SyncBatchNorm would wait for the other workers, which may try other sizes.
+    network = dataclasses.replace(config.model, sync_bn=False)
+    model = placed(build_model(network, info), config, device).train()
     step = TrainStep(
         config=config,
         device=device,
