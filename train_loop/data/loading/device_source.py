@@ -39,6 +39,7 @@ from bigbatch.train_loop.data.loading.loader import (
 from bigbatch.train_loop.data.source import Batch, Epoch
 from bigbatch.train_loop.errors import ImageError, OtherSizeError
 from bigbatch.train_loop.host.once_a_node import OnceANode, room_missing
+from bigbatch.train_loop.host.ranks import memory_part, trials_on_gpu
 from bigbatch.train_loop.plugins.nested import Nested
 
 
@@ -92,7 +93,7 @@ def _weights(begin: torch.Tensor, end: torch.Tensor, mirrored: torch.Tensor, sid
 MEMORY_SHARE = 1 / 8
 """Of the node's memory that the images may take."""
 DEVICE_SHARE = 1 / 20
-"""Of a GPU's memory: half of what the memory probe leaves free."""
+"""Of a GPU's memory, or a trial's part of it: half of what the memory probe leaves free."""
 SAY_BYTES = 1 << 25
 """Less is decoded in a moment, and nothing is said of it."""
 BATCH = 256
@@ -235,8 +236,10 @@ class _Whole(RepeatedImages):
         return self._images.open_whole(index)
 
 
-def _memory_bytes(device: torch.device | None) -> int | None:
-    return torch.cuda.get_device_properties(device).total_memory if device and device.type == "cuda" else None
+def _memory_bytes(device: torch.device | None) -> float | None:
+    if device is None or device.type != "cuda":
+        return None
+    return torch.cuda.get_device_properties(device).total_memory * memory_part(trials_on_gpu())
 
 
 @cache

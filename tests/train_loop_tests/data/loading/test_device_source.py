@@ -5,6 +5,7 @@ import errno
 import fcntl
 import os
 import re
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -237,6 +238,17 @@ def test_what_suits_not_is_decoded_in_each_epoch(sets, tmp_path, monkeypatch):
         left(sets["small"], "a file system without locks")
     with pytest.raises(ConfigError, match="got digits, which are in memory"):
         open_data(DataConfig(loader=config_of(sets["small"], **{"loader.name": "device"}).loader))
+
+
+def test_trials_that_share_a_gpu_share_the_room_for_images(sets: dict[str, Path], monkeypatch) -> None:
+    """A GPU of 2 MiB: a 20th of it holds these images, a 20th of a trial's part does not."""
+    memory = types.SimpleNamespace(total_memory=2 << 20)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: memory)
+    for trials in (1, 2):
+        monkeypatch.setenv("BIGBATCH_TRIALS_PER_GPU", str(trials))
+        source = open_data(config_of(sets["small"]), device=torch.device("cuda", 0))
+        assert isinstance(source, DeviceSource) == (trials == 1)
+        source.close()
 
 
 @pytest.mark.parametrize("fault", ["another size", "no image"])
