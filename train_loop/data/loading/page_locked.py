@@ -5,21 +5,24 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
-import mmap
 import weakref
 from collections.abc import Callable
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 _log = logging.getLogger(__name__)
 
 
-def page_lock(memory: mmap.mmap) -> None:
-    """Tell CUDA of the memory, until it is gone. Where CUDA refuses, batches are copied once more; a line says so."""
+def page_lock(memory: npt.NDArray[np.uint8]) -> None:
+    """Tell CUDA of the memory, until the array is gone. All that uses the memory must be a view of this array.
+
+    Where CUDA refuses, batches are copied once more; a line says so.
+    """
     if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
         return
-    address, cudart = np.frombuffer(memory, np.uint8).ctypes.data, torch.cuda.cudart()
+    address, cudart = memory.ctypes.data, torch.cuda.cudart()
     refused = cudart.cudaHostRegister(address, len(memory), 0)
     if int(refused) == 0:
         weakref.finalize(memory, cudart.cudaHostUnregister, address).atexit = False

@@ -105,10 +105,11 @@ class Slots:
             os.ftruncate(descriptor, self.bytes)
         self._descriptor = descriptor
         weakref.finalize(self, os.close, descriptor)
-        self.map = mmap.mmap(descriptor, self.bytes)
-        self.oldest = np.frombuffer(self.map, np.int64, 1)
+        # All else is a view of this array, so it goes last, and before the mapping: of that a weak reference hears late.
+        self.memory = np.frombuffer(mmap.mmap(descriptor, self.bytes), np.uint8)
+        self.oldest = self.memory[:8].view(np.int64)
         # 8: before it stands the number of the oldest batch.
-        self.begun = np.frombuffer(self.map, np.uint8, PAGE - 8, 8)
+        self.begun = self.memory[8:PAGE]
 
     def __reduce__(self) -> tuple[object, ...]:
         # The descriptor travels beside the pickle of a process that is being started.
@@ -116,18 +117,18 @@ class Slots:
 
     def indices(self, slot: int, images: int) -> Indices:
         """Where the indices of a batch of ``images`` stand in a slot, int64 ``[images]``, shared with all processes."""
-        return np.frombuffer(self.map, np.int64, images, self._begin(slot))
+        begin = self._begin(slot)
+        return self.memory[begin : begin + 8 * images].view(np.int64)
 
     def ahead(self, slot: int) -> Indices:
         """Indices of images that some process reads later. The slot's tasks request them."""
-        return np.frombuffer(
-            self.map, np.int64, MAX_TASKS_ASKED_AT_ONCE * self.images, self._begin(slot) + 8 * self.images
-        )
+        begin = self._begin(slot) + 8 * self.images
+        return self.memory[begin : begin + 8 * MAX_TASKS_ASKED_AT_ONCE * self.images].view(np.int64)
 
     def pixels(self, slot: int, images: int, size: int) -> npt.NDArray[np.uint8]:
         """``[images, size, size, 3]``."""
         begin = self._begin(slot) + self._index_bytes
-        return np.frombuffer(self.map, np.uint8, images * size * size * 3, begin).reshape(images, size, size, 3)
+        return self.memory[begin : begin + images * size * size * 3].reshape(images, size, size, 3)
 
     def _begin(self, slot: int) -> int:
         return PAGE + slot * self.slot_bytes
@@ -202,7 +203,7 @@ class Ring:
         for descriptor in (self._results.fileno(), *(process.sentinel for process in self.processes)):
             self._poll.register(descriptor, select.POLLIN)
         if pin:
-            page_lock(self.slots.map)
+            page_lock(self.slots.memory)
 
     def _start_processes(self, fill: FillBatch, context: BaseContext) -> None:
         """Start the loader processes, each at the other ends of our two sockets."""

@@ -4,12 +4,15 @@ import ctypes
 import mmap
 import types
 from collections.abc import Iterator
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from bigbatch.train_loop.data.loading import page_locked
 from bigbatch.train_loop.data.loading.page_locked import page_lock
+from bigbatch.train_loop.data.loading.ring import Slots
 
 
 class Runtime:
@@ -25,6 +28,7 @@ class Runtime:
         return answer
 
     def cudaHostUnregister(self, address: int) -> int:
+        assert f"{address:x}-" in Path("/proc/self/maps").read_text(), "it is not mapped any more"
         self.locked.remove(address)
         return 0
 
@@ -52,16 +56,22 @@ def installed(patch: pytest.MonkeyPatch, *answers: int) -> Runtime:
     return runtime
 
 
-def test_memory_is_locked_until_it_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    runtime, memory = installed(monkeypatch, 0), mmap.mmap(-1, mmap.PAGESIZE)
-    page_lock(memory)
+def pages(count: int) -> np.ndarray:
+    return np.frombuffer(mmap.mmap(-1, count * mmap.PAGESIZE), np.uint8)
+
+
+def test_slots_are_locked_until_the_last_batch_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime, slots = installed(monkeypatch, 0), Slots(count=2, images=4, image_bytes=3)
+    page_lock(slots.memory)
+    batch = torch.from_numpy(slots.pixels(1, 4, 1))[1:]
+    del slots
     assert len(runtime.locked) == 1
-    del memory
+    del batch
     assert not runtime.locked
 
 
 def test_a_refusal_leaves_no_error_for_the_next_kernel_and_is_said_once(monkeypatch, caplog):
-    runtime, memories = installed(monkeypatch, 2, 2, 2), [mmap.mmap(-1, n * mmap.PAGESIZE) for n in (1, 2, 3)]
+    runtime, memories = installed(monkeypatch, 2, 2, 2), [pages(n) for n in (1, 2, 3)]
     for memory in memories:
         page_lock(memory)
         assert runtime.last == 0, "torch would raise it at the next kernel"
@@ -72,7 +82,7 @@ def test_a_refusal_leaves_no_error_for_the_next_kernel_and_is_said_once(monkeypa
 def test_a_runtime_without_visible_names_changes_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     runtime = installed(monkeypatch, 801)
     monkeypatch.setattr(ctypes, "CDLL", lambda name: types.SimpleNamespace())
-    page_lock(mmap.mmap(-1, mmap.PAGESIZE))
+    page_lock(pages(1))
     assert runtime.last == 801 and not runtime.answers
 
 
@@ -84,7 +94,7 @@ def test_torch_loads_cudas_runtime_with_its_names() -> None:
 @pytest.mark.gpu
 def test_a_gpu_goes_on_after_a_refusal(caplog: pytest.LogCaptureFixture) -> None:
     """CUDA refuses memory that is locked already."""
-    ones, memory = torch.ones(3, device="cuda"), mmap.mmap(-1, 16 * mmap.PAGESIZE)
+    ones, memory = torch.ones(3, device="cuda"), pages(16)
     for _ in range(3):
         page_lock(memory)
     assert (ones + 1).sum().item() == 6 and len(caplog.records) == 1

@@ -79,7 +79,7 @@ class LateDevice:
     def _in_slot(self, tensor: torch.Tensor) -> bool:
         if self.slots is None:
             return False
-        memory = np.frombuffer(self.slots.map, np.uint8)
+        memory = self.slots.memory
         return 0 <= tensor.data_ptr() - memory.ctypes.data < len(memory)
 
     def _lock(self, tensor: torch.Tensor) -> torch.Tensor:
