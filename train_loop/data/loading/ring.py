@@ -105,7 +105,7 @@ class Slots:
             os.ftruncate(descriptor, self.bytes)
         self._descriptor = descriptor
         weakref.finalize(self, os.close, descriptor)
-        # All else is a view of this array, so it goes last, and before the mapping: of that a weak reference hears late.
+        # All else is a view of this array, which goes before the mapping: of that a weak reference hears too late.
         self.memory = np.frombuffer(mmap.mmap(descriptor, self.bytes), np.uint8)
         self.oldest = self.memory[:8].view(np.int64)
         # 8: before it stands the number of the oldest batch.
