@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,22 @@ def test_the_network_between_the_nodes_is_judged():
 
 
 # The probe, on this machine
+
+
+def test_the_time_in_which_nccl_connects_the_nodes_is_no_part_of_its_rate(tmp_path, monkeypatch) -> None:
+    """gloo, alone, whose first sum takes as long as NCCL's, which connects at the first one."""
+    dist = pytest.importorskip("torch.distributed")
+    real, sums = dist.all_reduce, list[None]()
+
+    def all_reduce(tensor: object) -> None:
+        if not sums:
+            time.sleep(1.0)
+        sums.append(None)
+        real(tensor)
+
+    monkeypatch.setattr(dist, "all_reduce", all_reduce)
+    rate = probe._reduce(tmp_path / "gloo.json", "gloo", {"SLURM_PROCID": "0", "SLURM_NTASKS": "1"})
+    assert rate > 2 * 16 * 2**20 / 1e6
 
 
 def test_a_lock_of_another_process_is_respected(tmp_path):
