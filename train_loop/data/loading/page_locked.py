@@ -20,7 +20,7 @@ def page_lock(memory: npt.NDArray[np.uint8]) -> None:
 
     Where CUDA refuses, batches are copied once more; a line says so.
     """
-    if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
+    if not torch.cuda.is_initialized():  # to ask whether CUDA is available would keep it from all forked children
         return
     address, cudart = memory.ctypes.data, torch.cuda.cudart()
     refused = cudart.cudaHostRegister(address, len(memory), 0)

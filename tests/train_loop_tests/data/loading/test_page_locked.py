@@ -2,6 +2,8 @@
 
 import ctypes
 import mmap
+import subprocess
+import sys
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +15,7 @@ import torch
 from bigbatch.train_loop.data.loading import page_locked
 from bigbatch.train_loop.data.loading.page_locked import page_lock
 from bigbatch.train_loop.data.loading.ring import Slots
+from helpers.processes import clean_environment
 
 
 class Runtime:
@@ -49,8 +52,7 @@ def nothing_said() -> Iterator[None]:
 
 def installed(patch: pytest.MonkeyPatch, *answers: int) -> Runtime:
     runtime = Runtime(list(answers))
-    for name in ("is_available", "is_initialized"):
-        patch.setattr(torch.cuda, name, lambda: True)
+    patch.setattr(torch.cuda, "is_initialized", lambda: True)
     patch.setattr(torch.cuda, "cudart", lambda: runtime)
     patch.setattr(ctypes, "CDLL", lambda name: runtime)
     return runtime
@@ -84,6 +86,24 @@ def test_a_runtime_without_visible_names_changes_nothing_else(monkeypatch: pytes
     monkeypatch.setattr(ctypes, "CDLL", lambda name: types.SimpleNamespace())
     page_lock(pages(1))
     assert runtime.last == 801 and not runtime.answers
+
+
+FORKED = """
+import os, sys
+import numpy as np
+import torch
+from bigbatch.train_loop.data.loading.page_locked import page_lock
+
+page_lock(np.zeros(4096, np.uint8))
+if child := os.fork():
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+os._exit(torch.cuda._is_in_bad_fork())
+"""
+
+
+def test_a_process_that_has_a_loader_and_no_cuda_leaves_cuda_to_its_children() -> None:
+    """torch refuses CUDA to the children of a process that has asked whether there is a GPU."""
+    assert subprocess.run([sys.executable, "-c", FORKED], env=clean_environment()).returncode == 0
 
 
 def test_torch_loads_cudas_runtime_with_its_names() -> None:
