@@ -11,6 +11,7 @@ device is simulated that holds --limit images, which only tries the command. Pri
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import sys
@@ -60,9 +61,7 @@ def train_steps(o: argparse.Namespace, config: TrainConfig, size: int) -> float 
 
     few = min(size, 64)  # digits have 1,437 images; the steps below are given as many as the probe found
     batch = {"batch.global_size": few, "batch.micro_size": few, "batch.max_micro_size": few}
-    if o.device == "cuda":
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
+    _forget()
     try:
         run = set_up(config.replace_keys(batch), ListReporter(), CheckpointFolder(None, 0.0), torch.device(o.device))
         pixels = torch.zeros(size, run.source.info.channels, o.image_size, o.image_size)
@@ -77,10 +76,19 @@ def train_steps(o: argparse.Namespace, config: TrainConfig, size: int) -> float 
     return float(torch.cuda.max_memory_reserved()) if o.device == "cuda" else 0.0
 
 
+def _forget() -> None:
+    """Free what a run before has left: its parts refer to each other."""
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
 def measure(o: argparse.Namespace, model: str, precision: str) -> dict[str, Any]:
     config = configuration(o, model, precision)
     with tempfile.TemporaryDirectory() as cache:
         os.environ["XDG_CACHE_HOME"] = cache  # so that it is measured and not remembered
+        _forget()
         started = time.perf_counter()
         try:
             size = found_size(o, config, precision)

@@ -1,5 +1,7 @@
 """benchmarks/gpu.py: the order and the time of steps, what a cut leaves, and a dry run of every command line."""
 
+import argparse
+import gc
 import json
 import os
 import signal
@@ -7,12 +9,16 @@ import subprocess
 import sys
 import tarfile
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
 import gpu
+import memory_probe
 import pytest
 
+from bigbatch.train_loop.loop import assembly
+from bigbatch.train_loop.loop.assembly import set_up
 from helpers.paths import ROOT
 from helpers.processes import clean_environment, processes_naming, wait_gone
 
@@ -27,6 +33,27 @@ def step(name: str, code: str, **keywords: Any) -> Any:
 
 def run(folder: Path, steps: list[Any], left_s: float = 3600.0, commit: str = "c1") -> dict[str, str]:
     return gpu.run_steps(steps, gpu.State(folder), folder, commit, left_s, lambda: 0.0)
+
+
+def test_a_measured_run_is_gone_before_the_next_one_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """benchmarks/memory_probe.py: its memory would count as the next one's."""
+    options = argparse.Namespace(device="cpu", image_size=32, steps=1)
+    config, models, alive = memory_probe.configuration(options, "resnet18", "off"), [], []
+
+    def kept(*arguments: Any) -> Any:
+        alive.append([model for model in models if model()])
+        made = set_up(*arguments)
+        models.append(weakref.ref(made.model))
+        return made
+
+    monkeypatch.setattr(assembly, "set_up", kept)
+    gc.disable()  # it would come at any time
+    try:
+        for _ in range(2):
+            memory_probe.train_steps(options, config, 2)
+    finally:
+        gc.enable()
+    assert alive == [[], []]
 
 
 def test_what_has_passed_is_not_repeated_until_the_code_or_the_command_changes(tmp_path: Path) -> None:
