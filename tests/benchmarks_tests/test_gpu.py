@@ -38,7 +38,8 @@ def run(folder: Path, steps: list[Any], left_s: float = 3600.0, commit: str = "c
 def test_a_measured_run_is_gone_before_the_next_one_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """benchmarks/memory_probe.py: its memory would count as the next one's."""
     options = argparse.Namespace(device="cpu", image_size=32, steps=1)
-    config, models, alive = memory_probe.configuration(options, "resnet18", "off"), [], []
+    config = memory_probe.configuration(options, "resnet18", "off")
+    models, alive = list[Any](), list[list[Any]]()
 
     def kept(*arguments: Any) -> Any:
         alive.append([model for model in models if model()])

@@ -125,7 +125,8 @@ def test_what_a_checkpoint_had_not_logged_goes_to_the_gpu() -> None:
     """Without one: torch computes no values here, but refuses to add what lies on two devices."""
     with FakeTensorMode():
         sums = torch.zeros(3, dtype=torch.float64, device="cuda:0")
-        StepLog(None, World(0, 1, sums.device), sums, before=[2.5, 3.0, 8.0])
+        log = StepLog(None, World(0, 1, sums.device), sums, before=[2.5, 3.0, 8.0])
+    assert log._carried.device == sums.device
 
 
 def test_a_killed_run_trains_steps_again_and_logs_none_twice(seen: Any, tmp_path: Path) -> None:
