@@ -58,7 +58,7 @@ def configuration(o: argparse.Namespace, folder: Path) -> TrainConfig:
         {
             "model.name": o.model,
             "model.stem": "imagenet",
-            "model.compile": o.compile,
+            "model.compile": "on" if o.compile else "off",
             "model.channels_last": o.channels_last,
             "data.name": str(folder),
             "data.image_size": o.size,

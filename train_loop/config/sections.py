@@ -19,6 +19,7 @@ from bigbatch.train_loop.config.rules import (
 OPTIMIZERS = ("sgd", "lars", "lamb", "adamw")
 SCHEDULES = ("cosine", "poly", "linear", "onecycle", "step", "constant")
 PARALLEL = ("ddp", "fsdp2")
+COMPILE = ("off", "on", "auto")
 STEMS = ("auto", "imagenet", "small", "small_pool")
 LARS_MOMENTUM = ("in", "out")
 LARC = ("off", "clip", "trust")
@@ -51,8 +52,9 @@ class ModelConfig(Section, prefix="model."):
     activation_checkpointing: bool = False
     """Residual blocks of ResNets, else segments of each ``nn.Sequential``, keep only their input and compute the rest
     again in the backward pass: less memory for about a third more time (Chen et al. 2016)."""
-    compile: bool = False
-    """Training's forward and backward pass through ``torch.compile``."""
+    compile: str = "off"
+    """``on``: training's forward and backward pass through ``torch.compile``; ``auto``: one GPU replays its step as a
+    CUDA graph where that can be (``loop/replayed_step.py``)."""
     find_unused_parameters: bool = False
     """Several workers: DDP looks in each step for parameters that got no gradient, as of layers that are left out at
     random, and goes on without them. Costs time. Without it, a step must give each parameter a gradient."""
@@ -69,6 +71,7 @@ class ModelConfig(Section, prefix="model."):
         super().__post_init__()
         require_one_of("model.stem", self.stem, STEMS)
         require_one_of("model.parallel", self.parallel, PARALLEL)
+        require_one_of("model.compile", self.compile, COMPILE)
         if self.parallel == "fsdp2" and self.find_unused_parameters:
             raise ConflictError(
                 "model.parallel=fsdp2 needs a gradient of each parameter in each step; got "

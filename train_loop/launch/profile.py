@@ -257,8 +257,8 @@ def _faster(p: StepProfile, config: TrainConfig) -> list[str]:
     helps = []
     if config.precision == "off":
         helps.append("compute in half precision (--set precision=auto)")
-    if not config.model.compile:
-        helps.append("compile the network (--set model.compile=true)")
+    if config.model.compile != "on":
+        helps.append("compile the network (--set model.compile=on)")
     if p.accumulation_steps > 1 and p.memory_bytes < SPARE_MEMORY * p.device_memory_bytes:
         helps.append(f"a larger micro-batch, now {p.micro_size} (--set batch.micro_size=…): the memory has room")
     return helps

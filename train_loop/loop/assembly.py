@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import inspect
 import platform
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -46,6 +46,7 @@ from bigbatch.train_loop.optim.build import GROUP_NUMBERS
 from bigbatch.train_loop.optim.fused import begin_momentum
 from bigbatch.train_loop.optim.noise_scale import GradientNorms
 from bigbatch.train_loop.optim.schedules import optimizer_at_start
+from bigbatch.train_loop.plugins.nested import Nested
 from bigbatch.train_loop.progress import read_interval
 from bigbatch.train_loop.reporter import Reporter, report_notes
 
@@ -76,6 +77,8 @@ class Run:
     own_code: Mapping[str, str]
     """Fingerprints of the users' files when the run began here."""
     log: StepLog
+    replay: Callable[[Sequence[Nested], float], torch.Tensor | None] | None = None
+    """``ReplayedStep.take``, if steps may be replays."""
 
     @property
     def model(self) -> nn.Module:
@@ -129,7 +132,7 @@ def set_up(
             average = run.average.tensors if run.average else []
             content = read_shards(content, checkpoints.folder, run.model, run.optimizer, average)
         _resume(run, content)
-    called = _compiled(run.model, config, source.info) if config.model.compile else run.model
+    called = _compiled(run.model, config, source.info) if config.model.compile == "on" else run.model
     # After reading the weights: it copies rank 0's to all ranks.
     parallel = _parallel(called, world, config.model.find_unused_parameters, is_shared_out(run.model))
     run.step = dataclasses.replace(run.step, parallel=parallel)

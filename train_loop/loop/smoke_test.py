@@ -77,7 +77,7 @@ def _small(config: TrainConfig) -> TrainConfig:
             "batch.micro_size": micro if size == 2 * micro else size,
             "precision": "off",
             # Compiling takes minutes, and torch's SyncBatchNorm works on GPUs alone.
-            "model.compile": False,
+            "model.compile": "off",
             "model.sync_bn": False,
             "data.loader.workers": 0,
             "data.drop_last": True,

@@ -123,19 +123,20 @@ class TrainStep:
 
     def _update(self, rate: float, number: int) -> bool:
         set_learning_rate(self.optimizer, rate)
+        taken = self.clip_and_step()
+        if taken and self.average:
+            self.average.update(number)
+        self.optimizer.zero_grad(set_to_none=True)
+        return taken
+
+    def clip_and_step(self) -> bool:
+        """Step with the gradients at the rate that the optimizer has. Returns as ``update``."""
         clip = self.config.optimizer.clip_grad_norm
         if clip > 0 or self.scaler.is_enabled():
             self.scaler.unscale_(self.optimizer)  # before any norm: the clip's here and LARS' and LAMB's in the step
         if clip > 0:
             norm = total_norm(p.grad for p in self.model.parameters() if p.grad is not None)
             torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), clip, norm)
-        taken = self._step_unless_overflow()
-        if taken and self.average:
-            self.average.update(number)
-        self.optimizer.zero_grad(set_to_none=True)
-        return taken
-
-    def _step_unless_overflow(self) -> bool:
         if not self.scaler.is_enabled():
             self.optimizer.step()
             return True

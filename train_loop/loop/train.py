@@ -26,6 +26,7 @@ from bigbatch.train_loop.errors import NonFiniteLossError, TrainingStopped
 from bigbatch.train_loop.loop.assembly import Run, on_device, seed_batch, set_up
 from bigbatch.train_loop.loop.checkpoint import CheckpointFolder, Content, describe_data
 from bigbatch.train_loop.loop.oom_retry import Halving
+from bigbatch.train_loop.loop.replayed_step import replay_steps
 from bigbatch.train_loop.loop.until_it_fits import until_it_fits
 from bigbatch.train_loop.loop.validation import part_of, prepare_batch_norm, validate, validation_values
 from bigbatch.train_loop.loop.watched_model import watched_model
@@ -113,6 +114,7 @@ def _train_to_the_end(run: Run) -> TrainResult:
     if run.resumed_from_epoch is not None and hasattr(reporter, "resumed"):
         reporter.resumed(_history(run))
     keep_trust_ratios(run.optimizer)
+    replay_steps(run)
     with run.use, watched_model(run):
         while run.progress.epoch < run.config.epochs:
             reporter.report(_epoch(run))
@@ -181,6 +183,8 @@ def take_step(run: Run, step: Step | list[Batch], rate: float) -> None:
         images, labels = next(batches)
         images, targets = _mixed(run, number, images, labels)
         seed_batch(run, progress.step, number)
+        if _is_replayed(run, (images, targets, labels), rate):
+            return
         loss, logits = run.step.gradients(images, targets, count, last=number + 1 == count)
         if number == 0:
             run.norms.first_micro_batch(run.model.parameters())
@@ -193,6 +197,20 @@ def take_step(run: Run, step: Step | list[Batch], rate: float) -> None:
     else:
         progress.skipped_steps += 1
         _check_gradient_scale(run)
+
+
+def _is_replayed(run: Run, batch: Sequence[Nested], rate: float) -> bool:
+    """Take the step by replay, if there is one. The last step of an epoch may be smaller, and hooks look at it."""
+    progress = run.progress
+    if run.replay is None or progress.step + 1 == run.steps_per_epoch:
+        return False
+    if (loss := run.replay(batch, rate)) is None:
+        return False
+    run.watch.add(progress.step, rate, loss)
+    progress.optimizer_steps += 1
+    if run.average:
+        run.average.update(progress.optimizer_steps)
+    return True
 
 
 def _check_gradient_scale(run: Run) -> None:

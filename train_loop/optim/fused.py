@@ -18,8 +18,8 @@ from bigbatch.train_loop.optim.layerwise import is_sharded
 
 DEVICES = ("cpu", "cuda")
 """Devices on which the fused step was compared with the formulas. Others use the multi-tensor step."""
-IMPLEMENTATION = ("foreach", "fused")
-"""Keys of a group that choose how a step is computed, and do not change its result."""
+IMPLEMENTATION = ("foreach", "fused", "capturable")
+"""Keys of a group that choose how a step is computed, and do not change its result. SGD has no ``capturable``."""
 
 
 def can_fuse(params: Iterable[Tensor], grad_scaler: bool) -> bool:
@@ -52,7 +52,7 @@ def keep_implementation(optimizer: torch.optim.Optimizer) -> None:
 
     def before(optimizer: torch.optim.Optimizer, saved: StateDict) -> StateDict:
         pairs = zip(saved["param_groups"], optimizer.param_groups, strict=False)  # torch compares their number
-        groups = [{**group, **{key: own[key] for key in IMPLEMENTATION}} for group, own in pairs]
+        groups = [{**group, **{key: own[key] for key in IMPLEMENTATION if key in own}} for group, own in pairs]
         return {**saved, "param_groups": groups + saved["param_groups"][len(groups) :]}
 
     optimizer.register_load_state_dict_pre_hook(before)

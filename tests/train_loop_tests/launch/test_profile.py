@@ -49,7 +49,7 @@ def profile_of(
         (profile_of(optimizer=0.25), "digits", ["A quarter of each step is the optimizer's"]),
         (profile_of(transfer=0.2), "digits", ["20 % of each step copies and normalises"]),
         (profile_of(other=0.2), "digits", ["between the phases", "batch.micro_size"]),
-        (profile_of(device_memory_bytes=80 * 2**30), "digits", ["100 %", "model.compile=true", "memory has room"]),
+        (profile_of(device_memory_bytes=80 * 2**30), "digits", ["100 %", "model.compile=on", "memory has room"]),
     ],
 )
 def test_what_bounds_a_run(profile: StepProfile, data: str, words: list[str]) -> None:
@@ -86,10 +86,10 @@ def test_how_many_processes_or_cores_would_be_enough(
 
 def test_no_help_is_named_that_is_in_use() -> None:
     profile = dataclasses.replace(profile_of(data=0.9, device_memory_bytes=2**34), loader_processes=7)
-    config = TrainConfig(model=ModelConfig(compile=True), precision="bf16")
+    config = TrainConfig(model=ModelConfig(compile="on"), precision="bf16")
     text = "\n".join(bound_lines(profile, config, 8))
     assert "loader.workers" not in text and "it has 8" in text
-    assert "compile=true" not in text and "precision=" not in text
+    assert "compile=on" not in text and "precision=" not in text
 
 
 def test_estimates_in_words() -> None:

@@ -91,7 +91,7 @@ def test_only_training_is_compiled_and_records_stay(monkeypatch: pytest.MonkeyPa
         return graph.forward
 
     monkeypatch.setattr(assembly.torch, "compile", lambda model, **options: real(model, backend=backend, **options))
-    records = run(changed(config, model__compile=True))
+    records = run(changed(config, model__compile="on"))
     assert graphs
     for a, b in zip(records, plain, strict=True):
         assert (a.train_loss, a.val_loss) == pytest.approx((b.train_loss, b.val_loss), rel=1e-5)
@@ -115,7 +115,7 @@ def test_each_size_of_growing_images_has_a_graph_and_none_is_for_any_size(monkey
     """5 sizes, and as many with a smaller last step: more than the 8 graphs after which torch gives up."""
     config = changed(
         CONFIG, epochs=5, progressive_from=32, image_size=160, progressive_end=4, drop_last=False, precise_bn="off",
-        model__compile=True, peak_lr=0.01,
+        model__compile="on", peak_lr=0.01,
     )  # fmt: skip
     install(monkeypatch.setattr, bn_model, Growing(config))
     shapes: list[tuple[int, ...]] = []

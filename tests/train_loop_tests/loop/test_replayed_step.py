@@ -1,0 +1,340 @@
+"""``model.compile=auto``: replayed steps against those that are none.
+
+On a CPU a recorder of torch's operations stands for a CUDA graph: it keeps each operation with the tensors that it got,
+and a replay calls them again on the same memory. Like a graph it takes nothing from Python a second time, and refuses
+an operation that reads a number of the device or brings one there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from bigbatch.train_loop.config import TrainConfig
+from bigbatch.train_loop.loop import train as loop
+from bigbatch.train_loop.loop.assembly import Run, seed_batch, set_up
+from bigbatch.train_loop.loop.checkpoint import CheckpointFolder
+from bigbatch.train_loop.loop.replayed_step import CudaGraphs, ReplayedStep, replay_steps
+from bigbatch.train_loop.optim import lamb, lars
+from bigbatch.train_loop.reporter import EpochRecord, ListReporter
+from helpers.tiny_training import CLASSES, CONFIG, TinySource, bn_model, install
+
+HOST = {"_local_scalar_dense", "lift_fresh", "item", "is_nonzero", "equal", "nonzero"}
+"""Operations in which a host waits for a device."""
+
+
+class Operations(TorchDispatchMode):
+    """Keeps the operations in the block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[tuple[Any, Any, Any, Any]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func._schema.name.removeprefix("aten::") in HOST:
+            raise RuntimeError(f"operation not permitted when stream is capturing: {func}\nCompile with more flags.")
+        result = func(*args, **(kwargs or {}))
+        self.made.append((func, args, kwargs or {}, result))
+        return result
+
+    def replay(self) -> None:
+        """Call them again; what they return lies where it lay before."""
+        with torch.no_grad():
+            for func, args, kwargs, before in self.made:
+                now = func(*args, **kwargs)
+                for old, new in zip(tree_leaves(before), tree_leaves(now), strict=True):
+                    if isinstance(old, torch.Tensor) and old.data_ptr() != new.data_ptr():
+                        old.detach().copy_(new.detach())
+
+
+class Recorder:
+    """Stands for ``CudaGraphs``. ``spoil``: what a wrong replay does."""
+
+    def __init__(self, spoil: Callable[[Run], None] = lambda run: None) -> None:
+        self.run: Run
+        self.replays = 0
+        self._spoil = spoil
+
+    def waits(self, step: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, bool]:
+        return step(), False
+
+    def lacks_room(self) -> str:
+        return ""
+
+    def record(self, step: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
+        kept = [(one, one.clone()) for one in self._changed()]
+        try:
+            with Operations() as operations:
+                loss = step()
+        finally:
+            for one, old in kept:  # a graph is recorded without computing anything
+                one.copy_(old)
+
+        def replay() -> None:
+            self.replays += 1
+            operations.replay()
+            self._spoil(self.run)
+
+        return replay, loss
+
+    def _changed(self) -> list[torch.Tensor]:
+        run = self.run
+        state = [one for values in run.optimizer.state.values() for one in values.values() if torch.is_tensor(one)]
+        return [one.detach() for one in (*run.model.parameters(), *run.model.buffers(), *state, run.sums.values)]
+
+
+@dataclasses.dataclass
+class Heard(ListReporter):
+    notes: list[str] = dataclasses.field(default_factory=list)
+
+    def noted(self, texts: Sequence[str]) -> None:
+        self.notes.extend(texts)
+
+
+def network() -> nn.Module:
+    """BatchNorm and Dropout. A bias before BatchNorm has gradients of rounding alone, which Adam makes large."""
+    model = bn_model()
+    for layer in model.children():
+        if isinstance(layer, nn.Conv2d):
+            layer.bias = None
+    return model
+
+
+ONE = CONFIG.replace_keys({"batch.micro_size": 16})
+"""Three epochs of four steps, each of one micro-batch, with another learning rate in each step."""
+REPLAYS = 1 + 2 + 3
+"""The third step is recorded, the last one of each epoch is none; the first replay is compared."""
+
+
+def trained(config: TrainConfig, patch: pytest.MonkeyPatch, recorder: Recorder | None) -> tuple[Run, Heard]:
+    """The run after its last epoch, and what its reporter heard."""
+    heard, runs = Heard(), list[Run]()
+
+    def begins(run: Run) -> None:
+        runs.append(run)
+        if recorder is not None:
+            recorder.run, run.replay = run, ReplayedStep(run, recorder).take
+
+    patch.setattr(loop, "replay_steps", begins)
+    loop.train(config, reporter=heard, device=torch.device("cpu"))
+    return runs[0], heard
+
+
+def assert_alike(one: tuple[Run, Heard], other: tuple[Run, Heard]) -> None:
+    torch.testing.assert_close(one[0].model.state_dict(), other[0].model.state_dict(), rtol=1e-4, atol=1e-6)
+    for ours, theirs in zip(*([figures(r) for r in heard.records] for _, heard in (one, other)), strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-4)
+
+
+def figures(record: EpochRecord) -> list[float]:
+    assert record.train_top1 is not None and record.val_top1 is not None and record.val_loss is not None
+    ratios = [record.trust_ratios[name] for name in sorted(record.trust_ratios)] if record.trust_ratios else []
+    steps = float(record.optimizer_steps)
+    return [record.train_loss, record.train_top1, record.val_loss, record.val_top1, steps, *ratios]
+
+
+@pytest.mark.parametrize("clip", [0.0, 0.05])
+@pytest.mark.parametrize("name", ["sgd", "adamw", "lars", "lamb"])
+def test_replays_are_the_steps_that_they_replace(name: str, clip: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mixed images and an average of the weights; LARS and LAMB as on a GPU."""
+    install(monkeypatch.setattr, network)
+    for module in (lars, lamb):
+        monkeypatch.setattr(module, "in_one_pass", lambda *lists: False)
+    rate = {"sgd": 0.2, "adamw": 0.01, "lars": 2.0, "lamb": 0.02}[name]
+    config = ONE.replace_keys(
+        {"optimizer.name": name, "peak_lr": rate, "clip_grad_norm": clip, "ema_decay": 0.9, "mixup_alpha": 0.2}
+    )
+    recorder = Recorder()
+    replayed, plain = trained(config, monkeypatch, recorder), trained(config, monkeypatch, None)
+    assert recorder.replays == REPLAYS and not replayed[1].notes
+    assert_alike(replayed, plain)
+    for ours, theirs in zip(replayed[0].average.tensors, plain[0].average.tensors, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+    assert all(isinstance(group["lr"], float) for group in replayed[0].optimizer.state_dict()["param_groups"])
+
+
+def test_half_precision_is_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch.setattr)
+    config, recorder = ONE.replace_keys({"precision": "bf16"}), Recorder()
+    replayed, plain = trained(config, monkeypatch, recorder), trained(config, monkeypatch, None)
+    assert recorder.replays == REPLAYS
+    assert_alike(replayed, plain)
+
+
+def scaled(run: Run) -> None:
+    with torch.no_grad():
+        next(run.model.parameters()).mul_(1.5)
+
+
+def test_a_replay_that_differs_ends_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch.setattr)
+    recorder = Recorder(scaled)
+    replayed, plain = trained(ONE, monkeypatch, recorder), trained(ONE, monkeypatch, None)
+    assert recorder.replays == 1
+    (note,) = replayed[1].notes
+    assert "model.compile=auto changes nothing: a replay ended " in note
+    assert_alike(replayed, plain)
+
+
+class Reads(nn.Module):
+    """Looks at a number of the device in each step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = bn_model()
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.body(images)
+        return outputs if outputs.sum().item() < 1e9 else -outputs
+
+
+def test_what_cannot_be_recorded_is_said_and_trains_as_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch.setattr, Reads)
+    recorder = Recorder()
+    replayed, plain = trained(ONE, monkeypatch, recorder), trained(ONE, monkeypatch, None)
+    (note,) = replayed[1].notes
+    assert "a step cannot be recorded (operation not permitted when stream is capturing" in note and "\n" not in note
+    assert recorder.replays == 0
+    assert_alike(replayed, plain)
+
+
+@pytest.mark.parametrize(
+    ("method", "answer", "why"),
+    [("waits", lambda step: (step(), True), "the host waits"), ("lacks_room", lambda: "a graph needs 9 GB", "9 GB")],
+)
+def test_what_is_known_before_is_not_tried(method: str, answer: Any, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch.setattr)
+    recorder = Recorder()
+    monkeypatch.setattr(recorder, method, answer)
+    monkeypatch.setattr(recorder, "record", lambda step: pytest.fail("it was tried"))
+    replayed, plain = trained(ONE, monkeypatch, recorder), trained(ONE, monkeypatch, None)
+    assert len(replayed[1].notes) == 1 and why in replayed[1].notes[0]
+    assert_alike(replayed, plain)
+
+
+def test_another_shape_is_recorded_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of images that grow from epoch to epoch."""
+    install(monkeypatch.setattr)
+    run = set_up(ONE, Heard(), CheckpointFolder(None, 0.0), torch.device("cpu"))
+    recorder = Recorder()
+    recorder.run, take = run, ReplayedStep(run, recorder).take
+    images, labels = TinySource().train
+    taken = []
+    for size in (16, 16, 16, 16, 16, 8, 8, 8, 8, 8, 16):
+        seed_batch(run, 0, 0)
+        taken.append(take((images[:size], labels[:size], labels[:size]), 0.1) is not None)
+        if not taken[-1]:
+            run.step.gradients(images[:size], labels[:size], 1, last=True)
+            run.step.update(0.1, 1)
+    # The first two of a shape are the caller's; the third is recorded, the fourth compared.
+    assert taken == [False, False, True, True, True] * 2 + [False] and recorder.replays == 4
+    assert take(({"two": images}, labels, labels), 0.1) is None, "a user's data set may give anything"
+    assert isinstance(run.reporter, Heard) and "must be a tensor each" in run.reporter.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({}, "it needs a GPU"),
+        ({"batch.micro_size": 8}, "a step has several micro-batches"),
+        ({"schedule.name": "onecycle", "schedule.max_momentum": 0.95}, "the schedule moves the momentum"),
+        (
+            {"loss": "mine.py:loss", "label_smoothing": 0},
+            "the Python code of mine.py:loss would run in the first steps alone",
+        ),
+    ],
+)
+def test_what_cannot_be_replayed_is_said_before_the_first_step(changes: dict[str, object], why: str) -> None:
+    heard = Heard()
+    with pytest.MonkeyPatch.context() as patch:
+        install(patch.setattr)
+        run = set_up(
+            ONE.replace_keys({"model.compile": "auto"}), heard, CheckpointFolder(None, 0.0), torch.device("cpu")
+        )
+        if changes:
+            run.config = run.config.replace_keys(changes)
+            run.split, run.world = (
+                run.config.batch.split(1),
+                dataclasses.replace(run.world, device=torch.device("cuda")),
+            )
+        replay_steps(run)
+    assert run.replay is None
+    (note,) = heard.notes
+    assert f"model.compile=auto changes nothing: {why}." in note
+
+
+def test_a_checkpoint_of_such_a_run_goes_on_where_there_is_no_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """AdamW's step numbers were on the device; torch refuses ``capturable`` on a CPU."""
+    install(monkeypatch.setattr)
+    config = ONE.replace_keys({"optimizer.name": "adamw", "peak_lr": 0.01})
+    saved, _ = trained(config, monkeypatch, Recorder())
+    assert saved.optimizer.param_groups[0]["capturable"]
+    run = set_up(config, Heard(), CheckpointFolder(None, 0.0), torch.device("cpu"))
+    run.optimizer.load_state_dict(saved.optimizer.state_dict())
+    images, labels = (part[:16] for part in TinySource().train)
+    run.step.gradients(images, labels, 1, last=True)
+    assert run.step.update(0.01, 13) and not run.optimizer.param_groups[0]["capturable"]
+
+
+# On a GPU
+
+GPU = TrainConfig().replace_keys(
+    {
+        "model.name": "resnet18", "model.compile": "auto", "epochs": 2, "batch.global_size": 128,
+        "batch.micro_size": 128, "peak_lr": 0.05, "schedule.warmup_epochs": 1, "precise_bn": "off",
+    }
+)  # fmt: skip
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["sgd", "adamw", "lars", "lamb"])
+def test_a_gpu_replays_most_steps_of_a_network(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rate = {"sgd": 0.05, "adamw": 0.002, "lars": 2.0, "lamb": 0.01}[name]
+    config = GPU.replace_keys({"optimizer.name": name, "peak_lr": rate})
+    replays, replay = [], ReplayedStep._replay
+    monkeypatch.setattr(ReplayedStep, "_replay", lambda self, rate: replays.append(rate) or replay(self, rate))
+    auto, off = Heard(), Heard()
+    loop.train(config, reporter=auto, device=torch.device("cuda", 0))
+    loop.train(config.replace_keys({"model.compile": "off"}), reporter=off, device=torch.device("cuda", 0))
+    assert not auto.notes and len(replays) > 10
+    for ours, theirs in zip(auto.records, off.records, strict=True):
+        assert ours.train_loss == pytest.approx(theirs.train_loss, rel=0.1)
+        assert ours.optimizer_steps == theirs.optimizer_steps
+
+
+@pytest.mark.gpu
+def test_a_gpu_goes_on_where_the_host_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Waits(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Sequential(nn.Flatten(), nn.LazyLinear(CLASSES))
+
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            outputs: torch.Tensor = self.body(images)
+            return outputs * (2.0 if outputs.sum().item() > 1e9 else 1.0)
+
+    install(monkeypatch.setattr, Waits)
+    heard = Heard()
+    loop.train(ONE.replace_keys({"model.compile": "auto"}), reporter=heard, device=torch.device("cuda", 0))
+    assert len(heard.notes) == 1 and "the host waits" in heard.notes[0] and len(heard.records) == ONE.epochs
+
+
+@pytest.mark.gpu
+def test_a_graph_draws_anew_from_the_seed_of_each_step() -> None:
+    """What a replay of dropout rests on."""
+    graphs, device = CudaGraphs(torch.device("cuda", 0)), torch.device("cuda", 0)
+    replay, drawn = graphs.record(lambda: torch.rand(8, device=device))
+    generator = torch.cuda.default_generators[0]
+    found = []
+    for seed in (1, 2, 1):
+        generator.manual_seed(seed)
+        replay()
+        found.append(drawn.clone())
+    assert torch.equal(found[0], found[2]) and not torch.equal(found[0], found[1])

@@ -1,0 +1,256 @@
+"""The training step of one GPU as a CUDA graph, which the host starts with one call (``model.compile=auto``).
+
+A small network's step is hundreds of short kernels, and the host takes longer to start them than the device takes to
+run them. A graph holds them all: forward, loss, metric sums, backward, clipping and optimizer. What has a number of the
+host in it stays outside: the batch's copy and preparation, mixing, the seed, the moving average of the weights. The
+learning rate is a number on the device.
+
+The first steps with a shape run as always. Then one is recorded, and the next one is taken twice: by replay, and as
+always. If both move the weights alike, the following steps of this shape are replays. The last step of an epoch never
+is one: it may be smaller, and whoever looks at gradients and trust ratios looks then. Where something refuses, all
+steps run as always, and one line says why.
+"""
+
+from __future__ import annotations
+
+import platform
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+import torch
+
+from bigbatch.train_loop.config.plug_ins import MODELS, OPTIMIZERS_GROUP
+from bigbatch.train_loop.host.ranks import memory_part, trials_on_gpu
+from bigbatch.train_loop.loop.assembly import Run, seed_batch
+from bigbatch.train_loop.model.losses import has_own_loss
+from bigbatch.train_loop.model.sharding import is_shared_out
+from bigbatch.train_loop.optim.build import LR_FACTOR, set_learning_rate
+from bigbatch.train_loop.optim.layerwise import norms
+from bigbatch.train_loop.optim.schedules import cycled_momentum
+from bigbatch.train_loop.plugins.nested import Nested
+from bigbatch.train_loop.plugins.registry import is_component
+from bigbatch.train_loop.reporter import report_notes
+
+FIRST_STEPS = 3
+"""With a shape before it is recorded: cuDNN chooses its kernels, and the optimizer makes its state."""
+ALIKE = 0.02
+"""Two steps with the same batch may end as far apart as this part of the way. cuDNN may add in any order."""
+
+Step = Callable[[], torch.Tensor]
+"""Takes a step with the batch in the static tensors. Returns its loss ``[]``, detached."""
+
+
+class Recorder(Protocol):
+    """Makes a replay of a step."""
+
+    def waits(self, step: Step) -> tuple[torch.Tensor, bool]:
+        """Take a step. Returns its loss, and whether the host has waited for the device in it."""
+
+    def lacks_room(self) -> str:
+        """Why the device has no memory for what a replay keeps; empty where it has."""
+
+    def record(self, step: Step) -> tuple[Callable[[], None], torch.Tensor]:
+        """Record a step without taking it. Returns its replay, and the tensor in which each replay leaves its loss."""
+
+
+class CudaGraphs:
+    """Records steps of a GPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def waits(self, step: Step) -> tuple[torch.Tensor, bool]:
+        """As ``Recorder``. A try to record a step in which the host waits would spoil torch's generator."""
+        before = torch.cuda.get_sync_debug_mode()
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                loss = step()
+            finally:
+                torch.cuda.set_sync_debug_mode(before)
+        return loss, any("called a synchronizing" in str(one.message) for one in said)
+
+    def lacks_room(self) -> str:
+        """As ``Recorder``. A graph has the memory of a step to itself, beside that of steps that are no replays."""
+        needed = torch.cuda.max_memory_allocated(self._device) - torch.cuda.memory_allocated(self._device)
+        free, total = torch.cuda.mem_get_info(self._device)
+        free = min(free, int(total * memory_part(trials_on_gpu())) - torch.cuda.memory_reserved(self._device))
+        return "" if needed <= free else f"a graph needs {needed / 1e9:.3g} GB, and {free / 1e9:.3g} GB are free"
+
+    def record(self, step: Step) -> tuple[Callable[[], None], torch.Tensor]:
+        """As ``Recorder``."""
+        graph = torch.cuda.CUDAGraph()
+        # The outer block gives the stream back: torch does not where it refuses the end of a recording. Other threads
+        # go on meanwhile: one writes a checkpoint, and the backward pass has its own.
+        with (
+            torch.cuda.stream(torch.cuda.current_stream(self._device)),
+            torch.cuda.graph(graph, capture_error_mode="thread_local"),
+        ):
+            loss = step()
+        return graph.replay, loss
+
+
+def replay_steps(run: Run) -> None:
+    """Let the run's steps be replays, if its configuration asks for it. Where that cannot be, a line says why."""
+    if run.config.model.compile != "auto":
+        return
+    if reason := _why_not(run):
+        _say(run, reason)
+    else:
+        run.replay = ReplayedStep(run, CudaGraphs(run.world.device)).take
+
+
+def _say(run: Run, reason: str) -> None:
+    text = f"model.compile=auto changes nothing: {reason}."
+    report_notes([(platform.node(), text)], run.reporter, run.world.rank)
+
+
+def _why_not(run: Run) -> str:
+    """Why the run's steps cannot be recorded, as far as is known before the first one; empty where they can."""
+    config = run.config
+    own = {
+        config.model.name: is_component(MODELS, config.model.name),
+        config.loss: has_own_loss(config),
+        config.optimizer.name: is_component(OPTIMIZERS_GROUP, config.optimizer.name),
+    }
+    moves = cycled_momentum(0, total_steps=1, steps_per_epoch=1, schedule=config.schedule)
+    code = " and ".join(word for word, is_own in own.items() if is_own)
+    reasons = {
+        "it needs a GPU": run.world.device.type != "cuda",
+        "it is for one worker": run.world.workers > 1 or is_shared_out(run.model),
+        "a step has several micro-batches": run.split.accumulation_steps > 1,
+        "fp16 reads its scale in each step": run.scaler.is_enabled(),
+        "the schedule moves the momentum": moves is not None,
+        f"the Python code of {code} would run in the first steps alone": bool(code),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")
+
+
+class ReplayedStep:
+    """Takes the steps of a run by replay where it can. ``recorder``: makes the replays."""
+
+    def __init__(self, run: Run, recorder: Recorder) -> None:
+        self._run, self._recorder = run, recorder
+        self._refused = False
+        self._shapes: object = None
+        self._seen = 0
+        self._static: list[torch.Tensor] = []
+        self._rates = [torch.zeros((), device=run.world.device) for _ in run.optimizer.param_groups]
+        self._recorded: tuple[Callable[[], None], torch.Tensor] | None = None
+        self._is_right = False
+
+    def _refuse(self, reason: str) -> None:
+        """Take no step from now on, and say why."""
+        self._refused, self._recorded, self._static = True, None, []
+        _say(self._run, reason)
+
+    def take(self, batch: Sequence[Nested], rate: float) -> torch.Tensor | None:
+        """Take a step but for the average of the weights. Returns its loss ``[]``; None: the caller is to take it.
+
+        Args:
+            batch: the network's input, the targets of the loss, and the labels that are not mixed, on the device.
+            rate: learning rate.
+        """
+        if self._refused:
+            return None
+        tensors = [one for one in batch if isinstance(one, torch.Tensor)]
+        if len(tensors) < len(batch):
+            self._refuse("images and labels must be a tensor each")
+            return None
+        shapes = [(one.shape, one.stride(), one.dtype) for one in tensors]
+        if shapes != self._shapes:
+            self._shapes, self._seen, self._recorded, self._is_right = shapes, 0, None, False
+        self._seen += 1
+        if self._seen < FIRST_STEPS:
+            return None
+        if self._recorded is None:
+            return self._first(tensors, rate)
+        for static, one in zip(self._static, tensors, strict=True):
+            static.copy_(one)
+        return self._replay(rate) if self._is_right else self._compare(rate)
+
+    def _step(self) -> torch.Tensor:
+        """What is recorded: a step with the static batch at the rate that the optimizer has."""
+        run, (images, targets, labels) = self._run, self._static
+        loss, outputs = run.step.gradients(images, targets, 1, last=True)
+        run.sums.add(loss, outputs, labels)
+        run.step.clip_and_step()
+        run.optimizer.zero_grad(set_to_none=True)
+        return loss
+
+    def _first(self, tensors: list[torch.Tensor], rate: float) -> torch.Tensor:
+        """Take a step as always, with the batch in static tensors; then record it for the next ones."""
+        self._static = [one.clone() for one in tensors]
+        _count_on_device(self._run.optimizer)
+        set_learning_rate(self._run.optimizer, rate)
+        loss, waited = self._recorder.waits(self._step)
+        if reason := "the host waits for the device in a step" if waited else self._recorder.lacks_room():
+            self._refuse(reason)
+            return loss
+        try:
+            with self._rates_on_device():
+                self._recorded = self._recorder.record(self._step)
+        except Exception as error:  # its class differs between what CUDA refuses, and between versions of torch
+            self._run.optimizer.zero_grad(set_to_none=True)
+            why = next(iter(str(error).splitlines()), type(error).__name__)
+            self._refuse(f"a step cannot be recorded ({why})")
+        return loss
+
+    @contextmanager
+    def _rates_on_device(self) -> Iterator[None]:
+        """Within the block the optimizer has its rates on the device."""
+        groups = self._run.optimizer.param_groups
+        numbers = [group["lr"] for group in groups]
+        for group, rate in zip(groups, self._rates, strict=True):
+            group["lr"] = rate
+        try:
+            yield
+        finally:
+            for group, number in zip(groups, numbers, strict=True):
+                group["lr"] = number
+
+    def _replay(self, rate: float) -> torch.Tensor:
+        assert self._recorded is not None
+        replay, loss = self._recorded
+        for group, on_device in zip(self._run.optimizer.param_groups, self._rates, strict=True):
+            on_device.fill_(rate * group.get(LR_FACTOR, 1.0))
+        replay()
+        return loss.clone()  # the next replay writes there
+
+    def _compare(self, rate: float) -> torch.Tensor:
+        """Take the step by replay, take it back, and take it as always. If they differ, there are no replays."""
+        run, weights = self._run, [p.detach() for p in self._run.model.parameters()]
+        state = [one for values in run.optimizer.state.values() for one in values.values() if torch.is_tensor(one)]
+        changed = [one.detach() for one in (*weights, *run.model.buffers(), *state, run.sums.values)]
+        before = [one.clone() for one in changed]
+        self._replay(rate)
+        replayed = [one.clone() for one in changed[: len(weights)]]
+        for one, old in zip(changed, before, strict=True):
+            one.copy_(old)
+        seed_batch(run, run.progress.step, 0)
+        set_learning_rate(run.optimizer, rate)
+        loss = self._step()
+        way, apart = (_distance(weights, others) for others in (before[: len(weights)], replayed))
+        self._is_right = way > 0  # at a rate of 0 they always agree
+        if not apart <= ALIKE * way:  # also where one is NaN
+            self._refuse(f"a replay ended {apart:.2g} away from the step itself, which went {way:.2g}")
+        return loss
+
+
+def _count_on_device(optimizer: torch.optim.Optimizer) -> None:
+    """Let AdamW and LAMB count their steps on the device: a number of the host would stay what it was."""
+    for group in optimizer.param_groups:
+        if "capturable" in group:
+            group["capturable"] = True
+            for p in group["params"]:
+                if "step" in (state := optimizer.state.get(p, {})):
+                    state["step"] = state["step"].to(p.device)
+
+
+@torch.no_grad()
+def _distance(these: list[torch.Tensor], those: list[torch.Tensor]) -> float:
+    """L2, of all tensors together. Waits for the device."""
+    return norms(list(torch._foreach_sub(these, those))).norm().item()
