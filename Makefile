@@ -56,6 +56,6 @@ lowest:
 	PYTHON=$(PYTHON) .ci/lowest $(JOBS)
 
 # What needs a GPU: its tests, then the benchmarks with an arm for it. MINUTES: of all together; ONLY: some steps.
-MINUTES ?= 40
+MINUTES ?= 12
 gpu:
 	$(PYTHON) benchmarks/gpu.py --minutes $(MINUTES) $(if $(ONLY),--only $(ONLY)) $(GPU_OPTIONS)

@@ -4,9 +4,11 @@
 
 Each run uses another seed, in a fresh process and a terminal of its own, of which ``--picture`` takes the README's
 picture in the first run (terminal_picture.py). Stored: wall time, how long Ray took to start and from then the first
-trial to its first step, the best trial's validation top-1
-and configuration, how many trials ran to their end and how many were stopped, and where the workers'
-time went. Prints a table and, last, one JSON line.
+trial to its first step, the best trial's validation top-1 and configuration, how many trials ran to their end and how
+many were stopped, and where the workers' time went. ``beyond_epochs_s`` is the seconds of a trial, from its start to
+its end, that were in none of its epochs; ``first_epoch_more_s`` is how much longer its first epoch took than the
+median of its others. Both have a median, quartiles and the trials' values; a trial that goes on with another one, or
+was tried again, is none of them. Prints a table and, last, one JSON line.
 """
 
 from __future__ import annotations
@@ -14,10 +16,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,8 @@ from terminal_picture import COMMAND, record, take
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
+
+from bigbatch.tune.runs.metrics import EPOCH_PARTS  # noqa: E402
 
 
 def one_run(seed: int, more: list[str]) -> tuple[dict[str, Any], str]:
@@ -59,8 +64,30 @@ def one_run(seed: int, more: list[str]) -> tuple[dict[str, Any], str]:
             "epochs": len(epochs),
             "worker_s": 3600 * sum(t["gpu_hours"] or 0.0 for t in trials),
             "worker_s_in_epochs": parts,
+            **beyond(every, epochs),
         }
         return figures, shown
+
+
+def beyond(trials: list[dict[str, Any]], epochs: list[dict[str, Any]]) -> dict[str, Any]:
+    """What trials took beside their epochs, and their first epoch beyond the others, from the rows of the tables."""
+    took_s: dict[int, list[float]] = defaultdict(list)
+    for e in sorted(epochs, key=lambda e: e["epoch"]):
+        took_s[e["trial"]].append(sum(e[name] for name in EPOCH_PARTS))
+    whole = [
+        t for t in trials if t["ended_at"] and t["attempts"] == 1 and t["continues"] is None and took_s[t["trial"]]
+    ]
+    rest = [(t["ended_at"] - t["started_at"]).total_seconds() - sum(took_s[t["trial"]]) for t in whole]
+    several = [took_s[t["trial"]] for t in whole if len(took_s[t["trial"]]) > 1]
+    first = [one[0] - statistics.median(one[1:]) for one in several]
+    return {"beyond_epochs_s": spread(rest), "first_epoch_more_s": spread(first)}
+
+
+def spread(values: list[float]) -> dict[str, Any] | None:
+    if len(values) < 2:
+        return None
+    low, middle, high = statistics.quantiles(values, n=4)
+    return {"median": middle, "q1": low, "q3": high, "values": values}
 
 
 def main() -> None:

@@ -1,12 +1,13 @@
 """Everything here that needs a GPU, in order of value, within a time: tests, then benchmarks.
 
-    make gpu                                   # the same as: python benchmarks/gpu.py --minutes 40
-    python benchmarks/gpu.py --minutes 25 [--only tests optimizer_step] [--images IMAGES.tar] [--cifar10 CIFAR.tar.xz]
+    make gpu                                   # the same as: python benchmarks/gpu.py --minutes 12
+    python benchmarks/gpu.py --minutes 40 [--only tests optimizer_step] [--images IMAGES.tar] [--cifar10 CIFAR.tar.xz]
     python benchmarks/gpu.py --device cpu --tiny            # a dry run: the same command lines at tiny sizes
     python benchmarks/gpu.py --list
 
-Says first whether there is a GPU. Then it runs, one after the other: the tests marked ``gpu``, and the benchmarks
-that have an arm for a GPU (benchmarks/gpu_steps.py has the command lines). Each result is stored under --results as
+Says first whether there is a GPU. Then it runs, one after the other: the tests marked ``gpu``, a short step, what a
+trial takes beyond its epochs, a search of CIFAR-10, and in what time is left the other benchmarks that have an arm for
+a GPU (benchmarks/gpu_steps.py has the command lines). Each result is stored under --results as
 NAME_GPU.json when its benchmark ends. What the time did not allow is listed. A later call with the same --folder goes
 on there: a step that has passed at this commit on this device is not repeated (``--again`` repeats it), and a step
 that was cut goes on where it can.
@@ -192,19 +193,23 @@ def cifar10_folder(source: Path | None, folder: Path) -> Path | None:
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     add = parser.add_argument
-    add("--minutes", type=float, default=40.0, help="of all steps together")
+    add("--minutes", type=float, default=12.0, help="of all steps together")
     add("--only", nargs="+", metavar="STEP", help="run these alone; --list names them")
     add("--list", action="store_true", help="print the steps, and end")
     add("--again", action="store_true", help="repeat steps that have passed")
     add("--device", choices=("cuda", "cpu"), default="cuda")
     add("--tiny", action="store_true", help="tiny sizes, whose figures mean nothing")
     add("--images", type=Path, help="a tar or a folder of JPEGs for input_pipeline (default: generated)")
-    add("--cifar10", type=Path, help="CIFAR-10 for batch_scaling: an image folder, or an archive of one")
+    add(
+        "--cifar10",
+        type=Path,
+        help="CIFAR-10, for a search and batch_scaling: an image folder, or an archive of one",
+    )
     add("--folder", type=Path, default=Path("runs", "gpu"), help="logs and what is not finished")
     add("--results", type=Path, default=ROOT / "benchmarks" / "results")
     o = parser.parse_args(argv)
     if o.minutes <= 0:
-        parser.error(f"--minutes must be above 0; got {o.minutes:g}. Write e.g. --minutes 40.")
+        parser.error(f"--minutes must be above 0; got {o.minutes:g}. Write e.g. --minutes 12.")
     if o.tiny and o.results == ROOT / "benchmarks" / "results":
         o.results = o.folder / "results"  # figures of tiny sizes are no results
     for option in ("images", "cifar10"):

@@ -9,6 +9,8 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
+TINY_SEARCH = ("--trials", 2, "--max-epochs", 1, "--subset", "10%")
+NO_CIFAR10 = "it needs CIFAR-10: write --cifar10 FOLDER or FILE.tar.xz"
 
 
 @dataclass(frozen=True)
@@ -64,11 +66,14 @@ def steps(s: Settings) -> list[Step]:
     """All steps, in the order of what they are worth."""
     every = [
         _tests(),
+        _short_step(s),
         _optimizer_step(s),
+        _trial_overhead(s),
+        _search_of_cifar10(s),
         _train_throughput(s, compiled=False),
+        _train_throughput(s, compiled=True),
         _memory_probe(s),
         _profile_cost(s),
-        _train_throughput(s, compiled=True),
         _input_pipeline(s),
         _batch_scaling(s),
     ]
@@ -90,12 +95,43 @@ def _tests() -> Step:
     return Step("tests", 4, 2, (sys.executable, *words))
 
 
+def _short_step(s: Settings) -> Step:
+    """ResNet-18 at 32 pixels in bf16: a step of about 6 ms, in which the host's part shows."""
+    result = _result(s, "train_throughput_resnet18")
+    sizes = ("--batch", 4, "--steps", 1, "--rounds", 2) if s.tiny else ("--batch", 512, "--steps", 50, "--rounds", 7)
+    words = ("--device", s.device, "--model", "resnet18", "--size", 32, "--precision", "bf16", "--no-real", *sizes)
+    command = _python("train_throughput.py", *words, "--generate", 20, "--output", result)
+    return Step("train_throughput_resnet18", 1, 0.5, command, result)
+
+
 def _optimizer_step(s: Settings) -> Step:
     result = _result(s, "optimizer_step")
     sizes = ("--rounds", 3, "--model", "resnet18") if s.tiny else ("--rounds", 41)
     return Step(
-        "optimizer_step", 2, 1,
+        "optimizer_step", 1, 0.5,
         _python("optimizer_step.py", "--device", s.device, *sizes, "--output", result), result,
+    )  # fmt: skip
+
+
+def _trial_overhead(s: Settings) -> Step:
+    """What a trial takes beyond its epochs, and how long the first one takes to start: short trials on the digits."""
+    result = _result(s, "default_run_digits")
+    sizes = TINY_SEARCH if s.tiny else ("--trials", 8, "--max-epochs", 3)
+    words = ("--model", "resnet18", "--confirm", "none", *sizes)
+    return Step("default_run_digits", 2.5, 1, _python("default_run.py", "--output", result, "--", *words), result)
+
+
+def _search_of_cifar10(s: Settings) -> Step:
+    """The default search, with as many trials on the GPU as it has room for; on the digits where sizes are tiny."""
+    result = _result(s, "default_run_cifar10")
+    words: tuple[object, ...] = ("--model", "resnet18", "--confirm", "none", "--trials-per-gpu", "auto")
+    if s.tiny:
+        words += ("--data", "digits", *TINY_SEARCH)
+    else:
+        words += ("--data", s.cifar10 or "cifar10", "--batch", "512,4k", "--trials", 8, "--max-epochs", 6)
+    return Step(
+        "default_run_cifar10", 3, 2, _python("default_run.py", "--output", result, "--", *words), result,
+        missing="" if s.tiny or s.cifar10 else NO_CIFAR10,
     )  # fmt: skip
 
 
@@ -103,7 +139,7 @@ def _train_throughput(s: Settings, compiled: bool) -> Step:
     """ResNet-50 at 224 pixels in bf16."""
     name = "train_throughput_compiled" if compiled else "train_throughput"
     result = _result(s, name)
-    sizes: tuple[object, ...] = ("--size", 224, "--batch", 256, "--steps", 20, "--rounds", 7, "--generate", 1024)
+    sizes: tuple[object, ...] = ("--size", 224, "--batch", 256, "--steps", 20, "--rounds", 7, "--generate", 128)
     sizes += ("--loader-workers", max(1, s.cores - 2))
     if s.tiny:
         sizes = ("--size", 32, "--batch", 4, "--steps", 1, "--rounds", 2, "--generate", 8, "--model", "resnet18")
@@ -111,7 +147,7 @@ def _train_throughput(s: Settings, compiled: bool) -> Step:
     # What a dry run is to show is the command line; compiling for a CPU takes a minute.
     environment = (("TORCHDYNAMO_DISABLE", "1"),) if s.tiny else ()
     command = _python("train_throughput.py", *words, "--output", result)
-    return Step(name, 8 if compiled else 5, 3, command, result, environment=environment)
+    return Step(name, 8 if compiled else 3, 2, command, result, environment=environment)
 
 
 def _memory_probe(s: Settings) -> Step:
@@ -124,7 +160,7 @@ def _memory_probe(s: Settings) -> Step:
 def _profile_cost(s: Settings) -> Step:
     """Where the time of a ResNet-50 step goes, and what measuring it costs."""
     result = _result(s, "profile_cost")
-    sizes: tuple[object, ...] = ("--size", 224, "--batch", 256, "--steps", 10, "--rounds", 7, "--generate", 1024)
+    sizes: tuple[object, ...] = ("--size", 224, "--batch", 256, "--steps", 10, "--rounds", 7, "--generate", 128)
     sizes += ("--loader-workers", max(1, s.cores - 2))
     if s.tiny:
         sizes = ("--size", 32, "--batch", 4, "--steps", 1, "--rounds", 2, "--generate", 8, "--model", "resnet18")
@@ -156,7 +192,7 @@ def _batch_scaling(s: Settings) -> Step:
         "batch_scaling", 30, 4,
         _python("batch_scaling.py", *words, "--parts", "search", "train"), result,
         gather=_python("batch_scaling.py", *words, "--parts", "report", "--output", result),
-        missing="" if s.tiny or s.cifar10 else "it needs CIFAR-10: write --cifar10 FOLDER or FILE.tar.xz",
+        missing="" if s.tiny or s.cifar10 else NO_CIFAR10,
     )  # fmt: skip
 
 

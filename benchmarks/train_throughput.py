@@ -224,7 +224,8 @@ def accuracy(output: torch.Tensor, target: torch.Tensor, topk: tuple[int, ...]) 
 def image_folder(o: argparse.Namespace, root: Path) -> Path:
     if o.images:
         return Path(o.images)
-    for number, data in enumerate(generated(max(o.generate, 2 * o.batch))):
+    several = itertools.cycle(generated(o.generate))
+    for number, data in enumerate(itertools.islice(several, max(o.generate, 2 * o.batch))):
         for part in ("train", "val"):
             folder = root / part / f"class{number % 10}"
             folder.mkdir(parents=True, exist_ok=True)
@@ -337,7 +338,7 @@ def main() -> None:
     add("--synthetic", action=switch, default=True)
     add("--real", action=switch, default=True)
     add("--images", help="an image folder with train/ and val/ (default: --generate)")
-    add("--generate", type=int, default=256, help="images of noise, 500 × 375")
+    add("--generate", type=int, default=256, help="images of noise, 500 × 375, repeated up to two batches")
     add("--loader-workers", type=int, default=0)
     add("--steps", type=int, default=3, help="of an arm in a round")
     add("--rounds", type=int, default=7)

@@ -178,8 +178,9 @@ def test_the_list_names_every_step_and_needs_no_gpu(tmp_path: Path) -> None:
     done = script("--list", cwd=tmp_path, CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 0 and "GPU: none that torch can use" in done.stdout
     names = [line.split()[0] for line in done.stdout.splitlines()[1:]]
-    assert names == ["tests", "optimizer_step", "train_throughput", "memory_probe", "profile_cost",
-                     "train_throughput_compiled", "input_pipeline", "batch_scaling"]  # fmt: skip
+    assert names == ["tests", "train_throughput_resnet18", "optimizer_step", "default_run_digits", "default_run_cifar10",
+                     "train_throughput", "train_throughput_compiled", "memory_probe", "profile_cost", "input_pipeline",
+                     "batch_scaling"]  # fmt: skip
     assert "cannot" not in done.stdout and "it needs CIFAR-10" in done.stdout
 
 
@@ -192,10 +193,11 @@ def test_a_dry_run_on_the_cpu_runs_every_command_line_and_stores_every_result(tm
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     results = sorted((tmp_path / "kept" / "results").glob("*.json"))
     names = {path.name.rpartition("_")[0] for path in results}
-    assert names == {"optimizer_step", "train_throughput", "train_throughput_compiled", "memory_probe", "profile_cost",
-                     "input_pipeline", "batch_scaling_digits"}  # fmt: skip
+    assert names == {"train_throughput_resnet18", "optimizer_step", "default_run_digits", "default_run_cifar10",
+                     "train_throughput", "train_throughput_compiled", "memory_probe", "profile_cost", "input_pipeline",
+                     "batch_scaling_digits"}  # fmt: skip
     for path in results:
         stored = json.loads(path.read_text())
         assert stored["provenance"]["git"] and stored["benchmark"] in path.name and path.stat().st_mtime >= started
     again = script(*words, cwd=tmp_path, CUDA_VISIBLE_DEVICES="")
-    assert again.returncode == 0 and again.stdout.count("passed before at this commit") == 8
+    assert again.returncode == 0 and again.stdout.count("passed before at this commit") == 11

@@ -122,7 +122,14 @@ def package_version(name: str) -> str | None:
 
 
 def git_state(root: Path) -> dict[str, object] | None:
-    """The commit, and whether the work tree differs from it; None outside a repository."""
+    """The commit, and whether the work tree differs from it; None outside a repository.
+
+    In an archive that git made, the commit is in a file, and nobody knows whether something was changed since.
+    """
+    archived = root / ".git_archival.txt"
+    found = re.search("[0-9a-f]{40}", archived.read_text()) if archived.exists() else None
+    if found:
+        return {"commit": found[0], "dirty": None, "changed_files": []}
     commit = _git(root, "rev-parse", "HEAD")
     if commit is None:
         return None
