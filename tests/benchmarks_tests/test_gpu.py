@@ -10,9 +10,11 @@ import sys
 import tarfile
 import time
 import weakref
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import default_run
 import gpu
 import memory_probe
 import pytest
@@ -178,10 +180,34 @@ def test_the_list_names_every_step_and_needs_no_gpu(tmp_path: Path) -> None:
     done = script("--list", cwd=tmp_path, CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 0 and "GPU: none that torch can use" in done.stdout
     names = [line.split()[0] for line in done.stdout.splitlines()[1:]]
-    assert names == ["tests", "train_throughput_resnet18", "optimizer_step", "default_run_digits", "default_run_cifar10",
-                     "train_throughput", "train_throughput_compiled", "memory_probe", "profile_cost", "input_pipeline",
-                     "batch_scaling"]  # fmt: skip
+    assert names == ["tests", "train_throughput_resnet18", "optimizer_step", "default_run_digits",
+                     "default_run_cifar10", "train_throughput", "train_throughput_compiled", "memory_probe",
+                     "profile_cost", "input_pipeline", "batch_scaling"]  # fmt: skip
     assert "cannot" not in done.stdout and "it needs CIFAR-10" in done.stdout
+
+
+def test_what_a_trial_takes_beyond_its_epochs_is_of_whole_trials() -> None:
+    def trial(number: int, seconds: float, **others: Any) -> dict[str, Any]:
+        times = {"started_at": datetime(2026, 1, 1), "ended_at": datetime(2026, 1, 1) + timedelta(seconds=seconds)}
+        return {"trial": number, "attempts": 1, "continues": None, **times, **others}
+
+    def epoch(number: int, epoch: int, seconds: float) -> dict[str, Any]:
+        return {"trial": number, "epoch": epoch, "train_s": seconds, "bn_s": 0.25, "val_s": 0.5, "checkpoint_s": 0.25}
+
+    trials = [trial(0, 20.0), trial(1, 12.0), trial(2, 1.0, continues=1), trial(3, 1.0, attempts=2), trial(4, 9.0)]
+    trials.append(trial(5, 1.0, ended_at=None))
+    epochs = [
+        epoch(0, 2, 1.0),
+        epoch(0, 1, 4.0),
+        epoch(0, 3, 3.0),
+        epoch(1, 1, 9.0),
+        epoch(2, 1, 0.5),
+        epoch(3, 1, 0.5),
+    ]
+    found = default_run.beyond(trials, epochs)
+    assert found["beyond_epochs_s"]["values"] == [9.0, 2.0] and found["beyond_epochs_s"]["median"] == 5.5
+    assert found["first_epoch_more_s"] is None, "one trial alone has a second epoch"
+    assert default_run.beyond(trials, [*epochs, epoch(1, 2, 2.0)])["first_epoch_more_s"]["values"] == [2.0, 7.0]
 
 
 @pytest.mark.exhaustive
