@@ -4,7 +4,7 @@
 
 It holds the last commit without docs/ and benchmarks/results/, and what pyproject.toml requires with the extras jpeg,
 nvml and timm, for x86-64 Linux. It leaves out what the machine has (--have), and what neither tests nor benchmarks read
-(``PRUNED``). It is refused above 55 MB. There, in any folder:
+(``UNREAD``, ``PRUNED``). It is refused above 55 MB. There, in any folder:
 
     tar xf FILE.tar.xz && cd bigbatch_gpu && PYTHONPATH=$PWD/packages python benchmarks/gpu.py
 
@@ -38,22 +38,31 @@ OF_TESTS = ("pytest", "psutil")
 """Of the extra ``test``: the tests marked ``gpu`` need no more."""
 HAVE = ("torch", "torchvision", "numpy", "pandas", "scipy", "scikit-learn", "pillow")
 LEFT_OUT = ("docs", "benchmarks/results")
+UNREAD = ("plotly", "wandb")
+"""What is required, but imported by neither: pictures in studies' notebooks, and W&B."""
 PRUNED = {
     "bin": "commands, which name the Python of this machine",
+    "include": "headers",
     "share": "manual pages and extensions of notebooks",
+    "*.dist-info/RECORD": "lists to uninstall by, with digests that do not become smaller",
+    "*.dist-info/sboms": "lists of parts",
     "**/__pycache__": "made anew where it is needed",
-    "ray/jars": "Java",
-    "ray/cpp": "C++",
-    "ray/rllib": "reinforcement learning",
-    "ray/llm": "language models",
-    "ray/dashboard/client": "the dashboard's pages; its server wants the folder that keep_running makes",
+    "**/*.exe": "programs of Windows",
+    "hf_xet": "downloads of models",
     "pyarrow/include": "headers",
     "pyarrow/src": "headers",
     "pyarrow/tests": "tests",
+    "pyarrow/*azure*": "a cloud's files",
     "pyarrow/*flight*": "a network protocol",
     "pyarrow/*gandiva*": "compiled expressions",
-    "wandb/bin": "the program that sends to W&B",
-    "plotly/labextension": "an extension of notebooks",
+    "pyarrow/*gcs*": "a cloud's files",
+    "pyarrow/*s3*": "a cloud's files",
+    "ray/cpp": "C++",
+    "ray/dashboard/client": "the dashboard's pages; its server wants the folder that keep_running makes",
+    "ray/jars": "Java",
+    "ray/llm": "language models",
+    "ray/rllib": "reinforcement learning",
+    "virtualenv/seed/wheels/embed/*.whl": "pip, for environments that Ray makes for others",
 }
 """Patterns below packages/, each with what it is."""
 STAND_IN = "stands.in"
@@ -61,11 +70,16 @@ STAND_IN = "stands.in"
 
 
 def requirements(pyproject: Path) -> list[str]:
-    """What the package requires, with ``EXTRAS`` and ``OF_TESTS``."""
+    """What the package requires, with ``EXTRAS`` and ``OF_TESTS`` and without ``UNREAD``."""
     project = tomllib.loads(pyproject.read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
-    tests = [text for text in extras["test"] if re.match(r"[\w.-]+", text)[0] in OF_TESTS]  # type: ignore[index]
-    return [*project["dependencies"], *(text for extra in EXTRAS for text in extras[extra]), *tests]
+    tests = [text for text in extras["test"] if name_of(text) in OF_TESTS]
+    every = [*project["dependencies"], *(text for extra in EXTRAS for text in extras[extra]), *tests]
+    return [text for text in every if name_of(text) not in UNREAD]
+
+
+def name_of(requirement: str) -> str:
+    return re.split(r"[^\w.-]", requirement, maxsplit=1)[0]
 
 
 def versions(have: Sequence[str]) -> dict[str, str]:
