@@ -144,8 +144,12 @@ def _disk_named(folder: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def _printing_to(log: logging.Logger) -> Iterator[None]:
     """What the function prints goes to the trial's log: nobody sees the output of a worker's process."""
-    with contextlib.redirect_stdout(_Lines(log)):
-        yield
+    lines = _Lines(log)
+    with contextlib.redirect_stdout(lines):
+        try:
+            yield
+        finally:
+            lines.write("\n")  # the last words may have no end of their line
 
 
 class _Lines(io.TextIOBase):
@@ -158,9 +162,16 @@ class _Lines(io.TextIOBase):
         return True
 
     def write(self, text: str) -> int:
-        *whole, self._begun = (self._begun + text).split("\n")
+        *whole, begun = (self._begun + text).split("\n")
         for line in whole:
             if line.strip():
-                # Of a progress bar, which redraws its line, what it shows last.
-                self._log.info("%s", line.rpartition("\r")[2])
+                self._log.info("%s", _shown_last(line).rstrip("\r"))
+        # Not all that it has shown: a bar of 60,000 updates took minutes.
+        self._begun = _shown_last(begun)
         return len(text)
+
+
+def _shown_last(line: str) -> str:
+    """Of a progress bar, which redraws its line, what it shows last. A ``\\r`` at the end has replaced nothing yet."""
+    text = line.rstrip("\r")
+    return line[text.rfind("\r") + 1 :]

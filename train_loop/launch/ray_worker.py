@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import logging
 import os
+import signal
 import sys
 import threading
 import traceback
@@ -191,6 +193,7 @@ def train_worker(handed: dict[str, object]) -> WorkersEnd:
     log = _trial_log(task.log_file, context.get_world_rank())
     reporter = _make_reporter(task, context.get_world_rank(), log)
     use_assigned_cores()
+    _let_children_end()
     _share_gpu(task.worker_resources.get("GPU", 1.0))
     device = ray.train.torch.get_device()
     _stay_near(device)
@@ -371,6 +374,13 @@ def use_assigned_cores() -> None:
         torch.set_num_threads(int(threads))
         # NumPy's libraries count when they are loaded: in a copy, before the work (base/fork_server.py).
         threadpool_limits(int(threads), user_api="blas")
+
+
+@functools.cache
+def _let_children_end() -> None:
+    """Let SIGTERM end what a user's code forks. With Ray's handler it ends none, and ``multiprocessing.Pool``, which
+    ends its processes so and waits for them, waits for ever."""
+    os.register_at_fork(after_in_child=functools.partial(signal.signal, signal.SIGTERM, signal.SIG_DFL))
 
 
 def _stay_near(device: torch.device) -> None:

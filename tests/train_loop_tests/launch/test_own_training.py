@@ -1,6 +1,7 @@
 """What is measured while a whole training function runs, and how its errors end the trial."""
 
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -68,6 +69,26 @@ def task_of(folder: Path, options: Options, text: str = OWN) -> TrialTask:
         restarts=0, ray_storage=folder, checkpoint_dir=folder / "checkpoint", checkpoint_every_s=600.0,
         log_file=folder / "log.txt", stop_file=folder / "stop", reported=("accuracy",),
     )  # fmt: skip
+
+
+PRINTS = """
+def train(config, report, resume):
+    for image in range(60_000):
+        print(f"\\r{'#' * 80} {image}", end="")
+    print("\\n\\nwindows\\r\\n50%\\r100%\\r")
+    report(epoch=1, value=0.5)
+    print("last words", end="")
+"""
+
+
+def test_the_log_has_what_is_shown_last_at_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The lines of a bar were kept as a whole: 60,000 updates took minutes. Ends of lines took the line with them."""
+    log = logging.getLogger("t")
+    with caplog.at_level(logging.INFO, "t"):
+        begun = time.monotonic()
+        train_own(task_of(tmp_path, Options({}), PRINTS), Sent(), ALONE, log)
+        assert time.monotonic() - begun < 30
+    assert caplog.messages == [f"{'#' * 80} 59999", "windows", "100%", "last words"]
 
 
 def test_each_record_has_the_energy_since_the_one_before_and_the_memory(tmp_path, counter):
