@@ -87,6 +87,11 @@ def _small(config: TrainConfig) -> TrainConfig:
 
 def _train_and_validate(run: Run, workers: int, needs_top1: bool) -> None:
     config = run.config
+    if _counts_classes(run) and run.source.info.num_classes == 1:
+        raise ConfigError(
+            f"training needs at least 2 classes; got 1 from data.name={config.data.name}, of which loss={config.loss} "
+            "learns nothing. Correct its num_classes or targets, or write --loss FILE.py:FUNCTION."
+        )
     handle = run.model.register_forward_hook(_check_logits(run)) if _counts_classes(run) else None
     steps = iter(run.source.train_steps(config.seed, 0, run.split, 0))
     with _gradients_of(run.model) as got:

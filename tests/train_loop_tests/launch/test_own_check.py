@@ -130,6 +130,14 @@ class Few(torch.utils.data.Dataset):
 def unknown():
     return Few(), Few()
 
+class One(Few):
+    num_classes = 1
+    def __getitem__(self, index):
+        return super().__getitem__(index)[0], 0
+
+def one():
+    return One(), One()
+
 def of_classes(workload):
     return nn.Sequential(nn.Flatten(), nn.Linear(192, workload.num_classes or 1))
 
@@ -240,6 +248,13 @@ def test_a_micro_batch_of_one_image_is_refused_where_batchnorm_would(file: Path)
     check_users_code(_config(file, **keys, batch__micro_size=2))
     with pytest.raises(ConfigError, match="Expected more than 1 value per channel"):
         check_users_code(_config(file, **keys, batch__micro_size=1))
+
+
+def test_one_class_is_refused_where_a_loss_of_ours_would_be_0(file: Path) -> None:
+    keys: dict[str, object] = {"data__name": f"{file}:one", "model__name": "of_classes", "batch__global_size": 4}
+    with pytest.raises(ConfigError, match="at least 2 classes; got 1 from data.name=.*my.py:one, .* num_classes"):
+        check_users_code(_config(file, **keys))
+    check_users_code(_config(file, **keys, loss="mean"))  # e.g. one number for each image
 
 
 def test_integer_targets_of_an_unknown_number_of_classes_are_named_as_such(file: Path) -> None:

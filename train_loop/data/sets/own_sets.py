@@ -369,8 +369,10 @@ WIDE = (torch.uint16, torch.uint32, torch.uint64)
 """NumPy's dtypes of labels that torch stores, and compares with nothing."""
 
 
+@torch.no_grad()
 def _default_batch(items: Sequence[Item]) -> Item:
-    """torch's default collation, with Python's and NumPy's double precision as float32, which models compute in."""
+    """torch's default collation, with Python's and NumPy's double precision as float32, which models compute in, and
+    without the gradients of items that a network has made: loader processes could not pass them on."""
     inputs, targets = (default_collate([item[place] for item in items]) for place in (0, 1))
     if next(tensors_of(targets), None) is None:
         raise TypeError("targets without a number")

@@ -47,6 +47,34 @@ def test_batches_are_the_same_for_any_number_of_processes_and_leave_the_generato
     here.close(), beside.close()
 
 
+FEATURES = """
+import torch
+
+
+class Features(torch.utils.data.Dataset):
+    network = torch.nn.Linear(2, 3)
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return self.network(torch.full((2,), float(index))), index % 2
+
+
+def data():
+    return Features(), Features()
+"""
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_items_that_a_network_makes_are_data_without_gradients(tmp_path: Path, workers: int) -> None:
+    (tmp_path / "own.py").write_text(FEATURES)
+    features = source(f"{tmp_path}/own.py:data", workers)
+    [[(inputs, _)]] = list(features.train_batches(0, 0, BatchSplit(1, 1, 8), 0))
+    assert inputs.shape == (8, 3) and not inputs.requires_grad
+    features.close()
+
+
 ON_DEVICE = """
 import torch
 from torch.utils.data import TensorDataset
