@@ -108,7 +108,10 @@ DONE, FAILED, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
 
 OURS = (
     (r"^argument (\S+): (?=must (?:not )?be )", r"\1 "),
-    (r"^argument (\S+): expected .*argument.*", r"\1 takes a value; got none. Write one after it; see --help."),
+    (
+        r"^argument (\S+): expected .*argument.*",
+        r"\1 takes a value; got none. Write one after it, one that begins with - as \1=-…; see --help.",
+    ),
     (r"^argument (\S+): ignored explicit argument (.*)", r"\1 takes no value; got \2. Write \1 alone."),
     (
         r"^argument (\S+): invalid choice: (.*) \(choose from (.*)\)",

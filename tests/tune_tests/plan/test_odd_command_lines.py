@@ -76,6 +76,7 @@ TUNE_LINES = {
     "--on-bad-image ignore": "on_bad_image must be one of",
     "--dry-run=yes": "--dry-run takes no value; got 'yes'. Write --dry-run alone.",
     "--set": "--set takes a value; got none",
+    "--data -my.py:data": "--data takes a value; got none. Write one after it, one that begins with - as --data=-…;",
     "--set optimizer=SGD": "Did you mean 'sgd'?",
     "--set ema=0.9": "Did you mean 'ema_decay'?",
     "--set num_workers=4": "Write data.loader.workers=N",
