@@ -6,9 +6,10 @@ import contextlib
 import io
 import logging
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.errors import OwnCodeError, TrainingStopped
@@ -153,10 +154,19 @@ def _printing_to(log: logging.Logger) -> Iterator[None]:
 
 
 class _Lines(io.TextIOBase):
-    """Writes whole lines to a log."""
+    """Writes whole lines to a log. What else code asks of a standard output is the process's own."""
+
+    encoding = "utf-8"
 
     def __init__(self, log: logging.Logger) -> None:
         self._log, self._begun = log, ""
+
+    def __getattr__(self, name: str) -> Any:  # buffer, reconfigure, …
+        return getattr(sys.__stdout__, name)
+
+    def fileno(self) -> int:
+        """Where a process writes that gets this as its output."""
+        return int(self.__getattr__("fileno")())
 
     def writable(self) -> bool:
         return True

@@ -72,7 +72,12 @@ def task_of(folder: Path, options: Options, text: str = OWN) -> TrialTask:
 
 
 PRINTS = """
+import subprocess, sys
+
 def train(config, report, resume):
+    sys.stdout.reconfigure(line_buffering=True)
+    sys.stdout.buffer.write(b"bytes ")
+    subprocess.run(["echo", sys.stdout.encoding], stdout=sys.stdout, check=True)
     for image in range(60_000):
         print(f"\\r{'#' * 80} {image}", end="")
     print("\\n\\nwindows\\r\\n50%\\r100%\\r")
@@ -82,7 +87,8 @@ def train(config, report, resume):
 
 
 def test_the_log_has_what_is_shown_last_at_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The lines of a bar were kept as a whole: 60,000 updates took minutes. Ends of lines took the line with them."""
+    """The lines of a bar were kept as a whole: 60,000 updates took minutes. Ends of lines took the line with them.
+    What asks more of its output than lines was refused."""
     log = logging.getLogger("t")
     with caplog.at_level(logging.INFO, "t"):
         begun = time.monotonic()
