@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -155,11 +154,20 @@ def own_sets(config: DataConfig, *, prepare: bool = False) -> OwnSets:
         OwnCodeError: the user's code raised an exception.
     """
     word = absolute(KEY, config.name)
-    return _made(word, config.options, code_fingerprint(KEY, word) if is_own(word) else "", prepare)
+    key = word, config.options, code_fingerprint(KEY, word) if is_own(word) else ""
+    made = _latest.get(key)
+    if made is None or prepare and not made[0]:
+        made = None
+        _latest.clear()  # before others are made: two data sets may not fit into the memory
+        made = _latest[key] = prepare, _made(word, config.options, prepare)
+    return made[1]
 
 
-@functools.lru_cache(maxsize=1)
-def _made(word: str, options: Options, _: str, prepare: bool) -> OwnSets:
+_latest: dict[tuple[str, Options, str], tuple[bool, OwnSets]] = {}
+"""The sets that were made last, by their function, its options and its code; whether ``prepare_data`` was called."""
+
+
+def _made(word: str, options: Options, prepare: bool) -> OwnSets:
     function = loaded(DATA, KEY, word, (), options)
     with seeded_draws("data set"), users_code(KEY, word):
         made = function(**options)

@@ -47,6 +47,38 @@ def test_batches_are_the_same_for_any_number_of_processes_and_leave_the_generato
     here.close(), beside.close()
 
 
+LARGE = """
+import gc, weakref
+from torch.utils.data import Dataset
+made = weakref.WeakSet()
+
+class Large(Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return float(index), index % 2
+
+def data(name):
+    gc.collect()
+    print("made while there are", len(made))
+    sets = Large(), Large()
+    made.update(sets)
+    return sets
+"""
+
+
+def test_the_function_is_called_once_and_no_two_data_sets_are_held(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "own.py").write_text(LARGE)
+    for name in ("a", "b"):
+        config = data_config({"data.name": f"{tmp_path}/own.py:data", "data.options": {"name": name}})
+        describe_data_set(config, open_some=True)  # as a plan does, then the check of two batches and the run
+        open_data(config).close()
+    assert capsys.readouterr().out.splitlines() == ["made while there are 0"] * 2
+
+
 FEATURES = """
 import torch
 
