@@ -93,8 +93,14 @@ def is_lost_peer(error: BaseException) -> bool:
 
     Also where other code, such as a library's around a report, raised an error of its own because of that.
     """
-    reason = error.__cause__ or error.__context__
-    return _is_loss(error) or (reason is not None and is_lost_peer(reason))
+    asked: set[int] = set()
+    reason: BaseException | None = error
+    while reason is not None and id(reason) not in asked:  # `raise error from error` makes an error its own cause
+        if _is_loss(reason):
+            return True
+        asked.add(id(reason))
+        reason = reason.__cause__ or reason.__context__
+    return False
 
 
 def _is_loss(error: BaseException) -> bool:
@@ -105,9 +111,11 @@ def _is_loss(error: BaseException) -> bool:
         for library, name in kinds
     ):
         return True
+    if not isinstance(error, RuntimeError):  # a user's may have no text: a __str__ that raises
+        return False
     text = str(error)
     of_gloo = "gloo" in text and any(words in text for words in _GLOOS_WORDS)
-    return isinstance(error, RuntimeError) and (of_gloo or any(words in text for words in _NCCLS_WORDS))
+    return of_gloo or any(words in text for words in _NCCLS_WORDS)
 
 
 def in_one_line(text: str) -> str:

@@ -7,6 +7,7 @@ import errno
 import logging
 import os
 import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -78,7 +79,8 @@ def full_errno(error: BaseException | None, folder: Path | None = None) -> int |
         seen.add(id(link))
         if isinstance(link, OSError) and (link.errno in _WORDS or (link.errno in _LOST and _lies_in(link, folder))):
             return link.errno
-        found = next((number for number, words in _WORDS.items() if words in str(link).lower()), None)
+        text = "".join(traceback.format_exception_only(link)).lower()  # str() may raise for a user's
+        found = next((number for number, words in _WORDS.items() if words in text), None)
         if found is not None:
             return found
         link = link.__cause__ or link.__context__

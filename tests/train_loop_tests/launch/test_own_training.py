@@ -122,6 +122,25 @@ def test_a_lost_actor_is_no_end_of_the_function_whatever_it_makes_of_it(tmp_path
     assert [record["epoch"] for record in second.records] == [1, 2], "of the checkpoint, which was kept before"
 
 
+ODD = """
+class Odd(Exception):
+    def __str__(self):
+        raise TypeError("of __str__")
+
+def train(config, report, resume):
+    try:
+        raise Odd() if config["odd"] else ValueError("plain")
+    except Exception as error:
+        raise error from error
+"""
+
+
+@pytest.mark.parametrize("odd", [True, False])
+def test_an_error_that_is_its_own_cause_or_has_no_text_is_the_users(tmp_path: Path, odd: bool) -> None:
+    with pytest.raises(OwnCodeError, match="(?s)own.py.*line 8, in train.*(Odd: <exception str|ValueError: plain)"):
+        train_own(task_of(tmp_path, Options({"odd": odd}), ODD), Sent(), ALONE, logging.getLogger("test"))
+
+
 @pytest.mark.parametrize(
     ("raised", "kind"),
     [
