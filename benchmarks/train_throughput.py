@@ -53,12 +53,12 @@ Arm = Callable[[Iterator[Batch], int], None]
 LR, MOMENTUM, WEIGHT_DECAY, SMOOTHING = 0.01, 0.9, 5e-5, 0.1
 
 
-def configuration(o: argparse.Namespace, folder: Path) -> TrainConfig:
+def configuration(o: argparse.Namespace, folder: Path, compile_: str) -> TrainConfig:
     return TrainConfig().replace_keys(
         {
             "model.name": o.model,
             "model.stem": "imagenet",
-            "model.compile": "on" if o.compile else "off",
+            "model.compile": compile_,
             "model.channels_last": o.channels_last,
             "data.name": str(folder),
             "data.image_size": o.size,
@@ -88,14 +88,16 @@ def autocast(o: argparse.Namespace) -> contextlib.AbstractContextManager[Any]:
 # The arms' steps
 
 
-def our_arm(o: argparse.Namespace, folder: Path) -> tuple[Arm, Callable[[], Iterator[Batch]]]:
+def our_arm(o: argparse.Namespace, folder: Path, compile_: str) -> tuple[Arm, Callable[[], Iterator[Batch]]]:
     from bigbatch.train_loop.loop.assembly import set_up
     from bigbatch.train_loop.loop.checkpoint import CheckpointFolder
+    from bigbatch.train_loop.loop.replayed_step import replay_steps
     from bigbatch.train_loop.loop.train import take_step
     from bigbatch.train_loop.reporter import ListReporter
 
-    config = configuration(o, folder)
+    config = configuration(o, folder, compile_)
     run = set_up(config, ListReporter(), CheckpointFolder(None, 0.0), torch.device(o.device))
+    replay_steps(run)
 
     def steps(batches: Iterator[Batch], count: int) -> None:
         for batch in itertools.islice(batches, count):
@@ -258,7 +260,9 @@ def arms_here(
     o: argparse.Namespace, folder: Path, classes: int
 ) -> dict[str, tuple[Arm, Callable[[], Iterator[Batch]]]]:
     """Each loop's steps and batches; timm's where the installed version has what its train.py uses."""
-    makers = {"ours": lambda: our_arm(o, folder)}
+    makers = {"ours": lambda: our_arm(o, folder, "on" if o.compile else "off")}
+    if o.replayed:
+        makers["ours, replayed"] = lambda: our_arm(o, folder, "auto")
     if timm_version():
         makers["timm"] = lambda: timm_arm(o, folder, classes)
     makers["torchvision"] = lambda: torchvision_arm(o, folder, classes)
@@ -275,11 +279,11 @@ def measure(o: argparse.Namespace, folder: Path) -> dict[str, Any]:
         if not getattr(o, kind):
             continue
         batches = {
-            name: noise(o, classes, name == "ours") if kind == "synthetic" else real()
+            name: noise(o, classes, name.startswith("ours")) if kind == "synthetic" else real()
             for name, (_, real) in arms.items()
         }
         for name, (steps, _) in arms.items():
-            seconds(steps, batches[name], 3, o.device)  # caches, state, compiling, the loader's processes
+            seconds(steps, batches[name], 6, o.device)  # caches, state, compiling, recording, the loader's processes
         raw: dict[str, list[float]] = {name: [] for name in arms}
         order, shuffle = list(arms), random.Random(0)
         for _ in range(o.rounds):
@@ -335,6 +339,7 @@ def main() -> None:
     add("--precision", choices=("off", "bf16"), default="off")
     add("--channels-last", action=switch, default=True)
     add("--compile", action=switch, default=False)
+    add("--replayed", action=switch, default=False, help="also our step as a CUDA graph (model.compile=auto)")
     add("--synthetic", action=switch, default=True)
     add("--real", action=switch, default=True)
     add("--images", help="an image folder with train/ and val/ (default: --generate)")
