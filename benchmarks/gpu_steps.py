@@ -99,7 +99,19 @@ def _short_step(s: Settings) -> Step:
     """ResNet-18 at 32 pixels in bf16: a step of about 6 ms, in which the host's part shows."""
     result = _result(s, "train_throughput_resnet18")
     sizes = ("--batch", 4, "--steps", 1, "--rounds", 2) if s.tiny else ("--batch", 512, "--steps", 50, "--rounds", 7)
-    words = ("--device", s.device, "--model", "resnet18", "--size", 32, "--precision", "bf16", "--no-real", "--replayed", *sizes)
+    words = (
+        "--device",
+        s.device,
+        "--model",
+        "resnet18",
+        "--size",
+        32,
+        "--precision",
+        "bf16",
+        "--no-real",
+        "--replayed",
+        *sizes,
+    )
     command = _python("train_throughput.py", *words, "--generate", 20, "--output", result)
     return Step("train_throughput_resnet18", 1, 0.5, command, result)
 
