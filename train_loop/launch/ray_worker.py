@@ -382,9 +382,21 @@ def use_assigned_cores() -> None:
 
 @functools.cache
 def _let_children_end() -> None:
-    """Let SIGTERM end what a user's code forks. With Ray's handler it ends none, and ``multiprocessing.Pool``, which
-    ends its processes so and waits for them, waits for ever."""
-    os.register_at_fork(after_in_child=functools.partial(signal.signal, signal.SIGTERM, signal.SIG_DFL))
+    """Let SIGTERM end what a user's code forks, also at once. With a handler in Python, such as Ray's, one that comes
+    before a new process is ready is lost, and ``multiprocessing.Pool``, which ends its processes so, waits for ever."""
+    masks = threading.local()
+
+    def before() -> None:
+        masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+
+    def after() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, masks.before)
+
+    def in_child() -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        after()
+
+    os.register_at_fork(before=before, after_in_parent=after, after_in_child=in_child)
 
 
 def _stay_near(device: torch.device) -> None:

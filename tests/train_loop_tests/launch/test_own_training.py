@@ -1,6 +1,8 @@
 """What is measured while a whole training function runs, and how its errors end the trial."""
 
 import logging
+import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -145,6 +147,37 @@ def test_a_reason_of_a_megabyte_is_told_by_its_beginning_and_its_end(tmp_path: P
     end = _end_of_all_ranks(OwnCodeError(f"begins {'x' * 1_000_000} ends"), task_of(tmp_path, Options({})), 0, 1)
     assert end is not None and end.failure is not None and len(end.failure) < 5000
     assert end.failure.startswith("OwnCodeError: begins x") and end.failure.endswith("x ends")
+
+
+FORKS = """
+import multiprocessing, signal, sys, threading, time
+from bigbatch.train_loop.launch.ray_worker import _let_children_end
+
+def handler(number, frame):  # Ray's
+    sys.exit(1)
+
+def fork():
+    for _ in range(5):
+        process = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+        process.start()
+        process.terminate()
+        process.join(30)
+        print(process.exitcode)
+        process.kill()
+
+signal.signal(signal.SIGTERM, handler)
+_let_children_end()
+thread = threading.Thread(target=fork)  # as Ray Train's workers do
+thread.start()
+thread.join()
+print(signal.getsignal(signal.SIGTERM) is handler, signal.pthread_sigmask(signal.SIG_BLOCK, []))
+"""
+
+
+def test_a_process_that_a_user_forks_is_ended_as_soon_as_it_is_there() -> None:
+    """The signal was lost while the process began, and a search with a ``multiprocessing.Pool`` hung for ever."""
+    done = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=300, check=True)
+    assert done.stdout.splitlines() == ["-15"] * 5 + ["True set()"]
 
 
 @pytest.mark.parametrize(
