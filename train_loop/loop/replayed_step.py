@@ -13,6 +13,7 @@ steps run as always, and one line says why.
 
 from __future__ import annotations
 
+import math
 import platform
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -37,6 +38,8 @@ FIRST_STEPS = 3
 """With a shape before it is recorded: cuDNN chooses its kernels, and the optimizer makes its state."""
 ALIKE = 0.02
 """Two steps with the same batch may end as far apart as this part of the way. cuDNN may add in any order."""
+LEAST_TORCH = "2.13"
+"""Before, a recording that CUDA refused left torch's allocator and generator as if it went on."""
 
 Step = Callable[[], torch.Tensor]
 """Takes a step with the batch in the static tensors. Returns its loss ``[]``, detached."""
@@ -74,11 +77,14 @@ class CudaGraphs:
         return loss, any("called a synchronizing" in str(one.message) for one in said)
 
     def lacks_room(self) -> str:
-        """As ``Recorder``. A graph has the memory of a step to itself, beside that of steps that are no replays."""
-        needed = torch.cuda.max_memory_allocated(self._device) - torch.cuda.memory_allocated(self._device)
+        """As ``Recorder``. A graph has the memory of a step to itself, beside that of steps that are no replays; and
+        the comparison keeps weights and state twice."""
         free, total = torch.cuda.mem_get_info(self._device)
-        free = min(free, int(total * memory_part(trials_on_gpu())) - torch.cuda.memory_reserved(self._device))
-        return "" if needed <= free else f"a graph needs {needed / 1e9:.3g} GB, and {free / 1e9:.3g} GB are free"
+        # torch's idle blocks are free, too: a recording begins by giving them back.
+        room = min(free + torch.cuda.memory_reserved(self._device), int(total * memory_part(trials_on_gpu())))
+        room -= torch.cuda.memory_allocated(self._device)
+        needed = 2 * torch.cuda.max_memory_allocated(self._device)
+        return "" if needed <= room else "the device has no memory for a second step beside the first"
 
     def record(self, step: Step) -> tuple[Callable[[], None], torch.Tensor]:
         """As ``Recorder``."""
@@ -124,7 +130,8 @@ def _why_not(run: Run) -> str:
         "a step has several micro-batches": run.split.accumulation_steps > 1,
         "fp16 reads its scale in each step": run.scaler.is_enabled(),
         "the schedule moves the momentum": moves is not None,
-        f"the Python code of {code} would run in the first steps alone": bool(code),
+        f"a replay would leave out the Python code of {code}": bool(code),
+        f"it needs torch {LEAST_TORCH}": torch.__version__ < LEAST_TORCH,
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
 
@@ -136,6 +143,7 @@ class ReplayedStep:
         self._run, self._recorder = run, recorder
         self._refused = False
         self._shapes: object = None
+        self._epoch = -1
         self._seen = 0
         self._static: list[torch.Tensor] = []
         self._rates = [torch.zeros((), device=run.world.device) for _ in run.optimizer.param_groups]
@@ -162,7 +170,11 @@ class ReplayedStep:
             return None
         shapes = [(one.shape, one.stride(), one.dtype) for one in tensors]
         if shapes != self._shapes:
+            if self._epoch == self._run.progress.epoch:  # to record again and again takes longer than it saves
+                self._refuse("the batches of an epoch differ in shape")
+                return None
             self._shapes, self._seen, self._recorded, self._is_right = shapes, 0, None, False
+        self._epoch = self._run.progress.epoch
         self._seen += 1
         if self._seen < FIRST_STEPS:
             return None
@@ -182,11 +194,13 @@ class ReplayedStep:
         return loss
 
     def _first(self, tensors: list[torch.Tensor], rate: float) -> torch.Tensor:
-        """Take a step as always, with the batch in static tensors; then record it for the next ones."""
+        """Take a step as it is to be recorded: with the batch and the rates on the device. Then record it."""
         self._static = [one.clone() for one in tensors]
         _count_on_device(self._run.optimizer)
         set_learning_rate(self._run.optimizer, rate)
-        loss, waited = self._recorder.waits(self._step)
+        self._fill_rates(rate)
+        with self._rates_on_device():
+            loss, waited = self._recorder.waits(self._step)
         if reason := "the host waits for the device in a step" if waited else self._recorder.lacks_room():
             self._refuse(reason)
             return loss
@@ -195,8 +209,7 @@ class ReplayedStep:
                 self._recorded = self._recorder.record(self._step)
         except Exception as error:  # its class differs between what CUDA refuses, and between versions of torch
             self._run.optimizer.zero_grad(set_to_none=True)
-            why = next(iter(str(error).splitlines()), type(error).__name__)
-            self._refuse(f"a step cannot be recorded ({why})")
+            self._refuse(f"a step cannot be recorded ({_first_cause(error)})")
         return loss
 
     @contextmanager
@@ -212,11 +225,14 @@ class ReplayedStep:
             for group, number in zip(groups, numbers, strict=True):
                 group["lr"] = number
 
+    def _fill_rates(self, rate: float) -> None:
+        for group, on_device in zip(self._run.optimizer.param_groups, self._rates, strict=True):
+            on_device.fill_(rate * group.get(LR_FACTOR, 1.0))
+
     def _replay(self, rate: float) -> torch.Tensor:
         assert self._recorded is not None
         replay, loss = self._recorded
-        for group, on_device in zip(self._run.optimizer.param_groups, self._rates, strict=True):
-            on_device.fill_(rate * group.get(LR_FACTOR, 1.0))
+        self._fill_rates(rate)
         replay()
         return loss.clone()  # the next replay writes there
 
@@ -234,10 +250,19 @@ class ReplayedStep:
         set_learning_rate(run.optimizer, rate)
         loss = self._step()
         way, apart = (_distance(weights, others) for others in (before[: len(weights)], replayed))
+        if not math.isfinite(way):  # the loss soon says so
+            return loss
         self._is_right = way > 0  # at a rate of 0 they always agree
-        if not apart <= ALIKE * way:  # also where one is NaN
+        if not apart <= ALIKE * way:  # also where it is NaN
             self._refuse(f"a replay ended {apart:.2g} away from the step itself, which went {way:.2g}")
         return loss
+
+
+def _first_cause(error: BaseException) -> str:
+    """The first line of the error that came before all others: the end of a recording fails too, and says only that."""
+    while error.__context__ is not None and not error.__suppress_context__:
+        error = error.__context__
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def _count_on_device(optimizer: torch.optim.Optimizer) -> None:

@@ -8,6 +8,7 @@ an operation that reads a number of the device or brings one there.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,11 +19,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from bigbatch.train_loop.config import TrainConfig
+from bigbatch.train_loop.loop import replayed_step
 from bigbatch.train_loop.loop import train as loop
 from bigbatch.train_loop.loop.assembly import Run, seed_batch, set_up
 from bigbatch.train_loop.loop.checkpoint import CheckpointFolder
 from bigbatch.train_loop.loop.replayed_step import CudaGraphs, ReplayedStep, replay_steps
-from bigbatch.train_loop.optim import lamb, lars
+from bigbatch.train_loop.optim import build, lamb, lars
 from bigbatch.train_loop.reporter import EpochRecord, ListReporter
 from helpers.tiny_training import CLASSES, CONFIG, TinySource, bn_model, install
 
@@ -54,6 +56,16 @@ class Operations(TorchDispatchMode):
                         old.detach().copy_(new.detach())
 
 
+class Reads(TorchDispatchMode):
+    """Looks for operations in which a host waits."""
+
+    host = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.host |= func._schema.name.removeprefix("aten::") in HOST
+        return func(*args, **(kwargs or {}))
+
+
 class Recorder:
     """Stands for ``CudaGraphs``. ``spoil``: what a wrong replay does."""
 
@@ -63,7 +75,9 @@ class Recorder:
         self._spoil = spoil
 
     def waits(self, step: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, bool]:
-        return step(), False
+        with Reads() as reads:
+            loss = step()
+        return loss, reads.host
 
     def lacks_room(self) -> str:
         return ""
@@ -183,7 +197,7 @@ def test_a_replay_that_differs_ends_them(monkeypatch: pytest.MonkeyPatch) -> Non
     assert_alike(replayed, plain)
 
 
-class Reads(nn.Module):
+class Looks(nn.Module):
     """Looks at a number of the device in each step."""
 
     def __init__(self) -> None:
@@ -195,13 +209,37 @@ class Reads(nn.Module):
         return outputs if outputs.sum().item() < 1e9 else -outputs
 
 
+class Blind(Recorder):
+    """Does not see that a host waits; and its recordings end with an error where there was one in them."""
+
+    def waits(self, step: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, bool]:
+        return step(), False
+
+    def record(self, step: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
+        try:
+            return super().record(step)
+        finally:
+            raise RuntimeError("operation failed due to a previous error during capture")
+
+
 def test_what_cannot_be_recorded_is_said_and_trains_as_always(monkeypatch: pytest.MonkeyPatch) -> None:
-    install(monkeypatch.setattr, Reads)
-    recorder = Recorder()
+    install(monkeypatch.setattr, Looks)
+    recorder = Blind()
     replayed, plain = trained(ONE, monkeypatch, recorder), trained(ONE, monkeypatch, None)
     (note,) = replayed[1].notes
     assert "a step cannot be recorded (operation not permitted when stream is capturing" in note and "\n" not in note
     assert recorder.replays == 0
+    assert_alike(replayed, plain)
+
+
+def test_the_step_that_is_looked_at_has_its_rate_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's SGD that is not fused reads it there, which would spoil a recording."""
+    install(monkeypatch.setattr)
+    monkeypatch.setattr(build, "can_fuse", lambda *_: False)
+    recorder = Recorder()
+    monkeypatch.setattr(recorder, "record", lambda step: pytest.fail("it was tried"))
+    replayed, plain = trained(ONE, monkeypatch, recorder), trained(ONE, monkeypatch, None)
+    assert len(replayed[1].notes) == 1 and "the host waits" in replayed[1].notes[0]
     assert_alike(replayed, plain)
 
 
@@ -222,32 +260,82 @@ def test_what_is_known_before_is_not_tried(method: str, answer: Any, why: str, m
 def test_another_shape_is_recorded_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """As of images that grow from epoch to epoch."""
     install(monkeypatch.setattr)
-    run = set_up(ONE, Heard(), CheckpointFolder(None, 0.0), torch.device("cpu"))
     recorder = Recorder()
+    run, taken = steps_of(recorder, [(epoch, size, 1.0) for epoch, size in enumerate((16, 8)) for _ in range(5)])
+    # The first two of a shape are the caller's; the third is recorded, the fourth compared.
+    assert not notes_of(run) and recorder.replays == 4
+    assert taken == [False, False, True, True, True] * 2
+
+
+def steps_of(recorder: Recorder, steps: Sequence[tuple[int, int, float]]) -> tuple[Run, list[bool]]:
+    """A run after steps of (epoch, images, factor of the images); and which of them were taken for the caller."""
+    run = set_up(ONE, Heard(), CheckpointFolder(None, 0.0), torch.device("cpu"))
     recorder.run, take = run, ReplayedStep(run, recorder).take
     images, labels = TinySource().train
     taken = []
-    for size in (16, 16, 16, 16, 16, 8, 8, 8, 8, 8, 16):
+    for epoch, size, factor in steps:
+        run.progress.epoch = epoch
         seed_batch(run, 0, 0)
-        taken.append(take((images[:size], labels[:size], labels[:size]), 0.1) is not None)
+        batch = images[:size] * factor, labels[:size], labels[:size]
+        taken.append(take(batch, 0.1) is not None)
         if not taken[-1]:
-            run.step.gradients(images[:size], labels[:size], 1, last=True)
+            run.sums.add(*run.step.gradients(*batch[:2], 1, last=True), labels[:size])
             run.step.update(0.1, 1)
-    # The first two of a shape are the caller's; the third is recorded, the fourth compared.
-    assert taken == [False, False, True, True, True] * 2 + [False] and recorder.replays == 4
-    assert take(({"two": images}, labels, labels), 0.1) is None, "a user's data set may give anything"
-    assert isinstance(run.reporter, Heard) and "must be a tensor each" in run.reporter.notes[0]
+    return run, taken
+
+
+def notes_of(run: Run) -> list[str]:
+    assert isinstance(run.reporter, Heard)
+    return run.reporter.notes
+
+
+def test_shapes_that_change_from_step_to_step_are_not_recorded_again_and_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    install(monkeypatch.setattr)
+    run, taken = steps_of(recorder := Recorder(), [(0, size, 1.0) for size in (16, 16, 16, 16, 8, 16, 16, 16, 16)])
+    assert taken == [False, False, True, True] + [False] * 5 and recorder.replays == 1
+    (note,) = notes_of(run)
+    assert "the batches of an epoch differ in shape" in note
+
+
+def test_a_loss_that_is_no_number_says_nothing_about_replays(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch.setattr)
+    run, taken = steps_of(Recorder(), [(0, 16, 1.0)] * 3 + [(0, 16, math.nan)])
+    assert taken == [False, False, True, True] and not notes_of(run)
+
+
+def test_a_data_set_may_give_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch.setattr)
+    run, _ = steps_of(Recorder(), [])
+    images, labels = TinySource().train
+    assert ReplayedStep(run, Recorder()).take(({"two": images}, labels, labels), 0.1) is None
+    (note,) = notes_of(run)
+    assert "must be a tensor each" in note
+
+
+@pytest.mark.parametrize(("reserved", "fits"), [(4, False), (5, True)])
+def test_a_recording_has_room_for_a_second_step_and_the_comparison(
+    reserved: int, fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 20: a step has 7, of which 2 stay. What torch keeps without need counts as free."""
+    sizes = {"mem_get_info": (11, 20), "memory_reserved": reserved, "memory_allocated": 2, "max_memory_allocated": 7}
+    for name, value in sizes.items():
+        monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
+    said = CudaGraphs(torch.device("cuda", 0)).lacks_room()
+    assert said == ("" if fits else "the device has no memory for a second step beside the first")
 
 
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
         ({}, "it needs a GPU"),
+        ({"seed": 1}, "it needs torch 99"),
         ({"batch.micro_size": 8}, "a step has several micro-batches"),
         ({"schedule.name": "onecycle", "schedule.max_momentum": 0.95}, "the schedule moves the momentum"),
         (
             {"loss": "mine.py:loss", "label_smoothing": 0},
-            "the Python code of mine.py:loss would run in the first steps alone",
+            "a replay would leave out the Python code of mine.py:loss",
         ),
     ],
 )
@@ -258,6 +346,7 @@ def test_what_cannot_be_replayed_is_said_before_the_first_step(changes: dict[str
         run = set_up(
             ONE.replace_keys({"model.compile": "auto"}), heard, CheckpointFolder(None, 0.0), torch.device("cpu")
         )
+        patch.setattr(replayed_step, "LEAST_TORCH", "99")
         if changes:
             run.config = run.config.replace_keys(changes)
             run.split, run.world = (
