@@ -128,7 +128,7 @@ def _optimizer_step(s: Settings) -> Step:
 def _trial_overhead(s: Settings) -> Step:
     """What a trial takes beyond its epochs, and how long the first one takes to start: short trials on the digits."""
     result = _result(s, "default_run_digits")
-    sizes = TINY_SEARCH if s.tiny else ("--trials", 8, "--max-epochs", 3)
+    sizes = TINY_SEARCH if s.tiny else ("--trials", 6, "--max-epochs", 3)
     words = ("--model", "resnet18", "--confirm", "none", *sizes)
     return Step("default_run_digits", 2.5, 1, _python("default_run.py", "--output", result, "--", *words), result)
 
