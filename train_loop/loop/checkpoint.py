@@ -274,20 +274,31 @@ def _gave_up_previous(folder: Path) -> bool:
 
 
 def _copied(content: Content) -> Content:
-    """``content`` as it is now, in host memory: of a GPU's tensors in page-locked memory, to which it copies fastest.
+    """``content`` as it is now, in host memory: of a GPU's tensors in page-locked memory, to which it copies fastest,
+    as long as there is some.
 
     Tensors that share their memory do so in the copy.
     """
     copies: dict[tuple[object, ...], torch.Tensor] = {}
     devices: set[torch.device] = set()
+    locks = True
+
+    def room(tensor: torch.Tensor) -> torch.Tensor:
+        nonlocal locks
+        on_gpu = tensor.device.type == "cuda"
+        try:
+            return torch.empty_like(tensor, device="cpu", pin_memory=on_gpu and locks, requires_grad=False)
+        except RuntimeError:  # CUDA says "out of memory", which would pass for the device's
+            if not (on_gpu and locks):
+                raise
+            locks = False
+            return room(tensor)
 
     def copy(tensor: torch.Tensor) -> torch.Tensor:
         which = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
         if which not in copies:
-            on_gpu = tensor.device.type == "cuda"
-            devices.update({tensor.device} if on_gpu else ())
-            host = torch.empty_like(tensor, device="cpu", pin_memory=on_gpu, requires_grad=False)
-            copies[which] = host.copy_(tensor.detach(), non_blocking=True)
+            devices.update({tensor.device} if tensor.device.type == "cuda" else ())
+            copies[which] = room(tensor).copy_(tensor.detach(), non_blocking=True)
         return copies[which]
 
     copied: Content = map_tensors(copy, content)

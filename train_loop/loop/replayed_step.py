@@ -130,6 +130,7 @@ def _why_not(run: Run) -> str:
         "a step has several micro-batches": run.split.accumulation_steps > 1,
         "fp16 reads its scale in each step": run.scaler.is_enabled(),
         "the schedule moves the momentum": moves is not None,
+        "activation checkpointing reads the generator's state in a step": config.model.activation_checkpointing,
         f"a replay would leave out the Python code of {code}": bool(code),
         f"it needs torch {LEAST_TORCH}": torch.__version__ < LEAST_TORCH,
     }

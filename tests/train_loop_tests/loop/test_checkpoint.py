@@ -5,6 +5,7 @@ import functools
 import os
 import signal
 import threading
+import types
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -175,6 +176,29 @@ def test_an_error_of_the_thread_ends_the_run(built, monkeypatch, tmp_path, every
         run(CONFIG, reporter := ListReporter(), tmp_path, every_s)
     assert saves == [2] and len(reporter.records) <= 1
     assert number_of(tmp_path) is not None
+
+
+class OnGpu(torch.Tensor):
+    """Says that it is on a GPU."""
+
+    device = property(lambda self: torch.device("cuda", 0))  # type: ignore[assignment]
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+
+def test_without_memory_that_can_be_locked_a_copy_is_made_in_other_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CUDA calls that "out of memory" too. torch without a GPU locks none."""
+    waited = []
+    stream = types.SimpleNamespace(synchronize=lambda: waited.append(True))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    weights = [torch.arange(3.0).as_subclass(OnGpu), torch.ones(2).as_subclass(OnGpu)]
+    content = {key: {} for key in KEYS} | {"model": dict(enumerate(weights))}
+    folder = CheckpointFolder(tmp_path, 60.0)
+    folder.save_behind(content)
+    found = folder.load()
+    assert waited and found is not None
+    assert [one.tolist() for one in found["model"].values()] == [[0.0, 1.0, 2.0], [1.0, 1.0]]
 
 
 def test_an_error_of_the_thread_does_not_hide_what_ends_the_run(monkeypatch, tmp_path, caplog):

@@ -331,6 +331,10 @@ def test_a_recording_has_room_for_a_second_step_and_the_comparison(
     [
         ({}, "it needs a GPU"),
         ({"seed": 1}, "it needs torch 99"),
+        (
+            {"model.activation_checkpointing": True},
+            "activation checkpointing reads the generator's state in a step",
+        ),
         ({"batch.micro_size": 8}, "a step has several micro-batches"),
         ({"schedule.name": "onecycle", "schedule.max_momentum": 0.95}, "the schedule moves the momentum"),
         (
