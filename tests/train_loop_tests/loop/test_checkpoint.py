@@ -181,8 +181,8 @@ def test_an_error_of_the_thread_ends_the_run(built, monkeypatch, tmp_path, every
 class OnGpu(torch.Tensor):
     """Says that it is on a GPU."""
 
-    device = property(lambda self: torch.device("cuda", 0))  # type: ignore[assignment]
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    device = property(lambda self: torch.device("cuda", 0))
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
 
 def test_without_memory_that_can_be_locked_a_copy_is_made_in_other_memory(
@@ -193,7 +193,7 @@ def test_without_memory_that_can_be_locked_a_copy_is_made_in_other_memory(
     stream = types.SimpleNamespace(synchronize=lambda: waited.append(True))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
     weights = [torch.arange(3.0).as_subclass(OnGpu), torch.ones(2).as_subclass(OnGpu)]
-    content = {key: {} for key in KEYS} | {"model": dict(enumerate(weights))}
+    content: dict[str, Any] = {key: {} for key in KEYS} | {"model": dict(enumerate(weights))}
     folder = CheckpointFolder(tmp_path, 60.0)
     folder.save_behind(content)
     found = folder.load()
