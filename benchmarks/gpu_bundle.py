@@ -8,6 +8,8 @@ nvml and timm, for x86-64 Linux. It leaves out what the machine has (--have), an
 
     tar xf FILE.tar.xz && cd bigbatch_gpu && PYTHONPATH=$PWD/packages python benchmarks/gpu.py
 
+CIFAR-10 is not in it: bring a file of it too, for ``--cifar10`` of gpu.py. Packing takes minutes.
+
 pip chooses the versions. In place of what the machine has, it finds a stand-in: a wheel of that version that holds
 nothing and requires nothing. pip judges conditions such as ``python_version < "3.12"`` by the Python that runs it:
 where a package is missing there, call this script with that Python. Needs the standard library, pip and git.
@@ -48,6 +50,7 @@ PRUNED = {
     "*.dist-info/sboms": "lists of parts",
     "**/__pycache__": "made anew where it is needed",
     "**/*.exe": "programs of Windows",
+    "cryptography": "certificates, for sign-ins and --tls",
     "hf_xet": "downloads of models",
     "pyarrow/include": "headers",
     "pyarrow/src": "headers",
