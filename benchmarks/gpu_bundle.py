@@ -93,8 +93,8 @@ def versions(have: Sequence[str]) -> dict[str, str]:
         try:
             found[name] = version or importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            raise SystemExit(
-                f"error: --have takes NAME==VERSION, or a NAME that is installed here; got {word}. Write its version."
+            raise ValueError(
+                f"--have takes NAME==VERSION, or a NAME that is installed here; got {word}. Write its version."
             ) from None
     return found
 
@@ -111,7 +111,7 @@ def write_stand_in(folder: Path, name: str, version: str) -> str:
 
 
 def install(wanted: Sequence[str], have: dict[str, str], python: str, packages: Path) -> None:
-    """Install wheels for ``python`` on x86-64 Linux into a folder. Raises SystemExit where pip fails."""
+    """Install wheels for ``python`` on x86-64 Linux into a folder. Raises ValueError where pip fails."""
     with tempfile.TemporaryDirectory() as name:
         stand_ins = Path(name)
         constraints = stand_ins / "constraints.txt"
@@ -122,7 +122,7 @@ def install(wanted: Sequence[str], have: dict[str, str], python: str, packages: 
         words += [word for kind in kinds for word in ("--platform", kind)]
         words += ["--find-links", name, "--constraint", str(constraints), *wanted]
         if subprocess.run(words).returncode:
-            raise SystemExit("error: pip must find every package as a wheel; it has failed. Its message stands above.")
+            raise ValueError("pip must find every package as a wheel; it has failed. Its message stands above.")
     for path in packages.glob(f"*+{STAND_IN}.dist-info"):
         shutil.rmtree(path)
 
@@ -181,13 +181,13 @@ def sizes(folder: Path) -> dict[str, int]:
 
 
 def refuse_large(output: Path, packages: Path, most: int = MOST_BYTES) -> None:
-    """Remove a file of more than ``most`` bytes, and raise SystemExit with the packages that are largest."""
+    """Remove a file of more than ``most`` bytes, and raise ValueError with the packages that are largest."""
     size = output.stat().st_size
     if size > most:
         output.unlink()
         largest = ", ".join(f"{name} {count / 1e6:.1f}" for name, count in list(sizes(packages).items())[:8])
-        raise SystemExit(
-            f"error: the bundle must be at most {most / 1e6:g} MB; got {size / 1e6:.1f} MB. Name in --have what the "
+        raise ValueError(
+            f"the bundle must be at most {most / 1e6:g} MB; got {size / 1e6:.1f} MB. Name in --have what the "
             f"machine has; the largest packages, in MB before packing: {largest}."
         )
 
@@ -196,9 +196,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     here = f"{sys.version_info.major}.{sys.version_info.minor}"
     parser.add_argument("--python", default=here, metavar="X.Y", help=f"of that machine (default: {here}, as here)")
-    parser.add_argument("--have", nargs="+", default=HAVE, metavar="NAME[==VERSION]", help="packages that it has")
+    parser.add_argument(
+        "--have", nargs="+", default=HAVE, metavar="NAME[==VERSION]", help=f"it has (default: {' '.join(HAVE)})"
+    )
     parser.add_argument("--output", type=Path, default=Path(f"{NAME}.tar.xz"))
     o = parser.parse_args(argv)
+    try:
+        make(o)
+    except ValueError as error:
+        parser.exit(2, f"error: {error}\n")
+
+
+def make(o: argparse.Namespace) -> None:
     if subprocess.run(["git", "status", "--porcelain"], cwd=ROOT, capture_output=True, text=True).stdout:
         print("The last commit is packed; changes that are not committed are left out.")
     have = versions(o.have)

@@ -1,6 +1,7 @@
 """benchmarks/gpu_bundle.py: what goes into the file, what stays out, and when it is refused. Nothing is downloaded."""
 
 import subprocess
+import sys
 import tarfile
 import zipfile
 from pathlib import Path
@@ -57,7 +58,7 @@ def test_a_large_file_is_refused_with_the_largest_packages_and_removed(tmp_path:
         (packages / name).write_bytes(b"x" * size)
     output.write_bytes(b"x" * 1_500_000)
     bundle.refuse_large(output, packages, most=1_500_000)
-    with pytest.raises(SystemExit) as refused:
+    with pytest.raises(ValueError, match="at most") as refused:
         bundle.refuse_large(output, packages, most=1_000_000)
     message = str(refused.value)
     assert "at most 1 MB; got 1.5 MB" in message and "--have" in message and "\n" not in message
@@ -73,15 +74,17 @@ def test_pip_takes_a_stand_in_for_what_the_machine_has_and_nothing_of_it_is_pack
     have = {"torch": "2.11.0+cu130", "scikit-learn": "1.6"}
     bundle.install(["trains"], have, "3.12", tmp_path / "packages")
     assert {path.split("/")[0] for path in files(tmp_path / "packages")} == {"trains.py", "trains-1.0.dist-info"}
-    with pytest.raises(SystemExit, match="pip must find every package"):
+    with pytest.raises(ValueError, match="pip must find every package"):
         bundle.install(["trains"], {**have, "torch": "2.7"}, "3.12", tmp_path / "refused")
 
 
 def test_versions_are_given_or_those_that_are_installed() -> None:
     found = bundle.versions(["torch==2.11.0", "pytest"])
     assert found == {"torch": "2.11.0", "pytest": pytest.__version__}
-    with pytest.raises(SystemExit, match="got nothing-of-that-name. Write its version"):
-        bundle.versions(["nothing-of-that-name"])
+    script = [sys.executable, bundle.__file__, "--have", "torch", "nothing-of-that-name"]
+    done = subprocess.run(script, capture_output=True, text=True)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    assert "or a NAME that is installed here; got nothing-of-that-name. Write its version." in done.stderr
 
 
 def test_what_is_required_is_what_pyproject_says_with_some_extras() -> None:
