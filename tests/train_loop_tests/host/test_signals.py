@@ -21,6 +21,7 @@ TAKES_SIGNALS = {
     "cluster/node/node_process.py",  # a node ends when its job says so
     "train_loop/data/loading/ring.py",  # loader processes leave signals to the trainer
     "train_loop/host/signals.py",
+    "train_loop/launch/ray_worker.py",  # what a user's code forks ends by SIGTERM
 }
 """Files that install a handler."""
 
