@@ -80,7 +80,7 @@ class Arms:
 
 
 def measure(o: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    config = configuration(o, folder)
+    config = configuration(o, folder, "on" if o.compile else "off")
     run = set_up(config, ListReporter(), CheckpointFolder(None, 0.0), torch.device(o.device))
     try:
         batch = next(iter(run.source.train_batches(0, 0, run.split, 0)))
