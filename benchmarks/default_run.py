@@ -24,6 +24,7 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
+from optimizer_step import spread
 from store import store
 from terminal_picture import COMMAND, record, take
 
@@ -80,14 +81,8 @@ def beyond(trials: list[dict[str, Any]], epochs: list[dict[str, Any]]) -> dict[s
     rest = [(t["ended_at"] - t["started_at"]).total_seconds() - sum(took_s[t["trial"]]) for t in whole]
     several = [took_s[t["trial"]] for t in whole if len(took_s[t["trial"]]) > 1]
     first = [one[0] - statistics.median(one[1:]) for one in several]
-    return {"beyond_epochs_s": spread(rest), "first_epoch_more_s": spread(first)}
-
-
-def spread(values: list[float]) -> dict[str, Any] | None:
-    if len(values) < 2:
-        return None
-    low, middle, high = statistics.quantiles(values, n=4)
-    return {"median": middle, "q1": low, "q3": high, "values": values}
+    found = {"beyond_epochs_s": rest, "first_epoch_more_s": first}
+    return {name: {**spread(values), "values": values} if len(values) > 1 else None for name, values in found.items()}
 
 
 def main() -> None:

@@ -80,7 +80,7 @@ class Arms:
 
 
 def measure(o: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    config = configuration(o, folder, "on" if o.compile else "off")
+    config = configuration(o, folder, "off")
     run = set_up(config, ListReporter(), CheckpointFolder(None, 0.0), torch.device(o.device))
     try:
         batch = next(iter(run.source.train_batches(0, 0, run.split, 0)))
@@ -120,7 +120,6 @@ def main() -> None:
     add("--batch", type=int, default=16)
     add("--precision", choices=("off", "bf16"), default="off")
     add("--channels-last", action=switch, default=True)
-    add("--compile", action=switch, default=False)
     add("--loader-workers", type=int, default=1)
     add("--images", help="an image folder (default: generated)")
     add("--generate", type=int, default=64, help="images to generate for each part")

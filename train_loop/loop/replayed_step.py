@@ -18,7 +18,6 @@ import platform
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
 
 import torch
 
@@ -45,27 +44,17 @@ Step = Callable[[], torch.Tensor]
 """Takes a step with the batch in the static tensors. Returns its loss ``[]``, detached."""
 
 
-class Recorder(Protocol):
-    """Makes a replay of a step."""
-
-    def waits(self, step: Step) -> tuple[torch.Tensor, bool]:
-        """Take a step. Returns its loss, and whether the host has waited for the device in it."""
-
-    def lacks_room(self) -> str:
-        """Why the device has no memory for what a replay keeps; empty where it has."""
-
-    def record(self, step: Step) -> tuple[Callable[[], None], torch.Tensor]:
-        """Record a step without taking it. Returns its replay, and the tensor in which each replay leaves its loss."""
-
-
 class CudaGraphs:
-    """Records steps of a GPU."""
+    """Makes replays of a GPU's steps."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
     def waits(self, step: Step) -> tuple[torch.Tensor, bool]:
-        """As ``Recorder``. A try to record a step in which the host waits would spoil torch's generator."""
+        """Take a step. Returns its loss, and whether the host has waited for the device in it.
+
+        A try to record such a step would spoil torch's generator.
+        """
         before = torch.cuda.get_sync_debug_mode()
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
@@ -77,8 +66,11 @@ class CudaGraphs:
         return loss, any("called a synchronizing" in str(one.message) for one in said)
 
     def lacks_room(self) -> str:
-        """As ``Recorder``. A graph has the memory of a step to itself, beside that of steps that are no replays; and
-        the comparison keeps weights and state twice."""
+        """Why the device has no memory for what a replay keeps; empty where it has.
+
+        A graph has the memory of a step to itself, beside that of steps that are no replays; and the comparison keeps
+        weights and state twice.
+        """
         free, total = torch.cuda.mem_get_info(self._device)
         # torch's idle blocks are free, too: a recording begins by giving them back.
         room = min(free + torch.cuda.memory_reserved(self._device), int(total * memory_part(trials_on_gpu())))
@@ -87,7 +79,7 @@ class CudaGraphs:
         return "" if needed <= room else "the device has no memory for a second step beside the first"
 
     def record(self, step: Step) -> tuple[Callable[[], None], torch.Tensor]:
-        """As ``Recorder``."""
+        """Record a step without taking it. Returns its replay, and the tensor in which each replay leaves its loss."""
         graph = torch.cuda.CUDAGraph()
         # The outer block gives the stream back: torch does not where it refuses the end of a recording. Other threads
         # go on meanwhile: one writes a checkpoint, and the backward pass has its own.
@@ -138,11 +130,10 @@ def _why_not(run: Run) -> str:
 
 
 class ReplayedStep:
-    """Takes the steps of a run by replay where it can. ``recorder``: makes the replays."""
+    """Takes the steps of a run by replay where it can."""
 
-    def __init__(self, run: Run, recorder: Recorder) -> None:
+    def __init__(self, run: Run, recorder: CudaGraphs) -> None:
         self._run, self._recorder = run, recorder
-        self._refused = False
         self._shapes: object = None
         self._epoch = -1
         self._seen = 0
@@ -153,7 +144,7 @@ class ReplayedStep:
 
     def _refuse(self, reason: str) -> None:
         """Take no step from now on, and say why."""
-        self._refused, self._recorded, self._static = True, None, []
+        self._run.replay = None
         _say(self._run, reason)
 
     def take(self, batch: Sequence[Nested], rate: float) -> torch.Tensor | None:
@@ -163,8 +154,6 @@ class ReplayedStep:
             batch: the network's input, the targets of the loss, and the labels that are not mixed, on the device.
             rate: learning rate.
         """
-        if self._refused:
-            return None
         tensors = [one for one in batch if isinstance(one, torch.Tensor)]
         if len(tensors) < len(batch):
             self._refuse("images and labels must be a tensor each")
@@ -198,20 +187,21 @@ class ReplayedStep:
         """Take a step as it is to be recorded: with the batch and the rates on the device. Then record it."""
         self._static = [one.clone() for one in tensors]
         _count_on_device(self._run.optimizer)
-        set_learning_rate(self._run.optimizer, rate)
         self._fill_rates(rate)
         with self._rates_on_device():
             loss, waited = self._recorder.waits(self._step)
-        if reason := "the host waits for the device in a step" if waited else self._recorder.lacks_room():
-            self._refuse(reason)
-            return loss
+            if reason := "the host waits for the device in a step" if waited else self._recorder.lacks_room():
+                self._refuse(reason)
+            else:
+                self._record()
+        return loss
+
+    def _record(self) -> None:
         try:
-            with self._rates_on_device():
-                self._recorded = self._recorder.record(self._step)
+            self._recorded = self._recorder.record(self._step)
         except Exception as error:  # its class differs between what CUDA refuses, and between versions of torch
             self._run.optimizer.zero_grad(set_to_none=True)
             self._refuse(f"a step cannot be recorded ({_first_cause(error)})")
-        return loss
 
     @contextmanager
     def _rates_on_device(self) -> Iterator[None]:

@@ -119,15 +119,12 @@ class TrainStep:
         ranks agree.
         """
         with self.phase("optimizer"):
-            return self._update(rate, number)
-
-    def _update(self, rate: float, number: int) -> bool:
-        set_learning_rate(self.optimizer, rate)
-        taken = self.clip_and_step()
-        if taken and self.average:
-            self.average.update(number)
-        self.optimizer.zero_grad(set_to_none=True)
-        return taken
+            set_learning_rate(self.optimizer, rate)
+            taken = self.clip_and_step()
+            if taken and self.average:
+                self.average.update(number)
+            self.optimizer.zero_grad(set_to_none=True)
+            return taken
 
     def clip_and_step(self) -> bool:
         """Step with the gradients at the rate that the optimizer has. Returns as ``update``."""

@@ -66,7 +66,7 @@ class Reads(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-class Recorder:
+class Recorder(CudaGraphs):
     """Stands for ``CudaGraphs``. ``spoil``: what a wrong replay does."""
 
     def __init__(self, spoil: Callable[[Run], None] = lambda run: None) -> None:
@@ -270,14 +270,14 @@ def test_another_shape_is_recorded_anew(monkeypatch: pytest.MonkeyPatch) -> None
 def steps_of(recorder: Recorder, steps: Sequence[tuple[int, int, float]]) -> tuple[Run, list[bool]]:
     """A run after steps of (epoch, images, factor of the images); and which of them were taken for the caller."""
     run = set_up(ONE, Heard(), CheckpointFolder(None, 0.0), torch.device("cpu"))
-    recorder.run, take = run, ReplayedStep(run, recorder).take
+    recorder.run, run.replay = run, ReplayedStep(run, recorder).take
     images, labels = TinySource().train
     taken = []
     for epoch, size, factor in steps:
         run.progress.epoch = epoch
         seed_batch(run, 0, 0)
         batch = images[:size] * factor, labels[:size], labels[:size]
-        taken.append(take(batch, 0.1) is not None)
+        taken.append(run.replay is not None and run.replay(batch, 0.1) is not None)
         if not taken[-1]:
             run.sums.add(*run.step.gradients(*batch[:2], 1, last=True), labels[:size])
             run.step.update(0.1, 1)
