@@ -234,17 +234,24 @@ class ReplayedStep:
         changed = [one.detach() for one in (*weights, *run.model.buffers(), *state, run.sums.values)]
         before = [one.clone() for one in changed]
         self._replay(rate)
-        replayed = [one.clone() for one in changed[: len(weights)]]
+        replayed = [one.clone() for one in changed]
         for one, old in zip(changed, before, strict=True):
             one.copy_(old)
         seed_batch(run, run.progress.step, 0)
         set_learning_rate(run.optimizer, rate)
         loss = self._step()
-        way, apart = (_distance(weights, others) for others in (before[: len(weights)], replayed))
+        way, apart = (_distance(weights, others[: len(weights)]) for others in (before, replayed))
         if not math.isfinite(way):  # the loss soon says so
             return loss
         self._is_right = way > 0  # at a rate of 0 they always agree
-        if not apart <= ALIKE * way:  # also where it is NaN
+        # A small tensor's way is lost in that of all together.
+        left = sum(
+            torch.equal(other, old) and not torch.equal(one, old)
+            for one, old, other in zip(changed, before, replayed, strict=True)
+        )
+        if left:
+            self._refuse(f"a replay left {left} of {len(changed)} tensors as they were that the step changes")
+        elif not apart <= ALIKE * way:  # also where it is NaN
             self._refuse(f"a replay ended {apart:.2g} away from the step itself, which went {way:.2g}")
         return loss
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -67,9 +68,9 @@ class Reads(TorchDispatchMode):
 
 
 class Recorder(CudaGraphs):
-    """Stands for ``CudaGraphs``. ``spoil``: what a wrong replay does."""
+    """Stands for ``CudaGraphs``. ``spoil``: around a replay, what makes it a wrong one."""
 
-    def __init__(self, spoil: Callable[[Run], None] = lambda run: None) -> None:
+    def __init__(self, spoil: Callable[[Run], AbstractContextManager[None]] = nullcontext) -> None:
         self.run: Run
         self.replays = 0
         self._spoil = spoil
@@ -93,8 +94,8 @@ class Recorder(CudaGraphs):
 
         def replay() -> None:
             self.replays += 1
-            operations.replay()
-            self._spoil(self.run)
+            with self._spoil(self.run):
+                operations.replay()
 
         return replay, loss
 
@@ -182,18 +183,32 @@ def test_half_precision_is_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_alike(replayed, plain)
 
 
-def scaled(run: Run) -> None:
+@contextmanager
+def scales_weights(run: Run) -> Iterator[None]:
+    yield
     with torch.no_grad():
         next(run.model.parameters()).mul_(1.5)
 
 
-def test_a_replay_that_differs_ends_them(monkeypatch: pytest.MonkeyPatch) -> None:
+@contextmanager
+def misses_a_bias(run: Run) -> Iterator[None]:
+    """One of a few numbers: the way of all weights together hardly shows it."""
+    last = list(run.model.parameters())[-1].detach()
+    before = last.clone()
+    yield
+    last.copy_(before)
+
+
+@pytest.mark.parametrize(("spoil", "why"), [(scales_weights, "ended "), (misses_a_bias, "left 1 of ")])
+def test_a_replay_that_differs_ends_them(
+    spoil: Callable[[Run], AbstractContextManager[None]], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     install(monkeypatch.setattr)
-    recorder = Recorder(scaled)
+    recorder = Recorder(spoil)
     replayed, plain = trained(ONE, monkeypatch, recorder), trained(ONE, monkeypatch, None)
     assert recorder.replays == 1
     (note,) = replayed[1].notes
-    assert "model.compile=auto changes nothing: a replay ended " in note
+    assert f"model.compile=auto changes nothing: a replay {why}" in note
     assert_alike(replayed, plain)
 
 
