@@ -16,7 +16,9 @@ import importlib
 import inspect
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,6 +114,10 @@ PROCESS_GROUPS = PrivateUse(
     ("ray._private.services:ConsolePopen",),
     "Ctrl-C in a terminal also reaches Ray's processes, and may end trials before they have saved",
 )
+DASHBOARD = PrivateUse(
+    ("ray._private.node:Node.start_api_server", "ray._private.node:Node.webui_url"),
+    "a private Ray starts some seconds later",
+)
 OWN_PATH = PrivateUse(
     ("ray.job_config:JobConfig._runtime_env_has_working_dir",),
     "workers look for modules in the current folder first: keep no torch.py and the like there",
@@ -121,7 +127,7 @@ VARIABLES = PrivateUse(
     ("ray._raylet:Config.initialize", "ray._raylet:AuthenticationTokenLoader.instance"),
     "a process that has imported Ray before cannot start a cluster with a token: import Ray within functions",
 )
-FOR_TRAINING = (PREEMPTION, PROCESS_GROUPS, OWN_PATH, VARIABLES)
+FOR_TRAINING = (PREEMPTION, PROCESS_GROUPS, DASHBOARD, OWN_PATH, VARIABLES)
 FOR_SEARCHES = (
     *FOR_TRAINING, INLINE_CONTROLLER, KEPT_WORKERS, TUNE_START, MEMORY_KILLS, STAGED_TRIALS, SESSION, HEAD,
 )  # fmt: skip
@@ -258,6 +264,31 @@ def own_process_groups(forks: str = "") -> Iterator[None]:
         yield
     finally:
         services.ConsolePopen = popen
+
+
+@contextlib.contextmanager
+def dashboard_beside() -> Iterator[Future[str] | None]:
+    """Within the block, Ray starts its dashboard beside the node's other processes; by itself it starts them when the
+    dashboard answers. Yields its coming address, or the error of its start; None: Ray waits, and has the address."""
+    if not has(DASHBOARD):
+        yield None
+        return
+    from ray._private.node import Node
+
+    start, address = Node.start_api_server, Future[str]()
+
+    def begin(node: Any, how: dict[str, Any]) -> None:
+        try:
+            start(node, **how)
+            address.set_result(node.webui_url)
+        except Exception as error:
+            address.set_exception(error)
+
+    Node.start_api_server = lambda node, **how: threading.Thread(target=begin, args=(node, how), daemon=True).start()
+    try:
+        yield address
+    finally:
+        Node.start_api_server = start
 
 
 def own_path_only() -> object:

@@ -33,6 +33,7 @@ from bigbatch.train_loop.host.disk_space import FULL, LogFile, describe_full_dis
 from bigbatch.train_loop.launch.ray_internals import (
     POLL_INTERVAL,
     PROCESS_GROUPS,
+    dashboard_beside,
     has,
     own_path_only,
     own_process_groups,
@@ -193,7 +194,7 @@ class LocalRay:
         import ray
 
         send_ray_logs_to(self._log_file)
-        with own_process_groups(self._fork_server()):
+        with own_process_groups(self._fork_server()), dashboard_beside() as dashboard:
             context = ray.init(
                 address="local",
                 num_cpus=self._cpus,
@@ -213,7 +214,8 @@ class LocalRay:
         if started != address:
             raise RuntimeError(f"Ray listens on {started} instead of {address}")
         _log.info("Ray has started; its log is %s, its files are in %s", self._log_file, self.folder)
-        return RayConnection(address, f"http://{context.dashboard_url}", str(token), local=True)
+        url = context.dashboard_url if dashboard is None else dashboard.result()
+        return RayConnection(address, f"http://{url}", str(token), local=True)
 
     def _fork_server(self) -> str:
         """The socket of the server that starts this cluster's processes for work; empty if Ray starts them itself."""

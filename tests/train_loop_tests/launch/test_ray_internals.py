@@ -2,6 +2,7 @@
 
 import importlib
 import re
+import threading
 import tomllib
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -96,8 +97,30 @@ def test_without_them_ray_behaves_as_ray_does() -> None:
     assert internals.is_preempted() is False
     assert internals.head_client("127.0.0.1:1") is None
     internals.finish_session(1.0)  # outside of a trial there is no session: it must not ask for one
-    with internals.own_process_groups("forks"), internals.quick_start_of_trials():
-        pass
+    with internals.own_process_groups("forks"), internals.quick_start_of_trials(), internals.dashboard_beside() as url:
+        assert url is None
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError("no free port")])
+def test_the_node_starts_while_the_dashboard_does_and_its_error_is_told(error, monkeypatch) -> None:
+    from ray._private.node import Node
+
+    node_starts = threading.Event()
+
+    def start(node: Any, *, include_dashboard: bool, raise_on_failure: bool) -> None:
+        assert node_starts.wait(60)
+        if error:
+            raise error
+
+    monkeypatch.setattr(Node, "start_api_server", start)
+    with internals.dashboard_beside() as url:
+        node: Any = SimpleNamespace(webui_url="127.0.0.1:8265", start_api_server=Node.start_api_server)
+        node.start_api_server(node, include_dashboard=True, raise_on_failure=True)
+        assert url is not None and not url.done()
+        node_starts.set()
+    assert Node.start_api_server is start
+    assert url.exception(60) is error
+    assert error or url.result() == "127.0.0.1:8265"
 
 
 @pytest.mark.usefixtures("without_names")
