@@ -70,7 +70,7 @@ class Reads(TorchDispatchMode):
 class Recorder(CudaGraphs):
     """Stands for ``CudaGraphs``. ``spoil``: around a replay, what makes it a wrong one."""
 
-    def __init__(self, spoil: Callable[[Run], AbstractContextManager[None]] = nullcontext) -> None:
+    def __init__(self, spoil: Callable[[Run], AbstractContextManager[None]] = lambda run: nullcontext()) -> None:
         self.run: Run
         self.replays = 0
         self._spoil = spoil
