@@ -25,7 +25,12 @@ if TYPE_CHECKING:
 ANSWER_S = 30.0
 """How long a process waits for the libraries. A raylet waits for 60 s until a process has come."""
 READY, COPIED = b"ready", b"copied"
-LIBRARIES = ("pandas", "pyarrow", "torchvision", "bigbatch.train_loop.loop.train")
+OF_RAY = (
+    "click", "filelock", "fsspec", "google.protobuf.descriptor_pb2", "jsonschema", "psutil", "pyarrow.dataset", "pydantic",
+    "requests", "rich.live", "yaml",
+)  # fmt: skip
+"""What Ray itself needs."""
+LIBRARIES = (*OF_RAY, "pandas", "torchvision", "bigbatch.train_loop.loop.train")
 """What a search's processes need, and Ray: all that takes long to load, but for Ray itself. No trial can do without the
 last."""
 FAILED = ".failed"
