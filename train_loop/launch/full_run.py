@@ -130,7 +130,7 @@ def _fit_on_own_ray(
         signals.take()  # starting Ray has replaced the handler for SIGTERM
         (output / RECORDS_FILE).unlink(missing_ok=True)  # a resumed run sends the checkpoint's records again
         storage = Path(connection.token_path or output).parent / "train"
-        print(f"Ray dashboard: {connection.dashboard_url} (token in {connection.token_path})", flush=True)
+        connection.tell_dashboard(partial(print, flush=True))
         if note := note_of_missing((*FOR_TRAINING, INLINE_CONTROLLER)):
             print(note, flush=True)
         leave_images(scan, storage)

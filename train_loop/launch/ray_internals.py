@@ -18,7 +18,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,8 @@ from bigbatch.base import fork_server
 from bigbatch.train_loop.config import ConfigError
 
 SWITCH = "BIGBATCH_RAY_INTERNALS"
+DASHBOARD_FILE, DASHBOARD_NICENESS = "dashboard.py", 15
+"""Ray gives its processes for work as much."""
 TESTED = "2.60"
 """The Ray with which all of this was tested, as in ``pyproject.toml``."""
 
@@ -254,10 +256,13 @@ def own_process_groups(forks: str = "") -> Iterator[None]:
 
     popen = services.ConsolePopen
 
-    def start(command: list[str], *args: object, **more: object) -> object:
+    def start(command: list[str], *args: object, **more: object) -> Any:
         if forks:
             command = fork_server.instead_of_python(command, forks)
-        return popen(command, *args, **more, process_group=0)
+        process = popen(command, *args, **more, process_group=0)
+        if DASHBOARD_FILE in map(os.path.basename, command):  # the first trials start at the same time
+            os.setpriority(os.PRIO_PROCESS, process.pid, os.getpriority(os.PRIO_PROCESS, 0) + DASHBOARD_NICENESS)
+        return process
 
     services.ConsolePopen = start
     try:
@@ -268,8 +273,11 @@ def own_process_groups(forks: str = "") -> Iterator[None]:
 
 @contextlib.contextmanager
 def dashboard_beside() -> Iterator[Future[str] | None]:
-    """Within the block, Ray starts its dashboard beside the node's other processes; by itself it starts them when the
-    dashboard answers. Yields its coming address, or the error of its start; None: Ray waits, and has the address."""
+    """Within the block, Ray does not wait for its dashboard, which takes seconds, before it starts the node.
+
+    Yields the dashboard's address to come, or the error of its start; None: Ray waits, and has the address.
+    ``await_dashboard`` is to come before Ray's end.
+    """
     if not has(DASHBOARD):
         yield None
         return
@@ -284,11 +292,22 @@ def dashboard_beside() -> Iterator[Future[str] | None]:
         except Exception as error:
             address.set_exception(error)
 
-    Node.start_api_server = lambda node, **how: threading.Thread(target=begin, args=(node, how), daemon=True).start()
+    def begin_beside(node: Any, **how: Any) -> None:
+        address.set_running_or_notify_cancel()
+        threading.Thread(target=begin, args=(node, how), daemon=True, name="dashboard").start()
+
+    Node.start_api_server = begin_beside
     try:
         yield address
     finally:
         Node.start_api_server = start
+
+
+def await_dashboard(address: Future[str] | None) -> None:
+    """Wait until it answers or has failed. The thread that waits for it asks Ray's head: where that is gone for a
+    minute, Ray's core would end this process."""
+    if address is not None and not address.cancel():  # a start that failed before has none
+        wait([address])
 
 
 def own_path_only() -> object:

@@ -17,7 +17,8 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -33,6 +34,7 @@ from bigbatch.train_loop.host.disk_space import FULL, LogFile, describe_full_dis
 from bigbatch.train_loop.launch.ray_internals import (
     POLL_INTERVAL,
     PROCESS_GROUPS,
+    await_dashboard,
     dashboard_beside,
     has,
     own_path_only,
@@ -84,9 +86,24 @@ class RayConnection:
     """A cluster that can be used."""
 
     address: str
-    dashboard_url: str
+    dashboard: Future[str]
+    """Its address without protocol, when it answers; empty if there is none."""
     token_path: str | None
     local: bool
+
+    def tell_dashboard(self, say: Callable[[str], None]) -> None:
+        """Say where the dashboard is, when it answers: now, or later from a thread."""
+
+        def tell(dashboard: Future[str]) -> None:
+            if dashboard.cancelled():
+                return
+            if error := dashboard.exception():
+                say(f"note: Ray's dashboard did not start: {reason_of(error).rstrip('.')}. Ray works without it.")
+            elif url := dashboard.result():
+                token = f" (token in {self.token_path})" if self.token_path else ""
+                say(f"Ray dashboard: http://{url}{token}")
+
+        self.dashboard.add_done_callback(tell)
 
 
 class LocalRay:
@@ -106,6 +123,7 @@ class LocalRay:
     def __init__(self, cpus: int, gpus: int, log_file: Path, metrics_port: int | None = None) -> None:
         self._cpus, self._gpus, self._log_file, self._metrics_port = cpus, gpus, log_file, metrics_port
         self._server: subprocess.Popen[bytes] | None = None
+        self._dashboard: Future[str] | None = None
         self._saved_env: dict[str, str | None] = {}
         self.folder: Path | None = None
 
@@ -127,6 +145,7 @@ class LocalRay:
     ) -> None:
         import ray
 
+        await_dashboard(self._dashboard)
         ray.shutdown()
         if self._server is not None:
             self._server.kill()
@@ -183,6 +202,7 @@ class LocalRay:
                 return self._init(address, token)
             except Exception as error:  # another program took the port; Ray also raises bare Exceptions
                 last = reason_of(error)
+                await_dashboard(self._dashboard)
                 ray.shutdown()
         kept = self._log_file.with_name("ray-start")
         logs = self.folder / "r" / "session_latest" / "logs"
@@ -194,7 +214,7 @@ class LocalRay:
         import ray
 
         send_ray_logs_to(self._log_file)
-        with own_process_groups(self._fork_server()), dashboard_beside() as dashboard:
+        with own_process_groups(self._fork_server()), dashboard_beside() as self._dashboard:
             context = ray.init(
                 address="local",
                 num_cpus=self._cpus,
@@ -214,8 +234,7 @@ class LocalRay:
         if started != address:
             raise RuntimeError(f"Ray listens on {started} instead of {address}")
         _log.info("Ray has started; its log is %s, its files are in %s", self._log_file, self.folder)
-        url = context.dashboard_url if dashboard is None else dashboard.result()
-        return RayConnection(address, f"http://{url}", str(token), local=True)
+        return RayConnection(address, self._dashboard or _known(context.dashboard_url), str(token), local=True)
 
     def _fork_server(self) -> str:
         """The socket of the server that starts this cluster's processes for work; empty if Ray starts them itself."""
@@ -268,10 +287,9 @@ class JoinedRay:
                 "Start one, set RAY_AUTH_TOKEN_PATH to its token, or write --address local."
             ) from None
         send_ray_logs_to(self._log_file)  # again: joining Ray sets its loggers up anew
-        url = context.dashboard_url
         return RayConnection(
             context.address_info["gcs_address"],
-            f"http://{url}" if url else "",
+            _known(context.dashboard_url or ""),
             os.environ.get("RAY_AUTH_TOKEN_PATH"),
             local=False,
         )
@@ -280,6 +298,12 @@ class JoinedRay:
         import ray
 
         ray.shutdown()
+
+
+def _known(url: str) -> Future[str]:
+    known = Future[str]()
+    known.set_result(url)
+    return known
 
 
 def refuse_without_docstrings() -> None:
@@ -291,7 +315,7 @@ def refuse_without_docstrings() -> None:
         )
 
 
-def reason_of(error: Exception) -> str:
+def reason_of(error: BaseException) -> str:
     """An error of Ray in one line: its first one, or the last one where the first only announces lines of a log."""
     first, *others = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     return others[-1] if others and first.endswith(":") else first

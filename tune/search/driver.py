@@ -233,7 +233,8 @@ def _search(
     interrupts.take_again()  # starting Ray has replaced the handler for SIGTERM
     if not connection.local:
         plan = run.plan = _fitted_to_cluster(plan, store, console)
-    _say_dashboard(connection, console)
+    if note := note_of_missing(FOR_SEARCHES):
+        say(console, note)
     run.capacity = _capacity(plan, connection.local, partial(_tell, run, console))
     store.ledger.hold(run.capacity.devices(plan.machine))  # only now are the devices known
     check_rest_lasts(plan, store, run.capacity, time.monotonic() - run.started)
@@ -260,6 +261,7 @@ def _search(
             watch = watch_over(run, store, connection, [lines, display], stop)
             observers += [watch, lines, display, IdleGpus(bridge.say), sharing]
             with interrupts.shown_by(display), watch.running():
+                connection.tell_dashboard(watch.say)
                 _fit(run, store, stop, watch, ray_storage)
 
 
@@ -358,11 +360,3 @@ def _ray_storage(plan: SearchPlan, connection: RayConnection) -> Path:
     if connection.local and connection.token_path:
         return Path(connection.token_path).parent / "tune"
     return plan.folder / ".ray"
-
-
-def _say_dashboard(connection: RayConnection, console: Console) -> None:
-    if note := note_of_missing(FOR_SEARCHES):
-        say(console, note)
-    if connection.dashboard_url:
-        token = f" (token in {connection.token_path})" if connection.token_path else ""
-        say(console, f"Ray dashboard: {connection.dashboard_url}{token}\n")

@@ -317,7 +317,7 @@ class SearchWatch:
         given_up = False
         while not self._over.wait(LOOK_S):
             for line in self.look():
-                self._say(line)
+                self.say(line)
             if self._watchdog.verdict and not given_up:
                 given_up = True
                 self._give_up(self._watchdog.verdict)
@@ -365,7 +365,8 @@ class SearchWatch:
             trial.phase = "waiting"
             self._notes.append(partial(self._bridge.waits, trial.number, asked_at))
 
-    def _say(self, line: str) -> None:
+    def say(self, line: str) -> None:
+        """Show a line that belongs to no trial. Any thread may call this."""
         for teller in self._tellers:
             with suppress(Exception):  # the reader may be gone
                 teller.search_said(line)

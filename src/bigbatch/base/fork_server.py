@@ -26,8 +26,8 @@ ANSWER_S = 30.0
 """How long a process waits for the libraries. A raylet waits for 60 s until a process has come."""
 READY, COPIED = b"ready", b"copied"
 OF_RAY = (
-    "click", "filelock", "fsspec", "google.protobuf.descriptor_pb2", "jsonschema", "psutil", "pyarrow.dataset", "pydantic",
-    "requests", "rich.live", "yaml",
+    "click", "filelock", "fsspec", "google.protobuf.descriptor_pb2", "jsonschema", "psutil", "pyarrow.dataset",
+    "pydantic", "requests", "rich.live", "yaml",
 )  # fmt: skip
 """What Ray itself needs."""
 LIBRARIES = (*OF_RAY, "pandas", "torchvision", "bigbatch.train_loop.loop.train")
