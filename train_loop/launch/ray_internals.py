@@ -18,7 +18,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, wait
+from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,8 +26,8 @@ from bigbatch.base import fork_server
 from bigbatch.train_loop.config import ConfigError
 
 SWITCH = "BIGBATCH_RAY_INTERNALS"
-DASHBOARD_FILE, DASHBOARD_NICENESS = "dashboard.py", 15
-"""Ray gives its processes for work as much."""
+DASHBOARD_FILE, DASHBOARD_NICENESS = "dashboard.py", 10
+"""Ray gives its processes for work 15."""
 TESTED = "2.60"
 """The Ray with which all of this was tested, as in ``pyproject.toml``."""
 
@@ -271,43 +271,52 @@ def own_process_groups(forks: str = "") -> Iterator[None]:
         services.ConsolePopen = popen
 
 
-@contextlib.contextmanager
-def dashboard_beside() -> Iterator[Future[str] | None]:
-    """Within the block, Ray does not wait for its dashboard, which takes seconds, before it starts the node.
+class Dashboard:
+    """Ray's dashboard, which takes seconds to start. Ray itself starts the node when the dashboard answers."""
 
-    Yields the dashboard's address to come, or the error of its start; None: Ray waits, and has the address.
-    ``await_dashboard`` is to come before Ray's end.
-    """
-    if not has(DASHBOARD):
-        yield None
-        return
-    from ray._private.node import Node
+    def __init__(self) -> None:
+        self.address: Future[str] = Future()
+        """Without protocol; empty if there is none. Or the error of its start."""
+        self._waiting: threading.Thread | None = None
 
-    start, address = Node.start_api_server, Future[str]()
+    @contextlib.contextmanager
+    def beside(self) -> Iterator[bool]:
+        """Within the block, Ray starts the node at once, and ``address`` has the dashboard's later. Yields whether."""
+        if not has(DASHBOARD):
+            yield False
+            return
+        from ray._private.node import Node
 
-    def begin(node: Any, how: dict[str, Any]) -> None:
+        start = Node.start_api_server
+
+        def wait(node: Any, how: dict[str, Any]) -> None:
+            with contextlib.suppress(InvalidStateError):  # Ray has ended meanwhile
+                try:
+                    start(node, **how)
+                    self.address.set_result(node.webui_url)
+                except Exception as error:
+                    self.address.set_exception(error)
+
+        def begin(node: Any, **how: Any) -> None:
+            self._waiting = threading.Thread(target=wait, args=(node, how), daemon=True, name="dashboard")
+            self._waiting.start()
+
+        Node.start_api_server = begin
         try:
-            start(node, **how)
-            address.set_result(node.webui_url)
-        except Exception as error:
-            address.set_exception(error)
+            yield True
+        finally:
+            Node.start_api_server = start
 
-    def begin_beside(node: Any, **how: Any) -> None:
-        address.set_running_or_notify_cancel()
-        threading.Thread(target=begin, args=(node, how), daemon=True, name="dashboard").start()
+    def leave(self, end: Callable[[], None]) -> None:
+        """Before Ray ends: ``end()`` the dashboard's process if it does not answer yet, and wait for the thread.
 
-    Node.start_api_server = begin_beside
-    try:
-        yield address
-    finally:
-        Node.start_api_server = start
-
-
-def await_dashboard(address: Future[str] | None) -> None:
-    """Wait until it answers or has failed. The thread that waits for it asks Ray's head: where that is gone for a
-    minute, Ray's core would end this process."""
-    if address is not None and not address.cancel():  # a start that failed before has none
-        wait([address])
+        It asks Ray's head. Where that is gone for a minute, Ray's core would end this process.
+        """
+        if self._waiting is not None and self._waiting.is_alive():
+            with contextlib.suppress(InvalidStateError):
+                self.address.set_result("")
+            end()
+            self._waiting.join()
 
 
 def own_path_only() -> object:

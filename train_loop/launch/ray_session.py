@@ -20,6 +20,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import IO
@@ -32,10 +33,10 @@ from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.errors import RayStartError
 from bigbatch.train_loop.host.disk_space import FULL, LogFile, describe_full_disk, free_bytes, full_errno
 from bigbatch.train_loop.launch.ray_internals import (
+    DASHBOARD_FILE,
     POLL_INTERVAL,
     PROCESS_GROUPS,
-    await_dashboard,
-    dashboard_beside,
+    Dashboard,
     has,
     own_path_only,
     own_process_groups,
@@ -95,8 +96,6 @@ class RayConnection:
         """Say where the dashboard is, when it answers: now, or later from a thread."""
 
         def tell(dashboard: Future[str]) -> None:
-            if dashboard.cancelled():
-                return
             if error := dashboard.exception():
                 say(f"note: Ray's dashboard did not start: {reason_of(error).rstrip('.')}. Ray works without it.")
             elif url := dashboard.result():
@@ -123,7 +122,7 @@ class LocalRay:
     def __init__(self, cpus: int, gpus: int, log_file: Path, metrics_port: int | None = None) -> None:
         self._cpus, self._gpus, self._log_file, self._metrics_port = cpus, gpus, log_file, metrics_port
         self._server: subprocess.Popen[bytes] | None = None
-        self._dashboard: Future[str] | None = None
+        self._dashboard = Dashboard()
         self._saved_env: dict[str, str | None] = {}
         self.folder: Path | None = None
 
@@ -143,10 +142,7 @@ class LocalRay:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        import ray
-
-        await_dashboard(self._dashboard)
-        ray.shutdown()
+        self._shut_down()
         if self._server is not None:
             self._server.kill()
             self._server.communicate()
@@ -202,8 +198,7 @@ class LocalRay:
                 return self._init(address, token)
             except Exception as error:  # another program took the port; Ray also raises bare Exceptions
                 last = reason_of(error)
-                await_dashboard(self._dashboard)
-                ray.shutdown()
+                self._shut_down()
         kept = self._log_file.with_name("ray-start")
         logs = self.folder / "r" / "session_latest" / "logs"
         with contextlib.suppress(OSError):  # there are none, or there is no room for them
@@ -214,7 +209,8 @@ class LocalRay:
         import ray
 
         send_ray_logs_to(self._log_file)
-        with own_process_groups(self._fork_server()), dashboard_beside() as self._dashboard:
+        self._dashboard = Dashboard()
+        with own_process_groups(self._fork_server()), self._dashboard.beside() as comes_later:
             context = ray.init(
                 address="local",
                 num_cpus=self._cpus,
@@ -234,7 +230,16 @@ class LocalRay:
         if started != address:
             raise RuntimeError(f"Ray listens on {started} instead of {address}")
         _log.info("Ray has started; its log is %s, its files are in %s", self._log_file, self.folder)
-        return RayConnection(address, self._dashboard or _known(context.dashboard_url), str(token), local=True)
+        if not comes_later:
+            self._dashboard.address.set_result(context.dashboard_url)
+        return RayConnection(address, self._dashboard.address, str(token), local=True)
+
+    def _shut_down(self) -> None:
+        import ray
+
+        if self.folder is not None:
+            self._dashboard.leave(partial(processes.end_processes_of, self.folder, DASHBOARD_FILE))
+        ray.shutdown()
 
     def _fork_server(self) -> str:
         """The socket of the server that starts this cluster's processes for work; empty if Ray starts them itself."""
@@ -287,9 +292,11 @@ class JoinedRay:
                 "Start one, set RAY_AUTH_TOKEN_PATH to its token, or write --address local."
             ) from None
         send_ray_logs_to(self._log_file)  # again: joining Ray sets its loggers up anew
+        dashboard = Future[str]()
+        dashboard.set_result(context.dashboard_url or "")
         return RayConnection(
             context.address_info["gcs_address"],
-            _known(context.dashboard_url or ""),
+            dashboard,
             os.environ.get("RAY_AUTH_TOKEN_PATH"),
             local=False,
         )
@@ -298,12 +305,6 @@ class JoinedRay:
         import ray
 
         ray.shutdown()
-
-
-def _known(url: str) -> Future[str]:
-    known = Future[str]()
-    known.set_result(url)
-    return known
 
 
 def refuse_without_docstrings() -> None:

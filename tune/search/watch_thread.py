@@ -366,7 +366,9 @@ class SearchWatch:
             self._notes.append(partial(self._bridge.waits, trial.number, asked_at))
 
     def say(self, line: str) -> None:
-        """Show a line that belongs to no trial. Any thread may call this."""
+        """Show a line that belongs to no trial, while trials are shown. Any thread may call this."""
+        if self._over.is_set():
+            return
         for teller in self._tellers:
             with suppress(Exception):  # the reader may be gone
                 teller.search_said(line)

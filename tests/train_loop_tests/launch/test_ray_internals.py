@@ -97,8 +97,10 @@ def test_without_them_ray_behaves_as_ray_does() -> None:
     assert internals.is_preempted() is False
     assert internals.head_client("127.0.0.1:1") is None
     internals.finish_session(1.0)  # outside of a trial there is no session: it must not ask for one
-    with internals.own_process_groups("forks"), internals.quick_start_of_trials(), internals.dashboard_beside() as url:
-        assert url is None
+    with internals.own_process_groups("forks"), internals.quick_start_of_trials():
+        pass
+    with internals.Dashboard().beside() as comes_later:
+        assert not comes_later
 
 
 @pytest.mark.parametrize("error", [None, RuntimeError("no free port")])
@@ -113,14 +115,33 @@ def test_the_node_starts_while_the_dashboard_does_and_its_error_is_told(error, m
             raise error
 
     monkeypatch.setattr(Node, "start_api_server", start)
-    with internals.dashboard_beside() as url:
+    dashboard = internals.Dashboard()
+    with dashboard.beside() as comes_later:
         node: Any = SimpleNamespace(webui_url="127.0.0.1:8265", start_api_server=Node.start_api_server)
         node.start_api_server(node, include_dashboard=True, raise_on_failure=True)
-        assert url is not None and not url.done()
+        assert comes_later and not dashboard.address.done()
         node_starts.set()
     assert Node.start_api_server is start
-    assert url.exception(60) is error
-    assert error or url.result() == "127.0.0.1:8265"
+    assert dashboard.address.exception(60) is error
+    assert error or dashboard.address.result() == "127.0.0.1:8265"
+    dashboard.leave(lambda: pytest.fail("it was there"))
+
+
+def test_ray_may_end_before_its_dashboard_answers(monkeypatch) -> None:
+    from ray._private.node import Node
+
+    ended = threading.Event()
+
+    def start(node: Any) -> None:
+        assert ended.wait(60)
+        raise RuntimeError("the dashboard's process has ended")
+
+    monkeypatch.setattr(Node, "start_api_server", start)
+    dashboard, threads = internals.Dashboard(), threading.active_count()
+    with dashboard.beside():
+        Node.start_api_server(SimpleNamespace())
+    dashboard.leave(ended.set)
+    assert dashboard.address.result() == "" and threading.active_count() == threads
 
 
 @pytest.mark.usefixtures("without_names")
