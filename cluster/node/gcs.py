@@ -11,6 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Protocol
 
 from bigbatch.cluster.node.node_status import RayNode
@@ -54,7 +55,7 @@ def watch() -> int:
             time.sleep(POLL_S)
             continue
         if nodes != last:
-            print(json.dumps([node.to_dict() for node in nodes]), flush=True)
+            print(json.dumps([asdict(node) for node in nodes]), flush=True)
             last = nodes
         time.sleep(POLL_S)
     return 0
