@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bigbatch.cluster import cancel, logs, queue, submit
+from bigbatch import cancel, logs, queue, submit
 from bigbatch.cluster.host.profiles import InputError, find_site
 from bigbatch.cluster.host.slurm_commands import SlurmError
 from bigbatch.cluster.record import job_record
