@@ -6,7 +6,6 @@ key ``name`` is required. Slurm or the user supplies what a profile leaves out; 
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 import os
 import re
@@ -17,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bigbatch.base.command_line import empty_value
+from bigbatch.base.command_line import did_you_mean, empty_value
 from bigbatch.base.root import ROOT
 
 BUILT_IN = ROOT / "cluster" / "sites"
@@ -231,7 +230,7 @@ def find_site(
         return load_site(Path(site).expanduser())
     known = profile_paths(env)
     if site not in known:
-        raise InputError(f"--site must be a profile's name or path; got {site!r}. {_nearest(site, known)}")
+        raise InputError(f"--site must be a profile's name or path; got {site!r}. {did_you_mean(site, known)}")
     return load_site(known[site])
 
 
@@ -337,10 +336,4 @@ def _known(names: Iterable[str], known: Iterable[str], what: str) -> None:
     known = list(known)
     for name in names:
         if name not in known:
-            raise InputError(f"no such {what}; got {name!r}. {_nearest(name, known)}")
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    known = list(known)
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"Did you mean {near[0]!r}?" if near else f"Write one of {', '.join(known)}."
+            raise InputError(f"no such {what}; got {name!r}. {did_you_mean(name, known)}")

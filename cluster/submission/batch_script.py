@@ -5,7 +5,6 @@ Everything is checked before submission: a job that would wait for hours and the
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import logging
 import os
@@ -16,10 +15,11 @@ import sys
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from bigbatch.base import mounts
 from bigbatch.base.atomic_files import write_text
+from bigbatch.base.command_line import did_you_mean
 from bigbatch.base.private_folder import base_folders
 from bigbatch.base.root import ROOT
 from bigbatch.base.waits import MARGIN_S
@@ -38,11 +38,8 @@ from bigbatch.cluster.job import options
 from bigbatch.cluster.job.allocated_nodes import DEVICE_VARIABLES
 from bigbatch.cluster.record import job_record
 from bigbatch.cluster.submission import request_checks, search_check
-from bigbatch.cluster.submission.request_checks import Request, RequestFields
-from bigbatch.cluster.submission.resources import COUNTED_OTHERWISE, JobResources, job_resources, slurm_partitions
-
-if TYPE_CHECKING:
-    from typing import Unpack
+from bigbatch.cluster.submission.request_checks import Request
+from bigbatch.cluster.submission.resources import JobResources, job_resources, slurm_partitions
 
 _log = logging.getLogger(__name__)
 
@@ -55,7 +52,7 @@ def submit(
     dry_run: bool = False,
     check: bool = True,
     env: Mapping[str, str] | None = None,
-    **request_options: Unpack[RequestFields],
+    **request_options: Any,
 ) -> str:
     """Submit a search; returns the job's id (with ``dry_run`` the script that would be submitted).
 
@@ -70,12 +67,9 @@ def submit(
     known = Request.__dataclass_fields__
     for name in request_options:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            raise InputError(
-                f"no such field of Request; got {name!r}." + (f" Did you mean {near[0]!r}?" if near else "")
-            )
+            raise InputError(f"no such field of Request; got {name!r}. {did_you_mean(name, known)}")
     values = {k: os.fspath(v) if isinstance(v, os.PathLike) else v for k, v in request_options.items()}
-    request = Request(arguments=tuple(map(str, arguments)), **values)  # type: ignore[arg-type]
+    request = Request(arguments=tuple(map(str, arguments)), **values)
     return submit_request(request, find_site(site, env), dry_run=dry_run, check=check, env=env)
 
 
@@ -117,7 +111,7 @@ def _check_search(request: Request, needs: JobResources, script: str) -> None:
     cwd = work_folder(request)
     arguments = options.parse_job_options([*request.job_options, *request.arguments]).arguments
     env = _outside_of_jobs(os.environ)
-    if not any(option.startswith(COUNTED_OTHERWISE) for option in request.options):
+    if not request.nodes_may_differ:
         env[PLANNED_NODES] = planned_nodes_text(needs.nodes, needs.cpus_per_node, needs.gpus_per_node)
     note = search_check.check_search(arguments, script, cwd, env)
     if note:
@@ -251,8 +245,8 @@ def _directives(request: Request, site: Site, needs: JobResources, env: Mapping[
     # In --output a % begins a pattern of Slurm's.
     log = str(job_record.records_home(env) / "logs").replace("%", "%%") + "/%j.log"
     requeue = site.requeue and not request.attach_to
-    gpus = [f"{needs.gres}:{needs.gpus_per_node}"] if needs.gpus_per_node and needs.gres else []
-    others = request_checks.resources_beside_gpus(request)  # Slurm uses the last of several --gres
+    gpus = [f"{needs.gres}:{needs.gpus_per_node}"] if needs.gpus_per_node else []
+    others = request_checks.other_resources(request)  # Slurm uses the last of several --gres
     optional = {
         "--partition": needs.partition.name if needs.partition else None,
         "--account": needs.account,
