@@ -36,26 +36,21 @@ def judge_answers(what: str, answers: Sequence[object], expected: int, problem: 
     return [Finding(FAIL, what, f"{len(answers)} of {expected}" + (f": {problem}" if problem else ""), advice)]
 
 
-def judge_nodes(nodes: Sequence[Answer], mark: str, lock_held: bool, in_job: bool) -> list[Finding]:
+def judge_nodes(nodes: Sequence[Answer], mark: str, in_job: bool) -> list[Finding]:
     """Judge the facts of the nodes: one finding for each subject."""
     if not nodes:
         return []
     return [
         judge_python(nodes, in_job),
         _agree("packages", nodes, lambda node: _packages(node["packages"]), "Use one environment on a shared folder."),
-        _agree(
-            "code", nodes, lambda node: f"{(node['commit'] or 'no commit')[:10]}, files {node['code']}",
-            "Run from one checkout on a shared folder.",
-        ),
+        _agree("code", nodes, lambda node: f"files {node['code']}", "Run from one checkout on a shared folder."),
         judge_gpus(nodes),
         judge_ports(nodes),
         judge_tmp(nodes),
         judge_shared(nodes, mark),
-        judge_lock(nodes, lock_held),
         judge_space("shared space", [node["shared"] for node in nodes]),
         judge_space("node space", [node["tmp"] for node in nodes]),
-        judge_leaked(nodes),
-    ]  # fmt: skip
+    ]
 
 
 def judge_python(nodes: Sequence[Answer], in_job: bool) -> Finding:
@@ -126,19 +121,6 @@ def judge_shared(nodes: Sequence[Answer], mark: str) -> Finding:
     return Finding(OK, "shared folder", path)
 
 
-def judge_lock(nodes: Sequence[Answer], held: bool) -> Finding:
-    """Whether file locks work between the nodes."""
-    advice = (
-        "Studies need no locks. --stage needs them if several nodes see its folder. On Lustre, flock is a mount option."
-    )
-    if not held:
-        return Finding(WARN, "locks", "the shared folder's file system has no locks", advice)
-    other = [f"{node['host']}: {node['lock']}" for node in nodes if node["lock"] != "refused"]
-    if other:
-        return Finding(WARN, "locks", f"a lock held here has no effect on {'; '.join(other)}", advice)
-    return Finding(OK, "locks", "every node respects a lock held here")
-
-
 def judge_space(what: str, folders: Sequence[Answer]) -> Finding:
     """Whether the folders have room for checkpoints and logs."""
     known = [folder for folder in folders if folder["free_bytes"] is not None]
@@ -152,17 +134,6 @@ def judge_space(what: str, folders: Sequence[Answer]) -> Finding:
     if free < 5 * GIB or (inodes is not None and inodes < 10_000):
         return Finding(WARN, what, seen, "Checkpoints of large networks need more. Consider removing old studies.")
     return Finding(OK, what, seen)
-
-
-def judge_leaked(nodes: Sequence[Answer]) -> Finding:
-    """Whether processes of ended jobs are still there."""
-    leaked = [f"{node['host']}: {', '.join(node['leaked'])}" for node in nodes if node["leaked"]]
-    if leaked:
-        return Finding(
-            WARN, "leaked", f"Ray processes of other or ended jobs and searches: {'; '.join(leaked)}",
-            "If no other job or search of yours runs on these nodes, end these processes by their number.",
-        )  # fmt: skip
-    return Finding(OK, "leaked", "no processes of earlier jobs")
 
 
 def judge_exchange(answers: Sequence[Answer], problem: str, expected: int) -> list[Finding]:

@@ -6,8 +6,6 @@ Each question prints one line of JSON. ``facts`` inspects the node; ``exchange``
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -52,15 +50,12 @@ def facts(shared: Path, env: Mapping[str, str] | None = None) -> dict[str, objec
         "python": platform.python_version(),
         "executable": sys.executable,
         "packages": {name: _version(name) for name in PACKAGES},
-        "commit": _commit(),
         "code": code_digest(),
         "gpus": {**gpus, "refused": _torch_refuses() if gpus["seen"] and find_spec("torch") else ""},
         # Fifty samples over the whole range: to probe 12,000 ports takes longer than a doctor should.
         "ports": {"tried": 50, "free": sum(is_free(port) for port in PORTS[:: len(PORTS) // 50])},
         "tmp": {"path": str(tmp), "error": _cannot_use(tmp), **free_space(tmp)},
         "shared": {"path": str(shared), "error": _cannot_use(shared), "mark": _mark(shared), **free_space(shared)},
-        "lock": try_lock(shared / "lock"),
-        "leaked": leaked_ray_processes(env),
     }
 
 
@@ -71,16 +66,8 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _commit() -> str | None:
-    try:
-        done = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() or None
-
-
 def code_digest(root: Path = ROOT) -> str:
-    """A digest of all Python files of the packages. It works without git and shows changed files."""
+    """A digest of all Python files of the packages. It shows changed files."""
     digest = hashlib.sha256()
     for house in HOUSES:
         for path in sorted((root / house).rglob("*.py")):
@@ -152,44 +139,6 @@ def _mark(shared: Path) -> str | None:
         return (shared / "mark").read_text()
     except OSError:
         return None
-
-
-def try_lock(path: Path) -> str:
-    """``refused`` if another process holds the lock (the doctor does), ``granted``, or why locks do not work."""
-    try:
-        with path.open("a") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        # POSIX allows either number for a lock that somebody holds (fcntl(2)).
-        return "refused" if error.errno in (errno.EAGAIN, errno.EACCES) else (error.strerror or str(error))
-    return "granted"
-
-
-def leaked_ray_processes(env: Mapping[str, str]) -> list[str]:
-    """Ray's processes of this user that do not belong to this job."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if folder.stat().st_uid != os.getuid():
-                continue
-            words = (folder / "cmdline").read_bytes().split(b"\0")
-            name = os.path.basename(words[0].decode(errors="replace"))
-            if name not in ("raylet", "gcs_server") and not name.startswith("ray::"):
-                continue
-            job = _variable((folder / "environ").read_bytes(), "SLURM_JOB_ID")
-        except OSError:
-            continue  # the process has ended
-        if job is None or job != env.get("SLURM_JOB_ID"):
-            found.append(f"{folder.name} {name}" + (f" of job {job}" if job else ""))
-    return sorted(found)
-
-
-def _variable(environ: bytes, name: str) -> str | None:
-    for entry in environ.split(b"\0"):
-        key, _, value = entry.partition(b"=")
-        if key == name.encode():
-            return value.decode(errors="replace")
-    return None
 
 
 # Between the nodes
