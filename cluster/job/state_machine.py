@@ -132,8 +132,6 @@ class Job:
         self._say(
             f"job {allocation.job_id} on {names}{left}; start {self._record.restarts + 1}; files in {self._folder}"
         )
-        if too_short := self._job_start.too_short_for_an_epoch():
-            self._say(too_short)
         return State.CREDENTIALS
 
     def _make_credentials(self) -> State:
