@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 
@@ -34,20 +33,14 @@ def refuse_hidden_libraries() -> None:
         raise HiddenLibrary(line)
 
 
-def refusal(libraries: Sequence[str] = LIBRARIES) -> str:
+def refusal() -> str:
     """Why a search cannot run here, in one line; empty if Python finds the installed libraries."""
-    for name in libraries:
+    for name in LIBRARIES:
         found = _hides_a_library(name)
         if found is not None:
-            return _line(f"the library {name!r} must be the installed one", found)
+            rule = f"the library {name!r} must be the installed one; got {str(found)!r}, which Python finds first"
+            return f"{rule}. Rename it, or start from another folder."
     return ""
-
-
-def _line(rule: str, found: Path) -> str:
-    here = _current_folder()
-    if here is not None and found.parent == here:
-        return f"{rule}; got {str(found)!r}, which Python finds first. Rename it, or start from another folder."
-    return f"{rule}; got {str(found)!r}, which Python finds first. Rename it, or take its folder off PYTHONPATH."
 
 
 def _hides_a_library(name: str) -> Path | None:
