@@ -21,7 +21,6 @@ from typing import Any
 
 from bigbatch.base.command_line import make_parser
 from bigbatch.base.root import IMPORT_ROOT
-from bigbatch.cluster.doctor import probe
 from bigbatch.cluster.doctor.findings import (
     FAIL,
     OK,
@@ -31,7 +30,6 @@ from bigbatch.cluster.doctor.findings import (
     judge_answers,
     judge_exchange,
     judge_nodes,
-    judge_space,
 )
 from bigbatch.cluster.host import quota, slurm_commands
 from bigbatch.cluster.host.profiles import GENERIC, Site, find_site
@@ -88,7 +86,7 @@ def examine(site: Site, *, shared: str | None = None, python: str | None = None)
             findings += judge_allreduce(*_ask("allreduce", folder, python, env), expected)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return [*findings, *judge_scratch(site), judge_privacy(job_record.records_home(env)), *judge_quota_command(site)]
+    return [*findings, judge_privacy(job_record.records_home(env)), *judge_quota_command(site)]
 
 
 def _network(site: Site) -> dict[str, str]:
@@ -199,17 +197,6 @@ def judge_privacy(home: Path) -> Finding:
             WARN, "privacy", f"others may enter {home} (mode {mode:o})", f"chmod 700 {shlex.quote(str(home))}"
         )
     return Finding(OK, "privacy", f"only you may enter {home}")
-
-
-def judge_scratch(site: Site) -> list[Finding]:
-    """The site's folder for data and studies, as its profile names it."""
-    if not site.scratch:
-        return []
-    path = os.path.expandvars(site.scratch)
-    if "$" in path or not os.path.isdir(path):
-        return [Finding(WARN, "scratch", f"{site.scratch} is not set or does not exist", "Is a project activated?")]
-    finding = judge_space("scratch", [probe.free_space(Path(path))])
-    return [Finding(finding.status, finding.what, f"{path}: {finding.seen}", finding.advice)]
 
 
 def judge_quota_command(site: Site) -> list[Finding]:

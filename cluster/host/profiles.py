@@ -108,11 +108,8 @@ class Site:
     """Lines of shell that set up the environment, after the modules."""
     interface: str | None = None
     host_suffix: str | None = None
-    scratch: str | None = None
     node_tmp: str | None = None
     quota_command: str | None = None
-    accounting_unit: str | None = None
-    accounting_command: str | None = None
     partitions: Mapping[str, Partition] = field(default_factory=dict)
 
 
@@ -140,12 +137,7 @@ _TABLES = {
     "detect": {"hosts": ("hosts", TEXTS), "variables": ("variables", TEXTS)},
     "environment": {"modules": ("modules", TEXTS), "commands": ("commands", TEXTS)},
     "network": {"interface": ("interface", TEXT), "host_suffix": ("host_suffix", TEXT)},
-    "storage": {
-        "scratch": ("scratch", TEXT),
-        "node_tmp": ("node_tmp", TEXT),
-        "quota_command": ("quota_command", TEXT),
-    },
-    "accounting": {"unit": ("accounting_unit", TEXT), "command": ("accounting_command", TEXT)},
+    "storage": {"node_tmp": ("node_tmp", TEXT), "quota_command": ("quota_command", TEXT)},
 }
 _PARTITION = {
     "source": ("", TEXT),

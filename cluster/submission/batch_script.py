@@ -210,7 +210,7 @@ def render_batch_script(
     script = ATTACH if request.attach_to else SEARCH
     arguments = f"{search_check.ARGUMENT} " * check_only + _arguments(request, site)
     directives = _directives(request, site, needs, env)
-    comment = f"Made by `bigbatch cluster submit` for {site.title or site.name}. {_cost(needs, site)}"
+    comment = f"Made by `bigbatch cluster submit` for {site.title or site.name}. {_cost(needs)}"
     for text in (*directives, comment):
         if not text.isprintable():  # a second line would run as a command
             raise InputError(f"names, options of sbatch and a profile's texts must be one line; got {text!r}.")
@@ -230,15 +230,12 @@ def render_batch_script(
     return "\n".join(lines) + "\n"
 
 
-def _cost(needs: JobResources, site: Site) -> str:
-    """The job's highest cost, in the unit of budgets, and how the site accounts it."""
+def _cost(needs: JobResources) -> str:
+    """The job's highest cost, in the unit of budgets."""
     if needs.time_s >= NO_LIMIT_S:
         return "It has no time limit."
     hours = needs.nodes * (needs.gpus_per_node or needs.cpus_per_node) * needs.time_s / 3600
-    text = f"At most {hours:g} {'GPU' if needs.gpus_per_node else 'core'} hours a run"
-    if site.accounting_unit:
-        text += f"; accounted in {site.accounting_unit}"
-    return text + (f": {site.accounting_command}" if site.accounting_command else ".")
+    return f"At most {hours:g} {'GPU' if needs.gpus_per_node else 'core'} hours a run."
 
 
 def _directives(request: Request, site: Site, needs: JobResources, env: Mapping[str, str]) -> list[str]:

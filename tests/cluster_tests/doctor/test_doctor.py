@@ -285,16 +285,6 @@ def test_the_sites_quota_command_is_run_and_shown(tmp_path, monkeypatch):
     assert doctor_command.judge_quota_command(find_site("generic", {})) == []
 
 
-def test_the_scratch_folder_is_the_profiles(tmp_path, monkeypatch):
-    profile = tmp_path / "mine.toml"
-    profile.write_text('name = "mine"\n[storage]\nscratch = "$MY_SCRATCH"\n')
-    monkeypatch.delenv("MY_SCRATCH", raising=False)
-    assert doctor_command.judge_scratch(load_site(profile))[0].status == "WARN"
-    monkeypatch.setenv("MY_SCRATCH", str(tmp_path))
-    finding = doctor_command.judge_scratch(load_site(profile))[0]
-    assert str(tmp_path) in finding.seen and "free" in finding.seen
-
-
 def test_slurms_settings_are_judged(tmp_path, monkeypatch):
     config = "Configuration data as of now\nJobRequeue              = {}\nKillWait = {} sec\nSLURM_VERSION = 22.05.8\n"
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")

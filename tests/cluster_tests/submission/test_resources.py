@@ -50,7 +50,7 @@ REFUSED: dict[str, Any] = {
     "nothing submitted": ({"options": ("--test-only",)}, "Write --dry-run."),
     "waiting for its end": ({"options": ("--wait",)}, "logs JOBID -f"),
     "time by an abbreviation": ({"options": ("--tim=5",)}, "by that option; got --sbatch=--tim=5. Write --time …"),
-    "restarts below none": ({"job_options": ("--max-restarts=-1",)}, "--max-restarts 3"),
+    "restarts below none": ({"job_options": ("--max-restarts=-1",)}, "--max-restarts must not be negative; got -1"),
     "cores of no GPU": ({"cpus_per_gpu": 0}, "--cpus-per-gpu must be at least 1"),
     "nodes in quotes": ({"nodes": "2"}, "--nodes must be a whole number; got '2'"),
     "signal after the end": ({"signal_s": 70000}, "--signal must be at most 65535"),
