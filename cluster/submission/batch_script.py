@@ -29,7 +29,6 @@ from bigbatch.cluster.host.profiles import (
     BUILT_IN,
     NO_LIMIT_S,
     InputError,
-    Partition,
     Site,
     find_site,
     format_time,
@@ -88,21 +87,20 @@ def submit_request(
             "sbatch is not on PATH. Submit on a login node, or write --dry-run to see the script."
         )
     check_files(request)
-    live = slurm_partitions()
-    script = render_batch_script(request, site, env=env, live=live)
+    needs = job_resources(request, site, env, slurm_partitions())
+    script = render_batch_script(request, site, needs, env)
     if check:
         check_folders(request, env)
     if check and request.is_search:
-        needs = job_resources(request, site, env=env, live=live)
         _log.info("the request fits the site %s; checking the search", site.name)
-        _check_search(request, needs, render_batch_script(request, site, env=env, live=live, check_only=True))
+        _check_search(request, needs, render_batch_script(request, site, needs, env, check_only=True))
         _log.info("the search is checked")
     if dry_run:
         return script
     path = _keep(script, request, env)
     _log.info("the batch script is %s", path)
     # Also on the command line: variables such as SBATCH_ACCOUNT override the script's own lines.
-    directives = _directives(request, site, job_resources(request, site, env=env, live=live), env)
+    directives = _directives(request, site, needs, env)
     return slurm_commands.sbatch(str(path), options=directives, env=_outside_of_jobs(os.environ))
 
 
@@ -193,19 +191,16 @@ def check_files(request: Request) -> None:
 def render_batch_script(
     request: Request,
     site: Site,
+    needs: JobResources,
+    env: Mapping[str, str],
     *,
-    env: Mapping[str, str] | None = None,
-    live: Mapping[str, Partition] | None = None,
     root: Path = ROOT,
     check_only: bool = False,
 ) -> str:
-    """The whole batch script. Raises InputError for what the site does not grant.
+    """The whole batch script. Raises InputError for a text with more than one line.
 
-    ``live``: the partitions as Slurm knows them now; None where Slurm was not asked. ``check_only``: it ends where
-    the job would begin, with a check of the search.
+    ``check_only``: it ends where the job would begin, with a check of the search.
     """
-    env = os.environ if env is None else env
-    needs = job_resources(request, site, env=env, live=live)
     modules = (*site.modules, *(needs.partition.modules if needs.partition else ()))
     script = ATTACH if request.attach_to else SEARCH
     arguments = f"{search_check.ARGUMENT} " * check_only + _arguments(request, site)

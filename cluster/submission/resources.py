@@ -5,7 +5,6 @@ They are checked against the site's profile and, if Slurm answers, against Slurm
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -46,14 +45,12 @@ class JobResources:
 
 
 def job_resources(
-    request: Request,
-    site: Site,
-    *,
-    env: Mapping[str, str] | None = None,
-    live: Mapping[str, Partition] | None = None,
+    request: Request, site: Site, env: Mapping[str, str], live: Mapping[str, Partition] | None
 ) -> JobResources:
-    """The resources of the request. Raises InputError for the first thing that the site does not grant."""
-    env = os.environ if env is None else env
+    """The resources of the request. Raises InputError for the first thing that the site does not grant.
+
+    ``live``: the partitions as Slurm knows them now; None where Slurm was not asked.
+    """
     _check_words(request, site)
     partition = _partition(request, site, live)
     request_checks.check_gpu_type(request, partition)
@@ -65,7 +62,6 @@ def job_resources(
             f"Write --nodes {partition.max_nodes} or less."
         )
     cpus = _cpus(request, site, partition, gpus)
-    _check_enough_nodes(request, partition, gpus, cpus)
     _check_workers(request, gpus or cpus, "GPUs" if gpus else "cores")
     return JobResources(
         partition=partition,
@@ -186,21 +182,6 @@ def _cpus(request: Request, site: Site, partition: Partition | None, gpus: int) 
             f"Write --cpus-per-node {most} or less."
         )
     return cpus
-
-
-def _check_enough_nodes(request: Request, partition: Partition | None, gpus: int, cpus: int) -> None:
-    """Raise InputError if too few nodes of a mixed partition have what is asked of each: the job would never start."""
-    if partition is None or not partition.kinds or request.nodes_may_differ:
-        return
-    able = sum(kind.nodes for kind in partition.kinds if kind.gpus >= gpus and kind.cores >= cpus)
-    if able >= request.nodes:
-        return
-    has = ", ".join(f"{kind.nodes} with {kind.gpus} GPUs and {kind.cores} cores" for kind in partition.kinds)
-    fewer = f"--nodes {able} or less, or " if able else ""
-    raise InputError(
-        f"each node gets {gpus} GPUs and {cpus} cores, and partition {partition.name} has {able} such nodes (of its "
-        f"nodes {has}); got --nodes {request.nodes}. Write {fewer}less --gpus-per-node or --cpus-per-node."
-    )
 
 
 def _time_and_qos(request: Request, partition: Partition | None, gpus: int) -> tuple[int, str | None]:
