@@ -16,12 +16,8 @@ LIBRARIES = ("ray", "torch", "torchvision", "numpy", "PIL", "optuna", "scipy", "
 WRONG_INPUT = 2
 
 
-class HiddenLibrary(ImportError):
-    """Python would import another file instead of a library. The message is one line."""
-
-
 def refuse_hidden_libraries() -> None:
-    """Raise HiddenLibrary, which a notebook shows, if a file hides a library.
+    """Raise ImportError, which a notebook shows, if a file hides a library.
 
     With ``python -m``, print its line and exit with code 2 instead: runpy would add a traceback.
     """
@@ -30,7 +26,7 @@ def refuse_hidden_libraries() -> None:
         print(f"bigbatch: error: {line}", file=sys.stderr)
         raise SystemExit(WRONG_INPUT)
     if line:
-        raise HiddenLibrary(line)
+        raise ImportError(line)
 
 
 def refusal() -> str:
