@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bigbatch.cluster.doctor import probe
-
 Answer = Mapping[str, Any]
 """What a node has answered, see ``probe``: JSON, of which each finding knows its part."""
 OK, WARN, FAIL = "OK", "WARN", "FAIL"
@@ -45,7 +43,6 @@ def judge_nodes(nodes: Sequence[Answer], mark: str, in_job: bool) -> list[Findin
         _agree("packages", nodes, lambda node: _packages(node["packages"]), "Use one environment on a shared folder."),
         _agree("code", nodes, lambda node: f"files {node['code']}", "Run from one checkout on a shared folder."),
         judge_gpus(nodes),
-        judge_ports(nodes),
         judge_tmp(nodes),
         judge_shared(nodes, mark),
         judge_space("shared space", [node["shared"] for node in nodes]),
@@ -73,8 +70,6 @@ def judge_gpus(nodes: Sequence[Answer]) -> Finding:
         gpus = node["gpus"]
         if gpus["granted"] is not None and gpus["seen"] != gpus["granted"]:
             unlike.append(f"{node['host']}: {gpus['granted']} granted, {gpus['seen']} seen")
-        elif gpus["files"] and gpus["driver"] == 0:
-            unlike.append(f"{node['host']}: {gpus['files']} device files, the driver lists none")
     if unlike:
         advice = "Check CUDA_VISIBLE_DEVICES and nvidia-smi there; submit with --exclude=NODE and tell the site."
         return Finding(FAIL, "GPUs", "; ".join(unlike), advice)
@@ -82,16 +77,6 @@ def judge_gpus(nodes: Sequence[Answer]) -> Finding:
         advice = "Install a torch for these nodes' driver, see pytorch.org/get-started."
         return Finding(FAIL, "GPUs", f"torch can use none: {_unlike(refused)}", advice)
     return Finding(OK, "GPUs", ", ".join(f"{node['host']}: {node['gpus']['seen']}" for node in nodes))
-
-
-def judge_ports(nodes: Sequence[Answer]) -> Finding:
-    """Whether enough ports are free for Ray."""
-    ranges = f"{probe.PORTS.start}–{probe.PORTS.stop - 1}"
-    poor = [f"{n['host']}: {n['ports']['free']} of {n['ports']['tried']}" for n in nodes if n["ports"]["free"] < 40]
-    if poor:
-        advice = "Other programs use ports there: see `ss -ltn`. Jobs look for free ones, which takes longer."
-        return Finding(WARN, "ports", f"few of {ranges} are free: {'; '.join(poor)}", advice)
-    return Finding(OK, "ports", f"{ranges} are free (samples)")
 
 
 def judge_tmp(nodes: Sequence[Answer]) -> Finding:

@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import platform
-import shutil
 import socket
 import struct
 import subprocess
@@ -26,14 +25,11 @@ from bigbatch.base.atomic_files import PRIVATE, write_json
 from bigbatch.base.root import ROOT
 from bigbatch.cluster.host import slurm_commands
 from bigbatch.cluster.host.network import own_address
-from bigbatch.cluster.node.ray_commands import is_free
 
 PACKAGES = ("ray", "torch", "torchvision", "optuna", "numpy", "bigbatch")
 HOUSES = ("cluster", "search_spaces", "train_loop", "tune")
 DEADLINE_S = 60.0
 TRANSFER_BYTES = 64 * 2**20
-PORTS = range(20000, 32000)
-"""The jobs' ports: above those of Ray's workers, below those that the kernel gives out itself."""
 
 
 # Facts of one node
@@ -52,8 +48,6 @@ def facts(shared: Path, env: Mapping[str, str] | None = None) -> dict[str, objec
         "packages": {name: _version(name) for name in PACKAGES},
         "code": code_digest(),
         "gpus": {**gpus, "refused": _torch_refuses() if gpus["seen"] and find_spec("torch") else ""},
-        # Fifty samples over the whole range: to probe 12,000 ports takes longer than a doctor should.
-        "ports": {"tried": 50, "free": sum(is_free(port) for port in PORTS[:: len(PORTS) // 50])},
         "tmp": {"path": str(tmp), "error": _cannot_use(tmp), **free_space(tmp)},
         "shared": {"path": str(shared), "error": _cannot_use(shared), "mark": _mark(shared), **free_space(shared)},
     }
@@ -85,8 +79,6 @@ def visible_gpus(env: Mapping[str, str], dev: Path = Path("/dev")) -> dict[str, 
         # Slurm sets no variable in a job without GPUs.
         "granted": 0 if granted is None and env.get("SLURM_JOB_ID") else granted,
         "seen": min(seen, files) if files else seen,
-        "files": files,
-        "driver": _lines("nvidia-smi", "-L") if shutil.which("nvidia-smi") else None,
     }
 
 
@@ -102,14 +94,6 @@ def _torch_refuses() -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
     return "" if done.returncode == 0 else done.stderr.strip().splitlines()[-1].partition(". ")[0]
-
-
-def _lines(*command: str) -> int | None:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return len(done.stdout.splitlines()) if done.returncode == 0 else None
 
 
 def _cannot_use(folder: Path) -> str | None:
