@@ -1,7 +1,7 @@
-"""A user's request for a job, and checks of its numbers, memory, time and GPUs: types, syntax, and contradictions.
+"""A user's request for a job, and checks of its numbers, memory and GPUs: types, syntax, and contradictions.
 
-Its fields are those of ``bigbatch cluster submit`` and of ``cluster.submit``. The terms are Slurm's (``man sbatch``).
-Options of sbatch (``--sbatch``) may describe the same things as the request's own options, so both are read together.
+Its fields are those of ``bigbatch cluster submit`` and of ``bigbatch.submit``. The terms are Slurm's (``man sbatch``).
+What it has a field for is refused among the further options of sbatch (``--sbatch``): each thing is said once.
 """
 
 from __future__ import annotations
