@@ -8,12 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, TypeVar
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-Record = TypeVar("Record", bound="DataclassInstance")
+from typing import Any, ClassVar, Protocol, TypeVar
 
 
 def json_object(text: str | bytes) -> dict[str, object]:
@@ -106,6 +101,11 @@ def objects(values: Mapping[str, object], key: str) -> list[dict[str, object]]:
     return [item for item in value if isinstance(item, dict)] if isinstance(value, (list, tuple)) else []
 
 
+class _Dataclass(Protocol):
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
+
+
+Record = TypeVar("Record", bound=_Dataclass)
 _BY_ANNOTATION: Mapping[str, Callable[[Mapping[str, object], str], object]] = {
     "str": text,
     "str | None": text_or_none,
