@@ -36,7 +36,7 @@ test:
 	$(FAST)
 
 # The fast tests, and which lines of the package they run in their own processes. Fewer than pyproject.toml says fails.
-# Slower than the tests alone, and so not a part of `check` (`python benchmarks/check_time.py --stages test coverage`).
+# Slower than the tests alone, and so not a part of `check`.
 coverage:
 	$(FAST) --cov --cov-report=term:skip-covered
 

@@ -9,9 +9,9 @@ round, each in a process of its own with one thread a process and its files warm
   full         ``bigbatch pack --profile full``
   fast         ``bigbatch pack --profile fast``, short side 256
 and, where they are installed: timm's create_loader on the folder, webdataset on a tar, Hugging Face datasets with
-embedded bytes, DALI on CPUs (fused decode and random crop), FFCV (JPEGs of at most 500 pixels at quality 90); their
-transforms are torchvision's, DALI's or FFCV's own. With --device cuda a batch counts when it has arrived there and is
-normalised, torchvision's loader pins its memory, and DALI also decodes on the GPU.
+embedded bytes, DALI on CPUs (fused decode and random crop); their transforms are torchvision's or DALI's own. With
+--device cuda a batch counts when it has arrived there and is normalised, torchvision's loader pins its memory, and DALI
+also decodes on the GPU.
 A figure is of --passes passes after one that is not counted, in which processes start, memory is taken and records
 are compared with their checksums: with 0 workers images a second of CPU time, so that other load on the machine
 matters little, with workers of wall time. Then: the same with the files dropped from the page cache before each pass
@@ -43,7 +43,7 @@ from input_pipeline_others import Arm  # noqa: E402
 
 ARMS = ("torchvision", "folder", "full", "fast")
 T = TypeVar("T")
-OTHERS = ("timm", "webdataset", "datasets", "dali", "ffcv")
+OTHERS = ("timm", "webdataset", "datasets", "dali")
 ON_A_GPU = ("dali_gpu",)
 
 
@@ -335,7 +335,7 @@ def versions() -> dict[str, str]:
     """Of what decodes and of the pipelines compared."""
     from importlib import metadata
 
-    names = ("torchvision", "pillow", "simplejpeg", "timm", "webdataset", "datasets", "nvidia-dali-cuda120", "ffcv")
+    names = ("torchvision", "pillow", "simplejpeg", "timm", "webdataset", "datasets", "nvidia-dali-cuda120")
     return {name: metadata.version(name) for name in names if any(metadata.distributions(name=name))}
 
 

@@ -6,7 +6,6 @@ raises ImportError or OSError where its project is not installed.
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -108,42 +107,5 @@ def _dali(folder: Path, batch: int, on_gpu: bool) -> Arm:
         made.build()
         for _ in range(passes * sum(1 for _ in (folder / "images" / "train").rglob("*.jpg")) // batch):
             yield made.run()
-
-    return batches
-
-
-def write_beton(images: Path, target: Path) -> None:
-    from ffcv.fields import IntField, RGBImageField
-    from ffcv.writer import DatasetWriter
-    from torchvision import datasets
-
-    image = RGBImageField(write_mode="jpg", max_resolution=500, jpeg_quality=90)
-    writer = DatasetWriter(str(target), {"image": image, "label": IntField()}, num_workers=1)
-    writer.from_indexed_dataset(datasets.ImageFolder(str(images)))
-
-
-def ffcv_arm(folder: Path, batch: int, repeated: Any, transform: Any) -> Arm:
-    from ffcv.fields.decoders import IntDecoder, RandomResizedCropRGBImageDecoder
-    from ffcv.loader import Loader, OrderOption
-    from ffcv.transforms import RandomHorizontalFlip, Squeeze, ToTensor
-
-    # FFCV's writer and loader in one process were seen to hang.
-    writer = multiprocessing.get_context("spawn").Process(
-        target=write_beton, args=(folder / "images" / "train", folder / "train.beton")
-    )
-    writer.start()
-    writer.join()
-
-    def batches(epoch: int, workers: int, passes: int) -> Iterator[Any]:
-        pipelines = {
-            "image": [RandomResizedCropRGBImageDecoder((224, 224)), RandomHorizontalFlip(), ToTensor()],
-            "label": [IntDecoder(), ToTensor(), Squeeze()],
-        }
-        loader = Loader(
-            str(folder / "train.beton"), batch_size=batch, num_workers=max(workers, 1), order=OrderOption.RANDOM,
-            seed=epoch, drop_last=True, pipelines=pipelines,
-        )  # fmt: skip
-        for _ in range(passes):
-            yield from loader
 
     return batches

@@ -7,7 +7,7 @@ python examples/submit_from_python.py --submit         # submits them
 import sys
 from pathlib import Path
 
-from bigbatch.cluster import queue, submit
+from bigbatch import queue, submit
 
 dry_run = "--submit" not in sys.argv
 examples = Path(__file__).resolve().parent

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from bigbatch.cluster import submit
+from bigbatch import submit
 from bigbatch.cluster.cli import COMMANDS as CLUSTER_COMMANDS
 from bigbatch.cluster.host.profiles import InputError
 from bigbatch.cluster.job import options

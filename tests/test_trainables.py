@@ -58,7 +58,7 @@ def test_population_based_training_may_leave_the_ranges(own: Any) -> None:
     ("given", "said"),
     [
         ({"widht": 8}, "got 'widht'. Did you mean 'width'?"),
-        ({"zzz": 8}, "The parameters are width, steps, rate."),
+        ({"zzz": 8}, "Write one of width, steps, rate."),
         ({"width": 9}, "width must be one of 8, 16; got 9"),
         ({"rate": "fast"}, "rate must be a number; got 'fast'"),
         ({"momentum": 1.5}, "momentum"),

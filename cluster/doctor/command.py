@@ -1,12 +1,11 @@
 """``bigbatch cluster doctor``: find what would keep a search from running here, before it costs a GPU hour.
 
 On a login node it checks that machine and asks Slurm. Inside an allocation it checks every node and the network between
-them. If a part is missing (git, torch, a quota command), it still checks the rest.
+them. If a part is missing (torch, a quota command), it still checks the rest.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shlex
@@ -22,7 +21,6 @@ from typing import Any
 
 from bigbatch.base.command_line import make_parser
 from bigbatch.base.root import IMPORT_ROOT
-from bigbatch.cluster.doctor import probe
 from bigbatch.cluster.doctor.findings import (
     FAIL,
     OK,
@@ -32,7 +30,6 @@ from bigbatch.cluster.doctor.findings import (
     judge_answers,
     judge_exchange,
     judge_nodes,
-    judge_space,
 )
 from bigbatch.cluster.host import quota, slurm_commands
 from bigbatch.cluster.host.profiles import GENERIC, Site, find_site
@@ -77,22 +74,19 @@ def examine(site: Site, *, shared: str | None = None, python: str | None = None)
         advice = "Write --shared, or set BIGBATCH_HOME." if shared is None else "Make it, or write another --shared."
         return [*findings, Finding(FAIL, "shared folder", problem, advice)]
     try:
-        with (folder / "lock").open("a") as lock:
-            # Held while the nodes are asked: each then says whether it notices.
-            held = _hold(lock.fileno())
-            mark = os.urandom(8).hex()
-            (folder / "mark").write_text(mark)
-            nodes, problems = _ask("facts", folder, python, env)
+        mark = os.urandom(8).hex()
+        (folder / "mark").write_text(mark)
+        nodes, problems = _ask("facts", folder, python, env)
         expected = slurm_commands.least_count(env.get("SLURM_JOB_NUM_NODES")) or 1 if env.get("SLURM_JOB_ID") else 1
         findings += judge_answers("nodes answer", nodes, expected, problems)
-        findings += judge_nodes(nodes, mark, held, in_job=bool(env.get("SLURM_JOB_ID")))
+        findings += judge_nodes(nodes, mark, in_job=bool(env.get("SLURM_JOB_ID")))
         is_shared = all(node["shared"]["mark"] == mark for node in nodes)  # else nodes cannot find each other
         if expected > 1 and len(nodes) == expected and is_shared:
             findings += judge_exchange(*_ask("exchange", folder, python, env), expected)
             findings += judge_allreduce(*_ask("allreduce", folder, python, env), expected)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return [*findings, *judge_scratch(site), judge_privacy(job_record.records_home(env)), *judge_quota_command(site)]
+    return [*findings, judge_privacy(job_record.records_home(env)), *judge_quota_command(site)]
 
 
 def _network(site: Site) -> dict[str, str]:
@@ -115,14 +109,6 @@ def _workplace(shared: Path) -> tuple[Path | None, str]:
         return Path(tempfile.mkdtemp(prefix=".doctor-", dir=os.path.abspath(shared))), ""
     except OSError as error:
         return None, f"{shared}: {error.strerror}"
-
-
-def _hold(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
 
 
 # Asking
@@ -211,17 +197,6 @@ def judge_privacy(home: Path) -> Finding:
             WARN, "privacy", f"others may enter {home} (mode {mode:o})", f"chmod 700 {shlex.quote(str(home))}"
         )
     return Finding(OK, "privacy", f"only you may enter {home}")
-
-
-def judge_scratch(site: Site) -> list[Finding]:
-    """The site's folder for data and studies, as its profile names it."""
-    if not site.scratch:
-        return []
-    path = os.path.expandvars(site.scratch)
-    if "$" in path or not os.path.isdir(path):
-        return [Finding(WARN, "scratch", f"{site.scratch} is not set or does not exist", "Is a project activated?")]
-    finding = judge_space("scratch", [probe.free_space(Path(path))])
-    return [Finding(finding.status, finding.what, f"{path}: {finding.seen}", finding.advice)]
 
 
 def judge_quota_command(site: Site) -> list[Finding]:

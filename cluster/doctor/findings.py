@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bigbatch.cluster.doctor import probe
-
 Answer = Mapping[str, Any]
 """What a node has answered, see ``probe``: JSON, of which each finding knows its part."""
 OK, WARN, FAIL = "OK", "WARN", "FAIL"
@@ -36,26 +34,20 @@ def judge_answers(what: str, answers: Sequence[object], expected: int, problem: 
     return [Finding(FAIL, what, f"{len(answers)} of {expected}" + (f": {problem}" if problem else ""), advice)]
 
 
-def judge_nodes(nodes: Sequence[Answer], mark: str, lock_held: bool, in_job: bool) -> list[Finding]:
+def judge_nodes(nodes: Sequence[Answer], mark: str, in_job: bool) -> list[Finding]:
     """Judge the facts of the nodes: one finding for each subject."""
     if not nodes:
         return []
     return [
         judge_python(nodes, in_job),
         _agree("packages", nodes, lambda node: _packages(node["packages"]), "Use one environment on a shared folder."),
-        _agree(
-            "code", nodes, lambda node: f"{(node['commit'] or 'no commit')[:10]}, files {node['code']}",
-            "Run from one checkout on a shared folder.",
-        ),
+        _agree("code", nodes, lambda node: f"files {node['code']}", "Run from one checkout on a shared folder."),
         judge_gpus(nodes),
-        judge_ports(nodes),
         judge_tmp(nodes),
         judge_shared(nodes, mark),
-        judge_lock(nodes, lock_held),
         judge_space("shared space", [node["shared"] for node in nodes]),
         judge_space("node space", [node["tmp"] for node in nodes]),
-        judge_leaked(nodes),
-    ]  # fmt: skip
+    ]
 
 
 def judge_python(nodes: Sequence[Answer], in_job: bool) -> Finding:
@@ -78,8 +70,6 @@ def judge_gpus(nodes: Sequence[Answer]) -> Finding:
         gpus = node["gpus"]
         if gpus["granted"] is not None and gpus["seen"] != gpus["granted"]:
             unlike.append(f"{node['host']}: {gpus['granted']} granted, {gpus['seen']} seen")
-        elif gpus["files"] and gpus["driver"] == 0:
-            unlike.append(f"{node['host']}: {gpus['files']} device files, the driver lists none")
     if unlike:
         advice = "Check CUDA_VISIBLE_DEVICES and nvidia-smi there; submit with --exclude=NODE and tell the site."
         return Finding(FAIL, "GPUs", "; ".join(unlike), advice)
@@ -87,16 +77,6 @@ def judge_gpus(nodes: Sequence[Answer]) -> Finding:
         advice = "Install a torch for these nodes' driver, see pytorch.org/get-started."
         return Finding(FAIL, "GPUs", f"torch can use none: {_unlike(refused)}", advice)
     return Finding(OK, "GPUs", ", ".join(f"{node['host']}: {node['gpus']['seen']}" for node in nodes))
-
-
-def judge_ports(nodes: Sequence[Answer]) -> Finding:
-    """Whether enough ports are free for Ray."""
-    ranges = f"{probe.PORTS.start}–{probe.PORTS.stop - 1}"
-    poor = [f"{n['host']}: {n['ports']['free']} of {n['ports']['tried']}" for n in nodes if n["ports"]["free"] < 40]
-    if poor:
-        advice = "Other programs use ports there: see `ss -ltn`. Jobs look for free ones, which takes longer."
-        return Finding(WARN, "ports", f"few of {ranges} are free: {'; '.join(poor)}", advice)
-    return Finding(OK, "ports", f"{ranges} are free (samples)")
 
 
 def judge_tmp(nodes: Sequence[Answer]) -> Finding:
@@ -126,19 +106,6 @@ def judge_shared(nodes: Sequence[Answer], mark: str) -> Finding:
     return Finding(OK, "shared folder", path)
 
 
-def judge_lock(nodes: Sequence[Answer], held: bool) -> Finding:
-    """Whether file locks work between the nodes."""
-    advice = (
-        "Studies need no locks. --stage needs them if several nodes see its folder. On Lustre, flock is a mount option."
-    )
-    if not held:
-        return Finding(WARN, "locks", "the shared folder's file system has no locks", advice)
-    other = [f"{node['host']}: {node['lock']}" for node in nodes if node["lock"] != "refused"]
-    if other:
-        return Finding(WARN, "locks", f"a lock held here has no effect on {'; '.join(other)}", advice)
-    return Finding(OK, "locks", "every node respects a lock held here")
-
-
 def judge_space(what: str, folders: Sequence[Answer]) -> Finding:
     """Whether the folders have room for checkpoints and logs."""
     known = [folder for folder in folders if folder["free_bytes"] is not None]
@@ -152,17 +119,6 @@ def judge_space(what: str, folders: Sequence[Answer]) -> Finding:
     if free < 5 * GIB or (inodes is not None and inodes < 10_000):
         return Finding(WARN, what, seen, "Checkpoints of large networks need more. Consider removing old studies.")
     return Finding(OK, what, seen)
-
-
-def judge_leaked(nodes: Sequence[Answer]) -> Finding:
-    """Whether processes of ended jobs are still there."""
-    leaked = [f"{node['host']}: {', '.join(node['leaked'])}" for node in nodes if node["leaked"]]
-    if leaked:
-        return Finding(
-            WARN, "leaked", f"Ray processes of other or ended jobs and searches: {'; '.join(leaked)}",
-            "If no other job or search of yours runs on these nodes, end these processes by their number.",
-        )  # fmt: skip
-    return Finding(OK, "leaked", "no processes of earlier jobs")
 
 
 def judge_exchange(answers: Sequence[Answer], problem: str, expected: int) -> list[Finding]:

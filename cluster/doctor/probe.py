@@ -6,13 +6,10 @@ Each question prints one line of JSON. ``facts`` inspects the node; ``exchange``
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import hashlib
 import json
 import os
 import platform
-import shutil
 import socket
 import struct
 import subprocess
@@ -28,14 +25,11 @@ from bigbatch.base.atomic_files import PRIVATE, write_json
 from bigbatch.base.root import ROOT
 from bigbatch.cluster.host import slurm_commands
 from bigbatch.cluster.host.network import own_address
-from bigbatch.cluster.node.ray_commands import is_free
 
 PACKAGES = ("ray", "torch", "torchvision", "optuna", "numpy", "bigbatch")
 HOUSES = ("cluster", "search_spaces", "train_loop", "tune")
 DEADLINE_S = 60.0
 TRANSFER_BYTES = 64 * 2**20
-PORTS = range(20000, 32000)
-"""The jobs' ports: above those of Ray's workers, below those that the kernel gives out itself."""
 
 
 # Facts of one node
@@ -52,15 +46,10 @@ def facts(shared: Path, env: Mapping[str, str] | None = None) -> dict[str, objec
         "python": platform.python_version(),
         "executable": sys.executable,
         "packages": {name: _version(name) for name in PACKAGES},
-        "commit": _commit(),
         "code": code_digest(),
         "gpus": {**gpus, "refused": _torch_refuses() if gpus["seen"] and find_spec("torch") else ""},
-        # Fifty samples over the whole range: to probe 12,000 ports takes longer than a doctor should.
-        "ports": {"tried": 50, "free": sum(is_free(port) for port in PORTS[:: len(PORTS) // 50])},
         "tmp": {"path": str(tmp), "error": _cannot_use(tmp), **free_space(tmp)},
         "shared": {"path": str(shared), "error": _cannot_use(shared), "mark": _mark(shared), **free_space(shared)},
-        "lock": try_lock(shared / "lock"),
-        "leaked": leaked_ray_processes(env),
     }
 
 
@@ -71,16 +60,8 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _commit() -> str | None:
-    try:
-        done = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() or None
-
-
 def code_digest(root: Path = ROOT) -> str:
-    """A digest of all Python files of the packages. It works without git and shows changed files."""
+    """A digest of all Python files of the packages. It shows changed files."""
     digest = hashlib.sha256()
     for house in HOUSES:
         for path in sorted((root / house).rglob("*.py")):
@@ -98,8 +79,6 @@ def visible_gpus(env: Mapping[str, str], dev: Path = Path("/dev")) -> dict[str, 
         # Slurm sets no variable in a job without GPUs.
         "granted": 0 if granted is None and env.get("SLURM_JOB_ID") else granted,
         "seen": min(seen, files) if files else seen,
-        "files": files,
-        "driver": _lines("nvidia-smi", "-L") if shutil.which("nvidia-smi") else None,
     }
 
 
@@ -115,14 +94,6 @@ def _torch_refuses() -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
     return "" if done.returncode == 0 else done.stderr.strip().splitlines()[-1].partition(". ")[0]
-
-
-def _lines(*command: str) -> int | None:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return len(done.stdout.splitlines()) if done.returncode == 0 else None
 
 
 def _cannot_use(folder: Path) -> str | None:
@@ -152,44 +123,6 @@ def _mark(shared: Path) -> str | None:
         return (shared / "mark").read_text()
     except OSError:
         return None
-
-
-def try_lock(path: Path) -> str:
-    """``refused`` if another process holds the lock (the doctor does), ``granted``, or why locks do not work."""
-    try:
-        with path.open("a") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        # POSIX allows either number for a lock that somebody holds (fcntl(2)).
-        return "refused" if error.errno in (errno.EAGAIN, errno.EACCES) else (error.strerror or str(error))
-    return "granted"
-
-
-def leaked_ray_processes(env: Mapping[str, str]) -> list[str]:
-    """Ray's processes of this user that do not belong to this job."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if folder.stat().st_uid != os.getuid():
-                continue
-            words = (folder / "cmdline").read_bytes().split(b"\0")
-            name = os.path.basename(words[0].decode(errors="replace"))
-            if name not in ("raylet", "gcs_server") and not name.startswith("ray::"):
-                continue
-            job = _variable((folder / "environ").read_bytes(), "SLURM_JOB_ID")
-        except OSError:
-            continue  # the process has ended
-        if job is None or job != env.get("SLURM_JOB_ID"):
-            found.append(f"{folder.name} {name}" + (f" of job {job}" if job else ""))
-    return sorted(found)
-
-
-def _variable(environ: bytes, name: str) -> str | None:
-    for entry in environ.split(b"\0"):
-        key, _, value = entry.partition(b"=")
-        if key == name.encode():
-            return value.decode(errors="replace")
-    return None
 
 
 # Between the nodes

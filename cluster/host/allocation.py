@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from bigbatch.cluster.host import slurm_commands
@@ -37,10 +37,6 @@ class SlurmJob:
     partition: str | None
     account: str | None
     restart_count: int
-
-    def to_dict(self) -> dict[str, object]:
-        """The fields as a dict, for study.json."""
-        return asdict(self)
 
 
 def slurm_job(env: Mapping[str, str] | None = None) -> SlurmJob | None:

@@ -6,7 +6,7 @@ import getpass
 import os
 import secrets
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from bigbatch.base import json_values
@@ -56,27 +56,14 @@ class Holder:
             return f"job {self.job or '?'} {who}"
         return f"process {self.pid}{f' in job {self.job}' if self.job else ''} {who}"
 
-    def to_dict(self) -> dict[str, object]:
-        """The fields as a dict, for the lease's file."""
-        return asdict(self)
-
 
 def holder_from_dict(values: Mapping[str, object]) -> Holder:
     """Read a holder from a file's values. Values that are missing or of another type get their defaults. Files of older
     versions name only a job."""
     job, pid = json_values.text(values, "job"), json_values.whole_number_or_none(values, "pid")
     whole_job = values.get("whole_job")
-    return Holder(
-        token=json_values.text(values, "token"),
-        job=job,
-        restart=json_values.text(values, "restart"),
-        whole_job=whole_job if isinstance(whole_job, bool) else bool(job) and pid is None,
-        host=json_values.text(values, "host"),
-        user=json_values.text(values, "user"),
-        machine=json_values.text(values, "machine"),
-        pid=pid or 0,
-        start_ticks=json_values.whole_number(values, "start_ticks"),
-    )
+    whole = whole_job if isinstance(whole_job, bool) else bool(job) and pid is None
+    return json_values.read_fields(Holder, values, whole_job=whole)
 
 
 def job_holder(job_id: str) -> Holder:

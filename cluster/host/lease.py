@@ -13,7 +13,7 @@ import json
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from bigbatch.base import atomic_files
@@ -301,7 +301,7 @@ def _of_another_job(seen: SeenLease, is_running: Callable[[str], bool | None]) -
 
 
 def _text(holder: Holder) -> bytes:
-    return json.dumps({**holder.to_dict(), "heartbeat": time.time()}).encode()
+    return json.dumps({**asdict(holder), "heartbeat": time.time()}).encode()
 
 
 def _parsed(content: bytes) -> dict[str, object]:

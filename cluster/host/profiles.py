@@ -6,7 +6,6 @@ key ``name`` is required. Slurm or the user supplies what a profile leaves out; 
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 import os
 import re
@@ -17,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bigbatch.base.command_line import empty_value
+from bigbatch.base.command_line import did_you_mean, empty_value
 from bigbatch.base.root import ROOT
 
 BUILT_IN = ROOT / "cluster" / "sites"
@@ -109,11 +108,8 @@ class Site:
     """Lines of shell that set up the environment, after the modules."""
     interface: str | None = None
     host_suffix: str | None = None
-    scratch: str | None = None
     node_tmp: str | None = None
     quota_command: str | None = None
-    accounting_unit: str | None = None
-    accounting_command: str | None = None
     partitions: Mapping[str, Partition] = field(default_factory=dict)
 
 
@@ -141,12 +137,7 @@ _TABLES = {
     "detect": {"hosts": ("hosts", TEXTS), "variables": ("variables", TEXTS)},
     "environment": {"modules": ("modules", TEXTS), "commands": ("commands", TEXTS)},
     "network": {"interface": ("interface", TEXT), "host_suffix": ("host_suffix", TEXT)},
-    "storage": {
-        "scratch": ("scratch", TEXT),
-        "node_tmp": ("node_tmp", TEXT),
-        "quota_command": ("quota_command", TEXT),
-    },
-    "accounting": {"unit": ("accounting_unit", TEXT), "command": ("accounting_command", TEXT)},
+    "storage": {"node_tmp": ("node_tmp", TEXT), "quota_command": ("quota_command", TEXT)},
 }
 _PARTITION = {
     "source": ("", TEXT),
@@ -231,7 +222,7 @@ def find_site(
         return load_site(Path(site).expanduser())
     known = profile_paths(env)
     if site not in known:
-        raise InputError(f"--site must be a profile's name or path; got {site!r}. {_nearest(site, known)}")
+        raise InputError(f"--site must be a profile's name or path; got {site!r}. {did_you_mean(site, known)}")
     return load_site(known[site])
 
 
@@ -337,10 +328,4 @@ def _known(names: Iterable[str], known: Iterable[str], what: str) -> None:
     known = list(known)
     for name in names:
         if name not in known:
-            raise InputError(f"no such {what}; got {name!r}. {_nearest(name, known)}")
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    known = list(known)
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"Did you mean {near[0]!r}?" if near else f"Write one of {', '.join(known)}."
+            raise InputError(f"no such {what}; got {name!r}. {did_you_mean(name, known)}")

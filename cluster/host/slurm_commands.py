@@ -14,7 +14,7 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 
-from bigbatch.base.waits import COMMAND_S, KILL_WAIT_S
+from bigbatch.base.waits import COMMAND_S
 
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40, "P": 2**50}
 NOTHING = (None, "", "(null)", "N/A", "UNLIMITED", "Unknown")
@@ -178,7 +178,6 @@ NO_ANSWER = (
     "Protocol authentication error",
 )
 """Messages of Slurm's commands if the controller or munge is down, failing over or too busy (slurm_errno.c)."""
-SLURMD_TIMEOUT_S = 300.0
 UNKNOWN_JOB = "Invalid job id"
 """Their message about a job that the controller has forgotten, or never knew."""
 
@@ -310,17 +309,8 @@ def _is_listed(job_id: str, states: str) -> bool | None:
         return False if UNKNOWN_JOB in str(error) else None
 
 
-def kill_wait_s(timeout_s: float = COMMAND_S) -> float:
-    """Seconds between Slurm's SIGTERM and its SIGKILL; Slurm's default if it does not say."""
-    return _configured_s("KillWait", KILL_WAIT_S, timeout_s)
-
-
-def slurmd_timeout_s(timeout_s: float = COMMAND_S) -> float:
-    """Seconds after which Slurm gives up a node that does not answer; Slurm's default if it does not say."""
-    return _configured_s("SlurmdTimeout", SLURMD_TIMEOUT_S, timeout_s)
-
-
-def _configured_s(name: str, default_s: float, timeout_s: float) -> float:
+def configured_s(name: str, default_s: float, timeout_s: float = COMMAND_S) -> float:
+    """A time of Slurm's configuration in seconds, e.g. ``KillWait``; Slurm's default if it does not say."""
     try:
         answer = parse_config(run("scontrol", "show", "config", timeout_s=timeout_s))
     except SlurmError:

@@ -79,17 +79,13 @@ def check_places(study: Path | None, cwd: Path, allocation: Allocation) -> None:
         )
     # Slurm may write a host's full name where the kernel has the short one, and the other way round.
     submitted_on = os.environ.get("SLURM_SUBMIT_HOST", "").partition(".")[0]
-    here = {os.uname().nodename.partition(".")[0], os.environ.get("SLURMD_NODENAME", "")}
+    here = {"", os.uname().nodename.partition(".")[0], os.environ.get("SLURMD_NODENAME")}
     # On the node from which it was submitted, the user finds a study that lies on that node's disk.
-    if study and submitted_on and submitted_on not in here and _is_of_one_host(study):
+    if study and submitted_on not in here and mounts.is_of_one_host(study, base_folders(), job_record.records_home()):
         raise InputError(
             f"a study must be on a file system that the nodes share; got {str(study.parent)!r}, which is "
             f"{allocation.head.name}'s own. Write --output with a shared folder."
         )
-
-
-def _is_of_one_host(study: Path) -> bool:
-    return mounts.is_of_one_host(study, base_folders(), job_record.records_home())
 
 
 def places(chosen: options.JobOptions, study: Path | None, cwd: Path) -> list[Path]:

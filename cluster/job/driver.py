@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bigbatch.base import private_folder, processes
+from bigbatch.base.json_values import read_fields
 from bigbatch.base.root import IMPORT_ROOT
 from bigbatch.cluster.node.node_status import RayNode
 from bigbatch.cluster.node.ray_commands import ray_python
@@ -65,7 +66,7 @@ class GcsWatch:
     def _read(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            self.nodes = [RayNode.from_dict(values) for values in json.loads(line)]
+            self.nodes = [read_fields(RayNode, values) for values in json.loads(line)]
 
     def sum(self, job_id: str) -> tuple[int, int, int]:
         """The numbers of the job's own living nodes, of their CPUs and of their GPUs."""

@@ -21,6 +21,8 @@ from bigbatch.cluster.job.policy import Action, Cause, Situation, decide
 from bigbatch.cluster.job.restart import HOST_LOST
 from bigbatch.cluster.record import job_record
 
+SLURMD_TIMEOUT_S = 300.0
+"""Slurm's default time until it gives up a node that does not answer."""
 ASK_AGAIN_S = 5.0
 NOT_YET_S = 20.0
 """How long Slurm may be unable to alter the requeued job. It kills this process after KillWait, often 30 s."""
@@ -67,7 +69,8 @@ def _act(job: SlurmJob, record: job_record.JobRecord, chosen: options.JobOptions
     _write(record, "ended" if action is Action.END else "requeueing")
     try:
         # Slurm tries to reach the lost node for SlurmdTimeout. A start before that would meet the old steps.
-        study, delay_s = restart.default_study_name(job.job_id), slurm_commands.slurmd_timeout_s() + restart.LOST_NODE_S
+        study = restart.default_study_name(job.job_id)
+        delay_s = slurm_commands.configured_s("SlurmdTimeout", SLURMD_TIMEOUT_S) + restart.LOST_NODE_S
         restart.start_again(
             action, record, study, lambda text: _say(record, text), again=True, delay_s=delay_s, not_yet_s=NOT_YET_S
         )

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from bigbatch.base import processes
@@ -75,7 +75,7 @@ class NodeSteps:
         # Lent nodes report in the folder of the job that borrows them, whose own reports are there too.
         for old in folder.glob("*.json") if not self._follow else ():
             old.unlink()
-        write_json(self._record / self._control_file, self._orders.to_dict(), mode=PRIVATE)
+        write_json(self._record / self._control_file, asdict(self._orders), mode=PRIVATE)
 
     def forget(self) -> None:
         """Remove the reports of lent nodes."""
@@ -218,7 +218,7 @@ class NodeSteps:
     def _tell(self, orders: NodeOrders) -> None:
         self._orders, self._told = orders, False
         with contextlib.suppress(OSError):  # a full quota: the next look tries it again
-            write_json(self._record / self._control_file, orders.to_dict(), mode=PRIVATE)
+            write_json(self._record / self._control_file, asdict(orders), mode=PRIVATE)
             self._told = True
 
 

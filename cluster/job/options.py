@@ -49,9 +49,15 @@ class JobOptions:
 
 
 FLAGS = {"--tls": "tls", "--chain": "chain", "--keep-logs": "keep_logs"}
-NUMBERS = {"--max-restarts": "max_restarts", "--margin": "margin_s", "--start-timeout": "start_timeout_s"}
 PORT = "--metrics-port"
 """An option of the job, and of its search: the job hands it on. It may stand among the options of either."""
+NUMBERS = {
+    "--max-restarts": ("max_restarts", parse_whole_number),
+    "--margin": ("margin_s", parse_whole_number),
+    "--start-timeout": ("start_timeout_s", parse_whole_number),
+    PORT: ("metrics_port", parse_port),
+}
+"""Option → the field of ``JobOptions``, and how its value is read."""
 
 
 def parse_job_options(argv: Sequence[str]) -> JobOptions:
@@ -64,13 +70,7 @@ def parse_job_options(argv: Sequence[str]) -> JobOptions:
             values[FLAGS[name]] = True
             rest = rest[1:]
         elif name in NUMBERS:
-            text = text if equals else (rest[1] if len(rest) > 1 else "")
-            if not text.isdigit():
-                raise UsageError(f"{name} must be a whole number of 0 or more; got {text!r}. Write e.g. {name} 3.")
-            values[NUMBERS[name]] = int(text)
-            rest = rest[1 if equals else 2 :]
-        elif name == PORT:
-            values["metrics_port"] = _port(text if equals else (rest[1] if len(rest) > 1 else ""))
+            values[NUMBERS[name][0]] = _number(name, text if equals else "".join(rest[1:2]))
             rest = rest[1 if equals else 2 :]
         else:
             break
@@ -85,15 +85,15 @@ def parse_job_options(argv: Sequence[str]) -> JobOptions:
         raise UsageError(f"give the search's options or a command after --, not both; got {got!r}. Write: {USAGE}")
     _refuse_empty(rest)
     if (text_of_search := value_of(rest, PORT)) is not None:
-        values["metrics_port"] = _port(text_of_search)
+        values["metrics_port"] = _number(PORT, text_of_search)
     return JobOptions(arguments=tuple(rest), **values)  # type: ignore[arg-type]
 
 
-def _port(text: str) -> int:
+def _number(name: str, text: str) -> int:
     try:
-        return parse_port(text)
+        return NUMBERS[name][1](text)
     except ArgumentTypeError as error:
-        raise UsageError(f"{PORT} {error}") from None
+        raise UsageError(f"{name} {error}") from None
 
 
 def _refuse_empty(arguments: Sequence[str]) -> None:

@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 
 from bigbatch.base import private_folder
-from bigbatch.base.waits import CANCELLED_NODES_S, NODES_END_S
+from bigbatch.base.waits import CANCELLED_NODES_S, KILL_WAIT_S, NODES_END_S
 from bigbatch.cluster.host import slurm_commands
 from bigbatch.cluster.host.lease import Lease
 from bigbatch.cluster.host.profiles import InputError
@@ -111,7 +111,8 @@ class Job:
         checks.check_head_limits()
         checks.check_workers_fit_allocation(self._options, allocation)
         checks.check_time(self._options, allocation)
-        kill_wait_s = slurm_commands.kill_wait_s(timeout_s=5)  # ask now: later the controller may be too busy
+        # Ask now: later the controller may be too busy.
+        kill_wait_s = slurm_commands.configured_s("KillWait", KILL_WAIT_S, timeout_s=5)
         self._left = TimeLeft(allocation.end_time, self._options.margin_s, kill_wait_s)
         before = (
             job_record.read_record(allocation.job_id) if allocation.restart_count else restart.record_of_predecessor()
@@ -132,8 +133,6 @@ class Job:
         self._say(
             f"job {allocation.job_id} on {names}{left}; start {self._record.restarts + 1}; files in {self._folder}"
         )
-        if too_short := self._job_start.too_short_for_an_epoch():
-            self._say(too_short)
         return State.CREDENTIALS
 
     def _make_credentials(self) -> State:

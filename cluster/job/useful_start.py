@@ -94,21 +94,6 @@ class JobStart:
         before = self._before
         return before is not None and bool(before.epochs or before.finished or before.checkpoints)
 
-    def too_short_for_an_epoch(self) -> str | None:
-        """A message, before nodes start, if an epoch of this study is known to be too long for this start; else
-        None."""
-        longest = self._longest_epoch_s()
-        if self.ends_at is None or not longest:
-            return None
-        left = self.ends_at - self._margin_s - self._began_at
-        if longest <= left:
-            return None
-        enough = _minutes(longest + self._margin_s + USUAL_START_UP_S)
-        return (
-            f"an epoch of this study took up to {longest:.0f} s, and this start leaves trials {left:.0f} s: they go on "
-            f"from checkpoints within epochs. With sbatch --time={enough} or more an epoch fits."
-        )
-
     def too_short_for_another(self) -> str | None:
         """A message if the limit was moved in this start, so that another would be refused (``checks.check_time``)."""
         whole = math.inf if self.ends_at is None else self.ends_at - self._began_at
@@ -153,16 +138,11 @@ class JobStart:
             return None  # somebody may have ended it by hand
         whole = self.ends_at - self._began_at
         had = self._driver_ended_at - self._driver_began_at
-        needed = max(2 * whole, whole - had + self._longest_epoch_s())
         return (
             f"no trial came to a first checkpoint in the {had:.0f} s that the search had of {whole:.0f} s: another "
-            f"start would fail too. Write sbatch --time={_minutes(needed)} or more"
+            f"start would fail too. Write sbatch --time={_minutes(2 * whole)} or more"
             + (f". {early.words(self._margin_s)}" if early is not None and each_start else "")
         )
-
-    def _longest_epoch_s(self) -> float:
-        """The longest measured epoch in seconds; 0 if none was measured."""
-        return (study_progress.longest_epoch_s(self._study) if self._study else None) or 0.0
 
 
 def _minutes(seconds: float) -> int:

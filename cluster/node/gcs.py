@@ -10,8 +10,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping
-from typing import Protocol
+from dataclasses import asdict
+from typing import Any
 
 from bigbatch.cluster.node.node_status import RayNode
 
@@ -20,27 +20,6 @@ ANSWER_TIMEOUT_S = 5
 DRAIN_DEADLINE_S = 30
 PREEMPTION = 2  # autoscaler.proto: DRAIN_NODE_REASON_PREEMPTION
 LOST = 2  # common.proto: NodeDeathInfo.UNEXPECTED_TERMINATION
-
-
-class _NodeId(Protocol):
-    def hex(self) -> str: ...
-
-
-class _NodeInfo(Protocol):
-    """What is read here of gcs.proto, GcsNodeInfo."""
-
-    state: int
-    node_manager_address: str
-    resources_total: Mapping[str, float]
-    labels: Mapping[str, str]
-
-
-class GcsClient(Protocol):
-    """What is used here of Ray's own client."""
-
-    def get_all_node_info(self, timeout: float) -> Mapping[_NodeId, _NodeInfo]: ...
-
-    def drain_node(self, node_id: str, reason: int, reason_message: str, deadline_timestamp_ms: int) -> object: ...
 
 
 def watch() -> int:
@@ -54,7 +33,7 @@ def watch() -> int:
             time.sleep(POLL_S)
             continue
         if nodes != last:
-            print(json.dumps([node.to_dict() for node in nodes]), flush=True)
+            print(json.dumps([asdict(node) for node in nodes]), flush=True)
             last = nodes
         time.sleep(POLL_S)
     return 0
@@ -94,7 +73,7 @@ def gone(job: str, addresses: list[str], reason: str) -> int:
     return 0
 
 
-def living_ray_nodes(client: GcsClient) -> list[RayNode]:
+def living_ray_nodes(client: Any) -> list[RayNode]:
     """The living nodes, sorted by id."""
     found = []
     for node_id, node in client.get_all_node_info(timeout=ANSWER_TIMEOUT_S).items():
@@ -112,14 +91,14 @@ def living_ray_nodes(client: GcsClient) -> list[RayNode]:
     return sorted(found, key=lambda node: node.id)
 
 
-def _client() -> GcsClient:
+def _client() -> Any:
+    """Ray's own client (``GcsClient``)."""
     import ray
 
     try:  # a private name of Ray; all others are in train_loop/launch, which this file cannot import
-        client: GcsClient = ray._raylet.GcsClient(address=os.environ["RAY_ADDRESS"])
+        return ray._raylet.GcsClient(address=os.environ["RAY_ADDRESS"])
     except AttributeError:
         sys.exit(f"error: a job needs Ray's GcsClient; Ray {ray.__version__} has none. Install Ray 2.60.")
-    return client
 
 
 def main(argv: list[str]) -> int:

@@ -304,7 +304,7 @@ class NodeProcess:
         self._next_beat = time.monotonic() + HEARTBEAT_S
         self._status = replace(status, beat=self._status.beat + 1, time=time.time())
         try:
-            write_json(self._status_file, self._status.to_dict(), mode=PRIVATE)
+            write_json(self._status_file, asdict(self._status), mode=PRIVATE)
         except OSError as error:  # a full quota must not end a running search
             print(f"cannot write {self._status_file}: {error}", file=sys.stderr, flush=True)
 

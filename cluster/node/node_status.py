@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from bigbatch.base import json_values, waits
 from bigbatch.base.atomic_files import read_json
+from bigbatch.base.json_values import read_fields
 from bigbatch.cluster.node.ray_commands import NodePorts
 
 
@@ -45,36 +46,13 @@ class NodeStatus:
     reason: str | None = None
     """Why the node failed; in the state ``starting``: why Ray's last start failed, which is tried again."""
 
-    def to_dict(self) -> dict[str, object]:
-        """The fields as a dict, for the JSON file."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, object]) -> NodeStatus:
-        """Read the fields from a file's values; missing ones have their defaults."""
-        ports = json_values.mapping(values, "ports")
-        return cls(
-            run_id=json_values.text(values, "run_id"),
-            job=json_values.text(values, "job"),
-            state=json_values.text(values, "state"),
-            beat=json_values.whole_number(values, "beat"),
-            time=json_values.number(values, "time"),
-            ip=json_values.text(values, "ip"),
-            cpus=json_values.whole_number(values, "cpus"),
-            gpus=json_values.whole_number(values, "gpus"),
-            memory_bytes=json_values.whole_number(values, "memory_bytes"),
-            object_store_bytes=json_values.whole_number(values, "object_store_bytes"),
-            ports=NodePorts.from_dict(ports) if ports else None,
-            folder=json_values.text(values, "folder"),
-            signalled=json_values.flag(values, "signalled"),
-            reason=json_values.text_or_none(values, "reason"),
-        )
-
     @classmethod
     def read(cls, path: Path) -> NodeStatus | None:
         """Read a report. None if there is none yet, or it cannot be read."""
         values = read_json(path)
-        return cls.from_dict(values) if values else None
+        ports = json_values.mapping(values, "ports")
+        known = read_fields(NodePorts, ports) if ports else None
+        return read_fields(cls, values, ports=known) if values else None
 
 
 @dataclass(frozen=True)
@@ -93,27 +71,11 @@ class NodeOrders:
     if_lost: tuple[str, ...] = ()
     """The command with which another node ends or requeues the job if its first node is lost."""
 
-    def to_dict(self) -> dict[str, object]:
-        """The fields as a dict, for the JSON file."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, object]) -> NodeOrders:
-        """Read the fields from a file's values; missing ones have their defaults."""
-        return cls(
-            run_id=json_values.text(values, "run_id"),
-            stop=json_values.flag(values, "stop"),
-            hold=json_values.flag(values, "hold"),
-            keep_logs=json_values.flag(values, "keep_logs"),
-            address=json_values.text(values, "address"),
-            if_lost=tuple(json_values.texts(values, "if_lost")),
-        )
-
     @classmethod
     def read(cls, path: Path) -> NodeOrders | None:
         """Read the orders. None if there are none, or they cannot be read at the moment."""
         values = read_json(path)
-        return cls.from_dict(values) if values else None
+        return read_fields(cls, values) if values else None
 
 
 @dataclass(frozen=True)
@@ -126,21 +88,6 @@ class RayNode:
     gpus: int
     job: str
     """The Slurm job that lends it."""
-
-    def to_dict(self) -> dict[str, object]:
-        """The fields as a dict, for the JSON file."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, object]) -> RayNode:
-        """Read the fields from a file's values; missing ones have their defaults."""
-        return cls(
-            id=json_values.text(values, "id"),
-            ip=json_values.text(values, "ip"),
-            cpus=json_values.whole_number(values, "cpus"),
-            gpus=json_values.whole_number(values, "gpus"),
-            job=json_values.text(values, "job"),
-        )
 
 
 HUNG_S = float(os.environ.get("BIGBATCH_HUNG_S") or waits.HUNG_S)

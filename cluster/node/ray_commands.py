@@ -11,10 +11,10 @@ import os
 import socket
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from bigbatch.base import json_values, processes
+from bigbatch.base import processes
 from bigbatch.cluster.host import network
 from bigbatch.cluster.host.allocation import granted_gpus, usable_cpus, usable_memory_bytes
 from bigbatch.cluster.node import credentials
@@ -38,15 +38,6 @@ class NodePorts:
     runtime_env_agent: int
     agent_grpc: int
     agent_http: int
-
-    def to_dict(self) -> dict[str, int]:
-        """The ports by name."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, object]) -> NodePorts:
-        """Those of ``to_dict``; a port that is missing is 0."""
-        return cls(**{field.name: json_values.whole_number(values, field.name) for field in fields(cls)})
 
     def used(self) -> list[int]:
         """The ports that are not 0."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 from bigbatch.base import fork_server
 
@@ -12,22 +12,18 @@ FORKS = "ray-forks"
 """The server's socket, beside Ray's folder."""
 
 
-class RayParameters(Protocol):
-    """What is used here of Ray's own parameters of a node."""
-
-    ray_client_server_port: int | None
-    temp_dir: str
-
-
 _kept: list[object] = []
 """The server ends when its standard input is closed, as it is when nothing here holds it."""
 
 
-def before_start(parameters: RayParameters, head: bool) -> None:
+def before_start(parameters: Any, head: bool) -> None:
     """Let this node start its processes for work as copies of one that has loaded torch.
 
     Start no ``ray://`` server on the head. Nobody uses it, and it takes a port and 100 MB. ``ray start`` has no option
     for this; its library understands a port of None.
+
+    Args:
+        parameters: Ray's own, of this node.
     """
     parameters.ray_client_server_port = None
     from ray._private import services

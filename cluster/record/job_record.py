@@ -95,31 +95,14 @@ class JobRecord:
 
         Raises KeyError if ``job_id`` or ``state`` is missing.
         """
-        read = json_values
-        early, excluded = read.mapping(values, "early_signal"), read.mapping(values, "excluded")
-        return cls(
+        early, excluded = json_values.mapping(values, "early_signal"), json_values.mapping(values, "excluded")
+        return json_values.read_fields(
+            cls,
+            values,
             job_id=str(values["job_id"]),
             state=str(values["state"]),
-            command=read.texts(values, "command"),
-            nodes=read.texts(values, "nodes"),
-            head=read.text_or_none(values, "head"),
-            address=read.text_or_none(values, "address"),
-            dashboard_port=read.whole_number_or_none(values, "dashboard_port"),
-            metrics_port=read.whole_number_or_none(values, "metrics_port"),
-            token_path=read.text_or_none(values, "token_path"),
-            study_folder=read.text_or_none(values, "study_folder"),
-            log=read.text_or_none(values, "log"),
-            node_logs=read.text_or_none(values, "node_logs"),
-            end_time=read.number_or_none(values, "end_time"),
-            deadline=read.number_or_none(values, "deadline"),
-            restarts=read.whole_number(values, "restarts"),
-            fruitless_restarts=read.whole_number(values, "fruitless_restarts"),
-            early_signal={key: read.number(early, key) for key in early} or None,
-            excluded={node: read.text(excluded, node) for node in excluded},
-            attached=read.texts(values, "attached"),
-            successor=read.text_or_none(values, "successor"),
-            reason=read.text_or_none(values, "reason"),
-            updated=read.number(values, "updated"),
+            early_signal={key: json_values.number(early, key) for key in early} or None,
+            excluded={node: json_values.text(excluded, node) for node in excluded},
         )
 
     def write(self, env: Mapping[str, str] | None = None) -> Path:

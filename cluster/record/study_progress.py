@@ -28,8 +28,6 @@ PROGRESS_FILE = "progress.json"
 UNREACHED_H = 1e6
 """From this value on, a trial has missed the search's target (``bigbatch.tune.runs.objective``)."""
 EPOCH_MARK = f'"{EPOCH_PREFIX}'.encode()
-EPOCH_PARTS = ("train_s", "bn_s", "val_s", "checkpoint_s")
-"""The fields of an epoch's record whose sum is its duration (``bigbatch.tune.runs.tables.epoch_s``)."""
 
 
 @dataclass(frozen=True)
@@ -38,18 +36,10 @@ class StudyProgress:
 
     name: str
     planned: int | None
-    complete: int = 0
-    pruned: int = 0
-    failed: int = 0
-    running: int = 0
-    waiting: int = 0
+    finished: int = 0
+    """The number of trials that count towards ``planned``: they are complete, were stopped early, or have failed."""
     best: float | None = None
     """Value of the best complete trial, in the study's first objective."""
-
-    @property
-    def finished(self) -> int:
-        """The number of trials that count towards ``planned``."""
-        return self.complete + self.pruned + self.failed
 
 
 def read_study_progress(folder: str | Path) -> StudyProgress | None:
@@ -60,23 +50,16 @@ def read_study_progress(folder: str | Path) -> StudyProgress | None:
         return None
     name, planned = str(description["name"]), json_values.whole_number_or_none(description, "trials")
     if not (folder / JOURNAL_NAME).exists():
-        return _of_database(folder, name, planned)
+        noted = read_json(folder / PROGRESS_FILE)  # nothing, if the driver has written none yet
+        ended = sum(json_values.whole_number(noted, state) for state in ("complete", "pruned", "failed"))
+        return StudyProgress(name, planned, ended, json_values.number_or_none(noted, "best"))
     found: StoredStudy[StoredTrial] = StoredStudy([])
     with contextlib.suppress(OSError):
         found = read_journal(folder, name, StoredTrial, STATES) or found
-    states = [trial.state for trial in found.trials]
     done = [trial.value for trial in found.trials if trial.state == State.COMPLETE and trial.value is not None]
     values = [value for value in done if not math.isnan(value)]
-    return StudyProgress(
-        name=name,
-        planned=planned,
-        complete=states.count(State.COMPLETE),
-        pruned=states.count(State.PRUNED),
-        failed=states.count(State.FAIL),
-        running=states.count(State.RUNNING),
-        waiting=states.count(State.WAITING),
-        best=_best(values, json_values.text(description, "objective")),
-    )
+    finished = sum(trial.state.is_finished() for trial in found.trials)
+    return StudyProgress(name, planned, finished, _best(values, json_values.text(description, "objective")))
 
 
 def _best(values: list[float], objective: str) -> float | None:
@@ -89,21 +72,6 @@ def _best(values: list[float], objective: str) -> float | None:
     return (min if objective.partition(",")[0].endswith(":min") else max)(values, default=None)
 
 
-def _of_database(folder: Path, name: str, planned: int | None) -> StudyProgress:
-    """The progress that the driver last wrote down; zero if it has written none yet."""
-    noted = read_json(folder / PROGRESS_FILE)
-    return StudyProgress(
-        name=name,
-        planned=planned,
-        complete=json_values.whole_number(noted, "complete"),
-        pruned=json_values.whole_number(noted, "pruned"),
-        failed=json_values.whole_number(noted, "failed"),
-        running=json_values.whole_number(noted, "running"),
-        waiting=json_values.whole_number(noted, "waiting"),
-        best=json_values.number_or_none(noted, "best"),
-    )
-
-
 def finished_epochs(folder: str | Path) -> int:
     """The number of epochs that the study has recorded, in all trials. Raises OSError for an unreadable journal."""
     try:
@@ -111,23 +79,3 @@ def finished_epochs(folder: str | Path) -> int:
             return sum(EPOCH_MARK in line for line in lines)
     except FileNotFoundError:
         return json_values.whole_number(read_json(Path(folder) / PROGRESS_FILE), "epochs")
-
-
-def longest_epoch_s(folder: str | Path) -> float | None:
-    """Seconds of the longest epoch that the study has recorded; None if there is none."""
-    longest = None
-    try:
-        with (Path(folder) / JOURNAL_NAME).open("rb") as lines:
-            for line in lines:
-                # The driver may be writing the last line at this moment.
-                if EPOCH_MARK in line and line.endswith(b"\n"):
-                    attributes = json_values.mapping(json_values.json_object(line), "user_attr")
-                    for name in attributes:
-                        record = json_values.mapping(attributes, name)
-                        seconds = sum(json_values.number(record, part) for part in EPOCH_PARTS)
-                        longest = max(longest or 0.0, seconds)
-    except FileNotFoundError:
-        return json_values.number_or_none(read_json(Path(folder) / PROGRESS_FILE), "longest_epoch_s")
-    except (OSError, ValueError):
-        pass
-    return longest

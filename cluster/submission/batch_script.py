@@ -5,7 +5,6 @@ Everything is checked before submission: a job that would wait for hours and the
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import logging
 import os
@@ -16,10 +15,11 @@ import sys
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from bigbatch.base import mounts
 from bigbatch.base.atomic_files import write_text
+from bigbatch.base.command_line import did_you_mean
 from bigbatch.base.private_folder import base_folders
 from bigbatch.base.root import ROOT
 from bigbatch.base.waits import MARGIN_S
@@ -29,7 +29,6 @@ from bigbatch.cluster.host.profiles import (
     BUILT_IN,
     NO_LIMIT_S,
     InputError,
-    Partition,
     Site,
     find_site,
     format_time,
@@ -38,11 +37,8 @@ from bigbatch.cluster.job import options
 from bigbatch.cluster.job.allocated_nodes import DEVICE_VARIABLES
 from bigbatch.cluster.record import job_record
 from bigbatch.cluster.submission import request_checks, search_check
-from bigbatch.cluster.submission.request_checks import Request, RequestFields
-from bigbatch.cluster.submission.resources import COUNTED_OTHERWISE, JobResources, job_resources, slurm_partitions
-
-if TYPE_CHECKING:
-    from typing import Unpack
+from bigbatch.cluster.submission.request_checks import Request
+from bigbatch.cluster.submission.resources import JobResources, job_resources, slurm_partitions
 
 _log = logging.getLogger(__name__)
 
@@ -55,7 +51,7 @@ def submit(
     dry_run: bool = False,
     check: bool = True,
     env: Mapping[str, str] | None = None,
-    **request_options: Unpack[RequestFields],
+    **request_options: Any,
 ) -> str:
     """Submit a search; returns the job's id (with ``dry_run`` the script that would be submitted).
 
@@ -70,12 +66,9 @@ def submit(
     known = Request.__dataclass_fields__
     for name in request_options:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            raise InputError(
-                f"no such field of Request; got {name!r}." + (f" Did you mean {near[0]!r}?" if near else "")
-            )
+            raise InputError(f"no such field of Request; got {name!r}. {did_you_mean(name, known)}")
     values = {k: os.fspath(v) if isinstance(v, os.PathLike) else v for k, v in request_options.items()}
-    request = Request(arguments=tuple(map(str, arguments)), **values)  # type: ignore[arg-type]
+    request = Request(arguments=tuple(map(str, arguments)), **values)
     return submit_request(request, find_site(site, env), dry_run=dry_run, check=check, env=env)
 
 
@@ -94,21 +87,20 @@ def submit_request(
             "sbatch is not on PATH. Submit on a login node, or write --dry-run to see the script."
         )
     check_files(request)
-    live = slurm_partitions()
-    script = render_batch_script(request, site, env=env, live=live)
+    needs = job_resources(request, site, env, slurm_partitions())
+    script = render_batch_script(request, site, needs, env)
     if check:
         check_folders(request, env)
     if check and request.is_search:
-        needs = job_resources(request, site, env=env, live=live)
         _log.info("the request fits the site %s; checking the search", site.name)
-        _check_search(request, needs, render_batch_script(request, site, env=env, live=live, check_only=True))
+        _check_search(request, needs, render_batch_script(request, site, needs, env, check_only=True))
         _log.info("the search is checked")
     if dry_run:
         return script
     path = _keep(script, request, env)
     _log.info("the batch script is %s", path)
     # Also on the command line: variables such as SBATCH_ACCOUNT override the script's own lines.
-    directives = _directives(request, site, job_resources(request, site, env=env, live=live), env)
+    directives = _directives(request, site, needs, env)
     return slurm_commands.sbatch(str(path), options=directives, env=_outside_of_jobs(os.environ))
 
 
@@ -117,7 +109,7 @@ def _check_search(request: Request, needs: JobResources, script: str) -> None:
     cwd = work_folder(request)
     arguments = options.parse_job_options([*request.job_options, *request.arguments]).arguments
     env = _outside_of_jobs(os.environ)
-    if not any(option.startswith(COUNTED_OTHERWISE) for option in request.options):
+    if not request.nodes_may_differ:
         env[PLANNED_NODES] = planned_nodes_text(needs.nodes, needs.cpus_per_node, needs.gpus_per_node)
     note = search_check.check_search(arguments, script, cwd, env)
     if note:
@@ -199,24 +191,21 @@ def check_files(request: Request) -> None:
 def render_batch_script(
     request: Request,
     site: Site,
+    needs: JobResources,
+    env: Mapping[str, str],
     *,
-    env: Mapping[str, str] | None = None,
-    live: Mapping[str, Partition] | None = None,
     root: Path = ROOT,
     check_only: bool = False,
 ) -> str:
-    """The whole batch script. Raises InputError for what the site does not grant.
+    """The whole batch script. Raises InputError for a text with more than one line.
 
-    ``live``: the partitions as Slurm knows them now; None where Slurm was not asked. ``check_only``: it ends where
-    the job would begin, with a check of the search.
+    ``check_only``: it ends where the job would begin, with a check of the search.
     """
-    env = os.environ if env is None else env
-    needs = job_resources(request, site, env=env, live=live)
     modules = (*site.modules, *(needs.partition.modules if needs.partition else ()))
     script = ATTACH if request.attach_to else SEARCH
     arguments = f"{search_check.ARGUMENT} " * check_only + _arguments(request, site)
     directives = _directives(request, site, needs, env)
-    comment = f"Made by `bigbatch cluster submit` for {site.title or site.name}. {_cost(needs, site)}"
+    comment = f"Made by `bigbatch cluster submit` for {site.title or site.name}. {_cost(needs)}"
     for text in (*directives, comment):
         if not text.isprintable():  # a second line would run as a command
             raise InputError(f"names, options of sbatch and a profile's texts must be one line; got {text!r}.")
@@ -236,23 +225,20 @@ def render_batch_script(
     return "\n".join(lines) + "\n"
 
 
-def _cost(needs: JobResources, site: Site) -> str:
-    """The job's highest cost, in the unit of budgets, and how the site accounts it."""
+def _cost(needs: JobResources) -> str:
+    """The job's highest cost, in the unit of budgets."""
     if needs.time_s >= NO_LIMIT_S:
         return "It has no time limit."
     hours = needs.nodes * (needs.gpus_per_node or needs.cpus_per_node) * needs.time_s / 3600
-    text = f"At most {hours:g} {'GPU' if needs.gpus_per_node else 'core'} hours a run"
-    if site.accounting_unit:
-        text += f"; accounted in {site.accounting_unit}"
-    return text + (f": {site.accounting_command}" if site.accounting_command else ".")
+    return f"At most {hours:g} {'GPU' if needs.gpus_per_node else 'core'} hours a run."
 
 
 def _directives(request: Request, site: Site, needs: JobResources, env: Mapping[str, str]) -> list[str]:
     # In --output a % begins a pattern of Slurm's.
     log = str(job_record.records_home(env) / "logs").replace("%", "%%") + "/%j.log"
     requeue = site.requeue and not request.attach_to
-    gpus = [f"{needs.gres}:{needs.gpus_per_node}"] if needs.gpus_per_node and needs.gres else []
-    others = request_checks.resources_beside_gpus(request)  # Slurm uses the last of several --gres
+    gpus = [f"{needs.gres}:{needs.gpus_per_node}"] if needs.gpus_per_node else []
+    others = request_checks.other_resources(request)  # Slurm uses the last of several --gres
     optional = {
         "--partition": needs.partition.name if needs.partition else None,
         "--account": needs.account,

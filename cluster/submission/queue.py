@@ -151,12 +151,6 @@ def cancel(job_id: str | int) -> list[str]:
 
 def _check_id(job_id: str) -> None:
     # An empty or odd id could reach other jobs: squeue and scancel accept lists and patterns.
-    array, tasks, _ = job_id.partition("_[")
-    if tasks and array.isdigit():
-        raise InputError(
-            f"a job's id must be a number; got {job_id!r}, the waiting tasks of an array. "
-            f"Write {array} for the whole array, or e.g. {array}_1 for one of its tasks."
-        )
     if not job_id.replace("_", "").replace("+", "").isdigit():
         raise InputError(f"a job's id must be a number; got {job_id!r}. `bigbatch cluster queue` shows them.")
 

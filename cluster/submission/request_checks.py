@@ -1,22 +1,18 @@
-"""A user's request for a job, and checks of its numbers, memory, time and GPUs: types, syntax, and contradictions.
+"""A user's request for a job, and checks of its numbers, memory and GPUs: types, syntax, and contradictions.
 
-Its fields are those of ``bigbatch cluster submit`` and of ``cluster.submit``. The terms are Slurm's (``man sbatch``).
-Options of sbatch (``--sbatch``) may describe the same things as the request's own options, so both are read together.
+Its fields are those of ``bigbatch cluster submit`` and of ``bigbatch.submit``. The terms are Slurm's (``man sbatch``).
+What it has a field for is refused among the further options of sbatch (``--sbatch``): each thing is said once.
 """
 
 from __future__ import annotations
 
-import difflib
-import os
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TypedDict
 
-from bigbatch.base.command_line import empty_value
+from bigbatch.base.command_line import did_you_mean, empty_value
 from bigbatch.base.waits import MARGIN_S
 from bigbatch.cluster.host import slurm_commands
-from bigbatch.cluster.host.profiles import InputError, Partition, parse_time
+from bigbatch.cluster.host.profiles import InputError, Partition
 
 
 @dataclass(frozen=True)
@@ -54,35 +50,15 @@ class Request:
         """Whether the request is for a search, not for a command or for nodes of another job."""
         return self.attach_to is None and "--" not in self.arguments
 
-
-class RequestFields(TypedDict, total=False):
-    """``Request``'s fields as keywords of a function, all but ``arguments``. None: as if it were not given."""
-
-    nodes: int
-    time: str | None
-    partition: str | None
-    account: str | None
-    qos: str | None
-    gpus_per_node: int | None
-    cpus_per_gpu: int | None
-    cpus_per_node: int | None
-    mem: str | None
-    gres: str | None
-    name: str
-    container: str | os.PathLike[str] | None
-    python: str | os.PathLike[str] | None
-    prelude: str | os.PathLike[str] | None
-    signal_s: int
-    job_options: tuple[str, ...]
-    options: tuple[str, ...]
-    attach_to: str | None
+    @property
+    def nodes_may_differ(self) -> bool:
+        """Whether an option of sbatch says how many nodes the job gets, e.g. a range."""
+        return any(option.startswith("--nodes") for option in self.options)
 
 
 MIN_WHOLE_NUMBERS = {"nodes": 1, "gpus_per_node": 0, "cpus_per_gpu": 1, "cpus_per_node": 1, "signal_s": 1}
 """Fields that are whole numbers, with their lowest value."""
 LARGEST_SIGNAL_S = 65535
-MEMORY = ("--mem", "--mem-per-cpu", "--mem-per-gpu")
-GPUS_BY_SBATCH = ("--gres", "--gpus", "--gpus-per-node", "--gpus-per-task", "--gpus-per-socket")
 OF_THE_REQUEST = "what submit has an option for is said by that option"
 ONE_TASK = ("a job has one task on each node", "Write --nodes N and --cpus-per-node N.")
 REFUSED = {
@@ -91,12 +67,16 @@ REFUSED = {
     "--cpus-per-task": (OF_THE_REQUEST, "Write --cpus-per-node N."),
     "--signal": (OF_THE_REQUEST, "Write --signal S."),
     "--job-name": (OF_THE_REQUEST, "Write --name NAME."),
-    **{f"--{one}": (OF_THE_REQUEST, f"Write --{one} …") for one in ("partition", "account", "qos", "cpus-per-gpu")},
+    **{
+        f"--{one}": (OF_THE_REQUEST, f"Write --{one} …")
+        for one in ("partition", "account", "qos", "time", "mem", "cpus-per-gpu", "gpus-per-node")
+    },
+    **dict.fromkeys(("--gpus", "--gpus-per-task", "--gpus-per-socket"), (OF_THE_REQUEST, "Write --gpus-per-node N.")),
     "--test-only": (OF_THE_REQUEST, "Write --dry-run."),
     "--wait": ("submit returns when the job is queued", "Write `bigbatch cluster logs JOBID -f` then."),
 }
 """Options of sbatch that contradict the request or the batch script: the rule and the fix."""
-READ = (*REFUSED, *MEMORY, *GPUS_BY_SBATCH, "--time", "--nodes", "--chdir")
+READ = (*REFUSED, "--gres", "--nodes", "--chdir")
 
 
 def check_sbatch_options(request: Request) -> None:
@@ -110,6 +90,9 @@ def check_sbatch_options(request: Request) -> None:
             raise InputError(f"{rule}; got --sbatch={option}. {fix}")
         if meant and meant != [name]:
             raise InputError(f"--sbatch must be a whole option of sbatch; got {option!r}. Write {meant[0]}=….")
+    for value in other_resources(request):
+        if any(name == "gpu" for name, _, _ in slurm_commands.gres_parts(value)):
+            raise InputError(f"{OF_THE_REQUEST}; got --sbatch=--gres={value}. Write --gres gpu:TYPE:N.")
 
 
 def check_kinds(request: Request) -> None:
@@ -132,128 +115,50 @@ def check_kinds(request: Request) -> None:
         raise InputError(f"--signal must be at most {LARGEST_SIGNAL_S}; got {request.signal_s}. Write --signal 120.")
 
 
-def check_memory_and_time(request: Request) -> None:
-    """Raise InputError if Slurm could not read memory or time, or if one of them is given twice."""
-    for option, value in _by_sbatch(request, ("--time",)):
-        try:
-            parse_time(value)
-        except InputError as error:
-            raise InputError(f"--sbatch={option}: {error}") from None
-        if request.time is not None:
-            raise InputError(
-                f"the time must be given once; got --time {request.time} and --sbatch={option}={value}. Leave one out."
-            )
-    memory_options = [("--mem", request.mem)] if request.mem is not None else []
-    memory_options += [(f"--sbatch={option}=", value) for option, value in _by_sbatch(request, MEMORY)]
-    for option, value in memory_options:
-        check_memory(option, str(value))
-    if len(memory_options) > 1:  # sbatch refuses these three beside each other
-        (one, first), (other, second) = memory_options[:2]
-        raise InputError(f"memory must be given once; got {_words(one, first)} and {_words(other, second)}. Leave one.")
-
-
-def check_memory(option: str, text: str) -> None:
+def check_memory(text: str) -> None:
     """Raise InputError unless ``text`` is a size in Slurm's form: digits, in MiB unless K, M, G or T follow; 0: all."""
-    if re.fullmatch(r"[0-9]+[KMGT]?", text, re.IGNORECASE):
-        return
-    fix = "Write e.g. 120G, or 0 for all of a node."
-    near = re.fullmatch(r"([0-9]+)(?:\.([0-9]+))?\s*([KMGT])?(?:i?B)?", text.strip(), re.IGNORECASE)
-    if near and not near[2]:
-        fix = f"Write {near[1]}{(near[3] or '').upper()}."
-    elif near and near[3] and near[3].upper() in "GT":
-        whole = float(f"{near[1]}.{near[2]}") * 1024
-        fix = f"Write {whole:.0f}{'M' if near[3].upper() == 'G' else 'G'}."
-    raise InputError(f"{option.rstrip('=')} must be a whole number, with K, M, G or T or without; got {text!r}. {fix}")
+    if not re.fullmatch(r"[0-9]+[KMGT]?", text, re.IGNORECASE):
+        raise InputError(
+            f"--mem must be a whole number, with K, M, G or T or without; got {text!r}. "
+            "Write e.g. 120G, or 0 for all of a node."
+        )
 
 
 # GPUs
 
 
-@dataclass(frozen=True)
-class GpuOption:
-    """The GPUs of a node according to one option. None and empty: the option does not tell."""
-
-    words: str
-    count: float | None
-    kind: str
-    own: bool
-    """Whether it is an option of the request itself, not one for sbatch."""
-
-
-def read_gpu_options(request: Request) -> list[GpuOption]:
-    """The GPUs according to each option of the request. Raises InputError for an unreadable option."""
-    found = []
-    if request.gres is not None:
-        name, kind, count = parse_gres(request.gres)
-        found.append(GpuOption(f"--gres {request.gres}", count, kind, True))
-    if request.gpus_per_node is not None:
-        found.append(GpuOption(f"--gpus-per-node {request.gpus_per_node}", request.gpus_per_node, "", True))
-    for option, value in _by_sbatch(request, GPUS_BY_SBATCH):
-        other_nodes = any(name.startswith("--nodes") for name in request.options)
-        found += _of_sbatch(option, value, 0 if other_nodes else request.nodes)
-    return found
+def gpus_asked_for(request: Request) -> int | None:
+    """The GPUs of each node; None: not said. Raises InputError if two options contradict each other."""
+    by_gres = parse_gres(request.gres)[1] if request.gres is not None else None
+    if None not in (by_gres, request.gpus_per_node) and by_gres != request.gpus_per_node:
+        raise InputError(
+            f"options must agree about a node's GPUs; got --gres {request.gres} and "
+            f"--gpus-per-node {request.gpus_per_node}. Leave one out, or make them equal."
+        )
+    return request.gpus_per_node if by_gres is None else by_gres
 
 
-def _of_sbatch(option: str, value: str, nodes: int) -> list[GpuOption]:
-    """``nodes``: 0 if their number is not known; then a total of GPUs does not tell the GPUs of a node."""
-    words = f"--sbatch={option}={value}"
-    if option == "--gres":
-        parts = [(kind, count) for name, kind, count in slurm_commands.gres_parts(value) if name == "gpu"]
-    else:
-        kind, _, number = value.rpartition(":")
-        count = slurm_commands.read_count(number)
-        if count is None:
-            raise InputError(f"--sbatch={option} must be N or TYPE:N; got {value!r}. Write e.g. --sbatch={option}=4.")
-        parts = [(kind, count)]
-    if len(parts) != 1 or option == "--gpus-per-socket":  # several kinds, or sockets: not known here
-        return [GpuOption(words, None, "", False)] if parts else []
-    kind, count = parts[0]
-    if option != "--gpus":
-        return [GpuOption(words, count, kind, False)]  # also by task: a node has one
-    return [GpuOption(words, count / nodes if nodes else None, kind, False)]
-
-
-def resources_beside_gpus(request: Request) -> list[str]:
-    """The values of ``--sbatch=--gres=…`` without a GPU: ``tmpdisk:10``."""
-    values = [value for _, value in _by_sbatch(request, ("--gres",))]
-    return [value for value in values if all(name != "gpu" for name, _, _ in slurm_commands.gres_parts(value))]
-
-
-def parse_gres(text: str) -> tuple[str, str, int | None]:
-    """Name, type and number of ``gpu``, ``gpu:a100``, ``gpu:2`` or ``gpu:a100:2``. Raises InputError."""
-    match = re.fullmatch(r"(gpu)(?::([A-Za-z0-9_.-]*[A-Za-z_.-][A-Za-z0-9_.-]*))?(?::([0-9]+))?", text)
+def parse_gres(text: str) -> tuple[str, int | None]:
+    """Type and number of ``gpu``, ``gpu:a100``, ``gpu:2`` or ``gpu:a100:2``. Raises InputError."""
+    match = re.fullmatch(r"gpu(?::([A-Za-z0-9_.-]*[A-Za-z_.-][A-Za-z0-9_.-]*))?(?::([0-9]+))?", text)
     if not match:
         raise InputError(
             f"--gres must be gpu, gpu:TYPE or gpu:TYPE:NUMBER; got {text!r}. "
-            "Write other resources as --sbatch=--gres=…, together with the GPUs."
+            "Write other resources as --sbatch=--gres=…."
         )
-    return match[1], match[2] or "", int(match[3]) if match[3] else None
+    return match[1] or "", int(match[2]) if match[2] else None
 
 
-def check_gpus(gpu_options: Iterable[GpuOption], partition: Partition | None) -> None:
-    """Raise InputError if two options contradict each other, or the partition has no GPUs of that type."""
-    gpu_options = list(gpu_options)
-    for what in ("count", "kind"):
-        known = [one for one in gpu_options if getattr(one, what) not in (None, "")]
-        for other in known[1:]:
-            if getattr(known[0], what) != getattr(other, what):
-                raise InputError(
-                    f"options must agree about a node's GPUs; got {known[0].words} and {other.words}. "
-                    "Leave one out, or make them equal."
-                )
-    kinds = partition.gpu_types if partition else ()
-    for one in gpu_options:
-        if partition and one.kind and kinds and one.kind not in kinds:
-            near = difflib.get_close_matches(one.kind.lower(), kinds, n=1)
-            fix = f"Did you mean gpu:{near[0]}?" if near else f"Write --gres gpu:{kinds[0]}."
-            raise InputError(f"partition {partition.name} has GPUs of type {', '.join(kinds)}; got {one.words}. {fix}")
+def check_gpu_type(request: Request, partition: Partition | None) -> None:
+    """Raise InputError if the partition has no GPUs of the requested type."""
+    kind, known = parse_gres(request.gres)[0] if request.gres is not None else "", partition and partition.gpu_types
+    if partition and kind and known and kind not in known:
+        fix = did_you_mean(kind, known, f"Write --gres gpu:{known[0]}.")
+        raise InputError(
+            f"partition {partition.name} has GPUs of type {', '.join(known)}; got --gres {request.gres}. {fix}"
+        )
 
 
-def _by_sbatch(request: Request, names: Iterable[str]) -> list[tuple[str, str]]:
-    """The options of sbatch with one of these names, and their values."""
-    pairs = [option.partition("=")[::2] for option in request.options]
-    return [(name, value) for name, value in pairs if name in names]
-
-
-def _words(option: str, value: object) -> str:
-    return f"{option}{value}" if option.endswith("=") else f"{option} {value}"
+def other_resources(request: Request) -> list[str]:
+    """The values of ``--sbatch=--gres=…``: ``tmpdisk:10``."""
+    return [option.partition("=")[2] for option in request.options if option.startswith("--gres=")]

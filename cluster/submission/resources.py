@@ -5,11 +5,10 @@ They are checked against the site's profile and, if Slurm answers, against Slurm
 
 from __future__ import annotations
 
-import difflib
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from bigbatch.base.command_line import did_you_mean
 from bigbatch.cluster.host import slurm_commands
 from bigbatch.cluster.host.profiles import (
     NO_LIMIT_S,
@@ -28,9 +27,6 @@ from bigbatch.cluster.submission.request_checks import Request
 USUAL_TIME_S = 4 * 3600
 """Default wall time, if the partition grants it. Short jobs start early, and they requeue."""
 
-COUNTED_OTHERWISE = ("--gres", "--gpus", "--nodes")
-"""Options of sbatch (``--sbatch``) that can change the job's GPUs, beside ``--nodes`` and ``--gpus-per-node``."""
-
 
 @dataclass(frozen=True)
 class JobResources:
@@ -43,27 +39,22 @@ class JobResources:
     time_s: int
     qos: str | None
     account: str | None
-    gres: str | None
-    """None: options of sbatch name the GPUs."""
+    gres: str
     options: tuple[str, ...] = ()
     """Options that jobs on this partition need."""
 
 
 def job_resources(
-    request: Request,
-    site: Site,
-    *,
-    env: Mapping[str, str] | None = None,
-    live: Mapping[str, Partition] | None = None,
+    request: Request, site: Site, env: Mapping[str, str], live: Mapping[str, Partition] | None
 ) -> JobResources:
-    """The resources of the request. Raises InputError for the first thing that the site does not grant."""
-    env = os.environ if env is None else env
+    """The resources of the request. Raises InputError for the first thing that the site does not grant.
+
+    ``live``: the partitions as Slurm knows them now; None where Slurm was not asked.
+    """
     _check_words(request, site)
     partition = _partition(request, site, live)
-    gpu_options = request_checks.read_gpu_options(request)
-    request_checks.check_gpus(gpu_options, partition)
-    by_sbatch = bool(gpu_options) and not any(one.own for one in gpu_options)
-    gpus = _gpus(request, gpu_options, site, partition)
+    request_checks.check_gpu_type(request, partition)
+    gpus = _gpus(request, site, partition)
     time_s, qos = _time_and_qos(request, partition, gpus * request.nodes)
     if partition and partition.max_nodes and request.nodes > partition.max_nodes:
         raise InputError(
@@ -71,7 +62,6 @@ def job_resources(
             f"Write --nodes {partition.max_nodes} or less."
         )
     cpus = _cpus(request, site, partition, gpus)
-    _check_enough_nodes(request, partition, gpus, cpus)
     _check_workers(request, gpus or cpus, "GPUs" if gpus else "cores")
     return JobResources(
         partition=partition,
@@ -81,7 +71,7 @@ def job_resources(
         time_s=time_s,
         qos=qos,
         account=_account(request, site, partition, env),
-        gres=None if by_sbatch else _gres(request, partition),
+        gres=_gres(request, partition),
         options=partition.options if partition else (),
     )
 
@@ -90,7 +80,8 @@ def _check_words(request: Request, site: Site) -> None:
     """Raise InputError for what is wrong on every site."""
     request_checks.check_kinds(request)
     request_checks.check_sbatch_options(request)
-    request_checks.check_memory_and_time(request)
+    if request.mem is not None:
+        request_checks.check_memory(request.mem)
     try:
         options.parse_job_options([*request.job_options, *request.arguments])
     except options.UsageError as error:
@@ -102,7 +93,7 @@ def _check_words(request: Request, site: Site) -> None:
 
 def _check_workers(request: Request, per_node: int, kind: str) -> None:
     """Raise InputError if a trial needs more than the allocation has: it would wait for ever."""
-    if any(option.startswith(COUNTED_OTHERWISE) for option in request.options):
+    if request.nodes_may_differ:
         return  # the job sees its allocation and checks again
     wanted = options.workers(options.parse_job_options([*request.job_options, *request.arguments]))
     if wanted and wanted > per_node * request.nodes:
@@ -122,8 +113,7 @@ def _partition(request: Request, site: Site, live: Mapping[str, Partition] | Non
     if name not in known:
         if live is None and not site.partitions:
             return Partition(name)  # nothing is known here: Slurm will decide
-        near = difflib.get_close_matches(name, known, n=1)
-        fix = f"Did you mean {near[0]}?" if near else f"Write one of {', '.join(sorted(known))}."
+        fix = did_you_mean(name, sorted(known))
         raise InputError(f"--partition must be one of {site.name}'s; got {name!r}. {fix}")
     return _tightest(site.partitions.get(name), (live or {}).get(name))
 
@@ -150,22 +140,17 @@ def _gres(request: Request, partition: Partition | None) -> str:
     """What ``--gres`` calls a GPU, without the number."""
     if request.gres is None:
         return partition.gres if partition else "gpu"
-    name, kind, _ = request_checks.parse_gres(request.gres)
-    return f"{name}:{kind}" if kind else name
+    kind, _ = request_checks.parse_gres(request.gres)
+    return f"gpu:{kind}" if kind else "gpu"
 
 
-def _gpus(
-    request: Request, gpu_options: list[request_checks.GpuOption], site: Site, partition: Partition | None
-) -> int:
-    """GPUs of each node: the requested number, or all of a node. Numbers in sbatch's options are used if readable."""
+def _gpus(request: Request, site: Site, partition: Partition | None) -> int:
+    """GPUs of each node: the requested number, or all of a node."""
     most = partition.gpus_per_node if partition else None
-    counts = [int(one.count) for one in gpu_options if one.count is not None and one.count == int(one.count)]
-    wanted = counts[0] if counts else None
+    wanted = request_checks.gpus_asked_for(request)
     if wanted is None:
         return (partition and partition.gpus_on(request.nodes)) or most or (1 if request.gres else 0)
     if most is not None and wanted > most and partition:
-        if not any(one.own and one.count is not None for one in gpu_options):
-            return most
         fix = f"Write --gpus-per-node {most} and more --nodes." if most else "Write a --partition with GPUs, or 0."
         raise InputError(f"a node of {site.name}'s partition {partition.name} has {most} GPUs; got {wanted}. {fix}")
     return wanted
@@ -197,21 +182,6 @@ def _cpus(request: Request, site: Site, partition: Partition | None, gpus: int) 
             f"Write --cpus-per-node {most} or less."
         )
     return cpus
-
-
-def _check_enough_nodes(request: Request, partition: Partition | None, gpus: int, cpus: int) -> None:
-    """Raise InputError if too few nodes of a mixed partition have what is asked of each: the job would never start."""
-    if partition is None or not partition.kinds or any(option.startswith("--nodes") for option in request.options):
-        return
-    able = sum(kind.nodes for kind in partition.kinds if kind.gpus >= gpus and kind.cores >= cpus)
-    if able >= request.nodes:
-        return
-    has = ", ".join(f"{kind.nodes} with {kind.gpus} GPUs and {kind.cores} cores" for kind in partition.kinds)
-    fewer = f"--nodes {able} or less, or " if able else ""
-    raise InputError(
-        f"each node gets {gpus} GPUs and {cpus} cores, and partition {partition.name} has {able} such nodes (of its "
-        f"nodes {has}); got --nodes {request.nodes}. Write {fewer}less --gpus-per-node or --cpus-per-node."
-    )
 
 
 def _time_and_qos(request: Request, partition: Partition | None, gpus: int) -> tuple[int, str | None]:
@@ -247,8 +217,7 @@ def _qos(
 
     if request.qos:
         if request.qos not in services:
-            near = difflib.get_close_matches(request.qos, services, n=1)
-            fix = f"Did you mean {near[0]}?" if near else f"Write one of {', '.join(services)}."
+            fix = did_you_mean(request.qos, services)
             raise InputError(f"--qos must be one of partition {partition}'s; got {request.qos!r}. {fix}")
         candidates = [services[request.qos]]
     else:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from bigbatch import __version__
 from bigbatch.base import hidden_libraries
@@ -13,40 +14,13 @@ from bigbatch.base.root import ROOT
 from bigbatch.base.streams import exit_code_after_output, reader_may_leave
 
 
-def _tune(argv: Sequence[str]) -> int:
-    from bigbatch.tune.commands.tune import tune_main
+def _main_of(module: str, function: str = "main", **keywords: object) -> Callable[[Sequence[str]], int]:
+    """The function of a command, whose file is loaded when the command runs: most of them load much."""
 
-    return tune_main(argv, prog="bigbatch tune")
+    def run(argv: Sequence[str]) -> int:
+        return int(getattr(importlib.import_module(f"bigbatch.{module}"), function)(argv, **keywords))
 
-
-def _train(argv: Sequence[str]) -> int:
-    from bigbatch.train_loop.launch.command import main
-
-    return main(argv)
-
-
-def _lr_find(argv: Sequence[str]) -> int:
-    from bigbatch.train_loop.launch.lr_find import main
-
-    return main(argv)
-
-
-def _pack(argv: Sequence[str]) -> int:
-    from bigbatch.train_loop.data.packing.command import main
-
-    return main(argv)
-
-
-def _fetch(argv: Sequence[str]) -> int:
-    from bigbatch.train_loop.data.packing.fetch import main
-
-    return main(argv)
-
-
-def _simulate(argv: Sequence[str]) -> int:
-    from bigbatch.tune.commands.simulate import main
-
-    return main(argv)
+    return run
 
 
 def _cluster(argv: Sequence[str]) -> int:
@@ -54,48 +28,6 @@ def _cluster(argv: Sequence[str]) -> int:
     from bigbatch.tune.plan.arguments import tune_parser
 
     return cluster_main(argv, tune_parser)
-
-
-def _studies(argv: Sequence[str]) -> int:
-    from bigbatch.tune.commands.studies import studies_main
-
-    return studies_main(argv)
-
-
-def _show(argv: Sequence[str]) -> int:
-    from bigbatch.tune.commands.show import show_main
-
-    return show_main(argv)
-
-
-def _watch(argv: Sequence[str]) -> int:
-    from bigbatch.tune.commands.watch import watch_main
-
-    return watch_main(argv)
-
-
-def _wandb_sync(argv: Sequence[str]) -> int:
-    from bigbatch.tune.commands.wandb_sync import wandb_sync_main
-
-    return wandb_sync_main(argv)
-
-
-def _export(argv: Sequence[str]) -> int:
-    from bigbatch.tune.commands.export import main
-
-    return main(argv)
-
-
-def _report(argv: Sequence[str]) -> int:
-    from bigbatch.tune.commands.report import report_main
-
-    return report_main(argv)
-
-
-def _scale(argv: Sequence[str]) -> int:
-    from bigbatch.tune.commands.scale import scale_main
-
-    return scale_main(argv)
 
 
 def _print_completion(argv: Sequence[str]) -> int:
@@ -126,20 +58,35 @@ def _commit() -> str | None:
 
 
 COMMANDS: Commands = {
-    "tune": (_tune, "search hyperparameters"),
-    "train": (_train, "train one configuration in full"),
-    "lr-find": (_lr_find, "find a learning rate by a range test"),
-    "pack": (_pack, "pack images into a few files that load fast"),
-    "fetch": (_fetch, "download a data set by name and pack it"),
-    "simulate": (_simulate, "compare search strategies on recorded learning curves"),
+    "tune": (_main_of("tune.commands.tune", "tune_main", prog="bigbatch tune"), "search hyperparameters"),
+    "train": (_main_of("train_loop.launch.command"), "train one configuration in full"),
+    "lr-find": (_main_of("train_loop.launch.lr_find"), "find a learning rate by a range test"),
+    "pack": (_main_of("train_loop.data.packing.command"), "pack images into a few files that load fast"),
+    "fetch": (_main_of("train_loop.data.packing.fetch"), "download a data set by name and pack it"),
+    "simulate": (_main_of("tune.commands.simulate"), "compare search strategies on recorded learning curves"),
     "cluster": (_cluster, "run searches on a Slurm cluster"),
-    "studies": (_studies, "list studies, or rank their trials under a cap of GPU hours"),
-    "show": (_show, "print one study, running or not"),
-    "watch": (_watch, "serve the report of a running study to a browser, through an SSH tunnel"),
-    "scale": (_scale, "measure how far a configuration scales with more workers"),
-    "wandb-sync": (_wandb_sync, "send offline W&B runs, also while the search runs"),
-    "export": (_export, "copy a study for other tools: CSV, optuna-dashboard, TensorBoard, MLflow"),
-    "report": (_report, "write an HTML report of one study or several"),
+    "studies": (
+        _main_of("tune.commands.studies", "studies_main"),
+        "list studies, or rank their trials under a cap of GPU hours",
+    ),
+    "show": (_main_of("tune.commands.show", "show_main"), "print one study, running or not"),
+    "watch": (
+        _main_of("tune.commands.watch", "watch_main"),
+        "serve the report of a running study to a browser, through an SSH tunnel",
+    ),
+    "scale": (
+        _main_of("tune.commands.scale", "scale_main"),
+        "measure how far a configuration scales with more workers",
+    ),
+    "wandb-sync": (
+        _main_of("tune.commands.wandb_sync", "wandb_sync_main"),
+        "send offline W&B runs, also while the search runs",
+    ),
+    "export": (
+        _main_of("tune.commands.export"),
+        "copy a study for other tools: CSV, optuna-dashboard, TensorBoard, MLflow",
+    ),
+    "report": (_main_of("tune.commands.report", "report_main"), "write an HTML report of one study or several"),
     "--version": (_version, "print the version and, in a clone, the commit"),
     "--print-completion": (_print_completion, "print a script of completion for bash, zsh or tcsh"),
 }

@@ -53,7 +53,7 @@ def completion_parser(commands: Commands) -> tuple[argparse.ArgumentParser, dict
     root.add_argument("-h", "--help", action="help", help="print the commands")
     root.add_argument("--version", action="store_true", help="print the version")
     root.add_argument("--print-completion", choices=SHELLS, help="print a script of completion for this shell")
-    values, functions = known_values(), _Functions()
+    values = known_values()
     below = root.add_subparsers()
     for name, (run, what) in commands.items():
         if name == "cluster":
@@ -63,32 +63,22 @@ def completion_parser(commands: Commands) -> tuple[argparse.ArgumentParser, dict
                 parsers = [met_parser(run_inner)]
                 if word == "submit":  # it takes the options of a search too
                     parsers.append(met_parser(commands["tune"][0]))
-                _add(inner, word, explained, parsers, values, functions)
+                _add(inner, word, explained, parsers, values)
         elif not name.startswith("-"):
-            _add(below, name, what, [met_parser(run)], values, functions)
-    return root, functions.preamble()
+            _add(below, name, what, [met_parser(run)], values)
+    return root, _functions(values)
 
 
-class _Functions:
-    """Functions for values that are names or files, which shtab has not."""
+def _functions(values: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """By shell: functions for values that are names or files, which shtab has not."""
+    words = {_function_of(option): " ".join(names) for option, names in values.items()}
+    bash = [f'{name}() {{ compgen -W "{names}" -f -- "$1"; }}' for name, names in words.items()]
+    zsh = [f"{name}() {{ _alternative 'names:name:({names})' 'files:file:_files' }}" for name, names in words.items()]
+    return {"bash": "\n".join(bash), "zsh": "\n".join(zsh)}
 
-    def __init__(self) -> None:
-        self._words: dict[str, Sequence[str]] = {}
 
-    def for_names_or_files(self, option: str, names: Sequence[str]) -> dict[str, str]:
-        """What shtab is to call for the value of this option."""
-        name = f"_bigbatch_{re.sub(r'[^a-z]', '_', option.strip('-'))}"
-        self._words[name] = names
-        return {"bash": name, "zsh": name, "tcsh": "f"}
-
-    def preamble(self) -> dict[str, str]:
-        """The functions, by shell."""
-        bash = [f'{name}() {{ compgen -W "{" ".join(w)}" -f -- "$1"; }}' for name, w in self._words.items()]
-        zsh = [
-            f"{name}() {{ _alternative 'names:name:({' '.join(w)})' 'files:file:_files' }}"
-            for name, w in self._words.items()
-        ]
-        return {"bash": "\n".join(bash), "zsh": "\n".join(zsh)}
+def _function_of(option: str) -> str:
+    return f"_bigbatch_{re.sub(r'[^a-z]', '_', option.strip('-'))}"
 
 
 def _add(
@@ -97,7 +87,6 @@ def _add(
     what: str,
     parsers: Sequence[argparse.ArgumentParser],
     values: Mapping[str, Sequence[str]],
-    functions: _Functions,
 ) -> None:
     """A command with the options of ``parsers``, and how their values are completed."""
     # resolve: submit and a search have options of the same name.
@@ -112,7 +101,8 @@ def _add(
         shown = action.metavar if isinstance(action.metavar, str) else ""
         is_file, names = bool(FILES.search(shown)), values.get(option)
         if names is not None and is_file:
-            action.complete = functions.for_names_or_files(option, names)  # type: ignore[attr-defined]
+            name = _function_of(option)
+            action.complete = {"bash": name, "zsh": name, "tcsh": "f"}  # type: ignore[attr-defined]
         elif names is not None:
             action.choices = list(names)
         elif WORDS.match(shown):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from bigbatch.base.command_line import nearest_word
+from bigbatch.base.command_line import did_you_mean
 from bigbatch.search_spaces.registry import load_space
 from bigbatch.search_spaces.trial import Distribution, StandInTrial
 from bigbatch.search_spaces.workload import Workload
@@ -73,8 +73,7 @@ def _options(given: Mapping[str, object]) -> SearchOptions:
     """As options of a search. Raises ConfigError for one that says nothing about training."""
     for name in given:
         if name not in KNOWN:
-            near = nearest_word(name, KNOWN)
-            fix = f"Did you mean {near!r}?" if near else f"The arguments are {', '.join(KNOWN)}."
+            fix = did_you_mean(name, KNOWN)
             raise ConfigError(f"bigbatch.trainable takes arguments about training; got {name!r}. {fix}")
     values = dict(given)
     fixed = values.pop("set") or {}
@@ -133,8 +132,7 @@ class _TuneFunction:
         keys = {known_key(name): value for name, value in plain.items() if name not in given}
         for name in plain:
             if name not in given and known_key(name) is None:
-                near = nearest_word(name, self.parameters)
-                fix = f"Did you mean {near!r}?" if near else f"The parameters are {', '.join(self.parameters)}."
+                fix = did_you_mean(name, self.parameters)
                 where = f"of the space {self.space!r}"
                 raise ConfigError(f"param_space names parameters {where} or keys of TrainConfig; got {name!r}. {fix}")
         pinned = {**self.overrides, **{key: value for key, value in keys.items() if key is not None}}

@@ -69,7 +69,7 @@ def test_files_named_like_our_packages_are_no_matter(folder):
     keep(folder, *OWN)
     done = python("-m", "bigbatch", "tune", "--dry-run", cwd=folder)
     assert done.returncode == 0, done.stderr
-    done = python("-c", "from bigbatch.cluster import submit; from bigbatch.train_loop.optim import LARS", cwd=folder)
+    done = python("-c", "from bigbatch import submit; from bigbatch.train_loop.optim import LARS", cwd=folder)
     assert done.returncode == 0, done.stderr
     assert not (folder / "the-users-file-ran").exists()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bigbatch.cluster import cancel, logs, queue, submit
+from bigbatch import cancel, logs, queue, submit
 from bigbatch.cluster.host.profiles import InputError, find_site
 from bigbatch.cluster.host.slurm_commands import SlurmError
 from bigbatch.cluster.record import job_record
@@ -141,11 +141,9 @@ def test_cancel_ends_the_job_and_those_that_joined_it(tmp_path, home, monkeypatc
     a_record("101", attached=["103", "104"])
     assert cancel("101") == ["101", "103"]  # 104 had ended
     assert (tmp_path / "bin" / "scancel.asked").read_text().split() == ["101", "103", "104"]
-    for job_id in ("", "*", "-u", "1,2"):
+    for job_id in ("", "*", "-u", "1,2", "6_[1-2%1]"):
         with pytest.raises(InputError):
             cancel(job_id)
-    with pytest.raises(InputError, match=r"got '6_\[1-2%1\]'.* Write 6 for the whole array, or e.g. 6_1"):
-        cancel("6_[1-2%1]")  # so squeue writes, and so does `bigbatch cluster queue`
 
 
 def test_an_id_that_slurm_does_not_know_is_not_called_cancelled(tmp_path, home, monkeypatch):
@@ -286,4 +284,4 @@ def test_the_python_api_returns_the_script_of_a_dry_run(home):
     assert "#SBATCH --nodes=3" in script and "--space smoke" in script
     assert not home.exists() and job_record.read_record("1") is None
     with pytest.raises(InputError, match="nodes"):
-        submit("--space", "smoke", site="generic", nodse=4, dry_run=True)  # type: ignore[call-arg]
+        submit("--space", "smoke", site="generic", nodse=4, dry_run=True)

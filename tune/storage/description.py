@@ -12,6 +12,7 @@ import platform
 import re
 import subprocess
 import sys
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -103,7 +104,7 @@ def provenance() -> dict[str, object]:
         "platform": platform.platform(),
         "git": git_state(ROOT),
         "packages": {name: package_version(name) for name in PACKAGES},
-        "slurm": job.to_dict() if job else None,
+        "slurm": asdict(job) if job else None,
     }
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from bigbatch.base.atomic_files import write_json
 from bigbatch.tune.runs.observer import FINISHED, TrialView, ranked
-from bigbatch.tune.runs.tables import epoch_s
 
 SCHEMA_VERSION = 1
 PROGRESS_FILE = "progress.json"
@@ -32,7 +31,6 @@ class ProgressFileWriter:
         self._noted: dict[int, tuple[str, int]] = {}
         self._states: Counter[str] = Counter()
         self._epochs = 0
-        self._longest_s: float | None = None
         self._best: TrialView | None = None
         for trial in trials:
             self._note(trial)
@@ -59,8 +57,6 @@ class ProgressFileWriter:
         self._states.update([trial.state])
         self._epochs += len(trial.records) - epochs
         self._noted[trial.number] = (trial.state, len(trial.records))
-        times = [*map(epoch_s, trial.records[epochs:]), *([] if self._longest_s is None else [self._longest_s])]
-        self._longest_s = max(times, default=None)
         self._best = next(iter(ranked([one for one in (self._best, trial) if one is not None])), None)
 
     def _write(self) -> None:
@@ -69,7 +65,6 @@ class ProgressFileWriter:
             {
                 "schema_version": SCHEMA_VERSION,
                 "epochs": self._epochs,
-                "longest_epoch_s": self._longest_s,
                 "complete": self._states["COMPLETE"],
                 "pruned": self._states["PRUNED"],
                 "failed": self._states["FAIL"],

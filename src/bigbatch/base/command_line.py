@@ -93,6 +93,12 @@ def nearest_word(word: str, known: Iterable[str]) -> str | None:
     return by_lower[found[0]] if found else None
 
 
+def did_you_mean(word: str, known: Iterable[str], otherwise: str = "") -> str:
+    """What to write in place of an unknown word: the nearest known one; else ``otherwise``, or one of all."""
+    near = nearest_word(word, known)
+    return f"Did you mean {near!r}?" if near else otherwise or f"Write one of {', '.join(known)}."
+
+
 def _float(text: str) -> float | None:
     try:
         return float(text)
@@ -263,8 +269,6 @@ def run_command(prog: str, commands: Commands, argv: Sequence[str]) -> int:
         print("\n".join(f"  {name:{width}}{what}" for name, (_, what) in commands.items()))
         return DONE if argv else WRONG_INPUT
     if argv[0] not in commands:
-        near = nearest_word(argv[0], commands)
-        fix = f"Did you mean {near!r}?" if near else f"Write one of {', '.join(commands)}."
-        print(f"{prog}: error: no such command; got {argv[0]!r}. {fix}", file=sys.stderr)
+        print(f"{prog}: error: no such command; got {argv[0]!r}. {did_you_mean(argv[0], commands)}", file=sys.stderr)
         return WRONG_INPUT
     return commands[argv[0]][0](argv[1:])

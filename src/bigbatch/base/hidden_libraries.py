@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 
@@ -17,12 +16,8 @@ LIBRARIES = ("ray", "torch", "torchvision", "numpy", "PIL", "optuna", "scipy", "
 WRONG_INPUT = 2
 
 
-class HiddenLibrary(ImportError):
-    """Python would import another file instead of a library. The message is one line."""
-
-
 def refuse_hidden_libraries() -> None:
-    """Raise HiddenLibrary, which a notebook shows, if a file hides a library.
+    """Raise ImportError, which a notebook shows, if a file hides a library.
 
     With ``python -m``, print its line and exit with code 2 instead: runpy would add a traceback.
     """
@@ -31,23 +26,17 @@ def refuse_hidden_libraries() -> None:
         print(f"bigbatch: error: {line}", file=sys.stderr)
         raise SystemExit(WRONG_INPUT)
     if line:
-        raise HiddenLibrary(line)
+        raise ImportError(line)
 
 
-def refusal(libraries: Sequence[str] = LIBRARIES) -> str:
+def refusal() -> str:
     """Why a search cannot run here, in one line; empty if Python finds the installed libraries."""
-    for name in libraries:
+    for name in LIBRARIES:
         found = _hides_a_library(name)
         if found is not None:
-            return _line(f"the library {name!r} must be the installed one", found)
+            rule = f"the library {name!r} must be the installed one; got {str(found)!r}, which Python finds first"
+            return f"{rule}. Rename it, or start from another folder."
     return ""
-
-
-def _line(rule: str, found: Path) -> str:
-    here = _current_folder()
-    if here is not None and found.parent == here:
-        return f"{rule}; got {str(found)!r}, which Python finds first. Rename it, or start from another folder."
-    return f"{rule}; got {str(found)!r}, which Python finds first. Rename it, or take its folder off PYTHONPATH."
 
 
 def _hides_a_library(name: str) -> Path | None:

@@ -5,8 +5,10 @@ Files of earlier and later versions are read with these functions: unknown keys 
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Protocol, TypeVar
 
 
 def json_object(text: str | bytes) -> dict[str, object]:
@@ -97,3 +99,27 @@ def objects(values: Mapping[str, object], key: str) -> list[dict[str, object]]:
     """Those of a list that are objects."""
     value = values.get(key)
     return [item for item in value if isinstance(item, dict)] if isinstance(value, (list, tuple)) else []
+
+
+class _Dataclass(Protocol):
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
+
+
+Record = TypeVar("Record", bound=_Dataclass)
+_BY_ANNOTATION: Mapping[str, Callable[[Mapping[str, object], str], object]] = {
+    "str": text,
+    "str | None": text_or_none,
+    "int": whole_number,
+    "int | None": whole_number_or_none,
+    "float": number,
+    "float | None": number_or_none,
+    "bool": flag,
+    "list[str]": texts,
+    "tuple[str, ...]": lambda values, key: tuple(texts(values, key)),
+}
+
+
+def read_fields(record: type[Record], values: Mapping[str, object], **others: object) -> Record:
+    """A dataclass from a file's values: each field by its type. ``others``: fields that were read in another way."""
+    left = [field for field in dataclasses.fields(record) if field.name not in others]
+    return record(**{field.name: _BY_ANNOTATION[str(field.type)](values, field.name) for field in left}, **others)

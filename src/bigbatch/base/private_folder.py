@@ -48,11 +48,6 @@ def base_folders(env: Mapping[str, str] | None = None) -> list[str]:
     return list(dict.fromkeys(os.path.abspath(c) for c in candidates if c))
 
 
-def is_short_enough(base: str, prefix: str) -> bool:
-    """Whether Ray's sockets fit in a folder of this prefix in ``base``."""
-    return len(f"{base}/{prefix}xxxx/r") + RAY_ADDS <= SOCKET_PATH_LIMIT
-
-
 def make_private_folder(prefix: str, candidates: Sequence[str]) -> tuple[Path, IO[str]]:
     """A new folder with mode 0700 in the first suitable one of ``candidates``, and the open file ``owner`` in it.
 
@@ -78,7 +73,7 @@ def make_private_folder(prefix: str, candidates: Sequence[str]) -> tuple[Path, I
 
 def _why_unsuitable(base: str, prefix: str) -> str | None:
     """Why Ray's files cannot be in ``base``, in words; None if they can."""
-    if not is_short_enough(base, prefix):
+    if len(f"{base}/{prefix}xxxx/r") + RAY_ADDS > SOCKET_PATH_LIMIT:
         return "(too long for sockets)"
     if not os.access(base, os.W_OK | os.X_OK):
         return "(not writable)"

@@ -121,13 +121,13 @@ NOT_FOR_RAY = ("PYTHONWARNINGS", "PYTHONOPTIMIZE")
 docstrings, the dashboard of Ray 2.60 does not start, and neither does Ray."""
 
 
-OPEN_FILES = 128
-"""What ``ulimit -n`` must allow a process: with 2 CPUs and no work, Ray 2.60 opens 80 files in one. With fewer, its
-start waits for minutes."""
-
-
-ADDRESS_SPACE_BYTES = 5 << 30
-"""What ``ulimit -v`` must allow a process: most of it is reserved and never used. With 4 GB Ray 2.60 aborts."""
+LIMITS = (
+    # With 2 CPUs and no work, Ray 2.60 opens 80 files in one process. With fewer, its start waits for minutes.
+    (resource.RLIMIT_NOFILE, 128, 1, "open files", "-n 4096"),
+    # Most of it is reserved and never used. With 4 GB Ray 2.60 aborts.
+    (resource.RLIMIT_AS, 5 << 30, 1 << 10, "KiB of address space", "-v unlimited"),
+)
+"""Of each process: the limit, the least that Ray needs, the unit in which ``ulimit`` counts, its name, and the fix."""
 
 
 def check_limits(threads: int) -> None:
@@ -136,18 +136,13 @@ def check_limits(threads: int) -> None:
     Raises OSError, in one line, if they do not go so far. Root has no limit of threads, of which Ray needs ``threads``.
     """
     where, fix = os.uname().nodename, "Raise it in the shell that starts or submits this: ulimit"
-    files = _raised_limit(resource.RLIMIT_NOFILE, OPEN_FILES)
-    if files < OPEN_FILES:
-        raise OSError(
-            f"Ray needs at least {OPEN_FILES} open files in a process on {where}; got a limit of {files:.0f} "
-            f"(ulimit -n). {fix} -n 4096."
-        )
-    space = _raised_limit(resource.RLIMIT_AS, ADDRESS_SPACE_BYTES)
-    if space < ADDRESS_SPACE_BYTES:
-        raise OSError(
-            f"Ray needs at least {ADDRESS_SPACE_BYTES >> 10} KiB of address space in a process on {where}; got a limit "
-            f"of {int(space) >> 10} (ulimit -v). {fix} -v unlimited."
-        )
+    for which, least, unit, what, option in LIMITS:
+        limit = _raised_limit(which, least)
+        if limit < least:
+            raise OSError(
+                f"Ray needs at least {least // unit} {what} in a process on {where}; got a limit of "
+                f"{limit // unit:.0f} (ulimit {option[:2]}). {fix} {option}."
+            )
     if os.geteuid() == 0:
         return
     used = _threads_of_user()

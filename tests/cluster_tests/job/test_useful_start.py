@@ -8,7 +8,6 @@ import pytest
 
 from bigbatch.cluster.job import useful_start
 from bigbatch.cluster.job.grant import EarlySignal, TimeLeft, note_early_signal
-from bigbatch.cluster.record import study_progress
 from bigbatch.train_loop.loop.checkpoint import CheckpointFolder
 from bigbatch.tune.runs.observer import trial_views
 from bigbatch.tune.storage.progress_file import ProgressFileWriter
@@ -80,12 +79,7 @@ def test_a_study_in_a_database_is_counted_in_the_file_that_its_driver_writes(end
         again.observe("b", {"records": [], "failure": "CheckpointError: damaged", "failure_kind": "checkpoint"})
     else:
         again.put_back("b")
-    look, longest = start.look(), study_progress.longest_epoch_s(store.folder)
-    assert (look.useful, look.epochs, longest) == {
-        "an epoch": (True, True, 42.5),
-        "a failure": (True, True, 32.0),
-        "put back": (False, False, None),
-    }[ending]
+    assert start.look().useful is (ending != "put back")
     store.close()
 
 
@@ -130,12 +124,6 @@ def test_a_walltime_without_a_first_checkpoint_is_said_with_what_was_measured_an
         "no trial came to a first checkpoint in the 80 s that the search had of 300 s: another start would "
         "fail too. Write sbatch --time=10 or more"
     )
-    (tmp_path / "optuna.journal").write_text(EPOCH % 890.0)  # of an earlier job, whose walltime was longer
-    known = useful_start.JobStart(tmp_path, now[0] + 300.0, 120.0)
-    known.driver_begins()
-    now[0] += 180.0
-    known.driver_is_to_end()
-    assert "Write sbatch --time=17 or more" in known.look().too_short, "900 s, and 120 s in which trials save"
 
 
 @pytest.mark.parametrize("what", ["by hand", "no limit", "before the driver"])
@@ -146,20 +134,6 @@ def test_a_walltime_is_not_blamed_for_what_cut_a_start_short(what, now, tmp_path
     now[0] += 60.0 if what == "by hand" else 3480.0
     start.driver_is_to_end()
     assert start.look() == useful_start.StartResult(useful=False, epochs=False)
-
-
-def test_an_epoch_that_does_not_fit_is_said_before_nodes_are_waited_for(now, tmp_path):
-    assert useful_start.JobStart(tmp_path, now[0] + 600.0, 120.0).too_short_for_an_epoch() is None, (
-        "nothing was measured"
-    )
-    (tmp_path / "optuna.journal").write_text((EPOCH % 1.0) + (EPOCH % 490.0))
-    assert useful_start.JobStart(tmp_path, now[0] + 600.0, 120.0).too_short_for_an_epoch() == (
-        "an epoch of this study took up to 500 s, and this start leaves trials 480 s: they go on from checkpoints "
-        "within epochs. With sbatch --time=12 or more an epoch fits."
-    )
-    assert useful_start.JobStart(tmp_path, now[0] + 12 * 60, 120.0).too_short_for_an_epoch() is None
-    assert useful_start.JobStart(tmp_path, None, 120.0).too_short_for_an_epoch() is None
-    assert useful_start.JobStart(None, now[0] + 600.0, 120.0).too_short_for_an_epoch() is None
 
 
 def test_a_study_that_cannot_be_read_says_nothing(tmp_path, monkeypatch):

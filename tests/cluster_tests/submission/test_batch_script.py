@@ -8,17 +8,17 @@ import os
 import shlex
 import subprocess
 import tomllib
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from bigbatch.cluster.host.profiles import InputError, find_site
 from bigbatch.cluster.submission import batch_script
-from bigbatch.cluster.submission.request_checks import Request, RequestFields
+from bigbatch.cluster.submission.request_checks import Request
 from helpers.paths import ROOT
 from helpers.processes import program
-from helpers.submissions import GIVEN, HOME
+from helpers.submissions import GIVEN, HOME, script_of
 
 GOLDEN = ROOT / "tests" / "helpers" / "golden"
 CONTAINER = ROOT / "cluster" / "in_container.sh"
@@ -39,7 +39,7 @@ SCRIPTS = {
 
 def rendered(name: str) -> str:
     site, request = SCRIPTS[name]
-    return batch_script.render_batch_script(request, find_site(site, HOME), env=HOME, root=Path("/home/me/bigbatch"))
+    return script_of(request, find_site(site, HOME), root=Path("/home/me/bigbatch"))
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -84,7 +84,7 @@ def test_a_second_line_in_a_name_would_run_as_a_command_and_is_refused(tmp_path)
         found = find_site(site if site == "generic" else str(profile), env)
         with pytest.raises(InputError, match="must be one line; got"):
             raise AssertionError(
-                what + batch_script.render_batch_script(replace(GIVEN, cpus_per_node=2, **changes), found, env=env)  # type: ignore[arg-type]
+                what + script_of(replace(GIVEN, cpus_per_node=2, **changes), found, env=env)  # type: ignore[arg-type]
             )
 
 
@@ -103,7 +103,7 @@ def test_folders_with_blanks_in_their_names_reach_slurm_and_the_job_whole(tmp_pa
     runs, python, prelude = (f"{tmp_path}/my {name}" for name in ("runs", "env/bin/python", "prelude.sh"))
     request = Request(arguments=("--output", runs), cpus_per_node=8, python=python, prelude=prelude)
     env = {**HOME, "BIGBATCH_HOME": str(home)}
-    text = batch_script.render_batch_script(request, find_site("generic", HOME), env=env, root=root)
+    text = script_of(request, find_site("generic", HOME), env=env, root=root)
     words = [line[len("#SBATCH ") :] for line in text.splitlines() if line.startswith("#SBATCH ")]
     assert [f"--output={home}/logs/%j.log"] in [shlex.split(word) for word in words]
     done = subprocess.run(["bash", "-c", text], capture_output=True, text=True)
@@ -115,7 +115,7 @@ def test_folders_with_blanks_in_their_names_reach_slurm_and_the_job_whole(tmp_pa
 @pytest.mark.parametrize("text", ["UNLIMITED", "infinite"])
 def test_a_job_without_a_time_limit_is_submitted_where_there_is_none(text):
     wishes = replace(GIVEN, time=text, cpus_per_node=1)
-    script = batch_script.render_batch_script(wishes, find_site("generic", HOME), env=HOME)
+    script = script_of(wishes, find_site("generic", HOME))
     assert "--time=UNLIMITED\n" in script and "It has no time limit." in script
 
 
@@ -154,7 +154,7 @@ def test_a_site_that_forbids_requeueing_gets_a_chain_of_jobs(tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     (tmp_path / "strict.toml").write_text('name = "strict"\nrequeue = false\n[storage]\nnode_tmp = "/local"\n')
     request = replace(GIVEN, cpus_per_node=4)
-    script = batch_script.render_batch_script(request, find_site("strict.toml", HOME), env=HOME)
+    script = script_of(request, find_site("strict.toml", HOME))
     assert "#SBATCH --no-requeue" in script and 'ray_head_workers.slurm" --chain --space' in script
     for variable in (f"BIGBATCH_SITE={tmp_path}/strict.toml", "BIGBATCH_NODE_TMP=/local"):
         assert f"export {variable}\n" in script
@@ -168,7 +168,7 @@ def test_the_active_environments_python_is_the_nodes():
         ({"CONDA_PREFIX": "/conda"}, "/conda/bin/python"),
         ({"BIGBATCH_PYTHON": "/b/python", "VIRTUAL_ENV": "/env"}, "/b/python"),
     ):
-        script = batch_script.render_batch_script(request, site, env={**HOME, **variables})
+        script = script_of(request, site, env={**HOME, **variables})
         assert f"export BIGBATCH_PYTHON={expected}\n" in script
 
 
@@ -186,8 +186,3 @@ def test_the_container_recipe_holds_every_package_and_no_copy_of_a_dependency_li
     post = recipe.split("%post\n")[1].split("%environment")[0]
     subprocess.run(["sh", "-n", "-c", post], check=True)
     subprocess.run(["sh", "-n", CONTAINER], check=True)
-
-
-def test_keywords_of_submit_are_the_fields_of_a_request() -> None:
-    names = {field.name for field in fields(Request)}
-    assert set(RequestFields.__annotations__) == names - {"arguments"}

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from bigbatch.cluster import submit
+from bigbatch import submit
 from bigbatch.cluster.host.profiles import InputError
 from bigbatch.cluster.submission import search_check
 from bigbatch.command import main

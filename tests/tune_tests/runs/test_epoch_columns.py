@@ -9,7 +9,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from optuna.trial import TrialState, create_trial
 
-from bigbatch.cluster.record import study_progress
 from bigbatch.train_loop.launch import wandb_run
 from bigbatch.train_loop.reporter import EpochRecord
 from bigbatch.tune.runs import tables
@@ -53,10 +52,6 @@ def test_columns_that_a_stored_table_has_are_still_there() -> None:
 
 def test_a_record_survives_the_way_through_plain_values() -> None:
     assert EpochRecord.from_dict(RECORD.to_dict()) == RECORD
-
-
-def test_a_jobs_duration_of_an_epoch_has_the_parts_of_the_studys() -> None:
-    assert study_progress.EPOCH_PARTS == tables.EPOCH_PARTS
 
 
 def test_trackers_get_only_fields_and_the_figures_that_one_watches() -> None:
