@@ -18,7 +18,7 @@ from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.train_loop.config.given import USABLE
 from bigbatch.train_loop.errors import RayStartError
 from bigbatch.train_loop.host.device_use import open_processor_energy
-from bigbatch.train_loop.launch.ray_internals import FOR_SEARCHES, note_of_missing
+from bigbatch.train_loop.launch.ray_internals import SEARCH_WITHOUT, note_of_unused
 from bigbatch.train_loop.launch.ray_session import (
     JoinedRay,
     LocalRay,
@@ -361,7 +361,7 @@ def _ray_storage(plan: SearchPlan, connection: RayConnection) -> Path:
 
 
 def _say_dashboard(connection: RayConnection, console: Console) -> None:
-    if note := note_of_missing(FOR_SEARCHES):
+    if note := note_of_unused(SEARCH_WITHOUT):
         say(console, note)
     if connection.dashboard_url:
         token = f" (token in {connection.token_path})" if connection.token_path else ""
