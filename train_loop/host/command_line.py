@@ -6,18 +6,8 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from bigbatch.base.command_line import INTERRUPTED, WRONG_INPUT, OneLineParser, parse_fraction
+from bigbatch.base.command_line import parse_fraction
 from bigbatch.train_loop.config import ConfigError
-
-__all__ = [
-    "INTERRUPTED",
-    "WRONG_INPUT",
-    "OneLineParser",
-    "add_part_options",
-    "check_page",
-    "check_writable",
-    "with_parts",
-]
 
 PAGE_BEGINS = b"<!doctype html"
 

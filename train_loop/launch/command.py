@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bigbatch.base.atomic_files import write_json, write_text
+from bigbatch.base.command_line import INTERRUPTED, WRONG_INPUT, OneLineParser
 from bigbatch.base.streams import add_verbosity, log_steps, reader_may_leave, silent_output
 from bigbatch.train_loop.config import ConfigError, DataConfig, TrainConfig
 from bigbatch.train_loop.config.last_step import last_step_in_words
@@ -40,13 +41,7 @@ from bigbatch.train_loop.errors import (
     UnusedParameterError,
 )
 from bigbatch.train_loop.host import disk_space
-from bigbatch.train_loop.host.command_line import (
-    INTERRUPTED,
-    WRONG_INPUT,
-    OneLineParser,
-    add_part_options,
-    check_writable,
-)
+from bigbatch.train_loop.host.command_line import add_part_options, check_writable
 from bigbatch.train_loop.host.disk_space import DiskFull, describe_full_disk, full_errno
 from bigbatch.train_loop.host.folder_hold import FolderHold, hold_folder
 from bigbatch.train_loop.host.ranks import Launch, find_launch

@@ -18,17 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from bigbatch.base.atomic_files import write_json, write_text
+from bigbatch.base.command_line import INTERRUPTED, WRONG_INPUT, OneLineParser
 from bigbatch.train_loop.config import ConfigError, OptimizerConfig, TrainConfig
 from bigbatch.train_loop.config.own_names import own_words
 from bigbatch.train_loop.config.plug_ins import shown_name
 from bigbatch.train_loop.errors import ImageError, LoaderError, OwnCodeError
-from bigbatch.train_loop.host.command_line import (
-    INTERRUPTED,
-    WRONG_INPUT,
-    OneLineParser,
-    add_part_options,
-    check_writable,
-)
+from bigbatch.train_loop.host.command_line import add_part_options, check_writable
 from bigbatch.train_loop.launch.options import add_component_options, add_source_options, read_source_config
 from bigbatch.train_loop.plugins.registry import whose_error
 

@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from bigbatch.base.command_line import OneLineParser
 from bigbatch.train_loop.config import ConfigError, TrainConfig, parse_assignments
 from bigbatch.train_loop.config.given import read_config, recipe_path
 from bigbatch.train_loop.config.own_names import with_absolute_words
-from bigbatch.train_loop.host.command_line import OneLineParser, check_writable, with_parts
+from bigbatch.train_loop.host.command_line import check_writable, with_parts
 from bigbatch.train_loop.host.ranks import Launch
 from bigbatch.train_loop.launch.checks import NO_CHECK
 

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bigbatch.base.atomic_files import replacing
-from bigbatch.base.command_line import parse_fraction
+from bigbatch.base.command_line import INTERRUPTED, WRONG_INPUT, OneLineParser, parse_fraction
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.data.catalogue import is_packed
 from bigbatch.train_loop.data.packed import schema
@@ -38,12 +38,7 @@ from bigbatch.train_loop.data.packing.shards import (
 from bigbatch.train_loop.data.packing.sources import PackItem, PackSource, find_source, read_entry
 from bigbatch.train_loop.data.pixels.jpeg import jpegtran_path
 from bigbatch.train_loop.host import disk_space
-from bigbatch.train_loop.host.command_line import (
-    INTERRUPTED,
-    WRONG_INPUT,
-    OneLineParser,
-    check_writable,
-)
+from bigbatch.train_loop.host.command_line import check_writable
 
 MIN_SHARD_BYTES, SHARDS_AT_LEAST = 16 << 20, 16
 """Small sources get at least this many shards, finer than --shard-mb, so that all processes have work."""

@@ -21,18 +21,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bigbatch.base.atomic_files import replacing
-from bigbatch.base.command_line import nearest_word
+from bigbatch.base.command_line import INTERRUPTED, WRONG_INPUT, OneLineParser, nearest_word
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.data.catalogue import PACKED_BY_HAND, data_home, how_to_make_imagenet
 from bigbatch.train_loop.data.packing.command import PackFailed, pack
 from bigbatch.train_loop.data.packing.shards import PackProfile
 from bigbatch.train_loop.data.packing.sources import find_source
-from bigbatch.train_loop.host.command_line import (
-    INTERRUPTED,
-    WRONG_INPUT,
-    OneLineParser,
-    check_writable,
-)
+from bigbatch.train_loop.host.command_line import check_writable
 
 TIMEOUT_S = 30.0
 ARCHIVE = "archive"
