@@ -38,7 +38,7 @@ from bigbatch.train_loop.data.packing.shards import (
 from bigbatch.train_loop.data.packing.sources import PackItem, PackSource, find_source, read_entry
 from bigbatch.train_loop.data.pixels.jpeg import jpegtran_path
 from bigbatch.train_loop.host import disk_space
-from bigbatch.train_loop.host.command_line import check_writable
+from bigbatch.train_loop.host.command_line import ProgressLine, check_writable
 
 MIN_SHARD_BYTES, SHARDS_AT_LEAST = 16 << 20, 16
 """Small sources get at least this many shards, finer than --shard-mb, so that all processes have work."""
@@ -279,35 +279,23 @@ def _write_shards(tasks: Sequence[ShardTask], workers: int) -> None:
 
 
 def _show(counts: Iterable[int], done: int, images: int) -> None:
-    """Images so far, rate, and time left by that rate: a line that is drawn anew on a terminal, else one now and then.
+    """Images so far, rate, and time left by that rate.
 
     Args:
         counts: images seen by this command; before it there were ``done``.
     """
-    terminal = sys.stderr.isatty()
-    began = shown = time.monotonic()
-    images_done = 0
-
-    def line(now: float) -> str:
-        rate = images_done / max(now - began, 1e-9)
-        left = f"{_clock((images - done - images_done) / rate)} left" if images_done else "starting"
-        return f"{done + images_done}/{images} images  {rate:.0f} images/s  {left}"
-
-    try:
+    began, line = time.monotonic(), ""
+    with ProgressLine(PROGRESS_LINE_S) as progress:
         for images_done in counts:
             now = time.monotonic()
             if not images_done:  # processes start
                 began = now
-            if terminal:
-                print(f"\r{line(now)}\033[K", end="", file=sys.stderr, flush=True)
-            elif now - shown >= PROGRESS_LINE_S:
-                shown = now
-                print(line(now), file=sys.stderr, flush=True)
-    finally:
-        if terminal:
-            print(file=sys.stderr)  # the next message begins a new line
-    if not terminal:
-        print(line(time.monotonic()), file=sys.stderr)
+            rate = images_done / max(now - began, 1e-9)
+            left = f"{_clock((images - done - images_done) / rate)} left" if images_done else "starting"
+            line = f"{done + images_done}/{images} images  {rate:.0f} images/s  {left}"
+            progress.show(line)
+    if line:
+        print(line, file=sys.stderr)
 
 
 def _clock(seconds: float) -> str:

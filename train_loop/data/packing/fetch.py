@@ -27,9 +27,10 @@ from bigbatch.train_loop.data.catalogue import PACKED_BY_HAND, data_home, how_to
 from bigbatch.train_loop.data.packing.command import PackFailed, pack
 from bigbatch.train_loop.data.packing.shards import PackProfile
 from bigbatch.train_loop.data.packing.sources import find_source
-from bigbatch.train_loop.host.command_line import check_writable
+from bigbatch.train_loop.host.command_line import ProgressLine, check_writable
 
 TIMEOUT_S = 30.0
+SAY_EVERY_S = 30.0
 ARCHIVE = "archive"
 
 
@@ -163,16 +164,13 @@ def download(public: PublicSet, target: Path) -> Path:
 
 
 def _copy(answer: object, file: object, expected_bytes: int) -> None:
-    done, began, shown = 0, time.monotonic(), 0.0
-    while block := answer.read(1 << 20):  # type: ignore[attr-defined]
-        file.write(block)  # type: ignore[attr-defined]
-        done += len(block)
-        if time.monotonic() - shown > 1 and sys.stderr.isatty():
-            shown = time.monotonic()
-            rate = done / max(shown - began, 1e-9) / 1e6
-            print(f"\r{done / 1e6:.0f}/{expected_bytes / 1e6:.0f} MB  {rate:.1f} MB/s\033[K", end="", file=sys.stderr)
-    if sys.stderr.isatty():
-        print(file=sys.stderr)
+    done, began = 0, time.monotonic()
+    with ProgressLine(SAY_EVERY_S) as progress:
+        while block := answer.read(1 << 20):  # type: ignore[attr-defined]
+            file.write(block)  # type: ignore[attr-defined]
+            done += len(block)
+            rate = done / max(time.monotonic() - began, 1e-9) / 1e6
+            progress.show(f"{done / 1e6:.0f}/{expected_bytes / 1e6:.0f} MB  {rate:.1f} MB/s")
 
 
 def check_digest(path: Path, public: PublicSet) -> None:
