@@ -15,8 +15,7 @@ import tarfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -100,47 +99,19 @@ def fetch(name: str, archive: Path | None) -> int:
     check_writable("BIGBATCH_DATA", target)
     if archive is not None:
         check_digest(archive, SETS[name])  # before any folder is made
-    with _work_folder(target) as work:
-        path = archive or download(SETS[name], work / ARCHIVE)
-        if archive is None:
-            check_digest(path, SETS[name])
-            print(f"checked {SETS[name].digest}")
-        # Packed unchanged: these images are small, and a second encoding would degrade them for ever.
-        source = find_source(str(_unpacked(path, work)))
-        status = pack(source, target, PackProfile(), len(os.sched_getaffinity(0)), 512 << 20)
-        (work / ARCHIVE).unlink(missing_ok=True)
+    # After a failure it stays, with the archive that is there: the same command goes on from it.
+    work = target.with_name(f"{target.name}.fetching")
+    work.mkdir(parents=True, exist_ok=True)
+    path = archive or download(SETS[name], work / ARCHIVE)
+    if archive is None:
+        check_digest(path, SETS[name])
+        print(f"checked {SETS[name].digest}")
+    # Packed unchanged: these images are small, and a second encoding would degrade them for ever.
+    source = find_source(str(_unpacked(path, work)))
+    status = pack(source, target, PackProfile(), len(os.sched_getaffinity(0)), 512 << 20)
+    shutil.rmtree(work)
     print(f"use it with: --data {name}")
     return status
-
-
-@contextmanager
-def _work_folder(target: Path) -> Iterator[Path]:
-    """A folder beside ``target`` that is gone afterwards, with the folders above it that were made for it.
-
-    What stays after a failure: an archive that was downloaded whole, and the shards of which the message speaks.
-    """
-    work, packing = target.with_name(f"{target.name}.fetching"), target.with_name(f"{target.name}.packing")
-    # Noted before they are made: only these may be removed again.
-    made = [folder for folder in (target.parent, *target.parent.parents) if not folder.exists()]
-    # Shards of an earlier run that failed: they are the user's, and not removed by another failure.
-    go_on_later = packing.exists()
-    work.mkdir(parents=True, exist_ok=True)
-    try:
-        yield work
-    except PackFailed:
-        go_on_later = True
-        raise
-    finally:
-        if not go_on_later:
-            shutil.rmtree(packing, ignore_errors=True)
-        for path in work.iterdir():
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            elif path.name != ARCHIVE:
-                path.unlink()
-        for folder in (work, *made):
-            with suppress(OSError):  # not empty
-                folder.rmdir()
 
 
 def download(public: PublicSet, target: Path) -> Path:
