@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TextIO
 
@@ -62,14 +62,21 @@ def add_part_options(add: Callable[..., object]) -> None:
     )
 
 
-def with_parts(changes: dict[str, object], subset: float | None, val_part: float | None) -> dict[str, object]:
-    """The keys of ``--set`` together with those of ``add_part_options``. Raises ConfigError if both set one."""
-    parts = {"--subset": ("data.subset", subset), "--val-part": ("data.val_part", val_part)}
-    given = {option: (key, value) for option, (key, value) in parts.items() if value is not None}
-    for option, (key, _) in given.items():
+def with_options(changes: Mapping[str, object], given: Mapping[str, tuple[str, object]]) -> dict[str, object]:
+    """The keys of ``--set`` together with those of options: option → key and value, which is None if it is not given.
+
+    Raises ConfigError if both set one.
+    """
+    keys = {option: (key, value) for option, (key, value) in given.items() if value is not None}
+    for option, (key, _) in keys.items():
         if key in changes:
             raise ConfigError(f"a key is set once; got {option} and --set {key}. Keep {option}.")
-    return {**changes, **dict(given.values())}
+    return {**changes, **dict(keys.values())}
+
+
+def with_parts(changes: dict[str, object], subset: float | None, val_part: float | None) -> dict[str, object]:
+    """The keys of ``--set`` together with those of ``add_part_options``. Raises ConfigError if both set one."""
+    return with_options(changes, {"--subset": ("data.subset", subset), "--val-part": ("data.val_part", val_part)})
 
 
 class ProgressLine:

@@ -80,7 +80,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 RESULT_VERSION = 1
-BAD_IMAGE = "data.on_bad_image"
 
 
 @dataclass(frozen=True)
@@ -155,7 +154,8 @@ def make_run_plan(argv: Sequence[str] | None, prog: str, launch: Launch | None) 
     log_steps(args.verbose)
     read_interval(args.log_every_steps)
     check_wandb_mode(args.wandb)
-    source, config = read_source_config(parser, args, {BAD_IMAGE: args.on_bad_image, "metrics": args.metric})
+    more = {"--on-bad-image": ("data.on_bad_image", args.on_bad_image), "--metric": ("metrics", args.metric)}
+    source, config = read_source_config(parser, args, more)
     workers = worker_count(args.workers, launch)
     info, scan, meeting = look_together(config.data, launch)
     if info.path is not None:  # workers may run in another folder
