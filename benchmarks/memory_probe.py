@@ -49,7 +49,7 @@ def found_size(o: argparse.Namespace, config: TrainConfig, precision: str) -> in
     if o.device == "cuda":
         return memory_probe.max_micro_size(config, info, torch.device("cuda", 0), precision)
     simulated = memory_probe.DeviceMemory("a simulated device", 1000, lambda images: 900.0 * images / o.limit)
-    return memory_probe.probe_micro_batch(simulated, "simulated", None, o.limit)
+    return memory_probe.probe_micro_batch(simulated, "simulated", None)
 
 
 def train_steps(o: argparse.Namespace, config: TrainConfig, size: int) -> float | None:

@@ -33,16 +33,9 @@ class Column:
     """Which values a search prefers; empty where that depends on what one wants, or the field is no metric."""
 
 
-def _column(
-    arrow: str,
-    meaning: str,
-    *,
-    tracked: bool = False,
-    epoch_part: bool = False,
-    better: Literal["", "higher", "lower"] = "",
-) -> dict[str, Column]:
-    """The metadata of a field."""
-    return {"column": Column(arrow, meaning, tracked, epoch_part, better)}
+def _column(arrow: str, meaning: str, *, default: object = dataclasses.MISSING, **more: Any) -> Any:
+    """A field of a record, with its ``Column``, of which ``more`` are further fields."""
+    return field(default=default, metadata={"column": Column(arrow, meaning, **more)})
 
 
 @dataclass(frozen=True)
@@ -52,173 +45,143 @@ class EpochRecord:
     It is the only list of an epoch's fields: tables, trackers and the documentation are made from it.
     """
 
-    epoch: int = field(metadata=_column("int32", "the finished epoch, 1-based"))
-    epochs: int = field(metadata=_column("int32", "epochs of the whole run"))
-    train_loss: float = field(
-        metadata=_column(
-            "float64",
-            "mean loss over the epoch while the weights moved, with label smoothing",
-            tracked=True,
-            better="lower",
-        )
+    epoch: int = _column("int32", "the finished epoch, 1-based")
+    epochs: int = _column("int32", "epochs of the whole run")
+    train_loss: float = _column(
+        "float64",
+        "mean loss over the epoch while the weights moved, with label smoothing",
+        tracked=True,
+        better="lower",
     )
-    train_top1: float | None = field(
-        metadata=_column(
-            "float64",
-            "0 to 1, on the augmented training images, while the weights moved; null where targets are no classes",
-            tracked=True,
-            better="higher",
-        )
+    train_top1: float | None = _column(
+        "float64",
+        "0 to 1, on the augmented training images, while the weights moved; null where targets are no classes",
+        tracked=True,
+        better="higher",
     )
-    val_loss: float | None = field(
-        metadata=_column(
-            "float64",
-            "mean cross entropy without label smoothing, or mean loss of a function of the user's; null without a "
-            "validation (`validate_every`)",
-            tracked=True,
-            better="lower",
-        )
+    val_loss: float | None = _column(
+        "float64",
+        "mean cross entropy without label smoothing, or mean loss of a function of the user's; null without a "
+        "validation (`validate_every`)",
+        tracked=True,
+        better="lower",
     )
     """Runs with other smoothing compare by it."""
-    val_top1: float | None = field(
-        metadata=_column(
-            "float64",
-            "0 to 1, each validation image counted once; null where targets are no classes, or without a validation",
-            tracked=True,
-            better="higher",
-        )
+    val_top1: float | None = _column(
+        "float64",
+        "0 to 1, each validation image counted once; null where targets are no classes, or without a validation",
+        tracked=True,
+        better="higher",
     )
-    learning_rate: float = field(metadata=_column("float64", "learning rate of the epoch's last step", tracked=True))
-    optimizer_steps: int = field(metadata=_column("int64", "steps taken since the run began", better="lower"))
-    skipped_steps: int = field(
-        metadata=_column(
-            "int64", "steps left out by the gradient scaler since the run began (fp16)", tracked=True, better="lower"
-        )
+    learning_rate: float = _column("float64", "learning rate of the epoch's last step", tracked=True)
+    optimizer_steps: int = _column("int64", "steps taken since the run began", better="lower")
+    skipped_steps: int = _column(
+        "int64", "steps left out by the gradient scaler since the run began (fp16)", tracked=True, better="lower"
     )
-    images_per_s: float = field(
-        metadata=_column(
-            "float64", "training images over `train_s`, all workers together", tracked=True, better="higher"
-        )
+    images_per_s: float = _column(
+        "float64", "training images over `train_s`, all workers together", tracked=True, better="higher"
     )
-    train_s: float = field(metadata=_column("float64", "`data_s + step_s`", better="lower", epoch_part=True))
-    holdout_loss: float | None = field(
+    train_s: float = _column("float64", "`data_s + step_s`", better="lower", epoch_part=True)
+    holdout_loss: float | None = _column(
+        "float64",
+        "`val_loss` of the validation images that make no choice ([data.md](data.md#holdout)); null without them",
         default=None,
-        metadata=_column(
-            "float64",
-            "`val_loss` of the validation images that make no choice ([data.md](data.md#holdout)); null without them",
-            tracked=True,
-        ),
+        tracked=True,
     )
-    holdout_top1: float | None = field(
-        default=None, metadata=_column("float64", "`val_top1` of those images; null without them", tracked=True)
+    holdout_top1: float | None = _column(
+        "float64", "`val_top1` of those images; null without them", default=None, tracked=True
     )
-    bad_images: int = field(
+    bad_images: int = _column(
+        "int64",
+        "images that could not be read, training and validation, on all ranks (`data.on_bad_image=skip`)",
         default=0,
-        metadata=_column(
-            "int64", "images that could not be read, training and validation, on all ranks (`data.on_bad_image=skip`)"
-        ),
     )
-    loader_processes: int = field(
-        default=0, metadata=_column("int64", "processes that decoded images for a rank, the most of all ranks")
+    loader_processes: int = _column(
+        "int64", "processes that decoded images for a rank, the most of all ranks", default=0
     )
     """With ``data.loader.workers=-1`` it depends on the epoch before."""
-    data_s: float = field(default=0.0, metadata=_column("float64", "waiting for images", better="lower"))
-    step_s: float = field(default=0.0, metadata=_column("float64", "forward, backward, optimizer", better="lower"))
-    bn_s: float = field(
-        default=0.0, metadata=_column("float64", "precise BatchNorm statistics", better="lower", epoch_part=True)
-    )
-    val_s: float = field(default=0.0, metadata=_column("float64", "validation", better="lower", epoch_part=True))
-    checkpoint_s: float = field(
+    data_s: float = _column("float64", "waiting for images", default=0.0, better="lower")
+    step_s: float = _column("float64", "forward, backward, optimizer", default=0.0, better="lower")
+    bn_s: float = _column("float64", "precise BatchNorm statistics", default=0.0, better="lower", epoch_part=True)
+    val_s: float = _column("float64", "validation", default=0.0, better="lower", epoch_part=True)
+    checkpoint_s: float = _column(
+        "float64",
+        "training waited for checkpoints since the record before",
         default=0.0,
-        metadata=_column(
-            "float64", "training waited for checkpoints since the record before", epoch_part=True, better="lower"
-        ),
+        epoch_part=True,
+        better="lower",
     )
-    checkpoint_write_s: float | None = field(
+    checkpoint_write_s: float | None = _column(
+        "float64",
+        "a thread took to write the last checkpoint; null before this process's first",
         default=None,
-        metadata=_column(
-            "float64", "a thread took to write the last checkpoint; null before this process's first", better="lower"
-        ),
+        better="lower",
     )
-    memory_bytes: int | None = field(
+    memory_bytes: int | None = _column(
+        "int64",
+        "peak memory since the run or its resumed part began, of the rank that needed most: on GPUs what torch's "
+        "allocator held in tensors, on CPUs the resident set of the rank's process without its loader processes",
         default=None,
-        metadata=_column(
-            "int64",
-            "peak memory since the run or its resumed part began, of the rank that needed most: on GPUs what torch's "
-            "allocator held in tensors, on CPUs the resident set of the rank's process without its loader processes",
-            tracked=True,
-            better="lower",
-        ),
+        tracked=True,
+        better="lower",
     )
-    gpu_energy_j: float | None = field(
+    gpu_energy_j: float | None = _column(
+        "float64",
+        "energy of the workers' GPUs since the record before, or since training began "
+        "([profiling.md](profiling.md#energy))",
         default=None,
-        metadata=_column(
-            "float64",
-            "energy of the workers' GPUs since the record before, or since training began "
-            "([profiling.md](profiling.md#energy))",
-            tracked=True,
-        ),
+        tracked=True,
     )
-    cpu_energy_j: float | None = field(
+    cpu_energy_j: float | None = _column(
+        "float64",
+        "the same of the processors of the workers' machines, with everybody else's work on them",
         default=None,
-        metadata=_column(
-            "float64",
-            "the same of the processors of the workers' machines, with everybody else's work on them",
-            tracked=True,
-        ),
+        tracked=True,
     )
-    gpu_utilization: float | None = field(
+    gpu_utilization: float | None = _column(
+        "float64",
+        "0 to 1: the part of that time in which the GPU computed anything, of the worker whose GPU computed least",
         default=None,
-        metadata=_column(
-            "float64",
-            "0 to 1: the part of that time in which the GPU computed anything, of the worker whose GPU computed least",
-            tracked=True,
-        ),
+        tracked=True,
     )
-    gpu_peak_power_w: float | None = field(
+    gpu_peak_power_w: float | None = _column(
+        "float64",
+        "the most watts that the GPU of any worker drew in that time, of a look every 5 s",
         default=None,
-        metadata=_column(
-            "float64",
-            "the most watts that the GPU of any worker drew in that time, of a look every 5 s",
-            tracked=True,
-        ),
+        tracked=True,
     )
-    noise_scale: float | None = field(
+    noise_scale: float | None = _column(
+        "float64",
+        "images; the gradient noise scale of the epoch's steps ([training.md](training.md#gradient-noise-scale)); "
+        "null too where the steps did not show it",
         default=None,
-        metadata=_column(
-            "float64",
-            "images; the gradient noise scale of the epoch's steps ([training.md](training.md#gradient-noise-scale)); "
-            "null too where the steps did not show it",
-        ),
     )
     """None if a step is one micro-batch, or the epoch has too few steps to estimate the gradient's mean."""
-    resumed_from_epoch: int | None = field(
+    resumed_from_epoch: int | None = _column(
+        "int32",
+        "epochs that were finished when the process took the run up from a checkpoint; null if it did not",
         default=None,
-        metadata=_column(
-            "int32", "epochs that were finished when the process took the run up from a checkpoint; null if it did not"
-        ),
     )
 
     metrics: dict[str, float | None] = field(
         default_factory=dict,
-        metadata=_column(
-            "map",
-            "the metrics of `--metric`, by name (`val_miou`, and `holdout_miou` with a holdout); null for what was no "
-            "finite number",
-        ),
+        metadata={
+            "column": Column(
+                "map",
+                "the metrics of `--metric`, by name (`val_miou`, and `holdout_miou` with a holdout); null for what was "
+                "no finite number",
+            )
+        },
     )
-    baseline: dict[str, float] | None = field(
+    baseline: dict[str, float] | None = _column(
+        "map",
+        "what a constant prediction reaches on the same images, by metric (`val_top1`, `val_loss`, `val_miou`, and "
+        "so on; [objectives.md](objectives.md#what-a-constant-prediction-is-worth)), in the first epoch; null in "
+        "the others, and where no constant is known",
         default=None,
-        metadata=_column(
-            "map",
-            "what a constant prediction reaches on the same images, by metric (`val_top1`, `val_loss`, `val_miou`, and "
-            "so on; [objectives.md](objectives.md#what-a-constant-prediction-is-worth)), in the first epoch; null in "
-            "the others, and where no constant is known",
-        ),
     )
-    trust_ratios: dict[str, float] | None = field(
-        default=None,
-        metadata=_column("map", "quantiles of the layers' trust ratios (LARS, LAMB) in the last step; else null"),
+    trust_ratios: dict[str, float] | None = _column(
+        "map", "quantiles of the layers' trust ratios (LARS, LAMB) in the last step; else null", default=None
     )
 
     def to_dict(self) -> dict[str, Any]:

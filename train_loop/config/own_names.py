@@ -60,9 +60,6 @@ def _is_there(folder: Path, name: str) -> bool:
     return os.path.isfile(folder / f"{name}.py") or os.path.isdir(folder / name)
 
 
-ABSOLUTE_KEYS = ("model.name", "data.name", "loss", "optimizer.name", "trainable.name")
-
-
 @dataclass(frozen=True)
 class OwnName:
     """A function in a file."""
@@ -94,14 +91,12 @@ def with_absolute_words(config: TrainConfig, folder: Path | None = None) -> Trai
     ``folder``: relative paths are relative to it if the file is there, else to the current folder.
     """
     words = own_words(config)
-    if not words and not config.model.pretrained:
-        return config
     if folder is not None:
         words = {key: _within(folder, word) for key, word in words.items()}
-    changes: dict[str, object] = {key: absolute(key, word) for key, word in words.items() if key in ABSOLUTE_KEYS}
-    if any(key.startswith("metrics") for key in words):
-        metrics = [words.get(f"metrics[{number}]", word) for number, word in enumerate(config.metrics)]
-        changes["metrics"] = [absolute("metrics", word) for word in metrics]
+    words = {key: absolute(key.partition("[")[0], word) for key, word in words.items()}
+    changes: dict[str, object] = {key: word for key, word in words.items() if not key.startswith("metrics[")}
+    if len(changes) < len(words):
+        changes["metrics"] = [words.get(f"metrics[{number}]", word) for number, word in enumerate(config.metrics)]
     if config.model.pretrained and os.path.exists(os.path.expanduser(config.model.pretrained)):
         changes["model.pretrained"] = os.path.abspath(os.path.expanduser(config.model.pretrained))
     return config.replace_keys(changes) if changes else config

@@ -385,9 +385,7 @@ def _describe_packed(config: DataConfig, path: str, open_some: bool) -> DataInfo
     packed = schema.read_info(path)
     _check_classes(packed.class_names, path)
     if open_some:
-        from bigbatch.train_loop.data.packed.schema import PackedFiles
-
-        files = PackedFiles(path)
+        files = schema.PackedFiles(path)
         files.check_records(32 if config.on_bad_image == "fail" else 0)
         if packed.largest_side > SMALL_IMAGE_SIZE:
             _check_one_size(config, partial(files.square_side, slice(packed.train_size)))

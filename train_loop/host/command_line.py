@@ -1,23 +1,16 @@
-"""Checks that several command lines share. An error is one line."""
+"""What several command lines share: checks, whose error is one line, options, and the line of progress."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import sys
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TextIO
 
-from bigbatch.base.command_line import INTERRUPTED, WRONG_INPUT, OneLineParser, parse_fraction
+from bigbatch.base.command_line import parse_fraction
 from bigbatch.train_loop.config import ConfigError
-
-__all__ = [
-    "INTERRUPTED",
-    "WRONG_INPUT",
-    "OneLineParser",
-    "add_part_options",
-    "check_page",
-    "check_writable",
-    "with_parts",
-]
 
 PAGE_BEGINS = b"<!doctype html"
 
@@ -69,11 +62,44 @@ def add_part_options(add: Callable[..., object]) -> None:
     )
 
 
-def with_parts(changes: dict[str, object], subset: float | None, val_part: float | None) -> dict[str, object]:
-    """The keys of ``--set`` together with those of ``add_part_options``. Raises ConfigError if both set one."""
-    parts = {"--subset": ("data.subset", subset), "--val-part": ("data.val_part", val_part)}
-    given = {option: (key, value) for option, (key, value) in parts.items() if value is not None}
-    for option, (key, _) in given.items():
+def with_options(changes: Mapping[str, object], given: Mapping[str, tuple[str, object]]) -> dict[str, object]:
+    """The keys of ``--set`` together with those of options: option → key and value, which is None if it is not given.
+
+    Raises ConfigError if both set one.
+    """
+    keys = {option: (key, value) for option, (key, value) in given.items() if value is not None}
+    for option, (key, _) in keys.items():
         if key in changes:
             raise ConfigError(f"a key is set once; got {option} and --set {key}. Keep {option}.")
-    return {**changes, **dict(given.values())}
+    return {**changes, **dict(keys.values())}
+
+
+def with_parts(changes: dict[str, object], subset: float | None, val_part: float | None) -> dict[str, object]:
+    """The keys of ``--set`` together with those of ``add_part_options``. Raises ConfigError if both set one."""
+    return with_options(changes, {"--subset": ("data.subset", subset), "--val-part": ("data.val_part", val_part)})
+
+
+class ProgressLine:
+    """How far a command is, on stderr: a line that is drawn anew on a terminal, else one every ``every_s``."""
+
+    def __init__(self, every_s: float, out: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._out, self._clock = out or sys.stderr, clock
+        self._terminal, self._drawn = self._out.isatty(), False
+        self._every_s = 0.1 if self._terminal else every_s
+        self._next = clock() + (0.0 if self._terminal else every_s)
+
+    def show(self, line: str) -> None:
+        """Show the line, if it is time for one."""
+        if self._clock() < self._next:
+            return
+        self._next = self._clock() + self._every_s
+        self._drawn = self._terminal
+        before, after = ("\r", "\033[K") if self._terminal else ("", "\n")
+        print(f"{before}{line}{after}", end="", file=self._out, flush=True)
+
+    def __enter__(self) -> ProgressLine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._drawn:
+            print(file=self._out)  # the next message begins a new line

@@ -24,30 +24,22 @@ _log = logging.getLogger(__name__)
 
 
 class GpuCounters:
-    """What NVML tells of one GPU. What it does not tell is not a number. Call ``joules`` every few seconds.
+    """What NVML tells of one GPU. What it does not tell is not a number.
 
-    The energy is that of the GPU's own counter (Volta and newer), in millijoules since the driver was loaded. Without
-    it, it is power × time, summed up between the calls.
+    The energy is that of the GPU's own counter (Volta and newer), in millijoules since the driver was loaded.
 
     Args:
         nvml: the module ``pynvml``, initialized.
         handle: of the GPU.
-        clock: seconds.
     """
 
-    def __init__(self, nvml: Any, handle: object, clock: Callable[[], float] = time.monotonic) -> None:
-        self._nvml, self._handle, self._clock = nvml, handle, clock
+    def __init__(self, nvml: Any, handle: object) -> None:
+        self._nvml, self._handle = nvml, handle
         self._began_mj = self._read("nvmlDeviceGetTotalEnergyConsumption")
-        self._at, self._power_w, self._summed_j = clock(), self.power_w(), 0.0
 
     def joules(self) -> float:
         """Joules since this object was made."""
-        if not math.isnan(self._began_mj):
-            return (self._read("nvmlDeviceGetTotalEnergyConsumption") - self._began_mj) / 1000
-        now, power_w = self._clock(), self.power_w()
-        self._summed_j += (now - self._at) * (self._power_w + power_w) / 2
-        self._at, self._power_w = now, power_w
-        return self._summed_j
+        return (self._read("nvmlDeviceGetTotalEnergyConsumption") - self._began_mj) / 1000
 
     def power_w(self) -> float:
         """Watts that the GPU draws now."""

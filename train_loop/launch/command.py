@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bigbatch.base.atomic_files import write_json, write_text
+from bigbatch.base.command_line import INTERRUPTED, WRONG_INPUT, OneLineParser
 from bigbatch.base.streams import add_verbosity, log_steps, reader_may_leave, silent_output
 from bigbatch.train_loop.config import ConfigError, DataConfig, TrainConfig
 from bigbatch.train_loop.config.last_step import last_step_in_words
@@ -40,13 +41,7 @@ from bigbatch.train_loop.errors import (
     UnusedParameterError,
 )
 from bigbatch.train_loop.host import disk_space
-from bigbatch.train_loop.host.command_line import (
-    INTERRUPTED,
-    WRONG_INPUT,
-    OneLineParser,
-    add_part_options,
-    check_writable,
-)
+from bigbatch.train_loop.host.command_line import add_part_options, check_writable
 from bigbatch.train_loop.host.disk_space import DiskFull, describe_full_disk, full_errno
 from bigbatch.train_loop.host.folder_hold import FolderHold, hold_folder
 from bigbatch.train_loop.host.ranks import Launch, find_launch
@@ -85,7 +80,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 RESULT_VERSION = 1
-BAD_IMAGE = "data.on_bad_image"
 
 
 @dataclass(frozen=True)
@@ -160,7 +154,8 @@ def make_run_plan(argv: Sequence[str] | None, prog: str, launch: Launch | None) 
     log_steps(args.verbose)
     read_interval(args.log_every_steps)
     check_wandb_mode(args.wandb)
-    source, config = read_source_config(parser, args, {BAD_IMAGE: args.on_bad_image, "metrics": args.metric})
+    more = {"--on-bad-image": ("data.on_bad_image", args.on_bad_image), "--metric": ("metrics", args.metric)}
+    source, config = read_source_config(parser, args, more)
     workers = worker_count(args.workers, launch)
     info, scan, meeting = look_together(config.data, launch)
     if info.path is not None:  # workers may run in another folder

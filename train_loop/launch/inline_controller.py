@@ -1,6 +1,6 @@
 """Ray Train's controller and its workers in a process that is there already: why, says docs/decisions/002.
 
-Classes here go over Ray's own, whose private names they need; ``ray_internals.py`` has the list of these names.
+Classes here go over Ray's own, whose private names they need: ``ray_internals.py`` says with which Ray.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from bigbatch.train_loop.launch.ray_internals import KEPT_WORKERS, has, poll_interval_s
+from bigbatch.train_loop.launch.ray_internals import poll_interval_s
 
 # A process runs one trial at a time, so one flag for each process is enough.
 _stop_requested = threading.Event()
@@ -82,40 +82,6 @@ def places() -> list[Place]:
     return _places
 
 
-class _PlacedHere:
-    """Over ``WorkerGroup``: its workers use the placement group of this process, in a trial Tune's."""
-
-    _barrier: _Kept | None = None
-
-    def _start_impl(self, builder: object) -> None:
-        from ray.train.v2._internal.execution.worker_group import worker_group
-
-        made_by_ray = worker_group.SynchronizationActor
-        worker_group.SynchronizationActor = self._barrier or made_by_ray
-        try:
-            super()._start_impl(builder)  # type: ignore[misc]
-        finally:
-            worker_group.SynchronizationActor = made_by_ray
-
-    def _create_placement_group(self, *_: object) -> object:
-        import ray
-        from ray.train.v2._internal.execution.worker_group.placement_group_handle import DefaultPlacementGroupHandle
-
-        handle: Any = type("BorrowedPlacementGroup", (_Borrowed, DefaultPlacementGroupHandle), {})
-        return handle(ray.util.get_current_placement_group())
-
-    def _create_workers(self, *args: object, **more: Any) -> list[Any]:
-        made: list[Any] = super()._create_workers(*args, **more)  # type: ignore[misc]
-        _places[:] = [Place(worker.metadata.node_id, worker.metadata.hostname) for worker in made]
-        return made
-
-    @staticmethod
-    def _get_worker_runtime_env(custom_runtime_env: Mapping[str, object] | None) -> dict[str, object]:
-        # Workers inherit the job's environment. With another environment they could not use the worker
-        # processes that Ray has already started.
-        return dict(custom_runtime_env or {})
-
-
 @dataclass
 class _Kept:
     """Workers of a trial that ended well, and the actor at which they meet, for this process's next trial."""
@@ -170,8 +136,9 @@ class Reuse(NamedTuple):
     """Leaves nothing of the trial behind; whether the process may serve again."""
 
 
-class _KeepsWorkers(_PlacedHere):
-    """Over ``WorkerGroup``: workers of a trial that ended well train the next one in the same processes.
+class _KeepsWorkers:
+    """Over ``WorkerGroup``: its workers use the placement group of this process, in a trial Tune's, and those of a
+    trial that ended well train the next one in the same processes.
 
     So a next trial has Python, torch, CUDA's context and the placement at once. A process that failed or does not leave
     a stopped trial soon is ended, with all of its group.
@@ -184,6 +151,8 @@ class _KeepsWorkers(_PlacedHere):
     reuse: Reuse
 
     def _start_impl(self, builder: object) -> None:
+        from ray.train.v2._internal.execution.worker_group import worker_group
+
         global _kept
         context = self._worker_group_context
         kept, _kept = _kept, None
@@ -191,18 +160,36 @@ class _KeepsWorkers(_PlacedHere):
         if kept is not None and not (kept.kind == kind and kept.answers()):
             kept.end()
             kept = None
-        self._taken = self._barrier = kept
+        self._taken = kept
+        made_by_ray = worker_group.SynchronizationActor
+        worker_group.SynchronizationActor = kept or made_by_ray
         try:
-            super()._start_impl(builder)
+            super()._start_impl(builder)  # type: ignore[misc]
         finally:
+            worker_group.SynchronizationActor = made_by_ray
             if self._taken is not None:  # the start failed before it used them
                 self._taken.end()
 
+    def _create_placement_group(self, *_: object) -> object:
+        import ray
+        from ray.train.v2._internal.execution.worker_group.placement_group_handle import DefaultPlacementGroupHandle
+
+        handle: Any = type("BorrowedPlacementGroup", (_Borrowed, DefaultPlacementGroupHandle), {})
+        return handle(ray.util.get_current_placement_group())
+
     def _create_workers(self, *args: object, **more: Any) -> list[Any]:
         taken, self._taken = self._taken, None
-        if taken is None:
-            return super()._create_workers(*args, **more)
-        return self._assign_worker_ranks(taken.workers, 0, None, more.get("replica_group_size"))
+        if taken is not None:
+            return self._assign_worker_ranks(taken.workers, 0, None, more.get("replica_group_size"))
+        made: list[Any] = super()._create_workers(*args, **more)  # type: ignore[misc]
+        _places[:] = [Place(worker.metadata.node_id, worker.metadata.hostname) for worker in made]
+        return made
+
+    @staticmethod
+    def _get_worker_runtime_env(custom_runtime_env: Mapping[str, object] | None) -> dict[str, object]:
+        # Workers inherit the job's environment. With another environment they could not use the worker
+        # processes that Ray has already started.
+        return dict(custom_runtime_env or {})
 
     def shutdown(self) -> None:
         global _kept
@@ -263,8 +250,7 @@ def _answers(asked: list[Any]) -> list[Any] | None:
 class _WithoutActors:
     """Over ``TorchTrainer``: its controller runs in the calling process."""
 
-    over_worker_group: tuple[type, ...] = (_PlacedHere,)
-    of_worker_group: Mapping[str, object] = {}
+    reuse: Reuse
 
     def _create_default_callbacks(self) -> list[object]:
         from ray.train.v2._internal.callbacks.datasets import DatasetsCallback
@@ -279,7 +265,7 @@ class _WithoutActors:
         from ray.train.v2._internal.execution.controller.controller import TrainController
         from ray.train.v2._internal.execution.worker_group.worker_group import WorkerGroup
 
-        group = type("TrialWorkerGroup", (*self.over_worker_group, WorkerGroup), dict(self.of_worker_group))
+        group = type("TrialWorkerGroup", (_KeepsWorkers, WorkerGroup), {"reuse": self.reuse})
         controller_of: Any = type("TrialController", (_InTrial, TrainController), {"worker_group_cls": group})
         policy: Any = controller_kwargs["scaling_policy"]
         policy_of = type("TrialScalingPolicy", (_AsksForNothing, type(policy)), {})
@@ -298,13 +284,10 @@ class _WithoutActors:
 
 
 def trainer_in_process(reuse: Reuse) -> Any:
-    """``TorchTrainer`` with its controller in the calling process: a Tune trial. Only if ``has(INLINE_CONTROLLER)``.
+    """``TorchTrainer`` with its controller in the calling process: a Tune trial. Only if ``uses_private_names()``.
 
-    Where ``has(KEPT_WORKERS)``, its workers train the next trial too if ``reuse`` allows it.
+    Its workers train the next trial too if ``reuse`` allows it.
     """
     from ray.train.torch import TorchTrainer
 
-    keeps: dict[str, object] = {}
-    if has(KEPT_WORKERS):
-        keeps = {"over_worker_group": (_KeepsWorkers,), "of_worker_group": {"reuse": reuse}}
-    return type("InlineTorchTrainer", (_WithoutActors, TorchTrainer), keeps)
+    return type("InlineTorchTrainer", (_WithoutActors, TorchTrainer), {"reuse": reuse})

@@ -11,24 +11,18 @@ import itertools
 import math
 import shlex
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 from bigbatch.base.atomic_files import write_json, write_text
+from bigbatch.base.command_line import INTERRUPTED, WRONG_INPUT, OneLineParser
 from bigbatch.train_loop.config import ConfigError, OptimizerConfig, TrainConfig
 from bigbatch.train_loop.config.own_names import own_words
 from bigbatch.train_loop.config.plug_ins import shown_name
 from bigbatch.train_loop.errors import ImageError, LoaderError, OwnCodeError
-from bigbatch.train_loop.host.command_line import (
-    INTERRUPTED,
-    WRONG_INPUT,
-    OneLineParser,
-    add_part_options,
-    check_writable,
-)
+from bigbatch.train_loop.host.command_line import ProgressLine, add_part_options, check_writable
 from bigbatch.train_loop.launch.options import add_component_options, add_source_options, read_source_config
 from bigbatch.train_loop.plugins.registry import whose_error
 
@@ -256,8 +250,12 @@ def main(argv: Sequence[str] | None = None, prog: str = "bigbatch lr-find") -> i
                 "Write e.g. --first 0.001 --last 10 --steps 100."
             )
         print(f"range test from lr {first:g} to {last:g} in {args.steps} steps of {config.batch.global_size} images …")
-        with RangeTestProgress(args.steps) as progress, whose_error(own_words(config)):
-            finding = lr_find(config, first=first, last=last, steps=args.steps, say=progress.step, scan=scan)
+        with ProgressLine(SAY_EVERY_S) as progress, whose_error(own_words(config)):
+
+            def say(step: int, rate: float, loss: float) -> None:
+                progress.show(f"step {step} of {args.steps}: lr {rate:.3g}, loss {loss:.4f}")
+
+            finding = lr_find(config, first=first, last=last, steps=args.steps, say=say, scan=scan)
     except (ConfigError, OwnCodeError) as error:
         print(f"{prog}: error: {error}", file=sys.stderr)
         return WRONG_INPUT
@@ -269,32 +267,6 @@ def main(argv: Sequence[str] | None = None, prog: str = "bigbatch lr-find") -> i
         return INTERRUPTED
     _write(config, finding, output)
     return 0
-
-
-class RangeTestProgress:
-    """Shows the test's progress on stderr: a line that is redrawn on a terminal, else a line every ``SAY_EVERY_S``."""
-
-    def __init__(self, steps: int, out: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._steps, self._out, self._clock = steps, out or sys.stderr, clock
-        self._terminal = self._out.isatty()
-        self._next, self._drawn = clock() + (0.0 if self._terminal else SAY_EVERY_S), False
-
-    def step(self, number: int, rate: float, loss: float) -> None:
-        """Show a step: in place on a terminal, else a line every few seconds."""
-        if self._clock() < self._next:
-            return
-        self._next = self._clock() + (0.1 if self._terminal else SAY_EVERY_S)
-        self._drawn = self._terminal
-        before, after = ("\r", "\033[K") if self._terminal else ("", "\n")
-        line = f"step {number} of {self._steps}: lr {rate:.3g}, loss {loss:.4f}"
-        print(f"{before}{line}{after}", end="", file=self._out, flush=True)
-
-    def __enter__(self) -> RangeTestProgress:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._drawn:
-            print(file=self._out)  # the next message begins a new line
 
 
 def _task(parser: OneLineParser, args: argparse.Namespace) -> tuple[TrainConfig, FolderScan | None, Path]:

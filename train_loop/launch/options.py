@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from bigbatch.base.command_line import OneLineParser
 from bigbatch.train_loop.config import ConfigError, TrainConfig, parse_assignments
 from bigbatch.train_loop.config.given import read_config, recipe_path
 from bigbatch.train_loop.config.own_names import with_absolute_words
-from bigbatch.train_loop.host.command_line import OneLineParser, check_writable, with_parts
+from bigbatch.train_loop.host.command_line import check_writable, with_options, with_parts
 from bigbatch.train_loop.host.ranks import Launch
 from bigbatch.train_loop.launch.checks import NO_CHECK
 
@@ -37,25 +38,17 @@ def add_component_options(p: OneLineParser) -> None:
 
 
 def read_source_config(
-    p: OneLineParser, args: argparse.Namespace, more: Mapping[str, object]
+    p: OneLineParser, args: argparse.Namespace, more: Mapping[str, tuple[str, object]]
 ) -> tuple[str, TrainConfig]:
     """The name and the configuration of ``--config`` or ``--recipe``, or the defaults, with all changes of the command.
 
-    ``more``: further keys that options set; None: not given. Raises ConfigError; SystemExit(2) without any of them.
+    ``more``: as for ``with_options``. Raises ConfigError; SystemExit(2) without any of them.
     """
     if args.config is None and args.recipe is None and not any((args.model, args.loss, args.optimizer)):
         p.error("the command needs one of --config, --recipe and --model; got none. Write e.g. --config best.json.")
     changes = with_parts(parse_assignments([text for group in args.set for text in group]), args.subset, args.val_part)
-    given = {option: getattr(args, option.removeprefix("--")) for option in KEYS}
-    for option, value in given.items():
-        if value is not None and KEYS[option] in changes:
-            raise ConfigError(f"a key is set once; got {option} and --set {KEYS[option]}. Keep {option}.")
-        changes |= {} if value is None else {KEYS[option]: value}
-    for key, value in more.items():
-        if value is not None and key in changes:
-            option = f"--{key.rpartition('.')[2].replace('_', '-')}"
-            raise ConfigError(f"a key is set once; got {option} and --set {key}. Keep {option}.")
-        changes |= {} if value is None else {key: value}
+    given = {option: (key, getattr(args, option.removeprefix("--"))) for option, key in KEYS.items()}
+    changes = with_options(changes, {**given, **more})
     if args.config is None and args.recipe is None:
         return "own", with_absolute_words(TrainConfig().replace_keys(changes))
     source = recipe_path(args.recipe) if args.recipe else Path(args.config)

@@ -7,7 +7,7 @@ import io
 import logging
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -51,11 +51,44 @@ def train_own(task: TrialTask, reporter: RecordSender, world: World, log: loggin
     """
     from bigbatch.train_loop.loop.worker_use import open_use_meter
 
+    word = task.config.trainable.name
+    function = load_function(OPTION, word)
+    folders = KeptFolders(task.checkpoint_dir)
     with open_use_meter(world) as meter:
-        _call(
-            task, reporter, world, log,
-            send=lambda record: reporter.send([record]), measured=lambda: _used(meter, world),
-        )  # fmt: skip
+        kept = world.of_first(folders.begin() if world.rank == 0 else None)
+        report = Report(
+            epochs=task.config.epochs,
+            names=task.reported,
+            folders=folders,
+            kept=kept,
+            world=world,
+            send=lambda record: reporter.send([record]),
+            stop_requested=reporter.stop_requested,
+            say=log.warning,
+            measured=lambda: _used(meter, world),
+        )
+        if kept is not None:
+            log.info("resumed after epoch %d", report.epoch)
+            reporter.send(kept.history)  # a report may have been lost with the process
+            if report.epoch >= task.config.epochs:
+                return
+        with _printing_to(log), _disk_named(task.checkpoint_dir):
+            try:
+                with users_code(OPTION, word):
+                    function(config_of(task.config), report, kept.path if kept else None)
+            except Exception:
+                if not report.stopped and report.lost is None:
+                    raise
+                log.info("the function ended after its report was stopped, or lost another process", exc_info=True)
+    if report.lost is not None:  # also where the function went on, or returned: it ends here, and goes on from there
+        raise report.lost
+    if report.stopped:
+        raise TrainingStopped(f"stopped after epoch {report.epoch}")
+    if not report.epoch:
+        raise OwnCodeError(
+            f"{word} returned without a report on rank {world.rank} of {world.workers}. "
+            "Call report(epoch=…, value=…) after each epoch, on each rank"
+        )
 
 
 def _used(meter: UseMeter, world: World) -> dict[str, object]:
@@ -75,59 +108,6 @@ def _used(meter: UseMeter, world: World) -> dict[str, object]:
         "gpu_utilization": None if idlest > 1 else 1.0 - idlest,
         "gpu_peak_power_w": peak_w or None,
     }
-
-
-def _call(
-    task: TrialTask,
-    reporter: RecordSender,
-    world: World,
-    log: logging.Logger,
-    *,
-    send: Callable[[dict[str, object]], None],
-    measured: Callable[[], Mapping[str, object]],
-) -> None:
-    """Call the function with its ``report`` and ``resume``. Raises as ``train_own``."""
-    word = task.config.trainable.name
-    function = load_function(OPTION, word)
-    folders = KeptFolders(task.checkpoint_dir)
-    kept = world.of_first(folders.begin() if world.rank == 0 else None)
-    report = Report(
-        epochs=task.config.epochs,
-        names=task.reported,
-        folders=folders,
-        kept=kept,
-        world=world,
-        send=send,
-        stop_requested=reporter.stop_requested,
-        say=log.warning,
-        measured=measured,
-    )
-    if kept is not None:
-        log.info("resumed after epoch %d", report.epoch)
-        reporter.send(kept.history)  # a report may have been lost with the process
-        if report.epoch >= task.config.epochs:
-            return
-    with _printing_to(log), _disk_named(task.checkpoint_dir):
-        try:
-            with users_code(OPTION, word):
-                function(config_of(task.config), report, kept.path if kept else None)
-        except Exception:
-            if not report.stopped and report.lost is None:
-                raise
-            log.info("the function ended after its report was stopped, or lost another process", exc_info=True)
-    if report.lost is not None:  # also where the function went on, or returned: it ends here, and goes on from there
-        raise report.lost
-    if report.stopped:
-        raise TrainingStopped(f"stopped after epoch {report.epoch}")
-    if not report.epoch:
-        raise OwnCodeError(_no_report(word, world))
-
-
-def _no_report(word: str, world: World) -> str:
-    call = "report(epoch=…, value=…) after each epoch"
-    if world.workers == 1:
-        return f"{word} returned without a report. Call {call}"
-    return f"{word} returned without a report on rank {world.rank} of {world.workers}. Call {call}, on each rank"
 
 
 @contextlib.contextmanager

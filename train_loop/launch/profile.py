@@ -120,8 +120,15 @@ NAMES = {
     "optimizer": "optimizer",
     OTHER: "other",
 }
-NOTED = {"data": 0.05, "transfer": 0.05, "communication": 0.1, "optimizer": 0.1, OTHER: 0.15}
-"""From this part of a step on, a line says so. What remains is the network's own computing."""
+BOUNDS = {
+    "computing": (0.0, "computes forward and backward"),
+    "data": (0.05, "waits for data"),
+    "transfer": (0.05, "copies and normalises images"),
+    "communication": (0.1, "sums gradients over the workers"),
+    "optimizer": (0.1, "is the optimizer's"),
+    OTHER: (0.15, "lies between the phases: mixing images, sums of losses, gradient norms, Python"),
+}
+"""From which part of a step on a line names it, and how."""
 SPARE_MEMORY = 0.5
 """A device whose memory is filled less than this has room for a larger micro-batch."""
 
@@ -193,34 +200,25 @@ def _energy(p: StepProfile) -> str:
 
 
 def bound_lines(profile: StepProfile, config: TrainConfig, cores: int) -> list[str]:
-    """What takes the most of a step, and what would help; then everything else that takes a noted part."""
+    """What takes a noted part of a step, the most first, and what would help."""
     shares = {name: profile.share(name) for name in ("data", "transfer", "optimizer", OTHER)}
     shares["communication"] = profile.communication_share
-    noted = sorted((name for name in NOTED if shares[name] >= NOTED[name]), key=lambda name: -shares[name])
-    computing = profile.share("forward") + profile.share("backward") - profile.communication_share
-    lines = [_line(name, shares[name], profile, config, cores) for name in noted]
-    own = f"bound   {_part(computing)} of each step computes forward and backward{_help(_faster(profile, config))}"
-    if not noted or computing >= shares[noted[0]]:
-        return [own, *lines]
+    shares["computing"] = profile.share("forward") + profile.share("backward") - profile.communication_share
+    larger = f"a larger global batch, now {profile.global_size} (--set batch.global_size=…)"
+    helps = {
+        "computing": _faster(profile, config),
+        "data": _more_data(shares["data"], profile, config, cores),
+        "communication": [f"{larger}, sums them less often for each image", "a faster network between them"],
+        "optimizer": [f"{larger}, needs fewer steps"],
+        OTHER: ["larger micro-batches (--set batch.micro_size=…)"] if profile.accumulation_steps > 1 else [],
+    }
+    lines = []
+    for name in sorted(BOUNDS, key=lambda name: -shares[name]):
+        noted_from, what = BOUNDS[name]
+        if shares[name] >= noted_from:
+            help_text = f": {'; or '.join(found)}" if (found := helps.get(name)) else ""
+            lines.append(f"bound   {100 * shares[name]:.0f} % of each step {what}{help_text}.")
     return lines
-
-
-def _line(name: str, share: float, p: StepProfile, config: TrainConfig, cores: int) -> str:
-    if name == "data":
-        return f"bound   {_part(share)} of each step waits for data{_help(_more_data(share, p, config, cores))}"
-    if name == "transfer":
-        return f"bound   {_part(share)} of each step copies and normalises images{_help(_faster_copies(p, config))}"
-    larger = f"a larger global batch, now {p.global_size} (--set batch.global_size=…)"
-    if name == "communication":
-        return f"bound   {_part(share)} of each step sums gradients over the workers" + _help(
-            [f"{larger}, sums them less often for each image", "fewer workers", "a faster network between them"]
-        )
-    if name == "optimizer":
-        return f"bound   {_part(share)} of each step is the optimizer's{_help([f'{larger}, needs fewer steps'])}"
-    return (
-        f"bound   {_part(share)} of each step lies between the phases: mixing images, sums of losses, gradient norms, "
-        f"Python{_help(['larger micro-batches (--set batch.micro_size=…)'] * (p.accumulation_steps > 1))}"
-    )
 
 
 def _more_data(share: float, p: StepProfile, config: TrainConfig, cores: int) -> list[str]:
@@ -243,13 +241,6 @@ def _more_data(share: float, p: StepProfile, config: TrainConfig, cores: int) ->
     return helps
 
 
-def _faster_copies(p: StepProfile, config: TrainConfig) -> list[str]:
-    loader = config.data.loader
-    if p.device_memory_bytes and not (loader.pin_memory and loader.non_blocking):
-        return ["copy beside the computing (--set data.loader.pin_memory=true data.loader.non_blocking=true)"]
-    return []
-
-
 def _faster(p: StepProfile, config: TrainConfig) -> list[str]:
     """What makes the network's computing faster on a GPU."""
     if not p.device_memory_bytes:
@@ -262,17 +253,6 @@ def _faster(p: StepProfile, config: TrainConfig) -> list[str]:
     if p.accumulation_steps > 1 and p.memory_bytes < SPARE_MEMORY * p.device_memory_bytes:
         helps.append(f"a larger micro-batch, now {p.micro_size} (--set batch.micro_size=…): the memory has room")
     return helps
-
-
-def _help(helps: list[str]) -> str:
-    return f": {'; or '.join(helps)}." if helps else "."
-
-
-def _part(share: float) -> str:
-    for value, word in ((0.5, "Half"), (1 / 3, "A third"), (0.25, "A quarter")):
-        if abs(share - value) < 0.02:
-            return word
-    return f"{100 * share:.0f} %"
 
 
 def _seconds(seconds: float) -> str:

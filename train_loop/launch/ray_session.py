@@ -35,14 +35,12 @@ from bigbatch.train_loop.host.disk_space import FULL, LogFile, describe_full_dis
 from bigbatch.train_loop.launch.ray_internals import (
     DASHBOARD_FILE,
     POLL_INTERVAL,
-    PROCESS_GROUPS,
     Dashboard,
-    has,
     own_path_only,
     own_process_groups,
     poll_interval_s,
     read_variables_again,
-    refuse_unsafe,
+    uses_private_names,
 )
 
 _log = logging.getLogger(__name__)
@@ -114,8 +112,7 @@ class LocalRay:
         metrics_port: where Prometheus finds Ray's metrics, on loopback; None: nowhere.
 
     Raises:
-        ConfigError: the temporary folder's path is too long for Unix sockets; Ray cannot keep its files private; this
-            Python removes docstrings.
+        ConfigError: the temporary folder's path is too long for Unix sockets; this Python removes docstrings.
         RayStartError: Ray did not start after a few attempts; its logs are kept beside ``log_file``.
     """
 
@@ -185,7 +182,6 @@ class LocalRay:
         read_variables_again()
         import ray  # only now: its core reads the authentication's variables when it is loaded
 
-        refuse_unsafe(with_metrics=self._metrics_port is not None)
         last = ""
         for _ in range(START_ATTEMPTS):
             port = free_port()
@@ -243,7 +239,7 @@ class LocalRay:
 
     def _fork_server(self) -> str:
         """The socket of the server that starts this cluster's processes for work; empty if Ray starts them itself."""
-        if worker_python() or not has(PROCESS_GROUPS) or sys.platform != "linux":
+        if worker_python() or not uses_private_names() or sys.platform != "linux":
             return ""
         assert self.folder is not None
         path = self.folder / "ray-forks"

@@ -176,7 +176,7 @@ def train_worker(handed: dict[str, object]) -> WorkersEnd:
     """Train one configuration on this rank.
 
     Args:
-        handed: a ``TrialTask``, as the plain dict that Ray Train carries.
+        handed: a ``TrialTask``, as the dict that Ray Train carries.
 
     Returns:
         How the run ended: complete, on request, or with a reason why this configuration cannot be trained. A reason

@@ -23,7 +23,7 @@ LOOK_S = 0.25
 
 def is_inline() -> bool:
     """Whether the calling process controls its workers. If not, Ray's stock trainer does the same, but slower."""
-    return ray_internals.has(ray_internals.INLINE_CONTROLLER)
+    return ray_internals.uses_private_names()
 
 
 def make_trainer(

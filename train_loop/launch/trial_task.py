@@ -1,6 +1,6 @@
 """The processes of a trial or full run: their input, their result at the end, and why workers failed.
 
-Ray Tune and Ray Train carry plain dicts between processes. ``TrialTask.to_dict`` and ``from_dict`` stand at that one
+Ray Tune and Ray Train carry dicts between processes. ``TrialTask.to_dict`` and ``from_dict`` stand at that one
 boundary; on both sides of it there is the frozen record. Of a failure is told whether starting again would help.
 """
 
@@ -9,9 +9,9 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any
 
 from bigbatch.base import json_values
 from bigbatch.base.atomic_files import write_json
@@ -105,48 +105,13 @@ class TrialTask:
         return self.ray_storage / IMAGES_FILE
 
     def to_dict(self) -> dict[str, object]:
-        """Plain values for Ray: all fields, with paths as text."""
-        plain = {one.name: getattr(self, one.name) for one in fields(self)}
-        paths = {name: str(value) for name, value in plain.items() if isinstance(value, Path)}
-        dicts = {"worker_resources": dict(self.worker_resources)}
-        return plain | paths | {"config": self.config.to_dict()} | dicts
+        """A dict for Ray: all fields, with the configuration as a dict too."""
+        return {**vars(self), "config": self.config.to_dict()}
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, object]) -> TrialTask:
-        """Inverse of ``to_dict``.
-
-        Raises:
-            ValueError: a key is missing or unknown, or a value has another type.
-            ConfigError: of the configuration.
-        """
-        names = {one.name for one in fields(cls)}
-        missing, unknown = sorted(names - values.keys()), sorted(values.keys() - names)
-        if missing or unknown:
-            raise ValueError(
-                "the task of a trial must have the keys that this bigbatch knows; "
-                f"missing: {', '.join(missing) or 'none'}, unknown: {', '.join(unknown) or 'none'}. "
-                "Let the driver and its workers run the same version."
-            )
-        read = _Values(values)
-        return cls(
-            name=read.text("name"),
-            config=TrainConfig.from_dict(read.mapping("config")),
-            workers=int(read.number("workers")),
-            worker_resources={key: _number(value, key) for key, value in read.mapping("worker_resources").items()},
-            restarts=int(read.number("restarts")),
-            ray_storage=Path(read.text("ray_storage")),
-            checkpoint_dir=Path(read.text("checkpoint_dir")),
-            checkpoint_every_s=read.number("checkpoint_every_s"),
-            log_file=Path(read.text("log_file")),
-            stop_file=Path(read.text("stop_file")),
-            stage_folder=read.text_or_none("stage_folder"),
-            records_file=Path(path) if (path := read.text_or_none("records_file")) else None,
-            watched=read.texts("watched"),
-            log_every_steps=read.text("log_every_steps"),
-            reported=read.texts("reported"),
-            content=read.text("content"),
-            avoided=read.texts("avoided"),
-        )
+    def from_dict(cls, values: Mapping[str, Any]) -> TrialTask:
+        """Inverse of ``to_dict``. Raises TypeError for missing or unknown keys; ConfigError of the configuration."""
+        return cls(**{**values, "config": TrainConfig.from_dict(values["config"])})
 
 
 @dataclass(frozen=True)
@@ -176,44 +141,6 @@ class WorkersEnd:
             return None
         rank = json_values.whole_number_or_none(values, "rank")
         return cls(json_values.text(values, "failure"), read_kind(values.get("kind")), rank)
-
-
-class _Values:
-    """Values of a dict with the type that the reader expects."""
-
-    def __init__(self, values: Mapping[str, object]) -> None:
-        self._values = values
-
-    def text(self, key: str) -> str:
-        value = self._values[key]
-        return value if isinstance(value, str) else _refuse(key, "a text", value)
-
-    def text_or_none(self, key: str) -> str | None:
-        return None if self._values[key] is None else self.text(key)
-
-    def texts(self, key: str) -> tuple[str, ...]:
-        value = self._values[key]
-        if not isinstance(value, list | tuple) or not all(isinstance(text, str) for text in value):
-            _refuse(key, "a list of texts", value)
-        return tuple(value)
-
-    def number(self, key: str) -> float:
-        return _number(self._values[key], key)
-
-    def mapping(self, key: str) -> Mapping[str, object]:
-        value = self._values[key]
-        return value if isinstance(value, Mapping) else _refuse(key, "an object", value)
-
-
-def _number(value: object, key: str) -> float:
-    # True is a number to Python.
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        _refuse(key, "a number", value)
-    return value
-
-
-def _refuse(key: str, rule: str, value: object) -> NoReturn:
-    raise ValueError(f"{key} in the task of a trial must be {rule}; got {value!r}.")
 
 
 MAX_STARTS = 16

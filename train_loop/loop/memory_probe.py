@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,54 +50,44 @@ class DeviceMemory:
     with so few, what its forward pass took until then: the search goes on to more images."""
 
 
-@dataclass(frozen=True)
-class Bracket:
-    """What is known of a device's bound: so many images fit, and so many do not."""
+def largest_that_fits(fits: Callable[[int], bool]) -> int:
+    """The most images that fit, at most ``MAX_MICRO_BATCH``; 0 if none does. If m does not fit, no larger m may.
 
-    fits: int = 0
-    too_many: int = MAX_MICRO_BATCH + 1
-    """No more than ``MAX_MICRO_BATCH`` are tried."""
-
-    def is_enough(self, limit: int) -> bool:
-        """Whether this says how many of at most ``limit`` images fit."""
-        return self.fits >= limit or self.too_many - self.fits == 1
-
-
-def narrowed(known: Bracket, fits: Callable[[int], bool], limit: int) -> Bracket:
-    """``known``, until it is enough for ``limit``, from 1 to ``MAX_MICRO_BATCH``. If m does not fit, no larger m may.
-
-    Doubles what fits, then halves the gap: at most 2·log2(limit) + 1 calls.
+    Doubles what fits, then halves the gap.
     """
-    while not known.is_enough(limit):
-        doubled = min(max(2 * known.fits, 1), limit)
-        size = doubled if doubled < known.too_many else (known.fits + known.too_many) // 2
-        known = Bracket(size, known.too_many) if fits(size) else Bracket(known.fits, size)
-    return known
+    best, too_many = 0, MAX_MICRO_BATCH + 1
+    while too_many - best > 1:
+        doubled = min(max(2 * best, 1), MAX_MICRO_BATCH)
+        size = doubled if doubled < too_many else (best + too_many) // 2
+        if fits(size):
+            best = size
+        else:
+            too_many = size
+    return best
 
 
-def probe_micro_batch(memory: DeviceMemory, key: str, cache: Path | None, limit: int = MAX_MICRO_BATCH) -> int:
-    """The device's bound for a configuration, at most ``limit``: from the cache, else measured.
-
-    A larger limit, of a larger batch, goes on from what was measured for a smaller one.
+def probe_micro_batch(memory: DeviceMemory, key: str, cache: Path | None) -> int:
+    """The device's bound for a configuration: from the cache, else measured.
 
     Args:
         key: identifies everything that decides a step's memory, see ``step_key``.
-        cache: JSON file with ``{device: {key: Bracket}}``; None: no cache.
+        cache: JSON file with ``{device: {key: bound}}``; None: no cache.
 
     Raises ConfigError if a single image does not fit.
     """
     device = f"{memory.name}, {memory.total_bytes} bytes"
-    before = _bracket(_read(cache), device, key)
+    before = json_values.whole_number(json_values.mapping(_read(cache), device), key)
+    if 1 <= before <= MAX_MICRO_BATCH:
+        return before
     allowed = (1 - HEADROOM) * memory.total_bytes
-    found = narrowed(before, lambda m: memory.peak_bytes(m) <= allowed, limit)
-    if found.fits == 0:
+    found = largest_that_fits(lambda m: memory.peak_bytes(m) <= allowed)
+    if found == 0:
         raise ConfigError(
             f"a training step of one image must fit into the device's memory; got {memory.total_bytes / 2**30:.1f} GiB "
             f"on {memory.name}. Set model.activation_checkpointing=true, a smaller data.image_size or another model."
         )
-    if found != before:
-        _write(cache, device, key, found)
-    return min(found.fits, limit)
+    _write(cache, device, key, found)
+    return found
 
 
 def step_key(config: TrainConfig, info: DataInfo, precision: str) -> str:
@@ -125,8 +115,7 @@ def max_micro_size(config: TrainConfig, info: DataInfo, device: torch.device, pr
     if device.type != "cuda" or not info.image_size or not info.are_classes:
         return DEFAULT_MICRO_SIZE
     memory = cuda_memory(config, info, device, precision)
-    limit = min(MAX_MICRO_BATCH, config.batch.global_size)
-    return probe_micro_batch(memory, step_key(config, info, precision), cache_file(), limit)
+    return probe_micro_batch(memory, step_key(config, info, precision), cache_file())
 
 
 def cuda_memory(config: TrainConfig, info: DataInfo, device: torch.device, precision: str) -> DeviceMemory:
@@ -203,19 +192,12 @@ def _read(cache: Path | None) -> dict[str, object]:
         return {}
 
 
-def _bracket(known: Mapping[str, object], device: str, key: str) -> Bracket:
-    """What was measured; nothing where it makes no sense."""
-    values = json_values.mapping(json_values.mapping(known, device), key)
-    found = Bracket(*(json_values.whole_number(values, name) for name in ("fits", "too_many")))
-    return found if 1 <= found.fits < found.too_many <= MAX_MICRO_BATCH + 1 else Bracket()
-
-
-def _write(cache: Path | None, device: str, key: str, found: Bracket) -> None:
+def _write(cache: Path | None, device: str, key: str, found: int) -> None:
     """Replaced whole: other processes may read or write it. Without a writable home the probe runs each time."""
     if cache is None:
         return
     known = _read(cache)  # again: others may have written meanwhile
-    known[device] = {**json_values.mapping(known, device), key: dataclasses.asdict(found)}
+    known[device] = {**json_values.mapping(known, device), key: found}
     try:
         cache.parent.mkdir(parents=True, exist_ok=True)
         write_json(cache, known, indent=1)

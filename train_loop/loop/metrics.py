@@ -7,6 +7,7 @@ and the values of a plain function are averaged over all examples.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import logging
@@ -276,14 +277,10 @@ def values_of(metrics: Mapping[str, ValidationMetric], prefix: str) -> dict[str,
             whole = f"{prefix}_{name}{suffix}"
             found[whole] = value if math.isfinite(value) else None
             if not math.isfinite(value):
-                _say_once(whole, value)
+                _say_once(whole, str(value))
     return found
 
 
-_said: set[str] = set()
-
-
-def _say_once(name: str, value: float) -> None:
-    if name not in _said:
-        _said.add(name)
-        _log.warning("metric %s is %s; it is null in the tables where that is so", name, value)
+@functools.cache
+def _say_once(name: str, value: str) -> None:
+    _log.warning("metric %s is %s; it is null in the tables where that is so", name, value)

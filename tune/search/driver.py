@@ -18,7 +18,7 @@ from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.train_loop.config.given import USABLE
 from bigbatch.train_loop.errors import RayStartError
 from bigbatch.train_loop.host.device_use import open_processor_energy
-from bigbatch.train_loop.launch.ray_internals import FOR_SEARCHES, note_of_missing
+from bigbatch.train_loop.launch.ray_internals import SEARCH_WITHOUT, note_of_unused
 from bigbatch.train_loop.launch.ray_session import (
     JoinedRay,
     LocalRay,
@@ -233,7 +233,7 @@ def _search(
     interrupts.take_again()  # starting Ray has replaced the handler for SIGTERM
     if not connection.local:
         plan = run.plan = _fitted_to_cluster(plan, store, console)
-    if note := note_of_missing(FOR_SEARCHES):
+    if note := note_of_unused(SEARCH_WITHOUT):
         say(console, note)
     run.capacity = _capacity(plan, connection.local, partial(_tell, run, console))
     store.ledger.hold(run.capacity.devices(plan.machine))  # only now are the devices known

@@ -45,7 +45,7 @@ def run_trial(handed: dict[str, object]) -> None:
     """Train one configuration on the trial's workers and report each epoch to Tune.
 
     Args:
-        handed: a ``TrialTask``, as the plain dict that Ray Tune carries.
+        handed: a ``TrialTask``, as the dict that Ray Tune carries.
     """
     # The kernel counts since the group began: only later kills can be this trial's.
     kills = count_memory_kills()

@@ -70,15 +70,6 @@ def test_what_cannot_be_read_is_not_measured(powercap: Powercap, tmp_path: Path)
         ProcessorEnergy(powercap.root)
 
 
-def test_without_that_counter_power_is_summed_over_time() -> None:
-    nvml, now = Nvml(has_counter=False), [0.0]
-    gpu = GpuCounters(nvml, None, lambda: now[0])
-    now[0] = 10.0
-    assert gpu.joules() == 3000.0
-    nvml.power_w, now[0] = 100.0, 12.0
-    assert gpu.joules() == 3000.0 + 2 * 200.0, "on a line between two readings"
-
-
 def test_a_gpu_that_tells_nothing_is_not_measured() -> None:
     nvml = Nvml(has_counter=False)
     nvml.nvmlDeviceGetPowerUsage = nvml.nvmlDeviceGetUtilizationRates = nvml.nvmlDeviceGetTotalEnergyConsumption  # type: ignore[assignment, method-assign]

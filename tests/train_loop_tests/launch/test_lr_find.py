@@ -1,6 +1,5 @@
 """The range test: on a quadratic whose stable rates are known, on curves made by hand, and as a command."""
 
-import io
 import json
 import math
 import xml.etree.ElementTree as ElementTree
@@ -8,7 +7,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from bigbatch.train_loop.config import OptimizerConfig
-from bigbatch.train_loop.launch.lr_find import RangeTestProgress, default_range, lr_find, main, range_test, svg
+from bigbatch.train_loop.launch.lr_find import default_range, lr_find, main, range_test, svg
 from helpers.tiny_training import CONFIG, changed
 
 
@@ -83,23 +82,6 @@ def test_the_plot_is_an_svg_with_its_marks() -> None:
     assert "a < b & c" in texts and "1e-2" in texts
     assert any(text.startswith("suggestion") for text in texts)
     assert sum(1 for _ in root.iter("{http://www.w3.org/2000/svg}polyline")) == 2
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_progress_is_a_line_every_ten_seconds_and_on_a_terminal_one_that_is_drawn_anew() -> None:
-    now, pipe, terminal = [0.0], io.StringIO(), Terminal()
-    for out in (pipe, terminal):
-        now[0] = 0.0
-        with RangeTestProgress(50, out, lambda: now[0]) as progress:
-            for step in range(1, 51):
-                now[0] += 0.5
-                progress.step(step, 0.01 * step, 1 / step)
-    assert pipe.getvalue() == "step 20 of 50: lr 0.2, loss 0.0500\nstep 40 of 50: lr 0.4, loss 0.0250\n"
-    assert terminal.getvalue().count("\r") == 50 and terminal.getvalue().count("\n") == 1
 
 
 def test_the_command(built, tmp_path, capsys):

@@ -314,6 +314,9 @@ def test_train_takes_components_by_options_and_checks_them(file, tmp_path, monke
     assert make_run_plan([*bad, "--no-check"], "bigbatch train", None).config.loss == f"{file}:nan"
     with pytest.raises(ConfigError, match="a key is set once; got --model and --set model.name"):
         make_run_plan([*words, "--set", "model.name=resnet18"], "bigbatch train", None)
+    twice = ["--metric", "torchmetrics/MulticlassF1Score", "--set", 'metrics=["my.py:mean"]']
+    with pytest.raises(ConfigError, match="a key is set once; got --metric and --set metrics"):
+        make_run_plan([*words, *twice], "bigbatch train", None)
     with pytest.raises(SystemExit):
         make_run_plan(["--set", "epochs=2"], "bigbatch train", None)
 

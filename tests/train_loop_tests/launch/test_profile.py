@@ -43,10 +43,10 @@ def profile_of(
 @pytest.mark.parametrize(
     ("profile", "data", "words"),
     [
-        (profile_of(data=0.5), "/images", ["Half of each step waits for data", "workers=5,", "bigbatch pack)"]),
+        (profile_of(data=0.5), "/images", ["50 % of each step waits for data", "workers=5,", "bigbatch pack)"]),
         (profile_of(data=0.3), "digits", ["70 % of each step computes", "30 % of each step waits for data"]),
         (profile_of(0.6, backward=0.9), "digits", ["60 % of each step sums gradients", "batch.global_size", "now 256"]),
-        (profile_of(optimizer=0.25), "digits", ["A quarter of each step is the optimizer's"]),
+        (profile_of(optimizer=0.25), "digits", ["25 % of each step is the optimizer's"]),
         (profile_of(transfer=0.2), "digits", ["20 % of each step copies and normalises"]),
         (profile_of(other=0.2), "digits", ["between the phases", "batch.micro_size"]),
         (profile_of(device_memory_bytes=80 * 2**30), "digits", ["100 %", "model.compile=on", "memory has room"]),

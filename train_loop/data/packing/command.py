@@ -23,17 +23,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bigbatch.base.atomic_files import replacing
-from bigbatch.base.command_line import parse_fraction
+from bigbatch.base.command_line import INTERRUPTED, WRONG_INPUT, OneLineParser, parse_fraction
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.data.catalogue import is_packed
 from bigbatch.train_loop.data.packed import schema
-from bigbatch.train_loop.data.packing.refusals import (
-    check_profile,
-    make_profile,
-    refuse_inside,
-    refuse_packed,
-    what_is_packed,
-)
 from bigbatch.train_loop.data.packing.shards import (
     PackFailed,
     PackProfile,
@@ -43,13 +36,9 @@ from bigbatch.train_loop.data.packing.shards import (
     write_shards,
 )
 from bigbatch.train_loop.data.packing.sources import PackItem, PackSource, find_source, read_entry
+from bigbatch.train_loop.data.pixels.jpeg import jpegtran_path
 from bigbatch.train_loop.host import disk_space
-from bigbatch.train_loop.host.command_line import (
-    INTERRUPTED,
-    WRONG_INPUT,
-    OneLineParser,
-    check_writable,
-)
+from bigbatch.train_loop.host.command_line import ProgressLine, check_writable
 
 MIN_SHARD_BYTES, SHARDS_AT_LEAST = 16 << 20, 16
 """Small sources get at least this many shards, finer than --shard-mb, so that all processes have work."""
@@ -139,18 +128,29 @@ def _pack(args: argparse.Namespace) -> int:
             raise ConfigError(f"{option} must be {low} to {high}; got {value}. Write a number in between.")
     if args.val_part is not None and not 0 < args.val_part < 1:
         raise ConfigError(f"--val-part must be above 0 and below 1; got {args.val_part:g}. Write e.g. --val-part 0.1.")
-    check_profile(args)
+    if args.short_side is not None and args.profile != "fast":
+        raise ConfigError(
+            f"--short-side is an option of the fast profile; got --short-side {args.short_side} without it. "
+            "Write --profile fast, or leave --short-side out."
+        )
     destination = Path(os.path.abspath(os.path.expanduser(args.paths[1])))
     if os.path.lexists(destination):  # False also for one in a folder that may not be entered
-        is_set = f", a packed set: {what_is_packed(destination)}" if is_packed(str(destination)) else ""
-        raise ConfigError(
-            f"the destination must not exist; got {str(destination)!r}{is_set}. Write another or remove it."
-        )
+        raise ConfigError(f"the destination must not exist; got {str(destination)!r}. Write another or remove it.")
     check_writable("DST", destination.parent)
-    refuse_packed(args.paths[0])
+    if is_packed(os.path.expanduser(args.paths[0])):
+        raise ConfigError(
+            f"the source must be images; got {args.paths[0]!r}, which is packed already. Use it as it is (--data), or "
+            "pack the images that it was made of."
+        )
     source = find_source(args.paths[0], args.val_part or 0.0)
-    refuse_inside(source, destination)
-    profile = make_profile(args, source)
+    if Path(source.path) in destination.parents:  # a training would take it for a class
+        raise ConfigError(
+            f"the destination must lie beside the source; got {str(destination)!r} in {source.path!r}. Write another."
+        )
+    given = {"name": args.profile, "short_side": args.short_side, "quality": args.quality}
+    profile = PackProfile(**{name: value for name, value in given.items() if value is not None})
+    if profile.name == "full":  # fast encodes each image anew in any case
+        profile = dataclasses.replace(profile, jpegtran=jpegtran_path())
     if profile.name == "full" and not profile.jpegtran:
         print("no jpegtran found: JPEGs are encoded again with their own tables and sampling, not losslessly")
     for line in disk_space.quota_lines():
@@ -279,35 +279,23 @@ def _write_shards(tasks: Sequence[ShardTask], workers: int) -> None:
 
 
 def _show(counts: Iterable[int], done: int, images: int) -> None:
-    """Images so far, rate, and time left by that rate: a line that is drawn anew on a terminal, else one now and then.
+    """Images so far, rate, and time left by that rate.
 
     Args:
         counts: images seen by this command; before it there were ``done``.
     """
-    terminal = sys.stderr.isatty()
-    began = shown = time.monotonic()
-    images_done = 0
-
-    def line(now: float) -> str:
-        rate = images_done / max(now - began, 1e-9)
-        left = f"{_clock((images - done - images_done) / rate)} left" if images_done else "starting"
-        return f"{done + images_done}/{images} images  {rate:.0f} images/s  {left}"
-
-    try:
+    began, line = time.monotonic(), ""
+    with ProgressLine(PROGRESS_LINE_S) as progress:
         for images_done in counts:
             now = time.monotonic()
             if not images_done:  # processes start
                 began = now
-            if terminal:
-                print(f"\r{line(now)}\033[K", end="", file=sys.stderr, flush=True)
-            elif now - shown >= PROGRESS_LINE_S:
-                shown = now
-                print(line(now), file=sys.stderr, flush=True)
-    finally:
-        if terminal:
-            print(file=sys.stderr)  # the next message begins a new line
-    if not terminal:
-        print(line(time.monotonic()), file=sys.stderr)
+            rate = images_done / max(now - began, 1e-9)
+            left = f"{_clock((images - done - images_done) / rate)} left" if images_done else "starting"
+            line = f"{done + images_done}/{images} images  {rate:.0f} images/s  {left}"
+            progress.show(line)
+    if line:
+        print(line, file=sys.stderr)
 
 
 def _clock(seconds: float) -> str:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -69,8 +69,8 @@ def tar_entries(file: str, left_out: LeftOut) -> Iterator[SourceEntry]:
     part = part_of_file(file)
     wordnet_ids = _imagenet_val_classes(os.path.dirname(file)) if "ILSVRC2012_img_val" in file else None
     try:
-        with open(file, "rb") as stream, tarfile.open(fileobj=stream, mode="r:") as archive:
-            for member in _members(archive, stream, 0, "", left_out):
+        with tarfile.open(file, mode="r:") as archive:
+            for member in _members(archive, 0, "", left_out):
                 name = member[0]
                 if wordnet_ids and is_image(name):
                     number = int(name.split(".")[0].rsplit("_", 1)[1])
@@ -85,10 +85,8 @@ def tar_entries(file: str, left_out: LeftOut) -> Iterator[SourceEntry]:
         ) from None
 
 
-def _members(
-    archive: tarfile.TarFile, stream: IO[bytes], base: int, prefix: str, left_out: LeftOut
-) -> Iterator[tuple[str, int, int]]:
-    """Name, offset in the outermost file, size. A tar inside is read through the file that holds it."""
+def _members(archive: tarfile.TarFile, base: int, prefix: str, left_out: LeftOut) -> Iterator[tuple[str, int, int]]:
+    """Name, offset in the outermost file, size. Of a tar inside only the headers are read, where they are."""
     for member in archive:
         name = prefix + os.path.normpath(member.name)
         if any(word.startswith(".") and word != ".." for word in name.split("/")):  # hidden, or the top folder itself
@@ -98,37 +96,14 @@ def _members(
         elif not member.isfile():
             left_out["link" if member.issym() or member.islnk() else "no file"] += 1
         elif name.endswith(".tar"):
-            within = _Window(stream, base + member.offset_data, member.size)
-            with tarfile.open(fileobj=within, mode="r:") as inner:  # type: ignore[call-overload]
-                folder = name.removesuffix(".tar") + "/"
-                yield from _members(inner, stream, base + member.offset_data, folder, left_out)
+            with tarfile.open(fileobj=archive.extractfile(member), mode="r:") as inner:
+                yield from _members(inner, base + member.offset_data, name.removesuffix(".tar") + "/", left_out)
         else:
             yield name, base + member.offset_data, member.size
     archive.fileobj.seek(archive.offset)
     end = archive.fileobj.read(tarfile.BLOCKSIZE)
     if end != bytes(tarfile.BLOCKSIZE):  # tarfile takes one that is cut at a header for whole
         raise tarfile.ReadError("unexpected end of data")
-
-
-class _Window:
-    """A part of a file that can be read like a file."""
-
-    def __init__(self, stream: IO[bytes], start: int, size: int) -> None:
-        self._descriptor, self._start, self._size, self._at = stream.fileno(), start, size, 0
-
-    def read(self, count: int = -1) -> bytes:
-        left = self._size - self._at
-        # At a place of its own: the outer tar goes on reading the same file where it was.
-        data = os.pread(self._descriptor, left if count < 0 else min(count, left), self._start + self._at)
-        self._at += len(data)
-        return data
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        self._at = offset + (0, self._at, self._size)[whence]
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
 
 
 def _imagenet_val_classes(folder: str) -> list[str]:

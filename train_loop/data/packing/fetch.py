@@ -15,26 +15,21 @@ import tarfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from bigbatch.base.atomic_files import replacing
-from bigbatch.base.command_line import nearest_word
+from bigbatch.base.command_line import INTERRUPTED, WRONG_INPUT, OneLineParser, nearest_word
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.data.catalogue import PACKED_BY_HAND, data_home, how_to_make_imagenet
 from bigbatch.train_loop.data.packing.command import PackFailed, pack
 from bigbatch.train_loop.data.packing.shards import PackProfile
 from bigbatch.train_loop.data.packing.sources import find_source
-from bigbatch.train_loop.host.command_line import (
-    INTERRUPTED,
-    WRONG_INPUT,
-    OneLineParser,
-    check_writable,
-)
+from bigbatch.train_loop.host.command_line import ProgressLine, check_writable
 
 TIMEOUT_S = 30.0
+SAY_EVERY_S = 30.0
 ARCHIVE = "archive"
 
 
@@ -104,47 +99,19 @@ def fetch(name: str, archive: Path | None) -> int:
     check_writable("BIGBATCH_DATA", target)
     if archive is not None:
         check_digest(archive, SETS[name])  # before any folder is made
-    with _work_folder(target) as work:
-        path = archive or download(SETS[name], work / ARCHIVE)
-        if archive is None:
-            check_digest(path, SETS[name])
-            print(f"checked {SETS[name].digest}")
-        # Packed unchanged: these images are small, and a second encoding would degrade them for ever.
-        source = find_source(str(_unpacked(path, work)))
-        status = pack(source, target, PackProfile(), len(os.sched_getaffinity(0)), 512 << 20)
-        (work / ARCHIVE).unlink(missing_ok=True)
+    # After a failure it stays, with the archive that is there: the same command goes on from it.
+    work = target.with_name(f"{target.name}.fetching")
+    work.mkdir(parents=True, exist_ok=True)
+    path = archive or download(SETS[name], work / ARCHIVE)
+    if archive is None:
+        check_digest(path, SETS[name])
+        print(f"checked {SETS[name].digest}")
+    # Packed unchanged: these images are small, and a second encoding would degrade them for ever.
+    source = find_source(str(_unpacked(path, work)))
+    status = pack(source, target, PackProfile(), len(os.sched_getaffinity(0)), 512 << 20)
+    shutil.rmtree(work)
     print(f"use it with: --data {name}")
     return status
-
-
-@contextmanager
-def _work_folder(target: Path) -> Iterator[Path]:
-    """A folder beside ``target`` that is gone afterwards, with the folders above it that were made for it.
-
-    What stays after a failure: an archive that was downloaded whole, and the shards of which the message speaks.
-    """
-    work, packing = target.with_name(f"{target.name}.fetching"), target.with_name(f"{target.name}.packing")
-    # Noted before they are made: only these may be removed again.
-    made = [folder for folder in (target.parent, *target.parent.parents) if not folder.exists()]
-    # Shards of an earlier run that failed: they are the user's, and not removed by another failure.
-    go_on_later = packing.exists()
-    work.mkdir(parents=True, exist_ok=True)
-    try:
-        yield work
-    except PackFailed:
-        go_on_later = True
-        raise
-    finally:
-        if not go_on_later:
-            shutil.rmtree(packing, ignore_errors=True)
-        for path in work.iterdir():
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            elif path.name != ARCHIVE:
-                path.unlink()
-        for folder in (work, *made):
-            with suppress(OSError):  # not empty
-                folder.rmdir()
 
 
 def download(public: PublicSet, target: Path) -> Path:
@@ -168,16 +135,13 @@ def download(public: PublicSet, target: Path) -> Path:
 
 
 def _copy(answer: object, file: object, expected_bytes: int) -> None:
-    done, began, shown = 0, time.monotonic(), 0.0
-    while block := answer.read(1 << 20):  # type: ignore[attr-defined]
-        file.write(block)  # type: ignore[attr-defined]
-        done += len(block)
-        if time.monotonic() - shown > 1 and sys.stderr.isatty():
-            shown = time.monotonic()
-            rate = done / max(shown - began, 1e-9) / 1e6
-            print(f"\r{done / 1e6:.0f}/{expected_bytes / 1e6:.0f} MB  {rate:.1f} MB/s\033[K", end="", file=sys.stderr)
-    if sys.stderr.isatty():
-        print(file=sys.stderr)
+    done, began = 0, time.monotonic()
+    with ProgressLine(SAY_EVERY_S) as progress:
+        while block := answer.read(1 << 20):  # type: ignore[attr-defined]
+            file.write(block)  # type: ignore[attr-defined]
+            done += len(block)
+            rate = done / max(time.monotonic() - began, 1e-9) / 1e6
+            progress.show(f"{done / 1e6:.0f}/{expected_bytes / 1e6:.0f} MB  {rate:.1f} MB/s")
 
 
 def check_digest(path: Path, public: PublicSet) -> None:

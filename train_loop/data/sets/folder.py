@@ -25,7 +25,7 @@ from bigbatch.train_loop.errors import OtherSizeError
 
 def open_folder(config: DataConfig, info: DataInfo, scan: FolderScan) -> DataSource:
     """The images that ``scan`` has listed."""
-    train = _part_of(scan.train, config.subset)
+    train = scan.train if config.subset == 1 else scan.train.rows(subset_rows(scan.train.labels, config.subset))
     if config.loader.name == "torchvision":
         # Here, for torchvision takes half a second to import.
         from bigbatch.train_loop.data.sets.torchvision_folder import TorchvisionSource
@@ -33,13 +33,6 @@ def open_folder(config: DataConfig, info: DataInfo, scan: FolderScan) -> DataSou
         return TorchvisionSource(config, info, train, scan.val)
     parts = [FolderImages(part, config, scan.about) for part in (train, scan.val)]
     return LoadedSource(config, info, parts[0], parts[1], MEAN, STD)
-
-
-def _part_of(listing: Listing, part: float) -> Listing:
-    if part == 1:
-        return listing
-    rows = subset_rows(listing.labels, part)
-    return Listing(listing.folder, listing.paths[rows], listing.labels[rows])
 
 
 class FolderImages(WholeImages):
