@@ -109,8 +109,8 @@ PREEMPTION = PrivateUse(
     "no checkpoint is written when a node is announced to go; those by time stay",
 )
 PROCESS_GROUPS = PrivateUse(
-    ("ray._private.services:ConsolePopen",),
-    "Ctrl-C in a terminal also reaches Ray's processes, and may end trials before they have saved",
+    ("ray._private.services:ConsolePopen", "ray._private.utils:set_sigterm_handler"),
+    "Ctrl-C in a terminal, and a SIGTERM while Ray starts, also reach Ray, and may end trials before they have saved",
 )
 OWN_PATH = PrivateUse(
     ("ray.job_config:JobConfig._runtime_env_has_working_dir",),
@@ -233,10 +233,11 @@ def _has_preemption() -> bool:
 
 @contextlib.contextmanager
 def own_process_groups(forks: str = "") -> Iterator[None]:
-    """Within the block, processes that Ray starts lead their own process groups.
+    """Within the block, processes that Ray starts lead their own process groups, and SIGTERM keeps its handler.
 
     A terminal's Ctrl-C or hang-up, ``timeout`` and ``kill -- -PGID`` signal the whole group of the driver.
     Ray's processes would die of it before trials have saved. They still end with the driver: the kernel signals them.
+    Ray's own handler would end the driver while Ray starts, which can take half a minute, as one that has crashed.
 
     Args:
         forks: the socket of the server that starts them (``base/fork_server.py``); empty: Ray starts interpreters.
@@ -244,20 +245,20 @@ def own_process_groups(forks: str = "") -> Iterator[None]:
     if not has(PROCESS_GROUPS):
         yield
         return
-    from ray._private import services
+    from ray._private import services, utils
 
-    popen = services.ConsolePopen
+    popen, replace_handler = services.ConsolePopen, utils.set_sigterm_handler
 
     def start(command: list[str], *args: object, **more: object) -> object:
         if forks:
             command = fork_server.instead_of_python(command, forks)
         return popen(command, *args, **more, process_group=0)
 
-    services.ConsolePopen = start
+    services.ConsolePopen, utils.set_sigterm_handler = start, lambda _handler: None
     try:
         yield
     finally:
-        services.ConsolePopen = popen
+        services.ConsolePopen, utils.set_sigterm_handler = popen, replace_handler
 
 
 def own_path_only() -> object:

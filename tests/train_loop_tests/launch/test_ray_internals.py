@@ -2,6 +2,7 @@
 
 import importlib
 import re
+import signal
 import tomllib
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -86,6 +87,17 @@ def without_names(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     internals._has_preemption.cache_clear()
     yield
     internals._has_preemption.cache_clear()
+
+
+def test_sigterm_keeps_its_handler_while_ray_starts() -> None:
+    """Ray's own raises SystemExit: the search had crashed, and did not say how to go on."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with internals.own_process_groups(), pytest.raises(ValueError, match="must not be provided"):
+            ray.init(address="127.0.0.1:1", num_cpus=1, configure_logging=False)
+        assert signal.getsignal(signal.SIGTERM) is before
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @pytest.mark.usefixtures("without_names")
