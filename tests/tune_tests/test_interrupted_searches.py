@@ -25,11 +25,14 @@ from helpers.waiting import wait_until
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("process", "signum"),
-    [("raylet", signal.SIGTERM), pytest.param("gcs_server", signal.SIGHUP, marks=pytest.mark.exhaustive)],
+    ("process", "first", "signum"),
+    [
+        ("raylet", signal.SIGTERM, signal.SIGTERM),
+        pytest.param("gcs_server", signal.SIGINT, signal.SIGHUP, marks=pytest.mark.exhaustive),
+    ],
 )
-def test_a_stopped_search_saves_and_the_printed_command_finishes_it(tiny, tmp_path, process, signum):
-    """Stopped by Ctrl-C while Ray starts, and then among its trials. A terminal, ``timeout`` and batch systems send a
+def test_a_stopped_search_saves_and_the_printed_command_finishes_it(tiny, tmp_path, process, first, signum):
+    """Stopped while Ray starts, and then among its trials. A terminal, ``timeout`` and batch systems send a
     signal to Ray's processes as well, which must live until trials have saved.
     """
     folder = tmp_path / "runs" / "s"
@@ -37,8 +40,8 @@ def test_a_stopped_search_saves_and_the_printed_command_finishes_it(tiny, tmp_pa
     starting = Search(*tiny, *words, cwd=tmp_path)
     starting.wait_for("Starting Ray")
     wait_until(lambda: starting.started(process), f"Ray's {process} does not start")
-    os.killpg(starting.process.pid, signal.SIGINT)
-    assert starting.end() == 130, starting.stderr()
+    os.killpg(starting.process.pid, first)
+    assert starting.end() == 128 + first, starting.stderr()
     assert "Traceback" not in starting.stderr()
     wait_gone(str(tmp_path))
 

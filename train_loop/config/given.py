@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import json
+import os
 from argparse import ArgumentTypeError
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -32,6 +33,19 @@ BECAUSE = {"nothing_learned": "nothing has learned", "indistinct": "no run can b
 def unusable_config(config: Mapping[str, object], because: str) -> dict[str, object]:
     """The content of such a best.json: ``read_config`` refuses it."""
     return {USABLE: False, "because": because, "config": dict(config)}
+
+
+def config_source(text: str) -> Path:
+    """The file that ``--config`` names; a study's folder stands for its best.json. Raises ConfigError."""
+    path = Path(text)
+    if not os.path.isdir(path):  # also one in a folder that may not be entered: whoever reads it says so
+        return path
+    if not os.path.exists(path / "best.json"):
+        raise ConfigError(
+            f"--config takes a file, or a study's folder with best.json; got {text!r} without one. Wait for the "
+            "study's first finished trial, or write a file."
+        )
+    return path / "best.json"
 
 
 def read_config(path: Path) -> TrainConfig:

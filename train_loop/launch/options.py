@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bigbatch.base.command_line import OneLineParser
 from bigbatch.train_loop.config import ConfigError, TrainConfig, parse_assignments
-from bigbatch.train_loop.config.given import read_config, recipe_path
+from bigbatch.train_loop.config.given import config_source, read_config, recipe_path
 from bigbatch.train_loop.config.own_names import with_absolute_words
 from bigbatch.train_loop.host.command_line import check_writable, with_options, with_parts
 from bigbatch.train_loop.host.ranks import Launch
@@ -25,7 +25,7 @@ KEYS = {"--model": "model.name", "--loss": "loss", "--optimizer": "optimizer.nam
 def add_source_options(p: OneLineParser) -> None:
     """``--config`` and ``--recipe``, of which one is needed where no component of one's own is named."""
     which = p.add_mutually_exclusive_group()
-    which.add_argument("--config", metavar="FILE", help="a search's best.json, or a TrainConfig as JSON")
+    which.add_argument("--config", metavar="FILE", help="a search's best.json, its study's folder, or a TrainConfig")
     which.add_argument("--recipe", metavar="NAME", help="a published configuration: train_loop/recipes/NAME.json")
 
 
@@ -51,7 +51,7 @@ def read_source_config(
     changes = with_options(changes, {**given, **more})
     if args.config is None and args.recipe is None:
         return "own", with_absolute_words(TrainConfig().replace_keys(changes))
-    source = recipe_path(args.recipe) if args.recipe else Path(args.config)
+    source = recipe_path(args.recipe) if args.recipe else config_source(args.config)
     return source.stem, with_absolute_words(read_config(source).replace_keys(changes))
 
 

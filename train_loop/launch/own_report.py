@@ -234,7 +234,7 @@ class Report:
             return epoch
         if self.epoch >= self._epochs:
             raise ReportError(
-                f"epoch must be at most config['epochs'], which is {self._epochs}; got {epoch}. Return after that one."
+                f"the last report is of epoch {self._epochs}, config['epochs']; got {epoch} after it. Return after it."
             )
         before = f"after epoch {self.epoch}" if self.epoch else "first"
         if self._resumed_from == self.epoch:

@@ -29,7 +29,7 @@ TESTED = "2.60"
 
 RUN_WITHOUT = (
     "no checkpoint is written when a node is announced to go; those by time stay",
-    "Ctrl-C in a terminal also reaches Ray's processes, and may end trials before they have saved",
+    "Ctrl-C in a terminal, and a SIGTERM while Ray starts, also reach Ray, and may end trials before they have saved",
     "a private Ray starts some seconds later",
     "workers look for modules in the current folder first: keep no torch.py and the like there",
     "a process that has imported Ray before cannot start a cluster with a token: import Ray within functions",
@@ -91,10 +91,11 @@ def is_preempted() -> bool:
 
 @contextlib.contextmanager
 def own_process_groups(forks: str = "") -> Iterator[None]:
-    """Within the block, processes that Ray starts lead their own process groups.
+    """Within the block, processes that Ray starts lead their own process groups, and SIGTERM keeps its handler.
 
     A terminal's Ctrl-C or hang-up, ``timeout`` and ``kill -- -PGID`` signal the whole group of the driver.
     Ray's processes would die of it before trials have saved. They still end with the driver: the kernel signals them.
+    Ray's own handler would end the driver while Ray starts, which can take half a minute, as one that has crashed.
 
     Args:
         forks: the socket of the server that starts them (``base/fork_server.py``); empty: Ray starts interpreters.
@@ -102,9 +103,9 @@ def own_process_groups(forks: str = "") -> Iterator[None]:
     if not uses_private_names():
         yield
         return
-    from ray._private import services
+    from ray._private import services, utils
 
-    popen = services.ConsolePopen
+    popen, replace_handler = services.ConsolePopen, utils.set_sigterm_handler
 
     def start(command: list[str], *args: object, **more: object) -> Any:
         if forks:
@@ -114,11 +115,11 @@ def own_process_groups(forks: str = "") -> Iterator[None]:
             os.setpriority(os.PRIO_PROCESS, process.pid, os.getpriority(os.PRIO_PROCESS, 0) + DASHBOARD_NICENESS)
         return process
 
-    services.ConsolePopen = start
+    services.ConsolePopen, utils.set_sigterm_handler = start, lambda _handler: None
     try:
         yield
     finally:
-        services.ConsolePopen = popen
+        services.ConsolePopen, utils.set_sigterm_handler = popen, replace_handler
 
 
 class Dashboard:

@@ -272,16 +272,17 @@ class JoinedRay:
 
         send_ray_logs_to(self._log_file)
         try:
-            context = ray.init(
-                address=self._address,
-                log_to_driver=False,
-                configure_logging=False,
-                job_config=own_path_only(),
-                runtime_env={
-                    "env_vars": {**SEARCH_ENV, **_inherited(), "PYTHONPATH": python_path()},
-                    **worker_python(),
-                },
-            )
+            with own_process_groups():
+                context = ray.init(
+                    address=self._address,
+                    log_to_driver=False,
+                    configure_logging=False,
+                    job_config=own_path_only(),
+                    runtime_env={
+                        "env_vars": {**SEARCH_ENV, **_inherited(), "PYTHONPATH": python_path()},
+                        **worker_python(),
+                    },
+                )
         except Exception as error:  # Ray raises whatever its transport raised
             raise ConfigError(
                 f"--address must name a running Ray cluster; got {self._address!r}: {reason_of(error).rstrip('.')}. "

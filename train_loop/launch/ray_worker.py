@@ -324,6 +324,7 @@ def _check_packed_set(task: TrialTask, world: World) -> None:
 def _end_of_all_ranks(error: Exception, task: TrialTask, rank: int, workers: int) -> WorkersEnd | None:
     """The end that every rank returns because of ``error``; None if this rank must raise it."""
     text = str(error) if isinstance(error, OwnCodeError) else (str(error).splitlines() or ["no message"])[0]
+    text = text.encode(errors="backslashreplace").decode()  # Ray and Parquet carry no name of a file that is not UTF-8
     if len(text) > 2 * LONGEST:
         text = f"{text[:LONGEST]} … {text[-LONGEST:]}"
     end = WorkersEnd(f"{type(error).__name__}: {text}", kind_of(error))
@@ -415,7 +416,7 @@ def _trial_log(path: Path, rank: int) -> logging.Logger:
     log = logging.getLogger(f"bigbatch.{path.parent.parent.name}.{path.stem}.{rank}")
     if not log.handlers:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handler = LogFile(path, delay=True, encoding="utf-8")
+        handler = LogFile(path, delay=True, encoding="utf-8", errors="backslashreplace")
         handler.setFormatter(logging.Formatter(f"%(asctime)s rank {rank} %(levelname)s %(message)s"))
         log.addHandler(handler)
         log.setLevel(logging.INFO if rank == 0 else logging.ERROR)

@@ -16,7 +16,7 @@ from bigbatch.base.atomic_files import write_json
 from bigbatch.base.command_line import OneLineParser
 from bigbatch.cluster.host.allocation import slurm_job, usable_cpus
 from bigbatch.train_loop.config import ConfigError, TrainConfig, differing_keys, parse_assignments
-from bigbatch.train_loop.config.given import read_config, recipe_path
+from bigbatch.train_loop.config.given import config_source, read_config, recipe_path
 from bigbatch.train_loop.config.train_config import LOSSES
 from bigbatch.train_loop.data.catalogue import check_stage, look
 from bigbatch.train_loop.data.info import DataInfo
@@ -122,7 +122,6 @@ def write_result_of(plan: ScalePlan, found: ScalingAnalysis) -> Path:
     return path
 
 
-BEST = "best.json"
 RETUNE_TRIALS = 8
 
 
@@ -232,19 +231,6 @@ def _check_numbers(args: argparse.Namespace) -> None:
         raise ConfigError(
             f"--base-workers belongs to weak scaling; got --mode {args.mode}, where the batch stays. Leave one out."
         )
-
-
-def config_source(text: str) -> Path:
-    """The file that ``--config`` names; a study's folder stands for its best.json. Raises ConfigError."""
-    path = Path(text)
-    if not os.path.isdir(path):  # also one in a folder that may not be entered: whoever reads it says so
-        return path
-    if not os.path.exists(path / BEST):
-        raise ConfigError(
-            f"--config takes a file, or a study's folder with {BEST}; got {text!r} without one. Wait for the study's "
-            "first finished trial, or write a file."
-        )
-    return path / BEST
 
 
 def _read(args: argparse.Namespace, source: Path) -> TrainConfig:

@@ -1,6 +1,7 @@
 """What is measured while a whole training function runs, and how its errors end the trial."""
 
 import logging
+import os
 import subprocess
 import sys
 import time
@@ -15,7 +16,7 @@ from bigbatch.train_loop.config import Options, TrainableConfig, TrainConfig
 from bigbatch.train_loop.distributed import World
 from bigbatch.train_loop.errors import FailureKind, OwnCodeError
 from bigbatch.train_loop.launch.own_training import train_own
-from bigbatch.train_loop.launch.ray_worker import _end_of_all_ranks
+from bigbatch.train_loop.launch.ray_worker import _end_of_all_ranks, _trial_log
 from bigbatch.train_loop.launch.trial_task import TrialTask
 
 ALONE = World(0, 1, torch.device("cpu"))
@@ -147,6 +148,22 @@ def test_a_reason_of_a_megabyte_is_told_by_its_beginning_and_its_end(tmp_path: P
     end = _end_of_all_ranks(OwnCodeError(f"begins {'x' * 1_000_000} ends"), task_of(tmp_path, Options({})), 0, 1)
     assert end is not None and end.failure is not None and len(end.failure) < 5000
     assert end.failure.startswith("OwnCodeError: begins x") and end.failure.endswith("x ends")
+
+
+def test_a_name_of_a_file_that_is_no_utf8_is_told_and_printed(tmp_path: Path) -> None:
+    """Ray did not carry such a reason, so the failed trial was complete; a line with such a name was left out."""
+    task, name = task_of(tmp_path, Options({})), os.fsdecode(b"\xe9.jpg")
+    end = _end_of_all_ranks(OwnCodeError(f"lacks {name}"), task, 0, 1)
+    assert end is not None and end.failure == r"OwnCodeError: lacks \udce9.jpg"
+    package = logging.getLogger("bigbatch.train_loop")
+    before = (list(package.handlers), package.propagate)
+    try:
+        log = _trial_log(tmp_path / "a.log", 0)
+        log.info("%s", f"reads {name}")
+        log.handlers[0].close()
+    finally:
+        package.handlers[:], package.propagate = before
+    assert r"reads \udce9.jpg" in (tmp_path / "a.log").read_text(encoding="utf-8")
 
 
 FORKS = """

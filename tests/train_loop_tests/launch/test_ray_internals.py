@@ -1,6 +1,7 @@
 """Private names of Ray: they are in two files, of one version of Ray alone, and without them all still works."""
 
 import re
+import signal
 import threading
 import tomllib
 from types import SimpleNamespace
@@ -52,6 +53,17 @@ def test_of_another_ray_none_is_used_and_a_note_says_what_is_different() -> None
     note = str(internals.note_of_unused(internals.SEARCH_WITHOUT))
     assert note.startswith(f"note: this is Ray {OTHER}") and all(words in note for words in internals.SEARCH_WITHOUT)
     assert "\n" not in note
+
+
+def test_sigterm_keeps_its_handler_while_ray_starts() -> None:
+    """Ray's own raises SystemExit: the search had crashed, and did not say how to go on."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with internals.own_process_groups(), pytest.raises(ValueError, match="must not be provided"):
+            ray.init(address="127.0.0.1:1", num_cpus=1, configure_logging=False)
+        assert signal.getsignal(signal.SIGTERM) is before
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @pytest.mark.usefixtures("without_names")

@@ -217,6 +217,7 @@ def test_a_resume_with_another_tolerance_gives_another_answer_without_another_tr
         written = json.loads((tmp_path / "s" / "frontier.json").read_text())
         assert (written["tolerance"], written["answer"]["value"]) == (points, answer)
         assert json.loads((tmp_path / "s" / "best.json").read_text())["batch"]["global_size"] == answer
+        assert f"The answer is batch {answer} " in (tmp_path / "s" / "report.html").read_text(encoding="utf-8")
 
 
 CONFIG = {"epochs": 2}
