@@ -26,7 +26,6 @@ MAKERS: tuple[FigureMaker, ...] = (
     answer_figures.history_over_hours,
     course_figures.learning_curves,
     space_figures.parameter_importance,
-    space_figures.parallel_coordinates,
     space_figures.warmup_by_batch,
     space_figures.noise_by_batch,
     course_figures.device_hours,

@@ -45,7 +45,6 @@ from bigbatch.tune.report.recorded_study import (
 )
 from bigbatch.tune.report.space_figures import (
     noise_by_batch,
-    parallel_coordinates,
     parameter_importance,
     warmup_by_batch,
 )
@@ -175,18 +174,14 @@ def space_section(points: StudyPoints, book: FigureBook, prefix: str) -> Markup:
     pairs = [side_by_side(*drawn[i : i + 2]) for i in range(0, len(drawn), 2)]
     pairs += [part for part in rates if part not in drawn]
     others = [book.place(guarded(make, points), prefix) for make in (warmup_by_batch, noise_by_batch)]
+    importance = book.place(guarded(parameter_importance, points), prefix)
+    title = "Learning rate, warmup and noise by batch"
     return joined(
         (
-            section(
-                "What mattered", f"{prefix}space",
-                *(book.place(guarded(make, points), prefix) for make in (parameter_importance, parallel_coordinates)),
-            ),
-            section(
-                "Learning rate, warmup and noise by batch", f"{prefix}rates", *pairs,
-                side_by_side(*others),
-            ),
+            section("What mattered", f"{prefix}space", importance),
+            section(title, f"{prefix}rates", *pairs, side_by_side(*others)),
         )
-    )  # fmt: skip
+    )
 
 
 def cost_section(points: StudyPoints, book: FigureBook, prefix: str) -> Markup:

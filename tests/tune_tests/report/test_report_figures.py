@@ -28,13 +28,13 @@ from bigbatch.tune.report.page import report_page
 from bigbatch.tune.report.pictures import report_figures, study_figures, write_pictures
 from bigbatch.tune.report.rate_figures import fitted_law
 from bigbatch.tune.report.recorded_study import RecordedStudy, StudyPoints, open_recorded
-from bigbatch.tune.report.space_figures import parallel_coordinates, parameter_importance
+from bigbatch.tune.report.space_figures import parameter_importance
 from bigbatch.tune.storage.summary import StudySummary
 from helpers.invented_studies import invented_study
 
 EXPECTED = set(
     "frontier frontier-costs history-over-trials history-over-hours learning-curves parameter-importance slot-timeline "
-    "parallel-coordinates warmup-by-batch noise-by-batch device-hours rate-by-batch-lars rate-by-batch-lamb "
+    "warmup-by-batch noise-by-batch device-hours rate-by-batch-lars rate-by-batch-lamb "
     "rate-by-batch-sgd".split()
 )
 
@@ -120,7 +120,6 @@ def test_the_parameter_that_decides_is_the_most_important_one() -> None:
     shares = dict(zip(figure.data[0]["y"], figure.data[0]["x"], strict=True))  # type: ignore[call-overload]
     assert shares["decides"] > 70 and sum(shares.values()) == pytest.approx(100)
     few = points_of(trials[:5])
-    assert parallel_coordinates(few).is_drawn and not parameter_importance(few).is_drawn
     assert "there are 5" in parameter_importance(few).missing
 
 
