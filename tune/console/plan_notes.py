@@ -83,7 +83,6 @@ def only_at_the_beginning(plan: SearchPlan) -> str | None:
     refused."""
     options = {
         "--enqueue": plan.options.enqueue,
-        "--prior-from": plan.options.prior_from,
         "--warm-start": plan.options.warm_start,
     }
     given = [name for name, value in options.items() if value]

@@ -49,7 +49,6 @@ from bigbatch.tune.plan.enqueued import read_sources  # noqa: E402
 from bigbatch.tune.plan.objective_options import given_baseline
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.plan.own_code import OPTION, read_own_objectives, trainable_name  # noqa: E402
-from bigbatch.tune.plan.prior import read_range_test  # noqa: E402
 from bigbatch.tune.plan.warm_start import described_study  # noqa: E402
 from bigbatch.tune.storage.description import resumed_description  # noqa: E402
 from bigbatch.tune.storage.storage_url import check_url  # noqa: E402
@@ -125,8 +124,6 @@ def check_by_parts(options: SearchOptions) -> list[str]:
     read_sources(options.enqueue)
     for path in options.warm_start:
         described_study(path)
-    for path in options.prior_from:
-        read_range_test(path)
     return left
 
 
@@ -201,7 +198,6 @@ def with_path_advice(message: str, options: SearchOptions) -> str:
         options.trainable.partition(".py")[0] if options.trainable else None,
         options.data,
         options.output or DEFAULT_OUTPUT,
-        *options.prior_from,
         *options.enqueue,
         *options.warm_start,
     ]
