@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shlex
 import sys
@@ -26,7 +25,7 @@ from bigbatch.tune.console.display import duration
 from bigbatch.tune.console.frontier_table import WIDTH, frontier_lines, of_the_answer
 from bigbatch.tune.console.outcome import best_in_words, ends_in_words, failures_in_words, objective_lines, print_front
 from bigbatch.tune.console.plan_notes import plan_notes, smaller_steps
-from bigbatch.tune.console.wrapped import say, say_command
+from bigbatch.tune.console.wrapped import from_here, say, say_command
 from bigbatch.tune.plan.enqueued import in_words
 from bigbatch.tune.plan.fitting import side_of_images, suits_resnet50
 from bigbatch.tune.plan.holdout import images_in_words, kinds_in_words
@@ -338,10 +337,8 @@ def _by_console_command() -> bool:
 
 
 def quoted_path(path: Path) -> str:
-    """The path as a user would type it in the current folder."""
-    with contextlib.suppress(ValueError):
-        path = path.relative_to(Path.cwd())
-    return shlex.quote(str(path))
+    """The path as a user would type it in the current folder, in a shell."""
+    return shlex.quote(str(from_here(path)))
 
 
 def _count(trials: list[TrialView], state: str) -> int:

@@ -6,7 +6,6 @@ It is written by command and at a search's end.
 from __future__ import annotations
 
 import base64
-import contextlib
 import functools
 import gzip
 import hashlib
@@ -19,6 +18,7 @@ from pathlib import Path
 
 from bigbatch.base import json_values
 from bigbatch.base.atomic_files import write_bytes
+from bigbatch.tune.console.wrapped import from_here
 from bigbatch.tune.report.answer_section import answer_section, compared_figures, compared_study, differences
 from bigbatch.tune.report.figure import number_text
 from bigbatch.tune.report.markup import (
@@ -256,7 +256,7 @@ def report_at_end(folder: Path, trials: Sequence[AnyTrial]) -> str:
         folder: the study's.
         trials: all of them.
     """
-    path, shown = folder / REPORT_FILE, _from_here(folder)
+    path, shown = folder / REPORT_FILE, from_here(folder)
     try:
         write_report([recorded_at_end(folder, trials)], path)
     except Exception as error:  # the search is over and saved: nothing may spoil its end
@@ -264,10 +264,3 @@ def report_at_end(folder: Path, trials: Sequence[AnyTrial]) -> str:
         again = f"bigbatch report {shlex.quote(str(shown))}"
         return f"The report was not written ({type(error).__name__}: {reason}). Try again: {again}"
     return f"Report: {shown / REPORT_FILE}"
-
-
-def _from_here(folder: Path) -> Path:
-    """The folder as a user would type it in the current one."""
-    with contextlib.suppress(ValueError, OSError):
-        return folder.relative_to(Path.cwd())
-    return folder

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from bigbatch.train_loop.config.words import epochs_text
-from bigbatch.tune.console.wrapped import aligned
+from bigbatch.tune.console.wrapped import aligned, from_here
 from bigbatch.tune.scaling.analysis import LEAST_EFFICIENCY, ModelledSize, ScalingAnalysis
 from bigbatch.tune.scaling.scale_plan import WEAK, ScalePlan, rate_rule_words
 from bigbatch.tune.scaling.size_process import CONFIG_FILE
@@ -35,7 +34,7 @@ def plan_lines(plan: ScalePlan, done: Sequence[int], epoch_s: Mapping[int, float
     trained = f"{epochs_text(plan.epochs)} of training" if plan.epochs else "no training (--epochs 0)"
     search = f", after a search of {plan.retune_trials} trials" if plan.retune_trials else ""
     lines = [
-        f"{plan.mode} scaling of {shown_path(plan.source)}: {what}; {same}",
+        f"{plan.mode} scaling of {from_here(plan.source)}: {what}; {same}",
         f"each size: {plan.profile_steps} profiled steps, {trained}{search}; {plan.machine.unit}",
     ]
     lines += [f"note: {text}" for text in plan.info.notes]
@@ -43,7 +42,7 @@ def plan_lines(plan: ScalePlan, done: Sequence[int], epoch_s: Mapping[int, float
         lines.append(f"peak rate follows the batch of {c.optimizer.name}: {rate_rule_words(c.optimizer.name)}")
     for size in plan.sizes:
         split = size.config.batch.split(size.workers)
-        state = "done" if size.workers in done else "" if size.workers in plan.only else "left to another command"
+        state = "done" if size.workers in done else ""
         cost = cost_words(plan, epoch_s, [size.workers]) if epoch_s and plan.epochs and not state else ""
         lines.append(
             f"  {size.kind:10} {size.workers:4} worker{'s' if size.workers > 1 else ' '} batch {split.global_size} = "
@@ -52,7 +51,7 @@ def plan_lines(plan: ScalePlan, done: Sequence[int], epoch_s: Mapping[int, float
         )
     if not epoch_s and plan.epochs:
         lines.append("what this takes is known once the first size is measured")
-    lines.append(f"results go to {shown_path(plan.output)}")
+    lines.append(f"results go to {from_here(plan.output)}")
     return lines
 
 
@@ -210,7 +209,7 @@ def _workers(count: int) -> str:
 
 def repeat_text(plan: ScalePlan) -> str:
     """How a row is trained by hand: from serial to multi-node one number changes."""
-    config = shown_path(size_folder(plan.output, plan.sizes[0].workers) / CONFIG_FILE)
+    config = str(from_here(size_folder(plan.output, plan.sizes[0].workers) / CONFIG_FILE))
     config = config.replace(f"/{plan.sizes[0].workers}/", "/N/")
     also = "; with it change the batch and its rate, which are in the file" if plan.mode == WEAK else ""
     return (
@@ -228,11 +227,3 @@ def brief_seconds(seconds: float) -> str:
             return f"{seconds * factor:.3g} {unit}"
     minutes = seconds / 60
     return f"{minutes:.3g} min" if minutes < 100 else f"{minutes / 60:,.3g} h"
-
-
-def shown_path(path: Path) -> str:
-    """As a user would type it here."""
-    try:
-        return str(path.relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)
