@@ -223,47 +223,35 @@ def _configuration(points: StudyPoints, config: Mapping[str, object], path: str,
 
 
 def best_trials(points: StudyPoints) -> Markup:
-    """A table of the ten best finished trials."""
+    """A table of the ten best finished trials, with their settings, or with a training function's own parameters."""
     shown = points.best_first[:10]
     if not shown:
         return Markup("")
-    metric = points.study.objectives.first.metric
-    if points.study.description.get("trainable"):
-        return _best_of_own(points, shown, metric.short)
-    titles = (("trial", True), (metric.short, True), ("batch", True), ("optimizer", False),
-              ("peak lr", True), ("warmup", True), ("epochs", True), (points.study.hours, True))  # fmt: skip
+    names = ["batch", "optimizer", "peak lr", "warmup"]
+    if own := points.study.description.get("trainable"):
+        names = list(dict.fromkeys(name for p in shown for name in p.params))
+    titles = ["trial", points.study.objectives.first.metric.short, *names, "epochs", points.study.hours]
     rows = [
         [
-            p.number, worth_words(points, p.value), f"{p.batch:,}" if p.batch else "–", p.optimizer or "–",
-            number_text(p.peak_lr), f"{100 * share:.0f} %" if (share := warmup_share(p)) is not None else "–",
+            p.number, worth_words(points, p.value),
+            *([_shown(p.params.get(name)) for name in names] if own else _usual_settings(p)),
             points.last_epoch(p), number_text(points.hours_of_all_epochs(p)),
         ]
         for p in shown
     ]  # fmt: skip
-    return _table_of_best(points, titles, rows)
+    head = f"The best {len(rows)} of {len(points.finished)} finished trials" if len(rows) > 1 else "The finished trial"
+    columns = [TableColumn(title, is_number=title != "optimizer") for title in titles]
+    return card(joined((tag("h3", head), table(columns, rows, stacked=True))))
 
 
-def _best_of_own(points: StudyPoints, shown: Sequence[Run], value: str) -> Markup:
-    """The best trials of a training function of the user's own, with its parameters."""
-    names = list(dict.fromkeys(name for p in shown for name in p.params))
-    titles = (("trial", True), (value, True), *((n, True) for n in names), ("epochs", True), (points.study.hours, True))
-    rows = [
-        [
-            p.number, worth_words(points, p.value), *(_shown(p.params.get(name)) for name in names),
-            points.last_epoch(p), number_text(points.hours_of_all_epochs(p)),
-        ]
-        for p in shown
-    ]  # fmt: skip
-    return _table_of_best(points, titles, rows)
+def _usual_settings(run: Run) -> list[str]:
+    share = warmup_share(run)
+    warmup = "–" if share is None else f"{100 * share:.0f} %"
+    return [f"{run.batch:,}" if run.batch else "–", run.optimizer or "–", number_text(run.peak_lr), warmup]
 
 
 def _shown(value: object) -> str:
     return number_text(value) if isinstance(value, float) else "–" if value is None else str(value)
-
-
-def _table_of_best(points: StudyPoints, titles: Sequence[tuple[str, bool]], rows: Sequence[Sequence[object]]) -> Markup:
-    title = f"The best {len(rows)} of {len(points.finished)} finished trials" if len(rows) > 1 else "The finished trial"
-    return card(joined((tag("h3", title), table([TableColumn(t, is_number=n) for t, n in titles], rows, stacked=True))))
 
 
 DECISIVE = (

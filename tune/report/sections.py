@@ -46,7 +46,6 @@ from bigbatch.tune.report.recorded_study import (
 from bigbatch.tune.report.space_figures import (
     noise_by_batch,
     parameter_importance,
-    warmup_by_batch,
 )
 from bigbatch.tune.runs.run import Run
 from bigbatch.tune.storage.description import redact
@@ -173,13 +172,11 @@ def space_section(points: StudyPoints, book: FigureBook, prefix: str) -> Markup:
     drawn = [part for part in rates if part.startswith("<figure")]
     pairs = [side_by_side(*drawn[i : i + 2]) for i in range(0, len(drawn), 2)]
     pairs += [part for part in rates if part not in drawn]
-    others = [book.place(guarded(make, points), prefix) for make in (warmup_by_batch, noise_by_batch)]
-    importance = book.place(guarded(parameter_importance, points), prefix)
-    title = "Learning rate, warmup and noise by batch"
+    importance, noise = (book.place(guarded(make, points), prefix) for make in (parameter_importance, noise_by_batch))
     return joined(
         (
             section("What mattered", f"{prefix}space", importance),
-            section(title, f"{prefix}rates", *pairs, side_by_side(*others)),
+            section("Learning rate and noise by batch", f"{prefix}rates", *pairs, noise),
         )
     )
 

@@ -6,7 +6,7 @@ import contextlib
 import math
 import statistics
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import optuna
 from optuna.distributions import json_to_distribution
@@ -17,7 +17,6 @@ from bigbatch.tune.report.figure import (
     GREY,
     HATCHED,
     HATCHES,
-    ORANGE,
     RED,
     SERIES,
     SYMBOLS,
@@ -31,7 +30,7 @@ from bigbatch.tune.report.figure import (
     plotly_text,
     ticks_of_batches,
 )
-from bigbatch.tune.report.recorded_study import DIVERGENT, StudyPoints, warmup_share
+from bigbatch.tune.report.recorded_study import DIVERGENT, StudyPoints
 from bigbatch.tune.runs.run import Run
 
 LEAST_TRIALS = 8
@@ -45,16 +44,14 @@ ALL = "all optimizers"
 def parameter_importance(points: StudyPoints) -> ReportFigure:
     """Which parameters decided whether a trial was among the best, for each optimizer."""
     name, title = "parameter-importance", "Which parameters mattered"
-    compared, which = points.compared(LEAST_TRIALS)
-    among = [p for p in points.searched if p.number in compared]
     every = ALL if points.optimizers else "all"
-    groups = {every: among} if len(points.optimizers) != 1 else {}
-    groups |= {o: [p for p in among if p.optimizer == o] for o in points.optimizers}
-    found = {g: _importances(points, trials, compared) for g, trials in groups.items() if len(trials) >= LEAST_TRIALS}
+    groups = {every: points.finished} if len(points.optimizers) != 1 else {}
+    groups |= {o: tuple(p for p in points.finished if p.optimizer == o) for o in points.optimizers}
+    found = {g: _importances(points, trials) for g, trials in groups.items() if len(trials) >= LEAST_TRIALS}
     found = {g: values for g, values in found.items() if values}
     if not found:
         most = max((len(trials) for trials in groups.values()), default=0)
-        reason = f"It needs {LEAST_TRIALS} trials that differ in their values; there are {most}."
+        reason = f"It needs {LEAST_TRIALS} finished trials that differ in their values; there are {most}."
         return ReportFigure(name, title, missing=reason)
     order = sorted(
         {n for values in found.values() for n in values}, key=lambda n: max(v.get(n, 0) for v in found.values())
@@ -76,7 +73,7 @@ def parameter_importance(points: StudyPoints) -> ReportFigure:
     caption = (
         "How much each parameter decided whether a trial was among the best tenth (PED-ANOVA, Watanabe et al. 2023, "
         "arXiv 2304.10255, by Optuna). The bars of one colour sum to 100 %. A short bar means that the values that "
-        f"were tried did not matter, not that none would.{doubt}{which and f' {which}'}"
+        f"were tried did not matter, not that none would.{doubt}"
     )
     axes = layout(
         height=max(260, 90 + 18 * len(order) * max(1, len(found))),
@@ -88,7 +85,7 @@ def parameter_importance(points: StudyPoints) -> ReportFigure:
     return ReportFigure(name, title, caption, data, axes)
 
 
-def _importances(points: StudyPoints, trials: Sequence[Run], values: Mapping[int, float]) -> dict[str, float]:
+def _importances(points: StudyPoints, trials: Sequence[Run]) -> dict[str, float]:
     """Share of each parameter; empty where the values say nothing. Of very many trials every second, third … counts."""
     trials = trials[:: 1 + len(trials) // MOST_COMPARED]
     with quiet_warnings():
@@ -96,7 +93,7 @@ def _importances(points: StudyPoints, trials: Sequence[Run], values: Mapping[int
         study = optuna.create_study(direction=direction, sampler=optuna.samplers.RandomSampler(seed=0))
         for one in trials:
             kinds = {name: json_to_distribution(kind) for name, kind in one.distributions.items()}
-            made = optuna.trial.create_trial(params=one.params, distributions=kinds, value=values[one.number])
+            made = optuna.trial.create_trial(params=one.params, distributions=kinds, value=one.value)
             study.add_trial(made)
         found = get_param_importances(study, evaluator=PedAnovaImportanceEvaluator(), normalize=False)
     total = sum(found.values())
@@ -113,30 +110,6 @@ def quiet_warnings() -> Iterator[None]:
             yield
     finally:
         optuna.logging.set_verbosity(level)
-
-
-# Batch against another quantity
-
-
-def warmup_by_batch(points: StudyPoints) -> ReportFigure:
-    """The share of warmup of each trial over its batch."""
-    name, title = "warmup-by-batch", "Warmup and batch"
-    having = [p for p in points.finished if p.batch and warmup_share(p) is not None]
-    if len(having) < 2:
-        return ReportFigure(name, title, missing="It needs two finished trials with a warmup in epochs.")
-    chosen = fewer_trials(having, points.best_first)
-    caption = (
-        "Each mark is a finished trial: how much of its run was warmup, over its batch. The darker (on a dark page: "
-        "the brighter) the better; the best trial of each batch has a ring. Large batches usually want a longer warmup."
-    )
-    shares = [100 * (warmup_share(p) or 0.0) for p in chosen]
-    axes = layout(
-        xaxis=ticks_of_batches([p.batch for p in having if p.batch]),
-        yaxis={"title": {"text": "warmup (% of the run)"}, "rangemode": "tozero"},
-        coloraxis=colour_axis(points),
-        showlegend=False,
-    )
-    return ReportFigure(name, title, caption, [coloured(points, chosen, shares), _rings(points, chosen, shares)], axes)
 
 
 def _noise_scale(run: Run) -> float:
@@ -202,21 +175,6 @@ def diverged_marks(points: StudyPoints, group: Sequence[Run], y: Sequence[float 
         "type": "scatter", "mode": "markers", "name": DIVERGENT, "x": batch_places(group), "y": list(y),
         "text": [hover(points, p) for p in group], "hovertemplate": "%{y:.3g}<br>%{text}<extra></extra>",
         "marker": {"color": RED, "symbol": "x", "size": 8},
-    }  # fmt: skip
-
-
-def _rings(points: StudyPoints, group: Sequence[Run], y: Sequence[float]) -> Values:
-    """Rings around the best trial of each batch, among marks at these heights."""
-    rank = {p.number: i for i, p in enumerate(points.best_first)}
-    best: dict[int, tuple[float, float]] = {}
-    for one, across, up in sorted(
-        zip(group, batch_places(group), y, strict=True), key=lambda mark: rank[mark[0].number]
-    ):
-        best.setdefault(one.batch or 0, (across, up))
-    return {
-        "type": "scatter", "mode": "markers", "x": [x for x, _ in best.values()], "y": [up for _, up in best.values()],
-        "marker": {"symbol": "circle-open", "size": 18, "color": ORANGE, "line": {"width": 2.5}}, "hoverinfo": "skip",
-        "name": "best of its batch",
     }  # fmt: skip
 
 

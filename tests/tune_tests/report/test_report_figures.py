@@ -25,7 +25,7 @@ from bigbatch.tune.report.figure import (
     plotly_text,
 )
 from bigbatch.tune.report.page import report_page
-from bigbatch.tune.report.pictures import report_figures, study_figures, write_pictures
+from bigbatch.tune.report.pictures import report_figures, study_figures
 from bigbatch.tune.report.rate_figures import fitted_law
 from bigbatch.tune.report.recorded_study import RecordedStudy, StudyPoints, open_recorded
 from bigbatch.tune.report.space_figures import parameter_importance
@@ -34,7 +34,7 @@ from helpers.invented_studies import invented_study
 
 EXPECTED = set(
     "frontier frontier-costs history-over-trials history-over-hours learning-curves parameter-importance slot-timeline "
-    "warmup-by-batch noise-by-batch device-hours rate-by-batch-lars rate-by-batch-lamb "
+    "noise-by-batch device-hours rate-by-batch-lars rate-by-batch-lamb "
     "rate-by-batch-sgd".split()
 )
 
@@ -123,19 +123,12 @@ def test_the_parameter_that_decides_is_the_most_important_one() -> None:
     assert "there are 5" in parameter_importance(few).missing
 
 
-def test_studies_of_the_same_name_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plotly_io = pytest.importorskip("plotly.io")
+def test_studies_of_the_same_name_are_told_apart(tmp_path: Path) -> None:
     folders = [invented_study(tmp_path / there / "s", 12) for there in ("a/runs", "b/runs", "other")]
     folders.append(invented_study(tmp_path / "b" / "unlike", 12))
-    studies = [open_recorded(folder) for folder in folders]
-    page = report_page(studies)
+    page = report_page([open_recorded(folder) for folder in folders])
     for words in ("s (a/runs/s)", "s (b/runs/s)", "s (other/s)", "unlike"):
         assert f">{words}</h1>" in page and f">{words}</a>" in page
-    written: list[str] = []
-    monkeypatch.setattr(plotly_io, "write_images", lambda _figures, paths, **_: written.extend(paths))
-    names = [path.name for path in write_pictures(studies, tmp_path)]
-    assert len(written) == len(set(written)), "the figures of one study are written over those of another"
-    assert {"a-runs-s-frontier.png", "other-s-frontier.svg", "unlike-frontier.png"} <= set(names)
 
 
 def test_slots_are_laid_out_without_overlap_and_long_breaks_are_cut() -> None:
