@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.report import answer_figures, course_figures, space_figures
 from bigbatch.tune.report.figure import HEIGHT, FigureMaker, ReportFigure, guarded, plain, template
 from bigbatch.tune.report.rate_figures import rate_figures
@@ -45,18 +44,14 @@ def study_figures(folder: Path | str, *, dark: bool = False) -> dict[str, Figure
     Args:
         folder: the study's.
         dark: for a dark page.
-
-    Raises ConfigError where plotly is not installed.
     """
     return {figure.name: plotly_figure(figure, dark=dark) for figure in report_figures(open_recorded(Path(folder)))}
 
 
 def plotly_figure(figure: ReportFigure, *, dark: bool = False) -> Figure:
-    """One figure with its title. Raises ConfigError where plotly is not installed."""
-    try:
-        from plotly.graph_objects import Figure
-    except ImportError:
-        raise ConfigError("figures need plotly; it is not installed. Write: pip install plotly.") from None
+    """One figure with its title."""
+    from plotly.graph_objects import Figure
+
     made = Figure(data=plain(figure.data), layout=plain({**figure.layout, "template": template(dark)}))
     made.update_layout(title={"text": figure.title, "font": {"size": 17}, "yref": "container", "y": 0.98})
     margin = made.layout.margin

@@ -15,7 +15,6 @@ from bigbatch.tune.report.markup import (
     TableColumn,
     card,
     joined,
-    plotly_script,
     side_by_side,
     table,
     tag,
@@ -157,8 +156,7 @@ PAGE_FILE = "scaling.html"
 
 def scaling_page(plan: ScalePlan, found: ScalingAnalysis) -> str:
     """The page: the answer, the measured sizes, the model."""
-    script = plotly_script()
-    book = FigureBook(can_draw=script is not None)
+    book = FigureBook()
     answer = card(tag("p", useful_text(found)), class_="card")
     body = joined(
         (
@@ -174,11 +172,10 @@ def scaling_page(plan: ScalePlan, found: ScalingAnalysis) -> str:
             section("Measured", "measured", card(_table(table_head(plan, found), size_rows(plan, found)))),
             side_by_side(book.place(step_figure(found)), book.place(objective_figure(plan, found))),
             section("Model, not measured", "model", _model(found)),
-            _without_figures(book),
         )
     )
     title = f"{plan.output.name} – BigBatch scaling study"
-    return page_document(title, body, book, script.read_bytes() if script else b"")
+    return page_document(title, body, book)
 
 
 def _model(found: ScalingAnalysis) -> Markup:
@@ -192,11 +189,3 @@ def _model(found: ScalingAnalysis) -> Markup:
 def _table(head: tuple[str, ...] | list[str], rows: list[list[str]]) -> Markup:
     columns = [TableColumn(title.lower(), is_number=place > 0) for place, title in enumerate(head)]
     return table(columns, rows, stacked=True)
-
-
-def _without_figures(book: FigureBook) -> Markup:
-    if not book.left_out:
-        return Markup("")
-    return card(
-        tag("p", "This page has no figures, because plotly is not installed where it was written."), class_="notice"
-    )

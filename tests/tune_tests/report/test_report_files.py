@@ -205,16 +205,15 @@ def test_html_in_a_study_is_text_in_its_report(tmp_path: Path, capsys: pytest.Ca
     assert "&lt;script&gt;alert(1)" in text and "could not be drawn" not in words_of(text)
     for piece in ("<script>alert", "<img", "<a href='javascript", 'href="javascript'):
         assert piece not in text
-    assert len(re.findall("<script", text)) == 3 or markup.plotly_script() is None, "plotly, figures, page.js"
+    assert len(re.findall("<script", text)) == 3, "plotly, figures, page.js"
 
 
-def test_without_plotly_there_is_a_report_with_tables(study: Path, capsys, monkeypatch) -> None:
-    monkeypatch.setattr(page, "plotly_script", lambda: None)
-    text = report_of(study, capsys)
-    seen = words_of(text)
-    assert "This report has no figures, because plotly is not installed" in seen and "pip install plotly" in seen
-    assert "“Learning curves”" in seen and "“The frontier: how good each batch gets”" in seen
-    assert "data-figure=" not in text and len(text) < 300_000 and "The answer is batch" in seen
+def test_without_plotly_the_report_is_refused_in_one_line(study: Path, capsys, monkeypatch) -> None:
+    markup.plotly_script.cache_clear()
+    monkeypatch.setattr(markup.importlib.util, "find_spec", lambda name: None)
+    said = refused_command(capsys, main, ["report", str(study)])
+    assert "figures need plotly; it is not installed. Run: pip install plotly." in said
+    assert not (study / "report.html").exists()
 
 
 def test_several_studies_side_by_side(kept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
