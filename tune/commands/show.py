@@ -19,7 +19,7 @@ from bigbatch.train_loop.config.given import USABLE
 from bigbatch.train_loop.config.words import amount, epochs_text
 from bigbatch.tune.commands.studies import trials_words, value_words
 from bigbatch.tune.console.answer_words import answer_in_words
-from bigbatch.tune.console.columns import SHOWN_KEYS, own_next_step, plan_facts, shown_settings
+from bigbatch.tune.console.columns import SHOWN_KEYS, full_run_command, own_next_step, plan_facts, shown_settings
 from bigbatch.tune.console.confirmation_words import confirmation_in_words
 from bigbatch.tune.console.frontier_table import WIDTH, UnfinishedTrial, frontier_lines, no_result_in_words
 from bigbatch.tune.console.wrapped import aligned, said_in_one_line, terminal_width, wrapped, wrapped_command
@@ -331,7 +331,7 @@ def _commands(found: StudySummary, width: int | None) -> str:
         step = own_next_step(json_values.text(found.description, "model"), shlex.quote(str(best_file)))
         lines.append(wrapped(step, width))
     elif best_file.exists():
-        epochs = max(30, 2 * json_values.whole_number(found.description, "max_epochs"))
-        command = f"bigbatch train --config {shlex.quote(str(best_file))} --set epochs={epochs}"
+        most = json_values.whole_number(found.description, "max_epochs")
+        command = full_run_command(shlex.quote(str(best_file)), most)
         lines += ["Train the best in full:", wrapped_command(command, width)]
     return "\n".join(lines)

@@ -270,7 +270,7 @@ class AnswerWords:
             return f"No larger {self.word} comes that near, so nothing is saved." if known and self._has_numbers else ""
         parts = []
         for key, text, unit in (
-            ("optimizer_steps", rounded_text, " optimizer steps"),
+            ("optimizer_steps", number_text, " optimizer steps"),
             ("epoch_s", seconds_words, " for an epoch"),
             ("gpu_hours", short_number, f" {hours} for the run"),
         ):
@@ -374,8 +374,11 @@ def value_text(value: object) -> str:
     return f"{value:,}" if _is_number(value) else str(value)
 
 
-def rounded_text(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 or float(value).is_integer() else f"{value:.3g}"
+def number_text(value: float | None) -> str:
+    """A number with three digits, or whole; ``–`` for None and for what is not finite."""
+    if value is None or not math.isfinite(value):
+        return "–"
+    return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"
 
 
 def short_number(value: float) -> str:

@@ -71,6 +71,11 @@ def plan_facts(found: StudySummary) -> list[tuple[str, str]]:
     return [(name, text) for name, text in facts.items() if text]
 
 
+def full_run_command(best_file: str, max_epochs: int, command: str = "bigbatch train") -> str:
+    """Trains the best configuration for twice the epochs of its search, at least 30. ``best_file``: as one types it."""
+    return f"{command} --config {best_file} --set epochs={max(30, 2 * max_epochs)}"
+
+
 def own_next_step(function: str, best_file: str) -> str:
     """What one may do with the best ``config`` of a training function. Both arguments as one would type them."""
     return f"Its config is trainable.options in {best_file}: call {function} with it, epochs and seed."

@@ -19,11 +19,11 @@ from bigbatch.train_loop.config.words import epochs_text
 from bigbatch.train_loop.host.disk_space import quota_lines
 from bigbatch.tune.budget.ledger import DeviceSeconds
 from bigbatch.tune.console.answer_words import answer_in_words, counted_noun
-from bigbatch.tune.console.columns import Columns, columns_of, own_next_step
+from bigbatch.tune.console.columns import Columns, columns_of, full_run_command, own_next_step
 from bigbatch.tune.console.confirmation_words import by_confirmed, confirm_lines, confirmation_in_words
-from bigbatch.tune.console.display import duration
+from bigbatch.tune.console.display import duration, end_in_words
 from bigbatch.tune.console.frontier_table import WIDTH, frontier_lines, of_the_answer
-from bigbatch.tune.console.outcome import best_in_words, ends_in_words, failures_in_words, objective_lines, print_front
+from bigbatch.tune.console.outcome import best_in_words, failures_in_words, objective_lines, print_front
 from bigbatch.tune.console.plan_notes import plan_notes, smaller_steps
 from bigbatch.tune.console.wrapped import from_here, say, say_command
 from bigbatch.tune.plan.enqueued import in_words
@@ -279,7 +279,7 @@ def _print_runner_ups(
     if done[1:]:
         console.print("\nRunner-ups, by the values that choose:")
     for trial, mark in list(zip(done[1:], marks, strict=True))[:RUNNER_UPS]:
-        seeds, worth = confirmed.get(trial.number), ends_in_words(trial)
+        seeds, worth = confirmed.get(trial.number), end_in_words(trial)
         if seeds is not None:
             worth, mark = plan.objectives.first.worth(seeds.mean), f" ({counted_noun(len(seeds.seeds), 'fresh seed')})"
         say(console, f"  {worth:>7}  trial {trial.number}{mark}: {columns.line(trial)}")
@@ -294,9 +294,8 @@ def say_retries(retries: Mapping[int, int], console: Console) -> None:
 
 def train_command(plan: SearchPlan) -> str:
     """The command that trains the best configuration in full."""
-    epochs = max(30, 2 * plan.max_epochs)
     command = "bigbatch train" if _by_console_command() else f"python {quoted_path(ROOT / 'train_loop' / 'run.py')}"
-    return f"{command} --config {quoted_path(plan.folder / 'best.json')} --set epochs={epochs}"
+    return full_run_command(quoted_path(plan.folder / "best.json"), plan.max_epochs, command)
 
 
 def resume_command(plan: SearchPlan, spent_hours: float | None = None) -> str:

@@ -15,7 +15,7 @@ from bigbatch.tune.console.answer_words import (
     AnswerWords,
     Row,
     interval_text,
-    rounded_text,
+    number_text,
     seconds_words,
     short_number,
     value_text,
@@ -42,11 +42,11 @@ def frontier_cells(values: Mapping[str, object], hours: str) -> dict[str, list[s
         "when chosen": [words.worth(row, "chosen_at") if measured & {HELD_OUT, FRESH_SEEDS} else "" for row in rows],
     }
     for title, key, text in (
-        ("steps", "optimizer_steps", rounded_text),
-        ("images/s", "images_per_s", rounded_text),
+        ("steps", "optimizer_steps", number_text),
+        ("images/s", "images_per_s", number_text),
         ("epoch", "epoch_s", seconds_words),
         (hours, "gpu_hours", short_number),
-        ("noise scale", "noise_scale", rounded_text),
+        ("noise scale", "noise_scale", number_text),
     ):
         numbers = [json_values.number_or_none(row, key) for row in rows]
         table[title] = ["" if number is None else text(number) for number in numbers]

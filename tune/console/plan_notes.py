@@ -163,8 +163,7 @@ def strategy_weakness(name: str, needs: Capabilities) -> str | None:
     if not short:
         return None
     better = [other for other, can in CAPABILITIES.items() if can.learns and not lacking(other, needs)]
-    listed = " and ".join([", ".join(better[:-1])] * (len(better) > 1) + better[-1:])
-    fix = f" {listed} {'have' if len(better) > 1 else 'has'} none of these limits." if better else ""
+    fix = f" {_listed(better)} {'have' if len(better) > 1 else 'has'} none of these limits." if better else ""
     return f"{shown_name(name)} {'; '.join(short)}.{fix}"
 
 

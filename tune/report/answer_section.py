@@ -11,11 +11,19 @@ from dataclasses import dataclass
 
 from bigbatch.base import json_values
 from bigbatch.train_loop.config.words import epochs_text
-from bigbatch.tune.console.answer_words import answer_in_words, interval_text, seconds_words, short_number, value_text
+from bigbatch.tune.console.answer_words import (
+    answer_in_words,
+    interval_text,
+    number_text,
+    seconds_words,
+    short_number,
+    value_text,
+)
+from bigbatch.tune.console.columns import full_run_command
 from bigbatch.tune.console.confirmation_words import confirmation_in_words
 from bigbatch.tune.console.frontier_table import frontier_cells
 from bigbatch.tune.report.answer_figures import compared_frontiers, compared_histories, frontier, frontier_costs
-from bigbatch.tune.report.figure import ReportFigure, guarded, number_text
+from bigbatch.tune.report.figure import ReportFigure, guarded
 from bigbatch.tune.report.markup import (
     FigureBook,
     Markup,
@@ -36,9 +44,6 @@ from bigbatch.tune.storage.summary import DONE, RUNNING, resume_words
 
 MOST_TILES = 6
 """Parameters of a training function in the first row of the answer; the configuration below has all."""
-LONGER = 2
-"""A full run is suggested with this many times the epochs of the search, and at least ``LEAST_EPOCHS``."""
-LEAST_EPOCHS = 30
 
 
 def answer_section(points: StudyPoints, book: FigureBook, prefix: str) -> Markup:
@@ -52,7 +57,8 @@ def answer_section(points: StudyPoints, book: FigureBook, prefix: str) -> Markup
             sentences.append(_confirmation(points, found))
         tiles = _tiles(points, found) if found.usable else []
     else:
-        headline, sentences, tiles = _best_lead(points, best), [], _best_tiles(points, best)
+        headline = f"The best trial is {best.number}, with {worth_words(points, best.value)} in the first objective."
+        sentences, tiles = [], _best_tiles(points, best)
     parts = [
         card(
             tag("p", headline, class_="lead"),
@@ -139,10 +145,6 @@ def _tiles(points: StudyPoints, found: Frontier) -> list[Markup]:
     ]
 
 
-def _best_lead(points: StudyPoints, best: Run) -> str:
-    return f"The best trial is {best.number}, with {worth_words(points, best.value)} in the first objective."
-
-
 def _settings(points: StudyPoints, best: Run) -> list[Markup]:
     if points.study.description.get("trainable"):
         return [_tile(_shown(value), name) for name, value in list(best.params.items())[:MOST_TILES]]
@@ -200,7 +202,7 @@ def _configuration(points: StudyPoints, config: Mapping[str, object], path: str,
     if not config:
         return Markup("")
     most = json_values.whole_number(points.study.description, "max_epochs")
-    command = f"bigbatch train --config {shlex.quote(path)} --set epochs={max(LEAST_EPOCHS, LONGER * most)}"
+    command = full_run_command(shlex.quote(path), most)
     text = json.dumps(dict(config), indent=2, default=str)
     if function := json_values.text(points.study.description, "trainable"):
         options = json_values.mapping(json_values.mapping(config, "trainable"), "options")

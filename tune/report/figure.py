@@ -98,13 +98,6 @@ def plotly_text(value: object) -> str:
     return html.escape(str(value), quote=False)
 
 
-def number_text(value: float | None) -> str:
-    """A number with three digits, or whole; ``–`` for None and for what is not finite."""
-    if value is None or not math.isfinite(value):
-        return "–"
-    return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"
-
-
 MOST_POINTS = 1000
 """A figure shows at most this many trials: the best quarter of them, and of the others evenly many."""
 

@@ -18,9 +18,9 @@ from pathlib import Path
 
 from bigbatch.base import json_values
 from bigbatch.base.atomic_files import write_bytes
+from bigbatch.tune.console.answer_words import number_text
 from bigbatch.tune.console.wrapped import from_here
 from bigbatch.tune.report.answer_section import answer_section, compared_figures, compared_study, differences
-from bigbatch.tune.report.figure import number_text
 from bigbatch.tune.report.markup import (
     FigureBook,
     Markup,

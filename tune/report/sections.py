@@ -9,16 +9,17 @@ from collections.abc import Mapping, Sequence
 from bigbatch.base import json_values
 from bigbatch.train_loop.config.words import amount
 from bigbatch.tune.budget.ledger import read_ledger
+from bigbatch.tune.console.answer_words import number_text, seconds_words
 from bigbatch.tune.console.columns import plan_facts
 from bigbatch.tune.report.answer_figures import history_over_hours, history_over_trials
-from bigbatch.tune.report.answer_section import best_trials, seconds_words
+from bigbatch.tune.report.answer_section import best_trials
 from bigbatch.tune.report.course_figures import (
     device_hours,
     hours_by_outcome,
     learning_curves,
     slot_timeline,
 )
-from bigbatch.tune.report.figure import guarded, number_text
+from bigbatch.tune.report.figure import guarded
 from bigbatch.tune.report.markup import (
     FigureBook,
     Markup,

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 from bigbatch.train_loop.config.words import epochs_text
+from bigbatch.tune.console.answer_words import seconds_words
 from bigbatch.tune.console.wrapped import aligned, from_here
 from bigbatch.tune.scaling.analysis import LEAST_EFFICIENCY, ModelledSize, ScalingAnalysis
 from bigbatch.tune.scaling.scale_plan import WEAK, ScalePlan, rate_rule_words
@@ -219,11 +220,7 @@ def repeat_text(plan: ScalePlan) -> str:
 
 
 def brief_seconds(seconds: float) -> str:
-    """``3.1 µs``, ``12 ms``, ``4.5 s``, ``2.5 min``, ``1.2 h``."""
-    if seconds == 0:
-        return "0 s"
-    for factor, unit in ((1e6, "µs"), (1e3, "ms"), (1.0, "s")):
-        if seconds * factor < (1000 if factor > 1 else 100):
-            return f"{seconds * factor:.3g} {unit}"
-    minutes = seconds / 60
-    return f"{minutes:.3g} min" if minutes < 100 else f"{minutes / 60:,.3g} h"
+    """As ``seconds_words``, and ``12 ms`` and ``3.1 µs`` below a second."""
+    if seconds == 0 or seconds >= 1:
+        return seconds_words(seconds)
+    return f"{1e3 * seconds:.3g} ms" if seconds >= 1e-3 else f"{1e6 * seconds:.3g} µs"
