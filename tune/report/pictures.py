@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 MAKERS: tuple[FigureMaker, ...] = (
     answer_figures.frontier,
     answer_figures.frontier_costs,
-    answer_figures.history_over_trials,
     answer_figures.history_over_hours,
     course_figures.learning_curves,
     space_figures.parameter_importance,
@@ -33,11 +32,6 @@ def all_figures(study: RecordedStudy) -> list[ReportFigure]:
     return [*(guarded(make, points) for make in MAKERS), *rate_figures(points)]
 
 
-def report_figures(study: RecordedStudy) -> list[ReportFigure]:
-    """Every figure of a study that has something to show."""
-    return [figure for figure in all_figures(study) if figure.is_drawn]
-
-
 def study_figures(folder: Path | str, *, dark: bool = False) -> dict[str, Figure]:
     """The figures of a study as plotly figures by name, e.g. to show in a notebook.
 
@@ -45,7 +39,8 @@ def study_figures(folder: Path | str, *, dark: bool = False) -> dict[str, Figure
         folder: the study's.
         dark: for a dark page.
     """
-    return {figure.name: plotly_figure(figure, dark=dark) for figure in report_figures(open_recorded(Path(folder)))}
+    figures = all_figures(open_recorded(Path(folder)))
+    return {figure.name: plotly_figure(figure, dark=dark) for figure in figures if figure.is_drawn}
 
 
 def plotly_figure(figure: ReportFigure, *, dark: bool = False) -> Figure:

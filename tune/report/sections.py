@@ -11,7 +11,7 @@ from bigbatch.train_loop.config.words import amount
 from bigbatch.tune.budget.ledger import read_ledger
 from bigbatch.tune.console.answer_words import number_text, seconds_words
 from bigbatch.tune.console.columns import plan_facts
-from bigbatch.tune.report.answer_figures import history_over_hours, history_over_trials
+from bigbatch.tune.report.answer_figures import history_over_hours
 from bigbatch.tune.report.answer_section import best_trials
 from bigbatch.tune.report.course_figures import (
     device_hours,
@@ -93,12 +93,11 @@ def command_of(session: Mapping[str, object]) -> str:
 
 def course_section(points: StudyPoints, book: FigureBook, prefix: str) -> Markup:
     """How the search went."""
-    histories = (book.place(guarded(make, points), prefix) for make in (history_over_trials, history_over_hours))
-    curves = book.place(guarded(learning_curves, points), prefix)
+    history, curves = (book.place(guarded(make, points), prefix) for make in (history_over_hours, learning_curves))
     return section(
         "How the search came to it",
         f"{prefix}course",
-        side_by_side(*histories),
+        history,
         curves,
         _stopped(points),
         best_trials(points),
