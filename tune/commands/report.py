@@ -62,11 +62,9 @@ def _target(file: str | None, folders: Sequence[Path]) -> Path:
         return (folders[0] if len(folders) == 1 else Path()) / "report.html"
     path = Path(file)
     # Renaming a file to /dev/null, a root's container would lose it; a pipe is opened for as long as nobody writes.
-    if file == "-" or (os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)):
-        raise ConfigError(f"-o takes a file; got {file!r}, a stream or device. Write e.g. -o report.html.")
+    if file == "-" or (os.path.exists(path) and not os.path.isfile(path)):
+        raise ConfigError(f"-o takes a file; got {file!r}, which is something else. Write e.g. -o report.html.")
     check_page("-o", path)
-    if os.path.isdir(path):
-        raise ConfigError(f"-o takes a file; got the folder {file!r}. Write e.g. -o {path / 'report.html'}.")
     if not os.path.isdir(path.parent):
         raise ConfigError(f"-o needs a folder that exists; got {file!r}. Make {str(path.parent)!r} first.")
     return path

@@ -188,7 +188,8 @@ class AnswerWords:
         elif not same and not refuted:
             said.append(f"{on}{'every other one' if len(others) > 1 else 'the other one'} is worse")
         at_most = json_values.number_or_none(own, "worse_at_most")
-        if at_most is not None and at_most >= self._least_shown:
+        # Less would be shown as 0.0 points.
+        if at_most is not None and at_most >= (0.0005 if self.metric.is_proportion else 0.0):
             worse = self._difference(at_most)
             said.append(f"at 95 % it is at most {worse} worse than any other {self.word} that was tried")
         return " ".join(f"{text[0].upper()}{text[1:]}." for text in said)
@@ -310,11 +311,6 @@ class AnswerWords:
     def _examples(self, count: int) -> str:
         """``180 images``, ``1 image``."""
         return counted_noun(count, self.noun.removesuffix("s"))
-
-    @property
-    def _least_shown(self) -> float:
-        # Less would be shown as 0.0 points.
-        return 0.0005 if self.metric.is_proportion else 0.0
 
     def _gain(self, row: Row) -> float:
         return self.sign * json_values.number(row, "reported")

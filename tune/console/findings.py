@@ -250,7 +250,7 @@ def _print_counts(
 ) -> None:
     """Print how many trials ended in which way, what was used, and why trials failed."""
     once = [t for t in trials if not t.is_replaced and t.confirms is None]
-    pruned, failed, waiting = (_count(once, state) for state in ("PRUNED", "FAIL", "WAITING"))
+    pruned, failed, waiting = (sum(t.state == state for t in once) for state in ("PRUNED", "FAIL", "WAITING"))
     paused, infeasible = sum(t.paused for t in once), sum(t.is_infeasible for t in once)
     unit = "GPU hours" if plan.machine.gpus else "worker hours (no GPU)"
     console.print(
@@ -338,7 +338,3 @@ def _by_console_command() -> bool:
 def quoted_path(path: Path) -> str:
     """The path as a user would type it in the current folder, in a shell."""
     return shlex.quote(str(from_here(path)))
-
-
-def _count(trials: list[TrialView], state: str) -> int:
-    return sum(t.state == state for t in trials)

@@ -21,7 +21,7 @@ from bigbatch.tune.report.markup import (
 )
 from bigbatch.tune.report.page import page_document
 from bigbatch.tune.report.sections import section
-from bigbatch.tune.scaling.analysis import LEAST_EFFICIENCY, ScalingAnalysis
+from bigbatch.tune.scaling.analysis import LEAST_EFFICIENCY, ScalingAnalysis, measured_step
 from bigbatch.tune.scaling.scale_plan import ScalePlan
 from bigbatch.tune.scaling.scaling_table import (
     MODEL_HEAD,
@@ -33,9 +33,11 @@ from bigbatch.tune.scaling.scaling_table import (
     table_head,
     useful_text,
 )
-from bigbatch.tune.scaling.step_model import StepTimes
 
-PARTS = (("compute", BLUE), ("wait for images", TEAL), ("communication", ORANGE))
+PARTS = (
+    ("compute", "compute_s", BLUE), ("wait for images", "data_s", TEAL), ("communication", "communication_s", ORANGE),
+)  # fmt: skip
+"""Of a step: name, field of ``StepTimes``, colour."""
 
 
 def workers_axis(workers: Sequence[int]) -> Values:
@@ -48,14 +50,9 @@ def workers_axis(workers: Sequence[int]) -> Values:
     }  # fmt: skip
 
 
-def all_workers(found: ScalingAnalysis) -> list[int]:
-    """The measured sizes, then the model's."""
-    return [one.workers for one in found.sizes] + [one.workers for one in found.beyond]
-
-
 def speed_figure(found: ScalingAnalysis) -> ReportFigure:
     """Images/s over workers, with the line of a perfect machine."""
-    first, workers = found.sizes[0], all_workers(found)
+    first, workers = found.sizes[0], [one.workers for one in (*found.sizes, *found.beyond)]
     ideal = [first.images_per_s / first.workers * n for n in workers]
     measured = [one.images_per_s for one in found.sizes]
     modelled = [one.images_per_s for one in found.beyond]
@@ -75,18 +72,17 @@ def speed_figure(found: ScalingAnalysis) -> ReportFigure:
 
 def step_figure(found: ScalingAnalysis) -> ReportFigure:
     """What a step is made of, at each size."""
-    measured = [(one.workers, (one.compute_s, one.data_s, one.communication_s)) for one in found.sizes]
-    modelled = [(one.workers, _parts(one.step)) for one in found.beyond]
+    measured, modelled = [measured_step(one) for one in found.sizes], [one.step for one in found.beyond]
     data: list[Values] = []
-    for place, (name, colour) in enumerate(PARTS):
-        for kind, rows in (("", measured), (" (model)", modelled)):
-            if not rows:
+    for name, part, colour in PARTS:
+        for kind, steps in (("", measured), (" (model)", modelled)):
+            if not steps:
                 continue
             marker: Values = {"color": colour} | ({"pattern": {**HATCHED, "shape": "/"}} if kind else {})
             data.append(
                 {
-                    "type": "bar", "name": f"{name}{kind}", "x": [f"{workers:,}" for workers, _ in rows],
-                    "y": [1e3 * parts[place] for _, parts in rows], "marker": marker,
+                    "type": "bar", "name": f"{name}{kind}", "x": [f"{step.workers:,}" for step in steps],
+                    "y": [1e3 * getattr(step, part) for step in steps], "marker": marker,
                     "hovertemplate": f"{name}{kind}, %{{x}} workers: %{{y:.3g}} ms<extra></extra>",
                 }
             )  # fmt: skip
@@ -100,10 +96,6 @@ def step_figure(found: ScalingAnalysis) -> ReportFigure:
         "of the model."
     )
     return ReportFigure("step", "Where the time of a step goes", caption, data, axes)
-
-
-def _parts(step: StepTimes) -> tuple[float, float, float]:
-    return step.compute_s, step.data_s, step.communication_s
 
 
 def useful_figure(found: ScalingAnalysis) -> ReportFigure:
