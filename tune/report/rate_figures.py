@@ -101,17 +101,10 @@ def fitted_law(points: StudyPoints, optimizer: str) -> FittedLaw | None:
         best = rates[: min(MOST_OF_BATCH, max(1, round(BEST_SHARE * len(rates))))]
         x.append(math.log(batch))
         y.append(sum(best) / len(best))
-    return _least_squares(x, y)
+    from scipy.stats import linregress  # slow to import
 
-
-def _least_squares(x: Sequence[float], y: Sequence[float]) -> FittedLaw:
-    n = len(x)
-    mx, my = sum(x) / n, sum(y) / n
-    sxx = sum((a - mx) ** 2 for a in x)
-    slope = sum((a - mx) * (b - my) for a, b in zip(x, y, strict=True)) / sxx
-    rest = sum((b - my - slope * (a - mx)) ** 2 for a, b in zip(x, y, strict=True))
-    error = math.sqrt(rest / (n - 2) / sxx)
-    return FittedLaw(math.exp(my - slope * mx), slope, error, n)
+    found = linregress(x, y)
+    return FittedLaw(math.exp(found.intercept), float(found.slope), float(found.stderr), len(x))
 
 
 def rate_figures(points: StudyPoints) -> list[ReportFigure]:
