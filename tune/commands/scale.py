@@ -71,7 +71,7 @@ def _scale(args: argparse.Namespace) -> int:
         found = analyse(plan, sizes)
         path = write_result_of(plan, found)
         parts = [table_text(plan, found), repeat_text(plan), model_text(found), useful_text(found)]
-        print("", *parts, f"all numbers are in {from_here(path)}\n{_page_line(plan, found)}", sep="\n\n")
+        print("\n" + "\n\n".join([*parts, f"all numbers are in {from_here(path)}\n{_page_line(plan, found)}"]))
     if failed:
         raise SizeFailed("; ".join(failed))
     return DONE
