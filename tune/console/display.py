@@ -24,6 +24,7 @@ from bigbatch.tune.plan.search_plan import FrontierPlan
 from bigbatch.tune.runs import metrics
 from bigbatch.tune.runs.objectives import Objectives
 from bigbatch.tune.runs.observer import TrialView, ranked
+from bigbatch.tune.storage.patient_journal import LineLog
 
 MOST_CHARACTERS = 80
 LEFT_OUT = "…"
@@ -297,7 +298,7 @@ def _shown(progress: SearchProgress) -> list[TrialView]:
 class PlainLines:
     """Print one line for each event: for pipes, Slurm logs and ``tail -f``."""
 
-    def __init__(self, progress: SearchProgress, out: TextIO) -> None:
+    def __init__(self, progress: SearchProgress, out: TextIO | LineLog) -> None:
         self._progress, self._out = progress, out
         self._within_epochs: dict[int, ProgressLines] = {}
 

@@ -52,7 +52,7 @@ def workers_axis(workers: Sequence[int]) -> Values:
 
 def speed_figure(found: ScalingAnalysis) -> ReportFigure:
     """Images/s over workers, with the line of a perfect machine."""
-    first, workers = found.sizes[0], [one.workers for one in (*found.sizes, *found.beyond)]
+    first, workers = found.sizes[0], [one.workers for one in found.sizes] + [one.workers for one in found.beyond]
     ideal = [first.images_per_s / first.workers * n for n in workers]
     measured = [one.images_per_s for one in found.sizes]
     modelled = [one.images_per_s for one in found.beyond]
