@@ -70,7 +70,7 @@ def total_steps(workload: Workload, batch: int) -> int:
 
 
 def searched_peak_lr(workload: Workload, optimizer: str, batch: int, momentum: float | None = None) -> float:
-    """``peak_lr_centre`` for this workload, times the factor that a range test found (``--prior-from``).
+    """``peak_lr_centre`` for this workload, times the factor that a range test found (``--find-lr``).
 
     The test measured one batch. Its factor applies to all batches, so the rate still scales with the batch.
     ``momentum``: None means the value that ``--set`` fixes, else 0.9. A peak learning rate that ``--set`` fixes is

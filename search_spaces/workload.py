@@ -52,7 +52,7 @@ class Workload:
     """Images that one worker can hold in one forward pass; larger batches accumulate gradients. 0 = each trial
     measures it on its GPU."""
     lr_factors: Mapping[str, float] = field(default_factory=dict)
-    """For each optimizer, the factor that a range test puts on the centre of its learning rate (``--prior-from``)."""
+    """For each optimizer, the factor that a range test puts on the centre of its learning rate (``--find-lr``)."""
     lr_spread: float = 16.0
     """Rates are searched from 1/lr_spread to lr_spread times the centre: 16; 4 where range tests found the centres."""
     fixed: Mapping[str, Any] = field(default_factory=dict)

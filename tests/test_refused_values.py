@@ -91,9 +91,9 @@ def test_a_command_refuses_an_empty_value_in_one_line_that_names_the_option(name
 
 
 @pytest.mark.parametrize("value", EMPTY)
-@pytest.mark.parametrize("name", [*TEXT_OPTIONS, "set", "prior_from", "enqueue", "warm_start"])
+@pytest.mark.parametrize("name", [*TEXT_OPTIONS, "set", "enqueue", "warm_start"])
 def test_so_do_options_from_python(name, value):
-    given = (value,) if name in ("set", "prior_from", "enqueue", "warm_start") else value
+    given = (value,) if name in ("set", "enqueue", "warm_start") else value
     with pytest.raises(ConfigError, match=f"^--{name.replace('_', '-')} must not be empty"):
         SearchOptions(**{name: given})  # type: ignore[arg-type]
 

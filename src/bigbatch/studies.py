@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from bigbatch.tune.plan.options import SearchKeywords
 
 RUNS = "runs"
-REPEATED = ("set", "enqueue", "warm_start", "prior_from")
+REPEATED = ("set", "enqueue", "warm_start")
 """Options of a search that take several values one by one. Other lists are written with commas."""
 
 

@@ -235,8 +235,9 @@ def said_of(folder: Path) -> str:
     shown = study_text(summarize(folder), None)
     answer = shown.split("\n\n", 2)[2] if shown.count("\n\n") > 1 else shown
     points = StudyPoints(open_recorded(folder))
-    card = answer_section(points, FigureBook(False), "")
+    card = answer_section(points, FigureBook(), "")
     words = str(card).split("<h3>The configuration to copy")[0]
+    words = re.sub("<figure.*?</figure>", "", words, flags=re.DOTALL)
     words = re.sub(r"</(p|h2|h3|tr|div|caption)>", "\n", words)
     words = html.unescape(re.sub(r"<[^>]+>", " ", words))
     report = "\n".join(line for line in (" ".join(line.split()) for line in words.splitlines()) if line)

@@ -9,7 +9,6 @@ import argparse
 import dataclasses
 import itertools
 import math
-import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -293,7 +292,7 @@ def _task(parser: OneLineParser, args: argparse.Namespace) -> tuple[TrainConfig,
 
 
 def write_range_test(file: Path, config: TrainConfig, finding: RangeTestResult) -> None:
-    """Write a range test as JSON, for ``--prior-from``."""
+    """Write a range test as JSON."""
     values = {"schema_version": 1, "config": config.to_dict(), **dataclasses.asdict(finding)}
     write_json(file, values, indent=1)
 
@@ -312,7 +311,4 @@ def _write(config: TrainConfig, finding: RangeTestResult, output: Path) -> None:
     else:
         print(f", explodes at {finding.exploded_at:.3g}")
     print(f"suggested peak lr {finding.suggestion:.3g}: --set peak_lr={finding.suggestion:.3g}")
-    # --prior-from refuses a test without an explosion: its minimum is only a bound.
-    if finding.exploded_at is not None:
-        print(f"to search around it: bigbatch tune --prior-from {shlex.quote(str(output / 'lr_find.json'))}")
     print(f"curve in {output / 'lr_find.svg'}, numbers in {output / 'lr_find.json'}")

@@ -25,18 +25,15 @@ def report_main(argv: Sequence[str]) -> int:
         "-o", "--file", metavar="FILE", help="where to write it (default: report.html in the study's folder, "
         "of several studies in the current one)",
     )  # fmt: skip
-    parser.add_argument(
-        "--figures", metavar="DIR", help="also write each figure as PNG and SVG (needs kaleido and Chrome)"
-    )
     parser.add_argument("--output", metavar="DIR", default=DEFAULT_RUNS, help="the folder of studies (default: runs)")
     args = parser.parse_args(argv)
     return said_in_one_line(
         "bigbatch report",
-        lambda: print(f"Report: {_write(args.study, args.file, args.figures, Path(args.output))}"),
+        lambda: print(f"Report: {_write(args.study, args.file, Path(args.output))}"),
     )
 
 
-def _write(names: Sequence[str], file: str | None, figures: str | None, output: Path) -> Path:
+def _write(names: Sequence[str], file: str | None, output: Path) -> Path:
     folders = [find_study(name, output) for name in names]
     doubled = next(
         (folder for i, folder in enumerate(folders) if folder.resolve() in [f.resolve() for f in folders[:i]]), None
@@ -44,10 +41,6 @@ def _write(names: Sequence[str], file: str | None, figures: str | None, output: 
     if doubled is not None:
         raise ConfigError(f"bigbatch report takes each study once; got {str(doubled)!r} twice. Leave one of them out.")
     path = _target(file, folders)
-    if figures is not None:
-        from bigbatch.tune.report.pictures import check_pictures
-
-        check_pictures(Path(figures))
     from bigbatch.tune.report.page import write_report
     from bigbatch.tune.report.recorded_study import open_recorded  # Optuna, which wrong input need not wait for
 
@@ -61,11 +54,6 @@ def _write(names: Sequence[str], file: str | None, figures: str | None, output: 
         raise ConfigError(
             f"-o must be a file that can be written; got {str(path)!r} ({error.strerror}). Write -o FILE."
         ) from None
-    if figures is not None:
-        from bigbatch.tune.report.pictures import write_pictures
-
-        for picture in write_pictures(studies, Path(figures)):
-            print(f"Figure: {picture}")
     return path
 
 
@@ -74,11 +62,9 @@ def _target(file: str | None, folders: Sequence[Path]) -> Path:
         return (folders[0] if len(folders) == 1 else Path()) / "report.html"
     path = Path(file)
     # Renaming a file to /dev/null, a root's container would lose it; a pipe is opened for as long as nobody writes.
-    if file == "-" or (os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)):
-        raise ConfigError(f"-o takes a file; got {file!r}, a stream or device. Write e.g. -o report.html.")
+    if file == "-" or (os.path.exists(path) and not os.path.isfile(path)):
+        raise ConfigError(f"-o takes a file; got {file!r}, which is something else. Write e.g. -o report.html.")
     check_page("-o", path)
-    if os.path.isdir(path):
-        raise ConfigError(f"-o takes a file; got the folder {file!r}. Write e.g. -o {path / 'report.html'}.")
     if not os.path.isdir(path.parent):
         raise ConfigError(f"-o needs a folder that exists; got {file!r}. Make {str(path.parent)!r} first.")
     return path

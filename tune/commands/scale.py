@@ -11,6 +11,7 @@ from bigbatch.base.atomic_files import write_text
 from bigbatch.base.command_line import DONE, FAILED, WRONG_INPUT
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.errors import OwnCodeError
+from bigbatch.tune.console.wrapped import from_here
 from bigbatch.tune.scaling.analysis import ScalingAnalysis, analyse
 from bigbatch.tune.scaling.arguments import (
     check_started_alone,
@@ -22,14 +23,13 @@ from bigbatch.tune.scaling.arguments import (
     write_result_of,
 )
 from bigbatch.tune.scaling.measuring import measure_size
-from bigbatch.tune.scaling.scale_plan import ScalePlan
+from bigbatch.tune.scaling.scale_plan import ScalePlan, SizePlan
 from bigbatch.tune.scaling.scaling_table import (
     brief_seconds,
     cost_words,
     model_text,
     plan_lines,
     repeat_text,
-    shown_path,
     table_text,
     useful_text,
 )
@@ -65,34 +65,35 @@ def _scale(args: argparse.Namespace) -> int:
     print("\n".join(plan_lines(plan, done, known_epoch_s(plan, sizes))), flush=True)
     if args.dry_run:
         return DONE
-    write_plan_of(plan)
-    failed = _measure_sizes(plan, [workers for workers in plan.only if workers not in done])
+    write_plan(plan)
+    failed = _measure_sizes(plan, [size for size in plan.sizes if size.workers not in done])
     if sizes := read_sizes(plan.output):
         found = analyse(plan, sizes)
         path = write_result_of(plan, found)
-        print(f"\n{whole_text(plan, found)}\n\nall numbers are in {shown_path(path)}\n{_page_line(plan, found)}")
+        parts = [table_text(plan, found), repeat_text(plan), model_text(found), useful_text(found)]
+        print("\n" + "\n\n".join([*parts, f"all numbers are in {from_here(path)}\n{_page_line(plan, found)}"]))
     if failed:
         raise SizeFailed("; ".join(failed))
     return DONE
 
 
-def _measure_sizes(plan: ScalePlan, missing: Sequence[int]) -> list[str]:
+def _measure_sizes(plan: ScalePlan, missing: Sequence[SizePlan]) -> list[str]:
     """Measure these sizes. Returns what the failed ones said: they cost the others nothing.
 
     After each size ``scaling.json`` has all that are finished.
     """
     failed = []
-    for workers in missing:
-        print(f"\n{plan.size(workers).kind}", flush=True)
+    for place, size in enumerate(missing, 1):
+        print(f"\n{size.kind}", flush=True)
         try:
-            print(f"  {_size_line(plan, measure_size(plan, plan.size(workers)))}", flush=True)
+            print(f"  {_size_line(plan, measure_size(plan, size))}", flush=True)
         except SizeFailed as error:
             print(f"  {error}", flush=True)
             failed.append(str(error))
             continue
         sizes = read_sizes(plan.output)
         write_result_of(plan, analyse(plan, sizes))
-        left = missing[missing.index(workers) + 1 :]
+        left = [later.workers for later in missing[place:]]
         if left and plan.epochs:
             print(f"  left: {cost_words(plan, known_epoch_s(plan, sizes), left)}", flush=True)
     return failed
@@ -108,27 +109,9 @@ def _page_line(plan: ScalePlan, found: ScalingAnalysis) -> str:
     except Exception as error:
         reason = " ".join(str(error).split())[:200]
         return f"The page was not written ({type(error).__name__}: {reason}). Repeat the command to try again."
-    return f"Page: {shown_path(path)}"
-
-
-def write_plan_of(plan: ScalePlan) -> None:
-    """Make the folder and its ``scale.json``. Raises ConfigError if it cannot be written."""
-    try:
-        plan.output.mkdir(parents=True, exist_ok=True)
-        write_plan(plan)
-    except OSError as error:
-        raise ConfigError(
-            f"--output must be a writable folder; got {str(plan.output)!r} ({error.strerror}). Write --output with "
-            "another folder."
-        ) from None
+    return f"Page: {from_here(path)}"
 
 
 def _size_line(plan: ScalePlan, one: SizeResult) -> str:
     worth = f", {plan.objective.worth(one.objective)}" if one.objective is not None else ", diverged" * one.diverged
     return f"done: {one.images_per_s:,.0f} images/s, an epoch takes {brief_seconds(one.epoch_s)}{worth}"
-
-
-def whole_text(plan: ScalePlan, found: ScalingAnalysis) -> str:
-    """Table, model and conclusion."""
-    parts = [table_text(plan, found), repeat_text(plan), model_text(found), useful_text(found)]
-    return "\n\n".join(parts)

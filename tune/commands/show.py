@@ -16,11 +16,10 @@ from bigbatch.base.command_line import OneLineParser
 from bigbatch.cluster.host.optuna_journal import State
 from bigbatch.train_loop.config import ConfigError, TrainConfig, known_key
 from bigbatch.train_loop.config.given import USABLE
-from bigbatch.train_loop.config.plug_ins import shown_name
 from bigbatch.train_loop.config.words import amount, epochs_text
 from bigbatch.tune.commands.studies import trials_words, value_words
 from bigbatch.tune.console.answer_words import answer_in_words
-from bigbatch.tune.console.columns import SHOWN_KEYS, own_next_step, shown_settings
+from bigbatch.tune.console.columns import SHOWN_KEYS, full_run_command, own_next_step, plan_facts, shown_settings
 from bigbatch.tune.console.confirmation_words import confirmation_in_words
 from bigbatch.tune.console.frontier_table import WIDTH, UnfinishedTrial, frontier_lines, no_result_in_words
 from bigbatch.tune.console.wrapped import aligned, said_in_one_line, terminal_width, wrapped, wrapped_command
@@ -84,7 +83,7 @@ def study_text(found: StudySummary, most: int | None = MOST_TRIALS, width: int |
         most: how many trials the table shows; None: all.
         width: the most characters of a line; None: lines are as long as they are.
     """
-    facts = [*_head(found), *_plan(found), *_spent(found)]
+    facts = [*_head(found), *plan_facts(found), *_spent(found)]
     keys = max(len(key) for key, _ in facts)
     parts = ["\n".join(wrapped(text, width, f"{key:{keys}}  ") for key, text in facts)]
     parts += [_trials(found, most, width), _answer(found, width) or wrapped(_best(found), width)]
@@ -98,31 +97,6 @@ def _head(found: StudySummary) -> list[tuple[str, str]]:
         ("study", found.name),
         ("state", f"{found.state}{why}, changed {changed_words(found)}"),
         ("folder", str(found.folder)),
-    ]
-
-
-def _plan(found: StudySummary) -> list[tuple[str, str]]:
-    d = found.description
-    text, number = (lambda key: json_values.text(d, key, "–")), (lambda key: json_values.whole_number_or_none(d, key))
-    pixels = f"images, {number('image_size')} px" if number("image_size") else "items"
-    images = f" ({number('train_size'):,} training {pixels})" if number("train_size") else ""
-    strategy = [f"{key} {shown_name(str(d[key]))}" for key in ("strategy", "stopping") if d.get(key)]
-    limits = ["as many trials as the budget allows" if found.planned is None else amount(found.planned, "trial")]
-    budget, time_s = json_values.number(d, "budget_gpu_hours"), json_values.number(d, "time_budget_s")
-    limits += [f"{budget:g} {_unit(found)}"] if budget else []
-    limits += [f"{time_s / 3600:.3g} h of time"] if time_s else []
-    overrides = json_values.mapping(d, "overrides")
-    return [
-        ("space", text("space")),
-        *(
-            [("trainable", text("trainable"))]
-            if d.get("trainable")
-            else [("data", text("data") + images), ("model", text("model"))]
-        ),
-        ("limits", f"{', '.join(limits)}; at most {number('max_epochs')} epochs each"),
-        *([("strategy", ", ".join(strategy))] if strategy else []),
-        *([("set", ", ".join(f"{key}={value}" for key, value in overrides.items()))] if overrides else []),
-        ("at a time", f"{amount(number('concurrency') or 1, 'trial')} of {amount(number('workers') or 1, 'worker')}"),
     ]
 
 
@@ -357,7 +331,7 @@ def _commands(found: StudySummary, width: int | None) -> str:
         step = own_next_step(json_values.text(found.description, "model"), shlex.quote(str(best_file)))
         lines.append(wrapped(step, width))
     elif best_file.exists():
-        epochs = max(30, 2 * json_values.whole_number(found.description, "max_epochs"))
-        command = f"bigbatch train --config {shlex.quote(str(best_file))} --set epochs={epochs}"
+        most = json_values.whole_number(found.description, "max_epochs")
+        command = full_run_command(shlex.quote(str(best_file)), most)
         lines += ["Train the best in full:", wrapped_command(command, width)]
     return "\n".join(lines)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from bigbatch.base.command_line import INTERRUPTED, OneLineParser
 from bigbatch.train_loop.config import ConfigError
-from bigbatch.tune.console.wrapped import said_in_one_line
+from bigbatch.tune.console.wrapped import aligned, said_in_one_line
 
 if TYPE_CHECKING:
     from bigbatch.tune.models.protocol import SearchFacts, Strategy
@@ -163,8 +163,7 @@ def _lines(table: CurveTable, found: Mapping[Search, Sequence[Replay]], budget_h
             cells.append(f"{mid:.2f} ({low:.2f} … {high:.2f})")
         finished = np.mean([sum(epoch.finished for epoch in replayed.epochs) for replayed in replays])
         rows.append([search.label, *cells, f"{finished:.0f} of {np.mean([r.begun for r in replays]):.0f}"])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return aligned(rows).splitlines()
 
 
 def _best_by(table: CurveTable, replayed: Replay, hours: float) -> float | None:

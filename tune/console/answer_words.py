@@ -188,7 +188,8 @@ class AnswerWords:
         elif not same and not refuted:
             said.append(f"{on}{'every other one' if len(others) > 1 else 'the other one'} is worse")
         at_most = json_values.number_or_none(own, "worse_at_most")
-        if at_most is not None and at_most >= self._least_shown:
+        # Less would be shown as 0.0 points.
+        if at_most is not None and at_most >= (0.0005 if self.metric.is_proportion else 0.0):
             worse = self._difference(at_most)
             said.append(f"at 95 % it is at most {worse} worse than any other {self.word} that was tried")
         return " ".join(f"{text[0].upper()}{text[1:]}." for text in said)
@@ -270,7 +271,7 @@ class AnswerWords:
             return f"No larger {self.word} comes that near, so nothing is saved." if known and self._has_numbers else ""
         parts = []
         for key, text, unit in (
-            ("optimizer_steps", rounded_text, " optimizer steps"),
+            ("optimizer_steps", number_text, " optimizer steps"),
             ("epoch_s", seconds_words, " for an epoch"),
             ("gpu_hours", short_number, f" {hours} for the run"),
         ):
@@ -310,11 +311,6 @@ class AnswerWords:
     def _examples(self, count: int) -> str:
         """``180 images``, ``1 image``."""
         return counted_noun(count, self.noun.removesuffix("s"))
-
-    @property
-    def _least_shown(self) -> float:
-        # Less would be shown as 0.0 points.
-        return 0.0005 if self.metric.is_proportion else 0.0
 
     def _gain(self, row: Row) -> float:
         return self.sign * json_values.number(row, "reported")
@@ -374,8 +370,11 @@ def value_text(value: object) -> str:
     return f"{value:,}" if _is_number(value) else str(value)
 
 
-def rounded_text(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 or float(value).is_integer() else f"{value:.3g}"
+def number_text(value: float | None) -> str:
+    """A number with three digits, or whole; ``–`` for None and for what is not finite."""
+    if value is None or not math.isfinite(value):
+        return "–"
+    return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"
 
 
 def short_number(value: float) -> str:

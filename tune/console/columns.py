@@ -11,15 +11,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from bigbatch.base import json_values
 from bigbatch.search_spaces.check import ParamRange
 from bigbatch.search_spaces.registry import Space
 from bigbatch.search_spaces.trial import StandInTrial
 from bigbatch.search_spaces.workload import Workload
 from bigbatch.train_loop.config import OPTIMIZERS, TrainConfig, known_key
 from bigbatch.train_loop.config.plug_ins import shown_name
+from bigbatch.train_loop.config.words import amount
 
 if TYPE_CHECKING:  # it loads Optuna, which bigbatch show does not need
     from bigbatch.tune.runs.observer import TrialView
+    from bigbatch.tune.storage.summary import StudySummary
 
 SHOWN_KEYS = frozenset(
     "optimizer.name batch.global_size optimizer.peak_lr schedule.warmup_epochs optimizer.momentum optimizer.beta1 "
@@ -40,6 +43,37 @@ def shown_settings(config: TrainConfig | None) -> dict[str, str]:
     elif o.name in OPTIMIZERS:
         values["betas"] = f"{o.beta1:.3g}, {o.beta2:.4g}"
     return values | {"wd": f"{o.weight_decay:.1e}", "smoothing": f"{config.label_smoothing:.2g}", "schedule": s.name}
+
+
+def plan_facts(found: StudySummary) -> list[tuple[str, str]]:
+    """What a study was to do, for ``show`` and the report: names and texts. What study.json lacks is left out."""
+    d = found.description
+    train, val, side, at_once, workers, epochs = (
+        json_values.whole_number(d, key)
+        for key in ("train_size", "val_size", "image_size", "concurrency", "workers", "max_epochs")
+    )
+    sizes = f" ({train:,} training and {val:,} validation {f'images, {side} px' if side else 'items'})" if train else ""
+    limits = ["as many trials as the budget allows" if found.planned is None else amount(found.planned, "trial")]
+    budget, time_s = json_values.number(d, "budget_gpu_hours"), json_values.number(d, "time_budget_s")
+    limits += [f"{budget:g} {'GPU' if found.has_gpus else 'worker'} hours"] if budget else []
+    limits += [f"{time_s / 3600:.3g} h of time"] if time_s else []
+    trainable = json_values.text(d, "trainable")
+    facts = {
+        "space": json_values.text(d, "space"),
+        "trainable": trainable,
+        "data": "" if trainable else json_values.text(d, "data") + sizes,
+        "model": "" if trainable else json_values.text(d, "model"),
+        "limits": f"{', '.join(limits)}; at most {epochs} epochs each",
+        "strategy": ", ".join(f"{key} {shown_name(str(d[key]))}" for key in ("strategy", "stopping") if d.get(key)),
+        "set": ", ".join(f"{key}={value}" for key, value in json_values.mapping(d, "overrides").items()),
+        "at a time": f"{amount(at_once or 1, 'trial')} of {amount(workers or 1, 'worker')}",
+    }
+    return [(name, text) for name, text in facts.items() if text]
+
+
+def full_run_command(best_file: str, max_epochs: int, command: str = "bigbatch train") -> str:
+    """Trains the best configuration for twice the epochs of its search, at least 30. ``best_file``: as one types it."""
+    return f"{command} --config {best_file} --set epochs={max(30, 2 * max_epochs)}"
 
 
 def own_next_step(function: str, best_file: str) -> str:

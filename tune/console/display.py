@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol, TextIO
+from typing import TextIO
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -18,12 +18,13 @@ from bigbatch.base import json_values
 from bigbatch.base.streams import Nowhere
 from bigbatch.train_loop.errors import in_one_line
 from bigbatch.train_loop.progress import ProgressLines
-from bigbatch.tune.console.answer_words import name_in_words
+from bigbatch.tune.console.answer_words import name_in_words, value_text
 from bigbatch.tune.console.columns import Columns
 from bigbatch.tune.plan.search_plan import FrontierPlan
 from bigbatch.tune.runs import metrics
 from bigbatch.tune.runs.objectives import Objectives
 from bigbatch.tune.runs.observer import TrialView, ranked
+from bigbatch.tune.storage.patient_journal import LineLog
 
 MOST_CHARACTERS = 80
 LEFT_OUT = "…"
@@ -38,7 +39,7 @@ def best_by_value(trials: Iterable[TrialView], frontier: FrontierPlan, width: in
     best: dict[object, TrialView] = {}
     for trial in ranked(trials):
         best.setdefault(trial.params.get(frontier.name, frontier.values[0]), trial)
-    parts = {value: f"{_text(value)} {_worth(best.get(value))}" for value in frontier.values}
+    parts = {value: f"{value_text(value)} {end_in_words(best.get(value))}" for value in frontier.values}
     head, width = f"best by {name_in_words(frontier.name)}: ", min(width, MOST_CHARACTERS)
     values = list(frontier.values)
     while len(line := head + _joined(values, parts)) > width and values:
@@ -51,11 +52,8 @@ def _joined(values: list[object], parts: dict[object, str]) -> str:
     return " · ".join(left_out + [parts[value] for value in values])
 
 
-def _text(value: object) -> str:
-    return f"{value:,}" if isinstance(value, (int, float)) and not isinstance(value, bool) else str(value)
-
-
-def _worth(trial: TrialView | None) -> str:
+def end_in_words(trial: TrialView | None) -> str:
+    """What a finished trial is worth in the first objective."""
     return "–" if trial is None else trial.objectives.first.worth(trial.ends[0])
 
 
@@ -152,12 +150,6 @@ class SearchProgress:
         if not self._best_is_known:
             self._best, self._best_is_known = next(iter(ranked(self.trials.values())), None), True
         return self._best
-
-    @property
-    def best_worth(self) -> str:
-        """What the best trial is worth, in words."""
-        best = self.best
-        return best.objectives.first.worth(best.ends[0]) if best else "–"
 
     def eta_s(self) -> float | None:
         """Estimated seconds left: of the budget where it is the only limit, else from the mean time of a trial.
@@ -285,7 +277,7 @@ def summary_line(progress: SearchProgress) -> Text:
     best, eta = progress.best, progress.eta_s()
     parts = [
         f"{progress.ended}{'' if progress.planned is None else f' of {progress.planned}'} trials ended",
-        f"best {progress.best_worth} (trial {best.number})" if best else "best –",
+        f"best {end_in_words(best)} (trial {best.number})" if best else "best –",
         f"elapsed {duration(time.monotonic() - progress.started)}",
         f"about {duration(eta)} left" if eta is not None else "time left: unknown until a trial ends",
     ]
@@ -303,20 +295,10 @@ def _shown(progress: SearchProgress) -> list[TrialView]:
     return [progress.trials[number] for number in sorted(keep)]
 
 
-class SupportsWrite(Protocol):
-    """The methods of a file that ``print`` needs."""
-
-    def write(self, text: str, /) -> object:
-        """Write ``text``."""
-
-    def flush(self) -> None:
-        """Send what was written to the reader."""
-
-
 class PlainLines:
     """Print one line for each event: for pipes, Slurm logs and ``tail -f``."""
 
-    def __init__(self, progress: SearchProgress, out: SupportsWrite) -> None:
+    def __init__(self, progress: SearchProgress, out: TextIO | LineLog) -> None:
         self._progress, self._out = progress, out
         self._within_epochs: dict[int, ProgressLines] = {}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shlex
 import sys
@@ -20,13 +19,13 @@ from bigbatch.train_loop.config.words import epochs_text
 from bigbatch.train_loop.host.disk_space import quota_lines
 from bigbatch.tune.budget.ledger import DeviceSeconds
 from bigbatch.tune.console.answer_words import answer_in_words, counted_noun
-from bigbatch.tune.console.columns import Columns, columns_of, own_next_step
+from bigbatch.tune.console.columns import Columns, columns_of, full_run_command, own_next_step
 from bigbatch.tune.console.confirmation_words import by_confirmed, confirm_lines, confirmation_in_words
-from bigbatch.tune.console.display import duration
+from bigbatch.tune.console.display import duration, end_in_words
 from bigbatch.tune.console.frontier_table import WIDTH, frontier_lines, of_the_answer
-from bigbatch.tune.console.outcome import best_in_words, ends_in_words, failures_in_words, objective_lines, print_front
+from bigbatch.tune.console.outcome import best_in_words, failures_in_words, objective_lines, print_front
 from bigbatch.tune.console.plan_notes import plan_notes, smaller_steps
-from bigbatch.tune.console.wrapped import say, say_command
+from bigbatch.tune.console.wrapped import from_here, say, say_command
 from bigbatch.tune.plan.enqueued import in_words
 from bigbatch.tune.plan.fitting import side_of_images, suits_resnet50
 from bigbatch.tune.plan.holdout import images_in_words, kinds_in_words
@@ -251,7 +250,7 @@ def _print_counts(
 ) -> None:
     """Print how many trials ended in which way, what was used, and why trials failed."""
     once = [t for t in trials if not t.is_replaced and t.confirms is None]
-    pruned, failed, waiting = (_count(once, state) for state in ("PRUNED", "FAIL", "WAITING"))
+    pruned, failed, waiting = (sum(t.state == state for t in once) for state in ("PRUNED", "FAIL", "WAITING"))
     paused, infeasible = sum(t.paused for t in once), sum(t.is_infeasible for t in once)
     unit = "GPU hours" if plan.machine.gpus else "worker hours (no GPU)"
     console.print(
@@ -280,7 +279,7 @@ def _print_runner_ups(
     if done[1:]:
         console.print("\nRunner-ups, by the values that choose:")
     for trial, mark in list(zip(done[1:], marks, strict=True))[:RUNNER_UPS]:
-        seeds, worth = confirmed.get(trial.number), ends_in_words(trial)
+        seeds, worth = confirmed.get(trial.number), end_in_words(trial)
         if seeds is not None:
             worth, mark = plan.objectives.first.worth(seeds.mean), f" ({counted_noun(len(seeds.seeds), 'fresh seed')})"
         say(console, f"  {worth:>7}  trial {trial.number}{mark}: {columns.line(trial)}")
@@ -295,9 +294,8 @@ def say_retries(retries: Mapping[int, int], console: Console) -> None:
 
 def train_command(plan: SearchPlan) -> str:
     """The command that trains the best configuration in full."""
-    epochs = max(30, 2 * plan.max_epochs)
     command = "bigbatch train" if _by_console_command() else f"python {quoted_path(ROOT / 'train_loop' / 'run.py')}"
-    return f"{command} --config {quoted_path(plan.folder / 'best.json')} --set epochs={epochs}"
+    return full_run_command(quoted_path(plan.folder / "best.json"), plan.max_epochs, command)
 
 
 def resume_command(plan: SearchPlan, spent_hours: float | None = None) -> str:
@@ -338,11 +336,5 @@ def _by_console_command() -> bool:
 
 
 def quoted_path(path: Path) -> str:
-    """The path as a user would type it in the current folder."""
-    with contextlib.suppress(ValueError):
-        path = path.relative_to(Path.cwd())
-    return shlex.quote(str(path))
-
-
-def _count(trials: list[TrialView], state: str) -> int:
-    return sum(t.state == state for t in trials)
+    """The path as a user would type it in the current folder, in a shell."""
+    return shlex.quote(str(from_here(path)))

@@ -15,11 +15,12 @@ from bigbatch.tune.console.answer_words import (
     AnswerWords,
     Row,
     interval_text,
-    rounded_text,
+    number_text,
     seconds_words,
     short_number,
     value_text,
 )
+from bigbatch.tune.console.wrapped import aligned
 from bigbatch.tune.runs.learned import FRESH_SEEDS, HELD_OUT
 
 if TYPE_CHECKING:
@@ -41,11 +42,11 @@ def frontier_cells(values: Mapping[str, object], hours: str) -> dict[str, list[s
         "when chosen": [words.worth(row, "chosen_at") if measured & {HELD_OUT, FRESH_SEEDS} else "" for row in rows],
     }
     for title, key, text in (
-        ("steps", "optimizer_steps", rounded_text),
-        ("images/s", "images_per_s", rounded_text),
+        ("steps", "optimizer_steps", number_text),
+        ("images/s", "images_per_s", number_text),
         ("epoch", "epoch_s", seconds_words),
         (hours, "gpu_hours", short_number),
-        ("noise scale", "noise_scale", rounded_text),
+        ("noise scale", "noise_scale", number_text),
     ):
         numbers = [json_values.number_or_none(row, key) for row in rows]
         table[title] = ["" if number is None else text(number) for number in numbers]
@@ -65,7 +66,6 @@ def _counts(row: Row) -> str:
 
 WIDTH = 100
 """Of the table where the output is no terminal."""
-GAP = "  "
 OPTIONAL = ("images/s", "noise scale", "epoch", "steps", "when chosen", "95 % range")
 """Columns that a narrow terminal leaves out, the first ones first."""
 
@@ -83,9 +83,12 @@ def frontier_lines(values: Mapping[str, object], hours: str, width: int = WIDTH)
         return []
     table = {"": [">" if row is words.own else "" for row in words.rows], **frontier_cells(values, hours)}
     left_out = list(OPTIONAL)
-    while _width(table) > width and left_out:
+    while True:
+        rows = [tuple(table), *zip(*table.values(), strict=True)]
+        lines = aligned(rows, right=range(len(table))).splitlines()
+        if not left_out or max(map(len, lines)) <= width:
+            return [(line, bool(row[0])) for line, row in zip(lines, rows, strict=True)]
         table.pop(left_out.pop(0), None)
-    return _aligned(table)
 
 
 def of_the_answer(done: Sequence[TrialView], answer: Row, frontier: FrontierPlan | None) -> list[TrialView]:
@@ -100,19 +103,6 @@ def of_the_answer(done: Sequence[TrialView], answer: Row, frontier: FrontierPlan
     name = frontier.name if frontier else None
     same = [t for t in done if name is None or t.params.get(name) == best.params.get(name)]
     return [best, *(t for t in same if t is not best)]
-
-
-def _width(table: Mapping[str, Sequence[str]]) -> int:
-    return sum(len(GAP) + max(map(len, [name, *cells])) for name, cells in table.items())
-
-
-def _aligned(table: Mapping[str, Sequence[str]]) -> list[tuple[str, bool]]:
-    widths = {name: max(map(len, [name, *cells])) for name, cells in table.items()}
-    lines = [(GAP.join(name.rjust(widths[name]) for name in table), False)]
-    for cells in zip(*table.values(), strict=True):
-        line = GAP.join(cell.rjust(width) for cell, width in zip(cells, widths.values(), strict=True))
-        lines.append((line, bool(cells[0])))
-    return lines
 
 
 ENDED_WORDS = {"PRUNED": "stopped early", "FAIL": "failed", "WAITING": "interrupted", "RUNNING": "running"}

@@ -13,16 +13,17 @@ from rich.console import Console
 from bigbatch.train_loop.config.words import epochs_text
 from bigbatch.train_loop.errors import in_one_line
 from bigbatch.tune.console.columns import Columns
+from bigbatch.tune.console.display import end_in_words
 from bigbatch.tune.console.frontier_table import UnfinishedTrial, no_result_in_words
 from bigbatch.tune.models.known_curves import known_prediction, rank_correlation
 from bigbatch.tune.models.look_value import chance_of_little, correlation, looked_of
 from bigbatch.tune.models.protocol import SearchFacts
 from bigbatch.tune.plan.search_plan import SearchPlan
-from bigbatch.tune.runs.knowledge import LABEL, KnownStudy
+from bigbatch.tune.runs.knowledge import KnownStudy
 from bigbatch.tune.runs.objective import UNREACHED_H, TimeToTarget
 from bigbatch.tune.runs.objectives import PARETO_FILE, front_of
 from bigbatch.tune.runs.observer import TrialView
-from bigbatch.tune.runs.run import ENQUEUED_ATTR, search_trials, was_refused
+from bigbatch.tune.runs.run import search_trials, was_refused
 
 MAX_ROWS_OF_FRONT = 20
 
@@ -38,26 +39,21 @@ def objective_lines(plan: SearchPlan) -> list[tuple[str, str]]:
     return lines
 
 
-def ends_in_words(trial: TrialView) -> str:
-    """What a finished trial is worth in the first objective."""
-    return trial.objectives.first.worth(trial.ends[0])
-
-
 def best_in_words(best: TrialView) -> str:
     """The line that names the best trial."""
     objective = best.objectives.first
     if not isinstance(objective, TimeToTarget):
         return (
-            f"Best: trial {best.number}, {objective.metric.title} {ends_in_words(best)} after {epochs_text(best.epoch)}"
+            f"Best: trial {best.number}, {objective.metric.title} {end_in_words(best)} after {epochs_text(best.epoch)}"
         )
     if best.ends[0] >= UNREACHED_H:
         return (
             f"No trial reached {objective.goal}. The nearest: trial {best.number}, "
-            f"{ends_in_words(best)} after {epochs_text(best.epoch)}"
+            f"{end_in_words(best)} after {epochs_text(best.epoch)}"
         )
     return (
         f"Best: trial {best.number} reached {objective.goal} after {epochs_text(best.epoch)}, "
-        f"in {ends_in_words(best)} of its devices"
+        f"in {end_in_words(best)} of its devices"
     )
 
 
@@ -147,7 +143,7 @@ GOOD = 0.5
 
 
 def known_findings(studies: Sequence[KnownStudy], facts: SearchFacts, trials: Sequence[FrozenTrial]) -> list[str]:
-    """A line for each study, and one about the configurations that were tried first because they were its best."""
+    """A line for each study: how well it predicted this search."""
     done = [t for t in search_trials(list(trials)) if t.state == TrialState.COMPLETE and t.values]
     if not studies or not done:
         return []
@@ -158,7 +154,7 @@ def known_findings(studies: Sequence[KnownStudy], facts: SearchFacts, trials: Se
         # The best of the other study that were tried first are among the results: they were all predicted to be good.
         found = rank_correlation(known_prediction(study, facts, [t.params for t in done]).tolist(), ends, groups)
         lines.append(f"{study.name} {_how_well(found, len(done))}")
-    return [*lines, *_first_ones(facts, done, groups)]
+    return lines
 
 
 def _how_well(correlation: float | None, results: int) -> str:
@@ -166,16 +162,3 @@ def _how_well(correlation: float | None, results: int) -> str:
         return f"predicted something, but {results} finished trials are too few, or too alike, to say how well."
     word = "well" if correlation >= GOOD else "a little" if correlation > 0 else "not at all"
     return f"predicted this search {word}: rank correlation {correlation:+.2f} over {results} finished trials."
-
-
-def _first_ones(facts: SearchFacts, done: Sequence[FrozenTrial], groups: Sequence[object]) -> list[str]:
-    """Where the configurations that other studies suggested ended among the trials that compare with them."""
-    places = []
-    for trial, group in zip(done, groups, strict=True):
-        if str(trial.user_attrs.get(ENQUEUED_ATTR, "")).startswith(LABEL):
-            others = [t for t, other in zip(done, groups, strict=True) if other == group]
-            gain = facts.objective.gain(trial.values[0])
-            better = sum(facts.objective.gain(t.values[0]) > gain for t in others)
-            at = f" at {group}" if facts.frontier else ""
-            places.append(f"trial {trial.number} is {better + 1} of {len(others)}{at}")
-    return [f"Of what they suggested to try first: {', '.join(places)}."] if places else []

@@ -83,7 +83,6 @@ def only_at_the_beginning(plan: SearchPlan) -> str | None:
     refused."""
     options = {
         "--enqueue": plan.options.enqueue,
-        "--prior-from": plan.options.prior_from,
         "--warm-start": plan.options.warm_start,
     }
     given = [name for name, value in options.items() if value]
@@ -164,8 +163,7 @@ def strategy_weakness(name: str, needs: Capabilities) -> str | None:
     if not short:
         return None
     better = [other for other, can in CAPABILITIES.items() if can.learns and not lacking(other, needs)]
-    listed = " and ".join([", ".join(better[:-1])] * (len(better) > 1) + better[-1:])
-    fix = f" {listed} {'have' if len(better) > 1 else 'has'} none of these limits." if better else ""
+    fix = f" {_listed(better)} {'have' if len(better) > 1 else 'has'} none of these limits." if better else ""
     return f"{shown_name(name)} {'; '.join(short)}.{fix}"
 
 

@@ -5,11 +5,13 @@ Where the output is no terminal, lines stay as they are: whoever reads a file or
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bigbatch.base.command_line import DONE, WRONG_INPUT
@@ -20,6 +22,13 @@ if TYPE_CHECKING:
 
 NARROWEST = 20
 """Characters that a line has beside its indent, however narrow the terminal is."""
+
+
+def from_here(path: Path) -> Path:
+    """The path as a user would type it in the current folder."""
+    with contextlib.suppress(ValueError, OSError):
+        return path.relative_to(Path.cwd())
+    return path
 
 
 def terminal_width() -> int | None:

@@ -90,7 +90,6 @@ OPTIONS = (
            "'$TMPDIR'; none: no copy"),
     Option("baseline", RARE, "METRIC=VALUE", "what a constant prediction reaches (default: measured, but with "
            "--trainable it is not known)", MANY),
-    Option("prior-from", RARE, "FILE", "search around the rate in this lr_find.json", MANY),
     Option("join", RARE, None, "with --storage: work on a study on which other drivers work too", FLAG),
     Option("wandb-watch", RARE, "WHAT", "with --wandb: histograms of gradients, parameters, or all"),
     Option("log-every-steps", RARE, "N|PART", f"{LOG_EVERY_STEPS}, in each trial's log and to W&B"),

@@ -243,7 +243,6 @@ def _kept_options(stored: Mapping[str, object]) -> dict[str, object]:
         **get_type_hints(SearchOptions),
         "set": list,
         "metric": list,
-        "prior_from": (),
         "enqueue": (),
         "baseline": (),
         "warm_start": (),
@@ -289,11 +288,6 @@ def check_option_values(o: SearchOptions) -> CheckedOptions:
         raise ConfigError(
             "--retry-failed continues a study; got no --resume. Write --resume --study NAME, or leave it out."
         )
-    # Which network auto means is known only when the cluster is joined; a range test is of one network.
-    if (o.model or "auto") == "auto" and o.prior_from and (o.address or "local") != "local":
-        raise ConfigError(
-            "--prior-from on a cluster needs the name of the network; got --model auto. Write --model resnet50."
-        )
     check_join(o)
     one_of_objective_options(o)
     read_baseline(o.baseline)
@@ -337,7 +331,7 @@ def _space_of(o: SearchOptions) -> Space:
 
 
 def _fitted(search: SearchRequest, machine: Machine, stored: Description) -> FittedSearch:
-    rates = RatePrior.of_study(stored) if stored else None  # a requeued job repeats --prior-from
+    rates = RatePrior.of_study(stored) if stored else None
     return fit_search(search, machine, rates) if machine.nodes else fit_search_to_unknown_cluster(search, rates)
 
 
@@ -353,7 +347,7 @@ def _plan(o: SearchOptions, stored: Description) -> SearchPlan:
     known = (machine, checked.workers, trials, o.is_open_ended, sharing.at_first)
     share = first_share(*known) if machine.nodes else Share(1, checked.workers, {"CPU": 1.0})
     model = None if (o.model or "auto") == "auto" else absolute("--model", str(o.model))
-    search = SearchRequest(space, data, model, max_epochs, checked.workers, overrides, o.prior_from, checked.batches)
+    search = SearchRequest(space, data, model, max_epochs, checked.workers, overrides, checked.batches)
     fitted = _fitted(search, machine, stored)
     name = o.study if o.study and o.resume else study_name(o.study, space, data)
     return SearchPlan(

@@ -12,14 +12,13 @@ import contextlib
 import dataclasses
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from bigbatch.base import json_values
 from bigbatch.search_spaces.check import nearest_parameters
 from bigbatch.search_spaces.priors import peak_lr_centre
-from bigbatch.search_spaces.registry import Space
 from bigbatch.search_spaces.trial import BATCH_KEY
 from bigbatch.search_spaces.workload import Workload
 from bigbatch.train_loop.config import ConfigError, ScheduleConfig, TrainConfig, known_key
@@ -58,21 +57,6 @@ def read_sources(texts: Sequence[str]) -> list[Source]:
     return [_read(text) for text in texts if text != NONE]
 
 
-@dataclass(frozen=True)
-class SearchToFit:
-    """The search into which configurations must fit."""
-
-    space: Space
-    workload: Workload
-    overrides: Mapping[str, object]
-    trials: int
-    seed: int
-    batches: tuple[int, ...]
-    """The batches of the search, smallest first. Empty: not known, and each configuration keeps its own."""
-    open_ended: bool = False
-    """Whether ``trials`` is a guess."""
-
-
 def _read(text: str) -> Source:
     if not text.startswith(PREFIX):
         if text in recipe_names():
@@ -102,67 +86,76 @@ def _config_in(path: Path, text: str) -> TrainConfig:
         raise ConfigError(f"--enqueue needs a file with a configuration; got {error}") from None
 
 
-def enqueued_trials(sources: Sequence[Source] | None, search: SearchToFit) -> tuple[EnqueuedTrial, ...]:
-    """The trials that a search begins with, in their order. ``sources``: None: published recipes that fit the search.
+def first_trials(plan: SearchPlan) -> tuple[EnqueuedTrial, ...]:
+    """The trials with which a new search begins, in their order: what ``--enqueue`` names, else published recipes.
 
     Raises ConfigError for a source that was asked for and does not fit: the space has no inverse, or cannot have its
     optimizer or batch; ``--set`` fixes another value; there are too many for the number of trials.
     """
-    if sources is None:
-        return _published(search)
-    if sources and search.space.inverse is None:
+    if not plan.options.enqueue:
+        return _published(plan) if capabilities_of(plan.strategy).learns else ()  # designs stay as they are
+    sources = read_sources(plan.options.enqueue)
+    if sources and plan.space.inverse is None:
         raise ConfigError(
-            f"--enqueue needs a space that says which parameters give a configuration; got space {search.space.name!r} "
+            f"--enqueue needs a space that says which parameters give a configuration; got space {plan.space.name!r} "
             "without parameters_of. Write that function, or leave --enqueue out."
         )
-    room = max(len(sources) if search.open_ended else 1, search.trials // ASKED_SHARE)
+    room = max(len(sources) if plan.open_ended else 1, plan.trials // ASKED_SHARE)
     if len(sources) > room:
         raise ConfigError(
-            f"--enqueue may take at most half of the trials; got {len(sources)} configurations for {search.trials} "
+            f"--enqueue may take at most half of the trials; got {len(sources)} configurations for {plan.trials} "
             f"trials. Write --trials {ASKED_SHARE * len(sources)} or more."
         )
-    own = [(source, _nearest_batch(source, search)) for source in sources]
-    others = [pair for pair in _rotation(sources, search) if pair not in own]
-    return tuple(_fitted(source, batch, search) for source, batch in (own + others)[:room])
+    batches = _batches(plan)
+    own = [(source, _nearest_batch(source, batches)) for source in sources]
+    others = [pair for pair in _rotation(sources, batches) if pair not in own]
+    return tuple(_fitted(source, batch, plan) for source, batch in (own + others)[:room])
 
 
-def _published(search: SearchToFit) -> tuple[EnqueuedTrial, ...]:
+def _batches(plan: SearchPlan) -> tuple[int, ...]:
+    """The batches of the search, smallest first. Empty: not known, and each configuration keeps its own."""
+    frontier = plan.frontier if plan.frontier and plan.space.key_of(plan.frontier.name) == BATCH_KEY else None
+    return tuple(value for value in frontier.values if isinstance(value, int)) if frontier else ()
+
+
+def _published(plan: SearchPlan) -> tuple[EnqueuedTrial, ...]:
     """One recipe a batch and turn, the optimizers in rotation, as far as a third of the trials reaches."""
     found: list[EnqueuedTrial] = []
-    if search.space.inverse is None or not search.batches:
+    batches = _batches(plan)
+    if plan.space.inverse is None or not batches:
         return ()
     sources = []
     for name in PUBLISHED.values():
         source = _recipe(PREFIX + name, recipe_path(name))
         with contextlib.suppress(ConfigError):
             # A recipe that does not fit this data or this space is left out.
-            _fitted(source, search.batches[-1], search)
+            _fitted(source, batches[-1], plan)
             sources.append(source)
-    turns = search.trials // DEFAULT_SHARE // len(search.batches)
-    pairs = _rotation(sources, search)[: max(turns, 1) * len(search.batches)][: search.trials // DEFAULT_SHARE]
+    turns = plan.trials // DEFAULT_SHARE // len(batches)
+    pairs = _rotation(sources, batches)[: max(turns, 1) * len(batches)][: plan.trials // DEFAULT_SHARE]
     for source, batch in pairs:
         with contextlib.suppress(ConfigError):
-            found.append(_fitted(source, batch, search))
+            found.append(_fitted(source, batch, plan))
     return tuple(found)
 
 
-def _rotation(sources: Sequence[Source], search: SearchToFit) -> list[tuple[Source, int]]:
+def _rotation(sources: Sequence[Source], batches: Sequence[int]) -> list[tuple[Source, int]]:
     """Each source at each batch. A turn goes from the largest batch to the smallest, with another source each time."""
     return [
         (sources[(turn + place) % len(sources)], batch)
         for turn in range(len(sources))
-        for place, batch in enumerate(reversed(search.batches))
+        for place, batch in enumerate(reversed(batches))
     ]
 
 
-def _nearest_batch(source: Source, search: SearchToFit) -> int:
+def _nearest_batch(source: Source, batches: Sequence[int]) -> int:
     own = source.config.batch.global_size
-    return min(search.batches, key=lambda batch: abs(math.log(batch / own)), default=own)
+    return min(batches, key=lambda batch: abs(math.log(batch / own)), default=own)
 
 
-def _fitted(source: Source, batch: int, search: SearchToFit) -> EnqueuedTrial:
+def _fitted(source: Source, batch: int, plan: SearchPlan) -> EnqueuedTrial:
     """The trial of a source at a batch. Raises ConfigError if the search cannot have it."""
-    workload, keys = search.workload, {n: v for n, v in search.overrides.items() if known_key(n) is not None}
+    workload, keys = plan.workload, {n: v for n, v in plan.overrides.items() if known_key(n) is not None}
     keys.pop(BATCH_KEY, None)
     if batch > workload.train_size:
         raise ConfigError(
@@ -170,35 +163,25 @@ def _fitted(source: Source, batch: int, search: SearchToFit) -> EnqueuedTrial:
             f"{batch}. Change its batch.global_size."
         )
     config = scaled(source.config, batch, workload, source.steps)
-    for name, value in search.overrides.items():
+    for name, value in plan.overrides.items():
         if known_key(name) is None or (name in keys and _parts(config.replace_keys({name: value})) != _parts(config)):
             raise ConfigError(
                 f"--enqueue tries a configuration as it is; got {source.name} and --set {name}={value}. Leave out one "
                 "of them."
             )
-    changed = config.replace_keys({**keys, "seed": search.seed})
+    changed = config.replace_keys({**keys, "seed": plan.seed})
     # Refuses a batch that does not divide over the workers.
     changed.batch.split(workload.workers)
-    if nearest_parameters(search.space, changed, workload, search.overrides) is None:
+    if nearest_parameters(plan.space, changed, workload, plan.overrides) is None:
         raise ConfigError(
             f"--enqueue needs an optimizer and a batch that the space can choose; got {source.name} with "
-            f"{changed.optimizer.name} at batch {batch}, and space {search.space.name!r}. Leave it out."
+            f"{changed.optimizer.name} at batch {batch}, and space {plan.space.name!r}. Leave it out."
         )
     return EnqueuedTrial(source.name, changed)
 
 
 def _parts(config: TrainConfig) -> tuple[object, ...]:
     return config.optimizer, config.schedule, config.loss, config.label_smoothing, config.ema_decay
-
-
-def first_trials(plan: SearchPlan) -> tuple[EnqueuedTrial, ...]:
-    """The trials with which a new search begins, by its options. Raises ConfigError as ``enqueued_trials``."""
-    frontier = plan.frontier if plan.frontier and plan.space.key_of(plan.frontier.name) == BATCH_KEY else None
-    batches = tuple(value for value in frontier.values if isinstance(value, int)) if frontier else ()
-    search = SearchToFit(plan.space, plan.workload, plan.overrides, plan.trials, plan.seed, batches, plan.open_ended)
-    if plan.options.enqueue:
-        return enqueued_trials(read_sources(plan.options.enqueue), search)
-    return enqueued_trials(None, search) if capabilities_of(plan.strategy).learns else ()  # designs stay as they are
 
 
 def parameters_of_trial(trial: EnqueuedTrial, plan: SearchPlan) -> dict[str, object]:
@@ -233,7 +216,7 @@ def scaled(config: TrainConfig, batch: int, workload: Workload, steps: int | Non
     return dataclasses.replace(
         with_smaller_step(base, workload.train_size) if workload.smaller_step else base,
         optimizer=dataclasses.replace(config.optimizer, peak_lr=rate),
-        schedule=_stretched(config, workload.epochs, steps),
+        schedule=stretched(config.schedule, config.epochs, workload.epochs, steps),
     )
 
 
@@ -244,19 +227,25 @@ def rate_factor(optimizer: str, before: int, after: int) -> float:
     return math.sqrt(after / before)
 
 
-def _stretched(config: TrainConfig, epochs: int, steps: int | None) -> ScheduleConfig:
-    schedule, share = config.schedule, epochs / config.epochs
-    warmup_epochs = schedule.warmup_epochs * share
+def stretched(schedule: ScheduleConfig, before: int, after: int, steps: int | None) -> ScheduleConfig:
+    """The schedule of a run of ``before`` epochs for one of ``after``: warmup, in epochs, and steps keep their share.
+
+    Args:
+        steps: optimizer steps of the run before. None: not known.
+
+    Raises ConfigError for a warmup in steps if ``steps`` is None.
+    """
+    warmup_epochs = schedule.warmup_epochs * after / before
     if schedule.warmup_steps:
         if steps is None:
             raise ConfigError(
                 "--enqueue needs to know which share of a run its warmup is; got a configuration with "
                 f"schedule.warmup_steps={schedule.warmup_steps}. Write schedule.warmup_epochs in the file."
             )
-        warmup_epochs = schedule.warmup_steps / steps * epochs
+        warmup_epochs = schedule.warmup_steps / steps * after
     return dataclasses.replace(
         schedule,
-        warmup_epochs=min(warmup_epochs, float(epochs)),
+        warmup_epochs=min(warmup_epochs, float(after)),
         warmup_steps=0,
-        step_epochs=tuple(epoch * share for epoch in schedule.step_epochs),
+        step_epochs=tuple(epoch * after / before for epoch in schedule.step_epochs),
     )

@@ -29,7 +29,7 @@ from bigbatch.train_loop.launch.local_workers import GPU_FIX, why_no_gpu
 from bigbatch.train_loop.model.networks import check_model
 from bigbatch.tune.plan.machine import Machine, Node, first_share
 from bigbatch.tune.plan.option_checks import check_study_fits
-from bigbatch.tune.plan.prior import RatePrior, rate_prior, read_priors
+from bigbatch.tune.plan.prior import RatePrior, rate_prior
 from bigbatch.tune.plan.search_plan import FrontierPlan, SearchPlan, frontier_plan
 
 UNITS = {"": 1, "k": 1024}
@@ -118,7 +118,6 @@ class SearchRequest:
     epochs: int
     workers: int
     overrides: Mapping[str, Any]
-    prior_from: Sequence[str] = ()
     batches: tuple[int, ...] = ()
     """Of ``--batch``. Empty: the space chooses them."""
 
@@ -137,7 +136,7 @@ class FittedSearch:
 def fit_search(search: SearchRequest, machine: Machine, rates: RatePrior | None = None) -> FittedSearch:
     """Check the search for ``machine``. Raises ConfigError.
 
-    ``rates``: the prior of a resumed study. None: it follows from the files of ``prior_from``.
+    ``rates``: the prior of a resumed study. None: no range test has moved it.
     """
     if isinstance(search.space, TrainableSpace):
         return _fit_trainable(search, search.space, machine)
@@ -148,7 +147,7 @@ def fit_search(search: SearchRequest, machine: Machine, rates: RatePrior | None 
     overrides = check_parameters(space, workload, search.overrides)
     ranges = check_space(space, workload, pinned=overrides)
     if rates is None:
-        rates = rate_prior(read_priors(search.prior_from, space, workload, overrides), ranges)
+        rates = rate_prior({}, ranges)
     # The ranges lie around the centres, which the prior has moved.
     if rates.apply(workload) != workload:
         workload = rates.apply(workload)
@@ -260,7 +259,6 @@ def _on_cluster(plan: SearchPlan, machine: Machine) -> SearchPlan:
         epochs=plan.max_epochs,
         workers=plan.workers,
         overrides=plan.overrides,
-        prior_from=plan.options.prior_from,
         batches=parse_batches(plan.options.batch),
     )
     rates = RatePrior(plan.workload.lr_factors, plan.workload.lr_spread)

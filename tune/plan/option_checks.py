@@ -72,8 +72,8 @@ def check_join(options: SearchOptions) -> None:
         )
     if options.find_lr:
         raise ConfigError(
-            "--join goes without --find-lr, because all drivers search around the same rates; got both. "
-            "Write --prior-from with the files of one range test."
+            "--join goes without --find-lr, because all drivers search around the same rates; got both. Leave out "
+            "--find-lr."
         )
     path = sqlite_file(options.storage)
     if path is not None and is_shared(path):
@@ -153,7 +153,7 @@ OPTIONS = {
     "model": "--model",
     "max_epochs": "--max-epochs",
     "seed": "--seed",
-    "lr_factors": "--prior-from",
+    "lr_factors": "--find-lr",
     "batches": "--batch",
     "workers": "--workers",
 }

@@ -64,11 +64,9 @@ class SearchOptions:
     set: tuple[str, ...] = ()
     on_bad_image: str | None = None
     stage: str | None = None
-    prior_from: tuple[str, ...] = ()
-    """The study does not keep these paths; it keeps the factors from the files, in ``lr_factors``."""
     find_lr: bool | None = None
     enqueue: tuple[str, ...] = ()
-    """The study does not keep these either; it keeps the configurations, in ``enqueued``."""
+    """The study does not keep these paths; it keeps the configurations, in ``enqueued``."""
     warm_start: tuple[str, ...] = ()
     """Nor these; it keeps what they say, in ``warm_start``."""
     study: str | None = None
@@ -174,7 +172,6 @@ class SearchKeywords(TypedDict, total=False):
     set: Mapping[str, object] | Texts | None
     on_bad_image: str | None
     stage: str | Path | None
-    prior_from: Paths | None
     find_lr: bool | None
     enqueue: Paths | None
     warm_start: Paths | None

@@ -1,20 +1,17 @@
-"""The learning rates around which a study searches, and how widely.
-
-``--prior-from`` takes them from range tests; ``--find-lr`` makes these before the first trial.
-"""
+"""The learning rates around which a study searches, and how widely: ``--find-lr`` makes range tests first."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-import os
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from bigbatch.base import json_values
+from bigbatch.base.atomic_files import read_json
 from bigbatch.search_spaces.check import ParamRange, check_space
 from bigbatch.search_spaces.priors import OWN_SPREAD, is_component_name, lr_factor
 from bigbatch.search_spaces.registry import Space
@@ -25,7 +22,6 @@ from bigbatch.train_loop.config.plug_ins import shown_name
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.plan.warm_start import around_moved_centres
 
-SCHEMA_VERSION = 1
 TRIALS_TO_SEE = 64
 """Number of draws from a space in which an optimizer's rate must change with the prior."""
 WIDE, NARROW = 16.0, 4.0
@@ -69,67 +65,16 @@ def optimizers_of(ranges: Mapping[str, ParamRange]) -> list[str]:
     return [str(found.conditions["optimizer"][0]) for found in ranges.values() if found.kind == "derived"]
 
 
-def read_priors(
-    paths: Sequence[str], space: Space, workload: Workload, pinned: Mapping[str, object]
-) -> dict[str, float]:
-    """For each tested optimizer, the factor from the prior's centre to the range test's suggestion.
+def read_range_test(file: Path) -> tuple[TrainConfig, float] | None:
+    """The configuration of a range test and the learning rate that it suggests.
 
-    Raises ConfigError for a file that is no range test, a test with other data or another model than the search, two
-    tests of one optimizer, and an optimizer whose rate this space does not search around the prior.
+    None where there is no test, or its loss never exploded: its minimum is only a bound then.
     """
-    factors: dict[str, float] = {}
-    for path in paths:
-        tested, suggestion = read_range_test(path)
-        name = tested.optimizer.name
-        _check_same(path, "data", _full(tested.data.name), _full(workload.data))
-        _check_same(path, "model", tested.model.name, workload.model)
-        if name in factors:
-            raise ConfigError(
-                f"--prior-from takes one range test for each optimizer; got two for {name}. Keep one of them."
-            )
-        factors[name] = lr_factor(dataclasses.replace(workload, fixed=pinned), tested, suggestion)
-        if not _rate_moves(space, workload, name, pinned):
-            raise ConfigError(
-                f"--prior-from needs a space that searches the tested optimizer's rate around the prior; got {name} "
-                f"and --space {space.name}. Leave out '{path}', or use searched_peak_lr in the space."
-            )
-    return factors
-
-
-def read_range_test(path: str) -> tuple[TrainConfig, float]:
-    """The configuration of a range test and the learning rate that it suggests. Raises ConfigError for another file."""
-    fix = "Write the lr_find.json that `bigbatch lr-find` wrote."
-    try:
-        values = json_values.written_json(Path(path).read_bytes())
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not JSON"
-        raise ConfigError(f"--prior-from must be a range test's file; got '{path}' ({reason}). {fix}") from None
-    if not isinstance(values, dict) or not {"config", "suggestion"} <= values.keys():
-        raise ConfigError(f"--prior-from must be a range test's file; got '{path}' without suggestion. {fix}")
-    if values.get("schema_version") != SCHEMA_VERSION:
-        version = values.get("schema_version")
-        raise ConfigError(f"this version reads range tests of schema {SCHEMA_VERSION}; got {version!r}. {fix}")
-    suggestion = values["suggestion"]
-    if isinstance(suggestion, bool) or not isinstance(suggestion, (int, float)) or not 0 < suggestion < math.inf:
-        raise ConfigError(f"a range test suggests a rate above 0; got {suggestion!r} in '{path}'. {fix}")
-    if values.get("exploded_at") is None:
-        raise ConfigError(
-            f"--prior-from needs a test in which the loss exploded; in '{path}' the range ended before that. "
-            "Run `bigbatch lr-find` with a higher --last."
-        )
-    return TrainConfig.from_dict(values["config"]), float(suggestion)
-
-
-def _check_same(path: str, what: str, tested: str, searched: str) -> None:
-    if tested != searched:
-        raise ConfigError(
-            f"--prior-from needs a range test with the search's {what}; got '{path}' with {tested}, the search uses "
-            f"{searched}. Run `bigbatch lr-find` with that {what}."
-        )
-
-
-def _full(data: str) -> str:
-    return os.path.abspath(data) if os.path.exists(data) else data
+    values = read_json(file)
+    suggestion = json_values.number(values, "suggestion")
+    if values.get("exploded_at") is None or not 0 < suggestion < math.inf:
+        return None
+    return TrainConfig.from_dict(json_values.mapping(values, "config")), suggestion
 
 
 def _rate_moves(space: Space, workload: Workload, optimizer: str, pinned: Mapping[str, object]) -> bool:
@@ -193,11 +138,8 @@ def plan_with_tests(plan: SearchPlan, optimizers: list[str]) -> SearchPlan:
     # A factor is relative to the rule's own centre, not to one that an earlier test has moved.
     untested = dataclasses.replace(workload, lr_factors={}, fixed=plan.overrides)
     for name in optimizers:
-        try:
-            tested, suggestion = read_range_test(str(range_test_file(plan.folder, name)))
-        except ConfigError:
-            continue
-        factors[name] = lr_factor(untested, tested, suggestion)
+        if test := read_range_test(range_test_file(plan.folder, name)):
+            factors[name] = lr_factor(untested, *test)
     workload = rate_prior(factors, plan.ranges).apply(workload)
     ranges = check_space(plan.space, workload, pinned=plan.overrides)
     moved = dataclasses.replace(plan, workload=workload, ranges=ranges)

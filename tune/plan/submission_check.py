@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import difflib
 import io
 import json
 import os
@@ -25,6 +24,7 @@ if not __package__:
     base = next(path for path in (here / "src" / "bigbatch" / "base", here / "base") if path.is_dir())
     runpy.run_path(str(base / "root.py"))["make_importable"](__file__)
 
+from bigbatch.base.command_line import nearest_word  # noqa: E402
 from bigbatch.cluster.host.allocation import CHECK_ELSEWHERE, CHECK_MARK  # noqa: E402
 from bigbatch.search_spaces.registry import load_space, read_source, space_file  # noqa: E402
 from bigbatch.search_spaces.trainable_space import own_space_file  # noqa: E402
@@ -49,7 +49,6 @@ from bigbatch.tune.plan.enqueued import read_sources  # noqa: E402
 from bigbatch.tune.plan.objective_options import given_baseline
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.plan.own_code import OPTION, read_own_objectives, trainable_name  # noqa: E402
-from bigbatch.tune.plan.prior import read_range_test  # noqa: E402
 from bigbatch.tune.plan.warm_start import described_study  # noqa: E402
 from bigbatch.tune.storage.description import resumed_description  # noqa: E402
 from bigbatch.tune.storage.storage_url import check_url  # noqa: E402
@@ -125,8 +124,6 @@ def check_by_parts(options: SearchOptions) -> list[str]:
     read_sources(options.enqueue)
     for path in options.warm_start:
         described_study(path)
-    for path in options.prior_from:
-        read_range_test(path)
     return left
 
 
@@ -188,8 +185,8 @@ def look_for_function(path: Path, function: str, option: str = "--space") -> Non
             names.add(node.asname or node.name)
     # What `from … import *` brings is not known without running it.
     if function not in names and "*" not in names:
-        near = difflib.get_close_matches(function, names, n=1)
-        fix = f"Did you mean '{path}:{near[0]}'?" if near else "Check its name."
+        near = nearest_word(function, names)
+        fix = f"Did you mean '{path}:{near}'?" if near else "Check its name."
         raise ConfigError(f"{option} FILE.py:FUNCTION must name a function of the file; got {function!r}. {fix}")
 
 
@@ -201,7 +198,6 @@ def with_path_advice(message: str, options: SearchOptions) -> str:
         options.trainable.partition(".py")[0] if options.trainable else None,
         options.data,
         options.output or DEFAULT_OUTPUT,
-        *options.prior_from,
         *options.enqueue,
         *options.warm_start,
     ]

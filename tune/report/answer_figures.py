@@ -9,7 +9,6 @@ from bigbatch.tune.report.figure import (
     DASHES,
     GREY,
     ORANGE,
-    OUTCOMES,
     SERIES,
     SYMBOLS,
     TEAL,
@@ -21,7 +20,6 @@ from bigbatch.tune.report.figure import (
     layout,
     most_of,
     plotly_text,
-    thinned_words,
     ticks_of_batches,
 )
 from bigbatch.tune.report.recorded_study import StudyPoints
@@ -238,48 +236,6 @@ def _best_so_far(points: StudyPoints, trials: Sequence[Run]) -> list[float | Non
     return found
 
 
-def _last(points: StudyPoints, one: Run) -> float | None:
-    """A trial's final value, or the last one before it was stopped."""
-    final, curve = points.final(one), points.curve(one)
-    return curve[-1][1] if final is None and curve else final
-
-
-def history_over_trials(points: StudyPoints) -> ReportFigure:
-    """Each trial's final or last value, and the best so far."""
-    name, title = "history-over-trials", "Over the trials"
-    chosen = fewer_trials([p for p in points.searched if _last(points, p) is not None], points.best_first)
-    if not chosen:
-        return ReportFigure(name, title, missing="No trial has reported an epoch yet.")
-    data: list[Values] = []
-    same = points.study.objectives.first.shown is points.study.objectives.first
-    for outcome, (colour, symbol) in OUTCOMES.items():
-        group = [p for p in chosen if points.outcome(p) == outcome and (same or points.final(p) is not None)]
-        if group:
-            data.append(
-                {
-                    "type": "scatter", "mode": "markers", "name": outcome, "x": [p.number for p in group],
-                    "y": [points.shown(_last(points, p)) for p in group],
-                    "text": [hover(points, p) for p in group], "hovertemplate": "%{text}<extra></extra>",
-                    "marker": {"color": colour, "symbol": symbol, "size": 8, "line": {"width": 1.5, "color": colour}},
-                }
-            )  # fmt: skip
-    ordered = sorted(points.finished, key=lambda p: p.number)
-    data.append(_line([p.number for p in ordered], _best_so_far(points, ordered)))
-    within, left = most_of(points, [v for trace in data for v in _numbers(trace["y"])])
-    far = f" {left} far worse trials lie outside of the plot." if left else ""
-    caption = (
-        "Each mark is a trial: its final value, or the last one before it was stopped. The line is the best finished "
-        f"trial so far. A line that is flat for long says that more trials of this kind bring little.{far}"
-        f"{thinned_words(len(chosen), len(points.searched))}"
-    )
-    axes = layout(xaxis={"title": {"text": "trial"}}, yaxis={"title": {"text": points.value_title}, "range": within})
-    return ReportFigure(name, title, caption, data, axes)
-
-
-def _numbers(values: object) -> list[float]:
-    return [v for v in values if isinstance(v, (int, float))] if isinstance(values, list) else []
-
-
 def _line(x: Sequence[float], y: Sequence[float | None]) -> Values:
     return {
         "type": "scatter", "mode": "lines+markers" if len(x) < 3 else "lines", "name": "best so far", "x": list(x),
@@ -300,7 +256,7 @@ def _searched_in_order(points: StudyPoints) -> list[tuple[float, Run]]:
 
 def history_over_hours(points: StudyPoints) -> ReportFigure:
     """The best so far over the device hours that trials have used."""
-    name, title = "history-over-hours", f"Over {points.study.hours}"
+    name, title = "history-over-hours", f"The best so far, over {points.study.hours}"
     ended = _searched_in_order(points)
     done = [(hours, p) for hours, p in ended if points.final(p) is not None]
     if not done:
@@ -315,8 +271,8 @@ def history_over_hours(points: StudyPoints) -> ReportFigure:
     line = _line([*(hours for hours, _ in done), ended[-1][0]], [*best, best[-1]])
     within, _ = most_of(points, [points.shown(p.value) for _, p in done])
     caption = (
-        f"The same, over the {points.study.hours} of all trials until then: what each further hour has brought. "
-        "Stopped trials cost little, so this line and the one over trials differ."
+        f"Each mark is a finished trial, over the {points.study.hours} of all trials until then. The line is the best "
+        "so far: where it is flat for long, more trials of this kind bring little."
     )
     axes = layout(
         xaxis={"title": {"text": f"{points.study.hours} of trials"}, "rangemode": "tozero"},

@@ -11,11 +11,19 @@ from dataclasses import dataclass
 
 from bigbatch.base import json_values
 from bigbatch.train_loop.config.words import epochs_text
-from bigbatch.tune.console.answer_words import answer_in_words, interval_text, seconds_words, short_number, value_text
+from bigbatch.tune.console.answer_words import (
+    answer_in_words,
+    interval_text,
+    number_text,
+    seconds_words,
+    short_number,
+    value_text,
+)
+from bigbatch.tune.console.columns import full_run_command
 from bigbatch.tune.console.confirmation_words import confirmation_in_words
 from bigbatch.tune.console.frontier_table import frontier_cells
 from bigbatch.tune.report.answer_figures import compared_frontiers, compared_histories, frontier, frontier_costs
-from bigbatch.tune.report.figure import ReportFigure, guarded, number_text
+from bigbatch.tune.report.figure import ReportFigure, guarded
 from bigbatch.tune.report.markup import (
     FigureBook,
     Markup,
@@ -36,9 +44,6 @@ from bigbatch.tune.storage.summary import DONE, RUNNING, resume_words
 
 MOST_TILES = 6
 """Parameters of a training function in the first row of the answer; the configuration below has all."""
-LONGER = 2
-"""A full run is suggested with this many times the epochs of the search, and at least ``LEAST_EPOCHS``."""
-LEAST_EPOCHS = 30
 
 
 def answer_section(points: StudyPoints, book: FigureBook, prefix: str) -> Markup:
@@ -52,7 +57,8 @@ def answer_section(points: StudyPoints, book: FigureBook, prefix: str) -> Markup
             sentences.append(_confirmation(points, found))
         tiles = _tiles(points, found) if found.usable else []
     else:
-        headline, sentences, tiles = _best_lead(points, best), [], _best_tiles(points, best)
+        headline = f"The best trial is {best.number}, with {worth_words(points, best.value)} in the first objective."
+        sentences, tiles = [], _best_tiles(points, best)
     parts = [
         card(
             tag("p", headline, class_="lead"),
@@ -139,10 +145,6 @@ def _tiles(points: StudyPoints, found: Frontier) -> list[Markup]:
     ]
 
 
-def _best_lead(points: StudyPoints, best: Run) -> str:
-    return f"The best trial is {best.number}, with {worth_words(points, best.value)} in the first objective."
-
-
 def _settings(points: StudyPoints, best: Run) -> list[Markup]:
     if points.study.description.get("trainable"):
         return [_tile(_shown(value), name) for name, value in list(best.params.items())[:MOST_TILES]]
@@ -200,7 +202,7 @@ def _configuration(points: StudyPoints, config: Mapping[str, object], path: str,
     if not config:
         return Markup("")
     most = json_values.whole_number(points.study.description, "max_epochs")
-    command = f"bigbatch train --config {shlex.quote(path)} --set epochs={max(LEAST_EPOCHS, LONGER * most)}"
+    command = full_run_command(shlex.quote(path), most)
     text = json.dumps(dict(config), indent=2, default=str)
     if function := json_values.text(points.study.description, "trainable"):
         options = json_values.mapping(json_values.mapping(config, "trainable"), "options")
@@ -223,47 +225,35 @@ def _configuration(points: StudyPoints, config: Mapping[str, object], path: str,
 
 
 def best_trials(points: StudyPoints) -> Markup:
-    """A table of the ten best finished trials."""
+    """A table of the ten best finished trials, with their settings, or with a training function's own parameters."""
     shown = points.best_first[:10]
     if not shown:
         return Markup("")
-    metric = points.study.objectives.first.metric
-    if points.study.description.get("trainable"):
-        return _best_of_own(points, shown, metric.short)
-    titles = (("trial", True), (metric.short, True), ("batch", True), ("optimizer", False),
-              ("peak lr", True), ("warmup", True), ("epochs", True), (points.study.hours, True))  # fmt: skip
+    names = ["batch", "optimizer", "peak lr", "warmup"]
+    if own := points.study.description.get("trainable"):
+        names = list(dict.fromkeys(name for p in shown for name in p.params))
+    titles = ["trial", points.study.objectives.first.metric.short, *names, "epochs", points.study.hours]
     rows = [
         [
-            p.number, worth_words(points, p.value), f"{p.batch:,}" if p.batch else "–", p.optimizer or "–",
-            number_text(p.peak_lr), f"{100 * share:.0f} %" if (share := warmup_share(p)) is not None else "–",
+            p.number, worth_words(points, p.value),
+            *([_shown(p.params.get(name)) for name in names] if own else _usual_settings(p)),
             points.last_epoch(p), number_text(points.hours_of_all_epochs(p)),
         ]
         for p in shown
     ]  # fmt: skip
-    return _table_of_best(points, titles, rows)
+    head = f"The best {len(rows)} of {len(points.finished)} finished trials" if len(rows) > 1 else "The finished trial"
+    columns = [TableColumn(title, is_number=title != "optimizer") for title in titles]
+    return card(joined((tag("h3", head), table(columns, rows, stacked=True))))
 
 
-def _best_of_own(points: StudyPoints, shown: Sequence[Run], value: str) -> Markup:
-    """The best trials of a training function of the user's own, with its parameters."""
-    names = list(dict.fromkeys(name for p in shown for name in p.params))
-    titles = (("trial", True), (value, True), *((n, True) for n in names), ("epochs", True), (points.study.hours, True))
-    rows = [
-        [
-            p.number, worth_words(points, p.value), *(_shown(p.params.get(name)) for name in names),
-            points.last_epoch(p), number_text(points.hours_of_all_epochs(p)),
-        ]
-        for p in shown
-    ]  # fmt: skip
-    return _table_of_best(points, titles, rows)
+def _usual_settings(run: Run) -> list[str]:
+    share = warmup_share(run)
+    warmup = "–" if share is None else f"{100 * share:.0f} %"
+    return [f"{run.batch:,}" if run.batch else "–", run.optimizer or "–", number_text(run.peak_lr), warmup]
 
 
 def _shown(value: object) -> str:
     return number_text(value) if isinstance(value, float) else "–" if value is None else str(value)
-
-
-def _table_of_best(points: StudyPoints, titles: Sequence[tuple[str, bool]], rows: Sequence[Sequence[object]]) -> Markup:
-    title = f"The best {len(rows)} of {len(points.finished)} finished trials" if len(rows) > 1 else "The finished trial"
-    return card(joined((tag("h3", title), table([TableColumn(t, is_number=n) for t, n in titles], rows, stacked=True))))
 
 
 DECISIVE = (

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import html
 import math
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -97,13 +98,6 @@ def plotly_text(value: object) -> str:
     return html.escape(str(value), quote=False)
 
 
-def number_text(value: float | None) -> str:
-    """A number with three digits, or whole; ``–`` for None and for what is not finite."""
-    if value is None or not math.isfinite(value):
-        return "–"
-    return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"
-
-
 MOST_POINTS = 1000
 """A figure shows at most this many trials: the best quarter of them, and of the others evenly many."""
 
@@ -117,7 +111,7 @@ class ReportFigure:
     """One figure, or the reason why there is none."""
 
     name: str
-    """Of its file with ``--figures``: lower case, with hyphens."""
+    """Lower case, with hyphens."""
     title: str
     caption: str = ""
     """How to read it."""
@@ -171,18 +165,8 @@ def hover(points: StudyPoints, one: Run) -> str:
     facts += [f"lr {one.peak_lr:.3g}" if one.peak_lr else "", f"{points.epochs_words(one)} epochs"]
     lines.append(", ".join(fact for fact in facts if fact))
     if outcome != FINISHED and one.because:
-        lines.append(plotly_text(_broken(one.because)).replace("\n", "<br>"))
+        lines += map(plotly_text, textwrap.wrap(one.because[:240], 60))
     return "<br>".join(lines)
-
-
-def _broken(text: str, width: int = 60, most: int = 4) -> str:
-    """A long text in a few lines."""
-    lines = [""]
-    for word in text[: width * most].split():
-        if lines[-1] and len(lines[-1]) + len(word) >= width:
-            lines.append("")
-        lines[-1] = f"{lines[-1]} {word}".strip()[: 2 * width]
-    return "\n".join(lines[:most])
 
 
 def batch_places(group: Sequence[Run]) -> list[float]:

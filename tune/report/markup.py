@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.report.figure import HEIGHT, ReportFigure, plain, template
 
 
@@ -97,30 +98,20 @@ def copy_block(text: str, name: str, label: str) -> Markup:
     return joined((tag("pre", text, id=name), tag("p", tag("button", label, type="button", data_copies=name))))
 
 
-INSTALL = "pip install plotly"
-
-
 @cache
-def plotly_script() -> Path | None:
-    """plotly.js as the Python package brings it along; None where plotly is not installed. Imports nothing of it."""
+def plotly_script() -> bytes:
+    """plotly.js as the Python package brings it along, without an import of it. Raises ConfigError without plotly."""
     found = importlib.util.find_spec("plotly")
-    folders = list(found.submodule_search_locations or ()) if found else []
-    paths = [Path(folder) / "package_data" / "plotly.min.js" for folder in folders]
-    return next((path for path in paths if path.is_file()), None)
+    if found is None or found.origin is None:
+        raise ConfigError("figures need plotly; it is not installed. Run: pip install plotly.")
+    return (Path(found.origin).parent / "package_data" / "plotly.min.js").read_bytes()
 
 
 class FigureBook:
-    """The figures of one page.
+    """The figures of one page."""
 
-    Args:
-        can_draw: whether plotly.js will be in the page.
-    """
-
-    def __init__(self, can_draw: bool) -> None:
-        self._can_draw = can_draw
+    def __init__(self) -> None:
         self._drawn: dict[str, ReportFigure] = {}
-        self.left_out: list[str] = []
-        """Titles of figures that the page would have with plotly."""
 
     def place(self, figure: ReportFigure, prefix: str = "") -> Markup:
         """The figure's place in the page, with its title and caption.
@@ -131,9 +122,6 @@ class FigureBook:
         head = tag("h3", figure.title)
         if not figure.is_drawn:
             return card(head, tag("p", f"No figure. {figure.missing}", class_="soft"))
-        if not self._can_draw:
-            self.left_out.append(figure.title)
-            return Markup("")
         name = f"{prefix}{figure.name}"
         self._drawn[name] = figure
         height = figure.layout.get("height", HEIGHT)

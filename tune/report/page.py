@@ -6,7 +6,6 @@ It is written by command and at a search's end.
 from __future__ import annotations
 
 import base64
-import contextlib
 import functools
 import gzip
 import hashlib
@@ -19,10 +18,10 @@ from pathlib import Path
 
 from bigbatch.base import json_values
 from bigbatch.base.atomic_files import write_bytes
+from bigbatch.tune.console.answer_words import number_text
+from bigbatch.tune.console.wrapped import from_here
 from bigbatch.tune.report.answer_section import answer_section, compared_figures, compared_study, differences
-from bigbatch.tune.report.figure import number_text
 from bigbatch.tune.report.markup import (
-    INSTALL,
     FigureBook,
     Markup,
     TableColumn,
@@ -56,8 +55,7 @@ PARTS = (
 def report_page(studies: Sequence[RecordedStudy]) -> str:
     """The page of one study, or of several side by side."""
     studies = shown_apart(studies)
-    script = plotly_script()
-    book = FigureBook(can_draw=script is not None)
+    book = FigureBook()
     readable = [study for study in studies if study.summary.state != UNREADABLE or study.trials]
     shown = {id(study): StudyPoints(study) for study in readable}
     several = len(studies) > 1
@@ -67,8 +65,7 @@ def report_page(studies: Sequence[RecordedStudy]) -> str:
         points = shown.get(id(study))
         body.append(_study(points, book, prefix) if points else _unreadable(study, prefix))
     title = f"{', '.join(study.shown_name for study in studies[:4])} – BigBatch report"
-    missing = _missing_figures(book)
-    return page_document(title, joined((missing, *body, _footer())), book, script.read_bytes() if script else b"")
+    return page_document(title, joined((*body, _footer())), book)
 
 
 def _study(points: StudyPoints, book: FigureBook, prefix: str) -> Markup:
@@ -158,20 +155,6 @@ def _compared(place: int, study: RecordedStudy, points: StudyPoints | None) -> l
     ]  # fmt: skip
 
 
-def _missing_figures(book: FigureBook) -> Markup:
-    if not book.left_out:
-        return Markup("")
-    names = ", ".join(f"“{title}”" for title in dict.fromkeys(book.left_out))
-    return card(
-        tag(
-            "p",
-            f"This report has no figures, because plotly is not installed where it was written. Missing are {names}.",
-        ),
-        tag("p", "Install it, and write the report again: ", tag("code", f"{INSTALL} && bigbatch report STUDY")),
-        class_="notice",
-    )
-
-
 def _footer() -> Markup:
     now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     version = package_version("bigbatch") or ""
@@ -204,14 +187,14 @@ def _asset(name: str) -> str:
     return resources.files("bigbatch.tune.report").joinpath(name).read_text(encoding="utf-8")
 
 
-def page_document(title: str, body: Markup, book: FigureBook, plotly: bytes) -> str:
-    """The whole file of a page with figures, given plotly's script.
+def page_document(title: str, body: Markup, book: FigureBook) -> str:
+    """The whole file of a page with figures. Raises ConfigError if they cannot be drawn.
 
     The policy lets no script run but the two of this page, and lets nothing be loaded.
     """
     script, style = _asset("page.js"), _asset("page.css")
     drawn = not book.is_empty
-    plotly = plotly.replace(b"\r\n", b"\n")  # as a browser reads it, so that the hash fits
+    plotly = plotly_script().replace(b"\r\n", b"\n") if drawn else b""  # as a browser reads it, so that the hash fits
     hashes = [_hash(script.encode()), *([_hash(plotly)] if drawn else [])]
     policy = (
         f"default-src 'none'; script-src {' '.join(hashes)}; style-src 'unsafe-inline'; img-src data: blob:; "
@@ -256,7 +239,7 @@ def report_at_end(folder: Path, trials: Sequence[AnyTrial]) -> str:
         folder: the study's.
         trials: all of them.
     """
-    path, shown = folder / REPORT_FILE, _from_here(folder)
+    path, shown = folder / REPORT_FILE, from_here(folder)
     try:
         write_report([recorded_at_end(folder, trials)], path)
     except Exception as error:  # the search is over and saved: nothing may spoil its end
@@ -264,10 +247,3 @@ def report_at_end(folder: Path, trials: Sequence[AnyTrial]) -> str:
         again = f"bigbatch report {shlex.quote(str(shown))}"
         return f"The report was not written ({type(error).__name__}: {reason}). Try again: {again}"
     return f"Report: {shown / REPORT_FILE}"
-
-
-def _from_here(folder: Path) -> Path:
-    """The folder as a user would type it in the current one."""
-    with contextlib.suppress(ValueError, OSError):
-        return folder.relative_to(Path.cwd())
-    return folder

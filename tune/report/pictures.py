@@ -1,33 +1,24 @@
-"""The figures of a report as PNG and SVG files, which needs kaleido, and as plotly figures for notebooks."""
+"""The figures of a report as plotly figures, for notebooks."""
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.report import answer_figures, course_figures, space_figures
 from bigbatch.tune.report.figure import HEIGHT, FigureMaker, ReportFigure, guarded, plain, template
 from bigbatch.tune.report.rate_figures import rate_figures
-from bigbatch.tune.report.recorded_study import RecordedStudy, StudyPoints, distinct_folders, open_recorded
+from bigbatch.tune.report.recorded_study import RecordedStudy, StudyPoints, open_recorded
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-NEEDED = "pip install 'bigbatch[figures]'"
-CHROME = "Install Chrome or Chromium, or run `plotly_get_chrome`; the report itself needs neither."
-WIDTH, SCALE = 900, 2
 MAKERS: tuple[FigureMaker, ...] = (
     answer_figures.frontier,
     answer_figures.frontier_costs,
-    answer_figures.history_over_trials,
     answer_figures.history_over_hours,
     course_figures.learning_curves,
     space_figures.parameter_importance,
-    space_figures.parallel_coordinates,
-    space_figures.warmup_by_batch,
     space_figures.noise_by_batch,
     course_figures.device_hours,
     course_figures.slot_timeline,
@@ -41,68 +32,23 @@ def all_figures(study: RecordedStudy) -> list[ReportFigure]:
     return [*(guarded(make, points) for make in MAKERS), *rate_figures(points)]
 
 
-def report_figures(study: RecordedStudy) -> list[ReportFigure]:
-    """Every figure of a study that has something to show."""
-    return [figure for figure in all_figures(study) if figure.is_drawn]
-
-
 def study_figures(folder: Path | str, *, dark: bool = False) -> dict[str, Figure]:
     """The figures of a study as plotly figures by name, e.g. to show in a notebook.
 
     Args:
         folder: the study's.
         dark: for a dark page.
-
-    Raises ConfigError where plotly is not installed.
     """
-    return {figure.name: plotly_figure(figure, dark=dark) for figure in report_figures(open_recorded(Path(folder)))}
+    figures = all_figures(open_recorded(Path(folder)))
+    return {figure.name: plotly_figure(figure, dark=dark) for figure in figures if figure.is_drawn}
 
 
 def plotly_figure(figure: ReportFigure, *, dark: bool = False) -> Figure:
-    """One figure with its title. Raises ConfigError where plotly is not installed."""
-    try:
-        from plotly.graph_objects import Figure
-    except ImportError:
-        raise ConfigError("figures need plotly; it is not installed. Write: pip install plotly.") from None
+    """One figure with its title."""
+    from plotly.graph_objects import Figure
+
     made = Figure(data=plain(figure.data), layout=plain({**figure.layout, "template": template(dark)}))
     made.update_layout(title={"text": figure.title, "font": {"size": 17}, "yref": "container", "y": 0.98})
     margin = made.layout.margin
     made.update_layout(margin_t=max(48, margin.t or 0), height=(made.layout.height or HEIGHT) + 40)
     return made
-
-
-def check_pictures(folder: Path) -> None:
-    """Raise ConfigError if pictures cannot be written: a library or Chrome is missing, or the folder is none."""
-    for name in ("plotly", "kaleido"):
-        if importlib.util.find_spec(name) is None:
-            raise ConfigError(f"--figures needs {name}; it is not installed. Write: {NEEDED}, or leave --figures out.")
-    from choreographer.browsers.chromium import Chromium  # of kaleido
-
-    if not Chromium.find_browser(skip_local=False):
-        raise ConfigError(f"--figures needs Chrome or Chromium to draw with; none was found. {CHROME}")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            f"--figures must be a folder that can be made; got {str(folder)!r} ({error.strerror}). Write another one."
-        ) from None
-
-
-def write_pictures(studies: Sequence[RecordedStudy], folder: Path) -> Iterator[Path]:
-    """Write each figure as PNG and SVG, on white; yields the files. The names of several studies stand before."""
-    import plotly.io
-
-    figures, paths = [], []
-    folders = [study.summary.folder.resolve() for study in studies]
-    ends = distinct_folders([one.name for one in folders], folders)
-    for study, home, end in zip(studies, folders, ends, strict=True):
-        prefix = f"{(end or home.name).replace('/', '-')}-" if len(studies) > 1 else ""
-        for figure in report_figures(study):
-            made = plotly_figure(figure)
-            made.update_layout(paper_bgcolor="white", plot_bgcolor="white")
-            for kind in ("png", "svg"):
-                figures.append(made)
-                paths.append(folder / f"{prefix}{figure.name}.{kind}")
-    # All at once: each call starts a browser.
-    plotly.io.write_images(figures, [str(path) for path in paths], width=WIDTH, scale=SCALE)
-    yield from paths

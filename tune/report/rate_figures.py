@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import partial
 
 from bigbatch.base import json_values
-from bigbatch.search_spaces.priors import peak_lr_centre, short_run_factor
 from bigbatch.tune.report.figure import (
     BLUE,
     GREY,
@@ -102,17 +101,10 @@ def fitted_law(points: StudyPoints, optimizer: str) -> FittedLaw | None:
         best = rates[: min(MOST_OF_BATCH, max(1, round(BEST_SHARE * len(rates))))]
         x.append(math.log(batch))
         y.append(sum(best) / len(best))
-    return _least_squares(x, y)
+    from scipy.stats import linregress  # slow to import
 
-
-def _least_squares(x: Sequence[float], y: Sequence[float]) -> FittedLaw:
-    n = len(x)
-    mx, my = sum(x) / n, sum(y) / n
-    sxx = sum((a - mx) ** 2 for a in x)
-    slope = sum((a - mx) * (b - my) for a, b in zip(x, y, strict=True)) / sxx
-    rest = sum((b - my - slope * (a - mx)) ** 2 for a, b in zip(x, y, strict=True))
-    error = math.sqrt(rest / (n - 2) / sxx)
-    return FittedLaw(math.exp(my - slope * mx), slope, error, n)
+    found = linregress(x, y)
+    return FittedLaw(math.exp(found.intercept), float(found.slope), float(found.stderr), len(x))
 
 
 def rate_figures(points: StudyPoints) -> list[ReportFigure]:
@@ -149,7 +141,7 @@ def _rate_by_batch(points: StudyPoints, optimizer: str) -> ReportFigure:
         data.append(diverged_marks(points, diverged, [comparable_rate(p) for p in diverged]))
     batches = [p.batch for p in having if p.batch]
     law = fitted_law(points, optimizer)
-    data += _lines(points, optimizer, batches, law)
+    data += _lines(optimizer, batches, law)
     caption = f"{_reading(optimizer)} {_law_in_words(law)}{thinned_words(len(chosen), len(having))}"
     axes = layout(
         height=460,
@@ -164,7 +156,7 @@ def _file_part(name: str) -> str:
     return "".join(c if c.isalnum() and c.isascii() else "-" for c in name.lower())[:40] or "other"
 
 
-def _lines(points: StudyPoints, optimizer: str, batches: Sequence[int], law: FittedLaw | None) -> list[Values]:
+def _lines(optimizer: str, batches: Sequence[int], law: FittedLaw | None) -> list[Values]:
     low, high = min(batches) / 1.2, max(batches) * 1.2
     grid = [low * (high / low) ** (i / (LINE_POINTS - 1)) for i in range(LINE_POINTS)]
     found: list[Values] = []
@@ -174,10 +166,6 @@ def _lines(points: StudyPoints, optimizer: str, batches: Sequence[int], law: Fit
     colours, dashes = (TEAL, PURPLE), ("dash", "dashdot")
     for i, (label, rule) in enumerate(PUBLISHED.get(optimizer, ())):
         found.append(_line(label, grid, [rule(b) for b in grid], colours[i % 2], dashes[i % 2]))
-    centre = _prior(points, optimizer)
-    searched = sorted(set(batches))  # between them an epoch's steps, and so the centre, go in jumps
-    if centre is not None and not _are_alike(centre, PUBLISHED[optimizer][0][1], searched):
-        found.append(_line("centre of the space's prior", searched, [centre(b) for b in searched], GREY, "dot"))
     if optimizer == "sgd" and high > NADO[0] / 2:
         found.append(
             {
@@ -193,26 +181,6 @@ def _line(label: str, x: Sequence[float], y: Sequence[float], colour: str, dash:
         "type": "scatter", "mode": "lines", "name": plotly_text(label), "x": list(x), "y": list(y),
         "line": {"color": colour, "dash": dash, "width": 2}, "hovertemplate": "%{y:.3g}<extra></extra>",
     }  # fmt: skip
-
-
-def _prior(points: StudyPoints, optimizer: str) -> Callable[[float], float] | None:
-    """The centre around which a built-in space searches; None if that is not known."""
-    d = points.study.description
-    size, epochs = json_values.whole_number(d, "train_size"), json_values.whole_number(d, "max_epochs")
-    if optimizer not in PUBLISHED or not size or not epochs or d.get("space_source", "built-in") != "built-in":
-        return None
-    factor = json_values.number(json_values.mapping(d, "lr_factors"), optimizer, 1.0)
-
-    def centre(batch: float) -> float:
-        steps = epochs * max(1, size // max(1, int(batch)))
-        longer = short_run_factor("lars", steps) if optimizer == "lars" else 1.0
-        return peak_lr_centre(optimizer, int(batch), steps) * longer * factor
-
-    return centre
-
-
-def _are_alike(one: Callable[[float], float], other: Callable[[float], float], grid: Sequence[float]) -> bool:
-    return all(abs(math.log(one(b) / other(b))) < 0.02 for b in grid)
 
 
 def _reading(optimizer: str) -> str:

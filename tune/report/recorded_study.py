@@ -82,22 +82,17 @@ class RecordedStudy:
         return "GPU hours" if self.summary.has_gpus else "worker hours"
 
 
-def distinct_folders(names: Sequence[str], folders: Sequence[Path]) -> list[str]:
-    """Of each name that occurs more than once as much of its folder's end as tells it apart; of others nothing."""
+def shown_apart(studies: Sequence[RecordedStudy]) -> list[RecordedStudy]:
+    """The studies; those of the same name have as much of their folder's end as label as tells them apart."""
     found = []
-    for name, folder in zip(names, folders, strict=True):
-        same = [other.resolve().parts for word, other in zip(names, folders, strict=True) if word == name]
-        mine, depth = folder.resolve().parts, 1
+    for study in studies:
+        same = [other.summary.folder.resolve().parts for other in studies if other.name == study.name]
+        mine, depth = study.summary.folder.resolve().parts, 1
         while depth < len(mine) and sum(one[-depth:] == mine[-depth:] for one in same) > 1:
             depth += 1
-        found.append("/".join(mine[-depth:]) if len(same) > 1 else "")
+        label = f"{study.name} ({'/'.join(mine[-depth:])})" if len(same) > 1 else ""
+        found.append(replace(study, label=label))
     return found
-
-
-def shown_apart(studies: Sequence[RecordedStudy]) -> list[RecordedStudy]:
-    """The studies, those of the same name with labels that differ."""
-    folders = distinct_folders([study.name for study in studies], [study.summary.folder for study in studies])
-    return [replace(s, label=f"{s.name} ({end})") if end else s for s, end in zip(studies, folders, strict=True)]
 
 
 def open_recorded(folder: Path) -> RecordedStudy:
@@ -227,28 +222,6 @@ class StudyPoints:
     def optimizers(self) -> tuple[str, ...]:
         """The optimizers that occur."""
         return tuple(sorted({p.optimizer for p in self.searched if p.optimizer}))
-
-    def compared(self, least: int) -> tuple[dict[int, float], str]:
-        """Values of the first objective by which trials compare, and a sentence that says which.
-
-        The final ones, if at least ``least`` trials have finished. Else those of the watched metric after the latest
-        epoch that ``least`` trials and half of the trials have reached. If there is none, the few final ones.
-        """
-        objective = self.study.objectives.first
-        final = {p.number: p.value for p in self.finished if p.value is not None}
-        if len(self.finished) >= least or objective.shown is not objective:
-            return final, ""
-        counted = [p for p in self.searched if self.outcome(p) != CONTINUED]
-        curves = {p.number: dict(curve) for p in counted if (curve := self.curve(p))}
-        enough = max(least, len(curves) // 2)
-        reached = [epoch for curve in curves.values() for epoch in curve]
-        epoch = max((e for e in set(reached) if reached.count(e) >= enough), default=None)
-        if epoch is None:
-            return final, ""
-        values = {number: curve[epoch] for number, curve in curves.items() if epoch in curve}
-        done = len(self.finished)
-        few = f"Only {done} trials have finished, so trials are compared by their values after epoch {epoch}"
-        return values, f"{few}, which {len(values)} have reached. Early values favour fast starts."
 
     def hours_of_all_epochs(self, point: Run) -> float | None:
         """Device hours of a trial and of the trials that it continues; None if those of one are not known."""

@@ -7,20 +7,19 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 from bigbatch.base import json_values
-from bigbatch.train_loop.config.plug_ins import shown_name
 from bigbatch.train_loop.config.words import amount
 from bigbatch.tune.budget.ledger import read_ledger
-from bigbatch.tune.report.answer_figures import history_over_hours, history_over_trials
-from bigbatch.tune.report.answer_section import best_trials, seconds_words
+from bigbatch.tune.console.answer_words import number_text, seconds_words
+from bigbatch.tune.console.columns import plan_facts
+from bigbatch.tune.report.answer_figures import history_over_hours
+from bigbatch.tune.report.answer_section import best_trials
 from bigbatch.tune.report.course_figures import (
-    SlotUse,
     device_hours,
     hours_by_outcome,
     learning_curves,
     slot_timeline,
-    slot_use,
 )
-from bigbatch.tune.report.figure import guarded, number_text
+from bigbatch.tune.report.figure import guarded
 from bigbatch.tune.report.markup import (
     FigureBook,
     Markup,
@@ -45,9 +44,7 @@ from bigbatch.tune.report.recorded_study import (
 )
 from bigbatch.tune.report.space_figures import (
     noise_by_batch,
-    parallel_coordinates,
     parameter_importance,
-    warmup_by_batch,
 )
 from bigbatch.tune.runs.run import Run
 from bigbatch.tune.storage.description import redact
@@ -77,47 +74,11 @@ def asked_section(points: StudyPoints, prefix: str) -> Markup:
 
 
 def _plan(points: StudyPoints) -> list[tuple[str, object]]:
-    d = points.study.description
-    images, pixels = json_values.whole_number(d, "train_size"), json_values.whole_number(d, "image_size")
-    sizes = (
-        f" ({images:,} training and {json_values.whole_number(d, 'val_size'):,} validation "
-        f"{f'images, {pixels} px' if pixels else 'items'})"
-        if images
-        else ""
-    )
-    limits = [
-        f"{points.study.summary.planned:,} trials"
-        if points.study.summary.planned
-        else "as many trials as the budget allows"
-    ]
-    budget, time_s = json_values.number(d, "budget_gpu_hours"), json_values.number(d, "time_budget_s")
-    limits += [f"{budget:g} {points.study.hours}"] if budget else []
-    limits += [f"{seconds_words(time_s)} of time"] if time_s else []
-    strategy = [
-        f"{key} {shown_name(str(d[key]))}" for key in ("strategy", "sampler", "stopping", "scheduler") if d.get(key)
-    ]
-    fixed = [f"{key}={value}" for key, value in json_values.mapping(d, "overrides").items()]
-    frontier = points.study.frontier
-    values = (
-        [f"{v:,}" if isinstance(v, int) else str(v) for v in frontier.facts.values]
-        if frontier and frontier.facts.name
-        else []
-    )
-    return [
-        ("objective", points.study.objectives.first.sentence),
-        ("space", json_values.text(d, "space")),
-        *(
-            [("trainable", d["trainable"])]
-            if d.get("trainable")
-            else [("data", json_values.text(d, "data") + sizes), ("network", json_values.text(d, "model"))]
-        ),
-        ("batches", ", ".join(values)),
-        ("limits", f"{', '.join(limits)}; at most {json_values.whole_number(d, 'max_epochs')} epochs each"),
-        ("strategy", ", ".join(strategy)),
-        ("fixed", ", ".join(fixed)),
-        ("seed", d.get("seed", "")),
-        ("at a time", f"{amount(d.get('concurrency') or 1, 'trial')}, {amount(d.get('workers') or 1, 'worker')} each"),
-    ]
+    frontier, seed = points.study.frontier, points.study.description.get("seed", "")
+    values = frontier.facts.values if frontier and frontier.facts.name else ()
+    batches = ", ".join(f"{v:,}" if isinstance(v, int) else str(v) for v in values)
+    objective = points.study.objectives.first.sentence
+    return [("objective", objective), *plan_facts(points.study.summary), ("batches", batches), ("seed", seed)]
 
 
 def command_of(session: Mapping[str, object]) -> str:
@@ -132,12 +93,11 @@ def command_of(session: Mapping[str, object]) -> str:
 
 def course_section(points: StudyPoints, book: FigureBook, prefix: str) -> Markup:
     """How the search went."""
-    histories = (book.place(guarded(make, points), prefix) for make in (history_over_trials, history_over_hours))
-    curves = book.place(guarded(learning_curves, points), prefix)
+    history, curves = (book.place(guarded(make, points), prefix) for make in (history_over_hours, learning_curves))
     return section(
         "How the search came to it",
         f"{prefix}course",
-        side_by_side(*histories),
+        history,
         curves,
         _stopped(points),
         best_trials(points),
@@ -174,25 +134,19 @@ def space_section(points: StudyPoints, book: FigureBook, prefix: str) -> Markup:
     drawn = [part for part in rates if part.startswith("<figure")]
     pairs = [side_by_side(*drawn[i : i + 2]) for i in range(0, len(drawn), 2)]
     pairs += [part for part in rates if part not in drawn]
-    others = [book.place(guarded(make, points), prefix) for make in (warmup_by_batch, noise_by_batch)]
+    importance, noise = (book.place(guarded(make, points), prefix) for make in (parameter_importance, noise_by_batch))
     return joined(
         (
-            section(
-                "What mattered", f"{prefix}space",
-                *(book.place(guarded(make, points), prefix) for make in (parameter_importance, parallel_coordinates)),
-            ),
-            section(
-                "Learning rate, warmup and noise by batch", f"{prefix}rates", *pairs,
-                side_by_side(*others),
-            ),
+            section("What mattered", f"{prefix}space", importance),
+            section("Learning rate and noise by batch", f"{prefix}rates", *pairs, noise),
         )
-    )  # fmt: skip
+    )
 
 
 def cost_section(points: StudyPoints, book: FigureBook, prefix: str) -> Markup:
     """What the search used."""
     held = points.study.summary.held_s / 3600
-    by_outcome, use = hours_by_outcome(points), _use(points)
+    by_outcome = hours_by_outcome(points)
     trials = sum(p.gpu_hours or 0.0 for p in points.all)
     sessions = json_values.objects(points.study.description, "sessions")
     elapsed = sum(json_values.number(one, "elapsed_s") for one in sessions)
@@ -200,7 +154,6 @@ def cost_section(points: StudyPoints, book: FigureBook, prefix: str) -> Markup:
         (f"{points.study.hours} held", number_text(held) if held else NOT_MEASURED),
         (f"{points.study.hours} of trials", number_text(trials) if trials else NOT_MEASURED),
         ("of trials that finished", f"{100 * by_outcome.get('finished', 0.0) / trials:.0f} %" if trials else ""),
-        ("places busy", f"{100 * use.busy_share:.0f} % of the time" if use is not None and use.span_s > 0 else ""),
         (
             "wall time",
             f"{seconds_words(elapsed)} in {amount(len(sessions), 'session')}" if elapsed else "",
@@ -209,13 +162,6 @@ def cost_section(points: StudyPoints, book: FigureBook, prefix: str) -> Markup:
     ]
     figures = (book.place(guarded(make, points), prefix) for make in (device_hours, slot_timeline))
     return section("What it cost", f"{prefix}cost", card(definition_list(pairs)), *figures)
-
-
-def _use(points: StudyPoints) -> SlotUse | None:
-    try:
-        return slot_use(points)
-    except Exception:  # the figure says why
-        return None
 
 
 def failures_section(points: StudyPoints, prefix: str) -> Markup:

@@ -27,15 +27,6 @@ LEAST_EFFICIENCY = 0.5
 
 
 @dataclass(frozen=True)
-class SizeSpeed:
-    """How fast one size trains, measured or modelled."""
-
-    workers: int
-    global_size: int
-    images_per_s: float
-
-
-@dataclass(frozen=True)
 class UsefulSize:
     """The answer, and what it rests on."""
 
@@ -54,23 +45,21 @@ def statistical_efficiency(batch: float, smallest_batch: float, noise_scale: flo
     return (1 + smallest_batch / noise_scale) / (1 + batch / noise_scale)
 
 
-def progress_efficiencies(sizes: Sequence[SizeSpeed], noise_scale: float | None) -> Mapping[int, float]:
+def progress_efficiencies(steps: Sequence[StepTimes], noise_scale: float | None) -> dict[int, float]:
     """By workers: progress per device hour as a part of the smallest size's; of images alone without a noise scale."""
-    first = sizes[0]
+    first = steps[0]
     found = {}
-    for one in sizes:
-        speed = (one.images_per_s / one.workers) / (first.images_per_s / first.workers)
-        progress = 1.0 if noise_scale is None else statistical_efficiency(
-            one.global_size, first.global_size, noise_scale
-        )  # fmt: skip
-        found[one.workers] = speed * progress
+    for one in steps:
+        speed = (one.images_per_worker / one.step_s) / (first.images_per_worker / first.step_s)
+        batch, smallest = one.workers * one.images_per_worker, first.workers * first.images_per_worker
+        found[one.workers] = speed * (statistical_efficiency(batch, smallest, noise_scale) if noise_scale else 1.0)
     return found
 
 
-def useful_size(sizes: Sequence[SizeSpeed], noise_scale: float | None) -> UsefulSize:
+def useful_size(steps: Sequence[StepTimes], noise_scale: float | None) -> UsefulSize:
     """The largest useful size of these, which are in rising order. A size beyond a useless one does not count."""
-    workers, following = _last_useful(progress_efficiencies(sizes, noise_scale))
-    alone, _ = _last_useful(progress_efficiencies(sizes, None))
+    workers, following = _last_useful(progress_efficiencies(steps, noise_scale))
+    alone, _ = _last_useful(progress_efficiencies(steps, None))
     return UsefulSize(workers, following, alone, noise_scale)
 
 
@@ -139,7 +128,7 @@ def analyse(plan: ScalePlan, sizes: Sequence[SizeResult]) -> ScalingAnalysis:
     if len(sizes) >= FEWEST_SIZES:
         model = fit_step_model(measured, gradient_bytes, plan.machine.per_node)
     beyond = tuple(_modelled(plan, model, workers) for workers in sizes_beyond(plan, sizes)) if model else ()
-    speeds = [*_measured_speeds(sizes), *(SizeSpeed(m.workers, m.global_size, m.images_per_s) for m in beyond)]
+    steps = [*measured, *(one.step for one in beyond)]
     return ScalingAnalysis(
         sizes=tuple(sizes),
         speed_up=speed_up,
@@ -149,8 +138,8 @@ def analyse(plan: ScalePlan, sizes: Sequence[SizeResult]) -> ScalingAnalysis:
         model=model,
         errors=left_out_errors(measured, gradient_bytes, plan.machine.per_node),
         beyond=beyond,
-        efficiencies=dict(progress_efficiencies(speeds, noise_scale)),
-        useful=useful_size(speeds, noise_scale),
+        efficiencies=progress_efficiencies(steps, noise_scale),
+        useful=useful_size(steps, noise_scale),
     )
 
 
@@ -158,11 +147,6 @@ def measured_step(one: SizeResult) -> StepTimes:
     """The profiled step of a size, as the model is fitted to it."""
     images = one.global_size / one.workers
     return StepTimes(one.workers, images, one.compute_s, one.data_s, one.communication_s)
-
-
-def _measured_speeds(sizes: Sequence[SizeResult]) -> list[SizeSpeed]:
-    """Of profiled steps: the model's speeds, which follow, are those of steps too."""
-    return [SizeSpeed(one.workers, one.global_size, one.global_size / one.step_s) for one in sizes]
 
 
 def sizes_beyond(plan: ScalePlan, sizes: Sequence[SizeResult]) -> list[int]:

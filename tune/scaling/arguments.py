@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -94,16 +93,16 @@ def check_same_scaling(plan: ScalePlan) -> None:
 
 
 def write_plan(plan: ScalePlan) -> None:
-    """``scale.json``. Several jobs may write the same."""
-    workers = sorted({size.workers for size in plan.sizes} | set(_stored_workers(plan.output)))
-    values = {"schema_version": PLAN_VERSION, "source": str(plan.source), "workers": workers, **plan_values(plan)}
-    write_json(plan.output / PLAN_FILE, values, indent=2)
-
-
-def _stored_workers(output: Path) -> list[int]:
-    stored = stored_plan(output)
-    found = json.loads(json.dumps(stored.get("workers", []))) if stored else []
-    return [workers for workers in found if isinstance(workers, int)]
+    """Make the folder and its ``scale.json``; several jobs may write the same. Raises ConfigError if it cannot be."""
+    values = {"schema_version": PLAN_VERSION, "source": str(plan.source), **plan_values(plan)}
+    try:
+        plan.output.mkdir(parents=True, exist_ok=True)
+        write_json(plan.output / PLAN_FILE, values, indent=2)
+    except OSError as error:
+        raise ConfigError(
+            f"--output must be a writable folder; got {str(plan.output)!r} ({error.strerror}). Write --output with "
+            "another folder."
+        ) from None
 
 
 def write_result_of(plan: ScalePlan, found: ScalingAnalysis) -> Path:
@@ -148,7 +147,6 @@ def scale_parser(prog: str) -> OneLineParser:
     add("--retune", type=int, nargs="?", const=RETUNE_TRIALS, default=0, metavar="TRIALS",
         help=f"first search rate, warmup and the like at each size, with so many trials ({RETUNE_TRIALS})")  # fmt: skip
     add("--objective", metavar="METRIC", help="what is compared after the epochs (default: the study's, or val_top1)")
-    add("--only", metavar="N,N,…", help="measure these of the sizes; other jobs measure the others")
     add("--to", type=int, default=1024, metavar="N", help="show the fitted model up to so many workers (default 1024)")
     add("--stage", metavar="DIR", help="copy a packed data set to this folder of each node; as for bigbatch train")
     add("--output", metavar="DIR", help="results' folder (default: runs/scale/<file>-<mode>-<hash>)")
@@ -173,7 +171,8 @@ def make_scale_plan(args: argparse.Namespace, machine: ScaleMachine) -> ScalePla
         config = config.replace_keys({"data.name": info.path})
     check_stage(args.stage, info, here=True)
     check_run_model(config, info)
-    sizes, only = _sizes(args, machine)
+    sizes = parse_sizes("--workers", args.workers) if args.workers else default_sizes(machine)
+    check_sizes(sizes, machine)
     base = args.base_workers or sizes[0]
     epochs = config.epochs if args.epochs is None else args.epochs
     output = Path(args.output) if args.output else default_output(source, config, args.mode, base, epochs, args.retune)
@@ -185,7 +184,6 @@ def make_scale_plan(args: argparse.Namespace, machine: ScaleMachine) -> ScalePla
         mode=args.mode,
         base_workers=base,
         sizes=make_sizes(config, info, machine, sizes, args.mode, base, epochs),
-        only=only,
         epochs=epochs,
         profile_steps=args.profile_steps,
         objective=_objective(args.objective, source, info, config),
@@ -208,17 +206,6 @@ def check_started_alone() -> None:
             f"bigbatch scale starts its own workers; got {launch.world_size} processes of {launch.by}. Start it once, "
             "without it."
         )
-
-
-def _sizes(args: argparse.Namespace, machine: ScaleMachine) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The sizes of the study, and those that this process measures."""
-    sizes = parse_sizes("--workers", args.workers) if args.workers else default_sizes(machine)
-    check_sizes(sizes, machine)
-    only = parse_sizes("--only", args.only) if args.only else sizes
-    if missing := set(only) - set(sizes):
-        words = ",".join(map(str, sizes))
-        raise ConfigError(f"--only names sizes of --workers; got {min(missing)}. Write one of {words}.")
-    return sizes, only
 
 
 def _check_numbers(args: argparse.Namespace) -> None:

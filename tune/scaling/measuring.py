@@ -49,7 +49,7 @@ def measure_size(plan: ScalePlan, size: SizePlan, run: RunChild = run_child) -> 
     """
     folder = size_folder(plan.output, size.workers)
     folder.mkdir(parents=True, exist_ok=True)
-    hold = hold_folder(folder, "a size of a scaling study", "measure other sizes here with --only")
+    hold = hold_folder(folder, "a size of a scaling study", "measure other sizes here with --workers")
     try:
         return _measure_held(plan, size, folder, run)
     finally:
@@ -144,7 +144,7 @@ def check_retune(plan: ScalePlan) -> None:
     if not plan.epochs:
         raise ConfigError("--retune trains; got --epochs 0. Write the epochs of a trial, or leave --retune out.")
     for size in plan.sizes:
-        if size.nodes > 1 and size.workers in plan.only:
+        if size.nodes > 1:
             raise ConfigError(
                 f"--retune searches on one node; got a size of {size.workers} workers on {size.nodes} nodes. Search it "
                 "with bigbatch cluster submit, and measure it without --retune."

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bigbatch.train_loop.config import ConfigError, ScheduleConfig, TrainConfig
+from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.train_loop.data.info import DataInfo
-from bigbatch.tune.plan.enqueued import rate_factor
+from bigbatch.tune.plan.enqueued import rate_factor, stretched
 from bigbatch.tune.runs.objective import Objective
 
 WEAK, STRONG = "weak", "strong"
@@ -72,8 +72,6 @@ class ScalePlan:
     """Weak scaling: the size that trains the configuration's own global batch."""
     sizes: tuple[SizePlan, ...]
     """Smallest first."""
-    only: tuple[int, ...]
-    """The sizes that this process measures."""
     epochs: int
     """Of the training at each size; 0: only steps are measured."""
     profile_steps: int
@@ -84,10 +82,6 @@ class ScalePlan:
     retune_trials: int = 0
     """Trials of the short search at each size; 0: no search."""
     stage_folder: str | None = None
-
-    def size(self, workers: int) -> SizePlan:
-        """The size with so many workers."""
-        return next(size for size in self.sizes if size.workers == workers)
 
 
 def parse_sizes(option: str, text: str) -> tuple[int, ...]:
@@ -163,7 +157,7 @@ def config_at(config: TrainConfig, info: DataInfo, batch: int, epochs: int) -> T
     before = config.batch.global_size
     if batch == before and epochs == config.epochs:
         return config
-    share, schedule, data = epochs / config.epochs, config.schedule, config.data
+    share, data = epochs / config.epochs, config.data
     if data.progressive_from:
         start, end = (int(at * share) for at in (data.progressive_start, data.progressive_end))
         data = dataclasses.replace(data, progressive_start=start, progressive_end=end)
@@ -175,18 +169,7 @@ def config_at(config: TrainConfig, info: DataInfo, batch: int, epochs: int) -> T
         optimizer=dataclasses.replace(
             config.optimizer, peak_lr=config.optimizer.peak_lr * rate_factor(config.optimizer.name, before, batch)
         ),
-        schedule=_stretched_schedule(schedule, config.epochs, epochs, info.steps_per_epoch(before)),
-    )
-
-
-def _stretched_schedule(schedule: ScheduleConfig, before: int, after: int, steps_per_epoch: int) -> ScheduleConfig:
-    """Warmup becomes epochs: with another batch an epoch has another number of steps."""
-    warmup = schedule.warmup_steps / steps_per_epoch if schedule.warmup_steps else schedule.warmup_epochs
-    return dataclasses.replace(
-        schedule,
-        warmup_epochs=min(warmup * after / before, float(after)),
-        warmup_steps=0,
-        step_epochs=tuple(epoch * after / before for epoch in schedule.step_epochs),
+        schedule=stretched(config.schedule, config.epochs, epochs, info.steps_per_epoch(before) * config.epochs),
     )
 
 

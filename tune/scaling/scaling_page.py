@@ -15,14 +15,13 @@ from bigbatch.tune.report.markup import (
     TableColumn,
     card,
     joined,
-    plotly_script,
     side_by_side,
     table,
     tag,
 )
 from bigbatch.tune.report.page import page_document
 from bigbatch.tune.report.sections import section
-from bigbatch.tune.scaling.analysis import LEAST_EFFICIENCY, ScalingAnalysis
+from bigbatch.tune.scaling.analysis import LEAST_EFFICIENCY, ScalingAnalysis, measured_step
 from bigbatch.tune.scaling.scale_plan import ScalePlan
 from bigbatch.tune.scaling.scaling_table import (
     MODEL_HEAD,
@@ -34,9 +33,11 @@ from bigbatch.tune.scaling.scaling_table import (
     table_head,
     useful_text,
 )
-from bigbatch.tune.scaling.step_model import StepTimes
 
-PARTS = (("compute", BLUE), ("wait for images", TEAL), ("communication", ORANGE))
+PARTS = (
+    ("compute", "compute_s", BLUE), ("wait for images", "data_s", TEAL), ("communication", "communication_s", ORANGE),
+)  # fmt: skip
+"""Of a step: name, field of ``StepTimes``, colour."""
 
 
 def workers_axis(workers: Sequence[int]) -> Values:
@@ -49,14 +50,9 @@ def workers_axis(workers: Sequence[int]) -> Values:
     }  # fmt: skip
 
 
-def all_workers(found: ScalingAnalysis) -> list[int]:
-    """The measured sizes, then the model's."""
-    return [one.workers for one in found.sizes] + [one.workers for one in found.beyond]
-
-
 def speed_figure(found: ScalingAnalysis) -> ReportFigure:
     """Images/s over workers, with the line of a perfect machine."""
-    first, workers = found.sizes[0], all_workers(found)
+    first, workers = found.sizes[0], [one.workers for one in found.sizes] + [one.workers for one in found.beyond]
     ideal = [first.images_per_s / first.workers * n for n in workers]
     measured = [one.images_per_s for one in found.sizes]
     modelled = [one.images_per_s for one in found.beyond]
@@ -76,18 +72,17 @@ def speed_figure(found: ScalingAnalysis) -> ReportFigure:
 
 def step_figure(found: ScalingAnalysis) -> ReportFigure:
     """What a step is made of, at each size."""
-    measured = [(one.workers, (one.compute_s, one.data_s, one.communication_s)) for one in found.sizes]
-    modelled = [(one.workers, _parts(one.step)) for one in found.beyond]
+    measured, modelled = [measured_step(one) for one in found.sizes], [one.step for one in found.beyond]
     data: list[Values] = []
-    for place, (name, colour) in enumerate(PARTS):
-        for kind, rows in (("", measured), (" (model)", modelled)):
-            if not rows:
+    for name, part, colour in PARTS:
+        for kind, steps in (("", measured), (" (model)", modelled)):
+            if not steps:
                 continue
             marker: Values = {"color": colour} | ({"pattern": {**HATCHED, "shape": "/"}} if kind else {})
             data.append(
                 {
-                    "type": "bar", "name": f"{name}{kind}", "x": [f"{workers:,}" for workers, _ in rows],
-                    "y": [1e3 * parts[place] for _, parts in rows], "marker": marker,
+                    "type": "bar", "name": f"{name}{kind}", "x": [f"{step.workers:,}" for step in steps],
+                    "y": [1e3 * getattr(step, part) for step in steps], "marker": marker,
                     "hovertemplate": f"{name}{kind}, %{{x}} workers: %{{y:.3g}} ms<extra></extra>",
                 }
             )  # fmt: skip
@@ -101,10 +96,6 @@ def step_figure(found: ScalingAnalysis) -> ReportFigure:
         "of the model."
     )
     return ReportFigure("step", "Where the time of a step goes", caption, data, axes)
-
-
-def _parts(step: StepTimes) -> tuple[float, float, float]:
-    return step.compute_s, step.data_s, step.communication_s
 
 
 def useful_figure(found: ScalingAnalysis) -> ReportFigure:
@@ -157,8 +148,7 @@ PAGE_FILE = "scaling.html"
 
 def scaling_page(plan: ScalePlan, found: ScalingAnalysis) -> str:
     """The page: the answer, the measured sizes, the model."""
-    script = plotly_script()
-    book = FigureBook(can_draw=script is not None)
+    book = FigureBook()
     answer = card(tag("p", useful_text(found)), class_="card")
     body = joined(
         (
@@ -174,11 +164,10 @@ def scaling_page(plan: ScalePlan, found: ScalingAnalysis) -> str:
             section("Measured", "measured", card(_table(table_head(plan, found), size_rows(plan, found)))),
             side_by_side(book.place(step_figure(found)), book.place(objective_figure(plan, found))),
             section("Model, not measured", "model", _model(found)),
-            _without_figures(book),
         )
     )
     title = f"{plan.output.name} – BigBatch scaling study"
-    return page_document(title, body, book, script.read_bytes() if script else b"")
+    return page_document(title, body, book)
 
 
 def _model(found: ScalingAnalysis) -> Markup:
@@ -192,11 +181,3 @@ def _model(found: ScalingAnalysis) -> Markup:
 def _table(head: tuple[str, ...] | list[str], rows: list[list[str]]) -> Markup:
     columns = [TableColumn(title.lower(), is_number=place > 0) for place, title in enumerate(head)]
     return table(columns, rows, stacked=True)
-
-
-def _without_figures(book: FigureBook) -> Markup:
-    if not book.left_out:
-        return Markup("")
-    return card(
-        tag("p", "This page has no figures, because plotly is not installed where it was written."), class_="notice"
-    )

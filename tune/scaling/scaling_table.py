@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from bigbatch.train_loop.config.words import epochs_text
-from bigbatch.tune.console.wrapped import aligned
+from bigbatch.tune.console.answer_words import seconds_words
+from bigbatch.tune.console.wrapped import aligned, from_here
 from bigbatch.tune.scaling.analysis import LEAST_EFFICIENCY, ModelledSize, ScalingAnalysis
 from bigbatch.tune.scaling.scale_plan import WEAK, ScalePlan, rate_rule_words
 from bigbatch.tune.scaling.size_process import CONFIG_FILE
@@ -35,7 +35,7 @@ def plan_lines(plan: ScalePlan, done: Sequence[int], epoch_s: Mapping[int, float
     trained = f"{epochs_text(plan.epochs)} of training" if plan.epochs else "no training (--epochs 0)"
     search = f", after a search of {plan.retune_trials} trials" if plan.retune_trials else ""
     lines = [
-        f"{plan.mode} scaling of {shown_path(plan.source)}: {what}; {same}",
+        f"{plan.mode} scaling of {from_here(plan.source)}: {what}; {same}",
         f"each size: {plan.profile_steps} profiled steps, {trained}{search}; {plan.machine.unit}",
     ]
     lines += [f"note: {text}" for text in plan.info.notes]
@@ -43,7 +43,7 @@ def plan_lines(plan: ScalePlan, done: Sequence[int], epoch_s: Mapping[int, float
         lines.append(f"peak rate follows the batch of {c.optimizer.name}: {rate_rule_words(c.optimizer.name)}")
     for size in plan.sizes:
         split = size.config.batch.split(size.workers)
-        state = "done" if size.workers in done else "" if size.workers in plan.only else "left to another command"
+        state = "done" if size.workers in done else ""
         cost = cost_words(plan, epoch_s, [size.workers]) if epoch_s and plan.epochs and not state else ""
         lines.append(
             f"  {size.kind:10} {size.workers:4} worker{'s' if size.workers > 1 else ' '} batch {split.global_size} = "
@@ -52,7 +52,7 @@ def plan_lines(plan: ScalePlan, done: Sequence[int], epoch_s: Mapping[int, float
         )
     if not epoch_s and plan.epochs:
         lines.append("what this takes is known once the first size is measured")
-    lines.append(f"results go to {shown_path(plan.output)}")
+    lines.append(f"results go to {from_here(plan.output)}")
     return lines
 
 
@@ -210,7 +210,7 @@ def _workers(count: int) -> str:
 
 def repeat_text(plan: ScalePlan) -> str:
     """How a row is trained by hand: from serial to multi-node one number changes."""
-    config = shown_path(size_folder(plan.output, plan.sizes[0].workers) / CONFIG_FILE)
+    config = str(from_here(size_folder(plan.output, plan.sizes[0].workers) / CONFIG_FILE))
     config = config.replace(f"/{plan.sizes[0].workers}/", "/N/")
     also = "; with it change the batch and its rate, which are in the file" if plan.mode == WEAK else ""
     return (
@@ -220,19 +220,7 @@ def repeat_text(plan: ScalePlan) -> str:
 
 
 def brief_seconds(seconds: float) -> str:
-    """``3.1 µs``, ``12 ms``, ``4.5 s``, ``2.5 min``, ``1.2 h``."""
-    if seconds == 0:
-        return "0 s"
-    for factor, unit in ((1e6, "µs"), (1e3, "ms"), (1.0, "s")):
-        if seconds * factor < (1000 if factor > 1 else 100):
-            return f"{seconds * factor:.3g} {unit}"
-    minutes = seconds / 60
-    return f"{minutes:.3g} min" if minutes < 100 else f"{minutes / 60:,.3g} h"
-
-
-def shown_path(path: Path) -> str:
-    """As a user would type it here."""
-    try:
-        return str(path.relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)
+    """As ``seconds_words``, and ``12 ms`` and ``3.1 µs`` below a second."""
+    if seconds == 0 or seconds >= 1:
+        return seconds_words(seconds)
+    return f"{1e3 * seconds:.3g} ms" if seconds >= 1e-3 else f"{1e6 * seconds:.3g} µs"

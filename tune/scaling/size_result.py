@@ -14,7 +14,7 @@ from bigbatch.base import json_values
 from bigbatch.base.atomic_files import write_json
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.launch.options import PROFILES_FILE
-from bigbatch.tune.runs.objective import Objective
+from bigbatch.tune.runs import metrics
 from bigbatch.tune.scaling.scale_plan import ScalePlan, SizePlan
 
 SIZE_FILE = "size.json"
@@ -160,16 +160,13 @@ def collected(
             if later
             else json_values.number(profile, "images_per_s")
         ),
-        epoch_s=statistics.median(EPOCH_TIME.value(record) for record in later) if later else epoch_s,
+        epoch_s=statistics.median(metrics.of_record(metrics.EPOCH_S, record) for record in later) if later else epoch_s,
         epochs=epochs,
         objective=_finite(plan.objective.final(history)) if history else None,
         noise_scale=typical_noise(history),
         searched=searched,
         diverged=diverged,
     )
-
-
-EPOCH_TIME = Objective("epoch_s", "minimize")
 
 
 def typical_noise(history: Sequence[Mapping[str, object]]) -> float | None:

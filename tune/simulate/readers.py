@@ -15,8 +15,7 @@ import json
 import math
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -87,8 +86,10 @@ def _read_json_lines(path: Path, objective: Objective) -> RecordedRuns:
         if isinstance(dimensions, dict):
             declared = declared_dimensions(dimensions)
             continue
-        with _in_place(f"line {number}"):
+        try:
             curves.append(_curve_of(run))
+        except ConfigError as error:
+            raise ConfigError(f"line {number}: {error}") from None
     return RecordedRuns(path.name.split(".")[0], tuple(curves), declared, objective)
 
 
@@ -139,15 +140,6 @@ def _whole(facts: Mapping[str, object], key: str, default: int, most: float = ma
 
 def _is_value(value: object) -> bool:
     return isinstance(value, (int, float)) and math.isfinite(value)
-
-
-@contextmanager
-def _in_place(place: str) -> Iterator[None]:
-    """Adds the place to the message of a ConfigError."""
-    try:
-        yield
-    except ConfigError as error:
-        raise ConfigError(f"{place}: {error}") from None
 
 
 # Our own studies

@@ -72,13 +72,12 @@ REFUSED = {
     "no trials": (("--trials", "0"), "--trials must be at least 1; got 0"),
     "sampler": (("--strategy", "bayes"), "--strategy must be one of auto"),
     "study to resume": (("--resume", "--study", "first"), "a study is a folder with study.json; there is"),
-    "range test": (("--model", "resnet18", "--prior-from", "none.json"), "'none.json' (No such file"),
     "study to learn from": (("--warm-start", "runs/nothing"), "'runs/nothing', which holds no study.json"),
     "value of a key": (("--set", "momentum=1.5"), "momentum"),
     "network": (("--model", "resnet51"), "resnet50"),
 }
 """Search options and what is said of them, wherever they are checked."""
-WITH_A_WAY_ON = ("space file missing", "data missing", "range test", "study to learn from")
+WITH_A_WAY_ON = ("space file missing", "data missing", "study to learn from")
 
 
 @pytest.mark.parametrize(("name", "dry"), [("space file missing", True), ("no trials", False)])

@@ -67,14 +67,14 @@ def test_a_resumed_plan_keeps_what_was_said_and_takes_what_is_said_now(tmp_path)
     assert "storage" not in SearchOptions(storage="postgresql://me:secret@host/db").kept()
 
 
-def test_a_prior_that_somebody_wrote_into_study_json_is_refused(tmp_path):
+def test_an_option_that_somebody_wrote_into_study_json_is_refused(tmp_path):
     first = make_plan(SearchOptions(space="smoke", study="s", output=str(tmp_path), set=("image_size=96",)))
     StudyStore.create(first.folder, "s", first.to_dict(), None).close()
     path = first.folder / "study.json"
     study = json.loads(path.read_text())
-    study["options"]["prior_from"] = ["lr_find.json"]
+    study["options"]["warm_start"] = ["runs/other"]
     path.write_text(json.dumps(study))
-    with pytest.raises(ConfigError, match="another type of 'prior_from'"):
+    with pytest.raises(ConfigError, match="another type of 'warm_start'"):
         make_plan(SearchOptions(study="s", output=str(tmp_path), resume=True))
 
 
@@ -217,9 +217,9 @@ def test_workers_with_which_the_space_has_other_batches_are_refused(tmp_path: Pa
 
 def test_the_plan_says_which_options_a_resumed_study_does_not_read_again(study: Path) -> None:
     """A job that was put back into the queue repeats all options of its search."""
-    plan = make_plan(SearchOptions(study="s", resume=True, enqueue=("best.json",), prior_from=("lr_find.json",)))
+    plan = make_plan(SearchOptions(study="s", resume=True, enqueue=("best.json",)))
     said = only_at_the_beginning(plan)
-    assert said == "--enqueue and --prior-from: a resumed study keeps what it began with, and does not read them again."
+    assert said == "--enqueue: a resumed study keeps what it began with, and does not read them again."
     assert only_at_the_beginning(make_plan(SearchOptions(study="s", resume=True))) is None
     assert only_at_the_beginning(make_plan(dataclasses.replace(PLANNED, study="n", enqueue=("none",)))) is None
 

@@ -86,7 +86,6 @@ TUNE_LINES = {
     "--epochs 3": "Did you mean --max-epochs?",
     "--stage scratch": "--stage",
     "--stage /tmp": "--stage copies packed sets; got digits",
-    "--prior-from nothing.json": "--prior-from",
     "--find-lr ' '": "got ' '",
     "word": "an argument must belong to an option; got 'word'",
     "--trials 3 lr=0.1": "Write --set lr=0.1.",

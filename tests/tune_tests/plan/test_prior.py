@@ -1,4 +1,4 @@
-"""``--prior-from`` and ``--find-lr`` move the searched rates; ``--warm-start`` keeps other studies' rates."""
+"""``--find-lr`` moves the searched rates; ``--warm-start`` keeps other studies' rates."""
 
 import dataclasses
 import json
@@ -12,7 +12,7 @@ from bigbatch.search_spaces.priors import peak_lr_centre
 from bigbatch.search_spaces.trial import StandInTrial
 from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.train_loop.config.given import read_config, recipe_path
-from bigbatch.train_loop.launch.lr_find import _write, range_test, write_range_test
+from bigbatch.train_loop.launch.lr_find import range_test, write_range_test
 from bigbatch.tune.models.protocol import dimensions_of
 from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.options import SearchOptions
@@ -21,22 +21,22 @@ from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.runs.knowledge import stored_knowledge
 from bigbatch.tune.storage.store import StudyStore
 from helpers.lone_studies import made
-from helpers.refusals import refusal
 
 FOUND = range_test(lambda rate: 1 / (1 + rate) + rate**2, 1e-3, 100.0, 60)
 """Of a curve made by hand."""
 
 
-def found_file(folder: Path, **changes: Any) -> tuple[str, float]:
-    """A range test's file as ``bigbatch lr-find`` writes it, and its suggestion."""
-    keys = {"model.name": "resnet18", "batch.global_size": 256, **changes}
-    _write(TrainConfig().replace_keys(keys), FOUND, folder)
-    return str(folder / "lr_find.json"), FOUND.suggestion
-
-
-def plan_of(folder: Path, *files: str, **options: Any) -> SearchPlan:
-    values = {"model": "resnet18", "output": str(folder / "runs"), "study": "s", "prior_from": files}
+def plan_of(folder: Path, **options: Any) -> SearchPlan:
+    values = {"model": "resnet18", "output": str(folder / "runs"), "study": "s"}
     return make_plan(SearchOptions(**values | options))
+
+
+def after_test(plan: SearchPlan, **changes: Any) -> SearchPlan:
+    """The plan after a range test of a configuration with these changes."""
+    config = TrainConfig().replace_keys({"model.name": "resnet18", "batch.global_size": 256, **changes})
+    plan.folder.mkdir(parents=True, exist_ok=True)
+    write_range_test(range_test_file(plan.folder, config.optimizer.name), config, FOUND)
+    return plan_with_tests(plan, [config.optimizer.name])
 
 
 def measured(plan: SearchPlan) -> SearchPlan:
@@ -53,14 +53,13 @@ def rate(plan: SearchPlan, optimizer: str, batch: int, **params: Any) -> TrainCo
 
 
 def test_the_centre_is_the_suggestion_at_the_tests_batch_and_momentum(tmp_path: Path) -> None:
-    file, suggestion = found_file(tmp_path / "t", **{"optimizer.name": "sgd", "momentum": 0.95})
-    plan = plan_of(tmp_path, file)
+    without, suggestion = plan_of(tmp_path), FOUND.suggestion
+    plan = after_test(without, **{"optimizer.name": "sgd", "momentum": 0.95})
     assert rate(plan, "sgd", 256, one_minus_momentum=0.05).optimizer.peak_lr == pytest.approx(suggestion)
     twice = rate(plan, "sgd", 512, one_minus_momentum=0.05).optimizer.peak_lr
     assert twice == pytest.approx(2 * suggestion), "from there on Goyal's linear rule holds"
-    without = plan_of(tmp_path)
     for other in ("lars", "lamb"):
-        assert rate(plan, other, 256) == rate(without, other, 256), "the file says nothing of other optimizers"
+        assert rate(plan, other, 256) == rate(without, other, 256), "the test says nothing of other optimizers"
 
 
 @pytest.mark.parametrize("trust_coefficient", [0.001, 0.02])
@@ -68,51 +67,38 @@ def test_lars_keeps_the_size_of_its_step_whatever_the_tests_trust_coefficient(
     tmp_path: Path, trust_coefficient: float
 ) -> None:
     changes = {"optimizer.name": "lars", "trust_coefficient": trust_coefficient}
-    file, suggestion = found_file(tmp_path / "t", **changes)
-    found = rate(plan_of(tmp_path, file), "lars", 256, one_minus_momentum=0.1).optimizer
-    assert found.peak_lr * found.trust_coefficient == pytest.approx(suggestion * trust_coefficient)
-
-
-def test_the_range_is_around_it_and_one_file_an_optimizer_is_taken(tmp_path: Path) -> None:
-    sgd, suggestion = found_file(tmp_path / "a", **{"optimizer.name": "sgd"})
-    lamb, _ = found_file(tmp_path / "b", **{"optimizer.name": "lamb"})
-    lars, _ = found_file(tmp_path / "c", **{"optimizer.name": "lars"})
-    plan = plan_of(tmp_path, sgd, lamb, lars, set=("global_size=256", "momentum=0.9"))
-    shown = plan.ranges["peak_lr[sgd]"]  # observed: of 64 draws with extra weight on the ends
-    assert (shown.low, shown.high) == (pytest.approx(suggestion / 4), pytest.approx(suggestion * 4))
+    plan = after_test(plan_of(tmp_path), **changes)
+    found = rate(plan, "lars", 256, one_minus_momentum=0.1).optimizer
+    assert found.peak_lr * found.trust_coefficient == pytest.approx(FOUND.suggestion * trust_coefficient)
 
 
 def test_a_resumed_study_keeps_what_was_read_from_files_that_are_gone_whatever_is_asked_for(tmp_path: Path) -> None:
-    file, _ = found_file(tmp_path / "t", **{"optimizer.name": "sgd"})
-    other, _ = found_file(tmp_path / "u", **{"optimizer.name": "sgd", "batch.global_size": 64})
     base, given = of_two_batches(tmp_path, "base"), tmp_path / "own.json"
     old_study(base, 1.5)
     given.write_text(json.dumps({"config": read_config(recipe_path("mlperf-lars-4k")).to_dict()}))
     first: dict[str, Any] = {"enqueue": (str(given),), "warm_start": (str(base.folder),)}
-    plan = of_two_batches(tmp_path, "s", **first, prior_from=(file,))
+    plan = of_two_batches(tmp_path, "s", **first)
     assert stored_knowledge(json.loads(json.dumps(plan.to_dict()))) == plan.warm_start != () != plan.enqueued
     StudyStore.create(plan.folder, "s", plan.to_dict(), None).close()
-    Path(file).unlink()
     given.unlink()
     shutil.rmtree(base.folder)
-    repeated = {**first, "prior_from": (file,)}  # a job that is put back repeats its options
-    for options in ({}, repeated, {"enqueue": ("recipe:lamb-32k",), "prior_from": (other,)}):
+    # A job that is put back repeats its options.
+    for options in ({}, first, {"enqueue": ("recipe:lamb-32k",)}):
         again = make_plan(SearchOptions(resume=True, study="s", output=str(tmp_path / "runs"), **options))
-        assert again.workload.lr_factors == plan.workload.lr_factors != {}
         assert (again.enqueued, again.warm_start) == (plan.enqueued, plan.warm_start)
 
 
 def test_what_set_fixes_counts_for_the_centre(tmp_path: Path) -> None:
     tested = {"optimizer.name": "sgd", "momentum": 0.95, "batch.global_size": 512}
-    file, suggestion = found_file(tmp_path / "t", **tested)
-    plan = plan_of(tmp_path, file, space="lr_warmup", set=("optimizer=sgd", "momentum=0.95"))
+    plan = plan_of(tmp_path, space="lr_warmup", set=("optimizer=sgd", "momentum=0.95"))
+    plan = after_test(plan, **tested)
     pinned = StandInTrial(None, fixed={"global_batch_size": 512, "lr_multiplier": 1.0})
-    assert plan.space(pinned, plan.workload, plan.overrides).optimizer.peak_lr == pytest.approx(suggestion)
-    file, suggestion = found_file(tmp_path / "u", **{"optimizer.name": "lars", "trust_coefficient": 0.02})
-    plan = plan_of(tmp_path, file, set=("trust_coefficient=0.02",))
+    assert plan.space(pinned, plan.workload, plan.overrides).optimizer.peak_lr == pytest.approx(FOUND.suggestion)
+    plan = plan_of(tmp_path, study="t", set=("trust_coefficient=0.02",))
+    plan = after_test(plan, **{"optimizer.name": "lars", "trust_coefficient": 0.02})
     point = {"optimizer": "lars", "global_batch_size": 256, "lr_multiplier": 1.0, "one_minus_momentum": 0.1}
     found = plan.space(StandInTrial(None, fixed=point), plan.workload, plan.overrides).optimizer
-    assert (found.peak_lr, found.trust_coefficient) == (pytest.approx(suggestion), 0.02)
+    assert (found.peak_lr, found.trust_coefficient) == (pytest.approx(FOUND.suggestion), 0.02)
 
 
 def test_a_network_that_the_cluster_decides_is_not_guessed_in_the_study(tmp_path: Path) -> None:
@@ -129,50 +115,6 @@ def space(trial, workload):
 """
 
 
-@pytest.mark.parametrize(
-    ("edit", "options", "message"),
-    [
-        ({"suggestion": -1}, {}, "above 0; got -1"),
-        ({"suggestion": float("nan")}, {}, "above 0; got nan"),
-        ({"exploded_at": None}, {}, "higher --last"),
-        ({"schema_version": 2}, {}, "schema 1; got 2"),
-        ({}, {"model": "resnet34"}, "the search's model"),
-        ({}, {"set": ("optimizer=lamb",)}, "searches the tested optimizer's rate"),
-        ({}, {"set": ("peak_lr=1",)}, "searches the tested optimizer's rate"),
-    ],
-)
-def test_a_file_that_does_not_fit_is_refused(
-    tmp_path: Path, edit: dict[str, Any], options: dict[str, Any], message: str
-) -> None:
-    file, _ = found_file(tmp_path / "t", **{"optimizer.name": "sgd"})
-    Path(file).write_text(json.dumps(json.loads(Path(file).read_text()) | edit))
-    refusal(lambda: plan_of(tmp_path, file, **options), message)
-
-
-def test_on_a_cluster_the_network_must_be_named(tmp_path: Path) -> None:
-    """What auto means is known only once the cluster was joined."""
-    file, _ = found_file(tmp_path / "t", **{"optimizer.name": "sgd"})
-    with pytest.raises(ConfigError, match="Write --model resnet50"):
-        plan_of(tmp_path, file, model=None, address="127.0.0.1:6379")
-    assert plan_of(tmp_path, file, address="127.0.0.1:6379").workload.lr_factors
-
-
-def test_what_is_no_range_test_is_refused(tmp_path: Path) -> None:
-    text, best = tmp_path / "text.json", tmp_path / "best.json"
-    text.write_text("{")
-    best.write_text(json.dumps({"config": TrainConfig().to_dict()}))
-    for path, message in ((text, "not JSON"), (best, "without suggestion"), (tmp_path / "none", "No such file")):
-        with pytest.raises(ConfigError, match=message):
-            plan_of(tmp_path, str(path))
-    file, _ = found_file(tmp_path / "t", **{"optimizer.name": "sgd"})
-    with pytest.raises(ConfigError, match="two for sgd"):
-        plan_of(tmp_path, file, file)
-    own = tmp_path / "own.py"
-    own.write_text(OWN_SPACE)
-    with pytest.raises(ConfigError, match="--space own"):
-        plan_of(tmp_path, file, space=str(own))
-
-
 def test_each_optimizer_is_tested_at_the_centre_of_its_prior(tmp_path: Path) -> None:
     tests = wanted_tests(plan_of(tmp_path, find_lr=True, max_epochs=12))
     assert set(tests) == {"lars", "lamb", "sgd"}
@@ -187,12 +129,6 @@ def test_the_pinned_optimizer_alone_is_tested_and_at_the_pinned_batch(tmp_path: 
     plan = plan_of(tmp_path, find_lr=True, set=("optimizer=lamb",), batch="512")
     assert {name: config.batch.global_size for name, config in wanted_tests(plan).items()} == {"lamb": 512}
     assert measured(plan).ranges["lr_multiplier"].high == 4.0, "no other needs a test"
-
-
-def test_an_optimizer_with_a_test_is_not_tested_again(tmp_path: Path) -> None:
-    config = wanted_tests(plan_of(tmp_path, find_lr=True))["sgd"]
-    write_range_test(tmp_path / "sgd.json", config, FOUND)
-    assert set(wanted_tests(plan_of(tmp_path, str(tmp_path / "sgd.json"), find_lr=True))) == {"lars", "lamb"}
 
 
 def test_the_search_is_around_what_the_tests_suggest_and_narrower(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """``bigbatch report``: whatever a study's folder holds, there is a report that says so, and never a traceback."""
 
-import importlib.util
 import json
 import re
 import shutil
@@ -9,13 +8,11 @@ from pathlib import Path
 import optuna
 import pytest
 from optuna.trial import TrialState
-from PIL import Image
 
 from bigbatch.command import main
 from bigbatch.tune.report import markup, page
 from bigbatch.tune.report.recorded_study import open_recorded
 from bigbatch.tune.storage.store import StudyStore
-from helpers.browser import chromium
 from helpers.invented_studies import Lines, description, hostile_study, invented_study, write_journal
 from helpers.refusals import refused_command
 
@@ -208,16 +205,15 @@ def test_html_in_a_study_is_text_in_its_report(tmp_path: Path, capsys: pytest.Ca
     assert "&lt;script&gt;alert(1)" in text and "could not be drawn" not in words_of(text)
     for piece in ("<script>alert", "<img", "<a href='javascript", 'href="javascript'):
         assert piece not in text
-    assert len(re.findall("<script", text)) == 3 or markup.plotly_script() is None, "plotly, figures, page.js"
+    assert len(re.findall("<script", text)) == 3, "plotly, figures, page.js"
 
 
-def test_without_plotly_there_is_a_report_with_tables(study: Path, capsys, monkeypatch) -> None:
-    monkeypatch.setattr(page, "plotly_script", lambda: None)
-    text = report_of(study, capsys)
-    seen = words_of(text)
-    assert "This report has no figures, because plotly is not installed" in seen and "pip install plotly" in seen
-    assert "“Learning curves”" in seen and "“The frontier: how good each batch gets”" in seen
-    assert "data-figure=" not in text and len(text) < 300_000 and "The answer is batch" in seen
+def test_without_plotly_the_report_is_refused_in_one_line(study: Path, capsys, monkeypatch) -> None:
+    markup.plotly_script.cache_clear()
+    monkeypatch.setattr(markup.importlib.util, "find_spec", lambda name: None)
+    said = refused_command(capsys, main, ["report", str(study)])
+    assert "figures need plotly; it is not installed. Run: pip install plotly." in said
+    assert not (study / "report.html").exists()
 
 
 def test_several_studies_side_by_side(kept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -253,34 +249,6 @@ def test_several_studies_side_by_side(kept: Path, tmp_path: Path, capsys: pytest
 )
 def test_wrong_input_is_one_line(kept: Path, capsys: pytest.CaptureFixture[str], more: list[str], words: str) -> None:
     assert words in refused_command(capsys, main, ["report", "--output", str(kept.parent), *more])
-
-
-@pytest.mark.parametrize("missing", ["plotly", "kaleido", "Chrome"])
-def test_pictures_that_cannot_be_drawn_are_refused_before_anything_is_written(
-    study: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, missing: str
-) -> None:
-    found = importlib.util.find_spec
-    if missing == "Chrome":
-        browsers = pytest.importorskip("choreographer.browsers.chromium")
-        monkeypatch.setattr(browsers.Chromium, "find_browser", lambda **_: None)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == missing else found(name))
-    assert main(["report", str(study), "--figures", str(study / "pictures")]) == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1 and missing in said and "--figures" in said
-    assert not (study / "pictures").exists() and not (study / "report.html").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(chromium() is None, reason="needs Chromium: apt-get install chromium")
-def test_pictures_are_written_as_png_and_svg(study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("kaleido")
-    assert main(["report", str(study), "--figures", str(tmp_path / "pictures")]) == 0
-    names = {path.name for path in (tmp_path / "pictures").iterdir()}
-    assert {"frontier.png", "frontier.svg", "learning-curves.png", "rate-by-batch-lars.svg"} <= names
-    with Image.open(tmp_path / "pictures" / "frontier.png") as picture:
-        assert picture.width == 1800 and len(picture.convert("RGB").getcolors(1 << 20)) > 20
-    assert "validation top-1" in (tmp_path / "pictures" / "frontier.svg").read_text(encoding="utf-8")
-    assert capsys.readouterr().out.count("Figure: ") == len(names)
 
 
 @pytest.mark.slow

@@ -35,7 +35,7 @@ def browser() -> Iterator[Page]:
 def test_every_figure_has_data_and_nothing_is_loaded(browser: Page, report: Path, width: int, dark: bool) -> None:
     browser.look(width, dark=dark, mobile=width < 600)
     browser.open(report)
-    assert int(browser.evaluate("document.documentElement.dataset.drawn")) >= 13
+    assert int(browser.evaluate("document.documentElement.dataset.drawn")) >= 11
     assert browser.evaluate(EMPTY_FIGURES) == []
     assert browser.evaluate(WIDER) == 0 and browser.evaluate(CUT) == 0
     assert browser.errors == [] and browser.requests == []

@@ -12,8 +12,7 @@ from optuna.trial import TrialState
 
 from bigbatch.tune.commands.report import report_main
 from bigbatch.tune.commands.show import show_main
-from bigbatch.tune.report.answer_section import seconds_words
-from bigbatch.tune.report.figure import number_text
+from bigbatch.tune.console.answer_words import number_text, seconds_words
 from bigbatch.tune.report.page import report_page
 from bigbatch.tune.report.recorded_study import RecordedStudy, StudyPoints, open_recorded
 from bigbatch.tune.runs.answer import answer_of

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from bigbatch.tune.scaling.analysis import SizeSpeed, progress_efficiencies, statistical_efficiency, useful_size
+from bigbatch.tune.scaling.analysis import progress_efficiencies, statistical_efficiency, useful_size
 from bigbatch.tune.scaling.step_model import LinkCost, StepTimes, fit_step_model, left_out_errors, ring_terms
 
 BYTES = 102.4e6  # ResNet-50's gradients
@@ -104,7 +104,7 @@ def test_at_the_noise_scale_twice_the_images_are_needed() -> None:
 
 def test_the_limit_is_half_of_the_device_hours() -> None:
     """Perfect speed, noise scale 1000, 100 images a worker: (1 + 0.1) / (1 + 0.1 n) is 0.61 at 8 and 0.42 at 16."""
-    sizes = [SizeSpeed(n, 100 * n, 50.0 * n) for n in (1, 2, 4, 8, 16, 32)]
+    sizes = [StepTimes(n, 100, 2.0, 0.0, 0.0) for n in (1, 2, 4, 8, 16, 32)]
     efficiencies = progress_efficiencies(sizes, 1000.0)
     assert efficiencies[8] == pytest.approx(1.1 / 1.8) and efficiencies[16] == pytest.approx(1.1 / 2.6)
     found = useful_size(sizes, 1000.0)
@@ -115,5 +115,5 @@ def test_the_limit_is_half_of_the_device_hours() -> None:
 
 def test_speed_alone_may_be_the_limit() -> None:
     speeds = {2: 100.0, 4: 180.0, 8: 190.0, 16: 2000.0}  # 1, 0.9, 0.475; the last one comes too late
-    found = useful_size([SizeSpeed(n, 256, speed) for n, speed in speeds.items()], None)
+    found = useful_size([StepTimes(n, 256 / n, 256 / speed, 0.0, 0.0) for n, speed in speeds.items()], None)
     assert (found.workers, found.next_workers) == (4, 8)
