@@ -118,21 +118,16 @@ def ranked(trials: Iterable[TrialView]) -> list[TrialView]:
 
 
 class Observer(Protocol):
-    """The driver calls these methods in its thread, one at a time.
+    """The driver calls these methods in its thread, one at a time. An observer has those that it needs:
 
-    Four more methods are optional: ``trial_planned(trial)`` when the trial has its configuration,
-    ``trial_waiting(trial)`` while no resources are free for it, ``steps_done(trial)`` when ``trial.steps`` changes,
-    and ``search_said(text)`` for a line that belongs to no trial.
+    - ``trial_planned(trial)``: the trial has its configuration.
+    - ``trial_waiting(trial)``: no resources are free for it.
+    - ``trial_started(trial)``: its first worker runs. It is not called for a trial that could not begin.
+    - ``steps_done(trial)``: ``trial.steps`` has changed.
+    - ``epoch_ended(trial, record)``: an epoch has ended; ``record``: its EpochRecord as a dict.
+    - ``trial_ended(trial)``: it has ended or was interrupted; ``trial.state`` and ``trial.ended_because`` say how.
+    - ``search_said(text)``: a line that belongs to no trial.
     """
-
-    def trial_started(self, trial: TrialView) -> None:
-        """The trial's first worker runs. It is not called for a trial that could not begin."""
-
-    def epoch_ended(self, trial: TrialView, record: dict[str, object]) -> None:
-        """An epoch has ended; ``record``: its EpochRecord as a dict."""
-
-    def trial_ended(self, trial: TrialView) -> None:
-        """The trial has ended or was interrupted; ``trial.state`` and ``trial.ended_because`` say how."""
 
 
 def tell(observers: list[Observer], event: str, *arguments: object) -> None:

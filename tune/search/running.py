@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from optuna.trial import FrozenTrial
 
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.host.signals import say_from_handler
@@ -29,12 +31,7 @@ from bigbatch.tune.runs.confirmation import missing_confirmations
 from bigbatch.tune.runs.observer import Observer, TrialView, trial_views
 from bigbatch.tune.runs.reported import confirmed_trials
 from bigbatch.tune.runs.run import count_ended, has_enough
-from bigbatch.tune.search.budgeting import (
-    ConfirmBudgetNote,
-    confirmation_facts,
-    left_to_confirm,
-    reserve_of,
-)
+from bigbatch.tune.search.budgeting import confirmation_facts, left_to_confirm, reserve_of
 from bigbatch.tune.search.interrupts import StopRequest
 from bigbatch.tune.search.watch_thread import SearchWatch, end_process_unless_done, make_watch
 from bigbatch.tune.stoppers.early_look import checkpoints_to_drop
@@ -67,6 +64,8 @@ class SearchRun:
     wandb: Any = None
     capacity: Any = None
     budget: Budget | None = None
+    unreported: Sequence[FrozenTrial] = ()
+    """What the report shows that is written when all else has ended; empty: there is none."""
     deadline: Deadline = field(default_factory=lambda: Deadline(lambda: None, lambda: None))
 
 
@@ -133,7 +132,7 @@ def views_of(store: StudyStore) -> list[TrialView]:
 def recorders(run: SearchRun, store: StudyStore, stack: ExitStack) -> list[Observer]:
     """The observers that record the search elsewhere: in Weights & Biases, or beside a study that is in a database."""
     plan = run.plan
-    observers: list[Observer] = [ConfirmBudgetNote(plan, lambda text: run.bridge.say(text))]
+    observers: list[Observer] = []
     if plan.wandb != "disabled":
         run.wandb = wandb_log.WandbObserver(plan.wandb, store.study.study_name, plan.folder, logs=store.trial_log)
         stack.callback(run.wandb.close)
@@ -193,8 +192,7 @@ def make_bridge(
         store,
         strategy_of(plan),
         configurations_of(plan),
-        objective=plan.objectives.first,
-        also=plan.objectives.each[1:],
+        objectives=plan.objectives,
         trials=sys.maxsize if plan.trial_limit is None else plan.trial_limit,
         workers=plan.share.workers,
         observers=observers,

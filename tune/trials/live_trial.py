@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import optuna
@@ -28,10 +27,9 @@ if TYPE_CHECKING:  # it imports SQLAlchemy, which the journal does not need
     from bigbatch.tune.storage.drivers import Drivers
 
 
-class StudyKeeper(Protocol):
+class StudyKeeper(retry.StudyWithCheckpoints, Protocol):
     """What a manager needs of a ``StudyStore``. The simulator has one in memory."""
 
-    study: optuna.Study
     ledger: Ledger
     disk: Disk
     drivers: Drivers | None
@@ -45,9 +43,6 @@ class StudyKeeper(Protocol):
 
     def drop_checkpoints(self) -> None:
         """Remove checkpoints that nobody needs."""
-
-    def checkpoint_folder(self, number: int) -> Path:
-        """Of the trial with that number, whether it exists or not."""
 
 
 class SharedGpus(Protocol):

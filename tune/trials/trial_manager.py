@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import optuna
 from optuna.trial import TrialState
@@ -24,7 +24,6 @@ from bigbatch.tune.proposers.samplers import PerTrialSampler
 from bigbatch.tune.runs import retry
 from bigbatch.tune.runs import run as trial_facts
 from bigbatch.tune.runs.feasible import constraints_of, excesses, note_constraints, why_infeasible
-from bigbatch.tune.runs.objective import Objective
 from bigbatch.tune.runs.objectives import Objectives
 from bigbatch.tune.runs.observer import Observer, TrialView
 from bigbatch.tune.runs.run import (
@@ -64,8 +63,7 @@ class TrialManager(LiveTrials):
         store: the study. Only this object writes to it.
         strategy: proposes parameters, looks at each epoch, chooses what to continue.
         configurations: makes a trial's configuration from its parameters.
-        objective: the metric that the study optimises.
-        also: its further objectives, for a Pareto front.
+        objectives: what the study optimises.
         trials: how many configurations to try (COMPLETE, PRUNED or FAIL).
         workers: of each trial.
         observers: receive each event.
@@ -84,8 +82,7 @@ class TrialManager(LiveTrials):
         strategy: Strategy,
         configurations: Configurations,
         *,
-        objective: Objective,
-        also: Sequence[Objective] = (),
+        objectives: Objectives,
         trials: int,
         workers: int,
         observers: list[Observer],
@@ -99,7 +96,7 @@ class TrialManager(LiveTrials):
     ) -> None:
         super().__init__(store, observers, workers=workers, admission=admission or Admission(), clock=clock)
         self._strategy, self._configurations = strategy, configurations
-        self._objectives, self._trials = Objectives((objective, *also)), trials
+        self._objectives, self._trials = objectives, trials
         self._confirmations = ConfirmationQueue(self._study, confirm)
         self._may_start, self._ending = may_start, ending
         self._sharing, self._cluster = sharing, cluster
