@@ -161,16 +161,10 @@ def trial_views(trials: Sequence[AnyTrial], objectives: Objectives | None = None
     """The trials that have begun. ``objectives``: the study's; None: the default."""
     again, continued = retried_trials(trials), continued_trials(trials)
     begun = [t for t in trials if ("config" in t.user_attrs or t.state.is_finished()) and not was_refused(t)]
-    return [trial_view(t, again.get(t.number), continued.get(t.number), objectives) for t in begun]
+    return [_view(t, again.get(t.number), continued.get(t.number), objectives or Objectives()) for t in begun]
 
 
-def trial_view(
-    trial: AnyTrial,
-    retried_by: int | None = None,
-    continued_by: int | None = None,
-    objectives: Objectives | None = None,
-) -> TrialView:
-    """The view of one trial of the study."""
+def _view(trial: AnyTrial, retried_by: int | None, continued_by: int | None, objectives: Objectives) -> TrialView:
     config = trial.user_attrs.get("config")
     ended = trial.datetime_complete or trial.datetime_start
     seconds = (ended - trial.datetime_start).total_seconds() if ended and trial.datetime_start else 0.0
@@ -189,7 +183,7 @@ def trial_view(
         continued_by=continued_by,
         confirms=trial.user_attrs.get(CONFIRMS_ATTR),
         paused=is_paused(trial),
-        objectives=objectives or Objectives(),
+        objectives=objectives,
         values=tuple(trial.values or ()) if trial.state == TrialState.COMPLETE else (),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from optuna.trial import FrozenTrial
 
+from bigbatch.base.waits import HEAD_GONE_S, JOINED_GRACE_S, OWN_GRACE_S
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.host.signals import say_from_handler
 from bigbatch.train_loop.launch.ray_session import RayConnection
@@ -33,7 +35,7 @@ from bigbatch.tune.runs.reported import confirmed_trials
 from bigbatch.tune.runs.run import count_ended, has_enough
 from bigbatch.tune.search.budgeting import confirmation_facts, left_to_confirm, reserve_of
 from bigbatch.tune.search.interrupts import StopRequest
-from bigbatch.tune.search.watch_thread import SearchWatch, end_process_unless_done, make_watch
+from bigbatch.tune.search.watch_thread import HeadPoller, SearchWatch, Watchdog, end_process_unless_done
 from bigbatch.tune.stoppers.early_look import checkpoints_to_drop
 from bigbatch.tune.storage.frontier_file import frontier_json
 from bigbatch.tune.storage.progress_file import ProgressFileWriter
@@ -159,13 +161,12 @@ def watch_over(
         if watch.lost:
             end_process_unless_done(last_resort)
 
-    watch = make_watch(
-        run.bridge,
-        lambda number: progress_file(store.trial_log(number)),
-        tellers,
-        give_up,
-        own_ray=connection.local,
-        address=connection.address,
+    # Inside a job of ``cluster/``, the job itself decides when Ray's head is gone.
+    gone_s = None if os.environ.get("BIGBATCH_JOB_FOLDER") else HEAD_GONE_S
+    grace_s = OWN_GRACE_S if connection.local else JOINED_GRACE_S
+    watchdog = Watchdog(time.monotonic(), grace_s=grace_s, gone_s=gone_s, address=connection.address)
+    watch = SearchWatch(
+        run.bridge, lambda number: progress_file(store.trial_log(number)), tellers, give_up, watchdog, HeadPoller()
     )
     return watch
 

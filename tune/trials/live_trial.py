@@ -19,7 +19,7 @@ from bigbatch.train_loop.config import TrainConfig
 from bigbatch.tune.budget.ledger import Ledger
 from bigbatch.tune.runs import retry
 from bigbatch.tune.runs.observer import TrialView
-from bigbatch.tune.runs.run import EPOCH_ATTR, OWNER_ATTR
+from bigbatch.tune.runs.run import EPOCH_ATTR, OWNER_ATTR, count_ended
 from bigbatch.tune.runs.tables import epoch_of
 from bigbatch.tune.storage.patient_journal import Disk
 
@@ -113,7 +113,6 @@ class SharedStudy:
 
     def __init__(self, store: StudyKeeper) -> None:
         self._store, self._study, self._drivers = store, store.study, store.drivers
-        self._ended = retry.EndedCount()
 
     @property
     def with_others(self) -> bool:
@@ -156,7 +155,7 @@ class SharedStudy:
 
     def ended(self, counted: int) -> int:
         """How many trials have ended, as ``--trials`` counts. ``counted``: those that this driver has counted."""
-        return self._ended.of(self._study) if self.with_others else counted
+        return count_ended(self._study.get_trials(deepcopy=False)) if self.with_others else counted
 
     def elsewhere(self) -> int:
         """How many trials of the search other drivers run."""

@@ -17,6 +17,7 @@ import optuna
 from optuna.trial import TrialState
 
 from bigbatch.train_loop.config import TrainConfig
+from bigbatch.train_loop.config.words import amount
 from bigbatch.train_loop.errors import FailureKind, in_one_line
 from bigbatch.train_loop.host.disk_space import NO_ROOM
 from bigbatch.tune.models.protocol import Fits, Strategy, TrialDecision
@@ -44,7 +45,6 @@ from bigbatch.tune.trials.configurations import (
     Configurations,
     ConfirmationQueue,
     MissingConfirmations,
-    closed_in_words,
     configuration_of,
 )
 from bigbatch.tune.trials.live_trial import ClusterNodes, LiveTrial, Over, SharedGpus, StudyKeeper
@@ -191,7 +191,8 @@ class TrialManager(LiveTrials):
         if self._searching or self.closed_by is not None or not (left := len(self._confirmations.left())):
             return False
         self.closed_by = self._admission.refused
-        self.say(closed_in_words(left))
+        runs = amount(left, "confirmation")
+        self.say(f"The rest of the budget is for {runs}: the search itself has ended.")
         return True
 
     def _one_waits(self, fits: Fits | None = None) -> bool:
