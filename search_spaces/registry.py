@@ -8,6 +8,7 @@ import hashlib
 import inspect
 import math
 import os
+import sys
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -19,8 +20,13 @@ from bigbatch.search_spaces.priors import LogNormal
 from bigbatch.search_spaces.trial import BATCH_KEY, Convert, PinnedTrial, StandInTrial
 from bigbatch.search_spaces.workload import Workload
 from bigbatch.train_loop.config import ConfigError, TrainConfig, known_key, last_step
-from bigbatch.train_loop.config.own_names import own_name, source_text, with_absolute_words, without_comments
-from bigbatch.train_loop.plugins.registry import check_call, file_module, load_function
+from bigbatch.train_loop.config.own_names import (
+    folder_first,
+    own_name,
+    source_text,
+    with_absolute_words,
+    without_comments,
+)
 
 OPTION = "--space"
 _WORKLOAD_FACTS = {"epochs": "epochs", "batch.max_micro_size": "max_micro_size"}
@@ -137,8 +143,8 @@ def _keys_of(pinned: Mapping[str, object]) -> dict[str, object]:
 def load_space(text: str) -> Space:
     """The space for ``--space text``: NAME, FILE.py or FILE.py:FUNCTION (default ``space``).
 
-    A file runs as Python code. Raises ConfigError with a message of one line for an unknown name, a file or function
-    that is missing, and a function that does not take (trial, workload). Raises OwnCodeError for a file that fails.
+    A file runs as Python code. Raises ConfigError with a message of one line for an unknown name, a file that is
+    missing or fails to run, and a function that is missing or does not take (trial, workload).
     """
     if word := space_word(text):
         return _from_file(word)
@@ -159,15 +165,50 @@ def space_word(text: str) -> str | None:
 
 
 def _from_file(word: str) -> Space:
-    function = load_function(OPTION, word)
-    check_call(OPTION, word, function, ("trial", "workload"), {})
     file = own_name(OPTION, word)
     source = source_text(OPTION, file)
+    module = _execute(file.path, source)
+    chosen = getattr(module, file.function, None)
+    if chosen is None:
+        present = [n for n, v in vars(module).items() if inspect.isfunction(v) and v.__module__ == module.__name__]
+        near = difflib.get_close_matches(file.function, present, n=1)
+        fix = f"Did you mean '{file.path}:{near[0]}'?" if near else f"Functions there: {', '.join(present) or 'none'}."
+        raise ConfigError(f"--space FILE.py:FUNCTION must name a function of the file; got {file.function!r}. {fix}")
     name = file.path.stem if file.function == "space" else f"{file.path.stem}:{file.function}"
-    return _space(name, function, file_module(OPTION, file, source), source, str(file.path))
+    return _space(name, chosen, module, source, str(file.path))
 
 
-def _space(name: str, function: Callable[..., Any], module: types.ModuleType, source: str, where: str) -> Space:
+def _execute(path: Path, source: str) -> types.ModuleType:
+    """Run ``source`` as a module.
+
+    It is compiled from the fingerprinted text, not through import's cache: that cache can miss the second of two edits
+    within a second.
+    """
+    module = types.ModuleType(f"bigbatch_space_{path.stem}_{_digest(source)[:12]}")
+    module.__file__ = str(path)
+    sys.modules[module.__name__] = module  # dataclasses and pickle look their module up
+    try:
+        with folder_first(path.parent):
+            exec(compile(source, str(path), "exec"), module.__dict__)
+    # A script that ends with sys.exit would end the command without a word.
+    except (Exception, SystemExit) as error:
+        del sys.modules[module.__name__]
+        message = " ".join(str(error).split())
+        raise ConfigError(
+            f"--space needs a file that Python can run; got '{path}' with {type(error).__name__}: {message}. "
+            f"Run `python '{path}'` to see where."
+        ) from None
+    return module
+
+
+def _space(name: str, function: Callable[..., TrainConfig], module: types.ModuleType, source: str, where: str) -> Space:
+    try:
+        inspect.signature(function).bind("trial", "workload")
+    except (TypeError, ValueError):
+        raise ConfigError(
+            f"a space is a function of (trial, workload); got {name!r} of '{where}', which does not take those two. "
+            f"Write `def space(trial, workload):`."
+        ) from None
     doc = (inspect.getdoc(function) or module.__doc__ or "").strip()
     return Space(
         name=name,

@@ -119,7 +119,7 @@ def load_function(key: str, word: str) -> OwnFunction:
     """
     name = own_name(key, word)
     with _loading:
-        module = file_module(key, name, source_text(key, name))
+        module = _module(key, name, source_text(key, name))
     found = getattr(module, name.function, None)
     if found is None:
         present = [n for n, v in vars(module).items() if _is_from(v, module) and not n.startswith("_")]
@@ -223,7 +223,7 @@ def _is_installed(path: Path) -> bool:
     return library or "site-packages" in path.parts or _is_ours(str(path))
 
 
-def file_module(key: str, name: OwnName, source: str) -> types.ModuleType:
+def _module(key: str, name: OwnName, source: str) -> types.ModuleType:
     """The module of the file: that of an earlier call, or the one that runs now.
 
     It is compiled from the text, not through import's cache: that can miss the second of two edits within a second.

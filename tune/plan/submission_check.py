@@ -209,10 +209,10 @@ def with_path_advice(message: str, options: SearchOptions) -> str:
         *options.warm_start,
     ]
     quoted = [f"{end}'" for place in places if place for end in (f"'{place}", f"/{place}", os.path.abspath(place))]
-    quoted += [f"={os.path.abspath(word)} raised"] if word else []
+    quoted += [f"({os.path.abspath(own)})"] if own else []
     if message.startswith("--output") or any(text in message for text in quoted):
-        between = "\n" if "\n" in message else " " if message.endswith(".") else ". "
-        return f"{message}{between}If the compute nodes differ in that, write --no-check."
+        stop = "" if message.endswith(".") else "."
+        return f"{message}{stop} If the compute nodes differ in that, write --no-check."
     return message
 
 
