@@ -35,6 +35,7 @@ from bigbatch.train_loop.reporter import EpochRecord
 from bigbatch.tune.models.protocol import Dimension, SearchFacts, TrialDecision
 from bigbatch.tune.proposers.samplers import quiet_optuna
 from bigbatch.tune.runs.objective import Objective
+from bigbatch.tune.runs.objectives import Objectives
 from bigbatch.tune.runs.observer import trial_views
 from bigbatch.tune.runs.run import EPOCH_ATTR
 from bigbatch.tune.simulate.replay import MemoryKeeper
@@ -148,7 +149,7 @@ class Search:
             keeper,
             make_strategy(*case, facts),
             SampledConfigurations(epochs, dimensions),
-            objective=Objective(),
+            objectives=Objectives(),
             trials=trials,
             workers=1,
             observers=[],

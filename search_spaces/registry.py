@@ -22,11 +22,13 @@ from bigbatch.search_spaces.workload import Workload
 from bigbatch.train_loop.config import ConfigError, TrainConfig, known_key, last_step
 from bigbatch.train_loop.config.own_names import (
     folder_first,
-    python_files,
+    own_name,
+    source_text,
     with_absolute_words,
     without_comments,
 )
 
+OPTION = "--space"
 _WORKLOAD_FACTS = {"epochs": "epochs", "batch.max_micro_size": "max_micro_size"}
 """Configuration keys that are also facts of the workload, from which spaces derive ranges."""
 
@@ -144,8 +146,8 @@ def load_space(text: str) -> Space:
     A file runs as Python code. Raises ConfigError with a message of one line for an unknown name, a file that is
     missing or fails to run, and a function that is missing or does not take (trial, workload).
     """
-    if own := space_file(text):
-        return _from_file(*own)
+    if word := space_word(text):
+        return _from_file(word)
     if text in BUILT_IN:
         return BUILT_IN[text]
     near = difflib.get_close_matches(text, BUILT_IN, n=1)
@@ -155,39 +157,25 @@ def load_space(text: str) -> Space:
     raise ConfigError(f"--space is one of {', '.join(BUILT_IN)}, or a Python file; got {text!r}. {fix}")
 
 
-def space_file(text: str) -> tuple[Path, str] | None:
-    """The file and the function that ``--space text`` names; None if it names no file."""
-    path, colon, function = text.rpartition(":")
-    if not colon or not path.endswith(".py"):
-        path, function = text, "space"
-    return (Path(path).expanduser(), function) if path.endswith(".py") else None
+def space_word(text: str) -> str | None:
+    """``FILE.py:FUNCTION`` for the file that ``--space text`` names; None if it names no file."""
+    path, colon, _ = text.rpartition(":")
+    word = text if colon and path.endswith(".py") else f"{text}:space"
+    return word if word.rpartition(":")[0].endswith(".py") else None
 
 
-def read_source(path: Path) -> str:
-    """The text of a space's file. Raises ConfigError if it cannot be read."""
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        is_there = os.path.exists(path)  # Path.exists raises an error in a folder that may not be entered
-        others = [] if is_there else python_files(path.parent)
-        near = difflib.get_close_matches(path.name, others, n=1)
-        check = "Check the file." if is_there else "Check the path."
-        fix = f"Did you mean '{path.parent / near[0]}'?" if near else check
-        raise ConfigError(f"--space must name a readable Python file; got '{path}' ({reason}). {fix}") from None
-
-
-def _from_file(path: Path, function: str) -> Space:
-    source = read_source(path)
-    module = _execute(path.absolute(), source)
-    chosen = getattr(module, function, None)
+def _from_file(word: str) -> Space:
+    file = own_name(OPTION, word)
+    source = source_text(OPTION, file)
+    module = _execute(file.path, source)
+    chosen = getattr(module, file.function, None)
     if chosen is None:
         present = [n for n, v in vars(module).items() if inspect.isfunction(v) and v.__module__ == module.__name__]
-        near = difflib.get_close_matches(function, present, n=1)
-        fix = f"Did you mean '{path}:{near[0]}'?" if near else f"Functions there: {', '.join(present) or 'none'}."
-        raise ConfigError(f"--space FILE.py:FUNCTION must name a function of the file; got {function!r}. {fix}")
-    name = path.stem if function == "space" else f"{path.stem}:{function}"
-    return _space(name, chosen, module, source, str(path.absolute()))
+        near = difflib.get_close_matches(file.function, present, n=1)
+        fix = f"Did you mean '{file.path}:{near[0]}'?" if near else f"Functions there: {', '.join(present) or 'none'}."
+        raise ConfigError(f"--space FILE.py:FUNCTION must name a function of the file; got {file.function!r}. {fix}")
+    name = file.path.stem if file.function == "space" else f"{file.path.stem}:{file.function}"
+    return _space(name, chosen, module, source, str(file.path))
 
 
 def _execute(path: Path, source: str) -> types.ModuleType:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from bigbatch.search_spaces.registry import Space, load_space, space_file
+from bigbatch.search_spaces.registry import Space, load_space, space_word
 from bigbatch.search_spaces.trial import PinnedTrial
 from bigbatch.search_spaces.workload import Workload
 from bigbatch.train_loop.config import ConfigError, DataConfig, ModelConfig, Options, TrainableConfig, TrainConfig
@@ -69,9 +68,9 @@ class TrainableSpace(Space):
         return None
 
 
-def own_space_file(text: str | None, trainable: str) -> tuple[Path, str]:
-    """The file and the function of ``--space text``. Raises ConfigError for what is no file of the user's."""
-    found = space_file(text) if text is not None else None
+def own_space_word(text: str | None, trainable: str) -> str:
+    """``FILE.py:FUNCTION`` of ``--space text``. Raises ConfigError for what is no file of the user's."""
+    found = space_word(text) if text is not None else None
     if found is None:
         got = "none" if text is None else repr(text)
         raise ConfigError(
@@ -83,7 +82,6 @@ def own_space_file(text: str | None, trainable: str) -> tuple[Path, str]:
 
 def load_trainable_space(text: str | None, trainable: str) -> TrainableSpace:
     """The space for ``--trainable trainable --space text``. Raises ConfigError as ``load_space``, and without one."""
-    own_space_file(text, trainable)
-    space = load_space(str(text))
+    space = load_space(own_space_word(text, trainable))
     fields = {one.name: getattr(space, one.name) for one in dataclasses.fields(space)}
     return TrainableSpace(**fields, trainable=trainable)

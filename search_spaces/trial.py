@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from bigbatch.search_spaces.constraints import Constrained
@@ -78,32 +78,25 @@ class StandInTrial(Suggestions, Constrained):
         return value
 
 
+@dataclass
 class PinnedTrial(Suggestions):
     """A trial that does not search the parameters whose configuration keys are pinned.
 
     A space may derive one value from another, say the learning rate from the batch. It must then see the value that
     ``--set`` fixed, not one that is overwritten afterwards.
-
-    ``pinned``: dotted configuration keys with their values. ``parameter_keys``: for each parameter that has another
-    name than its key, the key and a function from the pinned key's value to the parameter's. ``parameters``: values
-    of parameters that ``--set`` fixes directly. ``batches``: if there are any, the only choices of the global batch.
     """
 
-    def __init__(
-        self,
-        trial: Trial,
-        pinned: Mapping[str, object],
-        parameter_keys: Mapping[str, tuple[str, Convert]],
-        parameters: Mapping[str, object] = MappingProxyType({}),
-        batches: Sequence[int] = (),
-    ) -> None:
-        self._trial = trial
-        self._pinned = pinned
-        self._keys = parameter_keys
-        self._parameters = parameters
-        self._batches = batches
-        self.answered: set[str] = set()
-        """The names in ``parameters`` that the space has asked for."""
+    _trial: Trial
+    _pinned: Mapping[str, object]
+    """Dotted configuration keys with their values."""
+    _keys: Mapping[str, tuple[str, Convert]]
+    """For each parameter that has another name than its key, the key and a function from the pinned key's value."""
+    _parameters: Mapping[str, object]
+    """Values of parameters that ``--set`` fixes directly."""
+    _batches: Sequence[int] = ()
+    """If there are any, the only choices of the global batch."""
+    answered: set[str] = field(default_factory=set)
+    """The names in ``_parameters`` that the space has asked for."""
 
     # Spaces may use all else that Optuna's trial has.
     def __getattr__(self, name: str) -> Any:

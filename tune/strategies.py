@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from optuna.samplers import BaseSampler
-from optuna.trial import FrozenTrial
-
 from bigbatch.train_loop.config.plug_ins import is_own
 from bigbatch.tune.models.curve_data import CurveEncoder
 from bigbatch.tune.models.names import STOPPINGS, STRATEGIES, capabilities_of, resolved
@@ -14,7 +9,6 @@ from bigbatch.tune.models.protocol import Proposer, SearchFacts, Stopping, Strat
 from bigbatch.tune.models.study_view import BestAndRecent
 from bigbatch.tune.proposers.curves import CurvesSampler
 from bigbatch.tune.proposers.frontier_sampler import at_frontier
-from bigbatch.tune.proposers.known_trials import knowing_others
 from bigbatch.tune.proposers.own_strategy import own_sampler
 from bigbatch.tune.proposers.passing_sampler import Combined
 from bigbatch.tune.proposers.samplers import sampler_factory, trial_seed
@@ -42,16 +36,7 @@ def _proposer(name: str, facts: SearchFacts, encoder: CurveEncoder) -> Proposer:
     # With a frontier, ``at_frontier`` chooses the trials to see.
     history = BestAndRecent(maximize=facts.objective.direction == "maximize") if facts.frontier is None else None
 
-    def make(number: int, source_trials: Sequence[FrozenTrial] | None = None) -> BaseSampler:
-        trials, names = facts.most_trials, facts.names
-        factory = sampler_factory(
-            name, facts.seed, trials, names, facts.priors, history=history, source_trials=source_trials
-        )
-        return factory(number)
-
-    if facts.knowledge and capabilities_of(name).knows_others:
-        return knowing_others(make, facts, begins_with=make if name == "cmaes" else None)
-    return make
+    return sampler_factory(name, facts.seed, facts.most_trials, facts.names, facts.priors, history=history)
 
 
 def _stopping(name: str, facts: SearchFacts, encoder: CurveEncoder) -> Stopping:

@@ -11,7 +11,7 @@ from bigbatch.search_spaces.workload import Workload
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.launch.trial_task import TrialTask
 from bigbatch.tune.models.protocol import SearchFacts, dimensions_of
-from bigbatch.tune.runs.objective import Objective
+from bigbatch.tune.runs.objectives import Objectives
 from bigbatch.tune.storage.store import StudyStore
 from bigbatch.tune.strategies import make_strategy
 from bigbatch.tune.trials.bridge import OptunaBridge
@@ -74,7 +74,7 @@ def make_bridge(
     return OptunaBridge(
         store, make_strategy(strategy, pruner, facts),
         SpaceConfigurations(space or large_batch, WORKLOAD, overrides or {}, 3, 1),
-        objective=more.pop("objective", Objective()), trials=trials, workers=1, observers=list(observers),
+        objectives=more.pop("objectives", Objectives()), trials=trials, workers=1, observers=list(observers),
         room=lambda live: len(live) < concurrency, make_task=task_of, **more,
     )  # fmt: skip
 

@@ -27,6 +27,7 @@ from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.runs.confirmation import ConfirmationFacts, missing_confirmations
 from bigbatch.tune.runs.feasible import CONSTRAINTS_ATTR
 from bigbatch.tune.runs.objective import Objective
+from bigbatch.tune.runs.objectives import Objectives
 from bigbatch.tune.search.first_trials import enqueue_first_trials
 from bigbatch.tune.search.running import configurations_of, missing_in, strategy_of
 from bigbatch.tune.simulate.replay import MemoryKeeper
@@ -83,7 +84,7 @@ class SimulatedSearch:
         """Begin, or go on as the next process does."""
         self.store = self.open_store()
         self.manager = TrialManager(
-            self.store, self.strategy(), self.configurations, objective=self.objectives[0], also=self.objectives[1:],
+            self.store, self.strategy(), self.configurations, objectives=Objectives(self.objectives),
             trials=self.count, workers=1, clock=self.clock, **{"observers": [self], **self.more()},
         )  # fmt: skip
         self.manager.recover()

@@ -123,7 +123,7 @@ def test_what_slurm_would_refuse_or_never_start_is_refused_before(cluster: Virtu
         (("--gpus-per-node", 3), "has 2 GPUs"),
         (("--cpus-per-node", 3), "has 2 cores"),
         (("-p", "mian"), "main"),
-        (("--space", "/nosuch.py"), "--space must name a readable Python file"),
+        (("--space", "/nosuch.py"), "--space must name a Python file that is there"),
         (("--sbatch=--constraint=none",), "failed"),  # only Slurm knows: its own words, in one line
     ):
         done = bigbatch(cluster, checkout, "submit", *arguments, check=False)

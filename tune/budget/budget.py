@@ -23,7 +23,6 @@ import heapq
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from bigbatch.tune.budget.pace import ENDING_S, Pace, PaceKey, PaceRun
 
@@ -47,19 +46,16 @@ class Limits:
     """Seconds of this session, from its beginning."""
 
 
-class KeptBack(Protocol):
+@dataclass(frozen=True)
+class KeptBack:
     """The runs that are to follow a search, once a trial that asks has ended too."""
 
-    @property
-    def most(self) -> int:
-        """How many runs these are at most."""
-
-    @property
-    def most_epochs(self) -> int:
-        """The epochs of each run, at most."""
-
-    def runs(self) -> Sequence[PaceRun]:
-        """The runs, in their order. It is only asked if the most would not fit."""
+    most: int
+    """How many runs these are at most."""
+    most_epochs: int
+    """The epochs of each run, at most."""
+    runs: Callable[[], Sequence[PaceRun]]
+    """The runs, in their order. It is only asked if the most would not fit."""
 
 
 @dataclass

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from optuna.trial import TrialState
 
 from bigbatch.base import json_values
+from bigbatch.tune.budget.budget import KeptBack
 from bigbatch.tune.budget.pace import PaceRun, pace_key
 from bigbatch.tune.runs.confirm_rule import LEAST_TRIALS
 from bigbatch.tune.runs.confirmation import ConfirmationFacts, best_of_each_value, fresh_seeds, trials_to_confirm
@@ -38,80 +39,58 @@ class ConfirmationReserve:
     facts: ConfirmationFacts
     max_epochs: int
 
-    @property
-    def most(self) -> int:
-        """How many runs these are at most."""
-        rule, frontier = self.facts.rule, self.facts.frontier
-        return rule.best * len(frontier.values) * rule.seeds
-
-    def beside(self, trials: Sequence[AnyTrial], number: int, config: Mapping[str, object]) -> KeptConfirmations:
+    def beside(self, trials: Sequence[AnyTrial], number: int, config: Mapping[str, object]) -> KeptBack:
         """What to keep back if the trial with that number begins. ``config``: its configuration, as ``to_dict``."""
-        return KeptConfirmations(self, trials, {number: config})
+        return self._kept(trials, {number: config})
 
-    def of_finished(self, trials: Sequence[AnyTrial]) -> KeptConfirmations:
+    def of_finished(self, trials: Sequence[AnyTrial]) -> KeptBack:
         """What to keep back if no trial of the search ran on."""
-        return KeptConfirmations(self, trials, {}, running=False)
+        return self._kept(trials, None)
 
+    def _kept(self, trials: Sequence[AnyTrial], asking: Mapping[int, Mapping[str, object]] | None) -> KeptBack:
+        """``asking``: by number the configurations of trials that ask. None: no running trial counts."""
+        rule = self.facts.rule
 
-@dataclass(frozen=True)
-class KeptConfirmations:
-    """A ``KeptBack`` at one moment of a search."""
+        def config_of(trial: AnyTrial) -> Mapping[str, object]:
+            return (asking or {}).get(trial.number, configuration(trial))
 
-    reserve: ConfirmationReserve
-    trials: Sequence[AnyTrial]
-    asking: Mapping[int, Mapping[str, object]]
-    running: bool = True
-    """Whether the trials that run count."""
+        def runs() -> list[PaceRun]:
+            now = search_trials(trials) if asking is not None else []
+            # Without those that were only asked about.
+            running = [t for t in now if t.state == TrialState.RUNNING and "epochs" in config_of(t)]
+            ended = [t for t in of_kind(trials, Kind.CONFIRMATION) if t.state.is_finished()]
+            there = {(confirmed_by(t), t.user_attrs.get(SEED_ATTR)) for t in ended}
+            wanted = (self._affordable if rule.affordable else self._of_each_value)(trials, running)
+            return [
+                (pace_key(config_of(trial)), json_values.whole_number(config_of(trial), "epochs"))
+                for trial, seeds in wanted
+                for seed in seeds
+                if (trial.number, seed) not in there
+            ]
 
-    @property
-    def most(self) -> int:
-        """As the reserve's."""
-        return self.reserve.most
+        return KeptBack(rule.best * len(self.facts.frontier.values) * rule.seeds, self.max_epochs, runs)
 
-    @property
-    def most_epochs(self) -> int:
-        """As the reserve's."""
-        return self.reserve.max_epochs
-
-    def runs(self) -> list[PaceRun]:
-        """The runs, one for each seed that a trial still lacks."""
-        facts, trials = self.reserve.facts, self.trials
-        ended = [t for t in of_kind(trials, Kind.CONFIRMATION) if t.state.is_finished()]
-        there = {(confirmed_by(t), t.user_attrs.get(SEED_ATTR)) for t in ended}
-        return [
-            (pace_key(self._config(trial)), json_values.whole_number(self._config(trial), "epochs"))
-            for trial, seeds in (self._affordable() if facts.rule.affordable else self._of_each_value())
-            for seed in seeds
-            if (trial.number, seed) not in there
-        ]
-
-    def _affordable(self) -> list[tuple[AnyTrial, Sequence[int]]]:
-        found = trials_to_confirm(self.trials, self.reserve.facts)
-        searched = counted_trials(self.trials)
+    def _affordable(
+        self, trials: Sequence[AnyTrial], running: Sequence[AnyTrial]
+    ) -> list[tuple[AnyTrial, Sequence[int]]]:
+        found = trials_to_confirm(trials, self.facts)
+        searched = counted_trials(trials)
         if found or len(searched) < LEAST_TRIALS or any(t.state == TrialState.COMPLETE for t in searched):
             return found
         # None has ended: the answer will be one of those that run.
-        return [(trial, self._seeds) for trial in self._running()[:1]]
+        return [(trial, self._seeds) for trial in running[:1]]
 
-    @property
-    def _seeds(self) -> Sequence[int]:
-        return fresh_seeds(self.reserve.facts, self.reserve.facts.rule.seeds)
-
-    def _of_each_value(self) -> list[tuple[AnyTrial, Sequence[int]]]:
-        facts = self.reserve.facts
-        groups = {value: point[: facts.rule.best] for value, point in best_of_each_value(self.trials, facts).items()}
-        for trial in self._running():
+    def _of_each_value(
+        self, trials: Sequence[AnyTrial], running: Sequence[AnyTrial]
+    ) -> list[tuple[AnyTrial, Sequence[int]]]:
+        facts = self.facts
+        groups = {value: point[: facts.rule.best] for value, point in best_of_each_value(trials, facts).items()}
+        for trial in running:
             group = groups.setdefault(value_of_trial(trial, facts.frontier), [])
             if len(group) < facts.rule.best:
                 group.append(trial)
         return [(trial, self._seeds) for group in groups.values() for trial in group]
 
-    def _running(self) -> list[AnyTrial]:
-        """The trials of the search that run or ask, without those that were only asked about."""
-        if not self.running:
-            return []
-        running = [t for t in search_trials(self.trials) if t.state == TrialState.RUNNING]
-        return [t for t in running if "epochs" in self._config(t)]
-
-    def _config(self, trial: AnyTrial) -> Mapping[str, object]:
-        return self.asking.get(trial.number, configuration(trial))
+    @property
+    def _seeds(self) -> Sequence[int]:
+        return fresh_seeds(self.facts, self.facts.rule.seeds)

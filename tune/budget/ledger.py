@@ -125,13 +125,10 @@ class Ledger:
 
     def used(self) -> DeviceSeconds:
         """The sum of all sessions so far."""
+        total = self.used_here()
         with self._lock:
-            self._advance()
-            total = DeviceSeconds()
-            total.add(self._before)
-            total.add(self._session)
             total.add(self._elsewhere)
-            return total
+        return total
 
     def used_here(self) -> DeviceSeconds:
         """The sum of all sessions in this folder, without what the study's other drivers have used."""

@@ -1,7 +1,6 @@
 """Measured times: how long an epoch takes and a trial needs before its first one, and what else a session takes.
 
-Epochs are measured separately for each network, global batch size, image size and part of the data. Means are kept as
-sums, so a study of any length costs the same.
+Epochs are measured separately for each network, global batch size, image size and part of the data.
 
 A session also takes Ray's start, the first trial's start, and the end. Each session writes what it has measured to its
 file in the ledger. A budget keeps room for these times, so the next session reads them: those of its own study, else of
@@ -14,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import statistics
+from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -41,27 +41,25 @@ def pace_key(config: object) -> PaceKey:
     return tuple(found)
 
 
-@dataclass
-class _Mean:
-    total: float = 0.0
-    count: int = 0
+MOST_TIMES = 99
+"""Times of which the median is taken, the latest ones: so a study of any length costs the same."""
 
-    def add(self, value: float) -> None:
-        self.total += value
-        self.count += 1
 
-    @property
-    def value(self) -> float:
-        return self.total / self.count
+def _latest_times() -> deque[float]:
+    return deque(maxlen=MOST_TIMES)
 
 
 class Pace:
-    """Mean seconds of epochs by key, and of start-ups."""
+    """Median seconds of epochs by key, and of start-ups.
+
+    A maximum or a mean would contain the epoch in which the file system hung, and the start-up of the trial that waited
+    for its place, or was started again after a node was lost.
+    """
 
     def __init__(self, trials: Iterable[FrozenTrial] = (), start_s: float = 0.0) -> None:
         """``start_s``: what a start-up is taken to last before one was measured."""
-        self._epochs: dict[PaceKey, _Mean] = {}
-        self._starts, self._expected_s = _Mean(), start_s
+        self._epochs: dict[PaceKey, deque[float]] = {}
+        self._starts, self._expected_s = _latest_times(), start_s
         self.shortest_s: float | None = None
         """The shortest epoch that was measured; None before the first."""
         for trial in trials:
@@ -72,17 +70,17 @@ class Pace:
     def add_epoch(self, key: PaceKey, seconds: float) -> None:
         """Take in the time of one epoch."""
         if seconds > 0:
-            self._epochs.setdefault(key, _Mean()).add(seconds)
+            self._epochs.setdefault(key, _latest_times()).append(seconds)
             self.shortest_s = seconds if self.shortest_s is None else min(self.shortest_s, seconds)
 
     def add_start(self, seconds: float) -> None:
         """Take in the time from a trial's start to the beginning of its first epoch."""
-        self._starts.add(max(0.0, seconds))
+        self._starts.append(max(0.0, seconds))
 
     @property
     def start_s(self) -> float:
-        """Mean seconds of a start-up."""
-        return self._starts.value if self._starts.count else self._expected_s
+        """Seconds of a start-up."""
+        return statistics.median_low(self._starts) if self._starts else self._expected_s
 
     def run_s(self, run: PaceRun) -> float:
         """Seconds of a whole run with its start-up; 0 if nothing was measured."""
@@ -91,17 +89,24 @@ class Pace:
 
     @property
     def slowest_s(self) -> float:
-        """Mean seconds of an epoch with the slowest key; 0 if nothing was measured."""
-        return max((mean.value for mean in self._epochs.values()), default=0.0)
+        """Seconds of an epoch with the slowest key; 0 if nothing was measured."""
+        return max(map(statistics.median_low, self._epochs.values()), default=0.0)
+
+    @property
+    def first_result_s(self) -> float | None:
+        """Seconds from a trial's start to the end of its first epoch, with the slowest key; None: nothing is known."""
+        return self.start_s + self.slowest_s if self._epochs or self._starts else None
 
     def epoch_s(self, key: PaceKey) -> float | None:
-        """Mean seconds of an epoch with this key. None: nothing is known.
+        """Seconds of an epoch with this key. None: nothing is known.
 
         If none was measured: of the slowest key, and longer by what it has more images and pixels than that one.
         """
         if key in self._epochs:
-            return self._epochs[key].value
-        return max((mean.value * _times(other, key) for other, mean in self._epochs.items()), default=None)
+            return statistics.median_low(self._epochs[key])
+        return max(
+            (statistics.median_low(met) * _times(other, key) for other, met in self._epochs.items()), default=None
+        )
 
 
 def _times(measured: PaceKey, asked: PaceKey) -> float:

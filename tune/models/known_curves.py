@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +26,6 @@ LENGTH = 0.4
 NOISE = 0.3
 
 Array = NDArray[np.float64]
-_NORMAL = NormalDist()
 
 
 def rank_shares(values: Sequence[float]) -> Array:
@@ -36,11 +34,6 @@ def rank_shares(values: Sequence[float]) -> Array:
     order = np.sort(found)
     middle = (np.searchsorted(order, found, "left") + np.searchsorted(order, found, "right")) / 2
     return np.asarray(middle / max(len(found), 1) - 0.5)
-
-
-def normal_scores(values: Sequence[float]) -> list[float]:
-    """The normal score of each value's rank among all: 0 in the middle, larger for larger values."""
-    return [_NORMAL.inv_cdf(share + 0.5) for share in rank_shares(values)]
 
 
 @on_one_thread

@@ -22,7 +22,7 @@ class Capabilities:
     """Whether it models parameters that exist only with some values of another. If not, it draws them at random."""
     categorical: bool = True
     """Whether it models choices. If not, it draws them at random."""
-    knows_others: bool = True
+    knows_others: bool = False
     """Whether it learns from other studies (``--warm-start``). If not, it only tries their best configurations."""
     constraints: bool = False
     """Whether it models where the constraints of the space are met."""
@@ -40,15 +40,15 @@ MANY = 8
 NEEDS_NOTHING = Capabilities(False, False, False, False, False, False, 1, False, False)
 """What a search of one metric over ranges of numbers asks of a strategy."""
 CAPABILITIES = {
-    "curves": Capabilities(constraints=True, targets=False, frontier=True),
+    "curves": Capabilities(knows_others=True, constraints=True, targets=False, frontier=True),
     "tpe": Capabilities(constraints=True, objectives=MANY),
     "gp": Capabilities(learns_from_stopped=False, conditional=False, constraints=True, objectives=MANY, targets=False),
     "cmaes": Capabilities(conditional=False, categorical=False),
-    "qmc": Capabilities(learns=False, knows_others=False, objectives=MANY, frontier=True),
-    "random": Capabilities(learns=False, knows_others=False, objectives=MANY, frontier=True),
+    "qmc": Capabilities(learns=False, objectives=MANY, frontier=True),
+    "random": Capabilities(learns=False, objectives=MANY, frontier=True),
 }
 """By the name of ``--strategy``."""
-OWN = Capabilities(learns=False, knows_others=False, constraints=True, objectives=MANY, frontier=True)
+OWN = Capabilities(learns=False, constraints=True, objectives=MANY, frontier=True)
 """Of a sampler of the user's own, ``FILE.py:FUNCTION``. Nothing is known about it, so no weakness is claimed. It
 proposes every trial itself, as the designs do, and the values of a frontier are chosen beside it."""
 STRATEGIES = ("auto", *CAPABILITIES)

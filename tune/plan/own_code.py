@@ -34,7 +34,8 @@ from bigbatch.tune.plan.objective_options import one_of_objective_options
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.plan.prior import optimizers_of
 from bigbatch.tune.runs import metrics
-from bigbatch.tune.runs.objectives import Objectives, own_objectives
+from bigbatch.tune.runs.objective import Reported
+from bigbatch.tune.runs.objectives import Objectives, read_objectives
 
 if TYPE_CHECKING:
     from bigbatch.tune.plan.search_plan import SearchPlan
@@ -258,7 +259,7 @@ def read_own_objectives(o: SearchOptions) -> Objectives:
             "--trainable needs the name of what it reports, and which values are better; got no --objective. "
             "Write e.g. --objective accuracy:max or --objective loss:min."
         )
-    found = own_objectives(f"--{option}", str(getattr(o, option)))
+    found = read_objectives(f"--{option}", str(getattr(o, option)), Reported(own=None))
     for objective in found.each:
         if objective.shown.metric.is_proportion:
             raise ConfigError(

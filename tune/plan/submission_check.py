@@ -26,10 +26,11 @@ if not __package__:
 
 from bigbatch.base.command_line import nearest_word  # noqa: E402
 from bigbatch.cluster.host.allocation import CHECK_ELSEWHERE, CHECK_MARK  # noqa: E402
-from bigbatch.search_spaces.registry import load_space, read_source, space_file  # noqa: E402
-from bigbatch.search_spaces.trainable_space import own_space_file  # noqa: E402
+from bigbatch.search_spaces.registry import OPTION as SPACE  # noqa: E402
+from bigbatch.search_spaces.registry import load_space, space_word  # noqa: E402
+from bigbatch.search_spaces.trainable_space import own_space_word  # noqa: E402
 from bigbatch.train_loop.config import ConfigError  # noqa: E402
-from bigbatch.train_loop.config.own_names import absolute, own_name  # noqa: E402
+from bigbatch.train_loop.config.own_names import absolute, own_name, source_text  # noqa: E402
 from bigbatch.train_loop.config.plug_ins import is_own  # noqa: E402
 from bigbatch.train_loop.data.catalogue import check_stage, describe_data_set, folder_path, is_users  # noqa: E402
 from bigbatch.train_loop.errors import OwnCodeError  # noqa: E402
@@ -100,13 +101,13 @@ def check_by_parts(options: SearchOptions) -> list[str]:
         options = _resumed(options)
     if options.trainable is not None:
         return _check_trainable(options, options.trainable)
-    own = space_file(options.space or DEFAULT_SPACE)
+    own = space_word(options.space or DEFAULT_SPACE)
     if own is None:
         load_space(options.space or DEFAULT_SPACE)
         with contextlib.suppress(ImportError):  # a package is missing: check each part by itself below
             return check_whole_plan(options)
     else:
-        look_for_function(*own)
+        look_for_function(SPACE, own)
     checked = check_option_values(options)
     left = ["what the space returns"]
     try:
@@ -131,15 +132,14 @@ def _look_for_functions(words: Mapping[str, str | None]) -> None:
     """Look for those that name a file of the user's. Raises ConfigError."""
     for key, word in words.items():
         if word and is_own(word):
-            own_file = own_name(key, word)
-            look_for_function(own_file.path, own_file.function, key)
+            look_for_function(key, word)
 
 
 def _check_trainable(options: SearchOptions, word: str) -> list[str]:
     """``check_by_parts`` of a search over a whole training function."""
     name = trainable_name(word)
-    look_for_function(name.path, name.function, OPTION)
-    look_for_function(*own_space_file(options.space, str(name)))
+    look_for_function(OPTION, str(name))
+    look_for_function(SPACE, own_space_word(options.space, str(name)))
     given_baseline(read_own_objectives(options), options.baseline)
     _look_for_functions({"--strategy": options.strategy, "--stopping": options.stopping})
     check_option_values(options)
@@ -165,9 +165,10 @@ def _check_places(options: SearchOptions) -> None:
         check_folder(output, options.study, options.resume)
 
 
-def look_for_function(path: Path, function: str, option: str = "--space") -> None:
+def look_for_function(option: str, word: str) -> None:
     """Raise ConfigError if a file of the user's cannot be read, is no Python, or lacks the function's name."""
-    source = read_source(path)
+    name = own_name(option, word)
+    path, function, source = name.path, name.function, source_text(option, name)
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError) as error:
@@ -192,9 +193,11 @@ def look_for_function(path: Path, function: str, option: str = "--space") -> Non
 
 def with_path_advice(message: str, options: SearchOptions) -> str:
     """``message``, and what to write if the paths differ on the compute nodes."""
-    own = space_file(options.space or DEFAULT_SPACE)
+    word = space_word(options.space or DEFAULT_SPACE) or ""
+    own = word.rpartition(":")[0]
     places = [
-        str(own[0]) if own else None,
+        word,
+        own,
         options.trainable.partition(".py")[0] if options.trainable else None,
         options.data,
         options.output or DEFAULT_OUTPUT,
@@ -202,7 +205,7 @@ def with_path_advice(message: str, options: SearchOptions) -> str:
         *options.warm_start,
     ]
     quoted = [f"{end}'" for place in places if place for end in (f"'{place}", f"/{place}", os.path.abspath(place))]
-    quoted += [f"({os.path.abspath(own[0])})"] if own else []
+    quoted += [f"({os.path.abspath(own)})"] if own else []
     if message.startswith("--output") or any(text in message for text in quoted):
         stop = "" if message.endswith(".") else "."
         return f"{message}{stop} If the compute nodes differ in that, write --no-check."

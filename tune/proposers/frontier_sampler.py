@@ -26,7 +26,6 @@ sampler that knows the frontier (``Capabilities.frontier``) sees the study as it
 
 from __future__ import annotations
 
-import copy
 import math
 import statistics
 from bisect import bisect_left, bisect_right, insort
@@ -34,7 +33,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from statistics import NormalDist
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.samplers import BaseSampler
@@ -47,7 +46,7 @@ from bigbatch.tune.proposers.passing_sampler import Asked, PassingSampler
 from bigbatch.tune.runs.feasible import is_infeasible
 from bigbatch.tune.runs.frontier import answer_index
 from bigbatch.tune.runs.metrics import ceiling_of
-from bigbatch.tune.runs.run import Kind, earlier_of, kind_of, ordered_values
+from bigbatch.tune.runs.run import Kind, as_shown, earlier_of, kind_of, ordered_values
 from bigbatch.tune.runs.study_index import StudyIndex
 
 
@@ -231,12 +230,9 @@ class FrontierSampler(PassingSampler):
         if self._value is None:
             chosen = _own_value(self._facts, trial)
             self._value = self._shares.next_value(study, trial.number) if chosen is None else chosen
-        # A copy, as the study caches the original.
-        shown, attrs = copy.copy(trial), dict[str, Any](trial.system_attrs)
         # Optuna takes a value from here without asking the sampler for it.
-        attrs["fixed_params"] = {**attrs.get("fixed_params", {}), self._facts.frontier: self._value}
-        shown.system_attrs = attrs
-        return shown
+        fixed = {**trial.system_attrs.get("fixed_params", {}), self._facts.frontier: self._value}
+        return as_shown(trial, system_attrs={**trial.system_attrs, "fixed_params": fixed})
 
     def _seen(self, study: Study) -> Study:
         return study if self._history is None else view_of(study, partial(self._rank, self._history))
@@ -274,9 +270,10 @@ def _as_ranked(
     name = facts.frontier or ""
     if name not in trial.params:
         return trial
-    value, shown = trial.params[name], copy.copy(trial)
-    shown.params = {other: one for other, one in trial.params.items() if other != name}
-    shown.distributions = {other: one for other, one in trial.distributions.items() if other != name}
+    value = trial.params[name]
+    params = {other: one for other, one in trial.params.items() if other != name}
+    distributions = {other: one for other, one in trial.distributions.items() if other != name}
+    shown = as_shown(trial, params=params, distributions=distributions)
     if is_infeasible(trial):
         shown.intermediate_values = {}
     elif trial.intermediate_values:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from types import SimpleNamespace
 from typing import cast
@@ -77,7 +77,6 @@ def sampler_factory(
     priors: Mapping[str, LogNormal | None] | None = None,
     *,
     history: BestAndRecent | None = None,
-    source_trials: Sequence[FrozenTrial] | None = None,
 ) -> Callable[[int], BaseSampler]:
     """A function from a trial's number to its sampler.
 
@@ -89,7 +88,6 @@ def sampler_factory(
         parameters: names of all parameters of the space, for Quasi-Monte-Carlo.
         priors: soft priors of parameters, for everything that is drawn before, or without, a model of the trials.
         history: chooses the trials of a large study from which TPE and GP learn; None: from all that they are shown.
-        source_trials: with which CMA-ES begins, at least ten with the parameters that it will sample.
     """
     startup, names = max(4, min(10, trials // 3)), tuple(parameters)
     known = {parameter: prior for parameter, prior in (priors or {}).items() if prior is not None}
@@ -100,7 +98,7 @@ def sampler_factory(
             return PriorSampler(seed, known)
         design = SobolSampler(names, seed, known)
         if name == "cmaes":
-            return _cmaes(own, startup, design, source_trials)
+            return _cmaes(own, startup, design)
         return _sampler(name, own, startup, design, history)
 
     return make
@@ -135,7 +133,7 @@ def _sampler(name: str, seed: int, startup: int, design: SobolSampler, history: 
     return sampler if history is None else ShownSampler(sampler, lambda study: view_of(study, history.among))
 
 
-def _cmaes(seed: int, startup: int, design: SobolSampler, source_trials: Sequence[FrozenTrial] | None) -> BaseSampler:
+def _cmaes(seed: int, startup: int, design: SobolSampler) -> BaseSampler:
     sampler = CmaEsSampler(
         seed=seed,
         n_startup_trials=startup,
@@ -143,7 +141,6 @@ def _cmaes(seed: int, startup: int, design: SobolSampler, source_trials: Sequenc
         warn_independent_sampling=False,
         independent_sampler=design,
         consider_pruned_trials=True,  # with early stopping few others are left
-        source_trials=None if source_trials is None else list(source_trials),
     )
     return showing_bad_ends(sampler, "cmaes")
 

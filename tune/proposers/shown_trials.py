@@ -33,7 +33,6 @@ TPE and is an error for the Gaussian process. So each trial has one here.
 
 from __future__ import annotations
 
-import copy
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence, Set
@@ -48,7 +47,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from bigbatch.tune.models.study_view import view_of
 from bigbatch.tune.proposers.passing_sampler import Asked, PassingSampler, ShownSampler
 from bigbatch.tune.runs.feasible import furthest_excess, is_infeasible
-from bigbatch.tune.runs.run import has_diverged, replaced_trials, was_refused
+from bigbatch.tune.runs.run import as_shown, has_diverged, replaced_trials, was_refused
 
 Directions = Sequence[StudyDirection]
 
@@ -86,10 +85,13 @@ def with_bad_ends(trials: Sequence[FrozenTrial], name: str, directions: Directio
     for trial in trials:
         if trial.number in again:
             continue
-        if trial.number in bad:
-            trial = _stopped(trial) if by_rank_alone else _finished(trial, _worst(known, directions))
+        if trial.number in bad and by_rank_alone:
+            trial = _ended(trial, TrialState.PRUNED)
+        elif trial.number in bad:
+            trial = _ended(trial, TrialState.COMPLETE, _worst(known, directions))
         elif trial.number in beyond and name == "gp":
-            trial = _finished(trial, [statistics.median(column) for column in zip(*known, strict=True)])
+            middle = [statistics.median(column) for column in zip(*known, strict=True)]
+            trial = _ended(trial, TrialState.COMPLETE, middle)
         shown.append(trial)
     return _with_equal_constraints(shown) if name == "gp" else shown
 
@@ -117,16 +119,8 @@ def _worst(known: Sequence[Sequence[float]], directions: Directions) -> list[flo
     return [(min if d == StudyDirection.MAXIMIZE else max)(c) for c, d in zip(columns, directions, strict=True)]
 
 
-def _stopped(trial: FrozenTrial) -> FrozenTrial:
-    shown = copy.copy(trial)  # the study caches the original
-    shown.state, shown.values, shown.intermediate_values = TrialState.PRUNED, None, {}
-    return shown
-
-
-def _finished(trial: FrozenTrial, values: Sequence[float]) -> FrozenTrial:
-    shown = copy.copy(trial)
-    shown.state, shown.values, shown.intermediate_values = TrialState.COMPLETE, list(values), {}
-    return shown
+def _ended(trial: FrozenTrial, state: TrialState, values: Sequence[float] | None = None) -> FrozenTrial:
+    return as_shown(trial, state=state, values=values, intermediate_values={})
 
 
 def _with_equal_constraints(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
@@ -151,9 +145,8 @@ def _bounded(trial: FrozenTrial, usual: Mapping[str, float]) -> FrozenTrial:
     constraints = {**usual, **trial.constraints}
     # Optuna keeps constraints in system attributes, in a form that differs between its versions.
     noted = create_trial(values=trial.values, constraints=constraints).system_attrs
-    shown = copy.copy(trial)
-    shown.system_attrs = {**{key: one for key, one in trial.system_attrs.items() if key not in noted}, **noted}
-    return shown
+    other = {key: one for key, one in trial.system_attrs.items() if key not in noted}
+    return as_shown(trial, system_attrs={**other, **noted})
 
 
 SPARED_ATTR = "spared_in_epoch"
@@ -177,12 +170,9 @@ def _not_earned(trial: FrozenTrial, bar: float, sign: int) -> bool:
 
 
 def _as_stopped(trial: FrozenTrial) -> FrozenTrial:
-    shown = copy.copy(trial)  # the study caches the original
     last = trial.intermediate_values[max(trial.intermediate_values)]
-    shown.state = TrialState.PRUNED
-    shown.values = None
-    shown.intermediate_values = {int(trial.user_attrs[SPARED_ATTR]): last}
-    return shown
+    values = {int(trial.user_attrs[SPARED_ATTR]): last}
+    return as_shown(trial, state=TrialState.PRUNED, values=None, intermediate_values=values)
 
 
 class PrunedViewTPESampler(TPESampler):
@@ -260,6 +250,4 @@ def _with_notes(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
 
 
 def _noted(trial: FrozenTrial) -> FrozenTrial:
-    found = copy.copy(trial)
-    found.system_attrs = {**trial.system_attrs, NOTE: furthest_excess(trial)}
-    return found
+    return as_shown(trial, system_attrs={**trial.system_attrs, NOTE: furthest_excess(trial)})

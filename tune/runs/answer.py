@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -11,7 +10,7 @@ from bigbatch.tune.runs.learned import NOTHING_LEARNED
 from bigbatch.tune.runs.metrics import COSTS
 from bigbatch.tune.runs.objective import Objective
 from bigbatch.tune.runs.objectives import Objectives
-from bigbatch.tune.runs.run import AnyTrial, epoch_records, search_trials
+from bigbatch.tune.runs.run import AnyTrial, as_shown, epoch_records, search_trials
 
 
 def answer_of(trials: Sequence[AnyTrial], description: Mapping[str, object], objectives: Objectives) -> Frontier | None:
@@ -33,11 +32,7 @@ def answer_of(trials: Sequence[AnyTrial], description: Mapping[str, object], obj
 def _by_last_epoch(trial: AnyTrial, objective: Objective) -> AnyTrial:
     """The trial as one of a search for this objective alone."""
     records = epoch_records(trial)
-    if not trial.values or not records:
-        return trial
-    alone = copy.copy(trial)  # the study caches the original
-    alone.values = [objective.value(records[-1])]
-    return alone
+    return as_shown(trial, values=[objective.value(records[-1])]) if trial.values and records else trial
 
 
 def leading_trial(trials: Sequence[AnyTrial], frontier: Frontier | None, objectives: Objectives) -> AnyTrial | None:

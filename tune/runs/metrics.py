@@ -121,12 +121,12 @@ def metric_named(option: str, name: str, own: Sequence[str] | None = ()) -> Metr
         return metrics[name]
     names = (*(own or ()), *metrics)
     near = nearest_word(name, names)
-    fix = f"Did you mean {near!r}?" if near else f"Write one of {', '.join(names)}."
+    fix = f"Did you mean {near!r}?" if near else "" if own is None else f"Write one of {', '.join(names)}."
     if own is None:
-        fix += f" A metric of your own needs its direction: {name}:max or {name}:min."
+        fix += f" A metric of your own needs its direction: {name or 'NAME'}:max or {name or 'NAME'}:min."
     elif name.startswith("val_"):
         fix += " A metric of your own is named with --metric too."
-    raise ConfigError(f"{option} names a metric that each trial reports; got {name!r}. {fix}")
+    raise ConfigError(f"{option} names a metric that each trial reports; got {name!r}. {fix.strip()}")
 
 
 def of_record(name: str, record: Record) -> float:

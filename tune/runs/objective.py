@@ -155,7 +155,7 @@ class Reported:
 
     def may_have(self, name: str) -> bool:
         """Whether a metric of the user's own may have this name."""
-        return name.isidentifier() if self.own is None else reported_by(self.own, name)
+        return bool(name) if self.own is None else reported_by(self.own, name)
 
     @property
     def names(self) -> list[str]:
@@ -267,15 +267,12 @@ class TimeToTarget(Objective):
 
 
 def read_target(text: str, reported: Reported | int) -> TimeToTarget:
-    """``val_top1=0.759`` → the objective. Raises ConfigError for an unknown metric, and a value that it cannot have."""
+    """``val_top1=0.759`` → the objective. Raises ConfigError for an unknown metric, for what is a cost, and for a value
+    that the metric cannot have."""
     name, equals, number = (part.strip() for part in text.partition("="))
     if not equals:
         raise ConfigError(f"--target is METRIC=VALUE; got {text!r}. Write e.g. --target val_top1=0.759.")
-    return target_of(read_objective("--target", name, reported), number)
-
-
-def target_of(reach: Objective, number: str) -> TimeToTarget:
-    """The target of a metric. Raises ConfigError for what is a cost, and for a value that the metric cannot have."""
+    reach = read_objective("--target", name, reported)
     example = "val_top1=0.759" if reach.name in metrics.known_metrics() else f"{reach.text}=0.9"
     if reach.name.endswith(metrics.COSTS):
         raise ConfigError(

@@ -15,15 +15,12 @@ from bigbatch.train_loop.config.train_config import LOSSES
 from bigbatch.tune.runs import metrics
 from bigbatch.tune.runs.metrics import Record
 from bigbatch.tune.runs.objective import (
-    NATURAL,
-    SHORT_DIRECTIONS,
     Direction,
     Objective,
     Reported,
     TimeToTarget,
     read_objective,
     read_target,
-    target_of,
 )
 from bigbatch.tune.runs.run import AnyTrial
 
@@ -116,10 +113,9 @@ def _beats(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
 
 def objectives_of(description: Mapping[str, object]) -> Objectives:
     """The objectives of a study, from its study.json."""
-    if description.get("trainable"):
-        return own_objectives("study.json", json_values.text(description, "objective"))
     objective = json_values.text(description, "objective", DEFAULT_OBJECTIVE)
-    return read_objectives("study.json", objective, facts_of_runs(description))
+    reported = Reported(own=None) if description.get("trainable") else facts_of_runs(description)
+    return read_objectives("study.json", objective, reported)
 
 
 def facts_of_runs(description: Mapping[str, object]) -> Reported:
@@ -127,20 +123,6 @@ def facts_of_runs(description: Mapping[str, object]) -> Reported:
     classes = json_values.whole_number(description, "num_classes", 1)
     loss = json_values.text(json_values.mapping(description, "overrides"), "loss")
     return Reported(0 if description.get("are_classes") is False else classes, None, bool(loss) and loss not in LOSSES)
-
-
-def own_objectives(option: str, text: str) -> Objectives:
-    """``accuracy:max``, several of them, or the target ``accuracy:max=0.9``, of a whole training function's reports.
-
-    Raises ConfigError as ``reported_objectives`` and ``target_of``.
-    """
-    if "=" not in text:
-        return Objectives(reported_objectives(option, text))
-    name, _, number = text.partition("=")
-    each = reported_objectives(option, name.strip())
-    if len(each) != 1:
-        raise ConfigError(f"{option} is METRIC=VALUE of one metric; got {text!r}. Write e.g. accuracy:max=0.9.")
-    return Objectives((target_of(each[0], number.strip()),))
 
 
 def read_objectives(option: str, text: str, reported: Reported | int) -> Objectives:
@@ -164,31 +146,6 @@ def read_objectives(option: str, text: str, reported: Reported | int) -> Objecti
             "Write --target val_top1=0.759, or --objectives val_top1:max,gpu_hours:min."
         )
     return Objectives(each)
-
-
-def reported_objectives(option: str, text: str) -> tuple[Objective, ...]:
-    """``accuracy:max,loss:min`` → the objectives. What no trial reports, such as chance level, is not known.
-
-    Raises ConfigError for a missing direction where none is natural, and a metric that is named twice.
-    """
-    directions = {short: full for full, short in SHORT_DIRECTIONS.items()}
-    found: list[Objective] = []
-    for part in text.split(","):
-        name, colon, word = (piece.strip() for piece in part.partition(":"))
-        known = metrics.known_metrics().get(name)
-        if not name:
-            raise ConfigError(f"{option} takes NAME:max or NAME:min; got {text!r}. Write e.g. accuracy:max.")
-        if not colon and (known is None or known.better not in NATURAL):
-            raise ConfigError(f"{option} needs a direction for {name}; got none. Write {name}:max or {name}:min.")
-        if colon and word not in directions:
-            raise ConfigError(
-                f"{option} takes max or min after the colon; got {part!r}. Write {name}:max or {name}:min."
-            )
-        if any(name == other.name for other in found):
-            raise ConfigError(f"{option} names each metric once, in one direction; got {name} twice. Keep one of them.")
-        direction = directions[word] if colon else NATURAL[known.better if known else ""]
-        found.append(Objective(name, direction, math.nan))
-    return tuple(found)
 
 
 SCHEMA_VERSION = 1

@@ -118,21 +118,16 @@ def ranked(trials: Iterable[TrialView]) -> list[TrialView]:
 
 
 class Observer(Protocol):
-    """The driver calls these methods in its thread, one at a time.
+    """The driver calls these methods in its thread, one at a time. An observer has those that it needs:
 
-    Four more methods are optional: ``trial_planned(trial)`` when the trial has its configuration,
-    ``trial_waiting(trial)`` while no resources are free for it, ``steps_done(trial)`` when ``trial.steps`` changes,
-    and ``search_said(text)`` for a line that belongs to no trial.
+    - ``trial_planned(trial)``: the trial has its configuration.
+    - ``trial_waiting(trial)``: no resources are free for it.
+    - ``trial_started(trial)``: its first worker runs. It is not called for a trial that could not begin.
+    - ``steps_done(trial)``: ``trial.steps`` has changed.
+    - ``epoch_ended(trial, record)``: an epoch has ended; ``record``: its EpochRecord as a dict.
+    - ``trial_ended(trial)``: it has ended or was interrupted; ``trial.state`` and ``trial.ended_because`` say how.
+    - ``search_said(text)``: a line that belongs to no trial.
     """
-
-    def trial_started(self, trial: TrialView) -> None:
-        """The trial's first worker runs. It is not called for a trial that could not begin."""
-
-    def epoch_ended(self, trial: TrialView, record: dict[str, object]) -> None:
-        """An epoch has ended; ``record``: its EpochRecord as a dict."""
-
-    def trial_ended(self, trial: TrialView) -> None:
-        """The trial has ended or was interrupted; ``trial.state`` and ``trial.ended_because`` say how."""
 
 
 def tell(observers: list[Observer], event: str, *arguments: object) -> None:
@@ -166,16 +161,10 @@ def trial_views(trials: Sequence[AnyTrial], objectives: Objectives | None = None
     """The trials that have begun. ``objectives``: the study's; None: the default."""
     again, continued = retried_trials(trials), continued_trials(trials)
     begun = [t for t in trials if ("config" in t.user_attrs or t.state.is_finished()) and not was_refused(t)]
-    return [trial_view(t, again.get(t.number), continued.get(t.number), objectives) for t in begun]
+    return [_view(t, again.get(t.number), continued.get(t.number), objectives or Objectives()) for t in begun]
 
 
-def trial_view(
-    trial: AnyTrial,
-    retried_by: int | None = None,
-    continued_by: int | None = None,
-    objectives: Objectives | None = None,
-) -> TrialView:
-    """The view of one trial of the study."""
+def _view(trial: AnyTrial, retried_by: int | None, continued_by: int | None, objectives: Objectives) -> TrialView:
     config = trial.user_attrs.get("config")
     ended = trial.datetime_complete or trial.datetime_start
     seconds = (ended - trial.datetime_start).total_seconds() if ended and trial.datetime_start else 0.0
@@ -194,7 +183,7 @@ def trial_view(
         continued_by=continued_by,
         confirms=trial.user_attrs.get(CONFIRMS_ATTR),
         paused=is_paused(trial),
-        objectives=objectives or Objectives(),
+        objectives=objectives,
         values=tuple(trial.values or ()) if trial.state == TrialState.COMPLETE else (),
     )
 

@@ -19,15 +19,12 @@ from bigbatch.tune.runs.run import (
     EPOCH_ATTR,
     RETRIES_ATTR,
     SEED_ATTR,
-    counts_as_ended,
-    earlier_of,
     has_diverged,
     is_paused,
     replaced_trials,
     retried_trials,
     trials_of_run,
 )
-from bigbatch.tune.runs.study_index import StudyIndex
 from bigbatch.tune.runs.tables import epoch_of
 
 
@@ -101,27 +98,6 @@ def hand_over(store: StudyWithCheckpoints, earlier: int, number: int) -> None:
     old, new = store.checkpoint_folder(earlier), store.checkpoint_folder(number)
     if old.exists() and not new.exists():
         old.rename(new)
-
-
-class EndedCount(StudyIndex):
-    """``count_ended`` of a study that grows."""
-
-    def of(self, study: optuna.Study) -> int:
-        """The number of trials that have ended, as ``--trials`` counts."""
-        self.update(study)
-        return len(self._counted)
-
-    def _forget(self) -> None:
-        self._counted: set[int] = set()
-        self._replaced: set[int] = set()
-
-    def _take(self, place: int, trials: Sequence[FrozenTrial]) -> None:
-        trial = trials[place]
-        if (earlier := earlier_of(trial)) is not None:
-            self._replaced.add(earlier)
-            self._counted.discard(earlier)
-        if trial.number not in self._replaced and counts_as_ended(trial):
-            self._counted.add(trial.number)
 
 
 def may_need_checkpoint(trial: FrozenTrial) -> bool:

@@ -31,6 +31,7 @@ from bigbatch.tune.runs.run import (
     FAILURE_ATTR,
     PAUSED_ATTR,
     AnyTrial,
+    as_shown,
     begun,
     epoch_records,
 )
@@ -110,11 +111,8 @@ def report_missing(live: Trial, stored: FrozenTrial, objectives: Objectives | No
 
 
 def with_record(trial: FrozenTrial, record: Mapping[str, object]) -> FrozenTrial:
-    """The trial as if the study had the record of an epoch already. The study may cache the given one."""
-    shown = FrozenTrial.__new__(FrozenTrial)
-    shown.__dict__.update(trial.__dict__)
-    shown.user_attrs = {**trial.user_attrs, f"{EPOCH_ATTR}{epoch_of(record):05d}": dict(record)}
-    return shown
+    """The trial as if the study had the record of an epoch already."""
+    return as_shown(trial, user_attrs={**trial.user_attrs, f"{EPOCH_ATTR}{epoch_of(record):05d}": dict(record)})
 
 
 def report(live: Trial, record: Mapping[str, object], objectives: Objectives) -> None:

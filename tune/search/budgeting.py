@@ -1,16 +1,14 @@
 """The budget of a running search: what it may use, whether that lasts for a first epoch, and what more would bring.
 
-Of confirmations: what is kept back for them, and what is said where that is too little.
+Of confirmations: what is kept back for them, and what they will cost.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-
-from optuna.trial import FrozenTrial
 
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.budget.budget import Budget, Limits
@@ -25,10 +23,7 @@ from bigbatch.tune.runs.confirmation import ConfirmationFacts
 from bigbatch.tune.runs.frontier import frontier_facts
 from bigbatch.tune.runs.objective import Objective, TimeToTarget
 from bigbatch.tune.runs.observer import TrialView
-from bigbatch.tune.runs.run import epoch_records, planned_epochs
-from bigbatch.tune.runs.tables import epoch_s
 from bigbatch.tune.search.capacity import Capacity
-from bigbatch.tune.storage.description import read_description
 from bigbatch.tune.storage.store import StudyStore
 
 MARGIN = 1.1
@@ -60,29 +55,12 @@ def make_budget(plan: SearchPlan, store: StudyStore, capacity: Capacity, began: 
 
 def check_budget_starts(plan: SearchPlan) -> None:
     """Raise ConfigError if the whole budget is below the start of a search and its end. Nothing has started yet."""
-    _check_lasts(plan, _times_of(plan), devices_at_least(plan))
+    _check_lasts(plan)
 
 
 def check_budget_lasts(plan: SearchPlan, store: StudyStore) -> None:
-    """As ``check_budget_starts``, with the shortest epoch of the study. Closes the study if it raises."""
-    shortest_s = Pace(store.study.get_trials(deepcopy=False)).shortest_s or 0.0
-    try:
-        _check_lasts(plan, _times_of(plan), devices_at_least(plan), shortest_s, store.ledger.held_s)
-    except ConfigError:
-        store.close()
-        raise
-
-
-def check_rest_lasts(plan: SearchPlan, store: StudyStore, capacity: Capacity, elapsed_s: float) -> None:
-    """Raise ConfigError if the start of Ray has left a new search no room for its first trial.
-
-    A study that goes on is not refused for what it has used before: it ends in order.
-    """
-    if plan.resume:
-        return
-    devices = capacity.devices(plan.machine)
-    started_s = store.ledger.held_s / devices if devices else elapsed_s
-    _check_lasts(plan, replace(_times_of(plan), ray_start_s=started_s), devices or plan.workers)
+    """As ``check_budget_starts``, with the shortest epoch of the study."""
+    _check_lasts(plan, Pace(store.study.get_trials(deepcopy=False)).shortest_s or 0.0, store.ledger.held_s)
 
 
 def _times_of(plan: SearchPlan) -> SessionTimes:
@@ -91,14 +69,13 @@ def _times_of(plan: SearchPlan) -> SessionTimes:
     return times if plan.address == "local" else replace(times, ray_start_s=0.0)
 
 
-def _check_lasts(
-    plan: SearchPlan, times: SessionTimes, devices: int, epoch_s: float = 0.0, used_s: float = 0.0
-) -> None:
+def _check_lasts(plan: SearchPlan, epoch_s: float = 0.0, used_s: float = 0.0) -> None:
     """Raise ConfigError if the whole budget is below the start of a search, one epoch and the end.
 
     Args:
         used_s: device seconds that the study has used before.
     """
+    times, devices = _times_of(plan), devices_at_least(plan)
     start_s = times.ray_start_s + times.trial_start_s
     least_s = start_s + epoch_s + times.ending_s
     # On a cluster of another's only trials are counted, not Ray's start and end (docs/decisions/029).
@@ -113,17 +90,13 @@ def _check_lasts(
         raise ConfigError(
             f"at least {more_than(least_h)} {budget_unit(plan)} are needed: {words}; got --budget-gpu-hours "
             f"{plan.budget_gpu_hours:g}. Write --budget-gpu-hours {more_than(MARGIN * (used_s / 3600 + least_h))} or "
-            f"more{_used_in_words(used_s)}."
+            f"more{f': the study has used {used_s / 3600:.3g}' if used_s else ''}."
         )
     if plan.time_budget_s is not None and plan.time_budget_s < least_s:
         raise ConfigError(
             f"at least {math.ceil(least_s)} s are needed: {words}; got --time-budget {plan.time_budget_s:g}s. Write "
             f"--time-budget {math.ceil(MARGIN * least_s)}s or more."
         )
-
-
-def _used_in_words(used_s: float) -> str:
-    return f": the study has used {used_s / 3600:.3g}" if used_s else ""
 
 
 def refused_at_once(plan: SearchPlan, store: StudyStore) -> str | None:
@@ -206,49 +179,6 @@ def reserve_of(plan: SearchPlan) -> ConfirmationReserve | None:
     return None if facts is None else ConfirmationReserve(facts, plan.max_epochs)
 
 
-# Beforehand
-
-
-def check_confirm_fits(plan: SearchPlan, store: StudyStore) -> None:
-    """Raise ConfigError, and close the study, if ``--confirm`` is certainly larger than the whole budget.
-
-    A study that has begun with these very options goes on: it may be a job that Slurm has started again. What it then
-    says, and confirms, is as in a search that learns of it while it runs (``ConfirmBudgetNote``).
-    """
-    shortest_s = min(map(_run_s, store.study.get_trials(deepcopy=False)), default=math.inf)
-    least_h = least_confirm_h(plan, shortest_s)
-    stored = read_description(plan.folder)
-    begun = stored.get("confirm") == str(plan.confirm) and stored.get("budget_gpu_hours") == plan.budget_gpu_hours
-    if begun or plan.budget_gpu_hours is None or not plan.budget_gpu_hours < least_h < math.inf:
-        return
-    store.close()
-    raise ConfigError(
-        f"--confirm must fit into --budget-gpu-hours; got {plan.confirm}, at least {least_h:.2g} hours by this study's "
-        f"epochs, and {plan.budget_gpu_hours:g} hours. Write --budget-gpu-hours "
-        f"{more_than(MARGIN * (store.ledger.held_s / 3600 + least_h))} or more, or a smaller --confirm."
-    )
-
-
-def least_confirm_h(plan: SearchPlan, run_s: float) -> float:
-    """Device hours that the confirmations that the user asks for take at least: those of one value of the frontier.
-
-    Args:
-        run_s: of the shortest run.
-    """
-    if plan.confirm.affordable or not plan.confirm.best:
-        return 0.0
-    runs, devices = plan.confirm.best * plan.confirm.seeds, devices_at_least(plan)
-    together = max(1, devices * plan.share.per_gpu // plan.workers)
-    return math.ceil(runs / together) * run_s * together * plan.share.devices / 3600
-
-
-def _run_s(trial: FrozenTrial) -> float:
-    """Seconds of a whole run by its fastest epoch; infinite if none was measured."""
-    epochs = planned_epochs(trial)
-    measured = [seconds for record in epoch_records(trial) if (seconds := epoch_s(record)) > 0]
-    return epochs * min(measured) if epochs and measured else math.inf
-
-
 def cost_in_words(plan: SearchPlan, store: StudyStore) -> str:
     """What the confirmations of a resumed study will take, as far as its epochs tell; empty if nothing is known."""
     runs, hours = left_to_confirm(plan, store)
@@ -257,38 +187,6 @@ def cost_in_words(plan: SearchPlan, store: StudyStore) -> str:
         if hours
         else ""
     )
-
-
-# While it runs
-
-
-class ConfirmBudgetNote:
-    """An observer that says once, after the first epochs, that ``--confirm`` is larger than the budget."""
-
-    def __init__(self, plan: SearchPlan, say: Callable[[str], None]) -> None:
-        self._plan, self._say, self._said = plan, say, False
-
-    def trial_started(self, trial: TrialView) -> None:
-        """Nothing is known yet."""
-
-    def epoch_ended(self, trial: TrialView, record: Mapping[str, object]) -> None:
-        """Compare, from a trial's second epoch on: the first one may be slow."""
-        plan, measured = self._plan, [epoch_s(one) for one in trial.records]
-        if self._said or plan.budget_gpu_hours is None or len(measured) < min(2, trial.epochs):
-            return
-        least_h = least_confirm_h(plan, trial.epochs * min(measured))
-        if least_h > plan.budget_gpu_hours:
-            self._said = True
-            self._say(
-                f"--confirm {plan.confirm} takes at least {least_h:.2g} {budget_unit(plan)} by these epochs, more than "
-                f"the whole budget of {plan.budget_gpu_hours:g}: as much is confirmed as half of the budget allows"
-            )
-
-    def trial_ended(self, trial: TrialView) -> None:
-        """Nothing new is known."""
-
-
-# At the end
 
 
 def left_to_confirm(plan: SearchPlan, store: StudyStore, pace: Pace | None = None) -> tuple[int, float]:

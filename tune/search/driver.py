@@ -7,11 +7,12 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
+from optuna.trial import FrozenTrial
 from rich.console import Console
 
 from bigbatch.train_loop.config import ConfigError, TrainConfig
@@ -48,15 +49,13 @@ from bigbatch.tune.runs.run import count_ended, failed_trials, is_exhausted
 from bigbatch.tune.search.budgeting import (
     check_budget_lasts,
     check_budget_starts,
-    check_confirm_fits,
-    check_rest_lasts,
     cost_in_words,
     make_budget,
     refused_at_once,
     what_more_would_bring,
 )
 from bigbatch.tune.search.capacity import Capacity
-from bigbatch.tune.search.ending import DONE, FAILED, LateReport, end_search
+from bigbatch.tune.search.ending import DONE, FAILED, end_search, late_report
 from bigbatch.tune.search.first_trials import enqueue_first_trials, find_rates
 from bigbatch.tune.search.gpu_use import IdleGpus, TrialsPerGpu
 from bigbatch.tune.search.interrupts import Interrupts, StopRequest
@@ -101,9 +100,11 @@ def run_search(plan: SearchPlan) -> int:
     if plan.options.dry_run:
         return DONE
     quiet_optuna()
-    stop = StopRequest()
+    run, stop = SearchRun(plan), StopRequest()
     try:
-        return _run_search(plan, stop, console, talk)
+        code = _run_search(run, stop, console, talk)
+        late_report(plan.folder, run.unreported, stop, console)
+        return code
     except KeyboardInterrupt:  # another Ctrl-C while findings are printed or Ray is ended
         if stop.signal is None:
             raise
@@ -111,12 +112,11 @@ def run_search(plan: SearchPlan) -> int:
         return 128 + signal.SIGINT
 
 
-def _run_search(plan: SearchPlan, stop: StopRequest, console: Console, talk: Console) -> int:
+def _run_search(run: SearchRun, stop: StopRequest, console: Console, talk: Console) -> int:
     """Open the study, search, and print the findings. Returns the exit code. ``talk``: silent with ``--quiet``."""
-    run = SearchRun(plan)
+    plan = run.plan
     with ExitStack() as stack:
         store = _open_store(plan, talk)
-        late = stack.enter_context(LateReport(store.folder, stop, console))
         stack.callback(store.close)
         interrupts = stack.enter_context(Interrupts(stop))
         store.disk.stopped = stop.is_set
@@ -154,7 +154,7 @@ def _run_search(plan: SearchPlan, stop: StopRequest, console: Console, talk: Con
             store.write_last(outcome, time.monotonic() - run.started)
         trials = views_of(store)
         _say_findings(run, store, trials, time.monotonic() - run.started, console)
-        _say_report(store, stop, console, late)
+        run.unreported = _say_report(store, stop, console)
         return end_search(run, trials, stop, console, store)
 
 
@@ -178,17 +178,15 @@ def _say_findings(
         say_command(console, command, "\nTry the failed trials again, when their cause is mended:")
 
 
-def _say_report(store: StudyStore, stop: StopRequest, console: Console, late: LateReport) -> None:
-    """Write the report, not on a full disk, and after a signal only when everything else is done."""
-    if store.disk.full:
-        return
-    trials = store.study.get_trials(deepcopy=False)
-    if stop.signal is not None:
-        late.trials = trials
-        return
+def _say_report(store: StudyStore, stop: StopRequest, console: Console) -> Sequence[FrozenTrial]:
+    """Write the report, not on a full disk. After a signal all else must end first: returns the trials for it then."""
+    trials = [] if store.disk.full else store.study.get_trials(deepcopy=False)
+    if stop.signal is not None or store.disk.full:
+        return trials
     from bigbatch.tune.report.page import report_at_end  # needed only now
 
     say(console, f"\n{report_at_end(store.folder, trials)}")
+    return []
 
 
 def _has_nothing_to_do(plan: SearchPlan, store: StudyStore) -> bool:
@@ -238,7 +236,6 @@ def _search(
         say(console, note)
     run.capacity = _capacity(plan, connection.local, partial(_tell, run, console))
     store.ledger.hold(run.capacity.devices(plan.machine))  # only now are the devices known
-    check_rest_lasts(plan, store, run.capacity, time.monotonic() - run.started)
     if not find_rates(run, store, stop, console):
         return
     sharing = TrialsPerGpu(run, store, partial(_tell, run, console))
@@ -319,11 +316,14 @@ def _open_store(plan: SearchPlan, console: Console) -> StudyStore:
         check_reachable(plan.address)
     if plan.resume:
         store = StudyStore.open(plan.folder, plan.storage, agreement(plan))
-        check_budget_lasts(plan, store)
-        check_confirm_fits(plan, store)
+        try:
+            check_budget_lasts(plan, store)
+            _check_waiting(plan, store)
+        except ConfigError:
+            store.close()
+            raise
         if cost := cost_in_words(plan, store):
             say(console, cost)
-        _check_waiting(plan, store)
         if plan.options.retry_failed:
             with store.in_turn():
                 retried = retry.retry_failed(store)
@@ -342,7 +342,6 @@ def _check_waiting(plan: SearchPlan, store: StudyStore) -> None:
             try:
                 TrainConfig.from_dict(trial.user_attrs["config"]).check_workers(plan.workers)
             except ConfigError as error:
-                store.close()
                 raise ConfigError(
                     f"--workers must suit the interrupted trials; got {plan.workers}. Trial {trial.number}: {error}"
                 ) from None

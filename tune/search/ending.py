@@ -87,38 +87,23 @@ def _hours_needed(run: SearchRun, trials: list[TrialView], store: StudyStore) ->
     return used_h + devices_at_least(run.plan) * (run_that_lacked_room_s(run.budget, trials) or 0.0) / 3600
 
 
-class LateReport:
-    """A context manager that writes the report of the study in ``folder`` at its end, if a signal has ended the search.
+def late_report(
+    folder: Path, trials: Sequence[FrozenTrial], stop: StopRequest, console: Console, most_s: float = REPORT_S
+) -> None:
+    """Write the report of a study that shows these trials, or say how to get it. Without trials there is none.
 
-    Enter it before all that must end first.
+    Takes at most ``most_s`` seconds.
     """
-
-    def __init__(self, folder: Path, stop: StopRequest, console: Console) -> None:
-        self._folder, self._stop, self._console = folder, stop, console
-        self.trials: Sequence[FrozenTrial] = ()
-        """What the report shows; without any there is none."""
-
-    def __enter__(self) -> LateReport:
-        return self
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        if kind is None:  # else it fails, or there was a second Ctrl-C
-            self.write()
-
-    def write(self, most_s: float = REPORT_S) -> None:
-        """Write it, or say how to get it. Takes at most ``most_s`` seconds."""
-        if not self.trials:
-            return
-        said: list[str] = []
-        if self._stop.signalled_s() <= REPORT_BEGINS_S:
-            # daemon: a report that takes longer must not keep the process.
-            writing = threading.Thread(target=lambda: said.append(self._report()), daemon=True, name="report")
-            writing.start()
-            writing.join(most_s)
-        text = said[0] if said else f"For a report: bigbatch report {shlex.quote(str(self._folder))}"
-        say(self._console, text)
-
-    def _report(self) -> str:
+    if not trials:
+        return
+    said: list[str] = []
+    if stop.signalled_s() <= REPORT_BEGINS_S:
         from bigbatch.tune.report.page import report_at_end  # needed only now
 
-        return report_at_end(self._folder, self.trials)
+        # daemon: a report that takes longer must not keep the process.
+        writing = threading.Thread(
+            target=lambda: said.append(report_at_end(folder, trials)), daemon=True, name="report"
+        )
+        writing.start()
+        writing.join(most_s)
+    say(console, said[0] if said else f"For a report: bigbatch report {shlex.quote(str(folder))}")

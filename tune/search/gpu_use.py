@@ -43,9 +43,6 @@ class IdleGpus:
         """By trial: seconds of its epochs, and seconds in which its GPU computed."""
         self._quiet_until = clock()
 
-    def trial_started(self, trial: TrialView) -> None:
-        """Do nothing: it has no record yet."""
-
     def epoch_ended(self, trial: TrialView, record: dict[str, object]) -> None:
         """Look at the epoch's record."""
         busy = json_values.number_or_none(record, "gpu_utilization")
@@ -97,12 +94,6 @@ class TrialsPerGpu:
     def __call__(self) -> int:
         """The trials that share a GPU with one that begins now, with itself."""
         return self._capacity.per_gpu
-
-    def trial_started(self, trial: TrialView) -> None:
-        """Do nothing: it has measured nothing yet."""
-
-    def epoch_ended(self, trial: TrialView, record: Mapping[str, object]) -> None:
-        """Do nothing: what a trial takes beyond its epochs is known when it has ended."""
 
     def trial_ended(self, trial: TrialView) -> None:
         """Let more trials share a GPU if that is asked for, and what has ended says so."""

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from optuna.trial import FrozenTrial
+
+from bigbatch.base.waits import HEAD_GONE_S, JOINED_GRACE_S, OWN_GRACE_S
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.host.signals import say_from_handler
 from bigbatch.train_loop.launch.ray_session import RayConnection
@@ -29,14 +33,9 @@ from bigbatch.tune.runs.confirmation import missing_confirmations
 from bigbatch.tune.runs.observer import Observer, TrialView, trial_views
 from bigbatch.tune.runs.reported import confirmed_trials
 from bigbatch.tune.runs.run import count_ended, has_enough
-from bigbatch.tune.search.budgeting import (
-    ConfirmBudgetNote,
-    confirmation_facts,
-    left_to_confirm,
-    reserve_of,
-)
+from bigbatch.tune.search.budgeting import confirmation_facts, left_to_confirm, reserve_of
 from bigbatch.tune.search.interrupts import StopRequest
-from bigbatch.tune.search.watch_thread import SearchWatch, end_process_unless_done, make_watch
+from bigbatch.tune.search.watch_thread import HeadPoller, SearchWatch, Watchdog, end_process_unless_done
 from bigbatch.tune.stoppers.early_look import checkpoints_to_drop
 from bigbatch.tune.storage.frontier_file import frontier_json
 from bigbatch.tune.storage.progress_file import ProgressFileWriter
@@ -67,6 +66,8 @@ class SearchRun:
     wandb: Any = None
     capacity: Any = None
     budget: Budget | None = None
+    unreported: Sequence[FrozenTrial] = ()
+    """What the report shows that is written when all else has ended; empty: there is none."""
     deadline: Deadline = field(default_factory=lambda: Deadline(lambda: None, lambda: None))
 
 
@@ -133,7 +134,7 @@ def views_of(store: StudyStore) -> list[TrialView]:
 def recorders(run: SearchRun, store: StudyStore, stack: ExitStack) -> list[Observer]:
     """The observers that record the search elsewhere: in Weights & Biases, or beside a study that is in a database."""
     plan = run.plan
-    observers: list[Observer] = [ConfirmBudgetNote(plan, lambda text: run.bridge.say(text))]
+    observers: list[Observer] = []
     if plan.wandb != "disabled":
         run.wandb = wandb_log.WandbObserver(plan.wandb, store.study.study_name, plan.folder, logs=store.trial_log)
         stack.callback(run.wandb.close)
@@ -160,13 +161,12 @@ def watch_over(
         if watch.lost:
             end_process_unless_done(last_resort)
 
-    watch = make_watch(
-        run.bridge,
-        lambda number: progress_file(store.trial_log(number)),
-        tellers,
-        give_up,
-        own_ray=connection.local,
-        address=connection.address,
+    # Inside a job of ``cluster/``, the job itself decides when Ray's head is gone.
+    gone_s = None if os.environ.get("BIGBATCH_JOB_FOLDER") else HEAD_GONE_S
+    grace_s = OWN_GRACE_S if connection.local else JOINED_GRACE_S
+    watchdog = Watchdog(time.monotonic(), grace_s=grace_s, gone_s=gone_s, address=connection.address)
+    watch = SearchWatch(
+        run.bridge, lambda number: progress_file(store.trial_log(number)), tellers, give_up, watchdog, HeadPoller()
     )
     return watch
 
@@ -193,8 +193,7 @@ def make_bridge(
         store,
         strategy_of(plan),
         configurations_of(plan),
-        objective=plan.objectives.first,
-        also=plan.objectives.each[1:],
+        objectives=plan.objectives,
         trials=sys.maxsize if plan.trial_limit is None else plan.trial_limit,
         workers=plan.share.workers,
         observers=observers,

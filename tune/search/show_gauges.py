@@ -157,9 +157,6 @@ class StudyGauges:
         """The trial's first worker runs."""
         self.trial_planned(trial)
 
-    def epoch_ended(self, trial: TrialView, record: dict[str, object]) -> None:
-        """The trial has the record."""
-
     def trial_ended(self, trial: TrialView) -> None:
         """Count it, and let its own series go a while later."""
         self._live.pop(trial.number, None)

@@ -132,17 +132,28 @@ class StopWhen(Stopper):
         return {}
 
 
-class RemoveEmptyTrialFolders(Callback):
-    """Removes the empty folder that Tune makes for each trial, when the trial has ended.
+class TickAndTidy(Callback):
+    """Lets Tune call ``tick`` in each of its rounds, and removes the empty folder of each trial that has ended.
 
-    Tune copies all these folders to the study's folder with its experiment state: one more inode for each trial.
+    Tune would copy all these folders with its experiment state: one more inode for each trial.
     """
+
+    def __init__(self, watch: SearchWatch) -> None:
+        self._watch = watch
+
+    def on_step_begin(self, iteration: int, trials: list[Trial], **info: object) -> None:
+        """Call ``tick``."""
+        self._watch.tick()
 
     def on_trial_complete(self, iteration: int, trials: list[Trial], trial: Trial, **info: object) -> None:
         """Remove the trial's folder if it is empty."""
         if trial.local_path:
             with contextlib.suppress(OSError):  # it is not there, or not empty
                 os.rmdir(trial.local_path)
+
+    def __getstate__(self) -> dict[str, object]:
+        # As above: nothing of it is ever restored.
+        return {}
 
 
 class SilentProgress(TrialProgressCallback):
@@ -156,21 +167,6 @@ class SilentProgress(TrialProgressCallback):
 
     def on_trial_complete(self, *_: object, **__: object) -> None:
         """Print nothing."""
-
-
-class TickCallback(Callback):
-    """Lets Tune call ``tick`` in each of its rounds."""
-
-    def __init__(self, watch: SearchWatch) -> None:
-        self._watch = watch
-
-    def on_step_begin(self, iteration: int, trials: list[Trial], **info: object) -> None:
-        """Call ``tick``."""
-        self._watch.tick()
-
-    def __getstate__(self) -> dict[str, object]:
-        # As above: nothing of it is ever restored.
-        return {}
 
 
 def memory_kills_fail_trials() -> contextlib.AbstractContextManager[None]:
@@ -215,7 +211,7 @@ def run_tuner(
             stop=StopWhen(bridge, over, store.stop_file),
             failure_config=ray.tune.FailureConfig(max_failures=plan.restarts),
             verbose=0,  # the search has a display of its own
-            callbacks=[SilentProgress(), RemoveEmptyTrialFolders(), TickCallback(watch)],
+            callbacks=[SilentProgress(), TickAndTidy(watch)],
         ),
     )
     try:

@@ -21,14 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from bigbatch.base.waits import (
-    HEAD_GONE_S,
-    HOPELESS_LINE_S,
-    JOINED_GRACE_S,
-    LAST_SAVE_S,
-    OWN_GRACE_S,
-    UNANSWERED_LINE_S,
-)
+from bigbatch.base.waits import HOPELESS_LINE_S, LAST_SAVE_S, UNANSWERED_LINE_S
 from bigbatch.train_loop.progress import WRITE_EVERY_S, StepProgress, read_progress
 from bigbatch.tune.runs.observer import Phase, TrialView
 from bigbatch.tune.trials.cluster_view import ClusterView, RayHead, why_it_fits_nowhere, why_it_waits
@@ -372,26 +365,6 @@ class SearchWatch:
         for teller in self._tellers:
             with suppress(Exception):  # the reader may be gone
                 teller.search_said(line)
-
-
-def make_watch(
-    bridge: Trials,
-    progress_of: Callable[[int], Path],
-    tellers: Sequence[WatchdogListener],
-    give_up: Callable[[str], None],
-    *,
-    own_ray: bool,
-    address: str,
-) -> SearchWatch:
-    """The watch over a search. Inside a job of ``cluster/``, the job itself decides when Ray's head is gone."""
-    in_job = bool(os.environ.get("BIGBATCH_JOB_FOLDER"))
-    watchdog = Watchdog(
-        time.monotonic(),
-        grace_s=OWN_GRACE_S if own_ray else JOINED_GRACE_S,
-        gone_s=None if in_job else HEAD_GONE_S,
-        address=address,
-    )
-    return SearchWatch(bridge, progress_of, tellers, give_up, watchdog, HeadPoller())
 
 
 def end_process_unless_done(save: Callable[[], None]) -> threading.Timer:

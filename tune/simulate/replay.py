@@ -29,6 +29,7 @@ from bigbatch.tune.budget.pace import Pace
 from bigbatch.tune.models.protocol import Dimension, Fits, Lasts, SearchFacts, Strategy, TrialDecision
 from bigbatch.tune.proposers.samplers import quiet_optuna
 from bigbatch.tune.runs.objective import Objective
+from bigbatch.tune.runs.objectives import Objectives
 from bigbatch.tune.runs.run import CONTINUES_ATTR
 from bigbatch.tune.runs.tables import EPOCH_PARTS
 from bigbatch.tune.simulate.curves import CurveTable
@@ -150,7 +151,7 @@ def replay(
             keeper,
             _SnappedStrategy(make(facts), pool),
             RowConfigurations(pool),
-            objective=objective,
+            objectives=Objectives((objective,)),
             trials=count,
             workers=1,
             observers=[],

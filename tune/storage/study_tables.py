@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bigbatch.base import json_values
-from bigbatch.cluster.host.optuna_journal import JOURNAL_NAME, read_journal
+from bigbatch.cluster.host.optuna_journal import JOURNAL_NAME
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.runs.objectives import Objectives, objectives_of
 from bigbatch.tune.runs.run import Run, begun
-from bigbatch.tune.storage.description import read_description, unreadable_journal
+from bigbatch.tune.storage.description import read_description
 from bigbatch.tune.storage.storage_url import check_database_file, check_url
-from bigbatch.tune.storage.summary import EPOCHS_TABLE, TRIALS_TABLE, trials_of_tables
+from bigbatch.tune.storage.summary import UNREADABLE, summarize
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -62,7 +62,10 @@ def read_tables(folder: Path, storage: str | None) -> StudyTables:
             "bigbatch report shows what can be read."
         ) from None
     if not found.runs:
-        raise ConfigError(f"a study needs a trial that has begun; got none in {str(folder)!r}. Try again later.")
+        raise ConfigError(
+            f"a study needs a trial that has begun; got none in {str(folder)!r}. Try again later; bigbatch export also "
+            "takes the --storage URL of a study in a database."
+        )
     return found
 
 
@@ -73,44 +76,16 @@ def _read_tables(folder: Path, storage: str | None) -> StudyTables:
     if storage is not None:
         trials = [Run.of(trial) for trial in study_of_database(name, storage).trials]
     else:
-        trials = _trials_of_journal(folder, name) if (folder / JOURNAL_NAME).exists() else _stored_trials(folder)
+        summary = summarize(folder)
+        if summary.problem or summary.state == UNREADABLE:
+            raise ConfigError(
+                f"a study's {JOURNAL_NAME}, or the tables of one in a database, must be readable; got {str(folder)!r}. "
+                f"{summary.problem or summary.why} bigbatch report shows what can be read."
+            )
+        trials = summary.study.trials
     from bigbatch.tune.runs.tables import epochs_table, trials_table
 
     return StudyTables(name, objectives, begun(trials), trials_table(trials, objectives), epochs_table(trials))
-
-
-def _trials_of_journal(folder: Path, name: str) -> list[Run]:
-    try:
-        found = read_journal(folder, name, Run)
-        reason = None if found is None or found.cut_at is None else f"line {found.cut_at} is damaged"
-    except OSError as error:
-        found, reason = None, error.strerror
-    if reason is not None:
-        raise unreadable_journal(folder, reason)
-    if found is None:
-        raise ConfigError(
-            f"a study must have begun to be read; {str(folder / JOURNAL_NAME)!r} has none called {name!r} yet. "
-            "Try again later."
-        )
-    return found.trials
-
-
-def _stored_trials(folder: Path) -> list[Run]:
-    import pyarrow as pa
-
-    missing = next((table for table in (TRIALS_TABLE, EPOCHS_TABLE) if not (folder / table).exists()), None)
-    if missing is not None:
-        raise ConfigError(
-            f"a study is read from {JOURNAL_NAME}, or from the tables of one in a database; {missing} is not in "
-            f"{str(folder)!r}. Try again once a trial has ended; bigbatch export also takes --storage URL."
-        )
-    try:
-        return trials_of_tables(folder)
-    except (OSError, pa.ArrowInvalid) as error:
-        raise ConfigError(
-            f"the tables must be readable; got {str(folder)!r} ({' '.join(str(error).split())}). "
-            "bigbatch tune --resume writes them again."
-        ) from None
 
 
 def study_of_database(name: str, storage: str) -> Study:

@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import math
 import os
-import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 
 import optuna
 from optuna.trial import FrozenTrial
@@ -25,8 +24,8 @@ from bigbatch.cluster.host.holder import JOB_FOLDER, record_of_job
 from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.tune.budget.budget import Budget, KeptBack
 from bigbatch.tune.budget.confirm_reserve import ConfirmationReserve
-from bigbatch.tune.budget.pace import PaceKey, pace_key
-from bigbatch.tune.runs.run import CONTINUES_ATTR, Kind, configuration, epoch_records, epochs_before, kind_of
+from bigbatch.tune.budget.pace import pace_key
+from bigbatch.tune.runs.run import CONTINUES_ATTR, Kind, configuration, epochs_before, kind_of
 from bigbatch.tune.runs.tables import epoch_of, epoch_s
 
 
@@ -179,39 +178,6 @@ class Deadline:
         if now + (needed if self._an_epoch_fits else 0.0) > ends_at:
             self.refused = True
         return not self.refused
-
-
-class FirstResultTimes:
-    """How long a trial takes from its start to its first finished epoch: a start-up, and an epoch of the slowest kind.
-
-    Both are medians. A maximum would contain the one trial that waited for its place, or was started again after a node
-    was lost, and leave the end of each allocation idle for as long.
-
-    Args:
-        trials: of the study, with the epochs of earlier drivers.
-    """
-
-    def __init__(self, trials: Iterable[FrozenTrial]) -> None:
-        self._epochs: dict[PaceKey, list[float]] = {}
-        self._start_ups: list[float] = []
-        for trial in trials:
-            for record in epoch_records(trial):
-                self.add_epoch(configuration(trial), record)
-
-    def add_epoch(self, config: object, record: Mapping[str, object], since_start_s: float | None = None) -> None:
-        """Take in an epoch of a trial. ``since_start_s``: from the trial's start to the end of its first epoch."""
-        seconds = epoch_s(record)
-        if seconds > 0:  # a training function of the user's may not say it
-            self._epochs.setdefault(pace_key(config), []).append(seconds)
-        if since_start_s is not None:
-            self._start_ups.append(max(0.0, since_start_s - max(0.0, seconds)))
-
-    def expected_s(self) -> float | None:
-        """The expected seconds; None if no epoch was measured."""
-        if not self._epochs and not self._start_ups:
-            return None
-        slowest = max(map(statistics.median_low, self._epochs.values()), default=0.0)
-        return slowest + (statistics.median_low(self._start_ups) if self._start_ups else 0.0)
 
 
 def allocation_end(env: Mapping[str, str] = os.environ) -> Callable[[], float | None]:

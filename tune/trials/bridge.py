@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from ray.tune.search import Searcher
 
@@ -22,15 +23,10 @@ from bigbatch.train_loop.launch.ray_worker import FAILURE, FAILURE_KIND, HEALED,
 from bigbatch.train_loop.launch.trial_task import TrialTask
 from bigbatch.train_loop.launch.worker_lines import NOTES
 from bigbatch.train_loop.loop.oom_retry import Halving, config_after_oom
-from bigbatch.tune.models.protocol import Strategy, TrialDecision
-from bigbatch.tune.runs.objective import Objective
-from bigbatch.tune.runs.observer import Observer
+from bigbatch.tune.models.protocol import TrialDecision
 from bigbatch.tune.runs.run import HEALED_ATTR
-from bigbatch.tune.storage.store import StudyStore
-from bigbatch.tune.trials.admission import Admission
 from bigbatch.tune.trials.cluster_view import trial_resources_in_words
-from bigbatch.tune.trials.configurations import Configurations, MissingConfirmations
-from bigbatch.tune.trials.live_trial import ClusterNodes, LiveTrial, Over, SharedGpus
+from bigbatch.tune.trials.live_trial import LiveTrial, Over
 from bigbatch.tune.trials.trial_manager import TrialManager
 
 
@@ -41,48 +37,19 @@ class OptunaBridge(TrialManager, Searcher):
         room: whether another trial fits beside the trials with the given numbers.
         make_task: what the processes of trial number n are handed, with its configuration.
 
-    The others: see ``TrialManager``.
+    All others are those of ``TrialManager``.
     """
 
     def __init__(
         self,
-        store: StudyStore,
-        strategy: Strategy,
-        configurations: Configurations,
-        *,
-        objective: Objective,
-        also: Sequence[Objective] = (),
-        trials: int,
-        workers: int,
-        observers: list[Observer],
+        *arguments: Any,
         room: Callable[[list[int]], bool],
         make_task: Callable[[int, TrainConfig], TrialTask],
-        may_start: Callable[[], bool] = lambda: True,
-        ending: Callable[[], bool] = lambda: False,
-        admission: Admission | None = None,
-        sharing: SharedGpus | None = None,
-        cluster: ClusterNodes | None = None,
-        confirm: MissingConfirmations | None = None,
+        **more: Any,
     ) -> None:
         # Each by itself: Ray's Searcher does not call the next class's.
         Searcher.__init__(self)
-        TrialManager.__init__(
-            self,
-            store,
-            strategy,
-            configurations,
-            objective=objective,
-            also=also,
-            trials=trials,
-            workers=workers,
-            observers=observers,
-            may_start=may_start,
-            ending=ending,
-            admission=admission,
-            sharing=sharing,
-            cluster=cluster,
-            confirm=confirm,
-        )
+        TrialManager.__init__(self, *arguments, **more)
         self._room, self._make_task = room, make_task
         self._notes = Notes()
         self._pause_files: dict[str, Path] = {}

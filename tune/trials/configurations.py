@@ -94,11 +94,6 @@ MissingConfirmations = Callable[[list[FrozenTrial]], list[Confirmation]]
 """From all trials of a study to the confirmations that are still to be made."""
 
 
-def closed_in_words(runs: int) -> str:
-    """What is said when a search ends before its last trial, so that its confirmations fit into the budget."""
-    return f"The rest of the budget is for {runs} confirmation{'s' * (runs != 1)}: the search itself has ended."
-
-
 class ConfirmationQueue:
     """The confirmations of one study. Its only memory is the study."""
 

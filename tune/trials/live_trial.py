@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import optuna
@@ -20,7 +19,7 @@ from bigbatch.train_loop.config import TrainConfig
 from bigbatch.tune.budget.ledger import Ledger
 from bigbatch.tune.runs import retry
 from bigbatch.tune.runs.observer import TrialView
-from bigbatch.tune.runs.run import EPOCH_ATTR, OWNER_ATTR
+from bigbatch.tune.runs.run import EPOCH_ATTR, OWNER_ATTR, count_ended
 from bigbatch.tune.runs.tables import epoch_of
 from bigbatch.tune.storage.patient_journal import Disk
 
@@ -28,10 +27,9 @@ if TYPE_CHECKING:  # it imports SQLAlchemy, which the journal does not need
     from bigbatch.tune.storage.drivers import Drivers
 
 
-class StudyKeeper(Protocol):
+class StudyKeeper(retry.StudyWithCheckpoints, Protocol):
     """What a manager needs of a ``StudyStore``. The simulator has one in memory."""
 
-    study: optuna.Study
     ledger: Ledger
     disk: Disk
     drivers: Drivers | None
@@ -45,9 +43,6 @@ class StudyKeeper(Protocol):
 
     def drop_checkpoints(self) -> None:
         """Remove checkpoints that nobody needs."""
-
-    def checkpoint_folder(self, number: int) -> Path:
-        """Of the trial with that number, whether it exists or not."""
 
 
 class SharedGpus(Protocol):
@@ -118,7 +113,6 @@ class SharedStudy:
 
     def __init__(self, store: StudyKeeper) -> None:
         self._store, self._study, self._drivers = store, store.study, store.drivers
-        self._ended = retry.EndedCount()
 
     @property
     def with_others(self) -> bool:
@@ -161,7 +155,7 @@ class SharedStudy:
 
     def ended(self, counted: int) -> int:
         """How many trials have ended, as ``--trials`` counts. ``counted``: those that this driver has counted."""
-        return self._ended.of(self._study) if self.with_others else counted
+        return count_ended(self._study.get_trials(deepcopy=False)) if self.with_others else counted
 
     def elsewhere(self) -> int:
         """How many trials of the search other drivers run."""

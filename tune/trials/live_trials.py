@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import optuna
 from optuna.trial import TrialState
@@ -15,13 +16,14 @@ from bigbatch.base import json_values
 from bigbatch.base.waits import AFTER_TRIALS_S, LEAST_WAIT_S, MOST_WAIT_S
 from bigbatch.train_loop.errors import FailureKind, in_one_line
 from bigbatch.train_loop.progress import StepProgress
+from bigbatch.tune.budget.pace import Pace
 from bigbatch.tune.runs.objectives import Objectives
 from bigbatch.tune.runs.observer import Observer, tell
 from bigbatch.tune.runs.retry import run_hours
 from bigbatch.tune.runs.run import DIVERGED_ATTR, epoch_records, epochs_before
 from bigbatch.tune.runs.tables import EPOCH_PARTS
 from bigbatch.tune.runs.verdict import Verdict, verdict_on
-from bigbatch.tune.trials.admission import Admission, FirstResultTimes
+from bigbatch.tune.trials.admission import Admission
 from bigbatch.tune.trials.live_trial import TAKEN_OVER, LiveTrial, SharedStudy, StudyKeeper
 
 MAX_EQUAL_FAILURES = 4
@@ -160,7 +162,6 @@ class LiveTrials:
         self._observers, self._admission, self._clock = observers, admission, clock
         self._live: dict[str, LiveTrial] = {}
         self._finished = 0
-        self._first_results: FirstResultTimes | None = None
         self._warned = False
         self.workers = workers
 
@@ -192,13 +193,12 @@ class LiveTrials:
 
     def first_result_s(self) -> float | None:
         """The expected seconds from a trial's start to its first finished epoch; None before any epoch has ended."""
-        return self._result_times().expected_s()
+        return self._pace.first_result_s
 
-    def _result_times(self) -> FirstResultTimes:
-        if self._first_results is None:
-            # Optuna would else copy every trial of the study.
-            self._first_results = FirstResultTimes(self._study.get_trials(deepcopy=False))
-        return self._first_results
+    @cached_property
+    def _pace(self) -> Pace:
+        # Optuna would else copy every trial of the study.
+        return Pace(self._study.get_trials(deepcopy=False))
 
     def stop_wait_s(self) -> float:
         """How long the running trials may take to stop by themselves."""

@@ -11,20 +11,21 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import optuna
 from optuna.trial import TrialState
 
 from bigbatch.train_loop.config import TrainConfig
+from bigbatch.train_loop.config.words import amount
 from bigbatch.train_loop.errors import FailureKind, in_one_line
 from bigbatch.train_loop.host.disk_space import NO_ROOM
+from bigbatch.tune.budget.pace import pace_key
 from bigbatch.tune.models.protocol import Fits, Strategy, TrialDecision
 from bigbatch.tune.proposers.samplers import PerTrialSampler
 from bigbatch.tune.runs import retry
 from bigbatch.tune.runs import run as trial_facts
 from bigbatch.tune.runs.feasible import constraints_of, excesses, note_constraints, why_infeasible
-from bigbatch.tune.runs.objective import Objective
 from bigbatch.tune.runs.objectives import Objectives
 from bigbatch.tune.runs.observer import Observer, TrialView
 from bigbatch.tune.runs.run import (
@@ -38,14 +39,13 @@ from bigbatch.tune.runs.run import (
     WORKERS_ATTR,
     epoch_records,
 )
-from bigbatch.tune.runs.tables import epoch_of, report, report_missing, with_record
+from bigbatch.tune.runs.tables import epoch_of, epoch_s, report, report_missing, with_record
 from bigbatch.tune.runs.verdict import Verdict, paused, said_of, stopped
 from bigbatch.tune.trials.admission import Admission
 from bigbatch.tune.trials.configurations import (
     Configurations,
     ConfirmationQueue,
     MissingConfirmations,
-    closed_in_words,
     configuration_of,
 )
 from bigbatch.tune.trials.live_trial import ClusterNodes, LiveTrial, Over, SharedGpus, StudyKeeper
@@ -64,8 +64,7 @@ class TrialManager(LiveTrials):
         store: the study. Only this object writes to it.
         strategy: proposes parameters, looks at each epoch, chooses what to continue.
         configurations: makes a trial's configuration from its parameters.
-        objective: the metric that the study optimises.
-        also: its further objectives, for a Pareto front.
+        objectives: what the study optimises.
         trials: how many configurations to try (COMPLETE, PRUNED or FAIL).
         workers: of each trial.
         observers: receive each event.
@@ -84,8 +83,7 @@ class TrialManager(LiveTrials):
         strategy: Strategy,
         configurations: Configurations,
         *,
-        objective: Objective,
-        also: Sequence[Objective] = (),
+        objectives: Objectives,
         trials: int,
         workers: int,
         observers: list[Observer],
@@ -99,7 +97,7 @@ class TrialManager(LiveTrials):
     ) -> None:
         super().__init__(store, observers, workers=workers, admission=admission or Admission(), clock=clock)
         self._strategy, self._configurations = strategy, configurations
-        self._objectives, self._trials = Objectives((objective, *also)), trials
+        self._objectives, self._trials = objectives, trials
         self._confirmations = ConfirmationQueue(self._study, confirm)
         self._may_start, self._ending = may_start, ending
         self._sharing, self._cluster = sharing, cluster
@@ -194,7 +192,8 @@ class TrialManager(LiveTrials):
         if self._searching or self.closed_by is not None or not (left := len(self._confirmations.left())):
             return False
         self.closed_by = self._admission.refused
-        self.say(closed_in_words(left))
+        runs = amount(left, "confirmation")
+        self.say(f"The rest of the budget is for {runs}: the search itself has ended.")
         return True
 
     def _one_waits(self, fits: Fits | None = None) -> bool:
@@ -309,8 +308,10 @@ class TrialManager(LiveTrials):
         if epoch <= live.view.epoch:
             return TrialDecision.GO_ON
         self.runs(live.view.number)
-        since_start_s = self._clock() - live.started if live.waiting_for_first else None
-        self._result_times().add_epoch(live.config.to_dict(), record, since_start_s)
+        seconds = epoch_s(record)
+        self._pace.add_epoch(pace_key(live.config.to_dict()), seconds)
+        if live.waiting_for_first:
+            self._pace.add_start(self._clock() - live.started - seconds)
         live.waiting_for_first = False
         if epoch > live.reported:  # else an earlier driver was killed between this and the record
             report(live.trial, record, self._objectives)

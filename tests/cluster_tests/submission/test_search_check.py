@@ -66,7 +66,7 @@ def is_refused(done: subprocess.CompletedProcess[str], folder: Path, expected: s
 
 
 REFUSED = {
-    "space file missing": (("--space", "/nosuch.py"), "'/nosuch.py' (No such file or directory)"),
+    "space file missing": (("--space", "/nosuch.py"), "'/nosuch.py:space'. Check the path"),
     "function missing": (("--space", "mine.py:space"), "'space'"),
     "data missing": (("--data", "/nosuch"), "/nosuch"),
     "no trials": (("--trials", "0"), "--trials must be at least 1; got 0"),
@@ -237,13 +237,13 @@ def test_the_check_by_parts_refuses_the_same(name, tmp_path, monkeypatch):
 def test_a_function_is_found_however_a_space_file_comes_by_it(text, tmp_path):
     path = tmp_path / "s.py"
     path.write_text(text)
-    submission_check.look_for_function(path, "mine")
+    submission_check.look_for_function("--space", f"{path}:mine")
     path.write_text("def mien(trial, workload): pass")
     with pytest.raises(ConfigError, match=f"Did you mean '{path}:mien'"):
-        submission_check.look_for_function(path, "mine")
+        submission_check.look_for_function("--space", f"{path}:mine")
     path.write_text("def mine(:")
     with pytest.raises(ConfigError, match="SyntaxError"):
-        submission_check.look_for_function(path, "mine")
+        submission_check.look_for_function("--space", f"{path}:mine")
 
 
 def test_a_resumed_study_fills_in_what_the_command_line_leaves_out(tmp_path, monkeypatch):

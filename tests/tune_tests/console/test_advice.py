@@ -74,7 +74,7 @@ LIMITS = {
     "categorical": ("choices at random", {"cmaes"}),
     "constraints": ("more of its trials violate them", {"cmaes", "qmc", "random"}),
     "frontier": ("ranks of trials", {"tpe", "gp", "cmaes"}),
-    "knows_others": ("learns nothing else from them", {"qmc", "random"}),
+    "knows_others": ("learns nothing else from them", {"tpe", "gp", "cmaes", "qmc", "random"}),
 }
 """Capability → what the plan says, and of which strategies."""
 

@@ -178,7 +178,7 @@ def test_studies_without_trials_and_damaged_ones(tmp_path, capsys):
     for path in (tmp_path / "bare").iterdir():
         if path.is_file() and path.name != "study.json":
             path.unlink()
-    assert "trials.parquet is not in" in refused_export(capsys, tmp_path / "bare", "--csv", tmp_path / "o")
+    assert "the --storage URL" in refused_export(capsys, tmp_path / "bare", "--csv", tmp_path / "o")
     assert not (tmp_path / "o").exists()
 
 

@@ -18,7 +18,6 @@ from bigbatch.tune.proposers.frontier_sampler import TrialAllocator
 from bigbatch.tune.proposers.passing_sampler import OwnTrials
 from bigbatch.tune.proposers.samplers import PerTrialSampler, sampler_factory
 from bigbatch.tune.runs.objective import Objective
-from bigbatch.tune.runs.retry import EndedCount
 from bigbatch.tune.runs.run import (
     CONFIRMS_ATTR,
     CONTINUES_ATTR,
@@ -26,7 +25,6 @@ from bigbatch.tune.runs.run import (
     DROPPED_ATTR,
     PAUSED_ATTR,
     RETRIES_ATTR,
-    count_ended,
     search_trials,
 )
 from bigbatch.tune.stoppers.paused_trials import PausedTrials
@@ -124,7 +122,7 @@ def test_after_each_event_an_index_says_what_the_study_says(storage, seed, tmp_p
     store = StudyStore.create(tmp_path / "s", "s", {}, None) if storage == "journal" else None
     study = store.study if store else optuna.create_study(direction="maximize")
     events, hidden = Events(study, seed), OwnTrials()
-    count, curves, look, shares = EndedCount(), CurveHistory(FACTS), PausedTrials(FACTS), TrialAllocator(FACTS)
+    curves, look, shares = CurveHistory(FACTS), PausedTrials(FACTS), TrialAllocator(FACTS)
     recent = BestAndRecent(maximize=True)
     for _ in range(250):
         events.next()
@@ -132,7 +130,6 @@ def test_after_each_event_an_index_says_what_the_study_says(storage, seed, tmp_p
         assert trials == study.get_trials(deepcopy=True)
         for state in TrialState if store else ():  # Optuna's storage in memory loses what goes back to WAITING
             assert study.get_trials(deepcopy=False, states=(state,)) == [t for t in trials if t.state == state]
-        assert count.of(study) == count_ended(trials)
         curves.update(study)
         assert in_words(curves) == curves_as_they_are(trials)
         searched = search_trials(trials)
@@ -202,9 +199,15 @@ def test_of_many_waiting_trials_the_best_of_each_epoch_are_predicted():
 def test_an_index_of_another_study_begins_anew():
     one, other = (optuna.create_study(direction="maximize") for _ in range(2))
     for number, study in enumerate((one, one, other)):
-        study.tell(study.ask(), number)
-    count = EndedCount()
-    assert [count.of(study) for study in (one, other, one)] == [2, 1, 2]
+        trial = study.ask(SPACE)
+        trial.report(number, EPOCHS)
+        study.tell(trial, number)
+    curves = CurveHistory(FACTS)
+    found = []
+    for study in (one, other, one):
+        curves.update(study)
+        found.append(len(curves))
+    assert found == [2, 1, 2]
 
 
 def trials(count: int, running: int) -> list[FrozenTrial]:

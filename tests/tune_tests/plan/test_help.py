@@ -205,7 +205,7 @@ REFUSED = [
     ("tune", ("--dry-run", "--strategy", "{}/x.py:f"), "must name a Python file that is there"),
     ("tune", ("--dry-run", "--warm-start", "{}/study"), "--warm-start takes folders of studies.* Check the path"),
     ("tune", ("--dry-run", "--enqueue", "{}/best.json"), "--enqueue takes recipe:NAME.* Check the path"),
-    ("tune", ("--dry-run", "--space", "{}/x.py"), "--space must name a readable Python file.* Check the path"),
+    ("tune", ("--dry-run", "--space", "{}/x.py"), "--space must name a Python file that is there.* Check the path"),
     ("tune", ("--resume", "--study", "{}/x"), "--study is the name of a folder in --output; got the path"),
     ("studies", ("--output", "{}/x"), "--output must be a folder of studies"),
     ("scale", ("--config", "{}/x"), "--config must be a readable file"),

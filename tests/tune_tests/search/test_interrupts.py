@@ -186,9 +186,9 @@ def test_ctrl_c_while_the_findings_are_printed_does_not_undo_a_search_that_is_do
 PATCHED = """
 import sys; sys.path.insert(0, {root!r})
 from bigbatch.tune.commands import tune as cli
-from bigbatch.tune.search import capacity
+from bigbatch.tune.search import capacity, running
 from bigbatch.tune.search import watch_thread as watch
-watch.ASK_S, watch.OWN_GRACE_S, watch.HEAD_GONE_S, watch.UNANSWERED_LINE_S = 1.0, 8.0, 12.0, 8.0
+watch.ASK_S, running.OWN_GRACE_S, running.HEAD_GONE_S, watch.UNANSWERED_LINE_S = 1.0, 8.0, 12.0, 8.0
 bundle = capacity.Capacity.bundle
 capacity.Capacity.bundle = lambda self, number: {{**(own := bundle(self, number)), "CPU": own["CPU"] + {more}}}
 sys.exit(cli.tune_main(sys.argv[1:]))

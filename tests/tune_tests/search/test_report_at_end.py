@@ -19,7 +19,7 @@ from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.report import page
 from bigbatch.tune.runs.run import CONFIRMS_ATTR
 from bigbatch.tune.search import driver
-from bigbatch.tune.search.ending import LateReport
+from bigbatch.tune.search.ending import late_report
 from bigbatch.tune.search.interrupts import StopRequest
 from bigbatch.tune.search.running import is_complete
 from bigbatch.tune.simulate.stand_ins import SimulatedClock
@@ -33,14 +33,13 @@ def said_at_end(folder: Path, stop: StopRequest | None = None, *, full: str = ""
     """What the end of a search prints about its report, first with the study open, then when it is closed."""
     store, stop, out = StudyStore.open(folder, None), stop or StopRequest(), io.StringIO()
     console = Console(file=out, soft_wrap=True)
-    late = LateReport(folder, stop, console)
     try:
         store.disk.full = full
-        driver._say_report(store, stop, console, late)
+        late = driver._say_report(store, stop, console)
         assert stop.signal is None or out.getvalue() == "", "after a signal the study is closed first"
     finally:
         store.close()
-    late.write(most_s)
+    late_report(folder, late, stop, console, most_s)
     return out.getvalue()
 
 

@@ -20,7 +20,7 @@ from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.progress import StepProgress
 from bigbatch.tune.export.grafana_files import LOOK_EVERY_S, TargetsFile, metrics_targets
 from bigbatch.tune.runs.objective import Objective
-from bigbatch.tune.runs.observer import TrialView
+from bigbatch.tune.runs.observer import TrialView, tell
 from bigbatch.tune.search import show_gauges
 from bigbatch.tune.search.show_gauges import GAUGES, KEEP_ENDED_S, STATES, StudyGauges, _keep_looking, gauge_observers
 from helpers.recorded_studies import epoch_record, recorded_study
@@ -215,7 +215,7 @@ def test_ray_gets_what_the_observer_knows_until_the_search_ends(tmp_path: Path, 
     assert gauge_observers(search(tmp_path / "s", None), store, ExitStack(), out) == []
     with ExitStack() as stack:
         (observer,) = gauge_observers(search(tmp_path / "s", 9400), store, stack, out)
-        observer.trial_started(TrialView(7, {}, None, records=[epoch_record(2, 0.75)]))
+        tell([observer], "trial_started", TrialView(7, {}, None, records=[epoch_record(2, 0.75)]))
         wait_until(lambda: ("bigbatch_objective", "s", "7", "val_top1") in told, "Ray was told nothing")
         assert json.loads((tmp_path / "s" / "metrics_targets.json").read_text())[0]["targets"] == ["127.0.0.1:9400"]
     assert told["bigbatch_objective", "s", "7", "val_top1"] == 0.75 and told["bigbatch_epochs", "s", "7"] == 2

@@ -11,14 +11,14 @@ from bigbatch.cluster.job.grant import TimeLeft
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.errors import FailureKind
 from bigbatch.tune.budget.budget import NO_ROOM_IN_BUDGET, Budget, Limits
-from bigbatch.tune.budget.pace import Pace
+from bigbatch.tune.budget.pace import Pace, pace_key
 from bigbatch.tune.models.protocol import TrialDecision
 from bigbatch.tune.runs import retry
 from bigbatch.tune.runs.observer import trial_views
 from bigbatch.tune.runs.run import PAUSED_ATTR, trials_of_run
 from bigbatch.tune.search.tuner import StopWhen
 from bigbatch.tune.trials import admission
-from bigbatch.tune.trials.admission import Admission, Deadline, FirstResultTimes, allocation_end, end_of_allocation
+from bigbatch.tune.trials.admission import Admission, Deadline, allocation_end, end_of_allocation
 from bigbatch.tune.trials.live_trials import LEAST_WAIT_S, MOST_WAIT_S, UNMEASURED_WAIT_S, longest_gap_s, stop_wait_s
 from helpers.bridges import EPOCHS, Recorder, make_bridge, number_of, record, reopen, run_out
 from helpers.lone_studies import waiting_to_continue
@@ -111,14 +111,14 @@ def test_the_end_of_the_allocation_is_a_number_or_refused():
         end_of_allocation({"BIGBATCH_DEADLINE": "soon"})
 
 
-def test_the_slowest_kind_of_trials_counts_and_no_epoch_that_hung(store):
-    times = FirstResultTimes([])
+def test_the_slowest_kind_of_trials_counts_and_no_epoch_that_hung():
+    pace = Pace()
     small, large = ({"batch": {"global_size": size}} for size in (128, 4096))
     for config, seconds in ((small, 20.0), (large, 50.0)):
         for epoch in range(5):
-            one = record(epoch + 1, 0.5, train_s=1800.0 if epoch == 2 else seconds)  # the file system hung
-            times.add_epoch(config, one, since_start_s=seconds + 10.0 if epoch == 0 else None)
-    assert times.expected_s() == pytest.approx(60.0)
+            pace.add_epoch(pace_key(config), 1800.0 if epoch == 2 else seconds)  # the file system hung
+        pace.add_start(10.0)
+    assert pace.first_result_s == pytest.approx(60.0)
 
 
 def test_an_end_that_slurm_has_moved_counts_for_the_next_trial(tmp_path, monkeypatch):

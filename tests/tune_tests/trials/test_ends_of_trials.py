@@ -40,8 +40,7 @@ def store_of(tmp_path: Path, objective: str) -> StudyStore:
 
 
 def bridge_of(store: StudyStore, **more: Any):
-    each = store.objectives.each
-    return make_bridge(store, objective=each[0], also=each[1:], **more)
+    return make_bridge(store, objectives=store.objectives, **more)
 
 
 def report(bridge: Any, ray_id: str, epoch: int, value: float, **more: float) -> bool:
