@@ -121,7 +121,7 @@ def _run_search(run: SearchRun, stop: StopRequest, console: Console, talk: Conso
         interrupts = stack.enter_context(Interrupts(stop))
         store.disk.stopped = stop.is_set
         if _has_nothing_to_do(plan, store):
-            return _nothing_to_do(plan, store, stop, console, late)
+            return _nothing_to_do(run, store, stop, console)
         store.add_session(provenance(), **plan.to_dict())
         outcome = "crashed"
         try:
@@ -198,16 +198,17 @@ def _has_nothing_to_do(plan: SearchPlan, store: StudyStore) -> bool:
     return is_complete(plan, store)
 
 
-def _nothing_to_do(plan: SearchPlan, store: StudyStore, stop: StopRequest, console: Console, late: LateReport) -> int:
+def _nothing_to_do(run: SearchRun, store: StudyStore, stop: StopRequest, console: Console) -> int:
     """A resumed study with all its trials: print the findings, write the report, and do not start Ray."""
+    plan = run.plan
     # Other ones give another answer, without another trial.
     store.describe({"tolerance": str(plan.tolerance), "baseline": dict(plan.baseline)})
     store.refresh(force=True)
     ended = count_ended(store.study.get_trials(deepcopy=False))
     say(console, f"\nAll {ended} trials have ended; write e.g. --trials {2 * ended} for more.")
     trials = views_of(store)
-    _say_findings(SearchRun(plan), store, trials, 0.0, console)
-    _say_report(store, stop, console, late)  # also of another answer, and where a driver was killed before it
+    _say_findings(run, store, trials, 0.0, console)
+    run.unreported = _say_report(store, stop, console)  # of another answer, or of a driver that was killed before it
     if any(t.state == "COMPLETE" for t in trials):
         return DONE
     if why := why_nothing(plan, trials):
