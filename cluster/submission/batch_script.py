@@ -15,7 +15,7 @@ import sys
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from bigbatch.base import mounts
 from bigbatch.base.atomic_files import write_text
@@ -37,8 +37,11 @@ from bigbatch.cluster.job import options
 from bigbatch.cluster.job.allocated_nodes import DEVICE_VARIABLES
 from bigbatch.cluster.record import job_record
 from bigbatch.cluster.submission import request_checks, search_check
-from bigbatch.cluster.submission.request_checks import Request
+from bigbatch.cluster.submission.request_checks import Request, RequestFields
 from bigbatch.cluster.submission.resources import JobResources, job_resources, slurm_partitions
+
+if TYPE_CHECKING:
+    from typing import Unpack
 
 _log = logging.getLogger(__name__)
 
@@ -51,7 +54,7 @@ def submit(
     dry_run: bool = False,
     check: bool = True,
     env: Mapping[str, str] | None = None,
-    **request_options: Any,
+    **request_options: Unpack[RequestFields],
 ) -> str:
     """Submit a search; returns the job's id (with ``dry_run`` the script that would be submitted).
 
@@ -68,7 +71,7 @@ def submit(
         if name not in known:
             raise InputError(f"no such field of Request; got {name!r}. {did_you_mean(name, known)}")
     values = {k: os.fspath(v) if isinstance(v, os.PathLike) else v for k, v in request_options.items()}
-    request = Request(arguments=tuple(map(str, arguments)), **values)
+    request = Request(arguments=tuple(map(str, arguments)), **values)  # type: ignore[arg-type]
     return submit_request(request, find_site(site, env), dry_run=dry_run, check=check, env=env)
 
 
