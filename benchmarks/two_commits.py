@@ -11,6 +11,7 @@ second round has them in the opposite order, and so on. Each figure is of a fres
   control group).
 - **train_wall**: seconds of that command from its start to its end.
 - **search_wall**: the same of a search of two trials of one epoch: what starts and ends a search costs.
+- **first_step**: seconds from where that search begins to start Ray to its first trial's first step.
 - **epochs**: seconds within the epochs of that run.
 - **trial**: seconds that a trial costs beyond its training steps, by ``benchmarks/trial_overhead.py`` of that commit.
 
@@ -100,6 +101,8 @@ def measure(checkout: Path, images: Path, count: int) -> dict[str, float | None]
         began = time.monotonic()
         output_of(checkout, ["-m", "bigbatch", "tune", *SEARCH.split()], cwd)
         found["search_wall"] = time.monotonic() - began
+        ledger = json.loads(next(cwd.glob("searches/*/ledger/*.json")).read_text())
+        found["first_step"] = ledger["ray_start_s"] + ledger["trial_start_s"]
         script = str(checkout / "benchmarks" / "trial_overhead.py")
         words = [script, "--arm", "ours", "--trials", str(TRIALS), "--epochs", str(EPOCHS)]
         rows = json.loads(output_of(checkout, words, cwd).strip().splitlines()[-1])

@@ -159,6 +159,7 @@ def test_a_name_of_a_file_that_is_no_utf8_is_told_and_printed(tmp_path: Path) ->
     before = (list(package.handlers), package.propagate)
     try:
         log = _trial_log(tmp_path / "a.log", 0)
+        log.propagate = False  # pytest's own log, which pytest-xdist sends as UTF-8
         log.info("%s", f"reads {name}")
         log.handlers[0].close()
     finally:
