@@ -78,7 +78,7 @@ class StandInTrial(Suggestions, Constrained):
         return value
 
 
-@dataclass
+@dataclass(eq=False)
 class PinnedTrial(Suggestions):
     """A trial that does not search the parameters whose configuration keys are pinned.
 

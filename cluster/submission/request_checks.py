@@ -84,7 +84,7 @@ class RequestFields(TypedDict, total=False):
 MIN_WHOLE_NUMBERS = {"nodes": 1, "gpus_per_node": 0, "cpus_per_gpu": 1, "cpus_per_node": 1, "signal_s": 1}
 """Fields that are whole numbers, with their lowest value."""
 LARGEST_SIGNAL_S = 65535
-OF_THE_REQUEST = "what submit has an option for is said by that option"
+OF_THE_REQUEST = "submit has an option of its own for this"
 ONE_TASK = ("a job has one task on each node", "Write --nodes N and --cpus-per-node N.")
 REFUSED = {
     "--array": ("a search must be its own job, not a task of an array", "Submit it once a search, with --study NAME."),
@@ -115,6 +115,10 @@ def check_sbatch_options(request: Request) -> None:
             raise InputError(f"{rule}; got --sbatch={option}. {fix}")
         if meant and meant != [name]:
             raise InputError(f"--sbatch must be a whole option of sbatch; got {option!r}. Write {meant[0]}=….")
+        if request.mem is not None and name.startswith("--mem-per-"):  # sbatch takes one of them
+            raise InputError(
+                f"memory must be given once; got --mem {request.mem} and --sbatch={option}. Leave one out."
+            )
     for value in other_resources(request):
         if any(name == "gpu" for name, _, _ in slurm_commands.gres_parts(value)):
             raise InputError(f"{OF_THE_REQUEST}; got --sbatch=--gres={value}. Write --gres gpu:TYPE:N.")

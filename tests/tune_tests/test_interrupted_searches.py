@@ -27,8 +27,8 @@ from helpers.waiting import wait_until
 @pytest.mark.parametrize(
     ("process", "first", "signum"),
     [
-        ("raylet", signal.SIGTERM, signal.SIGTERM),
-        pytest.param("gcs_server", signal.SIGINT, signal.SIGHUP, marks=pytest.mark.exhaustive),
+        ("raylet", signal.SIGINT, signal.SIGTERM),
+        pytest.param("gcs_server", signal.SIGTERM, signal.SIGHUP, marks=pytest.mark.exhaustive),
     ],
 )
 def test_a_stopped_search_saves_and_the_printed_command_finishes_it(tiny, tmp_path, process, first, signum):

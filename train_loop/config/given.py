@@ -37,13 +37,13 @@ def unusable_config(config: Mapping[str, object], because: str) -> dict[str, obj
 
 def config_source(text: str) -> Path:
     """The file that ``--config`` names; a study's folder stands for its best.json. Raises ConfigError."""
-    path = Path(text)
+    path = Path(text).expanduser()
     if not os.path.isdir(path):  # also one in a folder that may not be entered: whoever reads it says so
         return path
     if not os.path.exists(path / "best.json"):
         raise ConfigError(
             f"--config takes a file, or a study's folder with best.json; got {text!r} without one. Wait for the "
-            "study's first finished trial, or write a file."
+            "study's first finished trial, or name a file."
         )
     return path / "best.json"
 

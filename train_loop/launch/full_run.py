@@ -127,7 +127,7 @@ def _fit_on_own_ray(
     """Start Ray, train, end Ray. Returns what ``train_worker`` returned, or that the run was stopped."""
     output = task.log_file.parent
     with LocalRay(cpus, gpus, output / "ray.log") as connection:
-        signals.take()  # starting Ray has replaced the handler for SIGTERM
+        signals.take()  # starting Ray may have replaced the handler for SIGTERM
         (output / RECORDS_FILE).unlink(missing_ok=True)  # a resumed run sends the checkpoint's records again
         storage = Path(connection.token_path or output).parent / "train"
         connection.tell_dashboard(partial(print, flush=True))

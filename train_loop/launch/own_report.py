@@ -234,7 +234,8 @@ class Report:
             return epoch
         if self.epoch >= self._epochs:
             raise ReportError(
-                f"the last report is of epoch {self._epochs}, config['epochs']; got {epoch} after it. Return after it."
+                f"the last report is of epoch {self._epochs}, config['epochs']; got epoch {epoch} after it. "
+                "Return after the last one."
             )
         before = f"after epoch {self.epoch}" if self.epoch else "first"
         if self._resumed_from == self.epoch:

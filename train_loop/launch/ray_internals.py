@@ -15,6 +15,7 @@ import importlib
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from typing import Any
@@ -24,6 +25,7 @@ from bigbatch.base import fork_server
 SWITCH = "BIGBATCH_RAY_INTERNALS"
 DASHBOARD_FILE, DASHBOARD_NICENESS = "dashboard.py", 10
 """Ray gives its processes for work 15."""
+LEAVE_S = 10.0
 TESTED = "2.60"
 """The Ray with which all of this was tested, as in ``pyproject.toml``."""
 
@@ -127,12 +129,13 @@ class Dashboard:
 
     def __init__(self) -> None:
         self.address: Future[str] = Future()
-        """Without protocol; empty if there is none. Or the error of its start."""
-        self._waiting: threading.Thread | None = None
+        """Without ``http://``, empty without a dashboard; or the error of its start."""
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
 
     @contextlib.contextmanager
     def beside(self) -> Iterator[bool]:
-        """Within the block, Ray starts the node at once, and ``address`` has the dashboard's later. Yields whether."""
+        """Within the block, Ray starts the node at once. Yields whether ``address`` gets the dashboard's later."""
         if not uses_private_names():
             yield False
             return
@@ -140,17 +143,18 @@ class Dashboard:
 
         start = Node.start_api_server
 
-        def wait(node: Any, how: dict[str, Any]) -> None:
-            with contextlib.suppress(InvalidStateError):  # Ray has ended meanwhile
+        def run(node: Any, how: dict[str, Any]) -> None:
+            with contextlib.suppress(InvalidStateError):  # Ray ends already
                 try:
                     start(node, **how)
                     self.address.set_result(node.webui_url)
                 except Exception as error:
                     self.address.set_exception(error)
+            self._over.wait()  # with the thread that started it, the kernel ends a process of Ray's
 
         def begin(node: Any, **how: Any) -> None:
-            self._waiting = threading.Thread(target=wait, args=(node, how), daemon=True, name="dashboard")
-            self._waiting.start()
+            self._thread = threading.Thread(target=run, args=(node, how), daemon=True, name="dashboard")
+            self._thread.start()
 
         Node.start_api_server = begin
         try:
@@ -163,11 +167,16 @@ class Dashboard:
 
         It asks Ray's head. Where that is gone for a minute, Ray's core would end this process.
         """
-        if self._waiting is not None and self._waiting.is_alive():
-            with contextlib.suppress(InvalidStateError):
-                self.address.set_result("")
+        if self._thread is None:
+            return
+        with contextlib.suppress(InvalidStateError):
+            self.address.set_result("")
             end()
-            self._waiting.join()
+        self._over.set()
+        deadline = time.monotonic() + LEAVE_S
+        while self._thread.is_alive() and time.monotonic() < deadline:  # else the head is gone already
+            self._thread.join(0.5)
+            end()  # it may just have been started
 
 
 def own_path_only() -> object:

@@ -233,9 +233,11 @@ class LocalRay:
     def _shut_down(self) -> None:
         import ray
 
-        if self.folder is not None:
-            self._dashboard.leave(partial(processes.end_processes_of, self.folder, DASHBOARD_FILE))
-        ray.shutdown()
+        try:
+            if self.folder is not None:
+                self._dashboard.leave(partial(processes.end_processes_of, self.folder, DASHBOARD_FILE))
+        finally:
+            ray.shutdown()
 
     def _fork_server(self) -> str:
         """The socket of the server that starts this cluster's processes for work; empty if Ray starts them itself."""

@@ -56,7 +56,6 @@ class ConfirmationReserve:
 
         def runs() -> list[PaceRun]:
             now = search_trials(trials) if asking is not None else []
-            # Without those that were only asked about.
             running = [t for t in now if t.state == TrialState.RUNNING and "epochs" in config_of(t)]
             ended = [t for t in of_kind(trials, Kind.CONFIRMATION) if t.state.is_finished()]
             there = {(confirmed_by(t), t.user_attrs.get(SEED_ATTR)) for t in ended}

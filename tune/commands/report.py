@@ -63,7 +63,9 @@ def _target(file: str | None, folders: Sequence[Path]) -> Path:
     path = Path(file)
     # Renaming a file to /dev/null, a root's container would lose it; a pipe is opened for as long as nobody writes.
     if file == "-" or (os.path.exists(path) and not os.path.isfile(path)):
-        raise ConfigError(f"-o takes a file; got {file!r}, which is something else. Write e.g. -o report.html.")
+        raise ConfigError(
+            f"-o takes a file; got {file!r}, which is a folder, a stream or a device. Write e.g. -o report.html."
+        )
     check_page("-o", path)
     if not os.path.isdir(path.parent):
         raise ConfigError(f"-o needs a folder that exists; got {file!r}. Make {str(path.parent)!r} first.")

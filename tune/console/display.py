@@ -204,6 +204,10 @@ class LiveTable:
         with self._lock:
             self._said = Text(text, style="yellow"), time.monotonic()
 
+    def note(self, text: str) -> None:
+        """Print a line above the table, where it stays."""
+        self._live.console.print(Text(text))
+
     def acknowledge(self, text: str) -> None:
         """Replace the last line by ``text`` at once."""
         self._last_line = Text(text, style="bold")
@@ -360,6 +364,8 @@ class PlainLines:
         """Print ``text`` after the elapsed time."""
         line = f"[{duration(time.monotonic() - self._progress.started)}] {text}\n"
         print(line, end="", file=self._out, flush=True)  # one call: the watchdog prints from another thread
+
+    note = say
 
 
 def make_display(progress: SearchProgress, out: TextIO | None = None, *, quiet: bool = False) -> LiveTable | PlainLines:

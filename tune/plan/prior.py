@@ -68,13 +68,16 @@ def optimizers_of(ranges: Mapping[str, ParamRange]) -> list[str]:
 def read_range_test(file: Path) -> tuple[TrainConfig, float] | None:
     """The configuration of a range test and the learning rate that it suggests.
 
-    None where there is no test, or its loss never exploded: its minimum is only a bound then.
+    None where no test can be read, or its loss never exploded: its minimum is only a bound then.
     """
     values = read_json(file)
     suggestion = json_values.number(values, "suggestion")
-    if values.get("exploded_at") is None or not 0 < suggestion < math.inf:
+    if values.get("exploded_at") is None or not 0 < suggestion < math.inf or "config" not in values:
         return None
-    return TrainConfig.from_dict(json_values.mapping(values, "config")), suggestion
+    try:
+        return TrainConfig.from_dict(json_values.mapping(values, "config")), suggestion
+    except ConfigError:  # of another version
+        return None
 
 
 def _rate_moves(space: Space, workload: Workload, optimizer: str, pinned: Mapping[str, object]) -> bool:

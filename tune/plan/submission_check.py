@@ -194,7 +194,7 @@ def look_for_function(option: str, word: str) -> None:
 def with_path_advice(message: str, options: SearchOptions) -> str:
     """``message``, and what to write if the paths differ on the compute nodes."""
     word = space_word(options.space or DEFAULT_SPACE) or ""
-    own = word.rpartition(":")[0]
+    own = os.path.expanduser(word.rpartition(":")[0])
     places = [
         word,
         own,

@@ -102,9 +102,10 @@ def copy_block(text: str, name: str, label: str) -> Markup:
 def plotly_script() -> bytes:
     """plotly.js as the Python package brings it along, without an import of it. Raises ConfigError without plotly."""
     found = importlib.util.find_spec("plotly")
-    if found is None or found.origin is None:
+    script = Path(found.origin).parent / "package_data" / "plotly.min.js" if found and found.origin else None
+    if script is None or not script.is_file():
         raise ConfigError("figures need plotly; it is not installed. Run: pip install plotly.")
-    return (Path(found.origin).parent / "package_data" / "plotly.min.js").read_bytes()
+    return script.read_bytes()
 
 
 class FigureBook:

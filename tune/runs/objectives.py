@@ -141,9 +141,11 @@ def read_objectives(option: str, text: str, reported: Reported | int) -> Objecti
             both = " and ".join(other.text for other in same[:2])
             raise ConfigError(f"{option} names each metric once, in one direction; got {both}. Keep one of them.")
     if names == [metrics.GPU_HOURS]:
+        own = isinstance(reported, Reported) and reported.own is None
+        fix = "--target val_top1=0.759, or --objectives val_top1:max,gpu_hours:min"
         raise ConfigError(
             f"{option} needs more than {metrics.GPU_HOURS}, or what learns nothing is the best; got {text}. "
-            "Write --target val_top1=0.759, or --objectives val_top1:max,gpu_hours:min."
+            f"Write {'--objectives accuracy:max,gpu_hours:min' if own else fix}."
         )
     return Objectives(each)
 

@@ -38,6 +38,7 @@ from bigbatch.tune.scaling.scale_plan import (
     default_sizes,
     make_sizes,
     parse_sizes,
+    threads_of,
 )
 from bigbatch.tune.scaling.size_result import SizeResult
 from bigbatch.tune.storage.description import STUDY_FILE, provenance, read_description
@@ -55,6 +56,7 @@ def plan_values(plan: ScalePlan) -> dict[str, object]:
         "profile_steps": plan.profile_steps,
         "retune_trials": plan.retune_trials,
         "objective": plan.objective.text,
+        "OMP_NUM_THREADS": threads_of(plan.machine, max(size.workers for size in plan.sizes)),
         "config": plan.config.to_dict(),
     }
 
@@ -93,7 +95,8 @@ def check_same_scaling(plan: ScalePlan) -> None:
 
 
 def write_plan(plan: ScalePlan) -> None:
-    """Make the folder and its ``scale.json``; several jobs may write the same. Raises ConfigError if it cannot be."""
+    """Make the folder and its ``scale.json``; several jobs may write the same. Raises ConfigError if
+    it cannot be written."""
     values = {"schema_version": PLAN_VERSION, "source": str(plan.source), **plan_values(plan)}
     try:
         plan.output.mkdir(parents=True, exist_ok=True)

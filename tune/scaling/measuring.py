@@ -13,12 +13,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from bigbatch.base.atomic_files import write_text
-from bigbatch.cluster.host.allocation import usable_cpus
 from bigbatch.train_loop.config import ConfigError, TrainConfig, differing_keys
 from bigbatch.train_loop.config.given import read_config
 from bigbatch.train_loop.config.last_step import KEY as LAST_STEP
 from bigbatch.train_loop.host.folder_hold import hold_folder
-from bigbatch.tune.scaling.scale_plan import ScaleMachine, ScalePlan, SizePlan
+from bigbatch.tune.scaling.scale_plan import ScalePlan, SizePlan, threads_of
 from bigbatch.tune.scaling.size_process import (
     BIGBATCH,
     PROFILE_FOLDER,
@@ -57,7 +56,7 @@ def measure_size(plan: ScalePlan, size: SizePlan, run: RunChild = run_child) -> 
 
 
 def _measure_held(plan: ScalePlan, size: SizePlan, folder: Path, run: RunChild) -> SizeResult:
-    env = child_environment(plan.machine, max(one.workers for one in plan.sizes))
+    env = child_environment(plan)
 
     def carry_out(command: SizeCommand) -> None:
         print(f"  {size.workers} worker{'s' * (size.workers > 1)}: {command.what}: {command.typed}", flush=True)
@@ -109,19 +108,10 @@ def same_run(planned: TrainConfig, found: TrainConfig) -> TrainConfig:
     return dataclasses.replace(found, data=planned.data, model=planned.model, epochs=planned.epochs, seed=planned.seed)
 
 
-def child_environment(
-    machine: ScaleMachine, most_workers: int, environ: Mapping[str, str] = os.environ
-) -> dict[str, str]:
-    """The environment of a size's processes.
-
-    On CPUs each worker computes with the same number of threads at every size: those of the largest one. A serial run
-    that used all cores would be compared with runs that share them.
-    """
-    env = dict(environ)
-    if machine.unit != "GPUs" and "OMP_NUM_THREADS" not in env:
-        on_node = min(most_workers, machine.per_node)
-        env["OMP_NUM_THREADS"] = str(max(1, usable_cpus() // on_node))
-    return env
+def child_environment(plan: ScalePlan) -> dict[str, str]:
+    """The environment of a size's processes."""
+    threads = threads_of(plan.machine, max(one.workers for one in plan.sizes))
+    return {**os.environ, **({} if threads is None else {"OMP_NUM_THREADS": threads})}
 
 
 SEARCHED = (

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bigbatch.cluster.host.allocation import usable_cpus
 from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.tune.plan.enqueued import rate_factor, stretched
@@ -43,6 +45,16 @@ class ScaleMachine:
     def nodes_for(self, workers: int) -> int:
         """The nodes that so many workers fill."""
         return -(-workers // self.per_node)
+
+
+def threads_of(machine: ScaleMachine, most_workers: int, environ: Mapping[str, str] = os.environ) -> str | None:
+    """``OMP_NUM_THREADS`` of all sizes of a study on CPUs, those of the largest one; None on GPUs.
+
+    A serial run that used all cores would be compared with runs that share them.
+    """
+    if machine.unit == "GPUs":
+        return None
+    return environ.get("OMP_NUM_THREADS") or str(max(1, usable_cpus() // min(most_workers, machine.per_node)))
 
 
 @dataclass(frozen=True)

@@ -220,7 +220,9 @@ def repeat_text(plan: ScalePlan) -> str:
 
 
 def brief_seconds(seconds: float) -> str:
-    """As ``seconds_words``, and ``12 ms`` and ``3.1 µs`` below a second."""
-    if seconds == 0 or seconds >= 1:
+    """As ``seconds_words`` from 90 s on; below ``12.4 s``, ``12.4 ms`` and ``3.1 µs``."""
+    if seconds == 0 or seconds >= 90:
         return seconds_words(seconds)
+    if seconds >= 1:
+        return f"{seconds:.3g} s"
     return f"{1e3 * seconds:.3g} ms" if seconds >= 1e-3 else f"{1e6 * seconds:.3g} µs"

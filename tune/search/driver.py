@@ -230,7 +230,7 @@ def _search(
     # Before Ray starts: Slurm bills its start as well.
     store.ledger.hold(devices_held(plan.machine, plan.share) if plan.address == "local" else 0)
     connection = _start_ray(plan, store, stack, console)
-    interrupts.take_again()  # starting Ray has replaced the handler for SIGTERM
+    interrupts.take_again()  # starting Ray may have replaced the handler for SIGTERM
     if not connection.local:
         plan = run.plan = _fitted_to_cluster(plan, store, console)
     if note := note_of_unused(SEARCH_WITHOUT):
@@ -260,7 +260,7 @@ def _search(
             watch = watch_over(run, store, connection, [lines, display], stop)
             observers += [watch, lines, display, IdleGpus(bridge.say), sharing]
             with interrupts.shown_by(display), watch.running():
-                connection.tell_dashboard(watch.say)
+                connection.tell_dashboard(watch.note)
                 _fit(run, store, stop, watch, ray_storage)
 
 

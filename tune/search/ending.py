@@ -98,12 +98,14 @@ def late_report(
         return
     said: list[str] = []
     if stop.signalled_s() <= REPORT_BEGINS_S:
-        from bigbatch.tune.report.page import report_at_end  # needed only now
+
+        def write() -> None:
+            from bigbatch.tune.report.page import report_at_end  # needed only now
+
+            said.append(report_at_end(folder, trials))
 
         # daemon: a report that takes longer must not keep the process.
-        writing = threading.Thread(
-            target=lambda: said.append(report_at_end(folder, trials)), daemon=True, name="report"
-        )
+        writing = threading.Thread(target=write, daemon=True, name="report")
         writing.start()
         writing.join(most_s)
     say(console, said[0] if said else f"For a report: bigbatch report {shlex.quote(str(folder))}")

@@ -67,7 +67,7 @@ class SearchRun:
     capacity: Any = None
     budget: Budget | None = None
     unreported: Sequence[FrozenTrial] = ()
-    """What the report shows that is written when all else has ended; empty: there is none."""
+    """The trials of a report that is still to be written, when all else has ended. Empty: there is none to write."""
     deadline: Deadline = field(default_factory=lambda: Deadline(lambda: None, lambda: None))
 
 

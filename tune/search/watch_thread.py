@@ -170,10 +170,13 @@ class ClusterLost(BaseException):
 
 
 class WatchdogListener(Protocol):
-    """Receives the watchdog's lines, in the watchdog's thread."""
+    """Receives lines of other threads than the driver's."""
 
     def search_said(self, text: str) -> None:
-        """Show a line."""
+        """Show a line of the watchdog."""
+
+    def note(self, text: str) -> None:
+        """Show a line that stays."""
 
 
 class Trials(Protocol):
@@ -310,7 +313,7 @@ class SearchWatch:
         given_up = False
         while not self._over.wait(LOOK_S):
             for line in self.look():
-                self.say(line)
+                self._say(line)
             if self._watchdog.verdict and not given_up:
                 given_up = True
                 self._give_up(self._watchdog.verdict)
@@ -358,10 +361,14 @@ class SearchWatch:
             trial.phase = "waiting"
             self._notes.append(partial(self._bridge.waits, trial.number, asked_at))
 
-    def say(self, line: str) -> None:
-        """Show a line that belongs to no trial, while trials are shown. Any thread may call this."""
-        if self._over.is_set():
-            return
+    def note(self, line: str) -> None:
+        """Show a line that stays, while trials are shown. Any thread may call this."""
+        if not self._over.is_set():
+            for teller in self._tellers:
+                with suppress(Exception):
+                    teller.note(line)
+
+    def _say(self, line: str) -> None:
         for teller in self._tellers:
             with suppress(Exception):  # the reader may be gone
                 teller.search_said(line)

@@ -68,8 +68,6 @@ class ProgressFileWriter:
                 "complete": self._states["COMPLETE"],
                 "pruned": self._states["PRUNED"],
                 "failed": self._states["FAIL"],
-                "running": self._states["RUNNING"],
-                "waiting": self._states["WAITING"],
                 "best": self._best.ends[0] if self._best else None,
             },
         )

@@ -78,9 +78,10 @@ def _read_tables(folder: Path, storage: str | None) -> StudyTables:
     else:
         summary = summarize(folder)
         if summary.problem or summary.state == UNREADABLE:
+            why = (summary.problem or summary.why).partition(";")[0].rstrip(".")
             raise ConfigError(
                 f"a study's {JOURNAL_NAME}, or the tables of one in a database, must be readable; got {str(folder)!r}. "
-                f"{summary.problem or summary.why} bigbatch report shows what can be read."
+                f"{why}. Restore it from a copy. bigbatch report shows what can be read."
             )
         trials = summary.study.trials
     from bigbatch.tune.runs.tables import epochs_table, trials_table

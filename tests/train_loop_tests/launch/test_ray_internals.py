@@ -2,6 +2,8 @@
 
 import re
 import signal
+import subprocess
+import sys
 import threading
 import tomllib
 from types import SimpleNamespace
@@ -101,7 +103,29 @@ def test_the_node_starts_while_the_dashboard_does_and_its_error_is_told(error, m
     assert Node.start_api_server is start
     assert dashboard.address.exception(60) is error
     assert error or dashboard.address.result() == "127.0.0.1:8265"
-    dashboard.leave(lambda: pytest.fail("it was there"))
+    dashboard.leave(lambda: None)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's signal is Linux's")
+def test_the_dashboard_lives_until_ray_ends(monkeypatch) -> None:
+    """Ray asks the kernel to end its processes with their parent: with the thread that started them."""
+    from ray._private import utils
+    from ray._private.node import Node
+
+    made: list[subprocess.Popen[bytes]] = []
+
+    def start(node: Any) -> None:
+        made.append(subprocess.Popen(["sleep", "60"], preexec_fn=utils.set_kill_on_parent_death_linux))
+
+    monkeypatch.setattr(Node, "start_api_server", start)
+    dashboard = internals.Dashboard()
+    with dashboard.beside():
+        Node.start_api_server(SimpleNamespace(webui_url="127.0.0.1:8265"))
+    assert dashboard.address.result(60)
+    with pytest.raises(subprocess.TimeoutExpired):
+        made[0].wait(0.5)
+    dashboard.leave(lambda: None)
+    assert made[0].wait(60) == -signal.SIGKILL
 
 
 def test_ray_may_end_before_its_dashboard_answers(monkeypatch) -> None:

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from bigbatch.train_loop.config import TrainConfig
+from bigbatch.tune.commands import scale as command
 from bigbatch.tune.commands.scale import scale_main
-from bigbatch.tune.scaling import arguments, measuring
+from bigbatch.tune.scaling import arguments, scale_plan
 from bigbatch.tune.scaling.measuring import fixed_keys
 from bigbatch.tune.scaling.scale_plan import ScaleMachine
 from helpers.refusals import refused_command
@@ -118,11 +119,11 @@ def test_a_size_over_several_nodes_is_a_step_of_the_job(
 
 
 def test_cpu_workers_have_the_same_threads_at_each_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measuring, "usable_cpus", lambda: 8)
+    monkeypatch.setattr(scale_plan, "usable_cpus", lambda: 8)
     cores = ScaleMachine(8, unit="CPU cores")
-    assert measuring.child_environment(cores, 4, {})["OMP_NUM_THREADS"] == "2"
-    assert measuring.child_environment(cores, 4, {"OMP_NUM_THREADS": "3"})["OMP_NUM_THREADS"] == "3"
-    assert "OMP_NUM_THREADS" not in measuring.child_environment(NODES, 4, {})
+    assert scale_plan.threads_of(cores, 4, {}) == "2"
+    assert scale_plan.threads_of(cores, 4, {"OMP_NUM_THREADS": "3"}) == "3"
+    assert scale_plan.threads_of(NODES, 4, {}) is None
 
 
 WRONG: list[tuple[list[str], str]] = [
@@ -175,6 +176,19 @@ def test_a_study_goes_on_as_it_began(best: Path, trainings: Trainings, capsys: p
     error = refused_command(capsys, scale_main, [*words, "--mode", "strong"])
     assert "goes on as it began" in error and "mode 'weak' → 'strong'" in error
     assert scale_main(["--config", str(best), "--workers", "1,2,4", "--output", "out"]) == 0, "more sizes may come"
+
+
+def test_sizes_with_other_threads_do_not_compare(best: Path, trainings: Trainings, capsys, monkeypatch) -> None:
+    words = ["--config", str(best), "--base-workers", "1", "--output", "out"]
+    cores = ScaleMachine(8, unit="CPU cores")
+    monkeypatch.setattr(command, "find_machine", lambda: cores)
+    monkeypatch.setattr(scale_plan, "usable_cpus", lambda: 8)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert scale_main([*words, "--workers", "4"]) == 0
+    capsys.readouterr()
+    assert "OMP_NUM_THREADS '2' → '8'" in refused_command(capsys, scale_main, [*words, "--workers", "1"])
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert scale_main([*words, "--workers", "1"]) == 0
 
 
 def test_a_damaged_size_says_what_to_remove(best: Path, trainings: Trainings, capsys) -> None:

@@ -294,7 +294,7 @@ def _show(counts: Iterable[int], done: int, images: int) -> None:
             left = f"{_clock((images - done - images_done) / rate)} left" if images_done else "starting"
             line = f"{done + images_done}/{images} images  {rate:.0f} images/s  {left}"
             progress.show(line)
-    if line:
+    if line and not sys.stderr.isatty():  # a terminal shows it already
         print(line, file=sys.stderr)
 
 

@@ -169,4 +169,6 @@ def _unpacked(archive: Path, work: Path) -> Path:
     plain = work / "images.tar"
     with gzip.open(archive) as source, open(plain, "wb") as file:
         shutil.copyfileobj(source, file, 1 << 20)
+    times = os.stat(archive)
+    os.utime(plain, ns=(times.st_atime_ns, times.st_mtime_ns))  # a pack goes on with the source of the same time alone
     return plain
