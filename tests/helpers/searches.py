@@ -28,6 +28,8 @@ class Search:
 
     def __init__(self, *arguments: object, cwd: Path, **env: str) -> None:
         self.lines: list[str] = []
+        self.ray_folder = ""
+        """Of its private Ray, since a line came while Ray ran."""
         self.errors = (cwd / "stderr.txt").open("w+")
         self.process = subprocess.Popen(
             [sys.executable, *map(str, (*self.program, *arguments))], cwd=cwd,
@@ -42,6 +44,7 @@ class Search:
             self.lines.append(line)
             match = re.search(pattern, line)
             if match:
+                self.ray_folder = self.ray_folder or ray_folder_below(self.process.pid)
                 count -= 1
                 if count == 0:
                     return match
@@ -55,10 +58,6 @@ class Search:
     def stderr(self) -> str:
         self.errors.seek(0)
         return self.errors.read()
-
-    @property
-    def ray_folder(self) -> str:
-        return next(m.group(1) for line in self.lines if (m := re.search(r"token in (\S+)/token", line)))
 
     def workers(self) -> dict[psutil.Process, dict[str, str]]:
         """This search's training workers and their environments, as soon as there are some: a trial may just end."""
@@ -88,6 +87,16 @@ class Search:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.process.wait(120)
+
+
+def ray_folder_below(pid: int) -> str:
+    """The folder of the private Ray that a process has started; empty if there is none yet."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for process in psutil.Process(pid).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if found := re.search(r"=(/\S+/bb-ray-[0-9a-f]+)/", " ".join(process.cmdline())):
+                    return found[1]
+    return ""
 
 
 def load(folder: Path) -> optuna.Study:

@@ -355,7 +355,7 @@ def test_what_cannot_be_is_refused(submit):
         "Set BIGBATCH_HOME to": submit(*space, BIGBATCH_HOME="/proc/nowhere"),
         "Write --output with": submit(*space, "--output", "/proc/nowhere"),
         "--strategy": submit(*space, "--strategy", "tpee"),
-        "'no.py'": submit("--space", "no.py"),
+        "'no.py:space'": submit("--space", "no.py"),
     }
     for expected, job in asked.items():
         assert expected in refusal(job) and "head n" not in job.log, job.log

@@ -5,8 +5,6 @@ import os
 import re
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 from pathlib import Path
 
 import optuna
@@ -25,17 +23,15 @@ from helpers.wandb_server import WandbServer
 
 @pytest.mark.slow
 def test_a_search_from_plan_to_best_configuration(tiny, tmp_path):
-    """All of it in one run: folder, states, links, early stops, W&B, dashboard, clean end."""
+    """All of it in one run: folder, states, links, early stops, W&B, clean end."""
     arguments = (*tiny, "--study", "s", "--trials", 5, "--max-epochs", 4)
     arguments += ("--wandb", "offline", "--wandb-watch", "all")
     search = Search(*arguments, cwd=tmp_path, HTTPS_PROXY="http://127.0.0.1:9")
-    url = search.wait_for(r"Ray dashboard: (http://127\.0\.0\.1:\d+)").group(1)
+    search.wait_for(r"trial 0 epoch 1/4")
     folder = Path(search.ray_folder)
     assert folder.stat().st_mode & 0o777 == 0o700 and (folder / "token").stat().st_mode & 0o777 == 0o600
-    search.wait_for(r"trial 0 epoch 1/4")
     workers = search.workers()
     assert workers and all("RAY_ADDRESS" in environment for environment in workers.values())
-    assert dashboard_refuses_strangers_and_answers(url, (folder / "token").read_text())
     assert search.end() == 0, search.stderr()
     wait_gone(str(folder))
     assert not folder.exists(), "nothing of Ray is left"
@@ -56,15 +52,6 @@ def test_a_search_from_plan_to_best_configuration(tiny, tmp_path):
         )  # ASHA's rungs
     check_folder(tmp_path / "runs" / "s", study)
     check_wandb(study, text)
-
-
-def dashboard_refuses_strangers_and_answers(url: str, token: str) -> bool:
-    request = f"{url}/api/cluster_status"
-    with pytest.raises(urllib.error.HTTPError) as refused:
-        urllib.request.urlopen(request, timeout=120)
-    assert refused.value.code in (401, 403)
-    allowed = urllib.request.Request(request, headers={"Authorization": f"Bearer {token}"})
-    return urllib.request.urlopen(allowed, timeout=120).status == 200
 
 
 def check_folder(folder: Path, study: optuna.Study) -> None:

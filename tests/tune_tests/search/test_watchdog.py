@@ -4,6 +4,7 @@ import io
 import random
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -223,6 +224,24 @@ def test_displays_say_waiting_starting_running_and_the_part_of_an_epoch(monkeypa
     assert " 0.3/4 " in drawn() and "has not reported" in drawn() and "Ctrl-C saves" in drawn()
     table.acknowledge("Saving; wait")
     assert "Saving; wait" in drawn() and "Ctrl-C saves" not in drawn()
+
+
+def test_a_note_stays_above_the_table_while_trials_are_shown() -> None:
+    """Such as where Ray's dashboard is. A line of the watchdog is there until it is out of date."""
+    from rich.console import Console
+
+    out, printed = io.StringIO(), io.StringIO()
+    table = LiveTable(SearchProgress(2, 1, {}), Console(file=out, width=100, force_terminal=True))
+    lines = PlainLines(SearchProgress(2, 1, {}), printed)
+    asker = SimpleNamespace(start=lambda: None, stop=lambda: None)
+    dog = Watchdog(time.monotonic(), grace_s=60, gone_s=40)
+    watch = SearchWatch(FakeBridge(), Path, [lines, table], lambda reason: None, dog, asker)  # type: ignore[arg-type]
+    with table:
+        with watch.running():
+            watch.note("Ray dashboard: http://127.0.0.1:8265 (token in [a])")
+        watch.note("too late")
+    for text in (out.getvalue(), printed.getvalue()):
+        assert text.count("Ray dashboard: http://127.0.0.1:8265 (token in [a])") == 1 and "too late" not in text
 
 
 class FakeAsker:
