@@ -158,13 +158,13 @@ def test_a_name_of_a_file_that_is_no_utf8_is_told_and_printed(tmp_path: Path) ->
     package = logging.getLogger("bigbatch.train_loop")
     before = (list(package.handlers), package.propagate)
     try:
-        log = _trial_log(tmp_path / "a.log", 0)
+        log = _trial_log(tmp_path / "names.log", 0)  # a logger of this name is no other test's
         log.propagate = False  # pytest's own log, which pytest-xdist sends as UTF-8
         log.info("%s", f"reads {name}")
         log.handlers[0].close()
     finally:
         package.handlers[:], package.propagate = before
-    assert r"reads \udce9.jpg" in (tmp_path / "a.log").read_text(encoding="utf-8")
+    assert r"reads \udce9.jpg" in (tmp_path / "names.log").read_text(encoding="utf-8")
 
 
 FORKS = """
