@@ -91,7 +91,7 @@ def test_epochs_neither_go_back_nor_beyond_the_last_one(tmp_path: Path) -> None:
     with pytest.raises(ReportError, match="got 1 after epoch 1. Report 2 next"):
         report(1, 0.5)
     report(2, 0.5)
-    with pytest.raises(ReportError, match=r"last report is of epoch 2, config\['epochs'\]; got 3 after"):
+    with pytest.raises(ReportError, match=r"last report is of epoch 2, config\['epochs'\]; got epoch 3 after"):
         report(3, 0.5)
 
 
