@@ -18,7 +18,7 @@ from bigbatch.tune.runs.objectives import Objectives, objectives_of
 from bigbatch.tune.runs.run import Run, begun
 from bigbatch.tune.storage.description import read_description
 from bigbatch.tune.storage.storage_url import check_database_file, check_url
-from bigbatch.tune.storage.summary import UNREADABLE, summarize
+from bigbatch.tune.storage.summary import summarize
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -77,11 +77,10 @@ def _read_tables(folder: Path, storage: str | None) -> StudyTables:
         trials = [Run.of(trial) for trial in study_of_database(name, storage).trials]
     else:
         summary = summarize(folder)
-        if summary.problem or summary.state == UNREADABLE:
-            why = (summary.problem or summary.why).partition(";")[0].rstrip(".")
+        if summary.problem:  # study.json was read above
             raise ConfigError(
                 f"a study's {JOURNAL_NAME}, or the tables of one in a database, must be readable; got {str(folder)!r}. "
-                f"{why}. Restore it from a copy. bigbatch report shows what can be read."
+                f"{summary.problem} Restore it from a copy; bigbatch report shows what can be read."
             )
         trials = summary.study.trials
     from bigbatch.tune.runs.tables import epochs_table, trials_table

@@ -215,11 +215,11 @@ def _read_trials(summary: StudySummary, details: bool) -> None:
         stored = read_journal(summary.folder, summary.name, Run, EVERYTHING if details else FACTS)
     except (OSError, AttributeError, TypeError) as error:  # foreign values where ours should be
         text = " ".join(str(error).split())[:300]
-        summary.problem = f"The journal cannot be read ({type(error).__name__}: {text}); the tables are shown instead."
+        summary.problem = f"The journal cannot be read ({type(error).__name__}: {text}); only the tables can be."
     if stored is not None:
         summary.study = Runs(stored.trials, stored.maximize)
         if stored.cut_at is not None:
-            summary.problem = f"The journal is damaged at line {stored.cut_at}; what comes before is shown."
+            summary.problem = f"The journal is damaged at line {stored.cut_at}; only what comes before can be read."
         elif lost := sum(number >= len(stored.trials) for number in tabled):
             summary.problem = f"The journal lacks {lost} trials that {TRIALS_TABLE} has: it was cut short."
     elif details or not noted:
@@ -230,7 +230,7 @@ def _read_trials(summary: StudySummary, details: bool) -> None:
     elif summary.study.trials:
         summary.ended, summary.best = summary.study.ended, summary.study.best_value
     if stored is None and not summary.problem and summary.ended and (summary.folder / JOURNAL_NAME).exists():
-        summary.problem = f"The journal has no trial of {summary.name!r}; the tables are shown instead."
+        summary.problem = f"The journal has no trial of {summary.name!r}; only the tables have them."
 
 
 def _numbers_in_table(folder: Path) -> list[int]:

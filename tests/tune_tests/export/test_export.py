@@ -173,7 +173,10 @@ def test_studies_without_trials_and_damaged_ones(tmp_path, capsys):
     lines = journal.read_bytes().splitlines(keepends=True)
     journal.write_bytes(b"".join([*lines[:4], b'{"op_code":\n', *lines[4:]]))
     refusal = refused_export(capsys, tmp_path / "torn", "--csv", tmp_path / "o")
-    assert "must be readable" in refusal and "damaged at line 5. Restore it from a copy." in refusal
+    assert (
+        "must be readable" in refusal
+        and "damaged at line 5; only what comes before can be read. Restore it from a copy" in refusal
+    )
     assert "there is none called" in refused_export(capsys, tmp_path / "nowhere", "--csv", tmp_path / "o")
     recorded_study(tmp_path / "bare", 1).close()
     for path in (tmp_path / "bare").iterdir():

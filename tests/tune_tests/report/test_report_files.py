@@ -127,7 +127,7 @@ def test_a_damaged_journal_shows_what_comes_before(study: Path, capsys: pytest.C
     journal.write_bytes(b"".join([*lines[:at], b"\x00\xff garbage\n", *lines[at:]]))
     assert main(["report", str(study)]) == 0
     seen = words_of((study / "report.html").read_text(encoding="utf-8"))
-    assert f"The journal is damaged at line {at + 1}; what comes before is shown." in seen
+    assert f"The journal is damaged at line {at + 1}; only what comes before can be read." in seen
     assert f"damaged at line {at + 1}" in capsys.readouterr().err
     assert len(open_recorded(study).trials) == 19
     for command in (["show", str(study)], ["studies", "--output", str(study.parent)]):

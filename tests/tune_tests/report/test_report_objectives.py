@@ -96,7 +96,7 @@ def test_trials_under_another_name_are_shown_from_the_tables(tmp_path: Path) -> 
     (tmp_path / "s" / "study.json").write_text(json.dumps({**about, "name": "renamed"}))
     recorded = open_recorded(tmp_path / "s")
     assert len(recorded.trials) == 4
-    assert recorded.problems == ("The journal has no trial of 'renamed'; the tables are shown instead.",)
+    assert recorded.problems == ("The journal has no trial of 'renamed'; only the tables have them.",)
 
 
 def test_a_continued_trial_has_the_hours_of_all_of_its_epochs(tmp_path: Path) -> None:
