@@ -52,7 +52,8 @@ def train_own(task: TrialTask, reporter: RecordSender, world: World, log: loggin
     from bigbatch.train_loop.loop.worker_use import open_use_meter
 
     word = task.config.trainable.name
-    function = load_function(OPTION, word)
+    with _printing_to(log):
+        function = load_function(OPTION, word)
     folders = KeptFolders(task.checkpoint_dir)
     with open_use_meter(world) as meter:
         kept = world.of_first(folders.begin() if world.rank == 0 else None)
@@ -124,25 +125,29 @@ def _disk_named(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _printing_to(log: logging.Logger) -> Iterator[None]:
-    """What the function prints goes to the trial's log: nobody sees the output of a worker's process."""
-    lines = _Lines(log)
-    with contextlib.redirect_stdout(lines):
+    """What the function prints, warns and logs goes to the trial's log: nobody sees the output of a worker's process.
+
+    A handler of ``logging`` that the function makes for its stderr writes there too.
+    """
+    out, errors = _Lines(log, "stdout"), _Lines(log, "stderr")
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
         try:
             yield
         finally:
-            lines.write("\n")  # the last words may have no end of their line
+            for lines in (out, errors):
+                lines.write("\n")  # the last words may have no end of their line
 
 
 class _Lines(io.TextIOBase):
-    """Writes whole lines to a log. What else code asks of a standard output is the process's own."""
+    """Writes whole lines to a log. What else code asks of the output ``name`` is the process's own."""
 
     encoding = "utf-8"
 
-    def __init__(self, log: logging.Logger) -> None:
-        self._log, self._begun = log, ""
+    def __init__(self, log: logging.Logger, name: str) -> None:
+        self._log, self._name, self._begun = log, name, ""
 
     def __getattr__(self, name: str) -> Any:  # buffer, reconfigure, …
-        return getattr(sys.__stdout__, name)
+        return getattr(getattr(sys, f"__{self._name}__"), name)
 
     def fileno(self) -> int:
         """Where a process writes that gets this as its output."""

@@ -75,9 +75,16 @@ def task_of(folder: Path, options: Options, text: str = OWN) -> TrialTask:
 
 
 PRINTS = """
-import subprocess, sys
+import logging, subprocess, sys
+
+log = logging.getLogger("mine")
+log.propagate = False
+log.addHandler(logging.StreamHandler())
+print("while it is imported", file=sys.stderr)
 
 def train(config, report, resume):
+    log.warning("by a handler")
+    logging.lastResort.emit(logging.makeLogRecord({"msg": "without a handler"}))
     sys.stdout.reconfigure(line_buffering=True)
     sys.stdout.buffer.write(b"bytes ")
     subprocess.run(["echo", sys.stdout.encoding], stdout=sys.stdout, check=True)
@@ -91,13 +98,14 @@ def train(config, report, resume):
 
 def test_the_log_has_what_is_shown_last_at_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The lines of a bar were kept as a whole: 60,000 updates took minutes. Ends of lines took the line with them.
-    What asks more of its output than lines was refused."""
+    What asks more of its output than lines was refused. What was written to stderr and logged was nowhere."""
     log = logging.getLogger("t")
     with caplog.at_level(logging.INFO, "t"):
         begun = time.monotonic()
         train_own(task_of(tmp_path, Options({}), PRINTS), Sent(), ALONE, log)
         assert time.monotonic() - begun < 30
-    assert caplog.messages == [f"{'#' * 80} 59999", "windows", "100%", "last words"]
+    logged = ["while it is imported", "by a handler", "without a handler"]
+    assert caplog.messages == [*logged, f"{'#' * 80} 59999", "windows", "100%", "last words"]
 
 
 def test_each_record_has_the_energy_since_the_one_before_and_the_memory(tmp_path, counter):
