@@ -7,7 +7,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from bigbatch.base.command_line import WRONG_INPUT
@@ -20,21 +20,13 @@ def our_script(*parts: str) -> list[str]:
     return [sys.executable, str(Path(IMPORT_ROOT, "bigbatch", *parts))]
 
 
-def print_line(line: str) -> None:
-    """Print a line that already has its end."""
-    print(line, end="", flush=True)
-
-
-def run_child(
-    words: Sequence[str], say: Callable[[str], None] = print_line, stop: int = signal.SIGTERM, *, apart: bool = False
-) -> tuple[int, str]:
-    """Run a command. Returns its exit code and the last line of its output.
+def run_child(words: Sequence[str], stop: int = signal.SIGTERM, *, apart: bool = False) -> tuple[int, str]:
+    """Run a command and print its output. Returns its exit code and the last line of its output.
 
     An interrupt (Ctrl-C, a notebook's stop button) is passed on: the child saves, is waited for, and KeyboardInterrupt
     is raised again.
 
     Args:
-        say: gets each line of the output, with its end.
         stop: the signal by which the child is to save. Front ends interrupt the kernel alone or its whole group; a
             search takes a Ctrl-C and the SIGTERM after it for one request.
         apart: the child alone gets ``stop``, once: it is in a process group of its own, which no terminal interrupts.
@@ -54,12 +46,12 @@ def run_child(
         try:
             for line in process.stdout:
                 line = line.removeprefix(program)
-                say(line)
+                print(line, end="", flush=True)
                 last = line.strip() or last
         except KeyboardInterrupt:
             process.send_signal(stop)
             for line in process.stdout:
-                say(line)
+                print(line, end="", flush=True)
             raise
     return process.returncode, last
 

@@ -14,8 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bigbatch.child_process import check_exit, our_script, print_line, run_child
-from bigbatch.notebook_table import LiveTableInNotebook, in_notebook
+from bigbatch.child_process import check_exit, our_script, run_child
 from bigbatch.train_loop.config import ConfigError, TrainConfig, written_assignments
 from bigbatch.tune.console.answer_words import answer_in_words
 from bigbatch.tune.report import answer_section, pictures
@@ -273,8 +272,6 @@ def compare(*studies: Study) -> Comparison:
 def search(study: str, *, output: str | Path = RUNS, **options: Unpack[SearchKeywords]) -> Study:
     """Run ``bigbatch tune`` in a process of its own, print what it says, and open the study.
 
-    In a notebook a table of the trials takes the place of the lines about them, and is updated until the search ends.
-
     Args:
         study: the name of its folder in ``output``.
         options: those of ``bigbatch tune``, with ``_`` for ``-``, e.g. ``max_epochs=4``. True writes the option alone.
@@ -297,16 +294,12 @@ def search(study: str, *, output: str | Path = RUNS, **options: Unpack[SearchKey
     study, output = str(study), str(output)
     words = [*our_script("tune", "run.py"), "--study", study, "--output", output, *_words(options)]
     folder = Path(output) / study
-    say = LiveTableInNotebook(folder) if in_notebook() else print_line
     try:
-        code, last = run_child(words, say)
+        code, last = run_child(words)
     except KeyboardInterrupt:
         if os.path.isdir(folder):
             print(f"The study is saved. To search on: open_study({str(folder)!r}).resume()", flush=True)
         raise
-    finally:
-        if isinstance(say, LiveTableInNotebook):
-            say.close()
     check_exit(code, last, f"the search of {study!r}")
     return open_study(study, output)
 
