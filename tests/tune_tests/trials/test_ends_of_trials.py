@@ -8,13 +8,13 @@ import optuna
 import pyarrow.parquet as pq
 import pytest
 from optuna.trial import TrialState
+from replay.readers import read_curves
 
 from bigbatch.search_spaces.registry import load_space
 from bigbatch.tune.report.page import report_page
 from bigbatch.tune.report.recorded_study import open_recorded
 from bigbatch.tune.runs.feasible import furthest_excess
 from bigbatch.tune.runs.observer import trial_views
-from bigbatch.tune.simulate.readers import read_curves
 from bigbatch.tune.storage.store import StudyStore
 from helpers.bridges import EPOCHS, make_bridge, record, reopen
 
@@ -175,6 +175,6 @@ def test_a_run_that_diverges_in_its_last_epoch_is_replayed_as_diverged(tmp_path)
             report(bridge, ray_id, epoch, 0.1 * epoch, train_s=5.0, val_loss=loss if epoch == EPOCHS else 1.0)
     store.refresh(force=True)
     store.close()
-    whole, diverged = read_curves([store.folder]).curves
+    whole, diverged = read_curves(store.folder).curves
     assert (whole.diverged, len(whole.values)) == (False, EPOCHS)
     assert (diverged.diverged, len(diverged.values), len(diverged.seconds)) == (True, EPOCHS - 1, EPOCHS)
