@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import pyarrow.parquet as pq
+from replay.curves import CurveTable, RecordedCurve
 
 from bigbatch.base import json_values
-from bigbatch.tune.simulate.curves import CurveTable, RecordedCurve
 
 EVALUATIONS = 50
 ALGOPERF = ["submission", "study", "params", "step", "seconds", "val_accuracy", "config"]

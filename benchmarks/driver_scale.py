@@ -28,6 +28,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import optuna
+from replay.search import MemoryKeeper
+from replay.stand_ins import SimulatedClock
 from store import store
 
 from bigbatch.train_loop.config import TrainConfig
@@ -38,8 +40,6 @@ from bigbatch.tune.runs.objective import Objective
 from bigbatch.tune.runs.objectives import Objectives
 from bigbatch.tune.runs.observer import trial_views
 from bigbatch.tune.runs.run import EPOCH_ATTR
-from bigbatch.tune.simulate.replay import MemoryKeeper
-from bigbatch.tune.simulate.stand_ins import SimulatedClock
 from bigbatch.tune.storage.description import provenance
 from bigbatch.tune.storage.store import StudyStore
 from bigbatch.tune.storage.summary import summarize

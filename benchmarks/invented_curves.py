@@ -21,10 +21,10 @@ from functools import partial
 import numpy as np
 from invented_steps import random_params, steps_table
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+from replay.curves import CurveTable, RecordedCurve
 
 from bigbatch.base import json_values
 from bigbatch.tune.models.protocol import Dimension
-from bigbatch.tune.simulate.curves import CurveTable, RecordedCurve
 
 ROWS = 500
 EPOCH_S = 300.0

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 import numpy as np
 from optuna.distributions import CategoricalDistribution, FloatDistribution
+from replay.curves import CurveTable, RecordedCurve
 
 from bigbatch.base import json_values
 from bigbatch.tune.models.protocol import Dimension
 from bigbatch.tune.models.unit_space import value_at
-from bigbatch.tune.simulate.curves import CurveTable, RecordedCurve
 
 WARMUP_SHARE = 0.05
 KINDS = ("nesterov", "heavy_ball", "none")

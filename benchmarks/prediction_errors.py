@@ -33,14 +33,13 @@ sys.path.insert(0, str(ROOT / "src"))
 from optuna.samplers import BaseSampler  # noqa: E402
 from optuna.study import Study  # noqa: E402
 from optuna.trial import FrozenTrial  # noqa: E402
+from replay.curves import CurveTable, RecordedCurve  # noqa: E402
+from replay.search import replay  # noqa: E402
 from search_efficiency import Job, Sources, group_of  # noqa: E402
 from store import store  # noqa: E402
 
 from bigbatch.tune.models.curve_data import CurveEncoder  # noqa: E402
 from bigbatch.tune.models.protocol import Fits, Lasts, SearchFacts, Strategy, TrialDecision  # noqa: E402
-from bigbatch.tune.simulate import CurveTable  # noqa: E402
-from bigbatch.tune.simulate.curves import RecordedCurve  # noqa: E402
-from bigbatch.tune.simulate.replay import replay  # noqa: E402
 from bigbatch.tune.storage.description import provenance  # noqa: E402
 from bigbatch.tune.strategies import make_strategy  # noqa: E402
 

@@ -26,13 +26,13 @@ from optuna.pruners import SuccessiveHalvingPruner
 from optuna.samplers import TPESampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial
+from replay.curves import CurveTable
+from replay.search import Replay, ReplayedEpoch, RowConfigurations, drive, replay
+from replay.stand_ins import RowPool, SimulatedClock, SnappingSampler, StartedTrial
 from search_outcomes import top_rows
 
 from bigbatch.tune.models.protocol import Fits, Lasts, SearchFacts, Strategy, TrialDecision
 from bigbatch.tune.proposers.passing_sampler import Combined
-from bigbatch.tune.simulate import CurveTable, ReplayedEpoch
-from bigbatch.tune.simulate.replay import Replay, RowConfigurations, drive, replay
-from bigbatch.tune.simulate.stand_ins import RowPool, SimulatedClock, SnappingSampler, StartedTrial
 from bigbatch.tune.strategies import make_strategy
 
 RAYS_FACTOR = 4

@@ -47,6 +47,9 @@ sys.path.insert(0, str(ROOT / "src"))
 
 from algoperf_curves import algoperf_table  # noqa: E402
 from invented_curves import invented_table  # noqa: E402
+from replay.curves import CurveTable  # noqa: E402
+from replay.readers import read_curves  # noqa: E402
+from replay.search import ReplayedEpoch  # noqa: E402
 from search_arms import FIXED, run  # noqa: E402
 from search_figures import (  # noqa: E402  # noqa: E402
     CUTS,
@@ -63,7 +66,6 @@ from search_figures import (  # noqa: E402  # noqa: E402
 from search_outcomes import outcome_of, regret_at, top_rows  # noqa: E402
 from store import store  # noqa: E402
 
-from bigbatch.tune.simulate import CurveTable, ReplayedEpoch, read_curves  # noqa: E402
 from bigbatch.tune.storage.description import git_state, provenance  # noqa: E402
 
 FEW = 8
@@ -119,7 +121,7 @@ def group_of(path: Path) -> str:
 
 def read_table(path: Path) -> CurveTable:
     """The curves of a file or a study: Parquet files are AlgoPerf's."""
-    return algoperf_table(path) if path.suffix == ".parquet" else read_curves([path])
+    return algoperf_table(path) if path.suffix == ".parquet" else read_curves(path)
 
 
 @cache

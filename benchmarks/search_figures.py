@@ -11,11 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from replay.curves import CurveTable
 from scipy.stats import spearmanr
 from search_arms import FIXED
 from search_outcomes import MISSED
-
-from bigbatch.tune.simulate import CurveTable
 
 PARTS = (0.1, 0.25, 0.5)
 """Of a run: where early values are compared with the end."""

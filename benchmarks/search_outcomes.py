@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from bigbatch.tune.simulate import CurveTable
-from bigbatch.tune.simulate.replay import Replay
+from replay.curves import CurveTable
+from replay.search import Replay
 
 MISSED = 1.5
 """A search that found no very good configuration counts as if it had found one at this multiple of its budget."""

@@ -20,12 +20,12 @@ from typing import Any
 
 import numpy as np
 from invented_curves import invented_table
+from replay.curves import CurveTable
+from replay.search import replay
 from store import store
 
 from bigbatch.tune.models.protocol import SearchFacts, Strategy
 from bigbatch.tune.runs.knowledge import KnownStudy, KnownTrial
-from bigbatch.tune.simulate.curves import CurveTable
-from bigbatch.tune.simulate.replay import replay
 from bigbatch.tune.storage.description import provenance
 from bigbatch.tune.strategies import make_strategy
 

@@ -14,7 +14,7 @@ from helpers.paths import ROOT, TRAIN, TUNE
 from helpers.processes import clean_environment
 
 HEAVY = ("torch", "torchvision", "ray", "optuna", "numpy", "pyarrow", "scipy", "PIL", "wandb", "rich", "IPython")
-NEEDS_STUDY = {"Study", "compare", "open_study", "search", "simulate"}
+NEEDS_STUDY = {"Study", "compare", "open_study", "search"}
 LIGHT = f"""
 import bigbatch.search_spaces.large_batch, bigbatch.train_loop.optim.schedules
 import bigbatch.tune.plan.arguments, bigbatch.tune.console.plan_notes
@@ -29,7 +29,6 @@ CODE = {
     LIGHT: HEAVY,
     "import bigbatch.cluster": (*HEAVY, "bigbatch.cluster.host", "bigbatch.cluster.submission"),
     f"from bigbatch import {', '.join(bigbatch.__all__)}": ("torch", "ray", "plotly", "IPython"),
-    "import bigbatch.tune.simulate": ("torch", "ray", "wandb"),
     "from bigbatch.command import main; assert main(['--print-completion', 'bash']) == 0": ("torch", "ray"),
 }
 """What is done, and what it must not load."""

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from bigbatch.train_loop.config import TrainConfig as TrainConfig
     from bigbatch.trainables import trainable as trainable
     from bigbatch.training import train as train
-    from bigbatch.tune.simulate.replay import simulate as simulate
 
 __version__ = "0.2.0"
 
@@ -48,7 +47,6 @@ _PLACES = {
     "open_study": "bigbatch.studies",
     "queue": "bigbatch.cluster.submission.queue",
     "search": "bigbatch.studies",
-    "simulate": "bigbatch.tune.simulate.replay",
     "submit": "bigbatch.cluster.submission.batch_script",
     "train": "bigbatch.training",
     "trainable": "bigbatch.trainables",
@@ -63,7 +61,6 @@ __all__ = [
     "open_study",
     "queue",
     "search",
-    "simulate",
     "submit",
     "train",
     "trainable",

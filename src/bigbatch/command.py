@@ -63,7 +63,6 @@ COMMANDS: Commands = {
     "lr-find": (_main_of("train_loop.launch.lr_find"), "find a learning rate by a range test"),
     "pack": (_main_of("train_loop.data.packing.command"), "pack images into a few files that load fast"),
     "fetch": (_main_of("train_loop.data.packing.fetch"), "download a data set by name and pack it"),
-    "simulate": (_main_of("tune.commands.simulate"), "compare search strategies on recorded learning curves"),
     "cluster": (_cluster, "run searches on a Slurm cluster"),
     "studies": (
         _main_of("tune.commands.studies", "studies_main"),

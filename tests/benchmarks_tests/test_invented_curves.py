@@ -3,10 +3,8 @@
 import numpy as np
 import pytest
 from invented_curves import invented_table
+from replay.curves import RecordedCurve
 from scipy.stats import spearmanr
-
-from bigbatch.tune.simulate import RecordedCurve
-from bigbatch.tune.simulate.stand_ins import RowPool
 
 
 def rate(params: RecordedCurve) -> float:
@@ -20,7 +18,15 @@ def test_a_family_has_divergence_noise_and_curves_that_cross(family: str) -> Non
     assert tables[2].curves == invented_table(family, 2).curves
     crossed = 0
     for table in tables:
-        RowPool(table)  # every row lies in the declared space, with the parameters that its choices ask for
+        for row in range(len(table.curves)):
+            params = table.params(row)
+            assert params == dict(table.curves[row].params)
+            assert list(params) == [d.name for d in table.dimensions if d.is_active(params)]
+            assert all(
+                d.distribution._contains(d.distribution.to_internal_repr(params[d.name]))
+                for d in table.dimensions
+                if d.name in params
+            )
         ends = [c for c in table.curves if not c.diverged]
         assert all(table.worst * 0.9 <= v <= 1 for c in table.curves for v in c.values)
         better = sorted(ends, key=lambda c: c.values[-1])[len(ends) // 2 :]

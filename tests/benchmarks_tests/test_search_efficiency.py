@@ -13,10 +13,9 @@ import pytest
 import search_arms as arms
 import search_efficiency as bench
 from invented_curves import invented_table
+from replay.curves import CurveTable, RecordedCurve
+from replay.search import Replay, ReplayedEpoch
 from search_outcomes import outcome_of, regret_at
-
-from bigbatch.tune.simulate import CurveTable, RecordedCurve, ReplayedEpoch
-from bigbatch.tune.simulate.replay import Replay
 
 
 def run(folder: Path, *options: str) -> dict[str, Any]:

@@ -14,6 +14,8 @@ from typing import Any, Self
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
 from optuna.trial import FrozenTrial, Trial
+from replay.search import MemoryKeeper
+from replay.stand_ins import SimulatedClock
 
 from bigbatch.search_spaces.constraints import SpaceTrial
 from bigbatch.train_loop.config import TrainConfig
@@ -30,8 +32,6 @@ from bigbatch.tune.runs.objective import Objective
 from bigbatch.tune.runs.objectives import Objectives
 from bigbatch.tune.search.first_trials import enqueue_first_trials
 from bigbatch.tune.search.running import configurations_of, missing_in, strategy_of
-from bigbatch.tune.simulate.replay import MemoryKeeper
-from bigbatch.tune.simulate.stand_ins import SimulatedClock
 from bigbatch.tune.storage.store import StudyStore
 from bigbatch.tune.strategies import make_strategy
 from bigbatch.tune.trials.admission import Admission

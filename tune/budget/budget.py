@@ -14,7 +14,7 @@ would ever be known. What then proves too long is stopped with a checkpoint when
 Beside a trial of the search there must be room for the confirmations that follow it (``KeptBack``): they begin when all
 trials of the search have ended, and run beside each other then.
 
-There is no clock and no Ray in here but what is passed in, so the simulator uses the same code.
+There is no clock and no Ray in here but what is passed in, so a replay uses the same code.
 """
 
 from __future__ import annotations

@@ -93,11 +93,9 @@ class _ShownStorage:
 class _StudyView:
     """A study with other trials; everything else is passed to the study."""
 
-    def __init__(
-        self, study: Study, shown: Shown, storage: object | None, notes: Notes | None, stop: Callable[[], None] | None
-    ) -> None:
+    def __init__(self, study: Study, shown: Shown, notes: Notes | None, stop: Callable[[], None] | None) -> None:
         self._inner, self._shown = study, shown
-        self._storage = _ShownStorage(storage or study._storage, self, notes)
+        self._storage = _ShownStorage(study._storage, self, notes)
         if stop is not None:
             self.stop = stop
 
@@ -126,17 +124,15 @@ def view_of(
     shown: Shown,
     *,
     notes: Notes | None = None,
-    storage: object | None = None,
     stop: Callable[[], None] | None = None,
 ) -> Study:
     """``study`` with the trials that ``shown`` makes of its trials.
 
     Args:
         notes: what a pruner notes about a trial is added here, instead of being written.
-        storage: in place of the study's; None: that.
         stop: what ``study.stop()`` does. None: as the study, which refuses it outside of ``optimize``.
     """
-    return cast(Study, _StudyView(study, shown, storage, notes, stop))
+    return cast(Study, _StudyView(study, shown, notes, stop))
 
 
 def whole_study(study: Study) -> Study:

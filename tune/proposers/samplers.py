@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from types import SimpleNamespace
 from typing import cast
 
@@ -28,7 +27,6 @@ from bigbatch.tune.proposers.passing_sampler import Asked, PassingSampler, Shown
 from bigbatch.tune.proposers.shown_trials import (
     REDUCTION_FACTOR,
     PrunedViewTPESampler,
-    knowing_constraints,
     showing_bad_ends,
 )
 
@@ -108,20 +106,12 @@ def _sampler(name: str, seed: int, startup: int, design: SobolSampler, history: 
     """A sampler that begins with ``startup`` points of ``design``; Quasi-Monte-Carlo is the design itself."""
     if name == "qmc":
         return design
+    sampler: BaseSampler
     if name == "tpe":
         # group: in a conditional space, each optimizer's parameters are modelled together.
-        sampler = knowing_constraints(
-            partial(PrunedViewTPESampler, design),
-            seed=seed,
-            n_startup_trials=startup,
-            # This and constant_liar are Optuna 5's defaults; older versions have to be told.
-            multivariate=True,
-            group=True,
-            constant_liar=True,
-        )
+        sampler = PrunedViewTPESampler(design, seed=seed, n_startup_trials=startup, multivariate=True, group=True)
     elif name == "gp":
-        sampler = knowing_constraints(
-            GPSampler,
+        sampler = GPSampler(
             seed=seed,
             n_startup_trials=startup,
             deterministic_objective=False,  # see COMPLETE_ONLY

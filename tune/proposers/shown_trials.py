@@ -25,28 +25,23 @@ other finished trials, one of 31 % ranked before stopped ones of 60 %.
 
 So TPE sees a spared trial as stopped in the epoch in which the pruner first wanted to stop it, with its final value. If
 it ends among the best third of the finished trials (the pruner's own rule, applied at the end), TPE sees it as it is.
-
-**Constraints for samplers of Optuna before 5.0,** as others learn them. These samplers ask a function when a trial
-ends, and note its answer at the trial. A trial without a note, such as one of another study, violates a constraint for
-TPE and is an error for the Gaussian process. So each trial has one here.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
-import optuna
 from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler, TPESampler
 from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from bigbatch.tune.models.study_view import view_of
-from bigbatch.tune.proposers.passing_sampler import Asked, PassingSampler, ShownSampler
-from bigbatch.tune.runs.feasible import furthest_excess, is_infeasible
+from bigbatch.tune.proposers.passing_sampler import ShownSampler
+from bigbatch.tune.runs.feasible import is_infeasible
 from bigbatch.tune.runs.run import as_shown, has_diverged, replaced_trials, was_refused
 
 Directions = Sequence[StudyDirection]
@@ -130,8 +125,6 @@ def _with_equal_constraints(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
     alone. What a trial lacks is in the middle of the others, and kept.
     """
     done = [trial for trial in trials if trial.state == TrialState.COMPLETE]
-    if not hasattr(optuna.Trial, "set_constraint"):  # knowing_constraints gives each trial one
-        return list(trials)
     known: dict[str, list[float]] = {}
     for trial in done:
         for name, excess in trial.constraints.items():
@@ -143,7 +136,7 @@ def _with_equal_constraints(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
 def _bounded(trial: FrozenTrial, usual: Mapping[str, float]) -> FrozenTrial:
     """The trial with these constraints in this order, and its own values of them."""
     constraints = {**usual, **trial.constraints}
-    # Optuna keeps constraints in system attributes, in a form that differs between its versions.
+    # Optuna keeps constraints in system attributes, in a form of its own.
     noted = create_trial(values=trial.values, constraints=constraints).system_attrs
     other = {key: one for key, one in trial.system_attrs.items() if key not in noted}
     return as_shown(trial, system_attrs={**other, **noted})
@@ -207,47 +200,3 @@ class PrunedViewTPESampler(TPESampler):
         """The study with its trials judged."""
         maximize = study.directions[0] == StudyDirection.MAXIMIZE
         return view_of(study, lambda trials: as_pruned_view(trials, maximize))
-
-
-NOTE = "constraints"
-"""Name of Optuna's system attribute."""
-
-
-def knowing_constraints(make: Callable[..., BaseSampler], **arguments: Any) -> BaseSampler:
-    """A sampler made by ``make`` that learns of constraints with any version of Optuna."""
-    if hasattr(optuna.Trial, "set_constraint"):
-        return make(**arguments)
-    return _NotedSampler(make(constraints_func=furthest_excess, **arguments))
-
-
-class _NotedSampler(PassingSampler):
-    def __init__(self, sampler: BaseSampler) -> None:
-        self._sampler = sampler
-
-    def asked(self, study: Study, trial: FrozenTrial) -> Asked:
-        return Asked(self._sampler, view_of(study, _with_notes, storage=_NotedStorage(study._storage)), trial)
-
-
-class _NotedStorage:
-    """Answers for trials without a note; everything else is passed to the storage."""
-
-    def __init__(self, storage: Any) -> None:
-        self._inner = storage
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._inner, name)
-
-    def get_trial_system_attrs(self, trial_id: int) -> Mapping[str, object]:
-        """Those of a trial; one of another study has no number here, and violates nothing."""
-        if trial_id < 0:
-            return {NOTE: [0.0]}
-        trial = self._inner.get_trial(trial_id)
-        return {NOTE: furthest_excess(trial), **trial.system_attrs}
-
-
-def _with_notes(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
-    return [trial if NOTE in trial.system_attrs else _noted(trial) for trial in trials]
-
-
-def _noted(trial: FrozenTrial) -> FrozenTrial:
-    return as_shown(trial, system_attrs={**trial.system_attrs, NOTE: furthest_excess(trial)})

@@ -1,8 +1,7 @@
 """Which constraints of its space a trial violates, as far as its epochs have shown.
 
 A trial that violates one ends as PRUNED with ``INFEASIBLE_ATTR``: it is never the best, and Optuna's samplers that know
-constraints rank it behind all others, by how far it is beyond its bounds. From Optuna 5.0 on they read
-``trial.constraints``; before, they ask ``furthest_excess``.
+constraints (``trial.constraints``) rank it behind all others, by how far it is beyond its bounds.
 """
 
 from __future__ import annotations
@@ -76,17 +75,10 @@ def note_constraints(trial: Trial, beyond: Mapping[str, float]) -> None:
     """
     if violated := {name: excess for name, excess in beyond.items() if excess > 0}:
         trial.set_user_attr(INFEASIBLE_ATTR, violated)
-    if hasattr(trial, "set_constraint"):
-        for name, excess in beyond.items():
-            trial.set_constraint(name, excess)
+    for name, excess in beyond.items():
+        trial.set_constraint(name, excess)
 
 
 def is_infeasible(trial: FrozenTrial) -> bool:
     """Whether the trial violates a constraint, and so is no answer, however good its values are."""
     return bool(trial.user_attrs.get(INFEASIBLE_ATTR))
-
-
-def furthest_excess(trial: FrozenTrial) -> list[float]:
-    """How far a trial is beyond the bound that it violates most, in one entry: 0 if it violates none."""
-    violated = trial.user_attrs.get(INFEASIBLE_ATTR)
-    return [max(violated.values(), default=0.0) if isinstance(violated, dict) else 0.0]

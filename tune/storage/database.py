@@ -48,9 +48,6 @@ REPEATED = (
 )  # fmt: skip
 """Calls that only read, or set something to a value: repeating them changes nothing."""
 
-EARLIER = {"_set_trial_param": "set_trial_param"}
-"""Names of Optuna 5 and those of Optuna 4.6, whose public method does the work itself."""
-
 T = TypeVar("T")
 
 
@@ -154,10 +151,6 @@ class PatientStorage(RDBStorage):
                 return result
 
 
-def _known(name: str) -> str:
-    return name if hasattr(RDBStorage, name) else EARLIER[name]
-
-
 def _repeated(name: str) -> object:
     plain = getattr(RDBStorage, name)
 
@@ -167,7 +160,7 @@ def _repeated(name: str) -> object:
     return method
 
 
-for _name in map(_known, REPEATED):
+for _name in REPEATED:
     setattr(PatientStorage, _name, _repeated(_name))
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # it imports SQLAlchemy, which the journal does not need
 
 
 class StudyKeeper(retry.StudyWithCheckpoints, Protocol):
-    """What a manager needs of a ``StudyStore``. The simulator has one in memory."""
+    """What a manager needs of a ``StudyStore``. A replay has one in memory."""
 
     ledger: Ledger
     disk: Disk

@@ -4,7 +4,7 @@ The study is the only memory. A trial is told as soon as its end is known: COMPL
 all its values if the strategy stops or pauses it, FAIL with the reason. An interrupted trial goes back to WAITING with
 its parameters, and the next driver continues it from its last checkpoint.
 
-Ray Tune drives it through ``bigbatch.tune.trials.bridge``; ``bigbatch.tune.simulate`` drives it in simulated time.
+Ray Tune drives it through ``bigbatch.tune.trials.bridge``; ``benchmarks/replay/`` drives it in simulated time.
 """
 
 from __future__ import annotations

@@ -10,6 +10,8 @@ import pytest
 from invented_curves import invented_table
 from optuna.distributions import FloatDistribution
 from optuna.trial import TrialState
+from replay.curves import CurveTable
+from replay.search import replay_named
 
 from bigbatch.tune.models.curve_data import CurveEncoder, Learned
 from bigbatch.tune.models.curve_model import CurvePoints
@@ -17,8 +19,6 @@ from bigbatch.tune.models.protocol import Dimension, SearchFacts
 from bigbatch.tune.runs.knowledge import KnownStudy, KnownTrial
 from bigbatch.tune.runs.objective import Objective
 from bigbatch.tune.runs.run import DIVERGED_ATTR
-from bigbatch.tune.simulate import simulate
-from bigbatch.tune.simulate.curves import CurveTable
 from helpers.lone_studies import made, new_study
 
 X = FloatDistribution(0.0, 1.0)
@@ -39,7 +39,7 @@ def test_a_search_does_not_depend_on_the_unit_of_its_metric(direction: str, unit
     table = invented_table("wide", 7, 60)
 
     def trials(unit: float) -> list[tuple[float, int, float | None]]:
-        epochs = simulate(in_unit(table, unit, direction), strategy="curves", stopping="look", slots=2, trials=20)
+        epochs = replay_named(in_unit(table, unit, direction), strategy="curves", stopping="look", slots=2, trials=20)
         return [(e.hours, e.trial, None if e.value is None else e.value / unit) for e in epochs]
 
     assert trials(unit) == trials(1.0)

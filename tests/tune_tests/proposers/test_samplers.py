@@ -108,7 +108,7 @@ def good_half(monkeypatch, bridge) -> set[int]:
 
     split, found = tpe._split_trials, []
 
-    def watched(*given):  # Optuna 4 gives one argument more
+    def watched(*given):
         halves = split(*given)
         found.append({t.number for t in halves[0]})
         return halves

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from optuna.trial import TrialState
+from replay.stand_ins import SimulatedClock
 from rich.console import Console
 
 from bigbatch.base.waits import REPORT_BEGINS_S
@@ -22,7 +23,6 @@ from bigbatch.tune.search import driver
 from bigbatch.tune.search.ending import late_report
 from bigbatch.tune.search.interrupts import StopRequest
 from bigbatch.tune.search.running import is_complete
-from bigbatch.tune.simulate.stand_ins import SimulatedClock
 from bigbatch.tune.storage.store import StudyStore
 from bigbatch.tune.trials.admission import Admission
 from helpers.invented_studies import invented_study

@@ -9,6 +9,8 @@ import optuna
 import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import TrialState
+from replay.curves import CurveTable, RecordedCurve
+from replay.search import replay_named
 
 from bigbatch.base import json_values
 from bigbatch.search_spaces.priors import LogNormal
@@ -16,8 +18,6 @@ from bigbatch.tune.models.protocol import Dimension, SearchFacts, Strategy, Tria
 from bigbatch.tune.models.unit_space import SobolSampler
 from bigbatch.tune.runs.objective import Objective
 from bigbatch.tune.runs.run import CONTINUES_ATTR, GIVEN_ATTR, PAUSED_ATTR
-from bigbatch.tune.simulate import simulate
-from bigbatch.tune.simulate.curves import CurveTable, RecordedCurve
 from bigbatch.tune.strategies import make_strategy
 from helpers.lone_studies import made, new_study, next_trial
 
@@ -136,7 +136,7 @@ def test_slots_look_at_more_trials_first_if_after_a_run_they_could_do_nothing(la
 
 def test_a_budget_of_a_run_and_a_half_for_each_slot_is_looks_and_then_one_run_for_each() -> None:
     """Each run takes an hour, and four slots share six hours."""
-    found = simulate(hour_long_runs(), None, "auto", "look", 4, 0, 6.0, resume_s=30.0)
+    found = replay_named(hour_long_runs(), "auto", "look", 4, 0, 6.0, resume_s=30.0)
     begun = {json_values.number(one.parameters, "x") for one in found}
     finished = [json_values.number(one.parameters, "x") for one in found if one.finished]
     assert len(finished) == 4 and max(one.hours for one in found) > 5.1
@@ -157,14 +157,14 @@ def hour_long_runs(jitter: float = 0.0) -> CurveTable:
 
 @pytest.mark.parametrize(("slots", "runs"), [(1, 1.15), (2, 1.3), (8, 1.6), (1, 1.9), (2, 2.2)])
 def test_a_small_budget_ends_with_a_whole_run_though_epochs_are_not_all_as_long(slots: int, runs: float) -> None:
-    found = simulate(hour_long_runs(jitter=0.03), None, "random", "look", slots, 0, slots * runs, resume_s=30.0)
+    found = replay_named(hour_long_runs(jitter=0.03), "random", "look", slots, 0, slots * runs, resume_s=30.0)
     assert sum(one.finished for one in found) >= max(1, slots // 2)
 
 
 @pytest.mark.parametrize(("slots", "budget_h", "left_h"), [(1, 1.05, 0.105), (16, 17.0, 0.9)])
 def test_a_budget_of_little_more_than_a_run_for_each_slot_is_used(slots: int, budget_h: float, left_h: float) -> None:
     """Less is left than a tenth, or than the 0.9 hours that a paused run needs to its end."""
-    found = simulate(hour_long_runs(), None, "auto", "look", slots, 0, budget_h, resume_s=30.0)
+    found = replay_named(hour_long_runs(), "auto", "look", slots, 0, budget_h, resume_s=30.0)
     assert budget_h - max(one.hours for one in found) < left_h
     assert sum(one.finished for one in found) >= max(1, slots // 2)
 

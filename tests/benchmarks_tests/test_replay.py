@@ -3,7 +3,6 @@
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,13 +13,12 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution
 from optuna.samplers import BaseSampler, RandomSampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
+from replay.curves import CurveTable, RecordedCurve
+from replay.search import replay, replay_named
+from replay.stand_ins import EpochEnd, RowPool, SimulatedClock, StartedTrial, run_slots
 
-from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.models.protocol import Dimension, Fits, Lasts, SearchFacts, TrialDecision
 from bigbatch.tune.runs.run import PAUSED_ATTR
-from bigbatch.tune.simulate import CurveTable, RecordedCurve, simulate
-from bigbatch.tune.simulate.replay import replay
-from bigbatch.tune.simulate.stand_ins import EpochEnd, RowPool, SimulatedClock, StartedTrial, run_slots
 from helpers.lone_studies import waiting_to_continue
 
 
@@ -96,7 +94,7 @@ def test_a_search_goes_on_though_the_first_trials_to_end_have_all_diverged() -> 
     bad = [curve(float(lr), [], epochs=3) for lr in range(10, 22)]
     good = [curve(lr / 10, [0.3, 0.4, 0.5 + lr / 100]) for lr in range(1, 7)]
     for strategy, stopping in (("random", "none"), ("curves", "look"), ("tpe", "asha")):
-        found = simulate(CurveTable("mixed", (*bad, *good)), strategy=strategy, stopping=stopping, slots=8, seed=1)
+        found = replay_named(CurveTable("mixed", (*bad, *good)), strategy=strategy, stopping=stopping, slots=8, seed=1)
         assert len({epoch.trial for epoch in found}) >= 18
         assert max(epoch.value or 0.0 for epoch in found if epoch.finished) == pytest.approx(0.56)
 
@@ -182,7 +180,7 @@ def test_a_paused_trial_goes_on_with_its_row_its_past_and_its_cost() -> None:
 
 def test_every_row_runs_once_and_hours_are_those_of_the_curves() -> None:
     table = invented_table("projected", 0, rows=30)
-    found = simulate(table, None, "random", "none", 1, 3)
+    found = replay_named(table, "random", "none", 1, 3)
     done = [e for e in found if e.finished]
     assert len(done) == sum(not c.diverged for c in table.curves)
     assert sorted(e.value for e in done if e.value) == sorted(c.values[-1] for c in table.curves if not c.diverged)
@@ -195,7 +193,7 @@ def test_every_row_runs_once_and_hours_are_those_of_the_curves() -> None:
 @pytest.mark.parametrize(("strategy", "stopping"), [("tpe", "asha"), ("curves", "none")])
 def test_the_seed_alone_decides(strategy: str, stopping: str) -> None:
     table = invented_table("projected", 4, rows=40)
-    one, again, other = (simulate(table, None, strategy, stopping, 4, seed, 10.0) for seed in (1, 1, 2))
+    one, again, other = (replay_named(table, strategy, stopping, 4, seed, 10.0) for seed in (1, 1, 2))
     assert one == again and one != other
     assert max(epoch.hours for epoch in one) <= 10.0
     assert {frozenset(e.parameters.items()) for e in one} <= {frozenset(c.params.items()) for c in table.curves}
@@ -203,24 +201,13 @@ def test_the_seed_alone_decides(strategy: str, stopping: str) -> None:
 
 def test_early_stopping_stops_in_the_replay_too() -> None:
     table = invented_table("wide", 3, rows=60)
-    whole, asha = (simulate(table, None, "random", stopping, 4, 0) for stopping in ("none", "asha"))
+    whole, asha = (replay_named(table, "random", stopping, 4, 0) for stopping in ("none", "asha"))
     assert len(asha) < 0.7 * len(whole) and len({e.trial for e in asha}) == len({e.trial for e in whole}) == 60
 
 
-def test_fewer_trials_than_rows_and_a_declared_space() -> None:
+def test_fewer_trials_than_rows_of_an_inferred_space() -> None:
     table = replace(invented_table("projected", 1, rows=30), declared=None)
-    found = simulate(table, invented_table("projected", 1, rows=1).dimensions, "qmc", "none", 2, 0, trials=7)
-    assert len({e.trial for e in found}) == 7
-    narrow = (Dimension("lr_multiplier", FloatDistribution(1, 2)),)
-    with pytest.raises(ConfigError, match="which is outside"):
-        simulate(table, narrow, "random", "none")
-
-
-def test_files_are_taken_too(tmp_path: Path) -> None:
-    path = tmp_path / "runs.jsonl"
-    path.write_text("".join(f'{{"params": {{"lr": 0.{i}}}, "curve": [[9.0, 0.{i}]]}}\n' for i in range(1, 9)))
-    found = simulate(path, None, "random", "none", 3, 0)
-    assert sorted(e.value for e in found if e.value) == pytest.approx([0.1 * i for i in range(1, 9)])
+    assert len({e.trial for e in replay_named(table, "qmc", "none", 2, trials=7)}) == 7
     assert optuna.logging.get_verbosity() >= optuna.logging.WARNING
 
 
@@ -229,10 +216,10 @@ def test_a_replay_begins_no_run_that_its_budget_cannot_pay_as_a_search_does() ->
     rows = [curve(0.1 * i, [0.1, 0.2, 0.3], kind="ab"[i % 2]) for i in range(1, 13)]
     table = CurveTable("equal runs", tuple(rows))
     for seed in range(3):
-        found = simulate(table, None, "random", "none", 2, seed, 200 / 3600)
+        found = replay_named(table, "random", "none", 2, seed, 200 / 3600)
         assert sorted(Counter(e.trial for e in found).values()) == [3] * 6 and sum(e.finished for e in found) == 6
-    assert len(simulate(table, None, "random", "none", 2, 0, 180 / 3600)) == 18, "what ends with the budget is inside"
-    assert len(simulate(table, None, "random", "none", 2, 0, 179 / 3600)) == 12
+    assert len(replay_named(table, "random", "none", 2, 0, 180 / 3600)) == 18, "what ends with the budget is inside"
+    assert len(replay_named(table, "random", "none", 2, 0, 179 / 3600)) == 12
 
 
 def test_a_replay_measures_epochs_for_each_batch_and_keeps_the_row_that_has_to_wait() -> None:
@@ -243,7 +230,7 @@ def test_a_replay_measures_epochs_for_each_batch_and_keeps_the_row_that_has_to_w
         for batch, s in ((64, 100.0), (512, 10.0))
     ]
     for seed in range(6):
-        found = simulate(CurveTable("two batches", tuple(rows)), None, "random", "none", 1, seed, 700 / 3600)
+        found = replay_named(CurveTable("two batches", tuple(rows)), "random", "none", 1, seed, 700 / 3600)
         begun = {e.trial: e.parameters["global_batch_size"] for e in found}
         assert all(count == 3 for count in Counter(e.trial for e in found).values()), "none is cut off"
         spent_s = sum({64: 300, 512: 30}[int(str(batch))] for batch in begun.values())

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import optuna
-from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.samplers import BaseSampler
 from optuna.storages import InMemoryStorage
 from optuna.study import Study
@@ -26,15 +25,19 @@ from bigbatch.train_loop.config import TrainConfig
 from bigbatch.tune.budget.budget import Budget, Limits
 from bigbatch.tune.budget.ledger import Ledger
 from bigbatch.tune.budget.pace import Pace
-from bigbatch.tune.models.protocol import Dimension, Fits, Lasts, SearchFacts, Strategy, TrialDecision
+from bigbatch.tune.models.protocol import Fits, Lasts, SearchFacts, Strategy, TrialDecision
 from bigbatch.tune.proposers.samplers import quiet_optuna
 from bigbatch.tune.runs.objective import Objective
 from bigbatch.tune.runs.objectives import Objectives
 from bigbatch.tune.runs.run import CONTINUES_ATTR
 from bigbatch.tune.runs.tables import EPOCH_PARTS
-from bigbatch.tune.simulate.curves import CurveTable
-from bigbatch.tune.simulate.readers import read_curves
-from bigbatch.tune.simulate.stand_ins import (
+from bigbatch.tune.storage.patient_journal import Disk
+from bigbatch.tune.strategies import make_strategy
+from bigbatch.tune.trials.admission import Admission
+from bigbatch.tune.trials.live_trial import Over
+from bigbatch.tune.trials.trial_manager import TrialManager
+from replay.curves import CurveTable
+from replay.stand_ins import (
     ReplayDriver,
     RowPool,
     SimulatedClock,
@@ -43,11 +46,6 @@ from bigbatch.tune.simulate.stand_ins import (
     epoch_seconds,
     run_slots,
 )
-from bigbatch.tune.storage.patient_journal import Disk
-from bigbatch.tune.strategies import make_strategy
-from bigbatch.tune.trials.admission import Admission
-from bigbatch.tune.trials.live_trial import Over
-from bigbatch.tune.trials.trial_manager import TrialManager
 
 if TYPE_CHECKING:
     from bigbatch.tune.storage.drivers import Drivers
@@ -86,37 +84,18 @@ class Replay:
     """Rows of the table that were begun. A run that was paused and goes on is one."""
 
 
-def simulate(
-    curves: CurveTable | Path | str | Sequence[Path | str],
-    space: Sequence[Dimension] | None = None,
-    strategy: str = "auto",
-    stopping: str = "auto",
-    slots: int = 8,
+def replay_named(
+    table: CurveTable,
+    strategy: str,
+    stopping: str,
+    slots: int,
     seed: int = 0,
     budget_h: float = math.inf,
     *,
     trials: int | None = None,
     resume_s: float = RESUME_S,
 ) -> list[ReplayedEpoch]:
-    """A simulated search, epoch by epoch in the order of time.
-
-    Args:
-        curves: a table, or files and studies' folders that make one (readers.py).
-        space: the parameters, with their ranges. None: those that the table declares, or else inferred from its runs.
-        strategy: as ``--strategy`` of ``bigbatch tune``.
-        stopping: as ``--stopping``.
-        slots: trials that run at the same time.
-        budget_h: slot hours after which the search ends; a trial begins only if it fits, as with
-            ``--budget-gpu-hours``. Infinite: when every row was used.
-        trials: configurations that the search tries at most. None: all rows.
-        resume_s: what a continued trial waits, in seconds.
-
-    Raises ConfigError for curves that cannot be read or that lie outside ``space``, and ValueError for an unknown
-    strategy.
-    """
-    if not isinstance(curves, CurveTable):
-        curves = read_curves([Path(c) for c in ([curves] if isinstance(curves, (str, Path)) else curves)])
-    table = curves if space is None else replace(curves, declared=tuple(space))
+    """The epochs of ``replay`` with ``--strategy`` and ``--stopping`` as ``bigbatch tune`` names them."""
 
     def make(facts: SearchFacts) -> Strategy:
         return make_strategy(strategy, stopping, facts)
@@ -135,7 +114,16 @@ def replay(
     resume_s: float = RESUME_S,
     enough: Callable[[ReplayedEpoch], bool] = lambda epoch: False,
 ) -> Replay:
-    """As ``simulate``, with the strategy that ``make`` returns. Ends early after an epoch that is ``enough``."""
+    """A simulated search, with the strategy that ``make`` returns.
+
+    Args:
+        slots: trials that run at the same time.
+        budget_h: slot hours after which the search ends; a trial begins only if it fits, as with
+            ``--budget-gpu-hours``. Infinite: when every row was used.
+        trials: configurations that the search tries at most. None: all rows.
+        resume_s: what a continued trial waits, in seconds.
+        enough: of an epoch: whether the search ends after it.
+    """
     quiet_optuna()
     pool, clock = RowPool(table), SimulatedClock()
     # Of a loss nobody knows what a diverged run is worth: the highest first value may be a thousand times the others.
@@ -242,7 +230,7 @@ class RowConfigurations:
         params: dict[str, object] = {}
         for dimension in self._pool.table.dimensions:
             if dimension.is_active(params):
-                params[dimension.name] = _suggested(trial, dimension)
+                params[dimension.name] = trial._suggest(dimension.name, dimension.distribution)
         curve = self._pool.table.curves[self._pool.row(trial.number)]
         return _configuration(curve.epochs, min(curve.warmup_epochs, curve.epochs), _batch(curve.params))
 
@@ -262,16 +250,6 @@ def _batch(params: Mapping[str, object]) -> int | None:
     found = (params.get(name) for name in BATCH_NAMES)
     # True is an int too, and no batch.
     return next((value for value in found if type(value) is int and value >= 2), None)
-
-
-def _suggested(trial: Trial, dimension: Dimension) -> object:
-    name, found = dimension.name, dimension.distribution
-    if isinstance(found, CategoricalDistribution):
-        return trial.suggest_categorical(name, found.choices)
-    if isinstance(found, IntDistribution):
-        return trial.suggest_int(name, found.low, found.high, step=found.step, log=found.log)
-    assert isinstance(found, FloatDistribution)
-    return trial.suggest_float(name, found.low, found.high, step=found.step, log=found.log)
 
 
 class _SnappedStrategy:

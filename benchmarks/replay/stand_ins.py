@@ -14,14 +14,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-from optuna.distributions import BaseDistribution, CategoricalDistribution
+from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial
 
-from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.models.unit_space import UnitSpace
-from bigbatch.tune.simulate.curves import CurveTable, RecordedCurve
+from replay.curves import CurveTable
 
 
 class SimulatedClock:
@@ -103,22 +102,10 @@ def run_slots(
 
 def epoch_seconds(table: CurveTable, row: int, epoch: int) -> float:
     """How long that epoch (1-based) of the row took. One that ended in divergence at an unknown time: a mean one."""
-    curve: RecordedCurve = table.curves[row]
+    curve = table.curves[row]
     if epoch > len(curve.seconds):
         return table.epoch_s
     return curve.seconds[epoch - 1] - (curve.seconds[epoch - 2] if epoch > 1 else 0.0)
-
-
-def _contains(distribution: BaseDistribution, value: object) -> bool:
-    """Whether a value is in a distribution; one of another type is not."""
-    is_choice = isinstance(distribution, CategoricalDistribution)
-    if not is_choice and (isinstance(value, bool) or not isinstance(value, (int, float))):
-        return False
-    try:
-        # The test by which Optuna itself refuses a value; it has no public one.
-        return distribution._contains(distribution.to_internal_repr(value))
-    except (TypeError, ValueError):  # a choice that is not declared
-        return False
 
 
 class RowPool:
@@ -128,21 +115,9 @@ class RowPool:
         self.table = table
         self._space = UnitSpace(table.dimensions)
         rows = range(len(table.curves))
-        outside = next((row for row in rows if not self._is_inside(row)), None)
-        if outside is not None:
-            raise ConfigError(
-                f"the space must hold every row of {table.name}; got {table.params(outside)}, which is outside. "
-                "Widen the space, or leave out those rows."
-            )
         self._positions = np.array([self._space.encode(table.params(row)) for row in rows])
         self._free = np.ones(len(table.curves), bool)
         self._row_of: dict[int, int] = {}
-
-    def _is_inside(self, row: int) -> bool:
-        params = self.table.params(row)
-        return all(
-            _contains(d.distribution, params[d.name]) if d.name in params else True for d in self.table.dimensions
-        ) and all((d.name in params) == d.is_active(params) for d in self.table.dimensions)
 
     @property
     def left(self) -> int:
