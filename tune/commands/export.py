@@ -31,7 +31,6 @@ def export_parser() -> argparse.ArgumentParser:
     add("--csv", metavar="DIR", help="write trials.csv and epochs.csv there")
     add("--sqlite", metavar="FILE", help="copy the study into an SQLite file, for optuna-dashboard")
     add("--tensorboard", metavar="DIR", help="write event files there, with a row for HParams for each trial")
-    add("--mlflow", metavar="FILE|URI", help="write a run for each trial to MLflow's database FILE, or to a server")
     add("--grafana", metavar="DIR", help="write files there with which Prometheus and Grafana show the search")
     add("--output", metavar="DIR", default="runs", help="the folder of studies (default: runs)")
     add("--storage", metavar="URL", help="the study's database, if it is in one")
@@ -85,14 +84,6 @@ def _tensorboard(target: str, _storage: str | None, folder: Path, tables: StudyT
     return f"wrote {count} trials to {target}; look at them: tensorboard --logdir {shlex.quote(target)}"
 
 
-def _mlflow(target: str, _storage: str | None, folder: Path, tables: StudyTables) -> str:
-    from bigbatch.tune.export.mlflow_runs import write_mlflow_runs
-
-    count = write_mlflow_runs(tables, target, folder)
-    uri = target if "://" in target else f"sqlite:///{target}"
-    return f"wrote {count} new runs to {target}; look at them: mlflow ui --backend-store-uri {shlex.quote(uri)}"
-
-
 def _grafana(target: str, folder: Path) -> str:
     from bigbatch.tune.export.grafana_files import write_grafana_files
 
@@ -106,7 +97,6 @@ FORMATS: dict[str, Callable[[str, str | None, Path, StudyTables], str]] = {
     "csv": _csv,
     "sqlite": _sqlite,
     "tensorboard": _tensorboard,
-    "mlflow": _mlflow,
 }
 """Name of an option → writes that format. Returns what was written, and how to look at it."""
 
