@@ -5,13 +5,12 @@
 Both arms are the main command, ``--space large_batch`` on digits, with every choice fixed: random proposals of one
 seed, no early stops, no confirmations. So they train the same configurations for the same epochs, which is checked.
 
-- **off**: output to a file, no W&B, no gauges, no report at the end, no energy of processors.
-- **on**: the live table on a terminal, W&B offline with histograms of gradients and parameters, gauges that are scraped
-  every 30 s, as by our prometheus.yml, ``bigbatch watch`` with a browser's requests every 3 s, the report at the end,
-  energy where it can be read.
+- **off**: output to a file, no W&B, no report at the end, no energy of processors.
+- **on**: the live table on a terminal, W&B offline with histograms of gradients and parameters, ``bigbatch watch``
+  with a browser's requests every 3 s, the report at the end, energy where it can be read.
 
-Records, logs, the ledger and the journal are the search itself and in both arms. Watch server and scraper run on the
-same cores here, where they usually have others: the cost is an upper bound. A round is one search of each arm, the
+Records, logs, the ledger and the journal are the search itself and in both arms. The watch server runs on the
+same cores here, where it usually has others: the cost is an upper bound. A round is one search of each arm, the
 second round in the opposite order. Stored: wall times, seconds within epochs, processor seconds of the search and all
 that it starts, with the watch server's (as root, by control group: other work delays them less than the wall), those
 of all processes but the workers (see below), ratios on/off by round with median and range, and the range of the off
@@ -51,7 +50,7 @@ sys.path.insert(0, str(ROOT / "src"))
 
 from histogram_cost import seconds_of_histograms  # noqa: E402
 from processor_account import ProcessorAccount, open_account  # noqa: E402
-from spectators import Spectators, free_port  # noqa: E402
+from spectators import Spectators  # noqa: E402
 from store import store  # noqa: E402
 
 OFF, ON = "off", "on"
@@ -88,10 +87,10 @@ class MeasuredSearch:
     """The processor seconds of that, by ``histogram_cost.py``."""
 
 
-def search_command(arm: str, output: Path, more: Sequence[str], port: int) -> list[str]:
-    """The command line of a search. ``port``: of the gauges."""
+def search_command(arm: str, output: Path, more: Sequence[str]) -> list[str]:
+    """The command line of a search."""
     words = [sys.executable, __file__, "--search", arm, "--", *FIXED, "--study", STUDY, "--output", str(output), *more]
-    return words + (["--wandb", "offline", "--wandb-watch", "all", "--metrics-port", str(port)] if arm == ON else [])
+    return words + (["--wandb", "offline", "--wandb-watch", "all"] if arm == ON else [])
 
 
 def search_in_this_process(arm: str, words: Sequence[str]) -> int:
@@ -152,10 +151,10 @@ class SecondsByPart:
 def measure(arm: str, more: Sequence[str]) -> MeasuredSearch:
     """Run one search. Raises SystemExit if it fails, or was not monitored as its arm says."""
     with tempfile.TemporaryDirectory(prefix="bigbatch-monitoring-") as home:
-        output, log, port = Path(home, "runs"), Path(home, "log.txt"), free_port()
+        output, log = Path(home, "runs"), Path(home, "log.txt")
         account = open_account()
-        spectators = Spectators(output / STUDY, port, account)
-        words = search_command(arm, output, more, port)
+        spectators = Spectators(output / STUDY, account)
+        words = search_command(arm, output, more)
         words = account.counted(words) if account else words
         parts = SecondsByPart(account) if account else None
         began = time.monotonic()
@@ -334,7 +333,7 @@ def main() -> int:
     more = ["--trials", str(options.trials), *options.more]
     if options.dry_run:
         for arm in (OFF, ON):
-            print(" ".join(search_command(arm, Path("runs"), more, 9090)))
+            print(" ".join(search_command(arm, Path("runs"), more)))
         return 0
     from bigbatch.tune.storage.description import provenance
 

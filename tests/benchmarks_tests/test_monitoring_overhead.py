@@ -21,7 +21,7 @@ from helpers.invented_studies import invented_study
 from helpers.waiting import wait_until
 
 OFF, ON = "off", "on"
-SEEN = {"states": 3, "reports": 1, "scrapes": 2, "terminal_bytes": 900}
+SEEN = {"states": 3, "reports": 1, "terminal_bytes": 900}
 
 
 def searched(arm: str, wall_s: float, trained: tuple[str, ...] = ("a", "b")) -> Any:
@@ -61,18 +61,16 @@ def test_a_search_must_have_been_monitored_as_its_arm_says(tmp_path: Path) -> No
         (run / f"run-s-000{number}.wandb").touch()
     (study / "report.html").touch()
     assert bench.wrongly_monitored(on, study) == "" and "wandb and report.html" in bench.wrongly_monitored(off, study)
-    blind = bench.MeasuredSearch(ON, 9.0, 9.0, on.trained, {**SEEN, "scrapes": 0})
-    assert bench.wrongly_monitored(blind, study) == "nobody saw any scrapes"
+    blind = bench.MeasuredSearch(ON, 9.0, 9.0, on.trained, {**SEEN, "states": 0})
+    assert bench.wrongly_monitored(blind, study) == "nobody saw any states"
 
 
 @pytest.mark.parametrize("arm", [OFF, ON])
 def test_the_commands_are_searches_that_differ_in_monitoring_alone(arm: str) -> None:
-    words = bench.search_command(arm, Path("runs"), ["--trials", "2"], 9090)
+    words = bench.search_command(arm, Path("runs"), ["--trials", "2"])
     read = parse_options(tune_parser("t"), words[words.index("--") + 1 :])
-    monitoring = {name: read.pop(name) for name in ("wandb", "wandb_watch", "metrics_port")}
-    assert monitoring == (
-        {"wandb": "offline", "wandb_watch": "all", "metrics_port": 9090} if arm == ON else dict.fromkeys(monitoring)
-    )
+    monitoring = {name: read.pop(name) for name in ("wandb", "wandb_watch")}
+    assert monitoring == ({"wandb": "offline", "wandb_watch": "all"} if arm == ON else dict.fromkeys(monitoring))
     given = {name: value for name, value in read.items() if value is not None and value is not False and value != ()}
     assert given == {
         "space": "large_batch", "strategy": "random", "stopping": "none", "confirm": "none", "seed": 0, "trials": 2,
@@ -125,7 +123,7 @@ def test_a_dry_run_prints_them() -> None:
     done = subprocess.run(line, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and done.stderr == ""
     first, second = done.stdout.splitlines()
-    assert "--search off -- --space large_batch" in first and second.endswith("--metrics-port 9090")
+    assert "--search off -- --space large_batch" in first and second.endswith("--wandb-watch all")
 
 
 def test_processor_seconds_count_a_daemon_that_its_parent_has_left() -> None:

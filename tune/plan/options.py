@@ -80,8 +80,6 @@ class SearchOptions:
     wandb: str | None = None
     wandb_watch: str | None = None
     log_every_steps: str | None = None
-    metrics_port: int | None = None
-    """Not kept for a resume: whoever opens a port says so each time."""
     dry_run: bool = False
     quiet: bool = False
     verbose: bool = False
@@ -184,6 +182,5 @@ class SearchKeywords(TypedDict, total=False):
     wandb: str | None
     wandb_watch: str | None
     log_every_steps: int | str | None
-    metrics_port: int | None
     quiet: bool
     verbose: bool

@@ -45,15 +45,6 @@ def parse_decimal_number(text: str) -> float:
     return value
 
 
-def parse_port(text: str) -> int:
-    """A TCP port that needs no root, 1024 to 65535."""
-    _refuse_negative(text, _float(text), "e.g. 9400")
-    # isdigit() is true of digits that int() refuses, such as a raised two.
-    if text.isascii() and text.isdigit() and 1024 <= int(text) <= 65535:
-        return int(text)
-    raise argparse.ArgumentTypeError(f"must be a port from 1024 to 65535; got {text!r}. Write e.g. 9400.")
-
-
 def parse_fraction(text: str) -> float:
     """A part of a whole: ``0.1`` or ``10%``."""
     percent = _float(text.rstrip()[:-1]) if text.rstrip().endswith("%") else None

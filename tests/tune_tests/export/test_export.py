@@ -122,7 +122,6 @@ def test_what_is_read_from_the_tables_of_a_study_in_a_database_makes_the_same_ta
     [
         ("--sqlite", "a b.db", ["optuna-dashboard", "sqlite:///a b.db"]),
         ("--tensorboard", "a b", ["tensorboard", "--logdir", "a b"]),
-        ("--grafana", "a b", ["prometheus", "--config.file=a b/prometheus.yml,"]),
     ],
 )
 def test_the_command_that_shows_a_copy_can_be_pasted(tmp_path, capsys, monkeypatch, option, target, words):
