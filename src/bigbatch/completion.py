@@ -27,7 +27,7 @@ def known_values() -> Mapping[str, Sequence[str]]:
     from bigbatch.search_spaces.registry import BUILT_IN
     from bigbatch.train_loop.config.given import recipe_names
     from bigbatch.train_loop.data.packing.fetch import SETS
-    from bigbatch.train_loop.launch.wandb_run import MODES, WATCHED
+    from bigbatch.train_loop.launch.wandb_run import MODES
     from bigbatch.tune.models.names import STOPPINGS, STRATEGIES
 
     recipes = recipe_names()
@@ -41,7 +41,6 @@ def known_values() -> Mapping[str, Sequence[str]]:
         "--enqueue": (*(f"recipe:{name}" for name in recipes), "none"),
         "--site": sorted(profile_paths()),
         "--wandb": MODES,
-        "--wandb-watch": tuple(WATCHED),
         "--confirm": ("auto", "none"),
         "--address": ("local", "auto"),
     }

@@ -91,7 +91,6 @@ OPTIONS = (
     Option("baseline", RARE, "METRIC=VALUE", "what a constant prediction reaches (default: measured, but with "
            "--trainable it is not known)", MANY),
     Option("join", RARE, None, "with --storage: work on a study on which other drivers work too", FLAG),
-    Option("wandb-watch", RARE, "WHAT", "with --wandb: histograms of gradients, parameters, or all"),
     Option("log-every-steps", RARE, "N|PART", f"{LOG_EVERY_STEPS}, in each trial's log and to W&B"),
     Option("no-check", RARE, None, "do not first train two batches on the CPU with code of your own", FLAG),
     Option("accept-changed-code", RARE, None, "with --resume: go on although code of your own has changed", FLAG),
