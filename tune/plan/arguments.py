@@ -135,8 +135,7 @@ def tune_parser(prog: str) -> argparse.ArgumentParser:
         add_help=False,
     )
     names = (FIRST, TRAINED, BEST, SEARCHED, RUN, RARE)
-    # A job has options of the same names: the completion of `cluster submit` joins both parsers.
-    groups = {name: parser.add_argument_group(name, conflict_handler="resolve") for name in names}
+    groups = {name: parser.add_argument_group(name) for name in names}
     for option in OPTIONS:
         settings = option.settings if option.metavar is None else {**option.settings, "metavar": option.metavar}
         groups[option.group].add_argument(f"--{option.name}", help=option.help, **settings)
