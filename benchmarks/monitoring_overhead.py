@@ -5,13 +5,12 @@
 Both arms are the main command, ``--space large_batch`` on digits, with every choice fixed: random proposals of one
 seed, no early stops, no confirmations. So they train the same configurations for the same epochs, which is checked.
 
-- **off**: output to a file, no W&B, no gauges, no report at the end, no energy of processors.
-- **on**: the live table on a terminal, W&B offline with histograms of gradients and parameters, gauges that are scraped
-  every 30 s, as by our prometheus.yml, ``bigbatch watch`` with a browser's requests every 3 s, the report at the end,
-  energy where it can be read.
+- **off**: output to a file, no W&B, no report at the end, no energy of processors.
+- **on**: the live table on a terminal, W&B offline, ``bigbatch watch``
+  with a browser's requests every 3 s, the report at the end, energy where it can be read.
 
-Records, logs, the ledger and the journal are the search itself and in both arms. Watch server and scraper run on the
-same cores here, where they usually have others: the cost is an upper bound. A round is one search of each arm, the
+Records, logs, the ledger and the journal are the search itself and in both arms. The watch server runs on the
+same cores here, where it usually has others: the cost is an upper bound. A round is one search of each arm, the
 second round in the opposite order. Stored: wall times, seconds within epochs, processor seconds of the search and all
 that it starts, with the watch server's (as root, by control group: other work delays them less than the wall), those
 of all processes but the workers (see below), ratios on/off by round with median and range, and the range of the off
@@ -24,9 +23,7 @@ workers, driver, W&B, the watch server, Ray itself; **rest** lived too shortly t
 than without, as a share of the processor seconds of the search without. The times of workers vary by several percent
 from run to run, which hides a cost of one percent; those of the other processes vary less.
 
-**account**: beside, and what histograms take the workers: how often these wrote some, times the seconds that this takes
-when it is called again and again (``histogram_cost.py``).
-The target is that of all processor seconds, or of the account if those of the searches without vary by more than it.
+The target is that of all processor seconds, or of **beside** if those of the searches without vary by more than it.
 """
 
 from __future__ import annotations
@@ -49,9 +46,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 
-from histogram_cost import seconds_of_histograms  # noqa: E402
 from processor_account import ProcessorAccount, open_account  # noqa: E402
-from spectators import Spectators, free_port  # noqa: E402
+from spectators import Spectators  # noqa: E402
 from store import store  # noqa: E402
 
 OFF, ON = "off", "on"
@@ -82,16 +78,12 @@ class MeasuredSearch:
     """Of the search and all that it starts; with monitoring also of the watch server. None: not measured."""
     parts_s: dict[str, float] = field(default_factory=dict)
     """Them by kind of process; empty: not measured."""
-    histograms: int = 0
-    """How often a worker wrote some."""
-    histograms_s: float = 0.0
-    """The processor seconds of that, by ``histogram_cost.py``."""
 
 
-def search_command(arm: str, output: Path, more: Sequence[str], port: int) -> list[str]:
-    """The command line of a search. ``port``: of the gauges."""
+def search_command(arm: str, output: Path, more: Sequence[str]) -> list[str]:
+    """The command line of a search."""
     words = [sys.executable, __file__, "--search", arm, "--", *FIXED, "--study", STUDY, "--output", str(output), *more]
-    return words + (["--wandb", "offline", "--wandb-watch", "all", "--metrics-port", str(port)] if arm == ON else [])
+    return words + (["--wandb", "offline"] if arm == ON else [])
 
 
 def search_in_this_process(arm: str, words: Sequence[str]) -> int:
@@ -152,10 +144,10 @@ class SecondsByPart:
 def measure(arm: str, more: Sequence[str]) -> MeasuredSearch:
     """Run one search. Raises SystemExit if it fails, or was not monitored as its arm says."""
     with tempfile.TemporaryDirectory(prefix="bigbatch-monitoring-") as home:
-        output, log, port = Path(home, "runs"), Path(home, "log.txt"), free_port()
+        output, log = Path(home, "runs"), Path(home, "log.txt")
         account = open_account()
-        spectators = Spectators(output / STUDY, port, account)
-        words = search_command(arm, output, more, port)
+        spectators = Spectators(output / STUDY, account)
+        words = search_command(arm, output, more)
         words = account.counted(words) if account else words
         parts = SecondsByPart(account) if account else None
         began = time.monotonic()
@@ -169,9 +161,7 @@ def measure(arm: str, more: Sequence[str]) -> MeasuredSearch:
         if code:
             raise SystemExit(f"the search failed with {code}:\n{log.read_text(errors='replace')[-3000:]}")
         found = read_search(arm, output / STUDY, wall_s, spectators.seen if arm == ON else {})
-        found = replace(
-            found, processor_s=processor_s, parts_s=parts_s, histograms_s=histograms_s(found, output / STUDY)
-        )
+        found = replace(found, processor_s=processor_s, parts_s=parts_s)
         if problem := wrongly_monitored(found, output / STUDY):
             raise SystemExit(f"arm {arm}: {problem}")
         return found
@@ -202,17 +192,7 @@ def read_search(arm: str, study: Path, wall_s: float, seen: dict[str, int]) -> M
     columns = sorted(name for name in opened.trials.columns if name.startswith("config."))
     trained = [json.dumps([row[name] for name in (*columns, "epochs")], default=str) for row in rows_of(opened.trials)]
     epochs_s = sum(row[part] for row in rows_of(opened.epochs) for part in EPOCH_PARTS)
-    histograms = sum(file.read_text().count('"histograms":') for file in study.glob("logs/*.histograms"))
-    return MeasuredSearch(arm, wall_s, epochs_s, tuple(sorted(trained)), dict(seen), histograms=histograms)
-
-
-def histograms_s(found: MeasuredSearch, study: Path) -> float:
-    """What the histograms of a search took its workers."""
-    from bigbatch.train_loop.config import TrainConfig
-
-    if not found.histograms:
-        return 0.0
-    return found.histograms * seconds_of_histograms(TrainConfig.from_json((study / "best.json").read_text()))
+    return MeasuredSearch(arm, wall_s, epochs_s, tuple(sorted(trained)), dict(seen))
 
 
 def rows_of(frame: Any) -> list[dict[str, Any]]:
@@ -252,7 +232,6 @@ def compared(searches: Sequence[MeasuredSearch]) -> dict[str, object]:
         values.append(("processor", lambda s: s.processor_s or 0.0))
     if all(s.parts_s and s.processor_s for s in searches):
         result["beside"] = more_of(rounds, beside_s)
-        result["account"] = more_of(rounds, lambda s: beside_s(s) + s.histograms_s)
         names = sorted({name for s in searches for name in s.parts_s})
         result["parts"] = {name: more_of(rounds, lambda s, name=name: s.parts_s.get(name, 0.0)) for name in names}
     for name, value in values:
@@ -303,9 +282,6 @@ def in_words(result: dict[str, Any]) -> Iterator[str]:
         )
         parts = sorted(result["parts"].items(), key=lambda part: -part[1]["median"])
         yield "of them by kind of process: " + ", ".join(f"{name} {one['median']:+.1%}" for name, one in parts)
-    if "account" in result:
-        median, (low, high) = result["account"]["median"], result["account"]["range"]
-        yield f"them and the histograms of workers: {median:+.1%} ({low:+.1%} to {high:+.1%} by round)"
     few = "" if len(result["wall"]["ratios"]) > 1 else "; one round shows no noise"
     judged, ratio = judgement(result)
     yield f"target: {judged} below {TARGET - 1:+.0%}, {'reached' if ratio < TARGET else 'missed'}{few}"
@@ -313,8 +289,8 @@ def in_words(result: dict[str, Any]) -> Iterator[str]:
 
 def judgement(result: dict[str, Any]) -> tuple[str, float]:
     """What the target is that of, and its ratio on/off."""
-    if "account" in result and result["processor"]["noise"] > TARGET - 1:
-        return "account", 1 + result["account"]["median"]
+    if "beside" in result and result["processor"]["noise"] > TARGET - 1:
+        return "processes beside the workers", 1 + result["beside"]["median"]
     name = "processor" if "processor" in result else "wall"
     return MEANINGS[name], result[name]["median"]
 
@@ -334,7 +310,7 @@ def main() -> int:
     more = ["--trials", str(options.trials), *options.more]
     if options.dry_run:
         for arm in (OFF, ON):
-            print(" ".join(search_command(arm, Path("runs"), more, 9090)))
+            print(" ".join(search_command(arm, Path("runs"), more)))
         return 0
     from bigbatch.tune.storage.description import provenance
 

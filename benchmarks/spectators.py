@@ -1,11 +1,10 @@
-"""Look at a running search as people and Prometheus do: what ``monitoring_overhead.py`` does to one of its arms."""
+"""Look at a running search as people do: what ``monitoring_overhead.py`` does to one of its arms."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -15,28 +14,26 @@ from pathlib import Path
 from processor_account import ProcessorAccount
 
 ROOT = Path(__file__).resolve().parent.parent
-POLL_S, SCRAPE_S, ANSWER_S = 3.0, 30.0, 10.0
-"""The page's own pace, that of our prometheus.yml, and how long an answer may take."""
+POLL_S, ANSWER_S = 3.0, 10.0
+"""The page's own pace, and how long an answer may take."""
 
 
 class Spectators:
-    """Look at a running search as people and Prometheus do, until they are told to stop."""
+    """Look at a running search as people do, until they are told to stop."""
 
-    def __init__(self, study: Path, port: int, account: ProcessorAccount | None) -> None:
-        self._study, self._port, self._over, self._account = study, port, threading.Event(), account
-        self.seen = {"states": 0, "reports": 0, "scrapes": 0, "terminal_bytes": 0}
-        self._threads = [threading.Thread(target=look, daemon=True) for look in (self._browse, self._scrape)]
+    def __init__(self, study: Path, account: ProcessorAccount | None) -> None:
+        self._study, self._over, self._account = study, threading.Event(), account
+        self.seen = {"states": 0, "reports": 0, "terminal_bytes": 0}
+        self._thread = threading.Thread(target=self._browse, daemon=True)
 
     def start(self) -> None:
         """Begin to look."""
-        for thread in self._threads:
-            thread.start()
+        self._thread.start()
 
     def stop(self) -> None:
         """The search has ended."""
         self._over.set()
-        for thread in self._threads:
-            thread.join(60)
+        self._thread.join(60)
 
     def terminal(self, reader: int) -> None:
         """Read what the search draws, until it ends."""
@@ -64,11 +61,6 @@ class Spectators:
                         self.seen["reports"], tag = self.seen["reports"] + 1, state["tag"]
             server.terminate()
 
-    def _scrape(self) -> None:
-        while not self._over.wait(SCRAPE_S):
-            with contextlib.suppress(OSError):
-                self.seen["scrapes"] += b"bigbatch_" in answer(f"http://127.0.0.1:{self._port}/metrics")
-
 
 def answer(url: str) -> bytes:
     """What a server on this machine answers. Raises OSError."""
@@ -76,10 +68,3 @@ def answer(url: str) -> bytes:
     with opener.open(url, timeout=ANSWER_S) as response:
         content: bytes = response.read()
     return content
-
-
-def free_port() -> int:
-    """A port that nobody uses now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -14,7 +14,6 @@ from bigbatch.base.command_line import (
     OneLineParser,
     make_parser,
     no_such_option,
-    parse_port,
     run_command,
 )
 from bigbatch.base.streams import add_verbosity, log_steps, reader_may_leave
@@ -73,7 +72,6 @@ def _request(args: argparse.Namespace, arguments: Sequence[str], attach_to: str 
     numbers = {
         "--max-restarts": args.max_restarts,
         "--start-timeout": args.start_timeout,
-        "--metrics-port": getattr(args, "metrics_port", None),  # nodes that attach do as their job
     }
     plain = ("nodes", "time", "partition", "account", "qos", "gpus_per_node", "cpus_per_gpu", "cpus_per_node", "mem")
     return Request(
@@ -98,10 +96,6 @@ def _submit(argv: Sequence[str], search_parser: SearchParser | None = None) -> i
     p = make_parser("submit", "Submit a search, or the command after --. Other options than these go to tune/run.py.")
     p.usage = "bigbatch cluster submit [options] [options of bigbatch tune | -- COMMAND …]"
     _add_resources(p)
-    p.add_argument(
-        "--metrics-port", type=parse_port, metavar="PORT",
-        help="show metrics to Prometheus at this port of each node, to everybody in the network (default: nowhere)",
-    )  # fmt: skip
     p.add_argument("--no-check", action="store_true", help="submit a search without checking it on this machine")
     own, command = _split(argv)
     args, of_the_search = p.parse_known_args(own)

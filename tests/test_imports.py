@@ -29,7 +29,6 @@ CODE = {
     LIGHT: HEAVY,
     "import bigbatch.cluster": (*HEAVY, "bigbatch.cluster.host", "bigbatch.cluster.submission"),
     f"from bigbatch import {', '.join(bigbatch.__all__)}": ("torch", "ray", "plotly", "IPython"),
-    "from bigbatch.command import main; assert main(['--print-completion', 'bash']) == 0": ("torch", "ray"),
 }
 """What is done, and what it must not load."""
 WHERE_THERE = {
@@ -42,8 +41,6 @@ WHERE_THERE = {
 
 @pytest.mark.parametrize("code", CODE, ids=lambda code: code.split("\n")[-2:][0])
 def test_nothing_heavy_is_loaded(code: str) -> None:
-    if "completion" in code:
-        pytest.importorskip("shtab", reason="shtab is not installed (extra: completion)")
     look = f"import sys\n{code}\nprint('loaded', *({{*{CODE[code]}}} & {{*sys.modules}}))"
     done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, timeout=120)
     assert (done.stdout.splitlines()[-1:], done.stderr) == (["loaded"], "")

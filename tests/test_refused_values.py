@@ -47,7 +47,7 @@ PARSERS = {
 }
 OF_SUBMIT = (
     "--site --nodes --time --partition --account --qos --gpus-per-node --cpus-per-gpu --cpus-per-node --mem --gres "
-    "--name --container --python --prelude --signal --max-restarts --start-timeout --metrics-port --sbatch"
+    "--name --container --python --prelude --signal --max-restarts --start-timeout --sbatch"
 ).split()
 EMPTY_VALUES = {
     **{f"{name} {option}": (name, option, "") for name, p in PARSERS.items() for option in options_of(p)},

@@ -218,8 +218,6 @@ class Reporter(Protocol):
       ``epoch`` (1-based) are finished.
     - ``steps_logged(records: Sequence[StepRecord])``, as often, with the steps that were logged since, if the attribute
       ``log_every_steps`` says how many are (``progress.read_interval``). All ranks have the same attribute.
-    - ``histograms(epoch, found: Mapping[str, TensorHistogram])``, on rank 0, at the last step of each epoch, if the
-      attribute ``watched`` names ``gradients`` or ``parameters`` (``loop/watched_model.py``).
     """
 
     def report(self, record: EpochRecord) -> None:

@@ -70,7 +70,7 @@ class Attachment:
             sees = [Path(main.study_folder) / LEASE] if main.study_folder else []
             # With the first lent node this process is lost, and nothing else would end the allocation (--no-kill).
             end = ["scancel", allocation.job_id]
-            nodes = NodeSteps(allocation.job_id, own, folder, tls, main.metrics_port, sees=sees, if_lost=end)
+            nodes = NodeSteps(allocation.job_id, own, folder, tls, sees=sees, if_lost=end)
             nodes.follow(run_id)
             try:
                 nodes.prepare()

@@ -46,13 +46,12 @@ class NodeSteps:
         run_id: str,
         record: Path,
         tls: bool,
-        metrics_port: int | None = None,
         sees: Sequence[Path] = (),
         start_timeout_s: float = START_TIMEOUT_S,
         if_lost: Sequence[str] = (),
     ) -> None:
         self._job_id, self._run_id, self._record, self._tls = job_id, run_id, record, tls
-        self._metrics_port, self._sees, self._start_timeout_s = metrics_port, sees, start_timeout_s
+        self._sees, self._start_timeout_s = sees, start_timeout_s
         self._steps: dict[str, subprocess.Popen[bytes]] = {}
         self._started: dict[str, AllocatedNode] = {}
         self._not_again: set[str] = set()
@@ -123,7 +122,6 @@ class NodeSteps:
         command += ["--batch-host", first]
         command += ["--follow", self._follow] if self._follow else ["--head"] if name == first else []
         command += [word for path in self._sees for word in ("--sees", str(path))]
-        command += [] if self._metrics_port is None else ["--metrics-port", str(self._metrics_port)]
         return command + (["--tls"] if self._tls else [])
 
     def status(self, name: str) -> NodeStatus | None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bigbatch.base.command_line import empty_value, parse_port, parse_whole_number
+from bigbatch.base.command_line import empty_value, parse_whole_number
 from bigbatch.base.root import ROOT
 from bigbatch.base.waits import MARGIN_S, START_TIMEOUT_S
 from bigbatch.cluster.node.ray_commands import in_container_if_any, ray_python
@@ -32,7 +32,6 @@ class JobOptions:
         keep_logs: copy Ray's logs into the job's folder even if the run went well.
         margin_s: seconds before the time limit at which trials save and the driver ends.
         start_timeout_s: seconds that the nodes may take to register; meanwhile Ray's start is tried again.
-        metrics_port: where each node shows Ray's metrics to Prometheus, without a token; None: nowhere.
         arguments: for tune/run.py; empty if there is a command.
         command: what to run in place of tune/run.py.
     """
@@ -43,19 +42,15 @@ class JobOptions:
     keep_logs: bool = False
     margin_s: float = float(MARGIN_S)
     start_timeout_s: float = START_TIMEOUT_S
-    metrics_port: int | None = None
     arguments: tuple[str, ...] = ()
     command: tuple[str, ...] = ()
 
 
 FLAGS = {"--tls": "tls", "--chain": "chain", "--keep-logs": "keep_logs"}
-PORT = "--metrics-port"
-"""An option of the job, and of its search: the job hands it on. It may stand among the options of either."""
 NUMBERS = {
     "--max-restarts": ("max_restarts", parse_whole_number),
     "--margin": ("margin_s", parse_whole_number),
     "--start-timeout": ("start_timeout_s", parse_whole_number),
-    PORT: ("metrics_port", parse_port),
 }
 """Option → the field of ``JobOptions``, and how its value is read."""
 
@@ -84,8 +79,6 @@ def parse_job_options(argv: Sequence[str]) -> JobOptions:
         got = " ".join(rest[: rest.index("--") + 2])
         raise UsageError(f"give the search's options or a command after --, not both; got {got!r}. Write: {USAGE}")
     _refuse_empty(rest)
-    if (text_of_search := value_of(rest, PORT)) is not None:
-        values["metrics_port"] = _number(PORT, text_of_search)
     return JobOptions(arguments=tuple(rest), **values)  # type: ignore[arg-type]
 
 
@@ -150,8 +143,6 @@ def driver_command(options: JobOptions, default_name: str, address: str, folder:
     named = value_of(arguments, "--study") is not None
     if not named:
         arguments += ["--study", default_name]
-    if options.metrics_port is not None and value_of(arguments, PORT) is None:
-        arguments += [PORT, str(options.metrics_port)]
     started = folder is not None and os.path.exists(folder / "study.json")
     # In a first start the named study may be another search, and only the user may continue that one.
     if started and (again or not named) and "--resume" not in arguments:

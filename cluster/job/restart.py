@@ -51,7 +51,6 @@ def first_record(
         command=list(chosen.command or ("tune/run.py", *chosen.arguments)),
         nodes=[node.name for node in allocation.nodes],
         head=allocation.head.name,
-        metrics_port=chosen.metrics_port,
         study_folder=str(study) if study else None,
         log=log_path(),
         end_time=allocation.end_time,

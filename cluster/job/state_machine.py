@@ -141,13 +141,12 @@ class Job:
             self._authority = credentials.make_authority(self._folder) if self._options.tls else None
             # The driver's temporary files are removed with the job.
             self._tmp = self._clean_up.enter_context(private_folder.temporary_folder(self._allocation.job_id))
-            allocation, tls, metrics_port = self._allocation, self._options.tls, self._options.metrics_port
+            allocation = self._allocation
             self._nodes = NodeSteps(
                 allocation.job_id,
                 allocation.start_id,
                 self._folder,
-                tls,
-                metrics_port,
+                self._options.tls,
                 checks.places(self._options, self._study, self._cwd),
                 self._options.start_timeout_s,
                 lost_host.command(),
@@ -189,9 +188,7 @@ class Job:
         self._record.address = f"{status.ip}:{status.ports.gcs}"
         self._record.dashboard_port = status.ports.dashboard
         certificates = credentials.driver_certificate(self._authority, head.name, status.ip)
-        self._env = self._job_watch.env = ray_commands.ray_environment(
-            self._record.address, self._token, certificates, metrics=self._options.metrics_port is not None
-        )
+        self._env = self._job_watch.env = ray_commands.ray_environment(self._record.address, self._token, certificates)
         self._say(
             f"head {head.name} at {self._record.address}, dashboard on its loopback {self._record.dashboard_port}"
         )

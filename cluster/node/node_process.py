@@ -60,7 +60,6 @@ class NodeProcess:
         self._tls: bool = arguments.tls
         self._sees: list[Path] = [self._record, *arguments.sees]
         self._start_timeout_s: float = arguments.start_timeout
-        self._metrics_port: int | None = arguments.metrics_port
         self._job_id: str = arguments.job
         self._control_file, self._follow = self._record / arguments.control, arguments.follow
         self._status_file = self._record / NODES_FOLDER / f"{self._name}{arguments.suffix}.json"
@@ -164,8 +163,7 @@ class NodeProcess:
         self, folder: Path, chosen: ray_commands.NodePorts, certificates: Path | None
     ) -> subprocess.Popen[bytes]:
         gcs = f"{self._ip}:{chosen.gcs}" if self._is_head else self._gcs
-        token, metrics_port = self._record / credentials.TOKEN_FILE, self._free_metrics_port()
-        environment = ray_commands.ray_environment(gcs, token, certificates, metrics=metrics_port is not None)
+        environment = ray_commands.ray_environment(gcs, self._record / credentials.TOKEN_FILE, certificates)
         environment.update(
             private_folder.temporary_folder_variables(folder)
         )  # what Ray and its workers leave there goes with it
@@ -173,7 +171,7 @@ class NodeProcess:
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(IMPORT_ROOT), os.environ.get("PYTHONPATH")]))
         # By this label the job tells its own nodes from lent ones and from those of other jobs.
         labels = {"slurm_job": self._job_id, "slurm_node": self._name}
-        command = ray_commands.ray_start_command(self._ip, gcs, chosen, self._share, folder / "r", labels, metrics_port)
+        command = ray_commands.ray_start_command(self._ip, gcs, chosen, self._share, folder / "r", labels)
         with (folder / "start.log").open("w") as log:
             return subprocess.Popen(
                 command,
@@ -184,14 +182,6 @@ class NodeProcess:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-
-    def _free_metrics_port(self) -> int | None:
-        """The port of this node's metrics. None if it is taken: a search goes on without them."""
-        port = self._metrics_port
-        if port is not None and not ray_commands.is_free(port):
-            print(f"port {port} is taken on {self._name}: it shows no metrics (--metrics-port)", flush=True)
-            return None
-        return port
 
     def _watch(self, ray: subprocess.Popen[bytes], folder: Path, chosen: ray_commands.NodePorts) -> str | None:
         """Wait until Ray ends (returns why) or this node is told to end (returns None)."""
@@ -334,6 +324,5 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--follow", default="", help="for nodes that are lent: the run of the job they are lent to")
     parser.add_argument("--suffix", default="", help="suffix of this node's report: two jobs may use one node")
     parser.add_argument("--sees", action="append", type=Path, default=[], help="what this node must see: a path")
-    parser.add_argument("--metrics-port", type=int, help="show Ray's metrics at this port, to everybody")
     parser.add_argument("--tls", action="store_true", help="certificates are in the job's folder")
     return NodeProcess(parser.parse_args(argv)).run()

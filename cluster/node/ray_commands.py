@@ -86,15 +86,14 @@ LARGEST_OBJECT_STORE = 1024 * MIB  # configurations and epoch records: kilobytes
 HEADROOM = 0.1  # of the memory, for Ray's own processes and the page cache of the control group
 LOG_FILE_BYTES = 8 * MIB
 
-COLLECT_METRICS = "RAY_enable_metrics_collection"
 SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "2",  # stock is 30 s: longer than many sites' KillWait
     "RAY_ROTATION_MAX_BYTES": str(LOG_FILE_BYTES),
     "RAY_ROTATION_BACKUP_COUNT": "1",
-    # Ray's three /metrics servers ask for no token. The first is off unless --metrics-port asks for it. The other two
-    # have no switch, so they get a port that no server can have: they log one error and do not start.
-    COLLECT_METRICS: "0",
+    # Ray's three /metrics servers ask for no token. One has a switch; the other two get a port that no
+    # server can have: they log one error and do not start.
+    "RAY_enable_metrics_collection": "0",
     "DASHBOARD_METRIC_PORT": "-1",
     "AUTOSCALER_METRIC_PORT": "-1",
     # Ray starts its workers with a niceness of 15. The allocation is theirs; beside a stranger's job on the same cores
@@ -137,16 +136,14 @@ def node_resources() -> NodeResources:
     return NodeResources(usable_cpus(), granted_gpus(), max(memory, 100 * MIB), store)
 
 
-def ray_environment(address: str, token: Path, certificates: Path | None, *, metrics: bool = False) -> dict[str, str]:
+def ray_environment(address: str, token: Path, certificates: Path | None) -> dict[str, str]:
     """This process's environment, with all variables that a process of this cluster needs.
 
-    Every process needs RAY_ADDRESS: without it Ray's clean-up may ask another cluster on the same host. ``metrics``:
-    whether its metrics are collected, for the port of ``ray_start_command``.
+    Every process needs RAY_ADDRESS: without it Ray's clean-up may ask another cluster on the same host.
     """
     left_out = (*OTHER_CLUSTER_VARIABLES, *processes.NOT_FOR_RAY)
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(left_out)}
     values = {**inherited, **SETTINGS, **credentials.credential_variables(token, certificates), "RAY_ADDRESS": address}
-    values |= {COLLECT_METRICS: "1"} if metrics else {}
     return {**values, **network.no_proxy_variables([address.rpartition(":")[0]], values)}
 
 
@@ -171,7 +168,6 @@ def ray_start_command(
     share: NodeResources,
     folder: Path,
     labels: Mapping[str, str],
-    metrics_port: int | None = None,
 ) -> list[str]:
     """``ray start`` in the foreground; as the head if ``ports`` has a GCS port.
 
@@ -179,7 +175,6 @@ def ray_start_command(
         ip: this node's address, as the other nodes reach it.
         gcs: ``ip:port`` of the head's GCS.
         folder: Ray's temporary folder.
-        metrics_port: where this node's metrics are shown, on all interfaces and without a token; None: nowhere.
     """
     head = [
         # Who reaches the dashboard can run code in the cluster (CVE-2023-48022). A tunnel leads to the loopback.
@@ -203,7 +198,6 @@ def ray_start_command(
         f"--memory={share.memory_bytes}",
         f"--object-store-memory={share.object_store_bytes}",
         f"--temp-dir={folder}",
-        *([f"--metrics-export-port={metrics_port}"] if metrics_port is not None else []),
         f"--labels={','.join(f'{k}={v}' for k, v in labels.items())}",
         *("--disable-usage-stats", "--block"),
     ]

@@ -62,8 +62,6 @@ class JobRecord:
     """Ray's, ``ip:port``."""
     dashboard_port: int | None = None
     """The dashboard's port on the head's loopback."""
-    metrics_port: int | None = None
-    """Where each node shows its metrics, without a token (``--metrics-port``)."""
     token_path: str | None = None
     study_folder: str | None = None
     log: str | None = None

@@ -299,8 +299,6 @@ def tunnel(job_id: str, site: Site | None = None, *, local_port: int = 8265) -> 
     ]
     if found.token_path:
         lines.append(f"The dashboard asks for the job's token: it is in {found.token_path}; only you can read it.")
-    if found.metrics_port:
-        lines.append(f"Metrics, which need no token, are at port {found.metrics_port} of each node: {found.head}, …")
     if not site.login_host:
         lines.append(f"LOGIN_NODE is the host to which you log in: the profile of {site.name} does not name it.")
     if not site.port_forwarding:

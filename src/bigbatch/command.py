@@ -30,12 +30,6 @@ def _cluster(argv: Sequence[str]) -> int:
     return cluster_main(argv, tune_parser)
 
 
-def _print_completion(argv: Sequence[str]) -> int:
-    from bigbatch.completion import print_completion
-
-    return print_completion(argv, COMMANDS)
-
-
 def _version(argv: Sequence[str]) -> int:
     parser = OneLineParser(prog="bigbatch --version")
     parser.parse_args(argv)
@@ -83,14 +77,13 @@ COMMANDS: Commands = {
     ),
     "export": (
         _main_of("tune.commands.export"),
-        "copy a study for other tools: CSV, optuna-dashboard, TensorBoard, MLflow",
+        "copy a study for other tools: CSV, optuna-dashboard, TensorBoard",
     ),
     "report": (_main_of("tune.commands.report", "report_main"), "write an HTML report of one study or several"),
     "--version": (_version, "print the version and, in a clone, the commit"),
-    "--print-completion": (_print_completion, "print a script of completion for bash, zsh or tcsh"),
 }
 
-ONLY_SHOW = ("studies", "show", "--version", "--print-completion")
+ONLY_SHOW = ("studies", "show", "--version")
 """Commands whose output is all that they bring: one that cannot be written is their failure."""
 
 

@@ -91,7 +91,7 @@ def test_what_is_required_is_what_pyproject_says_with_some_extras() -> None:
     wanted = bundle.requirements(bundle.ROOT / "pyproject.toml")
     names = {text.partition(">")[0].partition("[")[0] for text in wanted}
     assert {"ray", "torch", "optuna", "simplejpeg", "nvidia-ml-py", "timm", "pytest", "psutil"} <= names
-    assert not {"jax", "optax", "lightning", "mlflow-skinny", "pytest-xdist", "wandb", "plotly"} & names
+    assert not {"jax", "optax", "lightning", "pytest-xdist", "wandb", "plotly"} & names
 
 
 def test_the_file_holds_the_last_commit_without_documentation_and_nobodys_name(tmp_path: Path) -> None:

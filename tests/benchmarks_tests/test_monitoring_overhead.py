@@ -7,21 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import histogram_cost
 import monitoring_overhead as bench
 import pytest
 
-from bigbatch.train_loop.config import TrainConfig
-from bigbatch.train_loop.data.catalogue import describe_data_set
-from bigbatch.train_loop.launch.worker_lines import append_histograms, histograms_file
-from bigbatch.train_loop.loop.watched_model import TensorHistogram
-from bigbatch.train_loop.model.networks import build_model
 from bigbatch.tune.plan.arguments import parse_options, tune_parser
 from helpers.invented_studies import invented_study
 from helpers.waiting import wait_until
 
 OFF, ON = "off", "on"
-SEEN = {"states": 3, "reports": 1, "scrapes": 2, "terminal_bytes": 900}
+SEEN = {"states": 3, "reports": 1, "terminal_bytes": 900}
 
 
 def searched(arm: str, wall_s: float, trained: tuple[str, ...] = ("a", "b")) -> Any:
@@ -61,18 +55,16 @@ def test_a_search_must_have_been_monitored_as_its_arm_says(tmp_path: Path) -> No
         (run / f"run-s-000{number}.wandb").touch()
     (study / "report.html").touch()
     assert bench.wrongly_monitored(on, study) == "" and "wandb and report.html" in bench.wrongly_monitored(off, study)
-    blind = bench.MeasuredSearch(ON, 9.0, 9.0, on.trained, {**SEEN, "scrapes": 0})
-    assert bench.wrongly_monitored(blind, study) == "nobody saw any scrapes"
+    blind = bench.MeasuredSearch(ON, 9.0, 9.0, on.trained, {**SEEN, "states": 0})
+    assert bench.wrongly_monitored(blind, study) == "nobody saw any states"
 
 
 @pytest.mark.parametrize("arm", [OFF, ON])
 def test_the_commands_are_searches_that_differ_in_monitoring_alone(arm: str) -> None:
-    words = bench.search_command(arm, Path("runs"), ["--trials", "2"], 9090)
+    words = bench.search_command(arm, Path("runs"), ["--trials", "2"])
     read = parse_options(tune_parser("t"), words[words.index("--") + 1 :])
-    monitoring = {name: read.pop(name) for name in ("wandb", "wandb_watch", "metrics_port")}
-    assert monitoring == (
-        {"wandb": "offline", "wandb_watch": "all", "metrics_port": 9090} if arm == ON else dict.fromkeys(monitoring)
-    )
+    monitoring = {name: read.pop(name) for name in ("wandb",)}
+    assert monitoring == ({"wandb": "offline"} if arm == ON else dict.fromkeys(monitoring))
     given = {name: value for name, value in read.items() if value is not None and value is not False and value != ()}
     assert given == {
         "space": "large_batch", "strategy": "random", "stopping": "none", "confirm": "none", "seed": 0, "trials": 2,
@@ -80,44 +72,16 @@ def test_the_commands_are_searches_that_differ_in_monitoring_alone(arm: str) -> 
     }  # fmt: skip
 
 
-def test_the_account_is_judged_where_searches_without_monitoring_vary_by_more_than_the_target() -> None:
+def test_the_processes_beside_the_workers_are_judged_where_searches_without_monitoring_vary_too_much() -> None:
     def round_of(off_s: float, on_s: float) -> list[Any]:
         off = replace(searched(OFF, 100.0), processor_s=off_s, parts_s={"workers": off_s - 10})
-        on = replace(searched(ON, 100.0), processor_s=on_s, parts_s={"workers": on_s - 12}, histograms_s=1.0)
+        on = replace(searched(ON, 100.0), processor_s=on_s, parts_s={"workers": on_s - 12})
         return [off, on]
 
     calm = list(bench.in_words(bench.compared(round_of(200.0, 205.0) + round_of(202.0, 207.0))))
     assert calm[-1] == "target: processor seconds below +2%, missed"
     restless = list(bench.in_words(bench.compared(round_of(200.0, 205.0) + round_of(220.0, 225.0))))
-    assert restless[-1] == "target: account below +2%, reached"
-    assert "them and the histograms of workers: +1.4% (+1.4% to +1.5% by round)" in restless
-
-
-def test_histograms_that_workers_wrote_have_a_price(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    study = invented_study(tmp_path / "s", 2)
-    (study / "logs").mkdir(exist_ok=True)
-    for number in range(2):
-        for epoch in (1, 4, 6):
-            line = histograms_file(study / "logs" / f"trial-{number:04d}.log")
-            append_histograms(line, epoch, {"gradients/a": TensorHistogram(-1.0, 1.0, (1, 2))})
-    found = bench.read_search(ON, study, 9.0, SEEN)
-    assert found.histograms == 6
-    config = TrainConfig(epochs=6)
-    (study / "best.json").write_text(config.to_json())
-    asked = []
-    monkeypatch.setattr(bench, "seconds_of_histograms", lambda config: asked.append(config) or 0.5)
-    assert bench.histograms_s(found, study) == 3.0 and asked == [config]
-    assert bench.histograms_s(replace(found, histograms=0), study) == 0.0
-
-
-def test_the_price_is_that_of_all_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = []
-    monkeypatch.setattr(histogram_cost, "append_histograms", lambda file, epoch, found: lines.append((epoch, found)))
-    assert bench.seconds_of_histograms(TrainConfig()) > 0.0
-    assert [epoch for epoch, _ in lines] == list(range(histogram_cost.CALLS))
-    model = build_model(TrainConfig().model, describe_data_set(TrainConfig().data))
-    names = [name for name, _ in model.named_parameters()]
-    assert set(lines[0][1]) == {f"{kind}/{name}" for kind in ("gradients", "parameters") for name in names}
+    assert restless[-1] == "target: processes beside the workers below +2%, reached"
 
 
 def test_a_dry_run_prints_them() -> None:
@@ -125,7 +89,7 @@ def test_a_dry_run_prints_them() -> None:
     done = subprocess.run(line, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and done.stderr == ""
     first, second = done.stdout.splitlines()
-    assert "--search off -- --space large_batch" in first and second.endswith("--metrics-port 9090")
+    assert "--search off -- --space large_batch" in first and second.endswith("--wandb offline")
 
 
 def test_processor_seconds_count_a_daemon_that_its_parent_has_left() -> None:
@@ -195,9 +159,6 @@ def test_what_other_processes_take_more_is_a_share_of_the_search_without_monitor
     lines = list(bench.in_words(found))
     assert any("beside the workers: +1.0% of all" in line for line in lines)
     assert any(line.endswith("W&B +0.8%, driver +0.4%, workers -6.0%") for line in lines)
-    counted: Any = bench.compared([off, replace(on, histograms=4, histograms_s=0.8)])
-    assert counted["account"]["shares"] == [pytest.approx(0.014)]
-    assert "them and the histograms of workers: +1.4% (+1.4% to +1.4% by round)" in bench.in_words(counted)
     dear = bench.compared([off, replace(on, processor_s=210.0)])
     assert list(bench.in_words(dear))[-1].startswith("target: processor seconds below +2%, missed")
     assert "beside" not in bench.compared([searched(OFF, 100.0), searched(ON, 101.0)])

@@ -253,18 +253,6 @@ def test_tunnel_says_how_and_never_shows_the_token(tmp_path, home):
         queue_module.tunnel("103", find_site("generic"))
 
 
-def test_a_metrics_port_goes_to_the_job_and_into_the_tunnels_words(home):
-    plain = (*DRY, "--no-check", "--cpus-per-node", "2")
-    done = run(*plain, "--metrics-port", "9400", "--space", "smoke", home=home)
-    assert done.returncode == 0, done.stderr
-    assert 'ray_head_workers.slurm" --metrics-port=9400 --space smoke' in done.stdout
-    refused = run(*DRY, "--metrics-port", "80", "--space", "smoke", home=home)
-    assert refused.returncode == 2 and len(refused.stderr.splitlines()) == 1
-    assert "--metrics-port must be a port from 1024 to 65535; got '80'" in refused.stderr
-    a_record("104", head="n7", dashboard_port=24001, metrics_port=9400)
-    assert "port 9400 of each node: n7" in queue_module.tunnel("104", find_site("generic"))
-
-
 def test_attach_asks_for_nodes_that_join_the_job(tmp_path, home):
     done = run("attach", "101", "-N", "2", "--dry-run", "--cpus-per-node", "4", *PYTHON, home=home)
     assert done.returncode == 0, done.stderr

@@ -98,46 +98,6 @@ except Exception as error:
     assert jobs[1].leftovers() == []
 
 
-SHOWING = """
-    from ray.util.metrics import Gauge
-    gauge = Gauge("bigbatch_probe_ratio", "of this test")
-    print("NODES", [(node["NodeManagerAddress"], node["MetricsExportPort"]) for node in ray.nodes()])
-    while not os.path.exists("go"):
-        gauge.set(0.5)
-        time.sleep(0.5)
-"""
-ASKING = """
-import sys, urllib.request
-for host in sys.argv[1:]:
-    try:
-        print(host, urllib.request.urlopen(f"http://{host}:9400/metrics", timeout=10).read().decode())
-    except OSError as error:
-        print(host, "REFUSED", error)
-"""
-
-
-def test_metrics_are_shown_where_they_are_asked_for_and_nowhere_else(cluster, submit):
-    """Everybody in the network reads them at the port; without the option nobody listens there."""
-    job = submit("--metrics-port", "9400", *python(SHOWING), sbatch=("-N2",))
-    nodes = re.findall(r"\('(10\.77\.0\.\d)', (-?\d+)\)", job.wait_log(r"NODES (.*)")[1])
-    assert [port for _, port in nodes] == ["9400", "9400"], job.everything()
-
-    def asked() -> str:
-        asker = (sys.executable, "-c", ASKING, *(ip for ip, _ in nodes))
-        return cluster.run("ctl", *asker, user="bob", check=False).stdout
-
-    wait_until(lambda: re.search(r"ray_bigbatch_probe_ratio\{.*\} 0\.5", asked()), "no gauge of the driver", 60, 2.0)
-    assert asked().count("# TYPE ray_") > 20 and "REFUSED" not in asked()
-    (job.folder / "go").touch()
-    job.wait_end("COMPLETED")
-    assert job.leftovers() == [] and asked().count("REFUSED") == 2
-    plain = submit(*python(SHOWING), sbatch=("-N1",))
-    assert "9400" not in plain.wait_log(r"NODES (.*)")[1]
-    assert asked().count("REFUSED") == 2
-    (plain.folder / "go").touch()
-    plain.wait_end("COMPLETED")
-
-
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("state", ["head", "registered", "driver"])
 def test_scancel_leaves_nothing_in_any_state(cluster, submit, state):

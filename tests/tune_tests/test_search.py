@@ -25,7 +25,7 @@ from helpers.wandb_server import WandbServer
 def test_a_search_from_plan_to_best_configuration(tiny, tmp_path):
     """All of it in one run: folder, states, links, early stops, W&B, clean end."""
     arguments = (*tiny, "--study", "s", "--trials", 5, "--max-epochs", 4)
-    arguments += ("--wandb", "offline", "--wandb-watch", "all")
+    arguments += ("--wandb", "offline")
     search = Search(*arguments, cwd=tmp_path, HTTPS_PROXY="http://127.0.0.1:9")
     search.wait_for(r"trial 0 epoch 1/4")
     folder = Path(search.ray_folder)

@@ -263,7 +263,7 @@ def quick_start_of_trials() -> Iterator[None]:
     """Within the block, Tune starts trials in the environment of the job, and loads only what it uses.
 
     Tune would give each trial the variables that it finds in the driver's environment, and so a process of its own:
-    the job has these variables already. It would load W&B and MLflow to count for Ray's telemetry, which is off, who
+    the job has these variables already. It would load W&B to count for Ray's telemetry, which is off, who
     uses them.
     """
     if not uses_private_names():

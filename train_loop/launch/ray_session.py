@@ -69,13 +69,6 @@ SEARCH_ENV = {
 }
 NO_METRICS = {"RAY_enable_metrics_collection": "0", "DASHBOARD_METRIC_PORT": "-1", "AUTOSCALER_METRIC_PORT": "-1"}
 """Without Ray's three servers of metrics, which ask for no token. Two lack a switch, so they get an impossible port."""
-METRICS = {
-    **NO_METRICS,
-    "RAY_enable_metrics_collection": "1",
-    # Ray asks this on other systems, to keep all of its servers on loopback. Otherwise the metrics' server is not.
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-}
-"""With the one that has our gauges, at the port that is given to Ray."""
 OTHER_CLUSTER_VARIABLES = ("RAY_NAMESPACE", "RAY_TMPDIR", "RAY_JOB_CONFIG_JSON_ENV_VAR", "RAY_REDIS_ADDRESS")
 """Settings of another cluster of the user. Ray would apply them to this one."""
 
@@ -109,15 +102,14 @@ class LocalRay:
     Args:
         cpus, gpus: what the cluster may use (the allocation's, not the host's).
         log_file: Ray's own messages in this process go there.
-        metrics_port: where Prometheus finds Ray's metrics, on loopback; None: nowhere.
 
     Raises:
         ConfigError: the temporary folder's path is too long for Unix sockets; this Python removes docstrings.
         RayStartError: Ray did not start after a few attempts; its logs are kept beside ``log_file``.
     """
 
-    def __init__(self, cpus: int, gpus: int, log_file: Path, metrics_port: int | None = None) -> None:
-        self._cpus, self._gpus, self._log_file, self._metrics_port = cpus, gpus, log_file, metrics_port
+    def __init__(self, cpus: int, gpus: int, log_file: Path) -> None:
+        self._cpus, self._gpus, self._log_file = cpus, gpus, log_file
         self._server: subprocess.Popen[bytes] | None = None
         self._dashboard = Dashboard()
         self._saved_env: dict[str, str | None] = {}
@@ -168,7 +160,7 @@ class LocalRay:
         self._set_env(
             {
                 **SEARCH_ENV,
-                **(NO_METRICS if self._metrics_port is None else METRICS),
+                **NO_METRICS,
                 "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # nobody drains a private cluster
                 "RAY_prestart_worker_first_driver": "0",  # one process for each core, whatever the trials need
                 "RAY_AUTH_MODE": "token",
@@ -219,7 +211,6 @@ class LocalRay:
                 job_config=own_path_only(),
                 runtime_env=worker_python() or None,
                 _temp_dir=str(self.folder / "r") if self.folder else None,
-                **({} if self._metrics_port is None else {"_metrics_export_port": self._metrics_port}),
             )
         send_ray_logs_to(self._log_file)  # again: starting Ray sets its loggers up anew
         started = context.address_info["gcs_address"]

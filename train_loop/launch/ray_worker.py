@@ -37,7 +37,6 @@ from bigbatch.train_loop.launch.trial_task import TrialTask, WorkersEnd, kind_of
 from bigbatch.train_loop.launch.worker_lines import (
     NOTES,
     RESUMED,
-    append_histograms,
     append_line,
 )
 from bigbatch.train_loop.progress import ProgressFile, StepRecord, StepsFile, progress_file, steps_file
@@ -48,7 +47,6 @@ if TYPE_CHECKING:
 
     from bigbatch.train_loop.distributed import World
     from bigbatch.train_loop.loop.oom_retry import Halving
-    from bigbatch.train_loop.loop.watched_model import TensorHistogram
 
 RECORDS = "records"
 """The metric with the epoch records of one report, oldest first (several after a resume)."""
@@ -71,7 +69,6 @@ class RayReporter:
         stop_files: once one of them exists, the run stops after the current step, with a checkpoint.
         records_file: gets a JSON line a record, for a driver that Ray's reports do not reach.
         progress: rank 0's file for the progress within an epoch.
-        watched: which histograms of the network it takes, and the file for them.
         log_every_steps: which steps are logged; ``steps``: rank 0's file for them.
     """
 
@@ -81,15 +78,12 @@ class RayReporter:
         stop_files: Sequence[Path],
         records_file: Path | None = None,
         progress: ProgressFile | None = None,
-        watched: tuple[Sequence[str], Path] | None = None,
         log_every_steps: str = "",
         steps: StepsFile | None = None,
     ) -> None:
         self.log_every_steps, self._steps = log_every_steps, steps
         self._log, self._stop_files, self._records_file = log, stop_files, records_file
         self._progress = progress
-        self.watched: Sequence[str] = watched[0] if watched else ()
-        self._histograms_file = watched[1] if watched else None
         self._preemption_noticed = False
 
     def steps_done(self, epoch: int, step: int, steps: int, images_per_step: int) -> None:
@@ -105,14 +99,6 @@ class RayReporter:
                     self._log.info("%s", record)
             except OSError as error:
                 self._log.warning("the steps since %s are not written: %s", records[0], error)
-
-    def histograms(self, epoch: int, found: Mapping[str, TensorHistogram]) -> None:
-        """Write them for the driver. Without room the epoch has none."""
-        if self._histograms_file is not None:
-            try:
-                append_histograms(self._histograms_file, epoch, found)
-            except OSError as error:
-                self._log.warning("the histograms of epoch %d are not written: %s", epoch, error)
 
     def report(self, record: EpochRecord) -> None:
         """Send the record of a finished epoch to Ray Train."""
@@ -283,8 +269,7 @@ def _make_reporter(task: TrialTask, rank: int, log: logging.Logger) -> RayReport
     progress = ProgressFile(progress_file(task.log_file))
     progress.begin()
     steps = StepsFile(steps_file(task.log_file)) if task.log_every_steps else None
-    watched = task.watched, task.histograms_file
-    return RayReporter(log, stop_files, task.records_file, progress, watched, task.log_every_steps, steps)
+    return RayReporter(log, stop_files, task.records_file, progress, task.log_every_steps, steps)
 
 
 def _train(task: TrialTask, reporter: RayReporter, world: World) -> None:

@@ -30,7 +30,6 @@ from bigbatch.train_loop.errors import (
 )
 from bigbatch.train_loop.host.disk_space import DiskFull, full_errno
 from bigbatch.train_loop.host.node_memory import NODE_MEMORY_FIX, count_memory_kills, is_node_memory_full
-from bigbatch.train_loop.launch.worker_lines import histograms_file
 from bigbatch.train_loop.loop.oom_retry import read_halvings
 
 IMAGES_FILE = "images.npz"
@@ -70,8 +69,6 @@ class TrialTask:
     """Where nodes keep a copy of the data; None for no copy."""
     records_file: Path | None = None
     """In a full run, rank 0 writes a JSON line to this file for each epoch."""
-    watched: tuple[str, ...] = ()
-    """``gradients``, ``parameters``: rank 0 writes their histograms, once an epoch (``launch/worker_lines.py``)."""
     log_every_steps: str = ""
     """Which steps rank 0 writes to the log and to ``progress.steps_file`` (``progress.read_interval``)."""
     reported: tuple[str, ...] = ()
@@ -93,11 +90,6 @@ class TrialTask:
     def pause_file(self) -> Path:
         """When this file exists, this run alone stops after its current step, with a checkpoint."""
         return self.log_file.with_suffix(".pause")
-
-    @property
-    def histograms_file(self) -> Path:
-        """Where the histograms of ``watched`` are."""
-        return histograms_file(self.log_file)
 
     @property
     def images_file(self) -> Path:

@@ -1,4 +1,4 @@
-"""One run of Weights & Biases: epochs, logged steps and histograms of a trial, or of a full run. No torch here.
+"""One run of Weights & Biases: epochs and logged steps of a trial, or of a full run. No torch here.
 
 Offline mode never needs a network: the run is written to a file. ``bigbatch wandb-sync`` sends it later from a machine
 that has a network. The value of ``--wandb`` is checked here too, and whether W&B's server can be reached.
@@ -25,7 +25,6 @@ from bigbatch.base.command_line import nearest_word
 from bigbatch.cluster.host.allocation import PLANNED_NODES, slurm_job
 from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.train_loop.host.disk_space import silent_if_full
-from bigbatch.train_loop.launch.worker_lines import histograms_file, read_histograms
 from bigbatch.train_loop.progress import StepRecord, StepsReader, steps_file
 from bigbatch.train_loop.reporter import EpochRecord, Tracker
 
@@ -33,8 +32,6 @@ DISABLED = "disabled"
 MODES = (DISABLED, "offline", "online", "auto")
 WANDB_MODES = "disabled (default), offline, online, or auto: online if its server answers"
 """The help of ``--wandb``."""
-WATCHED = {"gradients": ("gradients",), "parameters": ("parameters",), "all": ("gradients", "parameters"), "none": ()}
-"""Values of ``--wandb-watch``: those of ``wandb.watch``, and ``none`` for a resumed study."""
 ANSWER_S = 10.0
 """How long the server is waited for, name lookup included."""
 
@@ -51,22 +48,6 @@ def check_wandb_mode(mode: str) -> None:
         raise ConfigError(
             f"--wandb online needs a key for {_host()}; none is set. "
             "Run `wandb login` or set WANDB_API_KEY, or write --wandb offline and send the runs later."
-        )
-
-
-def watched_kinds(choice: str | None) -> tuple[str, ...]:
-    """Which histograms of the network the trials take, by a checked value of ``--wandb-watch``."""
-    return WATCHED[choice or "none"]
-
-
-def check_wandb_watch(choice: str | None, mode: str) -> None:
-    """Raise ConfigError for an unknown value of ``--wandb-watch``, or if no W&B run shows what is watched."""
-    if choice is not None and choice not in WATCHED:
-        raise ConfigError(f"--wandb-watch must be one of {', '.join(WATCHED)}; got {choice!r}. Write one of them.")
-    if watched_kinds(choice) and mode == "disabled":
-        raise ConfigError(
-            f"--wandb-watch shows histograms in W&B's runs; got {choice} without --wandb. "
-            "Write --wandb offline, or --wandb-watch none."
         )
 
 
@@ -150,8 +131,7 @@ class WandbRun:
     Args:
         mode: ``offline`` or ``online``.
         folder: gets W&B's folder ``wandb``.
-        log_file: of the trial or full run, beside which its worker may write histograms and logged steps. None: it
-            does not.
+        log_file: of the trial or full run, beside which its worker may write logged steps. None: it does not.
         lists_packages: whether the run has the list of installed packages.
     """
 
@@ -222,21 +202,8 @@ class WandbRun:
         if number < self._first:
             return
         values = {"epoch": epoch, **{name: record[name] for name in METRICS if name in record}}
-        values |= {**json_values.mapping(record, "metrics"), **self._histograms(epoch)}
+        values |= json_values.mapping(record, "metrics")
         self._run.log(values, step=number, commit=True)  # else it is written when the next epoch ends
-
-    def _histograms(self, epoch: int) -> dict[str, object]:
-        """Under the names of ``wandb.watch``, which W&B's pages show in sections of their own."""
-        found = read_histograms(histograms_file(self._log_file), epoch) if self._log_file is not None else {}
-        if not found:
-            return {}
-        import numpy as np
-        import wandb
-
-        return {
-            name: wandb.Histogram(np_histogram=(counts, np.linspace(low, high, len(counts) + 1)))
-            for name, (low, high, counts) in found.items()
-        }
 
     def finish(self, summary: Mapping[str, object], *, failed: bool) -> None:
         """Close the run."""

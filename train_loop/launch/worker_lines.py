@@ -1,8 +1,7 @@
 """Lines of JSON that workers write for their driver, because Ray's reports do not reach the driver of a full run.
 
-Rank 0 of a full run writes its epochs. The worker of a trial writes histograms, which are too large for Ray's reports
-and for the study. Files are only appended to; after a resume the same epoch may come again, and the last line counts. A
-line that a kill has cut off is left out.
+Rank 0 of a full run writes its epochs. Files are only appended to; after a resume the same epoch may come again, and
+the last line counts. A line that a kill has cut off is left out.
 """
 
 from __future__ import annotations
@@ -12,15 +11,10 @@ import json
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from bigbatch.base import json_values
 from bigbatch.train_loop.progress import ProgressLines, StepRecord, StepsReader, read_progress
 from bigbatch.train_loop.reporter import EpochRecord, PrintReporter, Tracker
-
-if TYPE_CHECKING:
-    from bigbatch.train_loop.loop.watched_model import TensorHistogram
-
 
 RESUMED = "resumed_after"
 """Key of the line in ``records_file`` with the number of epochs in the checkpoint."""
@@ -108,39 +102,3 @@ def records_of(lines: list[dict[str, object]]) -> dict[int, EpochRecord]:
     """Epoch → record, in rising order. For an epoch that was trained twice, the later record."""
     records = [EpochRecord.from_dict(line) for line in lines if "epoch" in line]
     return {record.epoch: record for record in sorted(records, key=lambda record: record.epoch)}
-
-
-Bins = tuple[float, float, list[int]]
-"""The ends of the first and of the last bin, and the counts."""
-
-
-def histograms_file(log_file: Path) -> Path:
-    """The file beside a trial's log."""
-    return log_file.with_suffix(".histograms")
-
-
-def append_histograms(file: Path, epoch: int, found: Mapping[str, TensorHistogram]) -> None:
-    """Add an epoch's line. Raises OSError."""
-    values = {name: [one.low, one.high, one.counts] for name, one in found.items()}
-    with file.open("a") as lines:
-        # A line break before it, too: a line that a kill has cut off would take this one in.
-        lines.write(f"\n{_begin(epoch)}{json.dumps(values, separators=(',', ':'))}}}\n")
-
-
-def read_histograms(file: Path, epoch: int) -> dict[str, Bins]:
-    """The histograms of an epoch by name; none if the file does not have them."""
-    try:
-        text = file.read_text()
-    except (OSError, ValueError):
-        return {}
-    start = text.rfind(f"\n{_begin(epoch)}")
-    line = text[start + 1 :].partition("\n")[0] if start >= 0 else ""
-    try:
-        values = json_values.mapping(json_values.json_object(line), "histograms")
-    except ValueError:  # cut off by a kill
-        return {}
-    return {name: (one[0], one[1], one[2]) for name, one in values.items() if isinstance(one, list) and len(one) == 3}
-
-
-def _begin(epoch: int) -> str:
-    return f'{{"epoch":{epoch},"histograms":'

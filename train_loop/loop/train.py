@@ -29,7 +29,6 @@ from bigbatch.train_loop.loop.oom_retry import Halving
 from bigbatch.train_loop.loop.replayed_step import replay_steps
 from bigbatch.train_loop.loop.until_it_fits import until_it_fits
 from bigbatch.train_loop.loop.validation import part_of, prepare_batch_norm, validate, validation_values
-from bigbatch.train_loop.loop.watched_model import watched_model
 from bigbatch.train_loop.loop.worker_use import forget_peak, peak_bytes
 from bigbatch.train_loop.model.sharding import is_shared_out, whole_weights
 from bigbatch.train_loop.optim.build import set_momentum
@@ -115,7 +114,7 @@ def _train_to_the_end(run: Run) -> TrainResult:
         reporter.resumed(_history(run))
     keep_trust_ratios(run.optimizer)
     replay_steps(run)
-    with run.use, watched_model(run):
+    with run.use:
         while run.progress.epoch < run.config.epochs:
             reporter.report(_epoch(run))
     history = _history(run)

@@ -31,8 +31,6 @@ def export_parser() -> argparse.ArgumentParser:
     add("--csv", metavar="DIR", help="write trials.csv and epochs.csv there")
     add("--sqlite", metavar="FILE", help="copy the study into an SQLite file, for optuna-dashboard")
     add("--tensorboard", metavar="DIR", help="write event files there, with a row for HParams for each trial")
-    add("--mlflow", metavar="FILE|URI", help="write a run for each trial to MLflow's database FILE, or to a server")
-    add("--grafana", metavar="DIR", help="write files there with which Prometheus and Grafana show the search")
     add("--output", metavar="DIR", default="runs", help="the folder of studies (default: runs)")
     add("--storage", metavar="URL", help="the study's database, if it is in one")
     return p
@@ -45,21 +43,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _export(args: argparse.Namespace) -> None:
-    names = (*FORMATS, GRAFANA)
-    asked = [(name, target) for name in names if (target := getattr(args, name))]
+    asked = [(name, target) for name in FORMATS if (target := getattr(args, name))]
     if not asked:
-        options = ", ".join(f"--{name}" for name in names)
+        options = ", ".join(f"--{name}" for name in FORMATS)
         raise ConfigError(f"an export needs a format; got none. Write one or more of {options}.")
     folder = find_study(args.study, Path(args.output))
-    # Prometheus' files need no trial: the search may have just begun.
-    tables = read_tables(folder, args.storage) if asked[0][0] != GRAFANA else None
+    tables = read_tables(folder, args.storage)
     for name, target in asked:
         try:
-            if tables is None or name == GRAFANA:
-                text = _grafana(target, folder)
-            else:
-                text = FORMATS[name](target, args.storage, folder, tables)
-            print(text, flush=True)
+            print(FORMATS[name](target, args.storage, folder, tables), flush=True)
         except OSError as error:
             reason = error.strerror or str(error)
             raise ConfigError(
@@ -85,28 +77,10 @@ def _tensorboard(target: str, _storage: str | None, folder: Path, tables: StudyT
     return f"wrote {count} trials to {target}; look at them: tensorboard --logdir {shlex.quote(target)}"
 
 
-def _mlflow(target: str, _storage: str | None, folder: Path, tables: StudyTables) -> str:
-    from bigbatch.tune.export.mlflow_runs import write_mlflow_runs
-
-    count = write_mlflow_runs(tables, target, folder)
-    uri = target if "://" in target else f"sqlite:///{target}"
-    return f"wrote {count} new runs to {target}; look at them: mlflow ui --backend-store-uri {shlex.quote(uri)}"
-
-
-def _grafana(target: str, folder: Path) -> str:
-    from bigbatch.tune.export.grafana_files import write_grafana_files
-
-    write_grafana_files(folder, Path(target))
-    command = shlex.join(["prometheus", f"--config.file={target}/prometheus.yml"])
-    return f"wrote {target}; look at it: {command}, then Grafana (docs/metrics.md)"
-
-
-GRAFANA = "grafana"
 FORMATS: dict[str, Callable[[str, str | None, Path, StudyTables], str]] = {
     "csv": _csv,
     "sqlite": _sqlite,
     "tensorboard": _tensorboard,
-    "mlflow": _mlflow,
 }
 """Name of an option → writes that format. Returns what was written, and how to look at it."""
 

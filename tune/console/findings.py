@@ -309,7 +309,6 @@ def resume_command(plan: SearchPlan, spent_hours: float | None = None) -> str:
         parts += ["--output", plan.options.output]
     if JOB_VARIABLE not in os.environ:  # a job's cluster ends with the job
         parts += ["--address", plan.options.address] if plan.options.address else []
-        parts += ["--metrics-port", str(plan.options.metrics_port)] if plan.options.metrics_port else []
     if spent_hours is not None and plan.budget_gpu_hours is not None:
         parts += ["--budget-gpu-hours", f"{_more_hours(plan.budget_gpu_hours, spent_hours):g}"]
     if plan.storage:

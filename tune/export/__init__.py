@@ -1,1 +1,1 @@
-"""Copies of a study for other tools: CSV, an Optuna database, TensorBoard's event files, MLflow."""
+"""Copies of a study for other tools: CSV, an Optuna database and TensorBoard's event files."""

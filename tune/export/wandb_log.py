@@ -13,7 +13,7 @@ from bigbatch.tune.runs.observer import TrialView
 class WandbObserver:
     """Writes each trial to ``wandb`` in the study's ``folder``, as a run ``<study>-<number>`` of the group ``<study>``.
 
-    ``logs``: the log file of a trial, beside which its worker may write histograms and logged steps; None: it does not.
+    ``logs``: the log file of a trial, beside which its worker may write logged steps; None: it does not.
     """
 
     def __init__(self, mode: str, study: str, folder: Path, logs: Callable[[int], Path] | None = None) -> None:

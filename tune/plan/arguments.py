@@ -10,7 +10,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from bigbatch.base.command_line import OneLineParser, parse_port
+from bigbatch.base.command_line import OneLineParser
 from bigbatch.base.streams import add_verbosity
 from bigbatch.train_loop.host.command_line import add_part_options
 from bigbatch.train_loop.launch.wandb_run import WANDB_MODES
@@ -91,10 +91,7 @@ OPTIONS = (
     Option("baseline", RARE, "METRIC=VALUE", "what a constant prediction reaches (default: measured, but with "
            "--trainable it is not known)", MANY),
     Option("join", RARE, None, "with --storage: work on a study on which other drivers work too", FLAG),
-    Option("wandb-watch", RARE, "WHAT", "with --wandb: histograms of gradients, parameters, or all"),
     Option("log-every-steps", RARE, "N|PART", f"{LOG_EVERY_STEPS}, in each trial's log and to W&B"),
-    Option("metrics-port", RARE, "PORT", "show gauges of the search to Prometheus at this port, where Ray asks for no "
-           "token (default: nowhere)", {"type": parse_port}),
     Option("no-check", RARE, None, "do not first train two batches on the CPU with code of your own", FLAG),
     Option("accept-changed-code", RARE, None, "with --resume: go on although code of your own has changed", FLAG),
 )  # fmt: skip
@@ -138,8 +135,7 @@ def tune_parser(prog: str) -> argparse.ArgumentParser:
         add_help=False,
     )
     names = (FIRST, TRAINED, BEST, SEARCHED, RUN, RARE)
-    # A job has options of the same names: the completion of `cluster submit` joins both parsers.
-    groups = {name: parser.add_argument_group(name, conflict_handler="resolve") for name in names}
+    groups = {name: parser.add_argument_group(name) for name in names}
     for option in OPTIONS:
         settings = option.settings if option.metavar is None else {**option.settings, "metavar": option.metavar}
         groups[option.group].add_argument(f"--{option.name}", help=option.help, **settings)

@@ -276,7 +276,6 @@ def check_option_values(o: SearchOptions) -> CheckedOptions:
     """Check the options that need no look at space, data, files or machine. Raises ConfigError."""
     wandb = o.wandb or wandb_run.DISABLED
     wandb_run.check_wandb_mode(wandb)
-    wandb_run.check_wandb_watch(o.wandb_watch, wandb)
     read_interval(o.log_every_steps)
     seed = 0 if o.seed is None else o.seed
     TrainConfig(seed=seed)  # checks its range

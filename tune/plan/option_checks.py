@@ -1,4 +1,4 @@
-"""Checks of single options: ``--time-budget``, ``--confirm``, ``--join``, ``--metrics-port``, room in ``--output``.
+"""Checks of single options: ``--time-budget``, ``--confirm``, ``--join``, room in ``--output``.
 
 ``--resume`` continues a study as it was planned, and ``--join`` works on it so. Both refuse differences and name them
 as command line options.
@@ -7,8 +7,7 @@ as command line options.
 from __future__ import annotations
 
 import re
-import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from bigbatch.base.mounts import is_shared
@@ -81,40 +80,6 @@ def check_join(options: SearchOptions) -> None:
             f"--join needs a database that several hosts can write; got the SQLite file {str(path)!r} on a shared file "
             "system. Write a --storage in PostgreSQL."
         )
-
-
-def check_metrics_port(port: int | None, address: str, sweep: Callable[[], None] = lambda: None) -> None:
-    """Raise ConfigError if a search with its own Ray could not show its metrics at this port of loopback.
-
-    The nodes of another cluster have opened their ports already.
-
-    Args:
-        port: None: none was asked for.
-        address: the value of ``--address``.
-        sweep: ends what killed searches have left behind: it may be what holds the port.
-    """
-    if port is None or address != "local":
-        return
-    try:
-        _try(port)
-    except OSError:
-        sweep()
-        try:
-            _try(port)
-        except OSError as error:
-            raise ConfigError(
-                f"--metrics-port must be a free port of this machine; got {port} ({error.strerror}). "
-                f"Write another, e.g. {port + 1 if port < 65535 else port - 1}, or leave the option out."
-            ) from None
-
-
-def _try(port: int) -> None:
-    """Raise OSError if nobody can listen there."""
-    with socket.socket() as probe:
-        # As servers do: connections of a search that has just ended must not count.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind(("127.0.0.1", port))
-        probe.listen(1)
 
 
 def check_study_fits(plan: SearchPlan) -> None:

@@ -20,7 +20,7 @@ from bigbatch.train_loop.data.catalogue import NAMES
 RESUMED_OPTIONS = (
     "space", "data", "subset", "val_part", "holdout", "model", "trials", "max_epochs", "budget_gpu_hours", "strategy",
     "stopping", "workers", "set", "loss", "optimizer", "batch", "tolerance", "confirm",
-    "seed", "wandb", "wandb_watch", "log_every_steps", "on_bad_image", "stage", "find_lr", "trainable", "metric",
+    "seed", "wandb", "log_every_steps", "on_bad_image", "stage", "find_lr", "trainable", "metric",
     "trials_per_gpu",
 )  # fmt: skip
 
@@ -78,10 +78,7 @@ class SearchOptions:
     seed: int | None = None
     address: str | None = None
     wandb: str | None = None
-    wandb_watch: str | None = None
     log_every_steps: str | None = None
-    metrics_port: int | None = None
-    """Not kept for a resume: whoever opens a port says so each time."""
     dry_run: bool = False
     quiet: bool = False
     verbose: bool = False
@@ -182,8 +179,6 @@ class SearchKeywords(TypedDict, total=False):
     seed: int | None
     address: str | None
     wandb: str | None
-    wandb_watch: str | None
     log_every_steps: int | str | None
-    metrics_port: int | None
     quiet: bool
     verbose: bool

@@ -187,7 +187,7 @@ OPTION = "--trainable"
 ARGUMENTS = ("config", "report", "resume")
 OF_THE_LOOP = (
     "data", "subset", "val_part", "holdout", "batch", "model", "loss", "optimizer",
-    "on_bad_image", "stage", "find_lr", "enqueue", "wandb_watch", "log_every_steps", "metric",
+    "on_bad_image", "stage", "find_lr", "enqueue", "log_every_steps", "metric",
 )  # fmt: skip
 """Options of our own training loop: the function brings its own data and network."""
 OWN_DATA = "own"

@@ -25,7 +25,6 @@ from bigbatch.train_loop.launch.ray_session import (
     LocalRay,
     RayConnection,
     check_reachable,
-    remove_stale_folders,
 )
 from bigbatch.tune.console.columns import columns_of
 from bigbatch.tune.console.display import PlainLines, SearchProgress, make_display
@@ -40,7 +39,7 @@ from bigbatch.tune.console.outcome import known_findings, look_findings, refusal
 from bigbatch.tune.console.wrapped import say, say_command
 from bigbatch.tune.plan.fitting import absent_nodes, cluster_machine, living_nodes, plan_for_cluster
 from bigbatch.tune.plan.machine import devices_held
-from bigbatch.tune.plan.option_checks import check_metrics_port, check_same_values
+from bigbatch.tune.plan.option_checks import check_same_values
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.proposers.samplers import quiet_optuna
 from bigbatch.tune.runs import retry
@@ -71,7 +70,6 @@ from bigbatch.tune.search.running import (
     views_of,
     watch_over,
 )
-from bigbatch.tune.search.show_gauges import gauge_observers
 from bigbatch.tune.search.watch_thread import ClusterLost, SearchWatch
 from bigbatch.tune.storage.description import provenance, read_description
 from bigbatch.tune.storage.patient_journal import LineLog
@@ -93,7 +91,6 @@ def run_search(plan: SearchPlan) -> int:
     # rich would read brackets in names as markup, and `FILE.py:car:` as a picture of one.
     console = Console(soft_wrap=not sys.stdout.isatty(), highlight=False, markup=False, emoji=False)
     end_of_allocation()  # checked before anything starts
-    check_metrics_port(plan.options.metrics_port, plan.address, remove_stale_folders)
     check_budget_starts(plan)
     talk = Console(quiet=True) if plan.options.quiet else console
     print_plan(plan, talk)
@@ -242,7 +239,7 @@ def _search(
     sharing = TrialsPerGpu(run, store, partial(_tell, run, console))
     sharing.rise()
     plan = run.plan
-    observers = [*recorders(run, store, stack), *gauge_observers(run, store, stack, console)]
+    observers = recorders(run, store, stack)
     run.budget = make_budget(plan, store, run.capacity, run.started)
     ray_storage = _ray_storage(plan, connection)
     bridge = run.bridge = make_bridge(run, store, ray_storage, observers, stop, sharing)
@@ -352,7 +349,7 @@ def _session(plan: SearchPlan, store: StudyStore) -> LocalRay | JoinedRay:
     _log.info("the study is open; the driver's log is %s", store.log_folder / "driver.log")
     log = store.log_folder / "ray.log"
     if plan.address == "local":
-        return LocalRay(plan.machine.cpus, plan.machine.gpus, log, plan.options.metrics_port)
+        return LocalRay(plan.machine.cpus, plan.machine.gpus, log)
     return JoinedRay(plan.address, log)
 
 

@@ -20,7 +20,6 @@ from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.host.signals import say_from_handler
 from bigbatch.train_loop.launch.ray_session import RayConnection
 from bigbatch.train_loop.launch.trial_task import TrialTask
-from bigbatch.train_loop.launch.wandb_run import watched_kinds
 from bigbatch.train_loop.progress import progress_file
 from bigbatch.tune.budget.budget import Budget
 from bigbatch.tune.console.findings import SearchAnswer, resume_command
@@ -225,7 +224,6 @@ def _task(run: SearchRun, store: StudyStore, ray_storage: Path, number: int, con
         log_file=store.trial_log(number),
         stop_file=store.stop_file,
         stage_folder=plan.options.stage,
-        watched=watched_kinds(plan.options.wandb_watch),
         log_every_steps=plan.options.log_every_steps or "",
         reported=reported_names(plan.objectives) if plan.trainable else (),
         content="" if plan.scan else plan.data.content,  # of an image folder the trials are handed the list

@@ -45,15 +45,6 @@ def parse_decimal_number(text: str) -> float:
     return value
 
 
-def parse_port(text: str) -> int:
-    """A TCP port that needs no root, 1024 to 65535."""
-    _refuse_negative(text, _float(text), "e.g. 9400")
-    # isdigit() is true of digits that int() refuses, such as a raised two.
-    if text.isascii() and text.isdigit() and 1024 <= int(text) <= 65535:
-        return int(text)
-    raise argparse.ArgumentTypeError(f"must be a port from 1024 to 65535; got {text!r}. Write e.g. 9400.")
-
-
 def parse_fraction(text: str) -> float:
     """A part of a whole: ``0.1`` or ``10%``."""
     percent = _float(text.rstrip()[:-1]) if text.rstrip().endswith("%") else None
@@ -145,21 +136,9 @@ class WrongCommandLine(SystemExit):
         self.message = message
 
 
-# No Exception: a command's own handlers would catch it.
-class ParserMet(BaseException):
-    """Leaves a command where it would parse its arguments."""
-
-    def __init__(self, parser: argparse.ArgumentParser) -> None:
-        super().__init__()
-        self.parser = parser
-
-
 class OneLineParser(argparse.ArgumentParser):
     """Reports an error in one line, with the nearest option, and exits with 2. It refuses an empty value
     and an abbreviated option."""
-
-    only_met = False
-    """Whether a parser raises ParserMet in place of parsing."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"allow_abbrev": False, **kwargs})
@@ -176,8 +155,6 @@ class OneLineParser(argparse.ArgumentParser):
 
     def parse_known_args(self, *arguments: Any, **keywords: Any) -> Any:
         """As argparse's method; exits with 2 if the current folder no longer exists, or a name is no UTF-8."""
-        if OneLineParser.only_met:
-            raise ParserMet(self)
         try:
             folder = os.getcwd()
         except OSError:  # removed, or its file system is gone: everything later would fail
@@ -233,18 +210,6 @@ def empty_value(name: str, value: str) -> str:
 def make_parser(command: str, description: str) -> OneLineParser:
     """The parser of ``bigbatch cluster COMMAND``."""
     return OneLineParser(prog=f"bigbatch cluster {command}", description=description)
-
-
-def met_parser(run: Callable[[Sequence[str]], int]) -> argparse.ArgumentParser:
-    """The parser of a command. The command is run up to where it would parse its arguments, and no further."""
-    OneLineParser.only_met = True
-    try:
-        run(())
-    except ParserMet as met:
-        return met.parser
-    finally:
-        OneLineParser.only_met = False
-    raise ValueError(f"a command must parse its arguments; {run} does not")
 
 
 CALLED_ELSEWHERE = {"--sampler": "--strategy", "--pruner": "--stopping", "--scheduler": "--stopping"}

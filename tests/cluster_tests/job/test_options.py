@@ -19,28 +19,6 @@ def test_the_jobs_options_come_first_and_the_rest_is_the_searchs():
     assert options.parse_job_options(["--keep-logs", "--", "python", "-c", "1"]).command == ("python", "-c", "1")
 
 
-@pytest.mark.parametrize(
-    "argv", [["--metrics-port=9400", "--space", "smoke"], ["--space", "smoke", "--metrics-port", "9400"]]
-)
-def test_a_metrics_port_is_the_nodes_and_the_searchs_wherever_it_stands(argv):
-    chosen = options.parse_job_options(argv)
-    assert chosen.metrics_port == 9400
-    command = options.driver_command(chosen, "s", "10.0.0.1:1", None, again=False)
-    assert command.count("--metrics-port") == 1 and options.value_of(command, "--metrics-port") == "9400"
-    own = options.parse_job_options(["--metrics-port", "9400", "--", "python", "driver.py", "--metrics-port", "1"])
-    assert own.metrics_port == 9400
-    assert options.driver_command(own, "s", "10.0.0.1:1", None, again=False)[-2:] == ["--metrics-port", "1"]
-    assert options.parse_job_options(["--space", "smoke"]).metrics_port is None
-
-
-@pytest.mark.parametrize("wrong", ["80", "70000", "x", ""])
-@pytest.mark.parametrize("before", [[], ["--space", "smoke"]])
-def test_a_metrics_port_that_is_none_is_refused_in_one_line(before, wrong):
-    with pytest.raises(options.UsageError, match="--metrics-port") as refusal:
-        options.parse_job_options([*before, f"--metrics-port={wrong}"])
-    assert "\n" not in str(refusal.value)
-
-
 @pytest.mark.parametrize("wrong", [["--max-restarts"], ["--margin", "soon"], ["--"], ["--space", "x", "--", "ls"]])
 def test_wrong_options_are_refused_in_one_line_with_the_fix(wrong):
     with pytest.raises(options.UsageError, match="Write") as refusal:

@@ -22,16 +22,11 @@ def test_ray_is_started_with_every_port_and_resource_given(tmp_path):
         assert option in head and option in worker
 
 
-def test_metrics_are_off_unless_a_port_is_asked_for(tmp_path, monkeypatch):
+def test_rays_metrics_which_need_no_token_are_off(tmp_path, monkeypatch):
     monkeypatch.setattr(credentials, "credential_variables", lambda *_: {})
-    share, chosen = ray_commands.NodeResources(1, 0, 10**9, 10**8), ray_commands.ports_of("1", 0, head=True)
-    for port in (None, 9400):
-        command = ray_commands.ray_start_command("10.0.0.1", "10.0.0.1:1", chosen, share, tmp_path, {}, port)
-        seen = ray_commands.ray_environment("10.0.0.1:1", tmp_path / "token", None, metrics=port is not None)
-        shown = [word for word in command if word.startswith("--metrics")]
-        assert shown == ([] if port is None else [f"--metrics-export-port={port}"])
-        assert seen["RAY_enable_metrics_collection"] == ("0" if port is None else "1")
-        assert seen["DASHBOARD_METRIC_PORT"] == seen["AUTOSCALER_METRIC_PORT"] == "-1"
+    seen = ray_commands.ray_environment("10.0.0.1:1", tmp_path / "token", None)
+    assert seen["RAY_enable_metrics_collection"] == "0"
+    assert seen["DASHBOARD_METRIC_PORT"] == seen["AUTOSCALER_METRIC_PORT"] == "-1"
 
 
 def test_a_users_python_that_ray_does_not_start_with_stays_out_of_a_node(tmp_path, monkeypatch):
@@ -48,17 +43,6 @@ def test_workers_are_as_urgent_as_a_strangers_job_on_the_same_cores(tmp_path, mo
     assert env["RAY_worker_niceness"] == "0"
 
 
-def test_a_node_whose_metrics_port_is_taken_starts_without_metrics(capsys):
-    step = node_process.NodeProcess.__new__(node_process.NodeProcess)
-    step._name = "n1"
-    with socket.create_server(("0.0.0.0", 0)) as server:
-        step._metrics_port = server.getsockname()[1]
-        assert step._free_metrics_port() is None
-        said = f"port {step._metrics_port} is taken on n1: it shows no metrics (--metrics-port)\n"
-        assert capsys.readouterr().out == said
-    assert step._free_metrics_port() == step._metrics_port
-
-
 def test_rays_temporary_folder_is_the_jobs_and_the_users_own_is_handed_on(tmp_path, monkeypatch):
     """A stand-in for the interpreter writes down the variables that Ray's processes inherit."""
     monkeypatch.setenv("BIGBATCH_NODE_PYTHON", str(program(tmp_path / "python", 'env > "$SEEN"')))
@@ -67,7 +51,7 @@ def test_rays_temporary_folder_is_the_jobs_and_the_users_own_is_handed_on(tmp_pa
         monkeypatch.setenv("SEEN", str(tmp_path / f"seen-{own is None}"))
         monkeypatch.setenv("TMPDIR", own) if own else monkeypatch.delenv("TMPDIR", raising=False)
         step = node_process.NodeProcess.__new__(node_process.NodeProcess)
-        step._is_head, step._ip, step._record, step._metrics_port = True, "10.0.0.1", tmp_path, None
+        step._is_head, step._ip, step._record = True, "10.0.0.1", tmp_path
         step._share, step._job_id, step._name = ray_commands.NodeResources(1, 0, 10**9, 10**8), "1", "n1"
         assert step._start_ray(tmp_path, ray_commands.ports_of("1", 0, head=True), None).wait() == 0
         seen = dict(line.split("=", 1) for line in Path(os.environ["SEEN"]).read_text().splitlines() if "=" in line)

@@ -2,14 +2,8 @@
 
 import csv
 import json
-import math
-import os
-import random
 import shlex
 import shutil
-import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import optuna
@@ -21,7 +15,7 @@ from bigbatch.tune.commands.export import main
 from bigbatch.tune.storage.store import StudyStore
 from bigbatch.tune.storage.study_tables import read_tables
 from helpers.commands import refused_export
-from helpers.recorded_studies import add_recorded_trial, recorded_study
+from helpers.recorded_studies import recorded_study
 
 
 def exported(folder: Path, *options: object) -> None:
@@ -80,21 +74,14 @@ def test_optuna_opens_the_sqlite_copy_and_finds_the_same_trials(tmp_path):
     assert list(file.parent.iterdir()) == [file]
 
 
-@pytest.mark.parametrize(
-    ("option", "of_a_search", "of_notes"),
-    [
-        ("--sqlite", "was searched there", "Write another file"),
-        ("--mlflow", "which is something else", "which is something else"),
-    ],
-)
-def test_a_copy_never_replaces_what_is_no_copy(tmp_path, capsys, option, of_a_search, of_notes):
+def test_a_copy_never_replaces_what_is_no_copy(tmp_path, capsys):
     recorded_study(tmp_path / "s", 1).close()
     searched, notes = tmp_path / "searched.db", tmp_path / "notes.db"
     optuna.create_study(study_name="s", storage=f"sqlite:///{searched}").optimize(lambda _: 1.0, n_trials=2)
     notes.write_text("these are my notes\n" * 100)
-    for path, words in ((searched, of_a_search), (notes, of_notes)):
+    for path, words in ((searched, "was searched there"), (notes, "Write another file")):
         before = path.read_bytes()
-        assert words in refused_export(capsys, tmp_path / "s", option, path)
+        assert words in refused_export(capsys, tmp_path / "s", "--sqlite", path)
         assert path.read_bytes() == before
 
 
@@ -135,7 +122,6 @@ def test_what_is_read_from_the_tables_of_a_study_in_a_database_makes_the_same_ta
     [
         ("--sqlite", "a b.db", ["optuna-dashboard", "sqlite:///a b.db"]),
         ("--tensorboard", "a b", ["tensorboard", "--logdir", "a b"]),
-        ("--grafana", "a b", ["prometheus", "--config.file=a b/prometheus.yml,"]),
     ],
 )
 def test_the_command_that_shows_a_copy_can_be_pasted(tmp_path, capsys, monkeypatch, option, target, words):
@@ -154,8 +140,6 @@ def test_the_command_that_shows_a_copy_can_be_pasted(tmp_path, capsys, monkeypat
         (("--sqlite", "{tmp}/file/copy.db"), "--sqlite must be a place that can be written"),
         (("--sqlite", "/dev/null"), "--sqlite takes a file; got '/dev/null'"),
         (("--tensorboard", "{tmp}/file"), "--tensorboard must be a place"),
-        (("--mlflow", "{tmp}/file/mlflow.db"), "--mlflow "),
-        (("--mlflow", "{tmp}/a?b.db"), "without '?' in its path"),
         (("--csv", ""), "must not be empty"),
     ],
 )
@@ -186,69 +170,6 @@ def test_studies_without_trials_and_damaged_ones(tmp_path, capsys):
     assert not (tmp_path / "o").exists()
 
 
-def test_mlflow_finds_a_run_for_each_trial_and_a_second_export_adds_only_what_is_new(tmp_path, capsys):
-    pytest.importorskip("mlflow", reason="mlflow-skinny is not installed (extra: test)")
-    from mlflow.tracking import MlflowClient
-
-    store = recorded_study(tmp_path / "s", 4)
-    target = tmp_path / "mlflow.db"
-    for expected in (4, 0):
-        exported(store.folder, "--mlflow", target)
-        assert f"wrote {expected} new runs" in capsys.readouterr().out
-    add_recorded_trial(store.study, random.Random(9), TrialState.COMPLETE)
-    running = optuna.trial.Trial(store.study, store.study.trials[3]._trial_id)
-    running.set_user_attr("ended_because", "it grew")
-    exported(store.folder, "--mlflow", target)
-    assert "wrote 2 new runs" in capsys.readouterr().out
-    client = MlflowClient(tracking_uri=f"sqlite:///{target}")
-    runs = client.search_runs([client.get_experiment_by_name("s").experiment_id])
-    by_number = {int(run.data.tags["bigbatch.trial"]): run for run in runs}
-    assert len(runs) == 5 and by_number[3].data.tags["ended_because"] == "it grew"
-    for trial in store.study.trials:
-        run = by_number[trial.number]
-        history = client.get_metric_history(run.info.run_id, "val_top1")
-        assert {point.step: point.value for point in history} == trial.intermediate_values
-        assert all(run.data.params[name] == str(value) for name, value in trial.params.items() if value is not None)
-        status = {"COMPLETE": "FINISHED", "PRUNED": "KILLED", "FAIL": "FAILED", "RUNNING": "RUNNING"}
-        assert run.info.status == status[trial.state.name]
-        assert run.info.start_time == pytest.approx(trial.datetime_start.timestamp() * 1000, abs=2)
-        assert run.data.metrics.get("objective.val_top1", math.nan) == pytest.approx(
-            trial.value or math.nan, nan_ok=True
-        ) or (trial.state != TrialState.COMPLETE)
-    store.close()
-
-
-def test_a_server_of_mlflow_that_does_not_answer_is_said_soon(tmp_path, capsys, monkeypatch):
-    pytest.importorskip("mlflow", reason="mlflow-skinny is not installed (extra: test)")
-    asked: list[str] = []
-
-    class Broken(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked.append(self.path)
-            self.send_error(503)
-
-        def log_message(self, *_: object) -> None:
-            """Say nothing."""
-
-    recorded_study(tmp_path / "s", 1).close()
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-    with ThreadingHTTPServer(("127.0.0.1", 0), Broken) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        error = refused_export(capsys, tmp_path / "s", "--mlflow", f"http://127.0.0.1:{server.server_port}")
-        server.shutdown()
-    assert "address of its server" in error
-    assert len(asked) == 3, "MLflow's own patience of eight requests takes four minutes"
-    assert "MLFLOW_HTTP_REQUEST_MAX_RETRIES" not in os.environ
-
-
-def test_without_mlflow_one_line_says_what_to_install(tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "mlflow", None)
-    monkeypatch.setitem(sys.modules, "mlflow.exceptions", None)
-    recorded_study(tmp_path / "s", 1).close()
-    error = refused_export(capsys, tmp_path / "s", "--mlflow", tmp_path / "m.db")
-    assert "pip install 'bigbatch[mlflow]'" in error
-
-
 def named(folder: Path, name: str) -> None:
     """Give the study in ``folder`` any name, as an edited study.json may."""
     about = json.loads((folder / "study.json").read_text())
@@ -267,10 +188,8 @@ def test_a_name_with_a_path_stays_in_the_target(tmp_path, name):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "runs"]
 
 
-@pytest.mark.parametrize("option", ["--sqlite", "--tensorboard", "--mlflow"])
+@pytest.mark.parametrize("option", ["--sqlite", "--tensorboard"])
 def test_two_studies_of_one_name_do_not_replace_each_other(tmp_path, capsys, option):
-    if option == "--mlflow":
-        pytest.importorskip("mlflow", reason="mlflow-skinny is not installed (extra: test)")
     recorded_study(tmp_path / "one" / "s", 4).close()
     recorded_study(tmp_path / "two" / "s", 1).close()
     target = tmp_path / "copy"

@@ -1,10 +1,9 @@
-"""``bigbatch tune --help``, and options that stand alone: metrics port, W&B's mode, holdout, closed folders."""
+"""``bigbatch tune --help``, and options that stand alone: W&B's mode, holdout, closed folders."""
 
 import dataclasses
 import os
 import re
 import socket
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,7 +24,6 @@ from bigbatch.tune.plan.checked_plan import (
     make_plan,
 )
 from bigbatch.tune.plan.holdout import divide_validation
-from bigbatch.tune.plan.option_checks import check_metrics_port
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.storage.store import StudyStore
@@ -59,39 +57,6 @@ def test_the_help_says_the_defaults_that_a_plan_takes() -> None:
     words = " ".join(tune_parser("bigbatch tune").format_help().split())
     assert f"else {DEFAULT_TRIALS_OTHER}, or {DEFAULT_TRIALS['digits']} on digits" in words
     assert f"else {DEFAULT_EPOCHS_OTHER}, or {DEFAULT_EPOCHS['digits']} on digits" in words
-
-
-@pytest.fixture
-def taken() -> Iterator[int]:
-    """A port on which another program listens."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        yield server.getsockname()[1]
-
-
-@pytest.mark.parametrize("text", ["80", "1023", "65536", "0", "x", "9400.5", "94 00", "٩٤٠٠"])
-def test_only_a_port_that_needs_no_root_is_one(text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    error = refused_command(capsys, main, ["tune", f"--metrics-port={text}"])
-    assert "--metrics-port" in error and repr(text) in error and "Write e.g. 9400" in error
-
-
-def test_a_taken_port_is_refused_and_another_one_named(taken: int) -> None:
-    said = rf"free port of this machine; got {taken} \(.*\). Write another, e.g. \d+"
-    refusal(lambda: check_metrics_port(taken, "local"), said)
-    for address in ("auto", "n1:6379"):  # nodes of another cluster have opened their ports themselves
-        check_metrics_port(taken, address)
-
-
-def test_what_a_killed_search_left_behind_is_ended_first() -> None:
-    server = socket.create_server(("127.0.0.1", 0))
-    port = server.getsockname()[1]
-    check_metrics_port(port, "local", sweep=server.close)
-    assert server.fileno() == -1, "it was swept only because the port was taken"
-    check_metrics_port(port, "local", sweep=pytest.fail)
-
-
-def test_a_resume_does_not_open_the_port_by_itself() -> None:
-    assert "metrics_port" not in SearchOptions(metrics_port=9400).kept()
-    assert SearchOptions(study="s").over({"metrics_port": 9400}).metrics_port is None
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""``--wandb-watch`` and ``--log-every-steps``: what workers measure is in W&B's real offline file."""
+"""``--log-every-steps``: the steps that workers log are in W&B's real offline file."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,9 +6,6 @@ from pathlib import Path
 import pytest
 
 from bigbatch.train_loop.config import ConfigError, TrainConfig
-from bigbatch.train_loop.launch.wandb_run import watched_kinds
-from bigbatch.train_loop.launch.worker_lines import append_histograms, histograms_file
-from bigbatch.train_loop.loop.watched_model import TensorHistogram
 from bigbatch.train_loop.progress import StepRecord, StepsFile, steps_file
 from bigbatch.tune.commands.wandb_sync import wandb_sync_main
 from bigbatch.tune.export.wandb_log import WandbObserver
@@ -50,16 +47,13 @@ def begun(observer: WandbObserver, number: int) -> TrialView:
     return trial
 
 
-def test_the_offline_files_have_histograms_and_logged_steps_and_the_first_one_the_packages_for_all(
+def test_the_offline_files_have_the_logged_steps_and_the_first_one_the_packages_for_all(
     tmp_path: Path, server: WandbServer
 ) -> None:
     logs = [tmp_path / f"trial-{number:04d}.log" for number in range(2)]
     observer = WandbObserver("offline", "s", tmp_path, logs=logs.__getitem__)
-    file = histograms_file(logs[0])
-    append_histograms(file, 1, {"gradients/fc.weight": TensorHistogram(-1.0, 1.0, (5, 0, 7, 1))})
-    append_histograms(file, 2, {"gradients/fc.weight": TensorHistogram(-2.0, 2.0, (1, 2, 3, 4))})
     first = begun(observer, 0)
-    for epoch in (2, 3):  # the disk had no room for the histograms of the third one
+    for epoch in (2, 3):
         observer.epoch_ended(first, epoch_record(epoch, epoch / 10))
     writer = StepsFile(steps_file(logs[1]))
     writer.append([step(5), step(10), step(15)])  # the last one is of its second epoch
@@ -76,11 +70,6 @@ def test_the_offline_files_have_histograms_and_logged_steps_and_the_first_one_th
         observer.trial_ended(trial)
     history = {row["epoch"]: row for row in sent(server, tmp_path, "s-0000", 3)}
     assert [history[epoch]["val_top1"] for epoch in (1, 2, 3)] == [0.1, 0.2, 0.3]
-    assert [history[epoch].get("gradients/fc.weight") for epoch in (1, 2, 3)] == [
-        {"_type": "histogram", "values": [5, 0, 7, 1], "bins": [-1.0, -0.5, 0.0, 0.5, 1.0]},
-        {"_type": "histogram", "values": [1, 2, 3, 4], "bins": [-2.0, -1.0, 0.0, 1.0, 2.0]},
-        None,
-    ]
     rows = sent(server, tmp_path, "s-0001", 6)
     assert [row["_step"] for row in rows] == [5, 10, 15, 20, 25, 30]
     assert [row["step/train_loss"] for row in rows] == [1 / number for number in (5, 10, 15, 20, 25, 30)]
@@ -90,23 +79,12 @@ def test_the_offline_files_have_histograms_and_logged_steps_and_the_first_one_th
     assert not lists[1].exists()
 
 
-def test_the_option_is_checked_with_wandb() -> None:
-    check_option_values(SearchOptions(wandb="offline", wandb_watch="all"))
-    check_option_values(SearchOptions(wandb_watch="none"))
-    for options, words in (
-        (SearchOptions(wandb="offline", wandb_watch="weights"), "must be one of gradients, parameters, all, none"),
-        (SearchOptions(log_every_steps="often"), "--log-every-steps must be .*got 'often'. Write e.g. 50, or 10%"),
-        (SearchOptions(wandb_watch="all"), "got all without --wandb. Write --wandb offline"),
-    ):
-        with pytest.raises(ConfigError, match=words) as refused:
-            check_option_values(options)
-        assert "\n" not in str(refused.value)
-    assert watched_kinds("all") == ("gradients", "parameters") and watched_kinds(None) == () == watched_kinds("none")
+def test_the_option_is_checked() -> None:
+    with pytest.raises(ConfigError, match="--log-every-steps must be .*got 'often'. Write e.g. 50, or 10%"):
+        check_option_values(SearchOptions(log_every_steps="often"))
 
 
 def test_a_resumed_study_keeps_it() -> None:
-    kept = SearchOptions(wandb="offline", wandb_watch="gradients", log_every_steps="10%").kept()
+    kept = SearchOptions(wandb="offline", log_every_steps="10%").kept()
     assert SearchOptions(resume=True).over(kept).log_every_steps == "10%"
     assert SearchOptions(resume=True, log_every_steps="0").over(kept).log_every_steps == "0"
-    assert SearchOptions(resume=True).over(kept).wandb_watch == "gradients"
-    assert SearchOptions(resume=True, wandb_watch="none").over(kept).wandb_watch == "none"
