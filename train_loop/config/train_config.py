@@ -44,10 +44,7 @@ from bigbatch.train_loop.config.words import ALIASES, unknown_key
 RUNTIME_KEYS = (
     "data.loader.workers",
     "data.loader.slots",
-    "data.loader.prefetch_factor",
-    "data.loader.persistent_workers",
     "data.loader.pin_memory",
-    "data.loader.non_blocking",
     "data.on_bad_image",
 )
 """How fast a run is, not what it computes: it may resume with others. ``on_bad_image`` is one of them,
