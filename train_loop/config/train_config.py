@@ -125,11 +125,6 @@ class TrainConfig(Section):
                 f"schedule.warmup_epochs must not exceed epochs; got {self.schedule.warmup_epochs:g} of {self.epochs}. "
                 f"Use warmup_epochs={self.epochs * 0.2:g} or more epochs."
             )
-        if self.model.parallel == "fsdp2" and not (self.batch.micro_size or self.batch.max_micro_size):
-            raise ConflictError(
-                "batch.max_micro_size=0 measures a network that is whole on one device; got model.parallel=fsdp2. "
-                "Write batch.max_micro_size=256, or batch.micro_size."
-            )
         if self.data.progressive_from and self.data.progressive_end >= self.epochs:
             raise ConflictError(
                 f"data.progressive_end must be below epochs, or the last size is never reached; got "
