@@ -72,7 +72,6 @@ def steps(s: Settings) -> list[Step]:
         _search_of_cifar10(s),
         _train_throughput(s, compiled=False),
         _train_throughput(s, compiled=True),
-        _memory_probe(s),
         _profile_cost(s),
         _input_pipeline(s),
         _batch_scaling(s),
@@ -160,13 +159,6 @@ def _train_throughput(s: Settings, compiled: bool) -> Step:
     environment = (("TORCHDYNAMO_DISABLE", "1"),) if s.tiny else ()
     command = _python("train_throughput.py", *words, "--output", result)
     return Step(name, 8 if compiled else 3, 2, command, result, environment=environment)
-
-
-def _memory_probe(s: Settings) -> Step:
-    result = _result(s, "memory_probe")
-    sizes = ("--models", "resnet18", "--precisions", "off", "--limit", 4, "--image-size", 32) if s.tiny else ()
-    command = _python("memory_probe.py", "--device", s.device, *sizes, "--output", result)
-    return Step("memory_probe", 4, 2, command, result)
 
 
 def _profile_cost(s: Settings) -> Step:

@@ -22,7 +22,7 @@ _SMALLEST = {
     "epochs": 1,
     "workers": 1,
     "memory_bytes": 0,
-    "max_micro_size": 0,
+    "max_micro_size": 1,
 }
 
 

@@ -1,7 +1,5 @@
 """benchmarks/gpu.py: the order and the time of steps, what a cut leaves, and a dry run of every command line."""
 
-import argparse
-import gc
 import json
 import os
 import signal
@@ -9,18 +7,14 @@ import subprocess
 import sys
 import tarfile
 import time
-import weakref
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import default_run
 import gpu
-import memory_probe
 import pytest
 
-from bigbatch.train_loop.loop import assembly
-from bigbatch.train_loop.loop.assembly import set_up
 from helpers.paths import ROOT
 from helpers.processes import clean_environment, processes_naming, wait_gone
 
@@ -35,28 +29,6 @@ def step(name: str, code: str, **keywords: Any) -> Any:
 
 def run(folder: Path, steps: list[Any], left_s: float = 3600.0, commit: str = "c1") -> dict[str, str]:
     return gpu.run_steps(steps, gpu.State(folder), folder, commit, left_s, lambda: 0.0)
-
-
-def test_a_measured_run_is_gone_before_the_next_one_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """benchmarks/memory_probe.py: its memory would count as the next one's."""
-    options = argparse.Namespace(device="cpu", image_size=32, steps=1)
-    config = memory_probe.configuration(options, "resnet18", "off")
-    models, alive = list[Any](), list[list[Any]]()
-
-    def kept(*arguments: Any) -> Any:
-        alive.append([model for model in models if model()])
-        made = set_up(*arguments)
-        models.append(weakref.ref(made.model))
-        return made
-
-    monkeypatch.setattr(assembly, "set_up", kept)
-    gc.disable()  # it would come at any time
-    try:
-        for _ in range(2):
-            memory_probe.train_steps(options, config, 2)
-    finally:
-        gc.enable()
-    assert alive == [[], []]
 
 
 def test_what_has_passed_is_not_repeated_until_the_code_or_the_command_changes(tmp_path: Path) -> None:
@@ -181,7 +153,7 @@ def test_the_list_names_every_step_and_needs_no_gpu(tmp_path: Path) -> None:
     assert done.returncode == 0 and "GPU: none that torch can use" in done.stdout
     names = [line.split()[0] for line in done.stdout.splitlines()[1:]]
     assert names == ["tests", "train_throughput_resnet18", "optimizer_step", "default_run_digits",
-                     "default_run_cifar10", "train_throughput", "train_throughput_compiled", "memory_probe",
+                     "default_run_cifar10", "train_throughput", "train_throughput_compiled",
                      "profile_cost", "input_pipeline", "batch_scaling"]  # fmt: skip
     assert "cannot" not in done.stdout and "it needs CIFAR-10" in done.stdout
 
@@ -220,10 +192,10 @@ def test_a_dry_run_on_the_cpu_runs_every_command_line_and_stores_every_result(tm
     results = sorted((tmp_path / "kept" / "results").glob("*.json"))
     names = {path.name.rpartition("_")[0] for path in results}
     assert names == {"train_throughput_resnet18", "optimizer_step", "default_run_digits", "default_run_cifar10",
-                     "train_throughput", "train_throughput_compiled", "memory_probe", "profile_cost", "input_pipeline",
+                     "train_throughput", "train_throughput_compiled", "profile_cost", "input_pipeline",
                      "batch_scaling_digits"}  # fmt: skip
     for path in results:
         stored = json.loads(path.read_text())
         assert stored["provenance"]["git"] and stored["benchmark"] in path.name and path.stat().st_mtime >= started
     again = script(*words, cwd=tmp_path, CUDA_VISIBLE_DEVICES="")
-    assert again.returncode == 0 and again.stdout.count("passed before at this commit") == 11
+    assert again.returncode == 0 and again.stdout.count("passed before at this commit") == 10

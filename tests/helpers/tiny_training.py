@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from bigbatch.train_loop.config import BatchConfig, ModelConfig, OptimizerConfig, ScheduleConfig, TrainConfig
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.data.source import Batch, DataSource
-from bigbatch.train_loop.loop import assembly, memory_probe
+from bigbatch.train_loop.loop import assembly
 from bigbatch.train_loop.loop.train import train
 from bigbatch.train_loop.progress import StepRecord
 from bigbatch.train_loop.reporter import EpochRecord, ListReporter
@@ -287,7 +287,6 @@ def _case_loop(folder: Path, rank: int) -> dict[str, Any]:
         "flipped": run("flipped", changed(CONFIG, test_flip=True)),
         "small_last": run("small_last", SMALL_LAST, build=dropout_first),
         "sync_bn": run("sync_bn", changed(CONFIG, sync_bn=True)),
-        "probed": rank == 1 or _probed(changed(CONFIG, sync_bn=True)),
         "poisoned": run("poisoned", CONFIG, source=TinySource(poison=5)),
         "fp16": run("fp16", changed(CONFIG, precision="fp16")),
         "stopped": run("stopped", CONFIG, reporter=StopsAt(1 if rank == 1 else 1000)),
@@ -305,12 +304,6 @@ def _case_loop(folder: Path, rank: int) -> dict[str, Any]:
         "found_accumulated": run("found_accumulated", changed(FOUND, global_size=32), build=LeavesOut),
         "unused": run("unused", changed(FOUND, find_unused_parameters=False), build=LeavesOut),  # the group's end
     }
-
-
-def _probed(config: TrainConfig) -> bool:
-    """Whether a worker takes the steps by which it measures a micro-batch, while the others do something else."""
-    memory_probe._train_step(config, TinySource().info, torch.device("cpu"), "off", 8)
-    return True
 
 
 def _case_noise(folder: Path, rank: int) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from bigbatch.train_loop.config.rules import ConflictError, Options, Section, require, require_in_range, require_one_of
 
-LOADERS = ("auto", "ring", "device", "torchvision")
+LOADERS = ("auto", "ring", "device")
 ON_BAD_IMAGE = ("fail", "skip")
 POLICIES = ("none", "trivial", "rand")
 
@@ -17,8 +17,7 @@ class LoaderConfig(Section, prefix="data.loader."):
 
     name: str = "auto"
     """``ring``: slots in shared memory. ``device``: images of one size are decoded once a node and kept on the device,
-    which cuts, shifts and mirrors them (``data/loading/device_source.py``). ``torchvision``: its ``ImageFolder`` and
-    transforms behind torch's DataLoader, for comparison (image folders only). ``auto`` is ``device`` in training where
+    which cuts, shifts and mirrors them (``data/loading/device_source.py``). ``auto`` is ``device`` in training where
     the images suit and fit, else ``ring``."""
     workers: int = -1
     """Decoding processes of each training worker; 0 decodes in the training process. -1 begins with all but one of the
@@ -26,14 +25,8 @@ class LoaderConfig(Section, prefix="data.loader."):
     slots: int = 0
     """Batches in a worker's ring: those in training and those read ahead. 0 = 8, or as many as the processes need,
     within an eighth of the worker's memory (``data/loading/counts.py``). The ring has at least 4."""
-    prefetch_factor: int = 2
-    """Batches that each process of the torchvision loader reads ahead."""
-    persistent_workers: bool = True
-    """Keep the torchvision loader's processes from epoch to epoch; the ring always does."""
     pin_memory: bool = True
-    """On GPUs: page-locked memory for batches."""
-    non_blocking: bool = True
-    """On GPUs: copy the next batch while this one is computed; needs ``pin_memory``."""
+    """On GPUs: page-locked memory for batches, which are copied while others are computed."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -49,12 +42,6 @@ class LoaderConfig(Section, prefix="data.loader."):
             "data.loader.slots must be 0 (as many as are good) or 4 to 1024 batches",
             self.slots,
             "Write 0, or e.g. 16.",
-        )
-        require(
-            1 <= self.prefetch_factor <= 64,
-            "data.loader.prefetch_factor must be 1 to 64",
-            self.prefetch_factor,
-            "Write 2.",
         )
 
 
@@ -176,8 +163,6 @@ class DataConfig(Section, prefix="data."):
         for name, part in (("val_part", self.val_part), ("holdout", self.holdout)):
             require(0 <= part < 1, f"data.{name} must be at least 0 and below 1", part, "Write e.g. 0.5.")
         self._check_sizes()
-        if self.loader.name == "torchvision":
-            self._check_plain()
         if self.loader.name == "device" and (why := self.why_one_by_one):
             raise ConflictError(
                 f"data.loader.name=device changes whole batches alike; got a key that cannot: {why}. "
@@ -217,16 +202,3 @@ class DataConfig(Section, prefix="data."):
                 "data.progressive_start must be at least 0 and below data.progressive_end; got "
                 f"{(self.progressive_start, self.progressive_end)}. Write e.g. 65 and 76 of 88 epochs."
             )
-
-    def _check_plain(self) -> None:
-        """What the torchvision loader cannot do is off."""
-        for key, value, off in (
-            ("data.augment.policy", self.augment.policy, "none"),
-            ("data.augment.repeats", self.augment.repeats, 1),
-            ("data.progressive_from", self.progressive_from, 0),
-        ):
-            if value != off:
-                raise ConflictError(
-                    f"the torchvision loader is the plain pipeline; got {key}={value!r} with "
-                    f"data.loader.name=torchvision. Write data.loader.name=ring or {key}={off}."
-                )

@@ -25,7 +25,7 @@ LARS_MOMENTUM = ("in", "out")
 LARC = ("off", "clip", "trust")
 
 DEFAULT_MICRO_SIZE = 256
-"""Bound of the automatic micro-batch if none is set or measured."""
+"""Bound of the automatic micro-batch if none is set."""
 LEAST_MICRO_SIZE = 2
 """Of the automatic micro-batch. BatchNorm cannot train with one value of each channel, and one image with a map of 1×1
 has no more. To train another network with single images, write ``micro_size=1``."""
@@ -104,15 +104,13 @@ class BatchConfig(Section, prefix="batch."):
     """Images a forward pass on one worker, also the ghost batch of BatchNorm; 0 = the largest divisor of the worker's
     share that is at most ``max_micro_size``; it must be at least 2, and not much smaller than that bound."""
     max_micro_size: int = DEFAULT_MICRO_SIZE
-    """Bound for the automatic micro-batch: what the device's memory holds; 0 = measured on a GPU
-    (``memory_probe``), ``DEFAULT_MICRO_SIZE`` on a CPU."""
+    """Bound for the automatic micro-batch. What does not fit into the device's memory is halved (``oom_retry``)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self.global_size >= 2, "batch.global_size must be at least 2", self.global_size, "Write e.g. 1024.")
         require(self.micro_size >= 0, "batch.micro_size must be 0 (automatic) or more", self.micro_size, "Write 0.")
-        require(self.max_micro_size >= 0, "batch.max_micro_size must be 0 (measured) or more", self.max_micro_size,
-                 "Write 256.")  # fmt: skip
+        require(self.max_micro_size >= 1, "batch.max_micro_size must be 1 or more", self.max_micro_size, "Write 256.")
         if self.micro_size and self.global_size % self.micro_size:
             raise ConflictError(
                 f"batch.micro_size must divide batch.global_size; got {self.micro_size} and {self.global_size}. "
@@ -125,7 +123,7 @@ class BatchConfig(Section, prefix="batch."):
         Raises ConfigError where it does not divide, or only into automatic micro-batches of few images.
         """
         require(workers >= 1, "workers must be at least 1", workers, "Write --workers 1.")
-        bound = self.max_micro_size or DEFAULT_MICRO_SIZE
+        bound = self.max_micro_size
         lower = divisible(self.global_size, workers, bound)
         if self.global_size % workers:
             raise ConfigError(
@@ -153,8 +151,8 @@ class BatchConfig(Section, prefix="batch."):
 
 def least_micro_size(share: int, max_micro_size: int) -> int:
     """The smallest automatic micro-batch for a worker's share of the global batch."""
-    bound = max_micro_size or DEFAULT_MICRO_SIZE
-    return max(min(LEAST_MICRO_SIZE, bound), math.ceil(bound / SMALLEST_PART) if share > bound else 1)
+    least = min(LEAST_MICRO_SIZE, max_micro_size)
+    return max(least, math.ceil(max_micro_size / SMALLEST_PART) if share > max_micro_size else 1)
 
 
 def divisible(batch: int, workers: int, max_micro_size: int) -> int:
@@ -163,8 +161,7 @@ def divisible(batch: int, workers: int, max_micro_size: int) -> int:
     share = max(batch // workers, LEAST_MICRO_SIZE)
     if share & (share - 1) == 0:
         return share * workers  # a power of two, in micro-batches of at least max_micro_size / 2
-    bound = max_micro_size or DEFAULT_MICRO_SIZE
-    steps = min(math.ceil(share / bound), share // min(LEAST_MICRO_SIZE, bound))
+    steps = min(math.ceil(share / max_micro_size), share // min(LEAST_MICRO_SIZE, max_micro_size))
     return share // steps * steps * workers
 
 

@@ -44,10 +44,7 @@ from bigbatch.train_loop.config.words import ALIASES, unknown_key
 RUNTIME_KEYS = (
     "data.loader.workers",
     "data.loader.slots",
-    "data.loader.prefetch_factor",
-    "data.loader.persistent_workers",
     "data.loader.pin_memory",
-    "data.loader.non_blocking",
     "data.on_bad_image",
 )
 """How fast a run is, not what it computes: it may resume with others. ``on_bad_image`` is one of them,
@@ -127,11 +124,6 @@ class TrainConfig(Section):
             raise ConflictError(
                 f"schedule.warmup_epochs must not exceed epochs; got {self.schedule.warmup_epochs:g} of {self.epochs}. "
                 f"Use warmup_epochs={self.epochs * 0.2:g} or more epochs."
-            )
-        if self.model.parallel == "fsdp2" and not (self.batch.micro_size or self.batch.max_micro_size):
-            raise ConflictError(
-                "batch.max_micro_size=0 measures a network that is whole on one device; got model.parallel=fsdp2. "
-                "Write batch.max_micro_size=256, or batch.micro_size."
             )
         if self.data.progressive_from and self.data.progressive_end >= self.epochs:
             raise ConflictError(

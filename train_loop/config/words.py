@@ -33,10 +33,7 @@ ALIASES: Mapping[str, str] = types.MappingProxyType(
         "loader": "data.loader.name",
         "loader_workers": "data.loader.workers",
         "loader_slots": "data.loader.slots",
-        "prefetch_factor": "data.loader.prefetch_factor",
-        "persistent_workers": "data.loader.persistent_workers",
         "pin_memory": "data.loader.pin_memory",
-        "non_blocking": "data.loader.non_blocking",
     }
 )
 """The one table of other names of a key: the words of the live table and the plan, the usual ones, and short forms of

@@ -200,11 +200,6 @@ def _look_at_whole(config: DataConfig, open_some: bool, scan: FolderScan | None)
 
     path = folder_path(config.name)
     if is_packed(path):
-        if config.loader.name == "torchvision":
-            raise ConfigError(
-                f"data.loader.name=torchvision reads image folders; got the packed set {path!r}. "
-                "Write data.loader.name=auto."
-            )
         return Looked(_describe_packed(config, path, open_some), None)
     scan = list_folder(config, scan, open_some)
     assert scan is not None
@@ -288,18 +283,17 @@ def open_data(
 
         return OwnSource(config, info, note)
     from bigbatch.train_loop.data.loading.device_source import with_whole_images
-    from bigbatch.train_loop.data.loading.loader import LoadedSource
 
     if info.path is not None and is_packed(info.path):
         from bigbatch.train_loop.data.packed.images import open_packed
 
-        source: DataSource = open_packed(config, info, _staged(info.path, stage_folder, note))
+        source = open_packed(config, info, _staged(info.path, stage_folder, note))
     else:
         from bigbatch.train_loop.data.sets.folder import open_folder
 
         assert looked.scan is not None
         source = open_folder(config, info, looked.scan)
-    return with_whole_images(source, device, note) if isinstance(source, LoadedSource) else source
+    return with_whole_images(source, device, note)
 
 
 def stage_ahead(config: DataConfig, stage_folder: str | None) -> None:
@@ -330,10 +324,9 @@ def _describe_digits(config: DataConfig) -> DataInfo:
             f"digits has its own augmentation; got data.augment.policy={config.augment.policy}. Write none."
         )
     _refuse_crop_keys(config, "digits are enlarged as a whole")
-    if config.loader.name in ("torchvision", "device"):
+    if config.loader.name == "device":
         raise ConfigError(
-            f"data.loader.name={config.loader.name} reads image files; got digits, which are in memory. "
-            "Write data.loader.name=auto."
+            "data.loader.name=device reads image files; got digits, which are in memory. Write data.loader.name=auto."
         )
     size = config.image_size or 32
     return DataInfo(

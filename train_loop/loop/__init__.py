@@ -1,1 +1,1 @@
-"""The training loop in plain PyTorch, checkpoints, the memory probe."""
+"""The training loop in plain PyTorch, checkpoints."""

@@ -28,7 +28,6 @@ from bigbatch.train_loop.data.source import Batch, DataSource
 from bigbatch.train_loop.distributed import RankMeetings, World
 from bigbatch.train_loop.errors import CheckpointError, OwnCodeError
 from bigbatch.train_loop.host.device_use import UseMeter
-from bigbatch.train_loop.loop import memory_probe
 from bigbatch.train_loop.loop.checkpoint import CheckpointFolder, Content, RunState, check_same_run
 from bigbatch.train_loop.loop.chronometer import Chronometer
 from bigbatch.train_loop.loop.metrics import LossWatch, MetricSums, ValidationMetric, build_metrics
@@ -121,7 +120,7 @@ def set_up(
     world = World.current(_made_ready(device))
     source = _open(config, stage_folder, world, reporter, scan)
     halvings = max(world.gather(tuple(halvings)), key=len)  # a file system may show another node's file late
-    split = healed_split(_split(config, source, world), halvings)
+    split = healed_split(config.batch.split(world.workers), halvings)
     source.steps_per_epoch(split.global_size)  # raises ConfigError if there is none
     run = _fresh(config, reporter, checkpoints, world, source, split)
     content = _load(run, healed=bool(halvings))
@@ -141,7 +140,7 @@ def set_up(
 
 
 def _made_ready(device: torch.device) -> torch.device:
-    """The device with its number. It becomes the current one before any computation, also before the memory probe."""
+    """The device with its number. It becomes the current one before any computation."""
     if device.type != "cuda":
         return device
     if device.index is None:
@@ -266,16 +265,6 @@ def _open(
     report_notes([(node, text) for _, node, texts in views for text in texts], reporter, world.rank)
     assert source is not None
     return source
-
-
-def _split(config: TrainConfig, source: DataSource, world: World) -> BatchSplit:
-    """The division of the batch. A measured bound is that of the smallest device of all workers."""
-    batch = config.batch
-    if batch.max_micro_size == 0 and batch.micro_size == 0:
-        precision = choose_precision(config.precision, world.device)
-        bound = memory_probe.max_micro_size(config, source.info, world.device, precision)
-        batch = dataclasses.replace(batch, max_micro_size=int(-world.max([-float(bound)])[0]))
-    return batch.split(world.workers)
 
 
 def _compiled(model: nn.Module, config: TrainConfig, info: DataInfo) -> nn.Module:

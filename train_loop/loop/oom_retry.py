@@ -172,8 +172,7 @@ class Healing:
     def refuse_single_images(self, config: TrainConfig) -> DeviceMemoryError | ConfigError:
         """The error for a network that ``needs_more_images`` in micro-batches of one image."""
         what = f"BatchNorm of model.name={config.model.name} cannot train with micro-batches of one image"
-        measured = config.batch.max_micro_size == 0 and config.batch.micro_size == 0
-        if self.halvings or measured:
+        if self.halvings:
             return DeviceMemoryError(f"the device's memory is too small for micro-batches of two images, and {what}")
         return ConfigError(
             f"{what}, which leave it one value of each channel; got batch.micro_size={config.batch.micro_size} and "

@@ -1,7 +1,6 @@
 """One training step on one device: normalise → forward → loss → backward → optimizer → average.
 
-The loop and the learning-rate range test use it with a run's data. The memory probe uses it with
-made-up images, so it measures what a run does. Nothing here waits for the device, except fp16's scale.
+The loop, the profile and the learning-rate range test use it. Nothing here waits for the device, except fp16's scale.
 """
 
 from __future__ import annotations

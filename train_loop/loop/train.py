@@ -109,7 +109,7 @@ def train(
 def _train_to_the_end(run: Run) -> TrainResult:
     """Train the epochs that are left, and report each."""
     reporter = run.reporter
-    forget_peak(run.world.device)  # the probe for the micro-batch has filled the device
+    forget_peak(run.world.device)  # this process may have trained another trial
     if run.resumed_from_epoch is not None and hasattr(reporter, "resumed"):
         reporter.resumed(_history(run))
     keep_trust_ratios(run.optimizer)

@@ -161,10 +161,10 @@ def packed(folder: Path) -> Path:
     return pack_here(folder, folder.parent / "packed")
 
 
-@pytest.mark.parametrize("kind", ["digits", "folder", "torchvision", "packed", "processes"])
+@pytest.mark.parametrize("kind", ["digits", "folder", "packed", "processes"])
 def test_every_loader_divides_the_same_images(kind: str, folder: Path, packed: Path) -> None:
     name = {"digits": "digits", "packed": str(packed), "processes": str(packed)}.get(kind, str(folder))
-    loader = LoaderConfig("torchvision" if kind == "torchvision" else "auto", workers=0)
+    loader = LoaderConfig(workers=0)
     config = DataConfig(name, 32, loader=loader)
     processes = dataclasses.replace(loader, workers=2 * (kind == "processes"))
     parts = dataclasses.replace(config, holdout=1 / 3, loader=processes)

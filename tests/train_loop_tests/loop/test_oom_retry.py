@@ -10,7 +10,6 @@ import torch
 from bigbatch.train_loop.config import BatchConfig, BatchSplit, ConfigError, TrainConfig
 from bigbatch.train_loop.errors import DeviceMemoryError, NodeMemoryError, TrainingStopped
 from bigbatch.train_loop.host.ranks import SHARED_BY
-from bigbatch.train_loop.loop import memory_probe
 from bigbatch.train_loop.loop import oom_retry as healing
 from bigbatch.train_loop.loop.oom_retry import Halving, Healing
 from bigbatch.train_loop.reporter import EpochRecord, ListReporter
@@ -144,19 +143,17 @@ def test_a_later_start_keeps_the_micro_batch_that_fitted(built, monkeypatch, tmp
         run(changed(WHOLE, peak_lr=0.3), checkpoint_dir=tmp_path)
 
 
-def test_a_measured_bound_that_is_too_large_is_halved(built, monkeypatch, tmp_path):
-    """``max_micro_size=0``: what fitted when it was measured need not fit beside NCCL's buffers."""
-    monkeypatch.setattr(memory_probe, "max_micro_size", lambda *_: 16)
+def test_a_bound_that_is_too_large_is_halved(built, monkeypatch, tmp_path):
     device = SmallDevice(monkeypatch, images=8)
-    measured = changed(WHOLE, global_size=32, micro_size=0, max_micro_size=0)
-    run(measured, checkpoint_dir=tmp_path)
+    bounded = changed(WHOLE, global_size=32, micro_size=0, max_micro_size=16)
+    run(bounded, checkpoint_dir=tmp_path)
     assert set(device.sizes) == {8}
     halvings = healing.read_halvings(tmp_path)
     assert [one.micro_size_before for one in halvings] == [16], "it began with the bound"
     device.sizes.clear()
-    run(changed(measured, micro_size=4))
+    run(changed(bounded, micro_size=4))
     assert set(device.sizes) == {4}, "a micro-batch that is given is taken"
-    healed = healing.config_after_oom(measured, halvings).batch
+    healed = healing.config_after_oom(bounded, halvings).batch
     assert (healed.global_size, healed.micro_size, healed.max_micro_size) == (32, 0, 8)
 
 

@@ -183,7 +183,6 @@ def test_a_parameter_without_a_gradient_is_named(pair: Pair) -> None:
     [
         ({"model.parallel": "fsdp"}, "model.parallel must be one of ddp, fsdp2; got 'fsdp'"),
         ({"parallel": "fsdp2", "find_unused_parameters": True}, "got model.find_unused_parameters=true. Write"),
-        ({"parallel": "fsdp2", "max_micro_size": 0}, "batch.max_micro_size=0 measures .* Write batch.max_micro_size"),
     ],
 )
 def test_what_does_not_go_together_is_refused(keys: dict[str, object], message: str) -> None:

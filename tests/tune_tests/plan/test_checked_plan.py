@@ -130,7 +130,7 @@ def test_the_budget_of_the_printed_resume_command_lets_the_study_go_on(tmp_path,
 
 
 PLANNED = SearchOptions(
-    space="smoke", study="s", max_epochs=2, subset=0.5, set=("lr_multiplier=1", "wd=1e-4", "prefetch_factor=4")
+    space="smoke", study="s", max_epochs=2, subset=0.5, set=("lr_multiplier=1", "wd=1e-4", "loader_slots=16")
 )
 
 
@@ -165,14 +165,14 @@ def test_what_would_make_it_another_study_is_refused_in_the_words_of_the_command
     [
         {},
         {"set": ("wd=.0001", "lr_multiplier=1.0")},
-        {"set": ("prefetch_factor=8", "data.loader.workers=2"), "on_bad_image": "skip"},
+        {"set": ("loader_slots=32", "data.loader.workers=2"), "on_bad_image": "skip"},
     ],
 )
 def test_the_same_in_other_words_and_what_changes_no_result_is_taken(study, again) -> None:
     plan = make_plan(SearchOptions(study="s", resume=True, trials=9, **again))
     assert plan.overrides["lr_multiplier"] == 1 and plan.overrides["optimizer.weight_decay"] == 1e-4
     assert plan.overrides["data.subset"] == 0.5 and plan.trials == 9
-    changed = {"data.loader.prefetch_factor": 8, "data.loader.workers": 2, "data.on_bad_image": "skip"}
+    changed = {"data.loader.slots": 32, "data.loader.workers": 2, "data.on_bad_image": "skip"}
     assert "on_bad_image" not in again or changed.items() <= plan.overrides.items()
 
 

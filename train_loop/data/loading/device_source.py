@@ -93,7 +93,7 @@ def _weights(begin: torch.Tensor, end: torch.Tensor, mirrored: torch.Tensor, sid
 MEMORY_SHARE = 1 / 8
 """Of the node's memory that the images may take."""
 DEVICE_SHARE = 1 / 20
-"""Of a GPU's memory, or a trial's part of it: half of what the memory probe leaves free."""
+"""Of a GPU's memory, or a trial's part of it."""
 SAY_BYTES = 1 << 25
 """Less is decoded in a moment, and nothing is said of it."""
 BATCH = 256

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -201,17 +201,13 @@ class BatchFiller:
         self, job: ReadPurpose, indices: sampling.Indices, place: int, out: torch.Tensor, reason: str
     ) -> int | None:
         """The place whose image replaces a bad one; None if the place is left out."""
-        for source in stand_in_places(place, len(indices), job.validation):
-            if source != place and not self._why_not(self._open(job, int(indices[source])), out):
-                return source
         if job.validation:
             return None
+        for step in range(1, len(indices)):
+            source = (place + step) % len(indices)
+            if not self._why_not(self._open(job, int(indices[source])), out):
+                return source
         raise ImageError(f"no image of a batch of {len(indices)} can be read; the first: {reason}")
-
-
-def stand_in_places(place: int, count: int, validation: bool) -> Iterable[int]:
-    """Places whose image may stand at ``place`` of a batch of ``count``, where those before cannot be read."""
-    return (place,) if validation else ((place + step) % count for step in range(count))
 
 
 class LoadedSource(DataSource):

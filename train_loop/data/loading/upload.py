@@ -20,17 +20,15 @@ class Uploader:
     event behind it, and its batch is held here until the event has come; a copy without one has ended when the call
     returns.
 
-    - ``non_blocking`` and ``pin_memory``: the copy runs on a stream of its own, beside the steps that are still being
-      computed: the host is ahead of the device, so asking for a batch when the host needs it is early enough, and no
-      batch is asked for before the loader has it.
-    - ``non_blocking`` alone: the copy takes its turn on the current stream; the host goes on when the driver lets it.
-    - neither: the host waits for the copy, and with it for all that was computed before.
+    - With ``pin_memory`` the copy runs on a stream of its own, beside the steps that are still being computed: the host
+      is ahead of the device, so asking for a batch when the host needs it is early enough, and no batch is asked for
+      before the loader has it.
+    - Without it the copy takes its turn on the current stream; the host goes on when the driver lets it.
     """
 
     def __init__(self, device: torch.device, config: LoaderConfig) -> None:
-        self._device, self._pin, self._non_blocking = device, config.pin_memory, config.non_blocking
-        overlaps = device.type == "cuda" and config.pin_memory and config.non_blocking
-        self._stream = torch.cuda.Stream(device) if overlaps else None
+        self._device, self._pin = device, config.pin_memory
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" and config.pin_memory else None
         self._copied_from: deque[tuple[torch.cuda.Event, Batch]] = deque()
 
     def __call__(self, batch: Batch) -> Batch:
@@ -39,8 +37,6 @@ class Uploader:
             return self._copy(batch)
         if self._pin:
             batch = map_tensors(_pinned, batch[0]), map_tensors(_pinned, batch[1])
-        if not self._non_blocking:
-            return self._copy(batch)
         while len(self._copied_from) >= COPIES_AHEAD:
             self._copied_from[0][0].synchronize()
             self._copied_from.popleft()  # not before: the batch is let go with it
@@ -61,7 +57,7 @@ class Uploader:
         return self._there(batch[0]), self._there(batch[1])
 
     def _there(self, part: Nested) -> Nested:
-        return map_tensors(lambda tensor: tensor.to(self._device, non_blocking=self._non_blocking), part)
+        return map_tensors(lambda tensor: tensor.to(self._device, non_blocking=True), part)
 
 
 def _pinned(tensor: torch.Tensor) -> torch.Tensor:

@@ -19,18 +19,12 @@ from bigbatch.train_loop.data.pixels import boxes
 from bigbatch.train_loop.data.pixels.crops import MEAN, STD, central_crop, decode_rgb, random_crop
 from bigbatch.train_loop.data.sets.scan import FolderScan, Listing, digest_of_files, square_side
 from bigbatch.train_loop.data.sets.subset import subset_rows
-from bigbatch.train_loop.data.source import DataSource
 from bigbatch.train_loop.errors import OtherSizeError
 
 
-def open_folder(config: DataConfig, info: DataInfo, scan: FolderScan) -> DataSource:
+def open_folder(config: DataConfig, info: DataInfo, scan: FolderScan) -> LoadedSource:
     """The images that ``scan`` has listed."""
     train = scan.train if config.subset == 1 else scan.train.rows(subset_rows(scan.train.labels, config.subset))
-    if config.loader.name == "torchvision":
-        # Here, for torchvision takes half a second to import.
-        from bigbatch.train_loop.data.sets.torchvision_folder import TorchvisionSource
-
-        return TorchvisionSource(config, info, train, scan.val)
     parts = [FolderImages(part, config, scan.about) for part in (train, scan.val)]
     return LoadedSource(config, info, parts[0], parts[1], MEAN, STD)
 

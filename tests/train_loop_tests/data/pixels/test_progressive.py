@@ -12,7 +12,6 @@ from torch import nn
 from bigbatch.train_loop.config import BatchSplit, ConfigError, DataConfig, LoaderConfig, ModelConfig, TrainConfig
 from bigbatch.train_loop.data.catalogue import describe_data_set, open_data
 from bigbatch.train_loop.data.pixels.boxes import other_sizes, train_image_size
-from bigbatch.train_loop.loop import memory_probe
 from bigbatch.train_loop.loop.train import TrainingStopped
 from bigbatch.train_loop.model.networks import check_model
 from helpers.loop_references import run
@@ -86,12 +85,6 @@ def test_a_resume_keeps_the_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert untimed(rest) == untimed(whole)[-len(rest) :] and rest
     with pytest.raises(ConfigError, match="val_image_size 48 → 0"):
         run(changed(config, val_image_size=0), checkpoint_dir=tmp_path)
-
-
-def test_the_memory_probe_takes_the_largest_training_size() -> None:
-    small = dataclasses.replace(PROGRESSIVE, progressive_from=0, progressive_start=0, progressive_end=0)
-    keys = {memory_probe.step_key(TrainConfig(data=d), describe_data_set(d), "off") for d in (PROGRESSIVE, small)}
-    assert len(keys) == 1 and describe_data_set(PROGRESSIVE).image_size == 96
 
 
 @pytest.mark.parametrize(
