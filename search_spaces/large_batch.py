@@ -8,7 +8,7 @@ Parameters (each has one range in a study; some exist only with some optimizers)
   lr_multiplier            1/16 to 16, log, mostly 1/4 to 4 (``soft_priors``). It multiplies a centre that
                            depends on optimizer and batch; see priors.py. All published settings lie
                            within a factor of 2 of it, but only those of ResNet-50: networks without
-                           BatchNorm want a tenth. After a range test: 1/4 to 4, mostly 1/2 to 2.
+                           BatchNorm want a tenth.
   warmup_epochs            5 % to 35 % of the epochs (AlgoPerf, MLPerf).
   schedule                 cosine (RSB) or poly with power 2 (MLPerf).
   label_smoothing          0 to 0.2 (MLPerf and LAMB 0.1; AlgoPerf 0.1 and 0.2; Goyal 0).
@@ -19,7 +19,7 @@ Parameters (each has one range in a study; some exist only with some optimizers)
                            NVIDIA 3e-5, 5e-4 is usual on small images).
   one_minus_beta1          lamb, adamw: 0.05 to 0.3, log (AlgoPerf).
   own_weight_decay         an optimizer of your own (``--optimizer FILE.py:FUNCTION``): 1e-6 to 0.1, log, which holds
-                           both kinds. Its rates are 1/256 to 256 times 3e-3 at batch 1,024 until a range test.
+                           both kinds. Its rates are 1/256 to 256 times 3e-3 at batch 1,024.
   decoupled_weight_decay   lamb, adamw: 1e-3 to 2, log (AlgoPerf 1e-3 to 1, RSB 0.02, LAMB at 32k 1.5).
 """
 

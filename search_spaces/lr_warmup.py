@@ -1,8 +1,7 @@
 """``lr_warmup``: learning rate and warmup alone, at one large batch, for LARS and SGD.
 
-These two decide whether a large batch trains at all (Goyal et al. 2017, §2). Their ranges are wider than in
-``large_batch``: the rate from 1/16 to 16 times its prior centre (1/8 to 8 after a range test), mostly near it, and the
-warmup from none to half of the run. The other
+These two decide whether a large batch trains at all (Goyal et al. 2017, §2). The rate goes from 1/16 to 16 times its
+prior centre, mostly near it, and the warmup from none to half of the run: wider than in ``large_batch``. The other
 values are MLPerf's and Goyal's: momentum 0.9, poly with power 2, label smoothing 0.1, weight decay 1e-4. The batch is
 the upper middle one of the large batches (digits 512, ImageNet 8,192); ``--set batch.global_size=…`` changes it, and
 the rate follows.
@@ -34,8 +33,7 @@ def space(trial: Trial, workload: Workload) -> TrainConfig:
     # A choice of one: `--set` can then pin it before the learning rate is computed from it.
     batch = trial.suggest_categorical("global_batch_size", [batches[len(batches) // 2]])
     optimizer = trial.suggest_categorical("optimizer", ["lars", "sgd"])
-    spread = _spread(workload)
-    multiplier = trial.suggest_float("lr_multiplier", 1 / spread, spread, log=True)
+    multiplier = trial.suggest_float("lr_multiplier", 1 / workload.lr_spread, workload.lr_spread, log=True)
     warmup_epochs = trial.suggest_float("warmup_epochs", 0.0, 0.5 * workload.epochs)
     return workload.config(
         {
@@ -54,11 +52,7 @@ def space(trial: Trial, workload: Workload) -> TrainConfig:
 
 def soft_priors(workload: Workload) -> dict[str, LogNormal]:
     """As in ``large_batch``."""
-    return {"lr_multiplier": LogNormal(1.0, _spread(workload) ** 0.5)}
-
-
-def _spread(workload: Workload) -> float:
-    return max(8.0, workload.lr_spread)
+    return {"lr_multiplier": LogNormal(1.0, workload.lr_spread**0.5)}
 
 
 def initial_points(workload: Workload) -> list[dict[str, Any]]:

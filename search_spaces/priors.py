@@ -25,13 +25,13 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 from bigbatch.search_spaces.workload import Workload
-from bigbatch.train_loop.config import OPTIMIZERS, ConfigError, TrainConfig, divisible
+from bigbatch.train_loop.config import OPTIMIZERS, ConfigError, divisible
 from bigbatch.train_loop.config.plug_ins import OPTIMIZERS_GROUP, is_own, is_plug_in
 
 LARGEST_BATCH = 32768
 """Beyond it MLPerf's LARS needs twice the epochs (65,536: 84.5 against 56.0)."""
 OWN_SPREAD = 256.0
-"""``Workload.lr_spread`` for an optimizer of the user's own before a range test: 1e-5 to 0.8 at batch 1,024."""
+"""``Workload.lr_spread`` for an optimizer of the user's own: 1e-5 to 0.8 at batch 1,024."""
 FITTED_STEPS = {"lars": 250, "lamb": 1000}
 """From this many optimizer steps on, the published rates are used unchanged (MLPerf's shortest run has 1,652). For
 shorter runs ``short_run_factor`` applies. The values were chosen on digits (ResNet-18, 12 epochs, batches 128 to
@@ -70,9 +70,8 @@ def total_steps(workload: Workload, batch: int) -> int:
 
 
 def searched_peak_lr(workload: Workload, optimizer: str, batch: int, momentum: float | None = None) -> float:
-    """``peak_lr_centre`` for this workload, times the factor that a range test found (``--find-lr``).
+    """``peak_lr_centre`` for this workload.
 
-    The test measured one batch. Its factor applies to all batches, so the rate still scales with the batch.
     ``momentum``: None means the value that ``--set`` fixes, else 0.9. A peak learning rate that ``--set`` fixes is
     returned as it is: it replaces the prior, so that its optimizer needs no rule.
     """
@@ -80,22 +79,7 @@ def searched_peak_lr(workload: Workload, optimizer: str, batch: int, momentum: f
         return float(workload.fixed["optimizer.peak_lr"])
     if momentum is None:
         momentum = float(workload.fixed.get("optimizer.momentum", 0.9))
-    centre = peak_lr_centre(optimizer, batch, total_steps(workload, batch), momentum)
-    return centre * workload.lr_factors.get(optimizer, 1.0)
-
-
-def lr_factor(workload: Workload, tested: TrainConfig, suggestion: float) -> float:
-    """A range test's suggestion, divided by this workload's prior centre at the test's batch and momentum.
-
-    LARS's step is the rate times η, so the suggestion is first converted from the test's η to the workload's.
-    """
-    optimizer, batch = tested.optimizer, tested.batch.global_size
-    steps = total_steps(workload, batch)
-    momentum = optimizer.momentum if optimizer.name in ("sgd", "lars") else 0.9
-    if optimizer.name == "lars":
-        searched = workload.fixed.get("optimizer.trust_coefficient", trust_coefficient(steps))
-        suggestion *= optimizer.trust_coefficient / searched
-    return suggestion / peak_lr_centre(optimizer.name, batch, steps, momentum)
+    return peak_lr_centre(optimizer, batch, total_steps(workload, batch), momentum)
 
 
 def peak_lr_centre(optimizer: str, batch: int, steps: int, momentum: float = 0.9) -> float:

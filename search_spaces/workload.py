@@ -51,10 +51,8 @@ class Workload:
     max_micro_size: int = 256
     """Images that one worker can hold in one forward pass; larger batches accumulate gradients. 0 = each trial
     measures it on its GPU."""
-    lr_factors: Mapping[str, float] = field(default_factory=dict)
-    """For each optimizer, the factor that a range test puts on the centre of its learning rate (``--find-lr``)."""
     lr_spread: float = 16.0
-    """Rates are searched from 1/lr_spread to lr_spread times the centre: 16; 4 where range tests found the centres."""
+    """Rates are searched from 1/lr_spread to lr_spread times the centre; wider for an optimizer of the user's own."""
     fixed: Mapping[str, Any] = field(default_factory=dict)
     """Dotted keys with the values that ``--set`` gives to every configuration. They override the space."""
     batches: tuple[int, ...] = ()

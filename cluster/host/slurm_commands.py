@@ -142,10 +142,9 @@ def seconds_since_epoch(text: str | None) -> float | None:
         return None
 
 
-def parse_job_fields(text: str) -> list[dict[str, str]]:
-    """The fields of each component of a job, by name, from ``scontrol --oneliner show job``."""
-    found = [dict(_FIELD.findall(part.strip())) for part in re.split(r"^(?=JobId=)", text, flags=re.MULTILINE)]
-    return [fields for fields in found if fields]
+def parse_job_fields(text: str) -> dict[str, str]:
+    """The fields of a job, by name, from ``scontrol --oneliner show job``; of several jobs, of the first."""
+    return dict(_FIELD.findall(text.partition("\nJobId=")[0].strip()))
 
 
 def parse_config(text: str) -> dict[str, str]:
@@ -227,15 +226,8 @@ def hostnames(node_list: str) -> list[str]:
 
 
 def job_fields(job_id: str, timeout_s: float = COMMAND_S) -> dict[str, str]:
-    """The fields of ``scontrol --details show job``, by name; for a heterogeneous job, of its first component. Raises
-    SlurmError."""
-    return component_fields(job_id, timeout_s)[0]
-
-
-def component_fields(job_id: str, timeout_s: float = COMMAND_S) -> list[dict[str, str]]:
-    """The fields of each component of a job, in order. A usual job has one component. Raises SlurmError."""
-    text = run("scontrol", "--oneliner", "--details", "show", "job", job_id, timeout_s=timeout_s)
-    return parse_job_fields(text) or [{}]
+    """The fields of ``scontrol --details show job``, by name. Raises SlurmError."""
+    return parse_job_fields(run("scontrol", "--oneliner", "--details", "show", "job", job_id, timeout_s=timeout_s))
 
 
 def sbatch(

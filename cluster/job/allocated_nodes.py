@@ -20,11 +20,10 @@ class NoAllocation(RuntimeError):
 
 @dataclass(frozen=True)
 class AllocatedNode:
-    """A node of the allocation. ``het_group``: its component of a heterogeneous job; None in a usual job."""
+    """A node of the allocation."""
 
     name: str
     cpus: int | None
-    het_group: int | None = None
 
 
 @dataclass(frozen=True)
@@ -51,15 +50,14 @@ class Allocation:
 
     @property
     def cpus(self) -> int | None:
-        """CPUs of all nodes; None if Slurm does not say, or some nodes may have GPUs."""
-        counts = [node.cpus if node.het_group is None else None for node in self.nodes]
+        """CPUs of all nodes; None if Slurm does not say."""
+        counts = [node.cpus for node in self.nodes]
         return None if None in counts else sum(c for c in counts if c is not None)
 
     @property
     def gpus(self) -> int:
-        """GPUs of all nodes; 0 if the nodes differ: then only they know their GPUs."""
-        mixed = any(node.het_group is not None for node in self.nodes)
-        return 0 if mixed else self.gpus_per_node * len(self.nodes)
+        """GPUs of all nodes."""
+        return self.gpus_per_node * len(self.nodes)
 
 
 def read_allocation(
@@ -80,12 +78,18 @@ def read_allocation(
     job_id = env["SLURM_JOB_ID"]
     end_time = slurm_commands.seconds_since_epoch(env.get("SLURM_JOB_END_TIME"))
     # Without an answer the job starts if its variables say enough: a silent controller must not end it.
-    about = _about(job_id, fields, needed=end_time is None or bool(env.get("SLURM_ARRAY_TASK_ID")))
+    of_others = bool(env.get("SLURM_ARRAY_TASK_ID") or env.get("SLURM_HET_SIZE"))
+    about = _about(job_id, fields, needed=end_time is None or of_others)
     forget_outer_job(env, about)
     if env.get("SLURM_ARRAY_TASK_ID"):  # one task's id may mean the whole array, and would end the other tasks
         raise NoAllocation(
             f"a search must be its own job, not a task of an array; got --array (task {env['SLURM_ARRAY_TASK_ID']}). "
             "Submit it once for each search, with --study NAME."
+        )
+    if env.get("SLURM_HET_SIZE"):
+        raise NoAllocation(
+            "all nodes of a search must be of one request; got a heterogeneous job. Submit one without ':'; other "
+            "nodes can join it with cluster/ray_attach.slurm."
         )
     gpus = slurm_commands.granted_gpus_here(env)
     return Allocation(
@@ -136,12 +140,11 @@ def forget_outer_job(env: MutableMapping[str, str], about: Mapping[str, str]) ->
     others += [] if "ArrayTaskId" in about else ["SLURM_ARRAY_"]
     # Slurm sets it in restarted jobs only: in a first start it is that of the job that submitted this one.
     others += ["SLURM_RESTART_COUNT"] if about.get("Restarts") == "0" else []
-    if "HetJobId" not in about:  # else this is said of the first component alone
-        others += ["SLURM_HET_"]
-        others += OF_GPUS if "JOB_GRES" in about and not slurm_commands.gres_count(about["JOB_GRES"], "gpu") else []
-        # srun refuses two of these beside each other; Slurm knows which one this job has asked for.
-        asked = next((name for name, field in MEMORY_FIELDS.items() if slurm_commands.is_set(about.get(field))), None)
-        others += [name for name in MEMORY_FIELDS if asked not in (None, name)]
+    others += [] if "HetJobId" in about else ["SLURM_HET_"]
+    others += OF_GPUS if "JOB_GRES" in about and not slurm_commands.gres_count(about["JOB_GRES"], "gpu") else []
+    # srun refuses two of these beside each other; Slurm knows which one this job has asked for.
+    asked = next((name for name, field in MEMORY_FIELDS.items() if slurm_commands.is_set(about.get(field))), None)
+    others += [name for name in MEMORY_FIELDS if asked not in (None, name)]
     for name in [name for name in env if name.startswith(tuple(others))]:
         del env[name]
 
@@ -165,31 +168,19 @@ def await_allocation(stop: Sequence[int], say: Callable[[str], None]) -> Allocat
 
 
 def _nodes(env: Mapping[str, str], hostnames: Callable[[str], list[str]]) -> list[AllocatedNode]:
-    components = slurm_commands.read_count(env.get("SLURM_HET_SIZE")) or 0
-    if components < 2:
-        return _component(env, "", None, hostnames)
-    found = []
-    for group in range(components):
-        found += _component(env, f"_HET_GROUP_{group}", group, hostnames)
-    return found
+    names = hostnames(env["SLURM_JOB_NODELIST"])
+    cpus = node_cpus(env, len(names))
+    return [AllocatedNode(name, cpus[i] if cpus else None) for i, name in enumerate(names)]
 
 
-def _component(
-    env: Mapping[str, str], suffix: str, group: int | None, hostnames: Callable[[str], list[str]]
-) -> list[AllocatedNode]:
-    names = hostnames(env[f"SLURM_JOB_NODELIST{suffix}"])
-    cpus = node_cpus(env, len(names), suffix)
-    return [AllocatedNode(name, cpus[i] if cpus else None, group) for i, name in enumerate(names)]
-
-
-def node_cpus(env: Mapping[str, str], nodes: int, suffix: str = "") -> list[int]:
+def node_cpus(env: Mapping[str, str], nodes: int) -> list[int]:
     """CPUs of each node: ``--cpus-per-task`` × tasks if the job asked for them, else all that it has there.
 
     Empty if Slurm gives neither number.
     """
-    per_task = slurm_commands.read_count(env.get(f"SLURM_CPUS_PER_TASK{suffix}"))
-    tasks = slurm_commands.per_node(env.get(f"SLURM_TASKS_PER_NODE{suffix}"))
+    per_task = slurm_commands.read_count(env.get("SLURM_CPUS_PER_TASK"))
+    tasks = slurm_commands.per_node(env.get("SLURM_TASKS_PER_NODE"))
     if per_task and len(tasks) == nodes:
         return [per_task * count for count in tasks]
-    counts = slurm_commands.per_node(env.get(f"SLURM_JOB_CPUS_PER_NODE{suffix}"))
+    counts = slurm_commands.per_node(env.get("SLURM_JOB_CPUS_PER_NODE"))
     return counts if len(counts) == nodes else []

@@ -232,8 +232,8 @@ class Grant:
 
     def _take_nodes(self, fields: Mapping[str, str]) -> bool:
         count = slurm_commands.read_count(fields.get("NumNodes"))
-        if "HetJobId" in fields or count in (None, len(self._record.nodes)):
-            return False  # this is said of the first component alone
+        if count in (None, len(self._record.nodes)):
+            return False
         try:
             self._record.nodes = slurm_commands.hostnames(fields["NodeList"])
         except (KeyError, slurm_commands.SlurmError):

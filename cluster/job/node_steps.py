@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -26,7 +26,6 @@ PER_TASK = (
     *("SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_GPUS_PER_TASK", "SLURM_GPUS"),
     *("SLURM_NTASKS_PER_GPU", "SLURM_GPU_BIND", "SLURM_CPU_BIND", "SLURM_DISTRIBUTION", "SLURM_HINT"),
 )
-MEMORY = ("SLURM_MEM_PER_NODE", "SLURM_MEM_PER_CPU", "SLURM_MEM_PER_GPU")
 
 
 class NodeSteps:
@@ -103,7 +102,7 @@ class NodeSteps:
             # A session of its own: an srun that gets SIGTERM makes Slurm kill its step, and nothing there is cleaned.
             self._steps[node.name] = subprocess.Popen(
                 srun_command(node) + self._node_command(node.name),
-                env=step_environment(os.environ, node.het_group),
+                env={name: value for name, value in os.environ.items() if name not in PER_TASK},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -238,20 +237,4 @@ def srun_command(node: AllocatedNode) -> list[str]:
     # Since Slurm 22.05 srun does not take over what sbatch was given.
     if node.cpus:
         command.append(f"--cpus-per-task={node.cpus}")
-    if node.het_group is not None:
-        command.append(f"--het-group={node.het_group}")
     return command
-
-
-def step_environment(env: Mapping[str, str], het_group: int | None = None) -> dict[str, str]:
-    """The environment of a node's step. In a heterogeneous job it has the memory of the node's own component.
-
-    The batch script's variables describe the first component, and srun passes them on unchanged. Another component's
-    node would seem to have the head's memory.
-    """
-    kept = {name: value for name, value in env.items() if name not in PER_TASK}
-    if het_group is None:
-        return kept
-    own = {name: env.get(f"{name}_HET_GROUP_{het_group}") for name in MEMORY}
-    others = {name: value for name, value in kept.items() if name not in own}
-    return others | {name: value for name, value in own.items() if value}

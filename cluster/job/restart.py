@@ -169,9 +169,7 @@ def _insist(change: Callable[[], None], ends: float) -> str:
 def may_exclude(job_id: str, nodes: list[str]) -> bool:
     """Whether the partition has enough other nodes. A job that excludes too many would wait for ever."""
     try:
-        fields, *others = slurm_commands.component_fields(job_id)
-        if others:
-            return False  # each component has nodes and needs of its own
+        fields = slurm_commands.job_fields(job_id)
         if slurm_commands.is_set(fields.get("ReqNodeList")):
             return False  # these very nodes were asked for
         features = fields["Features"] if slurm_commands.is_set(fields.get("Features")) else ""
@@ -194,8 +192,7 @@ def gres_per_node(fields: Mapping[str, str]) -> str:
 
 def submit_successor(job_id: str, excluded: list[str], default_study: str) -> str:
     """Submit a successor of this job that starts when it has ended. Returns its id. Raises SlurmError."""
-    components = slurm_commands.component_fields(job_id)
-    fields = components[0]
+    fields = slurm_commands.job_fields(job_id)
     env = {
         **environment_for_successor(os.environ),
         PREDECESSOR_VARIABLE: job_id,
@@ -209,10 +206,6 @@ def submit_successor(job_id: str, excluded: list[str], default_study: str) -> st
         avoided += [node for node in excluded if node not in avoided]
     if avoided:
         options.append(f"--exclude={','.join(avoided)}")
-    for others in components[1:]:  # of a heterogeneous job
-        options += [":", *component_options(others)]
-        if kept_off := excluded_by_user(others):
-            options.append(f"--exclude={','.join(kept_off)}")
     # Another node that acts for the batch script has that word before the script's own arguments.
     arguments = sys.argv[2:] if sys.argv[1:2] == [HOST_LOST] else sys.argv[1:]
     return slurm_commands.sbatch(batch_script_of(fields["Command"]), options=options, arguments=arguments, env=env)
@@ -272,12 +265,6 @@ def sbatch_options(fields: Mapping[str, str]) -> list[str]:
     return [f"{option}={value}" for option, value in given.items()] + ([exclusive] if exclusive else [])
 
 
-def component_options(fields: Mapping[str, str]) -> list[str]:
-    """The same for a later component of a heterogeneous job. The script's ``#SBATCH`` lines do not apply to it."""
-    given, tasks = sbatch_options(fields), f"--ntasks={fields.get('NumTasks', '1')}"
-    return given if tasks in given else [*given, tasks]
-
-
 def _gpu_options(fields: Mapping[str, str]) -> dict[str, str]:
     """Options for GPUs that were not requested by node (``--gpus``, ``--gpus-per-task``), and for shares per GPU."""
     found = {}
@@ -311,5 +298,5 @@ def find_successor(job_id: str) -> str | None:
     for line in slurm_commands.run("squeue", "--me", "--noheader", "--format=%i|%k").splitlines():
         found, _, comment = line.strip().partition("|")
         if MARK + job_id in comment.split():
-            return found.partition("+")[0]  # 8+0 is the first component of the heterogeneous job 8
+            return found
     return None

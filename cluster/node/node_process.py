@@ -315,7 +315,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bigbatch.cluster.node", description=__doc__)
     parser.add_argument("--record", type=Path, required=True, help="the job's folder")
     parser.add_argument("--node", required=True, help="Slurm's name of this node")
-    parser.add_argument("--job", required=True, help="the job's id; a component of a heterogeneous job has another")
+    parser.add_argument("--job", required=True, help="the job's id")
     parser.add_argument("--run-id", required=True, help="which start of the job this is")
     parser.add_argument("--head", action="store_true", help="this node runs Ray's head")
     parser.add_argument("--batch-host", required=True, help="the job's first node, which runs its batch script")

@@ -25,12 +25,12 @@ from bigbatch.tune.budget.confirm_reserve import ConfirmationReserve
 from bigbatch.tune.budget.ledger import Ledger
 from bigbatch.tune.budget.pace import Pace, SessionTimes
 from bigbatch.tune.models.protocol import Dimension, SearchFacts, Strategy, TrialDecision
+from bigbatch.tune.plan.enqueued import enqueue_first_trials
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.runs.confirmation import ConfirmationFacts, missing_confirmations
 from bigbatch.tune.runs.feasible import CONSTRAINTS_ATTR
 from bigbatch.tune.runs.objective import Objective
 from bigbatch.tune.runs.objectives import Objectives
-from bigbatch.tune.search.first_trials import enqueue_first_trials
 from bigbatch.tune.search.running import configurations_of, missing_in, strategy_of
 from bigbatch.tune.storage.store import StudyStore
 from bigbatch.tune.strategies import make_strategy

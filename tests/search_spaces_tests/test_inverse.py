@@ -31,13 +31,6 @@ def test_the_parameters_of_a_sampled_configuration_are_found_again(workload, pin
             assert found[name] == (pytest.approx(value, rel=1e-9) if isinstance(value, float) else value), name
 
 
-def test_a_range_test_moves_the_parameters_and_not_the_rate() -> None:
-    tested = Workload(**{**vars(DIGITS), "lr_factors": {"sgd": 2.0}})
-    config = SPACE(StandInTrial(None, {"optimizer": "sgd", "global_batch_size": 256, "lr_multiplier": 1.0}), DIGITS)
-    found = nearest_parameters(SPACE, config, tested)
-    assert found is not None and found["lr_multiplier"] == pytest.approx(0.5)
-
-
 def test_mlperfs_lars_is_a_point_of_the_space() -> None:
     recipe = read_config(recipe_path("mlperf-lars-32k"))
     found = nearest_parameters(SPACE, recipe, IMAGENET)

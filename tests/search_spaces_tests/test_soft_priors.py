@@ -1,6 +1,5 @@
 """Soft priors of spaces: quantiles of a log-normal, ranges of the built-in spaces, refusals."""
 
-import dataclasses
 import math
 from pathlib import Path
 
@@ -56,14 +55,11 @@ def test_a_prior_that_cannot_be_is_refused(centre: float, factor: float) -> None
         LogNormal(centre, factor)
 
 
-def test_rates_are_searched_widely_and_narrowly_after_range_tests() -> None:
+def test_rates_are_searched_widely_and_mostly_near_their_centre() -> None:
     wide = check_space(BUILT_IN["large_batch"], WORKLOAD)["lr_multiplier"]
     assert (wide.low, wide.high) == (1 / 16, 16.0)
     assert wide.describe() == "0.0625 … 16 (log), mostly 0.25 … 4"
-    tested = dataclasses.replace(WORKLOAD, lr_spread=4.0)
-    narrow = check_space(BUILT_IN["large_batch"], tested)["lr_multiplier"]
-    assert narrow.describe() == "0.25 … 4 (log), mostly 0.5 … 2"
-    assert check_space(BUILT_IN["lr_warmup"], tested)["lr_multiplier"].describe().startswith("0.125 … 8 (log)")
+    assert check_space(BUILT_IN["lr_warmup"], WORKLOAD)["lr_multiplier"].describe() == wide.describe()
 
 
 def test_the_published_rates_of_imagenet_are_where_most_trials_are_drawn() -> None:

@@ -267,23 +267,10 @@ def test_what_a_killed_step_left_on_a_node_is_removed_by_the_next(cluster, submi
     assert job.leftovers("n1") == []
 
 
-def test_a_head_without_a_gpu_in_a_heterogeneous_job(cluster, submit):
-    sbatch = ("-c1", ":", "-N2", "-n2", "-c2", "--gres=gpu:1")
-    job = submit(*driver("sys.exit(0)"), sbatch=sbatch)
-    job.wait_log("→ ended")
-    assert "registered: 3 nodes, 5 CPUs, 2 GPUs" in job.wait_end("COMPLETED")
-
-
-@pytest.mark.exhaustive
-def test_the_successor_of_a_heterogeneous_job_has_its_components(cluster, submit):
-    sbatch = ("-c1", ":", "-N2", "-n2", "-c2", "--gres=gpu:1", "--mem=2500")
-    job = submit("--chain", *driver("os.environ.get('BIGBATCH_PREDECESSOR') or time.sleep(600)"), sbatch=sbatch)
-    job.wait_log("RUNNING")
-    cluster.run("ctl", "scancel", "--batch", "-s", "USR1", job.id, user="alice")
-    successor = job.wait_log(r"job (\d+) goes on").group(1)
-    assert cluster.wait_state(successor, ENDED, START_S) == "COMPLETED", job.everything()
-    assert starts(job) == 2 and job.log.count("registered: 3 nodes, 5 CPUs, 2 GPUs") == 2, job.log
-    assert job.record["successor"] == successor and job.leftovers() == []
+def test_a_heterogeneous_job_is_refused(cluster, submit):
+    job = submit(*driver("sys.exit(0)"), sbatch=("-c1", ":", "-N2", "-c2"))
+    log = job.wait_end("FAILED")
+    assert "Submit one without ':'" in log and "Traceback" not in log
 
 
 def lend(cluster: VirtualCluster, job: RayJob) -> str:

@@ -56,14 +56,6 @@ def test_jobs_on_one_node_see_their_own_gpus(cluster: VirtualCluster) -> None:
     assert {(folder / job).read_text() for job in jobs} == {"0\n", "1\n"}
 
 
-def test_heterogeneous_jobs_start(cluster: VirtualCluster) -> None:
-    script = batch("srun --het-group=0,1 hostname")
-    job = cluster.sbatch("alice", "-N1", "-n1", "--gres=gpu:2", ":", "-N1", "-n1", script=script)
-    cluster.wait_state(job, "COMPLETED")
-    hosts = (cluster.home("alice") / f"slurm-{job}.out").read_text().split()
-    assert len(set(hosts)) == 2
-
-
 def test_nodes_have_their_own_folders_processes_and_sockets(cluster: VirtualCluster) -> None:
     serve = "import socket, time; s = socket.create_server(('', 7777)); open('/tmp/mine', 'w'); time.sleep(300)"
     # Jobs of other tests may have left there what ordinary programs leave in /tmp.

@@ -291,15 +291,10 @@ def _task(parser: OneLineParser, args: argparse.Namespace) -> tuple[TrainConfig,
     return config, looked.scan, output
 
 
-def write_range_test(file: Path, config: TrainConfig, finding: RangeTestResult) -> None:
-    """Write a range test as JSON."""
-    values = {"schema_version": 1, "config": config.to_dict(), **dataclasses.asdict(finding)}
-    write_json(file, values, indent=1)
-
-
 def _write(config: TrainConfig, finding: RangeTestResult, output: Path) -> None:
     output.mkdir(parents=True, exist_ok=True)
-    write_range_test(output / "lr_find.json", config, finding)
+    values = {"schema_version": 1, "config": config.to_dict(), **dataclasses.asdict(finding)}
+    write_json(output / "lr_find.json", values, indent=1)
     o = config.optimizer
     name, model, data = (shown_name(word) for word in (o.name, config.model.name, config.data.name))
     title = f"{name}, batch {config.batch.global_size}, {model} on {data}"

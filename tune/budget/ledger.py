@@ -169,10 +169,6 @@ class Ledger:
             parts = (self._before, self._session, self._elsewhere)
             return sum(part.trials_s.get(number, 0.0) for part in parts)
 
-    def has_spent(self, budget_hours: float | None) -> bool:
-        """Whether the study has held devices for ``budget_hours``; None: there is no limit."""
-        return budget_hours is not None and self.held_s >= budget_hours * 3600
-
     # What is being used
 
     def hold(self, devices: float | None) -> None:

@@ -7,12 +7,11 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-from bigbatch.base.atomic_files import write_text
 from bigbatch.base.command_line import DONE, FAILED, WRONG_INPUT
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.errors import OwnCodeError
 from bigbatch.tune.console.wrapped import from_here
-from bigbatch.tune.scaling.analysis import ScalingAnalysis, analyse
+from bigbatch.tune.scaling.analysis import analyse
 from bigbatch.tune.scaling.arguments import (
     check_started_alone,
     find_machine,
@@ -27,7 +26,6 @@ from bigbatch.tune.scaling.scale_plan import ScalePlan, SizePlan
 from bigbatch.tune.scaling.scaling_table import (
     brief_seconds,
     cost_words,
-    model_text,
     plan_lines,
     repeat_text,
     table_text,
@@ -68,10 +66,10 @@ def _scale(args: argparse.Namespace) -> int:
     write_plan(plan)
     failed = _measure_sizes(plan, [size for size in plan.sizes if size.workers not in done])
     if sizes := read_sizes(plan.output):
-        found = analyse(plan, sizes)
+        found = analyse(sizes)
         path = write_result_of(plan, found)
-        parts = [table_text(plan, found), repeat_text(plan), model_text(found), useful_text(found)]
-        print("\n" + "\n\n".join([*parts, f"all numbers are in {from_here(path)}\n{_page_line(plan, found)}"]))
+        parts = [table_text(plan, found), repeat_text(plan), useful_text(found)]
+        print("\n" + "\n\n".join([*parts, f"all numbers are in {from_here(path)}"]))
     if failed:
         raise SizeFailed("; ".join(failed))
     return DONE
@@ -92,24 +90,11 @@ def _measure_sizes(plan: ScalePlan, missing: Sequence[SizePlan]) -> list[str]:
             failed.append(str(error))
             continue
         sizes = read_sizes(plan.output)
-        write_result_of(plan, analyse(plan, sizes))
+        write_result_of(plan, analyse(sizes))
         left = [later.workers for later in missing[place:]]
         if left and plan.epochs:
             print(f"  left: {cost_words(plan, known_epoch_s(plan, sizes), left)}", flush=True)
     return failed
-
-
-def _page_line(plan: ScalePlan, found: ScalingAnalysis) -> str:
-    """Write the page, and say where it is. A page that fails is a line too: everything is measured and kept."""
-    from bigbatch.tune.scaling.scaling_page import PAGE_FILE, scaling_page
-
-    path = plan.output / PAGE_FILE
-    try:
-        write_text(path, scaling_page(plan, found))
-    except Exception as error:
-        reason = " ".join(str(error).split())[:200]
-        return f"The page was not written ({type(error).__name__}: {reason}). Repeat the command to try again."
-    return f"Page: {from_here(path)}"
 
 
 def _size_line(plan: ScalePlan, one: SizeResult) -> str:

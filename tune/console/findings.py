@@ -89,8 +89,6 @@ def _trainable_lines(plan: SearchPlan) -> list[tuple[str, str]]:
     lines += (
         [("fixed", ", ".join(f"{name} {text}" for name, text in fixed if text))] if any(dict(fixed).values()) else []
     )
-    factors = plan.workload.lr_factors.items()
-    lines += [("", f"{f'prior[{name}]':24} × {factor:.3g}, by its range test") for name, factor in factors]
     stops = f"strategy {shown_name(plan.strategy)}, stopping {shown_name(plan.stopping)}"
     return [
         *lines,
@@ -98,7 +96,6 @@ def _trainable_lines(plan: SearchPlan) -> list[tuple[str, str]]:
         *own_component_lines(plan),
         *_frontier(plan),
         ("trials", f"{_how_many(plan)} of at most {epochs_text(plan.max_epochs)}, {stops}"),
-        *([("find-lr", "a range test of each optimizer before the first trial")] if plan.options.find_lr else []),
         *([("first", in_words(plan.enqueued))] if plan.enqueued else []),
         *(("warm start", known_in_words(study)) for study in plan.warm_start),
         *objective_lines(plan),

@@ -74,7 +74,6 @@ OPTIONS = (
            "published recipes that fit the space)", MANY),
     Option("warm-start", SEARCHED, "DIR", "learn from the trials of these studies, e.g. runs/first; also of another "
            "batch, subset or network", LISTS),
-    Option("find-lr", SEARCHED, None, "first make a range test of each optimizer's rate", {**FLAG, "default": None}),
     Option("seed", SEARCHED, "S", "seed of sampling, initial weights and data order (default 0)", {"type": int}),
     Option("workers", RUN, "N", "data-parallel workers of each trial (default 1)", {"type": int}),
     Option("trials-per-gpu", RUN, "auto|N", "trials that share each GPU: 1 (default) to 4; auto: as many as have room "

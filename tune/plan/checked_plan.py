@@ -80,7 +80,6 @@ from bigbatch.tune.plan.own_code import (
     with_accepted_code,
     with_components,
 )
-from bigbatch.tune.plan.prior import RatePrior, wanted_tests
 from bigbatch.tune.plan.search_plan import SearchPlan, stored_trials
 from bigbatch.tune.plan.warm_start import knowledge_of
 from bigbatch.tune.runs.objective import read_tolerance
@@ -205,13 +204,11 @@ def make_plan(options: SearchOptions) -> SearchPlan:
         given = {name: value for name, value in _kept_options(stored).items() if value is not None}
         options = options.over({**known, **given})
         options = with_studys_objective(options, stored)
-        _refuse_late_tests(options, stored)
     plan = _plan(options, stored)
     strategy, stopping = resolved(plan.strategy, plan.stopping, plan.most_trials, plan.max_epochs)
     plan = dataclasses.replace(plan, strategy=strategy, stopping=stopping)
     check_own_search(plan)
     check_study_fits(plan)
-    wanted_tests(plan)  # refuses a space without rates to find
     # A resumed study has the configurations with which it began: their files may have changed since.
     plan = dataclasses.replace(plan, enqueued=stored_trials(stored) if stored else first_trials(plan))
     plan = dataclasses.replace(plan, warm_start=knowledge_of(plan, stored), own_code=own_code(plan))
@@ -222,15 +219,6 @@ def make_plan(options: SearchOptions) -> SearchPlan:
             check_same_values(plan.frontier, plan.workers, stored)
     check_components(plan, stored)
     return plan
-
-
-def _refuse_late_tests(options: SearchOptions, stored: Description) -> None:
-    """Raise ConfigError for ``--find-lr`` in a study that began without it: its trials are around another prior."""
-    if options.find_lr and not _kept_options(stored).get("find_lr"):
-        raise ConfigError(
-            "--find-lr is for the beginning of a study; got --resume of one that began without it. Leave it out, or "
-            "write --study OTHER."
-        )
 
 
 def _kept_options(stored: Mapping[str, object]) -> dict[str, object]:
@@ -329,9 +317,8 @@ def _space_of(o: SearchOptions) -> Space:
     return load_trainable(o) if o.trainable is not None else load_space(o.space or DEFAULT_SPACE)
 
 
-def _fitted(search: SearchRequest, machine: Machine, stored: Description) -> FittedSearch:
-    rates = RatePrior.of_study(stored) if stored else None
-    return fit_search(search, machine, rates) if machine.nodes else fit_search_to_unknown_cluster(search, rates)
+def _fitted(search: SearchRequest, machine: Machine) -> FittedSearch:
+    return fit_search(search, machine) if machine.nodes else fit_search_to_unknown_cluster(search)
 
 
 def _plan(o: SearchOptions, stored: Description) -> SearchPlan:
@@ -347,7 +334,7 @@ def _plan(o: SearchOptions, stored: Description) -> SearchPlan:
     share = first_share(*known) if machine.nodes else Share(1, checked.workers, {"CPU": 1.0})
     model = None if (o.model or "auto") == "auto" else absolute("--model", str(o.model))
     search = SearchRequest(space, data, model, max_epochs, checked.workers, overrides, checked.batches)
-    fitted = _fitted(search, machine, stored)
+    fitted = _fitted(search, machine)
     name = o.study if o.study and o.resume else study_name(o.study, space, data)
     return SearchPlan(
         study=name,

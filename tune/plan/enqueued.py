@@ -15,6 +15,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bigbatch.base import json_values
 from bigbatch.search_spaces.check import nearest_parameters
@@ -26,6 +27,12 @@ from bigbatch.train_loop.config.given import read_config, recipe_names, recipe_p
 from bigbatch.train_loop.config.last_step import with_smaller_step
 from bigbatch.tune.models.names import capabilities_of
 from bigbatch.tune.plan.search_plan import EnqueuedTrial, SearchPlan
+from bigbatch.tune.plan.warm_start import best_known
+from bigbatch.tune.runs.knowledge import LABEL
+from bigbatch.tune.runs.run import ENQUEUED_ATTR, GIVEN_ATTR
+
+if TYPE_CHECKING:  # a login node may lack it
+    import optuna
 
 NONE, PREFIX = "none", "recipe:"
 PUBLISHED = {"lars": "nus-lars-32k", "lamb": "lamb-32k", "sgd": "goyal-sgd-8k"}
@@ -182,6 +189,25 @@ def _fitted(source: Source, batch: int, plan: SearchPlan) -> EnqueuedTrial:
 
 def _parts(config: TrainConfig) -> tuple[object, ...]:
     return config.optimizer, config.schedule, config.loss, config.label_smoothing, config.ema_decay
+
+
+def enqueue_first_trials(plan: SearchPlan, study: optuna.Study) -> None:
+    """Let the best of ``--warm-start`` wait in the study, then ``--enqueue``, then the space's initial points.
+
+    What is in the study already is not repeated, so this also completes what a kill interrupted.
+    """
+    there = {trial.user_attrs.get(ENQUEUED_ATTR) for trial in study.get_trials(deepcopy=False)}
+    for found, params in best_known(plan):
+        if LABEL + found not in there:
+            study.enqueue_trial(params, user_attrs={ENQUEUED_ATTR: LABEL + found})
+    for trial in plan.enqueued:
+        if trial.label not in there:
+            config = trial.config.replace_keys({"model.name": plan.model})  # a joined cluster may have decided it
+            attrs = {ENQUEUED_ATTR: trial.label, GIVEN_ATTR: config.to_dict()}
+            study.enqueue_trial(parameters_of_trial(trial, plan), user_attrs=attrs)
+    if capabilities_of(plan.strategy).learns:  # the designs random and qmc stay as they are
+        for point in plan.space.initial_points(plan.workload, plan.overrides):
+            study.enqueue_trial(point, skip_if_exists=True)
 
 
 def parameters_of_trial(trial: EnqueuedTrial, plan: SearchPlan) -> dict[str, object]:

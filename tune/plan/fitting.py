@@ -17,6 +17,7 @@ from bigbatch.base import json_values
 from bigbatch.cluster.host.holder import record_of_job
 from bigbatch.search_spaces.check import ParamRange, check_space
 from bigbatch.search_spaces.fixed_parameters import check_parameters, parameter_value
+from bigbatch.search_spaces.priors import OWN_SPREAD, is_component_name
 from bigbatch.search_spaces.registry import Space
 from bigbatch.search_spaces.trainable_space import TrainableSpace
 from bigbatch.search_spaces.trial import BATCH_KEY
@@ -29,7 +30,6 @@ from bigbatch.train_loop.launch.local_workers import GPU_FIX, why_no_gpu
 from bigbatch.train_loop.model.networks import check_model
 from bigbatch.tune.plan.machine import Machine, Node, first_share
 from bigbatch.tune.plan.option_checks import check_study_fits
-from bigbatch.tune.plan.prior import RatePrior, rate_prior
 from bigbatch.tune.plan.search_plan import FrontierPlan, SearchPlan, frontier_plan
 
 UNITS = {"": 1, "k": 1024}
@@ -133,11 +133,8 @@ class FittedSearch:
     frontier: FrontierPlan | None = None
 
 
-def fit_search(search: SearchRequest, machine: Machine, rates: RatePrior | None = None) -> FittedSearch:
-    """Check the search for ``machine``. Raises ConfigError.
-
-    ``rates``: the prior of a resumed study. None: no range test has moved it.
-    """
+def fit_search(search: SearchRequest, machine: Machine) -> FittedSearch:
+    """Check the search for ``machine``. Raises ConfigError."""
     if isinstance(search.space, TrainableSpace):
         return _fit_trainable(search, search.space, machine)
     space, model = search.space, search.model or auto_model(machine, search.data)
@@ -146,14 +143,17 @@ def fit_search(search: SearchRequest, machine: Machine, rates: RatePrior | None 
     check_batches(search.batches, workload)
     overrides = check_parameters(space, workload, search.overrides)
     ranges = check_space(space, workload, pinned=overrides)
-    if rates is None:
-        rates = rate_prior({}, ranges)
-    # The ranges lie around the centres, which the prior has moved.
-    if rates.apply(workload) != workload:
-        workload = rates.apply(workload)
+    # A parameter has one range in a study, so an optimizer without published rates makes it wide for all.
+    if any(map(is_component_name, optimizers_of(ranges))):
+        workload = dataclasses.replace(workload, lr_spread=OWN_SPREAD)
         ranges = check_space(space, workload, pinned=overrides)
     _check_batches_are_searched(space, workload, ranges)
     return FittedSearch(model, workload, overrides, ranges, frontier_plan(space, ranges, overrides))
+
+
+def optimizers_of(ranges: Mapping[str, ParamRange]) -> list[str]:
+    """The optimizers whose rate a space derives from other parameters, as ``check_space`` met them."""
+    return [str(found.conditions["optimizer"][0]) for found in ranges.values() if found.kind == "derived"]
 
 
 def _fit_trainable(search: SearchRequest, space: TrainableSpace, machine: Machine) -> FittedSearch:
@@ -176,16 +176,16 @@ def _fit_trainable(search: SearchRequest, space: TrainableSpace, machine: Machin
     return FittedSearch(workload.model, workload, fixed, ranges, frontier_plan(space, ranges, fixed))
 
 
-def fit_search_to_unknown_cluster(search: SearchRequest, rates: RatePrior | None = None) -> FittedSearch:
+def fit_search_to_unknown_cluster(search: SearchRequest) -> FittedSearch:
     """Check a search for a cluster that is not joined yet: it must suit a cluster without GPUs, or one with GPUs.
 
     If it suits neither, raises the ConfigError of the cluster without GPUs.
     """
     try:
-        return fit_search(search, Machine(), rates)
+        return fit_search(search, Machine())
     except ConfigError as error:
         try:
-            return fit_search(search, SOME_GPU, rates)
+            return fit_search(search, SOME_GPU)
         except ConfigError:
             raise error from None
 
@@ -261,9 +261,7 @@ def _on_cluster(plan: SearchPlan, machine: Machine) -> SearchPlan:
         overrides=plan.overrides,
         batches=parse_batches(plan.options.batch),
     )
-    rates = RatePrior(plan.workload.lr_factors, plan.workload.lr_spread)
-    fitted = fit_search(search, machine, rates if plan.resume else None)
-    plan = dataclasses.replace(plan, machine=machine, share=share, **vars(fitted))
+    plan = dataclasses.replace(plan, machine=machine, share=share, **vars(fit_search(search, machine)))
     check_study_fits(plan)  # the number of concurrent trials is known only now
     return plan
 

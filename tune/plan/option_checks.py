@@ -69,11 +69,6 @@ def check_join(options: SearchOptions) -> None:
             f"--join works on a study in a database; got no {missing}. "
             "Write --storage postgresql+psycopg://USER@HOST/DB --study NAME."
         )
-    if options.find_lr:
-        raise ConfigError(
-            "--join goes without --find-lr, because all drivers search around the same rates; got both. Leave out "
-            "--find-lr."
-        )
     path = sqlite_file(options.storage)
     if path is not None and is_shared(path):
         raise ConfigError(
@@ -118,7 +113,6 @@ OPTIONS = {
     "model": "--model",
     "max_epochs": "--max-epochs",
     "seed": "--seed",
-    "lr_factors": "--find-lr",
     "batches": "--batch",
     "workers": "--workers",
 }

@@ -20,7 +20,7 @@ from bigbatch.train_loop.data.catalogue import NAMES
 RESUMED_OPTIONS = (
     "space", "data", "subset", "val_part", "holdout", "model", "trials", "max_epochs", "budget_gpu_hours", "strategy",
     "stopping", "workers", "set", "loss", "optimizer", "batch", "tolerance", "confirm",
-    "seed", "wandb", "log_every_steps", "on_bad_image", "stage", "find_lr", "trainable", "metric",
+    "seed", "wandb", "log_every_steps", "on_bad_image", "stage", "trainable", "metric",
     "trials_per_gpu",
 )  # fmt: skip
 
@@ -64,7 +64,6 @@ class SearchOptions:
     set: tuple[str, ...] = ()
     on_bad_image: str | None = None
     stage: str | None = None
-    find_lr: bool | None = None
     enqueue: tuple[str, ...] = ()
     """The study does not keep these paths; it keeps the configurations, in ``enqueued``."""
     warm_start: tuple[str, ...] = ()
@@ -169,7 +168,6 @@ class SearchKeywords(TypedDict, total=False):
     set: Mapping[str, object] | Texts | None
     on_bad_image: str | None
     stage: str | Path | None
-    find_lr: bool | None
     enqueue: Paths | None
     warm_start: Paths | None
     storage: str | None

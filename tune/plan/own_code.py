@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from bigbatch.base.command_line import empty_value
-from bigbatch.search_spaces.priors import OWN_SPREAD, is_component_name
+from bigbatch.search_spaces.priors import is_component_name
 from bigbatch.search_spaces.trainable_space import RESERVED, TrainableSpace, load_trainable_space
 from bigbatch.search_spaces.trial import StandInTrial
 from bigbatch.train_loop.config import ConfigError, TrainConfig, json_or_word
@@ -30,9 +30,9 @@ from bigbatch.train_loop.config.train_config import LOSSES as BUILT_IN_LOSSES
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.launch.checks import option_sections, takes_options, try_users_code
 from bigbatch.train_loop.plugins.registry import check_call, load_function
+from bigbatch.tune.plan.fitting import optimizers_of
 from bigbatch.tune.plan.objective_options import one_of_objective_options
 from bigbatch.tune.plan.options import SearchOptions
-from bigbatch.tune.plan.prior import optimizers_of
 from bigbatch.tune.runs import metrics
 from bigbatch.tune.runs.objective import Reported
 from bigbatch.tune.runs.objectives import Objectives, read_objectives
@@ -161,12 +161,10 @@ def _check_options_are_taken(plan: SearchPlan) -> None:
 def own_component_lines(plan: SearchPlan) -> list[tuple[str, str]]:
     """The plan's lines about users' files, and about the rates of an optimizer without published ones."""
     lines = [("own code", word) for word in plan.own_code if word != plan.trainable]
-    rates = [name for name in optimizers_of(plan.ranges) if is_component_name(name)]
-    for name in rates:
-        if name not in plan.workload.lr_factors and plan.workload.lr_spread >= OWN_SPREAD:
-            advice = "" if plan.options.find_lr else " --find-lr sharpens that."
-            lines.append(("rates", f"no published rates of {shown_name(name)} are known: the range is broad.{advice}"))
-    return lines
+    own = [name for name in optimizers_of(plan.ranges) if is_component_name(name)]
+    return lines + [
+        ("rates", f"no published rates of {shown_name(name)} are known: the range is broad") for name in own
+    ]
 
 
 def _configurations(plan: SearchPlan) -> list[TrainConfig]:
@@ -187,7 +185,7 @@ OPTION = "--trainable"
 ARGUMENTS = ("config", "report", "resume")
 OF_THE_LOOP = (
     "data", "subset", "val_part", "holdout", "batch", "model", "loss", "optimizer",
-    "on_bad_image", "stage", "find_lr", "enqueue", "log_every_steps", "metric",
+    "on_bad_image", "stage", "enqueue", "log_every_steps", "metric",
 )  # fmt: skip
 """Options of our own training loop: the function brings its own data and network."""
 OWN_DATA = "own"
@@ -286,5 +284,5 @@ def trainable_lines(space: object) -> list[tuple[str, str]]:
         return []
     return [
         ("trainable", space.trainable),
-        ("", "no options for batches, range tests or recipes: those are of BigBatch's own training loop"),
+        ("", "no options for batches or recipes: those are of BigBatch's own training loop"),
     ]

@@ -213,9 +213,7 @@ class SearchPlan:
             "seed": self.seed,
             "objective": self.objectives.text,
             "overrides": json.loads(json.dumps(self.overrides)),  # as stored: JSON turns tuples into lists
-            "lr_factors": dict(self.workload.lr_factors) or None,
             "batches": list(self.workload.batches) or None,
-            "lr_spread": self.workload.lr_spread,
             "smaller_step": self.workload.smaller_step,
             "image_size": self.data.image_size,
             "train_size": self.data.train_size,

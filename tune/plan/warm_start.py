@@ -6,7 +6,6 @@ what that changes, the model of the curves finds out. See docs/decisions/033.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,8 +26,6 @@ from bigbatch.tune.storage.summary import EPOCHS_TABLE, UNREADABLE, summarize
 MOST_TRIALS = 200
 """Of a larger study, the better half of these is kept, and as many spread over the others."""
 WARMUP_KEY = "schedule.warmup_epochs"
-MULTIPLIER = "lr_multiplier"
-"""The parameter of the spaces that search a multiple of a centre, which range tests move (``Workload.lr_factors``)."""
 SHARES = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2)
 """Of a curve, the values at these parts of the run are kept, and the last one."""
 
@@ -90,7 +87,7 @@ def _read(path: str, plan: SearchPlan) -> KnownStudy:
         raise ConfigError(
             f"--warm-start needs a study with trials that have ended; got {path!r} without. Leave it out."
         )
-    space = _SpaceToFit(plan, json_values.mapping(description, "overrides"), _factors(description))
+    space = _SpaceToFit(plan, json_values.mapping(description, "overrides"))
     space.check(path, told)
     curves = _curves(Path(path), plan.objectives.first)
     found = _merged(told, space, curves)
@@ -105,10 +102,10 @@ def _read(path: str, plan: SearchPlan) -> KnownStudy:
 class _SpaceToFit:
     """This search's parameters, and what the other study had fixed."""
 
-    def __init__(self, plan: SearchPlan, fixed_there: Mapping[str, object], factors: Mapping[str, float]) -> None:
+    def __init__(self, plan: SearchPlan, fixed_there: Mapping[str, object]) -> None:
         self.ranges = {name: found for name, found in plan.ranges.items() if found.kind != "derived"}
         self.frontier = plan.frontier.name if plan.frontier else None
-        self._plan, self._factors = plan, factors
+        self._plan = plan
         names = {*self.ranges, *([self.frontier] if self.frontier else [])}
         self._there = {name: value for name in names if (value := self._fixed(fixed_there, name)) is not None}
 
@@ -141,8 +138,6 @@ class _SpaceToFit:
         The frontier's value becomes the nearest one of this search.
         """
         params = {name: value for name, value in {**self._there, **trial.params}.items() if name in self.ranges}
-        optimizer = json_values.text(json_values.mapping(trial.config, "optimizer"), "name")
-        params |= _same_rate(params, optimizer, self._factors, self._plan.workload.lr_factors)
         for name, value in params.items():
             found = self.ranges[name]
             if name == self.frontier:
@@ -159,41 +154,6 @@ class _SpaceToFit:
         pinned = {name: self._fixed(self._plan.overrides, name) for name in trial.params}
         chosen = {name: value for name, value in pinned.items() if name != self.frontier and value is not None}
         return params if all(trial.params[name] == value for name, value in chosen.items()) else None
-
-
-def _factors(description: Description) -> dict[str, float]:
-    """By how much range tests had moved the centres of the rates, by optimizer."""
-    found = json_values.mapping(description, "lr_factors")
-    return {name: factor for name in found if (factor := json_values.number(found, name)) > 0}
-
-
-def _same_rate(
-    params: Mapping[str, object], optimizer: str, before: Mapping[str, float], now: Mapping[str, float]
-) -> dict[str, object]:
-    """The multiplier that gives the same rate around another centre; nothing where the space has none."""
-    value = params.get(MULTIPLIER)
-    if not isinstance(value, (int, float)):
-        return {}
-    return {MULTIPLIER: value * before.get(optimizer, 1.0) / now.get(optimizer, 1.0)}
-
-
-def around_moved_centres(plan: SearchPlan, moved: SearchPlan) -> tuple[KnownStudy, ...]:
-    """The knowledge of ``plan`` in ``moved``, whose range tests have moved the centres of the rates.
-
-    Trials whose rate lies outside of the new range are left out, and studies of which none is left.
-    """
-    found, pinned = moved.ranges.get(MULTIPLIER), json_values.text(plan.overrides, "optimizer.name")
-    studies = []
-    for study in plan.warm_start:
-        trials = []
-        for trial in study.trials:
-            optimizer = json_values.text(trial.params, "optimizer") or pinned
-            same = _same_rate(trial.params, optimizer, plan.workload.lr_factors, moved.workload.lr_factors)
-            if found is None or not same or found.contains(same[MULTIPLIER]):
-                trials.append(dataclasses.replace(trial, params={**trial.params, **same}))
-        if trials:
-            studies.append(KnownStudy(study.name, tuple(trials)))
-    return tuple(studies)
 
 
 def _nearest(value: object, values: Iterable[object]) -> object | None:

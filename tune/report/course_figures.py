@@ -133,7 +133,7 @@ def device_hours(points: StudyPoints) -> ReportFigure:
         )  # fmt: skip
     caption = (
         "The hours of the trials by how they ended, and those in which devices were held for no trial: Ray's start, "
-        "trials that began or ended, range tests, and idle devices."
+        "trials that began or ended, and idle devices."
     )
     axes = layout(
         height=230,

@@ -150,7 +150,6 @@ def scale_parser(prog: str) -> OneLineParser:
     add("--retune", type=int, nargs="?", const=RETUNE_TRIALS, default=0, metavar="TRIALS",
         help=f"first search rate, warmup and the like at each size, with so many trials ({RETUNE_TRIALS})")  # fmt: skip
     add("--objective", metavar="METRIC", help="what is compared after the epochs (default: the study's, or val_top1)")
-    add("--to", type=int, default=1024, metavar="N", help="show the fitted model up to so many workers (default 1024)")
     add("--stage", metavar="DIR", help="copy a packed data set to this folder of each node; as for bigbatch train")
     add("--output", metavar="DIR", help="results' folder (default: runs/scale/<file>-<mode>-<hash>)")
     add("--dry-run", action="store_true", help="print the plan with its cost, as far as it is known, and stop")
@@ -191,7 +190,6 @@ def make_scale_plan(args: argparse.Namespace, machine: ScaleMachine) -> ScalePla
         profile_steps=args.profile_steps,
         objective=_objective(args.objective, source, info, config),
         output=output.absolute(),
-        largest=args.to,
         retune_trials=args.retune,
         stage_folder=args.stage,
     )
@@ -212,7 +210,7 @@ def check_started_alone() -> None:
 
 
 def _check_numbers(args: argparse.Namespace) -> None:
-    least = {"--profile-steps": (args.profile_steps, 1), "--to": (args.to, 1)}
+    least = {"--profile-steps": (args.profile_steps, 1)}
     least |= {"--epochs": (args.epochs, 0), "--base-workers": (args.base_workers, 1)}
     for option, (value, fewest) in least.items():
         if value is not None and value < fewest:

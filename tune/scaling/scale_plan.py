@@ -89,8 +89,6 @@ class ScalePlan:
     profile_steps: int
     objective: Objective
     output: Path
-    largest: int = 1024
-    """The model is shown up to this number of workers."""
     retune_trials: int = 0
     """Trials of the short search at each size; 0: no search."""
     stage_folder: str | None = None
@@ -127,7 +125,7 @@ def check_sizes(sizes: Sequence[int], machine: ScaleMachine) -> None:
         where = f"{machine.nodes} nodes with {machine.per_node} each" if machine.nodes > 1 else "this machine"
         raise ConfigError(
             f"--workers must be at most {machine.devices}, the {machine.unit} of {where}; got {sizes[-1]}. "
-            f"Write --workers {','.join(map(str, default_sizes(machine)))}; the model goes beyond (--to)."
+            f"Write --workers {','.join(map(str, default_sizes(machine)))}."
         )
     for size in sizes:
         if not fills(size, machine):

@@ -60,11 +60,6 @@ class SizeResult:
     """Whether its loss became infinite or NaN. Its times are then those of the profile."""
 
     @property
-    def compute_s(self) -> float:
-        """What is left of a step without data wait and communication."""
-        return max(0.0, self.step_s - self.data_s - self.communication_s)
-
-    @property
     def communication_share(self) -> float:
         """Of a step, 0 to 1."""
         return self.communication_s / self.step_s

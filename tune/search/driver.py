@@ -37,6 +37,7 @@ from bigbatch.tune.console.findings import (
 )
 from bigbatch.tune.console.outcome import known_findings, look_findings, refusals_in_words, why_nothing
 from bigbatch.tune.console.wrapped import say, say_command
+from bigbatch.tune.plan.enqueued import enqueue_first_trials
 from bigbatch.tune.plan.fitting import absent_nodes, cluster_machine, living_nodes, plan_for_cluster
 from bigbatch.tune.plan.machine import devices_held
 from bigbatch.tune.plan.option_checks import check_same_values
@@ -55,7 +56,6 @@ from bigbatch.tune.search.budgeting import (
 )
 from bigbatch.tune.search.capacity import Capacity
 from bigbatch.tune.search.ending import DONE, FAILED, end_search, late_report
-from bigbatch.tune.search.first_trials import enqueue_first_trials, find_rates
 from bigbatch.tune.search.gpu_use import IdleGpus, TrialsPerGpu
 from bigbatch.tune.search.interrupts import Interrupts, StopRequest
 from bigbatch.tune.search.joining import agreement, check_same_model
@@ -234,8 +234,6 @@ def _search(
         say(console, note)
     run.capacity = _capacity(plan, connection.local, partial(_tell, run, console))
     store.ledger.hold(run.capacity.devices(plan.machine))  # only now are the devices known
-    if not find_rates(run, store, stop, console):
-        return
     sharing = TrialsPerGpu(run, store, partial(_tell, run, console))
     sharing.rise()
     plan = run.plan

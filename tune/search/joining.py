@@ -17,13 +17,11 @@ from bigbatch.tune.storage.store import StudyStore
 
 PLAN_ATTR = "plan"
 """The study's user attribute with ``shared_identity`` of its first driver."""
-FOUND = "found by --find-lr"
 
 
 def shared_identity(plan: SearchPlan) -> dict[str, object]:
     """The facts in which all drivers of a study agree: also the workers, since any of them may continue a trial."""
-    facts = {**plan.identity(), "workers": plan.workers}
-    return {**facts, "lr_factors": FOUND} if plan.options.find_lr else facts
+    return {**plan.identity(), "workers": plan.workers}
 
 
 def agreement(plan: SearchPlan) -> Callable[[optuna.Study], None]:

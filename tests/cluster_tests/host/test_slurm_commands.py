@@ -171,13 +171,13 @@ JOB = (
 
 
 def test_the_fields_of_a_job_that_has_blanks_in_its_values():
-    (fields,) = slurm_commands.parse_job_fields(JOB)
+    fields = slurm_commands.parse_job_fields(f"{JOB}\nJobId=9 JobName=another")
     assert fields["JobName"] == "my search" and fields["Command"] == "/home/user/a b/run.sh --x y=1"
     assert slurm_commands.seconds_since_epoch(fields["EndTime"]) is None
     assert slurm_commands.least_count(fields["NumNodes"]) == 2
     assert not slurm_commands.is_set(fields["Comment"]) and not slurm_commands.is_set(fields["TimeLimit"])
     assert slurm_commands.read_gpu_count(fields["ReqTRES"]) == 4 == slurm_commands.read_gpu_count(fields["TresPerNode"])
-    assert len(slurm_commands.parse_job_fields(JOB + "\n" + JOB)) == 2 and slurm_commands.parse_job_fields("") == []
+    assert slurm_commands.parse_job_fields("") == {}
 
 
 ODD = {

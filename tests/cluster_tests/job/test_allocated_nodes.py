@@ -1,12 +1,9 @@
 """What an allocation grants, from Slurm's variables."""
 
-from pathlib import Path
-
 import pytest
 
-from bigbatch.cluster.host.allocation import granted_gpus, usable_memory_bytes
+from bigbatch.cluster.host.allocation import granted_gpus
 from bigbatch.cluster.host.slurm_commands import parse_job_fields
-from bigbatch.cluster.job import node_steps
 from bigbatch.cluster.job.allocated_nodes import NoAllocation, node_cpus, read_allocation
 from helpers.stand_in_slurm import names
 
@@ -39,23 +36,15 @@ def test_the_grant_is_read_from_slurms_variables():
         read_allocation({}, names)
 
 
-def test_a_heterogeneous_job_may_have_a_head_without_gpus():
+@pytest.mark.parametrize("about", [{"HetJobId": "12"}, {}], ids=["its own", "of the shell it was submitted from"])
+def test_a_heterogeneous_job_is_refused(about):
     env = {"SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "a", "SLURM_HET_SIZE": "2", "SLURM_JOB_END_TIME": "1"}
-    env |= {"SLURM_JOB_NODELIST_HET_GROUP_0": "a", "SLURM_JOB_CPUS_PER_NODE_HET_GROUP_0": "2"}
-    env |= {"SLURM_JOB_NODELIST_HET_GROUP_1": "b,c", "SLURM_JOB_CPUS_PER_NODE_HET_GROUP_1": "8(x2)"}
-    allocation = read_allocation(env, names)
-    assert [(n.name, n.cpus, n.het_group) for n in allocation.nodes] == [("a", 2, 0), ("b", 8, 1), ("c", 8, 1)]
-    assert (allocation.cpus, allocation.gpus) == (None, 0), "only the nodes know"
-
-
-def test_a_node_of_a_heterogeneous_job_is_told_of_its_own_memory():
-    """As sbatch of Slurm 22.05 leaves them for ``--mem=200M : --mem-per-cpu=500M``: the plain ones are the head's."""
-    sizes = {"SLURM_MEM_PER_NODE_HET_GROUP_0": "200", "SLURM_MEM_PER_CPU_HET_GROUP_1": "500"}
-    env = {"SLURM_JOB_ID": "12", "SLURM_MEM_PER_NODE": "200", "SLURM_CPUS_PER_TASK": "1", **sizes}
-    head, worker = (node_steps.step_environment(env, group) for group in (0, 1))
-    assert usable_memory_bytes(head, Path("/nowhere")) == 200 * 2**20
-    assert "SLURM_MEM_PER_NODE" not in worker and worker["SLURM_MEM_PER_CPU"] == "500"
-    assert node_steps.step_environment(env)["SLURM_MEM_PER_NODE"] == "200", "all nodes are alike"
+    fields = lambda job: {"JobState": "RUNNING", **about}  # noqa: E731
+    if not about:
+        assert read_allocation(env, names, fields).head.name == "a"
+        return
+    with pytest.raises(NoAllocation, match="heterogeneous job. Submit one without ':'"):
+        read_allocation(env, names, fields)
 
 
 def test_a_task_of_an_array_is_refused():
@@ -77,7 +66,7 @@ BATCH = {"SLURM_JOB_ID": "2", "SLURM_JOB_NODELIST": "n1", "SLURM_JOB_CPUS_PER_NO
 
 def test_variables_of_the_job_from_whose_shell_a_job_was_submitted_are_forgotten():
     env = {**SHELL, **BATCH, "HOME": "/home/a"}
-    about = parse_job_fields(ABOUT.format(gres="(null)", memory="MinMemoryCPU=4000M"))[0]
+    about = parse_job_fields(ABOUT.format(gres="(null)", memory="MinMemoryCPU=4000M"))
     allocation = read_allocation(env, names, lambda job: about)
     assert env == {**BATCH, "HOME": "/home/a"}
     assert (allocation.restart_count, allocation.gpus, allocation.cpus, allocation.end_time) == (0, 0, 2, None)
@@ -88,6 +77,6 @@ def test_variables_that_slurm_confirms_stay():
     own = {"SLURM_JOB_ID": "2", "SLURM_JOB_NODELIST": "n1", "SLURM_GPUS_ON_NODE": "2", "CUDA_VISIBLE_DEVICES": "0,1"}
     own |= {"SLURM_MEM_PER_NODE": "500", "SLURM_JOB_END_TIME": "1", "SLURM_GPUS_PER_NODE": "2"}
     for memory, answer in (("MinMemoryNode=500M", True), ("", True), ("", False)):
-        about = parse_job_fields(ABOUT.format(gres="gpu:2", memory=memory))[0] if answer else {}
+        about = parse_job_fields(ABOUT.format(gres="gpu:2", memory=memory)) if answer else {}
         env = dict(own)
         assert read_allocation(env, names, {"2": about}.__getitem__).gpus == 2 and env == own

@@ -2,7 +2,6 @@
 
 import pytest
 
-from bigbatch.cluster.host import slurm_commands
 from bigbatch.cluster.job import options, restart
 from helpers.stand_in_slurm import stand_in
 
@@ -102,25 +101,22 @@ def test_a_successor_inherits_no_device_and_no_allocation():
     assert restart.environment_for_successor({**env, **kept}) == kept
 
 
-def test_the_successor_of_a_heterogeneous_job_has_its_components(tmp_path, monkeypatch):
-    """Answers as Slurm 22.05 gives them: a line a component; the script's own lines are for the first alone."""
-    first = "JobId=8 HetJobId=8 HetJobOffset=0 JobName=bb NumNodes=1 NumTasks=1 CPUs/Task=1 Account=(null)"
-    first += " Partition=gpu QOS=normal TimeLimit=02:00:00 MinMemoryNode=64G Comment=mine bigbatch-after-7"
-    second = "JobId=9 HetJobId=8 HetJobOffset=1 JobName=bb NumNodes=2 NumTasks=4 CPUs/Task=2 TresPerNode=gres:gpu:1"
-    ends = "ExcNodeList=n9 Command=/a/b.slurm x"
-    answer = f"{first} {ends}\n{second} {ends}\n"
-    names = 'case "$*" in *hostnames*) echo n9; exit;; esac; '
-    stand_in(
-        tmp_path, monkeypatch, scontrol=f"{names}printf '{answer}'", sbatch=f'echo "$*" >> {tmp_path}/got; echo 10'
-    )
+def test_a_successor_asks_for_what_its_predecessor_had(tmp_path, monkeypatch):
+    """Answers as Slurm 22.05 gives them."""
+    fields = "JobId=8 JobName=bb NumNodes=2 NumTasks=2 CPUs/Task=1 Account=(null) Partition=gpu QOS=normal"
+    fields += " TimeLimit=02:00:00 MinMemoryNode=64G Comment=mine bigbatch-after-7 ExcNodeList=n9 Command=/a/b.slurm x"
+    answer = f"case \"$*\" in *hostnames*) echo n9;; *) printf '{fields}';; esac"
+    said = f'echo "$*" >> {tmp_path}/got; echo 10'
+    stand_in(tmp_path, monkeypatch, scontrol=answer, sbatch=said, sinfo="true")
     assert restart.submit_successor("8", ["n3"], "s") == "10"
-    before, _, after = (tmp_path / "got").read_text().partition(" : ")
-    assert before == (
-        "--parsable --export=ALL --dependency=afterany:8 --job-name=bb --partition=gpu --qos=normal "
-        "--time=02:00:00 --cpus-per-task=1 --mem=64G --nodes=1 "
-        "--comment=mine bigbatch-after-8 --exclude=n9"
-    ), "n3 may be given again: which component it was of is not asked"
-    assert after.startswith("--job-name=bb --cpus-per-task=2 --gres=gpu:1 --nodes=2 --ntasks=4 --exclude=n9 /a")
-    assert slurm_commands.job_fields("8")["NumNodes"] == "1"
-    stand_in(tmp_path, monkeypatch, squeue="printf '8+0|x\n10+0|mine bigbatch-after-8\n10+1|\n'")
+    assert (
+        (tmp_path / "got")
+        .read_text()
+        .startswith(
+            "--parsable --export=ALL --dependency=afterany:8 --job-name=bb --partition=gpu --qos=normal "
+            "--time=02:00:00 --cpus-per-task=1 --mem=64G --nodes=2 "
+            "--comment=mine bigbatch-after-8 --exclude=n9 /a/b.slurm"
+        )
+    ), "too few nodes are left for it to avoid n3, too"
+    stand_in(tmp_path, monkeypatch, squeue="printf '8|x\n10|mine bigbatch-after-8\n'")
     assert restart.find_successor("8") == "10"

@@ -50,7 +50,6 @@ def test_hours_of_kills_and_of_orderly_ends_add_up_whatever_the_workers(tmp_path
     again = Ledger(tmp_path, clock)
     assert again.held_s == pytest.approx(20 * HOUR + 2 * (4.5 * HOUR + 1), abs=200)
     assert again.trial_s(0) == pytest.approx(20 * HOUR + 2 * (4 * HOUR + 1), abs=200)
-    assert again.has_spent(28.5) and not again.has_spent(30) and not again.has_spent(None)
 
 
 def test_devices_that_come_and_go_are_integrated(tmp_path, clock):
@@ -130,7 +129,7 @@ def test_a_full_disk_ends_nothing_and_the_next_beat_makes_up_for_it(tmp_path, cl
         with pytest.raises(OSError, match=r"counted in memory only.*No space"):  # the thread that calls says it once
             ledger.beat()
     used = 4 * (100 + WARN_AFTER_S)
-    assert ledger.held_s == pytest.approx(used) and ledger.has_spent(0.1)
+    assert ledger.held_s == pytest.approx(used)
     clock.now += WRITE_S
     ledger.beat()
     assert read_ledger(tmp_path / "ledger").held_s == pytest.approx(used + 4 * WRITE_S)

@@ -13,11 +13,10 @@ from optuna.trial import FrozenTrial, TrialState
 
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.tune.plan.checked_plan import make_plan
-from bigbatch.tune.plan.enqueued import in_words, parameters_of_trial, rate_factor
+from bigbatch.tune.plan.enqueued import enqueue_first_trials, in_words, parameters_of_trial, rate_factor
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.plan.warm_start import MOST_TRIALS, best_known, known_in_words
-from bigbatch.tune.search.first_trials import enqueue_first_trials
 from bigbatch.tune.storage.store import StudyStore
 from helpers import refusals
 from helpers.bridges import make_bridge

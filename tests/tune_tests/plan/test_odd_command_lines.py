@@ -86,7 +86,7 @@ TUNE_LINES = {
     "--epochs 3": "Did you mean --max-epochs?",
     "--stage scratch": "--stage",
     "--stage /tmp": "--stage copies packed sets; got digits",
-    "--find-lr ' '": "got ' '",
+    "--dry-run ' '": "got ' '",
     "word": "an argument must belong to an option; got 'word'",
     "--trials 3 lr=0.1": "Write --set lr=0.1.",
     "--subset 0.01%": "data.subset must leave an image of each class",

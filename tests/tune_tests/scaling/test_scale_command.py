@@ -21,7 +21,7 @@ def result(output: str) -> dict:
 
 
 def test_weak_scaling_from_serial_to_many_nodes(best: Path, trainings: Trainings, capsys) -> None:
-    words = ["--config", "study", "--workers", "1,2,4,8", "--epochs", "4", "--output", "out", "--to", "64"]
+    words = ["--config", "study", "--workers", "1,2,4,8", "--epochs", "4", "--output", "out"]
     assert scale_main(words) == 0
     out = capsys.readouterr().out
     # 4 epochs of 1.5 s on one worker: 3 s with 2 workers, 1.5 s with 4, 0.75 s with 8.
@@ -38,15 +38,6 @@ def test_weak_scaling_from_serial_to_many_nodes(best: Path, trainings: Trainings
     assert sizes[4]["objective"] == pytest.approx(0.9 - 0.04 + 0.004)
     assert sizes[2]["noise_scale"] == 350.0, "the median of the third and fourth epoch"
     assert sizes[1]["epoch_s"] == pytest.approx(1.5)
-    # Without 8, the law of 2 and 4 is known. Without 2, a node has one size, whose cost is taken for bandwidth: 0.06 s
-    # at 4 workers, who send 3/2 of the message each, are 0.04 s at 2, who send it once. It was 0.02 s, of 0.12 s.
-    assert found["model_errors"]["8"] == pytest.approx(0.0, abs=1e-6)
-    assert found["model_errors"]["2"] == pytest.approx(0.14 / 0.12 - 1)
-    modelled = {one["workers"]: one for one in found["modelled"]}
-    assert list(modelled) == [16, 32, 64] and all(one["is_model"] for one in modelled.values())
-    assert modelled[64]["step"]["compute_s"] == pytest.approx(0.1)
-    assert modelled[32]["epoch_s"] is None, "2,048 images are more than digits has"
-    assert "MODEL, not measured" in out and "only one size with several nodes" in out
     assert "Past 2 workers more is waste" in out
     assert (found["useful"]["workers"], found["useful"]["noise_scale"]) == (2, 350.0)
 
@@ -56,7 +47,6 @@ def test_strong_scaling_changes_nothing_but_the_workers(best: Path, trainings: T
     for workers in (2, 4):
         assert TrainConfig.from_json(Path(f"out/sizes/{workers}/config.json").read_text()) == SCALED
     assert "srun" not in " ".join(trainings.started[-1].words)
-    assert result("out")["model"] is None, "two sizes have no model"
 
 
 def test_fewer_epochs_keep_the_shares_of_the_schedule(best: Path, trainings: Trainings) -> None:

@@ -1,24 +1,17 @@
-"""``bigbatch scale`` with real processes, really killed; and its page, as a browser draws it."""
+"""``bigbatch scale`` with real processes, really killed."""
 
-import importlib.util
 import json
 import os
-import re
 import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from bigbatch.tune.commands.scale import scale_main
-from bigbatch.tune.scaling.scaling_page import speed_figure
 from bigbatch.tune.scaling.size_process import SizeCommand, SizeDiverged, SizeFailed, run_child
-from helpers.browser import CUT, EMPTY_FIGURES, WIDER, Page, chromium, opened_browser
 from helpers.processes import clean_environment, wait_gone
 from helpers.scaled_sizes import Trainings
 from helpers.waiting import wait_until
@@ -107,9 +100,7 @@ def test_one_and_two_workers_really_killed_and_gone_on(tmp_path: Path) -> None:
     assert result["workers"] == 2
     assert two["objective"] == result["record"]["val_top1"]
     assert two["images_per_s"] == result["record"]["images_per_s"]
-    # SqueezeNet 1.1 has 1,235,496 parameters with 1,000 classes (Iandola et al. 2016): 513 less for each missing class.
-    assert found["gradient_bytes"] == 4 * (1_235_496 - 990 * 513)
-    assert "multi-core" in done.stdout and "No model: it needs 3 measured sizes" in done.stdout
+    assert "multi-core" in done.stdout
 
 
 @pytest.mark.exhaustive
@@ -151,69 +142,10 @@ def test_a_real_training_that_diverges_is_told_from_one_that_fails(tmp_path: Pat
         run_child(command, tmp_path / "log.txt", env)
 
 
-needs_chromium = pytest.mark.skipif(chromium() is None, reason="needs Chromium: apt-get install chromium")
-needs_plotly = pytest.mark.skipif(importlib.util.find_spec("plotly") is None, reason="needs plotly: pip install plotly")
-
-
-def page_of(best: Path, output: str, *words: str) -> Path:
-    assert scale_main(["--config", str(best), "--output", output, *words]) == 0
-    return Path(output, "scaling.html")
-
-
-def test_the_page_says_what_the_terminal_says(best: Path, trainings: Trainings) -> None:
-    text = page_of(best, "out", "--workers", "1,2,4,8", "--to", "64").read_text()
-    assert "Past 2 workers more is waste" in text and "MODEL, not measured" in text
-    assert "only one size with several nodes" in text
-    found = json.loads(Path("out/scaling.json").read_text())
-    for one in found["modelled"]:
-        assert f"{one['images_per_s']:,.0f}" in text
-
-
-def test_a_folder_with_html_in_its_name_runs_no_code(best: Path, trainings: Trainings) -> None:
-    text = page_of(best, "<img src=x onerror=alert(1)>", "--workers", "1,2", "--epochs", "0").read_text()
-    assert "<img" not in text and "&lt;img src=x" in text
-    assert "No model: it needs 3 measured sizes" in text
-    assert "Nothing was trained (--epochs 0)." in text
-
-
 def test_the_command_of_a_row_can_be_pasted(best: Path, trainings: Trainings, capsys) -> None:
-    page_of(best, "an output", "--workers", "1,2", "--epochs", "1")
+    words = ["--config", str(best), "--output", "an output", "--workers", "1,2", "--epochs", "1"]
+    assert scale_main(words) == 0
     told = capsys.readouterr().out
     line = next(one for one in told.splitlines() if one.endswith("--workers N"))
     assert shlex.split(line)[2:] == ["--config", "an output/sizes/N/config.json", "--workers", "N"]
     assert "AFTER 1 EPOCH\n" in told and "1 epoch of training" in told
-
-
-def test_a_page_that_cannot_be_written_costs_no_result(best: Path, trainings: Trainings, capsys) -> None:
-    Path("out/scaling.html").mkdir(parents=True)
-    assert scale_main(["--config", str(best), "--output", "out", "--workers", "1,2"]) == 0
-    assert re.search(r"The page was not written \(\w+: ", capsys.readouterr().out)
-    assert Path("out/scaling.json").exists()
-
-
-def test_a_size_slower_than_the_smallest_is_within_the_plot() -> None:
-    sizes = [SimpleNamespace(workers=1, images_per_s=357.0), SimpleNamespace(workers=2, images_per_s=40.0)]
-    found: Any = SimpleNamespace(sizes=sizes, beyond=[SimpleNamespace(workers=4, images_per_s=9.0)])
-    axes: Any = speed_figure(found).layout
-    low, high = axes["yaxis"]["range"]
-    assert all(10**low < speed < 10**high for speed in (357, 40, 9, 4 * 357))
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Page]:
-    with opened_browser() as page:
-        yield page
-
-
-@needs_chromium
-@needs_plotly
-@pytest.mark.xdist_group("chromium")
-def test_every_figure_has_data_on_a_desktop_and_a_phone(best: Path, trainings: Trainings, browser: Page) -> None:
-    path = page_of(best, "out", "--workers", "1,2,4,8").absolute()
-    for width, dark in ((1280, False), (390, True)):
-        browser.look(width, dark=dark, mobile=width < 600)
-        browser.open(path)
-        assert int(browser.evaluate("document.documentElement.dataset.drawn")) == 4
-        assert browser.evaluate(EMPTY_FIGURES) == []
-        assert browser.evaluate(WIDER) == 0 and browser.evaluate(CUT) == 0
-        assert browser.errors == [] and browser.requests == []
