@@ -14,6 +14,7 @@ from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.loop.train import train
 from bigbatch.train_loop.reporter import ListReporter
 from bigbatch.tune.storage.store import StudyStore
+from helpers import commands
 from helpers.invented_studies import invented_study
 from helpers.paths import ROOT, TUNE
 from helpers.processes import clean_environment
@@ -72,20 +73,9 @@ def test_read_study_shows_the_best_trial_of_a_stored_study(tmp_path: Path) -> No
 
 
 def test_own_space_is_accepted(tmp_path: Path) -> None:
-    said = run(TUNE, "--space", EXAMPLES / "own_space.py", "--dry-run", cwd=tmp_path)
+    said = commands.run("--space", EXAMPLES / "own_space.py", "--dry-run", cwd=tmp_path).stdout
     assert re.search(r"optimizer +lars, sgd\n", said)
     assert re.search(r"warmup_fraction +0\.05 … 0\.35\n", said)
-
-
-@pytest.mark.slow
-@pytest.mark.xdist_group("beside")
-def test_a_search_of_own_space_can_be_read_by_read_study(tmp_path: Path, tiny_images: Path) -> None:
-    small = ("--set", "batch.global_size=32", "data.image_size=32")
-    few = ("--trials", 2, "--max-epochs", 1, "--data", tiny_images, *small)
-    run(TUNE, "--space", EXAMPLES / "own_space.py", *few, "--study", "mine", "--output", tmp_path, cwd=tmp_path)
-    said = run(EXAMPLES / "read_study.py", tmp_path / "mine", cwd=tmp_path)
-    assert "mine: 2 complete" in said
-    assert {"lars", "sgd"} <= set(said.split())
 
 
 OWN_LOOPS = [
@@ -121,7 +111,7 @@ def test_ray_program_starts_a_private_ray(tmp_path: Path) -> None:
 def test_own_sampler_is_accepted(tmp_path: Path) -> None:
     file = EXAMPLES / "own_sampler.py"
     chosen = ("--strategy", f"{file}:sampler", "--stopping", f"{file}:pruner")
-    said = run(TUNE, *chosen, "--dry-run", cwd=tmp_path)
+    said = commands.run(*chosen, "--dry-run", cwd=tmp_path).stdout
     assert "strategy own_sampler.py:sampler, stopping own_sampler.py:pruner" in said
     assert str(file) in said, "as code of one's own"
 

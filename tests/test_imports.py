@@ -110,7 +110,6 @@ def loaded_by(folder: Path, *words: object, cwd: Path) -> tuple[subprocess.Compl
     ("words", "code"),
     [
         ((TUNE, "--dry-run"), 0),
-        ((ROOT / "src" / "bigbatch" / "tune" / "run.py", "--dry-run"), 0),
         (("-m", "bigbatch", "tune", "--dry-run"), 0),
         ((TRAIN, "--config", "/nosuch.json"), 2),
         ((*"src/bigbatch cluster submit --dry-run --no-check --cpus-per-node 2 --space smoke".split(),), 0),

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from bigbatch import command
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.tune.console.display import SearchProgress, make_display
 from helpers import commands
 from helpers.paths import TUNE
 from helpers.processes import clean_environment, program
 
-SUBMIT = ("-m", "bigbatch", "cluster", "submit", "--cpus-per-node", "2", "--space", "smoke")
+SUBMIT = ("cluster", "submit", "--cpus-per-node", "2", "--space", "smoke", "--no-check")
 STEP = re.compile(r"\[\d+\.\d s\] (.+)")
 
 
@@ -28,14 +29,14 @@ def steps_of(done: subprocess.CompletedProcess[str]) -> list[str]:
 
 
 def test_a_plan_is_silent_or_says_its_steps(tmp_path: Path) -> None:
-    words = (TUNE, "--space", "smoke", "--study", "s", "--dry-run")
-    plain, quiet, verbose = (bigbatch(*words, *more, cwd=tmp_path) for more in ((), ("--quiet",), ("--verbose",)))
+    words = ("--space", "smoke", "--study", "s", "--dry-run")
+    plain, quiet, verbose = (commands.run(*words, *more, cwd=tmp_path) for more in ((), ("--quiet",), ("--verbose",)))
     assert (quiet.returncode, quiet.stdout, quiet.stderr) == (0, "", "")
     assert plain.stdout == verbose.stdout != "" and plain.stderr == ""
     assert steps_of(verbose) == ["the options are checked, the search is planned"]
     wrong = commands.run("--space", "smokee", "--quiet", cwd=tmp_path)
     assert wrong.returncode == 2 and "'smokee'" in wrong.stderr
-    both = commands.run(*words[1:], "--quiet", "--verbose", cwd=tmp_path)
+    both = commands.run(*words, "--quiet", "--verbose", cwd=tmp_path)
     assert both.returncode == 2 and "--verbose" in both.stderr and both.stderr.count("\n") == 1
 
 
@@ -47,10 +48,10 @@ def test_a_quiet_search_shows_no_trial(capsys: pytest.CaptureFixture[str]) -> No
 
 def test_submitting_quietly_prints_the_id_alone(tmp_path: Path) -> None:
     program(tmp_path / "sbatch", "echo 4711")
-    path = f"{tmp_path}:{clean_environment()['PATH']}"
-    quiet = bigbatch(*SUBMIT, "--quiet", "--no-check", cwd=tmp_path, PATH=path)
+    env = {"PATH": f"{tmp_path}:{clean_environment()['PATH']}", "BIGBATCH_HOME": str(tmp_path / "home")}
+    quiet = commands.run(*SUBMIT, "--quiet", cwd=tmp_path, main=command.main, **env)
     assert (quiet.returncode, quiet.stdout, quiet.stderr) == (0, "4711\n", "")
-    verbose = bigbatch(*SUBMIT, "--verbose", "--no-check", cwd=tmp_path, PATH=path)
+    verbose = bigbatch("-m", "bigbatch", *SUBMIT, "--verbose", cwd=tmp_path, PATH=env["PATH"])
     assert verbose.stdout.startswith("Job 4711 is submitted")
     (script,) = re.findall(r"the batch script is (\S+)", "\n".join(steps_of(verbose)))
     assert Path(script).read_text().startswith("#!/bin/bash")

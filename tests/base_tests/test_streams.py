@@ -17,7 +17,7 @@ SHOWS = (
     (str(TRAIN), "--help"),
     ("-m", "bigbatch", "cluster", "submit", "--dry-run", "--no-check", "--cpus-per-node", "2", "--space", "smoke"),
 )
-LEFT = [*((words, "stdout") for words in SHOWS), (SHOWS[0], "stderr")]
+LEFT = [(SHOWS[0], "stderr"), *((words, "stdout") for words in SHOWS[1:])]
 
 
 @pytest.mark.parametrize(("words", "closed"), LEFT, ids=[f"{closed} {' '.join(words[-3:])}" for words, closed in LEFT])
@@ -49,11 +49,10 @@ def test_a_log_that_is_followed_ends_with_its_reader() -> None:
     assert follow.wait(240) == 0 and follow.stderr.read() == ""
 
 
-@pytest.mark.parametrize("words", [("cluster", "queue", "--help"), ("studies", "--help")], ids=" ".join)
-def test_a_full_disk_is_no_reader_that_left(words: tuple[str, ...]) -> None:
+def test_a_full_disk_is_no_reader_that_left() -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "bigbatch", *words],
+            [sys.executable, "-m", "bigbatch", "studies", "--help"],
             cwd=ROOT / "src", stdout=full, stderr=subprocess.PIPE, text=True, timeout=240,
         )  # fmt: skip
     assert done.returncode == 1
@@ -90,7 +89,7 @@ runpy.run_path(program, run_name="__main__")
 
 @pytest.mark.parametrize(
     "words",
-    ["tune/run.py --trials 0", "train_loop/run.py --config /nosuch.json", "bigbatch/__main__.py tune --trials 0"],
+    ["train_loop/run.py --config /nosuch.json", "bigbatch/__main__.py tune --trials 0"],
 )
 def test_ctrl_c_while_python_clears_up_ends_a_command_at_once_with_its_exit_code(words):
     process = subprocess.Popen(

@@ -64,8 +64,8 @@ def work_of(monkeypatch, keeper: Any, case: tuple[str, str], trials: int, fronti
     return looks_at_trials(monkeypatch, lambda: [search.go_on() for _ in range(20)])
 
 
-SCALED = [("auto", "auto", True), ("random", "look", True), ("tpe", "asha", False)]
-MORE = [("auto", "auto", False), ("tpe", "asha", True), ("qmc", "asha", False)]
+SCALED = [("auto", "auto", True), ("tpe", "asha", False)]
+MORE = [("random", "look", True), ("auto", "auto", False), ("tpe", "asha", True), ("qmc", "asha", False)]
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_a_journal_and_the_folder_of_checkpoints_cost_as_much_in_a_study_of_thou
     assert 0 < large < 1.15 * small and 0 < many < 1.15 * few
 
 
-@pytest.mark.parametrize("frontier", [False, True])
+@pytest.mark.parametrize("frontier", [pytest.param(False, marks=pytest.mark.exhaustive), True])
 def test_in_a_large_study_a_strategy_that_has_seen_it_grow_decides_as_a_new_one(tmp_path, frontier):
     keeper = benchmark._in_memory(tmp_path)
     benchmark.fill(keeper.study, 320, 10, frontier)

@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,7 @@ import terminal_picture as script
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.tune.console.display import SearchProgress, summary_line, trial_table
 from bigbatch.tune.runs.observer import TrialView
-from helpers.paths import TUNE
+from helpers import commands
 
 AGAIN = "the picture is out of date; run: python benchmarks/default_run.py --picture"
 
@@ -32,8 +30,7 @@ def test_the_picture_is_drawn_from_the_stored_screen_and_loads_nothing() -> None
 
 
 def test_the_space_in_the_picture_is_the_one_that_a_search_prints(shown: list[str], tmp_path: Path) -> None:
-    command = [sys.executable, str(TUNE), *"--space large_batch --dry-run".split()]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    done = commands.run("--space", "large_batch", "--dry-run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     printed = done.stdout.splitlines()
 

@@ -42,9 +42,10 @@ def test_the_files_of_a_commit_lie_beside_those_of_another(tmp_path: Path, monke
 
 
 @pytest.mark.parametrize("words", [["--rounds", "0"], ["--images", "99"]])
-def test_too_little_is_refused_before_anything_is_measured(words: list[str]) -> None:
-    done = subprocess.run([sys.executable, bench.__file__, "HEAD", *words], capture_output=True, text=True)
-    assert done.returncode == 1 and "--rounds is 1 or more and --images 100 or more" in done.stderr
+def test_too_little_is_refused_before_anything_is_measured(words: list[str], monkeypatch) -> None:
+    monkeypatch.setattr(sys, "argv", [bench.__file__, "HEAD", *words])
+    with pytest.raises(SystemExit, match="--rounds is 1 or more and --images 100 or more"):
+        bench.main()
 
 
 def test_what_is_trained_is_a_configuration_of_ours() -> None:

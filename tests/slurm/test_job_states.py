@@ -29,23 +29,29 @@ def submit(submit_stand_in: Callable[..., RayJob]) -> Callable[..., RayJob]:
 
 
 def test_the_states_of_a_job_that_goes_well(cluster, submit):
-    say = "print(os.environ['RAY_ADDRESS'], os.environ['BIGBATCH_DEADLINE'])"
-    job = submit("--keep-logs", *driver(say), sbatch=("-N3",))
+    """Slurm hands on the soft limit of the shell that submits it: of 120 processes Ray would die without a word."""
+    say = """
+        import resource
+        print(os.environ['RAY_ADDRESS'], os.environ['BIGBATCH_DEADLINE'])
+        print('LIMIT', resource.getrlimit(resource.RLIMIT_NPROC)[0])
+    """
+    job = submit("--keep-logs", *driver(say), sbatch=("-N3",), before=("prlimit", "--nproc=120"))
     log = job.wait_end("COMPLETED")
     states = re.findall(r"→ (\w+)", log)
     assert states == ["credentials", "head", "workers", "registered", "driver", "draining", "ended"], log
     assert "registered: 3 nodes, 6 CPUs, 0 GPUs" in log
     address, deadline = re.search(r"^(10\.77\S+) (\d+)$", log, re.MULTILINE).groups()
     assert address == job.record["address"] and abs(float(deadline) - job.record["end_time"]) == 120
+    assert int(re.search(r"LIMIT (-?\d+)", log)[1]) not in range(300)
     assert len(list((job.files / "ray-logs").iterdir())) == 3
     assert job.leftovers() == []
     assert all(p.stat().st_mode & 0o077 == 0 for p in job.files.rglob("*"))
 
 
-LATER = [pytest.param(state, marks=pytest.mark.exhaustive) for state in ("credentials", "head", "workers", "draining")]
+LATER = ("credentials", "workers", "registered", "draining")
 
 
-@pytest.mark.parametrize("state", ["driver", "registered", *LATER])
+@pytest.mark.parametrize("state", ["driver", *(pytest.param(one, marks=pytest.mark.exhaustive) for one in LATER)])
 def test_scancel_in_each_state_leaves_nothing(cluster, submit, state):
     text = "sys.exit(0)" if state == "draining" else WAIT
     job = submit(*driver(text), sbatch=("-N3",))
@@ -56,15 +62,6 @@ def test_scancel_in_each_state_leaves_nothing(cluster, submit, state):
     # By itself, before Slurm would have killed it.
     assert job.record["state"] == "ended" and not (job.files / "token").exists()
     assert cluster.state(job.id) in ("CANCELLED", "COMPLETED"), "not requeued"
-
-
-def test_usr1_saves_requeues_and_starts_soon(cluster, submit):
-    job = submit(*driver(ONCE), sbatch=("-N2",))
-    job.wait_log("RUNNING 0")
-    cluster.run("ctl", "scancel", "--batch", "-s", "USR1", job.id, user="alice")
-    log = job.wait_end("COMPLETED") if job.wait_log("RUNNING 1") else ""
-    assert log.index("SAVED") < log.index("→ requeueing") < log.index("RUNNING 1")
-    assert job.record["restarts"] == 1 and job.leftovers() == []
 
 
 @pytest.mark.exhaustive
@@ -83,19 +80,6 @@ def test_a_job_whose_limit_was_shortened_saves_in_time_and_does_not_queue_for_a_
     cluster.run("ctl", "scontrol", "update", f"JobId={job.id}", "TimeLimit=2", user="alice")
     log = job.wait_end("FAILED")
     assert "SAVED" in log and "too short for another start" in job.record["reason"] and job.record["restarts"] == 0
-
-
-@pytest.mark.exhaustive
-def test_a_preempted_job_saves_in_its_grace_time_and_comes_back(cluster, submit):
-    job = submit(*driver(ONCE), sbatch=("-N2",))
-    job.wait_log("RUNNING 0")
-    urgent = ("-p", "urgent", "-N3", "--exclusive")
-    other = cluster.sbatch("bob", *urgent, script="#!/bin/bash\nexec sleep 3\n")
-    job.wait_log("the job is preempted")
-    cluster.wait_state(other, "COMPLETED")
-    log = job.wait_end("COMPLETED") if job.wait_log("RUNNING 1") else ""
-    assert "SAVED" in log, log
-    assert job.leftovers() == []
 
 
 @pytest.mark.exhaustive
@@ -212,7 +196,7 @@ def test_a_dead_head_restarts_the_job_once(cluster, submit):
     assert job.leftovers() == []
 
 
-def test_a_dead_worker_is_left_behind_and_avoided(cluster, submit):
+def test_a_dead_worker_is_left_behind_and_after_usr1_the_job_saves_starts_soon_and_avoids_it(cluster, submit):
     job = submit(*driver(ONCE), sbatch=("-N2",))
     job.wait_log("RUNNING 0")
     worker = next(n for n in job.record["nodes"] if n != job.record["head"])
@@ -220,27 +204,9 @@ def test_a_dead_worker_is_left_behind_and_avoided(cluster, submit):
     job.wait_log(f"node {worker} is gone: Ray ended on {worker}.*; continuing with 1")
     cluster.run("ctl", "scancel", "--batch", "-s", "USR1", job.id, user="alice")
     log = job.wait_end("COMPLETED") if job.wait_log("RUNNING 1") else ""
+    assert log.index("SAVED") < log.index("→ requeueing") < log.index("RUNNING 1")
     assert f"nodes that the job avoids from now on: {worker}" in log and worker not in job.record["nodes"]
-
-
-@pytest.mark.exhaustive
-def test_a_node_that_is_powered_off_does_not_end_the_job(cluster, submit):
-    job = submit(*driver("time.sleep(25)"), sbatch=("-N3",))
-    job.wait_log("RUNNING")
-    worker = job.record["nodes"][-1]
-    cluster.poweroff(worker)
-    log = job.wait_end("COMPLETED")
-    assert f"node {worker} is gone" in log and list(job.record["excluded"]) == [worker]
-
-
-@pytest.mark.exhaustive
-def test_a_hung_node_is_given_up(cluster, submit):
-    job = submit(*driver("time.sleep(25)"), sbatch=("-N2",), BIGBATCH_HUNG_S="8")
-    job.wait_log("RUNNING")
-    worker = job.record["nodes"][-1]
-    cluster.suspend(worker)
-    log = job.wait_log(f"node {worker} hangs") and job.wait_log("→ ended") and job.log
-    assert f"node {worker} hangs" in log and job.record["excluded"] == {worker: "hung: no heartbeat"}
+    assert job.record["restarts"] == 1 and job.leftovers() == []
 
 
 @pytest.mark.exhaustive

@@ -60,11 +60,3 @@ def test_a_job_from_the_shell_of_another_one_has_variables_of_its_own(cluster: V
     job.wait_log("→ requeueing")
     assert "SAVED" in job.log and "is gone" not in job.log, job.everything()
     cluster.run("ctl", "scancel", job.id, user="alice")
-
-
-def test_a_limit_of_processes_that_came_with_the_submission_is_raised(cluster: VirtualCluster, submit_stand_in):
-    """Slurm hands the soft limit of the shell on to the job; Ray would die in it without a word."""
-    limit = "import resource; print('LIMIT', resource.getrlimit(resource.RLIMIT_NPROC)[0])"
-    job = submit_stand_in("--", "python", "-c", limit, before=("prlimit", "--nproc=120"))
-    assert int(job.wait_log(r"LIMIT (-?\d+)")[1]) not in range(300), job.everything()
-    job.wait_end("COMPLETED")

@@ -28,7 +28,7 @@ from typing import IO
 import virtual_init
 import virtual_processes
 import virtual_requirements
-from virtual_config import CONTROLLER, USERS, Plan, freezer_writable, read_plan
+from virtual_config import CONTROLLER, USERS, Plan, read_plan
 from virtual_jobs import PATIENCE_S, ClusterError, CommandFailed, Jobs, until
 from virtual_processes import Listener
 from virtual_requirements import PATH
@@ -50,11 +50,10 @@ class VirtualCluster(Jobs):
 
     def __init__(
         self, *, nodes: int = 3, cpus: int = 2, memory_mb: int = 8000, gpus: int = 2,
-        readable: Iterable[str | Path] = (), grace_s: int = 8, requeue_delay_s: int = 120,
+        readable: Iterable[str | Path] = (),
     ) -> None:  # fmt: skip
         trees = (REPOSITORY, sys.prefix, sys.base_prefix, *readable)
         self._options = {"nodes": nodes, "cpus": cpus, "memory_mb": memory_mb, "gpus": gpus}
-        self._options |= {"grace_s": grace_s, "requeue_delay_s": requeue_delay_s}
         self._readable = tuple(dict.fromkeys(str(Path(tree).absolute()) for tree in trees))
         self._plan: Plan | None = None
         self._keeper: subprocess.Popen[bytes] | None = None
@@ -131,11 +130,6 @@ class VirtualCluster(Jobs):
     def shared(self) -> Path:
         """The folder that is the same on the machine and on every node."""
         return self.plan.path
-
-    @property
-    def tracks_all_processes(self) -> bool:
-        """Whether Slurm finds processes that have left their job's session (control groups of version 1)."""
-        return freezer_writable()
 
     def home(self, user: str) -> Path:
         return self.plan.home(user)

@@ -29,10 +29,6 @@ class Plan:
     memory_mb: int = 8000
     gpus: int = 2
     readable: tuple[str, ...] = ()
-    grace_s: int = 8
-    """Between the warning and the end of a job that is preempted."""
-    requeue_delay_s: int = 120
-    """How long a requeued job waits before it may start; Slurm's default."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.nodes <= 200:
@@ -148,7 +144,8 @@ def slurm_conf(plan: Plan) -> str:
 SlurmctldHost={CONTROLLER}({plan.address(CONTROLLER)})
 SlurmUser=root
 AuthType=auth/munge
-AuthInfo=socket={path}/munge/socket,cred_expire={plan.requeue_delay_s}
+# So long a requeued job waits; Slurm's default.
+AuthInfo=socket={path}/munge/socket,cred_expire=120
 StateSaveLocation={path}/state
 SlurmdSpoolDir=/run/slurmd
 SlurmctldPidFile=/run/slurmctld.pid
@@ -185,9 +182,9 @@ MinJobAge=3600
 def _partitions(plan: Plan) -> str:
     """The lines of slurm.conf for the partitions, from which each test takes what it needs."""
     return f"""PartitionName=DEFAULT Nodes=ALL MaxTime=INFINITE OverSubscribe=NO State=UP
-PartitionName=main Default=YES PriorityTier=1 PreemptMode=REQUEUE GraceTime={plan.grace_s}
+PartitionName=main Default=YES PriorityTier=1 PreemptMode=REQUEUE GraceTime=8
 PartitionName=patient PriorityTier=1 PreemptMode=REQUEUE GraceTime={PATIENT_GRACE_S}
 PartitionName=abrupt PriorityTier=1 PreemptMode=REQUEUE GraceTime=0
-PartitionName=scrap PriorityTier=1 PreemptMode=CANCEL GraceTime={plan.grace_s}
+PartitionName=scrap PriorityTier=1 PreemptMode=CANCEL GraceTime=8
 PartitionName=urgent PriorityTier=10 PreemptMode=OFF
 """

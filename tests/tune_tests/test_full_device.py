@@ -38,7 +38,7 @@ def test_trials_heal_in_the_same_trial_at_the_same_global_batch(run_command, tmp
     assert TrainConfig.from_dict(best.get("config", best)).batch.split(workers).micro_size == 4
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.xdist_group("beside")
 def test_what_fits_at_no_micro_batch_fails_with_the_reason_and_is_not_diverged(run_command, tmp_path, tiny) -> None:
     arguments = (*tiny, "--trials", 1, "--max-epochs", 1, "--study", "s", "--strategy", "random")

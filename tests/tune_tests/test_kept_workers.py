@@ -14,6 +14,7 @@ from bigbatch.train_loop.errors import FailureKind
 from bigbatch.train_loop.launch import ray_worker
 from bigbatch.train_loop.launch.trial_task import WorkersEnd
 from bigbatch.train_loop.loop.worker_use import forget_peak, peak_bytes
+from bigbatch.tune.runs.run import FAILURE_ATTR
 from helpers.searches import Search, load
 
 NET = """
@@ -82,6 +83,10 @@ def test_two_ranks_train_trial_after_trial_and_only_a_failure_or_a_kill_takes_it
     assert [t.state for t in trials] == [good, TrialState.PRUNED, fail, good, fail, good], (
         "trial 3 goes on after its kill"
     )
+    why = trials[2].user_attrs["ended_because"]
+    assert trials[2].user_attrs[FAILURE_ATTR] == "own code" and "train_loop/" not in why, "the user's frames alone"
+    assert f'File "{tmp_path}/my.py", line 22, in forward' in why and "ValueError: trial 2 fails" in why
+    assert "".join(search.lines).count("line 22, in forward") == 1
     (said,) = [line for line in search.lines if "starts its workers again" in line]
     assert "trial 3 starts its workers again, from its last checkpoint if it has one: worker 1: " in said, (
         "and not of trial 2"

@@ -7,7 +7,6 @@ import pyarrow.parquet as pq
 import pytest
 from optuna.trial import TrialState
 
-from bigbatch.tune.runs.run import FAILURE_ATTR
 from helpers.paths import ROOT
 from helpers.processes import wait_gone
 from helpers.searches import Search, load
@@ -18,20 +17,9 @@ import torch.nn.functional as F
 from torch import nn
 from beside import head
 
-def net(workload, width=4, fails=False):
-    if fails:
-        return Fails()
+def net(workload, width=4):
     return nn.Sequential(nn.Conv2d(3, width, 3, stride=2), nn.BatchNorm2d(width), nn.ReLU(), nn.AdaptiveAvgPool2d(4),
                          nn.Flatten(), head(16 * width, workload.num_classes))
-
-class Fails(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.last, self.batches = nn.Linear(3, 10), 0
-
-    def forward(self, images):
-        self.batches += 1
-        return self.last(images.mean((2, 3))) if self.batches < 8 else undefined_name
 
 def focal(outputs, targets, gamma=2.0):
     entropy = F.cross_entropy(outputs, targets, reduction="none")
@@ -79,20 +67,6 @@ def test_a_killed_search_over_own_components_goes_on_and_other_code_is_refused(f
     for config in (t.user_attrs["config"] for t in trials):
         assert config["model"]["options"] == {"width": 8} and config["loss"] == f"{folder}/my.py:focal"
     assert max(t.value for t in trials) > 0.5  # chance is 0.1
-
-
-@pytest.mark.slow
-@pytest.mark.xdist_group("beside")
-def test_an_error_in_a_trial_is_told_once_with_the_users_frames_alone(folder: Path) -> None:
-    words = ("--study", "s", "--trials", 6, "--max-epochs", 2, "--batch", 128, "--set", "model.options.fails=true")
-    search = Search(*COMPONENTS, *words, cwd=folder)
-    assert search.end() == 1
-    said = "\n".join(search.lines)
-    assert said.count("line 20, in forward") == 1, said
-    assert "NameError: name 'undefined_name' is not defined" in said and "train_loop" not in said
-    assert "the first 4 trials all failed for the same reason" in said + search.stderr()
-    kinds = {t.user_attrs[FAILURE_ATTR] for t in load(folder / "runs" / "s").trials if t.state == TrialState.FAIL}
-    assert kinds == {"own code"}
 
 
 FILE = ROOT / "examples" / "segmentation.py"

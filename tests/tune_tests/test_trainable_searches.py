@@ -12,10 +12,26 @@ from optuna.trial import FrozenTrial, TrialState
 
 from bigbatch.tune.runs.run import CONTINUES_ATTR, DIVERGED_ATTR, FAILURE_ATTR, PAUSED_ATTR, epoch_records, is_paused
 from helpers.searches import Search, load
-from helpers.trainables import CURVES
 
 EPOCHS = 10
 ASKED = ("--strategy", "random", "--stopping", "look", "--trials", 4, "--max-epochs", EPOCHS, "--study", "s")
+CURVES = '''"""Learning curves without any learning. Each epoch leaves a checkpoint."""
+
+def space(trial, workload):
+    return {"lr": trial.suggest_float("lr", 0.1, 1.0)}
+
+def train(config, report, resume):
+    done = int((resume / "epoch").read_text()) if resume else 0
+    for epoch in range(done + 1, config["epochs"] + 1):
+        (report.checkpoint_folder / "epoch").write_text(str(epoch))
+        report(epoch=epoch, value=config["lr"] * epoch / config["epochs"])
+
+def forgets(config, report, resume):
+    """It leaves no checkpoint."""
+    assert resume is None
+    for epoch in range(1, config["epochs"] + 1):
+        report(epoch=epoch, value=config["lr"] * epoch / config["epochs"])
+'''
 
 
 def shown(trial: FrozenTrial) -> list[float]:

@@ -91,11 +91,8 @@ def test_published_recipes_take_at_most_a_third_and_at_most_each_at_each_batch(t
     [
         {"enqueue": ("none",)},
         {"strategy": "random"},
-        {"strategy": "qmc"},
         {"space": "smoke"},
-        {"space": "lr_warmup"},
         {"set": ("lr_multiplier=1",)},
-        {"set": ("peak_lr=1",)},
         {"set": ("optimizer=adamw",)},
     ],
 )

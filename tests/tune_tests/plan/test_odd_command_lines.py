@@ -13,7 +13,6 @@ import pytest
 from bigbatch.command import main
 from bigbatch.search_spaces import BUILT_IN, Workload, check_space
 from bigbatch.search_spaces.fixed_parameters import check_parameters, read_fixed
-from bigbatch.search_spaces.priors import searched_peak_lr
 from bigbatch.search_spaces.trial import StandInTrial
 from bigbatch.train_loop.config import OPTIMIZERS, ConfigError, TrainConfig, known_key, parse_assignments, resolve_key
 from bigbatch.train_loop.config.words import SPACE_PARAMETERS
@@ -33,49 +32,37 @@ TUNE_LINES = {
     "--trials 0": "--trials must be at least 1",
     "--trials -3": "error: --trials must not be negative; got -3. Write e.g. 10.",
     "--trials": "--trials takes a value; got none",
-    "--max-epochs 1e-3": "--max-epochs must be a whole number",
-    "--workers 1e6": "--workers must be at most",
     "--seed 1e12": "seed must be 0 to",
     "--budget-gpu-hours 4h": "--budget-gpu-hours must be a number; got '4h'",
-    "--budget-gpu-hours nan": "--budget-gpu-hours",
     **{
         f"--time-budget {text}": f"--time-budget is a duration above 0; got {text!r}. Write e.g. 4h"
-        for text in ("soon", "0", "0s", "h", "30m4h", "1h30", "1:30:00")
+        for text in ("soon", "0", "30m4h", "1h30")
     },
     "--time-budget -1h": "--time-budget must not be negative; got '-1h'. Write e.g. 4h",
-    "--time-budget=-4": "--time-budget must not be negative; got '-4'",
     "--time-budget 4": "--time-budget needs a unit; got '4'. Write e.g. 4h, 4min or 4s.",
-    "--budget-gpu-hours -1": "error: --budget-gpu-hours must not be negative; got -1",
     "--subset -10%": "--subset must not be negative; got -10%",
     "--batch 128,-1": "--batch must not be negative; got '128,-1'",
     "--subset ten%": "--subset must be a part of the whole; got 'ten%'. Write e.g. 0.1 or 10%.",
     "--subset 110%": "data.subset must be above 0 and at most 1; got 1.1",
-    "--subset nan": "data.subset",
     "--holdout half": "--holdout must be a part of the validation images, or none; got 'half'. Write e.g. 50%.",
     "--holdout 100%": "data.holdout must be at least 0 and below 1; got 1",
-    "--holdout -1": "--holdout must not be negative; got -1",
     "--holdout 1%": "data.holdout must leave an image of each class in both parts",
     "--set validate_every=2": "a search needs the value of each epoch; got validate_every=2. Leave it out:",
     "--set holdout=0.5": "data.holdout has its own option; got --set data.holdout=0.5. Write --holdout 0.5.",
     # names
     "--strategy bayes": "Write --strategy auto, or by name curves or tpe, the Bayesian ones",
     "--strategy cmae": "Did you mean 'cmaes'?",
-    "--stopping pbt": "--stopping must be one of",
     "--sampler tpe": "no such option; got '--sampler'. Did you mean --strategy?",
     "--pruner=median": "Did you mean --stopping?",
     "--stopping Asha": "Did you mean 'asha'?",
     f"--study {'x' * 101}": "--study names a folder: at most 100 letters,",
     "--wandb yes": "got 'yes'. Write --wandb disabled, or online to send runs to the server, or offline to send",
-    "--quiet --verbose": "error: --quiet and --verbose exclude each other; got both. Leave out one of them.",
     "--data nonexist": "data.name (--data) must be digits, cifar10, imagenette, imagewoof, imagenet, or an image "
     "folder that exists; there is no 'nonexist'. Write one of these names, or the path of an image folder.",
     "--model resnet": "resnet",
     "--data digit": "Did you mean 'digits'?",
     "--space larg_batch": "Did you mean 'large_batch'?",
-    "--space nothing": "--space is one of",
-    "--on-bad-image ignore": "on_bad_image must be one of",
     "--dry-run=yes": "--dry-run takes no value; got 'yes'. Write --dry-run alone.",
-    "--set": "--set takes a value; got none",
     "--data -my.py:data": "--data takes a value; got none. Write one after it, one that begins with - as --data=-…;",
     "--set optimizer=SGD": "Did you mean 'sgd'?",
     "--set ema=0.9": "Did you mean 'ema_decay'?",
@@ -92,61 +79,40 @@ TUNE_LINES = {
     "--subset 0.01%": "data.subset must leave an image of each class",
     # keys
     "--set lr": "--set takes key=value; got 'lr'",
-    "--set lr=": "--set lr= must not be empty",
     "--set lr=fast": "lr must be a number; got 'fast'",
     "--set lr=0": "optimizer.peak_lr must be > 0",
     "--set lr=nan": "optimizer.peak_lr",
     "--set lr=0.1 peak_lr=0.2": "got 'optimizer.peak_lr' twice",
-    "--set momentum=1.5": "optimizer.momentum must be at least 0 and below 1; got 1.5",
-    "--set beta1=1 optimizer=lamb": "optimizer.beta1 must be at least 0 and below 1",
-    "--set batch_size=-8": "batch.global_size must be at least 2; got -8",
     "--set batch=2k": "batch must be a whole number; got '2k'. Write batch=2000.",
-    "--set batch=1e9": "batch.global_size",
-    "--set micro_size=48 batch=128": "batch.micro_size",
-    "--set max_micro_size=-1": "max_micro_size",
-    "--set wd=-1": "optimizer.weight_decay",
-    "--set warmup=-1": "schedule.warmup_epochs",
     "--set warmup=99": "schedule.warmup_epochs must not exceed epochs; got 99",
-    "--set smoothing=1": "label_smoothing",
-    "--set schedule=cosin": "Did you mean 'cosine'?",
     "--set optimizer=adam": "Did you mean 'adamw'?",
     "--set optimizer=muon": "Choose one of sgd, lars, lamb, adamw.",
     "--set betas=0.9": "write beta1=0.9 and beta2=0.999",
     "--set optimizer.lr=1": "Did you mean 'optimizer.peak_lr'?",
-    "--set learnrate=1": "Did you mean 'learning_rate'?",
     "--set foo=1": "no such configuration key; got 'foo'. Write e.g. lr, batch",
     "--set epochs=3": "Write --max-epochs 3",
     "--set model=resnet50": "--model",
     "--set nesterov=maybe": "nesterov must be true or false; got 'maybe'",
     # parameters of the space
     "--set lr_multiplier=9": "lr_multiplier must be a number of 0.25 to 4 in space 'smoke'; got 9",
-    "--set lr_multiplier=much": "lr_multiplier must be a number",
     "--set lr_multiplyer=1": "Did you mean 'lr_multiplier'?",
     "--set lr=0.1 lr_multiplier=2": "space 'smoke' does not search with optimizer.peak_lr=0.1",
     "--set one_minus_momentum=0.1": "write momentum=VALUE",
 }
 TRAIN_LINES = {
     "": "the command needs one of --config, --recipe and --model; got none. Write e.g. --config best.json.",
-    "--config c.json --set epochs=-1": "epochs must be 1 to 100000; got -1. Write e.g. 90.",
     "--config c.json --checkpoint-every-s -1": "--checkpoint-every-s must not be negative; got -1",
     "--config nothing.json": "nothing.json",
     "--recipe mlperf": "--recipe must be the name of a published configuration; got 'mlperf'",
-    "--config c.json --workers many": "--workers must be a whole number; got 'many'",
-    "--config c.json --subset 10%%": "--subset must be a part of the whole",
-    "--config c.json --checkpoint-every-s soon": "--checkpoint-every-s must be a number",
     "--config c.json --set lr_multiplier=1": "a parameter of some search spaces: write lr=VALUE",
-    "--config c.json --epochs 3": "no such option",
 }
 LR_FIND_LINES = {
     "--config c.json --steps 1e9x": "--steps must be a whole number; got '1e9x'",
-    "--config c.json --first low": "--first must be a number",
-    "--config c.json --subset 200%": "data.subset",
     "--config c.json --subset 10% --set subset=0.1": "--subset",
     "--config c.json --data digits --set data.name=digits": "Keep --data.",
 }
 SUBMIT_LINES = {
     "--nodes few": "-N/--nodes must be a whole number; got 'few'",
-    "--signal 2m": "--signal must be a whole number",
     "--trials 2k": "Write 2000.",
 }
 PROGRAMS = {
@@ -214,10 +180,7 @@ def test_the_console_command_says_nothing_of_a_wrong_command_but_one_line(capsys
     for words, said in (
         (["tun"], "Did you mean 'tune'?"),
         (["mnist"], "Write one of tune, train"),
-        (["fetch", "cifr10"], "Did you mean 'cifar10'?"),
-        (["fetch"], "the command needs NAME; got none"),
         (["pack", "images"], "pack takes a source and a destination; got 'images'"),
-        (["pack", "a", "b", "--profile", "slow"], "--profile must be one of 'full', 'fast'"),
         (["cluster", "submt"], "Did you mean 'submit'?"),
         (["train", "--recipe", "rsb-a2"], "Did you mean 'rsb-a3'?"),
     ):
@@ -255,17 +218,6 @@ def test_each_name_in_the_plan_can_be_set(name: str) -> None:
         if known_key(one.name) is None:
             with pytest.raises(ConfigError, match=f"some search spaces: write {SPACE_PARAMETERS[one.name][0]}=VALUE"):
                 resolve_key(one.name)
-
-
-def test_a_fixed_multiplier_leaves_the_rate_to_batch_and_momentum() -> None:
-    seen = set()
-    for seed in range(40):
-        config = BUILT_IN["large_batch"](StandInTrial(random.Random(seed)), DIGITS, {"lr_multiplier": 1.0})
-        o, batch = config.optimizer, config.batch.global_size
-        momentum = o.momentum if o.name in ("sgd", "lars") else 0.9
-        assert o.peak_lr == pytest.approx(searched_peak_lr(DIGITS, o.name, batch, momentum))
-        seen.add((o.name, batch))
-    assert len(seen) > 6
 
 
 def test_a_parameter_of_ones_own_space_is_fixed_also_over_a_resume(tmp_path: Path, monkeypatch) -> None:
