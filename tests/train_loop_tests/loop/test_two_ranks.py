@@ -94,10 +94,6 @@ def test_two_ranks_measure_each_validation_image_once(pair, name):
             assert record[f"{part}_top1"] == pytest.approx(top1, abs=1e-12)
 
 
-def test_a_worker_that_measures_a_micro_batch_waits_for_no_other(pair: Pair) -> None:
-    """Also with SyncBatchNorm, whose forward pass is a collective: the workers may try different sizes."""
-
-
 @pytest.mark.parametrize(
     ("name", "error"),
     [
