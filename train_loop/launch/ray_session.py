@@ -15,6 +15,7 @@ import shlex
 import shutil
 import socket
 import subprocess
+import textwrap
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
@@ -88,7 +89,8 @@ class RayConnection:
 
         def tell(dashboard: Future[str]) -> None:
             if error := dashboard.exception():
-                say(f"note: Ray's dashboard did not start: {reason_of(error).rstrip('.')}. Ray works without it.")
+                reason = textwrap.shorten(reason_of(error), 160, placeholder=" …").rstrip(".")  # may be a line of a log
+                say(f"note: Ray's dashboard did not start: {reason}. Ray works without it.")
             elif url := dashboard.result():
                 token = f" (token in {self.token_path})" if self.token_path else ""
                 say(f"Ray dashboard: http://{url}{token}")
