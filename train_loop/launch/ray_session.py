@@ -15,9 +15,9 @@ import shlex
 import shutil
 import socket
 import subprocess
-import textwrap
 import sys
 import tempfile
+import textwrap
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
