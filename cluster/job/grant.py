@@ -1,8 +1,6 @@
 """Notice what Slurm changes about a running job: an administrator moves its end, and Slurm takes dead nodes away.
 
 The job's record says what holds now. The driver reads there until when it may start trials, and which nodes are billed.
-Slurm does not tell a job about a ``--signal`` that comes long before ``--margin``; two starts in a row do. One signal
-may be a ``scancel --signal=USR1`` by hand. If it comes twice at the same time, every start will get it.
 """
 
 from __future__ import annotations
@@ -11,7 +9,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from bigbatch.base import waits
 from bigbatch.base.waits import (
@@ -20,66 +17,12 @@ from bigbatch.base.waits import (
     KILLED_REST_S,
     LIMIT_REST_S,
     MARGIN_REST_S,
-    MARGIN_S,
     SAVE_S,
     SILENT_S,
-    SLURM_EARLY_S,
 )
 from bigbatch.cluster.host import slurm_commands
 from bigbatch.cluster.job.policy import Cause
 from bigbatch.cluster.record.job_record import JobRecord
-
-STARTS_TO_BE_SURE = 2
-
-
-@dataclass(frozen=True)
-class EarlySignal:
-    """``left_s``: seconds before the time limit when USR1 came. ``starts``: how many starts in a row got it then."""
-
-    left_s: float
-    starts: int = 1
-
-    @property
-    def sure(self) -> bool:
-        """Whether it comes in every start."""
-        return self.starts >= STARTS_TO_BE_SURE
-
-    def words(self, margin_s: float) -> str:
-        """The cause and the fix, in words."""
-        enough = max(margin_s, MARGIN_S)
-        return (
-            f"Slurm's signal came {self.left_s:.0f} s before the time limit, and trials need {enough:.0f} s to save "
-            f"themselves (--margin): if that was sbatch --signal, write --signal=B:USR1@{enough:.0f}"
-        )
-
-
-def last_early_signal(before: JobRecord | None) -> EarlySignal | None:
-    """The early signal of the previous start."""
-    stored = before.early_signal if before is not None else None
-    return EarlySignal(stored["left_s"], int(stored.get("starts", 1))) if stored and "left_s" in stored else None
-
-
-def note_early_signal(
-    came_at: float | None, ended_at: float, ends_at: float | None, margin_s: float, before: EarlySignal | None
-) -> EarlySignal | None:
-    """The early signal as it is known after this start. All times are seconds since the epoch.
-
-    Args:
-        came_at: when USR1 came; None: it did not come.
-        ended_at, ends_at: when the driver was told to end, and the time limit (None: no limit).
-        margin_s: trials save this many seconds before the limit in any case.
-        before: the early signal of the last start.
-    """
-    if ends_at is None:
-        return None
-    if came_at is None:  # a start that ended before the signal's time proves nothing
-        return before if before is not None and ends_at - ended_at > before.left_s else None
-    left = ends_at - came_at
-    if left <= max(margin_s, MARGIN_S) + SLURM_EARLY_S:
-        return None
-    as_before = before is not None and abs(before.left_s - left) <= SLURM_EARLY_S
-    return EarlySignal(left, before.starts + 1 if before is not None and as_before else 1)
-
 
 ASK_S = float(os.environ.get("BIGBATCH_ASK_SLURM_S") or waits.GRANT_S)
 FIRST_ANSWER_S = float(os.environ.get("BIGBATCH_FIRST_ANSWER_S") or waits.FIRST_ANSWER_S)
@@ -125,20 +68,14 @@ class TimeLeft:
     def __init__(self, end_time: float | None, margin_s: float, kill_wait_s: float) -> None:
         self.end_time, self._margin_s, self._kill_wait_s = end_time, margin_s, kill_wait_s
 
-    def deadline(self, early: EarlySignal | None = None) -> float:
-        """When trials must save, seconds since the epoch; 0 without a limit.
+    def deadline(self) -> float:
+        """When trials must save, seconds since the epoch; 0 without a limit."""
+        return self.end_time - self._margin_s if self.end_time else 0.0
 
-        ``early``: the early signal of the last start. If it is known to come again, this is its time.
-        """
-        if not self.end_time:
-            return 0.0
-        signalled = self.end_time - early.left_s if early is not None and early.sure else 0.0
-        return signalled if signalled > time.time() else self.end_time - self._margin_s
-
-    def environment(self, early: EarlySignal | None) -> dict[str, str]:
+    def environment(self) -> dict[str, str]:
         """Variables that tell the driver how much time it has."""
         words = {"BIGBATCH_SAVE_S": f"{self.save_s:.0f}"}
-        deadline = self.deadline(early)
+        deadline = self.deadline()
         return words | ({"BIGBATCH_DEADLINE": f"{deadline:.0f}"} if deadline else {})
 
     def patience_s(self) -> float:
@@ -169,7 +106,6 @@ class Grant:
     Args:
         record: the job's record, which is kept up to date.
         left: the time that is left, which is kept up to date.
-        early: the early signal of the last start.
         say: writes a line to the job's log.
         save: writes the record.
     """
@@ -178,14 +114,13 @@ class Grant:
         self,
         record: JobRecord,
         left: TimeLeft,
-        early: EarlySignal | None = None,
         say: Callable[[str], None] = print,
         save: Callable[[], None] = lambda: None,
     ) -> None:
-        self._record, self._left, self._early, self._say, self._save = record, left, early, say, save
+        self._record, self._left, self._say, self._save = record, left, say, save
         self._question: Question | None = None
         self._next = time.monotonic() + ASK_S
-        record.deadline = left.deadline(early) or None
+        record.deadline = left.deadline() or None
 
     def look(self) -> None:
         """Ask Slurm when that is due, and take in what it has answered."""
@@ -225,7 +160,7 @@ class Grant:
         if ends == before or (ends is not None and before is not None and abs(ends - before) < 1):
             return False
         self._left.end_time = self._record.end_time = ends
-        self._record.deadline = self._left.deadline(self._early) or None
+        self._record.deadline = self._left.deadline() or None
         left = "it has no end" if ends is None else f"{ends - time.time():.0f} s are left"
         self._say(f"Slurm has changed the job's time limit to {fields['TimeLimit']}: {left}")
         return True

@@ -10,7 +10,6 @@ signals, the time limit and dying nodes. ``bigbatch.cluster.job.policy`` decides
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import signal
 import sys
@@ -29,7 +28,7 @@ from bigbatch.cluster.job import billing, checks, lost_host, options, restart, u
 from bigbatch.cluster.job.allocated_nodes import Allocation, NoAllocation, await_allocation
 from bigbatch.cluster.job.checks import WRONG_INPUT
 from bigbatch.cluster.job.driver import Driver, GcsWatch, driver_environment
-from bigbatch.cluster.job.grant import Grant, TimeLeft, last_early_signal, note_early_signal
+from bigbatch.cluster.job.grant import Grant, TimeLeft
 from bigbatch.cluster.job.node_steps import NodeSteps
 from bigbatch.cluster.job.policy import KILLED, Action, Cause, Decision, Situation, decide
 from bigbatch.cluster.job.watch import POLL_S, WARNINGS, JobWatch, StartUp, end_driver
@@ -122,7 +121,6 @@ class Job:
         self._study = options.study_folder(self._options, self._default_study, self._cwd)
         checks.check_places(self._study, self._cwd, allocation)
         self._record = restart.first_record(allocation, self._options, self._study, before)
-        self._early = last_early_signal(before)
         self._folder = job_record.job_folder(allocation.job_id)
         checks.write_first_record(self._record)
         self._lease = checks.take_lease(self._study, allocation.job_id) if self._study else None
@@ -166,7 +164,7 @@ class Job:
             record=self._record,
             nodes=self._nodes,
             head=self._allocation.head.name,
-            grant=Grant(self._record, self._left, self._early, self._say, self._save),
+            grant=Grant(self._record, self._left, self._say, self._save),
             restart_count=self._allocation.restart_count,
             signals=self._signals,
             chores=chores,
@@ -218,7 +216,7 @@ class Job:
         self._job_start.driver_begins()
         try:
             env = driver_environment(self._env, self._folder, self._tmp) | self._bill.environment()
-            self._driver = Driver(command, self._cwd, env | self._left.environment(self._early))
+            self._driver = Driver(command, self._cwd, env | self._left.environment())
         except OSError as error:
             raise InputError(f"the command must be a program; got {command[0]!r} ({error.strerror}).") from None
         while self._driver.exit_code() is None:
@@ -234,7 +232,6 @@ class Job:
         assert self._job_watch.cause is not None
         self._job_start.ends_at = self._left.end_time  # an administrator may have moved it
         self._job_start.driver_is_to_end()
-        self._note_early_signal()
         code = None
         if self._driver is not None:
             code = end_driver(self._driver, self._job_watch, self._nodes, self._signals, self._left, self._say)
@@ -310,7 +307,7 @@ class Job:
     def _decide(self, code: int | None) -> Decision:
         """Decide what follows from this start; ``code``: the driver's exit code."""
         assert self._job_watch.cause is not None
-        result = self._job_start.look(self._early)
+        result = self._job_start.look()
         if self._job_watch.cause is Cause.TIME_LIMIT and result.useful and not result.epochs:
             self._say("no epoch ended in this start; trials continue from checkpoints within an epoch")
         # Where an earlier start of this walltime was useful, it is not too short.
@@ -328,13 +325,6 @@ class Job:
                 too_short=self._job_start.too_short_for_another() or (result.too_short if none_was_useful else None),
             )
         )
-
-    def _note_early_signal(self) -> None:
-        usr1, end = self._job_watch.usr1_at, self._left.end_time
-        self._early = note_early_signal(usr1, time.time(), end, self._options.margin_s, self._early)
-        self._record.early_signal = dataclasses.asdict(self._early) if self._early else None
-        if self._early and usr1:
-            self._say(self._early.words(self._options.margin_s))
 
     def _stop_nodes(self, *, keep_logs: bool) -> None:
         ended = self._job_watch.killed_soon

@@ -12,8 +12,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from bigbatch.base.waits import SLURM_EARLY_S
 from bigbatch.cluster.job.checks import SHORTEST_RUN_S
-from bigbatch.cluster.job.grant import SLURM_EARLY_S, EarlySignal
 from bigbatch.cluster.record import study_progress
 
 CHECKPOINTS = "checkpoints/*/latest.pt"
@@ -120,28 +120,26 @@ class JobStart:
         self._next_look = time.monotonic() + LOOK_AGAIN_S
         return self.look().useful
 
-    def look(self, early: EarlySignal | None = None) -> StartResult:
-        """The progress of this start so far. ``early``: Slurm's signal, if it came long before the margin."""
+    def look(self) -> StartResult:
+        """The progress of this start so far."""
         before, after = self._before, saved_work(self._study)
         if before is None or after is None:
             return StartResult(useful=time.time() - self._began_at >= LONG_ENOUGH_S)
         epochs = after.epochs > before.epochs
         if epochs or after.finished > before.finished or after.checkpoints - before.checkpoints:
             return StartResult(useful=True, epochs=epochs)
-        return StartResult(useful=False, epochs=False, too_short=self._too_short(early))
+        return StartResult(useful=False, epochs=False, too_short=self._too_short())
 
-    def _too_short(self, early: EarlySignal | None) -> str | None:
+    def _too_short(self) -> str | None:
         if self.ends_at is None or not self._driver_began_at:
             return None
-        each_start = early is not None and early.sure
-        if self.ends_at - self._driver_ended_at > self._margin_s + SLURM_EARLY_S and not each_start:
+        if self.ends_at - self._driver_ended_at > self._margin_s + SLURM_EARLY_S:
             return None  # somebody may have ended it by hand
         whole = self.ends_at - self._began_at
         had = self._driver_ended_at - self._driver_began_at
         return (
             f"no trial came to a first checkpoint in the {had:.0f} s that the search had of {whole:.0f} s: another "
             f"start would fail too. Write sbatch --time={_minutes(2 * whole)} or more"
-            + (f". {early.words(self._margin_s)}" if early is not None and each_start else "")
         )
 
 

@@ -57,8 +57,6 @@ class JobWatch:
         self._lost_loans: set[str] = set()
         self._question: Question | None = None
         self.cause: Cause | None = None
-        self.usr1_at: float | None = None
-        """When Slurm's signal came, seconds since the epoch; None if it is not the cause."""
         self.killed_soon = False
         """Whether Slurm has ended the job: then SIGKILL follows SIGTERM after KillWait."""
         self.env: Mapping[str, str] | None = None
@@ -117,7 +115,6 @@ class JobWatch:
             self._nodes.hold()  # before Slurm is asked: it may take longer to answer than a node waits
             self.classify("SIGTERM")
         elif came := WARNINGS.intersection(self._signals):
-            self.usr1_at = time.time()
             self.stop_because(Cause.TIME_LIMIT, f"{signal.Signals(min(came)).name}: the time limit is near")
         elif self._grant.is_near_its_end():
             self.stop_because(Cause.TIME_LIMIT, "the time limit is near (--margin)")

@@ -75,8 +75,6 @@ class JobRecord:
     restarts: int = 0
     fruitless_restarts: int = 0
     """Starts in a row in which no epoch was finished and no checkpoint written; with this one, until it has."""
-    early_signal: dict[str, float] | None = None
-    """The early signal of the last start; see ``bigbatch.cluster.job.grant``."""
     excluded: dict[str, str] = field(default_factory=dict)
     """Nodes to avoid next time, with the reason."""
     attached: list[str] = field(default_factory=list)
@@ -93,13 +91,12 @@ class JobRecord:
 
         Raises KeyError if ``job_id`` or ``state`` is missing.
         """
-        early, excluded = json_values.mapping(values, "early_signal"), json_values.mapping(values, "excluded")
+        excluded = json_values.mapping(values, "excluded")
         return json_values.read_fields(
             cls,
             values,
             job_id=str(values["job_id"]),
             state=str(values["state"]),
-            early_signal={key: json_values.number(early, key) for key in early} or None,
             excluded={node: json_values.text(excluded, node) for node in excluded},
         )
 

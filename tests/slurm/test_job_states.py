@@ -10,7 +10,6 @@ import re
 import sys
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -161,24 +160,6 @@ def test_after_restarts_without_progress_the_job_gives_up(cluster, submit):
     log = job.wait_end("FAILED")
     assert "no epoch or checkpoint came of it 2 times in a row (--max-restarts 1)" in log
     assert job.record["reason"] in log
-
-
-def has_started_drivers(job: RayJob, times: int) -> bool:
-    return job.log.count("→ driver") == times
-
-
-@pytest.mark.exhaustive
-def test_a_signal_long_before_the_margin_ends_the_job_when_it_comes_at_the_same_time_again(cluster, submit):
-    """As with --signal=B:USR1@590 --time=10: no start is of use, and --max-restarts 3 would allow two more."""
-    job = submit("--space", "smoke", "--study", "s")
-    for start in (1, 2):
-        job.wait_log(f"start {start};")
-        wait_until(partial(has_started_drivers, job, start), job.everything, 120)
-        cluster.run("ctl", "scancel", "--batch", "-s", "USR1", job.id, user="alice")
-    log = job.wait_end("FAILED")
-    assert log.count("s before the time limit, and trials need 120 s") == 3, "at each, and at the end"
-    assert "no trial came to a first checkpoint" in job.record["reason"] and "USR1@120" in job.record["reason"]
-    assert (job.record["restarts"], job.record["early_signal"]["starts"]) == (1, 2)
 
 
 def kill_ray(cluster: VirtualCluster, node: str) -> None:

@@ -1,1 +1,1 @@
-"""What a search has used and may use: ledger, pace, what is kept back, forecast."""
+"""What a search has used and may use: ledger, pace, what is kept back."""

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 import sys
 
 from bigbatch.search_spaces.trial import StandInTrial
 from bigbatch.train_loop.config.last_step import KEY, last_micro_size, left_out
-from bigbatch.train_loop.config.plug_ins import MODELS, shown_name
+from bigbatch.train_loop.config.plug_ins import MODELS
 from bigbatch.train_loop.data.catalogue import NO_STAGE
 from bigbatch.train_loop.data.info import PHOTOGRAPH_SIZE, SMALL_IMAGE_SIZE, DataInfo
 from bigbatch.train_loop.launch.local_workers import unused_gpus
 from bigbatch.train_loop.model.networks import RESNETS
 from bigbatch.train_loop.plugins.registry import is_component
 from bigbatch.tune.console.answer_words import name_in_words
-from bigbatch.tune.models.names import CAPABILITIES, NEEDS_NOTHING, Capabilities, capabilities_of, lacking
+from bigbatch.tune.models.names import capabilities_of
 from bigbatch.tune.plan.search_plan import SearchPlan
-from bigbatch.tune.runs.objective import TimeToTarget
 from bigbatch.tune.storage.storage_url import shared_file_warning
 
 DRAWS = 64
@@ -34,7 +32,6 @@ def plan_notes(plan: SearchPlan) -> list[str]:
         _staged_first(plan),
         unused_gpus() if plan.address == "local" else None,
         size_of_images(plan.data, plan.model) if "data.image_size" not in plan.overrides else None,
-        strategy_weakness(plan.strategy, needs_of(plan)),
         nothing_to_search(len(searched), plan.trials)
         or nothing_to_learn_from(plan.strategy, plan.most_trials, plan.share.concurrency, plan.workers),
         # Without a number of trials they are never too few.
@@ -59,23 +56,6 @@ def _compared(plan: SearchPlan) -> tuple[int, int, str]:
     """How many values the search compares, the epochs of a run, and what the values are called."""
     frontier = plan.frontier
     return (len(frontier.values), plan.max_epochs, name_in_words(frontier.name)) if frontier else (1, 0, "")
-
-
-def needs_of(plan: SearchPlan) -> Capabilities:
-    """What the search asks of its strategy."""
-    frontier = plan.frontier.searched if plan.frontier else None
-    searched = [r for r in plan.ranges.values() if r.kind != "derived" and r.name != frontier]
-    return dataclasses.replace(
-        NEEDS_NOTHING,
-        learns_from_stopped=plan.stopping != "none",
-        conditional=any(r.conditions for r in searched),
-        categorical=any(r.kind == "categorical" for r in searched),
-        knows_others=bool(plan.warm_start),
-        constraints=bool(plan.constraints),
-        objectives=len(plan.objectives.each),
-        targets=isinstance(plan.objectives.first, TimeToTarget),
-        frontier=frontier is not None,
-    )
 
 
 def only_at_the_beginning(plan: SearchPlan) -> str | None:
@@ -143,28 +123,6 @@ TRIALS_A_VALUE = 3
 """With fewer configurations for each value that is compared, luck decides which one has a good one."""
 TRIALS_A_SLOT = 4
 """A search learns little with fewer trials for each place at which one runs."""
-WEAKNESSES = {
-    "learns_from_stopped": (
-        "learns only from trials that run to their end, and early stopping leaves few (--stopping none)"
-    ),
-    "categorical": "draws choices at random",
-    "conditional": "draws conditional parameters at random",
-    "constraints": "does not model the constraints of the space, so more of its trials violate them",
-    "frontier": "learns from the ranks of trials within each value of the frontier, not from their values",
-    "knows_others": "tries the best of the other studies first, and learns nothing else from them",
-}
-"""What the lack of a capability means, after the name of the strategy. Others end the plan: more objectives than a
-strategy can optimise, or a target."""
-
-
-def strategy_weakness(name: str, needs: Capabilities) -> str | None:
-    """A sentence about what the chosen strategy cannot do in this search; None if it has no weakness here."""
-    short = [words for capability, words in WEAKNESSES.items() if capability in lacking(name, needs)]
-    if not short:
-        return None
-    better = [other for other, can in CAPABILITIES.items() if can.learns and not lacking(other, needs)]
-    fix = f" {_listed(better)} {'have' if len(better) > 1 else 'has'} none of these limits." if better else ""
-    return f"{shown_name(name)} {'; '.join(short)}.{fix}"
 
 
 def nothing_to_search(parameters: int, trials: int) -> str | None:

@@ -5,29 +5,18 @@ No Optuna here: the plan of a search is printed without it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from bigbatch.train_loop.config.plug_ins import is_own
 
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a strategy can do; and, in the same terms, what a search asks of its strategy (``lacking``)."""
+    """What a strategy can do."""
 
     learns: bool = True
     """Whether what it proposes depends on earlier trials."""
-    learns_from_stopped: bool = True
-    """Whether it learns from trials that did not run to their end."""
-    conditional: bool = True
-    """Whether it models parameters that exist only with some values of another. If not, it draws them at random."""
-    categorical: bool = True
-    """Whether it models choices. If not, it draws them at random."""
-    knows_others: bool = False
-    """Whether it learns from other studies (``--warm-start``). If not, it only tries their best configurations."""
-    constraints: bool = False
-    """Whether it models where the constraints of the space are met."""
-    objectives: int = 1
-    """How many objectives it can optimise at once."""
+    several_objectives: bool = True
     targets: bool = True
     """Whether it can optimise the time to a target, where a run that misses it has no value on the same scale."""
     frontier: bool = False
@@ -35,22 +24,18 @@ class Capabilities:
     among the trials of its own value."""
 
 
-MANY = 8
-"""As many objectives as anybody would write."""
-NEEDS_NOTHING = Capabilities(False, False, False, False, False, False, 1, False, False)
-"""What a search of one metric over ranges of numbers asks of a strategy."""
 CAPABILITIES = {
-    "curves": Capabilities(knows_others=True, constraints=True, targets=False, frontier=True),
-    "tpe": Capabilities(constraints=True, objectives=MANY),
-    "gp": Capabilities(learns_from_stopped=False, conditional=False, constraints=True, objectives=MANY, targets=False),
-    "cmaes": Capabilities(conditional=False, categorical=False),
-    "qmc": Capabilities(learns=False, objectives=MANY, frontier=True),
-    "random": Capabilities(learns=False, objectives=MANY, frontier=True),
+    "curves": Capabilities(several_objectives=False, targets=False, frontier=True),
+    "tpe": Capabilities(),
+    "gp": Capabilities(targets=False),
+    "cmaes": Capabilities(several_objectives=False),
+    "qmc": Capabilities(learns=False, frontier=True),
+    "random": Capabilities(learns=False, frontier=True),
 }
 """By the name of ``--strategy``."""
-OWN = Capabilities(learns=False, constraints=True, objectives=MANY, frontier=True)
-"""Of a sampler of the user's own, ``FILE.py:FUNCTION``. Nothing is known about it, so no weakness is claimed. It
-proposes every trial itself, as the designs do, and the values of a frontier are chosen beside it."""
+OWN = Capabilities(learns=False, frontier=True)
+"""Of a sampler of the user's own, ``FILE.py:FUNCTION``. It proposes every trial itself, as the designs do, and the
+values of a frontier are chosen beside it."""
 STRATEGIES = ("auto", *CAPABILITIES)
 STOPPINGS = ("auto", "look", "asha", "hyperband", "median", "none")
 LOOK_FROM_TRIALS, LOOK_FROM_EPOCHS = 16, 10
@@ -61,12 +46,6 @@ of a run is less than an epoch if the run has fewer than ten."""
 def capabilities_of(name: str) -> Capabilities:
     """What the strategy of that name can do."""
     return OWN if is_own(name) else CAPABILITIES[name]
-
-
-def lacking(strategy: str, needs: Capabilities) -> list[str]:
-    """The names of the capabilities in which a strategy falls short of what a search needs."""
-    can = capabilities_of(strategy)
-    return [one.name for one in fields(can) if getattr(can, one.name) < getattr(needs, one.name)]
 
 
 def resolved(strategy: str, stopping: str, trials: int, max_epochs: int) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""The budget of a running search: what it may use, whether that lasts for a first epoch, and what more would bring.
+"""The budget of a running search: what it may use, and whether that lasts for a first epoch.
 
 Of confirmations: what is kept back for them, and what they will cost.
 """
@@ -13,7 +13,6 @@ from dataclasses import replace
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.budget.budget import Budget, Limits
 from bigbatch.tune.budget.confirm_reserve import ConfirmationReserve
-from bigbatch.tune.budget.forecast import forecast_words, more_hours
 from bigbatch.tune.budget.ledger import owns_cluster
 from bigbatch.tune.budget.pace import Pace, SessionTimes, pace_key, read_session_times
 from bigbatch.tune.plan.machine import devices_held
@@ -21,7 +20,6 @@ from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.runs.confirm_rule import AFFORDABLE_SHARE
 from bigbatch.tune.runs.confirmation import ConfirmationFacts
 from bigbatch.tune.runs.frontier import frontier_facts
-from bigbatch.tune.runs.objective import Objective, TimeToTarget
 from bigbatch.tune.runs.observer import TrialView
 from bigbatch.tune.search.capacity import Capacity
 from bigbatch.tune.storage.store import StudyStore
@@ -140,20 +138,6 @@ def more_than(hours: float) -> str:
         return "0"
     digit = math.floor(math.log10(hours)) - 1
     return f"{float(f'{math.ceil(hours / 10**digit)}e{digit}'):g}"
-
-
-def what_more_would_bring(plan: SearchPlan, store: StudyStore, objective: Objective) -> str:
-    """A sentence for the end of a search with a budget; empty without one, and for a time to a target.
-
-    A trial that missed its target has no time, so such values have no common scale.
-    """
-    if plan.budget_gpu_hours is None and plan.time_budget_s is None:
-        return ""
-    if plan.objectives.several or isinstance(objective, TimeToTarget) or math.isnan(objective.worst):
-        return ""  # the forecast is made from the values of one metric, and one of a diverged trial
-    used_h = store.ledger.held_s / 3600
-    hours = more_hours(used_h if plan.budget_gpu_hours is None else plan.budget_gpu_hours)
-    return forecast_words(store.study.get_trials(deepcopy=False), objective, used_h, hours, budget_unit(plan))
 
 
 def confirmation_facts(plan: SearchPlan) -> ConfirmationFacts | None:

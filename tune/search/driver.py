@@ -52,7 +52,6 @@ from bigbatch.tune.search.budgeting import (
     cost_in_words,
     make_budget,
     refused_at_once,
-    what_more_would_bring,
 )
 from bigbatch.tune.search.capacity import Capacity
 from bigbatch.tune.search.ending import DONE, FAILED, end_search, late_report
@@ -166,8 +165,6 @@ def _say_findings(
     if answer.values.get(USABLE) is not False:  # else nothing has learned, and no more is to be said of the trials
         facts = facts_of(plan)
         said += [*known_findings(plan.warm_start, facts, trials), *look_findings(plan.stopping, facts, trials)]
-        if more := what_more_would_bring(plan, store, plan.objectives.first):
-            said += [f"\n{more}"]
     for line in said:
         say(console, line)
     if failed_trials(trials):

@@ -44,7 +44,7 @@ def job(ends_in_s: float) -> tuple[JobRecord, TimeLeft, grant.Grant, list[str]]:
     said: list[str] = []
     ends = float(int(time.time() + ends_in_s))
     record, left = JobRecord("7", "driver", nodes=["n1", "n2", "n3"], end_time=ends), TimeLeft(ends, MARGIN_S, 30.0)
-    return record, left, grant.Grant(record, left, None, said.append, lambda: said.append("saved")), said
+    return record, left, grant.Grant(record, left, said.append, lambda: said.append("saved")), said
 
 
 def look_until(one: grant.Grant, condition: Callable[[], bool]) -> None:

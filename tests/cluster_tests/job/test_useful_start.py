@@ -1,13 +1,11 @@
 """Whether a start of a job was of use to its study, with studies as they are left on the disk."""
 
 import os
-import time
 from pathlib import Path
 
 import pytest
 
 from bigbatch.cluster.job import useful_start
-from bigbatch.cluster.job.grant import EarlySignal, TimeLeft, note_early_signal
 from bigbatch.train_loop.loop.checkpoint import CheckpointFolder
 from bigbatch.tune.runs.observer import trial_views
 from bigbatch.tune.storage.progress_file import ProgressFileWriter
@@ -140,51 +138,3 @@ def test_a_study_that_cannot_be_read_says_nothing(tmp_path, monkeypatch):
     (tmp_path / "optuna.journal").mkdir()  # reading it raises OSError, also for root
     assert useful_start.saved_work(tmp_path) is None
     assert os.listdir(tmp_path) == ["optuna.journal"]
-
-
-def signalled(
-    study: Path, now: list[float], before: EarlySignal | None
-) -> tuple[EarlySignal | None, useful_start.StartResult]:
-    """A start of ten minutes to whose driver Slurm leaves 30 s, as with --signal=B:USR1@540."""
-    ends_at = now[0] + 600.0
-    start = useful_start.JobStart(study, ends_at, 120.0)
-    now[0] += 30.0
-    start.driver_begins()
-    now[0] += 30.0
-    start.driver_is_to_end()
-    early = note_early_signal(now[0], now[0], ends_at, 120.0, before)
-    return early, start.look(early)
-
-
-def test_a_signal_far_before_the_margin_is_blamed_when_it_comes_at_the_same_time_again(now, tmp_path):
-    first, gained = signalled(tmp_path, now, None)
-    assert first == EarlySignal(540.0) and gained.too_short is None, "it may have been sent by hand"
-    second, gained = signalled(tmp_path, now, first)
-    assert second == EarlySignal(540.0, starts=2)
-    assert gained.too_short == (
-        "no trial came to a first checkpoint in the 30 s that the search had of 600 s: another start would fail too. "
-        "Write sbatch --time=20 or more. Slurm's signal came 540 s before the time limit, and trials need 120 s "
-        "to save themselves (--margin): if that was sbatch --signal, write --signal=B:USR1@120"
-    )
-
-
-def test_which_starts_say_that_the_signal_comes_early():
-    sure = EarlySignal(540.0, starts=2)
-    assert note_early_signal(100.0, 100.0, 240.0, 120.0, sure) is None, (
-        "140 s before the limit: Slurm's own imprecision"
-    )
-    assert note_early_signal(100.0, 100.0, 1000.0, 120.0, sure) == EarlySignal(900.0), "another time: by hand"
-    assert note_early_signal(100.0, 100.0, 680.0, 120.0, sure) == EarlySignal(580.0, starts=3)
-    assert note_early_signal(None, 100.0, 700.0, 120.0, sure) == sure, "ended by itself before the signal could come"
-    assert note_early_signal(None, 100.0, 220.0, 120.0, sure) is None, "the margin was reached without it"
-    assert note_early_signal(100.0, 100.0, None, 120.0, sure) is None
-    assert note_early_signal(100.0, 100.0, 220.0, 0.0, None) is None, "the scripts' own --signal, with --margin 0"
-
-
-def test_trials_are_held_back_by_a_signal_that_is_known_to_come_early():
-    end = time.time() + 600.0
-    left = TimeLeft(end, 120.0, 30.0)
-    assert left.deadline() == left.deadline(EarlySignal(540.0)) == end - 120.0
-    assert left.deadline(EarlySignal(540.0, starts=2)) == end - 540.0
-    assert left.deadline(EarlySignal(900.0, starts=2)) == end - 120.0, "of a start that had a longer limit"
-    assert TimeLeft(None, 120.0, 30.0).deadline(EarlySignal(540.0, starts=2)) == 0.0

@@ -76,7 +76,7 @@ RECORD = JobRecord(
     job_id="7", state="driver", command=["python", "tune/run.py"], nodes=["n1", "n2"], head="n1",
     address="10.0.0.3:1", dashboard_port=2, token_path="/home/u/token",
     study_folder="/scratch/study", log="/home/u/7.log", node_logs="/home/u/nodes", end_time=99.5,
-    deadline=79.5, restarts=3, fruitless_restarts=1, early_signal={"left_s": 300.0, "starts": 2},
+    deadline=79.5, restarts=3, fruitless_restarts=1,
     excluded={"n3": "hung"}, attached=["9"], successor="8", reason="the time limit is near",
     updated=50.0,
 )  # fmt: skip
@@ -126,10 +126,10 @@ def test_a_jobs_record_survives_and_is_read_over_versions(tmp_path: Path) -> Non
     stored = json.loads(path.read_text())
     path.write_text(json.dumps({**stored, "of_a_later_version": 1}))
     assert job_record.read_record("7", env) == RECORD, "a login node of an earlier version still lists the job"
-    del stored["excluded"], stored["early_signal"], stored["attached"]
+    del stored["excluded"], stored["attached"]
     path.write_text(json.dumps(stored))
     known = job_record.read_record("7", env)
-    assert known == dataclasses.replace(RECORD, excluded={}, early_signal=None, attached=[])
+    assert known == dataclasses.replace(RECORD, excluded={}, attached=[])
     path.write_text(json.dumps({**stored, "schema_version": 2}))
     assert job_record.read_record("7", env) is None, "another schema is another meaning"
 

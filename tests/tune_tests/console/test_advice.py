@@ -19,9 +19,8 @@ from bigbatch.tune.console.plan_notes import (
     nothing_to_learn_from,
     nothing_to_search,
     size_of_images,
-    strategy_weakness,
 )
-from bigbatch.tune.models.names import CAPABILITIES, NEEDS_NOTHING, resolved
+from bigbatch.tune.models.names import resolved
 from bigbatch.tune.models.protocol import Dimension, SearchFacts
 from bigbatch.tune.runs.run import CONFIRMS_ATTR
 from helpers.lone_studies import made
@@ -66,30 +65,6 @@ def test_a_plan_looks_how_large_the_images_are(tiny_images, tmp_path, capsys):
             picture.resize((65, 50)).save(image)
     tune_main(arguments)
     assert "images of at most 65 px are enlarged to 224 px, which takes about 12 times" in capsys.readouterr().out
-
-
-LIMITS = {
-    "learns_from_stopped": ("--stopping none", {"gp"}),
-    "conditional": ("conditional parameters at random", {"gp", "cmaes"}),
-    "categorical": ("choices at random", {"cmaes"}),
-    "constraints": ("more of its trials violate them", {"cmaes", "qmc", "random"}),
-    "frontier": ("ranks of trials", {"tpe", "gp", "cmaes"}),
-    "knows_others": ("learns nothing else from them", {"tpe", "gp", "cmaes", "qmc", "random"}),
-}
-"""Capability → what the plan says, and of which strategies."""
-
-
-@pytest.mark.parametrize("name", CAPABILITIES)
-def test_a_plan_says_each_limit_that_matters_in_this_search_and_no_other(name):
-    assert strategy_weakness(name, NEEDS_NOTHING) is None
-    for capability, (words, limited) in LIMITS.items():
-        text = strategy_weakness(name, replace(NEEDS_NOTHING, **{capability: True}))
-        assert (text is not None and words in text) == (name in limited), capability
-        assert text is None or text.endswith("none of these limits.")
-    everything = replace(NEEDS_NOTHING, **dict.fromkeys(LIMITS, True))
-    text = strategy_weakness(name, everything)
-    assert (text is None) == (name == "curves")
-    assert [words in (text or "") for words, _ in LIMITS.values()] == [name in found for _, found in LIMITS.values()]
 
 
 def test_auto_looks_early_where_a_third_of_the_trials_is_enough_to_choose_from():

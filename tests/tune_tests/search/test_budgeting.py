@@ -24,7 +24,6 @@ from bigbatch.tune.plan.machine import Machine, Node, devices_held, first_share
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.runs.answer import answer_of
-from bigbatch.tune.runs.objective import Objective
 from bigbatch.tune.runs.observer import TrialView
 from bigbatch.tune.search import budgeting
 from bigbatch.tune.search.budgeting import check_budget_lasts, check_budget_starts
@@ -190,16 +189,6 @@ def test_what_is_left_of_a_budget_is_not_worth_starting_ray_for_if_no_epoch_fits
     store.ledger.begin(1, 1, since_s=100.0 * devices)
     assert budgeting.refused_at_once(plan, store) == BUDGET_SPENT
     store.close()
-
-
-def test_a_search_with_a_budget_says_what_more_would_bring(tmp_path):
-    plan, store = study(tmp_path, 16, epochs=1, budget_gpu_hours=0.5)
-    store.ledger.begin(0, 1, since_s=0.4 * 3600)
-    text = budgeting.what_more_would_bring(plan, store, Objective(worst=0.1))
-    assert text.startswith("0.5 more worker hours are about 20 more trials."), "as much again, below an hour"
-    store.close()
-    unlimited = plan_of(tmp_path / "other", trials=4)
-    assert budgeting.what_more_would_bring(unlimited, store, Objective(worst=0.1)) == ""
 
 
 def test_nothing_is_refused_or_chosen_by_the_guess_where_a_budget_is_the_only_limit(tmp_path):

@@ -301,7 +301,7 @@ def test_a_trial_without_an_epoch_is_taken_for_as_slow_as_the_slowest_and_all_is
 @pytest.mark.parametrize("margin_s", [0.0, 120.0, 600.0])
 def test_in_a_job_the_wait_ends_before_the_job_kills_the_driver(margin_s):
     left = TimeLeft(None, margin_s, 30.0)
-    env = left.environment(None)
+    env = left.environment()
     assert float(env["BIGBATCH_SAVE_S"]) <= max(60.0, margin_s - 30)
     wait = stop_wait_s([[record(1, 0.1, optimizer_steps=1, train_s=1e5)]], [], env)
     assert LEAST_WAIT_S <= wait < left.save_s

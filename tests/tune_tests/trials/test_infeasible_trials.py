@@ -10,11 +10,9 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from optuna.trial import FrozenTrial, TrialState
 
 from bigbatch.search_spaces.constraints import SpaceTrial
-from bigbatch.tune.budget.forecast import draws_of
 from bigbatch.tune.console.outcome import refusals_in_words
 from bigbatch.tune.runs.feasible import is_infeasible
 from bigbatch.tune.runs.frontier import counted_trials
-from bigbatch.tune.runs.objective import Objective
 from bigbatch.tune.runs.objectives import Objectives
 from bigbatch.tune.runs.observer import trial_views
 from bigbatch.tune.runs.run import count_ended, was_refused
@@ -80,13 +78,6 @@ def test_a_bound_on_the_hours_of_a_run_counts_before_any_run_has_reached_it(tmp_
         search = own_search(tmp_path / f"{seed}", sizes, space, record, strategy="curves", seed=seed)
         shares.append(late_share(search.run().trials, LATE, lambda trial: trial.params["size"] > 0.55))
     assert statistics.mean(shares) < 0.4, "of random ones 45 % take more than ten percent too long"
-
-
-def test_a_forecast_draws_no_value_that_no_allowed_configuration_has(tmp_path):
-    trials = constrained(tmp_path, "random", "none", 0)
-    values = draws_of(trials, Objective(worst=0.1))
-    assert any(map(is_infeasible, trials)) and max(values) == best_of(trials)
-    assert len(values) == sum(not is_infeasible(t) for t in trials)
 
 
 def test_early_stopping_compares_with_no_infeasible_trial(tmp_path):
