@@ -59,10 +59,7 @@ COMMANDS: Commands = {
     "fetch": (_main_of("train_loop.data.packing.fetch"), "download a data set by name and pack it"),
     "simulate": (_main_of("tune.commands.simulate"), "compare search strategies on recorded learning curves"),
     "cluster": (_cluster, "run searches on a Slurm cluster"),
-    "studies": (
-        _main_of("tune.commands.studies", "studies_main"),
-        "list studies, or rank their trials under a cap of GPU hours",
-    ),
+    "studies": (_main_of("tune.commands.studies", "studies_main"), "list the studies of a folder"),
     "show": (_main_of("tune.commands.show", "show_main"), "print one study, running or not"),
     "watch": (
         _main_of("tune.commands.watch", "watch_main"),
