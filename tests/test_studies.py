@@ -72,7 +72,7 @@ def test_best_and_frontier_are_those_of_the_files(folder: Path) -> None:
 def test_figures_are_made_when_they_are_asked_for(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("plotly")
     figures = open_study(folder).figures
-    assert {"frontier", "learning-curves", "parameter-importance", "slot-timeline"} <= set(figures)
+    assert {"frontier", "learning-curves", "parameter-importance"} <= set(figures)
     shown = figures["frontier"]
     assert any(len(trace.x) for trace in shown.data) and shown.layout.title.text
     with pytest.raises(KeyError, match="The names are frontier"):
@@ -114,7 +114,7 @@ def test_a_running_study_and_half_written_ones(tmp_path: Path) -> None:
     assert study.state == "running" and study.trials["state"].tolist() == ["COMPLETE", "PRUNED", "FAIL", "RUNNING"]
     with pytest.raises(ConfigError, match="searched one"):
         _ = study.frontier
-    assert {study.figures.missing[name] for name in ("frontier", "frontier-costs")} == {NO_FRONTIER}
+    assert study.figures.missing["frontier"] == NO_FRONTIER
     assert {path.name: path.read_bytes() for path in store.folder.iterdir() if path.is_file()} == before
     store.close()
     lines = journal.read_bytes().splitlines(keepends=True)

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 from bigbatch.child_process import check_exit, our_script, run_child
 from bigbatch.train_loop.config import ConfigError, TrainConfig, written_assignments
 from bigbatch.tune.console.answer_words import answer_in_words
-from bigbatch.tune.report import answer_section, pictures
-from bigbatch.tune.report.figure import ReportFigure
+from bigbatch.tune.report import answer_section, sections
+from bigbatch.tune.report.figure import ReportFigure, plotly_figure
 from bigbatch.tune.report.recorded_study import RecordedStudy, StudyPoints, open_recorded, shown_apart
 from bigbatch.tune.runs.answer import leading_trial
 from bigbatch.tune.runs.run import AnyTrial
@@ -164,7 +164,7 @@ class Study:
     @cached_property
     def figures(self) -> StudyFigures:
         """The figures of the report, by name."""
-        return StudyFigures(pictures.all_figures(self._recorded))
+        return StudyFigures(sections.all_figures(self._recorded))
 
     def config(self, trial: int) -> TrainConfig:
         """The configuration of a trial. Raises ConfigError if there is none."""
@@ -208,7 +208,7 @@ class StudyFigures(Mapping[str, "Figure"]):
 
     def __getitem__(self, name: str) -> Figure:
         if name in self._figures:
-            return pictures.plotly_figure(self._figures[name])
+            return plotly_figure(self._figures[name])
         reason = self.missing.get(name) or f"The names are {', '.join(self._figures) or 'none'}."
         raise KeyError(f"there is no figure {name!r}. {reason}")
 

@@ -2,23 +2,20 @@
 
 Each run is sent by a process ``wandb sync``. It was sent if that process ends in order, says no error and leaves
 wandb's mark; else the mark goes, so that the next look, or call, sends the run again from its first line on. The server
-puts each line where it was. The runs that train are sent by one ``wandb beta sync --live``: ``wandb sync`` would end
-them on the server, as failed. It goes on over the looks until other runs train, for it takes some seconds to start and
-then sends every 15 s. W&B before 0.31 cannot do that: there a run waits for its end.
+puts each line where it was. A run that trains waits for its end: ``wandb sync`` would end it on the server, as failed.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import math
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -32,8 +29,6 @@ from bigbatch.tune.storage.summary import DEFAULT_RUNS, QUEUED, RUNNING, ask_que
 JOBS, EVERY_S = 5, 60.0
 UPLOAD_S, LOOK_S = 900.0, 0.1
 """An upload that takes longer is ended and tried again."""
-LAST_WORDS = 2**16
-"""Bytes of what a process says in which a look searches for an error."""
 RETRIES = {
     f"WANDB_X_{part}_RETRY_{limit}": value
     for part in ("GRAPHQL", "FILE_STREAM", "FILE_TRANSFER")
@@ -52,7 +47,7 @@ def wandb_sync_parser() -> argparse.ArgumentParser:
     )
     add = p.add_argument
     add("study", metavar="STUDY|PATH", help="a study's name in --output, its folder, or that of a full run")
-    add("--follow", action="store_true", help="go on until the search has ended, and send the runs as they grow")
+    add("--follow", action="store_true", help="go on until the search has ended, and send each run when it ends")
     add("--jobs", type=int, default=JOBS, metavar="N", help=f"runs at a time ({JOBS})")
     add("--every", type=float, default=EVERY_S, metavar="S", help=f"seconds between looks with --follow ({EVERY_S:g})")
     add("--output", metavar="DIR", default=DEFAULT_RUNS, help="the folder of studies (default: runs)")
@@ -106,27 +101,21 @@ def _sync(folder: Path, args: argparse.Namespace) -> int:
             "Make it writable, or call wandb-sync as its owner."
         ) from None
     then = f"tried again in {args.every:g} s" if args.follow else "call it again"
-    with Growing(log) as growing_ones:
-        while True:
-            until = time.monotonic() + args.every
-            is_running = _is_running(folder)
-            runs = latest_runs(folder)
-            growing = [run for run in runs if is_running and not run.has_ended]
-            _say_failures(growing_ones.keep(growing if args.follow else []), then, log)
-            failures = send([run for run in runs if run not in growing and not run.is_sent], args.jobs, log)
-            _say_failures(failures, then, log)
-            if not args.follow and not failures:
-                names = ", ".join(run.name for run in growing)
-                print(f"W&B has all other runs; --follow sends {names} too." if growing else "W&B has all runs.")
-            if not args.follow or not (is_running or failures):
-                return FAILED if failures else DONE
-            time.sleep(max(0.0, until - time.monotonic()))
-
-
-def _say_failures(failures: Mapping[str, str], then: str, log: Path) -> None:
-    if failures:
-        why = next(iter(failures.values()))
-        print(f"not sent: {', '.join(sorted(failures))} ({why}); {then}. See {log}", file=sys.stderr, flush=True)
+    while True:
+        until = time.monotonic() + args.every
+        is_running = _is_running(folder)
+        runs = latest_runs(folder)
+        growing = [run for run in runs if is_running and not run.has_ended]
+        failures = send([run for run in runs if run not in growing and not run.is_sent], args.jobs, log)
+        if failures:
+            why = next(iter(failures.values()))
+            print(f"not sent: {', '.join(sorted(failures))} ({why}); {then}. See {log}", file=sys.stderr, flush=True)
+        elif not args.follow:
+            names = ", ".join(run.name for run in growing)
+            print(f"W&B has all other runs; --follow sends {names} too." if growing else "W&B has all runs.")
+        if not args.follow or not (is_running or failures):
+            return FAILED if failures else DONE
+        time.sleep(max(0.0, until - time.monotonic()))
 
 
 def _is_running(folder: Path) -> bool:
@@ -190,7 +179,7 @@ def send(runs: Sequence[OfflineRun], jobs: int, log: Path) -> dict[str, str]:
         while waiting or sending:
             while waiting and len(sending) < jobs:
                 run = waiting.pop(0)
-                sending[run] = Sending(["sync", "--include-synced"], [run])
+                sending[run] = Sending(run)
             for run in [run for run, one in sending.items() if one.is_over()]:
                 one = sending.pop(run)
                 if why := one.failure(log):
@@ -205,58 +194,26 @@ def send(runs: Sequence[OfflineRun], jobs: int, log: Path) -> dict[str, str]:
     return failures
 
 
-class Growing:
-    """The upload of the runs that train. Use it with ``with``, which ends it."""
-
-    def __init__(self, log: Path) -> None:
-        self._log, self._runs = log, list[OfflineRun]()
-        self._live: Sending | None = None
-
-    def keep(self, runs: Sequence[OfflineRun]) -> dict[str, str]:
-        """Send what there is of these runs, and what comes. Returns name → why those before them were not sent."""
-        failures: dict[str, str] = {}
-        if self._live is not None and (list(runs) != self._runs or self._live.is_over()):
-            self._live.end()
-            why = self._live.failure(self._log)
-            failures = {run.name: why for run in self._runs if why}
-            for run in self._runs:  # one that has ended meanwhile is sent again, and looked after
-                run.mark.unlink(missing_ok=True)
-            self._live = None
-        self._runs = list(runs)
-        if runs and self._live is None:
-            self._live = Sending(["beta", "sync", "--live", "--no-skip-synced", "-n", str(len(runs))], runs, math.inf)
-        return failures
-
-    def __enter__(self) -> Growing:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.keep([])
-
-
 class Sending:
-    """A process of W&B's own command that sends runs, with what it starts."""
+    """A process of W&B's own command that sends a run, with what it starts."""
 
-    def __init__(self, words: Sequence[str], runs: Sequence[OfflineRun], limit_s: float = UPLOAD_S) -> None:
-        self._runs, self._until = runs, time.monotonic() + limit_s
-        self.began_ns = min(run.file.stat().st_mtime_ns for run in runs)
-        for run in runs:
-            run.mark.unlink(missing_ok=True)
+    def __init__(self, run: OfflineRun) -> None:
+        self._run, self._until = run, time.monotonic() + UPLOAD_S
+        self.began_ns = run.file.stat().st_mtime_ns
+        run.mark.unlink(missing_ok=True)
         kept = {name: value for name, value in os.environ.items() if name not in ("WANDB_MODE", "WANDB_RUN_ID")}
         # A file: nobody reads along, and a full pipe would stop the process.
         self._said: IO[bytes] = tempfile.TemporaryFile()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "wandb", *words, *(str(run.file) for run in runs)],
+            [sys.executable, "-m", "wandb", "sync", "--include-synced", str(run.file)],
             # A session of its own, so that end() reaches what wandb starts.
             stdin=subprocess.DEVNULL, stdout=self._said, stderr=self._said, start_new_session=True,
             env={**RETRIES, **kept},
         )  # fmt: skip
 
     def is_over(self) -> bool:
-        """Whether it has ended, has had all its time, or has said an error (of one run; it may go on with others)."""
-        file = self._said.fileno()
-        said = os.pread(file, LAST_WORDS, max(0, os.fstat(file).st_size - LAST_WORDS)).decode(errors="replace")
-        return self._process.poll() is not None or time.monotonic() > self._until or f"\nwandb: {ERROR}" in said
+        """Whether it has ended, or has had all its time."""
+        return self._process.poll() is not None or time.monotonic() > self._until
 
     def end(self) -> None:
         """End the process and what it has started; a finished one too, whose children may live."""
@@ -265,11 +222,7 @@ class Sending:
         self._process.wait()
 
     def failure(self, log: Path) -> str:
-        """End it. Returns why the runs were not sent, empty: they were. What it has said goes to ``log``.
-
-        That of a process which was ended before is an error that it has said.
-        """
-        was_ended = self._process.returncode == -signal.SIGKILL
+        """End it. Returns why the run was not sent, empty: it was. What it has said goes to ``log``."""
         self.end()
         self._said.seek(0)
         said = self._said.read().decode(errors="replace")
@@ -278,9 +231,8 @@ class Sending:
         lines = [line.removeprefix("wandb: ") for line in said.splitlines()] or ["it said nothing"]
         why = next((line.removeprefix(ERROR) for line in lines if line.startswith(ERROR)), "")
         code = self._process.returncode
-        if not was_ended and (code or not all(run.mark.exists() for run in self._runs)):  # e.g. not authenticated
+        if code or not self._run.mark.exists():  # e.g. not authenticated
             why = why or f"{lines[-1]}, exit code {code}"
         if why:
-            for run in self._runs:
-                run.mark.unlink(missing_ok=True)
+            self._run.mark.unlink(missing_ok=True)
         return " ".join(why.split())[:300]

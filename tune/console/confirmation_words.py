@@ -13,9 +13,6 @@ from bigbatch.tune.runs.confirm_rule import AFFORDABLE_WORKER_S, LEAST_TRIALS
 
 if TYPE_CHECKING:
     from bigbatch.tune.plan.search_plan import SearchPlan
-    from bigbatch.tune.runs.objective import Objective
-    from bigbatch.tune.runs.observer import TrialView
-    from bigbatch.tune.runs.reported import Confirmed
 
 USUAL_SEEDS = 3
 """Fresh seeds that a line proposes."""
@@ -106,12 +103,3 @@ def confirm_lines(plan: SearchPlan) -> list[tuple[str, str]]:
     kept = "; the budget keeps room for them" if has_budget else ""
     runs = rule.best * values * rule.seeds
     return [("confirm", f"{which} {seeds} ({f'at most {runs}' if values > 1 else runs} run{'s' * (runs != 1)}){kept}")]
-
-
-def by_confirmed(done: list[TrialView], confirmed: Mapping[int, Confirmed], objective: Objective) -> list[TrialView]:
-    """Finished trials, best first: those that were confirmed by their means, then the others as they are, last those
-    that diverged with another seed and have no mean."""
-    first = [trial for trial in done if trial.number in confirmed and not confirmed[trial.number].diverged]
-    first.sort(key=lambda trial: (-objective.gain(confirmed[trial.number].mean), trial.number))
-    lost = [trial for trial in done if trial.number in confirmed and confirmed[trial.number].diverged]
-    return [*first, *(trial for trial in done if trial.number not in confirmed), *lost]

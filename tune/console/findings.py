@@ -6,8 +6,8 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 from rich.console import Console
 
@@ -18,13 +18,13 @@ from bigbatch.train_loop.config.plug_ins import shown_name
 from bigbatch.train_loop.config.words import epochs_text
 from bigbatch.train_loop.host.disk_space import quota_lines
 from bigbatch.tune.budget.ledger import DeviceSeconds
-from bigbatch.tune.console.answer_words import answer_in_words, counted_noun
-from bigbatch.tune.console.columns import Columns, columns_of, full_run_command, own_next_step
-from bigbatch.tune.console.confirmation_words import by_confirmed, confirm_lines, confirmation_in_words
-from bigbatch.tune.console.display import duration, end_in_words
-from bigbatch.tune.console.frontier_table import WIDTH, frontier_lines, of_the_answer
+from bigbatch.tune.console.answer_words import answer_in_words
+from bigbatch.tune.console.columns import columns_of, full_run_command, own_next_step
+from bigbatch.tune.console.confirmation_words import confirm_lines, confirmation_in_words
+from bigbatch.tune.console.display import duration
+from bigbatch.tune.console.frontier_table import WIDTH, frontier_lines
 from bigbatch.tune.console.outcome import best_in_words, failures_in_words, objective_lines, print_front
-from bigbatch.tune.console.plan_notes import plan_notes, smaller_steps
+from bigbatch.tune.console.plan_notes import plan_notes
 from bigbatch.tune.console.wrapped import from_here, say, say_command
 from bigbatch.tune.plan.enqueued import in_words
 from bigbatch.tune.plan.fitting import side_of_images, suits_resnet50
@@ -33,35 +33,9 @@ from bigbatch.tune.plan.own_code import own_component_lines, trainable_lines
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.plan.warm_start import known_in_words
 from bigbatch.tune.runs.observer import TrialView, ranked
-from bigbatch.tune.runs.reported import Confirmed, clearly_worse
 from bigbatch.tune.storage.description import redact
 from bigbatch.tune.storage.frontier_file import FRONTIER_FOLDER
 from bigbatch.tune.storage.patient_journal import JOB_VARIABLE
-
-RUNNER_UPS = 4
-
-
-@dataclass(frozen=True)
-class SearchAnswer:
-    """What a search has found, for its last lines."""
-
-    values: Mapping[str, object] = field(default_factory=dict)
-    """The content of frontier.json; empty where there is none: several objectives, or a time to a target."""
-    confirmed: Mapping[int, Confirmed] = field(default_factory=dict)
-    """Number of a confirmed trial → what its fresh seeds came to."""
-    unconfirmed: tuple[int, float] = (0, 0.0)
-    """Confirmations that are still to be made, and the device hours that they take."""
-
-
-STEMS = {
-    "imagenet": "imagenet: 7×7/2 and max-pool",
-    "small": "small: 3×3, no pooling",
-    "small_pool": "small_pool: 3×3/2 and max-pool",
-}
-
-
-NO_ANSWER = SearchAnswer()
-"""Of a search that has found nothing, or has several objectives or a target."""
 
 
 def print_plan(plan: SearchPlan, console: Console) -> None:
@@ -111,12 +85,9 @@ def _trainable_lines(plan: SearchPlan) -> list[tuple[str, str]]:
 
 def _data_lines(plan: SearchPlan) -> list[tuple[str, str]]:
     """What our own training loop trains, and on what."""
-    d, searches_models = plan.data, _searches_models(plan)
-    last_step = smaller_steps(plan)
     return [
-        ("data", f"{d.name}: {images_in_words(d)}{kinds_in_words(d)}"),
-        *([("last step", last_step)] if last_step else []),
-        *([] if searches_models else [("model", shown_name(plan.model) + _why_model(plan)), *_stem(plan)]),
+        ("data", f"{plan.data.name}: {images_in_words(plan.data)}{kinds_in_words(plan.data)}"),
+        *([] if _searches_models(plan) else [("model", shown_name(plan.model) + _why_model(plan))]),
     ]
 
 
@@ -140,18 +111,6 @@ def print_frontier(values: Mapping[str, object], hours: str, console: Console) -
     lines = frontier_lines(values, hours, console.width if console.is_terminal else WIDTH) if values else []
     for place, (line, is_answer) in enumerate(lines):
         console.print(f"\n{line}" if place == 0 else line, style="bold" if is_answer else "", soft_wrap=True)
-
-
-def _stem(plan: SearchPlan) -> list[tuple[str, str]]:
-    """For a ResNet, its first layers and the image size they suit."""
-    if not plan.model.startswith(("resnet", "resnext", "wide_resnet")):
-        return []
-    setting = plan.overrides.get("model.stem", "auto")
-    stem = plan.data.stem if setting == "auto" else setting
-    text = f"{STEMS[stem]}" + (f", for {plan.data.image_size} px (auto)" if setting == "auto" else "")
-    if stem == "small":
-        text += "; slower than model.stem=imagenet, which halves the image's sides twice before the blocks"
-    return [("stem", text)]
 
 
 def _resumed(plan: SearchPlan) -> str:
@@ -205,33 +164,36 @@ def print_findings(
     elapsed_s: float,
     used: DeviceSeconds,
     console: Console,
-    found: SearchAnswer = NO_ANSWER,
+    answer: Mapping[str, object] = MappingProxyType({}),
+    unconfirmed: tuple[int, float] = (0, 0.0),
 ) -> None:
-    """Print the answer, how certain it is, whether it was confirmed, and the next command."""
-    done = by_confirmed(ranked(trials), found.confirmed, plan.objectives.first)
+    """Print the answer, how certain it is, whether it was confirmed, and the next command.
+
+    Args:
+        answer: the content of frontier.json; empty where there is none: several objectives, or a time to a target.
+        unconfirmed: confirmations that are still to be made, and the device hours that they take.
+    """
+    done = ranked(trials)
     _print_counts(plan, trials, len(done), elapsed_s, used, console)
     if not done:
         return
     hours = "GPU h" if plan.machine.gpus else "worker h"
-    headline, *sentences = answer_in_words(found.values, hours) if found.values else [best_in_words(done[0])]
-    print_frontier(found.values, hours, console)
+    headline, *sentences = answer_in_words(answer) if answer else [best_in_words(done[0])]
+    print_frontier(answer, hours, console)
     say(console, f"\n{headline}", style="bold")
-    if found.values.get(USABLE) is False:
+    if answer.get(USABLE) is False:
         return
-    done = of_the_answer(done, json_values.mapping(found.values, "answer"), plan.frontier)
+    number = json_values.mapping(answer, "answer").get("trial")
+    best = next((trial for trial in done if trial.number == number), done[0])
     columns = columns_of(plan.space, plan.workload, plan.overrides, plan.ranges)
-    for name, value in columns.of(done[0]).items():
+    for name, value in columns.of(best).items():
         say(console, f"  {name:10} {value}")
     if plan.objectives.several:
         print_front(plan, done, columns, console)
-    if found.values:
-        sentences.append(
-            confirmation_in_words(found.values, plan.to_dict(), resume_command(plan), hours, found.unconfirmed)
-        )
+    if answer:
+        sentences.append(confirmation_in_words(answer, plan.to_dict(), resume_command(plan), hours, unconfirmed))
     for text in sentences:
         say(console, text)
-    if not plan.objectives.several:
-        _print_runner_ups(plan, done, found.confirmed, columns, console)
     if plan.frontier and plan.frontier.searched:
         each = quoted_path(plan.folder / FRONTIER_FOLDER)
         say(console, f"\nEach row's configuration: {each}/VALUE.json")
@@ -259,27 +221,6 @@ def _print_counts(
     )
     for line in failures_in_words(trials):
         console.print(f"  {line}")
-
-
-def _print_runner_ups(
-    plan: SearchPlan,
-    done: list[TrialView],
-    confirmed: Mapping[int, Confirmed],
-    columns: Columns,
-    console: Console,
-) -> None:
-    """The next best trials after the first of ``done``, by the values that choose."""
-    marks = ["" for _ in done[1:]]
-    if plan.objectives.first.metric.is_proportion and done[0].number not in confirmed:
-        verdicts = clearly_worse([t.value or 0.0 for t in done], plan.data.val_size)
-        marks = [" (clearly worse)" if worse else " (cannot be told apart)" for worse in verdicts]
-    if done[1:]:
-        console.print("\nRunner-ups, by the values that choose:")
-    for trial, mark in list(zip(done[1:], marks, strict=True))[:RUNNER_UPS]:
-        seeds, worth = confirmed.get(trial.number), end_in_words(trial)
-        if seeds is not None:
-            worth, mark = plan.objectives.first.worth(seeds.mean), f" ({counted_noun(len(seeds.seeds), 'fresh seed')})"
-        say(console, f"  {worth:>7}  trial {trial.number}{mark}: {columns.line(trial)}")
 
 
 def say_retries(retries: Mapping[int, int], console: Console) -> None:

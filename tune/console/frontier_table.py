@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from bigbatch.base import json_values
 from bigbatch.tune.console.answer_words import (
@@ -22,10 +21,6 @@ from bigbatch.tune.console.answer_words import (
 )
 from bigbatch.tune.console.wrapped import aligned
 from bigbatch.tune.runs.learned import FRESH_SEEDS, HELD_OUT
-
-if TYPE_CHECKING:
-    from bigbatch.tune.plan.search_plan import FrontierPlan
-    from bigbatch.tune.runs.observer import TrialView
 
 
 def frontier_cells(values: Mapping[str, object], hours: str) -> dict[str, list[str]]:
@@ -89,20 +84,6 @@ def frontier_lines(values: Mapping[str, object], hours: str, width: int = WIDTH)
         if not left_out or max(map(len, lines)) <= width:
             return [(line, bool(row[0])) for line, row in zip(lines, rows, strict=True)]
         table.pop(left_out.pop(0), None)
-
-
-def of_the_answer(done: Sequence[TrialView], answer: Row, frontier: FrontierPlan | None) -> list[TrialView]:
-    """Those of the finished trials that compare with the answer's, the answer's best trial first.
-
-    Args:
-        answer: ``answer`` of frontier.json; empty: all trials, as they are.
-    """
-    best = next((trial for trial in done if trial.number == answer.get("trial")), None)
-    if best is None:
-        return list(done)
-    name = frontier.name if frontier else None
-    same = [t for t in done if name is None or t.params.get(name) == best.params.get(name)]
-    return [best, *(t for t in same if t is not best)]
 
 
 ENDED_WORDS = {"PRUNED": "stopped early", "FAIL": "failed", "WAITING": "interrupted", "RUNNING": "running"}

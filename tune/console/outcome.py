@@ -1,13 +1,10 @@
-"""What a search optimises, and what came out, in words: one metric, a time to a target, a Pareto front, or failures.
-
-Also what early looks and other studies told of the ends of the runs.
-"""
+"""What a search optimises, and what came out, in words: one metric, a time to a target, a Pareto front, or failures."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import FrozenTrial
 from rich.console import Console
 
 from bigbatch.train_loop.config.words import epochs_text
@@ -15,15 +12,11 @@ from bigbatch.train_loop.errors import in_one_line
 from bigbatch.tune.console.columns import Columns
 from bigbatch.tune.console.display import end_in_words
 from bigbatch.tune.console.frontier_table import UnfinishedTrial, no_result_in_words
-from bigbatch.tune.models.known_curves import known_prediction, rank_correlation
-from bigbatch.tune.models.look_value import chance_of_little, correlation, looked_of
-from bigbatch.tune.models.protocol import SearchFacts
 from bigbatch.tune.plan.search_plan import SearchPlan
-from bigbatch.tune.runs.knowledge import KnownStudy
 from bigbatch.tune.runs.objective import UNREACHED_H, TimeToTarget
 from bigbatch.tune.runs.objectives import PARETO_FILE, front_of
 from bigbatch.tune.runs.observer import TrialView
-from bigbatch.tune.runs.run import search_trials, was_refused
+from bigbatch.tune.runs.run import was_refused
 
 MAX_ROWS_OF_FRONT = 20
 
@@ -105,60 +98,3 @@ def refusals_in_words(trials: Sequence[FrozenTrial]) -> list[str]:
     because = in_one_line(str(refused[-1].user_attrs.get("ended_because", "")))
     what = f"{len(refused)} configuration{'s were' if len(refused) > 1 else ' was'} refused before training"
     return [f"{what}, and cost{'' if len(refused) > 1 else 's'} no trial; the last one: {because}."]
-
-
-FEWEST_RUNS = 8
-"""Fewer finished runs say nothing about early values."""
-LITTLE = 0.2
-"""Up to this rank correlation, no early stopping is recommended. Of the tables in docs/results.md, the look
-is better than no early stopping on t_c8, whose better runs have 0.4 after a tenth, and worse on projected (0.1) and on
-algoperf_resnet (about 0)."""
-
-
-def look_findings(stopping: str, facts: SearchFacts, trials: Sequence[FrozenTrial]) -> list[str]:
-    """One line, for a search with ``--stopping look`` and enough runs to their end.
-
-    The runs are those that the strategy sees (passing_sampler.py): no confirmations, and of a search in two parts those
-    of the first part. The correlation is Spearman's, among the runs of one value of the frontier.
-    The runs that went on were chosen for their early values, so that it is lower than among all configurations.
-    """
-    if stopping != "look":
-        return []
-    runs = [run for trial in search_trials(trials) if (run := looked_of(trial, facts)) is not None]
-    found = correlation(runs)
-    if found is None or len(runs) < FEWEST_RUNS:
-        return []
-    said, chance = f"rank correlation {found:+.2f} over {len(runs)} finished runs.", chance_of_little(runs)
-    told = chance < 0.5 if facts.open_ended else found > LITTLE
-    words = [f"The values at the early look {'told' if told else 'said little of'} the ends: {said}"]
-    if facts.open_ended:
-        words.append(f"Of new trials {chance:.0%} run without a pause.")
-    elif not told:
-        words.append("Here --stopping none may find more.")
-    return [" ".join(words)]
-
-
-GOOD = 0.5
-"""From this rank correlation on, another study is said to have predicted well."""
-
-
-def known_findings(studies: Sequence[KnownStudy], facts: SearchFacts, trials: Sequence[FrozenTrial]) -> list[str]:
-    """A line for each study: how well it predicted this search."""
-    done = [t for t in search_trials(list(trials)) if t.state == TrialState.COMPLETE and t.values]
-    if not studies or not done:
-        return []
-    ends = [facts.objective.gain(t.values[0]) for t in done]
-    groups = [t.params.get(facts.frontier) if facts.frontier else None for t in done]
-    lines = []
-    for study in studies:
-        # The best of the other study that were tried first are among the results: they were all predicted to be good.
-        found = rank_correlation(known_prediction(study, facts, [t.params for t in done]).tolist(), ends, groups)
-        lines.append(f"{study.name} {_how_well(found, len(done))}")
-    return lines
-
-
-def _how_well(correlation: float | None, results: int) -> str:
-    if correlation is None:
-        return f"predicted something, but {results} finished trials are too few, or too alike, to say how well."
-    word = "well" if correlation >= GOOD else "a little" if correlation > 0 else "not at all"
-    return f"predicted this search {word}: rank correlation {correlation:+.2f} over {results} finished trials."

@@ -1,12 +1,9 @@
-"""What a plan warns of, for example enlarged images; the batches with a smaller last step; advice on the strategy."""
+"""What a plan warns of, for example enlarged images; advice on the strategy."""
 
 from __future__ import annotations
 
-import random
 import sys
 
-from bigbatch.search_spaces.trial import StandInTrial
-from bigbatch.train_loop.config.last_step import KEY, last_micro_size, left_out
 from bigbatch.train_loop.config.plug_ins import MODELS
 from bigbatch.train_loop.data.catalogue import NO_STAGE
 from bigbatch.train_loop.data.info import PHOTOGRAPH_SIZE, SMALL_IMAGE_SIZE, DataInfo
@@ -17,11 +14,6 @@ from bigbatch.tune.console.answer_words import name_in_words
 from bigbatch.tune.models.names import capabilities_of
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.storage.storage_url import shared_file_warning
-
-DRAWS = 64
-"""Configurations of the space that are looked at for a note."""
-MOST_NAMED = 6
-"""Batches that a note names."""
 
 
 def plan_notes(plan: SearchPlan) -> list[str]:
@@ -69,26 +61,6 @@ def only_at_the_beginning(plan: SearchPlan) -> str | None:
     if not plan.resume or not given:
         return None
     return f"{_listed(given)}: a resumed study keeps what it began with, and does not read them again."
-
-
-def smaller_steps(plan: SearchPlan) -> str | None:
-    """A sentence about the batches at which the images that fill no global batch make a smaller step."""
-    if not plan.workload.smaller_step or plan.trainable:
-        return None
-    # The same draws each time: a plan that is repeated says the same.
-    size, rng, found = plan.data.train_size, random.Random(0), dict[int, int]()
-    for _ in range(DRAWS):
-        config = plan.space(StandInTrial(rng), plan.workload, plan.overrides)
-        split = config.batch.split(plan.workers)
-        if not config.data.drop_last and last_micro_size(size, split):
-            found[split.global_size] = left_out(size, split.global_size)
-    if not found:
-        return None
-    what = f"fill no global batch and make a smaller step ({KEY}=false)."
-    if len(found) > MOST_NAMED:
-        return f"at some batches the last images of an epoch, up to {100 * max(found.values()) / size:.0f} %, {what}"
-    batches, parts = [f"{b:,}" for b in sorted(found)], [f"{100 * found[b] / size:.0f} %" for b in sorted(found)]
-    return f"at batch {_listed(batches)} the last images of an epoch, {_listed(parts)} of all, {what}"
 
 
 def _listed(words: list[str]) -> str:

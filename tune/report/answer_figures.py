@@ -59,7 +59,6 @@ def _axis(points: StudyPoints, rows: Sequence[FrontierRow]) -> Values:
     return {"type": "category", "title": {"text": plotly_text(frontier.facts.name) if frontier else ""}}
 
 
-FEWER_STEPS = " A larger batch takes fewer steps; how much time that saves depends on how well the devices are used."
 BARS = {
     HELD_OUT: "on examples that did not choose it",
     FRESH_SEEDS: "as the mean over fresh seeds",
@@ -187,41 +186,6 @@ def _all_finished(points: StudyPoints) -> Values:
         "y": [points.shown(p.value) for p in dots], "text": [hover(points, p) for p in dots],
         "hovertemplate": "%{text}<extra></extra>", "marker": {"color": GREY, "size": 6, "opacity": 0.55},
     }  # fmt: skip
-
-
-def frontier_costs(points: StudyPoints) -> ReportFigure:
-    """What a full run at each value costs, as a part of the smallest one's cost."""
-    word, rows = _word(points), _done_rows(points)
-    name, title = "frontier-costs", f"What a run at each {word} costs"
-    if len(rows) < 2:
-        few = f"It needs finished trials at two values of {word} or more."
-        return ReportFigure(name, title, missing=few if rows else _why_no_rows([points]))
-    data: list[Values] = []
-    kinds = (("optimizer_steps", "optimizer steps"), ("epoch_s", "epoch time"), ("gpu_hours", points.study.hours))
-    for i, (key, words) in enumerate(kinds):
-        costs = [getattr(row.best, key) for row in rows]
-        first = next((cost for cost in costs if cost), None)
-        if first is None:
-            continue
-        parts = [cost / first if cost else None for cost in costs]
-        data.append(
-            {
-                "type": "scatter", "mode": "lines+markers", "name": words, "y": parts,
-                "x": [_place(row) for row in rows],
-                "line": {"color": (BLUE, ORANGE, TEAL)[i], "dash": DASHES[i], "width": 2},
-                "marker": {"symbol": SYMBOLS[i], "size": 8, "color": (BLUE, ORANGE, TEAL)[i]},
-                "customdata": costs, "hovertemplate": f"{words}: %{{customdata:.4g}} (× %{{y:.2f}})<extra></extra>",
-            }
-        )  # fmt: skip
-    if not data:
-        return ReportFigure(name, title, missing="No epoch's time was recorded.")
-    caption = (
-        f"Each line is a cost of the best configuration's whole run, as a part of what it costs at the smallest {word}."
-        + FEWER_STEPS * (word == "batch")
-    )
-    smallest = plotly_text(f"× the smallest {word}")
-    axes = layout(xaxis=_axis(points, rows), yaxis={"title": {"text": smallest}, "rangemode": "tozero"})
-    return ReportFigure(name, title, caption, data, axes)
 
 
 # How the search came to it

@@ -22,7 +22,7 @@ from bigbatch.tune.console.answer_words import (
 from bigbatch.tune.console.columns import full_run_command
 from bigbatch.tune.console.confirmation_words import confirmation_in_words
 from bigbatch.tune.console.frontier_table import frontier_cells
-from bigbatch.tune.report.answer_figures import compared_frontiers, compared_histories, frontier, frontier_costs
+from bigbatch.tune.report.answer_figures import compared_frontiers, compared_histories, frontier
 from bigbatch.tune.report.figure import ReportFigure, guarded
 from bigbatch.tune.report.markup import (
     FigureBook,
@@ -31,7 +31,6 @@ from bigbatch.tune.report.markup import (
     card,
     copy_block,
     joined,
-    side_by_side,
     table,
     tag,
 )
@@ -52,7 +51,7 @@ def answer_section(points: StudyPoints, book: FigureBook, prefix: str) -> Markup
     if best is None:
         return _nothing_yet(points, prefix)
     if found is not None:
-        headline, *sentences = answer_in_words(frontier_json(found), points.study.hours)
+        headline, *sentences = answer_in_words(frontier_json(found))
         if found.usable:
             sentences.append(_confirmation(points, found))
         tiles = _tiles(points, found) if found.usable else []
@@ -68,9 +67,8 @@ def answer_section(points: StudyPoints, book: FigureBook, prefix: str) -> Markup
         )
     ]
     if found is not None and found.facts.name is not None:
-        figures = (book.place(guarded(make, points), prefix) for make in (frontier, frontier_costs))
         parts += [
-            side_by_side(*figures),
+            book.place(guarded(frontier, points), prefix),
             card(tag("h3", f"The best of each {found.facts.word}"), _frontier_table(points, found), _reading(points)),
         ]
     parts.append(_front(points))

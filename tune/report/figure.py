@@ -1,4 +1,4 @@
-"""A figure of a report: plotly's JSON without plotly, which only the page and pictures need.
+"""A figure of a report: plotly's JSON without plotly, which only the page and notebooks need.
 
 Its look comes first: colours that people with colour blindness tell apart, on a light and on a dark page.
 """
@@ -10,6 +10,7 @@ import math
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from bigbatch.tune.report.recorded_study import (
     BROKEN,
@@ -24,6 +25,9 @@ from bigbatch.tune.report.recorded_study import (
     StudyPoints,
 )
 from bigbatch.tune.runs.run import Run
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
 
 Values = dict[str, object]
 """Part of a figure, as plotly's JSON has it."""
@@ -239,3 +243,14 @@ def plain(value: object) -> object:
     if isinstance(value, Iterable):
         return [plain(item) for item in value]
     return plain(float(value))  # type: ignore[arg-type]  # numpy's numbers
+
+
+def plotly_figure(figure: ReportFigure, *, dark: bool = False) -> Figure:
+    """One figure with its title, for a notebook. ``dark``: for a dark page."""
+    from plotly.graph_objects import Figure
+
+    made = Figure(data=plain(figure.data), layout=plain({**figure.layout, "template": template(dark)}))
+    made.update_layout(title={"text": figure.title, "font": {"size": 17}, "yref": "container", "y": 0.98})
+    margin = made.layout.margin
+    made.update_layout(margin_t=max(48, margin.t or 0), height=(made.layout.height or HEIGHT) + 40)
+    return made

@@ -75,7 +75,7 @@ def _study(points: StudyPoints, book: FigureBook, prefix: str) -> Markup:
         ("asked", lambda: asked_section(points, prefix)),
         ("course", lambda: course_section(points, book, prefix)),
         ("space", lambda: space_section(points, book, prefix)),
-        ("cost", lambda: cost_section(points, book, prefix)),
+        ("cost", lambda: cost_section(points, prefix)),
         ("failures", lambda: failures_section(points, prefix)),
         ("environment", lambda: environment_section(points, prefix)),
     )

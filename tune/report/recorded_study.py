@@ -21,7 +21,6 @@ from bigbatch.tune.runs.feasible import INFEASIBLE_ATTR
 from bigbatch.tune.runs.frontier import Frontier
 from bigbatch.tune.runs.objective import UNREACHED_H
 from bigbatch.tune.runs.objectives import Objectives, objectives_of
-from bigbatch.tune.runs.reported import Confirmed, confirmed_trials
 from bigbatch.tune.runs.run import (
     PAUSED_ATTR,
     AnyTrial,
@@ -200,11 +199,6 @@ class StudyPoints:
         """The finished trials, the best one first."""
         gain = self.study.objectives.first.gain
         return tuple(sorted(self.finished, key=lambda p: (-gain(p.value or 0.0), p.number)))
-
-    @cached_property
-    def confirmed(self) -> Mapping[int, Confirmed]:
-        """Number of a trial that was trained again with fresh seeds → what came out."""
-        return confirmed_trials(self.study.trials, self.study.objectives.first)
 
     @cached_property
     def best(self) -> Run | None:

@@ -11,15 +11,14 @@ from bigbatch.train_loop.config.words import amount
 from bigbatch.tune.budget.ledger import read_ledger
 from bigbatch.tune.console.answer_words import number_text, seconds_words
 from bigbatch.tune.console.columns import plan_facts
-from bigbatch.tune.report.answer_figures import history_over_hours
+from bigbatch.tune.report.answer_figures import frontier, history_over_hours
 from bigbatch.tune.report.answer_section import best_trials
 from bigbatch.tune.report.course_figures import (
-    device_hours,
+    OUTSIDE,
     hours_by_outcome,
     learning_curves,
-    slot_timeline,
 )
-from bigbatch.tune.report.figure import guarded
+from bigbatch.tune.report.figure import ReportFigure, guarded
 from bigbatch.tune.report.markup import (
     FigureBook,
     Markup,
@@ -40,12 +39,10 @@ from bigbatch.tune.report.recorded_study import (
     PAUSED,
     STOPPED,
     WAITING,
+    RecordedStudy,
     StudyPoints,
 )
-from bigbatch.tune.report.space_figures import (
-    noise_by_batch,
-    parameter_importance,
-)
+from bigbatch.tune.report.space_figures import parameter_importance
 from bigbatch.tune.runs.run import Run
 from bigbatch.tune.storage.description import redact
 
@@ -134,34 +131,37 @@ def space_section(points: StudyPoints, book: FigureBook, prefix: str) -> Markup:
     drawn = [part for part in rates if part.startswith("<figure")]
     pairs = [side_by_side(*drawn[i : i + 2]) for i in range(0, len(drawn), 2)]
     pairs += [part for part in rates if part not in drawn]
-    importance, noise = (book.place(guarded(make, points), prefix) for make in (parameter_importance, noise_by_batch))
+    importance = book.place(guarded(parameter_importance, points), prefix)
     return joined(
         (
             section("What mattered", f"{prefix}space", importance),
-            section("Learning rate and noise by batch", f"{prefix}rates", *pairs, noise),
+            section("Learning rate by batch", f"{prefix}rates", *pairs),
         )
     )
 
 
-def cost_section(points: StudyPoints, book: FigureBook, prefix: str) -> Markup:
+def cost_section(points: StudyPoints, prefix: str) -> Markup:
     """What the search used."""
     held = points.study.summary.held_s / 3600
     by_outcome = hours_by_outcome(points)
-    trials = sum(p.gpu_hours or 0.0 for p in points.all)
+    total = sum(by_outcome.values())
+    trials = total - by_outcome.get(OUTSIDE, 0.0)
     sessions = json_values.objects(points.study.description, "sessions")
     elapsed = sum(json_values.number(one, "elapsed_s") for one in sessions)
     pairs = [
         (f"{points.study.hours} held", number_text(held) if held else NOT_MEASURED),
         (f"{points.study.hours} of trials", number_text(trials) if trials else NOT_MEASURED),
-        ("of trials that finished", f"{100 * by_outcome.get('finished', 0.0) / trials:.0f} %" if trials else ""),
+        *(
+            (f"… {outcome}", f"{number_text(hours)} ({100 * hours / total:.0f} %)")
+            for outcome, hours in by_outcome.items()
+        ),
         (
             "wall time",
             f"{seconds_words(elapsed)} in {amount(len(sessions), 'session')}" if elapsed else "",
         ),
         ("energy", read_ledger(points.study.summary.folder / "ledger").energy.words().removeprefix("energy: ")),
     ]
-    figures = (book.place(guarded(make, points), prefix) for make in (device_hours, slot_timeline))
-    return section("What it cost", f"{prefix}cost", card(definition_list(pairs)), *figures)
+    return section("What it cost", f"{prefix}cost", card(definition_list(pairs)))
 
 
 def failures_section(points: StudyPoints, prefix: str) -> Markup:
@@ -226,3 +226,10 @@ def _session(number: int, session: Mapping[str, object]) -> Markup:
         ("versions", ", ".join([f"Python {json_values.text(session, 'python')}", *versions])),
     ]  # fmt: skip
     return card(tag("h3", f"Session {number}"), definition_list(pairs))
+
+
+def all_figures(study: RecordedStudy) -> list[ReportFigure]:
+    """Every figure of a study, also those that say why they show nothing."""
+    points = StudyPoints(study)
+    makers = (frontier, history_over_hours, learning_curves, parameter_importance)
+    return [*(guarded(make, points) for make in makers), *rate_figures(points)]

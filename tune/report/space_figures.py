@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
-import statistics
 import warnings
 from collections.abc import Iterator, Sequence
 
@@ -12,23 +10,18 @@ import optuna
 from optuna.distributions import json_to_distribution
 from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
 
-from bigbatch.base import json_values
 from bigbatch.tune.report.figure import (
     GREY,
     HATCHED,
     HATCHES,
     RED,
     SERIES,
-    SYMBOLS,
     ReportFigure,
     Values,
     batch_places,
-    fewer_trials,
     hover,
     layout,
-    log_axis,
     plotly_text,
-    ticks_of_batches,
 )
 from bigbatch.tune.report.recorded_study import DIVERGENT, StudyPoints
 from bigbatch.tune.runs.run import Run
@@ -110,50 +103,6 @@ def quiet_warnings() -> Iterator[None]:
             yield
     finally:
         optuna.logging.set_verbosity(level)
-
-
-def _noise_scale(run: Run) -> float:
-    """The median over the epochs; 0 if it was not measured."""
-    found = [json_values.number(record, "noise_scale", math.nan) for record in run.records]
-    return statistics.median([scale for scale in found if math.isfinite(scale)] or [0.0])
-
-
-def noise_by_batch(points: StudyPoints) -> ReportFigure:
-    """The gradient noise scale of each trial over its batch."""
-    name, title = "noise-by-batch", "Gradient noise scale and batch"
-    noise = {p.number: scale for p in points.searched if p.batch and (scale := _noise_scale(p)) > 0}
-    having = [p for p in points.searched if p.number in noise]
-    if not having:
-        return ReportFigure(name, title, missing="No trial measured the gradient noise scale.")
-    data: list[Values] = []
-    for i, optimizer in enumerate(points.optimizers):
-        group = [p for p in fewer_trials(having, points.best_first) if p.optimizer == optimizer]
-        if group:
-            data.append(
-                {
-                    "type": "scatter", "mode": "markers", "name": plotly_text(optimizer), "x": batch_places(group),
-                    "y": [noise[p.number] for p in group], "text": [hover(points, p) for p in group],
-                    "hovertemplate": "noise scale %{y:,.0f} images<br>%{text}<extra></extra>",
-                    "marker": {"color": SERIES[i % 6], "symbol": SYMBOLS[i % 6], "size": 9, "opacity": 0.85},
-                }
-            )  # fmt: skip
-    ends = [points.batches[0], points.batches[-1]]
-    data.append(
-        {
-            "type": "scatter", "mode": "lines", "name": "noise scale = batch", "x": ends, "y": ends,
-            "line": {"color": GREY, "dash": "dash", "width": 1.5}, "hoverinfo": "skip",
-        }
-    )  # fmt: skip
-    caption = (
-        "The gradient noise scale (McCandlish et al. 2018, arXiv 1812.06162) is the batch at which half of a gradient "
-        "is noise: the median over the epochs of each trial. Above the dashed line a larger batch still saves steps. "
-        "Below it a larger batch saves few steps and costs more images."
-    )
-    axes = layout(
-        xaxis=ticks_of_batches(points.batches),
-        yaxis=log_axis("noise scale (images)", [*noise.values(), *ends]),
-    )
-    return ReportFigure(name, title, caption, data, axes)
 
 
 def coloured(points: StudyPoints, group: Sequence[Run], y: Sequence[float | None]) -> Values:

@@ -126,37 +126,10 @@ def _confirmed_from(
 ERROR_RATE = 0.05
 
 
-def clearly_worse(values: Sequence[float], images: int) -> list[bool]:
-    """For each trial but the first, the best one: whether it is clearly worse.
-
-    Args:
-        values: validation top-1 (0 to 1) of the trials that ran to their end, the best first.
-        images: number of validation images.
-    """
-    level = ERROR_RATE / max(1, len(values) * (len(values) - 1) / 2)
-    best, *others = (right_answers(value, images) for value in values)
-    return [differ_clearly(best, other, images, level) for other in others]
-
-
 def right_answers(value: float, images: int) -> int:
     """The number of right answers among ``images``, for an accuracy of ``value``."""
     # An accuracy is a count divided by the images, and the float may miss the whole number.
     return min(images, max(0, round(value * images)))
-
-
-def differ_clearly(first: int, second: int, images: int, level: float) -> bool:
-    """Fisher's exact test, two-sided by doubling: do two counts of right answers come from different probabilities?
-
-    Args:
-        first, second: right answers, each among ``images``.
-        level: the error rate of the test.
-    """
-    from scipy.stats import hypergeom  # slow to import
-
-    high, low = max(first, second), min(first, second)
-    # If the probabilities are equal, the larger count is hypergeometric, given the sum of both.
-    # sf(x) is the probability of more than x, and the count itself belongs to it.
-    return bool(2 * hypergeom.sf(high - 1, 2 * images, high + low, images) <= level)
 
 
 def clopper_pearson(count: int, images: int, error_rate: float) -> tuple[float, float]:

@@ -16,7 +16,6 @@ from optuna.trial import FrozenTrial
 from rich.console import Console
 
 from bigbatch.train_loop.config import ConfigError, TrainConfig
-from bigbatch.train_loop.config.given import USABLE
 from bigbatch.train_loop.errors import RayStartError
 from bigbatch.train_loop.host.device_use import open_processor_energy
 from bigbatch.train_loop.launch.ray_internals import SEARCH_WITHOUT, note_of_unused
@@ -35,7 +34,7 @@ from bigbatch.tune.console.findings import (
     resume_command,
     say_retries,
 )
-from bigbatch.tune.console.outcome import known_findings, look_findings, refusals_in_words, why_nothing
+from bigbatch.tune.console.outcome import refusals_in_words, why_nothing
 from bigbatch.tune.console.wrapped import say, say_command
 from bigbatch.tune.plan.enqueued import enqueue_first_trials
 from bigbatch.tune.plan.fitting import absent_nodes, cluster_machine, living_nodes, plan_for_cluster
@@ -60,7 +59,6 @@ from bigbatch.tune.search.interrupts import Interrupts, StopRequest
 from bigbatch.tune.search.joining import agreement, check_same_model
 from bigbatch.tune.search.running import (
     SearchRun,
-    facts_of,
     is_complete,
     make_bridge,
     over_function,
@@ -158,13 +156,10 @@ def _say_findings(
     run: SearchRun, store: StudyStore, views: list[TrialView], elapsed_s: float, console: Console
 ) -> None:
     plan, trials = run.plan, store.study.get_trials(deepcopy=False)
-    answer = search_answer(run, store)
-    print_findings(plan, views, elapsed_s, store.ledger.used(), console, answer)
+    answer, unconfirmed = search_answer(run, store)
+    print_findings(plan, views, elapsed_s, store.ledger.used(), console, answer, unconfirmed)
     said = [NO_OTHER] if is_exhausted(store.study) else []
     said += refusals_in_words(trials)
-    if answer.values.get(USABLE) is not False:  # else nothing has learned, and no more is to be said of the trials
-        facts = facts_of(plan)
-        said += [*known_findings(plan.warm_start, facts, trials), *look_findings(plan.stopping, facts, trials)]
     for line in said:
         say(console, line)
     if failed_trials(trials):

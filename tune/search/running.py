@@ -6,7 +6,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,7 +22,7 @@ from bigbatch.train_loop.launch.ray_session import RayConnection
 from bigbatch.train_loop.launch.trial_task import TrialTask
 from bigbatch.train_loop.progress import progress_file
 from bigbatch.tune.budget.budget import Budget
-from bigbatch.tune.console.findings import SearchAnswer, resume_command
+from bigbatch.tune.console.findings import resume_command
 from bigbatch.tune.export import wandb_log
 from bigbatch.tune.models.protocol import SearchFacts, Strategy, dimensions_of
 from bigbatch.tune.plan.own_code import reported_names
@@ -30,7 +30,6 @@ from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.runs.answer import answer_of
 from bigbatch.tune.runs.confirmation import missing_confirmations
 from bigbatch.tune.runs.observer import Observer, TrialView, trial_views
-from bigbatch.tune.runs.reported import confirmed_trials
 from bigbatch.tune.runs.run import count_ended, has_enough
 from bigbatch.tune.search.budgeting import confirmation_facts, left_to_confirm, reserve_of
 from bigbatch.tune.search.interrupts import StopRequest
@@ -113,16 +112,14 @@ def is_complete(plan: SearchPlan, store: StudyStore) -> bool:
     return not ConfirmationQueue(store.study, missing_in(plan)).left()
 
 
-def search_answer(run: SearchRun, store: StudyStore) -> SearchAnswer:
-    """What the search has found so far."""
+def search_answer(run: SearchRun, store: StudyStore) -> tuple[Mapping[str, object], tuple[int, float]]:
+    """What the search has found so far: the content of frontier.json, empty where there is none; and confirmations that
+    are still to be made, with the device hours that they take."""
     plan, trials = run.plan, store.study.get_trials(deepcopy=False)
     answer = answer_of(trials, plan.to_dict(), plan.objectives)
     pace = run.budget.pace if run.budget is not None else None
-    return SearchAnswer(
-        frontier_json(answer) if answer else {},
-        confirmed_trials(trials, plan.objectives.first),
-        left_to_confirm(plan, store, pace) if plan.confirm.best else (0, 0.0),
-    )
+    unconfirmed = left_to_confirm(plan, store, pace) if plan.confirm.best else (0, 0.0)
+    return frontier_json(answer) if answer else {}, unconfirmed
 
 
 def views_of(store: StudyStore) -> list[TrialView]:

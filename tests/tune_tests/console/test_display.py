@@ -124,9 +124,7 @@ def test_own_parameters_are_shown_in_table_line_and_findings_and_constant_ones_o
     assert table[1].split()[2:7] == ["0.2", "2.0e-04", "2", "0.123", "ultramarine"]
     print_findings(plan, trials, 1.0, DeviceSeconds(), console)
     text = console.export_text()
-    best, runner_up = text.split("Runner-ups, by the values that choose:")
-    assert all(word in best for word in ("lr_factor  2", "mixup_alpha 0.123", "colour     ultramarine"))
-    assert "lr 0.2 wd 2.0e-04 lr_factor 2 mixup_alpha 0.123 colour ultramarine" in runner_up
+    assert all(word in text for word in ("lr_factor  2", "mixup_alpha 0.123", "colour     ultramarine"))
     print_plan(plan, console)
     shown = console.export_text()
     assert "fixed      optimizer sgd, batch 128, warmup" in shown and "momentum 0.9" in shown
@@ -138,21 +136,6 @@ def test_own_parameters_come_before_settings_where_there_is_little_room():
     columns = Columns({}, {"depth": 9})
     assert "depth" in columns.that_fit(20) and set(columns.that_fit(200)) == {*WIDTHS, "depth"}
     assert columns.that_fit(5) == ()
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"set": ("image_size=64",)}, ("small_pool: 3×3/2", "64 px (auto)")),
-        ({"set": ("model.stem=imagenet",)}, ("imagenet: 7×7/2",)),
-        ({"set": ("model.stem=small",)}, ("small: 3×3, no pooling", "slower than model.stem=imagenet")),
-        ({"model": "shufflenet_v2_x0_5"}, ()),
-    ],
-)
-def test_the_plan_names_the_stem_and_what_it_costs(tmp_path, options, words):
-    line = next((line for line in plan_lines(tmp_path, **options) if line.startswith("stem ")), "")
-    assert all(word in line for word in words) and bool(line) == bool(words)
-    assert ("slower" in line) == ("no pooling" in line)
 
 
 @pytest.mark.parametrize("name", ["model.name", "network"])
@@ -284,7 +267,7 @@ def told(tmp_path: Path, objective: str) -> str:
         (
             "val_loss",
             ["val_loss:min: validation loss, lower is better", "Best: trial 1, validation loss 0.25 after 2 epochs",
-             "Runner-ups, by the values that choose", "   0.5  trial 0:", "best 0.25 (trial 1)", "done at 0.5: because",
+             "best 0.25 (trial 1)", "done at 0.5: because",
              "1 infeasible"],
             ["95 %", "clearly worse", "Pareto"],
         ),
@@ -297,7 +280,7 @@ def told(tmp_path: Path, objective: str) -> str:
         (
             "val_top1=0.7",
             ["Best: trial 1 reached a validation top-1 of 70.0 % after 2 epochs, in 0.5 h of its devices",
-             "missed by 25.0 % of the target  trial 2", "best 0.5 h (trial 1)"],
+             "best 0.5 h (trial 1)"],
             ["95 %"],
         ),
         (

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from bigbatch.cluster.host.lease import Lease
-from bigbatch.tune.commands.wandb_sync import Growing, OfflineRun, wandb_sync_main
+from bigbatch.tune.commands.wandb_sync import wandb_sync_main
 from bigbatch.tune.storage.store import StudyStore
-from helpers.processes import clean_environment
 from helpers.refusals import refused_command
 from helpers.waiting import wait_until
 from helpers.wandb_server import UploadedRun, WandbServer
@@ -39,8 +38,6 @@ for file in files:
         file.with_suffix(".wandb.synced").touch()
     if word == "fails":
         sys.exit("Error: no such command")
-    if word.startswith("grows"):
-        threading.Event().wait()
 '''
 
 
@@ -81,7 +78,7 @@ class FakeWandb:
         calls = [json.loads(line) for line in self._calls.read_text().splitlines()] if self._calls.exists() else []
         self._calls.unlink(missing_ok=True)
         names = [" ".join(re.findall(r"run-(s-\d+)\.wandb", " ".join(words))) for words in calls]
-        return [f"{'live' if '--live' in words else words[0]} {name}" for words, name in zip(calls, names, strict=True)]
+        return [f"{words[0]} {name}" for words, name in zip(calls, names, strict=True)]
 
 
 @pytest.fixture
@@ -155,7 +152,7 @@ def test_the_largest_file_stands_for_a_run_and_a_later_one_that_grows_for_it_aga
     assert fake.taken() == []
 
 
-def test_while_a_search_runs_its_open_runs_are_sent_live(folder, fake, tmp_path, capsys):
+def test_while_a_search_runs_its_open_runs_wait_for_their_end(folder, fake, tmp_path, capsys):
     offline_run(folder, 0)
     growing = offline_run(folder, 1, ended=False)
     store = StudyStore.open(folder, None)  # the search runs
@@ -167,7 +164,6 @@ def test_while_a_search_runs_its_open_runs_are_sent_live(folder, fake, tmp_path,
     with out.open("w") as file:
         follow = subprocess.Popen(command, env=os.environ, stdout=file, stderr=file, cwd=tmp_path)
         try:
-            wait_until(lambda: "live s-0001" in fake.taken(), "the run that grows was not sent")
             (growing.parent / "ended").touch()
             wait_until(lambda: "sent s-0001" in out.read_text(), "the run that has ended was not sent")
             store.close()
@@ -176,43 +172,6 @@ def test_while_a_search_runs_its_open_runs_are_sent_live(folder, fake, tmp_path,
             follow.kill()
             follow.wait()
     assert fake.taken().count("sync s-0000") == 0
-
-
-def test_what_grows_is_sent_by_one_process_until_other_runs_grow(folder, fake, tmp_path):
-    runs = [OfflineRun(offline_run(folder, number, ended=False)) for number in range(2)]
-    fake.behave(s_0000="grows", s_0001="grows")
-    taken: list[str] = []
-
-    def has_taken(count: int) -> bool:
-        taken.extend(fake.taken())
-        return len(taken) == count
-
-    with Growing(tmp_path / "log") as growing:
-        growing.keep(runs[:1])
-        wait_until(lambda: has_taken(1), "it was not sent")
-        assert growing.keep(runs[:1]) == growing.keep(runs[:1]) == {}
-        growing.keep(runs)
-        wait_until(lambda: has_taken(2), "the second was not sent")
-        assert growing.keep([]) == {}
-    assert taken == ["live s-0000", "live s-0000 s-0001"]
-    assert not runs[0].mark.exists(), "what grows is sent again when it has ended"
-
-
-@pytest.mark.parametrize(
-    ("behaviour", "words"),
-    [
-        ("fails", "Error: no such command, exit code 1"),  # as W&B before 0.31
-        ("grows with an error", "[p/r] Fatal error while uploading data."),
-    ],
-)
-def test_what_grows_and_cannot_be_sent_is_said_and_sent_again(folder, fake, tmp_path, behaviour, words):
-    run = OfflineRun(offline_run(folder, 0, ended=False))
-    fake.behave(s_0000=behaviour)
-    said: list[dict[str, str]] = []
-    with Growing(tmp_path / "log") as growing:
-        for _ in range(2):
-            wait_until(lambda: said.append(growing.keep([run])) or said[-1], "nothing was said")
-    assert [one for one in said if one] == [{"s-0000": words}] * 2
 
 
 def test_a_full_run_is_sent_from_its_own_folder(tmp_path, fake, capsys):
@@ -255,45 +214,25 @@ def test_wandb_itself_sends_whole_runs_and_says_when_the_server_is_gone(folder, 
         assert run.exit_codes[-1:] in ([int(number == 2)], [0])  # W&B before 0.29 says of each that it went well
 
 
-@pytest.mark.slow
-def test_a_killed_run_goes_on_under_its_name_and_grows_on_the_server(folder, server, tmp_path):
-    """Needs W&B 0.31 or newer for the live part; before, the run is sent when it has ended."""
+def test_a_killed_run_goes_on_under_its_name(folder, server):
+    """Put back into the queue, it runs again: its next file has all epochs, and takes the place of the first."""
     with WandbWriter(folder, SLURM_JOB_ID="1") as writer:
         writer.tell("start", 7, 0)
         for epoch in (1, 2):
             writer.tell("epoch", 7, epoch)
         writer.kill()
-    store = StudyStore.open(folder, None)  # put back into the queue, it runs again
-    environment = {**clean_environment(), **server.environment, "WANDB_X_FILE_STREAM_TRANSMIT_INTERVAL": "1"}
-    command = [sys.executable, "-m", "bigbatch", "wandb-sync", str(folder), "--follow", "--every", "2"]
-    with WandbWriter(folder, SLURM_JOB_ID="1", SLURM_RESTART_COUNT="1") as writer, (tmp_path / "out").open("w") as out:
+    with WandbWriter(folder, SLURM_JOB_ID="1", SLURM_RESTART_COUNT="1") as writer:
         writer.tell("start", 7, 2)
-        writer.tell("epoch", 7, 3)
-        follow = subprocess.Popen(command, env=environment, stdout=out, stderr=out, cwd=tmp_path)
-        try:
-            wait_until(lambda: has_epochs(server, "s-0007", 3), "what grows was not sent")
-            assert server.runs["s-0007"].exit_codes == [], "it still trains"
-            server.cut.set()
-            writer.tell("epoch", 7, 4)
-            refused = server.refused
-            wait_until(lambda: server.refused > refused, "nothing was sent")
-            server.cut.clear()
-            writer.tell("end", 7, "COMPLETE")
-            writer.close()
-            store.close()
-            assert follow.wait(300) == 0
-        finally:
-            follow.kill()
-            follow.wait()
+        for epoch in (3, 4):
+            writer.tell("epoch", 7, epoch)
+        writer.tell("end", 7, "COMPLETE")
+        writer.close()
+    assert wandb_sync_main([str(folder)]) == 0
     run = server.runs["s-0007"]
     assert list(server.runs) == ["s-0007"] and curve(run) == epochs(4) and run.exit_codes[-1] == 0
     assert run.config["slurm_restart_count"]["value"] == 1
     marks = list((folder / "wandb").glob("offline-run-*/*.synced"))
     assert len(marks) == 2, "a later `wandb sync` sends neither file again"
-
-
-def has_epochs(server: WandbServer, name: str, last: int) -> bool:
-    return name in server.runs and {line["epoch"] for line in server.runs[name].lines.values()} == set(epochs(last))
 
 
 def test_wrong_input_meets_one_line(folder, capsys, monkeypatch, tmp_path):

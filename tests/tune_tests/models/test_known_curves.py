@@ -8,14 +8,13 @@ from optuna.trial import FrozenTrial
 from scipy.stats import spearmanr
 from warm_start import measure
 
-from bigbatch.tune.console.outcome import known_findings
 from bigbatch.tune.models.curve_data import CurveEncoder
 from bigbatch.tune.models.curve_model import MAX_POINTS
 from bigbatch.tune.models.known_curves import KNOWN_POINTS, known_curves, known_prediction, rank_correlation
 from bigbatch.tune.models.protocol import Dimension, SearchFacts
 from bigbatch.tune.models.unit_space import UnitSpace
 from bigbatch.tune.proposers.curves import CurvesSampler
-from bigbatch.tune.runs.knowledge import LABEL, KnownStudy, KnownTrial
+from bigbatch.tune.runs.knowledge import KnownStudy, KnownTrial
 from bigbatch.tune.runs.objective import Objective
 from helpers.lone_studies import made
 
@@ -134,14 +133,3 @@ def test_the_rank_correlation_is_spearmans():
     assert both == pytest.approx(spearmanr(one, other).statistic)
     assert rank_correlation(one[:4].tolist(), other[:4].tolist(), [None] * 4) is None
     assert rank_correlation([1.0] * 6, other[:6].tolist(), [None] * 6) is None
-
-
-def test_the_findings_say_what_was_predicted_and_what_came_out():
-    places = np.random.default_rng(4).random((9, 2)).tolist()
-    trials = [finished(0, 0.3, 0.6, LABEL + "runs/old trial 7"), finished(1, 1.0, 0.0, LABEL + "runs/old trial 3")]
-    trials += [finished(2 + i, x, y) for i, (x, y) in enumerate(places)]
-    good, bad = known_findings((known(), known(-1.0, "runs/other")), FACTS, trials)
-    assert good.startswith("runs/old predicted this search well: rank correlation +0.") and "over 11 finished" in good
-    assert bad.startswith("runs/other predicted this search not at all: rank correlation -0.")
-    assert "3 finished trials are too few" in known_findings((known(),), FACTS, trials[:3])[0]
-    assert known_findings((), FACTS, trials) == [] == known_findings((known(),), FACTS, [])

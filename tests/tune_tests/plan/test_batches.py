@@ -10,7 +10,6 @@ from bigbatch.search_spaces import BUILT_IN, Workload, check_space, load_space
 from bigbatch.search_spaces.trial import StandInTrial
 from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.train_loop.config.last_step import last_step_in_words, suits_smaller_step
-from bigbatch.tune.console.plan_notes import smaller_steps
 from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.enqueued import scaled
 from bigbatch.tune.plan.fitting import check_batches
@@ -188,21 +187,9 @@ def test_the_batch_of_what_a_users_space_returns_decides(tmp_path: Path) -> None
 @pytest.mark.parametrize("drops", [True, False])
 def test_a_users_space_that_names_the_key_decides_itself(tmp_path: Path, drops: bool) -> None:
     plan = plan_of(tmp_path, space=space_of_batches(tmp_path, f"'data.drop_last': {drops}"))
-    assert smaller_steps(plan) is None and not plan.workload.smaller_step
+    assert not plan.workload.smaller_step
     for batch in (64, 1024, 1200):
         assert plan.space(StandInTrial(None, {"batch": batch}), plan.workload).data.drop_last is drops
-
-
-def test_the_plan_says_so_and_names_the_batches(tmp_path: Path) -> None:
-    found = smaller_steps(plan_of(tmp_path))
-    assert found is not None and "at batch 256, 512 and 1,024 the last images" in found and "drop_last=false" in found
-    one = smaller_steps(plan_of(tmp_path, batch="1024"))
-    assert one is not None and "at batch 1,024 the last images of an epoch, 29 % of all" in one
-    own = smaller_steps(plan_of(tmp_path, space=space_of_batches(tmp_path)))
-    assert own is not None and "at batch 1,024 the last images" in own
-    assert smaller_steps(plan_of(tmp_path, batch="64")) is None
-    assert smaller_steps(plan_of(tmp_path, set=("drop_last=true",))) is None
-    assert smaller_steps(plan_of(tmp_path, batch="1024", set=("max_micro_size=4",))) is None, "413 are under 512"
 
 
 def test_a_full_run_is_told_of_many_images_left_out_and_of_a_step_of_few() -> None:

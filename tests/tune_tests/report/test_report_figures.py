@@ -12,7 +12,7 @@ import pytest
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
 from optuna.trial import FrozenTrial, TrialState
 
-from bigbatch.tune.report.course_figures import OUTSIDE, hours_by_outcome, slot_use
+from bigbatch.tune.report.course_figures import OUTSIDE, hours_by_outcome
 from bigbatch.tune.report.figure import (
     BLUE,
     GREY,
@@ -23,19 +23,19 @@ from bigbatch.tune.report.figure import (
     TEAL,
     fewer_trials,
     plain,
+    plotly_figure,
     plotly_text,
 )
 from bigbatch.tune.report.page import report_page
-from bigbatch.tune.report.pictures import all_figures, study_figures
 from bigbatch.tune.report.rate_figures import fitted_law
 from bigbatch.tune.report.recorded_study import RecordedStudy, StudyPoints, open_recorded
+from bigbatch.tune.report.sections import all_figures
 from bigbatch.tune.report.space_figures import parameter_importance
 from bigbatch.tune.storage.summary import StudySummary
 from helpers.invented_studies import invented_study
 
 EXPECTED = set(
-    "frontier frontier-costs history-over-hours learning-curves parameter-importance slot-timeline "
-    "noise-by-batch device-hours rate-by-batch-lars rate-by-batch-lamb "
+    "frontier history-over-hours learning-curves parameter-importance rate-by-batch-lars rate-by-batch-lamb "
     "rate-by-batch-sgd".split()
 )
 
@@ -67,7 +67,7 @@ def points_of(trials: list[FrozenTrial], **about: object) -> StudyPoints:
 
 def test_plotly_takes_every_figure_of_a_whole_study(folder: Path) -> None:
     pytest.importorskip("plotly")
-    made = study_figures(folder)
+    made = {one.name: plotly_figure(one) for one in all_figures(open_recorded(folder)) if one.is_drawn}
     assert set(made) == EXPECTED
     for name, figure in made.items():
         assert any(len(trace.x or ()) for trace in figure.data), name
@@ -75,7 +75,8 @@ def test_plotly_takes_every_figure_of_a_whole_study(folder: Path) -> None:
 
 def test_a_notebook_gets_a_dark_one_too(folder: Path) -> None:
     pytest.importorskip("plotly")
-    made = [study_figures(folder, dark=dark)["frontier"] for dark in (False, True)]
+    first = all_figures(open_recorded(folder))[0]
+    made = [plotly_figure(first, dark=dark) for dark in (False, True)]
     assert made[0].layout.template.layout.font.color != made[1].layout.template.layout.font.color
 
 
@@ -129,20 +130,6 @@ def test_studies_of_the_same_name_are_told_apart(tmp_path: Path) -> None:
     page = report_page([open_recorded(folder) for folder in folders])
     for words in ("s (a/runs/s)", "s (b/runs/s)", "s (other/s)", "unlike"):
         assert f">{words}</h1>" in page and f">{words}</a>" in page
-
-
-def test_slots_are_laid_out_without_overlap_and_long_breaks_are_cut() -> None:
-    starts = [(0, 100), (0, 60), (60, 40), (100_000, 100), (100_000, 50)]
-    use = slot_use(points_of([trial_of(i, 0.5, {}, start=s, length=n) for i, (s, n) in enumerate(starts)]))
-    assert use is not None and use.slots == 2
-    by_slot: dict[int, list[tuple[float, float]]] = {}
-    for slot, start, end, _ in use.bars:
-        by_slot.setdefault(slot, []).append((start, end))
-    for bars in by_slot.values():
-        ordered = sorted(bars)
-        assert all(one[1] <= other[0] for one, other in zip(ordered, ordered[1:], strict=False))
-    assert use.gaps == ((100.0, 99_900.0),) and use.span_s == 200.0
-    assert use.busy_share == pytest.approx((100 + 60 + 40 + 100 + 50) / (2 * 200))
 
 
 def test_the_hours_add_up_to_what_the_ledger_holds(folder: Path) -> None:
