@@ -17,7 +17,8 @@ from pathlib import Path
 import torch
 
 from bigbatch.train_loop.config import ConfigError, TrainConfig
-from bigbatch.train_loop.data.catalogue import is_packed, is_users
+from bigbatch.train_loop.config.plug_ins import is_own
+from bigbatch.train_loop.data.catalogue import is_packed
 from bigbatch.train_loop.data.loading.counts import SUPPLY_MARGIN, cores_per_rank
 from bigbatch.train_loop.data.sets.scan import FolderScan
 from bigbatch.train_loop.distributed import Meeting, pick_device
@@ -232,7 +233,7 @@ def _more_data(share: float, p: StepProfile, config: TrainConfig, cores: int) ->
         helps.append(f"give the loader more processes (--set data.loader.workers={more}, {cores} cores here)")
     if enough >= cores:
         helps.append(f"give each worker about {enough + 1} cores, it has {cores}")
-    if is_users(name):
+    if is_own(name):
         return helps
     if "/" in name and not is_packed(name):
         helps.append("pack the images (bigbatch pack)")

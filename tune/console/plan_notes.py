@@ -8,12 +8,11 @@ import sys
 
 from bigbatch.search_spaces.trial import StandInTrial
 from bigbatch.train_loop.config.last_step import KEY, last_micro_size, left_out
-from bigbatch.train_loop.config.plug_ins import MODELS, shown_name
+from bigbatch.train_loop.config.plug_ins import is_own, shown_name
 from bigbatch.train_loop.data.catalogue import NO_STAGE
 from bigbatch.train_loop.data.info import PHOTOGRAPH_SIZE, SMALL_IMAGE_SIZE, DataInfo
 from bigbatch.train_loop.launch.local_workers import unused_gpus
 from bigbatch.train_loop.model.networks import RESNETS
-from bigbatch.train_loop.plugins.registry import is_component
 from bigbatch.tune.console.answer_words import name_in_words
 from bigbatch.tune.models.names import CAPABILITIES, NEEDS_NOTHING, Capabilities, capabilities_of, lacking
 from bigbatch.tune.plan.search_plan import SearchPlan
@@ -123,7 +122,7 @@ def size_of_images(data: DataInfo, model: str) -> str | None:
     if not data.largest_side:
         return None
     if data.image_size <= SMALL_IMAGE_SIZE:
-        if model in RESNETS or is_component(MODELS, model):
+        if model in RESNETS or is_own(model):
             return None
         times = (PHOTOGRAPH_SIZE / data.image_size) ** 2
         return (

@@ -13,12 +13,12 @@ from pathlib import Path
 from bigbatch.base import json_values
 from bigbatch.base.atomic_files import read_json
 from bigbatch.search_spaces.check import ParamRange, check_space
-from bigbatch.search_spaces.priors import OWN_SPREAD, is_component_name, lr_factor
+from bigbatch.search_spaces.priors import OWN_SPREAD, lr_factor
 from bigbatch.search_spaces.registry import Space
 from bigbatch.search_spaces.trial import StandInTrial
 from bigbatch.search_spaces.workload import Workload
 from bigbatch.train_loop.config import ConfigError, TrainConfig
-from bigbatch.train_loop.config.plug_ins import shown_name
+from bigbatch.train_loop.config.plug_ins import is_own, shown_name
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.plan.warm_start import around_moved_centres
 
@@ -55,7 +55,7 @@ def rate_prior(factors: Mapping[str, float], ranges: Mapping[str, ParamRange]) -
     """
     searched = optimizers_of(ranges)
     untested = set(searched) - set(factors)
-    if any(is_component_name(name) for name in untested):
+    if any(is_own(name) for name in untested):
         return RatePrior(factors, OWN_SPREAD)
     return RatePrior(factors, WIDE if untested or not searched else NARROW)
 
