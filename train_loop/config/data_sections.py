@@ -20,8 +20,8 @@ class LoaderConfig(Section, prefix="data.loader."):
     which cuts, shifts and mirrors them (``data/loading/device_source.py``). ``auto`` is ``device`` in training where
     the images suit and fit, else ``ring``."""
     workers: int = -1
-    """Decoding processes of each training worker; 0 decodes in the training process. -1 begins with all but one of the
-    worker's cores, then keeps as many as the last epoch needed (``data/loading/counts.py``)."""
+    """Decoding processes of each training worker; 0 decodes in the training process. -1: all but one of the worker's
+    cores (``data/loading/counts.py``)."""
     slots: int = 0
     """Batches in a worker's ring: those in training and those read ahead. 0 = 8, or as many as the processes need,
     within an eighth of the worker's memory (``data/loading/counts.py``). The ring has at least 4."""
@@ -33,7 +33,7 @@ class LoaderConfig(Section, prefix="data.loader."):
         require_one_of("data.loader.name", self.name, LOADERS)
         require(
             -1 <= self.workers <= 256,
-            "data.loader.workers must be 0 to 256, or -1 for as many as a run needs and its cores allow",
+            "data.loader.workers must be 0 to 256, or -1 for all cores but one",
             self.workers,
             "Write -1, or the cores that each worker may use for decoding.",
         )

@@ -19,7 +19,7 @@ import torch
 from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.train_loop.config.plug_ins import is_own
 from bigbatch.train_loop.data.catalogue import is_packed
-from bigbatch.train_loop.data.loading.counts import SUPPLY_MARGIN, cores_per_rank
+from bigbatch.train_loop.data.loading.counts import cores_per_rank
 from bigbatch.train_loop.data.sets.scan import FolderScan
 from bigbatch.train_loop.distributed import Meeting, pick_device
 from bigbatch.train_loop.host.ranks import Launch
@@ -34,6 +34,8 @@ from bigbatch.train_loop.loop.until_it_fits import until_it_fits
 from bigbatch.train_loop.reporter import ListReporter
 
 TRACED_STEPS = 10
+SUPPLY_MARGIN = 1.2
+"""Processes should read this many times as fast as batches are taken. Then waiting for images costs little."""
 
 
 def print_profile(
