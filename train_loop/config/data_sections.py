@@ -123,13 +123,6 @@ class DataConfig(Section, prefix="data."):
     """Of validation; 0 = ``image_size``. A little more than in training is best (Touvron et al. 2019, FixRes)."""
     val_crop: float = 0.875
     """Photographs: side of the central crop of validation, as a part of the image's shorter side: 224 of 256."""
-    progressive_from: int = 0
-    """Progressive resizing: pixels a side in the first epochs, a multiple of 32; ``image_size`` is then the last ones'.
-    0 = off."""
-    progressive_start: int = 0
-    """Up to this epoch, counted from 0, the size stays ``progressive_from``."""
-    progressive_end: int = 0
-    """From this epoch on it is ``image_size``; in between on a line, in multiples of 32."""
     subset: float = 1.0
     """Part of the training images to use, of each class alike; validation stays whole."""
     val_part: float = 0.0
@@ -174,8 +167,6 @@ class DataConfig(Section, prefix="data."):
         """Why training images must be changed one by one, on a CPU; empty where whole batches can be."""
         if self.augment.enabled and self.augment.policy != "none":
             return f"data.augment.policy={self.augment.policy} changes images one by one on the CPU"
-        if self.progressive_from:
-            return f"data.progressive_from={self.progressive_from} changes the images' size"
         return ""
 
     def _check_sizes(self) -> None:
@@ -191,14 +182,3 @@ class DataConfig(Section, prefix="data."):
             self.val_image_size,
             "Write e.g. 224.",
         )
-        require(
-            self.progressive_from == 0 or (32 <= self.progressive_from <= 1024 and self.progressive_from % 32 == 0),
-            "data.progressive_from must be 0 (off) or a multiple of 32 up to 1024 pixels",
-            self.progressive_from,
-            "Write e.g. 160.",
-        )
-        if self.progressive_from and not 0 <= self.progressive_start < self.progressive_end:
-            raise ConflictError(
-                "data.progressive_start must be at least 0 and below data.progressive_end; got "
-                f"{(self.progressive_start, self.progressive_end)}. Write e.g. 65 and 76 of 88 epochs."
-            )

@@ -124,11 +124,6 @@ class TrainConfig(Section):
                 f"schedule.warmup_epochs must not exceed epochs; got {self.schedule.warmup_epochs:g} of {self.epochs}. "
                 f"Use warmup_epochs={self.epochs * 0.2:g} or more epochs."
             )
-        if self.data.progressive_from and self.data.progressive_end >= self.epochs:
-            raise ConflictError(
-                f"data.progressive_end must be below epochs, or the last size is never reached; got "
-                f"{self.data.progressive_end} of {self.epochs}. Write e.g. progressive_end={self.epochs * 7 // 8}."
-            )
 
     def validates(self, epoch: int) -> bool:
         """Whether a run validates after this epoch, 1-based."""

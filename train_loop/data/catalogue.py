@@ -135,11 +135,9 @@ def look(config: DataConfig, *, open_some: bool = False, scan: FolderScan | None
             the user's that returns no data sets, or sets whose items make no batch.
         OwnCodeError: the user's code raised an exception.
     """
-    from bigbatch.train_loop.data.pixels.boxes import other_sizes
-
     looked = _look_at_whole(config, open_some, scan)
     info = looked.info
-    info = dataclasses.replace(info, other_sizes=other_sizes(config, info.image_size)).with_holdout(config.holdout)
+    info = dataclasses.replace(info, val_image_size=config.val_image_size).with_holdout(config.holdout)
     if config.subset == 1:
         return Looked(info, looked.scan)
     from bigbatch.train_loop.data.sets.subset import subset_size

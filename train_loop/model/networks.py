@@ -74,7 +74,7 @@ def check_model(config: ModelConfig, info: DataInfo) -> None:
     size = info.image_size
     try:
         network = build_on_meta_device(config, info).eval()
-        for size in (info.image_size, *info.other_sizes):  # noqa: B007  the error names it
+        for size in (info.image_size, info.val_image_size or info.image_size):  # noqa: B007  the error names it
             network(torch.empty(2, info.channels, size, size, device="meta"))
     except ConfigError:
         raise

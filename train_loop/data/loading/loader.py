@@ -24,7 +24,6 @@ from bigbatch.train_loop.data.loading.counts import loader_workers
 from bigbatch.train_loop.data.loading.malloc import raise_malloc_thresholds
 from bigbatch.train_loop.data.pixels import boxes
 from bigbatch.train_loop.data.pixels.auto_augment import augment_policy
-from bigbatch.train_loop.data.pixels.boxes import train_image_size
 from bigbatch.train_loop.data.source import Batch, DataSource, Epoch
 from bigbatch.train_loop.errors import ImageError
 
@@ -239,15 +238,14 @@ class LoadedSource(DataSource):
     def read_train(self, batches: Sequence[sampling.Indices], epoch: Epoch) -> Iterator[Batch]:
         """Augmented batches on the CPU: uint8 ``[N, size, size, 3]``, and labels, int64 ``[N]``.
 
-        ``size`` follows progressive resizing. Raises LoaderError, ImageError.
+        Raises LoaderError, ImageError.
         """
         augmented = (
             dataclasses.replace(epoch, policy=augment_policy(self.config.augment))
             if self.config.augment.enabled
             else None
         )
-        size = train_image_size(self.config, self.info.image_size, epoch.number)
-        return self._read(ReadPurpose(False, augmented), batches, size)
+        return self._read(ReadPurpose(False, augmented), batches, self.info.image_size)
 
     def read_val(self, batches: Sequence[sampling.Indices]) -> Iterator[Batch]:
         """Central crops on the CPU: uint8 ``[N, size, size, 3]``, and labels, int64 ``[N]``.
@@ -327,10 +325,10 @@ class LoadedSource(DataSource):
         if taken is None or not taken.slots.fit(largest, size):
             if taken is not None:
                 taken.close()
-            # Validation takes two micro-batches at once, epochs have sizes of their own. Page-locked slots are in
+            # Validation takes two micro-batches at once. Page-locked slots are in
             # memory at once (eight of 2 × 256 images of 224 pixels: 0.6 GB), others as they are written to: all of it
             # after the first validation.
-            side, config = max(self.info.image_size, *self.info.other_sizes, size), self.config
+            side, config = max(self.info.image_size, self.config.val_image_size, size), self.config
             taken = ring.Ring(
                 self._fill, self._workers, 2 * largest, side, config.loader.slots, config.loader.pin_memory
             )

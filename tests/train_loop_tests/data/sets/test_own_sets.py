@@ -268,13 +268,12 @@ def broken():
     ("key", "value"),
     [
         ("data.image_size", 64), ("data.augment.enabled", False), ("data.mix.mixup_alpha", 0.2),
-        ("data.progressive_from", 32), ("data.test_flip", True), ("data.loader.name", "ring"),
+        ("data.test_flip", True), ("data.loader.name", "ring"),
     ],
 )  # fmt: skip
 def test_keys_of_images_are_refused(tmp_path: Path, key: str, value: object) -> None:
-    ends = {"data.progressive_end": 5} if "progressive" in key else {}
     with pytest.raises(ConfigError, match=key):
-        describe_data_set(data_config({"data.name": write_points(tmp_path), key: value, **ends}))
+        describe_data_set(data_config({"data.name": write_points(tmp_path), key: value}))
 
 
 def test_options_are_the_functions_arguments(tmp_path: Path) -> None:
