@@ -30,7 +30,6 @@ from typing import Any
 from bigbatch.search_spaces.priors import (
     LogNormal,
     global_batch_sizes,
-    is_component_name,
     momentum_window,
     searched_peak_lr,
     total_steps,
@@ -40,6 +39,7 @@ from bigbatch.search_spaces.priors import (
 from bigbatch.search_spaces.trial import Trial
 from bigbatch.search_spaces.workload import Workload
 from bigbatch.train_loop.config import TrainConfig
+from bigbatch.train_loop.config.plug_ins import is_own
 
 FRONTIER = "global_batch_size"
 """A search compares trials of one batch, and ends with the best configuration of each."""
@@ -78,7 +78,7 @@ def space(trial: Trial, workload: Workload) -> TrainConfig:
         }
         if optimizer == "lars":
             changes["optimizer.trust_coefficient"] = trust_coefficient(total_steps(workload, batch))
-    elif is_component_name(optimizer):
+    elif is_own(optimizer):
         changes |= {
             "optimizer.peak_lr": searched_peak_lr(workload, optimizer, batch) * multiplier,
             "optimizer.weight_decay": trial.suggest_float("own_weight_decay", 1e-6, 0.1, log=True),

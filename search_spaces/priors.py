@@ -25,8 +25,8 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 from bigbatch.search_spaces.workload import Workload
-from bigbatch.train_loop.config import OPTIMIZERS, ConfigError, divisible
-from bigbatch.train_loop.config.plug_ins import OPTIMIZERS_GROUP, is_own, is_plug_in
+from bigbatch.train_loop.config import ConfigError, divisible
+from bigbatch.train_loop.config.plug_ins import is_own
 
 LARGEST_BATCH = 32768
 """Beyond it MLPerf's LARS needs twice the epochs (65,536: 84.5 against 56.0)."""
@@ -97,17 +97,12 @@ def peak_lr_centre(optimizer: str, batch: int, steps: int, momentum: float = 0.9
         return 5e-3 * math.sqrt(batch / 2048) * short_run_factor("lamb", steps)
     if optimizer == "adamw":  # DeiT and Malladi
         return 1e-3 * math.sqrt(batch / 1024)
-    if is_component_name(optimizer):
+    if is_own(optimizer):
         return 3e-3 * math.sqrt(batch / 1024)
     raise ConfigError(
         f"no learning rate rule is known for this optimizer; got {optimizer!r}. "
         "Choose sgd, lars, lamb or adamw, or fix the rate, e.g. --set peak_lr=0.001."
     )
-
-
-def is_component_name(optimizer: str) -> bool:
-    """Whether the optimizer is the user's own, or a package's: no published rate is known for it."""
-    return optimizer not in OPTIMIZERS and (is_own(optimizer) or is_plug_in(OPTIMIZERS_GROUP, optimizer))
 
 
 def trust_coefficient(steps: int) -> float:

@@ -99,7 +99,6 @@ class EpochRecord:
     loader_processes: int = _column(
         "int64", "processes that decoded images for a rank, the most of all ranks", default=0
     )
-    """With ``data.loader.workers=-1`` it depends on the epoch before."""
     data_s: float = _column("float64", "waiting for images", default=0.0, better="lower")
     step_s: float = _column("float64", "forward, backward, optimizer", default=0.0, better="lower")
     bn_s: float = _column("float64", "precise BatchNorm statistics", default=0.0, better="lower", epoch_part=True)

@@ -25,11 +25,6 @@ def on_workers(workload: Workload, workers: int, max_micro_size: int = 256) -> W
     return replace(workload, workers=workers, max_micro_size=max_micro_size)
 
 
-def test_a_micro_batch_that_trials_measure_gives_the_batches_of_the_default_bound() -> None:
-    for workers in (1, 3, 7):
-        assert global_batch_sizes(on_workers(IMAGENET, workers, 0)) == global_batch_sizes(on_workers(IMAGENET, workers))
-
-
 def test_large_batches_are_searched_up_to_what_the_data_allow() -> None:
     assert global_batch_sizes(DIGITS) == (128, 256, 512, 1024)
     assert global_batch_sizes(IMAGENET) == (2048, 4096, 8192, 16384, 32768)

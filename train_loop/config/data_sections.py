@@ -20,8 +20,8 @@ class LoaderConfig(Section, prefix="data.loader."):
     which cuts, shifts and mirrors them (``data/loading/device_source.py``). ``auto`` is ``device`` in training where
     the images suit and fit, else ``ring``."""
     workers: int = -1
-    """Decoding processes of each training worker; 0 decodes in the training process. -1 begins with all but one of the
-    worker's cores, then keeps as many as the last epoch needed (``data/loading/counts.py``)."""
+    """Decoding processes of each training worker; 0 decodes in the training process. -1: all but one of the worker's
+    cores (``data/loading/counts.py``)."""
     slots: int = 0
     """Batches in a worker's ring: those in training and those read ahead. 0 = 8, or as many as the processes need,
     within an eighth of the worker's memory (``data/loading/counts.py``). The ring has at least 4."""
@@ -33,7 +33,7 @@ class LoaderConfig(Section, prefix="data.loader."):
         require_one_of("data.loader.name", self.name, LOADERS)
         require(
             -1 <= self.workers <= 256,
-            "data.loader.workers must be 0 to 256, or -1 for as many as a run needs and its cores allow",
+            "data.loader.workers must be 0 to 256, or -1 for all cores but one",
             self.workers,
             "Write -1, or the cores that each worker may use for decoding.",
         )
@@ -123,13 +123,6 @@ class DataConfig(Section, prefix="data."):
     """Of validation; 0 = ``image_size``. A little more than in training is best (Touvron et al. 2019, FixRes)."""
     val_crop: float = 0.875
     """Photographs: side of the central crop of validation, as a part of the image's shorter side: 224 of 256."""
-    progressive_from: int = 0
-    """Progressive resizing: pixels a side in the first epochs, a multiple of 32; ``image_size`` is then the last ones'.
-    0 = off."""
-    progressive_start: int = 0
-    """Up to this epoch, counted from 0, the size stays ``progressive_from``."""
-    progressive_end: int = 0
-    """From this epoch on it is ``image_size``; in between on a line, in multiples of 32."""
     subset: float = 1.0
     """Part of the training images to use, of each class alike; validation stays whole."""
     val_part: float = 0.0
@@ -174,8 +167,6 @@ class DataConfig(Section, prefix="data."):
         """Why training images must be changed one by one, on a CPU; empty where whole batches can be."""
         if self.augment.enabled and self.augment.policy != "none":
             return f"data.augment.policy={self.augment.policy} changes images one by one on the CPU"
-        if self.progressive_from:
-            return f"data.progressive_from={self.progressive_from} changes the images' size"
         return ""
 
     def _check_sizes(self) -> None:
@@ -191,14 +182,3 @@ class DataConfig(Section, prefix="data."):
             self.val_image_size,
             "Write e.g. 224.",
         )
-        require(
-            self.progressive_from == 0 or (32 <= self.progressive_from <= 1024 and self.progressive_from % 32 == 0),
-            "data.progressive_from must be 0 (off) or a multiple of 32 up to 1024 pixels",
-            self.progressive_from,
-            "Write e.g. 160.",
-        )
-        if self.progressive_from and not 0 <= self.progressive_start < self.progressive_end:
-            raise ConflictError(
-                "data.progressive_start must be at least 0 and below data.progressive_end; got "
-                f"{(self.progressive_start, self.progressive_end)}. Write e.g. 65 and 76 of 88 epochs."
-            )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from bigbatch.train_loop.config.plug_ins import OPTIMIZERS_GROUP, check_component
+from bigbatch.train_loop.config.plug_ins import check_component
 from bigbatch.train_loop.config.rules import (
     ConfigError,
     ConflictError,
@@ -40,7 +40,7 @@ class ModelConfig(Section, prefix="model."):
 
     name: str = "resnet50"
     """A torchvision classification model, e.g. ``resnet50``; ``timm/NAME``; a function of the user's own,
-    ``FILE.py:FUNCTION``, or of a package; ``auto`` is resolved by the plan."""
+    ``FILE.py:FUNCTION``; ``auto`` is resolved by the plan."""
     stem: str = "auto"
     """``imagenet`` 7×7/2 + max-pool; ``small`` 3×3/1, no pool (He et al. 2016, CIFAR);
     ``small_pool`` 3×3/2 + max-pool, for small scans that were enlarged; ``auto`` by image size."""
@@ -170,7 +170,7 @@ class OptimizerConfig(Section, prefix="optimizer."):
     """Which optimiser. Fields that it does not use are ignored."""
 
     name: str = "sgd"
-    """sgd, lars, lamb, adamw; a function of the user's own, ``FILE.py:FUNCTION``, or of a package."""
+    """sgd, lars, lamb, adamw; or a function of the user's own, ``FILE.py:FUNCTION``."""
     peak_lr: float = 0.1
     """Learning rate after warmup, for the whole global batch (no hidden scaling)."""
     momentum: float = 0.9
@@ -213,7 +213,7 @@ class OptimizerConfig(Section, prefix="optimizer."):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_component("optimizer.name", self.name, OPTIMIZERS, OPTIMIZERS_GROUP)
+        check_component("optimizer.name", self.name, OPTIMIZERS)
         require_one_of("optimizer.lars_momentum", self.lars_momentum, LARS_MOMENTUM)
         require_one_of("optimizer.larc", self.larc, LARC)
         require_in_range("optimizer.peak_lr", self.peak_lr, 0.0, 1e4, open_low=True)

@@ -19,7 +19,6 @@ from typing import Any, TypeVar
 
 from bigbatch.base.json_values import written_json
 from bigbatch.train_loop.config.data_sections import DataConfig
-from bigbatch.train_loop.config.plug_ins import LOSSES as LOSSES_GROUP
 from bigbatch.train_loop.config.plug_ins import check_component
 from bigbatch.train_loop.config.rules import (
     ConfigError,
@@ -72,7 +71,7 @@ class TrainConfig(Section):
     has it, fp16 on older accelerators, off on CPUs."""
     loss: str = "cross_entropy"
     """``bce``: binary cross entropy of each class by itself, mean over classes; every class of a mixed image has
-    target 1 (Wightman et al. 2021, §3.1). Or a function of the user's own, ``FILE.py:FUNCTION``, or of a package."""
+    target 1 (Wightman et al. 2021, §3.1). Or a function of the user's own, ``FILE.py:FUNCTION``."""
     label_smoothing: float = 0.0
     ema_decay: float = 0.0
     """Validate, and keep in checkpoints, a moving average of the weights that holds this part of the
@@ -105,7 +104,7 @@ class TrainConfig(Section):
         require(0 <= self.seed < 2**31, "seed must be 0 to 2147483647", self.seed, "Write e.g. 0.")
         require_one_of("precision", self.precision, PRECISIONS)
         require_one_of("precise_bn", self.precise_bn, PRECISE_BN)
-        check_component("loss", self.loss, LOSSES, LOSSES_GROUP)
+        check_component("loss", self.loss, LOSSES)
         if self.loss not in LOSSES and self.label_smoothing:
             raise ConflictError(
                 f"label_smoothing is for the built-in losses; got {self.label_smoothing:g} with loss={self.loss}. "
@@ -124,11 +123,6 @@ class TrainConfig(Section):
             raise ConflictError(
                 f"schedule.warmup_epochs must not exceed epochs; got {self.schedule.warmup_epochs:g} of {self.epochs}. "
                 f"Use warmup_epochs={self.epochs * 0.2:g} or more epochs."
-            )
-        if self.data.progressive_from and self.data.progressive_end >= self.epochs:
-            raise ConflictError(
-                f"data.progressive_end must be below epochs, or the last size is never reached; got "
-                f"{self.data.progressive_end} of {self.epochs}. Write e.g. progressive_end={self.epochs * 7 // 8}."
             )
 
     def validates(self, epoch: int) -> bool:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bigbatch.train_loop.config import ConfigError, DataConfig
-from bigbatch.train_loop.config.plug_ins import DATA, is_own, is_plug_in
+from bigbatch.train_loop.config.plug_ins import is_own
 from bigbatch.train_loop.data.info import PHOTOGRAPH_SIZE, SMALL_IMAGE_SIZE, DataInfo
 
 if TYPE_CHECKING:
@@ -44,13 +44,6 @@ NAMES = ("digits", *FETCHED, PACKED_BY_HAND)
 
 NO_STAGE = "none"
 """The value of ``--stage`` for no copy, even if the resumed study had one."""
-
-
-def is_users(name: str) -> bool:
-    """Whether a function of the user's, or of a package that registers one, makes the data sets."""
-    if is_own(name) or name in NAMES or os.sep in name or os.path.exists(name):
-        return is_own(name)
-    return is_plug_in(DATA, name)
 
 
 def is_packed(path: str) -> bool:
@@ -142,11 +135,9 @@ def look(config: DataConfig, *, open_some: bool = False, scan: FolderScan | None
             the user's that returns no data sets, or sets whose items make no batch.
         OwnCodeError: the user's code raised an exception.
     """
-    from bigbatch.train_loop.data.pixels.boxes import other_sizes
-
     looked = _look_at_whole(config, open_some, scan)
     info = looked.info
-    info = dataclasses.replace(info, other_sizes=other_sizes(config, info.image_size)).with_holdout(config.holdout)
+    info = dataclasses.replace(info, val_image_size=config.val_image_size).with_holdout(config.holdout)
     if config.subset == 1:
         return Looked(info, looked.scan)
     from bigbatch.train_loop.data.sets.subset import subset_size
@@ -167,7 +158,7 @@ def list_folder(config: DataConfig, scan: FolderScan | None = None, open_some: b
     ``open_some``: with ``about`` where the images may be kept decoded.
     Raises ConfigError as ``look`` does.
     """
-    if config.name == "digits" or is_users(config.name):
+    if config.name == "digits" or is_own(config.name):
         return None
     path = folder_path(config.name)
     if is_packed(path):
@@ -185,14 +176,14 @@ def list_folder(config: DataConfig, scan: FolderScan | None = None, open_some: b
 def _look_at_whole(config: DataConfig, open_some: bool, scan: FolderScan | None) -> Looked:
     from bigbatch.train_loop.data.sets.layout import HELD
 
-    if config.val_part and (config.name == "digits" or is_users(config.name) or is_packed(folder_path(config.name))):
+    if config.val_part and (config.name == "digits" or is_own(config.name) or is_packed(folder_path(config.name))):
         raise ConfigError(
             f"{HELD}; got {config.val_part:g} for {config.name!r}, which has some. "
             "Leave --val-part out, or write --set data.val_part=0."
         )
     if config.name == "digits":
         return Looked(_describe_digits(config), None)
-    if is_users(config.name):
+    if is_own(config.name):
         from bigbatch.train_loop.data.sets.own_sets import describe_own
 
         return Looked(describe_own(config, open_some), None)
@@ -247,7 +238,7 @@ def check_stage(folder: str | None, info: DataInfo, *, here: bool = False) -> No
             f"Write e.g. --stage '$TMPDIR', or --stage {NO_STAGE}."
         )
     if info.path is None or not is_packed(info.path):
-        fix = "Leave" if is_users(info.path or "digits") else "Pack it (bigbatch pack), or leave"
+        fix = "Leave" if is_own(info.path or "digits") else "Pack it (bigbatch pack), or leave"
         raise ConfigError(f"--stage copies packed sets; got {info.path or info.name}. {fix} --stage out.")
     if here:
         from bigbatch.train_loop.data.packed.stage import check_stage_folder
@@ -278,7 +269,7 @@ def open_data(
         from bigbatch.train_loop.data.sets.digits import DigitsSource
 
         return DigitsSource(config, info)
-    if is_users(config.name):
+    if is_own(config.name):
         from bigbatch.train_loop.data.sets.own_source import OwnSource
 
         return OwnSource(config, info, note)
@@ -299,7 +290,7 @@ def open_data(
 def stage_ahead(config: DataConfig, stage_folder: str | None) -> None:
     """Copy the data that ``open_data`` will ask for. Errors are ignored here: ``open_data`` meets and reports them."""
     with contextlib.suppress(ConfigError):
-        path = None if config.name == "digits" or is_users(config.name) else folder_path(config.name)
+        path = None if config.name == "digits" or is_own(config.name) else folder_path(config.name)
         if path is not None and is_packed(path):
             _staged(path, stage_folder, _log.debug)
 

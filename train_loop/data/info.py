@@ -26,15 +26,14 @@ class DataInfo:
     num_classes: int
     """0: not known, of a data set of the user's own."""
     image_size: int
-    """Pixels a side, as the model sees them; with progressive resizing those of the last epochs, the most. 0: a data
-    set of the user's own without square images."""
+    """Pixels a side, as the model sees them in training. 0: a data set of the user's own without square images."""
     channels: int
     class_names: tuple[str, ...]
     """In the order of the labels."""
     stem: str
     """What ``model.stem=auto`` means here."""
-    other_sizes: tuple[int, ...] = ()
-    """Side lengths in pixels of validation and of other epochs, if they differ from ``image_size``."""
+    val_image_size: int = 0
+    """Of validation, if they differ; else 0."""
     holdout_size: int = 0
     """Further validation images, whose accuracy is ``holdout_top1``: see ``data.holdout``."""
 

@@ -160,7 +160,7 @@ class DataSource(ABC):
             step = Step(count, read)
             yield step
             step.pass_over_rest()
-        for _ in read:  # read to the end: the cost of the epoch's images is noted there
+        for _ in read:  # read to the end: what reads is free again
             raise RuntimeError(f"a source must bring one batch for each that was asked; got more than {len(steps)}")
 
     def train_batches(

@@ -16,12 +16,11 @@ from bigbatch.base.json_values import json_object
 from bigbatch.train_loop.config import ConfigError, ModelConfig, TrainConfig, differing_keys
 from bigbatch.train_loop.config.given import read_config
 from bigbatch.train_loop.config.own_names import check_same_code, code_fingerprints, own_words
-from bigbatch.train_loop.config.plug_ins import DATA, LOSSES, METRICS, MODELS, OPTIMIZERS_GROUP
+from bigbatch.train_loop.config.plug_ins import is_own
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.host import disk_space
 from bigbatch.train_loop.host.command_line import check_writable
 from bigbatch.train_loop.host.disk_space import SpaceNeeded, format_bytes
-from bigbatch.train_loop.plugins.registry import is_component
 
 if TYPE_CHECKING:
     from bigbatch.train_loop.data.sets.scan import FolderScan
@@ -41,12 +40,8 @@ def check_run_model(config: TrainConfig, info: DataInfo) -> None:
 
 
 def uses_users_code(config: TrainConfig) -> bool:
-    """Whether a component of the configuration is the user's own, or a package's."""
-    if config.trainable.name:
-        return False  # it checks itself
-    words = ((MODELS, config.model.name), (DATA, config.data.name), (LOSSES, config.loss))
-    more = ((OPTIMIZERS_GROUP, config.optimizer.name), *((METRICS, word) for word in config.metrics))
-    return any(is_component(group, word) for group, word in (*words, *more))
+    """Whether a component of the configuration is the user's own. A whole training function checks itself."""
+    return not config.trainable.name and bool(own_words(config))
 
 
 def check_users_code(config: TrainConfig, scan: FolderScan | None = None, workers: int = 1) -> None:
@@ -54,8 +49,8 @@ def check_users_code(config: TrainConfig, scan: FolderScan | None = None, worker
 
     Raises ConfigError and OwnCodeError as ``check_two_batches``, and ConfigError for options that no component takes.
     """
-    for key, options, group, word in option_sections(config):
-        if options and not takes_options(group, word):
+    for key, options, word in option_sections(config):
+        if options and not takes_options(word):
             raise ConfigError(
                 f"{key} are arguments of a function of your own; got {dict(options)} with {word}. Leave them out."
             )
@@ -75,21 +70,21 @@ def try_users_code(
         check_two_batches(config, scan, workers, needs_top1)
 
 
-def option_sections(config: TrainConfig) -> list[tuple[str, Mapping[str, object], str, str]]:
-    """The options of the configuration: their key, themselves, and the group and name of the component that takes them.
+def option_sections(config: TrainConfig) -> list[tuple[str, Mapping[str, object], str]]:
+    """The options of the configuration: their key, themselves, and the name of the component that takes them.
 
     Those of data are checked where the data set is opened.
     """
     return [
-        ("model.options", config.model.options, MODELS, config.model.name),
-        ("loss_options", config.loss_options, LOSSES, config.loss),
-        ("optimizer.options", config.optimizer.options, OPTIMIZERS_GROUP, config.optimizer.name),
+        ("model.options", config.model.options, config.model.name),
+        ("loss_options", config.loss_options, config.loss),
+        ("optimizer.options", config.optimizer.options, config.optimizer.name),
     ]
 
 
-def takes_options(group: str, word: str) -> bool:
-    """Whether a component has arguments of its own: a user's, a package's, or a network of timm."""
-    return is_component(group, word) or (group == MODELS and word.startswith("timm/"))
+def takes_options(word: str) -> bool:
+    """Whether a component has arguments of its own: a user's, or a network of timm."""
+    return is_own(word) or word.startswith("timm/")
 
 
 OWN_CODE_FILE = "own_code.json"

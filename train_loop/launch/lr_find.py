@@ -1,6 +1,6 @@
 """The learning-rate range test: one short run whose rate grows until the loss explodes.
 
-``bigbatch lr-find --config FILE`` prints what it found and writes ``lr_find.json`` and ``lr_find.svg``.
+``bigbatch lr-find --config FILE`` prints what it found and writes ``lr_find.json``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bigbatch.base.atomic_files import write_json, write_text
+from bigbatch.base.atomic_files import write_json
 from bigbatch.base.command_line import INTERRUPTED, WRONG_INPUT, OneLineParser
 from bigbatch.train_loop.config import ConfigError, OptimizerConfig, TrainConfig
 from bigbatch.train_loop.config.own_names import own_words
@@ -167,53 +167,6 @@ def lr_find(
     return range_test(step, first, last, steps)
 
 
-def svg(finding: RangeTestResult, title: str) -> str:
-    """The losses over the rate, on a logarithmic axis, as an SVG of 720 × 440 pixels."""
-    left, top, width, height = 64, 40, 620, 330
-    low, high = math.log10(finding.rates[0]), math.log10(finding.rates[-1])
-    floor = min(min(finding.smoothed), min(finding.losses))
-    ceiling = min(max(finding.losses), 2 * finding.smoothed[0] - floor if finding.smoothed[0] > floor else math.inf)
-    span = max(ceiling - floor, 1e-12)
-
-    def x(rate: float) -> float:
-        return left + width * (math.log10(rate) - low) / (high - low)
-
-    def y(loss: float) -> float:
-        return top + height * (1 - (min(loss, ceiling) - floor) / span)
-
-    def line(losses: Sequence[float], style: str) -> str:
-        points = " ".join(f"{x(r):.1f},{y(v):.1f}" for r, v in zip(finding.rates, losses, strict=True))
-        return f'<polyline points="{points}" fill="none" {style}/>'
-
-    def text(px: float, py: float, words: str, anchor: str = "middle") -> str:
-        return f'<text x="{px:.1f}" y="{py:.1f}" text-anchor="{anchor}">{words}</text>'
-
-    def mark(rate: float, name: str, color: str, row: int) -> list[str]:
-        px = x(min(max(rate, finding.rates[0]), finding.rates[-1]))  # the suggestion may be below all of them
-        rule = (
-            f'<line x1="{px:.1f}" y1="{top}" x2="{px:.1f}" y2="{top + height}" stroke="{color}" stroke-dasharray="4"/>'
-        )
-        return [rule, text(px + 4, top + 14 + 15 * row, f"{name} {rate:.3g}", "start")]
-
-    decades = range(math.ceil(low), math.floor(high) + 1)
-    parts = [
-        '<svg xmlns="http://www.w3.org/2000/svg" width="720" height="440" font-family="sans-serif" font-size="12">',
-        '<rect width="720" height="440" fill="white"/>',
-        f'<rect x="{left}" y="{top}" width="{width}" height="{height}" fill="none" stroke="#888"/>',
-        text(left + width / 2, 24, title.replace("&", "&amp;").replace("<", "&lt;")),
-        text(left + width / 2, 412, "learning rate"),
-        *(text(x(10.0**d), top + height + 18, f"1e{d}") for d in decades),
-        *(text(left - 6, y(floor + span * k / 4) + 4, f"{floor + span * k / 4:.3g}", "end") for k in range(5)),
-        line(finding.losses, 'stroke="#bbb"'),
-        line(finding.smoothed, 'stroke="#1f5fa8" stroke-width="2"'),
-        *mark(finding.suggestion, "suggestion", "#2a8a3e", 0),
-        *mark(finding.steepest, "steepest", "#888", 1),
-        *mark(finding.minimum, "minimum", "#b03a2e", 2),
-        "</svg>",
-    ]
-    return "\n".join(parts) + "\n"
-
-
 def lr_find_parser(prog: str) -> OneLineParser:
     """The options of ``bigbatch lr-find``."""
     p = OneLineParser(prog=prog, description="Learning-rate range test of a configuration.", allow_abbrev=False)
@@ -230,7 +183,7 @@ def lr_find_parser(prog: str) -> OneLineParser:
         "--output",
         metavar="DIR",
         default="runs/lr-find",
-        help="folder for lr_find.json and .svg (default runs/lr-find)",
+        help="folder for lr_find.json (default runs/lr-find)",
     )
     return p
 
@@ -298,7 +251,6 @@ def _write(config: TrainConfig, finding: RangeTestResult, output: Path) -> None:
     o = config.optimizer
     name, model, data = (shown_name(word) for word in (o.name, config.model.name, config.data.name))
     title = f"{name}, batch {config.batch.global_size}, {model} on {data}"
-    write_text(output / "lr_find.svg", svg(finding, title))
     print(title)
     print(f"the loss falls fastest at lr {finding.steepest:.3g}, is lowest at {finding.minimum:.3g}", end="")
     if finding.exploded_at is None:
@@ -306,4 +258,4 @@ def _write(config: TrainConfig, finding: RangeTestResult, output: Path) -> None:
     else:
         print(f", explodes at {finding.exploded_at:.3g}")
     print(f"suggested peak lr {finding.suggestion:.3g}: --set peak_lr={finding.suggestion:.3g}")
-    print(f"curve in {output / 'lr_find.svg'}, numbers in {output / 'lr_find.json'}")
+    print(f"the losses at all rates are in {output / 'lr_find.json'}")

@@ -17,8 +17,9 @@ from pathlib import Path
 import torch
 
 from bigbatch.train_loop.config import ConfigError, TrainConfig
-from bigbatch.train_loop.data.catalogue import is_packed, is_users
-from bigbatch.train_loop.data.loading.counts import SUPPLY_MARGIN, cores_per_rank
+from bigbatch.train_loop.config.plug_ins import is_own
+from bigbatch.train_loop.data.catalogue import is_packed
+from bigbatch.train_loop.data.loading.counts import cores_per_rank
 from bigbatch.train_loop.data.sets.scan import FolderScan
 from bigbatch.train_loop.distributed import Meeting, pick_device
 from bigbatch.train_loop.host.ranks import Launch
@@ -33,6 +34,8 @@ from bigbatch.train_loop.loop.until_it_fits import until_it_fits
 from bigbatch.train_loop.reporter import ListReporter
 
 TRACED_STEPS = 10
+SUPPLY_MARGIN = 1.2
+"""Processes should read this many times as fast as batches are taken. Then waiting for images costs little."""
 
 
 def print_profile(
@@ -232,7 +235,7 @@ def _more_data(share: float, p: StepProfile, config: TrainConfig, cores: int) ->
         helps.append(f"give the loader more processes (--set data.loader.workers={more}, {cores} cores here)")
     if enough >= cores:
         helps.append(f"give each worker about {enough + 1} cores, it has {cores}")
-    if is_users(name):
+    if is_own(name):
         return helps
     if "/" in name and not is_packed(name):
         helps.append("pack the images (bigbatch pack)")

@@ -19,9 +19,7 @@ from torch.optim.optimizer import StateDict
 from bigbatch.train_loop.config import BatchSplit, ConfigError, TrainConfig
 from bigbatch.train_loop.config.own_names import check_same_code, code_fingerprints, own_words
 from bigbatch.train_loop.data.catalogue import list_folder, open_data
-from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.data.loading.upload import Uploader
-from bigbatch.train_loop.data.pixels.boxes import train_image_size
 from bigbatch.train_loop.data.sampling import micro_sizes
 from bigbatch.train_loop.data.sets.scan import FolderScan
 from bigbatch.train_loop.data.source import Batch, DataSource
@@ -131,7 +129,7 @@ def set_up(
             average = run.average.tensors if run.average else []
             content = read_shards(content, checkpoints.folder, run.model, run.optimizer, average)
         _resume(run, content)
-    called = _compiled(run.model, config, source.info) if config.model.compile == "on" else run.model
+    called = _compiled(run.model) if config.model.compile == "on" else run.model
     # After reading the weights: it copies rank 0's to all ranks.
     parallel = _parallel(called, world, config.model.find_unused_parameters, is_shared_out(run.model))
     run.step = dataclasses.replace(run.step, parallel=parallel)
@@ -267,21 +265,22 @@ def _open(
     return source
 
 
-def _compiled(model: nn.Module, config: TrainConfig, info: DataInfo) -> nn.Module:
+GRAPHS = 8
+"""As many as torch makes of a function by default."""
+
+
+def _compiled(model: nn.Module) -> nn.Module:
     """The compiled model for training. Validation does not use it: its batches have other sizes, and the hooks of
     precise BatchNorm must see each layer.
 
-    Each image size, and a smaller last step, gets its own graph. Otherwise torch would make one graph for any size at
-    the second size, which is slower. After 8 graphs of a function, counted over all runs of a process, torch stops
-    compiling and only logs it. So this run's graphs are counted separately, and as many as it needs are allowed.
+    A smaller last step gets its own graph. Otherwise torch would make one graph for any size at the second size, which
+    is slower. After 8 graphs of a function, counted over all runs of a process, torch stops compiling and only logs it.
+    So this run's graphs are counted separately.
     """
-    sizes = {train_image_size(config.data, info.image_size, epoch) for epoch in range(config.epochs)}
-    shapes = len(sizes) * (1 if config.data.drop_last else 2)
-    graphs = max(8, 2 * shapes)
-    limits: dict[str, Any] = {"recompile_limit": graphs, "isolate_recompiles": True}  # torch types neither
+    limits: dict[str, Any] = {"recompile_limit": GRAPHS, "isolate_recompiles": True}  # torch types neither
     if not limits.keys() <= inspect.signature(torch.compile).parameters.keys():  # older torch: for the whole process
-        torch._dynamo.config.recompile_limit += graphs
-        torch._dynamo.config.accumulated_recompile_limit += graphs
+        torch._dynamo.config.recompile_limit += GRAPHS
+        torch._dynamo.config.accumulated_recompile_limit += GRAPHS
         limits = {}
     return cast(nn.Module, torch.compile(model, dynamic=False, **limits))
 

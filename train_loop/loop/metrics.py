@@ -18,13 +18,12 @@ from typing import Protocol
 import torch
 
 from bigbatch.train_loop.config import ConfigError
-from bigbatch.train_loop.config.plug_ins import METRICS
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.distributed import World
 from bigbatch.train_loop.errors import NonFiniteLossError
 from bigbatch.train_loop.plugins.metric_names import KEY, TORCHMETRICS, checked_metrics, metric_name
 from bigbatch.train_loop.plugins.nested import Nested, example_count
-from bigbatch.train_loop.plugins.registry import OwnFunction, component, users_code
+from bigbatch.train_loop.plugins.registry import OwnFunction, load_function, users_code
 
 _log = logging.getLogger(__name__)
 NAMES = ("loss", "correct", "images")
@@ -212,8 +211,7 @@ def build_metrics(words: Sequence[str], info: DataInfo, world: World) -> dict[st
 def _build(word: str, info: DataInfo, world: World) -> ValidationMetric:
     if word.startswith(TORCHMETRICS):
         return MeterObject(word, _of_torchmetrics(word, info), world)
-    function = component(METRICS, KEY, word)
-    assert function is not None
+    function = load_function(KEY, word)
     if not _may_be_called_without_arguments(function):
         return MeanOfFunction(word, function, world)
     with users_code(KEY, word):

@@ -21,16 +21,14 @@ from contextlib import contextmanager
 
 import torch
 
-from bigbatch.train_loop.config.plug_ins import MODELS, OPTIMIZERS_GROUP
+from bigbatch.train_loop.config.plug_ins import is_own
 from bigbatch.train_loop.host.ranks import memory_part, trials_on_gpu
 from bigbatch.train_loop.loop.assembly import Run, seed_batch
-from bigbatch.train_loop.model.losses import has_own_loss
 from bigbatch.train_loop.model.sharding import is_shared_out
 from bigbatch.train_loop.optim.build import LR_FACTOR, set_learning_rate
 from bigbatch.train_loop.optim.layerwise import norms
 from bigbatch.train_loop.optim.schedules import cycled_momentum
 from bigbatch.train_loop.plugins.nested import Nested
-from bigbatch.train_loop.plugins.registry import is_component
 from bigbatch.train_loop.reporter import report_notes
 
 FIRST_STEPS = 3
@@ -109,13 +107,8 @@ def _say(run: Run, reason: str) -> None:
 def _why_not(run: Run) -> str:
     """Why the run's steps cannot be recorded, as far as is known before the first one; empty where they can."""
     config = run.config
-    own = {
-        config.model.name: is_component(MODELS, config.model.name),
-        config.loss: has_own_loss(config),
-        config.optimizer.name: is_component(OPTIMIZERS_GROUP, config.optimizer.name),
-    }
     moves = cycled_momentum(0, total_steps=1, steps_per_epoch=1, schedule=config.schedule)
-    code = " and ".join(word for word, is_own in own.items() if is_own)
+    code = " and ".join(filter(is_own, (config.model.name, config.loss, config.optimizer.name)))
     reasons = {
         "it needs a GPU": run.world.device.type != "cuda",
         "it is for one worker": run.world.workers > 1 or is_shared_out(run.model),

@@ -14,7 +14,7 @@ from torch import nn
 
 from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.train_loop.config.own_names import own_words
-from bigbatch.train_loop.config.plug_ins import MODELS
+from bigbatch.train_loop.config.plug_ins import is_own
 from bigbatch.train_loop.config.train_config import LOSSES
 from bigbatch.train_loop.data.sets.scan import FolderScan
 from bigbatch.train_loop.data.source import Step
@@ -25,7 +25,7 @@ from bigbatch.train_loop.loop.step import unused_in_words
 from bigbatch.train_loop.loop.train import take_step
 from bigbatch.train_loop.loop.validation import measure
 from bigbatch.train_loop.model.networks import build_model
-from bigbatch.train_loop.plugins.registry import is_component, whose_error
+from bigbatch.train_loop.plugins.registry import whose_error
 from bigbatch.train_loop.reporter import ListReporter
 
 IMAGES = 4
@@ -187,7 +187,7 @@ def _check_state(run: Run) -> None:
     _read_again(
         run.optimizer.state_dict(), f"the state of optimizer.name={config.optimizer.name}", "optimizer.state and groups"
     )
-    if not is_component(MODELS, config.model.name):  # torchvision's and timm's are built alike each time
+    if not is_own(config.model.name):  # torchvision's and timm's are built alike each time
         return
     model = f"the state_dict of model.name={config.model.name}"
     _check_own_memory(run.model.state_dict(), model)

@@ -11,12 +11,11 @@ import torch
 import torch.nn.functional as F
 
 from bigbatch.train_loop.config import ConfigError, Options, TrainConfig
-from bigbatch.train_loop.config.plug_ins import LOSSES
 from bigbatch.train_loop.config.train_config import LOSSES as BUILT_IN
 from bigbatch.train_loop.data.pixels.mixing import is_mixing_on
 from bigbatch.train_loop.errors import OwnCodeError
 from bigbatch.train_loop.plugins.nested import Nested, map_tensors
-from bigbatch.train_loop.plugins.registry import OwnFunction, component, loaded, made
+from bigbatch.train_loop.plugins.registry import OwnFunction, load_function, loaded, made
 
 LossFunction = Callable[[Nested, Nested], torch.Tensor]
 """From a model's outputs and a batch's targets, in any structure, to the mean loss ``[]``, float32."""
@@ -34,11 +33,11 @@ def loss_function(config: TrainConfig, device: torch.device) -> LossFunction:
     if not has_own_loss(config):
         mixed = is_mixing_on(config.data)
         return lambda outputs, targets: training_loss(outputs.float(), targets, kind, smoothing, mixed=mixed)
-    function, options = component(LOSSES, "loss", kind), config.loss_options
+    function, options = load_function("loss", kind), config.loss_options
     if inspect.isclass(function):
-        function, options = cast(OwnFunction, made(LOSSES, "loss", kind, {}, options)), Options()
+        function, options = cast(OwnFunction, made("loss", kind, {}, options)), Options()
     else:
-        function = loaded(LOSSES, "loss", kind, ("outputs", "targets"), options)
+        function = loaded("loss", kind, ("outputs", "targets"), options)
     if isinstance(function, torch.nn.Module):
         if any(p.requires_grad for p in function.parameters()):
             raise ConfigError(
@@ -123,7 +122,7 @@ def _an_output_for_each_class(logits: torch.Tensor) -> Iterator[None]:
 
 
 def has_own_loss(config: TrainConfig) -> bool:
-    """Whether the loss is a function of the user's, or of a package."""
+    """Whether the loss is a function of the user's."""
     return config.loss not in BUILT_IN
 
 

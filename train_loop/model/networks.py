@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from bigbatch.train_loop.config import ConfigError, ModelConfig
-from bigbatch.train_loop.config.plug_ins import MODELS, plug_in_names
+from bigbatch.train_loop.config.plug_ins import is_own
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.errors import OwnCodeError
-from bigbatch.train_loop.plugins.registry import is_component, loaded, made
+from bigbatch.train_loop.plugins.registry import loaded, made
 
 if TYPE_CHECKING:
     import torch
@@ -39,14 +39,14 @@ def model_names() -> list[str]:
 
 def check_model_name(name: str) -> None:
     """Raise ConfigError, with the nearest name, if there is no such network. Loads no file of the user's."""
-    if name in RESNETS or is_component(MODELS, name):
+    if name in RESNETS or is_own(name):
         return
     if name.startswith(TIMM):
         check_timm_name(name)
         return
     names = model_names()
     if name not in names:
-        near = difflib.get_close_matches(name.lower(), [*names, *plug_in_names(MODELS)], n=1)
+        near = difflib.get_close_matches(name.lower(), names, n=1)
         hint = f"Did you mean {near[0]!r}?" if near else f"Write e.g. {', '.join(RESNETS[:3])}."
         raise ConfigError(
             f"model.name must be FILE.py:FUNCTION, timm/NAME or a torchvision classification model; got {name!r}. "
@@ -60,7 +60,7 @@ def check_model(config: ModelConfig, info: DataInfo) -> None:
     A user's own function is only loaded here; OwnCodeError is what its file raises.
     """
     check_model_name(config.name)
-    if is_component(MODELS, config.name):
+    if is_own(config.name):
         _check_own(config)
         return
     takes_any_channels = config.name.startswith(TIMM)
@@ -74,7 +74,7 @@ def check_model(config: ModelConfig, info: DataInfo) -> None:
     size = info.image_size
     try:
         network = build_on_meta_device(config, info).eval()
-        for size in (info.image_size, *info.other_sizes):  # noqa: B007  the error names it
+        for size in (info.image_size, info.val_image_size or info.image_size):  # noqa: B007  the error names it
             network(torch.empty(2, info.channels, size, size, device="meta"))
     except ConfigError:
         raise
@@ -88,7 +88,7 @@ def _check_own(config: ModelConfig) -> None:
         _refuse_stem(config)
     if config.pretrained:
         check_pretrained(config.pretrained)
-    function = loaded(MODELS, "model.name", config.name, ("workload",), config.options)
+    function = loaded("model.name", config.name, ("workload",), config.options)
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):
@@ -137,7 +137,7 @@ def build_model(config: ModelConfig, info: DataInfo) -> nn.Module:
 
 def _network(config: ModelConfig, info: DataInfo) -> nn.Module:
     """The user's network, timm's, or torchvision's with its stem."""
-    if is_component(MODELS, config.name):
+    if is_own(config.name):
         return _own_network(config, info)
     if config.name.startswith(TIMM):
         if config.stem in ("small", "small_pool"):
@@ -167,7 +167,7 @@ def _refuse_stem(config: ModelConfig) -> NoReturn:
 def _own_network(config: ModelConfig, info: DataInfo) -> nn.Module:
     from torch import nn
 
-    model = made(MODELS, "model.name", config.name, {"workload": info}, config.options)
+    model = made("model.name", config.name, {"workload": info}, config.options)
     if not isinstance(model, nn.Module):
         raise ConfigError(
             f"model.name must name a function that returns a torch.nn.Module; got a {type(model).__name__} from "

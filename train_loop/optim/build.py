@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 from bigbatch.train_loop.config import ConfigError, OptimizerConfig
-from bigbatch.train_loop.config.plug_ins import OPTIMIZERS_GROUP
+from bigbatch.train_loop.config.plug_ins import is_own
 from bigbatch.train_loop.optim.fused import begin_momentum, can_fuse, keep_implementation
 from bigbatch.train_loop.optim.lamb import LAMB
 from bigbatch.train_loop.optim.lars import LARS
 from bigbatch.train_loop.optim.layerwise import ParamGroup
-from bigbatch.train_loop.plugins.registry import is_component, loaded, users_code
+from bigbatch.train_loop.plugins.registry import loaded, users_code
 
 NORM_LAYERS: tuple[type[nn.Module], ...] = (
     nn.modules.batchnorm._NormBase,  # every BatchNorm (also Sync, Lazy) and InstanceNorm
@@ -131,7 +131,7 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig, grad_scaler: bool
         raise ValueError(f"an optimizer needs trainable parameters; got none in {type(model).__name__}")
     if config.name in ("sgd", "adamw"):
         return _torchs_own(groups, config, grad_scaler)
-    if is_component(OPTIMIZERS_GROUP, config.name):
+    if is_own(config.name):
         return _users_own(groups, config)
     match config.name:
         case "lamb":
@@ -171,7 +171,7 @@ def _users_own(groups: list[ParamGroup], config: OptimizerConfig) -> torch.optim
     ``TRUST_RATIO`` that is true: torch's optimizers would keep it in their state to no purpose.
     """
     key, word = "optimizer.name", config.name
-    function = loaded(OPTIMIZERS_GROUP, key, word, ("param_groups", "lr"), config.options)
+    function = loaded(key, word, ("param_groups", "lr"), config.options)
     if not getattr(function, "TRUST_RATIO", False):
         groups = [{name: value for name, value in group.items() if name != "trust_ratio"} for group in groups]
     ours = {id(p) for group in groups for p in group["params"]}

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from bigbatch.train_loop.config.own_names import absolute
-from bigbatch.train_loop.config.plug_ins import METRICS, is_own, is_plug_in, plug_in_names
+from bigbatch.train_loop.config.plug_ins import is_own
 from bigbatch.train_loop.config.rules import ConfigError
 
 KEY = "metrics"
@@ -34,11 +34,10 @@ def checked_metrics(words: Iterable[str]) -> tuple[str, ...]:
     """
     found = tuple(absolute(KEY, word) for word in words)
     for word in found:
-        if not (is_own(word) or word.startswith(TORCHMETRICS) or is_plug_in(METRICS, word)):
-            known = ", ".join(plug_in_names(METRICS))
+        if not (is_own(word) or word.startswith(TORCHMETRICS)):
             raise ConfigError(
-                f"{KEY} must name a function FILE.py:FUNCTION or a class torchmetrics/CLASS"
-                f"{f' or one of {known}' if known else ''}; got {word!r}. Write e.g. torchmetrics/MulticlassF1Score."
+                f"{KEY} must name a function FILE.py:FUNCTION or a class torchmetrics/CLASS; got {word!r}. "
+                "Write e.g. torchmetrics/MulticlassF1Score."
             )
     names = [metric_name(word) for word in found]
     for word, name in zip(found, names, strict=True):

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import sys
 
-from bigbatch.train_loop.config.plug_ins import MODELS
+from bigbatch.train_loop.config.plug_ins import is_own
 from bigbatch.train_loop.data.catalogue import NO_STAGE
 from bigbatch.train_loop.data.info import PHOTOGRAPH_SIZE, SMALL_IMAGE_SIZE, DataInfo
 from bigbatch.train_loop.launch.local_workers import unused_gpus
 from bigbatch.train_loop.model.networks import RESNETS
-from bigbatch.train_loop.plugins.registry import is_component
 from bigbatch.tune.console.answer_words import name_in_words
 from bigbatch.tune.models.names import capabilities_of
 from bigbatch.tune.plan.search_plan import SearchPlan
@@ -75,7 +74,7 @@ def size_of_images(data: DataInfo, model: str) -> str | None:
     if not data.largest_side:
         return None
     if data.image_size <= SMALL_IMAGE_SIZE:
-        if model in RESNETS or is_component(MODELS, model):
+        if model in RESNETS or is_own(model):
             return None
         times = (PHOTOGRAPH_SIZE / data.image_size) ** 2
         return (

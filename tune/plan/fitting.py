@@ -17,13 +17,14 @@ from bigbatch.base import json_values
 from bigbatch.cluster.host.holder import record_of_job
 from bigbatch.search_spaces.check import ParamRange, check_space
 from bigbatch.search_spaces.fixed_parameters import check_parameters, parameter_value
-from bigbatch.search_spaces.priors import OWN_SPREAD, is_component_name
+from bigbatch.search_spaces.priors import OWN_SPREAD
 from bigbatch.search_spaces.registry import Space
 from bigbatch.search_spaces.trainable_space import TrainableSpace
 from bigbatch.search_spaces.trial import BATCH_KEY
 from bigbatch.search_spaces.workload import Workload
 from bigbatch.train_loop.config import BatchConfig, ConfigError, ModelConfig, TrainConfig, divisible
 from bigbatch.train_loop.config.last_step import KEY
+from bigbatch.train_loop.config.plug_ins import is_own
 from bigbatch.train_loop.config.sections import least_micro_size
 from bigbatch.train_loop.data.info import SMALL_IMAGE_SIZE, DataInfo
 from bigbatch.train_loop.launch.local_workers import GPU_FIX, why_no_gpu
@@ -144,7 +145,7 @@ def fit_search(search: SearchRequest, machine: Machine) -> FittedSearch:
     overrides = check_parameters(space, workload, search.overrides)
     ranges = check_space(space, workload, pinned=overrides)
     # A parameter has one range in a study, so an optimizer without published rates makes it wide for all.
-    if any(map(is_component_name, optimizers_of(ranges))):
+    if any(map(is_own, optimizers_of(ranges))):
         workload = dataclasses.replace(workload, lr_spread=OWN_SPREAD)
         ranges = check_space(space, workload, pinned=overrides)
     _check_batches_are_searched(space, workload, ranges)

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from bigbatch.base.command_line import empty_value
-from bigbatch.search_spaces.priors import is_component_name
 from bigbatch.search_spaces.trainable_space import RESERVED, TrainableSpace, load_trainable_space
 from bigbatch.search_spaces.trial import StandInTrial
 from bigbatch.train_loop.config import ConfigError, TrainConfig, json_or_word
@@ -23,7 +22,7 @@ from bigbatch.train_loop.config.own_names import (
     own_name,
     own_words,
 )
-from bigbatch.train_loop.config.plug_ins import LOSSES, OPTIMIZERS_GROUP, check_component, is_own, shown_name
+from bigbatch.train_loop.config.plug_ins import check_component, is_own, shown_name
 from bigbatch.train_loop.config.rules import OPEN_SECTIONS
 from bigbatch.train_loop.config.sections import OPTIMIZERS
 from bigbatch.train_loop.config.train_config import LOSSES as BUILT_IN_LOSSES
@@ -59,10 +58,9 @@ def with_components(overrides: Mapping[str, object], o: SearchOptions) -> dict[s
         if value is not None and key in overrides:
             raise ConfigError(f"a key is set once; got {option} and --set {key}. Keep {option}.")
         found |= {} if value is None else {key: value}
-    built_in = {"loss": (BUILT_IN_LOSSES, LOSSES), "optimizer.name": (OPTIMIZERS, OPTIMIZERS_GROUP)}
-    for key, (names, group) in built_in.items():
+    for key, names in (("loss", BUILT_IN_LOSSES), ("optimizer.name", OPTIMIZERS)):
         if key in found:
-            check_component(key, str(found[key]), names, group)
+            check_component(key, str(found[key]), names)
             found[key] = absolute(key, str(found[key]))
     if "loss" in found and found["loss"] not in BUILT_IN_LOSSES:
         TrainConfig(loss=str(found["loss"]), label_smoothing=_number(found.get("label_smoothing")))
@@ -149,19 +147,19 @@ def _check_options_are_taken(plan: SearchPlan) -> None:
         return
     configs = _configurations(plan)
     for number, (key, *_) in enumerate(option_sections(configs[0])):
-        words = [option_sections(config)[number][2:] for config in configs]
-        if key in prefixes and not any(takes_options(group, word) for group, word in words):
+        words = [option_sections(config)[number][2] for config in configs]
+        if key in prefixes and not any(map(takes_options, words)):
             name = next(name for name in plan.overrides if name.startswith(f"{key}."))
             raise ConfigError(
                 f"{key} are arguments of a function of your own; got --set {name}={plan.overrides[name]} with "
-                f"{shown_name(words[0][1])}. Leave it out."
+                f"{shown_name(words[0])}. Leave it out."
             )
 
 
 def own_component_lines(plan: SearchPlan) -> list[tuple[str, str]]:
     """The plan's lines about users' files, and about the rates of an optimizer without published ones."""
     lines = [("own code", word) for word in plan.own_code if word != plan.trainable]
-    own = [name for name in optimizers_of(plan.ranges) if is_component_name(name)]
+    own = [name for name in optimizers_of(plan.ranges) if is_own(name)]
     return lines + [
         ("rates", f"no published rates of {shown_name(name)} are known: the range is broad") for name in own
     ]

@@ -32,7 +32,7 @@ from bigbatch.search_spaces.trainable_space import own_space_word  # noqa: E402
 from bigbatch.train_loop.config import ConfigError  # noqa: E402
 from bigbatch.train_loop.config.own_names import absolute, own_name, source_text  # noqa: E402
 from bigbatch.train_loop.config.plug_ins import is_own  # noqa: E402
-from bigbatch.train_loop.data.catalogue import check_stage, describe_data_set, folder_path, is_users  # noqa: E402
+from bigbatch.train_loop.data.catalogue import check_stage, describe_data_set, folder_path  # noqa: E402
 from bigbatch.train_loop.errors import OwnCodeError  # noqa: E402
 from bigbatch.train_loop.host.command_line import check_writable  # noqa: E402
 from bigbatch.train_loop.model.networks import check_model_name  # noqa: E402
@@ -113,7 +113,7 @@ def check_by_parts(options: SearchOptions) -> list[str]:
     try:
         check_stage(options.stage, describe_data_set(checked.data, open_some=True))
     except ImportError:
-        absolute("--data", name) if is_users(name := checked.data.name) else folder_path(name)
+        absolute("--data", name) if is_own(name := checked.data.name) else folder_path(name)
         left.append("the images of --data")
     try:
         check_model_name(options.model or "resnet50") if options.model != "auto" else None

@@ -161,20 +161,15 @@ def config_at(config: TrainConfig, info: DataInfo, batch: int, epochs: int) -> T
 
     The peak rate follows the batch as ``enqueued.rate_factor`` says: linearly for SGD up to 8,192 images
     (Goyal et al. 2017, arXiv 1706.02677), with the square root for the others (You et al. 2020, arXiv 1904.00962;
-    Malladi et al. 2022, arXiv 2205.10287). Warmup, steps of the schedule and growing images keep their share of the
-    run. The micro-batch keeps its rule: what ``batch.micro_size`` says, else the largest that divides.
+    Malladi et al. 2022, arXiv 2205.10287). Warmup and steps of the schedule keep their share of the run. The
+    micro-batch keeps its rule: what ``batch.micro_size`` says, else the largest that divides.
     """
     before = config.batch.global_size
     if batch == before and epochs == config.epochs:
         return config
-    share, data = epochs / config.epochs, config.data
-    if data.progressive_from:
-        start, end = (int(at * share) for at in (data.progressive_start, data.progressive_end))
-        data = dataclasses.replace(data, progressive_start=start, progressive_end=end)
     return dataclasses.replace(
         config,
         epochs=epochs,
-        data=data,
         batch=dataclasses.replace(config.batch, global_size=batch),
         optimizer=dataclasses.replace(
             config.optimizer, peak_lr=config.optimizer.peak_lr * rate_factor(config.optimizer.name, before, batch)

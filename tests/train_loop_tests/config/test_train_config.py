@@ -39,7 +39,6 @@ def test_every_key_survives_the_round_trip_through_json():
         "batch.micro_size": 1, "model.compile": "on", "schedule.warmup_steps": 0, "optimizer.name": "lamb",
         "metrics": ["f1", "net.py:iou"], "schedule.name": "step", "model.stem": "small",
         "data.augment.max_crop_ratio": 1.5, "data.image_size": 64, "data.val_image_size": 96,
-        "data.progressive_from": 32, "data.progressive_end": 5,
     }  # fmt: skip
     config = TrainConfig().replace_keys(changes)
     assert TrainConfig.from_json(config.to_json()) == config != TrainConfig()

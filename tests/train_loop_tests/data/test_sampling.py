@@ -183,6 +183,17 @@ def test_every_loader_divides_the_same_images(kind: str, folder: Path, packed: P
         assert counts.tolist() in ([2, 3, 2], [3, 2, 2], [2, 2, 3])
 
 
+@pytest.mark.parametrize("kind", ["digits", "folder", "packed"])
+def test_validation_may_have_a_size_of_its_own(kind: str, folder: Path, packed: Path) -> None:
+    name = {"digits": "digits", "packed": str(packed)}.get(kind, str(folder))
+    config = DataConfig(name, image_size=32, val_image_size=48, loader=LoaderConfig(workers=0))
+    source = open_data(config)
+    assert describe_data_set(config).val_image_size == 48
+    assert source.finish(next(source.train_batches(0, 1, BatchSplit(1, 1, 2), 0))[0][0]).shape == (2, 3, 32, 32)
+    assert source.finish(next(source.bn_batches(0, 1, 2, 4, 0, 1))[0]).shape == (2, 3, 32, 32)
+    assert source.finish(next(source.val_batches(2, 0, 1))[0]).shape == (2, 3, 48, 48)
+
+
 @pytest.mark.parametrize("part", [0.001, 0.999, 0.02])
 def test_a_part_without_an_image_of_each_class_is_refused(part: float) -> None:
     with pytest.raises(ConfigError, match=r"data\.holdout must leave an image of each class.*Write data\.holdout=0\.5"):

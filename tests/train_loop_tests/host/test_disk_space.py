@@ -130,8 +130,6 @@ def test_a_pack_whose_disk_fills_up_ends_in_one_line_and_goes_on(tiny, tmp_path,
     assert pack_command.main(["--verify", str(tiny / "packed")]) == 0
     subprocess.run(["mount", "-o", "remount,ro", str(tiny)], check=True)
     capsys.readouterr()
-    assert pack_command.main(["--info", str(tiny / "packed")]) == 0
-    assert "contact sheet not written: Read-only file system" in capsys.readouterr().out
     assert pack_command.main([command[0], str(tiny / "other"), "--workers", "1"]) == 2
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 1 and "DST must be a writable folder" in said[0]

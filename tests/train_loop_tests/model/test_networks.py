@@ -129,3 +129,11 @@ def test_names_are_classification_models() -> None:
     assert not [name for name in names if name.startswith("quantized") or "rcnn" in name]
     for name in ("resnet50", "vit_b_16"):
         check_model_name(name)
+
+
+def test_a_network_of_one_size_is_refused_where_validation_has_another() -> None:
+    config = DataConfig(image_size=224, val_image_size=256)
+    for name in ("resnet18", "mobilenet_v3_small"):
+        check_model(ModelConfig(name=name), describe_data_set(config))
+    with pytest.raises(ConfigError, match="got 256 px for vit_b_32"):
+        check_model(ModelConfig(name="vit_b_32"), describe_data_set(config))

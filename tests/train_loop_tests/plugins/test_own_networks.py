@@ -1,21 +1,18 @@
 """Networks and optimizers of a user's own, of timm, and of packages; weights from a file."""
 
 import dataclasses
-import sys
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
-from bigbatch.train_loop.config import ConfigError, ModelConfig, OptimizerConfig, Options, TrainConfig, plug_ins
+from bigbatch.train_loop.config import ConfigError, ModelConfig, OptimizerConfig, Options
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.errors import OwnCodeError
 from bigbatch.train_loop.launch.checks import parameter_count
 from bigbatch.train_loop.model import networks
-from bigbatch.train_loop.model.networks import check_model, check_model_name
+from bigbatch.train_loop.model.networks import check_model
 from bigbatch.train_loop.optim import build_optimizer, set_learning_rate
-from bigbatch.train_loop.plugins.registry import register_loss, register_model
 
 INFO = DataInfo("tiny", None, 70, 23, 4, 8, 3, tuple("abcd"), "small")
 NET = """
@@ -197,43 +194,3 @@ def test_weights_come_from_a_file_and_a_last_layer_for_other_classes_stays_fresh
     ):
         with pytest.raises(ConfigError, match=words):
             build_model(other, INFO)
-
-
-def test_names_that_a_process_registers_are_components():
-    @register_model("own_linear")
-    def own_linear(workload, bias=True):
-        return nn.Sequential(nn.Flatten(), nn.Linear(3 * 64, workload.num_classes, bias=bias))
-
-    register_loss("own_zero")(lambda outputs, targets: outputs.mean() * 0)
-    check_model_name("own_linear")
-    model = build_model(ModelConfig(name="own_linear", options=Options(bias=False)), INFO)
-    assert model(torch.zeros(2, 3, 8, 8)).shape == (2, 4) and model[1].bias is None
-    assert TrainConfig(loss="own_zero").loss == "own_zero"
-    with pytest.raises(ConfigError, match="Did you mean 'own_linear'"):
-        check_model_name("own_linaer")
-
-
-@pytest.fixture(autouse=True)
-def registered_here_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names that a test registers are not known to the next one."""
-    monkeypatch.setattr(plug_ins, "_registered", dict(plug_ins._registered))
-
-
-def test_installed_packages_add_names(tmp_path, monkeypatch):
-    (tmp_path / "plug.py").write_text(NET)
-    registered = "from bigbatch.train_loop.plugins.registry import register_optimizer\nfrom plug import sgd\n"
-    (tmp_path / "plug_more.py").write_text(registered + "register_optimizer('plain_sgd')(sgd)\n")
-    info = tmp_path / "plug-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: plug\nVersion: 1.0\n")
-    points = "[bigbatch.models]\nplug_net = plug:net\nlost = no_such_package:net\n"
-    (info / "entry_points.txt").write_text(points + "[bigbatch.optimizers]\nplug = plug_more\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    check_model_name("plug_net")
-    assert "plug" not in sys.modules  # a name needs no import
-    assert build_model(ModelConfig(name="plug_net", options=Options(width=3)), INFO)[0].out_channels == 3
-    assert OptimizerConfig(name="plain_sgd").name == "plain_sgd"
-    with pytest.raises(ConfigError, match=r"must be importable; got lost = no_such_package:net .*Repair or uninstall"):
-        build_model(ModelConfig(name="lost"), INFO)
-    with pytest.raises(ConfigError, match="Did you mean 'plain_sgd'"):
-        OptimizerConfig(name="plain_sdg")

@@ -1,37 +1,30 @@
 """How many processes and batch slots a loader has. No torch.
 
-A run begins with a process for each of its cores. Where ``data.loader.workers=-1``, the cost of each epoch decides how
-many the next one has; an epoch that is too quick to judge changes nothing. Which process decodes an image decides
-nothing in it, so neither the order of images nor their pixels depend on what is measured here. Of slots there are
-enough that none is waited for, and no more than there is memory for.
+Which process decodes an image decides nothing in it. Of slots there are enough that none is waited for, and no more
+than there is memory for.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import Mapping
 
 from bigbatch.cluster.host.allocation import usable_cpus, usable_memory_bytes
 from bigbatch.cluster.host.slurm_commands import read_count
 from bigbatch.train_loop.config import DataConfig
 from bigbatch.train_loop.host.ranks import tasks_on_this_node
 
-T = TypeVar("T")
 _log = logging.getLogger(__name__)
 AUTO = -1
 MAX_PROCESSES = 32
-"""``-1`` begins with at most this many processes: a GPU needs no more, and each costs time and memory to start."""
+"""``-1`` is at most this many processes: a GPU needs no more, and each costs time and memory to start."""
 WORKER_CORES = "BIGBATCH_WORKER_CORES"
 """The cores that Ray has given this worker; ``ray_worker`` sets this variable."""
 
 
 def loader_workers(config: DataConfig, env: Mapping[str, str] = os.environ) -> int:
-    """``data.loader.workers``. For -1, the number with which a run begins: all cores of this rank except one, which
-    trains; 0 if there is only one."""
+    """``data.loader.workers``. For -1 all cores of this rank except one, which trains; 0 if there is only one."""
     return config.loader.workers if config.loader.workers != AUTO else min(cores_per_rank(env) - 1, MAX_PROCESSES)
 
 
@@ -51,61 +44,6 @@ def cores_per_rank(env: Mapping[str, str] = os.environ) -> int:
         # Without core binding each task may run on all that was granted.
         return max(min(usable, (read_count(env.get("SLURM_CPUS_ON_NODE")) or usable) // tasks_on_this_node(env)), 1)
     return usable
-
-
-SUPPLY_MARGIN = 1.2
-"""Processes should read this many times as fast as batches are taken. Then waiting for images costs little."""
-TOLERATED_SLOWDOWN = 1.02
-"""An epoch with fewer processes may take this much longer."""
-SHRINK_BELOW = 0.75
-"""The number is reduced only if at most this part of the processes is needed: restarting them costs seconds."""
-MIN_MEASURED_S = 1.0
-"""An epoch shorter than this measures nothing."""
-
-
-@dataclass(frozen=True)
-class ReadCost:
-    """The cost of reading some batches, in seconds."""
-
-    taken_s: float
-    """Time in which the consumer worked on batches: the epoch would take this long if reading cost nothing."""
-    busy_s: float
-    """Time in which processes worked, summed over all processes."""
-
-
-def timed_batches(batches: Iterator[T], busy_s: Callable[[], float], done: Callable[[ReadCost], None]) -> Iterator[T]:
-    """Yield ``batches``; after the last one, pass their cost to ``done``. A read that ends early measures nothing.
-
-    Args:
-        busy_s: seconds that the processes have worked so far.
-    """
-    taken, before = 0.0, busy_s()
-    for batch in batches:
-        given = time.perf_counter()
-        yield batch
-        del batch  # else it would hold its slot while the next one is awaited
-        taken += time.perf_counter() - given
-    done(ReadCost(taken, busy_s() - before))
-
-
-def enough_processes(reads: Sequence[ReadCost], now: int, most: int) -> int:
-    """The number of processes for an epoch like the measured one, at most ``most``.
-
-    It is the lowest number with which the epoch would hardly take longer than with ``most``. Validation uses images
-    several times as fast as training, but it is short and may wait a little.
-
-    Args:
-        reads: costs of the measured epoch.
-        now: its number of processes.
-    """
-
-    def seconds(processes: int) -> float:
-        return sum(max(read.taken_s, SUPPLY_MARGIN * read.busy_s / processes) for read in reads)
-
-    if seconds(most) < MIN_MEASURED_S:
-        return now
-    wanted = next(count for count in range(1, most + 1) if seconds(count) <= TOLERATED_SLOWDOWN * seconds(most))
-    return wanted if wanted > now or wanted <= SHRINK_BELOW * now else now
 
 
 AUTO_SLOTS = 0

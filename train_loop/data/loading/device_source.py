@@ -211,7 +211,7 @@ class WholeSet:
         config = dataclasses.replace(
             given, val_image_size=val, augment=augment, loader=loader, on_bad_image="fail"
         )  # fmt: skip
-        info = dataclasses.replace(info, image_size=side, other_sizes=(val,))
+        info = dataclasses.replace(info, image_size=side)
         images = self.source.parts[0]
         train = _Whole(images, info.train_size) if given.augment.enabled else images
         source = LoadedSource(config, info, train, self.source.parts[1], self.source.mean, self.source.std)

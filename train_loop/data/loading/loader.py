@@ -19,12 +19,11 @@ import torch
 from bigbatch.train_loop.config import DataConfig
 from bigbatch.train_loop.data import sampling
 from bigbatch.train_loop.data.info import DataInfo
-from bigbatch.train_loop.data.loading import counts, read_ahead, ring
-from bigbatch.train_loop.data.loading.counts import AUTO, loader_workers
+from bigbatch.train_loop.data.loading import read_ahead, ring
+from bigbatch.train_loop.data.loading.counts import loader_workers
 from bigbatch.train_loop.data.loading.malloc import raise_malloc_thresholds
 from bigbatch.train_loop.data.pixels import boxes
 from bigbatch.train_loop.data.pixels.auto_augment import augment_policy
-from bigbatch.train_loop.data.pixels.boxes import train_image_size
 from bigbatch.train_loop.data.source import Batch, DataSource, Epoch
 from bigbatch.train_loop.errors import ImageError
 
@@ -235,26 +234,18 @@ class LoadedSource(DataSource):
         self._workers = loader_workers(config) if ring.ring_is_supported() else 0
         self._rings: list[ring.Ring] = []
         """Rings that no read uses: one, unless reads overlap."""
-        self._most = self._workers
-        self._epoch = 0
-        self._reads: list[counts.ReadCost] = []
-        """Of the epoch that is under way."""
 
     def read_train(self, batches: Sequence[sampling.Indices], epoch: Epoch) -> Iterator[Batch]:
         """Augmented batches on the CPU: uint8 ``[N, size, size, 3]``, and labels, int64 ``[N]``.
 
-        ``size`` follows progressive resizing. Raises LoaderError, ImageError.
+        Raises LoaderError, ImageError.
         """
         augmented = (
             dataclasses.replace(epoch, policy=augment_policy(self.config.augment))
             if self.config.augment.enabled
             else None
         )
-        size = train_image_size(self.config, self.info.image_size, epoch.number)
-        if epoch.number != self._epoch:
-            self._tune()
-            self._epoch = epoch.number
-        return self._read(ReadPurpose(False, augmented), batches, size)
+        return self._read(ReadPurpose(False, augmented), batches, self.info.image_size)
 
     def read_val(self, batches: Sequence[sampling.Indices]) -> Iterator[Batch]:
         """Central crops on the CPU: uint8 ``[N, size, size, 3]``, and labels, int64 ``[N]``.
@@ -286,12 +277,6 @@ class LoadedSource(DataSource):
         """Loader processes in use; 0 means that the training process decodes."""
         return self._workers
 
-    def _tune(self) -> None:
-        """An epoch has ended: what its reads cost decides how many processes the next one has."""
-        if self.config.loader.workers == AUTO and self._reads:
-            self._workers = counts.enough_processes(self._reads, self._workers, self._most)
-        self._reads.clear()
-
     def close(self) -> None:
         """End the loader processes. Batches that are still held stay valid."""
         while self._rings:
@@ -316,7 +301,7 @@ class LoadedSource(DataSource):
             if kept:
                 yield pixels, torch.from_numpy(images.labels(indices[kept]))
             del pixels  # or its slot would be held while the next batch is waited for
-        for _ in coming:  # read to the end: the cost of the batches is noted there
+        for _ in coming:  # read to the end: its ring is free again
             raise RuntimeError(f"there is one batch for each that was asked; got more than {len(batches)}")
 
     def _read_here(
@@ -337,19 +322,19 @@ class LoadedSource(DataSource):
     ) -> Iterator[tuple[torch.Tensor, list[ring.BadImage]]]:
         largest = max(map(len, batches))
         taken = self._rings.pop() if self._rings else None
-        if taken is None or taken.workers != self._workers or not taken.slots.fit(largest, size):
+        if taken is None or not taken.slots.fit(largest, size):
             if taken is not None:
                 taken.close()
-            # Validation takes two micro-batches at once, epochs have sizes of their own. Page-locked slots are in
+            # Validation takes two micro-batches at once. Page-locked slots are in
             # memory at once (eight of 2 × 256 images of 224 pixels: 0.6 GB), others as they are written to: all of it
             # after the first validation.
-            side, config = max(self.info.image_size, *self.info.other_sizes, size), self.config
+            side, config = max(self.info.image_size, self.config.val_image_size, size), self.config
             taken = ring.Ring(
                 self._fill, self._workers, 2 * largest, side, config.loader.slots, config.loader.pin_memory
             )
         read = taken.read(job, batches, size)
         try:
-            yield from counts.timed_batches(read, lambda: taken.busy_s, self._reads.append)
+            yield from read
         finally:
             read.close()
             if taken.open and not self._rings:

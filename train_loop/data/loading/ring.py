@@ -192,8 +192,6 @@ class Ring:
         self._left: dict[int, int] = {}
         """Batch → number of its tasks that are not answered yet."""
         self._bad: dict[int, list[BadImage]] = {}
-        self.busy_s = 0.0
-        """Wall time that processes have worked on tasks, summed over them."""
         self.given = self.copied = 0
         """Batches so far, and those of them that were copied because the consumer held too many slots."""
         self._depth = ReadAheadDepth(workers)
@@ -300,7 +298,6 @@ class Ring:
         if not message:  # some have ended; where all have, the socket is at its end too
             raise self._end_of([p for p in self.processes if p.sentinel in ready] or self.processes)
         batch, bad, error, waited_s, seconds = pickle.loads(message)
-        self.busy_s += seconds
         self._depth.note(waited_s, seconds)
         self._queued -= 1
         self._left[batch] -= 1

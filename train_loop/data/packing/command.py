@@ -76,8 +76,8 @@ def pack_parser() -> argparse.ArgumentParser:
         metavar="PART",
         help="validate on this part, e.g. 10%%, if the source has no validation images",
     )
-    add("--verify", action="store_true", help="check every shard and image of DST again")
-    add("--info", action="store_true", help="show what DST holds, and write contact_sheet.png there")
+    add("--verify", action="store_true", help="check every shard of DST again")
+    add("--info", action="store_true", help="show what DST holds")
     return p
 
 

@@ -29,8 +29,6 @@ from bigbatch.train_loop.data.sets.layout import (
     LeftOut,
     check_same_classes,
     choose_parts,
-    find_layout,
-    images_below,
     is_folder,
     is_image,
     left_out_in_words,
@@ -90,10 +88,9 @@ def find_source(path: str, val_part: float = 0.0) -> PackSource:
         raise ConfigError(f"the source must exist; got {path!r}. Write a folder, a tar or a Parquet file.")
     try:
         listed = _listed(root)
-        folder = _folder_of_classes(root, val_part) if listed is None else None
-        if folder is not None:
-            return _image_folder(root, folder, val_part)
-        return _by_parts(root, listed or _loose_folder(root), val_part)
+        if listed is None:
+            return _image_folder(root, _folder_of_classes(root), val_part)
+        return _by_parts(root, listed, val_part)
     except (OSError, tarfile.TarError, ValueError, EOFError, pickle.UnpicklingError) as error:
         # A ValueError, too, but one that already says what to do.
         if isinstance(error, ConfigError):
@@ -113,13 +110,11 @@ def read_entry(entry: SourceEntry) -> bytes:
 # --- image folders ---
 
 
-def _folder_of_classes(root: str, val_part: float) -> str | None:
+def _folder_of_classes(root: str) -> str:
     """The folder with train/<class>/ or <class>/ that training reads too: the source, or the only folder in it."""
     folders = [entry for entry in visible_entries(root) if is_folder(entry)]
-    if len(folders) == 1 and folders[0].name not in PARTS:
-        return _folder_of_classes(folders[0].path, val_part)
-    layout = find_layout(root, val_part)
-    return root if layout and any(is_folder(entry) for entry in visible_entries(layout.train)) else None
+    one = len(folders) == 1 and folders[0].name not in PARTS
+    return _folder_of_classes(folders[0].path) if one else root
 
 
 def _image_folder(root: str, folder: str, val_part: float) -> PackSource:
@@ -176,13 +171,6 @@ def _listed(root: str) -> _Listed | None:
     if os.path.isfile(root):
         raise ConfigError(f"the source must be a folder, a tar or a Parquet file; got {root!r}. Unpack or convert it.")
     return None
-
-
-def _loose_folder(root: str) -> _Listed:
-    """A folder whose images tell their classes by their names, as ImageNet's do."""
-    left_out: LeftOut = Counter()
-    entries = [SourceEntry(name, entry.path, -1, entry.stat().st_size) for name, entry in images_below(root, left_out)]
-    return _Listed("folder", _by_name(root, entries, left_out), None, left_out)
 
 
 def _by_name(root: str, entries: Iterable[SourceEntry], left_out: LeftOut) -> Labelled:
@@ -245,12 +233,11 @@ def _by_parts(root: str, listed: _Listed, val_part: float) -> PackSource:
             raise ConfigError(f"each image needs a class folder; got {entry.name!r} in {root!r}. Make train/<class>/….")
     # Sorted, as an image folder's: the same images get the same labels from either.
     names = listed.names or tuple(sorted({class_name for _, class_name in parts[train]}))
-    in_order = listed.kind == "folder"
-    items = _items(root, parts[train], names, in_order)
+    items = _items(root, parts[train], names)
     if val is not None:
-        if listed.kind in ("folder", "tar"):
+        if listed.kind == "tar":
             check_same_classes(train, names, val, {class_name for _, class_name in parts[val]})
-        held = _items(root, parts[val], names, in_order)
+        held = _items(root, parts[val], names)
     else:
         rows = hold_out([item.entry.name for item in items], np.array([item.label for item in items]), val_part)
         items, held = ([items[row] for row in chosen] for chosen in rows)
@@ -260,8 +247,8 @@ def _by_parts(root: str, listed: _Listed, val_part: float) -> PackSource:
     return PackSource(root, listed.kind, names, items, held, notes)
 
 
-def _items(root: str, pairs: list[tuple[SourceEntry, str]], names: Sequence[str], by_class: bool) -> list[PackItem]:
-    """In the order of an image folder's labels and paths; of containers, in the order in which they are read."""
+def _items(root: str, pairs: list[tuple[SourceEntry, str]], names: Sequence[str]) -> list[PackItem]:
+    """In the order in which they are read."""
     label = {name: number for number, name in enumerate(names)}
     unknown = sorted({class_name for _, class_name in pairs} - set(label))
     if unknown:
@@ -270,7 +257,4 @@ def _items(root: str, pairs: list[tuple[SourceEntry, str]], names: Sequence[str]
             "Add training images of it, or remove it."
         )
     items = [PackItem(entry, label[class_name]) for entry, class_name in pairs]
-    if by_class:
-        # By bytes, as training on the folder sorts its paths.
-        return sorted(items, key=lambda item: (item.label, os.fsencode(item.entry.name)))
     return sorted(items, key=lambda item: (item.entry.file, item.entry.offset))

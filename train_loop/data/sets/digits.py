@@ -18,7 +18,6 @@ import torch.nn.functional as F
 from bigbatch.train_loop.config import ConfigError, DataConfig
 from bigbatch.train_loop.data import sampling
 from bigbatch.train_loop.data.info import DataInfo
-from bigbatch.train_loop.data.pixels.boxes import train_image_size
 from bigbatch.train_loop.data.sets.subset import subset_rows
 from bigbatch.train_loop.data.source import Batch, DataSource, Epoch
 
@@ -59,10 +58,9 @@ class DigitsSource(DataSource):
         draws = sampling.generator(epoch.seed, epoch.number, sampling.AUGMENTATION)
         # One row for each image: its draws do not depend on which batch it is in.
         table = torch.from_numpy(draws.random((self._repeats * self.info.train_size, 4), dtype=np.float32))
-        size = train_image_size(self._config, self.info.image_size, epoch.number)
         for indices in batches:
             rows = torch.from_numpy(indices % self.info.train_size)
-            images = _enlarge(self._train[0][rows], size)
+            images = _enlarge(self._train[0][rows], self.info.image_size)
             if self._config.augment.enabled:
                 images = random_affine(images, table[torch.from_numpy(indices)], AUGMENTATION)
             yield _normalise(images), self._train[1][rows]

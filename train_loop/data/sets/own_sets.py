@@ -15,7 +15,7 @@ from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from bigbatch.train_loop.config import ConfigError, DataConfig
 from bigbatch.train_loop.config.own_names import absolute, code_fingerprint
-from bigbatch.train_loop.config.plug_ins import DATA, is_own
+from bigbatch.train_loop.config.plug_ins import is_own
 from bigbatch.train_loop.config.rules import Options
 from bigbatch.train_loop.data import sampling
 from bigbatch.train_loop.data.info import SMALL_IMAGE_SIZE, DataInfo
@@ -168,7 +168,7 @@ _latest: dict[tuple[str, Options, str], tuple[bool, OwnSets]] = {}
 
 
 def _made(word: str, options: Options, prepare: bool) -> OwnSets:
-    function = loaded(DATA, KEY, word, (), options)
+    function = loaded(KEY, word, (), options)
     with seeded_draws("data set"), users_code(KEY, word):
         made = function(**options)
         train, val = _parts(word, made, prepare)

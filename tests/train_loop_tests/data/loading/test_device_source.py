@@ -212,8 +212,6 @@ def test_what_suits_not_is_decoded_in_each_epoch(sets, tmp_path, monkeypatch):
         assert reason in str(refused.value)
 
     left(sets["small"], "data.augment.policy=trivial changes images one by one", **{"augment.policy": "trivial"})
-    growing = {"image_size": 64, "progressive_from": 32, "progressive_end": 2}
-    left(sets["folder"], "data.progressive_from=32 changes the images' size", **growing)
     mixed = write_images(tmp_path / "mixed", 24)
     Image.new("RGB", (24, 30)).save(mixed / "train" / "a" / "00.png")
     left(mixed, "not all square and of one size", False)

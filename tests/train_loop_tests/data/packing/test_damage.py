@@ -37,13 +37,12 @@ def test_info_and_verify_do_both_and_find_a_flipped_byte(packed: Path, tmp_path:
     said = capsys.readouterr().out
     assert "15 training, 6 validation, 0 rejected" in said and "ant, bee, cat" in said
     assert "21 images in 2 shards are as they were packed" in said
-    assert Image.open(shown / "contact_sheet.png").width > 300
     image, shard = rows(packed, "train")[7]["image"], shown / "train-00000.arrow"
     flip(shard, shard.read_bytes().find(image) + len(image) // 2, 1)
     assert command.main(["--verify", "--info", str(shown)]) == 1
     said = capsys.readouterr().out
-    assert "15 training, 6 validation" in said and "SHA-256" in said
-    assert "record 7 (train/bee/2.jpg)" in said and "its bytes have changed" in said
+    assert "15 training, 6 validation" in said
+    assert f"shard {shard}: its bytes have changed (SHA-256)" in said and "val-00000" not in said
 
 
 def test_a_shard_that_is_cut_short_or_gone_is_refused(packed: Path, tmp_path: Path) -> None:
@@ -173,11 +172,7 @@ def test_each_damage_of_an_index_is_refused_or_harmless(packed: Path, tmp_path: 
     assert refused > 50
 
 
-def test_labels_out_of_range_an_empty_part_and_another_format_are_refused(packed: Path, tmp_path: Path) -> None:
-    labels = pa.ipc.open_file(packed / "index.arrow").read_all()["label"].to_pylist()
-    wrong = change_index(packed, tmp_path / "wrong", labels=[*labels[:4], 3, *labels[5:]], checksum=False)
-    with pytest.raises(ConfigError, match=r"label must be 0 to 2.*got 3 for record 4 \("):
-        describe_data_set(DataConfig(name=str(wrong)), open_some=True)
+def test_an_empty_part_and_another_format_are_refused(packed: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="got none in val"):
         describe_data_set(DataConfig(name=str(change_index(packed, tmp_path / "empty", val_size=0))))
     with pytest.raises(ConfigError, match="reads packed format 1; got 99"):

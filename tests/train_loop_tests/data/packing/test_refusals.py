@@ -31,7 +31,7 @@ def size_of(packed: Path) -> int:
         ("{images} set --workers 0", "--workers must be 1 to"),
         ("{images} set --quality 200 --profile fast", "--quality must be 1 to 100"),
         ("/nowhere set", "must exist"),
-        (". set", "must hold images"),
+        (". set", "needs train/; got an empty folder"),
         ("{images} {packed}", "must not exist"),
         ("{packed} set", "which is packed already. Use it as it is (--data)"),
         ("{images}", "SRC DST"),

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from bigbatch.train_loop.config import BatchSplit, ConfigError, data_config, plug_ins
+from bigbatch.train_loop.config import BatchSplit, ConfigError, data_config
 from bigbatch.train_loop.data import sampling
 from bigbatch.train_loop.data.catalogue import describe_data_set, open_data
 from bigbatch.train_loop.data.source import DataSource
 from bigbatch.train_loop.errors import OwnCodeError
-from bigbatch.train_loop.plugins.registry import register_data
 from helpers.own_sets import write_points
 from helpers.packed_sets import same
 
@@ -269,20 +268,12 @@ def broken():
     ("key", "value"),
     [
         ("data.image_size", 64), ("data.augment.enabled", False), ("data.mix.mixup_alpha", 0.2),
-        ("data.progressive_from", 32), ("data.test_flip", True), ("data.loader.name", "ring"),
+        ("data.test_flip", True), ("data.loader.name", "ring"),
     ],
 )  # fmt: skip
 def test_keys_of_images_are_refused(tmp_path: Path, key: str, value: object) -> None:
-    ends = {"data.progressive_end": 5} if "progressive" in key else {}
     with pytest.raises(ConfigError, match=key):
-        describe_data_set(data_config({"data.name": write_points(tmp_path), key: value, **ends}))
-
-
-def test_a_registered_name_is_a_data_set_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plug_ins, "_registered", {})
-    register_data("two-points")(lambda: ([(torch.ones(2), 0), (torch.zeros(2), 1)], [(torch.ones(2), 0)]))
-    opened = source("two-points")
-    assert opened.info.train_size == 2 and len(list(opened.train_batches(0, 0, BatchSplit(1, 1, 2), 0))) == 1
+        describe_data_set(data_config({"data.name": write_points(tmp_path), key: value}))
 
 
 def test_options_are_the_functions_arguments(tmp_path: Path) -> None:
