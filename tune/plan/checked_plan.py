@@ -364,7 +364,7 @@ def _plan(o: SearchOptions, stored: Description) -> SearchPlan:
         open_ended=o.is_open_ended,
         scan=scan,
         objectives=objectives,
-        baseline=stated_baseline(objectives, space, o, stored),
+        baseline=stated_baseline(objectives, o, stored),
         constraints=constraints_in_words(space, fitted.workload, fitted.overrides),
         confirm=checked_confirm(o.confirm, sys.maxsize if o.is_open_ended else trials, objectives),
     )

@@ -140,15 +140,6 @@ def test_several_objectives_are_named(words: tuple[str, ...]) -> None:
     assert found.baseline == {"acc": 0.1, "rmse": 2.0}
 
 
-def test_a_space_says_it_too_of_any_metric_and_the_option_says_it_again(own: Path) -> None:
-    own.write_text(OWN + "\nBASELINE = {'acc': 0.1, 'perplexity': 900}\n")
-    assert plan().baseline == {"acc": 0.1} and plan("--baseline", "0.2").baseline == {"acc": 0.2}
-    assert plan(objective="perplexity:min").baseline == {"perplexity": 900.0}
-    assert plan(objective="rmse:min").baseline == {} == plan(objective="acc:max=0.9").baseline
-    own.write_text(OWN + "\nBASELINE = 0.25\n")
-    assert plan().baseline == {"acc": 0.25} and plan(objective="acc:max=0.9").baseline == {}
-
-
 def test_a_built_in_run_takes_it_for_what_it_would_measure(own: Path) -> None:
     asked: dict[str, Any] = {"space": "smoke", "model": "resnet18"}
     assert make_plan(SearchOptions(**asked)).baseline == {}
@@ -192,24 +183,3 @@ def test_a_resumed_study_keeps_it_until_it_is_said_again(own: Path) -> None:
 def test_what_it_cannot_be_is_refused_in_one_line(text: str, objective: str, said: str) -> None:
     refused = refusal(lambda: make_plan(options("--baseline", text, objective=objective)))
     assert refused.startswith("--baseline ") and said in refused
-
-
-@pytest.mark.parametrize(
-    ("value", "objective", "said"),
-    [
-        ("'low'", "acc:max", "a finite number by metric; got 'low' in "),
-        ("True", "acc:max", "a finite number by metric; got True in "),
-        ("{'acc': float('inf')}", "acc:max", "a finite number by metric; got {'acc': inf} in "),
-        ("{3: 0.1}", "acc:max", "a finite number by metric; got {3: 0.1} in "),
-        (
-            "0.1",
-            "acc:max,rmse:min",
-            "is by metric, here acc or rmse; got one number. Write e.g. BASELINE = {'acc': 0.1}",
-        ),
-        ("{'acccc': 0.1}", "acc:max", "is by metric, here acc; got 'acccc'. Write e.g. BASELINE = {'acc': 0.1}"),
-    ],
-)
-def test_a_spaces_is_checked_too(own: Path, value: str, objective: str, said: str) -> None:
-    own.write_text(f"{OWN}\nBASELINE = {value}\n")
-    refused = refusal(lambda: plan(objective=objective))
-    assert refused.startswith("BASELINE of ") and said in refused
