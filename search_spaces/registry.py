@@ -6,14 +6,13 @@ import dataclasses
 import difflib
 import hashlib
 import inspect
-import math
 import os
 import sys
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, SupportsFloat
+from typing import Any
 
 from bigbatch.search_spaces import large_batch, lr_warmup, priors, smoke
 from bigbatch.search_spaces.priors import LogNormal
@@ -58,9 +57,6 @@ class Space:
     frontier: str | None = None
     """The parameter whose values a search compares, one best configuration for each; from the file's ``FRONTIER``.
     None: all trials compare."""
-    baseline: Mapping[str, float] = field(default_factory=dict)
-    """Name of a metric → the value that a constant prediction reaches; from the file's ``BASELINE``. The name is empty
-    where the file has one number, for the only objective."""
     inverse: Callable[[TrainConfig, Workload], dict[str, object] | None] | None = None
     """The file's ``parameters_of``: the parameters that give a configuration. None: it has none."""
     beliefs: Callable[[Workload], Mapping[str, LogNormal]] | None = None
@@ -221,7 +217,6 @@ def _space(name: str, function: Callable[..., TrainConfig], module: types.Module
         parameter_keys=dict(getattr(module, "PARAMETER_KEYS", {})),
         initial=getattr(module, "initial_points", None),
         frontier=_frontier(getattr(module, "FRONTIER", None), where),
-        baseline=_baseline(getattr(module, "BASELINE", None), where),
         beliefs=getattr(module, "soft_priors", None),
         inverse=getattr(module, "parameters_of", None),
         decides_last_step="drop_last" in without_comments(source),
@@ -244,17 +239,6 @@ def _frontier(name: object, where: str) -> str | None:
     raise ConfigError(
         f"FRONTIER of a space must be the name of one of its parameters; got {name!r} in '{where}'. "
         "Write e.g. FRONTIER = 'global_batch_size', or leave it out."
-    )
-
-
-def _baseline(stated: object, where: str) -> dict[str, float]:
-    values = {} if stated is None else stated if isinstance(stated, Mapping) else {"": stated}
-    numbers = {n: float(v) for n, v in values.items() if isinstance(v, SupportsFloat) and not isinstance(v, bool)}
-    if len(numbers) == len(values) and all(isinstance(n, str) and math.isfinite(v) for n, v in numbers.items()):
-        return {name.strip(): value for name, value in numbers.items()}
-    raise ConfigError(
-        f"BASELINE of a space is what a constant prediction reaches, a finite number by metric; got {stated!r} in "
-        f"'{where}'. Write e.g. BASELINE = {{'accuracy': 0.1}}, or leave it out."
     )
 
 

@@ -28,7 +28,6 @@ from bigbatch.cluster.doctor.findings import (
     Finding,
     judge_allreduce,
     judge_answers,
-    judge_exchange,
     judge_nodes,
 )
 from bigbatch.cluster.host import quota, slurm_commands
@@ -82,7 +81,6 @@ def examine(site: Site, *, shared: str | None = None, python: str | None = None)
         findings += judge_nodes(nodes, mark, in_job=bool(env.get("SLURM_JOB_ID")))
         is_shared = all(node["shared"]["mark"] == mark for node in nodes)  # else nodes cannot find each other
         if expected > 1 and len(nodes) == expected and is_shared:
-            findings += judge_exchange(*_ask("exchange", folder, python, env), expected)
             findings += judge_allreduce(*_ask("allreduce", folder, python, env), expected)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

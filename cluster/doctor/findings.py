@@ -121,35 +121,6 @@ def judge_space(what: str, folders: Sequence[Answer]) -> Finding:
     return Finding(OK, what, seen)
 
 
-def judge_exchange(answers: Sequence[Answer], problem: str, expected: int) -> list[Finding]:
-    """Whether the nodes reach each other over TCP, and how fast."""
-    advice = "Name the right network in the profile ([network] interface or host_suffix), or --exclude the node."
-    if len(answers) < expected:
-        return [Finding(FAIL, "network", f"{len(answers)} of {expected} nodes answered: {problem}", advice)]
-    failed = [f"{answer['host']}: {answer['error']}" for answer in answers if "error" in answer]
-    own = [
-        f"{answer['host']} is {answer['address']}" for answer in answers if answer.get("address", "").startswith("127.")
-    ]
-    if failed or own:
-        return [Finding(FAIL, "network", "; ".join(failed or own), advice)]
-    speeds = [(answer["mb_per_s"], answer["host"]) for answer in answers if "mb_per_s" in answer]
-    slow, host = min(speeds)
-    status = WARN if slow < 100 else OK
-    seen = f"at least {slow:,.0f} MB/s (TCP, from {host})"
-    return [Finding(status, "network", seen, advice if status == WARN else ""), judge_clocks(answers)]
-
-
-def judge_clocks(answers: Sequence[Answer]) -> Finding:
-    """How far the nodes' clocks differ, in seconds."""
-    skew, host = max((abs(answer["skew_s"]), answer["host"]) for answer in answers if "skew_s" in answer)
-    seen = f"differ by at most {skew:.2f} s ({host})"
-    if skew > 2:
-        return Finding(
-            FAIL if skew > 60 else WARN, "clocks", seen, "Tell the site: time limits and leases need equal clocks."
-        )
-    return Finding(OK, "clocks", seen)
-
-
 def judge_allreduce(answers: Sequence[Answer], problem: str, expected: int) -> list[Finding]:
     """Whether torch can sum a tensor over all nodes, and how fast."""
     if answers and all(answer.get("error") == "torch is not installed" for answer in answers):

@@ -1,7 +1,7 @@
-"""The doctor's questions to each node. It runs ``python -m bigbatch.cluster.doctor.probe facts|exchange|allreduce``.
+"""The doctor's questions to each node. It runs ``python -m bigbatch.cluster.doctor.probe facts|allreduce``.
 
-Each question prints one line of JSON. ``facts`` inspects the node; ``exchange`` connects the nodes with TCP;
-``allreduce`` connects them with torch, if torch is installed.
+Each question prints one line of JSON. ``facts`` inspects the node; ``allreduce`` connects the nodes with torch, if
+it is installed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import json
 import os
 import platform
 import socket
-import struct
 import subprocess
 import sys
 import tempfile
@@ -29,7 +28,6 @@ from bigbatch.cluster.host.network import own_address
 PACKAGES = ("ray", "torch", "torchvision", "optuna", "numpy", "bigbatch")
 HOUSES = ("cluster", "search_spaces", "train_loop", "tune")
 DEADLINE_S = 60.0
-TRANSFER_BYTES = 64 * 2**20
 
 
 # Facts of one node
@@ -42,7 +40,6 @@ def facts(shared: Path, env: Mapping[str, str] | None = None) -> dict[str, objec
     gpus = visible_gpus(env)
     return {
         "host": socket.gethostname(),
-        "time": time.time(),
         "python": platform.python_version(),
         "executable": sys.executable,
         "packages": {name: _version(name) for name in PACKAGES},
@@ -128,67 +125,6 @@ def _mark(shared: Path) -> str | None:
 # Between the nodes
 
 
-def exchange(folder: Path, env: Mapping[str, str] | None = None) -> dict[str, object]:
-    """Send TRANSFER_BYTES to the first node. Returns MB/s, and the difference of the clocks in seconds."""
-    env = os.environ if env is None else env
-    rank, size = int(env["SLURM_PROCID"]), int(env["SLURM_NTASKS"])
-    answer: dict[str, object] = {"host": socket.gethostname(), "rank": rank}
-    try:
-        address = answer["address"] = own_address(socket.gethostname(), env)
-        if rank == 0:
-            _serve(folder, address, size - 1)
-        else:
-            answer.update(_send(folder))
-    except (OSError, TimeoutError) as error:
-        answer["error"] = str(error)
-    return answer
-
-
-def _serve(folder: Path, own: str, clients: int) -> None:
-    secret = os.urandom(16).hex()
-    with socket.socket() as listener:
-        listener.bind((own, 0))
-        listener.listen(max(1, clients))
-        listener.settimeout(DEADLINE_S)
-        write_json(folder / "server.json", [own, listener.getsockname()[1], secret], mode=PRIVATE)
-        while clients:
-            connection, _ = listener.accept()
-            with connection:
-                connection.settimeout(DEADLINE_S)
-                if _receive(connection, len(secret)) != secret.encode():
-                    continue  # a stranger on the port
-                connection.sendall(struct.pack("d", time.time()))
-                _receive(connection, TRANSFER_BYTES, keep=False)
-                connection.sendall(b"!")
-                clients -= 1
-
-
-def _send(folder: Path) -> dict[str, object]:
-    host, port, secret = map(str, _await(folder / "server.json"))
-    with socket.create_connection((host, int(port)), timeout=DEADLINE_S) as connection:
-        connection.sendall(secret.encode())
-        theirs = struct.unpack("d", _receive(connection, 8))[0]
-        skew_s = time.time() - theirs
-        block, started = bytes(2**20), time.monotonic()
-        for _ in range(TRANSFER_BYTES // len(block)):
-            connection.sendall(block)
-        # sendall returns when the kernel has the data: the time counts until the other side has all.
-        _receive(connection, 1)
-        return {"skew_s": skew_s, "mb_per_s": TRANSFER_BYTES / 1e6 / (time.monotonic() - started)}
-
-
-def _receive(connection: socket.socket, size: int, keep: bool = True) -> bytes:
-    parts = []
-    while size:
-        data = connection.recv(min(size, 2**20))
-        if not data:
-            raise ConnectionError("the other side closed the connection")
-        size -= len(data)
-        if keep:
-            parts.append(data)
-    return b"".join(parts)
-
-
 def _await(path: Path) -> list[object]:
     deadline = time.monotonic() + DEADLINE_S
     while time.monotonic() < deadline:
@@ -254,6 +190,6 @@ def _reduce(meeting: Path, backend: str, env: Mapping[str, str]) -> float:
 
 
 if __name__ == "__main__":
-    what = {"facts": facts, "exchange": exchange, "allreduce": allreduce}[sys.argv[1]]
+    what = {"facts": facts, "allreduce": allreduce}[sys.argv[1]]
     # A mark at the start of the line: modules and MPI libraries may print other lines.
     print("\nBIGBATCH-PROBE " + json.dumps(what(Path(sys.argv[2]))), flush=True)

@@ -145,8 +145,8 @@ def test_the_doctor_finds_an_allocation_healthy_but_for_gpus_that_torch_cannot_u
     assert found["nodes answer"] == ("OK", "3 of 3")
     # The nodes' GPUs are stand-ins: torch says that there is no driver, or that it was built without CUDA.
     assert re.fullmatch(r"torch can use none: n1, n2, n3: .*(NVIDIA|CUDA).*", failed["GPUs"]), failed
-    assert found["shared folder"][0] == found["clocks"][0] == found["requeue"][0] == "OK"
-    assert "MB/s" in found["network"][1] and found["all-reduce"][0] == "OK" and "3 nodes" in found["all-reduce"][1]
+    assert found["shared folder"][0] == found["requeue"][0] == "OK"
+    assert found["all-reduce"][0] == "OK" and re.search("3 nodes: gloo .* MB/s", found["all-reduce"][1])
 
 
 def test_the_doctor_on_the_login_node_asks_slurm(cluster: VirtualCluster) -> None:

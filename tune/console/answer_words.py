@@ -102,8 +102,8 @@ class AnswerWords:
         return (
             f"The {runs} finished runs cannot be told apart: they end as near to each other as a run's "
             f"{self.metric.title} changes from one epoch to the next (about {change}).{largest} No configuration is "
-            "recommended. Longer runs, a wider space or more trials may tell more; BASELINE in the space, or "
-            "--baseline, says what a constant prediction reaches."
+            "recommended. Longer runs, a wider space or more trials may tell more; --baseline "
+            "says what a constant prediction reaches."
         )
 
     # The answer

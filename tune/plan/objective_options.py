@@ -193,25 +193,11 @@ def given_baseline(objectives: Objectives, texts: Iterable[str]) -> dict[str, fl
     return {name or names[0]: value for name, value in given.items()}
 
 
-def stated_baseline(
-    objectives: Objectives, space: Space, o: SearchOptions, stored: Mapping[str, object]
-) -> dict[str, float]:
-    """What the user states: the option, else the resumed study, else the space's file, which may name other metrics.
-
-    Raises ConfigError as ``given_baseline``, and for what the file seems to have mistyped.
-    """
-    names, kept = _improved(objectives), json_values.mapping(stored, metrics.BASELINE)
-    of_space = {name or (names[0] if len(names) == 1 else ""): value for name, value in space.baseline.items()}
-    for name in of_space.keys() - set(names):
-        near = nearest_word(name, set(names) - of_space.keys())
-        if near or (not name and names):
-            raise ConfigError(
-                f"BASELINE of space {space.name!r} is by metric, here {' or '.join(names)}; got "
-                f"{repr(name) if name else 'one number'}. Write e.g. BASELINE = {{{near or names[0]!r}: 0.1}}."
-            )
-    known = {name: value for name in names if (value := json_values.number_or_none(kept, name)) is not None}
-    known = {name: value for name, value in of_space.items() if name in names} | known
-    return known | given_baseline(objectives, o.baseline)
+def stated_baseline(objectives: Objectives, o: SearchOptions, stored: Mapping[str, object]) -> dict[str, float]:
+    """What the user states: the option, else the resumed study. Raises ConfigError as ``given_baseline``."""
+    kept = json_values.mapping(stored, metrics.BASELINE)
+    values = {name: json_values.number_or_none(kept, name) for name in _improved(objectives)}
+    return {name: value for name, value in values.items() if value is not None} | given_baseline(objectives, o.baseline)
 
 
 def _improved(objectives: Objectives) -> list[str]:

@@ -59,8 +59,7 @@ class SearchOptions:
     strategy: str | None = None
     stopping: str | None = None
     workers: int | None = None
-    trials_per_gpu: str | None = None
-    """``auto`` or a number."""
+    trials_per_gpu: int | None = None
     set: tuple[str, ...] = ()
     on_bad_image: str | None = None
     stage: str | None = None
@@ -164,7 +163,7 @@ class SearchKeywords(TypedDict, total=False):
     strategy: str | None
     stopping: str | None
     workers: int | None
-    trials_per_gpu: int | str | None
+    trials_per_gpu: int | None
     set: Mapping[str, object] | Texts | None
     on_bad_image: str | None
     stage: str | Path | None

@@ -20,7 +20,7 @@ from bigbatch.tune.runs.knowledge import WARM_START, KnownStudy, KnownTrial, sto
 from bigbatch.tune.runs.objective import Objective
 from bigbatch.tune.runs.objectives import DEFAULT_OBJECTIVE
 from bigbatch.tune.runs.run import Run, earlier_of, has_diverged
-from bigbatch.tune.storage.description import STUDY_FILE, Description, read_description
+from bigbatch.tune.storage.description import STUDY_FILE, read_description
 from bigbatch.tune.storage.summary import EPOCHS_TABLE, UNREADABLE, summarize
 
 MOST_TRIALS = 200
@@ -57,18 +57,13 @@ def read_knowledge(plan: SearchPlan) -> tuple[KnownStudy, ...]:
     return tuple(_read(path, plan) for path in paths)
 
 
-def described_study(path: str) -> Description:
-    """study.json of the folder that ``--warm-start`` names. Raises ConfigError if it is no study."""
+def _read(path: str, plan: SearchPlan) -> KnownStudy:
     if not os.path.isfile(Path(path) / STUDY_FILE):  # False also where the folder may not be entered
         raise ConfigError(
             f"--warm-start takes folders of studies, such as runs/first; got {path!r}, which holds no {STUDY_FILE}. "
             "Check the path."
         )
-    return read_description(Path(path))
-
-
-def _read(path: str, plan: SearchPlan) -> KnownStudy:
-    description = described_study(path)
+    description = read_description(Path(path))
     before = json_values.text(description, "objective", DEFAULT_OBJECTIVE)
     if before != plan.objectives.text:
         raise ConfigError(

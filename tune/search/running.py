@@ -22,6 +22,7 @@ from bigbatch.train_loop.launch.ray_session import RayConnection
 from bigbatch.train_loop.launch.trial_task import TrialTask
 from bigbatch.train_loop.progress import progress_file
 from bigbatch.tune.budget.budget import Budget
+from bigbatch.tune.budget.pace import Pace
 from bigbatch.tune.console.findings import resume_command
 from bigbatch.tune.export import wandb_log
 from bigbatch.tune.models.protocol import SearchFacts, Strategy, dimensions_of
@@ -202,7 +203,8 @@ def make_bridge(
         confirm=missing_in(plan),
         may_start=lambda: not stop.is_set() and run.deadline.allows_a_trial() and not lost(),
     )
-    run.deadline = Deadline(allocation_end(), bridge.first_result_s)
+    pace = run.budget.pace if run.budget is not None else Pace()
+    run.deadline = Deadline(allocation_end(), lambda: pace.first_result_s)
     return bridge
 
 

@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import optuna
 from optuna.trial import TrialState
@@ -16,7 +15,6 @@ from bigbatch.base import json_values
 from bigbatch.base.waits import AFTER_TRIALS_S, LEAST_WAIT_S, MOST_WAIT_S
 from bigbatch.train_loop.errors import FailureKind, in_one_line
 from bigbatch.train_loop.progress import StepProgress
-from bigbatch.tune.budget.pace import Pace
 from bigbatch.tune.runs.objectives import Objectives
 from bigbatch.tune.runs.observer import Observer, tell
 from bigbatch.tune.runs.retry import run_hours
@@ -190,15 +188,6 @@ class LiveTrials:
                     self._notify("trial_started", live.view)
                 if steps is not None:
                     self._notify("steps_done", live.view)
-
-    def first_result_s(self) -> float | None:
-        """The expected seconds from a trial's start to its first finished epoch; None before any epoch has ended."""
-        return self._pace.first_result_s
-
-    @cached_property
-    def _pace(self) -> Pace:
-        # Optuna would else copy every trial of the study.
-        return Pace(self._study.get_trials(deepcopy=False))
 
     def stop_wait_s(self) -> float:
         """How long the running trials may take to stop by themselves."""

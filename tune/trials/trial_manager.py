@@ -20,7 +20,6 @@ from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.config.words import amount
 from bigbatch.train_loop.errors import FailureKind, in_one_line
 from bigbatch.train_loop.host.disk_space import NO_ROOM
-from bigbatch.tune.budget.pace import pace_key
 from bigbatch.tune.models.protocol import Fits, Strategy, TrialDecision
 from bigbatch.tune.proposers.samplers import PerTrialSampler
 from bigbatch.tune.runs import retry
@@ -39,7 +38,7 @@ from bigbatch.tune.runs.run import (
     WORKERS_ATTR,
     epoch_records,
 )
-from bigbatch.tune.runs.tables import epoch_of, epoch_s, report, report_missing, with_record
+from bigbatch.tune.runs.tables import epoch_of, report, report_missing, with_record
 from bigbatch.tune.runs.verdict import Verdict, paused, said_of, stopped
 from bigbatch.tune.trials.admission import Admission
 from bigbatch.tune.trials.configurations import (
@@ -308,10 +307,6 @@ class TrialManager(LiveTrials):
         if epoch <= live.view.epoch:
             return TrialDecision.GO_ON
         self.runs(live.view.number)
-        seconds = epoch_s(record)
-        self._pace.add_epoch(pace_key(live.config.to_dict()), seconds)
-        if live.waiting_for_first:
-            self._pace.add_start(self._clock() - live.started - seconds)
         live.waiting_for_first = False
         if epoch > live.reported:  # else an earlier driver was killed between this and the record
             report(live.trial, record, self._objectives)

@@ -17,7 +17,6 @@ from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.plan.own_code import reported_names
 from bigbatch.tune.plan.search_plan import SearchPlan
-from bigbatch.tune.plan.submission_check import check_by_parts
 from bigbatch.tune.runs.objective import TimeToTarget
 from bigbatch.tune.runs.objectives import objectives_of
 from bigbatch.tune.runs.run import CONFIRMS_ATTR, SEED_ATTR
@@ -191,11 +190,9 @@ def test_a_changed_file_is_refused_unless_it_is_accepted(own: Path) -> None:
         make_plan(SearchOptions(**again))
 
 
-def test_a_login_node_reads_the_file_without_running_it(own: Path) -> None:
-    own.write_text(OWN + "\nraise SystemExit('this file was run')\n")
-    assert check_by_parts(options())
+def test_what_it_cannot_be_with_is_refused(own: Path) -> None:
     for changes, said in (
-        ({"trainable": "own.py:traim"}, "--trainable FILE.py:FUNCTION must name a function of the file; got 'traim'"),
+        ({"trainable": "own.py:traim"}, "Did you mean 'own.py:train'?"),
         ({"trainable": "none.py"}, "--trainable must name a Python file that is there"),
         ({"space": None}, "--trainable needs a space of your own"),
         ({"objective": None}, "--trainable needs the name of what it reports"),
@@ -203,7 +200,7 @@ def test_a_login_node_reads_the_file_without_running_it(own: Path) -> None:
         ({"warm_start": ("runs/a",)}, "--warm-start takes folders of studies"),
     ):
         with pytest.raises(ConfigError) as refused:
-            check_by_parts(options(**changes))
+            make_plan(options(**changes))
         assert said in str(refused.value)
 
 

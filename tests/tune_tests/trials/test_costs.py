@@ -1,5 +1,6 @@
 """What trials cost, what a budget or an allocation still admits, and how long an end waits."""
 
+import math
 import shutil
 
 import pytest
@@ -61,22 +62,21 @@ def test_a_trial_that_waits_for_room_costs_nothing_until_its_workers_start(store
     assert store.study.trials[0].user_attrs["gpu_hours"] == pytest.approx(108 / 3600)
 
 
-def test_the_time_to_a_first_result_is_not_that_of_a_trial_that_was_started_again(store, monkeypatch):
+def test_the_time_to_a_first_result_is_not_that_of_a_trial_that_was_started_again(store):
     """900 s: a node was lost before its first epoch, or it waited for its place. The end of an allocation must not
     idle for as long."""
-    now = [1000.0]
-    bridge = make_bridge(store, trials=9)
-    bridge._clock = lambda: now[0]
-    assert bridge.first_result_s() is None
+    clock, pace = SetClock(1000.0), Pace()
+    bridge = make_bridge(store, trials=9, admission=Admission(budget_of(math.inf, clock, pace=pace)))
+    assert pace.first_result_s is None
     for ray_id, seconds in (("a", 40.0), ("b", 25.0), ("c", 900.0), ("d", 900.0), ("e", 38.0)):
         bridge.suggest(ray_id)
-        now[0] += seconds
+        clock.now += seconds
         for epoch in range(1, EPOCHS + 1):
             bridge.observe(ray_id, {"records": [record(epoch, 0.5, train_s=7.0, val_s=1.5)]})
-            now[0] += 300.0  # later epochs do not count
-    assert bridge.first_result_s() == pytest.approx(40.0), "the median of the start-ups, and an epoch"
-    fresh = make_bridge(store, trials=9)  # as after a requeue: only the epochs are known
-    assert fresh.first_result_s() == pytest.approx(8.5)
+            clock.now += 300.0  # later epochs do not count
+    assert pace.first_result_s == pytest.approx(40.0), "the median of the start-ups, and an epoch"
+    # As after a requeue: the epochs are known, and what a start took in earlier sessions.
+    assert Pace(store.study.trials, start_s=3.0).first_result_s == pytest.approx(11.5)
 
 
 def test_no_trial_starts_that_could_not_finish_an_epoch_before_the_allocation_ends(monkeypatch):
