@@ -133,9 +133,9 @@ def _trial_overhead(s: Settings) -> Step:
 
 
 def _search_of_cifar10(s: Settings) -> Step:
-    """The default search, with two trials on the GPU at a time; on the digits where sizes are tiny."""
+    """The default search, with as many trials on the GPU as it has room for; on the digits where sizes are tiny."""
     result = _result(s, "default_run_cifar10")
-    words: tuple[object, ...] = ("--model", "resnet18", "--confirm", "none", "--trials-per-gpu", 2)
+    words: tuple[object, ...] = ("--model", "resnet18", "--confirm", "none", "--trials-per-gpu", "auto")
     if s.tiny:
         words += ("--data", "digits", *TINY_SEARCH)
     else:

@@ -48,7 +48,7 @@ def print_machine(plan: SearchPlan, console: Console) -> None:
     """Print the resources of a joined cluster, and how the search uses them."""
     model = "" if _searches_models(plan) else f"; {plan.model}{_why_model(plan)}"
     say(console, f"The cluster has {plan.machine.describe()}: {plan.share.describe()}{model}")
-    if sharing := plan.sharing.words(plan.machine):
+    if sharing := plan.sharing.words(plan.machine, plan.share):
         say(console, sharing, f"{'on a GPU':11}")
 
 
@@ -76,7 +76,7 @@ def _trainable_lines(plan: SearchPlan) -> list[tuple[str, str]]:
         *confirm_lines(plan),
         *(("note", text) for text in plan_notes(plan)),
         ("resources", _resources(plan)),
-        *([("on a GPU", text)] if (text := plan.sharing.words(plan.machine)) else []),
+        *([("on a GPU", text)] if (text := plan.sharing.words(plan.machine, plan.share)) else []),
         ("at most", _cost(plan)),
         ("results", quoted_path(plan.folder)),
         *(("", line) for line in quota_lines()),

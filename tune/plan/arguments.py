@@ -76,7 +76,8 @@ OPTIONS = (
            "batch, subset or network", LISTS),
     Option("seed", SEARCHED, "S", "seed of sampling, initial weights and data order (default 0)", {"type": int}),
     Option("workers", RUN, "N", "data-parallel workers of each trial (default 1)", {"type": int}),
-    Option("trials-per-gpu", RUN, "N", "trials that share each GPU: 1 (default) to 4", {"type": int}),
+    Option("trials-per-gpu", RUN, "auto|N", "trials that share each GPU: 1 (default) to 4; auto: as many as have room "
+           "by the records of the first ones"),
     Option("output", RUN, "DIR", "the folder that holds the studies (default: runs)"),
     Option("storage", RUN, "URL", "keep the study in this database, not in a journal file"),
     Option("retry-failed", RARE, None, "with --resume: repeat failed trials from their checkpoints", FLAG),

@@ -45,10 +45,10 @@ from bigbatch.tune.plan.machine import (
     GpuSharing,
     Machine,
     Share,
-    checked_trials_per_gpu,
     first_share,
     local_machine,
     machine_to_be,
+    read_trials_per_gpu,
 )
 from bigbatch.tune.plan.objective_options import (
     constraints_in_words,
@@ -251,7 +251,7 @@ class CheckedOptions(NamedTuple):
     stopping: str
     wandb: str
     workers: int
-    trials_per_gpu: int
+    trials_per_gpu: int | None
     seed: int
     overrides: dict[str, object]
     batches: tuple[int, ...]
@@ -286,7 +286,7 @@ def check_option_values(o: SearchOptions) -> CheckedOptions:
         stopping=_named_or_own("--stopping", o.stopping or "auto", STOPPINGS),
         wandb=wandb,
         workers=workers,
-        trials_per_gpu=checked_trials_per_gpu(1 if o.trials_per_gpu is None else o.trials_per_gpu, workers),
+        trials_per_gpu=read_trials_per_gpu(o.trials_per_gpu, workers),
         seed=seed,
         overrides=overrides,
         batches=batches,

@@ -59,7 +59,8 @@ class SearchOptions:
     strategy: str | None = None
     stopping: str | None = None
     workers: int | None = None
-    trials_per_gpu: int | None = None
+    trials_per_gpu: str | None = None
+    """``auto`` or a number."""
     set: tuple[str, ...] = ()
     on_bad_image: str | None = None
     stage: str | None = None
@@ -163,7 +164,7 @@ class SearchKeywords(TypedDict, total=False):
     strategy: str | None
     stopping: str | None
     workers: int | None
-    trials_per_gpu: int | None
+    trials_per_gpu: int | str | None
     set: Mapping[str, object] | Texts | None
     on_bad_image: str | None
     stage: str | Path | None

@@ -227,6 +227,8 @@ def _search(
     run.capacity = _capacity(plan, connection.local, partial(_tell, run, console))
     store.ledger.hold(run.capacity.devices(plan.machine))  # only now are the devices known
     sharing = TrialsPerGpu(run, store, partial(_tell, run, console))
+    sharing.rise()
+    plan = run.plan
     observers = recorders(run, store, stack)
     run.budget = make_budget(plan, store, run.capacity, run.started)
     ray_storage = _ray_storage(plan, connection)
@@ -243,7 +245,7 @@ def _search(
         lines = PlainLines(SearchProgress(*shown), log)
         with make_display(SearchProgress(*shown), quiet=plan.options.quiet) as display:
             watch = watch_over(run, store, connection, [lines, display], stop)
-            observers += [watch, lines, display, IdleGpus(bridge.say)]
+            observers += [watch, lines, display, IdleGpus(bridge.say), sharing]
             with interrupts.shown_by(display), watch.running():
                 connection.tell_dashboard(watch.note)
                 _fit(run, store, stop, watch, ray_storage)
