@@ -58,7 +58,10 @@ COMMANDS: Commands = {
     "pack": (_main_of("train_loop.data.packing.command"), "pack images into a few files that load fast"),
     "fetch": (_main_of("train_loop.data.packing.fetch"), "download a data set by name and pack it"),
     "cluster": (_cluster, "run searches on a Slurm cluster"),
-    "studies": (_main_of("tune.commands.studies", "studies_main"), "list the studies of a folder"),
+    "studies": (
+        _main_of("tune.commands.studies", "studies_main"),
+        "list studies, or rank their trials under a cap of GPU hours",
+    ),
     "show": (_main_of("tune.commands.show", "show_main"), "print one study, running or not"),
     "watch": (
         _main_of("tune.commands.watch", "watch_main"),

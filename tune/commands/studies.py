@@ -1,9 +1,11 @@
-"""``bigbatch studies``: one line for each study of a folder. Takes no lease and loads no Optuna."""
+"""``bigbatch studies``: one line for each study of a folder. Takes no lease; without ``--sort`` it loads no Optuna."""
 
 from __future__ import annotations
 
+import argparse
 import os
 import shlex
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,14 +23,22 @@ from bigbatch.tune.storage.summary import DEFAULT_RUNS, UNREADABLE, StudySummary
 def studies_main(argv: Sequence[str]) -> int:
     """Print the studies. Returns the exit code."""
     parser = OneLineParser(prog="bigbatch studies", description="List the studies of a folder.")
-    parser.add_argument("--output", metavar="DIR", help="the folder of studies (default: runs)")
+    add = parser.add_argument
+    add("--output", metavar="DIR", help="the folder of studies (default: runs)")
+    add("--sort", metavar="METRIC", help="rank the best trial of each study, and full runs, e.g. by val_loss:min")
+    add("--cap", metavar="NAME=LIMIT", help="with --sort: gpu_hours=10 or time=90m, that a run may use")
+    add("--trials", action="store_true", help="with --sort: rank every trial")
     args = parser.parse_args(argv)
-    return said_in_one_line("bigbatch studies", lambda: print(_listed(args.output)))
+    return said_in_one_line("bigbatch studies", lambda: print(_ranked(args) if args.sort else _listed(args)))
 
 
-def _listed(given: str | None) -> str:
-    output = Path(given or DEFAULT_RUNS)
-    found = list_studies(output) if given or os.path.exists(output) else []
+def _listed(args: argparse.Namespace) -> str:
+    if args.cap or args.trials:
+        raise ConfigError(
+            f"{'--cap' if args.cap else '--trials'} needs a metric to rank by. Write --sort val_top1 too."
+        )
+    output = Path(args.output or DEFAULT_RUNS)
+    found = list_studies(output) if args.output or os.path.exists(output) else []
     if os.path.isfile(output / STUDY_FILE):
         folder = output if output.name not in ("", "..") else output.resolve()  # what "." is called, and lies in
         raise ConfigError(
@@ -36,6 +46,14 @@ def _listed(given: str | None) -> str:
             f"Write {shlex.join(['--output', str(folder.parent)])}, or bigbatch show {shlex.quote(str(folder))}."
         )
     return studies_text(found, width=terminal_width()) if found else f"No study in {output}. Begin one: bigbatch tune"
+
+
+def _ranked(args: argparse.Namespace) -> str:
+    from bigbatch.tune.console.ranking import RIGHT, ranking, read_cap, read_sort
+
+    objective, cap, output = read_sort(args.sort), read_cap(args.cap), Path(args.output or DEFAULT_RUNS)
+    rows = ranking(output, objective, cap, args.trials, lambda why: print(why, file=sys.stderr, flush=True))
+    return f"{objective.sentence}, {cap.words}\n\n{aligned(rows, right=RIGHT)}"
 
 
 def studies_text(found: Sequence[StudySummary], width: int | None = None) -> str:
