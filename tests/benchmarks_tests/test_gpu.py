@@ -118,14 +118,6 @@ def test_cifar10_comes_as_a_folder_or_an_archive(tmp_path: Path, part: str) -> N
         assert (found / "val" / "cat" / "0.jpg").read_bytes() == part.encode()
 
 
-@pytest.mark.parametrize(
-    ("name", "label"),
-    [("NVIDIA H200", "h200"), ("NVIDIA A100-SXM4-80GB", "a100-sxm4-80gb"), ("NVIDIA GeForce RTX 4090", "rtx-4090")],
-)
-def test_results_are_named_for_the_gpu(name: str, label: str) -> None:
-    assert gpu.label_of(name) == label
-
-
 def script(*words: object, cwd: Path, timeout_s: float = 600, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, str(GPU), *map(str, words)], cwd=cwd, env={**clean_environment(), **env},

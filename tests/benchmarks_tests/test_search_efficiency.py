@@ -1,7 +1,6 @@
 """benchmarks/search_efficiency.py: a tiny run, its continuation, its figures, and Ray's rungs against Ray's own."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -86,21 +85,6 @@ def test_figures_of_a_group_by_hand() -> None:
     assert change["less_previous_40"]["mean"][0] == -0.25
     said = "| g | 2, 0 alike | × 0.87 (0.62 … 1.20) | 0 → 0 | −0.25 (−0.50 … +0.00), 1 : 0 |"
     assert said in bench.earlier_table([change])
-
-
-def test_early_values_are_compared_with_the_end_among_the_better_half() -> None:
-    """Of forty runs the better half is ahead early as it is late, or the other way round."""
-    table = invented_table("projected", 0, rows=40)
-    whole = [c for c in table.curves if len(c.values) == table.max_epochs]
-    for sign in (1, -1):
-        ends = 0.5 + np.arange(len(whole)) / 100
-        before = table.max_epochs - 1
-        values = [(*[0.4 + sign * end / 10] * before, end) for end in ends.tolist()]
-        curves = tuple(replace(c, values=v) for c, v in zip(whole, values, strict=True))
-        found = bench.early_values([replace(table, curves=curves)])
-        assert found == dict.fromkeys(("0.1", "0.25", "0.5"), float(sign))
-    text = bench.early_table({"g": {"0.1": -0.04, "0.25": 0.5, "0.5": 1.0}})
-    assert "| after 10 % of the run | −0.04 |" in text and "| after 50 % of the run | +1.00 |" in text
 
 
 def test_stocks_rungs_are_those_of_rays_scheduler() -> None:

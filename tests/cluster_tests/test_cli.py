@@ -38,26 +38,20 @@ def run(*arguments: object, home: Path, **env: str) -> subprocess.CompletedProce
 BAD_INPUT = {
     "no such command": (("submti",), "submit"),
     "unknown site": ((*DRY, "--site", "jeanzay"), "Did you mean 'jean_zay'?"),
-    "site file missing": ((*DRY, "--site", "./none.toml"), "none.toml"),
-    "option of submit misspelled": ((*DRY, "--partiton", "x"), "--partition"),
     "option of the search misspelled": ((*DRY, "--trails", "3"), "--trials"),
     "value of the search": ((*DRY, "--trials", "many"), "many"),
     "options and a command": ((*DRY, "--trials", "3", "--", "echo"), "--trials"),
-    "nodes no number": ((*DRY, "-N", "four"), "four"),
     "no account": ((*DRY, "--site", "jean_zay"), "--account"),
     "interpreter missing": (("submit", "--dry-run", "--python", "/no/python"), "/no/python"),
     "image missing": ((*DRY, "--container", "none.sif"), "--container must be an existing file; got 'none.sif'"),
-    "prelude missing": ((*DRY, "--prelude", "none.sh"), "--prelude must be an existing file; got 'none.sh'"),
     "sbatch missing": (("submit", *PYTHON, "--cpus-per-node", "2"), "sbatch"),
     "squeue missing": (("queue",), "squeue"),
     "scancel missing": (("cancel", "12"), "scancel"),
     "cancel nothing": (("cancel",), "JOBID"),
     "cancel everything": (("cancel", "*"), "number"),
     "logs of no job": (("logs", "12"), "12"),
-    "follow no job, without Slurm": (("logs", "12", "-f"), "squeue"),
     "attach to no job": (("attach", "12", *PYTHON), "12"),
     "tunnel to no job": (("tunnel", "12"), "no record"),
-    "doctor's option": (("doctor", "--sit", "x"), "--site"),
 }
 
 

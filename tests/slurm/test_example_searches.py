@@ -1,4 +1,4 @@
-"""Each example of a component of one's own as a Slurm job, whose worker is killed, and which saves and goes on."""
+"""Searches of parts of a user's own as Slurm jobs, whose worker is killed, and which save and go on: two examples."""
 
 from __future__ import annotations
 
@@ -16,15 +16,11 @@ pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.exhaustive]
 
 TRIALS, EPOCHS = 2, 4
 EXAMPLES = {
-    "own_cnn.py": ("", "--model {}:net --loss {}:focal --batch 128"),
-    "timm_vit.py": ("timm", "--model timm/vit_tiny_patch16_224 --space {}"),
-    "point_clouds.py": ("", "--data {}:data --model {}:net --batch 64"),
     "segmentation.py": (
         "torchmetrics",
         "--data {}:data --model {}:net --loss {}:dice --metric {}:miou --objective val_miou:max --batch 64",
     ),
     "lightning_trainable.py": ("lightning", "--trainable {} --space {} --objective accuracy:max"),
-    "huggingface_trainable.py": ("transformers", "--trainable {} --space {} --objective accuracy:max"),
 }
 
 

@@ -25,7 +25,7 @@ from helpers.paths import TRAIN
 from helpers.waiting import wait_until
 from virtual_cluster import VirtualCluster
 
-pytestmark = pytest.mark.slurm
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
 
 class FirstThree(ListReporter):
@@ -56,7 +56,7 @@ def test_three_nodes_with_two_tasks_each_train_as_one_process_would_and_stop_on_
     for path in (folder / "images", *(folder / "images").rglob("*")):
         path.chmod(0o755 if path.is_dir() else 0o644)
     config = TrainConfig(
-        epochs=20,
+        epochs=12,
         precise_bn="off",
         model=ModelConfig(name="squeezenet1_1"),  # without BatchNorm, which amplifies rounding at 4 images
         data=DataConfig(name=str(folder / "images"), image_size=32, augment=AugmentConfig(enabled=False)),
@@ -64,17 +64,17 @@ def test_three_nodes_with_two_tasks_each_train_as_one_process_would_and_stop_on_
         optimizer=OptimizerConfig(peak_lr=0.005),
     )
     first = submit(cluster, folder, config)
-    wait_until(lambda: "epoch  3/20" in log_of(folder), lambda: log_of(folder), 300, 0.1)
+    wait_until(lambda: "epoch  3/12" in log_of(folder), lambda: log_of(folder), 300, 0.1)
     cluster.run("ctl", "scancel", "-s", "USR1", first, user="alice")  # as --signal=USR1@… does to the steps
     cluster.wait_state(first, ("FAILED", "COMPLETED"), 240)
     log = log_of(folder)
     assert "To resume: srun -N 3 -n 6 python" in log and log.count("To resume") == 1, "one rank speaks"
-    assert "epoch 20/20" not in log
+    assert "epoch 12/12" not in log
 
     second = submit(cluster, folder, config)
     assert cluster.wait_state(second, ("FAILED", "COMPLETED"), 500) == "COMPLETED", log_of(folder)
     result = json.loads((folder / "out" / "result.json").read_text())
-    assert result["workers"] == 6 and [r["epoch"] for r in result["history"]] == list(range(1, 21))
+    assert result["workers"] == 6 and [r["epoch"] for r in result["history"]] == list(range(1, 13))
     assert (result["history"][-1]["resumed_from_epoch"] or 0) >= 2
 
     alone = FirstThree()

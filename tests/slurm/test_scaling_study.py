@@ -13,7 +13,7 @@ import pytest
 from bigbatch.train_loop.config import BatchConfig, DataConfig, ModelConfig, OptimizerConfig, TrainConfig
 from virtual_cluster import VirtualCluster
 
-pytestmark = pytest.mark.slurm
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
 
 def test_one_allocation_measures_one_node_after_the_other(cluster: VirtualCluster, tiny_images: Path) -> None:

@@ -16,7 +16,7 @@ from helpers.waiting import wait_until
 from virtual_cluster import PLACE, PREFIX, VirtualCluster
 from virtual_config import FREEZER
 
-pytestmark = pytest.mark.slurm
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
 SLEEP = "#!/bin/bash\nexec sleep 300\n"
 

@@ -61,15 +61,6 @@ def test_wrong_input_is_one_line_and_exit_code_2_before_anything_starts(name, tm
     assert not [p for p in (tmp_path / "runs").rglob("*") if p.is_file()]
 
 
-def test_an_image_that_is_none_is_refused_by_name(tmp_path, tiny_images):
-    folder = tmp_path / "images"
-    shutil.copytree(tiny_images, folder)
-    broken = folder / "val" / "light" / "007.png"
-    broken.write_bytes(b"no image")
-    done = run(*GOOD, "--data", folder, cwd=tmp_path)
-    assert done.returncode == 2 and str(broken) in done.stderr and len(done.stderr.strip().splitlines()) == 1
-
-
 @pytest.mark.parametrize(
     "text",
     ['{"schema_version": 1, "name": "s", "options": {"trials": "x"}}', "[]", "3", "{", '{"schema_version": 99}', ""],
@@ -81,15 +72,6 @@ def test_a_study_whose_description_is_broken_is_refused_in_one_line(tmp_path, te
     done = run("--resume", "--study", "s", cwd=tmp_path)
     assert done.returncode == 2 and len(done.stderr.strip().splitlines()) == 1
     assert "study.json" in done.stderr and (folder / "study.json").read_text() == text
-
-
-def test_a_folder_that_holds_another_study_is_refused_and_kept(tmp_path):
-    folder = tmp_path / "runs" / "first"
-    folder.mkdir(parents=True)
-    (folder / "study.json").write_text('{"schema_version": 1, "name": "first"}')
-    done = run(*GOOD, "--study", "first", cwd=tmp_path)
-    assert done.returncode == 2 and "--resume" in done.stderr
-    assert (folder / "study.json").exists()
 
 
 def test_a_changed_space_is_refused_on_resume(tmp_path, tiny_space):

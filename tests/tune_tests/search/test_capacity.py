@@ -6,7 +6,6 @@ import random
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -241,32 +240,6 @@ def test_a_node_that_fails_each_trial_is_given_up_and_what_it_failed_is_trained_
     assert log.count("failed at –: on node ") == 2 and log.count("so it is repeated on another node") == 1
     states = [trial.state for trial in load(tmp_path / "runs" / "s").trials]
     assert (states.count(TrialState.COMPLETE), states.count(TrialState.FAIL), len(states)) == (6, 2, 8)
-
-
-@pytest.mark.exhaustive
-def test_what_the_cluster_cannot_train_is_refused_when_it_is_joined_and_leaves_no_study(
-    tiny_images, tiny_space, tmp_path
-):
-    """And what it can, it trains: here workers that ask for memory, of which one node has less to a core."""
-    nodes = [{"num_cpus": cpus, "memory": memory} for cpus, memory in ((8, 3 * 10**9), (4, 30 * 10**9))]
-    greedy = tmp_path / "greedy.py"
-    check = "    if 0 < workload.memory_bytes < 4e9: raise ValueError(f'{workload.memory_bytes} bytes')\n"
-    greedy.write_text(Path(tiny_space).read_text().replace("    lr =", check + "    lr ="))
-    with cluster_of(*nodes) as ray:
-        address = ray.stdout.readline().strip()
-        common = ("--data", tiny_images, *TINY, "--study", "s", "--trials", 8, "--address", address)
-        for space, more, words in (
-            (greedy, (), "ValueError: 3000000000 bytes"),
-            (tiny_space, ("--set", "sync_bn=true"), "sync_bn needs GPUs"),
-        ):
-            search = Search("--space", space, *common, *more, cwd=tmp_path, RAY_AUTH_MODE="disabled")
-            assert search.end() == 2
-            (line,) = search.stderr().strip().splitlines()
-            assert words in line and "a node with 8 CPU cores and 3.0 GB" in line
-            assert not (tmp_path / "runs" / "s").exists()
-        search = Search("--space", tiny_space, *common, "--max-epochs", 1, cwd=tmp_path, RAY_AUTH_MODE="disabled")
-        search.wait_for(r"2 trials at a time, each with 1 worker of 4 CPU \+ 2\.1 GB")
-        assert search.end() == 0, search.stderr()
 
 
 def test_a_node_that_is_given_up_holds_no_trial():

@@ -147,11 +147,6 @@ def test_odd_things_beside_studies_never_break_the_list(tmp_path, capsys):
     assert "It has" in refused_command(capsys, show_main, ["empty", "--output", str(tmp_path)])
 
 
-def test_a_folder_that_goes_while_it_is_read_says_that_it_has_no_study(tmp_path):
-    found = summarize(tmp_path / "gone")
-    assert found.state == "unreadable" and "study.json" in found.why
-
-
 def test_a_study_of_another_user_is_called_unreadable_and_the_others_are_listed(tmp_path, capsys, monkeypatch):
     recorded_study(tmp_path / "mine").close()
     recorded_study(tmp_path / "theirs").close()
@@ -300,38 +295,6 @@ def test_failed_trials_are_tried_again_by_the_command_that_is_shown(tmp_path, ca
     store.close()
     text = shown()
     assert again.replace("study s", "study s2") in text and plain.replace("study s", "study s2") not in text
-
-
-def test_a_best_json_that_holds_nothing_is_not_recommended(tmp_path, capsys):
-    store = recorded_study(tmp_path / "one", 1)
-    store.refresh(force=True)
-    store.close()
-    shown = []
-    for content in (store.best_file.read_text(), "null"):
-        store.best_file.write_text(content)
-        assert show_main([str(store.folder)]) == 0
-        shown.append(capsys.readouterr().out)
-    assert ["bigbatch train --config" in text for text in shown] == [True, False]
-    assert "best.json cannot be read; the next --resume writes it again." in shown[1]
-
-
-def test_a_parameter_that_is_a_setting_has_one_column(tmp_path, capsys):
-    store = StudyStore.create(tmp_path / "own", "own", {"trials": 2, "max_epochs": 1, "space_source": "own.py"}, None)
-    for batch, rate in ((64, 0.5), (128, 0.25)):
-        store.study.enqueue_trial({"batch.global_size": batch, "peak_lr": rate, "mine": rate})
-        trial = store.study.ask()
-        trial.suggest_categorical("batch.global_size", [64, 128])
-        trial.suggest_float("peak_lr", 0.1, 1.0)
-        trial.suggest_float("mine", 0.1, 1.0)
-        config = TrainConfig(epochs=1).replace_keys({"batch.global_size": batch, "optimizer.peak_lr": rate})
-        trial.set_user_attr("config", config.to_dict())
-        store.study.tell(trial, rate)
-    store.close()
-    assert show_main([str(tmp_path / "own")]) == 0
-    out = capsys.readouterr().out
-    (head,) = [line.split() for line in out.splitlines() if "TRIAL" in line]
-    assert head == ["TRIAL", "STATE", "BATCH", "LR", "MINE", "EPOCHS", "VALUE", "HOURS"]
-    assert "peak_lr" not in out and "global_size" not in out
 
 
 def test_a_study_in_a_database_is_shown_from_its_tables(tmp_path, capsys):

@@ -9,15 +9,14 @@ from bigbatch.train_loop.config import TrainConfig
 from bigbatch.tune.models.protocol import SearchFacts
 from bigbatch.tune.runs.confirm_rule import ConfirmRule
 from bigbatch.tune.runs.confirmation import ConfirmationFacts, missing_confirmations
-from bigbatch.tune.runs.frontier import FrontierFacts, frontier_of
 from bigbatch.tune.runs.objective import Objective
-from bigbatch.tune.runs.reported import Examples, confirmed_trials
+from bigbatch.tune.runs.reported import confirmed_trials
 from bigbatch.tune.runs.retry import retry_failed
 from bigbatch.tune.runs.run import count_ended
 from bigbatch.tune.storage.store import StudyStore
 from bigbatch.tune.strategies import make_strategy
 from bigbatch.tune.trials.bridge import OptunaBridge
-from helpers.bridges import EPOCHS, make_bridge, number_of, reopen, run_out
+from helpers.bridges import EPOCHS, make_bridge, number_of, run_out
 
 TRIALS = 3
 
@@ -118,42 +117,3 @@ def test_strategies_do_not_see_confirmations(store: StudyStore) -> None:
         return found
 
     assert proposal(2) == proposal(0)
-
-
-def test_what_fresh_seeds_refute_is_followed_by_the_next_batch_also_in_another_driver(store: StudyStore) -> None:
-    """Batch 128 is the best, 512 the answer until its fresh seeds come to less; then 256 is confirmed, which holds."""
-    values = {128: 0.95, 256: 0.948, 512: 0.947}
-    frontier = FrontierFacts("global_batch_size", tuple(values), examples=Examples(1000))
-    facts = ConfirmationFacts(ConfirmRule(seeds=2, affordable=True), 3, frontier)
-
-    def driver(store: StudyStore) -> OptunaBridge:
-        bridge = make_bridge(store, trials=6, confirm=lambda trials: missing_confirmations(trials, facts))
-        bridge.recover()
-        return bridge
-
-    def begin(bridge: OptunaBridge, name: str) -> tuple[int, int]:
-        """Its batch and seed."""
-        task: Any = bridge.suggest(name)
-        return task["config"]["batch"]["global_size"], task["config"]["seed"]
-
-    bridge = driver(store)
-    for i, batch in enumerate(2 * tuple(values)):
-        store.study.enqueue_trial({"global_batch_size": batch})
-        assert begin(bridge, f"s{i}") == (batch, 3)
-        run_out(bridge, f"s{i}", [values[batch] - 0.001 * (i > 2)] * EPOCHS)
-    assert [begin(bridge, name) for name in ("a4", "a5")] == [(512, 4), (512, 5)]
-    for name in ("a4", "a5"):
-        run_out(bridge, name, [0.93] * EPOCHS)
-    assert [begin(bridge, name) for name in ("b4", "b5")] == [(128, 4), (128, 5)]
-    run_out(bridge, "b4", [0.95] * EPOCHS)
-    assert bridge.suggest("early") is None, "the best trial's other seed still runs"
-    run_out(bridge, "b5", [0.95] * EPOCHS)
-    assert begin(bridge, "killed") == (256, 4)
-    reopened = reopen(store)
-    bridge = driver(reopened)
-    assert sorted(begin(bridge, name) for name in ("c4", "c5")) == [(256, 4), (256, 5)]
-    for name in ("c4", "c5"):
-        run_out(bridge, name, [0.947] * EPOCHS)
-    assert bridge.suggest("over") == Searcher.FINISHED
-    found = frontier_of(reopened.study.trials, frontier)
-    assert found is not None and found.answer_row is not None and found.answer_row.value == 256

@@ -58,10 +58,9 @@ def test_curves_proposes_what_probably_meets_the_constraints_although_the_best_v
     assert statistics.median(map(best_of, found)) > 0.95 * highest * (1 - math.exp(-4))
 
 
-@pytest.mark.parametrize(("strategy", "count"), [("tpe", 20), ("gp", 14)])
-def test_samplers_of_optuna_learn_from_trials_that_ended_early_as_infeasible(tmp_path, strategy, count):
-    trials = constrained(tmp_path, strategy, "none", 1, trials=count)
-    assert late_share(trials, count // 2, is_infeasible) <= 0.4 and best_of(trials) > 0.7
+def test_samplers_of_optuna_learn_from_trials_that_ended_early_as_infeasible(tmp_path):
+    trials = constrained(tmp_path, "tpe", "none", 1, trials=20)
+    assert late_share(trials, 10, is_infeasible) <= 0.4 and best_of(trials) > 0.7
 
 
 def test_a_bound_on_the_hours_of_a_run_counts_before_any_run_has_reached_it(tmp_path):
@@ -117,7 +116,7 @@ def by_x(params: Params, epoch: int) -> dict[str, object]:
 
 @pytest.mark.parametrize(
     ("strategy", "stopping", "space"),
-    [("random", "none", bounds_odd), ("tpe", "asha", refuses_odd), ("curves", "look", bounds_odd)],
+    [("tpe", "asha", refuses_odd), ("curves", "look", bounds_odd)],
 )
 def test_a_refused_configuration_costs_no_trial_and_is_not_listed(tmp_path, space, strategy, stopping):
     search = own_search(tmp_path, ODD, space, by_x, strategy=strategy, stopping=stopping, trials=20, epochs=10)
@@ -176,19 +175,3 @@ def test_curves_learns_which_configurations_are_refused(tmp_path):
         trials = search.run().trials
         assert search.manager.fatal is None and sum(map(was_refused, trials)) < 60, "at random 24 are"
         assert max(t.params["x"] for t in trials if t.state == TrialState.COMPLETE) > 0.48
-
-
-def test_a_bound_that_nothing_keeps_drives_no_proposal_to_what_the_space_refuses(tmp_path):
-    def space(trial: SpaceTrial) -> None:
-        number = trial.suggest_int("n", 0, 99)
-        trial.suggest_float("x", 0.0, 1.0)
-        trial.set_constraint("memory_bytes", at_most=1.0)
-        trial.set_constraint("n", number, at_most=50.0)
-
-    def record(params: Params, epoch: int) -> dict[str, object]:
-        return {**by_x(params, epoch), "memory_bytes": 10.0}
-
-    search = own_search(tmp_path, ODD, space, record, strategy="curves", trials=20)
-    trials = search.run().trials
-    assert search.manager.fatal is None and search.manager.finished == 20 and all(map(is_infeasible, trials))
-    assert late_share(trials, 20, was_refused) <= 0.5, "half of the range is refused"
