@@ -247,7 +247,7 @@ def _answer(found: StudySummary, width: int | None) -> str:
         return ""
     hours = "GPU h" if found.has_gpus else "worker h"
     try:
-        headline, *sentences = answer_in_words(values)
+        headline, *sentences = answer_in_words(values, hours)
         lines = [line for line, _ in frontier_lines(values, hours, width or WIDTH)]
         if values.get(USABLE) is not False:
             command, running, early = resume_words(found), found.state == RUNNING, found.state not in (RUNNING, DONE)

@@ -22,11 +22,12 @@ FEW = 5
 Row = Mapping[str, object]
 
 
-def answer_in_words(values: Mapping[str, object]) -> list[str]:
+def answer_in_words(values: Mapping[str, object], hours: str = "GPU h") -> list[str]:
     """The headline, then a sentence or two for each thing that a reader must know before spending hours on it.
 
     Args:
         values: the content of frontier.json.
+        hours: the unit of what a run costs.
 
     Raises KeyError, StopIteration, TypeError or ValueError for content that somebody has edited.
     """
@@ -35,7 +36,7 @@ def answer_in_words(values: Mapping[str, object]) -> list[str]:
         return [words.nothing_learned() if values.get("unusable_because") != INDISTINCT else words.indistinct()]
     said = [
         words.headline(), words.choice(), words.against_others(), words.lost_seeds(), words.what_remains(),
-        words.at_chance(), words.under_trained(),
+        words.at_chance(), words.under_trained(), words.not_tried(), words.saving(hours),
     ]  # fmt: skip
     return [text for text in said if text]
 
@@ -242,6 +243,42 @@ class AnswerWords:
             f"{which} still improved steeply at the last epoch: with more epochs (--max-epochs) the answer may be "
             "another."
         )
+
+    def not_tried(self) -> str:
+        """The values of which nothing is known."""
+        untried = [row for row in self.rows if not row.get("tried")]
+        unfinished = [row for row in self.rows if row.get("tried") and row.get("trial") is None]
+        said = []
+        if untried:
+            said.append(f"{self._names(untried)} {'were' if len(untried) > 1 else 'was'} not tried")
+        if unfinished:
+            said.append(f"no run at {self._names(unfinished)} has finished")
+        text = " and ".join(said)
+        return (
+            f"{text[0].upper()}{text[1:]}, so nothing is said of {'them' if len(untried + unfinished) > 1 else 'it'}."
+            if said
+            else ""
+        )
+
+    def saving(self, hours: str) -> str:
+        """What a full run at the answer costs, against the smallest value that has finished."""
+        own, first = self._answer, self.done[0]
+        if self.dimension is None or len(self.done) < 2:
+            return ""
+        if own is first:
+            later = [row for row in self.rows if row is not own]
+            known = all(row.get("worse_by") is not None for row in later)
+            return f"No larger {self.word} comes that near, so nothing is saved." if known and self._has_numbers else ""
+        parts = []
+        for key, text, unit in (
+            ("optimizer_steps", number_text, " optimizer steps"),
+            ("epoch_s", seconds_words, " for an epoch"),
+            ("gpu_hours", short_number, f" {hours} for the run"),
+        ):
+            mine, theirs = json_values.number_or_none(own, key), json_values.number_or_none(first, key)
+            if mine is not None and theirs and text(mine) != text(theirs):
+                parts.append(f"{text(mine)} instead of {text(theirs)}{unit} (× {mine / theirs:.2g})")
+        return f"Against {self.word} {value_text(first.get('value'))} it takes {', '.join(parts)}." if parts else ""
 
     def of_each_seed(self) -> str:
         """``: 94.4, 95.0 and 93.9 % on the images that did not choose it``."""

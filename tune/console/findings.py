@@ -178,7 +178,7 @@ def print_findings(
     if not done:
         return
     hours = "GPU h" if plan.machine.gpus else "worker h"
-    headline, *sentences = answer_in_words(answer) if answer else [best_in_words(done[0])]
+    headline, *sentences = answer_in_words(answer, hours) if answer else [best_in_words(done[0])]
     print_frontier(answer, hours, console)
     say(console, f"\n{headline}", style="bold")
     if answer.get(USABLE) is False:

@@ -51,7 +51,7 @@ def answer_section(points: StudyPoints, book: FigureBook, prefix: str) -> Markup
     if best is None:
         return _nothing_yet(points, prefix)
     if found is not None:
-        headline, *sentences = answer_in_words(frontier_json(found))
+        headline, *sentences = answer_in_words(frontier_json(found), points.study.hours)
         if found.usable:
             sentences.append(_confirmation(points, found))
         tiles = _tiles(points, found) if found.usable else []
