@@ -24,7 +24,7 @@ from bigbatch.search_spaces.workload import Workload
 from bigbatch.train_loop.config import ConfigError, ScheduleConfig, TrainConfig, known_key
 from bigbatch.train_loop.config.given import read_config, recipe_names, recipe_path
 from bigbatch.train_loop.config.last_step import with_smaller_step
-from bigbatch.tune.models.names import capabilities_of
+from bigbatch.tune.models.names import LEARNING
 from bigbatch.tune.plan.search_plan import EnqueuedTrial, SearchPlan
 
 NONE, PREFIX = "none", "recipe:"
@@ -93,7 +93,7 @@ def first_trials(plan: SearchPlan) -> tuple[EnqueuedTrial, ...]:
     optimizer or batch; ``--set`` fixes another value; there are too many for the number of trials.
     """
     if not plan.options.enqueue:
-        return _published(plan) if capabilities_of(plan.strategy).learns else ()  # designs stay as they are
+        return _published(plan) if plan.strategy in LEARNING else ()  # designs stay as they are
     sources = read_sources(plan.options.enqueue)
     if sources and plan.space.inverse is None:
         raise ConfigError(

@@ -19,7 +19,7 @@ from bigbatch.train_loop.launch.lr_find import default_range, lr_find, write_ran
 from bigbatch.train_loop.launch.ray_worker import use_assigned_cores
 from bigbatch.tune.budget.budget import BUDGET_SPENT, TIME_SPENT
 from bigbatch.tune.console.wrapped import say
-from bigbatch.tune.models.names import capabilities_of
+from bigbatch.tune.models.names import LEARNING
 from bigbatch.tune.plan.enqueued import parameters_of_trial
 from bigbatch.tune.plan.prior import plan_with_tests, range_test_file, wanted_tests
 from bigbatch.tune.plan.search_plan import SearchPlan
@@ -129,6 +129,6 @@ def enqueue_first_trials(plan: SearchPlan, study: optuna.Study) -> None:
             config = trial.config.replace_keys({"model.name": plan.model})  # a joined cluster may have decided it
             attrs = {ENQUEUED_ATTR: trial.label, GIVEN_ATTR: config.to_dict()}
             study.enqueue_trial(parameters_of_trial(trial, plan), user_attrs=attrs)
-    if capabilities_of(plan.strategy).learns:  # the designs random and qmc stay as they are
+    if plan.strategy in LEARNING:  # the designs random and qmc stay as they are
         for point in plan.space.initial_points(plan.workload, plan.overrides):
             study.enqueue_trial(point, skip_if_exists=True)

@@ -47,7 +47,7 @@ def value(config: Any, epoch: int) -> float:
     return 0.9 - 0.1 * config.optimizer.peak_lr - 0.3 / epoch
 
 
-@pytest.mark.parametrize(("strategy", "stopping"), [("curves", "look"), ("cmaes", "asha")])
+@pytest.mark.parametrize(("strategy", "stopping"), [("curves", "look"), ("tpe", "asha")])
 def test_looks_retries_confirmations_resumes_and_warm_starts(tmp_path, strategy, stopping):
     plan = plan_of(tmp_path, strategy=strategy, stopping=stopping)
     search = planned_search(plan, value, fails=(1,)).run(kills=(7, 20))
