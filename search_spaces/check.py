@@ -60,21 +60,18 @@ def check_space(
     workload: Workload,
     samples: int = 64,
     seed: int = 0,
-    workers: int | None = None,
     pinned: Mapping[str, object] | None = None,
 ) -> dict[str, ParamRange]:
     """Draw ``samples`` configurations and the initial points. Returns the observed range of each parameter.
 
-    ``workers``: data-parallel workers of a trial; None: the workload's. ``pinned``: see Space. If no parameter is
-    the learning rate itself, the result also lists the rates of each optimizer, as ``peak_lr[lars]`` and so on, of
-    kind ``derived``. The same arguments give the same answer.
+    ``pinned``: see Space. If no parameter is the learning rate itself, the result also lists the rates of each
+    optimizer, as ``peak_lr[lars]`` and so on, of kind ``derived``. The same arguments give the same answer.
 
     Raises ConfigError with a message of one line if the space raises an error, returns no TrainConfig, changes the
     data set or model, asks for too many epochs, gives a batch that exceeds the training set or does not divide over
     the workers, or uses one parameter name with two kinds of distribution.
     """
     rng = random.Random(seed)
-    workers = workload.workers if workers is None else workers
     try:
         initial = space.initial_points(workload, pinned)
     except ConfigError:
@@ -83,15 +80,13 @@ def check_space(
         raise _refusal(space, f"raised {_one_line(error)} in initial_points", "Correct its initial points") from None
     trials = [StandInTrial(rng, point, number) for number, point in enumerate(initial)]
     trials += [StandInTrial(rng, number=len(trials) + number) for number in range(samples)]
-    drawn = [_draw(space, trial, workload, workers, pinned) for trial in trials]
+    drawn = [_draw(space, trial, workload, pinned) for trial in trials]
     _check_one_kind_per_name(space, drawn)
     ranges = _ranges(drawn)
     return ranges | _with_priors(space, workload, ranges) | _derived_rates(drawn)
 
 
-def _draw(
-    space: Space, trial: StandInTrial, workload: Workload, workers: int, pinned: Mapping[str, object] | None
-) -> _Sample:
+def _draw(space: Space, trial: StandInTrial, workload: Workload, pinned: Mapping[str, object] | None) -> _Sample:
     try:
         config = space(trial, workload, pinned)
     except ReturnsNoConfig as error:
@@ -126,7 +121,7 @@ def _draw(
             f"Use at most {workload.train_size}",
         )
     try:
-        config.check_workers(workers)
+        config.check_workers(workload.workers)
     except ConfigError as error:
         raise ConfigError(f"space {space.name!r}: {error}") from None
     return _Sample(trial.params, trial.distributions, config)

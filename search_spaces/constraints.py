@@ -70,7 +70,7 @@ class Constrained:
 
 
 class SpaceTrial(Suggestions, Constrained):
-    """An Optuna trial as a space sees it: it takes in constraints, and choices of any kind. The rest is Optuna's."""
+    """An Optuna trial as a space sees it: it takes in constraints. The rest is Optuna's."""
 
     def __init__(self, trial: Any) -> None:
         super().__init__()

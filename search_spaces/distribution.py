@@ -1,15 +1,8 @@
-"""What one ``suggest_*`` call declares, and what a study keeps of a choice.
-
-A study keeps JSON. A tuple comes back from it as a list, which Optuna finds among no choices, and no tool of Optuna's
-can show either. So a choice has two forms: the object that the space declares, and what the study keeps of it. Numbers,
-words, true, false and None are kept as they are, a tuple or a list as its JSON text. ``Suggestions`` turns one into the
-other and back. Everything else, from the plan to the report, knows what the study keeps alone.
-"""
+"""What one ``suggest_*`` call declares, and what a study keeps of a choice: a number, a word, true, false or None."""
 
 from __future__ import annotations
 
 import abc
-import json
 import math
 import random
 from collections.abc import Sequence
@@ -18,7 +11,7 @@ from decimal import Decimal
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-KINDS = "None, true, false, a number, a word, or a tuple or list of these"
+KINDS = "None, true, false, a number or a word"
 _EDGE_PROBABILITY = 0.25
 """How often a random value is an end of the range: spaces break there most often."""
 _GRID = 1e-8
@@ -153,14 +146,10 @@ class Suggestions(abc.ABC):
         return self._suggest(name, Distribution("int", low, high, log, step))
 
     def suggest_categorical(self, name: str, choices: Sequence[T]) -> T:
-        """One of ``choices``: the very value that the space declares, whatever a study keeps of it."""
+        """One of ``choices``: a plain value, as a study keeps it."""
         if isinstance(choices, (set, frozenset)):  # another process may have another order
             raise ValueError(f"parameter {name!r} has a set of choices, which has no order; write a list")
-        own = [python_value(choice) for choice in choices]
-        distribution = Distribution("categorical", choices=_kept_choices(name, own))
-        found = self._suggest(name, distribution)
-        # A value that --set pins may be none of the choices.
-        chosen: T = own[distribution.choices.index(found)] if distribution.contains(found) else found
+        chosen: T = self._suggest(name, Distribution("categorical", choices=_kept_choices(name, choices)))
         return chosen
 
     @abc.abstractmethod
@@ -180,20 +169,12 @@ def suggested(trial: Any, name: str, distribution: Distribution) -> Any:
 
 def python_value(value: Any) -> Any:
     """The value with Python's numbers in place of NumPy's."""
-    if type(value) in (tuple, list):
-        return type(value)(map(python_value, value))
     return value.item() if getattr(value, "ndim", None) == 0 and hasattr(value, "dtype") else value
 
 
-def kept_choice(choice: object) -> object:
-    """What a study keeps of a choice. Raises ValueError for one that it cannot keep, e.g. NaN or a dict."""
-    plain = _plain(python_value(choice))
-    return json.dumps(plain) if isinstance(plain, list) else plain
-
-
-def _plain(choice: object) -> Any:
-    if isinstance(choice, (tuple, list)):
-        return [_plain(one) for one in choice]
+def kept_choice(choice: object) -> Any:
+    """What a study keeps of a choice. Raises ValueError for one that it cannot keep, e.g. NaN, a tuple or a dict."""
+    choice = python_value(choice)
     if choice is None or isinstance(choice, bool):
         return choice
     if isinstance(choice, str):
@@ -204,11 +185,11 @@ def _plain(choice: object) -> Any:
     raise ValueError(f"the choice {choice!r}, which no study can keep: a choice is {KINDS}")
 
 
-def _kept_choices(name: str, own: Sequence[object]) -> tuple[object, ...]:
+def _kept_choices(name: str, choices: Sequence[object]) -> tuple[object, ...]:
     """What a study keeps of the choices. Raises ValueError if it cannot tell them apart, e.g. True and 1."""
     first: dict[object, object] = {}
     kept = []
-    for choice in own:
+    for choice in map(python_value, choices):
         try:
             kept.append(kept_choice(choice))
         except ValueError as error:

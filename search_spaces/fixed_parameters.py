@@ -60,7 +60,7 @@ def parameter_value(known: ParamRange, value: object, space: Space) -> object:
     if known.kind == "categorical":
         # First those of its type: to Python True equals 1.
         alike = [one for one in known.choices if type(one) is type(value) and one == value]
-        # A command line gives words and numbers alone: a tuple or None is recognised by its text.
+        # A command line gives words and numbers alone: None is recognised by its text.
         if found := alike + [one for one in known.choices if str(one) == str(value)]:
             return found[0]
         allowed, fix = f"one of {known.in_words()}", str(known.choices[0])

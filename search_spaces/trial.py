@@ -33,7 +33,7 @@ class Trial(Protocol):
         """A whole number from ``low`` to ``high``, both included."""
 
     def suggest_categorical(self, name: str, choices: Sequence[T]) -> T:
-        """One of ``choices``: each is None, true, false, a number, a word, or a tuple or list of these."""
+        """One of ``choices``: each is None, true, false, a number or a word."""
 
     def set_constraint(
         self, name: str, value: float | None = None, *, at_most: float | None = None, at_least: float | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bigbatch.train_loop.config.plug_ins import is_own
 from bigbatch.tune.models.curve_data import CurveEncoder
-from bigbatch.tune.models.names import STOPPINGS, STRATEGIES, capabilities_of, resolved
+from bigbatch.tune.models.names import STOPPINGS, STRATEGIES, resolved
 from bigbatch.tune.models.protocol import Proposer, SearchFacts, Stopping, Strategy
 from bigbatch.tune.models.study_view import BestAndRecent
 from bigbatch.tune.proposers.curves import CurvesSampler
@@ -24,7 +24,7 @@ def make_strategy(strategy: str, stopping: str, facts: SearchFacts) -> Strategy:
     encoder = CurveEncoder(facts)  # curves and look learn from the same curves
     proposer = _proposer(strategy, facts, encoder)
     if facts.frontier is not None:
-        proposer = at_frontier(proposer, facts, sees_all=capabilities_of(strategy).frontier)
+        proposer = at_frontier(proposer, facts, sees_all=strategy != "tpe")
     return Combined(proposer, _stopping(stopping, facts, encoder))
 
 

@@ -171,6 +171,7 @@ def test_a_paused_trial_goes_on_with_its_row_its_past_and_its_cost() -> None:
         assert trial.intermediate_values[1] == trials[number].intermediate_values[1], "it sends its past again"
         assert trial.state in (TrialState.COMPLETE, TrialState.FAIL)
     assert len({str(sorted(t.params.items())) for t in trials}) == 12, "a continuation counts in the paused one's place"
+    assert found.begun == 12
     whole = Counter(epoch.trial for epoch in found.epochs)
     for number, trial in continued.items():
         if trial.state == TrialState.COMPLETE:

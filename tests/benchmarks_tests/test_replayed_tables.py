@@ -10,18 +10,15 @@ import numpy as np
 import optuna
 import pyarrow.parquet as pq
 import pytest
-from invented_curves import invented_table
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import TrialState
 from replay.curves import RecordedCurve, infer_dimensions
 from replay.readers import read_curves
-from replay.search import replay
 
 from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.tune.runs.objective import Objective
 from bigbatch.tune.runs.objectives import Objectives
 from bigbatch.tune.runs.tables import EPOCH_PARTS, write_epochs, write_trials
-from bigbatch.tune.strategies import make_strategy
 from helpers.lone_studies import begin, new_study
 
 
@@ -153,10 +150,3 @@ def test_a_parameter_that_is_null_does_not_exist(tmp_path: Path) -> None:
     adam = [line({"opt": "adam", "lr": 0.1 * i, "m": None}, [0.2, 0.1 * i]) for i in range(1, 10)]
     found = {d.name: d for d in read_curves(json_lines(tmp_path, *sgd, *adam)).dimensions}
     assert found["m"].active_when == {"opt": ("sgd",)}
-
-
-def test_a_run_that_was_paused_and_goes_on_is_one_run() -> None:
-    table = invented_table("wide", seed=1, rows=30)
-    found = replay(table, lambda facts: make_strategy("random", "look", facts), 2, 0, 1e9)
-    assert len({epoch.trial for epoch in found.epochs}) > 30, "some were continued"
-    assert found.begun == 30

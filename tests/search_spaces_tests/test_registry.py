@@ -206,20 +206,6 @@ def test_ranges_of_moving_parameters_are_merged(tmp_path: Path) -> None:
     assert not [name for name in ranges if name.startswith("peak_lr[")]
 
 
-def test_a_choice_may_be_a_list_before_or_behind_a_condition(tmp_path: Path) -> None:
-    """The condition is looked for among all choices, as the study keeps them."""
-    text = (
-        "def space(trial, workload):\n    edges = trial.suggest_categorical('edges', [[0.3, 0.6], [0.5]])\n"
-        "    o = trial.suggest_categorical('optimizer', ['sgd', 'lamb'])\n"
-        "    if o == 'sgd':\n        trial.suggest_float('momentum', 0.8, 0.95)\n"
-        "    if edges == [0.5]:\n        trial.suggest_float('factor', 0.1, 0.5)\n"
-        "    return workload.config({'optimizer.name': o, 'peak_lr': 0.1})\n"
-    )
-    ranges = check_space(load_space(write(tmp_path, text)), WORKLOAD)
-    assert ranges["momentum"].conditions == {"optimizer": ("sgd",)}
-    assert ranges["factor"].conditions == {"edges": ("[0.5]",)}
-
-
 def test_the_check_is_deterministic() -> None:
     first, again = (check_space(BUILT_IN["large_batch"], WORKLOAD, seed=3) for _ in range(2))
     assert first == again

@@ -147,15 +147,6 @@ def test_a_closed_stdout_is_no_error(tmp_path):
     assert done.returncode == 0
 
 
-def test_the_plan_says_what_a_sampler_cannot_do(tmp_path):
-    plain = run("--space", "large_batch", "--dry-run", cwd=tmp_path)
-    assert "note" not in plain.stdout
-    gp = run("--space", "large_batch", "--strategy", "gp", "--dry-run", cwd=tmp_path, COLUMNS="0")
-    assert "early stopping" in gp.stdout and "conditional" in gp.stdout
-    single = run("--space", "smoke", "--strategy", "gp", "--stopping", "none", "--dry-run", cwd=tmp_path)
-    assert "note" not in single.stdout
-
-
 CARS = """
 import torch
 class Cars(list):

@@ -26,8 +26,7 @@ from pathlib import Path
 from bigbatch.base import json_values
 from bigbatch.base.atomic_files import read_json, write_json
 from bigbatch.cluster.host.allocation import job_start, slurm_job
-from bigbatch.train_loop.host.device_use import ProcessorEnergy
-from bigbatch.tune.runs.energy import ProcessorsMeter, StudyEnergy
+from bigbatch.tune.runs.energy import StudyEnergy
 
 SCHEMA_VERSION = 1
 WRITE_S = 10.0
@@ -119,7 +118,6 @@ class Ledger:
         self._next_write = 0.0
         self._failing_since: float | None = None
         self._facts: dict[str, object] = {}
-        self._processors = ProcessorsMeter(None)
 
     # What was used
 
@@ -198,10 +196,6 @@ class Ledger:
                 self._session.held_s += devices * since_s if self._devices is None else 0.0
         self._write_first(first)
 
-    def watch_processors(self, processors: ProcessorEnergy | None) -> None:
-        """Count the energy of this machine's processors in the session that begins next. None: it is not measured."""
-        self._processors = ProcessorsMeter(processors)
-
     def epoch_ended(self, trial: int, record: Mapping[str, object]) -> None:
         """Count the energy of an epoch that a trial has reported."""
         with self._lock:
@@ -266,7 +260,6 @@ class Ledger:
         numbers = [int(path.stem) for path in self._folder.glob("*.json") if path.stem.isdecimal()]
         self._path = self._folder / f"{max(numbers, default=0) + 1:04d}.json"
         self._facts = {"host": os.uname().nodename, "pid": os.getpid(), "started_at": _now()}
-        self._processors.begin()
         if self._bill is not None:
             self._facts["slurm_job"] = self._bill.job
         return True
@@ -304,7 +297,6 @@ class Ledger:
         self._session.held_s += self._held_now() * elapsed_s
         for number, devices in self._running.items():
             self._session.trials_s[number] = self._session.trials_s.get(number, 0.0) + devices * elapsed_s
-        self._session.energy.processors_j = self._processors.used_j()
 
     def _held_now(self) -> float:
         return sum(self._running.values()) if self._devices is None else self._devices
@@ -347,7 +339,7 @@ def read_session(path: Path) -> DeviceSeconds | None:
     if held_s is None or not isinstance(trials_s, dict):
         return None
     try:
-        energy = StudyEnergy.from_dict(values.get("energy")) if path.stem.isdecimal() else StudyEnergy()
+        energy = StudyEnergy.from_dict(values.get("energy"))
         used_s = {int(number): float(seconds) for number, seconds in trials_s.items()}
         return DeviceSeconds(float(held_s), used_s, energy)
     except (TypeError, ValueError):

@@ -10,7 +10,7 @@ from bigbatch.train_loop.data.info import PHOTOGRAPH_SIZE, SMALL_IMAGE_SIZE, Dat
 from bigbatch.train_loop.launch.local_workers import unused_gpus
 from bigbatch.train_loop.model.networks import RESNETS
 from bigbatch.tune.console.answer_words import name_in_words
-from bigbatch.tune.models.names import capabilities_of
+from bigbatch.tune.models.names import LEARNING
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.storage.storage_url import shared_file_warning
 
@@ -134,7 +134,7 @@ def nothing_to_learn_from(name: str, trials: int, slots: int, workers: int) -> s
         slots: trials that run at the same time.
         workers: of each trial.
     """
-    if not capabilities_of(name).learns or not 1 < trials <= slots:
+    if name not in LEARNING or not 1 < trials <= slots:
         return None
     fewer = workers * TRIALS_A_SLOT
     return (

@@ -68,8 +68,8 @@ OPTIONS = (
            "unit)"),
     Option("confirm", BEST, "KxS|auto|none", "train the K best of each batch again with S fresh seeds before one is "
            "called best (auto: the answer and the best, 1x3, if that costs little)"),
-    Option("strategy", SEARCHED, "NAME", "auto (default), curves, tpe, gp, cmaes, qmc, random, FILE:FN"),
-    Option("stopping", SEARCHED, "NAME", "auto (default), look, asha, hyperband, median, none, FILE:FN"),
+    Option("strategy", SEARCHED, "NAME", "auto (default), curves, tpe, qmc, random, FILE:FN"),
+    Option("stopping", SEARCHED, "NAME", "auto (default), look, asha, median, none, FILE:FN"),
     Option("enqueue", SEARCHED, "recipe:NAME|FILE|none", "try this configuration first, scaled to each batch (default: "
            "published recipes that fit the space)", MANY),
     Option("warm-start", SEARCHED, "DIR", "learn from the trials of these studies, e.g. runs/first; also of another "

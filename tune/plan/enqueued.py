@@ -25,7 +25,7 @@ from bigbatch.search_spaces.workload import Workload
 from bigbatch.train_loop.config import ConfigError, ScheduleConfig, TrainConfig, known_key
 from bigbatch.train_loop.config.given import read_config, recipe_names, recipe_path
 from bigbatch.train_loop.config.last_step import with_smaller_step
-from bigbatch.tune.models.names import capabilities_of
+from bigbatch.tune.models.names import LEARNING
 from bigbatch.tune.plan.search_plan import EnqueuedTrial, SearchPlan
 from bigbatch.tune.plan.warm_start import best_known
 from bigbatch.tune.runs.knowledge import LABEL
@@ -100,7 +100,7 @@ def first_trials(plan: SearchPlan) -> tuple[EnqueuedTrial, ...]:
     optimizer or batch; ``--set`` fixes another value; there are too many for the number of trials.
     """
     if not plan.options.enqueue:
-        return _published(plan) if capabilities_of(plan.strategy).learns else ()  # designs stay as they are
+        return _published(plan) if plan.strategy in LEARNING else ()  # designs stay as they are
     sources = read_sources(plan.options.enqueue)
     if sources and plan.space.inverse is None:
         raise ConfigError(
@@ -205,7 +205,7 @@ def enqueue_first_trials(plan: SearchPlan, study: optuna.Study) -> None:
             config = trial.config.replace_keys({"model.name": plan.model})  # a joined cluster may have decided it
             attrs = {ENQUEUED_ATTR: trial.label, GIVEN_ATTR: config.to_dict()}
             study.enqueue_trial(parameters_of_trial(trial, plan), user_attrs=attrs)
-    if capabilities_of(plan.strategy).learns:  # the designs random and qmc stay as they are
+    if plan.strategy in LEARNING:  # the designs random and qmc stay as they are
         for point in plan.space.initial_points(plan.workload, plan.overrides):
             study.enqueue_trial(point, skip_if_exists=True)
 

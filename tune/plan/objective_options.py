@@ -17,7 +17,6 @@ from bigbatch.search_spaces.workload import Workload
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.config.train_config import LOSSES
 from bigbatch.train_loop.data.info import DataInfo
-from bigbatch.tune.models.names import OWN, capabilities_of
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.runs import metrics
 from bigbatch.tune.runs.feasible import bounds_in_words
@@ -91,14 +90,14 @@ def suited(o: SearchOptions, objectives: Objectives, strategy: str, stopping: st
 
 def check_strategy_suits(objectives: Objectives, strategy: str, stopping: str | None) -> None:
     """Raise ConfigError if the strategy, or the stopping that was asked for, cannot work with these objectives."""
-    count, can = len(objectives.each), OWN if strategy == "auto" else capabilities_of(strategy)
-    if count > 1 and not can.several_objectives:
+    count = len(objectives.each)
+    if count > 1 and strategy == "curves":
         raise ConfigError(f"--strategy {strategy} optimises one objective; got {count}. Write --strategy tpe.")
     if count > 1 and stopping not in (None, "auto", "none"):
         raise ConfigError(
             f"--stopping {stopping} compares trials by one objective; got {count}. Write --stopping none."
         )
-    if isinstance(objectives.first, TimeToTarget) and not can.targets:
+    if isinstance(objectives.first, TimeToTarget) and strategy == "curves":
         raise ConfigError(
             f"--strategy {strategy} models values, and a missed target has none; got --target. Write --strategy tpe."
         )

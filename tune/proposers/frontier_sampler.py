@@ -18,10 +18,10 @@ distance d is taken to fall as exp(−d / s), where s is the usual distance from
 All of it is a function of the study: nothing is remembered or drawn. Enqueued and interrupted trials keep their own
 value, and count. Running trials count too, so trials that start at the same time get different values.
 
-Most samplers cannot compare an accuracy at batch 1,024 with one at 128: they would learn that the small batch is good.
-So they see each trial without the frontier's parameter, and its rank among the trials of its own value (as a normal
-score) in place of its value. They learn what the values share: which optimizer, which multiple of the prior's rate. A
-sampler that knows the frontier (``Capabilities.frontier``) sees the study as it is.
+TPE cannot compare an accuracy at batch 1,024 with one at 128: it would learn that the small batch is good.
+So TPE sees each trial without the frontier's parameter, and its rank among the trials of its own value (as a normal
+score) in place of its value. It learns what the values share: which optimizer, which multiple of the prior's rate.
+``curves`` sees the study as it is, and so do samplers that learn nothing, and the user's own.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ def at_frontier(inner: Proposer, facts: SearchFacts, *, sees_all: bool) -> Propo
     """Proposes as ``inner`` does, at the frontier's value whose turn it is.
 
     Args:
-        sees_all: whether ``inner`` sees the study as it is (``Capabilities.frontier``).
+        sees_all: whether ``inner`` sees the study as it is.
     """
     maximize, shares = facts.objective.direction == "maximize", TrialAllocator(facts)
     history = None if sees_all else BestAndRecent(maximize=maximize, frontier=facts.frontier)

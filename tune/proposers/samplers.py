@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from types import SimpleNamespace
-from typing import cast
 
 import optuna
 from optuna.distributions import BaseDistribution
-from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, NopPruner, SuccessiveHalvingPruner
-from optuna.samplers import (
-    BaseSampler,
-    CmaEsSampler,
-    GPSampler,
-)
+from optuna.pruners import BasePruner, MedianPruner, NopPruner, SuccessiveHalvingPruner
+from optuna.samplers import BaseSampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial
 
@@ -80,12 +74,12 @@ def sampler_factory(
 
     Each trial gets a new sampler with its own seed. The study is the only memory, so a resumed study samples the same
     points as an uninterrupted one. Quasi-Monte-Carlo has one seed; the trial's number is its place in the sequence.
-    The samplers that learn begin with such a sequence: it covers the space better than random points.
+    TPE begins with such a sequence: it covers the space better than random points.
 
     Args:
         parameters: names of all parameters of the space, for Quasi-Monte-Carlo.
         priors: soft priors of parameters, for everything that is drawn before, or without, a model of the trials.
-        history: chooses the trials of a large study from which TPE and GP learn; None: from all that they are shown.
+        history: chooses the trials of a large study from which TPE learns; None: from all that they are shown.
     """
     startup, names = max(4, min(10, trials // 3)), tuple(parameters)
     known = {parameter: prior for parameter, prior in (priors or {}).items() if prior is not None}
@@ -95,64 +89,19 @@ def sampler_factory(
         if name == "random":
             return PriorSampler(seed, known)
         design = SobolSampler(names, seed, known)
-        if name == "cmaes":
-            return _cmaes(own, startup, design)
-        return _sampler(name, own, startup, design, history)
+        if name == "qmc":
+            return design
+        if name != "tpe":
+            raise ValueError(f"no such sampler: {name!r}")
+        # group: in a conditional space, each optimizer's parameters are modelled together.
+        tpe = PrunedViewTPESampler(design, seed=own, n_startup_trials=startup, multivariate=True, group=True)
+        sampler = showing_bad_ends(tpe)
+        return sampler if history is None else ShownSampler(sampler, lambda study: view_of(study, history.among))
 
     return make
 
 
-def _sampler(name: str, seed: int, startup: int, design: SobolSampler, history: BestAndRecent | None) -> BaseSampler:
-    """A sampler that begins with ``startup`` points of ``design``; Quasi-Monte-Carlo is the design itself."""
-    if name == "qmc":
-        return design
-    sampler: BaseSampler
-    if name == "tpe":
-        # group: in a conditional space, each optimizer's parameters are modelled together.
-        sampler = PrunedViewTPESampler(design, seed=seed, n_startup_trials=startup, multivariate=True, group=True)
-    elif name == "gp":
-        sampler = GPSampler(
-            seed=seed,
-            n_startup_trials=startup,
-            deterministic_objective=False,  # see COMPLETE_ONLY
-            independent_sampler=design,
-        )
-    else:
-        raise ValueError(f"no such sampler: {name!r}")
-    sampler = showing_bad_ends(sampler, name)
-    return sampler if history is None else ShownSampler(sampler, lambda study: view_of(study, history.among))
-
-
-def _cmaes(seed: int, startup: int, design: SobolSampler) -> BaseSampler:
-    sampler = CmaEsSampler(
-        seed=seed,
-        n_startup_trials=startup,
-        # CMA-ES cannot model words and conditional parameters: that they are drawn by themselves is no news.
-        warn_independent_sampling=False,
-        independent_sampler=design,
-        consider_pruned_trials=True,  # with early stopping few others are left
-    )
-    return showing_bad_ends(sampler, "cmaes")
-
-
-class SeededHyperband(HyperbandPruner):
-    """Hyperband whose brackets depend on the seed and the trial's number.
-
-    In Optuna they depend on the study's name. Our default name contains the time, so a repeated search would stop other
-    trials.
-    """
-
-    def __init__(self, seed: int, **options: int) -> None:
-        super().__init__(**options)
-        self._seed = seed
-
-    def _get_bracket_id(self, study: Study, trial: FrozenTrial) -> int:
-        # Optuna's method reads the study's name alone.
-        named = SimpleNamespace(study_name=f"seed-{self._seed}")
-        return super()._get_bracket_id(cast(Study, named), trial)
-
-
-def make_pruner(name: str, max_epochs: int, seed: int = 0) -> BasePruner:
+def make_pruner(name: str, max_epochs: int) -> BasePruner:
     """The pruner for ``--stopping``, also a user's own.
 
     ``asha``: a trial continues after epoch r, 3r, 9r … if it is in the best third. The first rung r is a quarter of the
@@ -164,8 +113,6 @@ def make_pruner(name: str, max_epochs: int, seed: int = 0) -> BasePruner:
     first = max(1, max_epochs // 4)
     if name == "asha":
         return SuccessiveHalvingPruner(min_resource=first, reduction_factor=REDUCTION_FACTOR)
-    if name == "hyperband":
-        return SeededHyperband(seed, min_resource=first, max_resource=max_epochs, reduction_factor=REDUCTION_FACTOR)
     if name == "median":
         return MedianPruner(n_startup_trials=4, n_warmup_steps=first)
     if name == "none":

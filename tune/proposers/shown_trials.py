@@ -1,21 +1,16 @@
-"""What Optuna's samplers see of trials that ended badly or were spared, and of constraints. The study keeps the truth.
+"""What TPE sees of trials that ended badly or were spared. The study keeps the truth.
 
-**Bad ends.** A diverged trial is FAIL in the study, and so is one that the space refused. Optuna's samplers pass over
-failed trials: they would propose the same again and again, most of all where the best values lie at the edge of
-divergence. Their last values are no help either, or there are none. So each sampler is shown a bad end as what it ranks
-last:
+**Bad ends.** A diverged trial is FAIL in the study, and so is one that the space refused. TPE passes over failed
+trials: it would propose the same again and again, most of all where the best values lie at the edge of divergence.
+Their last values are no help either, or there are none. So it is shown a bad end as what it ranks last:
 
-- TPE ranks pruned trials behind finished ones, those that came further first. A bad end is a pruned trial without any
-  value, which is the last of all but those that violate a constraint. It needs no number, so it is the same for
-  every metric, also where nobody knows what a diverged run is worth, and for a target.
-- The other samplers, and TPE with several objectives, need numbers. A bad end is a finished trial with the worst values
-  that any other one has. A worse number would be an outlier, and flatten the model everywhere else.
+- Of one objective, it ranks pruned trials behind finished ones, those that came further first. A bad end is a pruned
+  trial without any value, which is the last of all but those that violate a constraint. It needs no number, so it is
+  the same for every metric, also where nobody knows what a diverged run is worth, and for a target.
+- Of several objectives, it needs numbers. A bad end is a finished trial with the worst values that any other one has. A
+  worse number would be an outlier, and flatten the model everywhere else.
 
 Before any other trial has a value, bad ends are not shown: among bad ends alone, some would be the best.
-
-A trial that violates a constraint is PRUNED in the study. TPE knows it by its constraints. Optuna's Gaussian process
-looks at finished trials alone, so it is shown one: with its constraints, and with the middle of the others' values,
-which says nothing about the objective. CMA-ES knows no constraints, and ranks it with the bad ends (a death penalty).
 
 **Spared trials.** A trial is not stopped during its warmup or its first steps, whatever the pruner says
 (``stopping.py``). So even a bad trial of few steps may run to its end. TPE ranks trials first by their length, then by
@@ -30,14 +25,13 @@ it ends among the best third of the finished trials (the pruner's own rule, appl
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Sequence, Set
 from typing import Any
 
 from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler, TPESampler
 from optuna.study import Study, StudyDirection
-from optuna.trial import FrozenTrial, TrialState, create_trial
+from optuna.trial import FrozenTrial, TrialState
 
 from bigbatch.tune.models.study_view import view_of
 from bigbatch.tune.proposers.passing_sampler import ShownSampler
@@ -47,18 +41,18 @@ from bigbatch.tune.runs.run import as_shown, has_diverged, replaced_trials, was_
 Directions = Sequence[StudyDirection]
 
 
-def showing_bad_ends(sampler: BaseSampler, name: str) -> BaseSampler:
-    """The sampler of strategy ``name`` (tpe, gp or cmaes), which sees bad ends."""
+def showing_bad_ends(sampler: BaseSampler) -> BaseSampler:
+    """TPE, which sees bad ends."""
 
     def shown(study: Study) -> Study:
         directions = study.directions
-        return view_of(study, lambda trials: with_bad_ends(trials, name, directions))
+        return view_of(study, lambda trials: with_bad_ends(trials, directions))
 
     return ShownSampler(sampler, shown)
 
 
-def with_bad_ends(trials: Sequence[FrozenTrial], name: str, directions: Directions) -> list[FrozenTrial]:
-    """The trials as the sampler of strategy ``name`` should see them. The given trials are not changed.
+def with_bad_ends(trials: Sequence[FrozenTrial], directions: Directions) -> list[FrozenTrial]:
+    """The trials as TPE should see them. The given trials are not changed.
 
     A trial that another one continues or repeats is left out if that one ended badly: its early values would speak for
     it.
@@ -66,29 +60,21 @@ def with_bad_ends(trials: Sequence[FrozenTrial], name: str, directions: Directio
     wholes = {frozenset(trial.params) for trial in trials if not was_refused(trial)}
     bad = {trial.number for trial in trials if _ended_badly(trial, wholes)}
     beyond = {trial.number for trial in trials if is_infeasible(trial) and trial.state == TrialState.PRUNED}
-    if name == "cmaes":
-        bad, beyond = bad | beyond, set()
     sound = [_values_of(t) for t in trials if t.number not in bad and not is_infeasible(t)]
     known = [values for values in sound if values is not None]
-    if name == "gp":
-        known = [list(t.values) for t in trials if t.state == TrialState.COMPLETE and t.values]
     if not known or not (bad or beyond):
         return list(trials)
     again = {first: number for first, number in replaced_trials(trials).items() if number in bad | beyond}
-    by_rank_alone = name == "tpe" and len(directions) == 1
     shown = []
     for trial in trials:
         if trial.number in again:
             continue
-        if trial.number in bad and by_rank_alone:
+        if trial.number in bad and len(directions) == 1:
             trial = _ended(trial, TrialState.PRUNED)
         elif trial.number in bad:
             trial = _ended(trial, TrialState.COMPLETE, _worst(known, directions))
-        elif trial.number in beyond and name == "gp":
-            middle = [statistics.median(column) for column in zip(*known, strict=True)]
-            trial = _ended(trial, TrialState.COMPLETE, middle)
         shown.append(trial)
-    return _with_equal_constraints(shown) if name == "gp" else shown
+    return shown
 
 
 def _ended_badly(trial: FrozenTrial, wholes: Set[frozenset[str]]) -> bool:
@@ -116,30 +102,6 @@ def _worst(known: Sequence[Sequence[float]], directions: Directions) -> list[flo
 
 def _ended(trial: FrozenTrial, state: TrialState, values: Sequence[float] | None = None) -> FrozenTrial:
     return as_shown(trial, state=state, values=values, intermediate_values={})
-
-
-def _with_equal_constraints(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
-    """The finished trials with the same constraints each, as Optuna's Gaussian process needs them.
-
-    A run that diverged in its first epoch has shown nothing of its costs, and a space may bound some configurations
-    alone. What a trial lacks is in the middle of the others, and kept.
-    """
-    done = [trial for trial in trials if trial.state == TrialState.COMPLETE]
-    known: dict[str, list[float]] = {}
-    for trial in done:
-        for name, excess in trial.constraints.items():
-            known.setdefault(name, []).append(excess)
-    usual = {name: min(0.0, statistics.median(found)) for name, found in known.items()}
-    return [_bounded(trial, usual) if usual and trial.state == TrialState.COMPLETE else trial for trial in trials]
-
-
-def _bounded(trial: FrozenTrial, usual: Mapping[str, float]) -> FrozenTrial:
-    """The trial with these constraints in this order, and its own values of them."""
-    constraints = {**usual, **trial.constraints}
-    # Optuna keeps constraints in system attributes, in a form of its own.
-    noted = create_trial(values=trial.values, constraints=constraints).system_attrs
-    other = {key: one for key, one in trial.system_attrs.items() if key not in noted}
-    return as_shown(trial, system_attrs={**other, **noted})
 
 
 SPARED_ATTR = "spared_in_epoch"

@@ -167,28 +167,24 @@ class Reported:
         return math.nan if self.own_loss and name.endswith("_loss") else chance_level(name, self.num_classes)
 
 
-def read_objective(option: str, text: str, reported: Reported | int) -> Objective:
+def read_objective(option: str, text: str, reported: Reported) -> Objective:
     """``val_loss:min`` or ``val_loss`` → the objective.
-
-    Args:
-        reported: a number is that of the classes, and nothing else is known.
 
     Raises ConfigError for an unknown metric, an unknown direction, and a missing one where none is natural.
     """
-    facts = reported if isinstance(reported, Reported) else Reported(reported)
     name, colon, word = (part.strip() for part in text.partition(":"))
-    known = name in metrics.known_metrics() or (facts.own is None and not colon)  # else a typing error would pass
-    own = not known and facts.may_have(name)
-    others = None if facts.own is None else [f"val_{n}" for n in facts.names]
+    known = name in metrics.known_metrics() or (reported.own is None and not colon)  # else a typing error would pass
+    own = not known and reported.may_have(name)
+    others = None if reported.own is None else [f"val_{n}" for n in reported.names]
     metric = Metric(name, "") if own else metrics.metric_named(option, name, others)
     directions: dict[str, Direction] = {short: full for full, short in SHORT_DIRECTIONS.items()}
     if not colon:
         if metric.better not in NATURAL:
             raise ConfigError(f"{option} needs a direction for {name}; got none. Write {name}:max or {name}:min.")
-        return Objective(name, NATURAL[metric.better], facts.worst(name))
+        return Objective(name, NATURAL[metric.better], reported.worst(name))
     if word not in directions:
         raise ConfigError(f"{option} takes max or min after the colon; got {text!r}. Write {name}:max or {name}:min.")
-    return Objective(name, directions[word], facts.worst(name))
+    return Objective(name, directions[word], reported.worst(name))
 
 
 UNREACHED_H = 1e6
@@ -266,7 +262,7 @@ class TimeToTarget(Objective):
         return super().worth(value)
 
 
-def read_target(text: str, reported: Reported | int) -> TimeToTarget:
+def read_target(text: str, reported: Reported) -> TimeToTarget:
     """``val_top1=0.759`` → the objective. Raises ConfigError for an unknown metric, for what is a cost, and for a value
     that the metric cannot have."""
     name, equals, number = (part.strip() for part in text.partition("="))

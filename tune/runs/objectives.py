@@ -125,7 +125,7 @@ def facts_of_runs(description: Mapping[str, object]) -> Reported:
     return Reported(0 if description.get("are_classes") is False else classes, None, bool(loss) and loss not in LOSSES)
 
 
-def read_objectives(option: str, text: str, reported: Reported | int) -> Objectives:
+def read_objectives(option: str, text: str, reported: Reported) -> Objectives:
     """``val_top1:max,gpu_hours:min``, or the target ``val_top1=0.759`` → the objectives.
 
     Raises ConfigError for what ``read_objective`` and ``read_target`` refuse, a metric that is named twice, and device
@@ -141,7 +141,7 @@ def read_objectives(option: str, text: str, reported: Reported | int) -> Objecti
             both = " and ".join(other.text for other in same[:2])
             raise ConfigError(f"{option} names each metric once, in one direction; got {both}. Keep one of them.")
     if names == [metrics.GPU_HOURS]:
-        own = isinstance(reported, Reported) and reported.own is None
+        own = reported.own is None
         fix = "--target val_top1=0.759, or --objectives val_top1:max,gpu_hours:min"
         raise ConfigError(
             f"{option} needs more than {metrics.GPU_HOURS}, or what learns nothing is the best; got {text}. "

@@ -17,7 +17,6 @@ from rich.console import Console
 
 from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.train_loop.errors import RayStartError
-from bigbatch.train_loop.host.device_use import open_processor_energy
 from bigbatch.train_loop.launch.ray_internals import SEARCH_WITHOUT, note_of_unused
 from bigbatch.train_loop.launch.ray_session import (
     JoinedRay,
@@ -215,7 +214,6 @@ def _search(
         with store.in_turn():
             store.recover()
         return
-    store.ledger.watch_processors(open_processor_energy() if plan.address == "local" else None)
     # Before Ray starts: Slurm bills its start as well.
     store.ledger.hold(devices_held(plan.machine, plan.share) if plan.address == "local" else 0)
     connection = _start_ray(plan, store, stack, console)

@@ -40,7 +40,7 @@ _RUNGS = [f"completed_rung_{k}" for k in range(20)]
 
 @dataclass(frozen=True)
 class PrunerStopping:
-    """Stops trials for good, by Optuna's pruner of that name: asha, hyperband, median, none or ``FILE.py:FUNCTION``."""
+    """Stops trials for good, by Optuna's pruner of that name: asha, median, none or ``FILE.py:FUNCTION``."""
 
     name: str
     facts: SearchFacts
@@ -48,7 +48,7 @@ class PrunerStopping:
     @property
     def pruner(self) -> BasePruner:
         """A new one for each look, which depends on the study alone."""
-        return make_pruner(self.name, self.facts.max_epochs, self.facts.seed)
+        return make_pruner(self.name, self.facts.max_epochs)
 
     def look(self, study: Study, trial: FrozenTrial, epoch: int) -> TrialDecision:
         """STOP if the pruner says so and the trial may be judged yet.

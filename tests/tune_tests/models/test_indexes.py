@@ -237,8 +237,7 @@ def test_of_a_large_one_the_best_the_recent_and_the_running_ones_are_seen_in_ord
         assert 3 in numbers and {t.value for t in earlier if t.state == TrialState.COMPLETE} == {value}
 
 
-@pytest.mark.parametrize("name", ["tpe", "gp"])
-def test_a_sampler_learns_from_the_part_that_is_shown(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tpe_learns_from_the_part_that_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     study, space = optuna.create_study(direction="maximize"), FloatDistribution(0.0, 1.0)
     for at in range(30):
         value = 1 - abs(at / 30 - 0.7)
@@ -246,7 +245,7 @@ def test_a_sampler_learns_from_the_part_that_is_shown(name: str, monkeypatch: py
     counts: list[int] = []
     monkeypatch.setattr(BestAndRecent, "among", lambda self, trials: counts.append(len(trials)) or list(trials)[-12:])
     history = BestAndRecent(maximize=True)
-    study.sampler = PerTrialSampler(sampler_factory(name, 0, 30, ("x",), history=history))
+    study.sampler = PerTrialSampler(sampler_factory("tpe", 0, 30, ("x",), history=history))
     asked = study.ask()
     assert 0.0 <= asked.suggest_float("x", 0.0, 1.0) <= 1.0
     assert counts and set(counts) <= {30, 31}, "what is shown is chosen among all trials"

@@ -122,7 +122,7 @@ def test_large_batch_and_lr_warmup_compare_by_batch(tmp_path):
     ("suggestion", "values"),
     [
         ("trial.suggest_categorical('x', [8, 2, 4])", (2, 4, 8)),
-        ("trial.suggest_categorical('x', [(3, 3), (1, 7)])", ("[3, 3]", "[1, 7]")),
+        ("trial.suggest_categorical('x', ['poly', 'cosine'])", ("poly", "cosine")),
         ("trial.suggest_int('x', 2, 8, step=3)", (2, 5, 8)),
     ],
 )

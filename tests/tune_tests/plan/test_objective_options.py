@@ -45,7 +45,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ({"target": "val_top1"}, "--target takes METRIC=VALUE"),
         ({"target": "val_top5=0.9"}, "names a metric that each trial reports; got 'val_top5'"),
         ({"objectives": "val_top1,gpu_hours", "stopping": "asha"}, "Write --stopping none."),
-        ({"objectives": "val_top1,gpu_hours", "strategy": "cmaes"}, "Write --strategy tpe."),
+        ({"objectives": "val_top1,gpu_hours", "strategy": "curves"}, "Write --strategy tpe."),
     ],
 )
 def test_bad_input_meets_one_line_that_names_the_fix(given, said):

@@ -51,7 +51,8 @@ TUNE_LINES = {
     "--set holdout=0.5": "data.holdout has its own option; got --set data.holdout=0.5. Write --holdout 0.5.",
     # names
     "--strategy bayes": "Write --strategy auto, or by name curves or tpe, the Bayesian ones",
-    "--strategy cmae": "Did you mean 'cmaes'?",
+    "--strategy curve": "Did you mean 'curves'?",
+    "--stopping pbt": "--stopping must be one of",
     "--sampler tpe": "no such option; got '--sampler'. Did you mean --strategy?",
     "--pruner=median": "Did you mean --stopping?",
     "--stopping Asha": "Did you mean 'asha'?",

@@ -159,10 +159,13 @@ def test_a_study_that_minimises(tmp_path: Path) -> None:
         )
         trial.set_user_attr("epoch/00001", {"epoch": 1, "val_loss": 2.0 - i / 10})
         study.tell(trial, 2.0 - i / 10)
+    from bigbatch.tune.runs.objective import Reported
     from bigbatch.tune.runs.objectives import read_objectives
 
     points = StudyPoints(
-        RecordedStudy(StudySummary(tmp_path, "done"), tuple(study.trials), read_objectives("x", "val_loss:min", 10))
+        RecordedStudy(
+            StudySummary(tmp_path, "done"), tuple(study.trials), read_objectives("x", "val_loss:min", Reported(10))
+        )
     )
     assert points.best_first[0].number == 11 and points.shown(0.9) == 0.9 and points.value_title == "validation loss"
     names = {f.name for f in all_figures(points.study) if f.is_drawn}

@@ -16,7 +16,7 @@ from bigbatch.tune.console.answer_words import number_text, seconds_words
 from bigbatch.tune.report.page import report_page
 from bigbatch.tune.report.recorded_study import RecordedStudy, StudyPoints, open_recorded
 from bigbatch.tune.runs.answer import answer_of
-from bigbatch.tune.runs.objective import UNREACHED_H
+from bigbatch.tune.runs.objective import UNREACHED_H, Reported
 from bigbatch.tune.runs.objectives import Objectives, read_objectives
 from bigbatch.tune.storage.store import StudyStore
 from bigbatch.tune.storage.summary import StudySummary
@@ -52,7 +52,7 @@ def seen(study: RecordedStudy) -> str:
 
 def test_several_objectives_have_a_front() -> None:
     """Of three trials the second is beaten by the third in both; the first is dearest and best."""
-    objectives = read_objectives("x", "val_top1:max,gpu_hours:min", 10)
+    objectives = read_objectives("x", "val_top1:max,gpu_hours:min", Reported(10))
     text = seen(searched(objectives, [(0.9, 3.0), (0.7, 2.0), (0.8, 1.0)]))
     assert "The Pareto front: no other trial is better in every objective" in text
     front = text[text.index("The Pareto front") : text.index("The configuration to copy")]
@@ -61,7 +61,7 @@ def test_several_objectives_have_a_front() -> None:
 
 
 def test_a_target_that_some_trials_missed() -> None:
-    objectives = read_objectives("x", "val_top1=0.6", 10)
+    objectives = read_objectives("x", "val_top1=0.6", Reported(10))
     text = seen(searched(objectives, [(0.5,), (UNREACHED_H + 0.1,), (0.25,)]))
     assert "The best trial is 2, with 0.25 h in the first objective." in text and "fewer are better" in text
     assert str(UNREACHED_H) not in text and "1,000,000" not in text
@@ -69,7 +69,7 @@ def test_a_target_that_some_trials_missed() -> None:
 
 @pytest.mark.parametrize("text", ["val_loss:min", "epoch_s:min", "memory_bytes:min", "images_per_s:max"])
 def test_another_metric_has_its_own_units(text: str) -> None:
-    objectives = read_objectives("x", text, 10)
+    objectives = read_objectives("x", text, Reported(10))
     words = seen(searched(objectives, [(2.0 + i / 7,) for i in range(12)]))
     best = 0 if text.endswith("min") else 11
     objective = objectives.first

@@ -38,8 +38,8 @@ def records(*top1: float, **more: float) -> list[dict[str, object]]:
     ],
 )
 def test_the_direction_is_stated_or_natural_and_the_text_can_be_read_again(text, meant):
-    found = read_objectives("--objectives", text, 10)
-    assert found.text == meant and read_objectives("study.json", found.text, 10) == found
+    found = read_objectives("--objectives", text, Reported(10))
+    assert found.text == meant and read_objectives("study.json", found.text, Reported(10)) == found
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_the_direction_is_stated_or_natural_and_the_text_can_be_read_again(text,
     ],
 )
 def test_what_is_no_objective_is_refused_in_one_line(text, said):
-    assert said in refusal(lambda: read_objectives("--objective", text, 10))
+    assert said in refusal(lambda: read_objectives("--objective", text, Reported(10)))
 
 
 def test_every_number_of_a_record_is_a_metric_or_says_where_the_run_is():
@@ -77,18 +77,18 @@ def test_a_metric_of_a_run_is_its_last_epochs_but_the_median_time_and_the_peak_o
 
 
 def test_time_to_a_target_counts_the_devices_of_the_epochs_until_it_is_reached():
-    goal = read_objectives("--target", "val_top1=0.7", 10).first
+    goal = read_objectives("--target", "val_top1=0.7", Reported(10)).first
     assert goal.final(records(0.5, 0.7, 0.9), devices=4) == pytest.approx(4 * 2 * 0.5), "two epochs of half an hour"
     missed = [goal.final(records(*curve), devices=4) for curve in ([0.63, 0.56], [0.1, 0.35])]
     assert missed == pytest.approx([UNREACHED_H + 0.1, UNREACHED_H + 0.5]), "0.63 and 0.35 of 0.7"
     assert goal.is_better(goal.final(records(0.7), devices=1000), missed[0]) and goal.is_better(*missed)
-    loss = read_objectives("--target", "val_loss=0.4", 10).first
+    loss = read_objectives("--target", "val_loss=0.4", Reported(10)).first
     assert loss.final(records(0.5, 0.6)) == pytest.approx(1.0)
     assert loss.final(records(0.5)) == pytest.approx(UNREACHED_H + 0.25), "0.5 is a quarter above 0.4"
 
 
 def test_a_search_for_a_target_ends_a_trial_with_the_epoch_that_reaches_it():
-    goal = read_objectives("--target", "val_top1=0.7", 10)
+    goal = read_objectives("--target", "val_top1=0.7", Reported(10))
     assert verdict_on(records(0.5), epochs=9, objectives=goal) is None
     ended = verdict_on(records(0.5, 0.75), epochs=9, objectives=goal, devices=2)
     assert ended is not None and ended.state == TrialState.COMPLETE
@@ -96,7 +96,7 @@ def test_a_search_for_a_target_ends_a_trial_with_the_epoch_that_reaches_it():
 
 
 def test_the_front_is_optunas_and_the_best_is_the_first_objectives():
-    objectives = read_objectives("--objectives", "val_top1:max,gpu_hours:min", 10)
+    objectives = read_objectives("--objectives", "val_top1:max,gpu_hours:min", Reported(10))
     study = optuna.create_study(directions=["maximize", "minimize"])
     for values in ((0.9, 4.0), (0.8, 1.0), (0.9, 3.0), (0.7, 2.0), (0.5, 0.5), (0.9, 3.0)):
         study.add_trial(create_trial(values=values))
@@ -111,7 +111,7 @@ def test_the_front_is_what_no_other_one_beats():
     """Against all pairs, with many equal values."""
     rng = random.Random(0)
     for text in ("val_top1:max,gpu_hours:min", "val_top1:max,gpu_hours:min,val_loss:min"):
-        objectives = read_objectives("--objectives", text, 10)
+        objectives = read_objectives("--objectives", text, Reported(10))
         items = [tuple(rng.randint(0, 6) / 6 for _ in objectives.each) for _ in range(120)]
         gains = [objectives.gains(item) for item in items]
         beaten = [any(o != own and all(a >= b for a, b in zip(o, own, strict=True)) for o in gains) for own in gains]
@@ -131,7 +131,7 @@ def test_a_bound_ends_a_trial_as_infeasible_in_words():
 
 
 def test_a_trial_without_the_metric_of_its_objective_fails_with_its_name():
-    ended = verdict_on(records(0.9), epochs=1, objectives=read_objectives("--objective", "memory_bytes", 10))
+    ended = verdict_on(records(0.9), epochs=1, objectives=read_objectives("--objective", "memory_bytes", Reported(10)))
     assert ended is not None and (ended.state, ended.because) == (TrialState.FAIL, "memory_bytes was not measured")
 
 

@@ -7,7 +7,6 @@ import pyarrow.parquet as pq
 import pytest
 from optuna.trial import TrialState, create_trial
 
-from bigbatch.train_loop.host.device_use import ProcessorEnergy
 from bigbatch.tune.budget.ledger import Ledger, read_ledger
 from bigbatch.tune.runs import tables
 from bigbatch.tune.runs.energy import J_PER_KWH, StudyEnergy, energy_of
@@ -16,71 +15,36 @@ from bigbatch.tune.storage.drivers import DriverEntry, entries
 from helpers.conducted import MemoryStore, curve_search, record_of
 
 
-@pytest.fixture
-def counter(tmp_path: Path) -> Path:
-    """A processor's counter, as /sys/class/powercap shows it."""
-    folder = tmp_path / "powercap" / "intel-rapl:0"
-    folder.mkdir(parents=True)
-    for name, text in (("name", "package-0"), ("max_energy_range_uj", "1000000000"), ("energy_uj", "0")):
-        (folder / name).write_text(f"{text}\n")
-    return folder / "energy_uj"
-
-
-def session(folder: Path, counter: Path | None) -> Ledger:
+def session(folder: Path) -> Ledger:
     ledger = Ledger(folder)
-    ledger.watch_processors(ProcessorEnergy(counter.parent.parent) if counter else None)
     ledger.hold(2)
     return ledger
 
 
-def test_sessions_add_up(tmp_path: Path, counter: Path) -> None:
-    for number, joules in enumerate((5.0, 7.5)):
-        ledger = session(tmp_path / "ledger", counter)
-        counter.write_text(str(int(counter.read_text()) + int(joules * 1e6)))
+def test_sessions_add_up(tmp_path: Path) -> None:
+    for number in range(2):
+        ledger = session(tmp_path / "ledger")
         ledger.epoch_ended(0, {"gpu_energy_j": 100.0})
         ledger.epoch_ended(number, {"gpu_energy_j": 10.0})
         ledger.close()
-        counter.write_text(str(int(counter.read_text()) + 77_000_000))  # between sessions nothing is the study's
     energy = read_ledger(tmp_path / "ledger").energy
-    assert energy.processors_j == 12.5
     assert energy.trials_gpu_j == {0: 210.0, 1: 10.0}
     assert (energy.epochs, energy.epochs_measured) == (4, 4)
     assert Ledger(tmp_path / "ledger").used().energy == energy, "the next session knows it"
 
 
-def test_a_kill_loses_only_what_was_not_written(tmp_path: Path, counter: Path) -> None:
-    """The first entry of a session is written at once."""
-    ledger = session(tmp_path / "ledger", counter)
-    counter.write_text("3000000")
-    assert ledger.used().energy.processors_j == 3.0
-    killed = read_ledger(tmp_path / "ledger").energy
-    assert killed.processors_j == 0.0 and killed.trials_gpu_j == {}
-
-
-def test_what_nobody_measured_is_not_invented(tmp_path: Path, counter: Path) -> None:
-    ledger = session(tmp_path / "ledger", None)
+def test_what_nobody_measured_is_not_invented(tmp_path: Path) -> None:
+    folder = tmp_path / "ledger"
+    ledger = session(folder)
     ledger.epoch_ended(0, {"gpu_energy_j": None})
     ledger.close()
-    assert read_ledger(tmp_path / "ledger").energy.words() == "energy: not measured"
-    measured = session(tmp_path / "ledger", counter)
-    counter.write_text("5000000")
+    # A job's own entry has no energy.
+    (folder / "job-7.0.json").write_text('{"schema_version": 1, "held_device_s": 10.0, "trial_device_s": {}}')
+    assert read_ledger(folder).energy.words() == "energy: not measured"
+    measured = session(folder)
     measured.epoch_ended(1, {"gpu_energy_j": J_PER_KWH})
     measured.close()
-    energy = read_ledger(tmp_path / "ledger").energy
-    assert energy.processors_j is None, "one session's are not the study's"
-    assert energy.words() == "energy: 1 kWh of its trials' GPUs in 1 of 2 epochs"
-
-
-def test_sessions_of_older_versions_say_nothing_of_energy(tmp_path: Path, counter: Path) -> None:
-    folder = tmp_path / "ledger"
-    folder.mkdir()
-    old = {"schema_version": 1, "held_device_s": 10.0, "trial_device_s": {"0": 8.0}}
-    (folder / "0001.json").write_text(json.dumps(old))
-    (folder / "job-7.0.json").write_text(json.dumps({**old, "trial_device_s": {}}))
-    assert read_ledger(folder).energy.processors_j is None
-    (folder / "0001.json").unlink()
-    session(folder, counter).close()
-    assert read_ledger(folder).energy.processors_j == 0.0, "a job's own entry is no session of a driver"
+    assert read_ledger(folder).energy.words() == "energy: 1 kWh of its trials' GPUs in 1 of 2 epochs"
 
 
 def test_another_drivers_energy_comes_with_its_entry() -> None:
@@ -118,7 +82,4 @@ def test_the_manager_counts_each_reported_epoch_once(tmp_path: Path) -> None:
 
 
 def test_words_have_units() -> None:
-    energy = StudyEnergy({0: 3.6e6, 1: 1.8e6}, 5, 5, 7.2e5)
-    assert energy.words() == (
-        "energy: 1.5 kWh of its trials' GPUs, 0.2 kWh of this machine's processors, whoever used them"
-    )
+    assert StudyEnergy({0: 3.6e6, 1: 1.8e6}, 5, 5).words() == "energy: 1.5 kWh of its trials' GPUs"

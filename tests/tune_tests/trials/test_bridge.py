@@ -1,6 +1,5 @@
 """The bridge against a real Optuna study; Ray's side is played by calling what Tune calls."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +8,6 @@ from ray.tune.search import Searcher
 
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.tune.search.tuner import StopWhen
-from bigbatch.tune.storage.store import StudyStore
 from bigbatch.tune.trials.trial_manager import MOST_REFUSED
 from helpers.bridges import (
     EPOCHS,
@@ -160,20 +158,3 @@ def test_tables_that_cannot_be_written_end_no_search(store, monkeypatch, capsys)
         run_out(bridge, name, [0.1] * EPOCHS)
     assert [t.state for t in store.study.trials] == [TrialState.COMPLETE] * 2
     assert capsys.readouterr().err.count("No space left") == 1
-
-
-def test_cmaes_learns_from_stopped_trials_too(tmp_path):
-    """With early stopping most trials are stopped: else it would go on drawing at random."""
-
-    def sample(folder: Path, sampler: str) -> list[dict]:
-        store = StudyStore.create(folder, "s", {}, None)
-        bridge = make_bridge(store, trials=24, concurrency=1, pruner="asha", strategy=sampler)
-        for i in range(24):
-            bridge.suggest(f"r{i}")
-            run_out(bridge, f"r{i}", [1 / (i + 1)] * EPOCHS)
-        params = [t.params for t in store.study.trials]
-        store.close()
-        return params
-
-    differing = [a != b for a, b in zip(sample(tmp_path / "c", "cmaes"), sample(tmp_path / "r", "random"))]  # noqa: B905  # one may be refused
-    assert sum(differing) >= 12
