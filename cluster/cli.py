@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 
@@ -172,21 +174,19 @@ def _queue(argv: Sequence[str]) -> int:
 
 
 def _logs(argv: Sequence[str]) -> int:
-    p = make_parser("logs", "Print a job's log. With -f, follow it and the logs of its nodes.")
+    p = make_parser("logs", "Print a job's log. With -f, follow it with tail -F.")
     p.add_argument("job", metavar="JOBID")
-    p.add_argument("-f", "--follow", action="store_true", help="follow until the job has ended")
+    p.add_argument("-f", "--follow", action="store_true", help="follow until Ctrl-C")
     p.add_argument("--node", metavar="NAME", help="only the log of this node")
     args = p.parse_args(argv)
     if not args.follow:
         print(queue.logs(args.job, node=args.node), end="")
         return DONE
-    # Before anything is printed: an odd id could reach other jobs.
-    queue._check_id(args.job)
-    if waiting := queue.why_no_log_yet(args.job, node=args.node):
+    path, waiting = queue.log_to_follow(args.job, node=args.node)
+    if waiting:
         print(waiting, file=sys.stderr, flush=True)
-    for line in queue.follow_logs(args.job, node=args.node):
-        print(line, end="", flush=True)
-    return DONE
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and so would what takes its place
+    return os.execvp("tail", ["tail", "-n", "+1", "-F", str(path)])  # it knows which file systems it has to poll
 
 
 def _cancel(argv: Sequence[str]) -> int:

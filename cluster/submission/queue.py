@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,10 +13,6 @@ from bigbatch.cluster.record import job_record, study_progress
 from bigbatch.cluster.record.job_record import JobRecord
 from bigbatch.cluster.record.study_progress import StudyProgress
 
-POLL_S = 0.5
-"""Time between two looks at followed logs."""
-QUEUE_POLL_S = 10.0
-"""Time between two questions to Slurm whether a followed job still lives."""
 QUEUE_FORMAT = "%i|%T|%M|%l|%D|%P|%r|%j"
 
 
@@ -160,12 +155,10 @@ def _check_id(job_id: str) -> None:
 
 def logs(job_id: str | int, *, node: str | None = None) -> str:
     """The log of a job so far, or that of its ``node``. Raises InputError if there is no log yet."""
-    job_id = str(job_id)
-    files = _log_files(job_id, node)
-    texts = [path.read_text(errors="replace") for path, source in files.items() if node or not source]
-    if not texts:
-        raise _no_log(job_id, node)
-    return "".join(texts)
+    path = _log_path(str(job_id), node)
+    if not path.is_file():
+        raise _no_log(str(job_id), node)
+    return path.read_text(errors="replace")
 
 
 def _no_log(job_id: str, node: str | None) -> InputError:
@@ -176,104 +169,29 @@ def _no_log(job_id: str, node: str | None) -> InputError:
     )
 
 
-def why_no_log_yet(job_id: str, *, node: str | None = None) -> str | None:
-    """A line with Slurm's state of a followed job that has written no log yet; None if it has written one."""
-    if _log_files(job_id, node):
-        return None
-    try:
-        job = next((one for one in _listed() if one.job_id == job_id), None)
-    except slurm_commands.SlurmError:
-        return None
-    if job is None:
-        return None
-    reason = f", {job.reason}" if job.reason else ""
-    return f"job {job_id} has written no log yet; Slurm: {job.slurm_state}{reason}. Waiting for it …"
+def log_to_follow(job_id: str, *, node: str | None = None) -> tuple[Path, str | None]:
+    """The path of the job's log, or of its ``node``'s; and a line with Slurm's state where it is not written yet.
 
-
-def follow_logs(job_id: str, *, node: str | None = None, poll_s: float = POLL_S) -> Iterator[str]:
-    """The lines of the job's log and of its nodes' logs, as they come. A node's lines begin with its name.
-
-    It ends when Slurm no longer lists the job and no more lines come. Raises InputError if there was no such job: Slurm
-    does not list it, and it left neither log nor record; SlurmError if that cannot be known.
+    Raises InputError if the job has no log and Slurm does not list it; SlurmError if that cannot be known.
     """
-    _check_id(job_id)
-    tails: dict[Path, _Tail] = {}
-    asked, lives = 0.0, True
-    if not _log_files(job_id, node) and job_record.read_record(job_id) is None:
-        asked, lives = time.monotonic(), job_id in _listed_ids()
-    while True:
-        fresh = False
-        for path, source in _log_files(job_id, node).items():
-            for line in tails.setdefault(path, _Tail(path, f"{source} | " if source else "")).lines():
-                fresh = True
-                yield line
-        # The last lines may be written after the job has left the queue: files are read once more.
-        if not lives and not fresh:
-            break
-        # Slurm's controller serves the whole site: it is asked seldom, and only when no line comes.
-        if not fresh and time.monotonic() - asked > QUEUE_POLL_S:
-            asked, lives = time.monotonic(), _is_listed(job_id)
-        elif not fresh:
-            time.sleep(poll_s)
-    if not tails:
+    path = _log_path(job_id, node)
+    if path.is_file():
+        return path, None
+    job = next((one for one in _listed() if one.job_id == job_id), None)
+    if job is None:
         raise _no_log(job_id, node)
-    for tail in tails.values():
-        yield from tail.rest()
+    reason = f", {job.reason}" if job.reason else ""
+    return path, f"job {job_id} has written no log yet; Slurm: {job.slurm_state}{reason}. Waiting for it …"
 
 
-class _Tail:
-    """Reads the complete lines of a growing file."""
-
-    def __init__(self, path: Path, prefix: str) -> None:
-        self.path = path
-        self.prefix = prefix
-        self.at = 0
-        self.half = b""
-
-    def lines(self) -> Iterator[str]:
-        try:
-            with self.path.open("rb") as file:
-                if file.seek(0, 2) < self.at:  # the file was started again
-                    self.at, self.half = 0, b""
-                file.seek(self.at)
-                data = file.read()
-                self.at = file.tell()
-        except OSError:
-            return
-        # A half-written line waits for its rest; so does a character of several bytes.
-        *whole, self.half = (self.half + data).split(b"\n")
-        for line in whole:
-            yield self.prefix + line.decode(errors="replace") + "\n"
-
-    def rest(self) -> Iterator[str]:
-        if self.half:
-            yield self.prefix + self.half.decode(errors="replace") + "\n"
-
-
-def _log_files(job_id: str, node: str | None) -> dict[Path, str]:
-    """Path → node of each existing log ("" for the job's own log). With ``node``, only that node's log."""
+def _log_path(job_id: str, node: str | None) -> Path:
+    """Where the log of a job, or of its node, is or will be."""
     _check_id(job_id)
     found = job_record.read_record(job_id)
-    own = Path(found.log) if found and found.log else job_record.records_home() / "logs" / f"{job_id}.log"
-    folder = Path(found.node_logs) if found and found.node_logs else job_record.job_folder(job_id) / "nodes"
-    files = {} if node else {own: ""}
-    for path in sorted(folder.glob("*.log")):
-        if node in (None, path.stem):
-            files[path] = path.stem
-    return {path: source for path, source in files.items() if path.is_file()}
-
-
-def _is_listed(job_id: str) -> bool:
-    try:
-        return job_id in _listed_ids()
-    except slurm_commands.SlurmError:
-        # A controller that does not answer now may do so later; without Slurm nobody ever will.
-        return slurm_commands.is_installed("squeue")
-
-
-def _listed_ids() -> list[str]:
-    # List all jobs of the user: with `--jobs` Slurm answers a forgotten id with an error.
-    return slurm_commands.run("squeue", "--noheader", "--user", user_name(), "--format=%i").split()
+    if node:
+        folder = Path(found.node_logs) if found and found.node_logs else job_record.job_folder(job_id) / "nodes"
+        return folder / f"{node}.log"
+    return Path(found.log) if found and found.log else job_record.records_home() / "logs" / f"{job_id}.log"
 
 
 # Tunnel

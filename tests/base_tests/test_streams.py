@@ -33,22 +33,6 @@ def test_a_reader_that_has_left_is_no_error(words, closed, tmp_path) -> None:
     assert not done.stderr, done.stderr
 
 
-def test_a_log_that_is_followed_ends_with_its_reader() -> None:
-    """``bigbatch cluster logs 7 -f | head -3``, of a job that goes on."""
-    code = (
-        "import itertools, sys; from bigbatch.cluster import cli\n"
-        "from bigbatch.cluster.submission import queue\n"
-        "queue.follow_logs = lambda *a, **k: map('line {}\\n'.format, itertools.count())\n"
-        "sys.exit(cli.cluster_main(['logs', '7', '-f']))"
-    )
-    command, pipe = [sys.executable, "-c", code], subprocess.PIPE
-    follow = subprocess.Popen(command, cwd=ROOT / "src", stdout=pipe, stderr=pipe, text=True)
-    assert follow.stdout is not None and follow.stderr is not None
-    assert [follow.stdout.readline() for _ in range(3)] == ["line 0\n", "line 1\n", "line 2\n"]
-    follow.stdout.close()
-    assert follow.wait(240) == 0 and follow.stderr.read() == ""
-
-
 def test_a_full_disk_is_no_reader_that_left() -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(

@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,6 @@ from bigbatch.command import main
 from helpers import commands
 from helpers.paths import ROOT
 from helpers.processes import clean_environment, program
-from helpers.waiting import wait_until
 
 PYTHON = ("--python", sys.executable)
 DRY = ("submit", "--dry-run", *PYTHON)
@@ -191,42 +189,29 @@ def test_a_folder_of_records_that_one_may_not_enter_is_named(tmp_path, monkeypat
     assert "must be your own; got '/home/bob/.bigbatch/jobs'" in done.stderr and "Set BIGBATCH_HOME" in done.stderr
 
 
-def test_follow_gives_whole_lines_as_they_come_and_ends_with_the_job(tmp_path, home, monkeypatch):
-    monkeypatch.setenv("PATH", slurms(tmp_path / "bin", squeue=f"cat {tmp_path}/queue"))
-    monkeypatch.setattr(queue_module, "QUEUE_POLL_S", 0.2)
-    (tmp_path / "queue").write_text("1010\n101\n")
-    log, nodes = tmp_path / "job.log", tmp_path / "nodes"
-    log.write_text("one\ntw")
-    a_record("101", log=str(log), node_logs=str(nodes))
-    got: list[str] = []
-    reader = threading.Thread(target=lambda: got.extend(queue_module.follow_logs("101", poll_s=0.05)), daemon=True)
-    reader.start()
-    wait_until(lambda: got == ["one\n"], lambda: str(got))
-    nodes.mkdir()
-    (nodes / "n1.log").write_text("joined\n")  # a file that was not there before
-    with log.open("a") as file:
-        file.write("o\nlast")
-    wait_until(lambda: sorted(got) == ["n1 | joined\n", "one\n", "two\n"], lambda: str(got))
-    assert reader.is_alive(), "the job still runs"
-    (tmp_path / "queue").write_text("1010\n")
-    reader.join(60)
-    assert not reader.is_alive() and got[-1] == "last\n"
+def test_follow_shows_what_comes_also_before_there_is_a_log(tmp_path, home):
+    path = f"{slurms(tmp_path / 'bin', squeue=SQUEUE)}:/usr/bin:/bin"
+    with subprocess.Popen(
+        [sys.executable, "src/bigbatch", "cluster", "logs", "102", "-f"], cwd=ROOT, stdout=subprocess.PIPE, text=True,
+        stderr=subprocess.PIPE, env={**clean_environment(), "BIGBATCH_HOME": str(home), "PATH": path},
+    ) as following:  # fmt: skip
+        assert following.stdout is not None and following.stderr is not None
+        assert "PENDING, Resources" in following.stderr.readline()
+        (home / "logs").mkdir(parents=True)
+        (home / "logs" / "102.log").write_text("one\n")
+        assert following.stdout.readline() == "one\n"
+        with (home / "logs" / "102.log").open("a") as log:
+            log.write("two\n")
+        assert following.stdout.readline() == "two\n"
+        following.kill()
 
 
 def test_following_a_job_that_never_was_ends_with_a_message(tmp_path, home):
-    squeue = 'case "$*" in *%T*) echo "13|PENDING|0:00|1:00|2|gpu|Priority|x";; *) echo 13;; esac'
-    path = slurms(tmp_path / "bin", squeue=squeue)
+    path = slurms(tmp_path / "bin", squeue="echo '13|PENDING|0:00|1:00|2|gpu|Priority|x'")
     for more in ((), ("--node", "n1")):
         done = run("logs", "12", "-f", *more, home=home, PATH=path)
         assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and "no log of" in done.stderr, done.stderr
     assert not home.exists()
-    with subprocess.Popen(
-        [sys.executable, "src/bigbatch", "cluster", "logs", "13", "-f"], cwd=ROOT, stderr=subprocess.PIPE, text=True,
-        env={**clean_environment(), "BIGBATCH_HOME": str(home), "PATH": path},
-    ) as waiting:  # fmt: skip
-        assert waiting.stderr is not None
-        assert "PENDING, Priority" in waiting.stderr.readline()
-        waiting.kill()
 
 
 def test_tunnel_says_how_and_never_shows_the_token(tmp_path, home):

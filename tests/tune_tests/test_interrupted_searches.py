@@ -55,8 +55,7 @@ def test_a_stopped_search_saves_and_the_printed_command_finishes_it(tiny, tmp_pa
     before = {t.number: t.params for t in load(folder).trials}
     assert {t.state for t in load(folder).trials} == {TrialState.WAITING}
     assert any((folder / "checkpoints").glob("trial-*/latest.pt"))
-    said = any(line.startswith("For a report: bigbatch report ") for line in search.lines)  # this machine was too slow
-    assert (folder / "report.html").exists() != said
+    assert any("bigbatch report " in line for line in search.lines) and not (folder / "report.html").exists()
     assert not any("Last result" in line for line in search.lines), "Ray Tune's own lines stay away"
     wait_gone(search.ray_folder)
     assert not Path(search.ray_folder).exists()
@@ -83,7 +82,7 @@ def test_a_second_ctrl_c_ends_a_search_at_once_in_words(tiny, tmp_path):
     search = Search(*tiny, "--study", "s", "--trials", 3, "--max-epochs", 400, cwd=tmp_path)
     search.wait_for(r"epoch 2/400")
     search.process.send_signal(signal.SIGINT)
-    wait_until(lambda: "Ctrl-C again to stop at once" in search.stderr(), search.stderr)
+    search.wait_for("Ctrl-C again to stop at once")
     search.process.send_signal(signal.SIGINT)
     assert search.end() == 130
     assert "Traceback" not in search.stderr() and any("--resume --study s" in line for line in search.lines)

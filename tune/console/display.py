@@ -208,11 +208,6 @@ class LiveTable:
         """Print a line above the table, where it stays."""
         self._live.console.print(Text(text))
 
-    def acknowledge(self, text: str) -> None:
-        """Replace the last line by ``text`` at once."""
-        self._last_line = Text(text, style="bold")
-        self._live.refresh()
-
     def _draw(self) -> Group:
         with self._lock:
             lines = [waiting_line(self._progress)]

@@ -152,7 +152,7 @@ def scale_parser(prog: str) -> OneLineParser:
     add("--objective", metavar="METRIC", help="what is compared after the epochs (default: the study's, or val_top1)")
     add("--stage", metavar="DIR", help="copy a packed data set to this folder of each node; as for bigbatch train")
     add("--output", metavar="DIR", help="results' folder (default: runs/scale/<file>-<mode>-<hash>)")
-    add("--dry-run", action="store_true", help="print the plan with its cost, as far as it is known, and stop")
+    add("--dry-run", action="store_true", help="print the plan and stop")
     return p
 
 
@@ -245,23 +245,8 @@ def _objective(given: str | None, source: Path, info: DataInfo, config: TrainCon
 
 
 def known_epoch_s(plan: ScalePlan, sizes: Sequence[SizeResult]) -> dict[int, float]:
-    """Estimates of an epoch's seconds by size: from the largest finished size, else from its study's frontier.
+    """Estimates of an epoch's seconds by size, from the largest finished one; empty before it.
 
-    A size with n times the workers is taken for n times as fast. Empty where nothing is known.
+    A size with n times the workers is taken for n times as fast.
     """
-    if sizes:
-        workers, epoch_s = sizes[-1].workers, sizes[-1].epoch_s
-    else:
-        workers, epoch_s = _of_frontier(plan)
-    return {size.workers: epoch_s * workers / size.workers for size in plan.sizes} if workers * epoch_s > 0 else {}
-
-
-def _of_frontier(plan: ScalePlan) -> tuple[int, float]:
-    """Workers and seconds of an epoch at the configuration's batch, from ``frontier.json`` beside it; or zeros."""
-    try:
-        frontier = json_values.json_object((plan.source.parent / "frontier.json").read_text())
-    except (OSError, ValueError):
-        return 0, 0.0
-    rows = json_values.objects(frontier, "rows")
-    found = [json_values.number(row, "epoch_s") for row in rows if row.get("value") == plan.config.batch.global_size]
-    return json_values.whole_number(frontier, "workers"), found[0] if found else 0.0
+    return {one.workers: last.epoch_s * last.workers / one.workers for last in sizes[-1:] for one in plan.sizes}

@@ -7,12 +7,11 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from optuna.trial import FrozenTrial
 from rich.console import Console
 
 from bigbatch.train_loop.config import ConfigError, TrainConfig
@@ -30,6 +29,7 @@ from bigbatch.tune.console.findings import (
     print_findings,
     print_machine,
     print_plan,
+    quoted_path,
     resume_command,
     say_retries,
 )
@@ -52,7 +52,7 @@ from bigbatch.tune.search.budgeting import (
     refused_at_once,
 )
 from bigbatch.tune.search.capacity import Capacity
-from bigbatch.tune.search.ending import DONE, FAILED, end_search, late_report
+from bigbatch.tune.search.ending import DONE, FAILED, end_search
 from bigbatch.tune.search.gpu_use import IdleGpus, TrialsPerGpu
 from bigbatch.tune.search.interrupts import Interrupts, StopRequest
 from bigbatch.tune.search.joining import agreement, check_same_model
@@ -95,9 +95,7 @@ def run_search(plan: SearchPlan) -> int:
     quiet_optuna()
     run, stop = SearchRun(plan), StopRequest()
     try:
-        code = _run_search(run, stop, console, talk)
-        late_report(plan.folder, run.unreported, stop, console)
-        return code
+        return _run_search(run, stop, console, talk)
     except KeyboardInterrupt:  # another Ctrl-C while findings are printed or Ray is ended
         if stop.signal is None:
             raise
@@ -147,7 +145,7 @@ def _run_search(run: SearchRun, stop: StopRequest, console: Console, talk: Conso
             store.write_last(outcome, time.monotonic() - run.started)
         trials = views_of(store)
         _say_findings(run, store, trials, time.monotonic() - run.started, console)
-        run.unreported = _say_report(store, stop, console)
+        _say_report(store, stop, console)
         return end_search(run, trials, stop, console, store)
 
 
@@ -166,15 +164,16 @@ def _say_findings(
         say_command(console, command, "\nTry the failed trials again, when their cause is mended:")
 
 
-def _say_report(store: StudyStore, stop: StopRequest, console: Console) -> Sequence[FrozenTrial]:
-    """Write the report, not on a full disk. After a signal all else must end first: returns the trials for it then."""
-    trials = [] if store.disk.full else store.study.get_trials(deepcopy=False)
-    if stop.signal is not None or store.disk.full:
-        return trials
+def _say_report(store: StudyStore, stop: StopRequest, console: Console) -> None:
+    """Write the report, not on a full disk. After a signal, say how to get it: whoever sent that may kill soon."""
+    if store.disk.full or not (trials := store.study.get_trials(deepcopy=False)):
+        return
+    if stop.signal is not None:
+        say_command(console, f"bigbatch report {quoted_path(store.folder)}", "\nFor a report:")
+        return
     from bigbatch.tune.report.page import report_at_end  # needed only now
 
     say(console, f"\n{report_at_end(store.folder, trials)}")
-    return []
 
 
 def _has_nothing_to_do(plan: SearchPlan, store: StudyStore) -> bool:
@@ -196,7 +195,7 @@ def _nothing_to_do(run: SearchRun, store: StudyStore, stop: StopRequest, console
     say(console, f"\nAll {ended} trials have ended; write e.g. --trials {2 * ended} for more.")
     trials = views_of(store)
     _say_findings(run, store, trials, 0.0, console)
-    run.unreported = _say_report(store, stop, console)  # of another answer, or of a driver that was killed before it
+    _say_report(store, stop, console)  # of another answer, or of a driver that was killed before it
     if any(t.state == "COMPLETE" for t in trials):
         return DONE
     if why := why_nothing(plan, trials):
@@ -244,7 +243,7 @@ def _search(
         with make_display(SearchProgress(*shown), quiet=plan.options.quiet) as display:
             watch = watch_over(run, store, connection, [lines, display], stop)
             observers += [watch, lines, display, IdleGpus(bridge.say), sharing]
-            with interrupts.shown_by(display), watch.running():
+            with interrupts.while_trials_are_shown(), watch.running():
                 connection.tell_dashboard(watch.note)
                 _fit(run, store, stop, watch, ray_storage)
 

@@ -1,23 +1,12 @@
-"""The last lines of a search, its exit code, and the report of a search that a signal ends.
-
-That report is the last thing that the search does, and only if there is time: whoever sends the signal may kill the
-process some seconds later. So by then the study is saved, Ray has ended and the lease is given back: a kill costs the
-report alone. The page is made in a thread that ends with the process.
-"""
+"""The last lines of a search, and its exit code."""
 
 from __future__ import annotations
 
 import os
-import shlex
 import sys
-import threading
-from collections.abc import Sequence
-from pathlib import Path
 
-from optuna.trial import FrozenTrial
 from rich.console import Console
 
-from bigbatch.base.waits import REPORT_BEGINS_S, REPORT_S
 from bigbatch.tune.budget.budget import BUDGET_SPENT, NO_ROOM_IN_BUDGET, NO_ROOM_IN_TIME, TIME_SPENT
 from bigbatch.tune.console.findings import print_disk_full, quoted_path, resume_command
 from bigbatch.tune.console.outcome import why_nothing
@@ -85,27 +74,3 @@ def _hours_needed(run: SearchRun, trials: list[TrialView], store: StudyStore) ->
     if run.budget is None or any(trial.state == "COMPLETE" for trial in trials):
         return used_h
     return used_h + devices_at_least(run.plan) * (run_that_lacked_room_s(run.budget, trials) or 0.0) / 3600
-
-
-def late_report(
-    folder: Path, trials: Sequence[FrozenTrial], stop: StopRequest, console: Console, most_s: float = REPORT_S
-) -> None:
-    """Write the report of a study that shows these trials, or say how to get it. Without trials there is none.
-
-    Takes at most ``most_s`` seconds.
-    """
-    if not trials:
-        return
-    said: list[str] = []
-    if stop.signalled_s() <= REPORT_BEGINS_S:
-
-        def write() -> None:
-            from bigbatch.tune.report.page import report_at_end  # needed only now
-
-            said.append(report_at_end(folder, trials))
-
-        # daemon: a report that takes longer must not keep the process.
-        writing = threading.Thread(target=write, daemon=True, name="report")
-        writing.start()
-        writing.join(most_s)
-    say(console, said[0] if said else f"For a report: bigbatch report {shlex.quote(str(folder))}")

@@ -6,14 +6,12 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from optuna.trial import FrozenTrial
 
 from bigbatch.base.waits import HEAD_GONE_S, JOINED_GRACE_S, OWN_GRACE_S
 from bigbatch.train_loop.config import TrainConfig
@@ -65,8 +63,6 @@ class SearchRun:
     wandb: Any = None
     capacity: Any = None
     budget: Budget | None = None
-    unreported: Sequence[FrozenTrial] = ()
-    """The trials of a report that is still to be written, when all else has ended. Empty: there is none to write."""
     deadline: Deadline = field(default_factory=lambda: Deadline(lambda: None, lambda: None))
 
 
@@ -163,7 +159,13 @@ def watch_over(
     grace_s = OWN_GRACE_S if connection.local else JOINED_GRACE_S
     watchdog = Watchdog(time.monotonic(), grace_s=grace_s, gone_s=gone_s, address=connection.address)
     watch = SearchWatch(
-        run.bridge, lambda number: progress_file(store.trial_log(number)), tellers, give_up, watchdog, HeadPoller()
+        run.bridge,
+        lambda number: progress_file(store.trial_log(number)),
+        tellers,
+        give_up,
+        watchdog,
+        HeadPoller(),
+        stop,
     )
     return watch
 

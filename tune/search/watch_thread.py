@@ -24,6 +24,7 @@ from typing import Protocol
 from bigbatch.base.waits import HOPELESS_LINE_S, LAST_SAVE_S, UNANSWERED_LINE_S
 from bigbatch.train_loop.progress import WRITE_EVERY_S, StepProgress, read_progress
 from bigbatch.tune.runs.observer import Phase, TrialView
+from bigbatch.tune.search.interrupts import SEARCHING, StopRequest
 from bigbatch.tune.trials.cluster_view import ClusterView, RayHead, why_it_fits_nowhere, why_it_waits
 
 LEAST_SILENCE_S = 60.0
@@ -231,6 +232,7 @@ class SearchWatch:
         progress_of: from a trial's number to the file in which its worker reports progress.
         tellers: receive each line, in the watching thread.
         give_up: called once, in the watching thread, with the reason why the search can never continue.
+        stop: a signal that ends the search is acknowledged.
     """
 
     def __init__(
@@ -241,9 +243,10 @@ class SearchWatch:
         give_up: Callable[[str], None],
         watchdog: Watchdog,
         asker: HeadPoller,
+        stop: StopRequest,
     ) -> None:
         self._bridge, self._progress_of, self._tellers, self._give_up = bridge, progress_of, tellers, give_up
-        self._watchdog, self._asker = watchdog, asker
+        self._watchdog, self._asker, self._stop = watchdog, asker, stop
         self._lock, self._over = threading.Lock(), threading.Event()
         self._trials: dict[int, WatchedTrial] = {}
         self._read: dict[int, StepProgress] = {}
@@ -310,8 +313,11 @@ class SearchWatch:
             self._asker.stop()
 
     def _run(self) -> None:
-        given_up = False
+        given_up = acknowledged = False
         while not self._over.wait(LOOK_S):
+            if self._stop.signal is not None and not acknowledged:
+                acknowledged = True
+                self.note(SEARCHING)
             for line in self.look():
                 self._say(line)
             if self._watchdog.verdict and not given_up:

@@ -9,8 +9,6 @@ The end of an allocation, from the outside in. Slurm kills a job at its time lim
       SAVE_S 60            the job waits for its driver: save the trials, write the tables (a longer margin gives more)
         LEAST_WAIT_S 10    the driver waits for its trials: a checkpoint after the current step (at most MOST_WAIT_S)
         AFTER_TRIALS_S 15  the driver's own work after its trials
-        REPORT_BEGINS_S 15 after the signal: later the driver begins no report, which is the last that it does
-          REPORT_S 5       the driver waits for its report
       MARGIN_REST_S 30     after the driver: end the nodes, requeue (at least LIMIT_REST_S 20 before the limit)
         NODES_END_S 10     the job waits for its nodes
           HOLD_S 1.5       a node waits for the job's word that trials still save
@@ -81,8 +79,6 @@ LEAST_WAIT_S, MOST_WAIT_S = 10.0, 600.0
 """Running trials get this time to stop by themselves: twice the study's longest step, within these bounds."""
 AFTER_TRIALS_S = 15.0
 """Time for the driver itself after its trials have ended: it writes the tables and ends Ray."""
-REPORT_BEGINS_S, REPORT_S = 15.0, 5.0
-"""After a signal no report is begun later than this, and none takes longer: whoever stops a search may kill it soon."""
 MARGIN_REST_S = 30.0
 """The part of the margin after the driver: its Ray, the nodes, the requeue."""
 LIMIT_REST_S = 20.0

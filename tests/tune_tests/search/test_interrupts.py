@@ -1,17 +1,10 @@
 """How a search is ended: by Ctrl-C on a terminal, or because it can never go on."""
 
-import fcntl
 import os
-import pty
-import re
-import select
 import signal
-import struct
 import subprocess
 import sys
-import termios
-import time
-from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import optuna
@@ -20,143 +13,25 @@ import pytest
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
+from bigbatch.tune.search.interrupts import ENDING, STARTING, Interrupts, StopRequest
 from helpers.paths import ROOT
 from helpers.processes import clean_environment, wait_gone
 
-COLUMNS, ROWS = 100, 40
-SEARCH = """
-import ctypes, os, signal, sys
-sys.path.insert(0, sys.argv[1])
-from rich.console import Console
-from bigbatch.train_loop.config import TrainConfig
-from bigbatch.tune.console.display import SearchProgress, make_display
-from bigbatch.tune.search.interrupts import Interrupts, StopRequest
-from bigbatch.tune.runs.observer import TrialView
 
-console, stop, byte = Console(), StopRequest(), ctypes.create_string_buffer(1)
-held = os.open(sys.argv[2], os.O_RDWR)
-
-def inside_a_call():
-    "As a call into Ray: other threads may run, and Python's signal handlers do not."
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # so the kernel gives it to another thread
-    print("inside", flush=True) if len(sys.argv) > 3 else None
-    ctypes.CDLL(None).read(held, byte, 1)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
-
-print("the plan")
-with Interrupts(stop) as interrupts:
-    if len(sys.argv) > 3:
-        if sys.argv[3] == "after":
-            with interrupts.shown_by(None):
-                pass
-        inside_a_call()
-    else:
-        with make_display(SearchProgress(9, 3, {})) as display, interrupts.shown_by(display):
-            for number in range(3):
-                display.trial_planned(TrialView(number, {}, TrainConfig(epochs=4)))
-            inside_a_call()
-    assert stop.signal == signal.SIGINT
-    console.print("the findings")
-    interrupts.take_again()
-"""
-
-
-class Terminal:
-    """A process on a terminal of its own, and what its screen shows by now."""
-
-    def __init__(self, *command: str) -> None:
-        self._master, slave = pty.openpty()
-        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
-        environment = {**clean_environment(), "TERM": "xterm", "PYTHONUNBUFFERED": "1"}
-        for name in ("COLUMNS", "LINES", "NO_COLOR"):
-            environment.pop(name, None)
-        self.process = subprocess.Popen(
-            command, stdin=slave, stdout=slave, stderr=slave, env=environment, cwd=ROOT / "src",
-            preexec_fn=lambda: (os.setsid(), fcntl.ioctl(0, termios.TIOCSCTTY, 0)),
-        )  # fmt: skip
-        os.close(slave)
-        self.text = b""
-
-    def press_ctrl_c(self) -> None:
-        os.write(self._master, b"\x03")
-
-    def wait_for(self, condition: Callable[[list[str]], bool], limit_s: float = 120) -> list[str]:
-        """The screen, once it is as wanted."""
-        deadline = time.monotonic() + limit_s
-        while not condition(self.screen()):
-            assert time.monotonic() < deadline, "\n".join(self.screen())
-            if select.select([self._master], [], [], 0.05)[0]:
-                try:
-                    self.text += os.read(self._master, 1 << 16)
-                except OSError:  # the process has ended
-                    assert condition(self.screen()), "\n".join(self.screen())
-        return self.screen()
-
-    def screen(self) -> list[str]:
-        """Lines from the first to the cursor's, by what rich sends: text, CR, LF, ESC[nA, ESC[2K, colours, cursor."""
-        lines, row, column = [""], 0, 0
-        for match in re.finditer(rb"\x1b\[([?0-9;]*)([A-Za-z])|\r|\n|[^\x1b\r\n]+", self.text):
-            kind, piece = match[2], match[0]
-            if kind == b"A":
-                row = max(0, row - int(match[1] or 1))
-            elif kind == b"K":
-                lines[row] = ""
-            elif kind is not None:
-                assert kind in b"mhl", match[0]
-            elif piece == b"\r":
-                column = 0
-            elif piece == b"\n":
-                row += 1
-                lines += [""] * (row + 1 - len(lines))
-            else:
-                for letter in piece.decode(errors="replace"):
-                    if column == COLUMNS:
-                        row, column = row + 1, 0
-                        lines += [""] * (row + 1 - len(lines))
-                    lines[row] = f"{lines[row]:{column}}"[:column] + letter + lines[row][column + 1 :]
-                    column += 1
-        return lines
-
-
-def start(tmp_path: Path, *more: str) -> tuple[Terminal, int]:
-    held = tmp_path / "held"
-    os.mkfifo(held)
-    terminal = Terminal(sys.executable, "-c", SEARCH, str(ROOT), str(held), *more)
-    return terminal, os.open(held, os.O_RDWR)
-
-
-def count(screen: list[str], words: str) -> int:
-    return sum(words in line for line in screen)
-
-
-def test_ctrl_c_is_acknowledged_beneath_the_table_while_a_call_lasts_and_leaves_one_table(tmp_path):
-    terminal, held = start(tmp_path)
-    terminal.wait_for(lambda screen: count(screen, "Ctrl-C saves and stops") == 1 and count(screen, " running ") == 3)
-    terminal.press_ctrl_c()
-    screen = terminal.wait_for(lambda screen: count(screen, "Saving; Ctrl-C again to stop at once.") == 1)
-    assert terminal.process.poll() is None and count(screen, "the findings") == 0, "the call still lasts"
-    seen = len(terminal.text)
-    terminal.wait_for(lambda screen: len(terminal.text) > seen + 2000)  # drawn anew a few times
-    os.write(held, b"x")
-    screen = terminal.wait_for(lambda screen: count(screen, "the findings") == 1)
-    assert terminal.process.wait(60) == 0
-    assert count(screen, "state") == count(screen, "of 9 trials ended") == 1, "\n".join(screen)
-    assert count(screen, " running ") == 3 and screen[0] == "the plan", "\n".join(screen)
-
-
-@pytest.mark.parametrize(
-    ("when", "words"),
-    [("before", "Stopping; Ctrl-C again to stop at once."), ("after", "The search has ended and is saved;")],
-)
-def test_ctrl_c_where_there_is_no_table_is_acknowledged_by_a_line(tmp_path, when, words):
-    terminal, held = start(tmp_path, when)
-    terminal.wait_for(lambda screen: count(screen, "inside") == 1)
-    terminal.press_ctrl_c()
-    screen = terminal.wait_for(lambda screen: any(line.startswith(words) for line in screen))
-    assert count(screen, "the findings") == 0
-    os.write(held, b"x")
-    terminal.wait_for(lambda screen: count(screen, "the findings") == 1)
-    assert terminal.process.wait(60) == 0
+@pytest.mark.parametrize("when", ["before", "while trials are shown", "after"])
+def test_ctrl_c_is_acknowledged_and_another_ends_at_once(when: str, capfd: pytest.CaptureFixture[str]) -> None:
+    said = {"before": f"\n{STARTING}\n", "while trials are shown": "", "after": f"\n{ENDING}\n"}
+    stop = StopRequest()
+    with Interrupts(stop) as interrupts, ExitStack() as stack:
+        if when != "before":
+            stack.enter_context(interrupts.while_trials_are_shown())
+        if when == "after":
+            stack.close()
+        signal.raise_signal(signal.SIGINT)
+        assert (stop.signal, stop.reason) == (signal.SIGINT, "interrupted")
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert capfd.readouterr().err == said[when]
 
 
 @pytest.mark.parametrize(("planned", "code"), [(1, 0), (2, 130)])

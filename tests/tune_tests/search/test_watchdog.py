@@ -2,6 +2,7 @@
 
 import io
 import random
+import signal
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,8 +13,10 @@ from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.progress import ProgressFile, StepProgress, progress_file
 from bigbatch.tune.console.display import LiveTable, PlainLines, SearchProgress, make_display
 from bigbatch.tune.runs.observer import TrialView
+from bigbatch.tune.search.interrupts import SEARCHING, StopRequest
 from bigbatch.tune.search.watch_thread import SearchWatch, Watchdog, WatchedTrial
 from bigbatch.tune.trials.cluster_view import ClusterView, GroupView, NodeView, why_it_fits_nowhere
+from helpers.waiting import wait_until
 
 
 def node(name: str, cpus: float, gpus: float = 0, *, alive: bool = True, free: float | None = None) -> NodeView:
@@ -222,8 +225,6 @@ def test_displays_say_waiting_starting_running_and_the_part_of_an_epoch(monkeypa
         display.search_said("trial 7 has not reported for 1:00")
     assert "trial 7 epoch 1: step 410 of 1251, 980 images/s" in out.getvalue()
     assert " 0.3/4 " in drawn() and "has not reported" in drawn() and "Ctrl-C saves" in drawn()
-    table.acknowledge("Saving; wait")
-    assert "Saving; wait" in drawn() and "Ctrl-C saves" not in drawn()
 
 
 def test_a_note_stays_above_the_table_while_trials_are_shown() -> None:
@@ -233,15 +234,19 @@ def test_a_note_stays_above_the_table_while_trials_are_shown() -> None:
     out, printed = io.StringIO(), io.StringIO()
     table = LiveTable(SearchProgress(2, 1, {}), Console(file=out, width=100, force_terminal=True))
     lines = PlainLines(SearchProgress(2, 1, {}), printed)
-    asker = SimpleNamespace(start=lambda: None, stop=lambda: None)
+    asker = SimpleNamespace(start=lambda: None, stop=lambda: None, view=None, asked_at=0.0, answered_at=0.0)
     dog = Watchdog(time.monotonic(), grace_s=60, gone_s=40)
-    watch = SearchWatch(FakeBridge(), Path, [lines, table], lambda reason: None, dog, asker)  # type: ignore[arg-type]
+    both, stop = [lines, table], StopRequest()
+    watch = SearchWatch(FakeBridge(), Path, both, lambda reason: None, dog, asker, stop)  # type: ignore[arg-type]
     with table:
         with watch.running():
             watch.note("Ray dashboard: http://127.0.0.1:8265 (token in [a])")
+            stop.set("interrupted", signal.SIGINT)
+            wait_until(lambda: SEARCHING in printed.getvalue(), lambda: "the signal was not acknowledged", 60)
         watch.note("too late")
     for text in (out.getvalue(), printed.getvalue()):
         assert text.count("Ray dashboard: http://127.0.0.1:8265 (token in [a])") == 1 and "too late" not in text
+        assert text.count(SEARCHING) == 1
 
 
 class FakeAsker:
@@ -269,7 +274,7 @@ def test_the_watch_finds_who_waits_and_who_runs_and_leaves_no_file(tmp_path: Pat
     bridge, asker = FakeBridge(), FakeAsker()
     dog = Watchdog(time.monotonic(), grace_s=60, gone_s=40)
     files = {n: progress_file(tmp_path / f"trial-{n}.log") for n in range(3)}
-    watch = SearchWatch(bridge, files.__getitem__, [], lambda reason: None, dog, asker)  # type: ignore[arg-type]
+    watch = SearchWatch(bridge, files.__getitem__, [], lambda reason: None, dog, asker, StopRequest())  # type: ignore[arg-type]
     for number in range(3):
         watch.trial_planned(view(number))
     watch.look()
@@ -296,7 +301,7 @@ def test_the_watch_finds_who_waits_and_who_runs_and_leaves_no_file(tmp_path: Pat
 def test_groups_of_trials_that_are_not_known_yet_make_no_waiting_trial_look_started(tmp_path: Path):
     bridge, asker = FakeBridge(), FakeAsker()
     dog = Watchdog(time.monotonic(), grace_s=60, gone_s=40)
-    watch = SearchWatch(bridge, lambda n: tmp_path / str(n), [], lambda reason: None, dog, asker)  # type: ignore[arg-type]
+    watch = SearchWatch(bridge, lambda n: tmp_path / str(n), [], lambda reason: None, dog, asker, StopRequest())  # type: ignore[arg-type]
     for number in range(2):
         watch.trial_planned(view(number))
     # The head answers later than it is asked: a third trial was handed over meanwhile.
