@@ -32,10 +32,6 @@ EVENT_FILE = "events.out.tfevents.0.bigbatch"
 """TensorBoard reads each file whose name contains ``tfevents``."""
 ORIGIN_FILE = "exported_from.txt"
 """The folder of the study that was copied."""
-HPARAMS = "hparams"
-START_TAG, END_TAG = "_hparams_/session_start_info", "_hparams_/session_end_info"
-"""Tags of TensorBoard's HParams plugin (tensorboard/plugins/hparams/metadata.py)."""
-STATUS = {"COMPLETE": "STATUS_SUCCESS", "PRUNED": "STATUS_SUCCESS", "FAIL": "STATUS_FAILURE"}
 
 
 CONFIG_PREFIX = "config."
@@ -59,11 +55,6 @@ def _runs_with_settings(tables: StudyTables) -> Iterator[tuple[Run, Settings]]:
 def _plain(values: Mapping[str, object]) -> Settings:
     known = {name: value for name, value in values.items() if value is not None}
     return {name: v if isinstance(v, (str, bool, int, float)) else json.dumps(v) for name, v in known.items()}
-
-
-def _name_of(run: Run) -> str:
-    """E.g. ``trial-0007``."""
-    return f"trial-{run.number:04d}"
 
 
 def _seconds_of(moment: datetime | None) -> float:
@@ -108,7 +99,7 @@ def write_event_files(tables: StudyTables, folder: Path, source: Path) -> int:
     place.mkdir(parents=True, exist_ok=True)
     write_text(noted, f"{source.absolute()}\n")
     for run, settings in _runs_with_settings(tables):
-        path = place / _name_of(run) / EVENT_FILE
+        path = place / f"trial-{run.number:04d}" / EVENT_FILE
         path.parent.mkdir(parents=True, exist_ok=True)
         events = _events(run, settings, tables.objectives)
         write_bytes(path, b"".join(_framed(event.SerializeToString()) for event in events))
@@ -123,53 +114,26 @@ def _folder_name(study: str) -> str:
 
 def _events(run: Run, settings: Settings, objectives: Objectives) -> Iterator[Event]:
     from tensorboardX.proto.event_pb2 import Event
+    from tensorboardX.summary import hparams
 
     time, epoch = _seconds_of(run.datetime_start), 0
     # TensorBoard's readers expect it as the first record.
     yield Event(wall_time=time, file_version="brain.Event:2")
-    yield Event(wall_time=time, summary=_session_start(run, settings))
+    _, begin, end = hparams({**settings, "state": run.state.name}, {})
+    yield Event(wall_time=time, summary=begin)
     for epoch, time, numbers in _epoch_ends(run):
         yield Event(wall_time=time, step=epoch, summary=_scalars(numbers))
     if worth := _worth_of(run, objectives):
         named = {f"objective/{name}": value for name, value in worth.items()}
         yield Event(wall_time=time, step=epoch, summary=_scalars(named))
-    if run.state.name in STATUS:
-        yield Event(wall_time=_seconds_of(run.datetime_complete) or time, summary=_session_end(run))
+    if run.state in (State.COMPLETE, State.PRUNED):  # tensorboardX knows no other end than success
+        yield Event(wall_time=_seconds_of(run.datetime_complete) or time, summary=end)
 
 
 def _scalars(numbers: Mapping[str, float]) -> Summary:
     from tensorboardX.proto.summary_pb2 import Summary
 
     return Summary(value=[Summary.Value(tag=name, simple_value=value) for name, value in numbers.items()])
-
-
-def _session_start(run: Run, settings: Settings) -> Summary:
-    from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData, SessionStartInfo
-
-    start = SessionStartInfo(group_name=_name_of(run), start_time_secs=_seconds_of(run.datetime_start))
-    for name, value in {**settings, "state": run.state.name}.items():
-        if isinstance(value, bool):
-            start.hparams[name].bool_value = value
-        elif isinstance(value, str):
-            start.hparams[name].string_value = value
-        else:
-            start.hparams[name].number_value = value
-    return _for_hparams(START_TAG, HParamsPluginData(version=0, session_start_info=start))
-
-
-def _session_end(run: Run) -> Summary:
-    from tensorboardX.proto.api_pb2 import Status
-    from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData, SessionEndInfo
-
-    end = SessionEndInfo(status=Status.Value(STATUS[run.state.name]), end_time_secs=_seconds_of(run.datetime_complete))
-    return _for_hparams(END_TAG, HParamsPluginData(version=0, session_end_info=end))
-
-
-def _for_hparams(tag: str, content: object) -> Summary:
-    from tensorboardX.proto.summary_pb2 import Summary, SummaryMetadata
-
-    plugin = SummaryMetadata.PluginData(plugin_name=HPARAMS, content=content.SerializeToString())  # type: ignore[attr-defined]
-    return Summary(value=[Summary.Value(tag=tag, metadata=SummaryMetadata(plugin_data=plugin))])
 
 
 def _framed(content: bytes) -> bytes:
