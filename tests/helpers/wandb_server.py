@@ -40,11 +40,7 @@ class WandbServer:
         self.runs: dict[str, UploadedRun] = {}
         self.starts: list[str] = []
         """Names of the runs in the order in which uploads of them began."""
-        self.refused = 0
-        """Connections that were cut."""
         self.began_together = False
-        self.forgets_lines = False
-        """Whether it accepts lines of a history and loses them."""
         self.cut = threading.Event()
         self.unknown: list[str] = []
         self._lock = threading.Lock()
@@ -86,7 +82,6 @@ class WandbServer:
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 if server.cut.is_set():
-                    server.refused += 1
                     self.close_connection = True
                     return
                 if self.headers.get("Content-Encoding") == "gzip":
@@ -156,7 +151,7 @@ class WandbServer:
         run = self._run(name)
         with self._lock:
             part = (sent.get("files") or {}).get("wandb-history.jsonl")
-            for number, line in enumerate(part["content"] if part and not self.forgets_lines else ()):
+            for number, line in enumerate(part["content"] if part else ()):
                 run.lines[part["offset"] + number] = json.loads(line)
             if sent.get("complete"):
                 run.exit_codes.append(sent.get("exitcode"))

@@ -11,7 +11,6 @@ from PIL import Image
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.data.packing.command import main as pack_main
 from bigbatch.tune.commands.tune import tune_main
-from bigbatch.tune.console.plan_notes import plan_notes
 from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.storage.store import StudyStore
@@ -117,10 +116,6 @@ def test_a_set_that_was_packed_anew_from_other_images_is_refused_on_resume(tmp_p
         stage=str(tmp_path),
     )  # fmt: skip
     plan = make_plan(options)
-    size = sum(path.stat().st_size for path in packed.glob("*-*.arrow"))
-    assert f"Each node first copies {size / 1e9:.3g} GB to {tmp_path} (--stage); its trials begin" in str(
-        plan_notes(plan)
-    )
     StudyStore.create(plan.folder, "s", plan.to_dict(), None).close()
     again = SearchOptions(study="s", output=str(tmp_path / "runs"), resume=True)
     shutil.rmtree(packed)
@@ -183,7 +178,7 @@ def test_it_can_be_called_in_every_usual_way_also_from_a_terminal_that_lacks_let
     words = (*command, *GOOD, "--dry-run", "--output", tmp_path / "out")
     done = run_process(*words, cwd=cwd, PYTHONIOENCODING="ascii")
     assert done.returncode == 0, done.stderr
-    assert "resnet18 (auto: 1,437 images of 32 px; --model resnet50 works too)" in " ".join(done.stdout.split())
+    assert "resnet18 (auto; --model resnet50 works too)" in " ".join(done.stdout.split())
     assert not (tmp_path / "out").exists(), "a dry run writes nothing"
 
 

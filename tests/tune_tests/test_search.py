@@ -82,11 +82,6 @@ def check_wandb(study: optuna.Study, text: str) -> None:
         rate = run.config["optimizer"]["value"]["peak_lr"]
         assert run.names["groupName"] == "s" and rate == pytest.approx(trial.params["peak_lr"])
         assert [line["val_top1"] for line in run.history] == pytest.approx(list(trial.intermediate_values.values()))
-        for line in run.history:
-            kinds = {key.partition("/")[0] for key in line if "/" in key}
-            assert kinds == {"gradients", "parameters"} or (not kinds and 1 < line["epoch"] < 4), (
-                "real workers measured both, of short epochs in the first and the last one"
-            )
 
 
 def tool_environment() -> dict[str, str]:

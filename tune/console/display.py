@@ -26,30 +26,16 @@ from bigbatch.tune.runs.objectives import Objectives
 from bigbatch.tune.runs.observer import TrialView, ranked
 from bigbatch.tune.storage.patient_journal import LineLog
 
-MOST_CHARACTERS = 80
-LEFT_OUT = "…"
 
-
-def best_by_value(trials: Iterable[TrialView], frontier: FrontierPlan, width: int = MOST_CHARACTERS) -> str:
-    """``best by batch: 256 95.2 % · 512 94.8 % · 1,024 –``.
-
-    Args:
-        width: the most characters. Values of which no trial has finished are left out first, then the smallest ones.
-    """
+def best_by_value(trials: Iterable[TrialView], frontier: FrontierPlan, width: int = 80) -> str:
+    """``best by batch: 256 95.2 % · 512 94.8 % · 1,024 –``; without the first values where that is too wide."""
     best: dict[object, TrialView] = {}
     for trial in ranked(trials):
         best.setdefault(trial.params.get(frontier.name, frontier.values[0]), trial)
-    parts = {value: f"{value_text(value)} {end_in_words(best.get(value))}" for value in frontier.values}
-    head, width = f"best by {name_in_words(frontier.name)}: ", min(width, MOST_CHARACTERS)
-    values = list(frontier.values)
-    while len(line := head + _joined(values, parts)) > width and values:
-        values.remove(next((value for value in values if value not in best), values[0]))
+    parts = [f"{value_text(value)} {end_in_words(best.get(value))}" for value in frontier.values]
+    while len(line := f"best by {name_in_words(frontier.name)}: {' · '.join(parts)}") > width and parts:
+        parts.pop(0)
     return line
-
-
-def _joined(values: list[object], parts: dict[object, str]) -> str:
-    left_out = [LEFT_OUT] if len(values) < len(parts) else []
-    return " · ".join(left_out + [parts[value] for value in values])
 
 
 def end_in_words(trial: TrialView | None) -> str:

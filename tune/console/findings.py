@@ -27,7 +27,6 @@ from bigbatch.tune.console.outcome import best_in_words, failures_in_words, obje
 from bigbatch.tune.console.plan_notes import plan_notes
 from bigbatch.tune.console.wrapped import from_here, say, say_command
 from bigbatch.tune.plan.enqueued import in_words
-from bigbatch.tune.plan.fitting import side_of_images, suits_resnet50
 from bigbatch.tune.plan.holdout import images_in_words, kinds_in_words
 from bigbatch.tune.plan.own_code import own_component_lines, trainable_lines
 from bigbatch.tune.plan.search_plan import SearchPlan
@@ -120,16 +119,7 @@ def _resumed(plan: SearchPlan) -> str:
 
 
 def _why_model(plan: SearchPlan) -> str:
-    if not plan.model_was_auto:
-        return ""
-    have = f"{plan.data.train_size:,} images of {side_of_images(plan.data)} px"
-    if not suits_resnet50(plan.data):
-        return f" (auto: {have}; --model resnet50 works too)"
-    if not plan.machine.nodes:
-        return f" (auto: {have}; resnet50 if the cluster has GPUs)"
-    if not plan.machine.gpus:
-        return " (auto: no accelerator here; --model resnet50 works too)"
-    return f" (auto: {have}, and there is an accelerator)"
+    return f" (auto{'; --model resnet50 works too' * (plan.model == 'resnet18')})" if plan.model_was_auto else ""
 
 
 def _resources(plan: SearchPlan) -> str:

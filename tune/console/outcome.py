@@ -13,7 +13,7 @@ from bigbatch.tune.console.columns import Columns
 from bigbatch.tune.console.display import end_in_words
 from bigbatch.tune.console.frontier_table import UnfinishedTrial, no_result_in_words
 from bigbatch.tune.plan.search_plan import SearchPlan
-from bigbatch.tune.runs.objective import UNREACHED_H, TimeToTarget
+from bigbatch.tune.runs.objective import TimeToTarget
 from bigbatch.tune.runs.objectives import PARETO_FILE, front_of
 from bigbatch.tune.runs.observer import TrialView
 from bigbatch.tune.runs.run import was_refused
@@ -35,19 +35,8 @@ def objective_lines(plan: SearchPlan) -> list[tuple[str, str]]:
 def best_in_words(best: TrialView) -> str:
     """The line that names the best trial."""
     objective = best.objectives.first
-    if not isinstance(objective, TimeToTarget):
-        return (
-            f"Best: trial {best.number}, {objective.metric.title} {end_in_words(best)} after {epochs_text(best.epoch)}"
-        )
-    if best.ends[0] >= UNREACHED_H:
-        return (
-            f"No trial reached {objective.goal}. The nearest: trial {best.number}, "
-            f"{end_in_words(best)} after {epochs_text(best.epoch)}"
-        )
-    return (
-        f"Best: trial {best.number} reached {objective.goal} after {epochs_text(best.epoch)}, "
-        f"in {end_in_words(best)} of its devices"
-    )
+    what = f"{objective.goal}: " if isinstance(objective, TimeToTarget) else f"{objective.metric.title} "
+    return f"Best: trial {best.number}, {what}{end_in_words(best)} after {epochs_text(best.epoch)}"
 
 
 def why_nothing(plan: SearchPlan, trials: Sequence[TrialView]) -> str:

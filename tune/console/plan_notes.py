@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 
 from bigbatch.train_loop.config.plug_ins import is_own
-from bigbatch.train_loop.data.catalogue import NO_STAGE
 from bigbatch.train_loop.data.info import PHOTOGRAPH_SIZE, SMALL_IMAGE_SIZE, DataInfo
 from bigbatch.train_loop.launch.local_workers import unused_gpus
 from bigbatch.train_loop.model.networks import RESNETS
@@ -20,7 +19,6 @@ def plan_notes(plan: SearchPlan) -> list[str]:
     searched = [r for r in plan.ranges.values() if r.kind != "derived"]
     said = [
         *plan.data.notes,
-        _staged_first(plan),
         unused_gpus() if plan.address == "local" else None,
         size_of_images(plan.data, plan.model) if "data.image_size" not in plan.overrides else None,
         nothing_to_search(len(searched), plan.trials)
@@ -31,16 +29,6 @@ def plan_notes(plan: SearchPlan) -> list[str]:
         only_at_the_beginning(plan),
     ]
     return [text for text in said if text]
-
-
-def _staged_first(plan: SearchPlan) -> str | None:
-    folder, path = plan.options.stage, plan.data.path
-    if folder in (None, NO_STAGE) or path is None:
-        return None
-    from bigbatch.train_loop.data.packed.schema import read_info
-
-    gigabytes = sum(shard.bytes for shard in read_info(path).shards) / 1e9
-    return f"Each node first copies {gigabytes:.3g} GB to {folder} (--stage); its trials begin when they are there."
 
 
 def _compared(plan: SearchPlan) -> tuple[int, int, str]:

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 from bigbatch.base.atomic_files import replacing
 from bigbatch.cluster.host.optuna_journal import JOURNAL_NAME
 from bigbatch.train_loop.config import ConfigError
-from bigbatch.tune.export.trial_rows import check_origin
-from bigbatch.tune.storage.description import read_description
+from bigbatch.tune.storage.description import STUDY_FILE, read_description
 from bigbatch.tune.storage.storage_url import sqlite_file
 from bigbatch.tune.storage.study_tables import name_of_study, study_of_database
 
@@ -109,3 +108,20 @@ def _copy_into(study: Study, source: str, made: Path, path: Path) -> None:
     finally:
         storage.remove_session()
         storage.engine.dispose()
+
+
+def check_origin(option: str, target: str, name: str, earlier: str, folder: Path) -> None:
+    """Raise ConfigError if ``target`` holds the copy of another study of the same name.
+
+    A copy of the folder's study, or of a folder that has gone because the study was moved, may be replaced.
+
+    Args:
+        earlier: the folder that was copied before, as that export noted it; empty: not known.
+        folder: the study's.
+    """
+    if not earlier or Path(earlier).resolve() == folder.resolve() or not (Path(earlier) / STUDY_FILE).exists():
+        return
+    raise ConfigError(
+        f"--{option} holds one study of each name; {target!r} has a copy of {name!r} from {earlier!r}. "
+        f"Write another --{option}."
+    )

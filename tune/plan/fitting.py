@@ -210,18 +210,10 @@ def _workload(search: SearchRequest, model: str, machine: Machine) -> Workload:
 
 
 def auto_model(machine: Machine, data: DataInfo) -> str:
-    """The network that ``--model auto`` means on this machine for these data."""
-    return "resnet50" if machine.gpus and suits_resnet50(data) else "resnet18"
-
-
-def suits_resnet50(data: DataInfo) -> bool:
-    """Whether there are many images, and large ones. See docs/decisions/050."""
-    return data.train_size >= MANY_IMAGES and side_of_images(data) > SMALL_IMAGE_SIZE
-
-
-def side_of_images(data: DataInfo) -> int:
-    """Pixels a side that the images have themselves: enlarging adds none."""
-    return min(data.image_size, data.largest_side or data.image_size)
+    """The network that ``--model auto`` means on this machine for these data: ResNet-50 needs an accelerator, and many
+    images that are large themselves, as enlarging adds nothing. See docs/decisions/050."""
+    side = min(data.image_size, data.largest_side or data.image_size)
+    return "resnet50" if machine.gpus and data.train_size >= MANY_IMAGES and side > SMALL_IMAGE_SIZE else "resnet18"
 
 
 def check_search_model(name: str, overrides: Mapping[str, object], data: DataInfo, machine: Machine) -> None:

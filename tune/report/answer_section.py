@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shlex
 from collections import Counter
@@ -10,14 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from bigbatch.base import json_values
-from bigbatch.train_loop.config.words import epochs_text
 from bigbatch.tune.console.answer_words import (
     answer_in_words,
-    interval_text,
     number_text,
-    seconds_words,
-    short_number,
-    value_text,
 )
 from bigbatch.tune.console.columns import full_run_command
 from bigbatch.tune.console.confirmation_words import confirmation_in_words
@@ -34,15 +28,11 @@ from bigbatch.tune.report.markup import (
     table,
     tag,
 )
-from bigbatch.tune.report.recorded_study import BATCH_PARAMETER, RecordedStudy, StudyPoints, warmup_share
+from bigbatch.tune.report.recorded_study import RecordedStudy, StudyPoints, warmup_share
 from bigbatch.tune.runs.frontier import Frontier
-from bigbatch.tune.runs.learned import FRESH_SEEDS, HELD_OUT
 from bigbatch.tune.runs.run import Run
 from bigbatch.tune.storage.frontier_file import config_file, frontier_json
 from bigbatch.tune.storage.summary import DONE, RUNNING, resume_words
-
-MOST_TILES = 6
-"""Parameters of a training function in the first row of the answer; the configuration below has all."""
 
 
 def answer_section(points: StudyPoints, book: FigureBook, prefix: str) -> Markup:
@@ -54,14 +44,12 @@ def answer_section(points: StudyPoints, book: FigureBook, prefix: str) -> Markup
         headline, *sentences = answer_in_words(frontier_json(found), points.study.hours)
         if found.usable:
             sentences.append(_confirmation(points, found))
-        tiles = _tiles(points, found) if found.usable else []
     else:
         headline = f"The best trial is {best.number}, with {worth_words(points, best.value)} in the first objective."
-        sentences, tiles = [], _best_tiles(points, best)
+        sentences = []
     parts = [
         card(
             tag("p", headline, class_="lead"),
-            tag("div", *tiles, class_="tiles") if tiles else Markup(""),
             *(tag("p", text, class_="soft") for text in sentences),
             class_="card answer",
         )
@@ -110,56 +98,6 @@ def _nothing_yet(points: StudyPoints, prefix: str) -> Markup:
 def worth_words(points: StudyPoints, value: float | None) -> str:
     """A value of the first objective with its unit."""
     return points.study.objectives.first.worth(value)
-
-
-def _tile(value: object, words: object) -> Markup:
-    return tag("div", tag("b", value), tag("span", words), class_="tile")
-
-
-def _tiles(points: StudyPoints, found: Frontier) -> list[Markup]:
-    row, best = found.answer_row, found.answer_best
-    if row is None or best is None:
-        return []
-    own = points.best
-    if found.facts.name is None:
-        settings = _settings(points, own) if own else []
-    else:
-        name = "global batch" if found.facts.name == BATCH_PARAMETER else found.facts.name
-        settings = [_tile(value_text(row.value), name)]
-    interval = interval_text(dataclasses.asdict(best.reported), found.facts.objective.metric)
-    metric = points.study.objectives.first.metric.title
-    by = {HELD_OUT: ", held out", FRESH_SEEDS: f", mean of {best.seeds} fresh seeds"}.get(
-        best.reported.by, ", as chosen"
-    )
-    return [
-        *settings,
-        _tile(worth_words(points, best.reported.value), f"{metric}{by}{f'; 95 %: {interval}' if interval else ''}"),
-        # A training function of the user's own has no steps and images.
-        *[_tile(number_text(best.optimizer_steps), f"optimizer steps in {epochs_text(best.epochs)}")]
-        * (best.optimizer_steps is not None),
-        *[_tile(number_text(best.images_per_s), "images/s")] * (best.images_per_s is not None),
-        _tile(seconds_words(best.epoch_s), "for an epoch, with validation"),
-        _tile(short_number(best.gpu_hours or 0.0), f"{points.study.hours} for the run"),
-    ]
-
-
-def _settings(points: StudyPoints, best: Run) -> list[Markup]:
-    if points.study.description.get("trainable"):
-        return [_tile(_shown(value), name) for name, value in list(best.params.items())[:MOST_TILES]]
-    return [
-        _tile(f"{best.batch:,}" if best.batch else "–", "global batch"),
-        _tile(best.optimizer or "–", "optimizer"),
-        _tile(number_text(best.peak_lr), "peak learning rate"),
-    ]
-
-
-def _best_tiles(points: StudyPoints, best: Run) -> list[Markup]:
-    return [
-        _tile(worth_words(points, best.value), points.study.objectives.first.metric.title),
-        *_settings(points, best),
-        _tile(points.last_epoch(best), "epochs"),
-        _tile(number_text(points.hours_of_all_epochs(best)), f"{points.study.hours} of the trial"),
-    ]
 
 
 # The table

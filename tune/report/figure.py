@@ -245,11 +245,11 @@ def plain(value: object) -> object:
     return plain(float(value))  # type: ignore[arg-type]  # numpy's numbers
 
 
-def plotly_figure(figure: ReportFigure, *, dark: bool = False) -> Figure:
-    """One figure with its title, for a notebook. ``dark``: for a dark page."""
+def plotly_figure(figure: ReportFigure) -> Figure:
+    """One figure with its title, for a notebook."""
     from plotly.graph_objects import Figure
 
-    made = Figure(data=plain(figure.data), layout=plain({**figure.layout, "template": template(dark)}))
+    made = Figure(data=plain(figure.data), layout=plain({**figure.layout, "template": template(dark=False)}))
     made.update_layout(title={"text": figure.title, "font": {"size": 17}, "yref": "container", "y": 0.98})
     margin = made.layout.margin
     made.update_layout(margin_t=max(48, margin.t or 0), height=(made.layout.height or HEIGHT) + 40)

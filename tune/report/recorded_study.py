@@ -42,8 +42,6 @@ from bigbatch.tune.storage.summary import (
     summarize,
 )
 
-BATCH_PARAMETER = "global_batch_size"
-
 
 @dataclass(frozen=True)
 class RecordedStudy:

@@ -35,9 +35,6 @@ from bigbatch.tune.report.rate_figures import rate_figures
 from bigbatch.tune.report.recorded_study import (
     BROKEN,
     DIVERGENT,
-    INFEASIBLE,
-    PAUSED,
-    STOPPED,
     WAITING,
     RecordedStudy,
     StudyPoints,
@@ -96,29 +93,8 @@ def course_section(points: StudyPoints, book: FigureBook, prefix: str) -> Markup
         f"{prefix}course",
         history,
         curves,
-        _stopped(points),
         best_trials(points),
     )
-
-
-def _stopped(points: StudyPoints) -> Markup:
-    """Where and why trials ended before their last epoch."""
-    ended = [p for p in points.searched if points.outcome(p) in (STOPPED, PAUSED, INFEASIBLE)]
-    if not ended:
-        return Markup("")
-    rows = [[p.number, points.outcome(p), points.epochs_words(p), p.because or "–"] for p in ended[:MOST_ROWS]]
-    titles = [
-        TableColumn("trial", True),
-        TableColumn("how"),
-        TableColumn("epoch", True),
-        TableColumn("why", is_wide=True),
-    ]
-    more = [tag("p", _left_out(len(ended)), class_="soft small")] if len(ended) > MOST_ROWS else []
-    summary = tag(
-        "summary",
-        f"Where and why {amount(len(ended), 'trial')} {'were' if len(ended) != 1 else 'was'} stopped or paused",
-    )
-    return card(tag("details", summary, table(titles, rows), *more), class_="card long")
 
 
 def _left_out(count: int) -> str:

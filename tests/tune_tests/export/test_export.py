@@ -234,7 +234,9 @@ def test_tensorboard_reads_each_trials_curve_and_its_row_for_hparams(tmp_path):
         assert start["rate"].number_value == trial.params["rate"]
         assert start["batch.global_size"].number_value == trial.user_attrs["config"]["batch"]["global_size"]
         assert start["optimizer"].string_value == (trial.params["optimizer"] or "")
-        assert list(plugin) == ["_hparams_/session_end_info"] * (trial.state != TrialState.RUNNING)
+        assert list(plugin) == ["_hparams_/session_end_info"] * (
+            trial.state in (TrialState.COMPLETE, TrialState.PRUNED)
+        )
         if trial.state == TrialState.COMPLETE:
             assert read.Scalars("objective/val_top1")[0].value == pytest.approx(trial.value)
             assert plugin["_hparams_/session_end_info"].session_end_info.status == 1  # success

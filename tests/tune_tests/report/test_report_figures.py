@@ -73,13 +73,6 @@ def test_plotly_takes_every_figure_of_a_whole_study(folder: Path) -> None:
         assert any(len(trace.x or ()) for trace in figure.data), name
 
 
-def test_a_notebook_gets_a_dark_one_too(folder: Path) -> None:
-    pytest.importorskip("plotly")
-    first = all_figures(open_recorded(folder))[0]
-    made = [plotly_figure(first, dark=dark) for dark in (False, True)]
-    assert made[0].layout.template.layout.font.color != made[1].layout.template.layout.font.color
-
-
 def test_the_fitted_law_is_found_again() -> None:
     """Rates that follow 0.03 · B^0.7 exactly, at several momenta and trust coefficients."""
     trials = []

@@ -60,7 +60,7 @@ def test_the_answer_comes_first_and_is_that_of_frontier_json(study: Path, capsys
     seen = words_of(text)
     assert f"The answer is batch {row['value']:,} (trial {row['trial']}): validation top-1" in seen
     assert f"{100 * row['reported']:.1f} %" in seen
-    assert f"95 %: {100 * row['low']:.1f} to {100 * row['high']:.1f} %" in seen
+    assert f"({100 * row['low']:.1f} to {100 * row['high']:.1f} % at 95 %)" in seen
     order = [text.index(f'id="{name}"') for name, _ in page.PARTS]
     assert order == sorted(order)
     config = re.search(r'<pre id="config">(.*?)</pre>', text, re.DOTALL)
