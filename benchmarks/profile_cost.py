@@ -90,7 +90,7 @@ def measure(o: argparse.Namespace, folder: Path) -> dict[str, Any]:
         profile = measure_steps(run, o.steps * o.rounds)
     finally:
         run.source.close()
-    print("\n".join(profile_lines(profile, config, len(os.sched_getaffinity(0)))))
+    print("\n".join(profile_lines(profile)))
     raw = arms.images_per_s
     return {
         "images_per_s": {name: spread(values) for name, values in raw.items()},

@@ -3,7 +3,7 @@
     python benchmarks/whole_images.py --images FOLDER [--rounds 5] [--batch 512] [--count 20000] [--output F.json]
 
 FOLDER: an image folder of 32 × 32 pixels, such as CIFAR-10's JPEGs. Arms, in turn in each round, each in a process of
-its own with one thread, files warm in the page cache: ``ring`` and ``device`` (``data.loader.name``), on the folder
+its own with one thread, files warm in the page cache: ``ring`` and ``device``, on the folder
 (random resized crop and flip) and on the packed set that it is packed into (shift and flip), in the training process,
 on its CPU. A figure is the images of --count by CPU time, normalised to float32 as the model takes them, after a first
 pass over --batch. ``decoding``: the CPU time that a ``device`` process spends before, once a node. Prints a table and,
@@ -39,9 +39,9 @@ def one_arm(path: Path, loader: str, temporary: Path, epoch: int, options: argpa
 
     os.environ["TMPDIR"] = str(temporary)
     torch.set_num_threads(1)
-    config = DataConfig(name=str(path), image_size=32, loader=LoaderConfig(name=loader, workers=0))
+    config = DataConfig(name=str(path), image_size=32, loader=LoaderConfig(workers=0))
     began = time.process_time()
-    source = open_data(config)
+    source = open_data(config, device=torch.device("cpu") if loader == "device" else None)
     opened_s = time.process_time() - began
     order = sampling.train_order(source.info.train_size, 0, epoch)[: options.batch + options.count]
     read = source.read_train(np.array_split(order, max(len(order) // options.batch, 1)), Epoch(0, epoch))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from bigbatch.train_loop.config.rules import ConflictError, Options, Section, require, require_in_range, require_one_of
+from bigbatch.train_loop.config.rules import Options, Section, require, require_in_range, require_one_of
 
-LOADERS = ("auto", "ring", "device")
+LOADERS = ("auto", "ring")
 ON_BAD_IMAGE = ("fail", "skip")
 POLICIES = ("none", "trivial", "rand")
 
@@ -16,9 +16,9 @@ class LoaderConfig(Section, prefix="data.loader."):
     """How batches are read. Only ``name`` may change what is read, and only from one kind of loader to another."""
 
     name: str = "auto"
-    """``ring``: slots in shared memory. ``device``: images of one size are decoded once a node and kept on the device,
-    which cuts, shifts and mirrors them (``data/loading/device_source.py``). ``auto`` is ``device`` in training where
-    the images suit and fit, else ``ring``."""
+    """``ring``: slots in shared memory. ``auto``: in training, images of one size that suit and fit are decoded once a
+    node and kept on the device, which cuts, shifts and mirrors them (``data/loading/device_source.py``); else the
+    ring."""
     workers: int = -1
     """Decoding processes of each training worker; 0 decodes in the training process. -1: all but one of the worker's
     cores (``data/loading/counts.py``)."""
@@ -156,11 +156,6 @@ class DataConfig(Section, prefix="data."):
         for name, part in (("val_part", self.val_part), ("holdout", self.holdout)):
             require(0 <= part < 1, f"data.{name} must be at least 0 and below 1", part, "Write e.g. 0.5.")
         self._check_sizes()
-        if self.loader.name == "device" and (why := self.why_one_by_one):
-            raise ConflictError(
-                f"data.loader.name=device changes whole batches alike; got a key that cannot: {why}. "
-                "Write data.loader.name=auto."
-            )
 
     @property
     def why_one_by_one(self) -> str:

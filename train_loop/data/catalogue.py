@@ -17,7 +17,6 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -170,7 +169,7 @@ def list_folder(config: DataConfig, scan: FolderScan | None = None, open_some: b
     scan = scan_folder(path, config.val_part)
     _check_classes(scan.class_names, path)
     scan = scan.with_some_opened()
-    return scan.with_files() if open_some and config.loader.name in ("auto", "device") else scan
+    return scan.with_files() if open_some and config.loader.name == "auto" else scan
 
 
 def _look_at_whole(config: DataConfig, open_some: bool, scan: FolderScan | None) -> Looked:
@@ -187,19 +186,15 @@ def _look_at_whole(config: DataConfig, open_some: bool, scan: FolderScan | None)
         from bigbatch.train_loop.data.sets.own_sets import describe_own
 
         return Looked(describe_own(config, open_some), None)
-    from bigbatch.train_loop.data.sets.scan import square_side
-
     path = folder_path(config.name)
     if is_packed(path):
         return Looked(_describe_packed(config, path, open_some), None)
     scan = list_folder(config, scan, open_some)
     assert scan is not None
-    if open_some:
-        _check_one_size(config, partial(square_side, scan.train))
-        if scan.unreadable and config.on_bad_image == "fail":
-            raise ConfigError(
-                f"the data must be images that can be read; got {scan.unreadable}. Remove or replace the file."
-            )
+    if open_some and scan.unreadable and config.on_bad_image == "fail":
+        raise ConfigError(
+            f"the data must be images that can be read; got {scan.unreadable}. Remove or replace the file."
+        )
     size = config.image_size or _own_size(scan.largest_side)
     info = DataInfo(
         name=os.path.basename(path),
@@ -315,10 +310,6 @@ def _describe_digits(config: DataConfig) -> DataInfo:
             f"digits has its own augmentation; got data.augment.policy={config.augment.policy}. Write none."
         )
     _refuse_crop_keys(config, "digits are enlarged as a whole")
-    if config.loader.name == "device":
-        raise ConfigError(
-            "data.loader.name=device reads image files; got digits, which are in memory. Write data.loader.name=auto."
-        )
     size = config.image_size or 32
     return DataInfo(
         name="digits",
@@ -354,25 +345,13 @@ def _check_classes(names: Sequence[str], path: str) -> None:
         )
 
 
-def _check_one_size(config: DataConfig, square_side: Callable[[], int]) -> None:
-    """Raise ConfigError where crops are to be cut on the device, out of images that have no one size."""
-    if config.loader.name == "device" and config.augment.enabled and not square_side():
-        raise ConfigError(
-            f"data.loader.name=device needs square training images of one size; got others in {config.name!r}. "
-            "Write data.loader.name=auto."
-        )
-
-
 def _describe_packed(config: DataConfig, path: str, open_some: bool) -> DataInfo:
     from bigbatch.train_loop.data.packed import schema
 
     packed = schema.read_info(path)
     _check_classes(packed.class_names, path)
     if open_some:
-        files = schema.PackedFiles(path)
-        files.check_records(32 if config.on_bad_image == "fail" else 0)
-        if packed.largest_side > SMALL_IMAGE_SIZE:
-            _check_one_size(config, partial(files.square_side, slice(packed.train_size)))
+        schema.PackedFiles(path).check_records(32 if config.on_bad_image == "fail" else 0)
     if packed.largest_side <= SMALL_IMAGE_SIZE:
         _refuse_crop_keys(config, f"packed images of at most {SMALL_IMAGE_SIZE} px are shifted")
     size = config.image_size or _own_size(packed.largest_side)

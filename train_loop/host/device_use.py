@@ -181,11 +181,7 @@ class UseMeter:
         counts_processors: whether this worker counts them for its machine.
         gpu_part: the part of its GPU's energy that this worker counts: the trials that share a GPU count it once.
         where: the worker in words, for the log.
-
-    ``sample_s``, which may be set before it is entered: the time between two looks.
     """
-
-    sample_s = SAMPLE_S
 
     def __init__(
         self,
@@ -259,7 +255,7 @@ class UseMeter:
             _log.warning("%s", text)
 
     def _run(self) -> None:
-        while not self._stop.wait(self.sample_s):
+        while not self._stop.wait(SAMPLE_S):
             self.sample()
 
 

@@ -44,7 +44,7 @@ def uses_users_code(config: TrainConfig) -> bool:
     return not config.trainable.name and bool(own_words(config))
 
 
-def check_users_code(config: TrainConfig, scan: FolderScan | None = None, workers: int = 1) -> None:
+def check_users_code(config: TrainConfig, scan: FolderScan | None = None) -> None:
     """``try_users_code``, and a look at options that no component takes.
 
     Raises ConfigError and OwnCodeError as ``check_two_batches``, and ConfigError for options that no component takes.
@@ -54,12 +54,10 @@ def check_users_code(config: TrainConfig, scan: FolderScan | None = None, worker
             raise ConfigError(
                 f"{key} are arguments of a function of your own; got {dict(options)} with {word}. Leave them out."
             )
-    try_users_code(config, scan, workers)
+    try_users_code(config, scan)
 
 
-def try_users_code(
-    config: TrainConfig, scan: FolderScan | None = None, workers: int = 1, needs_top1: bool = False
-) -> None:
+def try_users_code(config: TrainConfig, scan: FolderScan | None = None, needs_top1: bool = False) -> None:
     """Train and validate two small batches on the CPU where a component is the user's own; else do nothing.
 
     Raises ConfigError and OwnCodeError as ``check_two_batches``.
@@ -67,7 +65,7 @@ def try_users_code(
     if uses_users_code(config):
         from bigbatch.train_loop.loop.smoke_test import check_two_batches
 
-        check_two_batches(config, scan, workers, needs_top1)
+        check_two_batches(config, scan, needs_top1)
 
 
 def option_sections(config: TrainConfig) -> list[tuple[str, Mapping[str, object], str]]:

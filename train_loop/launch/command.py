@@ -175,7 +175,7 @@ def make_run_plan(argv: Sequence[str] | None, prog: str, launch: Launch | None) 
     output = Path(args.output) if args.output else Path("runs", "train", f"{source}-{digest}")
     output = output.absolute() if profile else check_output(output.absolute(), config, args.accept_changed_code)
     if not args.no_check and (launch is None or launch.rank == 0):
-        check_users_code(config, scan, workers)
+        check_users_code(config, scan)
     if profile is not None:
         check_writable("--output", output)
     wandb = DISABLED

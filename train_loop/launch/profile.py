@@ -1,6 +1,6 @@
 """``--profile-steps N``: measure N steps and validation, say what bounds the run and what the whole run would take.
 
-The lines for the terminal are a table, estimates, what bounds the run, and which knob to turn.
+The lines for the terminal are a table, estimates, and what bounds the run.
 """
 
 from __future__ import annotations
@@ -8,18 +8,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
 
 from bigbatch.train_loop.config import ConfigError, TrainConfig
-from bigbatch.train_loop.config.plug_ins import is_own
-from bigbatch.train_loop.data.catalogue import is_packed
-from bigbatch.train_loop.data.loading.counts import cores_per_rank
 from bigbatch.train_loop.data.sets.scan import FolderScan
 from bigbatch.train_loop.distributed import Meeting, pick_device
 from bigbatch.train_loop.host.ranks import Launch
@@ -34,8 +30,6 @@ from bigbatch.train_loop.loop.until_it_fits import until_it_fits
 from bigbatch.train_loop.reporter import ListReporter
 
 TRACED_STEPS = 10
-SUPPLY_MARGIN = 1.2
-"""Processes should read this many times as fast as batches are taken. Then waiting for images costs little."""
 
 
 def print_profile(
@@ -68,18 +62,11 @@ def print_profile(
         profile = until_it_fits(begin, measured, None, device)
         if launch is not None and launch.rank != 0:
             return
-        for line in profile_lines(profile, config, cores_of_a_run(torch.cuda.device_count())):
-            print(line)
+        print("\n".join(profile_lines(profile)))
         path = _append(profile, config, output / PROFILES_FILE)
         print(f"\nthe figures are in {path}")
         if options.trace_folder is not None:
             print(f"the trace of {TRACED_STEPS} further steps is in {options.trace_folder}: open it in ui.perfetto.dev")
-
-
-def cores_of_a_run(gpus: int, env: Mapping[str, str] = os.environ) -> int:
-    """Cores that a worker of a run of this configuration would have here: under Ray its GPU's share."""
-    cores = cores_per_rank(env)
-    return cores if "LOCAL_WORLD_SIZE" in env else max(cores // max(gpus, 1), 1)
 
 
 def _append(profile: StepProfile, config: TrainConfig, path: Path) -> Path:
@@ -100,7 +87,6 @@ def _append(profile: StepProfile, config: TrainConfig, path: Path) -> Path:
             "val_s": profile.val_s,
             "run_s": profile.run_s,
             "device_hours": profile.device_hours,
-            "gpu_energy_j": profile.gpu_energy_j,
         },
     }
     try:
@@ -132,13 +118,11 @@ BOUNDS = {
     OTHER: (0.15, "lies between the phases: mixing images, sums of losses, gradient norms, Python"),
 }
 """From which part of a step on a line names it, and how."""
-SPARE_MEMORY = 0.5
-"""A device whose memory is filled less than this has room for a larger micro-batch."""
 
 
-def profile_lines(profile: StepProfile, config: TrainConfig, cores: int) -> list[str]:
-    """All lines for the terminal. ``cores``: of the CPU, for each worker."""
-    return [*_table(profile), "", *_estimates(profile), "", *bound_lines(profile, config, cores)]
+def profile_lines(profile: StepProfile) -> list[str]:
+    """All lines for the terminal."""
+    return [*_table(profile), "", *_estimates(profile), "", *bound_lines(profile)]
 
 
 def _steps(count: int) -> str:
@@ -187,75 +171,16 @@ def _estimates(p: StepProfile) -> Iterator[str]:
     )
     of = f" of {p.device_memory_bytes / 2**30:.0f} GiB" if p.device_memory_bytes else ""
     yield f"memory      {p.memory_bytes / 2**30:.2f} GiB{of} at most, of the worker that needed most"
-    yield f"energy      {_energy(p)}"
 
 
-def _energy(p: StepProfile) -> str:
-    """What the devices draw, and what that makes of the whole run."""
-    parts = []
-    if p.gpu_power_w is not None and p.gpu_energy_j is not None:
-        busy = f", computing {100 * p.gpu_utilization:.0f} % of the time" if p.gpu_utilization is not None else ""
-        peak = f", one at most {p.gpu_peak_power_w:,.0f} W" if p.gpu_peak_power_w is not None else ""
-        parts.append(f"GPUs {p.gpu_power_w:,.0f} W{peak}{busy}: {p.gpu_energy_j / 3.6e6:.3g} kWh for the whole run")
-    if p.cpu_power_w is not None:
-        parts.append(f"processors {p.cpu_power_w:,.0f} W, whoever used them")
-    return "; ".join(parts) or "not measured"
-
-
-def bound_lines(profile: StepProfile, config: TrainConfig, cores: int) -> list[str]:
-    """What takes a noted part of a step, the most first, and what would help."""
+def bound_lines(profile: StepProfile) -> list[str]:
+    """What takes a noted part of a step, the most first."""
     shares = {name: profile.share(name) for name in ("data", "transfer", "optimizer", OTHER)}
     shares["communication"] = profile.communication_share
     shares["computing"] = profile.share("forward") + profile.share("backward") - profile.communication_share
-    larger = f"a larger global batch, now {profile.global_size} (--set batch.global_size=…)"
-    helps = {
-        "computing": _faster(profile, config),
-        "data": _more_data(shares["data"], profile, config, cores),
-        "communication": [f"{larger}, sums them less often for each image", "a faster network between them"],
-        "optimizer": [f"{larger}, needs fewer steps"],
-        OTHER: ["larger micro-batches (--set batch.micro_size=…)"] if profile.accumulation_steps > 1 else [],
-    }
-    lines = []
-    for name in sorted(BOUNDS, key=lambda name: -shares[name]):
-        noted_from, what = BOUNDS[name]
-        if shares[name] >= noted_from:
-            help_text = f": {'; or '.join(found)}" if (found := helps.get(name)) else ""
-            lines.append(f"bound   {100 * shares[name]:.0f} % of each step {what}{help_text}.")
-    return lines
-
-
-def _more_data(share: float, p: StepProfile, config: TrainConfig, cores: int) -> list[str]:
-    # A step that waits has had every process at work all the time, or the training process itself while it waited.
-    decoding = p.loader_processes or share
-    enough = math.ceil(SUPPLY_MARGIN * decoding / max(1 - share, 0.01))
-    name = config.data.name
-    helps = []
-    if p.loader_processes < cores - 1:
-        more = min(enough, cores - 1)
-        helps.append(f"give the loader more processes (--set data.loader.workers={more}, {cores} cores here)")
-    if enough >= cores:
-        helps.append(f"give each worker about {enough + 1} cores, it has {cores}")
-    if is_own(name):
-        return helps
-    if "/" in name and not is_packed(name):
-        helps.append("pack the images (bigbatch pack)")
-    elif "/" in name:
-        helps.append("pack smaller images (bigbatch pack --profile fast)")
-    return helps
-
-
-def _faster(p: StepProfile, config: TrainConfig) -> list[str]:
-    """What makes the network's computing faster on a GPU."""
-    if not p.device_memory_bytes:
-        return ["smaller images (--set data.image_size=…)", "a smaller network", "a GPU"]
-    helps = []
-    if config.precision == "off":
-        helps.append("compute in half precision (--set precision=auto)")
-    if config.model.compile != "on":
-        helps.append("compile the network (--set model.compile=on)")
-    if p.accumulation_steps > 1 and p.memory_bytes < SPARE_MEMORY * p.device_memory_bytes:
-        helps.append(f"a larger micro-batch, now {p.micro_size} (--set batch.micro_size=…): the memory has room")
-    return helps
+    most_first = sorted(BOUNDS, key=lambda name: -shares[name])
+    noted = [name for name in most_first if shares[name] >= BOUNDS[name][0]]
+    return [f"bound   {100 * shares[name]:.0f} % of each step {BOUNDS[name][1]}." for name in noted]
 
 
 def _seconds(seconds: float) -> str:

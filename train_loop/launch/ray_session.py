@@ -106,7 +106,7 @@ class LocalRay:
         log_file: Ray's own messages in this process go there.
 
     Raises:
-        ConfigError: the temporary folder's path is too long for Unix sockets; this Python removes docstrings.
+        ConfigError: the temporary folder's path is too long for Unix sockets.
         RayStartError: Ray did not start after a few attempts; its logs are kept beside ``log_file``.
     """
 
@@ -118,7 +118,6 @@ class LocalRay:
         self.folder: Path | None = None
 
     def __enter__(self) -> RayConnection:
-        refuse_without_docstrings()
         remove_stale_folders()
         self.folder, self._owner = private_ray_folder()
         try:
@@ -254,14 +253,13 @@ class JoinedRay:
     """A running cluster (``--address``): used, never stopped.
 
     Raises:
-        ConfigError: no cluster answers at the address, it refuses the token, or this Python removes docstrings.
+        ConfigError: no cluster answers at the address, or it refuses the token.
     """
 
     def __init__(self, address: str, log_file: Path) -> None:
         self._address, self._log_file = address, log_file
 
     def __enter__(self) -> RayConnection:
-        refuse_without_docstrings()
         os.environ.update(SEARCH_ENV)  # before Ray is loaded, which reads some of them then
         import ray
 
@@ -297,15 +295,6 @@ class JoinedRay:
         import ray
 
         ray.shutdown()
-
-
-def refuse_without_docstrings() -> None:
-    """Raise ConfigError in a Python that removes docstrings: Ray 2.60 changes some of its own, and cannot be loaded."""
-    if sys.flags.optimize > 1:
-        raise ConfigError(
-            "Ray needs the docstrings of its modules; got a Python that removes them (-OO, PYTHONOPTIMIZE=2). "
-            "Leave -OO out, or: unset PYTHONOPTIMIZE."
-        )
 
 
 def reason_of(error: BaseException) -> str:

@@ -36,7 +36,7 @@ from bigbatch.train_loop.loop.step_log import StepLog
 from bigbatch.train_loop.loop.worker_use import open_use_meter
 from bigbatch.train_loop.model.losses import refuse_negative_classes
 from bigbatch.train_loop.model.networks import build_model
-from bigbatch.train_loop.model.sharding import is_shared_out, read_before_sum, shard
+from bigbatch.train_loop.model.sharding import is_shared_out, shard
 from bigbatch.train_loop.model.weight_average import WeightAverage
 from bigbatch.train_loop.optim import build_optimizer
 from bigbatch.train_loop.optim.build import GROUP_NUMBERS
@@ -159,10 +159,8 @@ def _fresh(
     """A run before its first step, with the same weights on all ranks; its step calls the bare model."""
     device, sums, clock = world.device, MetricSums(world.device), Chronometer(world.device)
     step = dataclasses.replace(_fresh_step(config, source, world), phase=clock.phase)
-    sharded = is_shared_out(step.model)
-    norms = GradientNorms(device, split.accumulation_steps, world.workers, config.noise_scale, sharded)
-    if sharded and norms.measured:
-        norms.wanted = read_before_sum(step.model, norms.add_own)
+    measures = config.noise_scale and not is_shared_out(step.model)
+    norms = GradientNorms(device, split.accumulation_steps, world.workers, measures)
     return Run(
         config=config,
         world=world,

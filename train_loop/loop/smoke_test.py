@@ -6,7 +6,7 @@ import contextlib
 import io
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -17,11 +17,9 @@ from bigbatch.train_loop.config.own_names import own_words
 from bigbatch.train_loop.config.plug_ins import is_own
 from bigbatch.train_loop.config.train_config import LOSSES
 from bigbatch.train_loop.data.sets.scan import FolderScan
-from bigbatch.train_loop.data.source import Step
 from bigbatch.train_loop.errors import ImageError, LoaderError, OwnCodeError
 from bigbatch.train_loop.loop.assembly import Run, set_up
 from bigbatch.train_loop.loop.checkpoint import CheckpointFolder
-from bigbatch.train_loop.loop.step import unused_in_words
 from bigbatch.train_loop.loop.train import take_step
 from bigbatch.train_loop.loop.validation import measure
 from bigbatch.train_loop.model.networks import build_model
@@ -30,26 +28,18 @@ from bigbatch.train_loop.reporter import ListReporter
 
 IMAGES = 4
 """Of a batch: BatchNorm needs two, and a loss that mixes up examples and classes shows with four."""
-STEPS = 4
-"""Eight micro-batches: a layer that is left out every other time is used in all of them once in 256 checks."""
 
 
-def check_two_batches(
-    config: TrainConfig, scan: FolderScan | None = None, workers: int = 1, needs_top1: bool = False
-) -> None:
+def check_two_batches(config: TrainConfig, scan: FolderScan | None = None, needs_top1: bool = False) -> None:
     """Train one step of two micro-batches of a few images, and validate one, on the CPU in float32.
-
-    With several workers, whose gradients DDP sums, ``STEPS`` steps: a network may leave out layers at random, or later.
 
     Args:
         scan: the images of an image folder, where they were listed before.
-        workers: of the run. With several, each parameter must get a gradient in each step, unless DDP looks for those
-            that get none (``model.find_unused_parameters``).
         needs_top1: whether a search optimises right answers, which outputs and targets must then have.
 
     Raises:
-        ConfigError: outputs do not fit the classes, the loss or the objective, the loss is not one finite number, a
-            parameter gets no gradient, or a checkpoint could not hold the optimizer's state. One line.
+        ConfigError: outputs do not fit the classes, the loss or the objective, the loss is not one finite number, or a
+            checkpoint could not hold the optimizer's state. One line.
         OwnCodeError: the user's code raised an exception.
     """
     words = own_words(config)
@@ -57,7 +47,7 @@ def check_two_batches(
     try:
         with whose_error(words):
             run = set_up(_small(config), ListReporter(), CheckpointFolder(None, 0.0), torch.device("cpu"), scan=scan)
-            _train_and_validate(run, workers, needs_top1)
+            _train_and_validate(run, needs_top1)
     except (ConfigError, OwnCodeError, ImageError, LoaderError, MemoryError):
         raise
     except Exception as error:
@@ -85,7 +75,7 @@ def _small(config: TrainConfig) -> TrainConfig:
     )
 
 
-def _train_and_validate(run: Run, workers: int, needs_top1: bool) -> None:
+def _train_and_validate(run: Run, needs_top1: bool) -> None:
     config = run.config
     if _counts_classes(run) and run.source.info.num_classes == 1:
         raise ConfigError(
@@ -93,14 +83,9 @@ def _train_and_validate(run: Run, workers: int, needs_top1: bool) -> None:
             "learns nothing. Correct its num_classes or targets, or write --loss FILE.py:FUNCTION."
         )
     handle = run.model.register_forward_hook(_check_logits(run)) if _counts_classes(run) else None
-    steps = iter(run.source.train_steps(config.seed, 0, run.split, 0))
-    with _gradients_of(run.model) as got:
-        _take_next(run, steps)
-        _check_loss(run)
-        if workers > 1 and not config.model.find_unused_parameters:
-            for _ in range(STEPS - 1):
-                _take_next(run, steps)
-            _check_gradients(run, got, workers)
+    for step in itertools.islice(run.source.train_steps(config.seed, 0, run.split, 0), 1):
+        take_step(run, step, config.optimizer.peak_lr * 1e-3)  # a whole rate without warmup may explode at once
+    _check_loss(run)
     run.model.eval()
     with torch.no_grad():
         _, answers, _ = measure(run, itertools.islice(run.source.val_batches(IMAGES, 0, 1), 1)).tolist()
@@ -138,13 +123,6 @@ def _check_logits(run: Run) -> Callable[[nn.Module, object, object], None]:
     return check
 
 
-def _take_next(run: Run, steps: Iterator[Step]) -> None:
-    """Take the next step, if the data set has images for one."""
-    for step in itertools.islice(steps, 1):
-        take_step(run, step, run.config.optimizer.peak_lr * 1e-3)  # a whole rate without warmup may explode at once
-        run.progress.step += 1  # other draws
-
-
 def _check_loss(run: Run) -> None:
     bad, loss = run.watch.codes()
     if bad > -math.inf:
@@ -153,32 +131,6 @@ def _check_loss(run: Run) -> None:
             f"loss={run.config.loss} and model.name={run.config.model.name}. "
             "Look for a division by or a logarithm of zero."
         )
-
-
-@contextlib.contextmanager
-def _gradients_of(model: nn.Module) -> Iterator[list[set[str]]]:
-    """A list that gets, for each forward pass within the block, the parameters that then get a gradient."""
-    got: list[set[str]] = []
-    handles = [model.register_forward_pre_hook(lambda *_: got.append(set()))]
-    for name, p in model.named_parameters():
-        if p.requires_grad:
-            handles.append(p.register_post_accumulate_grad_hook(lambda _, name=name: got[-1].add(name)))
-    try:
-        yield got
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _check_gradients(run: Run, got: Sequence[set[str]], workers: int) -> None:
-    """Raise ConfigError for a parameter that gets no gradient in some micro-batch: it may be the last one of a step,
-    with which DDP sums."""
-    names = [name for name, p in run.model.named_parameters() if p.requires_grad]
-    without = [name for name in names if any(name not in one for one in got)]
-    if without:
-        times = sum(without[0] not in one for one in got)
-        when = f"in {times} of {len(got)} micro-batches"
-        raise ConfigError(unused_in_words(without, run.config, workers, when))
 
 
 def _check_state(run: Run) -> None:
@@ -190,7 +142,6 @@ def _check_state(run: Run) -> None:
     if not is_own(config.model.name):  # torchvision's and timm's are built alike each time
         return
     model = f"the state_dict of model.name={config.model.name}"
-    _check_own_memory(run.model.state_dict(), model)
     state = _read_again(run.model.state_dict(), model, "get_extra_state")
     try:
         build_model(config.model, run.source.info).load_state_dict(state)
@@ -200,18 +151,6 @@ def _check_state(run: Run) -> None:
             f"{model} must keep the names and shapes with which it is built, or a run cannot resume; got {reason}. "
             "Make parameters and buffers in __init__, or write register_buffer(…, persistent=False)."
         ) from None
-
-
-def _check_own_memory(state: dict[str, Any], model: str) -> None:
-    """Raise ConfigError for a tensor that a checkpoint cannot be read into: elements of it share memory."""
-    for name, one in state.items():
-        if isinstance(one, torch.Tensor) and any(
-            s == 0 and n > 1 for s, n in zip(one.stride(), one.shape, strict=True)
-        ):
-            raise ConfigError(
-                f"{model} must have memory for each element, or a run cannot resume; got {name} {list(one.shape)}, "
-                "which is expanded. Write .clone() behind expand(…)."
-            )
 
 
 def _read_again(state: dict[str, Any], what: str, where: str) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 import statistics
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,15 +19,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bigbatch.train_loop.data.sampling import micro_sizes
 from bigbatch.train_loop.data.source import Step
-from bigbatch.train_loop.host.device_use import DeviceUse
 from bigbatch.train_loop.loop.assembly import Run
 from bigbatch.train_loop.loop.chronometer import OTHER, PHASES, STEP, StepTimer
 from bigbatch.train_loop.loop.train import take_step
 from bigbatch.train_loop.loop.validation import measure, prepare_batch_norm
 from bigbatch.train_loop.loop.worker_use import forget_peak, peak_bytes
 
-POWER_S = 0.1
-"""Between two looks at a GPU's power."""
 WARMUP_STEPS = 5
 """Not measured: kernels are chosen and compiled, memory is reserved, loader processes fill their slots."""
 
@@ -86,14 +82,6 @@ class StepProfile:
     """Of the whole device; None on CPUs."""
     last_step: float = 1.0
     """Images of an epoch's last step, as a part of the global batch; below 1 with ``data.drop_last=false``."""
-    gpu_power_w: float | None = None
-    """All workers' GPUs together, the mean over the measured steps. None: not measured."""
-    cpu_power_w: float | None = None
-    """The processors of the workers' machines, whoever used them. None: not measured."""
-    gpu_utilization: float | None = None
-    """0 to 1; of the worker whose GPU computed least. None: not measured."""
-    gpu_peak_power_w: float | None = None
-    """The most that one worker's GPU drew at any look, ten times a second. None: not measured."""
     seconds: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """Of each measured step, by the names in ``phases``, ``step``, and ``communication`` if there is some: means over
     the workers. ``validation``: of each measured batch on rank 0."""
@@ -132,16 +120,11 @@ class StepProfile:
         """Estimate: the whole run times its workers, in hours."""
         return self.workers * self.run_s / 3600
 
-    @property
-    def gpu_energy_j(self) -> float | None:
-        """Estimate: the GPUs in the whole run, at the power of its steps."""
-        return None if self.gpu_power_w is None else self.gpu_power_w * self.run_s
-
 
 def measure_steps(run: Run, steps: int) -> StepProfile:
     """Measure ``steps`` training steps, and validation. All ranks call it.
 
-    Their profiles are equal, but for ``loader_processes`` and the last digits of the power.
+    Their profiles are equal, but for ``loader_processes``.
     """
     device, world, timer = run.world.device, run.world, _timed(run)
     batches = _endless_steps(run)
@@ -149,11 +132,7 @@ def measure_steps(run: Run, steps: int) -> StepProfile:
         _timed_step(run, timer, batches)
     timer.take()
     forget_peak(device)
-    with run.use:
-        run.use.take()  # what came before the measured steps must not count
-        began = timer.clock.wait()
-        times, local = _steps_and_local_steps(run, timer, batches, steps)
-        use, took_s = run.use.take(), timer.clock.wait() - began
+    times, local = _steps_and_local_steps(run, timer, batches, steps)
     batches.close()
     (batch_s, count), bn_s = _validation(run, timer, steps), _batch_norm_s(run, timer)
     by_name = _by_name(run, times)
@@ -182,7 +161,6 @@ def measure_steps(run: Run, steps: int) -> StepProfile:
         device_memory_bytes=properties.total_memory if properties else None,
         last_step=_last_step(run),
         seconds={**by_name, **({"communication": communication} if communication else {}), "validation": batch_s},
-        **_power(run, use, took_s),
     )
 
 
@@ -209,7 +187,7 @@ def trace_steps(run: Run, steps: int, folder: str) -> None:
 
 def _timed(run: Run) -> StepTimer:
     """Make the run time its phases from now on."""
-    timer, run.use.sample_s = StepTimer(run.world.device), POWER_S
+    timer = StepTimer(run.world.device)
     run.clock, run.step = timer, dataclasses.replace(run.step, phase=timer.phase)
     return timer
 
@@ -292,19 +270,6 @@ def _batch_norm_s(run: Run, timer: StepTimer) -> float:
     began = timer.clock.wait()
     prepare_batch_norm(run)
     return timer.clock.wait() - began
-
-
-def _power(run: Run, use: DeviceUse, took_s: float) -> dict[str, float | None]:
-    """The fields of the profile that say what the devices drew and how busy they were."""
-    joules = torch.tensor([use.gpu_energy_j, use.cpu_energy_j], dtype=torch.float64, device=run.world.device)
-    gpu_w, cpu_w = (run.world.sum(joules) / took_s).tolist()
-    idlest, peak_w = run.world.max(use.for_maximum)
-    return {
-        "gpu_power_w": None if math.isnan(gpu_w) else gpu_w,
-        "cpu_power_w": None if math.isnan(cpu_w) else cpu_w,
-        "gpu_utilization": None if idlest > 1 else 1.0 - idlest,
-        "gpu_peak_power_w": peak_w or None,
-    }
 
 
 def _as_list(spread: Spread) -> list[float]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import inspect
 import os
 from collections.abc import Mapping
 from importlib.util import find_spec
@@ -88,20 +87,7 @@ def _check_own(config: ModelConfig) -> None:
         _refuse_stem(config)
     if config.pretrained:
         check_pretrained(config.pretrained)
-    function = loaded("model.name", config.name, ("workload",), config.options)
-    try:
-        parameters = inspect.signature(function).parameters
-    except (TypeError, ValueError):
-        return  # callables of C have no signature
-    first = next(iter(parameters))  # it takes one: loaded() has tried
-    facts = [name for name in ("num_classes", "channels", "image_size") if name in parameters]
-    # As torchvision's constructors are written. One with a default in front would take the workload without a word.
-    has_default = first != "workload" and parameters[first].default is not inspect.Parameter.empty
-    if facts and (first in facts or has_default):
-        raise ConfigError(
-            f"model.name must name a function of (workload); got {config.name!r}, which would get it as {first!r}. "
-            f"Write a first argument `workload`, and `workload.{facts[0]}` in the function."
-        )
+    loaded("model.name", config.name, ("workload",), config.options)
 
 
 def build_model(config: ModelConfig, info: DataInfo) -> nn.Module:
@@ -126,7 +112,7 @@ def build_model(config: ModelConfig, info: DataInfo) -> nn.Module:
     if config.activation_checkpointing:
         from bigbatch.train_loop.model.activation_checkpointing import checkpoint_blocks
 
-        checkpoint_blocks(model, config.name, whole_blocks=config.parallel == "fsdp2")
+        checkpoint_blocks(model, config.name)
     if config.parallel == "fsdp2":
         from bigbatch.train_loop.model.sharding import check_shardable
 

@@ -7,7 +7,7 @@ weights of a block exist only while it computes.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -115,24 +115,6 @@ def gradients_stay_local(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         model.set_requires_gradient_sync(True)  # type: ignore[operator]
-
-
-def read_before_sum(model: nn.Module, read: Callable[[torch.Tensor], None]) -> bool:
-    """Let ``read`` have this rank's gradients of each step, ``[n]`` of each block, before they are averaged over the
-    ranks. Returns whether this torch can do that: 2.9 and newer (pytorch #155189)."""
-    if not hasattr(model, "set_custom_reduce_scatter"):
-        return False
-    from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
-
-    class Reads(DefaultReduceScatter):
-        def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, *how: Any, **named: Any) -> Any:
-            read(input_tensor)
-            return super().__call__(output_tensor, input_tensor, *how, **named)
-
-    for part in model.modules():
-        if is_shared_out(part):
-            part.set_custom_reduce_scatter(Reads())  # type: ignore[operator]
-    return True
 
 
 @contextmanager

@@ -10,8 +10,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from bigbatch.train_loop.optim.layerwise import local
-
 
 def noise_scale(small_sq: float, big_sq: float, small_batch: int, big_batch: int) -> float | None:
     """B_simple = tr(Σ)/|G|² in images (McCandlish et al. 2018, arXiv 1812.06162, appendix A.1).
@@ -39,29 +37,26 @@ class GradientNorms:
 
     B is the global batch. b is a micro-batch: with accumulation, the step's first one on this rank,
     read before the others are added to it; without, this rank's share of the step, read from DDP's
-    buckets before they are all-reduced. Of a sharded network b is always this share, which FSDP2 hands on.
-    One worker without accumulation has no b, and nothing is measured.
+    buckets before they are all-reduced. One worker without accumulation has no b, and nothing is measured; nor is
+    anything of a sharded network, where no rank has a whole gradient.
     The cost is one pass over the gradients for each of the two norms; the host reads nothing.
 
     ``sums``: float64 ``[3]`` on the device, Σ|g_b|², Σ|g_B|², steps. Steps whose gradients overflow are left out.
     """
 
-    def __init__(
-        self, device: torch.device, accumulation_steps: int, workers: int, wanted: bool = True, sharded: bool = False
-    ) -> None:
-        """``wanted``: whether to measure anything. ``sharded``: each worker has a part of the gradients alone."""
+    def __init__(self, device: torch.device, accumulation_steps: int, workers: int, wanted: bool = True) -> None:
+        """``wanted``: whether to measure anything."""
         self.sums = torch.zeros(3, dtype=torch.float64, device=device)
-        self._accumulation_steps = 1 if sharded else accumulation_steps
+        self._accumulation_steps = accumulation_steps
         self._workers = workers
-        self._parts = workers if sharded else 1
-        self.wanted = wanted
+        self._wanted = wanted
         self._small = torch.zeros((), dtype=torch.float64, device=device)
         self.one = torch.ones((), device=device)
 
     @property
     def measured(self) -> bool:
         """Whether a step has at least two gradients to compare: of several workers or micro-batches."""
-        return self.wanted and self._accumulation_steps * self._workers > 1
+        return self._wanted and self._accumulation_steps * self._workers > 1
 
     def watch(self, parallel: nn.Module, bf16: bool = False) -> None:
         """Read this rank's gradients just before DDP averages them, if they cannot be read elsewhere.
@@ -81,13 +76,9 @@ class GradientNorms:
         self, bucket: dist.GradBucket, send: Callable[..., torch.futures.Future[torch.Tensor]], reads: bool
     ) -> torch.futures.Future[torch.Tensor]:
         if reads:
-            self.add_own(bucket.buffer())
+            norm = torch.linalg.vector_norm(bucket.buffer(), dtype=torch.float32)
+            self._small += norm.double().square()
         return send(None, bucket)  # None: the default process group
-
-    def add_own(self, gradients: torch.Tensor) -> None:
-        """Some of this rank's gradients, ``[n]``, before they are averaged over the ranks."""
-        norm = torch.linalg.vector_norm(gradients, dtype=torch.float32)  # FSDP2 may send them in bf16
-        self._small += norm.double().square()
 
     @torch.no_grad()
     def first_micro_batch(self, parameters: Iterable[torch.Tensor]) -> None:
@@ -107,9 +98,7 @@ class GradientNorms:
         if not counts:
             self._small = torch.zeros_like(self._small)
             return
-        # What the ranks have is added up: their parts of g_B, and as many steps as there are ranks.
-        big = self._parts * squared_norm(_gradients(parameters))
-        norms = torch.stack((self._small, big)) / scale**2
+        norms = torch.stack((self._small, squared_norm(_gradients(parameters)))) / scale**2
         values = torch.cat((norms, torch.ones_like(norms[:1])))
         self.sums += torch.where(torch.isfinite(norms).all(), values, 0.0)
         self._small = torch.zeros_like(self._small)
@@ -130,5 +119,4 @@ def squared_norm(tensors: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _gradients(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """Of a sharded parameter this rank's part."""
-    return [local(p.grad) for p in parameters if p.grad is not None]
+    return [p.grad for p in parameters if p.grad is not None]

@@ -131,7 +131,7 @@ def check_components(plan: SearchPlan, stored: Mapping[str, object]) -> None:
         combination = json.dumps(own_words(config), sort_keys=True)
         if combination not in seen and len(seen) < CHECKED:
             seen.append(combination)
-            try_users_code(config, plan.scan, plan.workers, needs_top1)
+            try_users_code(config, plan.scan, needs_top1)
 
 
 def _check_same_code(plan: SearchPlan, stored: Mapping[str, object]) -> None:

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from bigbatch.train_loop.config import BatchSplit, ConfigError
+from bigbatch.train_loop.config import BatchConfig, BatchSplit, ConfigError
 from bigbatch.train_loop.data import sampling
-from bigbatch.train_loop.loop import assembly
 from bigbatch.train_loop.loop.train import TrainingStopped
 from helpers.loop_references import run
 from helpers.tiny_training import CONFIG, TRAIN_SIZE, StopsAt, TinySource, changed, install, plain_model, untimed
@@ -101,6 +100,6 @@ def test_a_resume_with_other_steps_an_epoch_is_refused(monkeypatch: pytest.Monke
     with pytest.raises(TrainingStopped):
         run(config, reporter=StopsAt(5), checkpoint_dir=tmp_path)
     install(monkeypatch.setattr)
-    monkeypatch.setattr(assembly, "_split", lambda *_: BatchSplit(1, 4, 4))
+    monkeypatch.setattr(BatchConfig, "split", lambda *_: BatchSplit(1, 4, 4))
     with pytest.raises(ConfigError, match="as many steps an epoch as before, 5; got 4"):
         run(config, checkpoint_dir=tmp_path)

@@ -1,17 +1,14 @@
 """``--profile-steps`` as it is typed, and what it concludes."""
 
-import dataclasses
 import json
 import sys
 from pathlib import Path
 
 import pytest
 
-from bigbatch.train_loop.config import ModelConfig, TrainConfig
 from bigbatch.train_loop.launch import command
 from bigbatch.train_loop.launch.command import main
-from bigbatch.train_loop.launch.local_workers import worker_resources
-from bigbatch.train_loop.launch.profile import bound_lines, cores_of_a_run, profile_lines
+from bigbatch.train_loop.launch.profile import bound_lines, profile_lines
 from bigbatch.train_loop.loop.chronometer import OTHER, PHASES
 from bigbatch.train_loop.loop.step_profile import Spread, StepProfile
 from helpers.commands import run_process
@@ -41,71 +38,32 @@ def profile_of(
 
 
 @pytest.mark.parametrize(
-    ("profile", "data", "words"),
+    ("profile", "words"),
     [
-        (profile_of(data=0.5), "/images", ["50 % of each step waits for data", "workers=5,", "bigbatch pack)"]),
-        (profile_of(data=0.3), "digits", ["70 % of each step computes", "30 % of each step waits for data"]),
-        (profile_of(0.6, backward=0.9), "digits", ["60 % of each step sums gradients", "batch.global_size", "now 256"]),
-        (profile_of(optimizer=0.25), "digits", ["25 % of each step is the optimizer's"]),
-        (profile_of(transfer=0.2), "digits", ["20 % of each step copies and normalises"]),
-        (profile_of(other=0.2), "digits", ["between the phases", "batch.micro_size"]),
-        (profile_of(device_memory_bytes=80 * 2**30), "digits", ["100 %", "model.compile=on", "memory has room"]),
+        (profile_of(data=0.5), "50 % of each step waits for data."),
+        (profile_of(data=0.3), "70 % of each step computes forward and backward."),
+        (profile_of(0.6, backward=0.9), "60 % of each step sums gradients over the workers."),
+        (profile_of(optimizer=0.25), "25 % of each step is the optimizer's."),
+        (profile_of(transfer=0.2), "20 % of each step copies and normalises"),
+        (profile_of(other=0.2), "20 % of each step lies between the phases"),
     ],
 )
-def test_what_bounds_a_run(profile: StepProfile, data: str, words: list[str]) -> None:
-    text = "\n".join(bound_lines(profile, TrainConfig().replace_keys({"data.name": data}), 8))
-    assert all(word in text for word in words), text
-    assert text.startswith("bound ")
+def test_what_bounds_a_run(profile: StepProfile, words: str) -> None:
+    text = "\n".join(bound_lines(profile))
+    assert words in text and text.startswith("bound "), text
 
 
 def test_parts_below_a_few_percent_are_not_mentioned() -> None:
-    lines = bound_lines(profile_of(0.05, data=0.03, optimizer=0.05, backward=0.5), TrainConfig(), 8)
+    lines = bound_lines(profile_of(0.05, data=0.03, optimizer=0.05, backward=0.5))
     assert len(lines) == 1 and "computes forward and backward" in lines[0]
 
 
-@pytest.mark.parametrize(
-    ("processes", "share", "cores", "words"),
-    [
-        # Two processes that decode all the time bring 0.6 of what the device takes: 2 / 0.6, and a fifth more.
-        (2, 0.4, 10, ["data.loader.workers=4,"]),
-        (9, 0.7, 10, ["about 37 cores, it has 10"]),
-        (2, 0.75, 8, ["data.loader.workers=7,", "about 11 cores, it has 8"]),
-        # The training process decodes for half of the step: so much again, and a fifth, beside the other half.
-        (0, 0.5, 10, ["data.loader.workers=2,"]),
-        (0, 1.0, 2, ["data.loader.workers=1,", "about 121 cores, it has 2"]),
-    ],
-)
-def test_how_many_processes_or_cores_would_be_enough(
-    processes: int, share: float, cores: int, words: list[str]
-) -> None:
-    profile = dataclasses.replace(profile_of(data=share), loader_processes=processes)
-    (line,) = (line for line in bound_lines(profile, TrainConfig(), cores) if "waits for data" in line)
-    assert [word for word in words if word not in line] == [], line
-    assert ("it has" in line, "loader.workers=" in line) == ("it has" in words[-1], "workers=" in words[0]), line
-
-
-def test_no_help_is_named_that_is_in_use() -> None:
-    profile = dataclasses.replace(profile_of(data=0.9, device_memory_bytes=2**34), loader_processes=7)
-    config = TrainConfig(model=ModelConfig(compile="on"), precision="bf16")
-    text = "\n".join(bound_lines(profile, config, 8))
-    assert "loader.workers" not in text and "it has 8" in text
-    assert "compile=on" not in text and "precision=" not in text
-
-
 def test_estimates_in_words() -> None:
-    text = "\n".join(profile_lines(profile_of(0.1, device_memory_bytes=80 * 2**30), TrainConfig(), 8))
+    text = "\n".join(profile_lines(profile_of(0.1, device_memory_bytes=80 * 2**30)))
     assert "256 images/s" in text and "10.00 GiB of 80 GiB" in text
     # 36 epochs of 100 steps of 1 s and 20 batches of 0.5 s: 66 minutes on each of 4 GPUs.
     assert "66 min for 36 epochs, 4.4 GPU hours" in text
     assert "communication" in text and "the wait for the slowest worker is" in text
-
-
-def test_the_cores_of_a_run_are_its_gpus_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(64)))
-    monkeypatch.setattr("bigbatch.cluster.host.allocation._cgroup_cpu_quota", lambda _: None)
-    for cpus, gpus in ((64, 4), (64, 0), (64, 100)):
-        assert cores_of_a_run(gpus, {}) == max(int(worker_resources(1, cpus, gpus)["CPU"]), 1)
-    assert cores_of_a_run(4, {"LOCAL_WORLD_SIZE": "2"}) == 32
 
 
 @pytest.mark.parametrize(

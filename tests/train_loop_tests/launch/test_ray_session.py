@@ -79,13 +79,6 @@ def test_a_private_ray_opens_no_server_of_metrics_unless_it_is_asked_and_its_pro
     assert left == [True, 1, ["REMOVED"]]
 
 
-def test_a_python_without_docstrings_is_refused_in_one_line(tmp_path):
-    """Ray's own modules then end in a traceback, in the driver after its Ray has started."""
-    code = "from bigbatch.train_loop.launch.ray_session import LocalRay; LocalRay(1, 0, None).__enter__()"
-    done = run_process(sys.executable, "-OO", "-c", code, cwd=tmp_path, PYTHONPATH=str(ROOT / "src"))
-    assert done.returncode != 0 and "ConfigError: Ray needs the docstrings" in done.stderr.splitlines()[-1]
-
-
 @pytest.mark.parametrize(
     ("said", "reason"),
     [

@@ -20,7 +20,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.data.source import Batch, Step
-from bigbatch.train_loop.host.device_use import GpuCounters, UseMeter
 from bigbatch.train_loop.loop import chronometer, step_profile
 from bigbatch.train_loop.loop.assembly import Run, set_up
 from bigbatch.train_loop.loop.checkpoint import CheckpointFolder
@@ -28,7 +27,6 @@ from bigbatch.train_loop.loop.chronometer import NSIGHT, OTHER, PHASES, STEP, Ch
 from bigbatch.train_loop.loop.step_profile import measure_steps, trace_steps
 from bigbatch.train_loop.loop.train import train
 from bigbatch.train_loop.reporter import ListReporter
-from helpers.counters import Nvml
 from helpers.tiny_training import CLASSES, CONFIG, SIDE, TRAIN_SIZE, VAL_SIZE, TinySource, changed, install
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -122,20 +120,6 @@ def test_each_phase_gets_the_time_that_it_took_and_estimates_are_those_of_a_run(
     assert profile.train_s == 4 * step_s and profile.val_s == 2 * batch_s
     assert profile.run_s == 3 * (4 * step_s + 2 * batch_s)
     assert profile.device_hours == profile.run_s / 3600
-
-
-def test_power_is_that_of_the_measured_steps(slow_run: tuple[Run, Clock]) -> None:
-    """Of a GPU that draws 200 W by the clock."""
-    run, clock = slow_run
-    nvml = Nvml(busy=50)
-    nvml.nvmlDeviceGetTotalEnergyConsumption = lambda _: 200_000 * clock.now  # type: ignore[method-assign]
-    nvml.nvmlDeviceGetPowerUsage = lambda _: 200_000 + 150_000 * (clock.now > 12)  # type: ignore[method-assign]
-    run.use = UseMeter(GpuCounters(nvml, None))
-    profile = measure_steps(run, 3)
-    assert (profile.gpu_power_w, profile.gpu_utilization) == (200.0, 0.5)
-    assert profile.gpu_energy_j == 200.0 * profile.run_s
-    assert profile.gpu_peak_power_w == 350.0, "the highest, seen at the end"
-    assert profile.cpu_power_w is None, "its counters are not there"
 
 
 def test_communication_is_what_sums_over_workers_add(slow_run, tmp_path, monkeypatch):

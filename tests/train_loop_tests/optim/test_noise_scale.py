@@ -77,16 +77,15 @@ def test_one_micro_batch_a_step_is_not_measured(monkeypatch: pytest.MonkeyPatch)
     assert run(changed(STEP, micro_size=64))[0].noise_scale is None
 
 
-@pytest.mark.parametrize("number", range(6), ids=["ddp", "ddp-16", "fsdp2", "fsdp2-16", "bf16", "bf16-16"])
+@pytest.mark.parametrize("number", range(2), ids=["32", "16"])
 def test_two_ranks_measure_their_own_gradients_before_they_are_averaged(number: int, outcomes: Outcomes) -> None:
-    """Of a sharded network the whole share of a rank, also where it has two micro-batches."""
     first, second = outcomes
     assert first == second
-    micro_size, whole_share = (32, 16)[number % 2], number > 1
+    micro_size = (32, 16)[number]
     # Micro-batch j is accumulation step j // 2 of rank j % 2.
     micro = sampling.train_order(70, STEP.seed, 0)[:64].reshape(-1, micro_size)
-    shares = [(micro[rank::2] if whole_share else micro[rank]).ravel() for rank in (0, 1)]
+    shares = [micro[rank] for rank in (0, 1)]
     small, big = sum(map(gradient_sq, shares)), gradient_sq(micro.ravel())
     sums, size = first["seen"][number]
-    assert size == 64 and sums == pytest.approx([small, 2 * big, 2.0], rel=1e-4 if number < 4 else 2**-8)
+    assert size == 64 and sums == pytest.approx([small, 2 * big, 2.0], rel=1e-4)
     assert first["found"][number] == noise_scale(sums[0] / 2, sums[1] / 2, len(shares[0]), 64)

@@ -38,12 +38,6 @@ def no_parameters(workload):
 def reads_a_value(workload):
     return nn.Linear(int(torch.ones(3).sum().item()), workload.num_classes)
 
-def of_classes(num_classes=10):
-    return nn.Linear(3, num_classes)
-
-def of_pretrained(pretrained=False, num_classes=10):
-    return nn.Linear(3, num_classes)
-
 def volume(workload):
     return nn.Sequential(nn.Conv3d(1, 2, 3), nn.Flatten(), nn.LazyLinear(4))
 
@@ -99,14 +93,6 @@ def test_a_model_that_reads_values_while_it_is_built_is_counted_too(file):
         ({"name": "no_parameters"}, "trainable parameters; got none in the Flatten from"),
         ({"name": "lazy"}, r"must know its shapes .*'1.weight' of the Sequential from .*:lazy has none yet"),
         ({"name": "net", "options": Options(depth=3)}, r"got .*my.py:net.*unexpected keyword argument 'depth'"),
-        (
-            {"name": "of_classes"},
-            r"which would get it as 'num_classes'\. Write .*`workload\.num_classes` in the function",
-        ),
-        (
-            {"name": "of_pretrained"},
-            r"would get it as 'pretrained'\. Write a first argument `workload`, and `workload\.n",
-        ),
         ({"name": "net", "stem": "small"}, "model.stem=small needs a ResNet"),
         ({"name": "net", "pretrained": "nowhere.pth"}, "model.pretrained must name a file that is there"),
         ({"name": "nett"}, "Did you mean 'my.py:net'"),

@@ -26,7 +26,6 @@ import numpy.typing as npt
 import torch
 
 from bigbatch.cluster.host.allocation import usable_memory_bytes
-from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.data import sampling
 from bigbatch.train_loop.data.loading.loader import (
     LoadedSource,
@@ -253,25 +252,17 @@ def _code() -> str:
 
 
 def with_whole_images(source: LoadedSource, device: torch.device | None, note: Callable[[str], None]) -> LoadedSource:
-    """The same images, kept whole on the device where ``data.loader.name`` is ``device`` or, if they suit, ``auto``.
+    """The same images, kept whole on the device if they suit, unless ``data.loader.name`` is ``ring``.
 
     Args:
-        device: where the model is; None: nothing trains, and ``auto`` changes nothing.
+        device: where the model is; None: nothing trains, and nothing is kept.
         note: is told why they are not kept, if that is news.
-
-    Raises ConfigError where ``device`` was asked for and cannot be.
     """
-    name = source.config.loader.name
-    if name != "device" and (name != "auto" or device is None):
+    if source.config.loader.name != "auto" or device is None:
         return source
     try:
         return DeviceSource(source, WholeSet.of(source, device).read())
     except NotKept as why:
-        if name == "device":
-            raise ConfigError(
-                f"data.loader.name=device keeps decoded images on the device; got {source.info.name}: {why}. "
-                "Write data.loader.name=auto."
-            ) from None
         if why.worth_a_note:
             note(f"images are decoded in each epoch, not kept on the device: {why}")
         return source

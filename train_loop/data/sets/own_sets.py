@@ -15,7 +15,6 @@ from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from bigbatch.train_loop.config import ConfigError, DataConfig
 from bigbatch.train_loop.config.own_names import absolute, code_fingerprint
-from bigbatch.train_loop.config.plug_ins import is_own
 from bigbatch.train_loop.config.rules import Options
 from bigbatch.train_loop.data import sampling
 from bigbatch.train_loop.data.info import SMALL_IMAGE_SIZE, DataInfo
@@ -32,8 +31,6 @@ WHOLE = "a whole number"
 Item = tuple[Nested, Nested]
 """Inputs and target."""
 Collate = Callable[[list[Item]], object]
-Part = tuple[object, object]
-"""A data set and its ``collate_fn``, not checked yet."""
 
 
 @dataclass(frozen=True)
@@ -140,86 +137,55 @@ class OwnSets:
     class_names: tuple[str, ...]
 
 
-def own_sets(config: DataConfig, *, prepare: bool = False) -> OwnSets:
+def own_sets(config: DataConfig) -> OwnSets:
     """The sets of ``data.name=FILE.py:FUNCTION``; the function is called once in a process for the same options.
 
     While it runs, the global generators of Python, NumPy and torch are seeded, so that all ranks and all trials have
     the same data, also if it is drawn.
-
-    Args:
-        prepare: call ``prepare_data`` of a LightningDataModule, which may download, first.
 
     Raises:
         ConfigError: no such function, another signature, or a result that is no two data sets.
         OwnCodeError: the user's code raised an exception.
     """
     word = absolute(KEY, config.name)
-    key = word, config.options, code_fingerprint(KEY, word) if is_own(word) else ""
-    made = _latest.get(key)
-    if made is None or prepare and not made[0]:
-        made = None
+    key = word, config.options, code_fingerprint(KEY, word)
+    if key not in _latest:
         _latest.clear()  # before others are made: two data sets may not fit into the memory
-        made = _latest[key] = prepare, _made(word, config.options, prepare)
-    return made[1]
+        _latest[key] = _made(word, config.options)
+    return _latest[key]
 
 
-_latest: dict[tuple[str, Options, str], tuple[bool, OwnSets]] = {}
-"""The sets that were made last, by their function, its options and its code; whether ``prepare_data`` was called."""
+_latest: dict[tuple[str, Options, str], OwnSets] = {}
+"""The sets that were made last, by their function, its options and its code."""
 
 
-def _made(word: str, options: Options, prepare: bool) -> OwnSets:
+def _made(word: str, options: Options) -> OwnSets:
     function = loaded(KEY, word, (), options)
     with seeded_draws("data set"), users_code(KEY, word):
         made = function(**options)
-        train, val = _parts(word, made, prepare)
-    names = _class_names(made) or _class_names(train[0])
-    sizes = [_size(word, part, items) for part, (items, _) in zip(PARTS, (train, val), strict=True)]
-    classes = _num_classes(word, made, train[0], names)
-    sets = [
-        OwnSet(word, part, cast("Dataset[object]", items), size, _collate_fn(word, collate), classes)
-        for part, size, (items, collate) in zip(PARTS, sizes, (train, val), strict=True)
-    ]
-    return OwnSets(sets[0], sets[1], classes, names)
+    parts = _parts(word, made)
+    names = _class_names(made) or _class_names(parts[0])
+    sizes = [_size(word, part, items) for part, items in zip(PARTS, parts, strict=True)]
+    classes, collate = _num_classes(word, made, parts[0], names), _collate_fn(word, getattr(made, "collate_fn", None))
+    train, val = (
+        OwnSet(word, part, cast("Dataset[object]", items), size, collate, classes)
+        for part, size, items in zip(PARTS, sizes, parts, strict=True)
+    )
+    return OwnSets(train, val, classes, names)
 
 
-def _parts(word: str, made: object, prepare: bool) -> tuple[Part, Part]:
-    if callable(getattr(made, "train_dataloader", None)) and callable(getattr(made, "setup", None)):
-        return _parts_of_module(word, made, prepare)
+def _parts(word: str, made: object) -> tuple[object, object]:
+    """The two data sets, not checked yet."""
     if isinstance(made, (tuple, list)) and len(made) == 2:
-        train, val = made
-    else:
-        train = getattr(made, "train", getattr(made, "train_dataset", None))
-        val = getattr(made, "val", getattr(made, "val_dataset", None))
-    collate = getattr(made, "collate_fn", None)
+        return made[0], made[1]
+    train = getattr(made, "train", getattr(made, "train_dataset", None))
+    val = getattr(made, "val", getattr(made, "val_dataset", None))
     if train is None and val is None:
         raise ConfigError(
-            f"{KEY}={word} must return a pair (train, val) of data sets, an object with .train and .val, or a "
-            f"LightningDataModule; got a {type(made).__name__}. Write `return train, val`."
+            f"{KEY}={word} must return a pair (train, val) of data sets, or an object with .train and .val; got a "
+            f"{type(made).__name__}. Write `return train, val`."
         )
-    return (train, collate), (val, collate)
-
-
-def _parts_of_module(word: str, made: object, prepare: bool) -> tuple[Part, Part]:
-    """Those of the loaders of a LightningDataModule; our sampling takes the place of theirs."""
-    if prepare and callable(prepare_data := getattr(made, "prepare_data", None)):
-        # As in Lightning from one process alone: ranks that download into one folder would break each other's files.
-        prepare_data()
-    made.setup("fit")  # type: ignore[attr-defined]
-    found: list[Part] = []
-    for name in ("train_dataloader", "val_dataloader"):
-        loader: object = getattr(made, name)() if callable(getattr(made, name, None)) else None
-        # Lightning allows a list of loaders; of several there would be none to choose by.
-        if isinstance(loader, (list, tuple)) and len(loader) == 1:
-            loader = loader[0]
-        if not hasattr(loader, "dataset"):
-            raise ConfigError(
-                f"{KEY}={word} must return a module whose {name}() returns one DataLoader; got a "
-                f"{type(loader).__name__}. Return a DataLoader with the data set."
-            )
-        collate = getattr(loader, "collate_fn", None)
-        # torch's own is every DataLoader's default: ours differs in that it gives float32.
-        found.append((loader.dataset, None if collate is default_collate else collate))
-    return found[0], found[1]
+    return train, val
 
 
 def _collate_fn(word: str, found: object) -> Collate | None:
@@ -291,7 +257,7 @@ def describe_own(config: DataConfig, open_some: bool) -> DataInfo:
 
     Raises ConfigError and OwnCodeError as ``own_sets``, and for items that make no batch.
     """
-    sets = own_sets(config, prepare=open_some)
+    sets = own_sets(config)
     for part in (sets.train, sets.val):
         if open_some:
             indices = range(min(part.size, LOOK_AT))

@@ -167,40 +167,6 @@ def test_without_targets_the_split_is_drawn_and_said(tmp_path: Path) -> None:
     assert len(notes) == 1 and "drawn at random" in notes[0]
 
 
-def test_a_module_of_lightning_gives_its_loaders_data_sets_and_collation(tmp_path: Path) -> None:
-    lightning = pytest.importorskip("lightning")
-    assert lightning
-    more = """
-from lightning import LightningDataModule
-from torch.utils.data import DataLoader
-
-
-class Module(LightningDataModule):
-    ready = False
-
-    def prepare_data(self):
-        self.ready = True
-
-    def setup(self, stage):
-        assert stage == "fit"
-        self.parts = points(12, 6)
-
-    def train_dataloader(self):
-        return DataLoader(self.parts[0], batch_size=3, shuffle=True, collate_fn=together)
-
-    def val_dataloader(self):
-        return DataLoader(self.parts[1], batch_size=3)
-
-
-def together(items):
-    return torch.stack([i["points"] for i, _ in items]) * 2, torch.tensor([t for _, t in items])
-"""
-    module = source(write_points(tmp_path, more).replace(":points", ":Module"))
-    inputs, targets = next(iter(module.train_batches(0, 0, BatchSplit(1, 1, 4), 0)))[0]
-    assert inputs.shape == (4, 5, 3) and targets.shape == (4,)
-    assert isinstance(next(iter(module.val_batches(4, 0, 1)))[0], dict)
-
-
 ITEM = "torch.ones(2), 1"
 BAD = [
     ("return 3", "must return a pair (train, val)"),
