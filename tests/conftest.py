@@ -50,6 +50,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.skip("needs a CUDA device")
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _nobody_waits_for_the_disk() -> Iterator[None]:
+    """No test cuts the power, and what a killed process has written stays: fsync would take half of a test's time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda file: None)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _runs_begin_without_a_collection(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run collects garbage first: half a second with all that pytest has loaded, ten times what a tiny run takes.
