@@ -210,10 +210,11 @@ def test_near_the_time_limit_a_search_saves_requeues_and_goes_on(cluster, search
     Another job is refused its study meanwhile.
     """
     job = search(6, sbatch=("-N2", "-c1", "--mem=2500"))
-    job.wait_log(r"has 2 nodes with 1 CPU core and 2\.1 GB: 2 trials at a time, each with 1 worker of 1 CPU")
+    job.wait_log("→ credentials")
     study = Path(job.record["study_folder"])
     other = submit("--study", study.name, "--output", str(study.parent))
     assert f"is held by job {job.id} of alice on " in refusal(other)
+    job.wait_log(r"has 2 nodes with 1 CPU core and 2\.1 GB: 2 trials at a time, each with 1 worker of 1 CPU")
     job.wait_log(r"trial \d+ epoch 2/2")
     cluster.run("ctl", "scancel", "--batch", "-s", "USR1", job.id, user="alice")
     job.wait_log("→ requeueing")
@@ -363,8 +364,8 @@ def test_what_cannot_be_is_refused(cluster, submit):
     folder, attach = cluster.folder("alice"), SCRIPT.with_name("ray_attach.slurm")
     env = {"BIGBATCH_PYTHON": sys.executable}
     lent = cluster.sbatch("alice", "-c2", "--time=10", attach, "99999", cwd=folder, env=env)
-    for script in (SCRIPT, attach):  # outside of Slurm
-        done = cluster.run("ctl", "bash", script, "1", user="alice", check=False)
+    for script, words in ((SCRIPT, ("--space", "smoke")), (attach, ("1",))):  # outside of Slurm
+        done = cluster.run("ctl", "bash", script, *words, user="alice", check=False)
         assert done.returncode == 2 and "Write: sbatch" in done.stderr and done.stderr.count("\n") == 1
     for expected, job in asked.items():
         assert expected in refusal(job) and "head n" not in job.log, job.log
