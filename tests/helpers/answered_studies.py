@@ -94,10 +94,12 @@ STUDIES: dict[str, StudySpec] = {
         [RunSpec(b, [0.1, v]) for b, v in ((128, 0.15), (256, 0.1), (512, 0.1), (1024, 0.083))],
         {"val_size": 60, "max_epochs": 2},
     ),
+    "nothing-learned-one-batch": StudySpec([RunSpec(256, [0.1, 0.11])], {"val_size": 100}, values=(256,)),
     "one-value-at-chance": StudySpec(
         [run(128, 0.97, 0.96), run(256, 0.97, 0.955), run(512, 0.965, 0.95), run(1024, 0.11, 0.1)],
         {"val_size": 1000, "holdout_size": 1000},
     ),
+    "one-value-untried": StudySpec([run(128, 0.97), run(256, 0.968), run(512, 0.9)], {"val_size": 2000}),
     "one-value-unfinished": StudySpec(
         [run(128, 0.97), run(256, 0.968), run(512, 0.9), RunSpec(1024, [0.1, 0.5], state=TrialState.PRUNED)],
         {"val_size": 2000},
@@ -141,10 +143,19 @@ STUDIES: dict[str, StudySpec] = {
         {"val_size": 1000}, values=(128, 256, 512),
     ),
     "no-frontier": StudySpec([run(None, 0.95, 0.93), run(None, 0.9, 0.9)], HALVED, values=None),
+    "tiny-loss": own_metric(
+        "mse", [RunSpec(b, [0.1, 0.01, v]) for b, v in zip(BATCHES, (0.0010, 0.0011, 0.0030, 0.0052), strict=True)],
+        less=True, baseline={"mse": 0.2},
+    ),
     "perplexity": own_metric(
         "ppl",
         [RunSpec(b, [900.0, 500.0, 450.0, v]) for b, v in zip(BATCHES, (412.0, 412.02, 412.5, 430.0), strict=True)],
         less=True, baseline={"ppl": 10000.0},
+    ),
+    "negative-metric": own_metric(
+        "log_likelihood",
+        [RunSpec(b, [-9.0, -6.0, -5.2, v]) for b, v in zip(BATCHES, (-5.00, -5.03, -5.10, -5.02), strict=True)],
+        baseline={"log_likelihood": -12.0},
     ),
     "cannot-be-told-apart": own_metric(
         "score", [RunSpec(b, [0.40, 0.44, 0.39, v]) for b, v in zip(BATCHES, (0.41, 0.42, 0.405, 0.415), strict=True)]

@@ -54,15 +54,18 @@ def test_one_batch_is_pinned_as_by_set(tmp_path):
     ("options", "message"),
     [
         ({"batch": "2k"}, "at most the 1,437 training images; got 2048"),
+        ({"batch": "2k,4k"}, "at most the 1,437 training images; got 2048"),
+        ({"batch": "512,1k,2k"}, "got 2048"),
         ({"batch": "512,512"}, "each batch once; got 512 twice"),
         ({"batch": "512", "set": ("batch=256",)}, "given once; got --set batch.global_size=256 and --batch 512"),
         ({"batch": "1"}, "2 images or more; got 1. Write e.g. --batch 2."),
         ({"batch": "257"}, "32 images or more; got 257. Write e.g. --batch 256."),
         ({"set": ("batch=257",)}, "of 32 to 256 images on each worker; got 257 over 1. Use batch.global_size=256"),
         ({"tolerance": "-0.5pt"}, "--tolerance must not be negative; got -0.5pt"),
+        ({"tolerance": "nan"}, "--tolerance is a number with its unit"),
         *(
             ({"batch": text}, f"--batch takes .*; got {re.escape(repr(text))}.*--batch 2k,8k,32k")
-            for text in (",", "0", "8m", "1.5k")
+            for text in (",", "0", "2kk", "8m", "1.5k", "128,,256", "all")
         ),
     ],
 )
@@ -123,6 +126,7 @@ def test_large_batch_and_lr_warmup_compare_by_batch(tmp_path):
     ("suggestion", "values"),
     [
         ("trial.suggest_categorical('x', [8, 2, 4])", (2, 4, 8)),
+        ("trial.suggest_categorical('x', ['poly', 'cosine'])", ("poly", "cosine")),
         ("trial.suggest_categorical('x', [(3, 3), (1, 7)])", ("[3, 3]", "[1, 7]")),
         ("trial.suggest_int('x', 2, 8, step=3)", (2, 5, 8)),
     ],
@@ -152,7 +156,7 @@ def test_other_frontiers_are_refused_in_one_line(tmp_path, suggestion, message):
     assert "FRONTIER" in refusal(lambda: frontier_plan(space, check_space(space, DIGITS), {}), message)
 
 
-@pytest.mark.parametrize("declared", ["''", "3"])
+@pytest.mark.parametrize("declared", ["''", "3", "['a']"])
 def test_a_frontier_that_is_no_name_is_refused(tmp_path, declared):
     with pytest.raises(ConfigError, match="FRONTIER of a space must be the name of one of its parameters"):
         load_space(own_space(tmp_path, f"FRONTIER = {declared}", "return workload.config()"))

@@ -239,7 +239,7 @@ def words(plan: SearchPlan) -> str:
     return plan.sharing.words(plan.machine, plan.share)
 
 
-@pytest.mark.parametrize("text", ["0", "5", "1.5", "two"])
+@pytest.mark.parametrize("text", ["0", "5", "-1", "1.5", "two", "2 2", "²"])
 def test_another_number_is_refused_with_the_rule_and_a_fix(plan_of, text: str) -> None:
     rule = f"--trials-per-gpu must be auto or a number from 1 to 4; got {text!r}. Write --trials-per-gpu 2."
     assert refusal(lambda: plan_of(trials_per_gpu=text)) == rule

@@ -47,6 +47,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ({"target": "val_top5=0.9"}, "names a metric that each trial reports; got 'val_top5'"),
         ({"objectives": "val_top1,gpu_hours", "stopping": "asha"}, "Write --stopping none."),
         ({"objectives": "val_top1,gpu_hours", "strategy": "cmaes"}, "Write --strategy tpe."),
+        ({"target": "val_top1=0.9", "strategy": "gp"}, "Write --strategy tpe."),
     ],
 )
 def test_bad_input_meets_one_line_that_names_the_fix(given, said):
@@ -101,6 +102,7 @@ def test_the_example_of_bounds_on_the_page_is_accepted_and_its_bounds_are_in_the
         ("'epoch_z', at_most=60", "Did you mean 'epoch_s'"),
         ("'val_top1', at_least=0.5", "bounds what a trial costs; got 'val_top1'"),
         ("'epoch_s'", "has no bound; write at_most"),
+        ("'epoch_s', at_most=float('nan')", "needs a number as at_most"),
         ("'epoch_s', at_most=1, at_least=2", "needs at_least <= at_most"),
         ("'steps', 10 + lr, at_most=1", "none of 64 samples does: steps must be at most 1, and comes to 10.1"),
     ],
@@ -125,7 +127,7 @@ def plan(*words: str, **keywords: str) -> SearchPlan:
     return make_plan(options(*words, **keywords))
 
 
-@pytest.mark.parametrize("words", [("acc=0.1",), ("0.1",)])
+@pytest.mark.parametrize("words", [("acc=0.1",), ("0.1",), (" acc = 1e-1",)])
 def test_the_option_says_it_of_the_objective(words: tuple[str, ...]) -> None:
     found = plan(*(f"--baseline={word}" for word in words))
     assert found.baseline == {"acc": 0.1} == found.to_dict()["baseline"]
@@ -177,8 +179,13 @@ def test_a_resumed_study_keeps_it_until_it_is_said_again(own: Path) -> None:
     [
         ("accuracy=0.1", "acc:max", "names an objective, acc; got 'accuracy'. Write --baseline acc=0.1."),
         ("rms=3", "acc:max,rmse:min", "names an objective, acc or rmse; got 'rms'. Write --baseline rmse=3."),
+        ("0.1", "acc:max,rmse:min", "got '0.1 alone'. Write --baseline acc=0.1."),
         ("acc=high", "acc:max", "a finite number; got 'acc=high'. Write e.g. acc=0.1."),
+        ("acc=nan", "acc:max", "a finite number; got 'acc=nan'"),
+        ("acc=0.1,", "acc:max", "a finite number; got ''"),
         ("acc=0.1,acc=0.2", "acc:max", "names each metric once; got acc. Keep one of them."),
+        ("0.1,0.2", "acc:max", "names each metric once; got two numbers. Keep one of them."),
+        ("acc=0.1,0.2", "acc:max", "got '0.2 alone'. Write --baseline acc=0.2."),
         ("gpu_hours=3", "acc:max,gpu_hours:min", "names an objective, acc; got 'gpu_hours'."),
         ("acc=0.1", "acc:max=0.9", "is of an objective that training improves; got acc:max=0.9. Leave it out."),
     ],
@@ -193,7 +200,9 @@ def test_what_it_cannot_be_is_refused_in_one_line_also_on_a_login_node(text: str
     ("value", "objective", "said"),
     [
         ("'low'", "acc:max", "a finite number by metric; got 'low' in "),
+        ("True", "acc:max", "a finite number by metric; got True in "),
         ("{'acc': float('inf')}", "acc:max", "a finite number by metric; got {'acc': inf} in "),
+        ("{3: 0.1}", "acc:max", "a finite number by metric; got {3: 0.1} in "),
         (
             "0.1",
             "acc:max,rmse:min",

@@ -52,6 +52,7 @@ TUNE_LINES = {
     # names
     "--strategy bayes": "Write --strategy auto, or by name curves or tpe, the Bayesian ones",
     "--strategy cmae": "Did you mean 'cmaes'?",
+    "--stopping pbt": "--stopping must be one of",
     "--sampler tpe": "no such option; got '--sampler'. Did you mean --strategy?",
     "--pruner=median": "Did you mean --stopping?",
     "--stopping Asha": "Did you mean 'asha'?",

@@ -202,6 +202,14 @@ def shown(trials: list[FrozenTrial], facts: FrontierFacts = FACTS) -> tuple[str,
     return "\n".join(line for line, _ in lines), " ".join(answer_in_words(values, "GPU h"))
 
 
+def test_words_of_other_ends():
+    assert "none that was tried is better" in shown(trials_of({128: [0.9], 1024: [0.97]}))[1]
+    assert "The other one is worse." in shown(trials_of({128: [0.9], 1024: [0.97]}))[1]
+    assert "nothing is saved" in shown(trials_of({128: [0.97], 256: [0.95], 512: [0.93], 1024: [0.9]}))[1]
+    assert "nothing is saved" not in shown(trials_of({128: [0.97], 1024: [0.9]}))[1], "others were not tried"
+    assert "Only batch 256 (trial 0) has finished: validation top-1 95.0 %" in shown(trials_of({256: [0.95]}))[1]
+
+
 @pytest.mark.parametrize("width", [64, 80, 100])
 def test_the_table_fits_and_cuts_no_number(width):
     found = frontier_of(trials_of({batch: [0.9999, 0.5] for batch in BATCHES}), FACTS)

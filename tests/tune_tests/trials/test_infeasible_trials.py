@@ -60,7 +60,7 @@ def test_curves_proposes_what_probably_meets_the_constraints_although_the_best_v
     assert statistics.median(map(best_of, found)) > 0.95 * highest * (1 - math.exp(-4))
 
 
-def test_samplers_of_optuna_learn_from_trials_that_ended_early_as_infeasible(tmp_path):
+def test_tpe_learns_from_trials_that_ended_early_as_infeasible(tmp_path):
     trials = constrained(tmp_path, "tpe", "none", 1, trials=20)
     assert late_share(trials, 10, is_infeasible) <= 0.4 and best_of(trials) > 0.7
 
