@@ -233,6 +233,13 @@ def test_what_a_killed_step_left_on_a_node_is_removed_by_the_next(cluster, submi
     assert job.leftovers("n1") == []
 
 
+def test_a_head_without_a_gpu_in_a_heterogeneous_job(cluster, submit):
+    sbatch = ("-c1", ":", "-N2", "-n2", "-c2", "--gres=gpu:1")
+    job = submit(*driver("sys.exit(0)"), sbatch=sbatch)
+    job.wait_log("→ ended")
+    assert "registered: 3 nodes, 5 CPUs, 2 GPUs" in job.wait_end("COMPLETED")
+
+
 @pytest.mark.exhaustive
 def test_the_successor_of_a_heterogeneous_job_has_its_components(cluster, submit):
     sbatch = ("-c1", ":", "-N2", "-n2", "-c2", "--gres=gpu:1", "--mem=2500")

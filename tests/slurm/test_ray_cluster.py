@@ -231,10 +231,10 @@ def test_near_the_time_limit_a_search_saves_requeues_and_goes_on(cluster, search
 
 
 def test_gpus_that_torch_cannot_use_end_a_search_before_its_first_trial(search):
-    """Files stand for the GPUs of two nodes; the head has none."""
-    job = search(2, sbatch=("--mem=2500", ":", "-N2", "-n2", "-c1", "--gres=gpu:1", "--mem=2500"))
+    """Files stand for the GPUs of two nodes."""
+    job = search(2, sbatch=("-N2", "-c1", "--gres=gpu:1", "--mem=2500"))
     job.wait_end("FAILED")
-    assert re.search(r"registered: 3 nodes, \d CPUs, 2 GPUs", job.log), job.everything()
+    assert re.search(r"registered: 2 nodes, 2 CPUs, 2 GPUs", job.log), job.everything()
     assert "torch must be able to use the cluster's GPUs; got " in job.log and "trial 0" not in job.log, job.log
 
 
