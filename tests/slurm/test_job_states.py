@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -151,6 +152,17 @@ def test_a_successor_goes_on_where_requeueing_is_forbidden(cluster, submit):
     assert job.log.count("RUNNING") == 2, "into the same log"
 
 
+@pytest.mark.exhaustive
+def test_after_restarts_without_progress_the_job_gives_up(cluster, submit):
+    job = submit("--max-restarts", "1", *driver(WAIT))
+    for start in ("RUNNING 0", "RUNNING 1"):
+        job.wait_log(start)
+        cluster.run("ctl", "scancel", "--batch", "-s", "USR1", job.id, user="alice")
+    log = job.wait_end("FAILED")
+    assert "no epoch or checkpoint came of it 2 times in a row (--max-restarts 1)" in log
+    assert job.record["reason"] in log
+
+
 def has_started_drivers(job: RayJob, times: int) -> bool:
     return job.log.count("→ driver") == times
 
@@ -288,3 +300,22 @@ def test_lent_nodes_do_not_wait_for_a_job_that_left_the_queue(cluster, submit):
     cluster.run("ctl", "scancel", job.id, user="alice")
     assert cluster.wait_state(lent, ENDED) == "COMPLETED"
     assert "is not in the queue any more; leaving" in (job.folder / f"bigbatch-{lent}.log").read_text()
+
+
+# In a container
+
+
+@pytest.mark.exhaustive
+def test_a_command_of_ones_own_runs_in_the_container_too(cluster, submit):
+    """Apptainer replaced by a program that notes its words and runs what comes after the image."""
+    tools = cluster.folder("alice", "tools")
+    text = f'echo "$@" >> {tools}/called\nwhile [ "$1" != /i.sif ]; do shift; done\nshift\nexec "$@"\n'
+    (tools / "apptainer").write_text(f"#!/bin/sh\n{text}")
+    (tools / "apptainer").chmod(0o755)
+    env = {"PATH": f"{tools}:{Path(sys.executable).parent}:/usr/bin:/bin", "BIGBATCH_CONTAINER": "/i.sif"}
+    env |= {"BIGBATCH_PYTHON": str(SCRIPT.with_name("in_container.sh")), "BIGBATCH_CONTAINER_PYTHON": sys.executable}
+    job = submit("--", "echo", "IN THE IMAGE", sbatch=("-N2",), **env)
+    job.wait_end("COMPLETED")
+    called = (tools / "called").read_text()
+    assert "IN THE IMAGE" in job.log and "/i.sif echo IN THE IMAGE\n" in called
+    assert called.count(f"/i.sif {sys.executable} -m ray.scripts.scripts start") == 2 and job.leftovers() == []
