@@ -49,10 +49,11 @@ def test_a_log_that_is_followed_ends_with_its_reader() -> None:
     assert follow.wait(240) == 0 and follow.stderr.read() == ""
 
 
-def test_a_full_disk_is_no_reader_that_left() -> None:
+@pytest.mark.parametrize("words", [("cluster", "queue", "--help"), ("studies", "--help")], ids=" ".join)
+def test_a_full_disk_is_no_reader_that_left(words: tuple[str, ...]) -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "bigbatch", "studies", "--help"],
+            [sys.executable, "-m", "bigbatch", *words],
             cwd=ROOT / "src", stdout=full, stderr=subprocess.PIPE, text=True, timeout=240,
         )  # fmt: skip
     assert done.returncode == 1
