@@ -12,7 +12,6 @@ from types import SimpleNamespace
 import pytest
 
 from helpers.processes import AS_URGENT_AS_OTHERS, clean_environment
-from helpers.spaces import TINY_SPACE
 
 # Before torch and numpy are loaded, here and in what tests start: on a busy machine threads that wait for each other
 # cost more than they bring, sums depend on their number, and loader processes are forked from this one.
@@ -48,6 +47,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
         if not torch.cuda.is_available():
             pytest.skip("needs a CUDA device")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _nobody_waits_for_the_disk() -> Iterator[None]:
+    """No test cuts the power, and what a killed process has written stays: fsync would take half of a test's time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda file: None)
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -102,9 +109,19 @@ def small_disk() -> Iterator[Path]:
         yield folder
 
 
+TINY_SPACE = '''
+"""One learning rate, a few epochs of tiny images."""
+
+def space(trial, workload):
+    """Learning rate of SGD at batch 16."""
+    lr = trial.suggest_float("peak_lr", 1e-3, 0.1, log=True)
+    return workload.config({"batch.global_size": 16, "optimizer": "sgd", "peak_lr": lr, "precise_bn": "on"})
+'''
+
+
 @pytest.fixture
 def tiny_space(tmp_path: Path) -> Path:
     """A user's own space file, searching the learning rate alone."""
     path = tmp_path / "tiny_space.py"
-    path.write_text(TINY_SPACE.format(epochs="a few"))
+    path.write_text(TINY_SPACE)
     return path

@@ -29,11 +29,11 @@ class Installed:
     project: Path
     """A user's folder, with a ``tune/`` and a ``cluster/`` of the user's own."""
 
-    def run(self, *words: object) -> subprocess.CompletedProcess[str]:
-        """Run a program of the environment in the user's folder."""
+    def run(self, *words: object, below: str = "") -> subprocess.CompletedProcess[str]:
+        """Run a program of the environment in the user's folder, or in one ``below`` it."""
         env = {**clean_environment(), "BIGBATCH_HOME": str(self.project / "home"), "PYTHONNOUSERSITE": "1"}
         line = [str(self.python.parent / str(words[0])), *map(str, words[1:])]
-        return subprocess.run(line, cwd=self.project, env=env, capture_output=True, text=True, timeout=400)
+        return subprocess.run(line, cwd=self.project / below, env=env, capture_output=True, text=True, timeout=400)
 
 
 @pytest.fixture(scope="module")
@@ -117,12 +117,28 @@ def test_it_finds_recipes_profiles_and_batch_scripts(installed: Installed) -> No
         assert (folder / "cluster" / name).is_file()
 
 
-def test_it_runs_the_smoke_search_and_writes_its_report(installed: Installed) -> None:
+def test_a_search_among_files_of_like_names_trains_with_the_packages_of_its_driver(
+    installed: Installed, tiny_images: Path, tiny_space: Path
+) -> None:
+    """In a folder in which every name that could be mixed up is the user's, by a space file that imports a sibling."""
     version = installed.run("bigbatch", "--version")
     assert "commit" not in version.stdout and version.stdout.startswith("bigbatch ")
-    words = ("--space", "smoke", "--trials", "1", "--max-epochs", "1", "--set", "image_size=8", "--study", "s")
-    done = installed.run("bigbatch", "tune", *words, "--model", "shufflenet_v2_x0_5", "--confirm", "none")
+    folder = installed.project / "hides"
+    for name in ("wandb", "ray"):  # W&B makes one of its own
+        (folder / name).mkdir(parents=True)
+    for name in ("search_spaces", "train_loop", "cluster", "torch", "numpy", "optuna", "secrets", "random"):
+        (folder / f"{name}.py").write_text("open('the-users-file-ran', 'w')\n")
+    (folder / "tune.py").write_text("from mylib import RATES\n" + tiny_space.read_text().replace("1e-3, 0.1", "*RATES"))
+    (folder / "mylib.py").write_text("RATES = 1e-3, 0.1\n")
+    (worker,) = installed.python.parents[1].glob("lib/python*/site-packages/bigbatch/train_loop/launch/ray_worker.py")
+    proof = f"open({str(folder / 'proof')!r}, 'a').write(f'{{os.getpid()}}\\n')"
+    worker.write_text(f"{worker.read_text()}\n{proof}\n")
+    words = ("--space", "tune.py", "--data", tiny_images, "--trials", 1, "--max-epochs", 1, "--confirm", "none")
+    small = ("--model", "shufflenet_v2_x0_5", "--set", "image_size=16", "--study", "s")
+    done = installed.run("bigbatch", "tune", *words, *small, below="hides")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "trial 0 done" in done.stdout
-    runs = installed.project / "runs" / "s"
+    assert "1 of 1 trials ran to their end" in done.stdout
+    runs = folder / "runs" / "s"
     assert (runs / "best.json").exists() and (runs / "report.html").stat().st_size > 10_000
+    assert not (folder / "the-users-file-ran").exists()
+    assert len(set((folder / "proof").read_text().split())) >= 2, "driver and worker load the installed package"

@@ -1,7 +1,9 @@
-"""A folder of the user's with ``torch.py``, ``tune.py``, ``cluster.py`` … in it: refused in one line, or ignored."""
+"""A folder of the user's with ``torch.py``, ``tune.py``, ``cluster.py`` … in it: refused in one line, or ignored.
+
+A search in such a folder: tests/test_wheel.py.
+"""
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +12,6 @@ import pytest
 
 from helpers.commands import run_process
 from helpers.paths import ROOT, TUNE
-from helpers.spaces import TINY_SPACE
 
 OWN = ("tune", "search_spaces", "train_loop", "cluster")
 # In place of installing: the same import as the console script's, with what PYTHONPATH adds to its path.
@@ -93,38 +94,3 @@ def test_the_doctor_asks_its_nodes_from_such_a_folder_too(folder):
     done = python("-c", CONSOLE, "cluster", "doctor", "--shared", "shared", cwd=folder)
     assert "nodes answer" in done.stdout and "the-users-file-ran" not in os.listdir(folder), done.stdout + done.stderr
     assert "FAIL nodes answer" not in " ".join(done.stdout.split()), done.stdout
-
-
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of this repository, installed into a folder of its own."""
-    work = tmp_path_factory.mktemp("wheel")
-    files = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True)
-    for name in files.stdout.split("\n"):  # a copy: building leaves its own files behind
-        if name.startswith((*OWN, "src", "pyproject", "README", "LICENSE")) and (ROOT / name).exists():
-            (work / "source" / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, work / "source" / name, follow_symlinks=False)
-    pip = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check"]
-    offline = ("--no-deps", "--no-build-isolation", "--no-index")
-    subprocess.run([*pip, "wheel", *offline, "-w", str(work), str(work / "source")], check=True, timeout=240)
-    wheel = next(work.glob("*.whl"))
-    subprocess.run([*pip, "install", *offline, "--target", str(work / "site"), str(wheel)], check=True, timeout=240)
-    return work / "site"
-
-
-@pytest.mark.slow
-def test_a_search_from_such_a_folder_trains_with_the_packages_of_its_driver(folder, installed, tiny_images):
-    """Installed as a wheel, with a space file called tune.py and a sibling that it imports."""
-    space = TINY_SPACE.format(epochs="a few").replace("1e-3, 0.1", "*RATES")
-    (folder / "tune.py").write_text(f"from mylib import RATES\n{space}")
-    (folder / "mylib.py").write_text("RATES = 1e-3, 0.1\n")
-    worker = installed / "bigbatch" / "train_loop" / "launch" / "ray_worker.py"
-    if "proof" not in worker.read_text():
-        worker.write_text(f"{worker.read_text()}\nopen({str(folder / 'proof')!r}, 'a').write(f'{{os.getpid()}}\\n')\n")
-    arguments = ("--space", "tune.py", "--data", tiny_images, "--model", "shufflenet_v2_x0_5", "--set", "image_size=16")
-    more = ("--trials", 1, "--max-epochs", 1, "--study", "s")
-    done = python(installed / "bin" / "bigbatch", "tune", *arguments, *more, cwd=folder, path=str(installed))
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "1 of 1 trials ran to their end" in done.stdout
-    assert not (folder / "the-users-file-ran").exists()
-    assert len(set((folder / "proof").read_text().split())) >= 2, "driver and worker load the installed package"

@@ -24,7 +24,7 @@ class Server:
 
     def __init__(self, folder: str, programs: Path, as_user: list[str], port: int) -> None:
         self.data, self.port = f"{folder}/data", port
-        options = ["-D", self.data, "-h", "127.0.0.1", "-p", str(port), "-k", folder]
+        options = ["-F", "-D", self.data, "-h", "127.0.0.1", "-p", str(port), "-k", folder]
         self._command = [*as_user, str(programs / "postgres"), *options]
         self._process: subprocess.Popen | None = None
         self.url = f"postgresql+psycopg://bb:{PASSWORD}@127.0.0.1:{port}/postgres"

@@ -170,10 +170,11 @@ def test_near_the_time_limit_a_search_saves_requeues_and_goes_on(cluster, search
     Another job is refused its study meanwhile.
     """
     job = search(6, sbatch=("-N2", "-c1", "--mem=2500"))
-    job.wait_log(r"has 2 nodes with 1 CPU core and 2\.1 GB: 2 trials at a time, each with 1 worker of 1 CPU")
+    job.wait_log("→ credentials")
     study = Path(job.record["study_folder"])
     other = submit("--study", study.name, "--output", str(study.parent))
     assert f"is held by job {job.id} of alice on " in refusal(other)
+    job.wait_log(r"has 2 nodes with 1 CPU core and 2\.1 GB: 2 trials at a time, each with 1 worker of 1 CPU")
     job.wait_log(r"trial \d+ epoch 2/2")
     cluster.run("ctl", "scancel", "--batch", "-s", "USR1", job.id, user="alice")
     job.wait_log("→ requeueing")
@@ -190,10 +191,10 @@ def test_near_the_time_limit_a_search_saves_requeues_and_goes_on(cluster, search
 
 
 def test_gpus_that_torch_cannot_use_end_a_search_before_its_first_trial(search):
-    """Files stand for the GPUs of two nodes; the head has none."""
-    job = search(2, sbatch=("--mem=2500", ":", "-N2", "-n2", "-c1", "--gres=gpu:1", "--mem=2500"))
+    """Files stand for the GPUs of two nodes."""
+    job = search(2, sbatch=("-N2", "-c1", "--gres=gpu:1", "--mem=2500"))
     job.wait_end("FAILED")
-    assert re.search(r"registered: 3 nodes, \d CPUs, 2 GPUs", job.log), job.everything()
+    assert re.search(r"registered: 2 nodes, 2 CPUs, 2 GPUs", job.log), job.everything()
     assert "torch must be able to use the cluster's GPUs; got " in job.log and "trial 0" not in job.log, job.log
 
 
@@ -323,8 +324,8 @@ def test_what_cannot_be_is_refused(cluster, submit):
     folder, attach = cluster.folder("alice"), SCRIPT.with_name("ray_attach.slurm")
     env = {"BIGBATCH_PYTHON": sys.executable}
     lent = cluster.sbatch("alice", "-c2", "--time=10", attach, "99999", cwd=folder, env=env)
-    for script in (SCRIPT, attach):  # outside of Slurm
-        done = cluster.run("ctl", "bash", script, "1", user="alice", check=False)
+    for script, words in ((SCRIPT, ("--space", "smoke")), (attach, ("1",))):  # outside of Slurm
+        done = cluster.run("ctl", "bash", script, *words, user="alice", check=False)
         assert done.returncode == 2 and "Write: sbatch" in done.stderr and done.stderr.count("\n") == 1
     for expected, job in asked.items():
         assert expected in refusal(job) and "head n" not in job.log, job.log

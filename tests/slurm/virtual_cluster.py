@@ -1,10 +1,5 @@
 """A real Slurm with several nodes on one machine, for tests and for trying things by hand.
 
-    python tests/slurm/virtual_command.py up [--nodes 3] [--cpus 2] [--memory-mb 8000] [--gpus 2]
-    python tests/slurm/virtual_command.py exec ctl --user alice -- sinfo
-    python tests/slurm/virtual_command.py poweroff|poweron|suspend|resume n2
-    python tests/slurm/virtual_command.py logs|down
-
 Each node has its own network, host name, process table, /tmp, /dev/shm and /run. Needs root on Linux and
 Slurm's programs; ``VirtualCluster.available()`` says what is missing. docs/testing-slurm.md says more.
 """
@@ -28,7 +23,7 @@ from typing import IO
 import virtual_init
 import virtual_processes
 import virtual_requirements
-from virtual_config import CONTROLLER, USERS, Plan, read_plan
+from virtual_config import CONTROLLER, USERS, Plan
 from virtual_jobs import PATIENCE_S, ClusterError, CommandFailed, Jobs, until
 from virtual_processes import Listener
 from virtual_requirements import PATH
@@ -67,14 +62,14 @@ class VirtualCluster(Jobs):
 
     # ---- life
 
-    def up(self, *, timeout_s: float = PATIENCE_S, detached: bool = False) -> VirtualCluster:
-        """Start all nodes and wait until they are idle. ``detached``: the cluster outlives this process."""
+    def up(self, *, timeout_s: float = PATIENCE_S) -> VirtualCluster:
+        """Start all nodes and wait until they are idle. The cluster ends with this process."""
         folder = tempfile.mkdtemp(prefix=PREFIX, dir=PLACE)
         self._plan = Plan(folder=folder, readable=self._readable, **self._options)
         self._plan.write()
         self._output = tempfile.TemporaryFile()
         self._keeper = subprocess.Popen(
-            virtual_processes.command("keeper", folder, 0 if detached else os.getpid()),
+            virtual_processes.command("keeper", folder, os.getpid()),
             stdin=subprocess.DEVNULL, stdout=self._output, stderr=self._output, cwd="/",
             env={"PATH": PATH, "LANG": "C.UTF-8"}, start_new_session=True,
         )  # fmt: skip
@@ -85,25 +80,15 @@ class VirtualCluster(Jobs):
             raise
         return self
 
-    @classmethod
-    def attach(cls, folder: str | Path) -> VirtualCluster:
-        """A cluster that another process started."""
-        cluster = cls()
-        cluster._plan = read_plan(folder)
-        return cluster
-
     def down(self) -> None:
         """End every process and remove every file of the cluster. Harmless when it is down."""
         plan, self._plan = self._plan, None
         if plan is None:
             return
         started, self._keeper = self._keeper, None
-        keeper = virtual_processes.with_command("keeper", plan.folder) if started is None else started.pid
-        if keeper and (started is None or started.poll() is None):
-            os.kill(keeper, signal.SIGTERM)
-            until(lambda: not virtual_processes.alive(keeper), PATIENCE_S)
         if started:
-            started.wait(30)
+            started.terminate()
+            started.wait(PATIENCE_S)
         # A keeper that was killed has not cleaned up.
         if plan.path.exists():
             virtual_init.clean(plan)

@@ -28,7 +28,7 @@ NAMESPACES = ("unshare", "--net", "--uts", "--mount", "--pid", "--fork", "--moun
 
 
 def keeper(folder: str, watched: str) -> None:
-    """Start the controller; end it when told so, when ``watched`` (a process id, 0: nobody) ends, or with it."""
+    """Start the controller; end it when told so, when ``watched`` (a process id) ends, or with it."""
     plan, stop = read_plan(folder), False
     os.umask(0o022)
 
@@ -43,7 +43,7 @@ def keeper(folder: str, watched: str) -> None:
         write_files(plan)
         # Should the keeper itself be killed, the cluster ends nevertheless; only files stay.
         controller = subprocess.Popen(["setpriv", "--pdeathsig", "KILL", *NAMESPACES, *command(CONTROLLER, folder)])
-        while not stop and controller.poll() is None and not (watch and select.select([watch], [], [], 0)[0]):
+        while not stop and controller.poll() is None and not select.select([watch], [], [], 0)[0]:
             time.sleep(0.05)
     finally:
         if controller:
@@ -69,10 +69,8 @@ def clean(plan: Plan) -> None:
         shutil.rmtree(plan.path, ignore_errors=True)
 
 
-def _open_process(pid: int) -> int | None:
+def _open_process(pid: int) -> int:
     """A descriptor that becomes readable when the process ends, whose number may then be given anew."""
-    if not pid:
-        return None
     if pid != os.getppid():
         raise SystemExit("The process to watch has already ended.")
     return os.pidfd_open(pid)

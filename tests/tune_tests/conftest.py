@@ -2,16 +2,25 @@
 
 import os
 import socket
+import sqlite3
 import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from sqlalchemy import Engine, event
 
 from bigbatch.tune.storage.store import StudyStore
 from helpers.postgres import PASSWORD, Server, server_programs
 from helpers.searches import TINY
+
+
+@event.listens_for(Engine, "connect")
+def _sqlite_waits_for_no_disk(connection: object, _: object) -> None:
+    """As ``_nobody_waits_for_the_disk`` in tests/conftest.py."""
+    if isinstance(connection, sqlite3.Connection):
+        connection.execute("PRAGMA synchronous = OFF")
 
 
 @pytest.fixture

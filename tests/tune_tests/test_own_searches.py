@@ -1,12 +1,16 @@
 """Searches with parts of a user's own on a real Ray: killed, resumed, and refused."""
 
 import json
+import os
+import signal
 from pathlib import Path
 
+import optuna
 import pyarrow.parquet as pq
 import pytest
 from optuna.trial import TrialState
 
+from bigbatch.tune.runs.run import CONTINUES_ATTR, PAUSED_ATTR, epoch_records, is_paused
 from helpers.paths import ROOT
 from helpers.processes import wait_gone
 from helpers.searches import Search, load
@@ -38,35 +42,63 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+EPOCHS = 10
+PAUSING = ("--strategy", "random", "--stopping", "look", "--trials", 4, "--max-epochs", EPOCHS)
+"""Trials pause after a tenth of their run, or after their warmup."""
+
+
+def trials_by_kind(folder: Path) -> tuple[list[optuna.trial.FrozenTrial], list[optuna.trial.FrozenTrial]]:
+    """The paused trials, and the continuations."""
+    trials = load(folder).trials
+    return [t for t in trials if is_paused(t)], [t for t in trials if CONTINUES_ATTR in t.user_attrs]
+
+
+def check_continuations(folder: Path) -> None:
+    """Each continuation has the parameters, the configuration and the first epochs of the trial that it continues."""
+    paused, continuations = trials_by_kind(folder)
+    by_number = {t.number: t for t in paused}
+    assert continuations and all(t.state == TrialState.COMPLETE for t in continuations)
+    assert len({t.user_attrs[CONTINUES_ATTR] for t in continuations}) == len(continuations), "none is continued twice"
+    for trial in continuations:
+        first = by_number[trial.user_attrs[CONTINUES_ATTR]]
+        assert trial.params == first.params and trial.user_attrs["config"] == first.user_attrs["config"]
+        before, after = epoch_records(first), epoch_records(trial)
+        assert [r["epoch"] for r in after] == list(range(1, EPOCHS + 1))
+        assert [r["val_loss"] for r in after[: len(before)]] == [r["val_loss"] for r in before], "trained only once"
+        assert after[len(before)]["resumed_from_epoch"] is not None, "from the checkpoint of the pause"
+    for trial in paused:
+        assert trial.user_attrs[PAUSED_ATTR] == len(epoch_records(trial)) < EPOCHS
+
+
 @pytest.mark.slow
-def test_a_killed_search_over_own_components_goes_on_and_other_code_is_refused(folder: Path) -> None:
-    words = ("--study", "s", "--trials", 2, "--max-epochs", 30, "--batch", 128, "--stopping", "none")
-    options = ("--set", "model.options.width=8", "loss_options.gamma=1.5")
-    search = Search(*COMPONENTS, *words, *options, cwd=folder)
-    search.wait_for(r"epoch 3/30")
-    search.process.kill()
-    search.end()
-    wait_gone(search.ray_folder)
+def test_a_search_over_own_components_that_is_killed_while_trials_are_paused_goes_on_and_other_code_is_refused(
+    folder: Path,
+) -> None:
+    options = ("--study", "s", "--batch", 128, "--set", "model.options.width=8", "loss_options.gamma=1.5")
+    search = Search(*COMPONENTS, *PAUSING, *options, cwd=folder)
+    search.wait_for(r"paused at", count=2)
+    os.killpg(search.process.pid, signal.SIGKILL)
+    search.process.wait()
     study = folder / "runs" / "s"
-    known = {t.number: len(t.intermediate_values) for t in load(study).trials}
-    assert sum(known.values()) >= 3
     fingerprints = json.loads((study / "study.json").read_text())["own_code"]
     assert set(fingerprints) == {f"{folder}/my.py:{name}" for name in ("net", "focal", "adam")}
 
-    (folder / "beside.py").write_text("from torch import nn\ndef head(n, k):\n    return nn.Linear(n, k, bias=False)\n")
+    beside = (folder / "beside.py").read_text()
+    (folder / "beside.py").write_text(beside.replace("(n, k)\n", "(n, k, bias=False)\n"))
     refused = Search("--resume", "--study", "s", cwd=folder)
     assert refused.end() == 2 and "--accept-changed-code" in refused.stderr()
     assert refused.stderr().count("\n") == 1 and "Traceback" not in refused.stderr()
 
-    (folder / "beside.py").write_text("from torch import nn\ndef head(n, k):\n    return nn.Linear(n, k)\n")
+    (folder / "beside.py").write_text(beside)
     again = Search("--resume", "--study", "s", cwd=folder)
     assert again.end() == 0, again.stderr()
+    check_continuations(study)
+    text = "".join(search.lines + again.lines)
+    assert "paused after epoch" in text and "continues trial" in text
+    assert not list((study / "logs").glob("*.pause")), "no request is left"
     trials = load(study).trials
-    assert [t.state for t in trials] == [TrialState.COMPLETE] * 2
-    assert all(len(t.intermediate_values) == 30 for t in trials)
     for config in (t.user_attrs["config"] for t in trials):
         assert config["model"]["options"] == {"width": 8} and config["loss"] == f"{folder}/my.py:focal"
-    assert max(t.value for t in trials) > 0.5  # chance is 0.1
 
 
 FILE = ROOT / "examples" / "segmentation.py"

@@ -223,7 +223,6 @@ TOP1, LOSS, IOU = Objective(), Objective("val_loss", "minimize", 2.3), Objective
         ("0.02", LOSS, 0.3, 0.02, "0.02"),
         ("2 %", IOU, -4.0, 0.08, "2 %"),
         ("0", TOP1, 0.9, 0.0, "0 points"),
-        ("0pt", TOP1, 0.9, 0.0, "0 points"),
     ],
 )
 def test_a_tolerance_has_a_unit(text, objective, best, allowance, words):
@@ -238,10 +237,8 @@ def test_a_tolerance_has_a_unit(text, objective, best, allowance, words):
     [
         ("-1pt", TOP1, "must not be negative; got -1pt"),
         ("half", TOP1, "such as 0.5pt or 1%; got 'half'"),
-        ("nan", TOP1, "got 'nan'"),
         ("0.5", TOP1, "is 50 points; got 0.5. Write 0.5pt for 0.5 points"),
         ("0.5pt", LOSS, "in points is for a proportion; got 0.5pt for val_loss. Write e.g. 1%"),
-        ("0.5pt", IOU, "in points is for a proportion"),
         (
             "0.02",
             IOU,
@@ -249,7 +246,6 @@ def test_a_tolerance_has_a_unit(text, objective, best, allowance, words):
         ),
         ("1e999pt", TOP1, "must be a finite number"),
         ("200pt", TOP1, "would make every value an answer"),
-        ("500%", LOSS, "would make every value an answer"),
     ],
 )
 def test_what_is_no_tolerance_is_refused_in_one_line(text, objective, message):

@@ -24,7 +24,6 @@ from bigbatch.tune.storage import database, patient_journal, storage_url
 from bigbatch.tune.storage.patient_journal import Disk, LineLog, PatientJournal, open_journal
 from bigbatch.tune.storage.store import StudyStore
 from helpers.bridges import EPOCHS, make_bridge, record
-from helpers.commands import run
 from helpers.small_disk import fill
 
 
@@ -143,11 +142,6 @@ def test_sqlite_on_a_file_system_of_several_hosts_is_warned_of_in_one_line(monke
         assert text is not None and "nfs4" in text and "--storage" in text and "\n" not in text
     for url in (None, "sqlite:////tmp/s.db", "sqlite://", "sqlite:///:memory:", "postgresql://u@h/d"):
         assert storage_url.shared_file_warning(url) is None
-
-
-def test_a_local_sqlite_file_is_not_warned_of(tmp_path):
-    done = run("--space", "smoke", "--dry-run", "--storage", f"sqlite:///{tmp_path}/s.db", cwd=tmp_path)
-    assert done.returncode == 0 and "SQLite" not in done.stdout
 
 
 def study_on(folder: Path, disk: Disk) -> optuna.Study:

@@ -17,14 +17,14 @@ from optuna.trial import TrialState
 from bigbatch.cluster.host import slurm_commands
 from bigbatch.cluster.host.lease import Lease
 from bigbatch.cluster.host.optuna_journal import FACTS, read_journal
-from bigbatch.train_loop.config import ConfigError, TrainConfig
+from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.budget.ledger import DeviceSeconds, Ledger
 from bigbatch.tune.commands.show import show_main
 from bigbatch.tune.commands.studies import studies_main
 from bigbatch.tune.runs.run import Run, Runs
 from bigbatch.tune.storage.store import StudyStore
 from bigbatch.tune.storage.summary import find_study, list_studies, summarize
-from helpers.recorded_studies import EPOCHS, add_recorded_trial, recorded_study
+from helpers.recorded_studies import add_recorded_trial, recorded_study
 from helpers.refusals import refused_command
 
 
@@ -182,20 +182,6 @@ def test_without_its_journal_a_study_is_listed_and_shown_from_its_tables(tmp_pat
         (store.folder / "optuna.journal").touch()
 
 
-def test_a_list_of_nothing_says_how_to_begin(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert studies_main([]) == 0 and "No study in runs. Begin one: bigbatch tune" in capsys.readouterr().out
-    Path("runs/s").mkdir(parents=True)
-    Path("runs/s/study.json").write_text("{}")
-    assert studies_main(["--output", "runs/s"]) == 2
-    assert "got 'runs/s', a study itself. Write --output runs, or bigbatch show runs/s." in capsys.readouterr().err
-    monkeypatch.chdir("runs/s")
-    assert studies_main(["--output", "."]) == 2
-    assert f"Write --output {tmp_path / 'runs'}, or bigbatch show {tmp_path / 'runs/s'}." in capsys.readouterr().err
-    refused = refused_command(capsys, studies_main, ["--output", "elsewhere"])
-    assert "--output must be a folder of studies; got 'elsewhere'" in refused
-
-
 def test_a_study_is_found_by_its_name_its_folder_and_a_file_in_it(tmp_path, monkeypatch):
     recorded_study(tmp_path / "runs" / "one").close()
     monkeypatch.chdir(tmp_path)
@@ -335,25 +321,3 @@ def test_hours_are_those_of_all_drivers_as_far_as_this_folder_has_heard_of_them(
     assert summarize(store.folder).held_s == pytest.approx(3600 * (1.75 + 2.0)), "the latest that is known counts once"
     assert show_main([str(store.folder)]) == 0
     assert "3.75 worker hours by all drivers of the study, 2.00 of them by those of other" in capsys.readouterr().out
-
-
-def test_an_empty_front_says_why(tmp_path, capsys):
-    store = StudyStore.create(tmp_path / "s", "s", {"trials": 4, "objective": "val_top1:max,epoch_s:min"}, None)
-
-    def shown_after(values: list[float] | None, state: TrialState, **attrs: object) -> str:
-        trial = store.study.ask()
-        for name, value in {"config": TrainConfig(epochs=EPOCHS).to_dict(), **attrs}.items():
-            trial.set_user_attr(name, value)
-        store.study.tell(trial, values, state=state)
-        store.refresh(force=True)
-        assert show_main([str(store.folder)]) == 0
-        return capsys.readouterr().out
-
-    for seconds in (70, 71):
-        why = f"infeasible after epoch 1: epoch time is {seconds} s, allowed is 60 s"
-        said = shown_after(None, TrialState.PRUNED, infeasible={"epoch_s": 0.2}, ended_because=why)
-    assert "The Pareto front is empty: none of the 2 trials meets the constraints of the space (infeasible" in said
-    said = shown_after(None, TrialState.FAIL)
-    assert "is empty: no trial ran to its end (2 infeasible, 1 failed)." in said
-    assert "On the Pareto front: trial 3 (" in shown_after([0.5, 2.0], TrialState.COMPLETE)
-    store.close()
