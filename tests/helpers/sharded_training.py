@@ -31,6 +31,7 @@ from helpers.tiny_training import (
     LogsEpochs,
     StopsAt,
     be_a_rank,
+    bn_model,
     changed,
     outcome,
     whole_tensor,
@@ -91,8 +92,16 @@ def of_images() -> nn.Module:
 
 def recomputed() -> nn.Module:
     """``of_images``, whose blocks compute their activations again."""
-    model = of_images()
-    checkpoint_blocks(model, "tiny")
+    return _checkpointed(of_images())
+
+
+def in_segments() -> nn.Module:
+    """``bn_model``, which is recomputed in segments: its layers are no blocks of several."""
+    return _checkpointed(bn_model())
+
+
+def _checkpointed(model: nn.Module) -> nn.Module:
+    checkpoint_blocks(model, "tiny", whole_blocks=True)
     return model
 
 
@@ -142,6 +151,7 @@ def case_sharded(folder: Path, rank: int) -> dict[str, Any]:
         "lars": run("lars", LARS),
         "listed": run("listed", LISTED, build=of_images),
         "recomputed": run("recomputed", LISTED, build=recomputed),
+        "segments": run("segments", SHARDED, build=in_segments),
         "bf16": run("bf16", changed(SHARDED, bf16_gradients=True)),
         "fp16": run("fp16", changed(SHARDED, precision="fp16")),
         "average": run("average", EMA, every_s=0),

@@ -112,7 +112,7 @@ def build_model(config: ModelConfig, info: DataInfo) -> nn.Module:
     if config.activation_checkpointing:
         from bigbatch.train_loop.model.activation_checkpointing import checkpoint_blocks
 
-        checkpoint_blocks(model, config.name)
+        checkpoint_blocks(model, config.name, whole_blocks=config.parallel == "fsdp2")
     if config.parallel == "fsdp2":
         from bigbatch.train_loop.model.sharding import check_shardable
 

@@ -68,7 +68,7 @@ def test_sharded_steps_are_those_of_one_process_in_float64(name: str, pair: Pair
 
 
 CASES: dict[str, tuple[TrainConfig, Any]] = {
-    "equal": (SHARDED, bn_model),
+    "equal segments": (SHARDED, bn_model),
     "accumulated": (changed(SHARDED, global_size=32), bn_model),
     "running": (changed(SHARDED, precise_bn="off"), bn_model),
     "lars": (LARS, bn_model),

@@ -1,4 +1,4 @@
-"""Activation checkpointing of networks that are chains of blocks: what it must not change, and what it saves."""
+"""Activation checkpointing of networks that are chains of layers: what it must not change, and what it saves."""
 
 import contextlib
 import copy
@@ -14,26 +14,31 @@ from bigbatch.train_loop.config import ConfigError, ModelConfig
 from bigbatch.train_loop.model.activation_checkpointing import checkpoint_blocks
 
 
-class Block(nn.Module):
-    """With BatchNorm, dropout and a layer in place."""
+def chain() -> nn.Sequential:
+    """In-place layers, one that occurs twice, BatchNorm, dropout, a chain inside."""
+    relu = nn.ReLU(inplace=True)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), relu, nn.Dropout(0.2),
+        nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.Hardswish(inplace=True)),
+        nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), relu, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4),
+    )  # fmt: skip
+
+
+class Stages(nn.Module):
+    """Chains as attributes, of which one is too short."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(inplace=True))
-        self.drop = nn.Dropout(0.2)
+        self.features, self.head = chain()[:-1], nn.Sequential(nn.Dropout(0.1), nn.Linear(8, 4))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = x + self.drop(self.layers(x))
+        out: torch.Tensor = self.head(self.features(x))
         return out
-
-
-def chain() -> nn.Sequential:
-    ends = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)
-    return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), *(Block() for _ in range(3)), *ends)
 
 
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "chain": chain,
+    "stages": Stages,
     "resnet18": partial(torchvision.models.resnet18, num_classes=4),
     "efficientnet": partial(torchvision.models.efficientnet_b0, num_classes=4),
     "vit": partial(torchvision.models.VisionTransformer, 32, 8, 9, 2, 16, 32, dropout=0.1, num_classes=4),
@@ -149,20 +154,25 @@ def test_layers_that_were_exchanged_later_are_used() -> None:
     assert len(calls) == 3
 
 
-class Overwrites(Block):
+class Overwrites(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward(x.mul_(2.0))
+        return x.mul_(2.0)
 
 
-def test_a_block_that_overwrites_its_input_is_refused() -> None:
-    network = chain()
-    network[2] = Overwrites()
+def test_a_layer_that_overwrites_the_input_of_its_segment_is_refused() -> None:
+    network = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), Overwrites(), nn.Linear(3, 3), nn.Linear(3, 2))
+    network.insert(0, nn.Linear(3, 3))
+    checkpoint_blocks(network, "own")
+    network(torch.randn(2, 3)).sum().backward()  # in the middle of one it is none of ours
+    network = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), Overwrites(), *(nn.Linear(3, 3) for _ in range(4)))
+    network.insert(0, nn.Identity())
     checkpoint_blocks(network, "own")
     with pytest.raises(ConfigError, match="leave their input as it is.*got Overwrites.*activation_checkpointing=false"):
-        network(torch.randn(2, 3, 8, 8))
+        network(torch.randn(2, 3))
 
 
-def test_a_network_without_blocks_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"a ResNet, or another network with a list of blocks; got .*=alexnet"):
-        checkpoint_blocks(torchvision.models.alexnet(), "alexnet")
+def test_a_network_without_a_chain_is_refused() -> None:
+    said = r"a ResNet, an nn.Sequential of .* layers, or a list of blocks; got .*=googlenet"
+    with pytest.raises(ConfigError, match=said):
+        checkpoint_blocks(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), "googlenet")
     assert ModelConfig(activation_checkpointing=True).activation_checkpointing
