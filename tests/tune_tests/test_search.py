@@ -202,7 +202,8 @@ def test_a_target_ends_trials_and_a_bound_that_nobody_keeps_makes_all_infeasible
         seconds = sum(record[part] for part in ("train_s", "bn_s", "val_s", "checkpoint_s"))
         assert trial.state == TrialState.COMPLETE and trial.value == pytest.approx(seconds / 3600)
         assert trial.user_attrs["ended_because"] == "reached train_loss=100 after epoch 1"
-    assert "reached a training loss of 100 after 1 epoch" in "".join(search.lines)
+    best = next(line for line in search.lines if line.startswith("Best: trial"))
+    assert ", a training loss of 100: " in best and "h after 1 epoch" in best
     (tmp_path / "bounded.py").write_text(BOUNDED.format(bytes=2**20))
     arguments = ("--space", tmp_path / "bounded.py", "--data", tiny_images, *TINY, "--study", "t", "--trials", 2)
     search = Search(*arguments, "--max-epochs", 2, cwd=tmp_path)

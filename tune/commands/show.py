@@ -21,7 +21,7 @@ from bigbatch.tune.commands.studies import trials_words, value_words
 from bigbatch.tune.console.answer_words import answer_in_words
 from bigbatch.tune.console.columns import SHOWN_KEYS, full_run_command, own_next_step, plan_facts, shown_settings
 from bigbatch.tune.console.confirmation_words import confirmation_in_words
-from bigbatch.tune.console.frontier_table import WIDTH, UnfinishedTrial, frontier_lines, no_result_in_words
+from bigbatch.tune.console.frontier_table import INFEASIBLE, WIDTH, frontier_lines, no_result_in_words
 from bigbatch.tune.console.wrapped import aligned, said_in_one_line, terminal_width, wrapped, wrapped_command
 from bigbatch.tune.runs.objectives import PARETO_FILE
 from bigbatch.tune.runs.run import (
@@ -276,20 +276,18 @@ def _front(found: StudySummary) -> str:
         return ""  # the answer was said, also where the journal has lost its end since
     begun = [t for t in search_trials(found.study.begun) if t.config]
     replaced = replaced_trials(begun)
-    unfinished = [
-        UnfinishedTrial(
-            "WAITING" if found.state != RUNNING and t.state == State.RUNNING else t.state.name,
-            bool(t.user_attrs.get("infeasible")),
-            t.because,
-        )
+    begun = [t for t in begun if t.number not in replaced]
+    ends = [
+        INFEASIBLE if t.user_attrs.get("infeasible")
+        else "WAITING" if found.state != RUNNING and t.state == State.RUNNING
+        else t.state.name
         for t in begun
-        if t.number not in replaced
-    ]
-    if not unfinished or any(t.state == "COMPLETE" for t in unfinished):
+    ]  # fmt: skip
+    if not ends or "COMPLETE" in ends:
         return ""
-    if found.state == RUNNING and not any(several or t.infeasible for t in unfinished):
+    if found.state == RUNNING and not several and INFEASIBLE not in ends:
         return ""
-    why = no_result_in_words(unfinished, several=several)
+    why = no_result_in_words([(end, t.because) for end, t in zip(ends, begun, strict=True)], several=several)
     return f"{why[0].upper()}{why[1:]}"
 
 

@@ -11,7 +11,7 @@ from bigbatch.train_loop.config.words import epochs_text
 from bigbatch.train_loop.errors import in_one_line
 from bigbatch.tune.console.columns import Columns
 from bigbatch.tune.console.display import end_in_words
-from bigbatch.tune.console.frontier_table import UnfinishedTrial, no_result_in_words
+from bigbatch.tune.console.frontier_table import INFEASIBLE, no_result_in_words
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.runs.objective import TimeToTarget
 from bigbatch.tune.runs.objectives import PARETO_FILE, front_of
@@ -42,8 +42,8 @@ def best_in_words(best: TrialView) -> str:
 def why_nothing(plan: SearchPlan, trials: Sequence[TrialView]) -> str:
     """Why no trial of the search is the best, or its front is empty; empty if there is nothing to say but that."""
     once = [t for t in trials if not t.is_replaced and t.confirms is None]
-    unfinished = [UnfinishedTrial(t.state, t.is_infeasible, t.ended_because or "") for t in once]
-    if not plan.objectives.several and not any(trial.infeasible for trial in unfinished):
+    unfinished = [(INFEASIBLE if t.is_infeasible else t.state, t.ended_because or "") for t in once]
+    if not plan.objectives.several and not any(t.is_infeasible for t in once):
         return ""
     return no_result_in_words(unfinished, several=plan.objectives.several)
 
