@@ -49,8 +49,7 @@ class Workload:
     memory_bytes: int = 0
     """Device memory of one worker; 0 = unknown."""
     max_micro_size: int = 256
-    """Images that one worker can hold in one forward pass; larger batches accumulate gradients. 0 = each trial
-    measures it on its GPU."""
+    """Images that one worker can hold in one forward pass; larger batches accumulate gradients."""
     lr_spread: float = 16.0
     """Rates are searched from 1/lr_spread to lr_spread times the centre; wider for an optimizer of the user's own."""
     fixed: Mapping[str, Any] = field(default_factory=dict)

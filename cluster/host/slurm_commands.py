@@ -144,7 +144,8 @@ def seconds_since_epoch(text: str | None) -> float | None:
 
 def parse_job_fields(text: str) -> dict[str, str]:
     """The fields of a job, by name, from ``scontrol --oneliner show job``; of several jobs, of the first."""
-    return dict(_FIELD.findall(text.partition("\nJobId=")[0].strip()))
+    _, *jobs = re.split(r"^(?=JobId=)", text, flags=re.MULTILINE)
+    return dict(_FIELD.findall(jobs[0].strip())) if jobs else {}
 
 
 def parse_config(text: str) -> dict[str, str]:

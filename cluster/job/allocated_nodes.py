@@ -88,8 +88,8 @@ def read_allocation(
         )
     if env.get("SLURM_HET_SIZE"):
         raise NoAllocation(
-            "all nodes of a search must be of one request; got a heterogeneous job. Submit one without ':'; other "
-            "nodes can join it with cluster/ray_attach.slurm."
+            "all nodes of a search must be of one request; got a heterogeneous job. Submit one without ':', "
+            "which asks for the same on each node."
         )
     gpus = slurm_commands.granted_gpus_here(env)
     return Allocation(

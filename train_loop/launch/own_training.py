@@ -145,6 +145,7 @@ class _Lines(io.TextIOBase):
 
     def __init__(self, log: logging.Logger, name: str) -> None:
         self._log, self._name, self._begun = log, name, ""
+        self._writing = False
 
     def __getattr__(self, name: str) -> Any:  # buffer, reconfigure, …
         return getattr(getattr(sys, f"__{self._name}__"), name)
@@ -157,10 +158,16 @@ class _Lines(io.TextIOBase):
         return True
 
     def write(self, text: str) -> int:
+        if self._writing:  # logging says on stderr that it could not write the line
+            return int(self.__getattr__("write")(text))
         *whole, begun = (self._begun + text).split("\n")
-        for line in whole:
-            if line.strip():
-                self._log.info("%s", _shown_last(line).rstrip("\r"))
+        self._writing = True
+        try:
+            for line in whole:
+                if line.strip():
+                    self._log.info("%s", _shown_last(line).rstrip("\r"))
+        finally:
+            self._writing = False
         # Not all that it has shown: a bar of 60,000 updates took minutes.
         self._begun = _shown_last(begun)
         return len(text)

@@ -90,7 +90,7 @@ def check_by_parts(options: SearchOptions) -> list[str]:
 
 def with_path_advice(message: str) -> str:
     """``message``, and what to write if the path that it names is another one on the compute nodes."""
-    if not re.search(r"'[^']*(/|\.py)", message):
+    if not re.search(r"'(?!timm/|torchmetrics/)[^'\s]*(/|\.py)[^'\s]*'", message):
         return message
     return f"{message.rstrip('.')}. If the compute nodes differ in that, write --no-check."
 

@@ -171,7 +171,7 @@ JOB = (
 
 
 def test_the_fields_of_a_job_that_has_blanks_in_its_values():
-    fields = slurm_commands.parse_job_fields(f"{JOB}\nJobId=9 JobName=another")
+    fields = slurm_commands.parse_job_fields(f"A line of the site's.\n\n{JOB}\nJobId=9 JobName=another")
     assert fields["JobName"] == "my search" and fields["Command"] == "/home/user/a b/run.sh --x y=1"
     assert slurm_commands.seconds_since_epoch(fields["EndTime"]) is None
     assert slurm_commands.least_count(fields["NumNodes"]) == 2

@@ -1,5 +1,6 @@
 """What is measured while a whole training function runs, and how its errors end the trial."""
 
+import errno
 import logging
 import os
 import subprocess
@@ -106,6 +107,25 @@ def test_the_log_has_what_is_shown_last_at_once(tmp_path: Path, caplog: pytest.L
         assert time.monotonic() - begun < 30
     logged = ["while it is imported", "by a handler", "without a handler"]
     assert caplog.messages == [*logged, f"{'#' * 80} 59999", "windows", "100%", "last words"]
+
+
+def test_a_log_that_cannot_be_written_is_no_endless_error(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """``logging`` says on stderr that a handler failed, which is in the same log."""
+
+    class Stale(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            try:
+                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+            except OSError:
+                self.handleError(record)
+
+    log, stale = logging.getLogger("stale"), Stale()
+    log.addHandler(stale)
+    log.setLevel(logging.INFO)
+    sent = Sent()
+    train_own(task_of(tmp_path, Options({}), PRINTS.replace("60_000", "3")), sent, ALONE, log)
+    assert sent.records and "Stale file handle" in capfd.readouterr().err
+    log.removeHandler(stale)
 
 
 def test_each_record_has_the_energy_since_the_one_before_and_the_memory(tmp_path, counter):

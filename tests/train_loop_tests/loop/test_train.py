@@ -13,10 +13,12 @@ import torch
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
+from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.data import sampling
 from bigbatch.train_loop.data.sampling import holdout_rows
+from bigbatch.train_loop.distributed import World
 from bigbatch.train_loop.loop import assembly, validation
-from bigbatch.train_loop.loop.train import NonFiniteLossError, TrainingStopped
+from bigbatch.train_loop.loop.train import NonFiniteLossError, TrainingStopped, train
 from bigbatch.train_loop.reporter import ListReporter, best_record, epoch_line
 from helpers.loop_references import (
     ONE_STEP,
@@ -49,6 +51,22 @@ def watched(note: Callable[[Any, Any], object], build: Any = plain_model) -> Cal
         return model
 
     return built
+
+
+def test_the_device_is_the_current_one_before_anything_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the second GPU of a node the data or the network would else leave a context, and memory, on the first."""
+    seen: list[object] = []
+
+    def opened(config: object, stage_folder: object, world: World, *_: object) -> None:
+        seen.append(world.device)
+        raise ConfigError("far enough")
+
+    monkeypatch.setattr(torch.cuda, "set_device", seen.append)
+    monkeypatch.setattr(assembly, "_open", opened)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", torch.backends.cudnn.benchmark)
+    with pytest.raises(ConfigError, match="far enough"):
+        train(changed(CONFIG, precision="off"), reporter=ListReporter(), device=torch.device("cuda", 1))
+    assert seen == [torch.device("cuda", 1)] * 2
 
 
 @pytest.mark.parametrize("micro_size", [64, 2])

@@ -1,4 +1,4 @@
-"""Networks and optimizers of a user's own, of timm, and of packages; weights from a file."""
+"""Networks and optimizers of a user's own, and of timm; weights from a file."""
 
 import dataclasses
 from typing import Any

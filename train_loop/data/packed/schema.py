@@ -114,14 +114,13 @@ def index_metadata(info: PackedInfo, columns: pa.RecordBatch) -> dict[bytes, byt
 
 
 def check_index(folder: str) -> None:
-    """Raise ConfigError if the index has changed since it was written. An older index without a checksum passes."""
+    """Raise ConfigError if the index has changed since it was written: its labels have no other checksum."""
     path = os.path.join(folder, INDEX)
     try:
         columns = open_index(folder)
         metadata = columns.schema.metadata
-        intact = columns.schema.names == INDEX_SCHEMA.names and (
-            CRC_KEY not in metadata or int(metadata[CRC_KEY]) == _index_crc32(metadata[METADATA_KEY], columns)
-        )
+        crc = _index_crc32(metadata[METADATA_KEY], columns)
+        intact = columns.schema.names == INDEX_SCHEMA.names and int(metadata[CRC_KEY]) == crc
     except (pa.ArrowException, OSError, ValueError, KeyError, TypeError):
         intact = False
     if not intact:
