@@ -182,7 +182,9 @@ def kept_choice(choice: object) -> Any:
     # NaN is unequal to itself: it would never be found among the choices.
     if isinstance(choice, (int, float)) and choice == choice:
         return int(choice) if isinstance(choice, int) else float(choice)
-    raise ValueError(f"the choice {choice!r}, which no study can keep: a choice is {KINDS}")
+    raise ValueError(
+        f"the choice {choice!r}, which no study can keep: a choice is {KINDS}. Let words choose it from a dict"
+    )
 
 
 def _kept_choices(name: str, choices: Sequence[object]) -> tuple[object, ...]:

@@ -132,7 +132,7 @@ def replay(
     count = min(trials or pool.left, pool.left)
     open_ended = trials is None and math.isfinite(budget_h)
     facts = SearchFacts(table.dimensions, count, table.max_epochs, slots, seed, objective, open_ended=open_ended)
-    with tempfile.TemporaryDirectory(prefix="bigbatch-simulate-") as folder:
+    with tempfile.TemporaryDirectory(prefix="bigbatch-replay-") as folder:
         keeper = MemoryKeeper(Path(folder), clock, objective)
         keeper.ledger.hold(slots)
         manager = TrialManager(

@@ -128,7 +128,10 @@ def judge_allreduce(answers: Sequence[Answer], problem: str, expected: int) -> l
     failed = [f"{answer['host']}: {answer['error']}" for answer in answers if "error" in answer]
     if failed or len(answers) < expected:
         seen = "; ".join(failed) or f"{len(answers)} of {expected} nodes answered: {problem}"
-        advice = "Name the network's interface or host_suffix in the profile, or --exclude the node; NCCL_DEBUG=INFO says more."
+        advice = (
+            "Name the network's interface or host_suffix in the profile, or --exclude the node. NCCL_DEBUG=INFO tells "
+            "more."
+        )
         return [Finding(FAIL, "all-reduce", seen, advice)]
     backends = [name for name in ("gloo", "nccl") if all(name in answer for answer in answers)]
     speeds = [f"{name} {min(answer[name] for answer in answers):,.0f} MB/s" for name in backends]

@@ -58,11 +58,6 @@ class StopSignals:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    @property
-    def taken(self) -> set[int]:
-        """Numbers of the signals that are handled here."""
-        return set(self._before)
-
     def take(self) -> None:
         """Install the handlers; again after Ray or a library has replaced them."""
         for number in self._signals:

@@ -243,7 +243,7 @@ def _search(
         with make_display(SearchProgress(*shown), quiet=plan.options.quiet) as display:
             watch = watch_over(run, store, connection, [lines, display], stop)
             observers += [watch, lines, display, IdleGpus(bridge.say), sharing]
-            with interrupts.while_trials_are_shown(), watch.running():
+            with interrupts.while_trials_are_shown(plan.options.quiet), watch.running():
                 connection.tell_dashboard(watch.note)
                 _fit(run, store, stop, watch, ray_storage)
 

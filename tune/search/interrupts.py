@@ -57,9 +57,9 @@ class Interrupts:
         self._signals.take()
 
     @contextmanager
-    def while_trials_are_shown(self) -> Iterator[None]:
-        """Within the block nothing is written past the display: the watch says ``SEARCHING`` in it."""
-        self._text = None
+    def while_trials_are_shown(self, quiet: bool) -> Iterator[None]:
+        """Within the block nothing is written past the display: the watch says ``SEARCHING`` in it, unless ``quiet``."""
+        self._text = SEARCHING if quiet else None
         try:
             yield
         finally:

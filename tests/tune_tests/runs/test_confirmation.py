@@ -223,6 +223,19 @@ def test_a_value_that_is_worse_by_one_example_may_be_good_enough_and_one_that_is
     assert missing_confirmations([*fell, *confirming(3, 0.9, 0.9, 0.9, first=12)], of) == []
 
 
+def test_an_answer_that_is_the_best_of_all_is_refuted_by_what_was_chosen_for_the_next_value() -> None:
+    of = facts(AFFORDABLE, FIVE)
+    search = [*FALLING, trial(6, 0.951, 512)]
+    seeds = [trial(7 + i, 0.92, 512, confirms=6, confirmation_seed=i + 1) for i in range(3)]
+    close = [trial(7 + i, 0.944, 512, confirms=6, confirmation_seed=i + 1) for i in range(3)]
+    assert confirmed_numbers(search, of) == confirmed_numbers([*search, *close], of) == [6]
+    assert confirmed_numbers([*search, *seeds], of) == [6, 3]
+    held = [trial(10 + i, 0.946, 256, confirms=3, confirmation_seed=i + 1) for i in range(3)]
+    found = frontier_of([*search, *seeds, *held], of.frontier)
+    assert missing_confirmations([*search, *seeds, *held], of) == [] and found and found.answer_row
+    assert found.answer_row.value == 256
+
+
 def test_runs_that_ended_without_a_result_refute_nothing() -> None:
     of, best = facts(AFFORDABLE, FIVE), confirming(0, 0.948, 0.949, 0.95, first=6)
 

@@ -13,18 +13,19 @@ import pytest
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
-from bigbatch.tune.search.interrupts import ENDING, STARTING, Interrupts, StopRequest
+from bigbatch.tune.search.interrupts import ENDING, SEARCHING, STARTING, Interrupts, StopRequest
 from helpers.paths import ROOT
 from helpers.processes import clean_environment, wait_gone
 
 
-@pytest.mark.parametrize("when", ["before", "while trials are shown", "after"])
+@pytest.mark.parametrize("when", ["before", "while trials are shown", "with --quiet", "after"])
 def test_ctrl_c_is_acknowledged_and_another_ends_at_once(when: str, capfd: pytest.CaptureFixture[str]) -> None:
     said = {"before": f"\n{STARTING}\n", "while trials are shown": "", "after": f"\n{ENDING}\n"}
+    said["with --quiet"] = f"\n{SEARCHING}\n"
     stop = StopRequest()
     with Interrupts(stop) as interrupts, ExitStack() as stack:
         if when != "before":
-            stack.enter_context(interrupts.while_trials_are_shown())
+            stack.enter_context(interrupts.while_trials_are_shown(when == "with --quiet"))
         if when == "after":
             stack.close()
         signal.raise_signal(signal.SIGINT)

@@ -321,3 +321,16 @@ def test_hours_are_those_of_all_drivers_as_far_as_this_folder_has_heard_of_them(
     assert summarize(store.folder).held_s == pytest.approx(3600 * (1.75 + 2.0)), "the latest that is known counts once"
     assert show_main([str(store.folder)]) == 0
     assert "3.75 worker hours by all drivers of the study, 2.00 of them by those of other" in capsys.readouterr().out
+
+
+def test_a_best_json_that_holds_nothing_is_not_recommended(tmp_path, capsys):
+    store = recorded_study(tmp_path / "one", 1)
+    store.refresh(force=True)
+    store.close()
+    shown = []
+    for content in (store.best_file.read_text(), "null"):
+        store.best_file.write_text(content)
+        assert show_main([str(store.folder)]) == 0
+        shown.append(capsys.readouterr().out)
+    assert ["bigbatch train --config" in text for text in shown] == [True, False]
+    assert "best.json cannot be read; the next --resume writes it again." in shown[1]

@@ -151,6 +151,18 @@ def test_the_epoch_in_which_a_trial_diverges_is_recorded_as_every_other_one(tmp_
     assert "diverged" in page and "could not be" not in page
 
 
+def test_a_metric_that_diverges_to_infinity_is_no_best_value(tmp_path):
+    store = store_of(tmp_path, "val_top1:max")
+    bridge = bridge_of(store, trials=1)
+    bridge.suggest("a")
+    report(bridge, "a", 1, 0.4)
+    assert report(bridge, "a", 2, math.inf)
+    store.refresh(force=True)
+    assert pq.read_table(store.folder / "trials.parquet")["best_value"].to_pylist() == [0.4]
+    assert trial_views(store.study.trials, store.objectives)[0].worth == "–"
+    store.close()
+
+
 def test_a_run_that_diverges_in_its_last_epoch_is_replayed_as_diverged(tmp_path):
     store = store_of(tmp_path, "val_top1:max")
     bridge = bridge_of(store, trials=2)
