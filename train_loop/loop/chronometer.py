@@ -77,7 +77,7 @@ class Chronometer:
             del item  # it may hold memory that the next one needs
 
     def phase(self, name: str) -> AbstractContextManager[None]:
-        """A block of a step that only a profile times (``step_timer.StepTimer``)."""
+        """A block of a step that only a profile times (``StepTimer``)."""
         return self._range(name)
 
     def reset(self) -> None:

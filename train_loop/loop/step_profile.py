@@ -77,7 +77,7 @@ class StepProfile:
     validations: int
     """Epochs after which the run validates."""
     memory_bytes: int
-    """See ``peak_memory.peak_bytes``; the most of all workers."""
+    """See ``worker_use.peak_bytes``; the most of all workers."""
     device_memory_bytes: int | None
     """Of the whole device; None on CPUs."""
     last_step: float = 1.0

@@ -1,4 +1,4 @@
-"""Train with smaller micro-batches until they fit into the device's memory: see ``healing``."""
+"""Train with smaller micro-batches until they fit into the device's memory: see ``oom_retry``."""
 
 from __future__ import annotations
 

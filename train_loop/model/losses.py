@@ -26,7 +26,7 @@ def loss_function(config: TrainConfig, device: torch.device) -> LossFunction:
 
     A user's loss may get and compute anything: outputs and targets pass as they are, but for floating-point outputs in
     float32. A class gets the options when its object is made, whose buffers, e.g. weights of classes, go to ``device``.
-    Raises ConfigError and OwnCodeError as ``own.registry.loaded``, and ConfigError for a loss that has
+    Raises ConfigError and OwnCodeError as ``registry.loaded``, and ConfigError for a loss that has
     parameters to train. The function raises ConfigError where the user's returns anything but one number.
     """
     kind, smoothing = config.loss, config.label_smoothing

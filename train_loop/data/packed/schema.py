@@ -14,6 +14,7 @@ import hashlib
 import json
 import mmap
 import os
+import time
 import zlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -49,6 +50,12 @@ INDEX_SCHEMA = pa.schema(
         *IMAGE_FIELDS,
     ]
 )
+
+
+SETTLED_NS = 2_000_000_000
+"""A file that was written so long ago has another time once it is written again, on any file system."""
+_opened: dict[str, tuple[tuple[int, int, int, int], pa.RecordBatch]] = {}
+"""Indexes that this process has read, by path: which version of the file, and what it held."""
 
 
 @dataclass(frozen=True)
@@ -102,9 +109,21 @@ class PackedInfo:
 
 
 def open_index(folder: str) -> pa.RecordBatch:
-    """The index's columns, mapped, and its metadata. Raises what pyarrow raises, and OSError."""
-    with pa.memory_map(os.path.join(folder, INDEX)) as file:
-        return pa.ipc.open_file(file).get_batch(0)
+    """The index's columns, mapped, and its metadata. A process reads it once, unless the file has been replaced.
+
+    Raises what pyarrow raises, and OSError.
+    """
+    path = os.path.join(folder, INDEX)
+    about = os.stat(path)
+    version = (about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns)
+    known = _opened.get(path)
+    if known is not None and known[0] == version:
+        return known[1]
+    with pa.memory_map(path) as file:
+        columns = pa.ipc.open_file(file).get_batch(0)
+    if time.time_ns() - about.st_mtime_ns > SETTLED_NS:  # a younger file may change again within one tick of its clock
+        _opened[path] = version, columns
+    return columns
 
 
 def index_metadata(info: PackedInfo, columns: pa.RecordBatch) -> dict[bytes, bytes]:
