@@ -58,7 +58,10 @@ class Interrupts:
 
     @contextmanager
     def while_trials_are_shown(self, quiet: bool) -> Iterator[None]:
-        """Within the block nothing is written past the display: the watch says ``SEARCHING`` in it, unless ``quiet``."""
+        """Within the block nothing is written past the display, in which the watch says ``SEARCHING``.
+
+        A ``quiet`` display shows nothing: there it is said at once.
+        """
         self._text = SEARCHING if quiet else None
         try:
             yield
