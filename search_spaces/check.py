@@ -18,7 +18,7 @@ from bigbatch.search_spaces.trainable_space import ReturnsNoConfig
 from bigbatch.search_spaces.trial import StandInTrial
 from bigbatch.search_spaces.workload import Workload
 from bigbatch.train_loop.config import ConfigError, TrainConfig, known_key
-from bigbatch.train_loop.config.plug_ins import shown_name
+from bigbatch.train_loop.config.rules import shown_name
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ from bigbatch.search_spaces.priors import (
 from bigbatch.search_spaces.trial import Trial
 from bigbatch.search_spaces.workload import Workload
 from bigbatch.train_loop.config import TrainConfig
-from bigbatch.train_loop.config.plug_ins import is_own
+from bigbatch.train_loop.config.rules import is_own
 
 FRONTIER = "global_batch_size"
 """A search compares trials of one batch, and ends with the best configuration of each."""

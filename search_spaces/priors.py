@@ -26,7 +26,7 @@ from statistics import NormalDist
 
 from bigbatch.search_spaces.workload import Workload
 from bigbatch.train_loop.config import ConfigError, divisible
-from bigbatch.train_loop.config.plug_ins import is_own
+from bigbatch.train_loop.config.rules import is_own
 
 LARGEST_BATCH = 32768
 """Beyond it MLPerf's LARS needs twice the epochs (65,536: 84.5 against 56.0)."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bigbatch.train_loop.config.plug_ins import is_own
+from bigbatch.train_loop.config.rules import is_own
 from bigbatch.tune.models.curve_data import CurveEncoder
 from bigbatch.tune.models.names import STOPPINGS, STRATEGIES, resolved
 from bigbatch.tune.models.protocol import Proposer, SearchFacts, Stopping, Strategy

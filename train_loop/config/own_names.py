@@ -18,8 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from bigbatch.train_loop.config.plug_ins import is_own
-from bigbatch.train_loop.config.rules import ConfigError
+from bigbatch.train_loop.config.rules import ConfigError, is_own
 from bigbatch.train_loop.config.train_config import TrainConfig
 
 _beside: dict[str, Path] = {}

@@ -171,3 +171,20 @@ def _of_another_type(kind: object, value: object, key: str, default: object) -> 
     if kind in (int, float):
         shown = plain_number_example(str(value), shown)
     return ConfigError(f"{key} must be {word}; got {value!r}. Write {key}={shown}.")
+
+
+def is_own(word: str) -> bool:
+    """Whether a word names a file of the user's: ``net.py``, ``net.py:unet``, ``../own/net.py:unet``."""
+    path, colon, function = word.rpartition(":")
+    return word.endswith(".py") or (bool(colon) and path.endswith(".py"))
+
+
+def shown_name(word: str) -> str:
+    """A component's name for tables and titles: without the folder of a user's file."""
+    return word.replace("\\", "/").rpartition("/")[2] if is_own(word) else word
+
+
+def check_component(key: str, word: str, built_in: Iterable[str]) -> None:
+    """Raise ConfigError, with the nearest name, unless ``word`` is built in, or a user's file."""
+    if not is_own(word):
+        require_one_of(key, word, built_in)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from bigbatch.train_loop.config.plug_ins import check_component
 from bigbatch.train_loop.config.rules import (
     ConfigError,
     ConflictError,
     Options,
     Section,
+    check_component,
     require,
     require_in_range,
     require_one_of,

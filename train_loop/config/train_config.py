@@ -19,12 +19,12 @@ from typing import Any, TypeVar
 
 from bigbatch.base.json_values import written_json
 from bigbatch.train_loop.config.data_sections import DataConfig
-from bigbatch.train_loop.config.plug_ins import check_component
 from bigbatch.train_loop.config.rules import (
     ConfigError,
     ConflictError,
     Options,
     Section,
+    check_component,
     field_types,
     is_open,
     is_section,

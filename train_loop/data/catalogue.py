@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bigbatch.train_loop.config import ConfigError, DataConfig
-from bigbatch.train_loop.config.plug_ins import is_own
+from bigbatch.train_loop.config.rules import is_own
 from bigbatch.train_loop.data.info import PHOTOGRAPH_SIZE, SMALL_IMAGE_SIZE, DataInfo
 
 if TYPE_CHECKING:

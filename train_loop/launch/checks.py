@@ -16,7 +16,7 @@ from bigbatch.base.json_values import json_object
 from bigbatch.train_loop.config import ConfigError, ModelConfig, TrainConfig, differing_keys
 from bigbatch.train_loop.config.given import read_config
 from bigbatch.train_loop.config.own_names import check_same_code, code_fingerprints, own_words
-from bigbatch.train_loop.config.plug_ins import is_own
+from bigbatch.train_loop.config.rules import is_own
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.host import disk_space
 from bigbatch.train_loop.host.command_line import check_writable

@@ -23,7 +23,7 @@ from bigbatch.base.command_line import INTERRUPTED, WRONG_INPUT, OneLineParser
 from bigbatch.base.streams import add_verbosity, log_steps, reader_may_leave, silent_output
 from bigbatch.train_loop.config import ConfigError, DataConfig, TrainConfig
 from bigbatch.train_loop.config.last_step import last_step_in_words
-from bigbatch.train_loop.config.plug_ins import shown_name
+from bigbatch.train_loop.config.rules import shown_name
 from bigbatch.train_loop.config.words import epochs_text
 from bigbatch.train_loop.data.catalogue import Looked, check_stage, look
 from bigbatch.train_loop.data.info import DataInfo

@@ -19,7 +19,7 @@ from bigbatch.base.atomic_files import write_json
 from bigbatch.base.command_line import INTERRUPTED, WRONG_INPUT, OneLineParser
 from bigbatch.train_loop.config import ConfigError, OptimizerConfig, TrainConfig
 from bigbatch.train_loop.config.own_names import own_words
-from bigbatch.train_loop.config.plug_ins import shown_name
+from bigbatch.train_loop.config.rules import shown_name
 from bigbatch.train_loop.errors import ImageError, LoaderError, OwnCodeError
 from bigbatch.train_loop.host.command_line import ProgressLine, add_part_options, check_writable
 from bigbatch.train_loop.launch.options import add_component_options, add_source_options, read_source_config

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 
 import torch
 
-from bigbatch.train_loop.config.plug_ins import is_own
+from bigbatch.train_loop.config.rules import is_own
 from bigbatch.train_loop.host.ranks import memory_part, trials_on_gpu
 from bigbatch.train_loop.loop.assembly import Run, seed_batch
 from bigbatch.train_loop.model.sharding import is_shared_out

@@ -14,7 +14,7 @@ from torch import nn
 
 from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.train_loop.config.own_names import own_words
-from bigbatch.train_loop.config.plug_ins import is_own
+from bigbatch.train_loop.config.rules import is_own
 from bigbatch.train_loop.config.train_config import LOSSES
 from bigbatch.train_loop.data.sets.scan import FolderScan
 from bigbatch.train_loop.errors import ImageError, LoaderError, OwnCodeError

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from bigbatch.train_loop.config import ConfigError, ModelConfig
-from bigbatch.train_loop.config.plug_ins import is_own
+from bigbatch.train_loop.config.rules import is_own
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.errors import OwnCodeError
 from bigbatch.train_loop.plugins.registry import loaded, made

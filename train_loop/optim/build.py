@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from bigbatch.train_loop.config import ConfigError, OptimizerConfig
-from bigbatch.train_loop.config.plug_ins import is_own
+from bigbatch.train_loop.config.rules import is_own
 from bigbatch.train_loop.optim.fused import begin_momentum, can_fuse, keep_implementation
 from bigbatch.train_loop.optim.lamb import LAMB
 from bigbatch.train_loop.optim.lars import LARS

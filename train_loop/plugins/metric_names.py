@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from bigbatch.train_loop.config.own_names import absolute
-from bigbatch.train_loop.config.plug_ins import is_own
-from bigbatch.train_loop.config.rules import ConfigError
+from bigbatch.train_loop.config.rules import ConfigError, is_own
 
 KEY = "metrics"
 TORCHMETRICS = "torchmetrics/"

@@ -17,7 +17,7 @@ from bigbatch.search_spaces.registry import Space
 from bigbatch.search_spaces.trial import StandInTrial
 from bigbatch.search_spaces.workload import Workload
 from bigbatch.train_loop.config import OPTIMIZERS, TrainConfig, known_key
-from bigbatch.train_loop.config.plug_ins import shown_name
+from bigbatch.train_loop.config.rules import shown_name
 from bigbatch.train_loop.config.words import amount
 
 if TYPE_CHECKING:  # it loads Optuna, which bigbatch show does not need

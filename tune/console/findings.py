@@ -14,7 +14,7 @@ from rich.console import Console
 from bigbatch.base import json_values
 from bigbatch.base.root import ROOT
 from bigbatch.train_loop.config.given import USABLE
-from bigbatch.train_loop.config.plug_ins import shown_name
+from bigbatch.train_loop.config.rules import shown_name
 from bigbatch.train_loop.config.words import epochs_text
 from bigbatch.train_loop.host.disk_space import quota_lines
 from bigbatch.tune.budget.ledger import DeviceSeconds

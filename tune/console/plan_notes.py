@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from bigbatch.train_loop.config.plug_ins import is_own
+from bigbatch.train_loop.config.rules import is_own
 from bigbatch.train_loop.data.info import PHOTOGRAPH_SIZE, SMALL_IMAGE_SIZE, DataInfo
 from bigbatch.train_loop.launch.local_workers import unused_gpus
 from bigbatch.train_loop.model.networks import RESNETS

@@ -20,7 +20,7 @@ from bigbatch.search_spaces.fixed_parameters import read_fixed
 from bigbatch.search_spaces.registry import Space, load_space
 from bigbatch.train_loop.config import ConfigError, DataConfig, TrainConfig, data_config
 from bigbatch.train_loop.config.own_names import absolute
-from bigbatch.train_loop.config.plug_ins import is_own
+from bigbatch.train_loop.config.rules import is_own
 from bigbatch.train_loop.data.catalogue import check_stage, look
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.host.command_line import check_writable, with_parts

@@ -24,7 +24,7 @@ from bigbatch.search_spaces.trial import BATCH_KEY
 from bigbatch.search_spaces.workload import Workload
 from bigbatch.train_loop.config import BatchConfig, ConfigError, ModelConfig, TrainConfig, divisible
 from bigbatch.train_loop.config.last_step import KEY
-from bigbatch.train_loop.config.plug_ins import is_own
+from bigbatch.train_loop.config.rules import is_own
 from bigbatch.train_loop.config.sections import least_micro_size
 from bigbatch.train_loop.data.info import SMALL_IMAGE_SIZE, DataInfo
 from bigbatch.train_loop.launch.local_workers import GPU_FIX, why_no_gpu

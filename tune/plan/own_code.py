@@ -22,8 +22,7 @@ from bigbatch.train_loop.config.own_names import (
     own_name,
     own_words,
 )
-from bigbatch.train_loop.config.plug_ins import check_component, is_own, shown_name
-from bigbatch.train_loop.config.rules import OPEN_SECTIONS
+from bigbatch.train_loop.config.rules import OPEN_SECTIONS, check_component, is_own, shown_name
 from bigbatch.train_loop.config.sections import OPTIMIZERS
 from bigbatch.train_loop.config.train_config import LOSSES as BUILT_IN_LOSSES
 from bigbatch.train_loop.data.info import DataInfo

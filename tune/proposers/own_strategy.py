@@ -18,7 +18,7 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
 from bigbatch.train_loop.config import ConfigError
-from bigbatch.train_loop.config.plug_ins import is_own, shown_name
+from bigbatch.train_loop.config.rules import is_own, shown_name
 from bigbatch.train_loop.plugins.registry import OwnFunction, check_call, load_function, users_code
 from bigbatch.tune.models.protocol import Dimension
 from bigbatch.tune.models.study_view import view_of, whole_study

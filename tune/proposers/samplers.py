@@ -13,7 +13,7 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial
 
 from bigbatch.search_spaces.priors import LogNormal
-from bigbatch.train_loop.config.plug_ins import is_own
+from bigbatch.train_loop.config.rules import is_own
 from bigbatch.tune.models.study_view import BestAndRecent, view_of
 from bigbatch.tune.models.unit_space import OneByOneSampler, SobolSampler, random_part, value_at
 from bigbatch.tune.proposers.own_strategy import own_pruner

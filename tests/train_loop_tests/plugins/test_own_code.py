@@ -11,8 +11,7 @@ from ray.exceptions import RayError
 
 from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.train_loop.config.own_names import absolute, code_fingerprint
-from bigbatch.train_loop.config.plug_ins import is_own, shown_name
-from bigbatch.train_loop.config.rules import Options, is_open, read_options
+from bigbatch.train_loop.config.rules import Options, is_open, is_own, read_options, shown_name
 from bigbatch.train_loop.errors import OwnCodeError
 from bigbatch.train_loop.plugins.registry import check_call, load_function, users_code, whose_error
 
