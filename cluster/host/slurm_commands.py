@@ -144,8 +144,8 @@ def seconds_since_epoch(text: str | None) -> float | None:
 
 def parse_job_fields(text: str) -> dict[str, str]:
     """The fields of a job, by name, from ``scontrol --oneliner show job``; of several jobs, of the first."""
-    _, *jobs = re.split(r"^(?=JobId=)", text, flags=re.MULTILINE)
-    return dict(_FIELD.findall(jobs[0].strip())) if jobs else {}
+    before, *jobs = re.split(r"^(?=JobId=)", text, flags=re.MULTILINE)
+    return dict(_FIELD.findall((jobs[0] if jobs else before).strip()))
 
 
 def parse_config(text: str) -> dict[str, str]:
