@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import platform
+import resource
+import sys
 from pathlib import Path
 
 import torch
@@ -70,8 +72,20 @@ def peak_bytes(device: torch.device) -> int:
     """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    # Not getrusage, which also counts what the process was before it became this program: its parent's size.
-    return _of_status("VmHWM:") or 0
+    return resident_peak_bytes()
+
+
+def resident_peak_bytes() -> int:
+    """The largest resident set of this process in bytes.
+
+    Linux tells it of this program alone (VmHWM in proc(5)). ``getrusage`` also counts what the process was before it
+    became this program, so a child of a large process would begin with its parent's size.
+    """
+    if peak := _of_status("VmHWM:"):
+        return peak
+    # Bytes on macOS, KiB on Linux.
+    unit = 1 if sys.platform == "darwin" else 1024
+    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def _of_status(name: str) -> int | None:

@@ -231,7 +231,7 @@ class LoadedSource(DataSource):
         self.config = config
         self.mean, self.std = tuple(mean), tuple(std)
         self._on_device: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
-        self._workers = loader_workers(config)
+        self._workers = loader_workers(config) if ring.ring_is_supported() else 0
         self._rings: list[ring.Ring] = []
         """Rings that no read uses: one, unless reads overlap."""
 

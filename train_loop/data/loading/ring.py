@@ -66,6 +66,11 @@ FillBatch = Callable[[Any, Indices, torch.Tensor, range, Indices], list[BadImage
 of images to ask the system for."""
 
 
+def ring_is_supported() -> bool:
+    """Whether this system supports the ring: Linux does, macOS does not."""
+    return hasattr(os, "memfd_create") and hasattr(socket, "SOCK_SEQPACKET")
+
+
 @dataclass(frozen=True)
 class FillTask:
     """Places ``first`` to ``last`` of a batch; its indices lie in the slot before its pixels.
