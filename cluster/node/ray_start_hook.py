@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +27,7 @@ def before_start(parameters: Any, head: bool) -> None:
     parameters.ray_client_server_port = None
     from ray._private import services
 
-    popen = getattr(services, "ConsolePopen", None)
-    if popen is None or os.environ.get("BIGBATCH_RAY_INTERNALS") == "0":
-        return
+    popen = services.ConsolePopen
     path = str(Path(parameters.temp_dir).with_name(FORKS))
     _kept.append(fork_server.launch(path))
 

@@ -31,7 +31,6 @@ from bigbatch.train_loop.host.node_memory import count_memory_kills
 from bigbatch.train_loop.host.signals import SAVING, StopSignals, say_from_handler
 from bigbatch.train_loop.launch.listeners import trace_writer
 from bigbatch.train_loop.launch.local_workers import local_gpu_count, worker_resources
-from bigbatch.train_loop.launch.ray_internals import RUN_WITHOUT, note_of_unused
 from bigbatch.train_loop.launch.ray_session import LocalRay
 from bigbatch.train_loop.launch.trainer import fit_from_driver
 from bigbatch.train_loop.launch.trial_task import (
@@ -131,8 +130,6 @@ def _fit_on_own_ray(
         (output / RECORDS_FILE).unlink(missing_ok=True)  # a resumed run sends the checkpoint's records again
         storage = Path(connection.token_path or output).parent / "train"
         connection.tell_dashboard(partial(print, flush=True))
-        if note := note_of_unused(RUN_WITHOUT):
-            print(note, flush=True)
         leave_images(scan, storage)
         return _fit_until_stopped(replace(task, ray_storage=storage), signals, tracker)
 

@@ -284,7 +284,7 @@ class _WithoutActors:
 
 
 def trainer_in_process(reuse: Reuse) -> Any:
-    """``TorchTrainer`` with its controller in the calling process: a Tune trial. Only if ``uses_private_names()``.
+    """``TorchTrainer`` with its controller in the calling process: a Tune trial.
 
     Its workers train the next trial too if ``reuse`` allows it.
     """

@@ -1,8 +1,7 @@
-"""The private names of Ray that this package uses, and what is different without them.
+"""The private names of Ray that this package uses.
 
 Ray renames such names without notice, and one may stay and mean something else. So only this file and
-``inline_controller.py`` touch them (a test looks), and only those of Ray ``TESTED``. With another one, or with
-``BIGBATCH_RAY_INTERNALS=0``, a search runs with what Ray does by itself, and one note says what is different.
+``inline_controller.py`` touch them (a test looks), and only Ray ``TESTED`` is used.
 
 Importing this file does not load Ray, whose core reads the variables of its authentication when it is loaded.
 """
@@ -17,61 +16,35 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, InvalidStateError
+from importlib import metadata
 from typing import Any
 
 from bigbatch.base import fork_server
+from bigbatch.train_loop.config import ConfigError
 
-SWITCH = "BIGBATCH_RAY_INTERNALS"
 DASHBOARD_FILE, DASHBOARD_NICENESS = "dashboard.py", 10
 """Ray gives its processes for work 15."""
 LEAVE_S = 10.0
 TESTED = "2.60"
 """The Ray with which all of this was tested, as in ``pyproject.toml``."""
 
-RUN_WITHOUT = (
-    "no checkpoint is written when a node is announced to go; those by time stay",
-    "Ctrl-C in a terminal, and a SIGTERM while Ray starts, also reach Ray, and may end trials before they have saved",
-    "a private Ray starts some seconds later",
-    "workers look for modules in the current folder first: keep no torch.py and the like there",
-    "a process that has imported Ray before cannot start a cluster with a token: import Ray within functions",
-    "each trial starts Ray Train's own processes and new workers, which takes some seconds longer",
-)
-"""What is different without private names, in a run."""
-SEARCH_WITHOUT = (
-    *RUN_WITHOUT,
-    "the first trials start some seconds later",
-    "a node that runs short of memory ends the search; --resume continues it",
-    "a trial that does not fit on the nodes that are left waits for other nodes",
-    "a trial that is stopped may still run while the next one starts",
-    "the search does not say why a trial waits for its place",
-)
-"""The same in a search."""
 
-
-def uses_private_names() -> bool:
-    """Whether private names are used: those of the tested Ray, unless the user has switched them off."""
-    import ray
-
-    return os.environ.get(SWITCH, "1") != "0" and ray.__version__.startswith(f"{TESTED}.")
-
-
-def note_of_unused(effects: Sequence[str]) -> str | None:
-    """A sentence with what is different where private names are not used; None where they are."""
-    if uses_private_names():
-        return None
-    import ray
-
-    switched_off = os.environ.get(SWITCH, "1") == "0"
-    why = f"{SWITCH}=0" if switched_off else f"this is Ray {ray.__version__}, BigBatch is tested with Ray {TESTED}"
-    return f"note: {why}, so no private names of Ray are used. BigBatch works without them, but: {'; '.join(effects)}."
+def check_ray() -> None:
+    """Raise ConfigError with a Ray of another minor version than ``TESTED``."""
+    found = metadata.version("ray")
+    if not found.startswith(f"{TESTED}."):
+        raise ConfigError(
+            f"Ray must be {TESTED}: with another version private names may mean something else; got {found}. "
+            f"Run `pip install 'ray[default,train,tune]~={TESTED}.0'`."
+        )
 
 
 def read_variables_again() -> None:
     """Let Ray's core in this process, if it is loaded already, take its settings and token from the variables as they
     are now. It has read them when a user's file imported Ray."""
-    if "ray._raylet" in sys.modules and uses_private_names():
+    if "ray._raylet" in sys.modules:
         core: Any = importlib.import_module("ray._raylet")
         core.Config.initialize("")
         core.AuthenticationTokenLoader.instance().reset_cache()
@@ -81,12 +54,10 @@ def read_variables_again() -> None:
 
 
 def is_preempted() -> bool:
-    """Whether Ray has told this worker that a node of its run will be removed. False where that is not known.
+    """Whether Ray has told this worker that a node of its run will be removed.
 
     Ray tells each rank. Its public call would be a collective.
     """
-    if not uses_private_names():
-        return False
     from ray.train.v2._internal.execution.context import get_train_context
 
     return get_train_context().preemption_context.preemption_info is not None
@@ -110,9 +81,6 @@ def own_process_groups(forks: str = "") -> Iterator[None]:
     Args:
         forks: the socket of the server that starts them (``base/fork_server.py``); empty: Ray starts interpreters.
     """
-    if not uses_private_names():
-        yield
-        return
     from ray._private import services, utils
 
     popen, replace_handler = services.ConsolePopen, utils.set_sigterm_handler
@@ -142,11 +110,8 @@ class Dashboard:
         self._thread: threading.Thread | None = None
 
     @contextlib.contextmanager
-    def beside(self) -> Iterator[bool]:
-        """Within the block, Ray starts the node at once. Yields whether ``address`` gets the dashboard's later."""
-        if not uses_private_names():
-            yield False
-            return
+    def beside(self) -> Iterator[None]:
+        """Within the block, Ray starts the node at once; ``address`` gets the dashboard's later."""
         from ray._private.node import Node
 
         start = Node.start_api_server
@@ -166,7 +131,7 @@ class Dashboard:
 
         Node.start_api_server = begin
         try:
-            yield True
+            yield
         finally:
             Node.start_api_server = start
 
@@ -196,9 +161,6 @@ def own_path_only() -> object:
     """
     from ray.job_config import JobConfig
 
-    if not uses_private_names():
-        return JobConfig()
-
     class OwnPathOnly(JobConfig):
         def _runtime_env_has_working_dir(self) -> bool:
             return True
@@ -207,9 +169,7 @@ def own_path_only() -> object:
 
 
 def head_client(address: str) -> Any:
-    """Ray's own client of its head, whose calls have a timeout; None if it is not there."""
-    if not uses_private_names():
-        return None
+    """Ray's own client of its head, whose calls have a timeout."""
     import ray
 
     return ray._raylet.GcsClient(address=address)
@@ -218,17 +178,14 @@ def head_client(address: str) -> Any:
 # Ray Tune
 
 
-def unstage(controller: Any, trial: Any) -> bool:
-    """Take a trial that has no place yet from those for which Tune keeps processes. False if this Ray cannot do that.
+def unstage(controller: Any, trial: Any) -> None:
+    """Take a trial that has no place yet from those for which Tune keeps processes.
 
     ``TuneController.stop_trial`` does not do it.
     """
-    if not uses_private_names():
-        return False
     if trial in controller._staged_trials:
         controller._staged_trials.remove(trial)
         controller._actor_cache.decrease_max(trial.placement_group_factory)
-    return True
 
 
 @contextlib.contextmanager
@@ -237,9 +194,6 @@ def memory_kills_as(error_of: Callable[[str], Exception]) -> Iterator[None]:
 
     Without this, Tune (Ray 2.60) would end the whole search.
     """
-    if not uses_private_names():
-        yield
-        return
     from ray.air.execution._internal.actor_manager import RayActorManager
     from ray.exceptions import OutOfMemoryError
 
@@ -266,9 +220,6 @@ def quick_start_of_trials() -> Iterator[None]:
     the job has these variables already. It would load W&B to count for Ray's telemetry, which is off, who
     uses them.
     """
-    if not uses_private_names():
-        yield
-        return
     import ray
     from ray.air._internal import usage
     from ray.tune.execution.class_cache import _ActorClassCache
@@ -290,10 +241,9 @@ def quick_start_of_trials() -> Iterator[None]:
 
 def finish_session(timeout_s: float) -> None:
     """Wait until the function of this process's trial has ended."""
-    if uses_private_names():
-        from ray.train._internal.session import get_session
+    from ray.train._internal.session import get_session
 
-        get_session().finish(timeout=timeout_s)
+    get_session().finish(timeout=timeout_s)
 
 
 # Ray Train

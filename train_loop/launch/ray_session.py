@@ -37,11 +37,11 @@ from bigbatch.train_loop.launch.ray_internals import (
     DASHBOARD_FILE,
     POLL_INTERVAL,
     Dashboard,
+    check_ray,
     own_path_only,
     own_process_groups,
     poll_interval_s,
     read_variables_again,
-    uses_private_names,
 )
 
 _log = logging.getLogger(__name__)
@@ -118,6 +118,7 @@ class LocalRay:
         self.folder: Path | None = None
 
     def __enter__(self) -> RayConnection:
+        check_ray()
         remove_stale_folders()
         self.folder, self._owner = private_ray_folder()
         try:
@@ -199,7 +200,7 @@ class LocalRay:
 
         send_ray_logs_to(self._log_file)
         self._dashboard = Dashboard()
-        with own_process_groups(self._fork_server()), self._dashboard.beside() as comes_later:
+        with own_process_groups(self._fork_server()), self._dashboard.beside():
             context = ray.init(
                 address="local",
                 num_cpus=self._cpus,
@@ -218,8 +219,6 @@ class LocalRay:
         if started != address:
             raise RuntimeError(f"Ray listens on {started} instead of {address}")
         _log.info("Ray has started; its log is %s, its files are in %s", self._log_file, self.folder)
-        if not comes_later:
-            self._dashboard.address.set_result(context.dashboard_url)
         return RayConnection(address, self._dashboard.address, str(token), local=True)
 
     def _shut_down(self) -> None:
@@ -233,7 +232,7 @@ class LocalRay:
 
     def _fork_server(self) -> str:
         """The socket of the server that starts this cluster's processes for work; empty if Ray starts them itself."""
-        if worker_python() or not uses_private_names() or sys.platform != "linux":
+        if worker_python() or sys.platform != "linux":
             return ""
         assert self.folder is not None
         path = self.folder / "ray-forks"
@@ -253,13 +252,14 @@ class JoinedRay:
     """A running cluster (``--address``): used, never stopped.
 
     Raises:
-        ConfigError: no cluster answers at the address, or it refuses the token.
+        ConfigError: Ray is of another version; no cluster answers at the address, or it refuses the token.
     """
 
     def __init__(self, address: str, log_file: Path) -> None:
         self._address, self._log_file = address, log_file
 
     def __enter__(self) -> RayConnection:
+        check_ray()
         os.environ.update(SEARCH_ENV)  # before Ray is loaded, which reads some of them then
         import ray
 

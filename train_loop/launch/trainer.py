@@ -21,29 +21,19 @@ LOOK_S = 0.25
 """How often a driver that waits for its run looks whether it is to leave."""
 
 
-def is_inline() -> bool:
-    """Whether the calling process controls its workers. If not, Ray's stock trainer does the same, but slower."""
-    return ray_internals.uses_private_names()
-
-
 def make_trainer(
     train_function: Callable[[dict[str, object]], object],
     train_config: dict[str, object],
     scaling_config: ScalingConfig,
     run_config: RunConfig,
 ) -> TorchTrainer:
-    """The trainer for workers in the placement group of the calling actor, if ``is_inline()``; else Ray Train's own.
+    """The trainer for workers in the placement group of the calling actor.
 
-    The controller's coroutine then runs in the caller's thread. Workers that leave a run in order train this process's
+    The controller's coroutine runs in the caller's thread. Workers that leave a run in order train this process's
     next one. docs/decisions/002 says why.
     """
-    from ray.train.torch import TorchTrainer
-
-    trainer_of = TorchTrainer
-    if is_inline():
-        reuse = inline_controller.Reuse(may_serve_again, drop_trial, between_trials)
-        trainer_of = inline_controller.trainer_in_process(reuse)
-    return trainer_of(
+    reuse = inline_controller.Reuse(may_serve_again, drop_trial, between_trials)
+    return inline_controller.trainer_in_process(reuse)(
         train_function, train_loop_config=train_config, scaling_config=scaling_config, run_config=run_config
     )
 
@@ -98,8 +88,6 @@ def fit_from_driver(task: TrialTask, leaving: threading.Event) -> WorkersEnd:
     Once ``leaving`` is set it ends the workers and returns soon: Ray ends a process, with exit code 1, in which a
     thread still calls it when another one has shut it down.
     """
-    if not is_inline():
-        return fit(task)
     import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 

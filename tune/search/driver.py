@@ -16,7 +16,6 @@ from rich.console import Console
 
 from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.train_loop.errors import RayStartError
-from bigbatch.train_loop.launch.ray_internals import SEARCH_WITHOUT, note_of_unused
 from bigbatch.train_loop.launch.ray_session import (
     JoinedRay,
     LocalRay,
@@ -219,8 +218,6 @@ def _search(
     interrupts.take_again()  # starting Ray may have replaced the handler for SIGTERM
     if not connection.local:
         plan = run.plan = _fitted_to_cluster(plan, store, console)
-    if note := note_of_unused(SEARCH_WITHOUT):
-        say(console, note)
     run.capacity = _capacity(plan, connection.local, partial(_tell, run, console))
     store.ledger.hold(run.capacity.devices(plan.machine))  # only now are the devices known
     sharing = TrialsPerGpu(run, store, partial(_tell, run, console))

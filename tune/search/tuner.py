@@ -81,8 +81,7 @@ class PrunerScheduler(FIFOScheduler):
             resources, avoided = trial.config["worker_resources"], trial.config.get("avoided", ())
             if trial.is_finished() or self._capacity.holds(resources, avoided):
                 continue
-            if not ray_internals.unstage(controller, trial):
-                return
+            ray_internals.unstage(controller, trial)
             self._bridge.put_back(trial.trial_id, NODES_LOST)
             controller.stop_trial(trial)
 

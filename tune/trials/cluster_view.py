@@ -70,14 +70,7 @@ class RayHead:
         self._client = head_client(self.address)
 
     def ask(self) -> ClusterView:
-        """The cluster now. Without an answer within ``RAY_ANSWER_S``, raises the error of Ray's transport.
-
-        A Ray without that client of its own says which nodes it has, and nothing of placement groups.
-        """
-        import ray
-
-        if self._client is None:
-            return ClusterView(tuple(map(_public_view, ray.nodes())))
+        """The cluster now. Without an answer within ``RAY_ANSWER_S``, raises the error of Ray's transport."""
         usage = self._client.get_all_resource_usage(timeout=RAY_ANSWER_S).resource_usage_data
         free = {node.node_id: dict(node.resources_available) for node in usage.batch}
         nodes = [
@@ -94,13 +87,6 @@ class RayHead:
         # A joined cluster may hold placement groups of other drivers.
         own = [group for job, group in groups if job == self._job and group.state not in PLACED]
         return ClusterView(tuple(nodes), tuple(own))
-
-
-def _public_view(node: Mapping[str, Any]) -> NodeView:
-    total = dict(node["Resources"])
-    name = f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
-    # What is free is not known here.
-    return NodeView(name, bool(node["Alive"]), total, total, node.get("DeathReasonMessage") or "")
 
 
 def _group(row: Any) -> tuple[str, GroupView]:

@@ -18,7 +18,7 @@ from bigbatch.base.waits import TRIAL_END_S
 from bigbatch.train_loop.host.node_memory import count_memory_kills
 from bigbatch.train_loop.launch import inline_controller, ray_internals
 from bigbatch.train_loop.launch.ray_worker import FAILURE, FAILURE_KIND, NODES, RECORDS, RESTARTED
-from bigbatch.train_loop.launch.trainer import fit, is_inline
+from bigbatch.train_loop.launch.trainer import fit
 from bigbatch.train_loop.launch.trial_task import Restarts, TrialTask, failed_end, fit_until_it_fits
 
 NODE_ID = "ray.io/node-id"
@@ -52,7 +52,7 @@ def run_trial(handed: dict[str, object]) -> None:
     try:
         task = TrialTask.from_dict(handed)
         end = fit_until_it_fits(
-            partial(fit, task, _report_to_tune(Restarts(task.restarts, kills))), task.checkpoint_dir, _is_stopping
+            partial(fit, task, _ReportToTune(Restarts(task.restarts, kills))), task.checkpoint_dir, _is_stopping
         )
     except Exception as error:
         end = failed_end(error, kills)
@@ -68,15 +68,7 @@ def _nodes(rank: int | None = None) -> list[dict[str, str]]:
 
 
 def _is_stopping() -> bool:
-    return is_inline() and inline_controller.is_stop_requested()
-
-
-def _report_to_tune(restarts: Restarts) -> UserCallback:
-    if is_inline():
-        return _ReportToTune(restarts)
-    from ray.tune.integration.ray_train import TuneReportCallback
-
-    return TuneReportCallback()
+    return inline_controller.is_stop_requested()
 
 
 class _ReportToTune(UserCallback):
@@ -104,9 +96,6 @@ def trainable() -> Callable[[dict[str, object]], None]:
 
 
 def _resources(handed: dict[str, object]) -> PlacementGroupFactory:
-    if not is_inline():
-        # The stock trainer reserves its workers itself. This process reserves no CPU: the workers may need all.
-        return PlacementGroupFactory([{"node:__internal_head__": 0.001}])
     # An empty first bundle: the trial's own process takes no CPU from the workers.
     task = TrialTask.from_dict(handed)
     elsewhere = [{NODE_ID: f"!in({','.join(task.avoided)})"}] * task.workers

@@ -1,6 +1,5 @@
 """How often Ray Train's controller asks the workers of a run: the controller that Ray makes has our interval."""
 
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,7 @@ import pytest
 
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.launch import trainer
-from bigbatch.train_loop.launch.ray_internals import POLL_INTERVAL, SWITCH, poll_interval_s
+from bigbatch.train_loop.launch.ray_internals import POLL_INTERVAL, poll_interval_s
 from bigbatch.train_loop.launch.trial_task import TrialTask
 
 
@@ -50,19 +49,3 @@ def test_a_trials_controller_takes_it(found: list[float], tmp_path: Path) -> Non
         with pytest.raises(RuntimeError, match="enough"):
             trainer.fit(task_of(workers, tmp_path))
     assert found == [0.8, 0.1]
-
-
-def test_ray_hands_it_on_to_a_stock_controller(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, found) -> None:
-    """That one has a process of its own, with these variables."""
-    from ray.train.torch import TorchTrainer
-    from ray.train.v2.api import data_parallel_trainer
-
-    def hand_on(self: Any, **_: object) -> None:
-        found.append(float(data_parallel_trainer.get_env_vars_to_propagate()[POLL_INTERVAL]))
-        raise RuntimeError("enough")
-
-    monkeypatch.setattr(TorchTrainer, "_initialize_and_run_controller", hand_on)
-    monkeypatch.setenv(SWITCH, "0")
-    with pytest.raises(RuntimeError, match="enough"):
-        trainer.fit_from_driver(task_of(64, tmp_path), threading.Event())
-    assert found == [0.2]
