@@ -131,12 +131,6 @@ class EpochRecord:
         default=None,
         tracked=True,
     )
-    cpu_energy_j: float | None = _column(
-        "float64",
-        "the same of the processors of the workers' machines, with everybody else's work on them",
-        default=None,
-        tracked=True,
-    )
     gpu_utilization: float | None = _column(
         "float64",
         "0 to 1: the part of that time in which the GPU computed anything, of the worker whose GPU computed least",

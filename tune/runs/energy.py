@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 from bigbatch.base import json_values
 
-GPU, PROCESSORS = "gpu_energy_j", "cpu_energy_j"
-"""Fields of an epoch's record."""
+GPU = "gpu_energy_j"
+"""The field of an epoch's record."""
 J_PER_KWH = 3.6e6
 
 
@@ -68,8 +68,8 @@ class StudyEnergy:
         )
 
 
-def energy_of(name: str, records: Iterable[Mapping[str, object]]) -> float | None:
-    """The sum of GPU or PROCESSORS over a trial's records; None if there is none, or one did not measure it."""
-    joules = [json_values.number_or_none(record, name) for record in records]
+def energy_of(records: Iterable[Mapping[str, object]]) -> float | None:
+    """Joules of a trial's GPUs in all its records; None if there is none, or one did not measure them."""
+    joules = [json_values.number_or_none(record, GPU) for record in records]
     measured = [value for value in joules if value is not None]
     return sum(measured) if joules and len(measured) == len(joules) else None
