@@ -1,4 +1,4 @@
-"""Watch a worker's GPU: energy, utilization, and a word if it idles for long.
+"""Measure what a worker's GPU uses: energy, power and utilization.
 
 NVML tells of it (the optional package ``nvidia-ml-py``).
 """
@@ -7,16 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import logging
 import math
 import threading
-import time
-from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
-
-_log = logging.getLogger(__name__)
 
 
 class GpuCounters:
@@ -72,10 +66,6 @@ def open_gpu_counters(uuid: str) -> GpuCounters | None:
 
 
 SAMPLE_S = 5.0
-IDLE_WINDOW_S = 600.0
-IDLE_BELOW = 0.2
-"""A GPU that is busy less than this part of IDLE_WINDOW_S is called idle. Centres write to its user about then."""
-SAY_AGAIN_S = 3600.0
 
 
 @dataclass(frozen=True)
@@ -101,19 +91,10 @@ class UseMeter:
     Args:
         gpu: this worker's; None: it cannot be measured.
         gpu_part: the part of its GPU's energy that this worker counts: the trials that share a GPU count it once.
-        where: the worker in words, for the log.
     """
 
-    def __init__(
-        self,
-        gpu: GpuCounters | None = None,
-        *,
-        gpu_part: float = 1.0,
-        where: str = "this worker",
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, gpu: GpuCounters | None = None, *, gpu_part: float = 1.0) -> None:
         self._gpu, self._gpu_part = gpu, gpu_part
-        self._idle = IdleWatch(where, clock)
         self._lock, self._stop = threading.Lock(), threading.Event()
         self._thread: threading.Thread | None = None
         self._gpu_j = self._taken_j = 0.0
@@ -164,38 +145,7 @@ class UseMeter:
             power_w = self._gpu.power_w() if self._gpu else math.nan
             if not math.isnan(power_w):
                 self._powers_w.append(power_w)
-        if text := self._idle.add(utilization):
-            _log.warning("%s", text)
 
     def _run(self) -> None:
         while not self._stop.wait(SAMPLE_S):
             self.sample()
-
-
-class IdleWatch:
-    """Says when a GPU has hardly computed for IDLE_WINDOW_S; again after SAY_AGAIN_S at the earliest."""
-
-    def __init__(self, where: str, clock: Callable[[], float]) -> None:
-        self._where, self._clock = where, clock
-        self._seen: deque[tuple[float, float]] = deque()
-        self._began = math.inf
-        self._quiet_until = -math.inf
-
-    def add(self, utilization: float) -> str:
-        """Add a sample, 0 to 1; not a number: none. Returns what to log, empty if there is nothing to say."""
-        now = self._clock()
-        if math.isnan(utilization):
-            return ""
-        self._seen.append((now, utilization))
-        self._began = min(self._began, now)
-        while now - self._seen[0][0] > IDLE_WINDOW_S:
-            self._seen.popleft()
-        busy = sum(value for _, value in self._seen) / len(self._seen)
-        if busy >= IDLE_BELOW or now - self._began < IDLE_WINDOW_S or now < self._quiet_until:
-            return ""
-        self._quiet_until = now + SAY_AGAIN_S
-        return (
-            f"the GPU of {self._where} computed in only {100 * busy:.0f} % of the last "
-            f"{IDLE_WINDOW_S / 60:.0f} minutes. "
-            "bigbatch train --profile-steps 50 says what it waits for"
-        )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import platform
 from pathlib import Path
 
 import torch
@@ -18,7 +17,7 @@ def open_use_meter(world: World) -> UseMeter:
     """The meter of this rank, not yet entered."""
     cuda = world.device.type == "cuda"
     gpu = open_gpu_counters(str(torch.cuda.get_device_properties(world.device).uuid)) if cuda else None
-    return UseMeter(gpu, gpu_part=1 / trials_on_gpu(), where=f"worker {world.rank} on {platform.node()}")
+    return UseMeter(gpu, gpu_part=1 / trials_on_gpu())
 
 
 PROCESS_STATUS = Path("/proc/self/status")

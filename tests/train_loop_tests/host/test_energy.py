@@ -7,11 +7,7 @@ import sys
 import pytest
 
 from bigbatch.train_loop.host.device_use import (
-    IDLE_WINDOW_S,
-    SAMPLE_S,
-    SAY_AGAIN_S,
     GpuCounters,
-    IdleWatch,
     UseMeter,
     open_gpu_counters,
 )  # fmt: skip
@@ -66,38 +62,3 @@ def test_a_meter_without_counters_starts_no_thread() -> None:
     with UseMeter(GpuCounters(Nvml(), None)) as meter:
         assert meter._thread is not None and meter._thread.is_alive()
     assert not meter._thread.is_alive()
-
-
-def test_a_gpu_that_idles_for_ten_minutes_is_mentioned_once_an_hour() -> None:
-    now, said = [0.0], []
-    watch = IdleWatch("worker 3 on n1", lambda: now[0])
-
-    def pass_time(seconds: float, busy: float) -> None:
-        for _ in range(int(seconds / SAMPLE_S)):
-            said.append((now[0], watch.add(busy)))
-            now[0] += SAMPLE_S
-
-    def told() -> list[tuple[float, str]]:
-        found = [(at, text) for at, text in said if text]
-        said.clear()
-        return found
-
-    pass_time(3600, 0.9)
-    assert told() == []
-    pass_time(IDLE_WINDOW_S, 0.05)
-    ((at, text),) = told()
-    # (t · 0.05 + (600 − t) · 0.9) / 600 is below 0.2 from t = 494 s on.
-    assert at == pytest.approx(3600 + 494, abs=2 * SAMPLE_S)
-    assert "worker 3 on n1" in text and "--profile-steps" in text and "last 10 minutes" in text
-    pass_time(SAY_AGAIN_S, 0.05)
-    assert [at for at, _ in told()] == pytest.approx([at + SAY_AGAIN_S], abs=SAMPLE_S)
-    assert watch.add(math.nan) == ""
-
-
-def test_the_first_minutes_are_not_judged() -> None:
-    now = [0.0]
-    watch = IdleWatch("worker 0 on n1", lambda: now[0])
-    for _ in range(int(IDLE_WINDOW_S / SAMPLE_S)):
-        assert watch.add(0.0) == ""
-        now[0] += SAMPLE_S
-    assert "0 %" in watch.add(0.0)
