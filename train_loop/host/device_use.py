@@ -97,7 +97,7 @@ class UseMeter:
         self._gpu, self._gpu_part = gpu, gpu_part
         self._lock, self._stop = threading.Lock(), threading.Event()
         self._thread: threading.Thread | None = None
-        self._gpu_j = self._taken_j = 0.0
+        self._gpu_j, self._taken_j = 0.0 if gpu else math.nan, 0.0
         self._utilizations: list[float] = []
         self._powers_w: list[float] = []
 
@@ -137,14 +137,13 @@ class UseMeter:
 
     def sample(self) -> None:
         """Read all counters."""
+        if not self._gpu:
+            return
         with self._lock:
-            self._gpu_j = self._gpu_part * self._gpu.joules() if self._gpu else math.nan
-            utilization = self._gpu.utilization() if self._gpu else math.nan
-            if not math.isnan(utilization):
-                self._utilizations.append(utilization)
-            power_w = self._gpu.power_w() if self._gpu else math.nan
-            if not math.isnan(power_w):
-                self._powers_w.append(power_w)
+            self._gpu_j = self._gpu_part * self._gpu.joules()
+            for seen, now in ((self._utilizations, self._gpu.utilization()), (self._powers_w, self._gpu.power_w())):
+                if not math.isnan(now):
+                    seen.append(now)
 
     def _run(self) -> None:
         while not self._stop.wait(SAMPLE_S):

@@ -41,11 +41,11 @@ class StudyEnergy:
         self.epochs_measured += other.epochs_measured
 
     def words(self) -> str:
-        """E.g. ``energy: 1.23 kWh of its trials' GPUs``; or that it was not measured."""
+        """E.g. ``1.23 kWh of its trials' GPUs``; or that it was not measured."""
         if not self.epochs_measured:
-            return "energy: not measured"
+            return "not measured"
         of = "" if self.epochs_measured == self.epochs else f" in {self.epochs_measured} of {self.epochs} epochs"
-        return f"energy: {sum(self.trials_gpu_j.values()) / J_PER_KWH:.3g} kWh of its trials' GPUs{of}"
+        return f"{sum(self.trials_gpu_j.values()) / J_PER_KWH:.3g} kWh of its trials' GPUs{of}"
 
     def to_dict(self) -> dict[str, object]:
         """As a ledger's file holds it."""

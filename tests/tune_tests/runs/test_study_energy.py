@@ -40,11 +40,11 @@ def test_what_nobody_measured_is_not_invented(tmp_path: Path) -> None:
     ledger.close()
     # A job's own entry has no energy.
     (folder / "job-7.0.json").write_text('{"schema_version": 1, "held_device_s": 10.0, "trial_device_s": {}}')
-    assert read_ledger(folder).energy.words() == "energy: not measured"
+    assert read_ledger(folder).energy.words() == "not measured"
     measured = session(folder)
     measured.epoch_ended(1, {"gpu_energy_j": J_PER_KWH})
     measured.close()
-    assert read_ledger(folder).energy.words() == "energy: 1 kWh of its trials' GPUs in 1 of 2 epochs"
+    assert read_ledger(folder).energy.words() == "1 kWh of its trials' GPUs in 1 of 2 epochs"
 
 
 def test_another_drivers_energy_comes_with_its_entry() -> None:
@@ -82,4 +82,4 @@ def test_the_manager_counts_each_reported_epoch_once(tmp_path: Path) -> None:
 
 
 def test_words_have_units() -> None:
-    assert StudyEnergy({0: 3.6e6, 1: 1.8e6}, 5, 5).words() == "energy: 1.5 kWh of its trials' GPUs"
+    assert StudyEnergy({0: 3.6e6, 1: 1.8e6}, 5, 5).words() == "1.5 kWh of its trials' GPUs"
