@@ -48,7 +48,7 @@ def give_back_memory() -> None:
 
 def resident_bytes() -> int:
     """The resident set of this process in bytes; 0 where the system does not tell it."""
-    return _of_status("VmRSS:")
+    return _of_status("VmRSS:") or 0
 
 
 def peak_bytes(device: torch.device) -> int:
@@ -60,14 +60,14 @@ def peak_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     # Not getrusage, which also counts what the process was before it became this program: its parent's size.
-    return _of_status("VmHWM:")
+    return _of_status("VmHWM:") or 0
 
 
-def _of_status(name: str) -> int:
-    """Bytes that ``/proc/self/status`` gives for ``name``; 0 if it does not."""
+def _of_status(name: str) -> int | None:
+    """Bytes that ``/proc/self/status`` gives for ``name``; None if it does not."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in PROCESS_STATUS.read_text().splitlines():
             if line.startswith(name):
                 # proc(5) gives kB, which are KiB.
                 return 1024 * int(line.split()[1])
-    return 0
+    return None
