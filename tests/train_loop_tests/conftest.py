@@ -19,12 +19,13 @@ def built(monkeypatch: pytest.MonkeyPatch) -> Installed:
 
 @pytest.fixture
 def counter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A processor's energy in microjoules, as /sys/class/powercap shows it; it is the machine's."""
-    from bigbatch.train_loop.host.device_use import ProcessorEnergy
-    from bigbatch.train_loop.loop import worker_use
-    from helpers.counters import Powercap
+    """The worker has a GPU whose energy is in this file, in millijoules."""
+    from bigbatch.train_loop.host.device_use import GpuCounters, UseMeter
+    from bigbatch.train_loop.loop import assembly, worker_use
+    from helpers.counters import Nvml
 
-    tree = Powercap(tmp_path / "powercap")
-    tree.counter("intel-rapl:0", "package-0", 5)
-    monkeypatch.setattr(worker_use, "open_processor_energy", lambda: ProcessorEnergy(tree.root))
-    return tree.root / "intel-rapl:0" / "energy_uj"
+    path = tmp_path / "millijoules"
+    path.write_text("5")
+    for module in (assembly, worker_use):
+        monkeypatch.setattr(module, "open_use_meter", lambda _: UseMeter(GpuCounters(Nvml(counter=path), None)))
+    return path

@@ -2,6 +2,7 @@
 
 import io
 import json
+from dataclasses import replace
 
 import torch
 
@@ -94,6 +95,20 @@ def test_a_run_without_ray_prints_a_line_a_minute_on_rank_0():
     assert outs[0].getvalue().splitlines() == [
         "epoch 3: step 61 of 400, 128 images/s", "epoch 3: step 121 of 400, 128 images/s"
     ]  # fmt: skip
+    assert outs[1].getvalue() == ""
+
+
+def test_a_full_run_says_on_rank_0_that_its_gpu_hardly_computes():
+    outs = [io.StringIO(), io.StringIO()]
+    for rank, out in enumerate(outs):
+        reporter = PrintReporter(rank, out)
+        for epoch in (1, 2):
+            reporter.report(replace(run_of_an_epoch(), epoch=epoch, train_s=300.0, gpu_utilization=0.05))
+    first, second, said = outs[0].getvalue().splitlines()
+    assert first.startswith("epoch 1/3") and second.startswith("epoch 2/3")
+    assert (
+        said.startswith("warning: a GPU of this run computed in only 5 % of 10 minutes") and "--profile-steps" in said
+    )
     assert outs[1].getvalue() == ""
 
 

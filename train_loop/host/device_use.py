@@ -1,26 +1,16 @@
-"""Watch a worker's GPU and its machine's processors: energy, utilization, and a word if the GPU idles for long.
+"""Measure what a worker's GPU uses: energy, power and utilization.
 
-NVML tells of the GPU (the optional package ``nvidia-ml-py``), the counters in /sys/class/powercap (RAPL) of the
-processors. These are whole processors, so the counters also count the work of everybody else on the machine. Since
-Linux 5.10 only root may read them unless the administrator allows it (CVE-2020-8694).
+NVML tells of it (the optional package ``nvidia-ml-py``).
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib
-import logging
 import math
-import re
 import threading
-import time
-from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-
-_log = logging.getLogger(__name__)
 
 
 class GpuCounters:
@@ -75,82 +65,7 @@ def open_gpu_counters(uuid: str) -> GpuCounters | None:
         return None
 
 
-POWERCAP = Path("/sys/class/powercap")
-_PACKAGE, _PART = re.compile(r"intel-rapl:\d+"), re.compile(r"intel-rapl:\d+:\d+")
-"""AMD's processors have these names too. ``intel-rapl-mmio`` shows the same counters a second time."""
-
-
-@dataclass
-class _Counter:
-    """One counter in microjoules. It begins again at 0 after ``most``."""
-
-    path: Path
-    most: int
-    last: int
-
-    def used_j(self) -> float:
-        """Joules since the last call. Call it more often than the counter begins again: it takes minutes."""
-        now = int((self.path / "energy_uj").read_text())
-        used = now - self.last if now >= self.last else now + self.most - self.last
-        self.last = now
-        return used / 1e6
-
-
-class ProcessorEnergy:
-    """Joules that the processors of this machine have used since it was made, with their memory where that is counted.
-
-    Args:
-        root: the folder of the counters.
-
-    Raises:
-        OSError: no counter is there, or one cannot be read. The text says which.
-    """
-
-    def __init__(self, root: Path = POWERCAP) -> None:
-        self._joules = 0.0
-        self._counters = [_counter(path) for path in _counted(root)]
-        if not self._counters:
-            raise OSError(f"no energy counter of a processor in {root}")
-
-    def joules(self) -> float:
-        """Joules so far. Not a number once a counter can no longer be read."""
-        try:
-            self._joules += sum(counter.used_j() for counter in self._counters)
-        except (OSError, ValueError):
-            self._joules = float("nan")
-        return self._joules
-
-
-def open_processor_energy(root: Path = POWERCAP) -> ProcessorEnergy | None:
-    """The counters of this machine; None if it does not show them, or only to root."""
-    try:
-        return ProcessorEnergy(root)
-    except (OSError, ValueError):
-        return None
-
-
-def _counted(root: Path) -> list[Path]:
-    """Each processor, and its memory where that has a counter of its own: a processor's does not contain it."""
-    paths = sorted(root.iterdir()) if root.is_dir() else []
-    packages = [path for path in paths if _PACKAGE.fullmatch(path.name) and _name(path).startswith("package")]
-    memory = [path for path in paths if _PART.fullmatch(path.name) and _name(path) == "dram"]
-    return packages + memory if packages else []
-
-
-def _name(path: Path) -> str:
-    return (path / "name").read_text().strip()
-
-
-def _counter(path: Path) -> _Counter:
-    most = int((path / "max_energy_range_uj").read_text())
-    return _Counter(path, most, int((path / "energy_uj").read_text()))
-
-
 SAMPLE_S = 5.0
-IDLE_WINDOW_S = 600.0
-IDLE_BELOW = 0.2
-"""A GPU that is busy less than this part of IDLE_WINDOW_S is called idle. Centres write to its user about then."""
-SAY_AGAIN_S = 3600.0
 
 
 @dataclass(frozen=True)
@@ -158,8 +73,6 @@ class DeviceUse:
     """What one worker has used in a time. Not a number: not measured."""
 
     gpu_energy_j: float
-    cpu_energy_j: float
-    """Of whole processors, whoever uses them. 0 if another worker of this machine counts them."""
     gpu_utilization: float
     """The part of the time in which the GPU computed anything, 0 to 1."""
     gpu_peak_power_w: float = math.nan
@@ -177,34 +90,19 @@ class UseMeter:
 
     Args:
         gpu: this worker's; None: it cannot be measured.
-        processors: this machine's; None: they cannot be measured.
-        counts_processors: whether this worker counts them for its machine.
         gpu_part: the part of its GPU's energy that this worker counts: the trials that share a GPU count it once.
-        where: the worker in words, for the log.
     """
 
-    def __init__(
-        self,
-        gpu: GpuCounters | None = None,
-        processors: ProcessorEnergy | None = None,
-        *,
-        counts_processors: bool = True,
-        gpu_part: float = 1.0,
-        where: str = "this worker",
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._gpu, self._processors, self._counts, self._clock = gpu, processors, counts_processors, clock
-        self._gpu_part = gpu_part
-        self._idle = IdleWatch(where, clock)
+    def __init__(self, gpu: GpuCounters | None = None, *, gpu_part: float = 1.0) -> None:
+        self._gpu, self._gpu_part = gpu, gpu_part
         self._lock, self._stop = threading.Lock(), threading.Event()
         self._thread: threading.Thread | None = None
-        self._gpu_j = self._cpu_j = self._taken_gpu_j = self._taken_cpu_j = 0.0
-        self._before = (0.0, 0.0)
+        self._gpu_j, self._taken_j = 0.0 if gpu else math.nan, 0.0
         self._utilizations: list[float] = []
         self._powers_w: list[float] = []
 
     def __enter__(self) -> UseMeter:
-        if self._gpu or (self._processors and self._counts):
+        if self._gpu:
             self._thread = threading.Thread(target=self._run, daemon=True, name="device use")
             self._thread.start()
         return self
@@ -221,8 +119,7 @@ class UseMeter:
         with self._lock:
             seen = self._utilizations
             return DeviceUse(
-                self._gpu_j - self._taken_gpu_j + self._before[0],
-                self._cpu_j - self._taken_cpu_j + self._before[1],
+                self._gpu_j - self._taken_j,
                 sum(seen) / len(seen) if seen else math.nan,
                 max(self._powers_w, default=math.nan),
             )
@@ -231,58 +128,23 @@ class UseMeter:
         """``used``, which begins at 0 again."""
         use = self.used()
         with self._lock:
-            self._taken_gpu_j, self._taken_cpu_j, self._before = self._gpu_j, self._cpu_j, (0.0, 0.0)
-            self._utilizations, self._powers_w = [], []
+            self._taken_j, self._utilizations, self._powers_w = self._gpu_j, [], []
         return use
 
-    def resume(self, gpu_energy_j: float, cpu_energy_j: float) -> None:
+    def resume(self, gpu_energy_j: float) -> None:
         """Add what was used before the run was interrupted."""
-        self._before = gpu_energy_j, cpu_energy_j
+        self._taken_j -= gpu_energy_j
 
     def sample(self) -> None:
         """Read all counters."""
+        if not self._gpu:
+            return
         with self._lock:
-            self._gpu_j = self._gpu_part * self._gpu.joules() if self._gpu else math.nan
-            if self._counts:
-                self._cpu_j = self._processors.joules() if self._processors else math.nan
-            utilization = self._gpu.utilization() if self._gpu else math.nan
-            if not math.isnan(utilization):
-                self._utilizations.append(utilization)
-            power_w = self._gpu.power_w() if self._gpu else math.nan
-            if not math.isnan(power_w):
-                self._powers_w.append(power_w)
-        if text := self._idle.add(utilization):
-            _log.warning("%s", text)
+            self._gpu_j = self._gpu_part * self._gpu.joules()
+            for seen, now in ((self._utilizations, self._gpu.utilization()), (self._powers_w, self._gpu.power_w())):
+                if not math.isnan(now):
+                    seen.append(now)
 
     def _run(self) -> None:
         while not self._stop.wait(SAMPLE_S):
             self.sample()
-
-
-class IdleWatch:
-    """Says when a GPU has hardly computed for IDLE_WINDOW_S; again after SAY_AGAIN_S at the earliest."""
-
-    def __init__(self, where: str, clock: Callable[[], float]) -> None:
-        self._where, self._clock = where, clock
-        self._seen: deque[tuple[float, float]] = deque()
-        self._began = math.inf
-        self._quiet_until = -math.inf
-
-    def add(self, utilization: float) -> str:
-        """Add a sample, 0 to 1; not a number: none. Returns what to log, empty if there is nothing to say."""
-        now = self._clock()
-        if math.isnan(utilization):
-            return ""
-        self._seen.append((now, utilization))
-        self._began = min(self._began, now)
-        while now - self._seen[0][0] > IDLE_WINDOW_S:
-            self._seen.popleft()
-        busy = sum(value for _, value in self._seen) / len(self._seen)
-        if busy >= IDLE_BELOW or now - self._began < IDLE_WINDOW_S or now < self._quiet_until:
-            return ""
-        self._quiet_until = now + SAY_AGAIN_S
-        return (
-            f"the GPU of {self._where} computed in only {100 * busy:.0f} % of the last "
-            f"{IDLE_WINDOW_S / 60:.0f} minutes. "
-            "bigbatch train --profile-steps 50 says what it waits for"
-        )

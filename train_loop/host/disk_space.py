@@ -8,7 +8,6 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -26,22 +25,13 @@ _LOST = (errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE)
 _ALMOST_NOTHING = 1 << 16
 
 
-def silent_if_full(handle_error: Callable[[logging.LogRecord], None]) -> Callable[[logging.LogRecord], None]:
-    """The ``handleError`` of a log: prints the traceback of a failed line; but not for a full disk: others say that."""
-
-    def handle(record: logging.LogRecord) -> None:
-        if full_errno(sys.exc_info()[1]) is None:
-            handle_error(record)
-
-    return handle
-
-
 class LogFile(logging.FileHandler):
     """A log file that leaves out lines when the disk is full. ``logging`` would print a traceback for each."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
-        """As ``silent_if_full``."""
-        silent_if_full(super().handleError)(record)
+        """Print the traceback of a failed line; but not for a full disk: others say that."""
+        if full_errno(sys.exc_info()[1]) is None:
+            super().handleError(record)
 
     def close(self) -> None:
         """Close the file, without what a full disk has left in its buffer."""

@@ -99,13 +99,12 @@ def _used(meter: UseMeter, world: World) -> dict[str, object]:
     from bigbatch.train_loop.loop.worker_use import peak_bytes
 
     use = meter.take()
-    joules = torch.tensor([use.gpu_energy_j, use.cpu_energy_j], dtype=torch.float64, device=world.device)
+    joules = torch.tensor([use.gpu_energy_j], dtype=torch.float64, device=world.device)
     memory_bytes, idlest, peak_w = world.max([float(peak_bytes(world.device)), *use.for_maximum])
-    gpu_j, cpu_j = (None if math.isnan(value) else value for value in world.sum(joules).tolist())
+    (gpu_j,) = world.sum(joules).tolist()
     return {
         "memory_bytes": int(memory_bytes) or None,
-        "gpu_energy_j": gpu_j,
-        "cpu_energy_j": cpu_j,
+        "gpu_energy_j": None if math.isnan(gpu_j) else gpu_j,
         "gpu_utilization": None if idlest > 1 else 1.0 - idlest,
         "gpu_peak_power_w": peak_w or None,
     }

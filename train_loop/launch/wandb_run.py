@@ -7,7 +7,6 @@ that has a network. The value of ``--wandb`` is checked here too, and whether W&
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 import re
 import shlex
@@ -24,7 +23,6 @@ from bigbatch.base import json_values
 from bigbatch.base.command_line import nearest_word
 from bigbatch.cluster.host.allocation import PLANNED_NODES, slurm_job
 from bigbatch.train_loop.config import ConfigError, TrainConfig
-from bigbatch.train_loop.host.disk_space import silent_if_full
 from bigbatch.train_loop.progress import StepRecord, StepsReader, steps_file
 from bigbatch.train_loop.reporter import EpochRecord, Tracker
 
@@ -174,8 +172,6 @@ class WandbRun:
                 **{name: value for name, value in more.items() if name in wandb.Settings.model_fields},
             ),
         )  # fmt: skip
-        for handler in logging.getLogger("wandb").handlers:  # W&B's own log
-            handler.handleError = silent_if_full(handler.handleError)  # type: ignore[method-assign, assignment]
         self._log_file = log_file
         self._steps = StepsReader(steps_file(log_file)) if log_file is not None else None
         self._waiting: list[StepRecord] = []

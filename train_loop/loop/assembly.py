@@ -227,7 +227,7 @@ def _resume(run: Run, content: Mapping[str, Any]) -> None:
     run.clock.seconds |= progress.seconds
     if run.world.rank == 0:  # the other ranks add to what all had
         run.sums.restore(progress.sums)
-        run.use.resume(*progress.energy_j)
+        run.use.resume(progress.gpu_energy_j)
         if content.get("micro_size", run.split.micro_size) == run.split.micro_size:  # else they do not compare
             run.norms.sums.copy_(torch.tensor(progress.gradient_norms, dtype=torch.float64))
         run.source.resume_bad(progress.bad_images)

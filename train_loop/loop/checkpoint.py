@@ -44,7 +44,7 @@ ALONE = World(0, 1, torch.device("cpu"))
 _log = logging.getLogger(__name__)
 _GOES_ON = "%s. Training continues; a stopped run continues from the checkpoint before"
 
-FORMAT = 1
+FORMAT = 2
 LATEST, PREVIOUS = "latest.pt", "previous.pt"
 
 
@@ -73,8 +73,8 @@ class RunState:
     """Bad images of the unfinished epoch on all ranks."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Times of the unfinished epoch: see ``chronometer.PARTS``."""
-    energy_j: list[float] = field(default_factory=lambda: [0.0, 0.0])
-    """Energy of the unfinished epoch: of the GPUs, of the processors. Not a number where it was not measured."""
+    gpu_energy_j: float = 0.0
+    """Energy of the GPUs in the unfinished epoch. Not a number where it was not measured."""
     history: list[dict[str, float | None]] = field(default_factory=list)
     """Records of the finished epochs, as dicts."""
 

@@ -266,10 +266,10 @@ def _end_epoch(run: Run, val_sums: torch.Tensor | None, shared: dict[str, Any], 
     """
     progress, config = run.progress, run.config
     use = run.use.take()
-    rest = run.norms.sums.new_tensor([bad_images, use.gpu_energy_j, use.cpu_energy_j])
+    rest = run.norms.sums.new_tensor([bad_images, use.gpu_energy_j])
     measured = run.norms.sums.new_zeros(6) if val_sums is None else val_sums
     sums = run.world.sum(torch.cat((run.sums.values, measured, rest, run.norms.sums))).tolist()
-    (train_loss, train_correct, train_images), (bad_of_all, gpu_j, cpu_j, *norms) = sums[:3], sums[9:]
+    (train_loss, train_correct, train_images), (bad_of_all, gpu_j, *norms) = sums[:3], sums[9:]
     if val_sums is not None:
         shared = {**shared, **validation_values(run, sums[3:9])}
     due_here = float(run.checkpoints.due(within_epoch=False))
@@ -292,8 +292,7 @@ def _end_epoch(run: Run, val_sums: torch.Tensor | None, shared: dict[str, Any], 
         bad_images=int(bad_of_all),
         loader_processes=int(processes),
         memory_bytes=int(memory_bytes) or None,
-        gpu_energy_j=_measured(gpu_j),
-        cpu_energy_j=_measured(cpu_j),
+        gpu_energy_j=None if math.isnan(gpu_j) else gpu_j,
         gpu_utilization=None if idlest > 1 else 1.0 - idlest,
         gpu_peak_power_w=peak_w or None,
         checkpoint_write_s=write_s or None,
@@ -312,10 +311,6 @@ def _end_epoch(run: Run, val_sums: torch.Tensor | None, shared: dict[str, Any], 
     return record
 
 
-def _measured(value: float) -> float | None:
-    return None if math.isnan(value) else value
-
-
 def _write_checkpoint(run: Run) -> None:
     """Write a checkpoint. All ranks must call this: it sums the unfinished epoch over the ranks."""
     with run.clock.part("checkpoint_s"):
@@ -323,10 +318,10 @@ def _write_checkpoint(run: Run) -> None:
         run.progress.not_logged = run.log.not_logged()
         run.progress.gradient_norms = run.world.sum(run.norms.sums.clone()).tolist()
         run.progress.trust_ratios = trust_ratios_of(run.optimizer) or run.progress.trust_ratios
-        run.progress.bad_images = int(run.world.sum(run.sums.values.new_tensor([run.source.bad_images])).item())
+        here = run.norms.sums.new_tensor([run.source.bad_images, run.use.used().gpu_energy_j])
+        bad_images, run.progress.gpu_energy_j = run.world.sum(here).tolist()
+        run.progress.bad_images = int(bad_images)
         run.progress.seconds = dict(run.clock.seconds)
-        use = run.use.used()
-        run.progress.energy_j = run.world.sum(run.norms.sums.new_tensor([use.gpu_energy_j, use.cpu_energy_j])).tolist()
         if is_shared_out(run.model):
             run.checkpoints.save_sharded(_content(run), run.world, last=run.progress.epoch == run.config.epochs)
         elif run.world.rank == 0:

@@ -121,7 +121,7 @@ def _spent(found: StudySummary) -> list[tuple[str, str]]:
         ("used", f"{found.held_s / 3600:.2f} {_unit(found)}{_elsewhere(found)}, in {times}{since}"),
         *([("damaged", _damaged(found))] if found.damaged else []),
         *([("damaged", found.problem)] if found.problem else []),
-        ("energy", found.energy.words().removeprefix("energy: ")),
+        ("energy", found.energy.words()),
     ]
 
 

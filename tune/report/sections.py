@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 
 from bigbatch.base import json_values
 from bigbatch.train_loop.config.words import amount
-from bigbatch.tune.budget.ledger import read_ledger
 from bigbatch.tune.console.answer_words import number_text, seconds_words
 from bigbatch.tune.console.columns import plan_facts
 from bigbatch.tune.report.answer_figures import frontier, history_over_hours
@@ -135,7 +134,7 @@ def cost_section(points: StudyPoints, prefix: str) -> Markup:
             "wall time",
             f"{seconds_words(elapsed)} in {amount(len(sessions), 'session')}" if elapsed else "",
         ),
-        ("energy", read_ledger(points.study.summary.folder / "ledger").energy.words().removeprefix("energy: ")),
+        ("energy", points.study.summary.energy.words()),
     ]
     return section("What it cost", f"{prefix}cost", card(definition_list(pairs)))
 

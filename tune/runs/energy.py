@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 from bigbatch.base import json_values
 
-GPU, PROCESSORS = "gpu_energy_j", "cpu_energy_j"
-"""Fields of an epoch's record."""
+GPU = "gpu_energy_j"
+"""The field of an epoch's record."""
 J_PER_KWH = 3.6e6
 
 
@@ -41,11 +41,11 @@ class StudyEnergy:
         self.epochs_measured += other.epochs_measured
 
     def words(self) -> str:
-        """E.g. ``energy: 1.23 kWh of its trials' GPUs``; or that it was not measured."""
+        """E.g. ``1.23 kWh of its trials' GPUs``; or that it was not measured."""
         if not self.epochs_measured:
-            return "energy: not measured"
+            return "not measured"
         of = "" if self.epochs_measured == self.epochs else f" in {self.epochs_measured} of {self.epochs} epochs"
-        return f"energy: {sum(self.trials_gpu_j.values()) / J_PER_KWH:.3g} kWh of its trials' GPUs{of}"
+        return f"{sum(self.trials_gpu_j.values()) / J_PER_KWH:.3g} kWh of its trials' GPUs{of}"
 
     def to_dict(self) -> dict[str, object]:
         """As a ledger's file holds it."""
@@ -68,8 +68,8 @@ class StudyEnergy:
         )
 
 
-def energy_of(name: str, records: Iterable[Mapping[str, object]]) -> float | None:
-    """The sum of GPU or PROCESSORS over a trial's records; None if there is none, or one did not measure it."""
-    joules = [json_values.number_or_none(record, name) for record in records]
+def energy_of(records: Iterable[Mapping[str, object]]) -> float | None:
+    """Joules of a trial's GPUs in all its records; None if there is none, or one did not measure them."""
+    joules = [json_values.number_or_none(record, GPU) for record in records]
     measured = [value for value in joules if value is not None]
     return sum(measured) if joules and len(measured) == len(joules) else None

@@ -32,7 +32,6 @@ NOT_ALWAYS = (
     "holdout_loss",
     "holdout_top1",
     "gpu_energy_j",
-    "cpu_energy_j",
     "gpu_utilization",
     "gpu_peak_power_w",
     *MAPS,

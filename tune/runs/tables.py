@@ -19,7 +19,7 @@ from bigbatch.base.atomic_files import replacing
 from bigbatch.train_loop import config
 from bigbatch.train_loop.reporter import EpochRecord
 from bigbatch.tune.runs import metrics
-from bigbatch.tune.runs.energy import GPU, PROCESSORS, energy_of
+from bigbatch.tune.runs.energy import GPU, energy_of
 from bigbatch.tune.runs.feasible import INFEASIBLE_ATTR
 from bigbatch.tune.runs.metrics import EPOCH_PARTS as EPOCH_PARTS
 from bigbatch.tune.runs.objectives import DEFAULT_OBJECTIVE, Objectives
@@ -36,7 +36,7 @@ from bigbatch.tune.runs.run import (
     epoch_records,
 )
 
-TRIALS_VERSION, EPOCHS_VERSION = "2", "1"
+TRIALS_VERSION, EPOCHS_VERSION = "3", "2"
 OBJECTIVE_KEY = b"bigbatch.objective"
 """Of the metadata of trials.parquet: what ``value`` is, e.g. ``val_top1:max``."""
 
@@ -76,7 +76,6 @@ TRIALS = pa.schema(
         pa.field("epochs_planned", pa.int32()),
         pa.field("gpu_hours", pa.float64()),
         pa.field(GPU, pa.float64()),
-        pa.field(PROCESSORS, pa.float64()),
         pa.field("ended_because", pa.string()),
         pa.field("infeasible", pa.bool_(), nullable=False),
         pa.field("started_at", pa.timestamp("ms", tz="UTC")),
@@ -140,7 +139,7 @@ def trial_row(trial: AnyTrial, objectives: Objectives) -> dict[str, object]:
         "epochs": len(records),
         "epochs_planned": configuration.get("epochs"),
         "gpu_hours": attrs.get("gpu_hours"),
-        **{name: energy_of(name, records) for name in (GPU, PROCESSORS)},
+        GPU: energy_of(records),
         "ended_because": attrs.get("ended_because"),
         "infeasible": bool(attrs.get(INFEASIBLE_ATTR)),
         # Optuna's times are local and without a zone.

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import logging
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.launch import wandb_run
 from bigbatch.train_loop.launch.command import main
-from bigbatch.train_loop.launch.wandb_run import WandbRun, wandb_of_full_run
+from bigbatch.train_loop.launch.wandb_run import wandb_of_full_run
 from bigbatch.train_loop.launch.worker_lines import RecordPrinter
 from bigbatch.train_loop.progress import StepRecord, StepsFile, progress_file, steps_file
 from bigbatch.train_loop.reporter import EpochRecord, PrintReporter
@@ -76,20 +75,6 @@ def test_a_run_that_was_stopped_and_goes_on_is_one_run_with_all_its_steps_and_ep
 
 def line(one: EpochRecord) -> str:
     return json.dumps(one.to_dict()) + "\n"
-
-
-def test_wandbs_own_log_on_a_full_disk_prints_no_tracebacks(tmp_path, capfd):
-    run = WandbRun("offline", tmp_path, "a", {})
-    (handler,) = (each for each in logging.getLogger("wandb").handlers if isinstance(each, logging.FileHandler))
-    kept, handler.stream = handler.stream, Path("/dev/full").open("w")
-    handler.handle(logging.makeLogRecord({"msg": "a line that finds no room"}))
-    assert "Traceback" not in capfd.readouterr().err
-    handler.handle(logging.makeLogRecord({"msg": "%d", "args": ("another fault, which is not hidden",)}))
-    assert "Traceback" in capfd.readouterr().err
-    with contextlib.suppress(OSError):
-        handler.stream.close()
-    handler.stream = kept
-    run.finish({}, failed=False)
 
 
 def test_a_tracker_that_fails_ends_no_run(tmp_path, monkeypatch, capsys):

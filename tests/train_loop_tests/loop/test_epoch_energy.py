@@ -1,10 +1,9 @@
-"""The energy of an epoch, from a machine whose counters the test writes."""
+"""The energy of an epoch, from a GPU whose counter the test writes."""
 
 from pathlib import Path
 
 import pytest
 
-from bigbatch.train_loop.loop import worker_use
 from bigbatch.train_loop.loop.train import TrainingStopped
 from bigbatch.train_loop.reporter import EpochRecord
 from helpers.loop_references import run
@@ -14,11 +13,11 @@ EPOCH_J, STEP_J = 3, 7
 
 
 def spend(counter: Path, joules: int) -> None:
-    counter.write_text(str(int(counter.read_text()) + joules * 1_000_000))
+    counter.write_text(str(int(counter.read_text()) + joules * 1000))
 
 
 class Spends(StopsAt):
-    """Before each question for a stop the machine uses STEP_J, and after each report EPOCH_J."""
+    """Before each question for a stop the GPU uses STEP_J, and after each report EPOCH_J."""
 
     def __init__(self, counter: Path, polls: int = 0) -> None:
         super().__init__(polls)
@@ -36,13 +35,11 @@ class Spends(StopsAt):
 def test_a_record_has_the_energy_since_the_one_before_also_of_an_epoch_that_was_resumed(counter, built, tmp_path):
     expected = [4 * STEP_J, 4 * STEP_J + EPOCH_J, 4 * STEP_J + EPOCH_J]
     records = run(CONFIG, reporter=Spends(counter))
-    assert [record.cpu_energy_j for record in records] == expected
-    assert [record.gpu_energy_j for record in records] == [None] * 3, "no GPU: not measured, not 0"
+    assert [record.gpu_energy_j for record in records] == expected
     with pytest.raises(TrainingStopped):
         run(CONFIG, reporter=Spends(counter, 2), checkpoint_dir=tmp_path)  # of 4 steps
-    assert [r.cpu_energy_j for r in run(CONFIG, reporter=Spends(counter), checkpoint_dir=tmp_path)] == expected
+    assert [r.gpu_energy_j for r in run(CONFIG, reporter=Spends(counter), checkpoint_dir=tmp_path)] == expected
 
 
-def test_a_machine_without_counters_measures_nothing(built, monkeypatch):
-    monkeypatch.setattr(worker_use, "open_processor_energy", lambda: None)
-    assert {record.cpu_energy_j for record in run(CONFIG)} == {None}
+def test_without_a_gpu_nothing_is_measured(built):
+    assert {record.gpu_energy_j for record in run(CONFIG)} == {None}, "not 0"

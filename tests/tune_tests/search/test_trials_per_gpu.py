@@ -11,8 +11,8 @@ from optuna.trial import TrialState
 
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.errors import FailureKind
-from bigbatch.train_loop.host.device_use import SAY_AGAIN_S
 from bigbatch.train_loop.launch.trial_task import TrialTask
+from bigbatch.train_loop.reporter import SAY_AGAIN_S
 from bigbatch.tune.plan import checked_plan
 from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.machine import AT_MOST, Machine, Node

@@ -47,7 +47,7 @@ def test_the_tables_hold_every_trial_and_epoch_typed_and_versioned(tmp_path):
     store.refresh(force=True)
     trials = pq.read_table(store.folder / "trials.parquet")
     assert trials.schema.equals(tables.TRIALS, check_metadata=True)
-    assert trials.schema.metadata[b"bigbatch.schema_version"] == b"2"
+    assert trials.schema.metadata[b"bigbatch.schema_version"] == b"3"
     rows = trials.to_pylist()
     assert [r["state"] for r in rows] == ["COMPLETE", "PRUNED", "FAIL"]
     assert [r["value"] for r in rows] == [0.7, None, None]
