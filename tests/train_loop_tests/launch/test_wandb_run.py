@@ -67,7 +67,8 @@ def test_a_run_that_was_stopped_and_goes_on_is_one_run_with_all_its_steps_and_ep
         for name, value in server.environment.items():
             monkeypatch.setenv(name, value)
         # W&B's own process writes the file some time after the run's end.
-        wait_until(lambda: wandb_sync_main([str(tmp_path)]) == 0 and rows(server) == WHOLE, "not all of it came")
+        came = lambda: wandb_sync_main([str(tmp_path)]) == 0 and rows(server) == WHOLE  # noqa: E731
+        wait_until(came, lambda: f"all of it must come; there is {rows(server)}")
     (run,) = server.runs.values()
     assert run.exit_codes[-1:] == [0] and run.config["epochs"]["value"] == 3
     assert str(run.names["displayName"]).startswith(f"{tmp_path.name}-")
