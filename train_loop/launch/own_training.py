@@ -7,6 +7,7 @@ import io
 import logging
 import math
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -144,7 +145,7 @@ class _Lines(io.TextIOBase):
 
     def __init__(self, log: logging.Logger, name: str) -> None:
         self._log, self._name, self._begun = log, name, ""
-        self._writing = False
+        self._writer: int | None = None
 
     def __getattr__(self, name: str) -> Any:  # buffer, reconfigure, …
         return getattr(getattr(sys, f"__{self._name}__"), name)
@@ -157,16 +158,16 @@ class _Lines(io.TextIOBase):
         return True
 
     def write(self, text: str) -> int:
-        if self._writing:  # logging says on stderr that it could not write the line
+        if self._writer == threading.get_ident():  # logging says on stderr that it could not write the line
             return int(self.__getattr__("write")(text))
         *whole, begun = (self._begun + text).split("\n")
-        self._writing = True
+        self._writer = threading.get_ident()
         try:
             for line in whole:
                 if line.strip():
                     self._log.info("%s", _shown_last(line).rstrip("\r"))
         finally:
-            self._writing = False
+            self._writer = None
         # Not all that it has shown: a bar of 60,000 updates took minutes.
         self._begun = _shown_last(begun)
         return len(text)
