@@ -52,7 +52,9 @@ def run_trial(handed: dict[str, object]) -> None:
     try:
         task = TrialTask.from_dict(handed)
         end = fit_until_it_fits(
-            partial(fit, task, _ReportToTune(Restarts(task.restarts, kills))), task.checkpoint_dir, _is_stopping
+            partial(fit, task, _ReportToTune(Restarts(task.restarts, kills))),
+            task.checkpoint_dir,
+            inline_controller.is_stop_requested,
         )
     except Exception as error:
         end = failed_end(error, kills)
@@ -65,10 +67,6 @@ def _nodes(rank: int | None = None) -> list[dict[str, str]]:
     """The nodes of this process's workers, or of that worker. (Tune would flatten one dict of them.)"""
     places = inline_controller.places()
     return [place._asdict() for place in dict.fromkeys(places if rank is None else places[rank : rank + 1])]
-
-
-def _is_stopping() -> bool:
-    return inline_controller.is_stop_requested()
 
 
 class _ReportToTune(UserCallback):

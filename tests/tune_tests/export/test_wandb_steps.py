@@ -1,6 +1,5 @@
 """``--log-every-steps``: the steps that workers log are in W&B's real offline file."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,14 +14,6 @@ from bigbatch.tune.runs.observer import TrialView
 from helpers.recorded_studies import epoch_record
 from helpers.waiting import wait_until
 from helpers.wandb_server import WandbServer
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[WandbServer]:
-    with WandbServer() as found:
-        for name, value in found.environment.items():
-            monkeypatch.setenv(name, value)
-        yield found
 
 
 def sent(server: WandbServer, folder: Path, name: str, lines: int) -> list[dict]:

@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from bigbatch.tune.commands.wandb_sync import wandb_sync_main
 from bigbatch.tune.storage.store import StudyStore
 from helpers.refusals import refused_command
 from helpers.waiting import wait_until
-from helpers.wandb_server import UploadedRun, WandbServer
+from helpers.wandb_server import UploadedRun
 from helpers.wandb_writer import LEARNING_RATE, WandbWriter, value_after
 
 pytestmark = pytest.mark.without_ray
@@ -45,14 +44,6 @@ for file in files:
 def folder(tmp_path: Path) -> Path:
     StudyStore.create(tmp_path / "s", "s", {"trials": 9}, None).close()
     return tmp_path / "s"
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[WandbServer]:
-    with WandbServer() as found:
-        for name, value in found.environment.items():
-            monkeypatch.setenv(name, value)
-        yield found
 
 
 class FakeWandb:
