@@ -109,12 +109,13 @@ def small_disk() -> Iterator[Path]:
         yield folder
 
 
+# At these rates a run learns with every seed and on every CPU, so that a search of a few trials has an answer.
 TINY_SPACE = '''
 """One learning rate, a few epochs of tiny images."""
 
 def space(trial, workload):
     """Learning rate of SGD at batch 16."""
-    lr = trial.suggest_float("peak_lr", 1e-3, 0.1, log=True)
+    lr = trial.suggest_float("peak_lr", 3e-2, 6e-2, log=True)
     return workload.config({"batch.global_size": 16, "optimizer": "sgd", "peak_lr": lr, "precise_bn": "on"})
 '''
 
