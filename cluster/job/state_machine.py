@@ -200,8 +200,7 @@ class Job:
 
     def _wait_registered(self) -> State:
         assert self._gcs_watch is not None
-        job_id, head = self._allocation.job_id, self._allocation.head.name
-        all_in = self._start_up.await_registered(self._gcs_watch, job_id, head)
+        all_in = self._start_up.await_registered(self._gcs_watch, self._allocation.head.name)
         return State.DRIVER if all_in else State.DRAINING
 
     def _run_driver(self) -> State:
@@ -366,7 +365,7 @@ class Job:
         if hasattr(self, "_record"):
             self._record.reason = self._record.reason or self._decision.reason
             credentials.remove_credentials(self._folder)  # the next start makes its own
-            if self._decision.action is Action.END:  # lent nodes wait for a job that has not "ended"
+            if self._decision.action is Action.END:
                 self._record.state = State.ENDED.value
                 self._say_how_to_go_on()
             self._say(f"→ {self._record.state} ({self._decision.exit_code}): {self._record.reason}")

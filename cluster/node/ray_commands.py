@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -167,7 +167,7 @@ def ray_start_command(
     ports: NodePorts,
     share: NodeResources,
     folder: Path,
-    labels: Mapping[str, str],
+    name: str,
 ) -> list[str]:
     """``ray start`` in the foreground; as the head if ``ports`` has a GCS port.
 
@@ -175,6 +175,7 @@ def ray_start_command(
         ip: this node's address, as the other nodes reach it.
         gcs: ``ip:port`` of the head's GCS.
         folder: Ray's temporary folder.
+        name: Slurm's of this node, by which the search counts the nodes that Ray lacks.
     """
     head = [
         # Who reaches the dashboard can run code in the cluster (CVE-2023-48022). A tunnel leads to the loopback.
@@ -198,7 +199,7 @@ def ray_start_command(
         f"--memory={share.memory_bytes}",
         f"--object-store-memory={share.object_store_bytes}",
         f"--temp-dir={folder}",
-        f"--labels={','.join(f'{k}={v}' for k, v in labels.items())}",
+        f"--labels=slurm_node={name}",
         *("--disable-usage-stats", "--block"),
     ]
 

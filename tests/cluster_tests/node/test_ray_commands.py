@@ -13,7 +13,7 @@ def test_ray_is_started_with_every_port_and_resource_given(tmp_path):
     share = ray_commands.NodeResources(4, 2, 10**9, 10**8)
     head, worker = (
         ray_commands.ray_start_command(
-            ip, "10.0.0.1:1", ray_commands.ports_of("1", 0, head=ip == "10.0.0.1"), share, tmp_path, {}
+            ip, "10.0.0.1:1", ray_commands.ports_of("1", 0, head=ip == "10.0.0.1"), share, tmp_path, "n1"
         )
         for ip in ("10.0.0.1", "10.0.0.2")
     )
