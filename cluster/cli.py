@@ -49,7 +49,6 @@ def _add_resources(p: argparse.ArgumentParser) -> None:
     add("--python", metavar="PATH", help="the interpreter that has Ray (default: the active environment's)")
     add("--prelude", metavar="FILE.sh", help="a shell file that every node reads first")
     add("--signal", type=int, default=MARGIN_S, metavar="S", help=f"warn the job S seconds before its end ({MARGIN_S})")
-    add("--tls", action="store_true", help="encrypt traffic between the nodes, with certificates made for this job")
     add("--chain", action="store_true", help="continue in a new job, not by requeueing this one")
     add("--keep-logs", action="store_true", help="keep Ray's logs even if the run goes well")
     add("--max-restarts", type=int, metavar="K", help="give up after K restarts without an epoch or a checkpoint (3)")
@@ -70,7 +69,7 @@ def _add_resources(p: argparse.ArgumentParser) -> None:
 
 
 def _request(args: argparse.Namespace, arguments: Sequence[str]) -> Request:
-    flags = {"--tls": args.tls, "--chain": args.chain, "--keep-logs": args.keep_logs}
+    flags = {"--chain": args.chain, "--keep-logs": args.keep_logs}
     numbers = {
         "--max-restarts": args.max_restarts,
         "--start-timeout": args.start_timeout,

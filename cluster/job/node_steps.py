@@ -44,12 +44,11 @@ class NodeSteps:
         job_id: str,
         run_id: str,
         record: Path,
-        tls: bool,
         sees: Sequence[Path] = (),
         start_timeout_s: float = START_TIMEOUT_S,
         if_lost: Sequence[str] = (),
     ) -> None:
-        self._job_id, self._run_id, self._record, self._tls = job_id, run_id, record, tls
+        self._job_id, self._run_id, self._record = job_id, run_id, record
         self._sees, self._start_timeout_s = sees, start_timeout_s
         self._steps: dict[str, subprocess.Popen[bytes]] = {}
         self._started: dict[str, AllocatedNode] = {}
@@ -95,8 +94,7 @@ class NodeSteps:
         first = next(iter(self._started))
         command += ["--batch-host", first]
         command += ["--head"] if name == first else []
-        command += [word for path in self._sees for word in ("--sees", str(path))]
-        return command + (["--tls"] if self._tls else [])
+        return command + [word for path in self._sees for word in ("--sees", str(path))]
 
     def status(self, name: str) -> NodeStatus | None:
         """The node's last report in this run; None if it has not reported."""

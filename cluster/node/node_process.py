@@ -26,7 +26,7 @@ from bigbatch.base.atomic_files import PRIVATE, write_json
 from bigbatch.base.root import IMPORT_ROOT
 from bigbatch.base.waits import HOLD_S, RAY_END_S, SILENT_S, START_TIMEOUT_S
 from bigbatch.cluster.host import network
-from bigbatch.cluster.node import credentials, ray_commands
+from bigbatch.cluster.node import ray_commands
 from bigbatch.cluster.node.batch_host import BatchHost
 from bigbatch.cluster.node.node_status import HEARTBEAT_S, NodeOrders, NodeStatus
 from bigbatch.cluster.node.ray_start_hook import FORKS
@@ -57,7 +57,6 @@ class NodeProcess:
         self._run_id: str = arguments.run_id
         self._is_head: bool = arguments.head
         self._gcs = ""
-        self._tls: bool = arguments.tls
         self._sees: list[Path] = [self._record, *arguments.sees]
         self._start_timeout_s: float = arguments.start_timeout
         self._job_id: str = arguments.job
@@ -91,7 +90,7 @@ class NodeProcess:
             self._report(replace(self._status, state="starting", ip=self._ip, **asdict(self._share)))
             with private_folder.temporary_folder(self._job_id) as folder:
                 failure = self._serve(folder)
-        except (OSError, credentials.CredentialError) as error:
+        except OSError as error:
             failure = str(error)
         if failure:
             return self._fail(failure, 1)
@@ -123,7 +122,6 @@ class NodeProcess:
         failure = self._await_head()
         if not (self._is_head or self._gcs):
             return failure
-        certificates = self._make_certificate(folder) if self._tls else None
         attempt, began = 0, time.monotonic()
         while True:
             tried_at = time.monotonic()
@@ -132,7 +130,7 @@ class NodeProcess:
                 return f"every block of ports is taken on {self._name}. Ask whose servers fill 20000-32000."
             attempt, chosen = found
             self._report(replace(self._status, ports=chosen))  # there others ask whether this machine still answers
-            ray = self._start_ray(folder, chosen, certificates)
+            ray = self._start_ray(folder, chosen)
             try:
                 failure = self._watch(ray, folder, chosen)
             finally:
@@ -152,17 +150,9 @@ class NodeProcess:
             self._report(replace(self._status, reason=failure))
             print(f"{failure}; trying again", flush=True)
 
-    def _make_certificate(self, folder: Path) -> Path:
-        names = ["localhost", self._name]
-        return credentials.make_certificate(
-            self._record / credentials.TLS_FOLDER, folder / "tls", names, [self._ip, "127.0.0.1"]
-        )
-
-    def _start_ray(
-        self, folder: Path, chosen: ray_commands.NodePorts, certificates: Path | None
-    ) -> subprocess.Popen[bytes]:
+    def _start_ray(self, folder: Path, chosen: ray_commands.NodePorts) -> subprocess.Popen[bytes]:
         gcs = f"{self._ip}:{chosen.gcs}" if self._is_head else self._gcs
-        environment = ray_commands.ray_environment(gcs, self._record / credentials.TOKEN_FILE, certificates)
+        environment = ray_commands.ray_environment(gcs, self._record / ray_commands.TOKEN_FILE)
         environment.update(
             private_folder.temporary_folder_variables(folder)
         )  # what Ray and its workers leave there goes with it
@@ -311,5 +301,4 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--batch-host", required=True, help="the job's first node, which runs its batch script")
     parser.add_argument("--start-timeout", type=float, default=START_TIMEOUT_S, help="seconds for Ray to start")
     parser.add_argument("--sees", action="append", type=Path, default=[], help="what this node must see: a path")
-    parser.add_argument("--tls", action="store_true", help="certificates are in the job's folder")
     return NodeProcess(parser.parse_args(argv)).run()

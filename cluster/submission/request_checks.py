@@ -41,7 +41,7 @@ class Request:
     prelude: str | None = None
     signal_s: int = MARGIN_S
     job_options: tuple[str, ...] = ()
-    """Options of the job itself, before the arguments, e.g. ``--tls``."""
+    """Options of the job itself, before the arguments, e.g. ``--chain``."""
     options: tuple[str, ...] = ()
     """Further long options of sbatch, each as one word: ``--constraint=fast``."""
 

@@ -120,13 +120,6 @@ def test_the_drivers_exit_code_passes_through_and_its_logs_are_kept(cluster, sub
 
 
 @pytest.mark.exhaustive
-def test_with_tls_the_nodes_talk_in_cipher(submit):
-    job = submit("--tls", *python(RESOURCES), sbatch=("-N2", "-c1"))
-    assert "GOT 2 0 2" in job.wait_end("COMPLETED"), job.everything()
-    assert job.leftovers() == []
-
-
-@pytest.mark.exhaustive
 def test_a_python_without_ray_is_said(submit):
     job = submit(*python(RESOURCES), BIGBATCH_PYTHON="/usr/bin/python3")
     log = job.wait_end("FAILED")

@@ -18,7 +18,7 @@ from helpers.stand_in_slurm import stand_in
 
 def test_a_step_that_slurm_could_not_launch_is_started_once_more(tmp_path, monkeypatch):
     stand_in(tmp_path, monkeypatch, srun=f"echo x >> {tmp_path}/calls; exit 233", scancel="exit 0")
-    steps = node_steps.NodeSteps("7", "7.0", tmp_path, tls=False)
+    steps = node_steps.NodeSteps("7", "7.0", tmp_path)
     steps.prepare()
     steps.start(AllocatedNode("n1", 1))
     assert processes.wait_until(lambda: bool(steps.look()), 60)
@@ -43,7 +43,7 @@ def test_a_step_that_slurm_could_not_launch_is_started_once_more(tmp_path, monke
 
 def test_orders_that_could_not_be_written_are_written_as_soon_as_they_can_be(tmp_path):
     """Else the nodes would wait for the head's address until the start timeout."""
-    steps = node_steps.NodeSteps("7", "7.0", tmp_path, tls=False)
+    steps = node_steps.NodeSteps("7", "7.0", tmp_path)
     steps.prepare()
     control = tmp_path / node_process.CONTROL_FILE
     control.unlink()
@@ -63,7 +63,7 @@ def test_nodes_that_do_not_see_what_the_first_one_sees_are_named_and_not_started
     skip = 'for word; do shift; [ "$word" = bigbatch.cluster.node ] && break; done'
     stand_in(tmp_path, monkeypatch, srun=f'{skip}\nexec "{sys.executable}" -c "{impatient}" "$@"', scancel="exit 0")
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
-    steps = node_steps.NodeSteps("7", "7.0", tmp_path, tls=False, sees=[there, missing])
+    steps = node_steps.NodeSteps("7", "7.0", tmp_path, sees=[there, missing])
     steps.prepare()
     steps.start(AllocatedNode("n2", 1))
     assert processes.wait_until(lambda: bool(steps.look()), 60)
@@ -83,7 +83,7 @@ def test_steps_that_slurm_has_signalled_are_told_to_end_by_the_jobs_orders_alone
     told = f"until grep -q '\"stop\": *true' {tmp_path}/control.json; do sleep 0.1; done"
     stand_in(tmp_path, monkeypatch, srun=told, scancel=f"touch {tmp_path}/called; exec sleep 600")
     for signalled in (True, False):
-        steps = node_steps.NodeSteps("7", "7.0", tmp_path, tls=False)
+        steps = node_steps.NodeSteps("7", "7.0", tmp_path)
         steps.prepare()
         write_json(tmp_path / "nodes" / "n1.json", {"run_id": "7.0", "state": "ended", "beat": 1})
         steps.start(AllocatedNode("n1", 1))
@@ -99,7 +99,7 @@ def test_a_node_hangs_whose_heartbeat_has_stopped_while_another_goes_on(tmp_path
     def report(name: str, run_id: str, beat: int) -> None:
         write_json(tmp_path / "nodes" / f"{name}.json", {"run_id": run_id, "beat": beat, "state": "ready"})
 
-    steps = node_steps.NodeSteps("7", "7.0", tmp_path, False)
+    steps = node_steps.NodeSteps("7", "7.0", tmp_path)
     steps._steps = dict.fromkeys(["n1", "n2", "n3"])
     for beat in range(1, 8):
         report("n1", "7.0", beat)

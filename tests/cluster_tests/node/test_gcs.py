@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from bigbatch.cluster.job.driver import forget_in_ray
-from bigbatch.cluster.node import credentials, ray_commands
+from bigbatch.cluster.node import ray_commands
 from helpers.paths import ROOT
 from helpers.waiting import wait_until
 
@@ -32,7 +32,7 @@ class TwoNodes:
         head, worker = ray_commands.free_ports(JOB, 0, head=True), ray_commands.free_ports(JOB, 0, head=False)
         assert head is not None and worker is not None
         self.address = f"{HEAD}:{head[1].gcs}"
-        self.env = ray_commands.ray_environment(self.address, credentials.make_token(folder), None)
+        self.env = ray_commands.ray_environment(self.address, ray_commands.make_token(folder))
         self.env["PYTHONPATH"] = f"{ROOT}/src:{ROOT}/tests"
         self.pids = {}
         share = ray_commands.NodeResources(1, 0, 500 * 2**20, ray_commands.LEAST_OBJECT_STORE)

@@ -139,7 +139,7 @@ OLD_READY = {
 
 
 def test_a_job_reads_what_nodes_of_an_earlier_version_report(tmp_path: Path) -> None:
-    steps = NodeSteps("7", "7.0", tmp_path, tls=False)
+    steps = NodeSteps("7", "7.0", tmp_path)
     steps.prepare()
     assert json.loads((tmp_path / CONTROL_FILE).read_text())["run_id"] == "7.0"
     assert steps.status("n1") is None, "nothing was reported yet"

@@ -24,7 +24,7 @@ GOLDEN = ROOT / "tests" / "helpers" / "golden"
 CONTAINER = ROOT / "cluster" / "in_container.sh"
 SCRIPTS = {
     "jean_zay": ("jean_zay", replace(GIVEN, nodes=4, partition="gpu_p6", account="abc", time="20:00:00")),
-    "juwels_booster": ("juwels_booster", replace(GIVEN, nodes=16, account="prj", job_options=("--tls",))),
+    "juwels_booster": ("juwels_booster", replace(GIVEN, nodes=16, account="prj", job_options=("--keep-logs",))),
     "finisterrae3": ("finisterrae3", replace(GIVEN, nodes=2, mem="128G", time="6h")),
     "grete": (
         "grete",
