@@ -50,7 +50,7 @@ PRUNED = {
     "*.dist-info/sboms": "lists of parts",
     "**/__pycache__": "made anew where it is needed",
     "**/*.exe": "programs of Windows",
-    "cryptography": "certificates, for sign-ins and --tls",
+    "cryptography": "certificates, for sign-ins",
     "hf_xet": "downloads of models",
     "pyarrow/include": "headers",
     "pyarrow/src": "headers",

@@ -28,7 +28,7 @@ from bigbatch.cluster.submission.request_checks import Request
 
 SearchParser = Callable[[str], argparse.ArgumentParser]
 
-# Submit and attach
+# Submit
 
 
 def _add_resources(p: argparse.ArgumentParser) -> None:
@@ -49,7 +49,6 @@ def _add_resources(p: argparse.ArgumentParser) -> None:
     add("--python", metavar="PATH", help="the interpreter that has Ray (default: the active environment's)")
     add("--prelude", metavar="FILE.sh", help="a shell file that every node reads first")
     add("--signal", type=int, default=MARGIN_S, metavar="S", help=f"warn the job S seconds before its end ({MARGIN_S})")
-    add("--tls", action="store_true", help="encrypt traffic between the nodes, with certificates made for this job")
     add("--chain", action="store_true", help="continue in a new job, not by requeueing this one")
     add("--keep-logs", action="store_true", help="keep Ray's logs even if the run goes well")
     add("--max-restarts", type=int, metavar="K", help="give up after K restarts without an epoch or a checkpoint (3)")
@@ -69,8 +68,8 @@ def _add_resources(p: argparse.ArgumentParser) -> None:
     )
 
 
-def _request(args: argparse.Namespace, arguments: Sequence[str], attach_to: str | None = None) -> Request:
-    flags = {"--tls": args.tls, "--chain": args.chain, "--keep-logs": args.keep_logs}
+def _request(args: argparse.Namespace, arguments: Sequence[str]) -> Request:
+    flags = {"--chain": args.chain, "--keep-logs": args.keep_logs}
     numbers = {
         "--max-restarts": args.max_restarts,
         "--start-timeout": args.start_timeout,
@@ -89,7 +88,6 @@ def _request(args: argparse.Namespace, arguments: Sequence[str], attach_to: str 
             *(f"{name}={value}" for name, value in numbers.items() if value is not None),
         ),
         options=tuple(args.sbatch),
-        attach_to=attach_to,
         **{name: getattr(args, name) for name in plain},
     )
 
@@ -126,25 +124,6 @@ def _check_search(p: OneLineParser, arguments: Sequence[str], search_parser: Sea
         if word.startswith("--") and word.split("=")[0] not in known:
             p.error(no_such_option(word, known))
     tune.parse_args(arguments)
-
-
-def _attach(argv: Sequence[str]) -> int:
-    p = make_parser("attach", "Submit a second allocation that joins a running search and may leave at any time.")
-    p.add_argument("job", metavar="JOBID")
-    _add_resources(p)
-    args = p.parse_args(argv)
-    queue._check_id(args.job)
-    found = job_record.read_record(args.job)
-    if found is None and not args.dry_run:
-        raise InputError(f"job {args.job} has no record to attach to. `bigbatch cluster queue` shows your jobs.")
-    if found is not None and found.state == "ended" and not args.dry_run:
-        raise InputError(
-            f"attach needs a job that runs or will continue; job {args.job} has ended: {found.reason}. "
-            "`bigbatch cluster queue` shows your jobs."
-        )
-    if args.name == "bigbatch":
-        args.name = f"bigbatch-{args.job}"
-    return _send(args, _request(args, (), attach_to=args.job))
 
 
 def _send(args: argparse.Namespace, request: Request, check: bool = False) -> int:
@@ -215,7 +194,6 @@ def _doctor(argv: Sequence[str]) -> int:
 
 COMMANDS: Commands = {
     "submit": (_submit, "submit a search, or any command, in a Ray cluster"),
-    "attach": (_attach, "lend a running search more nodes"),
     "queue": (_queue, "list your jobs and the progress of their studies"),
     "logs": (_logs, "print a job's log"),
     "cancel": (_cancel, "cancel jobs"),

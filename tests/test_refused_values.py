@@ -60,7 +60,6 @@ EMPTY_VALUES = {
     "pack's destination": ("pack", "here", " "),
     "the job of logs": ("cluster", "logs", ""),
     "the node of logs": ("cluster", "logs", "1", "--node", ""),
-    "the job of attach": ("cluster", "attach", ""),
     "one job of cancel": ("cluster", "cancel", "1", ""),
     "the job of tunnel": ("cluster", "tunnel", ""),
     "the doctor's folder": ("cluster", "doctor", "--shared", ""),

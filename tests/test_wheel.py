@@ -113,7 +113,7 @@ def test_it_finds_recipes_profiles_and_batch_scripts(installed: Installed) -> No
     root = next(line for line in script.stdout.splitlines() if line.startswith("export BIGBATCH_ROOT="))
     folder = Path(root.partition("=")[2])
     assert folder.is_relative_to(installed.python.parents[1]), script.stderr
-    for name in ("ray_head_workers.slurm", "ray_attach.slurm", "in_container.sh"):
+    for name in ("ray_head_workers.slurm", "in_container.sh"):
         assert (folder / "cluster" / name).is_file()
 
 

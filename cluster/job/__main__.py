@@ -1,5 +1,4 @@
-"""The process of a batch script, ``python -m bigbatch.cluster.job``: it reads its options and runs the job, or with
-``--attach`` lends its nodes."""
+"""The process of a batch script, ``python -m bigbatch.cluster.job``: it reads its options and runs the job."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bigbatch.cluster.job import attach, lost_host, options, restart
+from bigbatch.cluster.job import lost_host, options, restart
 from bigbatch.cluster.job.checks import WRONG_INPUT
 from bigbatch.cluster.job.state_machine import Job
 
@@ -22,8 +21,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if arguments[:1] == ["--attach"]:
-        return attach.main(arguments[1:])
     if arguments[:1] == [restart.HOST_LOST]:
         return lost_host.main(arguments[1:])
     try:

@@ -1,8 +1,8 @@
-"""Note what a job costs a study while no driver counts it: after its driver, and in lent nodes outside of the cluster.
+"""Note what a job costs a study after its driver.
 
 The driver counts from the job's start (``tune/budget/ledger.py``). After it, the nodes end and the job is put back into
-the queue; if it was killed, nothing counted its last seconds. A job that lends nodes is billed while they wait for the
-cluster. Both write a file of their own into the study's ``ledger/``, and the study has used the sum of all files there.
+the queue; if it was killed, nothing counted its last seconds. The job writes a file of its own into the study's
+``ledger/``, and the study has used the sum of all files there.
 
 Standard library only. A study without a ledger gets none, and a file that cannot be written is left out: what a search
 may still use is no reason to fail.
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 
@@ -52,50 +51,9 @@ class JobBill:
         _write(self._study / LEDGER / f"job-{job}.json", job, devices * max(0.0, time.time() - since))
 
 
-def devices_of_nodes(study: Path, nodes: int, gpus: int, nodes_of_job: int) -> float:
-    """The devices of lent nodes. Without GPUs: as many a node as the study's own job has.
-
-    Args:
-        nodes, gpus: of the job that lends them.
-        nodes_of_job: of the job that borrows them.
-    """
-    return gpus or nodes * _devices(_sessions(study)) / max(1, nodes_of_job)
-
-
-class LentTime:
-    """Counts the time for which a job that lends nodes is billed while they are not in the cluster.
-
-    Args:
-        nodes: their names.
-        began: when Slurm began to bill them, in seconds since the epoch.
-    """
-
-    def __init__(self, nodes: Iterable[str], began: float) -> None:
-        self._outside = dict.fromkeys(nodes, began)
-        self._nodes = len(self._outside)
-        self._counted_s = 0.0
-
-    def joined(self, node: str) -> None:
-        """Note that a node is in the cluster from now on; the driver counts it."""
-        began = self._outside.pop(node, None)
-        if began is not None:
-            self._counted_s += max(0.0, time.time() - began)
-
-    def left(self, nodes: Iterable[str]) -> None:
-        """Note that these nodes are not in the cluster any more."""
-        for node in nodes:
-            self._outside.setdefault(node, time.time())
-
-    def write(self, study: Path | None, job: str, devices: float) -> None:
-        """Write what was counted so far. ``devices``: of all nodes together."""
-        if study is not None and (study / LEDGER).is_dir() and self._nodes:
-            outside_s = sum(max(0.0, time.time() - began) for began in self._outside.values())
-            _write(study / LEDGER / f"lent-{job}.json", job, devices / self._nodes * (self._counted_s + outside_s))
-
-
 def _sessions(study: Path) -> list[dict[str, object]]:
     """The files of drivers, the latest last."""
-    # Drivers name their files by a number; job-….json and lent-….json lie beside them.
+    # Drivers name their files by a number; job-….json lie beside them.
     return [read_json(path) for path in sorted((study / LEDGER).glob("*.json")) if path.stem.isdecimal()]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -13,9 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bigbatch.base import private_folder, processes
-from bigbatch.base.json_values import read_fields
 from bigbatch.base.root import IMPORT_ROOT
-from bigbatch.cluster.node.node_status import RayNode
+from bigbatch.base.waits import HUNG_DRAIN_S
 from bigbatch.cluster.node.ray_commands import ray_python
 
 
@@ -50,7 +48,8 @@ class GcsWatch:
     """Watches Ray's living nodes, as its GCS knows them; see ``bigbatch.cluster.node.gcs``."""
 
     def __init__(self, env: Mapping[str, str], errors: Path) -> None:
-        self.nodes: list[RayNode] = []
+        self.seen = (0, 0, 0)
+        """The numbers of living nodes, of their CPUs and of their GPUs."""
         with errors.open("ab") as log:
             self._process = subprocess.Popen(
                 [ray_python(), "-m", "bigbatch.cluster.node.gcs", "watch"],
@@ -66,12 +65,8 @@ class GcsWatch:
     def _read(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            self.nodes = [read_fields(RayNode, values) for values in json.loads(line)]
-
-    def sum(self, job_id: str) -> tuple[int, int, int]:
-        """The numbers of the job's own living nodes, of their CPUs and of their GPUs."""
-        nodes = [node for node in self.nodes if node.job == job_id]
-        return len(nodes), sum(n.cpus for n in nodes), sum(n.gpus for n in nodes)
+            nodes, cpus, gpus = map(int, line.split())
+            self.seen = (nodes, cpus, gpus)
 
     def close(self) -> None:
         """End the helper process."""
@@ -80,17 +75,17 @@ class GcsWatch:
             self._process.wait()
 
 
-def drain_in_ray(addresses: Sequence[str], reason: str, env: Mapping[str, str], timeout_s: float = 30.0) -> None:
-    """Ask Ray to place nothing more on the nodes at ``addresses``. This may fail: the nodes may be gone.
+def drain_in_ray(address: str, reason: str, env: Mapping[str, str]) -> None:
+    """Ask Ray to place nothing more on the node at ``address``. This may fail: the node may be gone.
 
     Ray asks the node itself. A hung node does not answer, so the timeout is short.
     """
-    _ask_gcs(["drain", reason, *addresses], env, timeout_s)
+    _ask_gcs(["drain", reason, address], env, HUNG_DRAIN_S)
 
 
-def forget_in_ray(job_id: str, address: str, reason: str, env: Mapping[str, str]) -> None:
-    """Tell Ray that a node of ``job_id`` has ended, in the background: the process takes seconds to load Ray."""
-    words, timeout_s = ["gone", job_id, reason, address], 30.0
+def forget_in_ray(address: str, reason: str, env: Mapping[str, str]) -> None:
+    """Tell Ray that a node has ended, in the background: the process takes seconds to load Ray."""
+    words, timeout_s = ["gone", reason, address], 30.0
     threading.Thread(target=_ask_gcs, args=(words, env, timeout_s), daemon=True).start()
 
 

@@ -44,59 +44,34 @@ class NodeSteps:
         job_id: str,
         run_id: str,
         record: Path,
-        tls: bool,
         sees: Sequence[Path] = (),
         start_timeout_s: float = START_TIMEOUT_S,
         if_lost: Sequence[str] = (),
     ) -> None:
-        self._job_id, self._run_id, self._record, self._tls = job_id, run_id, record, tls
+        self._job_id, self._run_id, self._record = job_id, run_id, record
         self._sees, self._start_timeout_s = sees, start_timeout_s
         self._steps: dict[str, subprocess.Popen[bytes]] = {}
         self._started: dict[str, AllocatedNode] = {}
         self._not_again: set[str] = set()
         self._heartbeats = Heartbeats()
         self._orders, self._told = NodeOrders(run_id, if_lost=tuple(if_lost)), True
-        self._control_file, self._suffix, self._follow = CONTROL_FILE, "", ""
         self.gone: dict[str, str] = {}
         """Name → reason of each node whose step has ended."""
         self.blind: dict[str, str] = {}
         """Those of them that do not see the job's folders."""
 
-    def follow(self, run_id: str) -> None:
-        """Lend these nodes to the run ``run_id`` of another job, whose folder we use. The nodes end with that run."""
-        self._control_file, self._suffix, self._follow = f"control-{self._job_id}.json", f"-{self._job_id}", run_id
-
     def prepare(self) -> None:
         """Write this run's control file and remove reports of earlier runs. Raises OSError."""
         folder = self._record / NODES_FOLDER
         folder.mkdir(mode=0o700, exist_ok=True)
-        # Lent nodes report in the folder of the job that borrows them, whose own reports are there too.
-        for old in folder.glob("*.json") if not self._follow else ():
+        for old in folder.glob("*.json"):
             old.unlink()
-        write_json(self._record / self._control_file, asdict(self._orders), mode=PRIVATE)
-
-    def forget(self) -> None:
-        """Remove the reports of lent nodes."""
-        (self._record / self._control_file).unlink(missing_ok=True)
-        for name in self._steps:
-            self._status_path(name).unlink(missing_ok=True)
-
-    def lent(self) -> dict[str, NodeStatus]:
-        """``node-job`` → report of each node that another job lends."""
-        return {name: status for name, status in self._reports("*-*.json").items() if self._is_lent(status)}
-
-    def _reports(self, pattern: str) -> dict[str, NodeStatus]:
-        """Name → report of each node that reports in this folder."""
-        found = {path.stem: NodeStatus.read(path) for path in (self._record / NODES_FOLDER).glob(pattern)}
-        return {name: status for name, status in found.items() if status is not None}
-
-    def _is_lent(self, status: NodeStatus) -> bool:
-        return status.job not in ("", self._job_id)
+        write_json(self._record / CONTROL_FILE, asdict(self._orders), mode=PRIVATE)
 
     def start(self, node: AllocatedNode) -> None:
-        """Start a node: the first one as the head, unless it is lent. The others wait until they may ``join``."""
+        """Start a node: the first one as the head. The others wait until they may ``join``."""
         self._started[node.name] = node
-        log_path = self._record / NODES_FOLDER / f"{node.name}{self._suffix}.log"
+        log_path = self._record / NODES_FOLDER / f"{node.name}.log"
         descriptor = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         with os.fdopen(descriptor, "ab") as log:
             # A session of its own: an srun that gets SIGTERM makes Slurm kill its step, and nothing there is cleaned.
@@ -115,21 +90,16 @@ class NodeSteps:
 
     def _node_command(self, name: str) -> list[str]:
         command = [sys.executable, "-m", "bigbatch.cluster.node", "--record", str(self._record), "--node", name]
-        command += ["--job", self._job_id, "--run-id", self._run_id, "--control", self._control_file]
-        command += ["--suffix", self._suffix, "--start-timeout", f"{self._start_timeout_s:g}"]
+        command += ["--job", self._job_id, "--run-id", self._run_id, "--start-timeout", f"{self._start_timeout_s:g}"]
         first = next(iter(self._started))
         command += ["--batch-host", first]
-        command += ["--follow", self._follow] if self._follow else ["--head"] if name == first else []
-        command += [word for path in self._sees for word in ("--sees", str(path))]
-        return command + (["--tls"] if self._tls else [])
+        command += ["--head"] if name == first else []
+        return command + [word for path in self._sees for word in ("--sees", str(path))]
 
     def status(self, name: str) -> NodeStatus | None:
         """The node's last report in this run; None if it has not reported."""
-        status = NodeStatus.read(self._status_path(name))
+        status = NodeStatus.read(self._record / NODES_FOLDER / f"{name}.json")
         return status if status is not None and status.run_id == self._run_id else None
-
-    def _status_path(self, name: str) -> Path:
-        return self._record / NODES_FOLDER / f"{name}{self._suffix}.json"
 
     def look(self) -> dict[str, str]:
         """Name → reason of each node whose step has ended since the last look.
@@ -168,18 +138,10 @@ class NodeSteps:
         found = {name: self.status(name) for name in self.living()}
         return [name for name, status in found.items() if status is not None and status.signalled]
 
-    def hung(self) -> tuple[list[str], list[str]]:
-        """The own living nodes that hang, and the lent ones that hang, named as in ``lent``.
-
-        A heartbeat is compared with those of all nodes that report in this folder. An allocation that lends its nodes
-        also compares with the nodes of the borrowing job.
-        """
-        reports = self._reports("*.json")
-        living = {self._status_path(name).stem: name for name in self.living()}
-        own = {s: name for s, name in living.items() if s in reports and reports[s].run_id == self._run_id}
-        running = {s: status for s, status in reports.items() if s in own or status.state in ("starting", "ready")}
-        still = self._heartbeats.hung({s: status.beat for s, status in running.items()})
-        return [own[s] for s in still if s in own], [s for s in still if self._is_lent(reports[s])]
+    def hung(self) -> list[str]:
+        """The living nodes that hang."""
+        found = {name: self.status(name) for name in self.living()}
+        return self._heartbeats.hung({name: status.beat for name, status in found.items() if status is not None})
 
     def hold(self) -> None:
         """Tell the nodes to ignore Slurm's SIGTERM for now: trials still save."""
@@ -215,7 +177,7 @@ class NodeSteps:
     def _tell(self, orders: NodeOrders) -> None:
         self._orders, self._told = orders, False
         with contextlib.suppress(OSError):  # a full quota: the next look tries it again
-            write_json(self._record / self._control_file, asdict(orders), mode=PRIVATE)
+            write_json(self._record / CONTROL_FILE, asdict(orders), mode=PRIVATE)
             self._told = True
 
 

@@ -26,7 +26,6 @@ class JobOptions:
     """The parsed arguments of a job.
 
     Attributes:
-        tls: encrypt Ray's traffic with certificates made for this job.
         chain: near the time limit, submit a dependent successor; for sites that forbid requeueing.
         max_restarts: give up after this many restarts in a row without an epoch or a checkpoint.
         keep_logs: copy Ray's logs into the job's folder even if the run went well.
@@ -36,7 +35,6 @@ class JobOptions:
         command: what to run in place of tune/run.py.
     """
 
-    tls: bool = False
     chain: bool = False
     max_restarts: int = 3
     keep_logs: bool = False
@@ -46,7 +44,7 @@ class JobOptions:
     command: tuple[str, ...] = ()
 
 
-FLAGS = {"--tls": "tls", "--chain": "chain", "--keep-logs": "keep_logs"}
+FLAGS = {"--chain": "chain", "--keep-logs": "keep_logs"}
 NUMBERS = {
     "--max-restarts": ("max_restarts", parse_whole_number),
     "--margin": ("margin_s", parse_whole_number),

@@ -32,7 +32,7 @@ from bigbatch.cluster.job.grant import Grant, TimeLeft
 from bigbatch.cluster.job.node_steps import NodeSteps
 from bigbatch.cluster.job.policy import KILLED, Action, Cause, Decision, Situation, decide
 from bigbatch.cluster.job.watch import POLL_S, WARNINGS, JobWatch, StartUp, end_driver
-from bigbatch.cluster.node import credentials, ray_commands
+from bigbatch.cluster.node import ray_commands
 from bigbatch.cluster.record import job_record
 
 
@@ -135,8 +135,7 @@ class Job:
 
     def _make_credentials(self) -> State:
         try:
-            self._token = credentials.make_token(self._folder)
-            self._authority = credentials.make_authority(self._folder) if self._options.tls else None
+            self._token = ray_commands.make_token(self._folder)
             # The driver's temporary files are removed with the job.
             self._tmp = self._clean_up.enter_context(private_folder.temporary_folder(self._allocation.job_id))
             allocation = self._allocation
@@ -144,13 +143,12 @@ class Job:
                 allocation.job_id,
                 allocation.start_id,
                 self._folder,
-                self._options.tls,
                 checks.places(self._options, self._study, self._cwd),
                 self._options.start_timeout_s,
                 lost_host.command(),
             )
             self._nodes.prepare()
-        except (credentials.CredentialError, OSError) as error:
+        except OSError as error:
             raise InputError(str(error)) from None
         self._record.token_path = str(self._token)
         self._record.node_logs = str(self._folder / "nodes")
@@ -185,8 +183,7 @@ class Job:
             return State.DRAINING
         self._record.address = f"{status.ip}:{status.ports.gcs}"
         self._record.dashboard_port = status.ports.dashboard
-        certificates = credentials.driver_certificate(self._authority, head.name, status.ip)
-        self._env = self._job_watch.env = ray_commands.ray_environment(self._record.address, self._token, certificates)
+        self._env = self._job_watch.env = ray_commands.ray_environment(self._record.address, self._token)
         self._say(
             f"head {head.name} at {self._record.address}, dashboard on its loopback {self._record.dashboard_port}"
         )
@@ -200,8 +197,7 @@ class Job:
 
     def _wait_registered(self) -> State:
         assert self._gcs_watch is not None
-        job_id, head = self._allocation.job_id, self._allocation.head.name
-        all_in = self._start_up.await_registered(self._gcs_watch, job_id, head)
+        all_in = self._start_up.await_registered(self._gcs_watch, self._allocation.head.name)
         return State.DRIVER if all_in else State.DRAINING
 
     def _run_driver(self) -> State:
@@ -365,8 +361,8 @@ class Job:
             self._lease.release()
         if hasattr(self, "_record"):
             self._record.reason = self._record.reason or self._decision.reason
-            credentials.remove_credentials(self._folder)  # the next start makes its own
-            if self._decision.action is Action.END:  # lent nodes wait for a job that has not "ended"
+            (self._folder / ray_commands.TOKEN_FILE).unlink(missing_ok=True)  # the next start makes its own
+            if self._decision.action is Action.END:
                 self._record.state = State.ENDED.value
                 self._say_how_to_go_on()
             self._say(f"→ {self._record.state} ({self._decision.exit_code}): {self._record.reason}")

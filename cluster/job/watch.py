@@ -9,7 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from bigbatch.base.waits import CRASH_OR_SIGNAL_S, HUNG_DRAIN_S
+from bigbatch.base.waits import CRASH_OR_SIGNAL_S
 from bigbatch.cluster.host import slurm_commands
 from bigbatch.cluster.job.driver import Driver, GcsWatch, drain_in_ray, forget_in_ray
 from bigbatch.cluster.job.grant import FIRST_ANSWER_S, Grant, Question, TimeLeft
@@ -29,7 +29,7 @@ class JobWatch:
     """Finds the reason why the job must stop waiting: ``cause``. Call ``interruption`` often.
 
     Args:
-        record: the job's record. Nodes that are given up and jobs that lend nodes are noted in it.
+        record: the job's record. Nodes that are given up are noted in it.
         head: the head's name.
         grant: knows when trials must save.
         restart_count: how often Slurm had started the job again before this start.
@@ -54,7 +54,6 @@ class JobWatch:
         self._restart_count = restart_count
         self._signals, self._chores, self._say, self._save = signals, chores, say, save
         self._next_look = 0.0
-        self._lost_loans: set[str] = set()
         self._question: Question | None = None
         self.cause: Cause | None = None
         self.killed_soon = False
@@ -133,13 +132,8 @@ class JobWatch:
             self.exclude(name, reason)
             status = self._nodes.status(name)
             if self.env and status is not None and status.ip:  # trials there go on elsewhere at once
-                forget_in_ray(self._record.job_id, status.ip, reason, self.env)
+                forget_in_ray(status.ip, reason, self.env)
         self._give_up_hung_nodes()
-        lenders = sorted({status.job for name, status in self._nodes.lent().items() if name not in self._lost_loans})
-        if self._record.attached != lenders:
-            self._record.attached = lenders
-            self._say(f"nodes are lent by {', '.join(lenders) or 'nobody any more'}")
-            self._save()
         signalled = self._nodes.signalled()
         if signalled and not self._signals:
             # With the head's step the cluster ends. If Slurm ends nothing, it was `scancel --signal=TERM`: trials save.
@@ -149,22 +143,13 @@ class JobWatch:
             self.classify("SIGTERM to the steps", only_if_certain=not head)
 
     def _give_up_hung_nodes(self) -> None:
-        own, lent = self._nodes.hung()
-        for name in own:
+        for name in self._nodes.hung():
             self._say(f"node {name} hangs: no heartbeat; Ray places nothing there any more")
             self.exclude(name, "hung: no heartbeat")
-            self._drain(self._nodes.status(name))
+            status = self._nodes.status(name)
+            if self.env and status is not None:
+                drain_in_ray(status.ip, "no heartbeat", self.env)
             self._nodes.kill(name)
-        for name in lent:  # their own job ends their steps, unless it hangs too
-            if name not in self._lost_loans:
-                self._lost_loans.add(name)
-                node, _, job = name.rpartition("-")
-                self._say(f"node {node}, lent by job {job}, hangs: no heartbeat; Ray places nothing there any more")
-                self._drain(self._nodes.lent().get(name))
-
-    def _drain(self, status: NodeStatus | None) -> None:
-        if self.env and status is not None:
-            drain_in_ray([status.ip], "no heartbeat", self.env, HUNG_DRAIN_S)
 
     def _head_died(self, reason: str) -> None:
         # Steps get Slurm's SIGTERM before the batch script does. Judged at once, a cancelled job would look like a
@@ -209,7 +194,7 @@ class StartUp:
             time.sleep(POLL_S)
         return None
 
-    def await_registered(self, gcs: GcsWatch, job_id: str, head: str) -> bool:
+    def await_registered(self, gcs: GcsWatch, head: str) -> bool:
         """Wait until Ray has all nodes of the job; after the time-out go on without those that are not ready.
 
         Returns False if the job must end (the watch's ``cause``).
@@ -220,7 +205,7 @@ class StartUp:
             reported = [status for status in statuses.values() if status is not None]
             expected = (len(statuses), sum(s.cpus for s in reported), sum(s.gpus for s in reported))
             absent = [name for name, status in statuses.items() if status is None or status.state != "ready"]
-            if not absent and gcs.sum(job_id) == expected:
+            if not absent and gcs.seen == expected:
                 self._say("registered: {} nodes, {} CPUs, {} GPUs".format(*expected))
                 return True
             self._tell(statuses)

@@ -1,1 +1,1 @@
-"""One node's part of the job: starts Ray, its ports, credentials, heartbeats."""
+"""One node's part of the job: starts Ray, its ports, token, heartbeats."""

@@ -26,7 +26,7 @@ from bigbatch.base.atomic_files import PRIVATE, write_json
 from bigbatch.base.root import IMPORT_ROOT
 from bigbatch.base.waits import HOLD_S, RAY_END_S, SILENT_S, START_TIMEOUT_S
 from bigbatch.cluster.host import network
-from bigbatch.cluster.node import credentials, ray_commands
+from bigbatch.cluster.node import ray_commands
 from bigbatch.cluster.node.batch_host import BatchHost
 from bigbatch.cluster.node.node_status import HEARTBEAT_S, NodeOrders, NodeStatus
 from bigbatch.cluster.node.ray_start_hook import FORKS
@@ -57,20 +57,18 @@ class NodeProcess:
         self._run_id: str = arguments.run_id
         self._is_head: bool = arguments.head
         self._gcs = ""
-        self._tls: bool = arguments.tls
         self._sees: list[Path] = [self._record, *arguments.sees]
         self._start_timeout_s: float = arguments.start_timeout
         self._job_id: str = arguments.job
-        self._control_file, self._follow = self._record / arguments.control, arguments.follow
-        self._status_file = self._record / NODES_FOLDER / f"{self._name}{arguments.suffix}.json"
-        self._status = NodeStatus(run_id=self._run_id, job=self._job_id)
+        self._status_file = self._record / NODES_FOLDER / f"{self._name}.json"
+        self._status = NodeStatus(run_id=self._run_id)
         self._next_beat = self._next_control = 0.0
         self._signalled_at: float | None = None
         self._orders = NodeOrders()
-        host = self._status_file.with_name(f"{arguments.batch_host}{arguments.suffix}.json")
+        host = self._status_file.with_name(f"{arguments.batch_host}.json")
         self._host = BatchHost(self._job_id, arguments.batch_host, host, self._status_file)
         self._is_host = host == self._status_file
-        job = read_record(self._record.name)  # a lent node's is that of the borrowing job
+        job = read_record(self._record.name)
         self._trains = job is not None and job.study_folder is not None
 
     def run(self) -> int:
@@ -92,7 +90,7 @@ class NodeProcess:
             self._report(replace(self._status, state="starting", ip=self._ip, **asdict(self._share)))
             with private_folder.temporary_folder(self._job_id) as folder:
                 failure = self._serve(folder)
-        except (OSError, credentials.CredentialError) as error:
+        except OSError as error:
             failure = str(error)
         if failure:
             return self._fail(failure, 1)
@@ -124,7 +122,6 @@ class NodeProcess:
         failure = self._await_head()
         if not (self._is_head or self._gcs):
             return failure
-        certificates = self._make_certificate(folder) if self._tls else None
         attempt, began = 0, time.monotonic()
         while True:
             tried_at = time.monotonic()
@@ -133,7 +130,7 @@ class NodeProcess:
                 return f"every block of ports is taken on {self._name}. Ask whose servers fill 20000-32000."
             attempt, chosen = found
             self._report(replace(self._status, ports=chosen))  # there others ask whether this machine still answers
-            ray = self._start_ray(folder, chosen, certificates)
+            ray = self._start_ray(folder, chosen)
             try:
                 failure = self._watch(ray, folder, chosen)
             finally:
@@ -153,25 +150,15 @@ class NodeProcess:
             self._report(replace(self._status, reason=failure))
             print(f"{failure}; trying again", flush=True)
 
-    def _make_certificate(self, folder: Path) -> Path:
-        names = ["localhost", self._name]
-        return credentials.make_certificate(
-            self._record / credentials.TLS_FOLDER, folder / "tls", names, [self._ip, "127.0.0.1"]
-        )
-
-    def _start_ray(
-        self, folder: Path, chosen: ray_commands.NodePorts, certificates: Path | None
-    ) -> subprocess.Popen[bytes]:
+    def _start_ray(self, folder: Path, chosen: ray_commands.NodePorts) -> subprocess.Popen[bytes]:
         gcs = f"{self._ip}:{chosen.gcs}" if self._is_head else self._gcs
-        environment = ray_commands.ray_environment(gcs, self._record / credentials.TOKEN_FILE, certificates)
+        environment = ray_commands.ray_environment(gcs, self._record / ray_commands.TOKEN_FILE)
         environment.update(
             private_folder.temporary_folder_variables(folder)
         )  # what Ray and its workers leave there goes with it
         # Workers inherit it from here: a driver's own PYTHONPATH does not reach a cluster that is already up.
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(IMPORT_ROOT), os.environ.get("PYTHONPATH")]))
-        # By this label the job tells its own nodes from lent ones and from those of other jobs.
-        labels = {"slurm_job": self._job_id, "slurm_node": self._name}
-        command = ray_commands.ray_start_command(self._ip, gcs, chosen, self._share, folder / "r", labels)
+        command = ray_commands.ray_start_command(self._ip, gcs, chosen, self._share, folder / "r", self._name)
         with (folder / "start.log").open("w") as log:
             return subprocess.Popen(
                 command,
@@ -251,16 +238,9 @@ class NodeProcess:
         return now >= self._signalled_at + HOLD_S
 
     def _read_orders(self) -> NodeOrders:
-        """The job's orders; for a lent node also those of the borrowing job."""
-        orders = NodeOrders.read(self._control_file)
-        if orders is None or orders.run_id != self._run_id:
-            orders = NodeOrders(self._run_id)
-        if self._follow:
-            others = NodeOrders.read(self._record / CONTROL_FILE)
-            # An unreadable file is no order. If the cluster has ended, Ray ends here too.
-            if others is not None and (others.run_id != self._follow or others.stop):
-                orders = replace(orders, stop=True)
-        return orders
+        """The job's orders. An unreadable file is no order."""
+        orders = NodeOrders.read(self._record / CONTROL_FILE)
+        return orders if orders is not None and orders.run_id == self._run_id else NodeOrders(self._run_id)
 
     def _end_ray(self, ray: subprocess.Popen[bytes], folder: Path) -> None:
         if ray.poll() is None:
@@ -320,9 +300,5 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--head", action="store_true", help="this node runs Ray's head")
     parser.add_argument("--batch-host", required=True, help="the job's first node, which runs its batch script")
     parser.add_argument("--start-timeout", type=float, default=START_TIMEOUT_S, help="seconds for Ray to start")
-    parser.add_argument("--control", default=CONTROL_FILE, help="the job's orders, a file in its folder")
-    parser.add_argument("--follow", default="", help="for nodes that are lent: the run of the job they are lent to")
-    parser.add_argument("--suffix", default="", help="suffix of this node's report: two jobs may use one node")
     parser.add_argument("--sees", action="append", type=Path, default=[], help="what this node must see: a path")
-    parser.add_argument("--tls", action="store_true", help="certificates are in the job's folder")
     return NodeProcess(parser.parse_args(argv)).run()

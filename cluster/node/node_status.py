@@ -24,8 +24,6 @@ class NodeStatus:
 
     run_id: str
     """The start of the job to which the node belongs."""
-    job: str = ""
-    """The Slurm job that owns the node. For a lent node it is not the cluster's job."""
     state: str = ""
     """``starting``, ``ready``, ``failed`` or ``ended``; empty before the first report."""
     beat: int = 0
@@ -76,18 +74,6 @@ class NodeOrders:
         """Read the orders. None if there are none, or they cannot be read at the moment."""
         values = read_json(path)
         return read_fields(cls, values) if values else None
-
-
-@dataclass(frozen=True)
-class RayNode:
-    """A living node as Ray's GCS knows it. The process that asks Ray writes it; the job reads it."""
-
-    id: str
-    ip: str
-    cpus: int
-    gpus: int
-    job: str
-    """The Slurm job that lends it."""
 
 
 HUNG_S = float(os.environ.get("BIGBATCH_HUNG_S") or waits.HUNG_S)

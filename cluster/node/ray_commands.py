@@ -8,16 +8,17 @@ before use. If one of its ports is taken, the next attempt uses another block.
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from bigbatch.base import processes
+from bigbatch.base.atomic_files import PRIVATE, write_text
 from bigbatch.cluster.host import network
 from bigbatch.cluster.host.allocation import granted_gpus, usable_cpus, usable_memory_bytes
-from bigbatch.cluster.node import credentials
 
 FIRST_PORT = 20000
 BLOCK = 24
@@ -80,6 +81,7 @@ def free_ports(job_id: str, first_attempt: int, *, head: bool) -> tuple[int, Nod
 
 
 NODE_PYTHON = "BIGBATCH_NODE_PYTHON"
+TOKEN_FILE = "token"
 MIB = 2**20
 LEAST_OBJECT_STORE = 80 * MIB  # Ray refuses less than 75 MiB
 LARGEST_OBJECT_STORE = 1024 * MIB  # configurations and epoch records: kilobytes
@@ -110,8 +112,6 @@ SETTINGS = {
 OTHER_CLUSTER_VARIABLES = (
     "RAY_ADDRESS",
     "RAY_AUTH_",
-    "RAY_USE_TLS",
-    "RAY_TLS_",
     "RAY_TMPDIR",
     "RAY_NAMESPACE",
     "RAY_JOB_",
@@ -136,14 +136,22 @@ def node_resources() -> NodeResources:
     return NodeResources(usable_cpus(), granted_gpus(), max(memory, 100 * MIB), store)
 
 
-def ray_environment(address: str, token: Path, certificates: Path | None) -> dict[str, str]:
+def make_token(folder: Path) -> Path:
+    """Write a new 256-bit token into the job's folder. It never appears on a command line or in a log."""
+    write_text(folder / TOKEN_FILE, secrets.token_hex(32), mode=PRIVATE)
+    return folder / TOKEN_FILE
+
+
+def ray_environment(address: str, token: Path) -> dict[str, str]:
     """This process's environment, with all variables that a process of this cluster needs.
 
     Every process needs RAY_ADDRESS: without it Ray's clean-up may ask another cluster on the same host.
     """
     left_out = (*OTHER_CLUSTER_VARIABLES, *processes.NOT_FOR_RAY)
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(left_out)}
-    values = {**inherited, **SETTINGS, **credentials.credential_variables(token, certificates), "RAY_ADDRESS": address}
+    # With the token a Ray process shows that it is the job's, and demands the same of others.
+    token_variables = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
+    values = {**inherited, **SETTINGS, **token_variables, "RAY_ADDRESS": address}
     return {**values, **network.no_proxy_variables([address.rpartition(":")[0]], values)}
 
 
@@ -167,7 +175,7 @@ def ray_start_command(
     ports: NodePorts,
     share: NodeResources,
     folder: Path,
-    labels: Mapping[str, str],
+    name: str,
 ) -> list[str]:
     """``ray start`` in the foreground; as the head if ``ports`` has a GCS port.
 
@@ -175,6 +183,7 @@ def ray_start_command(
         ip: this node's address, as the other nodes reach it.
         gcs: ``ip:port`` of the head's GCS.
         folder: Ray's temporary folder.
+        name: Slurm's of this node, by which the search counts the nodes that Ray lacks.
     """
     head = [
         # Who reaches the dashboard can run code in the cluster (CVE-2023-48022). A tunnel leads to the loopback.
@@ -198,7 +207,7 @@ def ray_start_command(
         f"--memory={share.memory_bytes}",
         f"--object-store-memory={share.object_store_bytes}",
         f"--temp-dir={folder}",
-        f"--labels={','.join(f'{k}={v}' for k, v in labels.items())}",
+        f"--labels=slurm_node={name}",
         *("--disable-usage-stats", "--block"),
     ]
 

@@ -1,4 +1,4 @@
-"""A job's record of itself: one JSON file, which ``queue``, ``logs``, ``tunnel`` and ``attach`` read.
+"""A job's record of itself: one JSON file, which ``queue``, ``logs`` and ``tunnel`` read.
 
 It is ``$BIGBATCH_HOME/jobs/<job id>/job.json`` (BIGBATCH_HOME: default ``~/.bigbatch``). The folder has mode 0700, lies
 on a file system that all nodes see, and also holds the job's token (0600) and its nodes' logs.
@@ -77,8 +77,6 @@ class JobRecord:
     """Starts in a row in which no epoch was finished and no checkpoint written; with this one, until it has."""
     excluded: dict[str, str] = field(default_factory=dict)
     """Nodes to avoid next time, with the reason."""
-    attached: list[str] = field(default_factory=list)
-    """Jobs that have lent their nodes."""
     successor: str | None = None
     """The job that continues this one (``--chain``)."""
     reason: str | None = None

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-SEARCH, ATTACH = "ray_head_workers.slurm", "ray_attach.slurm"
+SCRIPT = "ray_head_workers.slurm"
 
 
 def submit(
@@ -154,8 +154,6 @@ def work_folder(request: Request) -> str:
 def check_folders(request: Request, env: Mapping[str, str]) -> None:
     """Raise InputError if the job would use a folder that only this machine sees. Where the nodes are not known, or
     this machine is the only one, nothing is refused."""
-    if request.attach_to is not None:
-        return
     chosen, cwd = options.parse_job_options([*request.job_options, *request.arguments]), Path(work_folder(request))
     if not os.path.isdir(cwd):  # Slurm would run the job in /tmp
         raise InputError(
@@ -205,7 +203,6 @@ def render_batch_script(
     ``check_only``: it ends where the job would begin, with a check of the search.
     """
     modules = (*site.modules, *(needs.partition.modules if needs.partition else ()))
-    script = ATTACH if request.attach_to else SEARCH
     arguments = f"{search_check.ARGUMENT} " * check_only + _arguments(request, site)
     directives = _directives(request, site, needs, env)
     comment = f"Made by `bigbatch cluster submit` for {site.title or site.name}. {_cost(needs)}"
@@ -223,7 +220,7 @@ def render_batch_script(
         *(f"module load {shlex.quote(module)}" for module in modules),
         *site.commands,
         # exec: the signal that Slurm sends to the batch script must reach the job itself.
-        f'exec bash "$BIGBATCH_ROOT/cluster/{script}" {arguments}'.rstrip(),
+        f'exec bash "$BIGBATCH_ROOT/cluster/{SCRIPT}" {arguments}'.rstrip(),
     ]
     return "\n".join(lines) + "\n"
 
@@ -239,7 +236,6 @@ def _cost(needs: JobResources) -> str:
 def _directives(request: Request, site: Site, needs: JobResources, env: Mapping[str, str]) -> list[str]:
     # In --output a % begins a pattern of Slurm's.
     log = str(job_record.records_home(env) / "logs").replace("%", "%%") + "/%j.log"
-    requeue = site.requeue and not request.attach_to
     gpus = [f"{needs.gres}:{needs.gpus_per_node}"] if needs.gpus_per_node else []
     others = request_checks.other_resources(request)  # Slurm uses the last of several --gres
     optional = {
@@ -259,7 +255,7 @@ def _directives(request: Request, site: Site, needs: JobResources, env: Mapping[
         # B: unasked, Slurm signals the job's steps and not its batch script (sbatch(1)).
         f"--signal=B:USR1@{request.signal_s}",
         # Said either way: a site's default (JobRequeue) may be the other one.
-        "--requeue" if requeue else "--no-requeue",
+        "--requeue" if site.requeue else "--no-requeue",
         "--no-kill",  # a dying node ends its trials, not the search
         # A requeued job would else begin its log anew at most sites (JobFileAppend), without the reason of its requeue.
         "--open-mode=append",
@@ -306,8 +302,6 @@ def _interpreter(request: Request, env: Mapping[str, str], root: Path) -> str:
 
 
 def _arguments(request: Request, site: Site) -> str:
-    if request.attach_to:
-        return shlex.quote(request.attach_to)
     chain = [] if site.requeue or "--chain" in request.job_options else ["--chain"]
     # The job must save when Slurm signals, and also if that signal does not come.
     margin = [] if request.signal_s == MARGIN_S else ["--margin", str(request.signal_s)]

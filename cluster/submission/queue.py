@@ -89,7 +89,6 @@ def _row(job: QueueEntry) -> tuple[str, ...]:
     if found:
         notes += [found.reason] if found.reason else []
         notes += [f"restarts: {found.restarts}"] if found.restarts else []
-        notes += [f"with job {', '.join(found.attached)}"] if found.attached else []
     trials = f"{study.finished}/{'?' if study.planned is None else study.planned}" if study else "-"
     return (
         job.job_id,
@@ -109,7 +108,7 @@ def _row(job: QueueEntry) -> tuple[str, ...]:
 
 
 def cancel(job_id: str | int) -> list[str]:
-    """Cancel a job, its successors (``--chain``) and the jobs that lend them nodes. Returns the cancelled ids.
+    """Cancel a job and its successors (``--chain``). Returns the cancelled ids.
 
     Raises SlurmError if Slurm does not answer, or knows neither the job nor a successor; InputError.
     """
@@ -136,9 +135,9 @@ def cancel(job_id: str | int) -> list[str]:
         found = job_record.read_record(one)  # only now: until it was cancelled it may have got a successor
         if failure and one == job_id and not (found and found.successor):
             raise failure
-        others = [*([found.successor] if found.successor else []), *found.attached] if found else []
-        waiting += [other for other in others if other not in seen]
-        seen.update(others)
+        if found and found.successor and found.successor not in seen:
+            waiting.append(found.successor)
+            seen.add(found.successor)
     if silent:
         raise silent
     return cancelled

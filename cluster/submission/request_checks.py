@@ -41,16 +41,14 @@ class Request:
     prelude: str | None = None
     signal_s: int = MARGIN_S
     job_options: tuple[str, ...] = ()
-    """Options of the job itself, before the arguments, e.g. ``--tls``."""
+    """Options of the job itself, before the arguments, e.g. ``--chain``."""
     options: tuple[str, ...] = ()
     """Further long options of sbatch, each as one word: ``--constraint=fast``."""
-    attach_to: str | None = None
-    """The id of a running job to which the nodes are lent."""
 
     @property
     def is_search(self) -> bool:
-        """Whether the request is for a search, not for a command or for nodes of another job."""
-        return self.attach_to is None and "--" not in self.arguments
+        """Whether the request is for a search, not for a command."""
+        return "--" not in self.arguments
 
     @property
     def nodes_may_differ(self) -> bool:
@@ -78,7 +76,6 @@ class RequestFields(TypedDict, total=False):
     signal_s: int
     job_options: tuple[str, ...]
     options: tuple[str, ...]
-    attach_to: str | None
 
 
 MIN_WHOLE_NUMBERS = {"nodes": 1, "gpus_per_node": 0, "cpus_per_gpu": 1, "cpus_per_node": 1, "signal_s": 1}

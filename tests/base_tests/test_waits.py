@@ -21,7 +21,6 @@ WITHIN = {
     "a driver in time leaves more": (w.LIMIT_REST_S, w.MARGIN_REST_S),
     "a controller is given up before nothing is left": (w.GIVE_UP_REST_S, w.NODES_END_S),
     "a node ends before its job kills it": (w.HOLD_S + w.RAY_END_S + w.FOLDER_GONE_S, w.NODES_END_S),
-    "lent nodes leave within their own job's margin": (w.LENT_LEAVE_S + w.NODES_END_S, w.MARGIN_S),
     "a cancelled job has ended before Slurm kills it": (
         w.CRASH_OR_SIGNAL_S + w.FIRST_ANSWER_S + w.CANCELLED_SAVE_S + w.CANCELLED_NODES_S,
         w.KILL_WAIT_S,
@@ -50,7 +49,6 @@ SAID = {
         "CANCELLED_SAVE_S": f"{w.CANCELLED_SAVE_S:g} s",
         "FIRST_ANSWER_S": f"{w.FIRST_ANSWER_S:g} s",
         "HUNG_S": f"{w.HUNG_S:g} s",
-        "LENT_LEAVE_S": f"{w.LENT_LEAVE_S:g} s",
         "HOLD_S": f"{w.HOLD_S:g} s",
         "SILENT_S": f"{w.SILENT_S / 60:g} minutes",
     },

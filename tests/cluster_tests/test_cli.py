@@ -48,7 +48,6 @@ BAD_INPUT = {
     "cancel nothing": (("cancel",), "JOBID"),
     "cancel everything": (("cancel", "*"), "number"),
     "logs of no job": (("logs", "12"), "12"),
-    "attach to no job": (("attach", "12", *PYTHON), "12"),
     "tunnel to no job": (("tunnel", "12"), "no record"),
 }
 
@@ -108,7 +107,7 @@ END"""
 
 def test_queue_shows_slurms_state_the_records_and_the_studys_progress(tmp_path, home, monkeypatch):
     monkeypatch.setenv("PATH", slurms(tmp_path / "bin", squeue=SQUEUE))
-    a_record("101", state="driver", study_folder=a_study(tmp_path / "mine", 5, 0.8125), restarts=2, attached=["103"])
+    a_record("101", state="driver", study_folder=a_study(tmp_path / "mine", 5, 0.8125), restarts=2)
     a_record("99", state="ended", reason="finished", nodes=["n1", "n2"])
     found = queue()
     assert [job.job_id for job in found] == ["101", "102"]
@@ -117,7 +116,7 @@ def test_queue_shows_slurms_state_the_records_and_the_studys_progress(tmp_path, 
     lines = queue_module.jobs_table(queue(ended=True)).splitlines()
     assert [line.split()[0] for line in lines] == ["JOB", "99", "101", "102"]
     assert "ended" in lines[1] and "finished" in lines[1]
-    for text in ("RUNNING", "driver", "mine", "5/12", "0.8125", "restarts: 2", "103"):
+    for text in ("RUNNING", "driver", "mine", "5/12", "0.8125", "restarts: 2"):
         assert text in lines[2], text
     assert "PENDING" in lines[3] and "Resources" in lines[3]
 
@@ -128,11 +127,11 @@ def test_records_are_shown_where_slurm_does_not_answer(tmp_path, home, monkeypat
     assert [job.job_id for job in queue(ended=True)] == ["99"]
 
 
-def test_cancel_ends_the_job_and_those_that_joined_it(tmp_path, home, monkeypatch):
-    monkeypatch.setenv("PATH", slurms(tmp_path / "bin", scancel='[ "$1" != 104 ]'))
-    a_record("101", attached=["103", "104"])
-    assert cancel("101") == ["101", "103"]  # 104 had ended
-    assert (tmp_path / "bin" / "scancel.asked").read_text().split() == ["101", "103", "104"]
+def test_cancel_ends_the_job_and_no_other(tmp_path, home, monkeypatch):
+    monkeypatch.setenv("PATH", slurms(tmp_path / "bin", scancel="exit 0"))
+    a_record("101")
+    assert cancel("101") == ["101"]
+    assert (tmp_path / "bin" / "scancel.asked").read_text().split() == ["101"]
     for job_id in ("", "*", "-u", "1,2", "6_[1-2%1]"):
         with pytest.raises(InputError):
             cancel(job_id)
@@ -152,13 +151,13 @@ def test_cancel_follows_a_chain_to_the_job_that_waits(tmp_path, home, monkeypatc
     scancel = """case "$1" in 101|102) echo 'Job/step already completing or completed' >&2; exit 1;; esac
 [ "$1" = 106 ] && { echo 'Unable to contact slurm controller' >&2; exit 1; }; exit 0"""
     monkeypatch.setenv("PATH", slurms(tmp_path / "bin", scancel=scancel))
-    a_record("101", state="requeueing", successor="102", attached=["105"])
+    a_record("101", state="requeueing", successor="102")
     a_record("102", state="requeueing", successor="103")  # 103 is pending: it has no record
-    assert cancel("101") == ["105", "103"]
+    assert cancel("101") == ["103"]
     a_record("102", state="ended")
     with pytest.raises(SlurmError, match="already completing"):
         cancel("102")
-    a_record("104", attached=["106"])
+    a_record("104", successor="106")
     with pytest.raises(SlurmError, match="Unable to contact"):
         cancel("104")
 
@@ -230,20 +229,6 @@ def test_tunnel_says_how_and_never_shows_the_token(tmp_path, home):
     a_record("103", state="ended", head="n7", dashboard_port=24001)
     with pytest.raises(InputError, match="no dashboard; its state is 'ended'"):
         queue_module.tunnel("103", find_site("generic"))
-
-
-def test_attach_asks_for_nodes_that_join_the_job(tmp_path, home):
-    done = run("attach", "101", "-N", "2", "--dry-run", "--cpus-per-node", "4", *PYTHON, home=home)
-    assert done.returncode == 0, done.stderr
-    assert 'cluster/ray_attach.slurm" 101\n' in done.stdout and "--nodes=2" in done.stdout
-    assert "--job-name=bigbatch-101" in done.stdout
-
-
-def test_attach_to_a_job_that_has_ended_is_refused_before_it_is_submitted(home):
-    JobRecord("103", "ended", reason="the driver ended with exit code 0").write({"BIGBATCH_HOME": str(home)})
-    done = run("attach", "103", "--cpus-per-node", "4", *PYTHON, home=home)
-    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
-    assert "job 103 has ended: the driver ended with exit code 0" in done.stderr and not (home / "scripts").exists()
 
 
 def test_the_python_api_returns_the_script_of_a_dry_run(home):

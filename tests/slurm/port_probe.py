@@ -11,8 +11,6 @@ from __future__ import annotations
 import http.client
 import json
 import re
-import socket
-import ssl
 import sys
 from pathlib import Path
 
@@ -106,26 +104,10 @@ def over_grpc(host: str, port: int, methods: dict[str, bytes], token: str | None
     return {method: code for method, code in found.items() if code != "UNIMPLEMENTED"}
 
 
-def over_tls(host: str, port: int) -> str:
-    """What a client without a certificate gets that takes any certificate of the server's."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    context.set_alpn_protocols(["h2"])
-    try:
-        with socket.create_connection((host, port), TIMEOUT_S) as plain, context.wrap_socket(plain) as channel:
-            channel.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9))  # preface, empty settings
-            got = channel.recv(1000)  # a server that has accepted the client sends its settings
-            return f"TLS {len(got)} bytes" if got else "TLS refused: connection closed"
-    except ssl.SSLError as error:
-        return f"TLS refused: {error.reason}"
-    except OSError as error:
-        return f"TLS refused: {type(error).__name__}"
-
-
 def ask(host: str, port: int, methods: dict[str, bytes], token: str | None) -> dict[str, str]:
     """The answers of one port to one asker, by path or method."""
     if over_http(host, port, "GET", "/", token) is None:
-        return over_grpc(host, port, methods, token) or {"TLS": over_tls(host, port)}
+        return over_grpc(host, port, methods, token)
     answers = {path: over_http(host, port, "GET", path, token) for path in PATHS}
     answers |= {path: over_http(host, port, "POST", path, token) for path in POSTS}
     return {path: answer for path, answer in answers.items() if answer and not answer.startswith("404")}

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from helpers.waiting import wait_until
 from ray_job import ENDED, SCRIPT, START_S, RayJob
 from stand_in_jobs import ONCE, WAIT, driver, starts
 from virtual_cluster import VirtualCluster
@@ -218,72 +217,6 @@ def test_a_heterogeneous_job_is_refused(cluster, submit):
     job = submit(*driver("sys.exit(0)"), sbatch=("-c1", ":", "-N2", "-c2"))
     log = job.wait_end("FAILED")
     assert "Submit one without ':'" in log and "Traceback" not in log
-
-
-def lend(cluster: VirtualCluster, job: RayJob) -> str:
-    """A job that lends its node to ``job``."""
-    env = {"BIGBATCH_PYTHON": sys.executable, **job.env}
-    script = SCRIPT.with_name("ray_attach.slurm")
-    return cluster.sbatch("alice", "-N1", "--time=10", script, job.id, cwd=job.folder, env=env)
-
-
-def test_lent_nodes_join_and_leave(cluster, submit):
-    job = submit(*driver(WAIT))
-    job.wait_log("RUNNING")
-    lent = [lend(cluster, job) for _ in range(2)]
-    wait_until(lambda: sorted(job.record["attached"]) == sorted(lent), job.everything, 120)
-    cluster.run("ctl", "scancel", lent[0], user="alice")
-    wait_until(lambda: job.record["attached"] == lent[1:], job.everything, 120)
-    cluster.run("ctl", "scancel", job.id, user="alice")
-    assert cluster.wait_state(lent[1], ENDED) == "COMPLETED", "the cluster has ended, and so has the loan"
-    assert job.leftovers() == []
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("options", [(), ("--chain",)], ids=["requeue", "chain"])
-def test_lent_nodes_wait_for_the_next_start_and_join_it(cluster, submit, options):
-    again = "os.environ.get('SLURM_RESTART_COUNT') or os.environ.get('BIGBATCH_PREDECESSOR')"
-    job = submit(*options, *driver(f"time.sleep(25 if {again} else 600)"))
-    job.wait_log("RUNNING")
-    lent = lend(cluster, job)
-    wait_until(lambda: job.record["attached"] == [lent], job.everything, 120)
-    cluster.run("ctl", "scancel", "--batch", "-s", "USR1", job.id, user="alice")
-    wait_until(lambda: starts(job) == 2, job.everything, 120)
-    wait_until(lambda: len(re.findall(f"nodes are lent by {lent}", job.log)) == 2, job.everything, 120)
-    assert cluster.wait_state(lent, ENDED) == "COMPLETED", "the job has ended, and so has the loan"
-    words = (job.folder / f"bigbatch-{lent}.log").read_text()
-    assert words.count("has joined") == 2 and "waiting for its next start" in words and "has ended: " in words
-    assert job.leftovers() == []
-
-
-@pytest.mark.exhaustive
-def test_lent_nodes_do_not_wait_for_a_job_that_left_the_queue(cluster, submit):
-    job = submit(*driver(WAIT))
-    job.wait_log("RUNNING")
-    lent = lend(cluster, job)
-    wait_until(lambda: job.record["attached"] == [lent], job.everything, 120)
-    cluster.run("ctl", "scancel", "--batch", "-s", "USR1", job.id, user="alice")
-    job.wait_log("→ requeueing")
-    cluster.wait_state(job.id, "PENDING")
-    cluster.run("ctl", "scancel", job.id, user="alice")
-    assert cluster.wait_state(lent, ENDED) == "COMPLETED"
-    assert "is not in the queue any more; leaving" in (job.folder / f"bigbatch-{lent}.log").read_text()
-
-
-@pytest.mark.exhaustive
-def test_a_lent_node_that_hangs_is_given_up_though_the_allocation_that_lends_it_hangs_with_it(cluster, submit):
-    job = submit(*driver(WAIT), BIGBATCH_HUNG_S="8")
-    job.wait_log("RUNNING", 30)
-    lent = lend(cluster, job)
-    wait_until(lambda: job.record["attached"] == [lent], job.everything, 20)
-    node = cluster.job(lent)["NodeList"]
-    cluster.suspend(node)
-    job.wait_log(f"node {node}, lent by job {lent}, hangs: no heartbeat", 40)
-    wait_until(lambda: job.record["attached"] == [], job.everything, 20)
-    cluster.resume(node)
-    cluster.run("ctl", "scancel", job.id, user="alice")
-    assert cluster.wait_state(lent, ENDED, 40) == "COMPLETED"
-    assert job.leftovers() == []
 
 
 # In a container

@@ -126,20 +126,3 @@ def test_a_stranger_gets_nothing_from_any_port(cluster):
     call = requests_of("bob", cluster, {port_probe.START_SYNC: b""})
     probe(cluster, worker, cluster.plan.address(worker), port, "bob", call, port_probe.BARE)
     probed.job.wait_log(f"node {worker} is gone: Ray ended on {worker}")
-
-
-@pytest.mark.exhaustive
-def test_with_tls_a_stranger_is_not_heard_on_any_port_of_ray(cluster):
-    """The call that ends a raylet included: who has no certificate of the job's own has no connection."""
-    probed = Probed(cluster, "--tls")
-    rows = probed.rows()
-    assert served(rows) == []
-    encrypted = {name: stranger for _, name, _, stranger, _ in rows if stranger.keys() == {"TLS"}}
-    assert {"gcs", "node_manager", "object_manager"} <= encrypted.keys()
-    assert all("refused" in answer for stranger in encrypted.values() for answer in stranger["TLS"])
-    call = requests_of("bob", cluster, {port_probe.START_SYNC: b""})
-    for (node, port), name in probed.names.items():
-        if name in ("gcs", "node_manager", "object_manager"):
-            probe(cluster, node, cluster.plan.address(node), port, "bob", call, port_probe.BARE)
-    time.sleep(3)  # a node that died would be noticed in half a second
-    assert probed.lives()

@@ -6,9 +6,8 @@ most that much. Every sum is a sum over these files: a later session never count
 counted.
 
 In a Slurm job the bill begins and ends with the job. The first session of a job's start counts the devices from there
-on; a later one from the end of the one before. A job of BigBatch itself writes what it held after its driver, and one
-that lends nodes what they cost while they were not in the cluster (``job-*.json`` and ``lent-*.json``, see
-``cluster/job/billing.py``).
+on; a later one from the end of the one before. A job of BigBatch itself writes what it held after its driver
+(``job-*.json``, see ``cluster/job/billing.py``).
 """
 
 from __future__ import annotations
@@ -107,7 +106,6 @@ class Ledger:
         self._folder, self._clock, self._bill = folder, clock, bill
         self._lock, self._writing = threading.Lock(), threading.Lock()
         self._before = read_ledger(folder)
-        self._others_read = _others(folder)
         self._ending_since: float | None = None
         self._session = DeviceSeconds()
         self._elsewhere, self._devices_elsewhere = DeviceSeconds(), 0.0
@@ -228,7 +226,6 @@ class Ledger:
                 return
             self._next_write = self._clock() + WRITE_S
         try:
-            self._read_others()
             self._write_session()
             self._failing_since = None
         except OSError as error:
@@ -263,13 +260,6 @@ class Ledger:
         if self._bill is not None:
             self._facts["slurm_job"] = self._bill.job
         return True
-
-    def _read_others(self) -> None:
-        """Add what lent nodes have cost since the folder was read: their job writes that itself."""
-        others = _others(self._folder)
-        with self._lock:
-            self._before.held_s += max(0.0, others - self._others_read)
-            self._others_read = max(others, self._others_read)
 
     def _write_first(self, first: bool) -> None:
         if first:
@@ -317,12 +307,6 @@ def read_ledger(folder: Path) -> DeviceSeconds:
 def ledger_files(folder: Path) -> list[Path]:
     """The files of all sessions, in the order of their names."""
     return sorted(folder.glob("*.json"))
-
-
-def _others(folder: Path) -> float:
-    """Device seconds in the files that are not a driver's. A damaged one counts nothing; it was named before."""
-    used = [read_session(path) for pattern in ("lent-*.json", "job-*.json") for path in folder.glob(pattern)]
-    return sum(one.held_s for one in used if one is not None)
 
 
 def _seconds(written_at: str) -> float:

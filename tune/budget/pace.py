@@ -143,7 +143,7 @@ class SessionTimes:
 
 def read_session_times(study: Path) -> SessionTimes:
     """What sessions of the study in this folder take; it need not exist yet."""
-    # Files of jobs that lend nodes, or that bill after their driver, begin with a letter and measure no session.
+    # Files of jobs that bill after their driver begin with a letter and measure no session.
     own = sorted(study.glob(f"{LEDGER_FOLDER}/[0-9]*.json"), reverse=True)
     found = _measured(read_json(path) for path in own)
     names = [field.name for field in fields(SessionTimes)]

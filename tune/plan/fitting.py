@@ -279,8 +279,8 @@ def absent_nodes(env: Mapping[str, str] = os.environ) -> int:
     if not billed:
         return 0
     labels = [node.get("Labels") or {} for node in ray.nodes() if node["Alive"]]
-    own = [one.get("slurm_node") for one in labels if one.get("slurm_job") == env.get("SLURM_JOB_ID")]
-    return len(billed.difference(own)) if own else 0
+    own = {one.get("slurm_node") for one in labels} & billed
+    return len(billed - own) if own else 0
 
 
 def cluster_machine() -> Machine:

@@ -33,7 +33,7 @@ LEAST_FREE_INODES = 150
 """Nor where they can make no file: with 2 CPUs and no work, Ray 2.60 has 130 files and folders."""
 OWNERLESS_S = 60.0
 """A folder that has had no owner for this long belongs to nobody."""
-OURS = frozenset(("r", "tls", "token", "start.log", f"{OWNER}.new"))
+OURS = frozenset(("r", "token", "start.log", f"{OWNER}.new"))
 """Our folders without an owner contain only these files. A user may have a folder with a similar name."""
 TAIL = "[0-9a-f]" * 4
 """Pattern of what ``make_private_folder`` adds to the prefix."""

@@ -40,7 +40,7 @@ A head of Ray that does not answer. Ray ends the driver's process RAY_ENDS_DRIVE
 
 Nodes that hold no trial.
 
-    JOINED_GRACE_S 600       a search on a cluster that was joined: another allocation may attach nodes
+    JOINED_GRACE_S 600       a search on a cluster that was joined: nodes may be added to it
       WAIT_IN_JOB_S 60       a search in a job, which pays for the nodes that are left
         OWN_GRACE_S 30       a search on its own Ray, which no node ever joins
           HOPELESS_LINE_S 5  before a line says that nothing fits
@@ -93,8 +93,6 @@ RAY_END_S = 3.0
 """Time for a node's Ray to end after SIGTERM."""
 FOLDER_GONE_S = 2.0
 """Time to remove a private folder: dying processes may still write into it."""
-LENT_LEAVE_S = 15.0
-"""Time for the work on lent nodes to save itself and move, after the nodes are drained. Their job has MARGIN_S."""
 
 KILL_WAIT_S = 30
 """Slurm's default time from its SIGTERM to its SIGKILL. A job asks for its site's value."""
@@ -130,7 +128,7 @@ LAST_SAVE_S = 12.0
 OWN_GRACE_S = 30.0
 """A search on its own Ray gives up if no trial fits for this time: no node ever joins such a Ray."""
 JOINED_GRACE_S = 600.0
-"""The same for a joined cluster: another allocation may attach nodes, and a lost node may return."""
+"""The same for a joined cluster: nodes may be added to it, and a lost one may return."""
 WAIT_IN_JOB_S = 60.0
 """The same in a Slurm job. It pays for the remaining nodes, so after this time it goes back into the queue."""
 HOPELESS_LINE_S = 5.0

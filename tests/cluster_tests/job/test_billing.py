@@ -1,12 +1,11 @@
 """What a job costs a study beside its driver: the files that the study's ledger then sums up."""
 
-import json
 import time
 from pathlib import Path
 
 import pytest
 
-from bigbatch.cluster.job.billing import JobBill, LentTime, devices_of_nodes
+from bigbatch.cluster.job.billing import JobBill
 from bigbatch.tune.budget import ledger as ledgers
 from bigbatch.tune.budget.ledger import Ledger, OpenBill, open_bill, read_ledger
 from helpers.waiting import SetClock
@@ -16,7 +15,7 @@ BEGAN = 1_790_000_000.0
 
 @pytest.fixture
 def now(monkeypatch) -> SetClock:
-    """The wall clock of the job, of its driver and of the job that lends nodes."""
+    """The wall clock of the job and of its driver."""
     clock = SetClock(BEGAN)
     words = lambda: time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime(clock.now))  # noqa: E731
     gmtime = time.gmtime
@@ -112,39 +111,3 @@ def test_without_a_job_a_study_or_a_ledger_nothing_is_written(study, now, monkey
     JobBill(None, 8).note_end()
     assert not (study / "ledger").exists()
     assert JobBill(study, 8).environment() == {"SLURM_JOB_START_TIME": f"{BEGAN:.0f}"}
-
-
-def test_lent_nodes_cost_from_their_jobs_start_and_the_running_driver_hears_of_it(study, now, monkeypatch):
-    """2 nodes of 4 GPUs: one joins after 60 s, one after 80 s; both leave, and wait 100 s for nothing."""
-    in_job(monkeypatch, "7", 0, BEGAN)
-    bill = open_bill(study / "ledger")
-    ledger = Ledger(study / "ledger", now, OpenBill(bill.job, bill.since, now))
-    ledger.hold(8)
-    lent = LentTime(["a", "b"], now.now)
-    now.now += 60
-    lent.joined("a")
-    now.now += 20
-    lent.joined("b")
-    lent.write(study, "9.0", devices_of_nodes(study, 2, 8, 1))
-    assert ledger.held_s == pytest.approx(8 * 80)
-    ledger.beat()
-    assert ledger.held_s == pytest.approx(8 * 80 + 4 * (60 + 80))
-    now.now += 1000
-    lent.left(["a", "b"])
-    now.now += 100
-    lent.write(study, "9.0", devices_of_nodes(study, 2, 8, 1))
-    ledger.beat()
-    ledger.beat()
-    assert ledger.held_s == pytest.approx(8 * 1180 + 4 * (60 + 80) + 8 * 100)
-    ledger.close()
-    assert read_ledger(study / "ledger").held_s == pytest.approx(ledger.held_s)
-
-
-def test_without_gpus_a_lent_node_counts_as_a_node_of_the_job(study, now):
-    ledger = Ledger(study / "ledger", now)
-    ledger.hold(6)  # workers on 3 nodes
-    ledger.close()
-    assert devices_of_nodes(study, 2, 0, 3) == 4
-    assert devices_of_nodes(study, 2, 16, 3) == 16
-    written = json.loads((study / "ledger" / "0001.json").read_text())
-    assert written["devices_held"] == 6 and written["devices"] == 0

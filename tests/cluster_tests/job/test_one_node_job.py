@@ -194,16 +194,12 @@ def test_a_requeued_job_waits_for_a_silent_controller(tmp_path, answers):
     assert ("RUNNING" in job.log) is answers and "Traceback" not in job.log
 
 
-@pytest.mark.parametrize(
-    ("script", "folder"), [("ray_head_workers.slurm", "check out of mine"), ("ray_attach.slurm", "checkout")]
-)
-def test_the_batch_scripts_find_the_repository_when_the_controller_answers_again(tmp_path, script, folder):
-    cluster = tmp_path / folder / "cluster"
+def test_the_batch_script_finds_the_repository_when_the_controller_answers_again(tmp_path):
+    cluster, script = tmp_path / "check out of mine" / "cluster", "ray_head_workers.slurm"
     (cluster / "job").mkdir(parents=True)
     (cluster / "job" / "__main__.py").touch()
     (cluster.parent / "src" / "bigbatch").mkdir(parents=True)
-    for name in ("ray_head_workers.slurm", "ray_attach.slurm"):
-        shutil.copy(ROOT / "cluster" / name, cluster)
+    shutil.copy(ROOT / "cluster" / script, cluster)
     silent = f"[ -e {tmp_path}/asked ] || {{ touch {tmp_path}/asked; echo 'Unable to contact' >&2; exit 1; }}"
     command = f"echo '   Command={cluster / script} 12 --output a b/cluster/x'"
     program(tmp_path / "scontrol", f"{silent}\necho 'JobId=7'\n{command}")
@@ -212,8 +208,7 @@ def test_the_batch_scripts_find_the_repository_when_the_controller_answers_again
     env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "7", "BIGBATCH_PYTHON": str(tmp_path / "python")}
     batch = (ROOT / "cluster" / script).read_text()
     done = subprocess.run(["bash", "-s", "12"], input=batch, env=env, cwd=tmp_path, capture_output=True, text=True)
-    words = "12" if script == "ray_head_workers.slurm" else "--attach 12"
-    assert done.stdout == f"{cluster.parent}/src -m bigbatch.cluster.job {words}\n", done.stderr
+    assert done.stdout == f"{cluster.parent}/src -m bigbatch.cluster.job 12\n", done.stderr
 
 
 def test_folders_with_blanks_in_their_names(tmp_path):

@@ -12,9 +12,9 @@ from helpers.processes import program
 
 
 def test_the_jobs_options_come_first_and_the_rest_is_the_searchs():
-    given = ["--tls", "--max-restarts", "5", "--margin=60", "--space", "smoke", "--trials", "3"]
+    given = ["--keep-logs", "--max-restarts", "5", "--margin=60", "--space", "smoke", "--trials", "3"]
     chosen = options.parse_job_options(given)
-    assert (chosen.tls, chosen.max_restarts, chosen.margin_s, chosen.chain) == (True, 5, 60, False)
+    assert (chosen.keep_logs, chosen.max_restarts, chosen.margin_s, chosen.chain) == (True, 5, 60, False)
     assert chosen.arguments == ("--space", "smoke", "--trials", "3")
     assert options.parse_job_options(["--keep-logs", "--", "python", "-c", "1"]).command == ("python", "-c", "1")
 

@@ -67,8 +67,8 @@ def test_ray_is_told_of_a_node_whose_step_has_ended_before_it_notices(monkeypatc
     told: list[tuple[object, ...]] = []
     monkeypatch.setattr(watch, "forget_in_ray", lambda *words: told.append(words))
     nodes = Mock(spec=NodeSteps, **{
-        "look.return_value": {"n2": "lost", "n3": "n3 does not see /runs"}, "hung.return_value": ([], []),
-        "lent.return_value": {}, "signalled.return_value": [], "living.return_value": ["n1"],
+        "look.return_value": {"n2": "lost", "n3": "n3 does not see /runs"}, "hung.return_value": [],
+        "signalled.return_value": [], "living.return_value": ["n1"],
         "status.side_effect": {"n2": NodeStatus("7.0", ip="10.0.0.2"), "n3": None}.get,
     })  # fmt: skip
     job = job_record.JobRecord("7", "driver")
@@ -76,7 +76,7 @@ def test_ray_is_told_of_a_node_whose_step_has_ended_before_it_notices(monkeypatc
     look = watch.JobWatch(job, nodes, "n1", grant, 0, [], [], lambda line: None, lambda: None)
     look.env = {"RAY_ADDRESS": "10.0.0.1:20000"}
     assert look.interruption() is None
-    assert told == [("7", "10.0.0.2", "lost", look.env)]
+    assert told == [("10.0.0.2", "lost", look.env)]
     assert job.excluded == {"n2": "lost", "n3": "n3 does not see /runs"}
 
 

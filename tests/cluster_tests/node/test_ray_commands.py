@@ -1,11 +1,10 @@
-"""How Ray is started on a node: its block of ports, its token and certificates, its options and variables."""
+"""How Ray is started on a node: its block of ports, its token, its options and variables."""
 
 import os
 import socket
-import subprocess
 from pathlib import Path
 
-from bigbatch.cluster.node import credentials, node_process, ray_commands
+from bigbatch.cluster.node import node_process, ray_commands
 from helpers.processes import program
 
 
@@ -13,7 +12,7 @@ def test_ray_is_started_with_every_port_and_resource_given(tmp_path):
     share = ray_commands.NodeResources(4, 2, 10**9, 10**8)
     head, worker = (
         ray_commands.ray_start_command(
-            ip, "10.0.0.1:1", ray_commands.ports_of("1", 0, head=ip == "10.0.0.1"), share, tmp_path, {}
+            ip, "10.0.0.1:1", ray_commands.ports_of("1", 0, head=ip == "10.0.0.1"), share, tmp_path, "n1"
         )
         for ip in ("10.0.0.1", "10.0.0.2")
     )
@@ -22,9 +21,8 @@ def test_ray_is_started_with_every_port_and_resource_given(tmp_path):
         assert option in head and option in worker
 
 
-def test_rays_metrics_which_need_no_token_are_off(tmp_path, monkeypatch):
-    monkeypatch.setattr(credentials, "credential_variables", lambda *_: {})
-    seen = ray_commands.ray_environment("10.0.0.1:1", tmp_path / "token", None)
+def test_rays_metrics_which_need_no_token_are_off(tmp_path):
+    seen = ray_commands.ray_environment("10.0.0.1:1", tmp_path / "token")
     assert seen["RAY_enable_metrics_collection"] == "0"
     assert seen["DASHBOARD_METRIC_PORT"] == seen["AUTOSCALER_METRIC_PORT"] == "-1"
 
@@ -33,27 +31,26 @@ def test_a_users_python_that_ray_does_not_start_with_stays_out_of_a_node(tmp_pat
     monkeypatch.setenv("PYTHONWARNINGS", "error")
     monkeypatch.setenv("PYTHONOPTIMIZE", "2")
     monkeypatch.setenv("PYTHONHASHSEED", "7")
-    env = ray_commands.ray_environment("10.0.0.1:1", tmp_path / "token", None)
+    env = ray_commands.ray_environment("10.0.0.1:1", tmp_path / "token")
     assert {"PYTHONWARNINGS", "PYTHONOPTIMIZE"}.isdisjoint(env) and env["PYTHONHASHSEED"] == "7"
 
 
 def test_workers_are_as_urgent_as_a_strangers_job_on_the_same_cores(tmp_path, monkeypatch):
     monkeypatch.setenv("RAY_worker_niceness", "15")
-    env = ray_commands.ray_environment("10.0.0.1:1", tmp_path / "token", None)
+    env = ray_commands.ray_environment("10.0.0.1:1", tmp_path / "token")
     assert env["RAY_worker_niceness"] == "0"
 
 
 def test_rays_temporary_folder_is_the_jobs_and_the_users_own_is_handed_on(tmp_path, monkeypatch):
     """A stand-in for the interpreter writes down the variables that Ray's processes inherit."""
     monkeypatch.setenv("BIGBATCH_NODE_PYTHON", str(program(tmp_path / "python", 'env > "$SEEN"')))
-    monkeypatch.setattr(credentials, "credential_variables", lambda *_: {})
     for own in ("/local/user", None):
         monkeypatch.setenv("SEEN", str(tmp_path / f"seen-{own is None}"))
         monkeypatch.setenv("TMPDIR", own) if own else monkeypatch.delenv("TMPDIR", raising=False)
         step = node_process.NodeProcess.__new__(node_process.NodeProcess)
         step._is_head, step._ip, step._record = True, "10.0.0.1", tmp_path
         step._share, step._job_id, step._name = ray_commands.NodeResources(1, 0, 10**9, 10**8), "1", "n1"
-        assert step._start_ray(tmp_path, ray_commands.ports_of("1", 0, head=True), None).wait() == 0
+        assert step._start_ray(tmp_path, ray_commands.ports_of("1", 0, head=True)).wait() == 0
         seen = dict(line.split("=", 1) for line in Path(os.environ["SEEN"]).read_text().splitlines() if "=" in line)
         assert (seen["TMPDIR"], seen["BIGBATCH_USER_TMPDIR"]) == (str(tmp_path), own or "")
 
@@ -82,18 +79,8 @@ def test_a_taken_port_moves_the_job_to_another_block():
 
 
 def test_a_token_is_fresh_and_private(tmp_path):
-    first = credentials.make_token(tmp_path)
+    first = ray_commands.make_token(tmp_path)
     text = first.read_text()
     assert len(text) == 64 and first.stat().st_mode & 0o777 == 0o600
-    assert credentials.make_token(tmp_path).read_text() != text
-    assert text not in str(credentials.credential_variables(first, None))
-    credentials.remove_credentials(tmp_path)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_certificates_of_one_job_trust_each_other(tmp_path):
-    authority = credentials.make_authority(tmp_path)
-    node = credentials.make_certificate(authority, tmp_path / "n", ["n1", "localhost"], ["10.0.0.1"])
-    verify = ["openssl", "verify", "-CAfile", f"{node}/ca.crt", "-verify_ip", "10.0.0.1", f"{node}/node.crt"]
-    assert subprocess.run(verify, capture_output=True).returncode == 0
-    assert all(p.stat().st_mode & 0o077 == 0 for p in tmp_path.rglob("*.key"))
+    assert ray_commands.make_token(tmp_path).read_text() != text
+    assert text not in str(ray_commands.ray_environment("10.0.0.1:1", first))

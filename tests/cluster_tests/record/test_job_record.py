@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from bigbatch.base.atomic_files import read_json, write_json
-from bigbatch.base.json_values import read_fields
+from bigbatch.base.atomic_files import write_json
 from bigbatch.cluster.job.node_steps import NodeSteps
 from bigbatch.cluster.node.node_process import CONTROL_FILE, NODES_FOLDER
-from bigbatch.cluster.node.node_status import NodeOrders, NodeStatus, RayNode
+from bigbatch.cluster.node.node_status import NodeOrders, NodeStatus
 from bigbatch.cluster.node.ray_commands import NodePorts
 from bigbatch.cluster.record import job_record
 from bigbatch.cluster.record.job_record import JobRecord
@@ -66,21 +65,20 @@ def test_a_folder_of_jobs_of_another_user_is_refused_with_the_one_to_take(tmp_pa
 
 
 STATUS = NodeStatus(
-    run_id="7.0", job="7", state="ready", beat=4, time=12.5, ip="10.0.0.3", cpus=8, gpus=2,
+    run_id="7.0", state="ready", beat=4, time=12.5, ip="10.0.0.3", cpus=8, gpus=2,
     memory_bytes=2**33, object_store_bytes=2**28, ports=NodePorts(1, 2, 3, 4, 5, 6, 7, 8),
     folder="/tmp/bb-7", signalled=True, reason="Ray ended",
 )  # fmt: skip
 ORDERS = NodeOrders(run_id="7.0", stop=True, hold=True, keep_logs=True, address="10.0.0.3:1", if_lost=("scancel", "7"))
-RAY_NODE = RayNode(id="ab", ip="10.0.0.3", cpus=8, gpus=2, job="7")
 RECORD = JobRecord(
     job_id="7", state="driver", command=["python", "tune/run.py"], nodes=["n1", "n2"], head="n1",
     address="10.0.0.3:1", dashboard_port=2, token_path="/home/u/token",
     study_folder="/scratch/study", log="/home/u/7.log", node_logs="/home/u/nodes", end_time=99.5,
     deadline=79.5, restarts=3, fruitless_restarts=1,
-    excluded={"n3": "hung"}, attached=["9"], successor="8", reason="the time limit is near",
+    excluded={"n3": "hung"}, successor="8", reason="the time limit is near",
     updated=50.0,
 )  # fmt: skip
-RECORDS = {"status": STATUS, "orders": ORDERS, "node of Ray": RAY_NODE}
+RECORDS = {"status": STATUS, "orders": ORDERS}
 
 
 @pytest.mark.parametrize("value", [*RECORDS.values(), RECORD], ids=[*RECORDS, "job"])
@@ -96,8 +94,6 @@ def test_a_record_survives_the_way_through_json_and_over_versions(value: Any, tm
 
     def read_back(values: dict[str, object]) -> object:
         write_json(tmp_path / "stored.json", values)
-        if isinstance(value, RayNode):
-            return read_fields(RayNode, read_json(tmp_path / "stored.json"))
         return type(value).read(tmp_path / "stored.json")
 
     stored = dataclasses.asdict(value)
@@ -126,10 +122,10 @@ def test_a_jobs_record_survives_and_is_read_over_versions(tmp_path: Path) -> Non
     stored = json.loads(path.read_text())
     path.write_text(json.dumps({**stored, "of_a_later_version": 1}))
     assert job_record.read_record("7", env) == RECORD, "a login node of an earlier version still lists the job"
-    del stored["excluded"], stored["attached"]
+    del stored["excluded"]
     path.write_text(json.dumps(stored))
     known = job_record.read_record("7", env)
-    assert known == dataclasses.replace(RECORD, excluded={}, attached=[])
+    assert known == dataclasses.replace(RECORD, excluded={})
     path.write_text(json.dumps({**stored, "schema_version": 2}))
     assert job_record.read_record("7", env) is None, "another schema is another meaning"
 
@@ -140,19 +136,16 @@ OLD_READY = {
     **{"memory_bytes": 5, "object_store_bytes": 6, "folder": "/tmp/x"},
     "ports": dataclasses.asdict(NodePorts(1, 2, 3, 4, 5, 6, 7, 8)),
 }
-OLD_LENT = {"run_id": "9.0.0", "job": "9", "beat": 2, "state": "starting", "time": 1.0, "ip": "10.0.0.4", "cpus": 1}
 
 
 def test_a_job_reads_what_nodes_of_an_earlier_version_report(tmp_path: Path) -> None:
-    steps = NodeSteps("7", "7.0", tmp_path, tls=False)
+    steps = NodeSteps("7", "7.0", tmp_path)
     steps.prepare()
     assert json.loads((tmp_path / CONTROL_FILE).read_text())["run_id"] == "7.0"
     assert steps.status("n1") is None, "nothing was reported yet"
     write_json(tmp_path / NODES_FOLDER / "n1.json", OLD_READY)
-    write_json(tmp_path / NODES_FOLDER / "n4-9.json", OLD_LENT)
     status = steps.status("n1")
     assert status is not None and (status.state, status.cpus, status.gpus, status.signalled) == ("ready", 8, 2, False)
     assert status.ports is not None and status.ports.gcs == 1
-    assert [(name, lent.job) for name, lent in steps.lent().items()] == [("n4-9", "9")]
     write_json(tmp_path / NODES_FOLDER / "n1.json", {**OLD_READY, "run_id": "7.1"})
     assert steps.status("n1") is None, "the report of another start"

@@ -24,14 +24,13 @@ GOLDEN = ROOT / "tests" / "helpers" / "golden"
 CONTAINER = ROOT / "cluster" / "in_container.sh"
 SCRIPTS = {
     "jean_zay": ("jean_zay", replace(GIVEN, nodes=4, partition="gpu_p6", account="abc", time="20:00:00")),
-    "juwels_booster": ("juwels_booster", replace(GIVEN, nodes=16, account="prj", job_options=("--tls",))),
+    "juwels_booster": ("juwels_booster", replace(GIVEN, nodes=16, account="prj", job_options=("--keep-logs",))),
     "finisterrae3": ("finisterrae3", replace(GIVEN, nodes=2, mem="128G", time="6h")),
     "grete": (
         "grete",
         replace(GIVEN, partition="grete:shared", gpus_per_node=2, cpus_per_gpu=8, options=("--constraint=inet",)),
     ),
     "generic": ("generic", replace(GIVEN, cpus_per_node=8, name="my search")),
-    "attach": ("juwels_booster", replace(GIVEN, arguments=(), nodes=2, account="prj", attach_to="4242")),
     "command": ("generic", replace(GIVEN, cpus_per_node=8, arguments=("--", "python", "it's mine.py", "$HOME"))),
     "container": ("juwels_booster", replace(GIVEN, account="prj", container="/shared/bigbatch.sif", python=None)),
 }
@@ -55,15 +54,14 @@ def test_the_script_is_bash_that_hands_every_argument_over_as_it_was(name, tmp_p
     """Run for real, with the job's script replaced by one that shows what it got."""
     cluster = tmp_path / "cluster"
     cluster.mkdir()
-    for script in (batch_script.SEARCH, batch_script.ATTACH):
-        (cluster / script).write_text('printf "%s\\n" "$0" "$@"; env >&2\n')
+    (cluster / batch_script.SCRIPT).write_text('printf "%s\\n" "$0" "$@"; env >&2\n')
     text = rendered(name).replace("/home/me/bigbatch", str(tmp_path)).replace("#!/bin/bash -l", "#!/bin/bash")
     done = subprocess.run(["bash", "-c", "module() { echo module $* >&2; }; " + text], capture_output=True, text=True)
     site, request = SCRIPTS[name]
     assert done.returncode == 0, done.stderr
     got = done.stdout.splitlines()
-    assert got[0].endswith(batch_script.ATTACH if request.attach_to else batch_script.SEARCH)
-    assert got[1:] == ([request.attach_to] if request.attach_to else [*request.job_options, *request.arguments])
+    assert got[0].endswith(batch_script.SCRIPT)
+    assert got[1:] == [*request.job_options, *request.arguments]
     variables = dict(line.split("=", 1) for line in done.stderr.splitlines() if "=" in line)
     assert variables["BIGBATCH_HOME"] == "/home/me/.bigbatch"
     assert variables.get("BIGBATCH_HOST_SUFFIX") == ("i" if site == "juwels_booster" else None)
@@ -98,7 +96,7 @@ def test_folders_with_blanks_in_their_names_reach_slurm_and_the_job_whole(tmp_pa
     root, home = tmp_path / "check out", tmp_path / "my records"
     (root / "cluster").mkdir(parents=True)
     show = 'printf "%s\\n" "$0" "$@" "$BIGBATCH_HOME" "$BIGBATCH_PYTHON"\n'
-    (root / "cluster" / batch_script.SEARCH).write_text(show)
+    (root / "cluster" / batch_script.SCRIPT).write_text(show)
     (tmp_path / "my prelude.sh").touch()
     runs, python, prelude = (f"{tmp_path}/my {name}" for name in ("runs", "env/bin/python", "prelude.sh"))
     request = Request(arguments=("--output", runs), cpus_per_node=8, python=python, prelude=prelude)
@@ -107,7 +105,7 @@ def test_folders_with_blanks_in_their_names_reach_slurm_and_the_job_whole(tmp_pa
     words = [line[len("#SBATCH ") :] for line in text.splitlines() if line.startswith("#SBATCH ")]
     assert [f"--output={home}/logs/%j.log"] in [shlex.split(word) for word in words]
     done = subprocess.run(["bash", "-c", text], capture_output=True, text=True)
-    script = str(root / "cluster" / batch_script.SEARCH)
+    script = str(root / "cluster" / batch_script.SCRIPT)
     given = [script, *request.arguments, str(home), str(request.python)]
     assert done.stdout.splitlines() == given, done.stderr
 

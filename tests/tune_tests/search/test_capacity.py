@@ -97,28 +97,26 @@ def test_a_trial_that_fits_on_no_node_that_is_left_is_known_and_so_is_a_search()
 
 @pytest.mark.parametrize(("gpus", "each"), [(4, 4), (0, 8)])
 def test_nodes_of_the_job_whose_ray_is_not_there_are_held_too(monkeypatch, gpus, each):
-    """Slurm bills three nodes of eight cores; one never came up, and one is lost later. A lent one is beside them."""
+    """Slurm bills three nodes of eight cores; one never came up, and one is lost later."""
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     nodes = Nodes(*[Node(8, gpus, 64 * GIB)] * 2)
     absent = [1]
     share = share_out(Machine(tuple(nodes().values())), 1, 100)
     limit = Capacity(share, 100, gpus=gpus > 0, nodes=nodes, absent=lambda: absent[0])
     assert limit.devices(Machine()) == 3 * each
-    nodes.now[2] = Node(8, gpus, 64 * GIB)  # lent
-    assert limit.devices(Machine()) == 4 * each
     del nodes.now[0]
     absent[0] = 2
-    assert limit.devices(Machine()) == 4 * each
+    assert limit.devices(Machine()) == 3 * each
     nodes.now, absent[0] = {}, 3
     assert limit.devices(Machine()) == 3 * each, "billed also while no trial fits anywhere"
 
 
 def test_absent_nodes_are_those_of_the_job_that_ray_does_not_have(monkeypatch, tmp_path):
-    """As the job's record and Ray's labels have them; a node of another job is lent."""
+    """As the job's record and Ray's labels have them."""
     write_json(tmp_path / "job.json", {"nodes": ["n1", "n2", "n3"]})
     env = {"SLURM_JOB_ID": "7", "BIGBATCH_JOB_FOLDER": str(tmp_path)}
-    seen = [("7", "n1", True), ("7", "n2", False), ("9", "n3", True)]
-    rays = [{"Alive": alive, "Labels": {"slurm_job": job, "slurm_node": node}} for job, node, alive in seen]
+    seen = [("n1", True), ("n2", False)]
+    rays = [{"Alive": alive, "Labels": {"slurm_node": node}} for node, alive in seen]
     monkeypatch.setattr("ray.nodes", lambda: rays)
     assert absent_nodes(env) == 2 and absent_nodes({"SLURM_JOB_ID": "7"}) == 0
     rays[0]["Labels"] = {}
