@@ -24,7 +24,7 @@ from bigbatch.train_loop.launch import command as train_command
 from bigbatch.train_loop.launch import lr_find
 from bigbatch.tune.plan.arguments import tune_parser
 from bigbatch.tune.plan.options import SearchOptions
-from bigbatch.tune.scaling.arguments import scale_parser
+from bigbatch.tune.scaling.scale_plan import scale_parser
 
 TEXT_OPTIONS = (
     "space", "data", "model", "strategy", "stopping", "stage", "study", "output", "storage", "address", "wandb",

@@ -27,20 +27,18 @@ def test_one_allocation_measures_one_node_after_the_other(cluster: VirtualCluste
     (folder / "best.json").write_text(config.to_json())
     for path in (folder / "best.json", folder / "images", *(folder / "images").rglob("*")):
         path.chmod(0o755 if path.is_dir() else 0o644)
-    command = f"{sys.executable} -m bigbatch scale --config best.json --workers 1,3 --profile-steps 2 --output out"
+    command = f"{sys.executable} -m bigbatch scale --config best.json --workers 1,3 --output out"
     sbatch = ("-N3", "--ntasks-per-node=1", "-c1", "--time=15", "--output=log.txt")
     script = f"#!/bin/bash\n{command}\n"
     job = cluster.sbatch("alice", *sbatch, script=script, cwd=folder, env={"OMP_NUM_THREADS": "1"})
     state = cluster.wait_state(job, ("FAILED", "COMPLETED"), 800)
     log = (folder / "log.txt").read_text()
     assert state == "COMPLETED", log
-    found = json.loads((folder / "out" / "scaling.json").read_text())
-    sizes = found["sizes"]
-    assert [(one["workers"], one["nodes"], one["kind"]) for one in sizes] == [
-        (1, 1, "serial"), (3, 3, "multi-node")
-    ]  # fmt: skip
-    assert [one["global_size"] for one in sizes] == [8, 24]
+    one, three = (json.loads((folder / "out" / name / "result.json").read_text()) for name in "13")
+    assert (one["workers"], three["workers"]) == (1, 3)
+    assert [found["config"]["batch"]["global_size"] for found in (one, three)] == [8, 24]
     # You et al. 2020: LARS and LAMB follow the square root of the batch.
-    assert [one["peak_lr"] for one in sizes] == pytest.approx([0.5, 0.5 * 3**0.5])
-    assert json.loads((folder / "out" / "sizes" / "3" / "run" / "result.json").read_text())["workers"] == 3
+    rates = [found["config"]["optimizer"]["peak_lr"] for found in (one, three)]
+    assert rates == pytest.approx([0.5, 0.5 * 3**0.5])
+    assert re.search(r"^ +3 +3 +24 ", log, re.MULTILINE), log
     assert re.search(r"srun .*--nodes=3 --ntasks=3", log)

@@ -23,7 +23,6 @@ from bigbatch.tune.models.curve_model import (
     nothing_learnt,
     thinned,
 )
-from bigbatch.tune.models.feasibility import Feasibility
 from bigbatch.tune.models.known_curves import KnownCurves, known_curves, known_prediction, rank_correlation
 from bigbatch.tune.models.look_value import first_looks
 from bigbatch.tune.models.protocol import SearchFacts
@@ -75,7 +74,6 @@ class CurveEncoder:
     def __init__(self, facts: SearchFacts) -> None:
         self.space, self.facts = UnitSpace(facts.dimensions), facts
         self.history = CurveHistory(facts)
-        self.feasibility = Feasibility(self.space)
         self._settled = _SettledCurves(facts)
         self._known: dict[tuple[int, ...], KnownCurves | None] = {}
         self._predicted: dict[tuple[int, int], float] = {}
@@ -85,7 +83,11 @@ class CurveEncoder:
     def features(self, curve: Curve) -> Array:
         """The coordinates of a curve's configuration."""
         if curve.number not in self._features:
-            self._features[curve.number] = self.space.encode(curve.params)
+            # What a refused configuration had not drawn is not the reason, and an absent one would be taken for it.
+            params = (
+                curve.params if curve.gains else self.space.sample(np.random.default_rng(curve.number), curve.params)
+            )
+            self._features[curve.number] = self.space.encode(params)
         return self._features[curve.number]
 
     def learn(self, study: Study, *, alone: bool = False, also: Collection[int] = ()) -> Learned | None:
@@ -172,6 +174,7 @@ class CurveEncoder:
     def _agrees(self, place: int, curves: Sequence[Curve]) -> bool:
         """Whether a study may be believed: it has not misled, and the rank correlation of its prediction with these
         curves is positive, or not known yet."""
+        curves = [c for c in curves if not c.infeasible]
         new = [c for c in curves if (place, c.number) not in self._predicted]
         if new:
             predicted = known_prediction(self.facts.knowledge[place], self.facts, [c.params for c in new])
@@ -196,13 +199,14 @@ class CurveEncoder:
             and (self._predicted[place, c.number] > GOOD_SHARE or (c.number < asked and c.number % 2 == 0))
         ]
         known = (value for trial in self.facts.knowledge[place].trials for value in trial.values.values())
-        bar = self._nothing([*(c.best for c in curves if not c.infeasible), *map(self.facts.objective.gain, known)])
+        bar = self._nothing([*(c.best for c in curves), *map(self.facts.objective.gain, known)])
         empty = sum(c.diverged or c.last <= bar for c in promised)
         return empty >= MISLED_BY and 2 * empty > len(promised)
 
     def _points(self, curve: Curve, lost: float) -> list[tuple[int, float]]:
-        """Epochs and gains to learn from. A diverged curve is one point, at its end, worth ``lost``."""
-        if curve.diverged:
+        """Epochs and gains to learn from. A diverged curve, or one that is not allowed, is one
+        point, at its end, worth ``lost``."""
+        if not curve.competes:
             return [(curve.epochs, lost)]
         last = max(curve.gains)
         if curve.epochs not in self._marks:
@@ -215,7 +219,7 @@ class CurveEncoder:
 
 def _ends(curves: Sequence[Curve]) -> list[float]:
     """The last gains of the curves that have gone at least half of their way; of all if none has."""
-    sound = [c for c in curves if not c.diverged]
+    sound = [c for c in curves if c.competes]
     late = [c for c in sound if c.part >= 0.5]
     return [c.last for c in late or sound]
 

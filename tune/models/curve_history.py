@@ -13,7 +13,7 @@ from optuna.trial import FrozenTrial, TrialState
 from bigbatch.tune.models.protocol import SearchFacts
 from bigbatch.tune.models.unit_space import words_of
 from bigbatch.tune.runs.feasible import is_infeasible
-from bigbatch.tune.runs.run import devices_of, earlier_of, epoch_records, has_diverged, planned_epochs
+from bigbatch.tune.runs.run import devices_of, earlier_of, epoch_records, has_diverged, planned_epochs, was_refused
 from bigbatch.tune.runs.study_index import StudyIndex
 from bigbatch.tune.runs.tables import epoch_of, epoch_s
 
@@ -37,7 +37,7 @@ class Curve:
     diverged: bool = False
     """Its values before that say nothing of its end."""
     infeasible: bool = False
-    """Whether it violates a constraint. Its values tell the model what they tell; it is no best run."""
+    """Whether it violates a constraint, or the space has refused it. Then it is worth as little as a diverged run."""
     epoch_s: float | None = None
     """Median device seconds of its epochs, with validation, without its first one, in which processes start and
     libraries choose their algorithms. None if they are not known."""
@@ -79,10 +79,12 @@ class Curve:
 
 
 class CurveHistory(StudyIndex):
-    """The curves of configurations that have a value or have diverged. A trial that failed otherwise says nothing.
+    """The curves of configurations that have a value, have diverged or are not allowed. A trial that failed otherwise
+    says nothing.
 
     Attributes:
         untried: by parameter, the words that no trial had. A trial that failed had its words, too.
+        refused: numbers of the trials that could not begin.
         any_ended: whether any run has come to its end, or has ended early by itself: at a target, for example.
     """
 
@@ -130,6 +132,7 @@ class CurveHistory(StudyIndex):
     def _forget(self) -> None:
         self.untried = words_of(self._facts)
         self.any_ended = False
+        self.refused: set[int] = set()
         self._first: dict[int, int] = {}
         self._members: dict[int, list[int]] = {}
         self._curves: dict[int, Curve] = {}
@@ -142,6 +145,8 @@ class CurveHistory(StudyIndex):
     def _take(self, place: int, trials: Sequence[FrozenTrial]) -> None:
         trial = trials[place]
         self.any_ended |= trial.state == TrialState.COMPLETE
+        if was_refused(trial):
+            self.refused.add(trial.number)
         for name, words in self.untried.items():
             if name in trial.params:
                 words.discard(trial.params[name])
@@ -166,7 +171,7 @@ class CurveHistory(StudyIndex):
             del group[bisect_left(group, (-curve.gains[max(curve.gains)], *where))]
 
     def _add(self, place: int, curve: Curve) -> None:
-        if not curve.gains and not curve.diverged:
+        if not curve.gains and not curve.diverged and not curve.infeasible:
             return
         where = (place, curve.number)
         self._curves[curve.number], self._where[curve.number] = curve, where
@@ -191,14 +196,18 @@ def ranks_so_far(curves: Sequence[Curve]) -> dict[int, float]:
 
 
 def _says_something(trial: FrozenTrial) -> bool:
-    return has_diverged(trial) or (trial.state != TrialState.FAIL and bool(trial.intermediate_values))
+    return (
+        has_diverged(trial)
+        or was_refused(trial)
+        or (trial.state != TrialState.FAIL and bool(trial.intermediate_values))
+    )
 
 
 def _curve_of(number: int, members: Sequence[FrozenTrial], facts: SearchFacts) -> Curve:
     curve = Curve(number, members[0].params, {}, planned_epochs(members[0]) or facts.max_epochs)
     for trial in members:
         curve.diverged |= has_diverged(trial)
-        curve.infeasible |= is_infeasible(trial)
+        curve.infeasible |= is_infeasible(trial) or was_refused(trial)
         values = trial.intermediate_values.items()
         curve.gains.update((epoch, facts.objective.gain(value)) for epoch, value in values if math.isfinite(value))
     if seconds := [s for trial in members for s in _epoch_seconds(trial, curve.epochs)]:

@@ -4,8 +4,8 @@ For each trial a threshold is drawn: the best value so far, plus a random improv
 standard deviations (as MFPI-random of ifBO, Rakotoarison et al. 2024, arXiv 2404.16795). Of 60 random configurations
 and 60 near the five best, the one is taken whose run most probably ends above it. So trials that start at the same
 time differ, some careful and some bold. A configuration whose run will cost much more than usual must be as much more
-probable, and one that probably violates a constraint of the space, too (feasibility.py): a run that
-violates one is neither the best value nor among the five. A configuration that the model can hardly tell from one that
+probable. A run that violates a constraint of the space counts as diverged, and so does what the space has
+refused. A configuration that the model can hardly tell from one that
 was tried must be a hundred times as probable: the trials of a search are for what is not known yet. Of a word that no
 trial had, e.g. an optimizer, trials with other words say little. So after the first trials each has such a word until
 all were tried, in the first half of a search.
@@ -63,7 +63,6 @@ class CurvesSampler(BaseSampler):
 
     Args:
         facts: its dimensions are the search space.
-        fixed: values of parameters that are not to be proposed. Values of an enqueued trial are taken from the trial.
         encoder: where to keep coordinates for the next sampler.
     """
 
@@ -111,7 +110,6 @@ class CurvesSampler(BaseSampler):
         threshold = bar + 10 ** rng.uniform(-2.5, -0.3)
         # The logarithm: far below the threshold the probabilities themselves would all be 0.
         score = log_ndtr((mean - threshold) / sd)
-        score += self._encoder.feasibility.log_chance(study, features)
         score -= surcharge(learned.curves, learned.features, peers, features)
         score -= self._repetition(learned, candidates, features)
         if not starts and self._number < NEW_WORD_UNTIL * self._facts.trials:
@@ -120,12 +118,11 @@ class CurvesSampler(BaseSampler):
 
     def _starts(self, study: Study) -> bool:
         """Whether this is one of the first trials. More are, while the looks of the first round are all there is."""
-        self._encoder.feasibility.update(study)
-        number = self._number - len(self._encoder.feasibility.refused)
-        if number < startup_trials(self._facts):
-            return True
         history = self._encoder.history
         history.update(study)
+        number = self._number - len(history.refused)
+        if number < startup_trials(self._facts):
+            return True
         if number >= first_round(self._facts) or history.any_ended:
             return False
         return not (self._facts.knowledge and self._encoder.trusted(study))
@@ -151,11 +148,9 @@ class CurvesSampler(BaseSampler):
         return [i for i in found if learned.curves[i].params.get(name) == fixed[name]]
 
     def _tried(self, learned: Learned) -> tuple[list[Mapping[str, object]], Array]:
-        """The n configurations of the curves, of running trials that have no value yet, and of trials that could not
-        begin, with their coordinates."""
+        """The n configurations of the curves and of running trials that have no value yet, with their coordinates."""
         running = self._encoder.history.running
         silent = [one.params for one in running if one.number != self._number and not one.intermediate_values]
-        silent += map(dict, self._encoder.feasibility.refused)
         coordinates = np.array([self._space.encode(params) for params in silent]).reshape(-1, self._space.width)
         return [*(c.params for c in learned.curves), *silent], np.concatenate([learned.features, coordinates])
 

@@ -1,19 +1,26 @@
-"""The plan of a scaling study: which sizes are measured, and what each of them trains."""
+"""The options of ``bigbatch scale``, and the checked plan that they make: which sizes run, and what each trains."""
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bigbatch.cluster.host.allocation import usable_cpus
-from bigbatch.train_loop.config import ConfigError, TrainConfig
+from bigbatch.base.command_line import OneLineParser
+from bigbatch.cluster.host.allocation import slurm_job, usable_cpus
+from bigbatch.train_loop.config import ConfigError, TrainConfig, differing_keys, parse_assignments
+from bigbatch.train_loop.config.given import config_source, read_config, recipe_path
+from bigbatch.train_loop.data.catalogue import check_stage, look
 from bigbatch.train_loop.data.info import DataInfo
+from bigbatch.train_loop.host.command_line import add_part_options, check_writable, with_parts
+from bigbatch.train_loop.host.ranks import find_launch
+from bigbatch.train_loop.launch.checks import check_run_model
+from bigbatch.train_loop.launch.local_workers import local_gpu_count
 from bigbatch.tune.plan.enqueued import rate_factor, stretched
-from bigbatch.tune.runs.objective import Objective
 
 WEAK, STRONG = "weak", "strong"
 MODES = (WEAK, STRONG)
@@ -34,27 +41,13 @@ class ScaleMachine:
         """Of all nodes."""
         return self.per_node * self.nodes
 
-    def kind(self, workers: int) -> str:
-        """``serial``, ``multi-GPU`` (on CPUs ``multi-core``) or ``multi-node``."""
-        if workers == 1:
-            return "serial"
-        if workers > self.per_node:
-            return "multi-node"
-        return "multi-GPU" if self.unit == "GPUs" else "multi-core"
-
     def nodes_for(self, workers: int) -> int:
         """The nodes that so many workers fill."""
         return -(-workers // self.per_node)
 
-
-def threads_of(machine: ScaleMachine, most_workers: int, environ: Mapping[str, str] = os.environ) -> str | None:
-    """``OMP_NUM_THREADS`` of all sizes of a study on CPUs, those of the largest one; None on GPUs.
-
-    A serial run that used all cores would be compared with runs that share them.
-    """
-    if machine.unit == "GPUs":
-        return None
-    return environ.get("OMP_NUM_THREADS") or str(max(1, usable_cpus() // min(most_workers, machine.per_node)))
+    def fits(self, workers: int) -> bool:
+        """Whether so many workers are on one node, or fill whole ones."""
+        return workers <= self.per_node or workers % self.per_node == 0
 
 
 @dataclass(frozen=True)
@@ -65,8 +58,6 @@ class SizePlan:
     nodes: int
     config: TrainConfig
     """What it trains, with this size's batch, rate and epochs."""
-    kind: str
-    """``serial``, ``multi-GPU`` (on CPUs ``multi-core``) or ``multi-node``."""
 
 
 @dataclass(frozen=True)
@@ -76,47 +67,126 @@ class ScalePlan:
     source: Path
     """The file of the configuration."""
     config: TrainConfig
-    """As the file has it, with the keys of ``--set``."""
+    """As the file has it, with the keys of ``--set`` and ``--epochs``."""
     info: DataInfo
     machine: ScaleMachine
     mode: str
-    base_workers: int
-    """Weak scaling: the size that trains the configuration's own global batch."""
     sizes: tuple[SizePlan, ...]
     """Smallest first."""
-    epochs: int
-    """Of the training at each size; 0: only steps are measured."""
-    profile_steps: int
-    objective: Objective
     output: Path
-    retune_trials: int = 0
-    """Trials of the short search at each size; 0: no search."""
     stage_folder: str | None = None
+
+    def folder(self, workers: int) -> Path:
+        """Where a size is trained."""
+        return self.output / str(workers)
+
+    def config_file(self, workers: int) -> Path:
+        """The configuration that a size trains."""
+        return self.output / f"{workers}.json"
+
+
+def scale_parser(prog: str) -> OneLineParser:
+    """The options of ``bigbatch scale``."""
+    p = OneLineParser(
+        prog=prog,
+        description="Measure how a configuration scales with more workers. Repeat the command to resume.",
+    )
+    add = p.add_argument
+    which = p.add_mutually_exclusive_group(required=True)
+    which.add_argument("--config", metavar="FILE", help="a search's best.json, its study's folder, or a TrainConfig")
+    which.add_argument("--recipe", metavar="NAME", help="a published configuration: train_loop/recipes/NAME.json")
+    add("--set", action="append", nargs="+", default=[], metavar="KEY=VALUE", help="change a key, e.g. model=resnet50")
+    add("--data", metavar="NAME|PATH", help="use this data set, not the configuration's")
+    add_part_options(add)
+    add("--workers", metavar="N,N,…", help="the sizes, e.g. 1,2,4,8 (default: powers of two up to the devices here)")
+    add("--mode", choices=MODES, default=WEAK, help="weak (default): batch grows with workers; strong: it stays")
+    add(
+        "--base-workers", type=int, metavar="N", help="weak: the size with the file's own batch (default: the smallest)"
+    )
+    add("--epochs", type=int, metavar="N", help="epochs trained at each size (default: the file's)")
+    add("--stage", metavar="DIR", help="copy a packed data set to this folder of each node; as for bigbatch train")
+    add("--output", metavar="DIR", help="results' folder (default: runs/scale/<file>-<mode>-<hash>)")
+    add("--dry-run", action="store_true", help="print the plan and stop")
+    return p
+
+
+def find_machine() -> ScaleMachine:
+    """What is here: the devices of this machine, and the nodes of the job around it."""
+    gpus, job = local_gpu_count(), slurm_job()
+    nodes = job.nodes if job is not None and job.nodes else 1
+    return ScaleMachine(gpus or usable_cpus(), nodes, "GPUs" if gpus else "CPU cores")
+
+
+def make_scale_plan(args: argparse.Namespace, machine: ScaleMachine) -> ScalePlan:
+    """Check the command line. Raises ConfigError."""
+    launch = find_launch()
+    if launch is not None:
+        raise ConfigError(
+            f"bigbatch scale starts its own workers; got {launch.world_size} processes of {launch.by}. Start it once, "
+            "without it."
+        )
+    for option, value in (("--epochs", args.epochs), ("--base-workers", args.base_workers)):
+        if value is not None and value < 1:
+            raise ConfigError(f"{option} must be at least 1; got {value}. Write {option} 1.")
+    if args.base_workers is not None and args.mode != WEAK:
+        raise ConfigError(
+            f"--base-workers belongs to weak scaling; got --mode {args.mode}, where the batch stays. Leave one out."
+        )
+    source = recipe_path(args.recipe) if args.recipe else config_source(args.config)
+    config = _read(args, source)
+    info = look(config.data, open_some=True).info
+    if info.path is not None:
+        config = config.replace_keys({"data.name": info.path})
+    check_stage(args.stage, info, here=True)
+    check_run_model(config, info)
+    sizes = parse_sizes("--workers", args.workers) if args.workers else default_sizes(machine)
+    check_sizes(sizes, machine)
+    base, epochs = args.base_workers or sizes[0], args.epochs or config.epochs
+    digest = hashlib.sha256(f"{config.outcome_json()}{base}{epochs}".encode()).hexdigest()[:8]
+    output = Path(args.output or Path("runs", "scale", f"{source.stem}-{args.mode}-{digest}")).absolute()
+    found = make_sizes(config, info, machine, sizes, args.mode, base, epochs)
+    plan = ScalePlan(source, config, info, machine, args.mode, found, output, args.stage)
+    check_writable("--output", output)
+    _check_same_configurations(plan)
+    return plan
+
+
+def _read(args: argparse.Namespace, source: Path) -> TrainConfig:
+    changes = with_parts(parse_assignments([text for group in args.set for text in group]), args.subset, args.val_part)
+    for key, value, option in (("epochs", args.epochs, "--epochs"), ("data.name", args.data, "--data")):
+        if value is not None and key in changes:
+            raise ConfigError(f"a key is set once; got {option} and --set {key}. Keep {option}.")
+    if args.data is not None:
+        changes["data.name"] = args.data
+    return read_config(source).replace_keys(changes)
+
+
+def _check_same_configurations(plan: ScalePlan) -> None:
+    """Raise ConfigError if the folder holds sizes of another command."""
+    for size in plan.sizes:
+        stored = plan.config_file(size.workers)
+        if stored.exists() and (changes := differing_keys(read_config(stored).to_dict(), size.config.to_dict())):
+            raise ConfigError(
+                f"a scaling study goes on as it began; {str(stored)!r} has other values: {', '.join(changes)}. "
+                "Write --output with another folder."
+            )
 
 
 def parse_sizes(option: str, text: str) -> tuple[int, ...]:
     """``1,2,4`` → (1, 2, 4). Raises ConfigError unless these are rising whole numbers above 0."""
     words = [word.strip() for word in text.split(",")]
-    if not all(word.isascii() and word.isdigit() for word in words):
-        raise ConfigError(f"{option} takes whole numbers with commas between them; got {text!r}. Write e.g. 1,2,4,8.")
-    sizes = tuple(map(int, words))
-    if sizes[0] < 1:
-        raise ConfigError(f"{option} needs sizes of at least 1 worker; got {text!r}. Write e.g. 1,2,4,8.")
-    if any(after <= before for before, after in zip(sizes, sizes[1:], strict=False)):
-        fix = ",".join(map(str, sorted(set(sizes))))
-        raise ConfigError(f"{option} names each size once, the smallest first; got {text!r}. Write {fix}.")
+    sizes = tuple(int(word) for word in words if word.isascii() and word.isdigit())
+    if len(sizes) < len(words) or sizes[0] < 1 or sorted(set(sizes)) != list(sizes):
+        raise ConfigError(
+            f"{option} takes whole numbers from 1 on with commas between them, the smallest first; got {text!r}. "
+            "Write e.g. 1,2,4,8."
+        )
     return sizes
 
 
 def default_sizes(machine: ScaleMachine) -> tuple[int, ...]:
     """1, 2, 4, … up to the devices that there are, as far as they fill their nodes."""
-    sizes = [size for size in (2**power for power in range(machine.devices.bit_length())) if fills(size, machine)]
-    return tuple(sizes)
-
-
-def fills(workers: int, machine: ScaleMachine) -> bool:
-    """Whether so many workers are on one node, or fill whole ones."""
-    return workers <= machine.per_node or workers % machine.per_node == 0
+    return tuple(size for power in range(machine.devices.bit_length()) if machine.fits(size := 2**power))
 
 
 def check_sizes(sizes: Sequence[int], machine: ScaleMachine) -> None:
@@ -128,7 +198,7 @@ def check_sizes(sizes: Sequence[int], machine: ScaleMachine) -> None:
             f"Write --workers {','.join(map(str, default_sizes(machine)))}."
         )
     for size in sizes:
-        if not fills(size, machine):
+        if not machine.fits(size):
             below = size // machine.per_node * machine.per_node
             raise ConfigError(
                 f"--workers on several nodes must fill them, {machine.per_node} each, or sizes do not compare; got "
@@ -147,12 +217,12 @@ def make_sizes(
             config.batch.split(base)
             batch = batch * workers // base
         try:
-            sized = config_at(config, info, batch, epochs or config.epochs)
+            sized = config_at(config, info, batch, epochs)
             sized.batch.split(workers)
             info.steps_per_epoch(batch)
         except ConfigError as error:
             raise ConfigError(f"--workers {workers} ({mode} scaling): {error}") from None
-        found.append(SizePlan(workers, machine.nodes_for(workers), sized, machine.kind(workers)))
+        found.append(SizePlan(workers, machine.nodes_for(workers), sized))
     return tuple(found)
 
 
@@ -178,14 +248,11 @@ def config_at(config: TrainConfig, info: DataInfo, batch: int, epochs: int) -> T
     )
 
 
-def rate_rule_words(optimizer: str) -> str:
-    """How the peak rate follows the batch, for the plan."""
-    if optimizer == "sgd":
-        return "linear in the batch up to 8,192 images, square root beyond (Goyal et al. 2017, Nado et al. 2021)"
-    return "square root of the batch (You et al. 2020, Malladi et al. 2022)"
+def threads_of(machine: ScaleMachine, most_workers: int) -> str | None:
+    """``OMP_NUM_THREADS`` of all sizes of a study on CPUs, those of the largest one; None on GPUs.
 
-
-def default_output(source: Path, config: TrainConfig, mode: str, base: int, epochs: int, retune_trials: int) -> Path:
-    """``runs/scale/best-weak-0123abcd``, the same for the same command."""
-    facts = f"{config.outcome_json()}{mode}{base}{epochs}{retune_trials}"
-    return Path("runs", "scale", f"{source.stem}-{mode}-{hashlib.sha256(facts.encode()).hexdigest()[:8]}")
+    A serial run that used all cores would be compared with runs that share them.
+    """
+    if machine.unit == "GPUs":
+        return None
+    return os.environ.get("OMP_NUM_THREADS") or str(max(1, usable_cpus() // min(most_workers, machine.per_node)))

@@ -1,133 +1,149 @@
-"""A scaling study in words: the plan, the table from serial to many nodes, and what it means."""
+"""What the trainings of all sizes say: a table, and the number of workers past which more is waste.
+
+A batch of B images needs 1 + B/B_noise times the images of a very small one for the same progress, so 1 + B_noise/B
+times the fewest steps (McCandlish et al. 2018, arXiv 1812.06162, section 2.3, where B_noise is the noise scale). The
+device hours for the same progress at n workers, compared with the smallest size, are then worth
+
+    images/s of a worker(n) / images/s of a worker(smallest) · (1 + B(smallest)/B_noise) / (1 + B(n)/B_noise)
+
+At half of it every second device hour buys nothing: that is the limit here, as it is for the noise scale itself, at
+which twice the images are needed.
+"""
 
 from __future__ import annotations
 
-import shlex
+import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
+from bigbatch.base import json_values
+from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.train_loop.config.words import epochs_text
 from bigbatch.tune.console.answer_words import seconds_words
 from bigbatch.tune.console.wrapped import aligned, from_here
-from bigbatch.tune.scaling.analysis import LEAST_EFFICIENCY, ScalingAnalysis
-from bigbatch.tune.scaling.scale_plan import WEAK, ScalePlan, rate_rule_words
-from bigbatch.tune.scaling.size_process import CONFIG_FILE
-from bigbatch.tune.scaling.size_result import SizeResult, size_folder
+from bigbatch.tune.runs import metrics
+from bigbatch.tune.scaling.scale_plan import WEAK, ScaleMachine, ScalePlan
 
-HEAD = (
-    "", "WORKERS", "NODES", "BATCH", "PEAK LR", "IMAGES/S", "SPEED-UP", "EFFICIENCY", "EPOCH", "COMM.", "DATA",
-)  # fmt: skip
+LEAST_EFFICIENCY = 0.5
+RESULT_FILE = "result.json"
+"""What ``bigbatch train`` leaves in the folder of a size that is done."""
 
 
-def plan_lines(plan: ScalePlan, done: Sequence[int], epoch_s: Mapping[int, float]) -> list[str]:
-    """What will be measured, and what that takes as far as it is known.
+@dataclass(frozen=True)
+class SizeResult:
+    """One finished size."""
 
-    Args:
-        done: sizes that are finished.
-        epoch_s: estimates of the time of an epoch, by workers; empty: not known.
-    """
+    workers: int
+    config: TrainConfig
+    images_per_s: float
+    """Of all workers: the median of the epochs after the first, which also warms up."""
+    epoch_s: float
+    """Median seconds, with validation and checkpoints."""
+    hours: float
+    """Device hours of all epochs."""
+    last: Mapping[str, object]
+    """The record of the last epoch."""
+    noise_scale: float | None
+    """Images; the median of the second half of the epochs: it grows while a network learns. None: not measured."""
+
+
+def read_sizes(output: Path) -> list[SizeResult]:
+    """All finished sizes of a folder, smallest first. Raises ConfigError for a damaged file."""
+    found = (_read_size(path) for path in output.glob(f"*/{RESULT_FILE}") if path.parent.name.isdigit())
+    return sorted(found, key=lambda one: one.workers)
+
+
+def _read_size(path: Path) -> SizeResult:
+    try:
+        values = json_values.json_object(path.read_text())
+        config = TrainConfig.from_dict(json_values.mapping(values, "config"))
+        history = json_values.objects(values, "history")
+        later = history[1:] or history
+        noise = [json_values.number_or_none(record, "noise_scale") for record in history[len(history) // 2 :]]
+        known, workers = [value for value in noise if value is not None], int(path.parent.name)
+        return SizeResult(
+            workers=workers,
+            config=config,
+            images_per_s=statistics.median(json_values.number(record, "images_per_s") for record in later),
+            epoch_s=statistics.median(metrics.of_record(metrics.EPOCH_S, record) for record in later),
+            hours=sum(metrics.of_record(metrics.EPOCH_S, record) for record in history) * workers / 3600,
+            last=history[-1],
+            noise_scale=statistics.median(known) if known else None,
+        )
+    except (OSError, ValueError, IndexError) as error:
+        raise ConfigError(
+            f"a finished size is a readable {RESULT_FILE}; got {str(path)!r} ({error}). Remove its folder: the same "
+            "command measures this size again."
+        ) from None
+
+
+def plan_lines(plan: ScalePlan, done: Sequence[int]) -> list[str]:
+    """What will be trained. ``done``: sizes that are finished."""
     c = plan.config
-    what = f"{c.model.name} on {c.data.name}"
     same = "each worker keeps its share of the batch" if plan.mode == WEAK else "the global batch stays"
-    trained = f"{epochs_text(plan.epochs)} of training" if plan.epochs else "no training (--epochs 0)"
-    search = f", after a search of {plan.retune_trials} trials" if plan.retune_trials else ""
     lines = [
-        f"{plan.mode} scaling of {from_here(plan.source)}: {what}; {same}",
-        f"each size: {plan.profile_steps} profiled steps, {trained}{search}; {plan.machine.unit}",
+        f"{plan.mode} scaling of {from_here(plan.source)}: {c.model.name} on {c.data.name}; {same}",
+        f"each size: {epochs_text(plan.sizes[0].config.epochs)} of training; {plan.machine.unit}",
+        *(f"note: {text}" for text in plan.info.notes),
     ]
-    lines += [f"note: {text}" for text in plan.info.notes]
-    if plan.mode == WEAK:
-        lines.append(f"peak rate follows the batch of {c.optimizer.name}: {rate_rule_words(c.optimizer.name)}")
     for size in plan.sizes:
         split = size.config.batch.split(size.workers)
-        state = "done" if size.workers in done else ""
-        cost = cost_words(plan, epoch_s, [size.workers]) if epoch_s and plan.epochs and not state else ""
         lines.append(
-            f"  {size.kind:10} {size.workers:4} worker{'s' if size.workers > 1 else ' '} batch {split.global_size} = "
-            f"{split.workers} × {split.accumulation_steps} × {split.micro_size}, lr {size.config.optimizer.peak_lr:.4g}"
-            f"{'  ' * bool(state or cost)}{state or cost}"
+            f"  {_workers(size.workers):>10}, {_nodes(size.nodes)}: batch {split.global_size} = {split.workers} × "
+            f"{split.accumulation_steps} × {split.micro_size}, lr {size.config.optimizer.peak_lr:.4g}"
+            f"{', done' * (size.workers in done)}"
         )
-    if not epoch_s and plan.epochs:
-        lines.append("what this takes is known once the first size is measured")
-    lines.append(f"results go to {from_here(plan.output)}")
-    return lines
+    return [*lines, f"results go to {from_here(plan.output)}"]
 
 
-def cost_words(plan: ScalePlan, epoch_s: Mapping[int, float], workers: Sequence[int]) -> str:
-    """What these sizes take if workers are worth the same at each: ``about 12 min, 0.2 device hours``."""
-    epochs = (1 + plan.retune_trials) * max(plan.epochs, 1)
-    seconds = [epochs * epoch_s.get(count, 0.0) for count in workers]
-    hours = sum(one * count for one, count in zip(seconds, workers, strict=True)) / 3600
-    return f"about {brief_seconds(sum(seconds))} of training, {hours:.2g} device hours"
-
-
-def table_text(plan: ScalePlan, found: ScalingAnalysis) -> str:
-    """The table of the measured sizes."""
-    head = [*HEAD, *_objective_head(plan, found)]
-    return aligned([head, *(_size_row(plan, found, one) for one in found.sizes)], right=range(1, len(head)))
-
-
-def _objective_head(plan: ScalePlan, found: ScalingAnalysis) -> list[str]:
-    if all(one.objective is None and not one.diverged for one in found.sizes):
-        return []
-    return [f"{plan.objective.metric.title} after {epochs_text(plan.epochs)}".upper()]
-
-
-def _size_row(plan: ScalePlan, found: ScalingAnalysis, one: SizeResult) -> list[str]:
-    row = [
-        one.kind, f"{one.workers}", f"{one.nodes}", f"{one.global_size:,}",
-        f"{one.peak_lr:.4g}{' (searched)' if one.searched else ''}", f"{one.images_per_s:,.0f}",
-        f"{found.speed_up[one.workers]:.2f}", f"{100 * found.efficiency[one.workers]:.0f} %",
-        brief_seconds(one.epoch_s), f"{100 * one.communication_share:.0f} %", f"{100 * one.data_share:.0f} %",
+def table_text(machine: ScaleMachine, sizes: Sequence[SizeResult]) -> str:
+    """The table of the finished sizes."""
+    metric = "val_top1" if json_values.number_or_none(sizes[0].last, "val_top1") is not None else "val_loss"
+    hours, title = ("GPU HOURS" if machine.unit == "GPUs" else "CORE HOURS"), metrics.TITLES[metric].upper()
+    head = ["WORKERS", "NODES", "BATCH", "PEAK LR", "IMAGES/S", "EFFICIENCY", "EPOCH", hours, title]
+    alone = progress_efficiencies(sizes, None)
+    rows = [
+        [
+            f"{one.workers}", f"{machine.nodes_for(one.workers)}", f"{one.config.batch.global_size:,}",
+            f"{one.config.optimizer.peak_lr:.4g}", f"{one.images_per_s:,.0f}", f"{100 * alone[one.workers]:.0f} %",
+            seconds_words(one.epoch_s), f"{one.hours:.2g}", f"{json_values.number(one.last, metric):.4g}",
+        ]
+        for one in sizes
     ]  # fmt: skip
-    if _objective_head(plan, found):
-        row.append(
-            "diverged" if one.diverged else "–" if one.objective is None else plan.objective.worth(one.objective)
-        )
-    return row
+    return aligned([head, *rows], right=range(len(head)))
 
 
-def useful_text(found: ScalingAnalysis) -> str:
-    """How many workers are useful, and why, in a sentence or two."""
-    useful = found.useful
-    part = f"{100 * LEAST_EFFICIENCY:.0f} %"
-    if useful.next_workers is None:
-        first = (
-            f"Up to {_workers(useful.workers)}, the most measured, at least {part} of the device hours buy progress."
-        )
-    else:
-        first = (
-            f"Past {_workers(useful.workers)} more is waste: at {useful.next_workers} less than {part} of the device "
-        )
-        first += f"hours buy progress, compared with {_workers(found.sizes[0].workers)}."
-    if useful.noise_scale is None:
-        return (
-            f"{first} Speed alone decided: the gradient noise scale was not measured (it needs an epoch of training)."
-        )
-    noise = f"The gradient noise scale is {useful.noise_scale:,.0f} images: at that batch a run needs twice the images."
-    if useful.by_speed_alone != useful.workers:
-        noise += f" By speed alone it would be {useful.by_speed_alone}."
-    return f"{first} {noise}"
+def progress_efficiencies(sizes: Sequence[SizeResult], noise_scale: float | None) -> dict[int, float]:
+    """By workers: progress per device hour as a part of the smallest size's; of images alone without a noise scale."""
+    first, found = sizes[0], {}
+    for one in sizes:
+        found[one.workers] = one.images_per_s / one.workers / (first.images_per_s / first.workers)
+        if noise_scale:
+            small, large = first.config.batch.global_size, one.config.batch.global_size
+            found[one.workers] *= (1 + small / noise_scale) / (1 + large / noise_scale)
+    return found
+
+
+def useful_text(sizes: Sequence[SizeResult]) -> str:
+    """Past how many workers more is waste, in a line."""
+    met = [one.noise_scale for one in sizes if one.noise_scale is not None]
+    noise = statistics.median(met) if met else None
+    basis = (
+        f"with a gradient noise scale of {noise:,.0f} images" if noise else "by speed alone: no noise scale is known"
+    )
+    efficiencies = progress_efficiencies(sizes, noise)
+    part = f"{100 * LEAST_EFFICIENCY:.0f} % of the device hours buy progress"
+    wasteful = next((n for n, found in efficiencies.items() if found < LEAST_EFFICIENCY), None)
+    if wasteful is None:
+        return f"Up to {_workers(sizes[-1].workers)}, the most measured, at least {part} ({basis})."
+    useful = max(n for n in efficiencies if n < wasteful)
+    return f"Past {_workers(useful)} more is waste: at {wasteful} less than {part} ({basis})."
 
 
 def _workers(count: int) -> str:
-    return f"{count:,} worker{'s' if count > 1 else ''}"
+    return f"{count:,} worker{'s' * (count > 1)}"
 
 
-def repeat_text(plan: ScalePlan) -> str:
-    """How a row is trained by hand: from serial to multi-node one number changes."""
-    config = str(from_here(size_folder(plan.output, plan.sizes[0].workers) / CONFIG_FILE))
-    config = config.replace(f"/{plan.sizes[0].workers}/", "/N/")
-    also = "; with it change the batch and its rate, which are in the file" if plan.mode == WEAK else ""
-    return (
-        f"From row to row one number changes, N{also}:\n    bigbatch train --config {shlex.quote(config)} --workers N\n"
-        "    srun -n N python train_loop/run.py --config … on several nodes"
-    )
-
-
-def brief_seconds(seconds: float) -> str:
-    """As ``seconds_words`` from 90 s on; below ``12.4 s``, ``12.4 ms`` and ``3.1 µs``."""
-    if seconds == 0 or seconds >= 90:
-        return seconds_words(seconds)
-    if seconds >= 1:
-        return f"{seconds:.3g} s"
-    return f"{1e3 * seconds:.3g} ms" if seconds >= 1e-3 else f"{1e6 * seconds:.3g} µs"
+def _nodes(count: int) -> str:
+    return f"{count:,} node{'s' * (count > 1)}"

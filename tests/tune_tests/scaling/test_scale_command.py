@@ -1,7 +1,8 @@
-"""``bigbatch scale`` as it is typed. Training is stood in for by files that a real one would have written."""
+"""``bigbatch scale`` as it is typed. Training is stood in for by the files that a real one would have written."""
 
 import json
-import re
+import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -9,132 +10,143 @@ import pytest
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.tune.commands import scale as command
 from bigbatch.tune.commands.scale import scale_main
-from bigbatch.tune.scaling import arguments, scale_plan
-from bigbatch.tune.scaling.measuring import fixed_keys
-from bigbatch.tune.scaling.scale_plan import ScaleMachine
+from bigbatch.tune.scaling import scale_plan, size_process
+from bigbatch.tune.scaling.scale_plan import ScaleMachine, find_machine, threads_of
+from bigbatch.tune.scaling.scaling_table import SizeResult, progress_efficiencies, read_sizes, useful_text
+from bigbatch.tune.scaling.size_process import SizeFailed
 from helpers.refusals import refused_command
-from helpers.scaled_sizes import NODES, SCALED, Trainings
+
+NODES = ScaleMachine(per_node=4, nodes=2)
+CORES = ScaleMachine(8, unit="CPU cores")
+SCALED = TrainConfig(epochs=6).replace_keys(
+    {"model.name": "resnet18", "data.image_size": 8, "batch.global_size": 64, "optimizer.peak_lr": 0.4,
+     "schedule.warmup_epochs": 3}
+)  # fmt: skip
 
 
-def result(output: str) -> dict:
-    return json.loads(Path(output, "scaling.json").read_text())
+class Trainings:
+    """Stands in for the processes of a size: a step takes 0.1 s, and 0.02 s more for each worker but the first."""
+
+    def __init__(self) -> None:
+        self.started: list[Sequence[str]] = []
+        self.fails_at = 0
+
+    def __call__(self, words: Sequence[str], env: Mapping[str, str], dies_by: int) -> None:
+        self.started.append(words)
+        output = Path(words[words.index("--output") + 1])
+        workers = int(output.name)
+        if workers == self.fails_at:
+            raise SizeFailed("its training ended with exit code 1")
+        config = TrainConfig.from_json(Path(words[words.index("--config") + 1]).read_text())
+        step_s = 0.1 + 0.02 * (workers - 1)
+        history = [
+            {
+                "epoch": epoch, "val_top1": 0.9 - 0.01 * workers + 0.001 * epoch, "train_s": 10 * step_s, "val_s": 0.5,
+                "images_per_s": config.batch.global_size / step_s,
+                "noise_scale": None if workers == 1 else 100.0 * epoch,
+            }
+            for epoch in range(1, config.epochs + 1)
+        ]  # fmt: skip
+        output.mkdir(parents=True)
+        (output / "result.json").write_text(json.dumps({"config": config.to_dict(), "history": history}))
+
+
+@pytest.fixture
+def trainings(monkeypatch: pytest.MonkeyPatch) -> Trainings:
+    stand_in = Trainings()
+    monkeypatch.setattr(command, "find_machine", lambda: NODES)
+    monkeypatch.setattr(size_process, "run_child", stand_in)
+    return stand_in
+
+
+@pytest.fixture
+def best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "study").mkdir()
+    (tmp_path / "study" / "best.json").write_text(SCALED.to_json())
+    return tmp_path / "study" / "best.json"
 
 
 def test_weak_scaling_from_serial_to_many_nodes(best: Path, trainings: Trainings, capsys) -> None:
-    words = ["--config", "study", "--workers", "1,2,4,8", "--epochs", "4", "--output", "out"]
-    assert scale_main(words) == 0
-    out = capsys.readouterr().out
-    # 4 epochs of 1.5 s on one worker: 3 s with 2 workers, 1.5 s with 4, 0.75 s with 8.
-    assert "left: about 5.25 s of training" in out
-    found = result("out")
-    sizes = {one["workers"]: one for one in found["sizes"]}
-    assert [one["kind"] for one in sizes.values()] == ["serial", "multi-GPU", "multi-GPU", "multi-node"]
-    assert [one["global_size"] for one in sizes.values()] == [64, 128, 256, 512]
+    assert scale_main(["--config", "study", "--workers", "1,2,4,8", "--epochs", "4", "--output", "out"]) == 0
+    sizes = read_sizes(Path("out"))
+    assert [one.config.batch.global_size for one in sizes] == [64, 128, 256, 512]
     # Goyal et al. 2017: the rate of SGD is proportional to the batch.
-    assert [one["peak_lr"] for one in sizes.values()] == pytest.approx([0.4, 0.8, 1.6, 3.2])
-    # 64 images in 0.1 s, 512 in 0.24 s.
-    assert sizes[8]["speed_up"] == pytest.approx(512 / 0.24 / 640) and sizes[8]["efficiency"] == pytest.approx(1 / 2.4)
-    assert sizes[8]["communication_share"] == pytest.approx(0.14 / 0.24)
-    assert sizes[4]["objective"] == pytest.approx(0.9 - 0.04 + 0.004)
-    assert sizes[2]["noise_scale"] == 350.0, "the median of the third and fourth epoch"
-    assert sizes[1]["epoch_s"] == pytest.approx(1.5)
-    assert "Past 2 workers more is waste" in out
-    assert (found["useful"]["workers"], found["useful"]["noise_scale"]) == (2, 350.0)
+    assert [one.config.optimizer.peak_lr for one in sizes] == pytest.approx([0.4, 0.8, 1.6, 3.2])
+    assert [one.noise_scale for one in sizes] == [None, 350.0, 350.0, 350.0], "of the third and fourth epoch"
+    # 64 images in 0.1 s, 512 in 0.24 s; four epochs of 2.4 s and 0.5 s of validation on 8 devices.
+    rows = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "1 1 64 0.4 640 100 % 1.5 s 0.0017 0.894" in rows
+    assert "8 2 512 3.2 2,133 42 % 2.9 s 0.026 0.824" in rows
+    (last,) = (row for row in rows if "more is waste" in row)
+    assert last.startswith("Past 2 workers more is waste: at 4 less than 50 % of the device hours buy progress")
+    assert "350 images" in last
 
 
 def test_strong_scaling_changes_nothing_but_the_workers(best: Path, trainings: Trainings) -> None:
     assert scale_main(["--config", str(best), "--workers", "2,4", "--mode", "strong", "--output", "out"]) == 0
     for workers in (2, 4):
-        assert TrainConfig.from_json(Path(f"out/sizes/{workers}/config.json").read_text()) == SCALED
-    assert "srun" not in " ".join(trainings.started[-1].words)
+        assert TrainConfig.from_json(Path(f"out/{workers}.json").read_text()) == SCALED
+    assert "srun" not in trainings.started[-1] and "--workers 4" in shlex.join(trainings.started[-1])
 
 
-def test_fewer_epochs_keep_the_shares_of_the_schedule(best: Path, trainings: Trainings) -> None:
-    assert scale_main(["--config", str(best), "--workers", "1,2", "--epochs", "2", "--output", "out"]) == 0
-    config = TrainConfig.from_json(Path("out/sizes/2/config.json").read_text())
-    assert (config.epochs, config.schedule.warmup_epochs) == (2, 1.0)
-
-
-def test_a_base_size_keeps_the_files_batch(best: Path, trainings: Trainings) -> None:
-    words = ["--config", str(best), "--workers", "1,2,4", "--base-workers", "4", "--epochs", "0", "--output", "out"]
+def test_fewer_epochs_keep_the_shares_of_the_schedule_and_a_base_size_the_files_batch(
+    best: Path, trainings: Trainings
+) -> None:
+    words = ["--config", str(best), "--workers", "1,2,4", "--base-workers", "4", "--epochs", "2", "--output", "out"]
     assert scale_main(words) == 0
-    assert [one["global_size"] for one in result("out")["sizes"]] == [16, 32, 64]
-    assert [one["objective"] for one in result("out")["sizes"]] == [None] * 3
-    assert result("out")["useful"]["noise_scale"] is None
+    configs = [one.config for one in read_sizes(Path("out"))]
+    assert [config.batch.global_size for config in configs] == [16, 32, 64]
+    assert {(config.epochs, config.schedule.warmup_epochs) for config in configs} == {(2, 1.0)}
 
 
 def test_a_failed_size_is_measured_by_the_same_command_and_the_others_are_not(
     best: Path, trainings: Trainings, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--config", str(best), "--workers", "1,2,4", "--output", "out"]
-    trainings.fails_at = "sizes/2/run"
+    trainings.fails_at = 2
     assert scale_main(words) == 1
     error = capsys.readouterr().err
-    assert error.count("\n") == 1 and "--workers 2: exit code 1: no memory" in error
-    assert [one["workers"] for one in result("out")["sizes"]] == [1, 4], "the others are measured"
-    trainings.fails_at, trainings.started = "", []
-    assert scale_main(words) == 0
-    folders = [started.words[-1].partition("sizes/")[2] for started in trainings.started]
-    assert folders == ["2/run"], "the profile of size 2 is kept too"
+    assert error.count("\n") == 1 and "--workers 2: its training ended with exit code 1" in error
+    assert [one.workers for one in read_sizes(Path("out"))] == [1, 4], "the others are measured"
+    trainings.fails_at, trainings.started = 0, []
+    assert scale_main([*words[:3], "1,2,4,8", *words[4:]]) == 0, "more sizes may come"
+    assert [started[-1] for started in trainings.started if "srun" not in started] == ["2"]
     trainings.started = []
     assert scale_main(words) == 0 and not trainings.started
-
-
-def test_a_size_that_diverges_is_a_result(best: Path, trainings: Trainings, capsys: pytest.CaptureFixture[str]) -> None:
-    trainings.diverges_at = "sizes/4/run"
-    assert scale_main(["--config", str(best), "--workers", "1,2,4", "--output", "out"]) == 0
-    last = result("out")["sizes"][-1]
-    assert last["diverged"] and last["objective"] is None
-    assert last["images_per_s"] == pytest.approx(256 / 0.16), "of the profile"
-    assert re.search(r"multi-GPU +4 .* diverged\n", capsys.readouterr().out)
-
-
-def test_sizes_may_be_measured_by_several_jobs(best: Path, trainings: Trainings) -> None:
-    words = ["--config", str(best), "--output", "out", "--base-workers", "1", "--workers"]
-    assert scale_main([*words, "4"]) == 0
-    assert scale_main([*words, "1,2"]) == 0
-    assert [one["global_size"] for one in result("out")["sizes"]] == [64, 128, 256]
 
 
 def test_a_size_over_several_nodes_is_a_step_of_the_job(
     best: Path, trainings: Trainings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLURM_CPUS_PER_TASK", "6")
-    assert scale_main(["--config", str(best), "--workers", "4,8", "--epochs", "1", "--output", "out"]) == 0
-    within, over = trainings.started[1], trainings.started[3]
-    assert "--workers 4" in within.typed and within.typed.startswith("bigbatch train")
+    assert scale_main(["--config", str(best), "--workers", "8", "--output", "out"]) == 0
+    (over,) = trainings.started
     for word in ("srun", "--nodes=2", "--ntasks=8", "--ntasks-per-node=4", "--cpus-per-task=6", "--kill-on-bad-exit=1"):
-        assert word in over.words
-    assert "--workers" not in over.words
+        assert word in over
+    assert "--workers" not in over
 
 
 def test_cpu_workers_have_the_same_threads_at_each_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scale_plan, "usable_cpus", lambda: 8)
-    cores = ScaleMachine(8, unit="CPU cores")
-    assert scale_plan.threads_of(cores, 4, {}) == "2"
-    assert scale_plan.threads_of(cores, 4, {"OMP_NUM_THREADS": "3"}) == "3"
-    assert scale_plan.threads_of(NODES, 4, {}) is None
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert threads_of(CORES, 4) == "2" and threads_of(NODES, 4) is None
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert threads_of(CORES, 4) == "3"
 
 
 WRONG: list[tuple[list[str], str]] = [
-    (["--workers", "2,1"], "--workers names each size once, the smallest first; got '2,1'. Write 1,2."),
-    (["--workers", "1,2,2"], "Write 1,2."),
-    (["--workers", "0,1"], "--workers needs sizes of at least 1 worker; got '0,1'"),
-    (["--workers", "1,x"], "--workers takes whole numbers with commas between them; got '1,x'"),
+    (["--workers", "2,1"], "with commas between them, the smallest first; got '2,1'"),
+    (["--workers", "0,1"], "--workers takes whole numbers from 1 on"),
+    (["--workers", "1,x"], "got '1,x'"),
     (["--workers", "1,16"], "--workers must be at most 8, the GPUs of 2 nodes with 4 each; got 16"),
     (["--workers", "1,6"], "must fill them, 4 each, or sizes do not compare; got 6. Write 4 or 8."),
     (["--workers", "1,3", "--mode", "strong"], "--workers 3 (strong scaling): batch.global_size must divide"),
     (["--workers", "1,4", "--set", "batch.global_size=400"], "--workers 4 (weak scaling): batch.global_size"),
     (["--workers", "1,2", "--base-workers", "3"], "batch.global_size must divide over the workers; got 64 over 3"),
     (["--workers", "1,2", "--base-workers", "2", "--mode", "strong"], "--base-workers belongs to weak scaling"),
-    (["--mode", "linear"], "--mode must be one of"),
-    (["--workers", "1", "--profile-steps", "0"], "--profile-steps must be at least 1; got 0"),
-    (["--workers", "1", "--epochs", "-1"], "--epochs must not be negative; got -1"),
+    (["--workers", "1", "--epochs", "0"], "--epochs must be at least 1; got 0"),
     (["--workers", "1", "--epochs", "1", "--set", "epochs=2"], "a key is set once; got --epochs and --set epochs"),
-    (["--workers", "1", "--objective", "top9"], "--objective names a metric"),
-    (["--workers", "1", "--retune", "1"], "--retune searches with 2 trials or more; got 1"),
-    (["--workers", "1", "--retune", "--epochs", "0"], "--retune trains; got --epochs 0"),
-    (["--workers", "1,8", "--retune"], "--retune searches on one node; got a size of 8 workers on 2 nodes"),
     (["--workers", "1", "--output", "/dev/null/x"], "--output must be a writable folder"),
 ]
 
@@ -147,51 +159,19 @@ def test_wrong_input_is_one_line(
     assert not trainings.started and not Path("runs").exists()
 
 
-@pytest.mark.parametrize(
-    ("source", "said"),
-    [
-        ("missing.json", "--config must be a readable file; got 'missing.json'"),
-        ("empty", "--config takes a file, or a study's folder with best.json; got 'empty' without one"),
-    ],
-)
-def test_a_configuration_that_is_not_there(source: str, said: str, best: Path, capsys) -> None:
-    Path("empty").mkdir()
-    assert said in refused_command(capsys, scale_main, ["--config", source, "--workers", "1"])
-
-
 def test_a_study_goes_on_as_it_began(best: Path, trainings: Trainings, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--config", str(best), "--workers", "1,2", "--output", "out"]
     assert scale_main(words) == 0
     capsys.readouterr()
     error = refused_command(capsys, scale_main, [*words, "--mode", "strong"])
-    assert "goes on as it began" in error and "mode 'weak' → 'strong'" in error
-    assert scale_main(["--config", str(best), "--workers", "1,2,4", "--output", "out"]) == 0, "more sizes may come"
-
-
-def test_sizes_with_other_threads_do_not_compare(best: Path, trainings: Trainings, capsys, monkeypatch) -> None:
-    words = ["--config", str(best), "--base-workers", "1", "--output", "out"]
-    cores = ScaleMachine(8, unit="CPU cores")
-    monkeypatch.setattr(command, "find_machine", lambda: cores)
-    monkeypatch.setattr(scale_plan, "usable_cpus", lambda: 8)
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert scale_main([*words, "--workers", "4"]) == 0
-    capsys.readouterr()
-    assert "OMP_NUM_THREADS '2' → '8'" in refused_command(capsys, scale_main, [*words, "--workers", "1"])
-    monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    assert scale_main([*words, "--workers", "1"]) == 0
-
-
-def test_a_damaged_size_says_what_to_remove(best: Path, trainings: Trainings, capsys) -> None:
-    words = ["--config", str(best), "--workers", "1,2", "--output", "out"]
-    assert scale_main(words) == 0
-    Path("out/sizes/2/size.json").write_text('{"schema_version": 1, "work')
-    capsys.readouterr()
-    assert "Remove the file" in refused_command(capsys, scale_main, words)
+    assert "goes on as it began" in error and "batch.global_size 128 → 64" in error
+    Path("out/2/result.json").write_text('{"config": {}, "hist')
+    assert "Remove its folder" in refused_command(capsys, scale_main, words)
 
 
 def test_a_dry_run_starts_nothing(best: Path, trainings: Trainings, capsys: pytest.CaptureFixture[str]) -> None:
     assert scale_main(["--config", "study", "--workers", "1,4", "--epochs", "10", "--dry-run"]) == 0
-    assert "known once the first size is measured" in capsys.readouterr().out
+    assert "4 workers, 1 node: batch 256 = 4 × 1 × 64, lr 1.6" in capsys.readouterr().out
     assert not trainings.started and not Path("runs").exists()
 
 
@@ -205,17 +185,30 @@ def test_scale_is_started_once_not_by_torchrun(
 
 
 def test_a_job_of_several_nodes_is_one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arguments, "local_gpu_count", lambda: 8)
+    monkeypatch.setattr(scale_plan, "local_gpu_count", lambda: 8)
     for name in ("SLURM_JOB_ID", "SLURM_JOB_NUM_NODES"):
         monkeypatch.delenv(name, raising=False)
-    assert arguments.find_machine() == ScaleMachine(8, 1, "GPUs")
+    assert find_machine() == ScaleMachine(8, 1, "GPUs")
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", "4")
-    assert arguments.find_machine() == ScaleMachine(8, 4, "GPUs")
+    assert find_machine() == ScaleMachine(8, 4, "GPUs")
 
 
-def test_a_search_at_a_size_leaves_the_last_step_of_an_epoch_as_it_is() -> None:
-    """By itself a search of digits at batch 1,024 would make a smaller last step, which the other sizes do not."""
-    for drops in (True, False):
-        config = TrainConfig().replace_keys({"batch.global_size": 1024, "data.drop_last": drops, "ema_decay": 0.9})
-        assert sorted(fixed_keys(config)) == [f"data.drop_last={json.dumps(drops)}", "ema_decay=0.9"]
+def size(workers: int, batch: int, images_per_s: float, noise_scale: float | None) -> SizeResult:
+    config = TrainConfig().replace_keys({"batch.global_size": batch})
+    return SizeResult(workers, config, images_per_s, 1.0, 1.0, {}, noise_scale)
+
+
+def test_the_limit_is_half_of_the_device_hours() -> None:
+    """Perfect speed, noise scale 1000, 100 images a worker: (1 + 0.1) / (1 + 0.1 n) is 0.61 at 8 and 0.42 at 16."""
+    sizes = [size(n, 100 * n, 50.0 * n, 1000.0) for n in (1, 2, 4, 8, 16, 32)]
+    efficiencies = progress_efficiencies(sizes, 1000.0)
+    assert efficiencies[8] == pytest.approx(1.1 / 1.8) and efficiencies[16] == pytest.approx(1.1 / 2.6)
+    assert useful_text(sizes).startswith("Past 8 workers more is waste: at 16 ")
+    assert useful_text(sizes[:4]).startswith("Up to 8 workers, the most measured")
+
+
+def test_speed_alone_may_be_the_limit() -> None:
+    speeds = {2: 100.0, 4: 180.0, 8: 190.0, 16: 2000.0}  # 1, 0.9, 0.475; the last one comes too late
+    found = useful_text([size(n, 256, speed, None) for n, speed in speeds.items()])
+    assert found.startswith("Past 4 workers more is waste: at 8 ") and "speed alone" in found

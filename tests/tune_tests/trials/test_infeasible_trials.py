@@ -63,22 +63,6 @@ def test_tpe_learns_from_trials_that_ended_early_as_infeasible(tmp_path):
     assert late_share(trials, 10, is_infeasible) <= 0.4 and best_of(trials) > 0.7
 
 
-def test_a_bound_on_the_hours_of_a_run_counts_before_any_run_has_reached_it(tmp_path):
-    def space(trial: SpaceTrial) -> None:
-        trial.suggest_float("size", 0.0, 1.0)
-        trial.set_constraint("gpu_hours", at_most=1.0)
-
-    def record(params: Params, epoch: int) -> dict[str, object]:  # four epochs of up to half an hour
-        return {"val_top1": 0.2 + 0.1 * params["size"] * epoch, "train_s": 1800.0 * params["size"]}
-
-    sizes = {"size": FloatDistribution(0.0, 1.0)}
-    shares = []
-    for seed in SEEDS:
-        search = own_search(tmp_path / f"{seed}", sizes, space, record, strategy="curves", seed=seed)
-        shares.append(late_share(search.run().trials, LATE, lambda trial: trial.params["size"] > 0.55))
-    assert statistics.mean(shares) < 0.4, "of random ones 45 % take more than ten percent too long"
-
-
 def test_early_stopping_compares_with_no_infeasible_trial(tmp_path):
     def space(trial: SpaceTrial) -> None:
         trial.suggest_float("x", 0.0, 1.0)
