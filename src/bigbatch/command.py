@@ -63,10 +63,6 @@ COMMANDS: Commands = {
         "list studies, or rank their trials under a cap of GPU hours",
     ),
     "show": (_main_of("tune.commands.show", "show_main"), "print one study, running or not"),
-    "watch": (
-        _main_of("tune.commands.watch", "watch_main"),
-        "serve the report of a running study to a browser, through an SSH tunnel",
-    ),
     "scale": (
         _main_of("tune.commands.scale", "scale_main"),
         "measure how far a configuration scales with more workers",
