@@ -73,7 +73,7 @@ COMMANDS: Commands = {
     ),
     "export": (
         _main_of("tune.commands.export"),
-        "copy a study for other tools: CSV, optuna-dashboard, TensorBoard",
+        "copy a study for other tools: CSV, TensorBoard",
     ),
     "report": (_main_of("tune.commands.report", "report_main"), "write an HTML report of one study or several"),
     "--version": (_version, "print the version and, in a clone, the commit"),
