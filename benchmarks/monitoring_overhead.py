@@ -6,20 +6,18 @@ Both arms are the main command, ``--space large_batch`` on digits, with every ch
 seed, no early stops, no confirmations. So they train the same configurations for the same epochs, which is checked.
 
 - **off**: output to a file, no W&B, no report at the end.
-- **on**: the live table on a terminal, W&B offline, ``bigbatch watch``
-  with a browser's requests every 3 s, the report at the end.
+- **on**: the live table on a terminal, W&B offline, the report at the end.
 
-Records, logs, the ledger and the journal are the search itself and in both arms. The watch server runs on the
-same cores here, where it usually has others: the cost is an upper bound. A round is one search of each arm, the
+Records, logs, the ledger and the journal are the search itself and in both arms. A round is one search of each arm, the
 second round in the opposite order. Stored: wall times, seconds within epochs, processor seconds of the search and all
-that it starts, with the watch server's (as root, by control group: other work delays them less than the wall), those
+that it starts (as root, by control group: other work delays them less than the wall), those
 of all processes but the workers (see below), ratios on/off by round with median and range, and the range of the off
 arm alone, which is the noise. ``--dry-run`` prints the two commands.
 
 **parts**: the same difference for each kind of process, as a share of the processor seconds of the search without:
-workers, driver, W&B, the watch server, Ray itself; **rest** lived too shortly to be seen, or is the last half second.
+workers, driver, W&B, Ray itself; **rest** lived too shortly to be seen, or is the last half second.
 
-**beside**: what W&B's process, the driver, Ray's dashboard, the report and the watch server take more with monitoring
+**beside**: what W&B's process, the driver, Ray's dashboard and the report take more with monitoring
 than without, as a share of the processor seconds of the search without. The times of workers vary by several percent
 from run to run, which hides a cost of one percent; those of the other processes vary less.
 
@@ -29,6 +27,7 @@ The target is that of all processor seconds, or of **beside** if those of the se
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import pty
@@ -47,14 +46,13 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 
 from processor_account import ProcessorAccount, open_account  # noqa: E402
-from spectators import Spectators  # noqa: E402
 from store import store  # noqa: E402
 
 OFF, ON = "off", "on"
 TARGET = 1.02
 """The ratio is to be below this: of processor seconds where they are measured, as wall times vary far more."""
 STUDY = "bench"
-WORKERS, DRIVER, WATCH_SERVER, WANDB, RAY, REST = "workers", "driver", "watch server", "W&B", "Ray itself", "rest"
+WORKERS, DRIVER, WANDB, RAY, REST = "workers", "driver", "W&B", "Ray itself", "rest"
 RAYS_AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
 FIXED = ("--space", "large_batch", "--strategy", "random", "--stopping", "none", "--confirm", "none", "--seed", "0")
 SAMPLE_S = 0.5
@@ -72,10 +70,10 @@ class MeasuredSearch:
     """Of all workers, within epochs."""
     trained: tuple[str, ...]
     """Each trial's configuration with the number of its epochs."""
-    seen: dict[str, int] = field(default_factory=dict)
-    """How often monitoring was looked at."""
+    drawn_bytes: int = 0
+    """What the live table wrote to the terminal."""
     processor_s: float | None = None
-    """Of the search and all that it starts; with monitoring also of the watch server. None: not measured."""
+    """Of the search and all that it starts. None: not measured."""
     parts_s: dict[str, float] = field(default_factory=dict)
     """Them by kind of process; empty: not measured."""
 
@@ -103,8 +101,6 @@ def part_of(line: str) -> str:
         return WORKERS
     if "wandb-core" in line:
         return WANDB
-    if " -m bigbatch watch " in line:
-        return WATCH_SERVER
     return DRIVER if f"{Path(__file__).name} --search " in line else RAY
 
 
@@ -145,13 +141,12 @@ def measure(arm: str, more: Sequence[str]) -> MeasuredSearch:
     with tempfile.TemporaryDirectory(prefix="bigbatch-monitoring-") as home:
         output, log = Path(home, "runs"), Path(home, "log.txt")
         account = open_account()
-        spectators = Spectators(output / STUDY, account)
         words = search_command(arm, output, more)
         words = account.counted(words) if account else words
         parts = SecondsByPart(account) if account else None
         began = time.monotonic()
         with log.open("w+b") as lines:
-            code = on_terminal(words, lines.fileno(), spectators) if arm == ON else quietly(words, lines.fileno())
+            code, drawn = on_terminal(words, lines.fileno()) if arm == ON else quietly(words, lines.fileno())
         wall_s, processor_s = time.monotonic() - began, account.seconds() if account else None
         parts_s = parts.end() if parts else {}
         if account:
@@ -159,31 +154,32 @@ def measure(arm: str, more: Sequence[str]) -> MeasuredSearch:
             account.close()
         if code:
             raise SystemExit(f"the search failed with {code}:\n{log.read_text(errors='replace')[-3000:]}")
-        found = read_search(arm, output / STUDY, wall_s, spectators.seen if arm == ON else {})
+        found = read_search(arm, output / STUDY, wall_s, drawn)
         found = replace(found, processor_s=processor_s, parts_s=parts_s)
         if problem := wrongly_monitored(found, output / STUDY):
             raise SystemExit(f"arm {arm}: {problem}")
         return found
 
 
-def quietly(words: Sequence[str], log: int) -> int:
-    """Run the search with its output in a file."""
-    return subprocess.run(words, stdout=log, stderr=log).returncode
+def quietly(words: Sequence[str], log: int) -> tuple[int, int]:
+    """Run the search with its output in a file. Returns its exit code, and 0: it has drawn nothing."""
+    return subprocess.run(words, stdout=log, stderr=log).returncode, 0
 
 
-def on_terminal(words: Sequence[str], log: int, spectators: Spectators) -> int:
-    """Run the search on a terminal that somebody watches, with its errors in a file."""
+def on_terminal(words: Sequence[str], log: int) -> tuple[int, int]:
+    """Run the search on a terminal, with its errors in a file. Returns its exit code, and the bytes that it drew."""
+    drawn = 0
     reader, terminal = pty.openpty()
-    spectators.start()
     with subprocess.Popen(words, stdout=terminal, stderr=log, env={**os.environ, "TERM": "xterm-256color"}) as search:
         os.close(terminal)
-        spectators.terminal(reader)
+        with contextlib.suppress(OSError):  # the other end is closed
+            while content := os.read(reader, 65536):
+                drawn += len(content)
     os.close(reader)
-    spectators.stop()
-    return search.returncode
+    return search.returncode, drawn
 
 
-def read_search(arm: str, study: Path, wall_s: float, seen: dict[str, int]) -> MeasuredSearch:
+def read_search(arm: str, study: Path, wall_s: float, drawn_bytes: int) -> MeasuredSearch:
     """What a search has trained, and how long that took."""
     from bigbatch import open_study
 
@@ -191,7 +187,7 @@ def read_search(arm: str, study: Path, wall_s: float, seen: dict[str, int]) -> M
     columns = sorted(name for name in opened.trials.columns if name.startswith("config."))
     trained = [json.dumps([row[name] for name in (*columns, "epochs")], default=str) for row in rows_of(opened.trials)]
     epochs_s = sum(row[part] for row in rows_of(opened.epochs) for part in EPOCH_PARTS)
-    return MeasuredSearch(arm, wall_s, epochs_s, tuple(sorted(trained)), dict(seen))
+    return MeasuredSearch(arm, wall_s, epochs_s, tuple(sorted(trained)), drawn_bytes)
 
 
 def rows_of(frame: Any) -> list[dict[str, Any]]:
@@ -208,8 +204,7 @@ def wrongly_monitored(found: MeasuredSearch, study: Path) -> str:
         return f"it wrote {' and '.join(there)}" if there else ""
     if runs < len(found.trained) or not (study / "report.html").exists():
         return f"it wrote {runs} W&B runs for {len(found.trained)} trials, or no report"
-    missing = [what for what, count in found.seen.items() if not count]
-    return f"nobody saw any {' or '.join(missing)}" if missing else ""
+    return "" if found.drawn_bytes else "it drew nothing on its terminal"
 
 
 def order_of(number: int) -> tuple[str, str]:
@@ -317,7 +312,7 @@ def main() -> int:
     for number in range(options.rounds):
         for arm in order_of(number):
             searches.append(measure(arm, more))
-            print(f"round {number + 1} {arm:>3}: {searches[-1].wall_s:.1f} s {searches[-1].seen or ''}", flush=True)
+            print(f"round {number + 1} {arm:>3}: {searches[-1].wall_s:.1f} s", flush=True)
     result = compared(searches)
     raw = [{k: v for k, v in asdict(one).items() if k != "trained"} for one in searches]
     stored = {

@@ -63,10 +63,6 @@ COMMANDS: Commands = {
         "list studies, or rank their trials under a cap of GPU hours",
     ),
     "show": (_main_of("tune.commands.show", "show_main"), "print one study, running or not"),
-    "watch": (
-        _main_of("tune.commands.watch", "watch_main"),
-        "serve the report of a running study to a browser, through an SSH tunnel",
-    ),
     "scale": (
         _main_of("tune.commands.scale", "scale_main"),
         "measure how far a configuration scales with more workers",
@@ -77,7 +73,7 @@ COMMANDS: Commands = {
     ),
     "export": (
         _main_of("tune.commands.export"),
-        "copy a study for other tools: CSV, optuna-dashboard, TensorBoard",
+        "copy a study for other tools: CSV, TensorBoard",
     ),
     "report": (_main_of("tune.commands.report", "report_main"), "write an HTML report of one study or several"),
     "--version": (_version, "print the version and, in a clone, the commit"),

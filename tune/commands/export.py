@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,10 +29,8 @@ def export_parser() -> argparse.ArgumentParser:
     add = p.add_argument
     add("study", metavar="STUDY|PATH", help="a study's name in --output, or its folder")
     add("--csv", metavar="DIR", help="write trials.csv and epochs.csv there")
-    add("--sqlite", metavar="FILE", help="copy the study into an SQLite file, for optuna-dashboard")
     add("--tensorboard", metavar="DIR", help="write event files there, with a row for HParams for each trial")
     add("--output", metavar="DIR", default="runs", help="the folder of studies (default: runs)")
-    add("--storage", metavar="URL", help="the study's database, if it is in one")
     return p
 
 
@@ -43,46 +41,23 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _export(args: argparse.Namespace) -> None:
-    asked = [(name, target) for name in FORMATS if (target := getattr(args, name))]
-    if not asked:
-        options = ", ".join(f"--{name}" for name in FORMATS)
-        raise ConfigError(f"an export needs a format; got none. Write one or more of {options}.")
+    if args.csv is None and args.tensorboard is None:
+        raise ConfigError("an export needs a format; got none. Write --csv DIR, --tensorboard DIR or both.")
     folder = find_study(args.study, Path(args.output))
-    tables = read_tables(folder, args.storage)
-    for name, target in asked:
-        try:
-            print(FORMATS[name](target, args.storage, folder, tables), flush=True)
-        except OSError as error:
-            reason = error.strerror or str(error)
-            raise ConfigError(
-                f"--{name} must be a place that can be written; got {target!r} ({reason}). Write another."
-            ) from None
+    tables = read_tables(folder)
+    try:
+        if args.csv is not None:
+            print(*(f"wrote {path}" for path in write_csv_files(tables, Path(args.csv))), sep="\n", flush=True)
+        if args.tensorboard is not None:
+            from bigbatch.tune.export.event_files import write_event_files
 
-
-def _csv(target: str, _storage: str | None, _folder: Path, tables: StudyTables) -> str:
-    return "\n".join(f"wrote {path}" for path in write_csv_files(tables, Path(target)))
-
-
-def _sqlite(target: str, storage: str | None, folder: Path, _tables: StudyTables) -> str:
-    from bigbatch.tune.export.optuna_database import write_optuna_database
-
-    write_optuna_database(folder, Path(target), storage)
-    return f"wrote {target}; look at it: {shlex.join(['optuna-dashboard', f'sqlite:///{target}'])}"
-
-
-def _tensorboard(target: str, _storage: str | None, folder: Path, tables: StudyTables) -> str:
-    from bigbatch.tune.export.event_files import write_event_files
-
-    count = write_event_files(tables, Path(target), folder)
-    return f"wrote {count} trials to {target}; look at them: tensorboard --logdir {shlex.quote(target)}"
-
-
-FORMATS: dict[str, Callable[[str, str | None, Path, StudyTables], str]] = {
-    "csv": _csv,
-    "sqlite": _sqlite,
-    "tensorboard": _tensorboard,
-}
-"""Name of an option → writes that format. Returns what was written, and how to look at it."""
+            count = write_event_files(tables, Path(args.tensorboard) / folder.resolve().name)
+            shown = shlex.quote(args.tensorboard)
+            print(f"wrote {count} trials to {args.tensorboard}; look at them: tensorboard --logdir {shown}", flush=True)
+    except OSError as error:
+        raise ConfigError(
+            f"an export needs folders that can be written; got {error.filename!r} ({error.strerror}). Write another."
+        ) from None
 
 
 def write_csv_files(tables: StudyTables, folder: Path) -> list[Path]:

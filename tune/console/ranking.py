@@ -185,7 +185,7 @@ def _runs(output: Path, say: Callable[[str], None]) -> Iterator[RankedRun]:
 
 def _trials(folder: Path) -> list[RankedRun]:
     """Trials with at least one epoch, without those that another trial repeats or continues: it has their epochs."""
-    runs = read_tables(folder, None).runs
+    runs = read_tables(folder).runs
     workers = json_values.whole_number(read_description(folder), "workers", 1)
     replaced = replaced_trials(runs)
     return [

@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bigbatch.base import json_values
-from bigbatch.base.atomic_files import write_bytes, write_text
 from bigbatch.cluster.host.optuna_journal import State
 from bigbatch.train_loop.reporter import EpochRecord
-from bigbatch.tune.export.optuna_database import check_origin
 from bigbatch.tune.runs import metrics
 from bigbatch.tune.runs.objectives import Objectives
 from bigbatch.tune.runs.run import Run
@@ -30,10 +27,6 @@ if TYPE_CHECKING:
 
 EVENT_FILE = "events.out.tfevents.0.bigbatch"
 """TensorBoard reads each file whose name contains ``tfevents``."""
-ORIGIN_FILE = "exported_from.txt"
-"""The folder of the study that was copied."""
-
-
 CONFIG_PREFIX = "config."
 _NOT_DRAWN = ("epoch", "epochs", "resumed_from_epoch", *metrics.MAPS)
 NUMBERS = tuple(name for name in EpochRecord.columns() if name not in _NOT_DRAWN)
@@ -83,33 +76,23 @@ def _epoch_ends(run: Run) -> Iterator[tuple[int, float, dict[str, float]]]:
         yield json_values.whole_number(record, "epoch"), time, numbers
 
 
-def write_event_files(tables: StudyTables, folder: Path, source: Path) -> int:
-    """Write ``folder/<study>/trial-NNNN/`` for each trial that has begun. Returns their number.
+def write_event_files(tables: StudyTables, folder: Path) -> int:
+    """Write ``trial-NNNN/`` in ``folder`` for each trial that has begun. Returns their number.
 
     A scalar for each number of an epoch, at step = epoch, and ``objective/NAME`` for what a complete trial is worth.
 
-    Args:
-        source: the study's folder.
-
-    Raises OSError, and ConfigError if ``folder`` has another study of that name.
+    Raises OSError.
     """
-    place = folder / _folder_name(tables.name)
-    noted = place / ORIGIN_FILE
-    check_origin("tensorboard", str(folder), tables.name, noted.read_text().strip() if noted.exists() else "", source)
-    place.mkdir(parents=True, exist_ok=True)
-    write_text(noted, f"{source.absolute()}\n")
+    from tensorboardX.record_writer import RecordWriter
+
     for run, settings in _runs_with_settings(tables):
-        path = place / f"trial-{run.number:04d}" / EVENT_FILE
+        path = folder / f"trial-{run.number:04d}" / EVENT_FILE
         path.parent.mkdir(parents=True, exist_ok=True)
-        events = _events(run, settings, tables.objectives)
-        write_bytes(path, b"".join(_framed(event.SerializeToString()) for event in events))
+        writer = RecordWriter(str(path))
+        for event in _events(run, settings, tables.objectives):
+            writer.write(event.SerializeToString())
+        writer.close()
     return len(tables.runs)
-
-
-def _folder_name(study: str) -> str:
-    """A study's name as the name of one folder. A study.json of somebody else may hold any name, e.g. ``../..``."""
-    name = re.sub(r"[/\\\x00-\x1f]", "_", study)
-    return "_" if name in ("", ".", "..") else name
 
 
 def _events(run: Run, settings: Settings, objectives: Objectives) -> Iterator[Event]:
@@ -134,12 +117,3 @@ def _scalars(numbers: Mapping[str, float]) -> Summary:
     from tensorboardX.proto.summary_pb2 import Summary
 
     return Summary(value=[Summary.Value(tag=name, simple_value=value) for name, value in numbers.items()])
-
-
-def _framed(content: bytes) -> bytes:
-    """A record of TFRecord: length, its checksum, content, its checksum."""
-    from tensorboardX.record_writer import masked_crc32c
-
-    length = len(content).to_bytes(8, "little")
-    sums = [masked_crc32c(part).to_bytes(4, "little") for part in (length, content)]
-    return length + sums[0] + content + sums[1]

@@ -6,7 +6,6 @@ It is written by command and at a search's end.
 from __future__ import annotations
 
 import base64
-import functools
 import gzip
 import hashlib
 import json
@@ -173,12 +172,6 @@ def _packed(content: bytes) -> str:
     return base64.b64encode(gzip.compress(content, 6, mtime=0)).decode()
 
 
-@functools.lru_cache(maxsize=1)
-def _packed_plotly(script: bytes) -> str:
-    """Kept, because it is most of a page's work and ``bigbatch watch`` writes a page again and again."""
-    return _packed(script)
-
-
 def _hash(content: bytes) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(content).digest()).decode()}'"
 
@@ -204,7 +197,7 @@ def page_document(title: str, body: Markup, book: FigureBook) -> str:
     if drawn:
         # NaN is no JSON: a browser would refuse all figures for one.
         content = json.dumps(book.content(), separators=(",", ":"), allow_nan=False).encode("utf-8", "replace")
-        parts = (("plotly", _packed_plotly(plotly)), ("figures", _packed(content)))
+        parts = (("plotly", _packed(plotly)), ("figures", _packed(content)))
         data = "".join(f'<script type="text/plain" id="{name}">{text}</script>\n' for name, text in parts)
     head = joined(
         (

@@ -1,4 +1,4 @@
-"""A study that was exported to SQLite in optuna-dashboard."""
+"""A study in optuna-dashboard."""
 
 import json
 from collections.abc import Callable
@@ -8,16 +8,17 @@ from wsgiref.util import setup_testing_defaults
 
 import pytest
 
-from bigbatch.tune.commands.export import main
 from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.options import SearchOptions
 from helpers.simulated_search import planned_search
 
 
 def answers(file: Path) -> Callable[[str], tuple[str, Any]]:
-    """From a path to the status and the JSON that optuna-dashboard answers for the database."""
-    dashboard = pytest.importorskip("optuna_dashboard")
-    app = dashboard.wsgi(f"sqlite:///{file}")
+    """From a path to the status and the JSON that ``optuna-dashboard FILE`` answers for a journal."""
+    pytest.importorskip("optuna_dashboard")
+    from optuna_dashboard import _storage_url, wsgi
+
+    app = wsgi(_storage_url.get_storage(str(file)))
 
     def get(path: str) -> tuple[str, Any]:
         said: list[str] = []
@@ -30,13 +31,11 @@ def answers(file: Path) -> Callable[[str], tuple[str, Any]]:
     return get
 
 
-def test_optuna_dashboard_serves_the_exported_study(tmp_path):
+def test_optuna_dashboard_serves_the_journal(tmp_path):
     plan = make_plan(SearchOptions(output=str(tmp_path), study="s", trials=8, max_epochs=10, confirm="1x1"))
     search = planned_search(plan, lambda config, epoch: 0.9 - 0.3 / epoch, fails=(1,)).run()
     search.store.close()
-    file = tmp_path / "copy.db"
-    assert main([str(plan.folder), "--sqlite", str(file)]) == 0
-    get = answers(file)
+    get = answers(plan.folder / "optuna.journal")
     status, found = get("/api/studies")
     assert status.startswith("200")
     number = found["study_summaries"][0]["study_id"]

@@ -1,0 +1,56 @@
+"""``bigbatch show``: a study's best by fresh seeds, and one whose study.json somebody has edited."""
+
+from pathlib import Path
+
+import optuna
+from optuna.trial import TrialState
+
+from bigbatch.train_loop.config import TrainConfig
+from bigbatch.tune.commands.show import show_main
+from bigbatch.tune.storage.store import StudyStore
+
+EPOCHS = 2
+
+
+def finish(study: optuna.Study, value: float | None, rate: float, **attrs: object) -> int:
+    """A trial that ended with ``value``; None: it diverged."""
+    study.enqueue_trial({}, user_attrs=attrs)
+    trial = study.ask()
+    trial.set_user_attr("config", TrainConfig(epochs=EPOCHS).replace_keys({"optimizer.peak_lr": rate}).to_dict())
+    for epoch in range(1, EPOCHS + 1):
+        trial.set_user_attr(f"epoch/{epoch:05d}", {"epoch": epoch, "val_top1": value, "train_s": 1.0})
+        if value is not None:
+            trial.report(value, epoch)
+    if value is None:
+        trial.set_user_attr("diverged", True)
+    study.tell(trial, value, state=TrialState.FAIL if value is None else TrialState.COMPLETE)
+    return trial.number
+
+
+def test_the_best_is_the_one_with_the_best_mean_over_fresh_seeds(tmp_path: Path, capsys) -> None:
+    store = StudyStore.create(tmp_path / "s", "s", {"trials": 3, "max_epochs": EPOCHS}, None)
+    lucky, steady, wild = (finish(store.study, value, rate) for value, rate in ((0.9, 0.5), (0.8, 0.25), (0.7, 0.125)))
+    for number, values in ((lucky, (0.6, 0.7)), (steady, (0.75, 0.81)), (wild, (0.99, None))):
+        for seed, value in enumerate(values, 1):
+            finish(store.study, value, 1.0, confirms=number, confirmation_seed=seed)
+    store.study.enqueue_trial({}, user_attrs={"confirms": steady, "confirmation_seed": 3})  # was interrupted
+    again = store.study.ask()
+    again.set_user_attr("config", TrainConfig(epochs=EPOCHS).to_dict())
+    again.set_user_attr("epoch/00001", {"epoch": 1, "val_top1": 0.1, "train_s": 1.0})
+    store.refresh(force=True)
+    store.close()
+    assert show_main([str(tmp_path / "s")]) == 0
+    text = capsys.readouterr().out
+    assert "3/3: 3 ran to their end; 7 confirmations (1 not ended)" in text
+    assert "The best is trial 1: validation top-1 78.0 %, the mean of 2 fresh seeds," in text
+    assert "80.0 % when it was chosen" in text and "Confirmed with 2 fresh seeds: 75.0 and 81.0 %" in text
+    lines = text.splitlines()
+    assert [line.split()[:2] for line in lines if line.startswith("*")] == [["*", "1"]]
+    assert sum("confirms 1" in line for line in lines) == 2 and sum("confirms 2" in line for line in lines) == 1
+
+
+def test_limits_of_another_type_in_study_json_count_as_missing(tmp_path: Path, capsys) -> None:
+    limits = {"trials": 3, "max_epochs": EPOCHS, "budget_gpu_hours": "2", "time_budget_s": [60]}
+    StudyStore.create(tmp_path / "s", "s", limits, None).close()
+    assert show_main([str(tmp_path / "s")]) == 0
+    assert "limits     3 trials; at most 2 epochs each\n" in capsys.readouterr().out
