@@ -31,7 +31,7 @@ from bigbatch.tune.runs.objective import Objective
 from bigbatch.tune.runs.objectives import Objectives
 from bigbatch.tune.runs.run import CONTINUES_ATTR
 from bigbatch.tune.runs.tables import EPOCH_PARTS
-from bigbatch.tune.storage.patient_journal import Disk
+from bigbatch.tune.storage.journal_file import Disk
 from bigbatch.tune.strategies import make_strategy
 from bigbatch.tune.trials.admission import Admission
 from bigbatch.tune.trials.live_trial import Over

@@ -17,7 +17,7 @@ from bigbatch.tune.models.protocol import SearchFacts, dimensions_of
 from bigbatch.tune.runs.knowledge import KnownStudy
 from bigbatch.tune.runs.objectives import Objectives
 from bigbatch.tune.runs.run import CONTINUES_ATTR, DIVERGED_ATTR, PAUSED_ATTR
-from bigbatch.tune.storage.patient_journal import Disk
+from bigbatch.tune.storage.journal_file import Disk
 from bigbatch.tune.storage.store import StudyStore
 from bigbatch.tune.strategies import make_strategy
 from bigbatch.tune.trials.configurations import SpaceConfigurations

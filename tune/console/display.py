@@ -24,7 +24,7 @@ from bigbatch.tune.plan.search_plan import FrontierPlan
 from bigbatch.tune.runs import metrics
 from bigbatch.tune.runs.objectives import Objectives
 from bigbatch.tune.runs.observer import TrialView, ranked
-from bigbatch.tune.storage.patient_journal import LineLog
+from bigbatch.tune.storage.journal_file import LineLog
 
 
 def best_by_value(trials: Iterable[TrialView], frontier: FrontierPlan, width: int = 80) -> str:

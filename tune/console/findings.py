@@ -13,6 +13,7 @@ from rich.console import Console
 
 from bigbatch.base import json_values
 from bigbatch.base.root import ROOT
+from bigbatch.cluster.host.holder import JOB_FOLDER
 from bigbatch.train_loop.config.given import USABLE
 from bigbatch.train_loop.config.rules import shown_name
 from bigbatch.train_loop.config.words import epochs_text
@@ -34,7 +35,6 @@ from bigbatch.tune.plan.warm_start import known_in_words
 from bigbatch.tune.runs.observer import TrialView, ranked
 from bigbatch.tune.storage.description import redact
 from bigbatch.tune.storage.frontier_file import FRONTIER_FOLDER
-from bigbatch.tune.storage.patient_journal import JOB_VARIABLE
 
 
 def print_plan(plan: SearchPlan, console: Console) -> None:
@@ -235,7 +235,7 @@ def resume_command(plan: SearchPlan, spent_hours: float | None = None) -> str:
     parts = ["--resume", "--study", plan.study]
     if plan.options.output:
         parts += ["--output", plan.options.output]
-    if JOB_VARIABLE not in os.environ:  # a job's cluster ends with the job
+    if JOB_FOLDER not in os.environ:  # a job's cluster ends with the job
         parts += ["--address", plan.options.address] if plan.options.address else []
     if spent_hours is not None and plan.budget_gpu_hours is not None:
         parts += ["--budget-gpu-hours", f"{_more_hours(plan.budget_gpu_hours, spent_hours):g}"]

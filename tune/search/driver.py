@@ -67,7 +67,7 @@ from bigbatch.tune.search.running import (
 )
 from bigbatch.tune.search.watch_thread import ClusterLost, SearchWatch
 from bigbatch.tune.storage.description import provenance, read_description
-from bigbatch.tune.storage.patient_journal import LineLog
+from bigbatch.tune.storage.journal_file import LineLog
 from bigbatch.tune.storage.storage_url import DatabaseLost
 from bigbatch.tune.storage.store import StudyStore
 from bigbatch.tune.trials.admission import end_of_allocation
@@ -109,7 +109,6 @@ def _run_search(run: SearchRun, stop: StopRequest, console: Console, talk: Conso
         store = _open_store(plan, talk)
         stack.callback(store.close)
         interrupts = stack.enter_context(Interrupts(stop))
-        store.disk.stopped = stop.is_set
         if _has_nothing_to_do(plan, store):
             return _nothing_to_do(run, store, stop, console)
         store.add_session(provenance(), **plan.to_dict())

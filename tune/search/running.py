@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bigbatch.base.waits import HEAD_GONE_S, JOINED_GRACE_S, OWN_GRACE_S
+from bigbatch.cluster.host.holder import JOB_FOLDER
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.host.signals import say_from_handler
 from bigbatch.train_loop.launch.ray_session import RayConnection
@@ -155,7 +156,7 @@ def watch_over(
             end_process_unless_done(last_resort)
 
     # Inside a job of ``cluster/``, the job itself decides when Ray's head is gone.
-    gone_s = None if os.environ.get("BIGBATCH_JOB_FOLDER") else HEAD_GONE_S
+    gone_s = None if os.environ.get(JOB_FOLDER) else HEAD_GONE_S
     grace_s = OWN_GRACE_S if connection.local else JOINED_GRACE_S
     watchdog = Watchdog(time.monotonic(), grace_s=grace_s, gone_s=gone_s, address=connection.address)
     watch = SearchWatch(

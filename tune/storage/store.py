@@ -46,8 +46,8 @@ from bigbatch.tune.storage.description import (
     redact,
 )
 from bigbatch.tune.storage.frontier_file import FRONTIER_FILE, write_frontier
+from bigbatch.tune.storage.journal_file import Disk, open_journal, repair_journal
 from bigbatch.tune.storage.kept_checkpoints import ChooseDropped, EndedCheckpoints, PausedCheckpoints
-from bigbatch.tune.storage.patient_journal import Disk, open_journal, repair_journal
 from bigbatch.tune.storage.storage_url import DatabaseLost, check_database_file
 from bigbatch.tune.storage.turns import Agree, agree_at_once, deciding
 

@@ -21,7 +21,7 @@ from bigbatch.tune.runs import retry
 from bigbatch.tune.runs.observer import TrialView
 from bigbatch.tune.runs.run import EPOCH_ATTR, OWNER_ATTR, count_ended
 from bigbatch.tune.runs.tables import epoch_of
-from bigbatch.tune.storage.patient_journal import Disk
+from bigbatch.tune.storage.journal_file import Disk
 
 if TYPE_CHECKING:  # it imports SQLAlchemy, which the journal does not need
     from bigbatch.tune.storage.drivers import Drivers

@@ -408,7 +408,7 @@ class TrialManager(LiveTrials):
         said = said_of(shown, because)
         if NO_ROOM in because or self._store.disk.full:
             self.put_back(trial_id, f"stopped because the disk is full; --resume continues it ({because})")
-            self._store.disk.trial_met(because)
+            self._store.disk.full = self._store.disk.full or because.rpartition(f"{NO_ROOM}: ")[2]
         elif self.stopping or self._ending():
             self.put_back(trial_id, f"failed while the search was stopping; --resume continues it ({because})")
         elif self._sharing and kind == FailureKind.DEVICE_MEMORY and live.per_gpu > 1:

@@ -19,7 +19,7 @@ from bigbatch.tune.models.names import STOPPINGS, STRATEGIES
 from bigbatch.tune.models.protocol import Strategy, TrialDecision
 from bigbatch.tune.proposers.samplers import sampler_factory
 from bigbatch.tune.runs.run import CONTINUES_ATTR
-from bigbatch.tune.storage.patient_journal import PatientJournal, repair_journal
+from bigbatch.tune.storage.journal_file import JournalFile, repair_journal
 from bigbatch.tune.storage.store import StudyStore
 from helpers.conducted import (
     Killed,
@@ -108,16 +108,16 @@ PAIRS = [("curves", "look"), ("tpe", "asha"), ("random", "asha")]
 def test_a_search_cut_off_within_any_proposal_goes_on_alike(strategy, stopping, tmp_path, monkeypatch):
     """The journal is cut after a parameter: as ``kill -9`` leaves it, with half a line behind or without."""
     sizes: list[int] = []
-    append = PatientJournal.append_logs
+    append = JournalFile.append_logs
 
-    def noted(self: PatientJournal, logs: list[dict[str, object]]) -> None:
+    def noted(self: JournalFile, logs: list[dict[str, object]]) -> None:
         append(self, logs)
         if any(log["op_code"] == 5 or "relative_params" in str(log) for log in logs):
             sizes.append(os.path.getsize(self._path))
 
-    monkeypatch.setattr(PatientJournal, "append_logs", noted)
+    monkeypatch.setattr(JournalFile, "append_logs", noted)
     whole = curve_search(strategy, stopping, in_journal(tmp_path / "whole")).run()
-    monkeypatch.setattr(PatientJournal, "append_logs", append)
+    monkeypatch.setattr(JournalFile, "append_logs", append)
     whole.store.close()
     journal = (tmp_path / "whole" / "optuna.journal").read_bytes()
     for size in [sizes[0], *sizes[7::22]]:
