@@ -41,7 +41,6 @@ from bigbatch.train_loop.optim import build_optimizer
 from bigbatch.train_loop.optim.build import GROUP_NUMBERS
 from bigbatch.train_loop.optim.fused import begin_momentum
 from bigbatch.train_loop.optim.noise_scale import GradientNorms
-from bigbatch.train_loop.optim.schedules import optimizer_at_start
 from bigbatch.train_loop.plugins.nested import Nested
 from bigbatch.train_loop.reporter import Reporter, report_notes
 
@@ -199,7 +198,7 @@ def _fresh_step(config: TrainConfig, source: DataSource, world: World) -> TrainS
         normalise=source.finish,
         model=model.train(),
         parallel=model,
-        optimizer=build_optimizer(model, optimizer_at_start(config), precision == "fp16"),
+        optimizer=build_optimizer(model, config.optimizer, precision == "fp16"),
         scaler=GradScaler(device.type, enabled=precision == "fp16"),
         average=WeightAverage(model, config.ema_decay) if config.ema_decay > 0 else None,
         precision=precision,

@@ -31,9 +31,8 @@ from bigbatch.train_loop.loop.until_it_fits import until_it_fits
 from bigbatch.train_loop.loop.validation import part_of, prepare_batch_norm, validate, validation_values
 from bigbatch.train_loop.loop.worker_use import forget_peak, peak_bytes
 from bigbatch.train_loop.model.sharding import is_shared_out, whole_weights
-from bigbatch.train_loop.optim.build import set_momentum
 from bigbatch.train_loop.optim.layerwise import LayerwiseOptimizer
-from bigbatch.train_loop.optim.schedules import cycled_momentum, learning_rate
+from bigbatch.train_loop.optim.schedules import learning_rate
 from bigbatch.train_loop.plugins.nested import Nested, example_count
 from bigbatch.train_loop.plugins.registry import whose_error
 from bigbatch.train_loop.reporter import EpochRecord, Reporter, best_record
@@ -157,13 +156,14 @@ def _train_epoch(run: Run) -> None:
 
 
 def _optimizer_step(run: Run, step: Step) -> None:
-    """Train one global batch at the schedule's rate and momentum."""
-    number, schedule = run.progress.optimizer_steps, run.config.schedule
-    length = {"total_steps": run.config.epochs * run.steps_per_epoch, "steps_per_epoch": run.steps_per_epoch}
-    momentum = cycled_momentum(number, **length, schedule=schedule)
-    if momentum is not None:
-        set_momentum(run.optimizer, momentum)
-    rate = learning_rate(number, **length, peak_lr=run.config.optimizer.peak_lr, schedule=schedule)
+    """Train one global batch at the schedule's rate."""
+    rate = learning_rate(
+        run.progress.optimizer_steps,
+        total_steps=run.config.epochs * run.steps_per_epoch,
+        steps_per_epoch=run.steps_per_epoch,
+        peak_lr=run.config.optimizer.peak_lr,
+        schedule=run.config.schedule,
+    )
     take_step(run, step, rate)
 
 
