@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TextIO
 
-from bigbatch.train_loop.progress import WRITE_EVERY_S, ProgressLines, ProgressPace, StepRecord, StepsFile
+from bigbatch.train_loop.progress import WRITE_EVERY_S, ProgressLines, ProgressPace
 
 _log = logging.getLogger(__name__)
 
@@ -210,8 +210,6 @@ class Reporter(Protocol):
     - ``dropped() -> bool``, as often: the same without a checkpoint. Nobody will continue this run.
     - ``steps_done(epoch, step, steps, images_per_step)``, as often as those are polled: ``step`` of the ``steps`` of
       ``epoch`` (1-based) are finished.
-    - ``steps_logged(records: Sequence[StepRecord])``, as often, with the steps that were logged since, if the attribute
-      ``log_every_steps`` says how many are (``progress.read_interval``). All ranks have the same attribute.
     """
 
     def report(self, record: EpochRecord) -> None:
@@ -250,12 +248,8 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:NAMED_NODES]) + more
 
 
-class Tracker(Protocol):
-    """Hears of a full run's epochs, earlier processes' too, and that there may be logged steps up to ``epoch``."""
-
-    def epoch(self, record: EpochRecord) -> None: ...
-
-    def steps_until(self, epoch: int) -> None: ...
+Tracker = Callable[[EpochRecord], None]
+"""Hears of a full run's epochs, earlier processes' too."""
 
 
 @dataclass
@@ -313,23 +307,11 @@ class IdleWatch:
 
 
 class PrintReporter:
-    """Prints a line for each epoch, on rank 0 only, and hands the record to ``also`` and ``tracker``.
+    """Prints a line for each epoch, on rank 0 only, and hands the record to ``tracker``."""
 
-    ``log_every_steps``: the steps that get a line too; rank 0 writes them to ``steps``, if there is one.
-    """
-
-    def __init__(
-        self,
-        rank: int = 0,
-        file: TextIO | None = None,
-        also: Callable[[EpochRecord], None] | None = None,
-        log_every_steps: str = "",
-        steps: StepsFile | None = None,
-        tracker: Tracker | None = None,
-    ) -> None:
-        self.log_every_steps, self._steps = log_every_steps, steps if rank == 0 else None
+    def __init__(self, rank: int = 0, file: TextIO | None = None, tracker: Tracker | None = None) -> None:
         self._file = (file or sys.stdout) if rank == 0 else None
-        self._also, self._tracker = (also, tracker) if rank == 0 else (None, None)
+        self._tracker = tracker if rank == 0 else None
         self._pace, self._lines = ProgressPace(WRITE_EVERY_S), ProgressLines()
         self._idle = IdleWatch(lambda text: self._say(f"warning: {text}"))
 
@@ -337,34 +319,20 @@ class PrintReporter:
         """Print a line for the epoch."""
         self._say(epoch_line(record))
         self._idle.add("this run", record.train_s + record.val_s, record.gpu_utilization)
-        if self._also is not None:
-            self._also(record)
         if self._tracker is not None:
-            self._tracker.epoch(record)
+            self._tracker(record)
 
     def steps_done(self, epoch: int, step: int, steps: int, images_per_step: int) -> None:
         """Print a line every minute within longer epochs."""
         if line := self._lines.line(self._pace.after(epoch, step, steps, images_per_step)):
             self._say(line)
 
-    def steps_logged(self, records: Sequence[StepRecord]) -> None:
-        """Print a line for each record, and write it."""
-        try:
-            fresh = records if self._steps is None else self._steps.append(records)
-        except OSError as error:
-            _log.warning("the steps since %s are not written: %s", records[0], error)
-            fresh = records
-        for record in fresh:
-            self._say(str(record))
-        if self._tracker is not None:
-            self._tracker.steps_until(records[-1].epoch)
-
     def resumed(self, history: Sequence[EpochRecord]) -> None:
         """Print how many epochs the checkpoint holds, and hand them to ``tracker``."""
         self._say(f"resumed after {len(history)} finished epochs")
         if self._tracker is not None:
             for record in history:
-                self._tracker.epoch(record)
+                self._tracker(record)
 
     def healed(self, halvings: Sequence[object]) -> None:
         """Print the last halving of the micro-batch."""

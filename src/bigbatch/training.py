@@ -9,7 +9,7 @@ import json
 import signal
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -99,7 +99,6 @@ def _words(config: Path, output: str, workers: int, checkpoint_every_s: float) -
 
 
 def _train_here(task: RunPlan, keeps: bool) -> TrainResult:
-    from bigbatch.train_loop.launch.listeners import trace_writer
     from bigbatch.train_loop.loop import train as loop
 
     main = threading.current_thread() is threading.main_thread()  # only there can Python handle signals
@@ -109,7 +108,7 @@ def _train_here(task: RunPlan, keeps: bool) -> TrainResult:
         with signals if main else nullcontext():
             result = loop.train(
                 task.config,
-                reporter=_Reporter(signals, trace_writer(task.output, 1)),
+                reporter=_Reporter(signals),
                 checkpoint_dir=task.checkpoint_dir,
                 checkpoint_every_s=task.checkpoint_every_s,
                 stage_folder=task.stage_folder,
@@ -128,8 +127,8 @@ def _train_here(task: RunPlan, keeps: bool) -> TrainResult:
 class _Reporter(PrintReporter):
     """Prints epochs, and asks for the end after a signal."""
 
-    def __init__(self, signals: StopSignals, also: Callable[[EpochRecord], None]) -> None:
-        super().__init__(also=also)
+    def __init__(self, signals: StopSignals) -> None:
+        super().__init__()
         self._signals = signals
 
     def stop_requested(self) -> bool:

@@ -22,13 +22,12 @@ from bigbatch.train_loop.loop.step import TrainStep
 from bigbatch.train_loop.model.activation_checkpointing import checkpoint_blocks
 from bigbatch.train_loop.model.sharding import blocks, shard
 from bigbatch.train_loop.optim import build_optimizer
-from bigbatch.train_loop.reporter import EpochRecord
+from bigbatch.train_loop.reporter import EpochRecord, ListReporter
 from helpers.small_disk import fill
 from helpers.tiny_training import (
     CONFIG,
     FOUND,
     LeavesOut,
-    LogsEpochs,
     StopsAt,
     be_a_rank,
     bn_model,
@@ -176,7 +175,7 @@ def case_sharded(folder: Path, rank: int) -> dict[str, Any]:
     return found
 
 
-class _FillsDisk(LogsEpochs):
+class _FillsDisk(ListReporter):
     """Leaves less room than a checkpoint takes, before the last one."""
 
     def __init__(self, folder: Path, rank: int) -> None:

@@ -26,7 +26,6 @@ from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.data.source import Batch, DataSource
 from bigbatch.train_loop.loop import assembly
 from bigbatch.train_loop.loop.train import train
-from bigbatch.train_loop.progress import StepRecord
 from bigbatch.train_loop.reporter import EpochRecord, ListReporter
 from helpers.paths import ROOT
 
@@ -173,8 +172,6 @@ def install(
 class StopsAt(ListReporter):
     """Asks for a stop when it is asked for the n-th time."""
 
-    log_every_steps = "100%"
-
     def __init__(self, polls: int) -> None:
         super().__init__()
         self.left = polls
@@ -191,19 +188,6 @@ class DropsAt(StopsAt):
 
     def stop_requested(self) -> bool:
         return False
-
-
-class LogsEpochs(ListReporter):
-    """Keeps what ``log_every_steps`` reports at the end of each epoch."""
-
-    log_every_steps = "100%"
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.logged: list[StepRecord] = []
-
-    def steps_logged(self, records: Sequence[StepRecord]) -> None:
-        self.logged += records
 
 
 def untimed(records: Sequence[EpochRecord]) -> list[dict[str, Any]]:
@@ -243,7 +227,7 @@ def outcome(
     every_s: float = 60.0,
 ) -> dict[str, Any]:
     """A run on this rank: records, whole weights, buffers and the numbers of elements that it holds; or the error."""
-    reporter = reporter or LogsEpochs()
+    reporter = reporter or ListReporter()
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as caught:
         built = install(patch.setattr, build, source)
         warnings.simplefilter("always")
@@ -255,7 +239,6 @@ def outcome(
     parameters = list(built.model.parameters())
     return {
         "records": [dataclasses.asdict(record) for record in reporter.records],
-        "logged": [[one.number, one.train_loss, one.train_top1] for one in getattr(reporter, "logged", [])],
         "weights": [whole_tensor(p).flatten().tolist() for p in parameters],
         "buffers": [buffer.double().sum().item() for buffer in built.model.buffers()],
         "held": [(p.to_local() if hasattr(p, "to_local") else p).numel() for p in parameters],

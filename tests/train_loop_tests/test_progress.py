@@ -1,7 +1,6 @@
 """How far a run is within its epoch: from the loop to the line that a person sees."""
 
 import io
-import json
 from dataclasses import replace
 
 import torch
@@ -13,11 +12,8 @@ from bigbatch.train_loop.progress import (
     ProgressLines,
     ProgressPace,
     StepProgress,
-    StepRecord,
-    StepsFile,
     progress_file,
     read_progress,
-    steps_file,
 )  # fmt: skip
 from bigbatch.train_loop.reporter import EpochRecord, ListReporter, PrintReporter
 from helpers.tiny_training import CONFIG
@@ -124,25 +120,6 @@ def test_the_driver_of_a_run_prints_what_its_worker_wrote_and_removes_the_file(t
     assert capsys.readouterr().out == "epoch 1: step 3 of 9\n"
     printer.close()
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_driver_prints_logged_steps_before_the_record_of_their_epoch_and_none_of_an_earlier_process(
-    tmp_path, capsys
-):
-    def step(number, epoch):
-        return StepRecord(number, epoch, number - 4 * (epoch - 1), 4, 1.5, 0.25, 0.1, 812.0)
-
-    records, steps = tmp_path / "records.jsonl", StepsFile(steps_file(tmp_path / "train.log"))
-    steps.append([step(1, 1), step(2, 1)])
-    printer = RecordPrinter(records, progress_file(tmp_path / "train.log"), None, steps_file(tmp_path / "train.log"))
-    steps.append([step(3, 1)])
-    printer.print_new()
-    steps.append([step(4, 1), step(5, 2)])
-    printer.print_new()  # the fifth waits: the first epoch's record is on its way
-    records.write_text(json.dumps(run_of_an_epoch().to_dict()) + "\n")
-    printer.print_new()
-    said = [line.partition("  ")[0] for line in capsys.readouterr().out.splitlines()]
-    assert said == ["epoch 1: step 3 of 4", "epoch 1: step 4 of 4", "epoch 1/3", "epoch 2: step 1 of 4"]
 
 
 def run_of_an_epoch():

@@ -17,7 +17,7 @@ from bigbatch.train_loop.config.rules import (
 )
 
 OPTIMIZERS = ("sgd", "lars", "lamb", "adamw")
-SCHEDULES = ("cosine", "poly", "linear", "onecycle", "step", "constant")
+SCHEDULES = ("cosine", "poly", "linear", "step", "constant")
 PARALLEL = ("ddp", "fsdp2")
 COMPILE = ("off", "on", "auto")
 STEMS = ("auto", "imagenet", "small", "small_pool")
@@ -241,25 +241,15 @@ class OptimizerConfig(Section, prefix="optimizer."):
 
 @dataclass(frozen=True)
 class ScheduleConfig(Section, prefix="schedule."):
-    """Learning rate over steps: linear warmup to the peak, then a decay to ``end_lr_factor``·peak.
-
-    ``onecycle`` is torch's ``OneCycleLR``, and moves the momentum too. Where a key of it is 0, torch's default holds.
-    """
+    """Learning rate over steps: linear warmup to the peak, then a decay to ``end_lr_factor``·peak."""
 
     name: str = "cosine"
     warmup_epochs: float = 0.0
-    """onecycle: 0 = 30 % of the steps (torch's ``pct_start``)."""
     warmup_steps: int = 0
     """In place of ``warmup_epochs``; 0 = those."""
     warmup_start_factor: float = 0.0
-    """Learning rate before the first step, as a part of the peak; onecycle: in the first step, 0 = 1/25 (torch's
-    ``1 / div_factor``)."""
+    """Learning rate before the first step, as a part of the peak."""
     end_lr_factor: float = 0.0
-    """onecycle: in the last step, 0 = 1/10,000 of the first one's (torch's ``1 / final_div_factor``)."""
-    base_momentum: float = 0.85
-    """onecycle: momentum, or beta1, at the peak of the rate."""
-    max_momentum: float = 0.95
-    """onecycle: momentum, or beta1, in the first and in the last step; 0 = the optimiser's own in all steps."""
     power: float = 2.0
     """poly: (1 − t)^power; MLPerf uses 2."""
     step_epochs: tuple[float, ...] = ()
@@ -278,14 +268,6 @@ class ScheduleConfig(Section, prefix="schedule."):
             )
         require_in_range("schedule.warmup_start_factor", self.warmup_start_factor, 0.0, 1.0)
         require_in_range("schedule.end_lr_factor", self.end_lr_factor, 0.0, 1.0)
-        for name in ("base_momentum", "max_momentum"):
-            value = getattr(self, name)
-            require(0.0 <= value < 1.0, f"schedule.{name} must be at least 0 and below 1", value, "Write e.g. 0.9.")
-        if 0.0 < self.max_momentum < self.base_momentum:
-            raise ConflictError(
-                f"schedule.base_momentum must not exceed schedule.max_momentum; got {self.base_momentum:g} and "
-                f"{self.max_momentum:g}. Write base_momentum={self.max_momentum:g}, or max_momentum=0 for none."
-            )
         require_in_range("schedule.power", self.power, 0.0, 10.0, open_low=True)
         require_in_range("schedule.step_factor", self.step_factor, 0.0, 1.0)
         if list(self.step_epochs) != sorted(self.step_epochs) or not all(e > 0 for e in self.step_epochs):

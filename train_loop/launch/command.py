@@ -70,7 +70,6 @@ from bigbatch.train_loop.launch.wandb_run import (
 )
 from bigbatch.train_loop.loop.oom_retry import config_after_oom, read_halvings
 from bigbatch.train_loop.plugins.metric_names import checked_metrics
-from bigbatch.train_loop.progress import LOG_EVERY_STEPS, StepsFile, read_interval, steps_file
 from bigbatch.train_loop.reporter import EpochRecord, Tracker, best_record
 
 if TYPE_CHECKING:
@@ -100,7 +99,6 @@ class RunPlan:
     profile: ProfileOptions | None = None
     """None: train."""
     quiet: bool = False
-    log_every_steps: str = ""
     wandb: str = DISABLED
     notes: tuple[str, ...] = ()
     """What the data leave out, and a warning about the images that fill no global batch."""
@@ -140,8 +138,7 @@ def train_parser(prog: str) -> OneLineParser:
     )
     add("--accept-changed-code", action="store_true", help="resume although code of your own has changed")
     add_profile_options(p)
-    add_verbosity(p, "print the result and errors alone; the epochs are in trace.jsonl")
-    add("--log-every-steps", metavar="N|PART", help=LOG_EVERY_STEPS)
+    add_verbosity(p, "print the result and errors alone")
     add("--wandb", metavar="MODE", default=DISABLED, help=WANDB_MODES)
     add("--checkpoint-every-s", type=float, default=60.0, metavar="S", help="seconds between checkpoints (default 60)")
     return p
@@ -152,7 +149,6 @@ def make_run_plan(argv: Sequence[str] | None, prog: str, launch: Launch | None) 
     parser = train_parser(prog)
     args = parser.parse_args(argv)
     log_steps(args.verbose)
-    read_interval(args.log_every_steps)
     check_wandb_mode(args.wandb)
     more = {"--on-bad-image": ("data.on_bad_image", args.on_bad_image), "--metric": ("metrics", args.metric)}
     source, config = read_source_config(parser, args, more)
@@ -186,7 +182,7 @@ def make_run_plan(argv: Sequence[str] | None, prog: str, launch: Launch | None) 
     last_step = last_step_in_words(config, info.train_size, split)
     said = (*info.notes, last_step, None if launch else unused_gpus())
     notes = tuple(text for text in said if text)
-    return RunPlan(config, workers, *kept, scan, meeting, profile, args.quiet, args.log_every_steps or "", wandb, notes)
+    return RunPlan(config, workers, *kept, scan, meeting, profile, args.quiet, wandb, notes)
 
 
 def look_together(data: DataConfig, launch: Launch | None) -> tuple[DataInfo, FolderScan | None, Meeting | None]:
@@ -215,14 +211,12 @@ def train_without_ray(task: RunPlan, launch: Launch, tracker: Tracker | None) ->
     """Train this rank's part of the run. Raises the errors of ``train``."""
     from bigbatch.train_loop.host.signals import STOP_SIGNALS
     from bigbatch.train_loop.launch.joined_ranks import joined_ranks
-    from bigbatch.train_loop.launch.listeners import StopOnSignal, trace_writer
+    from bigbatch.train_loop.launch.listeners import StopOnSignal
     from bigbatch.train_loop.loop.train import train
 
     with joined_ranks(launch, task.config.data, task.stage_folder, task.meeting) as device:
         signals = STOP_SIGNALS if launch.by == "srun" else (signal.SIGINT,)
-        steps = StepsFile(steps_file(task.output / "train.log")) if task.log_every_steps and launch.rank == 0 else None
-        trace = trace_writer(task.output, task.workers)
-        reporter = StopOnSignal(launch.rank, signals, trace, task.log_every_steps, steps, tracker)
+        reporter = StopOnSignal(launch.rank, signals, tracker)
         try:
             result = train(
                 task.config,
@@ -251,7 +245,6 @@ def train_under_ray(task: RunPlan, tracker: Tracker | None) -> Sequence[EpochRec
         checkpoint_every_s=task.checkpoint_every_s,
         stage_folder=task.stage_folder,
         scan=task.scan,
-        log_every_steps=task.log_every_steps,
         tracker=tracker,
     )
 

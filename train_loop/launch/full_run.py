@@ -29,7 +29,6 @@ from bigbatch.train_loop.errors import (
 from bigbatch.train_loop.host.disk_space import DiskFull, full_errno
 from bigbatch.train_loop.host.node_memory import count_memory_kills
 from bigbatch.train_loop.host.signals import SAVING, StopSignals, say_from_handler
-from bigbatch.train_loop.launch.listeners import trace_writer
 from bigbatch.train_loop.launch.local_workers import local_gpu_count, worker_resources
 from bigbatch.train_loop.launch.ray_session import LocalRay
 from bigbatch.train_loop.launch.trainer import fit_from_driver
@@ -43,7 +42,7 @@ from bigbatch.train_loop.launch.trial_task import (
     telling_error,
 )
 from bigbatch.train_loop.launch.worker_lines import RecordPrinter, read_lines, records_of
-from bigbatch.train_loop.progress import progress_file, steps_file
+from bigbatch.train_loop.progress import progress_file
 from bigbatch.train_loop.reporter import EpochRecord, Tracker
 
 LEAVE_S = 5.0
@@ -61,13 +60,12 @@ def fit_full_run(
     checkpoint_every_s: float = 60.0,
     stage_folder: str | None = None,
     scan: FolderScan | None = None,
-    log_every_steps: str = "",
     tracker: Tracker | None = None,
 ) -> tuple[EpochRecord, ...]:
     """A full run under Ray Train on this machine. Prints a line for each epoch. Resumes from ``output``.
 
-    Returns the records of all epochs, with those from before a resume. ``scan``: as for ``train``. ``log_every_steps``:
-    the steps that get a line, see ``progress.read_interval``. ``tracker`` hears of epochs and logged steps.
+    Returns the records of all epochs, with those from before a resume. ``scan``: as for ``train``. ``tracker`` hears
+    of epochs.
 
     Raises:
         ConfigError: anything that ``train`` refuses.
@@ -90,7 +88,6 @@ def fit_full_run(
         stop_file=output / ".stop",
         stage_folder=stage_folder,
         records_file=output / RECORDS_FILE,
-        log_every_steps=log_every_steps,
     )
     _fit_or_stop(task, cpus, gpus, scan, tracker)
     return tuple(records_of(read_lines(output / RECORDS_FILE)).values())
@@ -153,9 +150,7 @@ def _fit_until_stopped(task: TrialTask, signals: StopSignals, tracker: Tracker |
         finally:
             ended.set()
 
-    also = trace_writer(task.log_file.parent, task.workers)
-    steps = steps_file(task.log_file) if task.log_every_steps else None
-    printer = RecordPrinter(task.log_file.with_name(RECORDS_FILE), progress_file(task.log_file), also, steps, tracker)
+    printer = RecordPrinter(task.log_file.with_name(RECORDS_FILE), progress_file(task.log_file), tracker)
     threading.Thread(target=run, daemon=True, name="trainer").start()
     try:
         while not ended.wait(0.5) and signals.waited_s() < RUN_SAVE_S:

@@ -39,7 +39,7 @@ from bigbatch.train_loop.launch.worker_lines import (
     RESUMED,
     append_line,
 )
-from bigbatch.train_loop.progress import ProgressFile, StepRecord, StepsFile, progress_file, steps_file
+from bigbatch.train_loop.progress import ProgressFile, progress_file
 from bigbatch.train_loop.reporter import EpochRecord
 
 if TYPE_CHECKING:
@@ -69,7 +69,6 @@ class RayReporter:
         stop_files: once one of them exists, the run stops after the current step, with a checkpoint.
         records_file: gets a JSON line a record, for a driver that Ray's reports do not reach.
         progress: rank 0's file for the progress within an epoch.
-        log_every_steps: which steps are logged; ``steps``: rank 0's file for them.
     """
 
     def __init__(
@@ -78,10 +77,7 @@ class RayReporter:
         stop_files: Sequence[Path],
         records_file: Path | None = None,
         progress: ProgressFile | None = None,
-        log_every_steps: str = "",
-        steps: StepsFile | None = None,
     ) -> None:
-        self.log_every_steps, self._steps = log_every_steps, steps
         self._log, self._stop_files, self._records_file = log, stop_files, records_file
         self._progress = progress
         self._preemption_noticed = False
@@ -90,15 +86,6 @@ class RayReporter:
         """Write the progress within the epoch, for the displays."""
         if self._progress is not None:
             self._progress.steps_done(epoch, step, steps, images_per_step)
-
-    def steps_logged(self, records: Sequence[StepRecord]) -> None:
-        """Write them to the log, and for the driver."""
-        if self._steps is not None:
-            try:
-                for record in self._steps.append(records):
-                    self._log.info("%s", record)
-            except OSError as error:
-                self._log.warning("the steps since %s are not written: %s", records[0], error)
 
     def report(self, record: EpochRecord) -> None:
         """Send the record of a finished epoch to Ray Train."""
@@ -265,11 +252,10 @@ def _make_reporter(task: TrialTask, rank: int, log: logging.Logger) -> RayReport
     """The reporter of this rank. Rank 0's also writes the files that others read during an epoch."""
     stop_files = (task.stop_file, task.pause_file)
     if rank != 0:
-        return RayReporter(log, stop_files, log_every_steps=task.log_every_steps)
+        return RayReporter(log, stop_files)
     progress = ProgressFile(progress_file(task.log_file))
     progress.begin()
-    steps = StepsFile(steps_file(task.log_file)) if task.log_every_steps else None
-    return RayReporter(log, stop_files, task.records_file, progress, task.log_every_steps, steps)
+    return RayReporter(log, stop_files, task.records_file, progress)
 
 
 def _train(task: TrialTask, reporter: RayReporter, world: World) -> None:

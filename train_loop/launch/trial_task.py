@@ -69,8 +69,6 @@ class TrialTask:
     """Where nodes keep a copy of the data; None for no copy."""
     records_file: Path | None = None
     """In a full run, rank 0 writes a JSON line to this file for each epoch."""
-    log_every_steps: str = ""
-    """Which steps rank 0 writes to the log and to ``progress.steps_file`` (``progress.read_interval``)."""
     reported: tuple[str, ...] = ()
     """What each report of a whole training function must have, the objective first (``launch/own_report.py``)."""
     content: str = ""

@@ -1,4 +1,4 @@
-"""One run of Weights & Biases: epochs and logged steps of a trial, or of a full run. No torch here.
+"""One run of Weights & Biases: the epochs of a trial, or of a full run. No torch here.
 
 Offline mode never needs a network: the run is written to a file. ``bigbatch wandb-sync`` sends it later from a machine
 that has a network. The value of ``--wandb`` is checked here too, and whether W&B's server can be reached.
@@ -23,7 +23,6 @@ from bigbatch.base import json_values
 from bigbatch.base.command_line import nearest_word
 from bigbatch.cluster.host.allocation import PLANNED_NODES, slurm_job
 from bigbatch.train_loop.config import ConfigError, TrainConfig
-from bigbatch.train_loop.progress import StepRecord, StepsReader, steps_file
 from bigbatch.train_loop.reporter import EpochRecord, Tracker
 
 DISABLED = "disabled"
@@ -116,12 +115,11 @@ FLUSH, FLUSH_S = "x_transaction_log_flush_interval", 1.0
 """wandb writes an offline file at least this often. By its own 15 s a killed search would lose more."""
 REQUIREMENTS = "x_save_requirements"
 """wandb would list all installed packages for each run. The list of a search's first run is that of all."""
-STEP_METRICS = ("train_loss", "train_top1", "learning_rate", "images_per_s")
 METRICS = tuple(name for name, column in EpochRecord.columns().items() if column.tracked)
 
 
 class WandbRun:
-    """A run that goes on under its id. One with logged steps counts W&B's steps in optimizer steps, else in epochs.
+    """A run that goes on under its id. W&B's steps are epochs.
 
     W&B takes no step below one that it has: of a run on the server that goes on, what it has is left out. An offline
     run that goes on has a new file, which takes the place of the earlier one: give it all epochs from the first on.
@@ -129,7 +127,6 @@ class WandbRun:
     Args:
         mode: ``offline`` or ``online``.
         folder: gets W&B's folder ``wandb``.
-        log_file: of the trial or full run, beside which its worker may write logged steps. None: it does not.
         lists_packages: whether the run has the list of installed packages.
     """
 
@@ -142,7 +139,6 @@ class WandbRun:
         *,
         group: str | None = None,
         job_type: str = "train",
-        log_file: Path | None = None,
         lists_packages: bool = True,
     ) -> None:
         os.environ.setdefault("WANDB_SILENT", "true")
@@ -172,34 +168,16 @@ class WandbRun:
                 **{name: value for name, value in more.items() if name in wandb.Settings.model_fields},
             ),
         )  # fmt: skip
-        self._log_file = log_file
-        self._steps = StepsReader(steps_file(log_file)) if log_file is not None else None
-        self._waiting: list[StepRecord] = []
         self._first = int(self._run.step)
 
-    def steps_until(self, epoch: int) -> None:
-        """Log the steps up to the end of ``epoch``, as ``step/train_loss`` and so on, each once."""
-        self._waiting += self._steps.new() if self._steps else []
-        due = [one for one in self._waiting if one.epoch <= epoch]
-        self._waiting = self._waiting[len(due) :]
-        for one in due:
-            if one.number >= self._first:
-                values = {f"step/{name}": getattr(one, name) for name in STEP_METRICS}
-                # The last step of an epoch is logged together with the epoch.
-                self._run.log(values, step=one.number, commit=one.step < one.steps)
-
     def epoch(self, record: Mapping[str, object]) -> None:
-        """Log the epoch's metrics, and before them its steps."""
+        """Log the epoch's metrics."""
         epoch = json_values.whole_number(record, "epoch")
-        self.steps_until(epoch)
-        number = epoch
-        if self._log_file is not None and steps_file(self._log_file).exists():
-            number = sum(json_values.whole_number(record, name) for name in ("optimizer_steps", "skipped_steps"))
-        if number < self._first:
+        if epoch < self._first:
             return
         values = {"epoch": epoch, **{name: record[name] for name in METRICS if name in record}}
         values |= json_values.mapping(record, "metrics")
-        self._run.log(values, step=number, commit=True)  # else it is written when the next epoch ends
+        self._run.log(values, step=epoch, commit=True)  # else it is written when the next epoch ends
 
     def finish(self, summary: Mapping[str, object], *, failed: bool) -> None:
         """Close the run."""
@@ -226,10 +204,6 @@ class _FullRun:
         """An epoch has ended, of this process or of an earlier one."""
         self.tell(lambda run: run.epoch(record.to_dict()))
 
-    def steps_until(self, epoch: int) -> None:
-        """Steps up to those of ``epoch`` may be there."""
-        self.tell(lambda run: run.steps_until(epoch))
-
     def tell(self, what: Callable[[WandbRun], None]) -> None:
         """Call ``what``, unless an earlier call has failed."""
         if self._failed:
@@ -251,10 +225,10 @@ def wandb_of_full_run(mode: str, output: Path, config: TrainConfig) -> Iterator[
         return
     digest = hashlib.sha256(str(output).encode()).hexdigest()[:8]  # other folders may have this one's name
     run_id = f"{re.sub(r'[^A-Za-z0-9_.-]', '_', output.name)[:100]}-{digest}"
-    tracker = _FullRun(lambda: WandbRun(mode, output, run_id, config.to_dict(), log_file=output / "train.log"))
+    tracker = _FullRun(lambda: WandbRun(mode, output, run_id, config.to_dict()))
     failed = True
     try:
-        yield tracker
+        yield tracker.epoch
         failed = False
     finally:
         if tracker.has_begun:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from bigbatch.base import json_values
-from bigbatch.train_loop.progress import ProgressLines, StepRecord, StepsReader, read_progress
+from bigbatch.train_loop.progress import ProgressLines, read_progress
 from bigbatch.train_loop.reporter import EpochRecord, PrintReporter, Tracker
 
 RESUMED = "resumed_after"
@@ -23,27 +23,12 @@ NOTES = "notes"
 
 
 class RecordPrinter:
-    """Prints new records of the workers, each epoch once, and the steps within long epochs.
+    """Prints new records of the workers, each epoch once, and the position within long epochs."""
 
-    ``also`` gets each record, ``tracker`` those from before a resume too. ``steps``: the file of logged steps, of which
-    the new ones get a line.
-    """
-
-    def __init__(
-        self,
-        path: Path,
-        progress: Path,
-        also: Callable[[EpochRecord], None] | None = None,
-        steps: Path | None = None,
-        tracker: Tracker | None = None,
-    ) -> None:
+    def __init__(self, path: Path, progress: Path, tracker: Tracker | None = None) -> None:
         self._path, self._progress = path, progress
-        self._steps = StepsReader(steps) if steps else None
-        self._waiting: list[StepRecord] = []
-        if self._steps:
-            self._steps.new()  # an earlier process has printed these
         self._printed, self._told = 0, 0
-        self._reporter = PrintReporter(also=also, tracker=tracker)
+        self._reporter = PrintReporter(tracker=tracker)
         self._lines = ProgressLines()
         with contextlib.suppress(OSError):
             progress.write_text("")  # workers write only to an existing file
@@ -64,24 +49,13 @@ class RecordPrinter:
         if resumed_after > self._printed:
             self._reporter.resumed(list(records.values())[:resumed_after])
             self._printed = resumed_after
-        self._waiting += self._steps.new() if self._steps else []
         for epoch, record in records.items():
             if epoch > self._printed:
-                self._print_steps(epoch)
                 self._reporter.report(record)
                 self._printed = epoch
                 self._lines.something_was_said()
-        self._print_steps(self._printed + 1)  # those of a later epoch wait for the record of this one
         if line := self._lines.line(read_progress(self._progress)):
             print(line, flush=True)
-
-    def _print_steps(self, epoch: int) -> None:
-        """Print the logged steps up to those of ``epoch``."""
-        due = [step for step in self._waiting if step.epoch <= epoch]
-        self._waiting = self._waiting[len(due) :]
-        if due:
-            self._reporter.steps_logged(due)
-            self._lines.something_was_said()
 
 
 def append_line(path: Path, line: Mapping[str, object]) -> None:

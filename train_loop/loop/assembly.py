@@ -32,7 +32,6 @@ from bigbatch.train_loop.loop.metrics import LossWatch, MetricSums, ValidationMe
 from bigbatch.train_loop.loop.oom_retry import Halving, healed_split, report_halvings
 from bigbatch.train_loop.loop.sharded_state import SHARDS, read_shards
 from bigbatch.train_loop.loop.step import TrainStep, placed
-from bigbatch.train_loop.loop.step_log import StepLog
 from bigbatch.train_loop.loop.worker_use import open_use_meter
 from bigbatch.train_loop.model.losses import refuse_negative_classes
 from bigbatch.train_loop.model.networks import build_model
@@ -42,9 +41,7 @@ from bigbatch.train_loop.optim import build_optimizer
 from bigbatch.train_loop.optim.build import GROUP_NUMBERS
 from bigbatch.train_loop.optim.fused import begin_momentum
 from bigbatch.train_loop.optim.noise_scale import GradientNorms
-from bigbatch.train_loop.optim.schedules import optimizer_at_start
 from bigbatch.train_loop.plugins.nested import Nested
-from bigbatch.train_loop.progress import read_interval
 from bigbatch.train_loop.reporter import Reporter, report_notes
 
 
@@ -73,7 +70,6 @@ class Run:
     """Beside loss and top-1."""
     own_code: Mapping[str, str]
     """Fingerprints of the users' files when the run began here."""
-    log: StepLog
     replay: Callable[[Sequence[Nested], float], torch.Tensor | None] | None = None
     """``ReplayedStep.take``, if steps may be replays."""
 
@@ -157,7 +153,7 @@ def _fresh(
     split: BatchSplit,
 ) -> Run:
     """A run before its first step, with the same weights on all ranks; its step calls the bare model."""
-    device, sums, clock = world.device, MetricSums(world.device), Chronometer(world.device)
+    device, clock = world.device, Chronometer(world.device)
     step = dataclasses.replace(_fresh_step(config, source, world), phase=clock.phase)
     measures = config.noise_scale and not is_shared_out(step.model)
     norms = GradientNorms(device, split.accumulation_steps, world.workers, measures)
@@ -173,7 +169,7 @@ def _fresh(
         checkpoints=checkpoints,
         progress=RunState(),
         resumed_from_epoch=None,
-        sums=sums,
+        sums=MetricSums(device),
         norms=norms,
         watch=LossWatch(),
         clock=clock,
@@ -181,12 +177,7 @@ def _fresh(
         use=open_use_meter(world),
         metrics=build_metrics(config.metrics, source.info, world),
         own_code=code_fingerprints(own_words(config).values()),
-        log=_step_log(reporter, world, sums),
     )
-
-
-def _step_log(reporter: Reporter, world: World, sums: MetricSums, before: Sequence[float] = ()) -> StepLog:
-    return StepLog(read_interval(getattr(reporter, "log_every_steps", None)), world, sums.values, before)
 
 
 def _fresh_step(config: TrainConfig, source: DataSource, world: World) -> TrainStep:
@@ -207,7 +198,7 @@ def _fresh_step(config: TrainConfig, source: DataSource, world: World) -> TrainS
         normalise=source.finish,
         model=model.train(),
         parallel=model,
-        optimizer=build_optimizer(model, optimizer_at_start(config), precision == "fp16"),
+        optimizer=build_optimizer(model, config.optimizer, precision == "fp16"),
         scaler=GradScaler(device.type, enabled=precision == "fp16"),
         average=WeightAverage(model, config.ema_decay) if config.ema_decay > 0 else None,
         precision=precision,
@@ -231,7 +222,6 @@ def _resume(run: Run, content: Mapping[str, Any]) -> None:
         if content.get("micro_size", run.split.micro_size) == run.split.micro_size:  # else they do not compare
             run.norms.sums.copy_(torch.tensor(progress.gradient_norms, dtype=torch.float64))
         run.source.resume_bad(progress.bad_images)
-    run.log = _step_log(run.reporter, run.world, run.sums, progress.not_logged)
 
 
 def _open(

@@ -44,7 +44,7 @@ ALONE = World(0, 1, torch.device("cpu"))
 _log = logging.getLogger(__name__)
 _GOES_ON = "%s. Training continues; a stopped run continues from the checkpoint before"
 
-FORMAT = 2
+FORMAT = 3
 LATEST, PREVIOUS = "latest.pt", "previous.pt"
 
 
@@ -63,8 +63,6 @@ class RunState:
     sums: list[float] = field(default_factory=lambda: [0.0] * len(metrics.NAMES))
     """Sums of the unfinished epoch over all ranks: see ``metrics.NAMES``. A checkpoint of another version may hold
     fewer or more."""
-    not_logged: list[float] = field(default_factory=list)
-    """Sums over all ranks since the last logged step: see ``step_log.StepLog``. Empty where no steps are logged."""
     gradient_norms: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
     """Gradient norms of the unfinished epoch over all ranks: see ``noise_scale.GradientNorms``."""
     trust_ratios: dict[str, float] | None = None

@@ -27,7 +27,6 @@ from bigbatch.train_loop.loop.assembly import Run, seed_batch
 from bigbatch.train_loop.model.sharding import is_shared_out
 from bigbatch.train_loop.optim.build import LR_FACTOR, set_learning_rate
 from bigbatch.train_loop.optim.layerwise import norms
-from bigbatch.train_loop.optim.schedules import cycled_momentum
 from bigbatch.train_loop.plugins.nested import Nested
 from bigbatch.train_loop.reporter import report_notes
 
@@ -107,14 +106,12 @@ def _say(run: Run, reason: str) -> None:
 def _why_not(run: Run) -> str:
     """Why the run's steps cannot be recorded, as far as is known before the first one; empty where they can."""
     config = run.config
-    moves = cycled_momentum(0, total_steps=1, steps_per_epoch=1, schedule=config.schedule)
     code = " and ".join(filter(is_own, (config.model.name, config.loss, config.optimizer.name)))
     reasons = {
         "it needs a GPU": run.world.device.type != "cuda",
         "it is for one worker": run.world.workers > 1 or is_shared_out(run.model),
         "a step has several micro-batches": run.split.accumulation_steps > 1,
         "fp16 reads its scale in each step": run.scaler.is_enabled(),
-        "the schedule moves the momentum": moves is not None,
         "activation checkpointing reads the generator's state in a step": config.model.activation_checkpointing,
         f"a replay would leave out the Python code of {code}": bool(code),
         f"it needs torch {LEAST_TORCH}": torch.__version__ < LEAST_TORCH,

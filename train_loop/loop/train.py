@@ -31,9 +31,8 @@ from bigbatch.train_loop.loop.until_it_fits import until_it_fits
 from bigbatch.train_loop.loop.validation import part_of, prepare_batch_norm, validate, validation_values
 from bigbatch.train_loop.loop.worker_use import forget_peak, peak_bytes
 from bigbatch.train_loop.model.sharding import is_shared_out, whole_weights
-from bigbatch.train_loop.optim.build import set_momentum
 from bigbatch.train_loop.optim.layerwise import LayerwiseOptimizer
-from bigbatch.train_loop.optim.schedules import cycled_momentum, learning_rate
+from bigbatch.train_loop.optim.schedules import learning_rate
 from bigbatch.train_loop.plugins.nested import Nested, example_count
 from bigbatch.train_loop.plugins.registry import whose_error
 from bigbatch.train_loop.reporter import EpochRecord, Reporter, best_record
@@ -147,26 +146,24 @@ def _train_epoch(run: Run) -> None:
         start_step=progress.step,
         drop_last=run.config.data.drop_last,
     )
-    run.log.epoch_begins()
     for step in run.clock.waiting(steps, "data_s"):
         with run.clock.part("step_s"):
             _optimizer_step(run, step)
             progress.step += 1
-            run.log.step_done(progress, run.steps_per_epoch)
         last = progress.step == run.steps_per_epoch
         if run.heartbeat.due() or last:
             _meet(run, last)
-    run.log.epoch_ends()
 
 
 def _optimizer_step(run: Run, step: Step) -> None:
-    """Train one global batch at the schedule's rate and momentum."""
-    number, schedule = run.progress.optimizer_steps, run.config.schedule
-    length = {"total_steps": run.config.epochs * run.steps_per_epoch, "steps_per_epoch": run.steps_per_epoch}
-    momentum = cycled_momentum(number, **length, schedule=schedule)
-    if momentum is not None:
-        set_momentum(run.optimizer, momentum)
-    rate = learning_rate(number, **length, peak_lr=run.config.optimizer.peak_lr, schedule=schedule)
+    """Train one global batch at the schedule's rate."""
+    rate = learning_rate(
+        run.progress.optimizer_steps,
+        total_steps=run.config.epochs * run.steps_per_epoch,
+        steps_per_epoch=run.steps_per_epoch,
+        peak_lr=run.config.optimizer.peak_lr,
+        schedule=run.config.schedule,
+    )
     take_step(run, step, rate)
 
 
@@ -235,9 +232,6 @@ def _meet(run: Run, last_of_epoch: bool) -> None:
     """Exchange what all ranks must know or do at the same step: a bad loss, a checkpoint, a stop."""
     with run.clock.part("step_s"):
         bad_step, bad_kind = run.watch.codes()  # waits for the device
-        logged = run.log.take()
-    if logged and hasattr(run.reporter, "steps_logged"):
-        run.reporter.steps_logged(logged)
     # At the end of an epoch the checkpoint waits for the record, unless it was requested.
     due = not last_of_epoch and run.checkpoints.due(within_epoch=True)
     wanted = run.reporter.checkpoint_requested() or due
@@ -315,7 +309,6 @@ def _write_checkpoint(run: Run) -> None:
     """Write a checkpoint. All ranks must call this: it sums the unfinished epoch over the ranks."""
     with run.clock.part("checkpoint_s"):
         run.progress.sums = run.world.sum(run.sums.values.clone()).tolist()
-        run.progress.not_logged = run.log.not_logged()
         run.progress.gradient_norms = run.world.sum(run.norms.sums.clone()).tolist()
         run.progress.trust_ratios = trust_ratios_of(run.optimizer) or run.progress.trust_ratios
         here = run.norms.sums.new_tensor([run.source.bad_images, run.use.used().gpu_energy_j])

@@ -1,4 +1,4 @@
-"""Convolutions that torch computes slowly or wrongly on CPUs, computed in another way there."""
+"""Convolutions that torch computes slowly on CPUs, computed in another way there."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import conv2d, linear
+from torch.nn.functional import linear
 
 LARGEST_MAP = 2
 """Pixels a side. A 3×3 kernel with a padding of 1 covers such a map from each of its pixels."""
@@ -32,29 +32,6 @@ class SmallMapConv2d(nn.Conv2d):
         found = linear(images.permute(0, 2, 3, 1).flatten(1), torch.cat(outputs))
         rows = -(-height // self.stride[0])
         return found.view(count, rows, -1, self.out_channels).permute(0, 3, 1, 2)
-
-
-class StridedPixelConv2d(nn.Conv2d):
-    """A 1×1 convolution with a stride, as one without a stride on the pixels that it reads.
-
-    In torch 2.14 the gradient of such a convolution with 2 to 7 input channels in ``channels_last`` damages the
-    process's memory: with one thread the process dies, with two it hangs.
-    """
-
-    def forward(self, images: Tensor) -> Tensor:
-        if images.device.type != "cpu":
-            return super().forward(images)
-        down, right = self.stride
-        return conv2d(images[..., ::down, ::right], self.weight, self.bias)
-
-
-def avoid_strided_pixels(model: nn.Module) -> None:
-    """Give a network ``StridedPixelConv2d`` where it has such convolutions. Parameters and their names stay."""
-    for module in model.modules():
-        if type(module) is not nn.Conv2d or module.groups > 1 or module.in_channels >= 8:
-            continue
-        if module.kernel_size == (1, 1) and module.padding in ((0, 0), "valid") and max(module.stride) > 1:
-            module.__class__ = StridedPixelConv2d
 
 
 def multiply_small_maps(model: Any) -> None:

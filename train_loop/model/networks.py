@@ -100,11 +100,8 @@ def build_model(config: ModelConfig, info: DataInfo) -> nn.Module:
     """
     from torch import nn
 
-    from bigbatch.train_loop.model.cpu_convolutions import avoid_strided_pixels
-
     check_model(config, info)
     model = _network(config, info)
-    avoid_strided_pixels(model)
     if config.zero_init_last_gamma:
         _zero_last_gammas(model)
     if config.pretrained:

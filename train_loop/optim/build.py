@@ -53,23 +53,6 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
         group["lr"] = rate * group.get(LR_FACTOR, 1.0)
 
 
-def set_momentum(optimizer: torch.optim.Optimizer, momentum: float) -> None:
-    """Set each group's momentum, or its beta1, as torch's ``OneCycleLR`` does.
-
-    Raises ConfigError if a group has neither: the optimizer is a user's own.
-    """
-    for group in optimizer.param_groups:
-        if "betas" in group:
-            group["betas"] = (momentum, *group["betas"][1:])
-        elif "momentum" in group:
-            group["momentum"] = momentum
-        else:
-            raise ConfigError(
-                "schedule.name=onecycle moves the optimizer's momentum or beta1; got a group of "
-                f"{type(optimizer).__name__} that has neither. Write schedule.max_momentum=0."
-            )
-
-
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[ParamGroup]:
     """Trainable parameters in two groups: with weight decay and trust ratio, and without either.
 

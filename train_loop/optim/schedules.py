@@ -1,20 +1,16 @@
-"""Learning rate and momentum as pure functions of the optimizer step, without torch and without state.
+"""The learning rate as a pure function of the optimizer step, without torch and without state.
 
-A run that resumes, skips a step or is asked twice gets the same values for the same step number.
+A run that resumes, skips a step or is asked twice gets the same value for the same step number.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
-from bigbatch.train_loop.config import OptimizerConfig, ScheduleConfig, TrainConfig
+from bigbatch.train_loop.config import ScheduleConfig
 
 # Epochs times steps an epoch is rounded in float64: 0.07 · 100 is a little above 7.
 STEP_TOLERANCE = 1e-6
-
-# What torch's OneCycleLR does by itself: pct_start, 1 / div_factor, 1 / final_div_factor.
-CYCLE_RISE, CYCLE_START, CYCLE_END = 0.3, 1 / 25, 1e-4
 
 
 def learning_rate(
@@ -33,9 +29,6 @@ def learning_rate(
       MLPerf's reference (decay_steps = train_steps − warmup_steps + 1): with e = 0 a run of 12
       steps would else spend one of them on a rate of 0. ``cosine`` e + (1 − e)(1 + cos πt)/2
       (Loshchilov & Hutter 2017), ``linear`` e + (1 − e)(1 − t), ``poly`` e + (1 − e)(1 − t)^power.
-    - ``onecycle``: torch's ``OneCycleLR`` (Smith & Topin 2018, in fastai's form), step by step: along half a cosine
-      from f in the first step to the peak in step W − 1, and along another one to e in the last step, T − 1. Where a
-      key is 0, torch's default holds: W = 0.3·T, f = 1/25, e = f/10,000. ``cycled_momentum`` is its other half.
     - ``constant`` stays at the peak. ``step`` multiplies the rate by ``step_factor`` at the start of
       each of ``step_epochs`` (also during warmup), but not below e.
 
@@ -52,50 +45,12 @@ def learning_rate(
     if not 0 <= step < total_steps:
         raise ValueError(f"step must be at least 0 and below total_steps={total_steps}; got {step}")
     warmup_steps = schedule.warmup_steps or schedule.warmup_epochs * steps_per_epoch
-    if schedule.name == "onecycle":
-        start = schedule.warmup_start_factor or CYCLE_START
-        values = peak_lr * start, peak_lr, peak_lr * (schedule.end_lr_factor or start * CYCLE_END)
-        return _cycled(step, total_steps, warmup_steps, values)
     warmup = _warmup_factor(step + 1, warmup_steps, schedule)
     if schedule.name == "step":
         return peak_lr * warmup * _step_factor(step, steps_per_epoch, schedule)
     start = max(warmup_steps, 1.0)
     elapsed = 0.0 if step + 1 <= start else (step + 1 - start) / (total_steps + 1 - start)
     return peak_lr * warmup * _decay_factor(elapsed, schedule)
-
-
-def cycled_momentum(step: int, *, total_steps: int, steps_per_epoch: int, schedule: ScheduleConfig) -> float | None:
-    """Momentum, or beta1, for optimizer step number ``step``; None where the optimizer's own stays.
-
-    As ``OneCycleLR`` with ``cycle_momentum``: from ``max_momentum`` to ``base_momentum`` while the rate rises, and back
-    while it falls.
-    """
-    if schedule.name != "onecycle" or not schedule.max_momentum:
-        return None
-    warmup_steps = schedule.warmup_steps or schedule.warmup_epochs * steps_per_epoch
-    values = schedule.max_momentum, schedule.base_momentum, schedule.max_momentum
-    return _cycled(step, total_steps, warmup_steps, values)
-
-
-def optimizer_at_start(config: TrainConfig) -> OptimizerConfig:
-    """The optimizer's configuration with the momentum of the first step, so that it makes a buffer for one."""
-    momentum = config.schedule.max_momentum
-    if config.schedule.name != "onecycle" or not momentum:
-        return config.optimizer
-    return dataclasses.replace(config.optimizer, momentum=momentum, beta1=momentum)
-
-
-def _cycled(step: int, total_steps: int, warmup_steps: float, values: tuple[float, float, float]) -> float:
-    """Along half a cosine from the first value to the second in step ``warmup_steps - 1``, then to the third."""
-    first, top, last = values
-    peak = (warmup_steps or CYCLE_RISE * total_steps) - 1.0
-    if step <= peak:
-        return _half_cosine(first, top, step / peak if peak > 0.0 else 1.0)
-    return _half_cosine(top, last, (step - peak) / (total_steps - 1 - peak))
-
-
-def _half_cosine(start: float, end: float, done: float) -> float:
-    return end + (start - end) / 2.0 * (math.cos(math.pi * done) + 1.0)
 
 
 def _warmup_factor(x: int, warmup_steps: float, schedule: ScheduleConfig) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 
 from bigbatch.train_loop.launch.wandb_run import OFFLINE_RUNS, WandbRun
@@ -11,13 +10,10 @@ from bigbatch.tune.runs.observer import TrialView
 
 
 class WandbObserver:
-    """Writes each trial to ``wandb`` in the study's ``folder``, as a run ``<study>-<number>`` of the group ``<study>``.
+    """Writes each trial to ``wandb`` in the study's ``folder``: a run ``<study>-<number>`` of the group ``<study>``."""
 
-    ``logs``: the log file of a trial, beside which its worker may write logged steps; None: it does not.
-    """
-
-    def __init__(self, mode: str, study: str, folder: Path, logs: Callable[[int], Path] | None = None) -> None:
-        self._mode, self._study, self._folder, self._logs = mode, study, folder, logs
+    def __init__(self, mode: str, study: str, folder: Path) -> None:
+        self._mode, self._study, self._folder = mode, study, folder
         self._runs: dict[int, WandbRun] = {}
         self._has_begun = False
 
@@ -34,17 +30,11 @@ class WandbObserver:
             },
             group=self._study,
             job_type="trial",
-            log_file=self._logs(trial.number) if self._logs is not None else None,
             lists_packages=not self._has_begun,
         )
         self._has_begun = True
         for record in trial.records:
             run.epoch(record)
-
-    def steps_done(self, trial: TrialView) -> None:
-        """Log the steps of the epoch that runs. Those of a later one wait until this one's metrics are logged."""
-        if run := self._runs.get(trial.number):
-            run.steps_until(len(trial.records) + 1)
 
     def epoch_ended(self, trial: TrialView, record: dict[str, object]) -> None:
         """Log the epoch's metrics."""

@@ -14,7 +14,6 @@ from bigbatch.base.command_line import OneLineParser
 from bigbatch.base.streams import add_verbosity
 from bigbatch.train_loop.host.command_line import add_part_options
 from bigbatch.train_loop.launch.wandb_run import WANDB_MODES
-from bigbatch.train_loop.progress import LOG_EVERY_STEPS
 from bigbatch.tune.plan.holdout import parse_holdout
 
 FIRST, TRAINED, BEST, SEARCHED, RUN, RARE = (
@@ -90,7 +89,6 @@ OPTIONS = (
     Option("baseline", RARE, "METRIC=VALUE", "what a constant prediction reaches (default: measured, but with "
            "--trainable it is not known)", MANY),
     Option("join", RARE, None, "with --storage: work on a study on which other drivers work too", FLAG),
-    Option("log-every-steps", RARE, "N|PART", f"{LOG_EVERY_STEPS}, in each trial's log and to W&B"),
     Option("no-check", RARE, None, "do not first train two batches on the CPU with code of your own", FLAG),
     Option("accept-changed-code", RARE, None, "with --resume: go on although code of your own has changed", FLAG),
 )  # fmt: skip

@@ -27,7 +27,6 @@ from bigbatch.train_loop.host.command_line import check_writable, with_parts
 from bigbatch.train_loop.host.folder_hold import unwritable
 from bigbatch.train_loop.launch import wandb_run
 from bigbatch.train_loop.plugins.metric_names import checked_metrics
-from bigbatch.train_loop.progress import read_interval
 from bigbatch.tune.models.names import STOPPINGS, STRATEGIES, resolved
 from bigbatch.tune.plan.enqueued import first_trials
 from bigbatch.tune.plan.fitting import (
@@ -264,7 +263,6 @@ def check_option_values(o: SearchOptions) -> CheckedOptions:
     """Check the options that need no look at space, data, files or machine. Raises ConfigError."""
     wandb = o.wandb or wandb_run.DISABLED
     wandb_run.check_wandb_mode(wandb)
-    read_interval(o.log_every_steps)
     seed = 0 if o.seed is None else o.seed
     TrainConfig(seed=seed)  # checks its range
     overrides = _overrides(o)

@@ -20,7 +20,7 @@ from bigbatch.train_loop.data.catalogue import NAMES
 RESUMED_OPTIONS = (
     "space", "data", "subset", "val_part", "holdout", "model", "trials", "max_epochs", "budget_gpu_hours", "strategy",
     "stopping", "workers", "set", "loss", "optimizer", "batch", "tolerance", "confirm",
-    "seed", "wandb", "log_every_steps", "on_bad_image", "stage", "trainable", "metric",
+    "seed", "wandb", "on_bad_image", "stage", "trainable", "metric",
     "trials_per_gpu",
 )  # fmt: skip
 
@@ -77,7 +77,6 @@ class SearchOptions:
     seed: int | None = None
     address: str | None = None
     wandb: str | None = None
-    log_every_steps: str | None = None
     dry_run: bool = False
     quiet: bool = False
     verbose: bool = False
@@ -177,6 +176,5 @@ class SearchKeywords(TypedDict, total=False):
     seed: int | None
     address: str | None
     wandb: str | None
-    log_every_steps: int | str | None
     quiet: bool
     verbose: bool

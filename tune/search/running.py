@@ -130,7 +130,7 @@ def recorders(run: SearchRun, store: StudyStore, stack: ExitStack) -> list[Obser
     plan = run.plan
     observers: list[Observer] = []
     if plan.wandb != "disabled":
-        run.wandb = wandb_log.WandbObserver(plan.wandb, store.study.study_name, plan.folder, logs=store.trial_log)
+        run.wandb = wandb_log.WandbObserver(plan.wandb, store.study.study_name, plan.folder)
         stack.callback(run.wandb.close)
         observers.append(run.wandb)
     if plan.storage is not None:
@@ -226,7 +226,6 @@ def _task(run: SearchRun, store: StudyStore, ray_storage: Path, number: int, con
         log_file=store.trial_log(number),
         stop_file=store.stop_file,
         stage_folder=plan.options.stage,
-        log_every_steps=plan.options.log_every_steps or "",
         reported=reported_names(plan.objectives) if plan.trainable else (),
         content="" if plan.scan else plan.data.content,  # of an image folder the trials are handed the list
     )

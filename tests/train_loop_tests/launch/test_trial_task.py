@@ -22,7 +22,7 @@ TASK = TrialTask(
     worker_resources={"CPU": 1.5, "GPU": 1.0}, restarts=3, ray_storage=Path("/scratch/ray"),
     checkpoint_dir=Path("/study/checkpoints/trial-0007"), checkpoint_every_s=20.0,
     log_file=Path("/study/logs/trial-0007.log"), stop_file=Path("/study/.stop"), stage_folder="/local",
-    records_file=Path("/study/records.jsonl"), log_every_steps="10%", content="0f",
+    records_file=Path("/study/records.jsonl"), content="0f",
 )  # fmt: skip
 
 

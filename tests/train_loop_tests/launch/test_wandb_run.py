@@ -1,4 +1,4 @@
-"""``bigbatch train --wandb``: epochs and logged steps are in W&B's real offline file, also over a resume."""
+"""``bigbatch train --wandb``: epochs are in W&B's real offline file, also over a resume."""
 
 import contextlib
 import json
@@ -11,7 +11,7 @@ from bigbatch.train_loop.launch import wandb_run
 from bigbatch.train_loop.launch.command import main
 from bigbatch.train_loop.launch.wandb_run import wandb_of_full_run
 from bigbatch.train_loop.launch.worker_lines import RecordPrinter
-from bigbatch.train_loop.progress import StepRecord, StepsFile, progress_file, steps_file
+from bigbatch.train_loop.progress import progress_file
 from bigbatch.train_loop.reporter import EpochRecord, PrintReporter
 from bigbatch.tune.commands.wandb_sync import wandb_sync_main
 from helpers.commands import run
@@ -28,38 +28,26 @@ def record(epoch: int) -> EpochRecord:
     )  # fmt: skip
 
 
-def step(number: int) -> StepRecord:
-    epoch = (number - 1) // 10 + 1
-    return StepRecord(number, epoch, number - 10 * (epoch - 1), 10, 1 / number, 0.5, 0.1, 99.0)
-
-
 def rows(server: WandbServer) -> list[tuple[object, ...]]:
     (run,) = server.runs.values()
-    return [(row["_step"], row.get("step/train_loss"), row.get("val_top1")) for row in run.history]
+    return [(row["_step"], row["train_loss"], row["val_top1"]) for row in run.history]
 
 
-WHOLE = [(5, 1 / 5, None), (10, 1 / 10, 0.1), (15, 1 / 15, None), (20, 1 / 20, 0.2), (30, 1 / 30, 0.3)]
+WHOLE = [(1, 1.0, 0.1), (2, 0.5, 0.2), (3, 1 / 3, 0.3)]
 
 
-def test_a_run_that_was_stopped_and_goes_on_is_one_run_with_all_its_steps_and_epochs(tmp_path, monkeypatch, capsys):
-    file = steps_file(tmp_path / "train.log")
+def test_a_run_that_was_stopped_and_goes_on_is_one_run_with_all_its_epochs(tmp_path, monkeypatch, capsys):
     with contextlib.suppress(KeyboardInterrupt), wandb_of_full_run("offline", tmp_path, CONFIG) as tracker:
-        reporter = PrintReporter(log_every_steps="5", steps=StepsFile(file), tracker=tracker)
-        reporter.steps_logged([step(5), step(10)])
-        reporter.report(record(1))
-        reporter.steps_logged([step(15)])
+        PrintReporter(tracker=tracker).report(record(1))
         raise KeyboardInterrupt
-    # Its second process is Ray's driver, whose workers write the files.
-    records, steps = tmp_path / "records.jsonl", StepsFile(file)
+    # Its second process is Ray's driver, whose workers write the file.
+    records = tmp_path / "records.jsonl"
     with wandb_of_full_run("offline", tmp_path, CONFIG) as tracker:
-        printer = RecordPrinter(records, progress_file(tmp_path / "train.log"), None, file, tracker)
+        printer = RecordPrinter(records, progress_file(tmp_path / "train.log"), tracker)
         records.write_text('{"resumed_after": 1}\n' + line(record(1)))
-        printer.print_new()
-        steps.append([step(15), step(20)])  # the fifteenth was trained again
-        records.write_text(records.read_text() + line(record(2)))
-        printer.print_new()
-        steps.append([step(30)])
-        records.write_text(records.read_text() + line(record(3)))
+        for epoch in (2, 3):
+            printer.print_new()
+            records.write_text(records.read_text() + line(record(epoch)))
         printer.print_new()
         printer.close()
     assert f"bigbatch wandb-sync {tmp_path}" in capsys.readouterr().out

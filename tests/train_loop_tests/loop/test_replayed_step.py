@@ -351,7 +351,6 @@ def test_a_recording_has_room_for_a_second_step_and_the_comparison(
             "activation checkpointing reads the generator's state in a step",
         ),
         ({"batch.micro_size": 8}, "a step has several micro-batches"),
-        ({"schedule.name": "onecycle", "schedule.max_momentum": 0.95}, "the schedule moves the momentum"),
         (
             {"loss": "mine.py:loss", "label_smoothing": 0},
             "a replay would leave out the Python code of mine.py:loss",

@@ -5,8 +5,8 @@ import math
 
 import pytest
 
-from bigbatch.train_loop.config import ConfigError, ScheduleConfig
-from bigbatch.train_loop.optim.schedules import cycled_momentum, learning_rate
+from bigbatch.train_loop.config import ScheduleConfig
+from bigbatch.train_loop.optim.schedules import learning_rate
 
 
 def rates(total_steps, steps_per_epoch=10, peak_lr=1.0, **schedule):
@@ -122,91 +122,3 @@ def test_a_step_outside_the_run_and_a_run_without_steps_are_refused(step, total_
     length = {"total_steps": total_steps, "steps_per_epoch": steps_per_epoch}
     with pytest.raises(ValueError, match=said):
         learning_rate(step, **length, peak_lr=1.0, schedule=ScheduleConfig())
-
-
-# --- onecycle: torch's OneCycleLR, which steps through the same run ---
-
-
-def torchs_cycle(total_steps, peaks, resume_at=None, optimizer="SGD", **options):
-    """(rate, momentum or beta1) of each group in each step, as torch sets them; with a restart from its state."""
-    import torch
-
-    def made():
-        groups = [{"params": [torch.nn.Parameter(torch.zeros(1))], "lr": peak} for peak in peaks]
-        kwargs = {"momentum": 0.9} if optimizer == "SGD" else {}
-        it = getattr(torch.optim, optimizer)(groups, lr=1.0, **kwargs)
-        return it, torch.optim.lr_scheduler.OneCycleLR(it, list(peaks), total_steps=total_steps, **options)
-
-    it, scheduler = made()
-    found = []
-    for step in range(total_steps):
-        if step == resume_at:
-            states = it.state_dict(), scheduler.state_dict()
-            it, scheduler = made()
-            it.load_state_dict(states[0])
-            scheduler.load_state_dict(states[1])
-        found.append([(g["lr"], g["betas"][0] if "betas" in g else g["momentum"]) for g in it.param_groups])
-        it.step()
-        if step + 1 < total_steps:
-            scheduler.step()
-    return found
-
-
-def our_cycle(total_steps, steps_per_epoch, peaks, **schedule):
-    config = ScheduleConfig(name="onecycle", **schedule)
-    length = {"total_steps": total_steps, "steps_per_epoch": steps_per_epoch, "schedule": config}
-    return [
-        [(learning_rate(step, peak_lr=peak, **length), cycled_momentum(step, **length)) for peak in peaks]
-        for step in range(total_steps)
-    ]
-
-
-@pytest.mark.parametrize("total_steps", [2, 3, 7, 40, 301])
-@pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
-@pytest.mark.parametrize(
-    ("ours", "theirs"),
-    [
-        ({}, {}),
-        ({"warmup_epochs": 0.25}, {"pct_start": 0.25}),
-        ({"warmup_epochs": 1.0}, {"pct_start": 1.0}),
-        (
-            {"warmup_start_factor": 0.2, "end_lr_factor": 0.01, "base_momentum": 0.6, "max_momentum": 0.99},
-            {"div_factor": 5.0, "final_div_factor": 20.0, "base_momentum": 0.6, "max_momentum": 0.99},
-        ),
-        ({"warmup_start_factor": 0.2}, {"div_factor": 5.0}),
-    ],
-)
-def test_onecycle_is_torchs_in_each_step_and_group_also_after_a_resume(total_steps, optimizer, ours, theirs):
-    peaks = (3.7, 0.37)  # as of no_decay_lr_factor=0.1
-    resume_at = total_steps // 2 + 1
-    expected = torchs_cycle(total_steps, peaks, resume_at, optimizer, **theirs)
-    found = our_cycle(total_steps, total_steps, peaks, **ours)
-    for theirs_in_step, ours_in_step in zip(expected, found, strict=True):
-        for one, other in zip(theirs_in_step, ours_in_step, strict=True):
-            assert other == pytest.approx(one, rel=1e-12, abs=1e-15)
-
-
-def test_onecycle_with_a_rise_of_one_step_begins_at_the_peak_and_of_more_than_the_run_is_cut_off():
-    found = our_cycle(4, 4, [1.0], warmup_steps=1)  # torch divides by 0 here
-    assert [rate for ((rate, _),) in found] == pytest.approx([1.0, 0.75, 0.25, 4e-6], abs=4e-6)
-    assert [momentum for ((_, momentum),) in found] == pytest.approx([0.85, 0.875, 0.925, 0.95])
-    whole, cut = our_cycle(8, 4, [1.0], warmup_steps=8), our_cycle(5, 4, [1.0], warmup_steps=8)
-    assert cut == whole[:5]
-
-
-def test_only_onecycle_moves_the_momentum_and_only_if_it_has_one():
-    length = {"total_steps": 8, "steps_per_epoch": 4}
-    for schedule in (ScheduleConfig(name="onecycle", max_momentum=0.0), ScheduleConfig(name="cosine")):
-        assert cycled_momentum(3, **length, schedule=schedule) is None
-
-
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        ({"max_momentum": 1.0}, r"schedule.max_momentum must be at least 0 and below 1; got 1.0"),
-        ({"max_momentum": 0.8}, r"base_momentum must not exceed .*got 0.85 and 0.8. Write base_momentum=0.8"),
-    ],
-)
-def test_impossible_momenta_are_refused(keys, message):
-    with pytest.raises(ConfigError, match=message):
-        ScheduleConfig(name="onecycle", **keys)
