@@ -135,19 +135,6 @@ def test_own_sampler_tries_every_choice_once_and_ends_the_search(tmp_path: Path)
     assert len(rows) <= 5 and len(set(tried)) == 4, "two run at a time, so that one may come twice"
 
 
-@pytest.mark.slow
-@pytest.mark.xdist_group("beside")
-def test_population_based_training_changes_rates_and_takes_over_checkpoints(tmp_path: Path) -> None:
-    said = run(EXAMPLES / "population_based_training.py", 6, cwd=tmp_path, timeout_s=1200)
-    found = re.findall(r"^top-1 ([\d.]+)% after 6 epochs; rates ([\d.e -]+); momenta", said, flags=re.MULTILINE)
-    assert len(found) == 2, said
-    rates = [[float(rate) for rate in row[1].split()] for row in found]
-    assert all(len(row) == 6 for row in rates), said
-    slow = min(rates, key=lambda row: row[0])
-    assert slow[0] < 1e-3 < slow[-1], "it began with a rate at which nothing learns, and took over the other's"
-    assert min(float(row[0]) for row in found) > 30, "with the other's weights: chance is 10 %"
-
-
 @pytest.mark.exhaustive  # searches of own components: tests/tune_tests/test_own_searches.py
 @pytest.mark.xdist_group("beside")
 @pytest.mark.parametrize(

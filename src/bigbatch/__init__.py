@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from bigbatch.studies import search as search
     from bigbatch.train_loop.config import ConfigError as ConfigError
     from bigbatch.train_loop.config import TrainConfig as TrainConfig
-    from bigbatch.trainables import trainable as trainable
     from bigbatch.training import train as train
 
 __version__ = "0.2.0"
@@ -49,7 +48,6 @@ _PLACES = {
     "search": "bigbatch.studies",
     "submit": "bigbatch.cluster.submission.batch_script",
     "train": "bigbatch.training",
-    "trainable": "bigbatch.trainables",
 }
 __all__ = [
     "ConfigError",
@@ -63,7 +61,6 @@ __all__ = [
     "search",
     "submit",
     "train",
-    "trainable",
 ]
 
 

@@ -7,7 +7,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bigbatch.base.command_line import WRONG_INPUT
@@ -20,7 +20,9 @@ def our_script(*parts: str) -> list[str]:
     return [sys.executable, str(Path(IMPORT_ROOT, "bigbatch", *parts))]
 
 
-def run_child(words: Sequence[str], stop: int = signal.SIGTERM, *, apart: bool = False) -> tuple[int, str]:
+def run_child(
+    words: Sequence[str], stop: int = signal.SIGTERM, *, apart: bool = False, env: Mapping[str, str] = {}
+) -> tuple[int, str]:
     """Run a command and print its output. Returns its exit code and the last line of its output.
 
     An interrupt (Ctrl-C, a notebook's stop button) is passed on: the child saves, is waited for, and KeyboardInterrupt
@@ -30,6 +32,7 @@ def run_child(words: Sequence[str], stop: int = signal.SIGTERM, *, apart: bool =
         stop: the signal by which the child is to save. Front ends interrupt the kernel alone or its whole group; a
             search takes a Ctrl-C and the SIGTERM after it for one request.
         apart: the child alone gets ``stop``, once: it is in a process group of its own, which no terminal interrupts.
+        env: variables beside those of this process.
     """
     last, program = "", f"{'/'.join(Path(words[1]).parts[-2:])}: "
     with subprocess.Popen(
@@ -39,7 +42,7 @@ def run_child(words: Sequence[str], stop: int = signal.SIGTERM, *, apart: bool =
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        env=dict(os.environ),
+        env={**os.environ, **env},
         process_group=0 if apart else None,
     ) as process:
         assert process.stdout is not None

@@ -38,8 +38,6 @@ from bigbatch.train_loop.model.networks import build_model
 from bigbatch.train_loop.model.sharding import is_shared_out, shard
 from bigbatch.train_loop.model.weight_average import WeightAverage
 from bigbatch.train_loop.optim import build_optimizer
-from bigbatch.train_loop.optim.build import GROUP_NUMBERS
-from bigbatch.train_loop.optim.fused import begin_momentum
 from bigbatch.train_loop.optim.noise_scale import GradientNorms
 from bigbatch.train_loop.plugins.nested import Nested
 from bigbatch.train_loop.reporter import Reporter, report_notes
@@ -210,7 +208,7 @@ def _resume(run: Run, content: Mapping[str, Any]) -> None:
     progress = run.progress = RunState(**content["progress"])
     run.resumed_from_epoch = progress.epoch
     run.model.load_state_dict(content["model"])
-    _load_optimizer(run.optimizer, content["optimizer"], keep_numbers=run.checkpoints.accept_changed_rates)
+    _load_optimizer(run.optimizer, content["optimizer"])
     if content["scaler"]:  # empty if the run began on a device without scaling
         run.scaler.load_state_dict(content["scaler"])
     if run.average:
@@ -313,8 +311,7 @@ def _load(run: Run, *, healed: bool) -> Content | None:
     content = checkpoints.load(run.world)
     if content and checkpoints.folder:
         try:
-            may_differ = {"healed": healed, "other_rates": checkpoints.accept_changed_rates}
-            check_same_run(content, run.config, run.source.info, checkpoints.folder, **may_differ)
+            check_same_run(content, run.config, run.source.info, checkpoints.folder, healed=healed)
             before = content.get("own_code", {})
             check_same_code(before, run.own_code, "a run", checkpoints.accept_changed_code)
         except ConfigError as found:
@@ -325,9 +322,7 @@ def _load(run: Run, *, healed: bool) -> Content | None:
     return content
 
 
-def _load_optimizer(optimizer: torch.optim.Optimizer, state: StateDict, *, keep_numbers: bool) -> None:
-    """Take over the state. ``keep_numbers``: but not the momentum and the like, which the groups have already."""
-    numbers = [{name: group[name] for name in GROUP_NUMBERS if name in group} for group in optimizer.param_groups]
+def _load_optimizer(optimizer: torch.optim.Optimizer, state: StateDict) -> None:
     try:
         optimizer.load_state_dict(state)
     except ValueError as error:  # e.g. a ConvNeXt checkpoint from before layer_scale had no decay
@@ -335,10 +330,6 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, state: StateDict, *, keep_
             f"the checkpoint's optimizer must have this version's groups of parameters ({error}). "
             "Resume with the version that wrote it, or begin in another folder."
         ) from None
-    for group, own in zip(optimizer.param_groups, numbers if keep_numbers else (), strict=keep_numbers):
-        group.update(own)
-    if keep_numbers and isinstance(optimizer, torch.optim.SGD):
-        begin_momentum(optimizer)  # it may have had none
 
 
 def _check_steps(before: int, now: int) -> None:

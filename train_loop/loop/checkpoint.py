@@ -84,17 +84,8 @@ class CheckpointFolder:
     Without a folder, nothing is due and nothing is loaded.
     """
 
-    def __init__(
-        self,
-        folder: Path | None,
-        every_s: float,
-        accept_changed_code: bool = False,
-        accept_changed_rates: bool = False,
-    ) -> None:
+    def __init__(self, folder: Path | None, every_s: float, accept_changed_code: bool = False) -> None:
         self.folder = folder
-        self.accept_changed_rates = accept_changed_rates
-        """Whether a checkpoint may be of a run with other numbers of the optimizer (rate, momentum, decay, …), another
-        schedule or label smoothing. The new ones then hold, with the optimizer's state of the checkpoint."""
         self.accept_changed_code = accept_changed_code
         """Whether a checkpoint may be of other code of the user's: see ``check_same_code``."""
         self.write_s = 0.0
@@ -348,18 +339,12 @@ def describe_data(info: DataInfo) -> dict[str, Any]:
 
 
 def check_same_run(
-    content: Content,
-    config: TrainConfig,
-    info: DataInfo,
-    folder: Path,
-    *,
-    healed: bool = False,
-    other_rates: bool = False,
+    content: Content, config: TrainConfig, info: DataInfo, folder: Path, *, healed: bool = False
 ) -> None:
     """Raise ConfigError if the checkpoint belongs to another configuration or other data.
 
     A longer run is also another configuration: its schedule differs from the first step. ``healed``: the micro-batch
-    may be another one. ``other_rates``: so may what ``train`` names for ``accept_changed_rates``.
+    may be another one.
     """
     if content["format"] != FORMAT:
         raise ConfigError(
@@ -370,11 +355,7 @@ def check_same_run(
     stored = TrainConfig.from_dict(content["config"]).to_dict()
     if healed:
         stored["batch"] = same_but_micro_batch(config.batch, stored["batch"])
-    wanted = config.to_dict()
-    if other_rates:
-        stored |= {name: wanted[name] for name in ("schedule", "label_smoothing")}
-        stored["optimizer"] = {**wanted["optimizer"], "name": stored["optimizer"]["name"]}
-    changes = differing_keys(stored, wanted)
+    changes = differing_keys(stored, config.to_dict())
     before, now = dict(content["data"]), describe_data(info)
     # Compare names one by one: the message shows only the first.
     names = zip(before.pop("class_names"), now.pop("class_names"), strict=False)

@@ -67,7 +67,6 @@ def train(
     stage_folder: str | None = None,
     scan: FolderScan | None = None,
     accept_changed_code: bool = False,
-    accept_changed_rates: bool = False,
 ) -> TrainResult:
     """Train ``config`` to its last epoch, on all ranks of torch.distributed if it is initialised.
 
@@ -84,7 +83,7 @@ def train(
         device: None: the current CUDA device, else the CPU. ``train`` seeds torch's global generators.
         stage_folder: where each node keeps a copy of a packed data set; it changes no result.
         scan: the images of an image folder, on rank 0, where they were listed before; else rank 0 lists them.
-        accept_changed_code, accept_changed_rates: resume from such a checkpoint too; see ``CheckpointFolder``.
+        accept_changed_code: resume from a checkpoint of other code of the user's too; see ``check_same_code``.
 
     Raises:
         ConfigError: batch, model, data, device or checkpoint do not suit the configuration, or its code has changed.
@@ -95,7 +94,7 @@ def train(
         NodeMemoryError, OwnCodeError: as DeviceMemoryError, on CPUs; a user's function raised an exception.
         TrainingStopped: see ``Reporter``.
     """
-    checkpoints = CheckpointFolder(checkpoint_dir, checkpoint_every_s, accept_changed_code, accept_changed_rates)
+    checkpoints = CheckpointFolder(checkpoint_dir, checkpoint_every_s, accept_changed_code)
     device = device or pick_device()
 
     def begin(halvings: Sequence[Halving]) -> Run:

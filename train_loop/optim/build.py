@@ -40,12 +40,6 @@ WEIGHTED_LAYERS: tuple[type[nn.Module], ...] = (
 LR_FACTOR = "lr_factor"
 """A group's own factor of the learning rate."""
 
-GROUP_NUMBERS = (
-    "momentum", "weight_decay", "betas", "eps", "nesterov", "trust_coefficient", "momentum_convention", "larc",
-    "trust_bounds", "trust_ratio", "bias_correction", LR_FACTOR,
-)  # fmt: skip
-"""What the configuration says of a group, besides its learning rate, which each step sets."""
-
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     """Set each group's rate to ``rate`` times its own factor."""
