@@ -136,7 +136,7 @@ def prune(packages: Path) -> None:
 
 
 def keep_running(dashboard: Path) -> None:
-    """The dashboard's server, which a cluster of Ray's own needs, does not start without the folder of its pages."""
+    """The dashboard's server, which searches need, does not start without the folder of its pages."""
     if dashboard.is_dir():
         (dashboard / "client" / "build" / "static").mkdir(parents=True)
         (dashboard / "client" / "build" / "index.html").touch()

@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import optuna
@@ -131,6 +133,8 @@ def test_a_killed_worker_goes_on_and_a_killed_driver_is_followed_at_once_and_its
     second = Search(*command, cwd=tmp_path / "second", **no_locks)
     assert second.end() == 2
     assert f"is held by process {first.process.pid} of " in second.stderr() and second.stderr().count("\n") == 1
+    url = first.wait_for(r"Ray dashboard: (http://127\.0\.0\.1:\d+)").group(1)
+    assert dashboard_refuses_strangers_and_answers(url, Path(first.ray_folder, "token").read_text())
     checkpoints = tmp_path / "runs" / "s" / "checkpoints"
     written = lambda: len(list(checkpoints.glob("trial-*/latest.pt")))  # noqa: E731
     wait_until(lambda: written() == 2, "no trial writes a checkpoint")
@@ -214,7 +218,7 @@ def wait_for_growth(journal: Path, search: Search) -> None:
 def test_no_trial_is_lost_or_doubled_over_many_kills(tiny, tmp_path, every):
     """kill -9 of the whole process tree at twelve moments, or every third, from before the first trial to the end."""
     arguments = [*tiny, "--study", "s", "--trials", 8, "--max-epochs", 60, "--stopping", "none", "--confirm", "none"]
-    moments = ["results ", "Starting Ray", r"trial \d+ (started|resumed)", r"epoch \d+/60"]
+    moments = ["results ", "Starting Ray", "Ray dashboard", r"trial \d+ (started|resumed)", r"epoch \d+/60"]
     moments += [r"epoch \d*5/60", r"epoch \d*0/60", r"trial \d+ done", r"epoch [3-5]\d/60", r"trial \d+ done"]
     moments += ["epoch 59/60", "epoch 60/60"]
     known: dict[int, dict] = {}
@@ -263,3 +267,12 @@ def check_nothing_lost(folder: Path, known: dict[int, dict]) -> None:
         seen |= {"params": trial.params, "values": dict(trial.intermediate_values)}
         if trial.state.is_finished():
             seen |= {"state": trial.state, "value": trial.value}
+
+
+def dashboard_refuses_strangers_and_answers(url: str, token: str) -> bool:
+    request = f"{url}/api/cluster_status"
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(request, timeout=120)
+    assert refused.value.code in (401, 403)
+    allowed = urllib.request.Request(request, headers={"Authorization": f"Bearer {token}"})
+    return urllib.request.urlopen(allowed, timeout=120).status == 200

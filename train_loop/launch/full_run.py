@@ -126,6 +126,7 @@ def _fit_on_own_ray(
         signals.take()  # starting Ray may have replaced the handler for SIGTERM
         (output / RECORDS_FILE).unlink(missing_ok=True)  # a resumed run sends the checkpoint's records again
         storage = Path(connection.token_path or output).parent / "train"
+        connection.tell_dashboard(partial(print, flush=True))
         leave_images(scan, storage)
         return _fit_until_stopped(replace(task, ray_storage=storage), signals, tracker)
 

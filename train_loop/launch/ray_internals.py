@@ -13,29 +13,32 @@ import functools
 import importlib
 import logging
 import os
-import shlex
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, InvalidStateError
 from importlib import metadata
 from typing import Any
 
 from bigbatch.base import fork_server
 from bigbatch.train_loop.config import ConfigError
 
+DASHBOARD_FILE, DASHBOARD_NICENESS = "dashboard.py", 10
+"""Ray gives its processes for work 15."""
+LEAVE_S = 10.0
 TESTED = "2.60"
 """The Ray with which all of this was tested, as in ``pyproject.toml``."""
 
 
 def check_ray() -> None:
-    """Raise ConfigError with a Ray of another minor version than ``TESTED``, or where Ray would start no worker."""
+    """Raise ConfigError with a Ray of another minor version than ``TESTED``."""
     found = metadata.version("ray")
     if not found.startswith(f"{TESTED}."):
         raise ConfigError(
             f"Ray must be {TESTED}: with another version private names may mean something else; got {found}. "
             f"Run `pip install 'ray[default,train,tune]~={TESTED}.0'`."
         )
-    if shlex.quote(sys.executable) != sys.executable:  # Ray hands it to a shell, unquoted
-        raise ConfigError(f"Python's path must have no space; got {sys.executable!r}. Make an environment elsewhere.")
 
 
 def read_variables_again() -> None:
@@ -71,8 +74,6 @@ def quiet_reports() -> None:
 def own_process_groups(forks: str = "") -> Iterator[None]:
     """Within the block, processes that Ray starts lead their own process groups, and SIGTERM keeps its handler.
 
-    A node starts without a dashboard: it would wait for it for seconds.
-
     A terminal's Ctrl-C or hang-up, ``timeout`` and ``kill -- -PGID`` signal the whole group of the driver.
     Ray's processes would die of it before trials have saved. They still end with the driver: the kernel signals them.
     Ray's own handler would end the driver while Ray starts, which can take half a minute, as one that has crashed.
@@ -81,22 +82,74 @@ def own_process_groups(forks: str = "") -> Iterator[None]:
         forks: the socket of the server that starts them (``base/fork_server.py``); empty: Ray starts interpreters.
     """
     from ray._private import services, utils
-    from ray._private.node import Node
 
-    popen, replace_handler, dashboard = services.ConsolePopen, utils.set_sigterm_handler, Node.start_api_server
+    popen, replace_handler = services.ConsolePopen, utils.set_sigterm_handler
 
     def start(command: list[str], *args: object, **more: object) -> Any:
         if forks:
             command = fork_server.instead_of_python(command, forks)
-        return popen(command, *args, **more, process_group=0)
+        process = popen(command, *args, **more, process_group=0)
+        if DASHBOARD_FILE in map(os.path.basename, command):  # the first trials start at the same time
+            os.setpriority(os.PRIO_PROCESS, process.pid, os.getpriority(os.PRIO_PROCESS, 0) + DASHBOARD_NICENESS)
+        return process
 
     services.ConsolePopen, utils.set_sigterm_handler = start, lambda _handler: None
-    Node.start_api_server = lambda *_, **__: None
     try:
         yield
     finally:
         services.ConsolePopen, utils.set_sigterm_handler = popen, replace_handler
-        Node.start_api_server = dashboard
+
+
+class Dashboard:
+    """Ray's dashboard, which takes seconds to start. Ray itself starts the node when the dashboard answers."""
+
+    def __init__(self) -> None:
+        self.address: Future[str] = Future()
+        """Without ``http://``, empty without a dashboard; or the error of its start."""
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @contextlib.contextmanager
+    def beside(self) -> Iterator[None]:
+        """Within the block, Ray starts the node at once; ``address`` gets the dashboard's later."""
+        from ray._private.node import Node
+
+        start = Node.start_api_server
+
+        def run(node: Any, how: dict[str, Any]) -> None:
+            with contextlib.suppress(InvalidStateError):  # Ray ends already
+                try:
+                    start(node, **how)
+                    self.address.set_result(node.webui_url)
+                except Exception as error:
+                    self.address.set_exception(error)
+            self._over.wait()  # with the thread that started it, the kernel ends a process of Ray's
+
+        def begin(node: Any, **how: Any) -> None:
+            self._thread = threading.Thread(target=run, args=(node, how), daemon=True, name="dashboard")
+            self._thread.start()
+
+        Node.start_api_server = begin
+        try:
+            yield
+        finally:
+            Node.start_api_server = start
+
+    def leave(self, end: Callable[[], None]) -> None:
+        """Before Ray ends: ``end()`` the dashboard's process if it does not answer yet, and wait for the thread.
+
+        It asks Ray's head. Where that is gone for a minute, Ray's core would end this process.
+        """
+        if self._thread is None:
+            return
+        with contextlib.suppress(InvalidStateError):
+            self.address.set_result("")
+            end()
+        self._over.set()
+        deadline = time.monotonic() + LEAVE_S
+        while self._thread.is_alive() and time.monotonic() < deadline:  # else the head is gone already
+            self._thread.join(0.5)
+            end()  # it may just have been started
 
 
 def own_path_only() -> object:

@@ -1,7 +1,7 @@
 """Ray for one search or one run: start a private local cluster that leaves nothing behind, or join a running one.
 
-The local cluster has token authentication, its own folder with mode 0700 for Ray's files, no dashboard, and a
-``RAY_ADDRESS`` that is known before the first process starts. It is a child of this process, ends with it (also after
+The local cluster has token authentication, its own folder with mode 0700 for Ray's files, a dashboard on loopback, and
+a ``RAY_ADDRESS`` that is known before the first process starts. It is a child of this process, ends with it (also after
 ``kill -9``) and touches no other cluster on the machine.
 """
 
@@ -11,13 +11,17 @@ import contextlib
 import logging
 import os
 import secrets
+import shlex
 import shutil
 import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import IO
@@ -30,7 +34,9 @@ from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.errors import RayStartError
 from bigbatch.train_loop.host.disk_space import FULL, LogFile, describe_full_disk, free_bytes, full_errno
 from bigbatch.train_loop.launch.ray_internals import (
+    DASHBOARD_FILE,
     POLL_INTERVAL,
+    Dashboard,
     check_ray,
     own_path_only,
     own_process_groups,
@@ -62,8 +68,8 @@ SEARCH_ENV = {
     "RAY_DEDUP_LOGS_SKIP_REGEX": "A worker died or was killed",  # we say it ourselves, in a line
     "PYTHONSAFEPATH": "1",  # `python -c`, which starts spawned processes, must not look into the current folder
 }
-NO_METRICS = {"RAY_enable_metrics_collection": "0", "AUTOSCALER_METRIC_PORT": "-1"}
-"""Without Ray's servers of metrics, which ask for no token. One lacks a switch, so it gets an impossible port."""
+NO_METRICS = {"RAY_enable_metrics_collection": "0", "DASHBOARD_METRIC_PORT": "-1", "AUTOSCALER_METRIC_PORT": "-1"}
+"""Without Ray's three servers of metrics, which ask for no token. Two lack a switch, so they get an impossible port."""
 OTHER_CLUSTER_VARIABLES = ("RAY_NAMESPACE", "RAY_TMPDIR", "RAY_JOB_CONFIG_JSON_ENV_VAR", "RAY_REDIS_ADDRESS")
 """Settings of another cluster of the user. Ray would apply them to this one."""
 
@@ -73,8 +79,23 @@ class RayConnection:
     """A cluster that can be used."""
 
     address: str
+    dashboard: Future[str]
+    """Its address without protocol, when it answers; empty if there is none."""
     token_path: str | None
     local: bool
+
+    def tell_dashboard(self, say: Callable[[str], None]) -> None:
+        """Say where the dashboard is, when it answers: now, or later from a thread."""
+
+        def tell(dashboard: Future[str]) -> None:
+            if error := dashboard.exception():
+                reason = textwrap.shorten(reason_of(error), 160, placeholder=" …").rstrip(".")  # may be a line of a log
+                say(f"note: Ray's dashboard did not start: {reason}. Ray works without it.")
+            elif url := dashboard.result():
+                token = f" (token in {self.token_path})" if self.token_path else ""
+                say(f"Ray dashboard: http://{url}{token}")
+
+        self.dashboard.add_done_callback(tell)
 
 
 class LocalRay:
@@ -85,13 +106,14 @@ class LocalRay:
         log_file: Ray's own messages in this process go there.
 
     Raises:
-        ConfigError: as ``check_ray``; the temporary folder's path is too long for Unix sockets.
+        ConfigError: the temporary folder's path is too long for Unix sockets.
         RayStartError: Ray did not start after a few attempts; its logs are kept beside ``log_file``.
     """
 
     def __init__(self, cpus: int, gpus: int, log_file: Path) -> None:
         self._cpus, self._gpus, self._log_file = cpus, gpus, log_file
         self._server: subprocess.Popen[bytes] | None = None
+        self._dashboard = Dashboard()
         self._saved_env: dict[str, str | None] = {}
         self.folder: Path | None = None
 
@@ -111,9 +133,7 @@ class LocalRay:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        import ray
-
-        ray.shutdown()
+        self._shut_down()
         if self._server is not None:
             self._server.kill()
             self._server.communicate()
@@ -168,7 +188,7 @@ class LocalRay:
                 return self._init(address, token)
             except Exception as error:  # another program took the port; Ray also raises bare Exceptions
                 last = reason_of(error)
-                ray.shutdown()
+                self._shut_down()
         kept = self._log_file.with_name("ray-start")
         logs = self.folder / "r" / "session_latest" / "logs"
         with contextlib.suppress(OSError):  # there are none, or there is no room for them
@@ -179,16 +199,19 @@ class LocalRay:
         import ray
 
         send_ray_logs_to(self._log_file)
-        with own_process_groups(self._fork_server()):
+        self._dashboard = Dashboard()
+        with own_process_groups(self._fork_server()), self._dashboard.beside():
             context = ray.init(
                 address="local",
                 num_cpus=self._cpus,
                 num_gpus=self._gpus,
-                include_dashboard=False,
+                include_dashboard=True,
+                dashboard_host="127.0.0.1",
                 object_store_memory=OBJECT_STORE_BYTES,
                 log_to_driver=False,
                 configure_logging=False,
                 job_config=own_path_only(),
+                runtime_env=worker_python() or None,
                 _temp_dir=str(self.folder / "r") if self.folder else None,
             )
         send_ray_logs_to(self._log_file)  # again: starting Ray sets its loggers up anew
@@ -196,11 +219,20 @@ class LocalRay:
         if started != address:
             raise RuntimeError(f"Ray listens on {started} instead of {address}")
         _log.info("Ray has started; its log is %s, its files are in %s", self._log_file, self.folder)
-        return RayConnection(address, str(token), local=True)
+        return RayConnection(address, self._dashboard.address, str(token), local=True)
+
+    def _shut_down(self) -> None:
+        import ray
+
+        try:
+            if self.folder is not None:
+                self._dashboard.leave(partial(processes.end_processes_of, self.folder, DASHBOARD_FILE))
+        finally:
+            ray.shutdown()
 
     def _fork_server(self) -> str:
         """The socket of the server that starts this cluster's processes for work; empty if Ray starts them itself."""
-        if sys.platform != "linux":
+        if worker_python() or sys.platform != "linux":
             return ""
         assert self.folder is not None
         path = self.folder / "ray-forks"
@@ -239,7 +271,10 @@ class JoinedRay:
                     log_to_driver=False,
                     configure_logging=False,
                     job_config=own_path_only(),
-                    runtime_env={"env_vars": {**SEARCH_ENV, **_inherited(), "PYTHONPATH": python_path()}},
+                    runtime_env={
+                        "env_vars": {**SEARCH_ENV, **_inherited(), "PYTHONPATH": python_path()},
+                        **worker_python(),
+                    },
                 )
         except Exception as error:  # Ray raises whatever its transport raised
             raise ConfigError(
@@ -247,8 +282,14 @@ class JoinedRay:
                 "Start one, set RAY_AUTH_TOKEN_PATH to its token, or write --address local."
             ) from None
         send_ray_logs_to(self._log_file)  # again: joining Ray sets its loggers up anew
-        token = os.environ.get("RAY_AUTH_TOKEN_PATH")
-        return RayConnection(context.address_info["gcs_address"], token, local=False)
+        dashboard = Future[str]()
+        dashboard.set_result(context.dashboard_url or "")
+        return RayConnection(
+            context.address_info["gcs_address"],
+            dashboard,
+            os.environ.get("RAY_AUTH_TOKEN_PATH"),
+            local=False,
+        )
 
     def __exit__(self, *_: object) -> None:
         import ray
@@ -257,8 +298,9 @@ class JoinedRay:
 
 
 def reason_of(error: BaseException) -> str:
-    """The first line of an error of Ray."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    """An error of Ray in one line: its first one, or the last one where the first only announces lines of a log."""
+    first, *others = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return others[-1] if others and first.endswith(":") else first
 
 
 def check_reachable(address: str) -> None:
@@ -283,6 +325,16 @@ def check_reachable(address: str) -> None:
 def _inherited() -> dict[str, str]:
     """Settings of this project and of Ray Train that driver and workers must agree on."""
     return {name: value for name, value in os.environ.items() if name.startswith(("BIGBATCH_", "RAY_TRAIN_"))}
+
+
+def worker_python() -> dict[str, str]:
+    """The key of Ray's runtime environment with which workers start where this Python's path has a space.
+
+    Ray hands that path to a shell, unquoted, for each process that has variables of its own, as Tune's trials have.
+    Elsewhere this is empty: then the job's own environment serves, and workers start as copies.
+    """
+    quoted = shlex.quote(sys.executable)
+    return {} if quoted == sys.executable else {"py_executable": quoted}
 
 
 def python_path() -> str:

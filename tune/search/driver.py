@@ -240,6 +240,7 @@ def _search(
             watch = watch_over(run, store, connection, [lines, display], stop)
             observers += [watch, lines, display, IdleGpus(bridge.say), sharing]
             with interrupts.while_trials_are_shown(plan.options.quiet), watch.running():
+                connection.tell_dashboard(watch.note)
                 _fit(run, store, stop, watch, ray_storage)
 
 

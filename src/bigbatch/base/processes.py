@@ -74,10 +74,11 @@ TITLE = "ray::"
 """How the command lines of Ray's agents and workers begin."""
 
 
-def end_processes_of(folder: Path, grace_s: float = 2.0) -> None:
+def end_processes_of(folder: Path, program: str = "", grace_s: float = 2.0) -> None:
     """End this user's Ray processes whose command line names a file in ``folder``. Other readers are left alone.
 
     Ray's agents replace their command line by a title. They are known by that title and their open logs.
+    ``program``: only those in whose command line it stands.
     """
 
     def of_ray() -> list[int]:
@@ -86,7 +87,7 @@ def end_processes_of(folder: Path, grace_s: float = 2.0) -> None:
         # The folder's own name may hold the word.
         named = [pid for pid in found if re.search(r"\bray\b", lines[pid].replace(str(folder), ""))]
         titled = [pid for pid, line in lines.items() if line.startswith(TITLE) and _has_open(pid, folder)]
-        return [*named, *titled]
+        return [pid for pid in (*named, *titled) if program in lines[pid]]
 
     _send(of_ray(), signal.SIGTERM)
     if not wait_until(lambda: not of_ray(), grace_s):
@@ -117,7 +118,7 @@ about 100 and 350 threads, and each thread counts. Beyond the limit its processe
 
 NOT_FOR_RAY = ("PYTHONWARNINGS", "PYTHONOPTIMIZE")
 """Variables of the user's Python that Ray's processes must not have: with ``error``, and with ``2``, which removes
-docstrings, programs of Ray 2.60 do not start."""
+docstrings, the dashboard of Ray 2.60 does not start, and neither does Ray."""
 
 
 LIMITS = (

@@ -2,7 +2,12 @@
 
 import re
 import signal
+import subprocess
+import sys
+import threading
 import tomllib
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -37,13 +42,6 @@ def test_the_installed_ray_is_the_one_that_the_package_asks_for_and_another_is_r
         internals.check_ray()
 
 
-def test_a_path_of_python_with_which_ray_starts_no_worker_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each trial waited six minutes for one."""
-    monkeypatch.setattr(internals.sys, "executable", "/home/a/My Projects/venv/bin/python")
-    with pytest.raises(ConfigError, match="Python's path must have no space; got '/home/a/My Projects/"):
-        internals.check_ray()
-
-
 def test_sigterm_keeps_its_handler_while_ray_starts() -> None:
     """Ray's own raises SystemExit: the search had crashed, and did not say how to go on."""
     from ray._private import utils
@@ -56,3 +54,66 @@ def test_sigterm_keeps_its_handler_while_ray_starts() -> None:
         assert utils.set_sigterm_handler is set_handler
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError("no free port")])
+def test_the_node_starts_while_the_dashboard_does_and_its_error_is_told(error, monkeypatch) -> None:
+    from ray._private.node import Node
+
+    node_starts = threading.Event()
+
+    def start(node: Any, *, include_dashboard: bool, raise_on_failure: bool) -> None:
+        assert node_starts.wait(60)
+        if error:
+            raise error
+
+    monkeypatch.setattr(Node, "start_api_server", start)
+    dashboard = internals.Dashboard()
+    with dashboard.beside():
+        node: Any = SimpleNamespace(webui_url="127.0.0.1:8265", start_api_server=Node.start_api_server)
+        node.start_api_server(node, include_dashboard=True, raise_on_failure=True)
+        assert not dashboard.address.done()
+        node_starts.set()
+    assert Node.start_api_server is start
+    assert dashboard.address.exception(60) is error
+    assert error or dashboard.address.result() == "127.0.0.1:8265"
+    dashboard.leave(lambda: None)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's signal is Linux's")
+def test_the_dashboard_lives_until_ray_ends(monkeypatch) -> None:
+    """Ray asks the kernel to end its processes with their parent: with the thread that started them."""
+    from ray._private import utils
+    from ray._private.node import Node
+
+    made: list[subprocess.Popen[bytes]] = []
+
+    def start(node: Any) -> None:
+        made.append(subprocess.Popen(["sleep", "60"], preexec_fn=utils.set_kill_on_parent_death_linux))
+
+    monkeypatch.setattr(Node, "start_api_server", start)
+    dashboard = internals.Dashboard()
+    with dashboard.beside():
+        Node.start_api_server(SimpleNamespace(webui_url="127.0.0.1:8265"))
+    assert dashboard.address.result(60)
+    with pytest.raises(subprocess.TimeoutExpired):
+        made[0].wait(0.5)
+    dashboard.leave(lambda: None)
+    assert made[0].wait(60) == -signal.SIGKILL
+
+
+def test_ray_may_end_before_its_dashboard_answers(monkeypatch) -> None:
+    from ray._private.node import Node
+
+    ended = threading.Event()
+
+    def start(node: Any) -> None:
+        assert ended.wait(60)
+        raise RuntimeError("the dashboard's process has ended")
+
+    monkeypatch.setattr(Node, "start_api_server", start)
+    dashboard, threads = internals.Dashboard(), threading.active_count()
+    with dashboard.beside():
+        Node.start_api_server(SimpleNamespace())
+    dashboard.leave(ended.set)
+    assert dashboard.address.result() == "" and threading.active_count() == threads

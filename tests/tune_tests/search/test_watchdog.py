@@ -228,7 +228,7 @@ def test_displays_say_waiting_starting_running_and_the_part_of_an_epoch(monkeypa
 
 
 def test_a_note_stays_above_the_table_while_trials_are_shown() -> None:
-    """A line of the watchdog is there until it is out of date."""
+    """Such as where Ray's dashboard is. A line of the watchdog is there until it is out of date."""
     from rich.console import Console
 
     out, printed = io.StringIO(), io.StringIO()
@@ -240,12 +240,12 @@ def test_a_note_stays_above_the_table_while_trials_are_shown() -> None:
     watch = SearchWatch(FakeBridge(), Path, both, lambda reason: None, dog, asker, stop)  # type: ignore[arg-type]
     with table:
         with watch.running():
-            watch.note("a note of [a]")
+            watch.note("Ray dashboard: http://127.0.0.1:8265 (token in [a])")
             stop.set("interrupted", signal.SIGINT)
             wait_until(lambda: SEARCHING in printed.getvalue(), lambda: "the signal was not acknowledged", 60)
         watch.note("too late")
     for text in (out.getvalue(), printed.getvalue()):
-        assert text.count("a note of [a]") == 1 and "too late" not in text
+        assert text.count("Ray dashboard: http://127.0.0.1:8265 (token in [a])") == 1 and "too late" not in text
         assert text.count(SEARCHING) == 1
 
 
