@@ -128,7 +128,8 @@ def test_a_search_among_files_of_like_names_trains_with_the_packages_of_its_driv
         (folder / name).mkdir(parents=True)
     for name in ("search_spaces", "train_loop", "cluster", "torch", "numpy", "optuna", "secrets", "random"):
         (folder / f"{name}.py").write_text("open('the-users-file-ran', 'w')\n")
-    (folder / "tune.py").write_text("from mylib import RATES\n" + tiny_space.read_text().replace("3e-2, 6e-2", "*RATES"))
+    space = tiny_space.read_text().replace("3e-2, 6e-2", "*RATES")
+    (folder / "tune.py").write_text(f"from mylib import RATES\n{space}")
     (folder / "mylib.py").write_text("RATES = 3e-2, 6e-2\n")
     (worker,) = installed.python.parents[1].glob("lib/python*/site-packages/bigbatch/train_loop/launch/ray_worker.py")
     proof = f"open({str(folder / 'proof')!r}, 'a').write(f'{{os.getpid()}}\\n')"

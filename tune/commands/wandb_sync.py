@@ -132,6 +132,8 @@ class OfflineRun:
     """A run as W&B's offline file has it."""
 
     file: Path
+    size: int
+    """Of the file in bytes, when it was looked at."""
 
     @property
     def name(self) -> str:
@@ -140,13 +142,13 @@ class OfflineRun:
 
     @property
     def mark(self) -> Path:
-        """wandb's own mark that the file was sent. It is as old as the file was then."""
+        """wandb's own mark that the file was sent. It holds the size that the file had then: times are too coarse."""
         return self.file.with_suffix(".wandb.synced")
 
     @property
     def is_sent(self) -> bool:
         """Whether all that is in the file was sent."""
-        return self.mark.exists() and self.mark.stat().st_mtime_ns >= self.file.stat().st_mtime_ns
+        return self.mark.exists() and self.mark.read_text() == str(self.size)
 
     @property
     def has_ended(self) -> bool:
@@ -161,13 +163,13 @@ def latest_runs(folder: Path) -> list[OfflineRun]:
     """
     found: dict[str, list[OfflineRun]] = {}
     for file in sorted(folder.glob(f"{OFFLINE_RUNS}/run-*.wandb")):
-        run = OfflineRun(file)
+        run = OfflineRun(file, file.stat().st_size)
         found.setdefault(run.name, []).append(run)
     latest = []
     for runs in found.values():
-        runs.sort(key=lambda run: run.file.stat().st_size)  # of equal ones the last one
+        runs.sort(key=lambda run: run.size)  # of equal ones the last one
         for earlier in runs[:-1]:
-            earlier.mark.touch()
+            earlier.mark.write_text(str(earlier.size))
         latest.append(runs[-1])
     return latest
 
@@ -185,7 +187,7 @@ def send(runs: Sequence[OfflineRun], jobs: int, log: Path) -> dict[str, str]:
                 if why := one.failure(log):
                     failures[run.name] = why
                 else:
-                    os.utime(run.mark, ns=(one.began_ns, one.began_ns))
+                    run.mark.write_text(str(run.size))
                     print(f"sent {run.name}", flush=True)
             time.sleep(LOOK_S)
     finally:
@@ -199,7 +201,6 @@ class Sending:
 
     def __init__(self, run: OfflineRun) -> None:
         self._run, self._until = run, time.monotonic() + UPLOAD_S
-        self.began_ns = run.file.stat().st_mtime_ns
         run.mark.unlink(missing_ok=True)
         kept = {name: value for name, value in os.environ.items() if name not in ("WANDB_MODE", "WANDB_RUN_ID")}
         # A file: nobody reads along, and a full pipe would stop the process.
