@@ -181,8 +181,6 @@ NO_ANSWER = (
 UNKNOWN_JOB = "Invalid job id"
 """Their message about a job that the controller has forgotten, or never knew."""
 
-NOT_YET = "try again"
-"""In their messages about a job that they cannot alter at this moment: it still ends, or the database learns of it."""
 NOT_WAITING = (UNKNOWN_JOB, "Job is no longer pending execution", "Job has already finished")
 """Their messages about a job that does not wait for its start (any more)."""
 

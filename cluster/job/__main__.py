@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bigbatch.cluster.job import lost_host, options, restart
+from bigbatch.cluster.job import options
 from bigbatch.cluster.job.checks import WRONG_INPUT
 from bigbatch.cluster.job.state_machine import Job
 
@@ -21,8 +21,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if arguments[:1] == [restart.HOST_LOST]:
-        return lost_host.main(arguments[1:])
     try:
         chosen = options.parse_job_options(arguments)
     except options.UsageError as error:

@@ -35,8 +35,6 @@ class NodeSteps:
         record: the job's folder, on a file system that all nodes share.
         sees: files and folders that every node must see.
         start_timeout_s: within which a node tries to start Ray again.
-        if_lost: the command that another node runs if the first one, which is started first, is lost with this process.
-            All are started at once, so that a node is there for this from the first seconds on.
     """
 
     def __init__(
@@ -46,7 +44,6 @@ class NodeSteps:
         record: Path,
         sees: Sequence[Path] = (),
         start_timeout_s: float = START_TIMEOUT_S,
-        if_lost: Sequence[str] = (),
     ) -> None:
         self._job_id, self._run_id, self._record = job_id, run_id, record
         self._sees, self._start_timeout_s = sees, start_timeout_s
@@ -54,7 +51,7 @@ class NodeSteps:
         self._started: dict[str, AllocatedNode] = {}
         self._not_again: set[str] = set()
         self._heartbeats = Heartbeats()
-        self._orders, self._told = NodeOrders(run_id, if_lost=tuple(if_lost)), True
+        self._orders, self._told = NodeOrders(run_id), True
         self.gone: dict[str, str] = {}
         """Name → reason of each node whose step has ended."""
         self.blind: dict[str, str] = {}
@@ -91,9 +88,7 @@ class NodeSteps:
     def _node_command(self, name: str) -> list[str]:
         command = [sys.executable, "-m", "bigbatch.cluster.node", "--record", str(self._record), "--node", name]
         command += ["--job", self._job_id, "--run-id", self._run_id, "--start-timeout", f"{self._start_timeout_s:g}"]
-        first = next(iter(self._started))
-        command += ["--batch-host", first]
-        command += ["--head"] if name == first else []
+        command += ["--first", next(iter(self._started))]
         return command + [word for path in self._sees for word in ("--sees", str(path))]
 
     def status(self, name: str) -> NodeStatus | None:

@@ -26,7 +26,6 @@ class Cause(enum.Enum):
     CANCELLED = "the job is cancelled"
     UNEXPLAINED = "Slurm has signalled the job and does not say why"
     HEAD_DIED = "the head node's Ray died"
-    HEAD_LOST = "the head node is lost, and the batch script with it"
     START_FAILED = "the cluster did not start"
     BAD_INPUT = "the driver refuses its arguments"
 
@@ -90,7 +89,7 @@ def decide(situation: Situation) -> Decision:
         return Decision(Action.END, 143, reason)
     if situation.too_short and situation.cause is Cause.TIME_LIMIT:
         return Decision(Action.END, 1, f"{reason}, and {situation.too_short}")
-    of_head = situation.cause in (Cause.HEAD_DIED, Cause.HEAD_LOST)
+    of_head = situation.cause is Cause.HEAD_DIED
     most = min(HEAD_RESTARTS, situation.max_restarts) if of_head else situation.max_restarts
     # What fails again and again without an epoch or a checkpoint would use up the grant by itself.
     if situation.fruitless > most:

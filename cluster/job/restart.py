@@ -5,7 +5,6 @@ Last, the successor's options and environment, and whether it is already submitt
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
 import shlex
@@ -26,8 +25,6 @@ STUDY_VARIABLE = "BIGBATCH_DEFAULT_STUDY"
 # Longer than a job's processes need to end: Slurm holds a job whose old processes still end back for two minutes.
 START_DELAY_S = 12
 ATTEMPTS = 10
-LOST_NODE_S = 30.0
-"""How long the steps of other nodes take to end after Slurm has given up a lost node: they still try to reach it."""
 
 
 def default_study_name(job_id: str) -> str:
@@ -77,15 +74,11 @@ def start_again(
     say: Callable[[str], None],
     *,
     again: bool = False,
-    delay_s: float = START_DELAY_S,
-    not_yet_s: float = 0.0,
 ) -> bool:
     """Have ``job``, or a successor, started. Raises SlurmError.
 
     Args:
         again: Slurm did not answer before.
-        delay_s: until a requeued job may start; longer than its processes need to end.
-        not_yet_s: how long Slurm is asked again while it cannot alter the job yet; 0: some seconds.
 
     Returns False if the job was cancelled after it was put back into the queue.
     """
@@ -95,7 +88,7 @@ def start_again(
         job.successor = known or submit_successor(job.job_id, list(job.excluded), default_study)
         say(f"job {job.successor} goes on when this one has ended")
     elif action is Action.REQUEUE:
-        return requeue_job(job.job_id, job.excluded, say, delay_s, not_yet_s)
+        return requeue_job(job.job_id, job.excluded, say)
     elif action is Action.LEAVE_TO_SLURM:
         return start_soon(job.job_id, say)
     return True
@@ -109,13 +102,7 @@ def resume_options(study: Path | None) -> str | None:
     return words if (study / JOURNAL_NAME).exists() else f"{words}, and its --storage if it had one"
 
 
-def requeue_job(
-    job_id: str,
-    excluded: Mapping[str, str],
-    say: Callable[[str], None],
-    delay_s: float = START_DELAY_S,
-    not_yet_s: float = 0.0,
-) -> bool:
+def requeue_job(job_id: str, excluded: Mapping[str, str], say: Callable[[str], None]) -> bool:
     """Requeue this job so that it starts soon. Slurm ends this process a moment later. Raises SlurmError.
 
     Returns False if it was cancelled meanwhile.
@@ -123,13 +110,12 @@ def requeue_job(
     avoid = bool(excluded) and may_exclude(job_id, list(excluded))  # ask now: Slurm will soon end our commands too
     avoided = excluded_by_user(slurm_commands.job_fields(job_id)) if avoid else []
     slurm_commands.scontrol_requeue(job_id)
-    ends = time.monotonic() + not_yet_s
     if avoid:
         nodes = [*avoided, *(node for node in excluded if node not in avoided)]
-        refusal = _insist(lambda: slurm_commands.exclude(job_id, nodes), ends)
+        refusal = _insist(lambda: slurm_commands.exclude(job_id, nodes))
         reasons = ", ".join(f"{name} ({reason})" for name, reason in excluded.items())
         say(f"nodes are not excluded: {refusal}" if refusal else f"nodes that the job avoids from now on: {reasons}")
-    return start_soon(job_id, say, delay_s, ends)
+    return start_soon(job_id, say)
 
 
 def excluded_by_user(fields: Mapping[str, str]) -> list[str]:
@@ -137,9 +123,9 @@ def excluded_by_user(fields: Mapping[str, str]) -> list[str]:
     return slurm_commands.hostnames(fields["ExcNodeList"]) if slurm_commands.is_set(fields.get("ExcNodeList")) else []
 
 
-def start_soon(job_id: str, say: Callable[[str], None], delay_s: float = START_DELAY_S, ends: float = 0.0) -> bool:
+def start_soon(job_id: str, say: Callable[[str], None]) -> bool:
     """Let a requeued job start earlier than after Slurm's two minutes. Returns False if it was cancelled."""
-    refusal = _insist(lambda: slurm_commands.start_after(job_id, int(delay_s)), ends)
+    refusal = _insist(lambda: slurm_commands.start_after(job_id, START_DELAY_S))
     if any(words in refusal for words in slurm_commands.NOT_WAITING):
         return False
     if refusal:
@@ -147,22 +133,21 @@ def start_soon(job_id: str, say: Callable[[str], None], delay_s: float = START_D
     return True
 
 
-def _insist(change: Callable[[], None], ends: float) -> str:
+def _insist(change: Callable[[], None]) -> str:
     """Change a requeued job. Returns Slurm's last refusal; "" if the job is changed.
 
-    Slurm cannot alter a job while its old processes end, nor until the database knows of its new start. It is asked
-    some times, and until ``ends`` (``time.monotonic()``) while it says so.
+    Slurm cannot alter a job while its old processes end, and is asked some times.
     """
-    for attempt in itertools.count(1):
+    refusal = ""
+    for _ in range(ATTEMPTS):
         try:
             change()
             return ""
         except slurm_commands.SlurmError as error:  # also where Slurm's SIGTERM for this job ends the command
             refusal = str(error)
-        not_yet = slurm_commands.NOT_YET in refusal and time.monotonic() < ends
-        if any(words in refusal for words in slurm_commands.NOT_WAITING) or (attempt >= ATTEMPTS and not not_yet):
+        if any(words in refusal for words in slurm_commands.NOT_WAITING):
             break
-        time.sleep(0.2 if attempt < ATTEMPTS else 1.0)
+        time.sleep(0.2)
     return refusal
 
 
@@ -206,9 +191,7 @@ def submit_successor(job_id: str, excluded: list[str], default_study: str) -> st
         avoided += [node for node in excluded if node not in avoided]
     if avoided:
         options.append(f"--exclude={','.join(avoided)}")
-    # Another node that acts for the batch script has that word before the script's own arguments.
-    arguments = sys.argv[2:] if sys.argv[1:2] == [HOST_LOST] else sys.argv[1:]
-    return slurm_commands.sbatch(batch_script_of(fields["Command"]), options=options, arguments=arguments, env=env)
+    return slurm_commands.sbatch(batch_script_of(fields["Command"]), options=options, arguments=sys.argv[1:], env=env)
 
 
 def batch_script_of(command: str) -> str:
@@ -220,8 +203,6 @@ def batch_script_of(command: str) -> str:
 
 MARK = "bigbatch-after-"
 """This word and the predecessor's id are in the successor's comment. They identify it in the queue."""
-HOST_LOST = "--host-lost"
-"""Before the batch script's arguments where another node acts for it (``bigbatch.cluster.job.lost_host``)."""
 SBATCH_OPTIONS = {
     "JobName": "--job-name",
     "Partition": "--partition",

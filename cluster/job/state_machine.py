@@ -24,7 +24,7 @@ from bigbatch.base.waits import CANCELLED_NODES_S, KILL_WAIT_S, NODES_END_S
 from bigbatch.cluster.host import slurm_commands
 from bigbatch.cluster.host.lease import Lease
 from bigbatch.cluster.host.profiles import InputError
-from bigbatch.cluster.job import billing, checks, lost_host, options, restart, useful_start
+from bigbatch.cluster.job import billing, checks, options, restart, useful_start
 from bigbatch.cluster.job.allocated_nodes import Allocation, NoAllocation, await_allocation
 from bigbatch.cluster.job.checks import WRONG_INPUT
 from bigbatch.cluster.job.driver import Driver, GcsWatch, driver_environment
@@ -145,7 +145,6 @@ class Job:
                 self._folder,
                 checks.places(self._options, self._study, self._cwd),
                 self._options.start_timeout_s,
-                lost_host.command(),
             )
             self._nodes.prepare()
         except OSError as error:

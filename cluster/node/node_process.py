@@ -21,14 +21,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from types import FrameType
 
-from bigbatch.base import fork_server, private_folder, processes
+from bigbatch.base import fork_server, private_folder, processes, waits
 from bigbatch.base.atomic_files import PRIVATE, write_json
 from bigbatch.base.root import IMPORT_ROOT
-from bigbatch.base.waits import HOLD_S, RAY_END_S, SILENT_S, START_TIMEOUT_S
-from bigbatch.cluster.host import network
+from bigbatch.base.waits import HOLD_S, RAY_END_S, START_TIMEOUT_S
+from bigbatch.cluster.host import network, slurm_commands
 from bigbatch.cluster.node import ray_commands
-from bigbatch.cluster.node.batch_host import BatchHost
-from bigbatch.cluster.node.node_status import HEARTBEAT_S, NodeOrders, NodeStatus
+from bigbatch.cluster.node.node_status import HEARTBEAT_S, HUNG_S, Heartbeats, NodeOrders, NodeStatus
 from bigbatch.cluster.node.ray_start_hook import FORKS
 from bigbatch.cluster.record.job_record import read_record
 
@@ -43,7 +42,9 @@ BLIND = 3
 """Exit code of a node that does not see the job's folders: it may not be able to report that."""
 SEE_S = 5.0
 """Time for a file that another node has just made to be seen on a network file system."""
-HOST_LOST = "the job's first node is lost, and its batch script with it"
+# In proportion to HUNG_S, which BIGBATCH_HUNG_S shortens in tests.
+LOST_S = HUNG_S * waits.FIRST_LOST_S / waits.HUNG_S
+ASK_AGAIN_S = 10.0
 AT_ONCE_S = 10.0
 """A start of Ray that fails sooner would fail again: a module is missing, an option is wrong."""
 
@@ -55,7 +56,8 @@ class NodeProcess:
         self._record: Path = arguments.record
         self._name: str = arguments.node
         self._run_id: str = arguments.run_id
-        self._is_head: bool = arguments.head
+        self._first: str = arguments.first
+        self._is_head = self._first == self._name
         self._gcs = ""
         self._sees: list[Path] = [self._record, *arguments.sees]
         self._start_timeout_s: float = arguments.start_timeout
@@ -65,11 +67,10 @@ class NodeProcess:
         self._next_beat = self._next_control = 0.0
         self._signalled_at: float | None = None
         self._orders = NodeOrders()
-        host = self._status_file.with_name(f"{arguments.batch_host}.json")
-        self._host = BatchHost(self._job_id, arguments.batch_host, host, self._status_file)
-        self._is_host = host == self._status_file
+        self._heartbeats = Heartbeats()
         job = read_record(self._record.name)
         self._trains = job is not None and job.study_folder is not None
+        self._log = (job and job.log) or os.devnull
 
     def run(self) -> int:
         """Run until the end. Returns the exit code: 0 if it ended as told, 1 if Ray or the node failed, or BLIND."""
@@ -90,6 +91,8 @@ class NodeProcess:
             self._report(replace(self._status, state="starting", ip=self._ip, **asdict(self._share)))
             with private_folder.temporary_folder(self._job_id) as folder:
                 failure = self._serve(folder)
+            if failure and (beat := self._beat_of_first()):  # Ray may have missed a lost first node before this one has
+                processes.wait_until(lambda: self._told_to_end() or self._beat_of_first() != beat, 2 * LOST_S)
         except OSError as error:
             failure = str(error)
         if failure:
@@ -102,16 +105,11 @@ class NodeProcess:
         print(f"error: {reason}", file=sys.stderr, flush=True)
         return code
 
-    def _await_head(self) -> str | None:
-        """Wait until the job gives the address of the head's Ray, or this node is to end. Returns why it failed."""
+    def _await_head(self) -> None:
+        """Wait until the job gives the address of the head's Ray, or this node is to end."""
         while not (self._is_head or self._gcs or self._told_to_end()):
-            if self._has_acted_for_host():
-                return HOST_LOST
-            if time.monotonic() >= self._next_beat:
-                self._report(self._status)
             time.sleep(POLL_S)
             self._gcs = self._orders.address
-        return None
 
     def _serve(self, folder: Path) -> str | None:
         """Keep Ray running until told to end. Returns why it failed, or None.
@@ -119,9 +117,9 @@ class NodeProcess:
         On a busy machine Ray may give up its start: it waits 30 s for its own processes, and no setting changes that.
         Such a start is tried again.
         """
-        failure = self._await_head()
+        self._await_head()
         if not (self._is_head or self._gcs):
-            return failure
+            return None
         attempt, began = 0, time.monotonic()
         while True:
             tried_at = time.monotonic()
@@ -129,14 +127,13 @@ class NodeProcess:
             if found is None:
                 return f"every block of ports is taken on {self._name}. Ask whose servers fill 20000-32000."
             attempt, chosen = found
-            self._report(replace(self._status, ports=chosen))  # there others ask whether this machine still answers
             ray = self._start_ray(folder, chosen)
             try:
                 failure = self._watch(ray, folder, chosen)
             finally:
                 self._end_ray(ray, folder)
             # Only a start is tried again. A Ray that ran and has ended is a loss, with which the job deals.
-            if failure in (None, HOST_LOST, self._cannot_train(folder)) or self._status.state == "ready":
+            if failure in (None, self._cannot_train(folder)) or self._status.state == "ready":
                 return failure
             # Between the probe and Ray's start another program may take a port; that says nothing about this node.
             if ray_commands.taken_ports(chosen):
@@ -175,8 +172,6 @@ class NodeProcess:
         ready = False
         while not self._told_to_end():
             if ray.poll() is not None:
-                if self._is_left_alone():
-                    return HOST_LOST
                 lines = (folder / "start.log").read_text(errors="replace").strip().splitlines()
                 stage = "ended" if ready else "did not start"
                 return (
@@ -188,10 +183,6 @@ class NodeProcess:
             if not ready and STARTED in (folder / "start.log").read_text(errors="replace"):
                 ready = True
                 self._report(replace(self._status, state="ready", ports=chosen, folder=str(folder), reason=None))
-            if time.monotonic() >= self._next_beat:
-                self._report(self._status)
-            if self._has_acted_for_host():
-                return HOST_LOST
             # Adopted orphans that have ended stay zombies until someone collects them.
             processes.reap(keep=[ray.pid])
             time.sleep(POLL_S)
@@ -202,33 +193,41 @@ class NodeProcess:
         failure = fork_server.failure(str(folder / FORKS)) if self._trains else ""
         return f"{self._name} cannot load what trials need: {failure}" if failure else None
 
-    def _is_left_alone(self) -> bool:
-        """Whether Ray has ended because the first node is lost. Ray may give it up before this node does."""
-        while not (self._is_host or self._told_to_end() or self._host.answers()):
-            if self._has_acted_for_host():
-                return True
-            if time.monotonic() >= self._next_beat:
-                self._report(self._status)
-            time.sleep(CONTROL_POLL_S)
-        return False
+    def _beat_of_first(self) -> int:
+        """The heartbeat of the job's first node; 0 if this is that node, or its Ray has ended."""
+        first = None if self._is_head else NodeStatus.read(self._status_file.with_name(f"{self._first}.json"))
+        alive = first is not None and first.run_id == self._run_id and first.state in ("starting", "ready")
+        return first.beat if first is not None and alive else 0
 
-    def _has_acted_for_host(self) -> bool:
-        """If the first node is lost, run the command that its batch script has left for that case."""
-        command = self._orders.if_lost
-        if self._is_host or not command or not self._host.is_lost():
-            return False
-        print(f"{HOST_LOST}; running {' '.join(command)}", flush=True)
+    def _requeue_if_first_is_lost(self) -> None:
+        """With --no-kill Slurm keeps a job RUNNING to its limit whose batch script is gone with the first node."""
+        # Our own beat is read too: where it stands still, the shared file system does not answer.
+        ours = NodeStatus.read(self._status_file)
+        beats = {self._first: self._beat_of_first(), self._name: ours.beat if ours else 0}
+        if self._is_head or self._orders.stop or self._first not in self._heartbeats.hung(beats, LOST_S):
+            return
+        self._next_control += ASK_AGAIN_S
+        # Into the job's log: our own output goes to the node that is lost.
+        with contextlib.suppress(OSError), open(self._log, "a") as log:
+            print(f"bigbatch {self._name}: node {self._first} is lost, and the batch script with it: requeue", file=log)
         try:
-            subprocess.run(command, stdin=subprocess.DEVNULL, timeout=SILENT_S)
-        except (OSError, subprocess.TimeoutExpired) as error:
-            print(f"error: {error}", file=sys.stderr, flush=True)
-        return True
+            slurm_commands.scontrol_requeue(self._job_id)
+        except slurm_commands.SlurmSilent:
+            pass  # it is asked again
+        except slurm_commands.SlurmError:  # another node was faster; or this site forbids it
+            with contextlib.suppress(slurm_commands.SlurmError):
+                about = slurm_commands.job_fields(self._job_id)
+                if about.get("JobState") == "RUNNING" and self._run_id == f"{self._job_id}.{about.get('Restarts')}":
+                    slurm_commands.scancel(self._job_id)
 
     def _told_to_end(self) -> bool:
         now = time.monotonic()
         if now >= self._next_control:
             self._next_control = now + CONTROL_POLL_S
             self._orders = self._read_orders()
+            if now >= self._next_beat:
+                self._report(self._status)
+            self._requeue_if_first_is_lost()
         if self._orders.stop:
             return True
         if self._signalled_at is None or self._orders.hold:
@@ -290,15 +289,19 @@ class NodeProcess:
             signal.signal(number, lambda signum, frame: None)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """The step's process. Returns its exit code."""
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The step's options."""
     parser = argparse.ArgumentParser(prog="python -m bigbatch.cluster.node", description=__doc__)
     parser.add_argument("--record", type=Path, required=True, help="the job's folder")
     parser.add_argument("--node", required=True, help="Slurm's name of this node")
     parser.add_argument("--job", required=True, help="the job's id")
     parser.add_argument("--run-id", required=True, help="which start of the job this is")
-    parser.add_argument("--head", action="store_true", help="this node runs Ray's head")
-    parser.add_argument("--batch-host", required=True, help="the job's first node, which runs its batch script")
+    parser.add_argument("--first", required=True, help="the job's first node: it runs the batch script and Ray's head")
     parser.add_argument("--start-timeout", type=float, default=START_TIMEOUT_S, help="seconds for Ray to start")
     parser.add_argument("--sees", action="append", type=Path, default=[], help="what this node must see: a path")
-    return NodeProcess(parser.parse_args(argv)).run()
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The step's process. Returns its exit code."""
+    return NodeProcess(parse(argv)).run()

@@ -66,8 +66,6 @@ class NodeOrders:
     """Keep Ray's logs when the node ends."""
     address: str = ""
     """``ip:port`` of the head's GCS; empty until Ray runs there."""
-    if_lost: tuple[str, ...] = ()
-    """The command with which another node ends or requeues the job if its first node is lost."""
 
     @classmethod
     def read(cls, path: Path) -> NodeOrders | None:

@@ -3,6 +3,7 @@
 What needs Slurm itself is in tests/slurm; here is what its commands say, or do not say, at a bad moment.
 """
 
+import contextlib
 import os
 import shutil
 import signal
@@ -347,3 +348,15 @@ def test_nodes_do_not_wait_for_a_check_that_takes_long_nor_after_a_signal(tmp_pa
     assert check.wait(lambda: None) is False
     check.close()
     assert check.wait(lambda: None) is False
+
+
+def test_a_start_that_ends_without_a_word_counts_as_fruitless(tmp_path):
+    job = StandInJob(tmp_path, "7", "--", "sleep", "600")
+    job.wait_log("→ driver")
+    steps = processes.descendants(job.process.pid)
+    job.process.kill()
+    job.process.wait()
+    for pid in steps:  # as Slurm does
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    assert (record_of(tmp_path)["restarts"], record_of(tmp_path)["fruitless_restarts"]) == (0, 1)

@@ -69,7 +69,7 @@ STATUS = NodeStatus(
     memory_bytes=2**33, object_store_bytes=2**28, ports=NodePorts(1, 2, 3, 4, 5, 6, 7, 8),
     folder="/tmp/bb-7", signalled=True, reason="Ray ended",
 )  # fmt: skip
-ORDERS = NodeOrders(run_id="7.0", stop=True, hold=True, keep_logs=True, address="10.0.0.3:1", if_lost=("scancel", "7"))
+ORDERS = NodeOrders(run_id="7.0", stop=True, hold=True, keep_logs=True, address="10.0.0.3:1")
 RECORD = JobRecord(
     job_id="7", state="driver", command=["python", "tune/run.py"], nodes=["n1", "n2"], head="n1",
     address="10.0.0.3:1", dashboard_port=2, token_path="/home/u/token",

@@ -16,7 +16,6 @@ TAKES_SIGNALS = {
     "src/bigbatch/base/fork_server.py",  # before a copy has work
     "src/bigbatch/base/streams.py",  # a process that has lost its reader and is about to end
     "cluster/cli.py",  # what takes its place must end with its reader
-    "cluster/job/lost_host.py",  # it acts for the batch script to its end
     "cluster/job/state_machine.py",  # a batch script asks Slurm what each signal means
     "cluster/node/node_process.py",  # a node ends when its job says so
     "train_loop/data/loading/ring.py",  # loader processes leave signals to the trainer
