@@ -6,7 +6,6 @@ from bigbatch.train_loop.config.rules import is_own
 from bigbatch.tune.models.curve_data import CurveEncoder
 from bigbatch.tune.models.names import STOPPINGS, STRATEGIES, resolved
 from bigbatch.tune.models.protocol import Proposer, SearchFacts, Stopping, Strategy
-from bigbatch.tune.models.study_view import BestAndRecent
 from bigbatch.tune.proposers.curves import CurvesSampler
 from bigbatch.tune.proposers.frontier_sampler import at_frontier
 from bigbatch.tune.proposers.own_strategy import own_sampler
@@ -33,10 +32,7 @@ def _proposer(name: str, facts: SearchFacts, encoder: CurveEncoder) -> Proposer:
         return lambda number: CurvesSampler(facts, number, encoder)
     if is_own(name):
         return lambda number: own_sampler(name, trial_seed(facts.seed, number))
-    # With a frontier, ``at_frontier`` chooses the trials to see.
-    history = BestAndRecent(maximize=facts.objective.direction == "maximize") if facts.frontier is None else None
-
-    return sampler_factory(name, facts.seed, facts.most_trials, facts.names, facts.priors, history=history)
+    return sampler_factory(name, facts.seed, facts.most_trials, facts.names, facts.priors)
 
 
 def _stopping(name: str, facts: SearchFacts, encoder: CurveEncoder) -> Stopping:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from bisect import insort
 from collections.abc import Callable, Container, Sequence
-from itertools import islice
+from heapq import nsmallest
 from typing import Any, cast
 
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
-
-from bigbatch.tune.runs.study_index import StudyIndex
 
 Shown = Callable[[list[FrozenTrial]], Sequence[FrozenTrial]]
 """From a study's trials to the trials to show. It must not change the given ones: the study caches them."""
@@ -20,43 +17,27 @@ MOST_TRIALS = 500
 """A sampler or pruner sees at most this many trials, so that a decision costs the same in a study of 10,000."""
 
 
-class BestAndRecent(StudyIndex):
-    """Of a study of thousands, the trials from which a sampler learns.
+def best_and_recent(
+    trials: Sequence[FrozenTrial], *, maximize: bool, frontier: str | None = None, most: int = MOST_TRIALS
+) -> list[FrozenTrial]:
+    """All of ``trials``, if they are at most ``most``; else the more recent half of ``most``, the best finished ones
+    before them, and all that still run, in the order of their numbers.
 
     Args:
         maximize: whether a larger value is better.
         frontier: the parameter whose values are compared separately, see ``SearchFacts``.
     """
-
-    def __init__(self, *, maximize: bool, frontier: str | None = None) -> None:
-        self._sign, self._frontier = -1 if maximize else 1, frontier or ""
-        super().__init__()
-
-    def among(self, trials: Sequence[FrozenTrial], most: int = MOST_TRIALS) -> list[FrozenTrial]:
-        """All of ``trials``, if they are at most ``most``; else the more recent half of ``most``, the best finished
-        ones before them, and all that still run, in the order of their numbers.
-
-        Call it with the same study's trials, as they become more.
-        """
-        if len(trials) <= most:
-            return list(trials)
-        self.take_in(trials)
-        cut = len(trials) - most // 2
-        # Also old ones that still run: TPE's constant liar keeps new trials away from them.
-        chosen = {place for place in self._open if place < cut and trials[place].state == TrialState.RUNNING}
-        room = (most - most // 2) // max(1, len(self._finished))
-        for finished in self._finished.values():
-            chosen.update(islice((place for _, place in finished if place < cut), room))
-        return [*(trials[place] for place in sorted(chosen)), *trials[cut:]]
-
-    def _forget(self) -> None:
-        self._finished: dict[object, list[tuple[float, int]]] = {}
-
-    def _take(self, place: int, trials: Sequence[FrozenTrial]) -> None:
-        trial = trials[place]
+    if len(trials) <= most:
+        return list(trials)
+    cut = len(trials) - most // 2
+    finished: dict[object, list[FrozenTrial]] = {}
+    for trial in trials[:cut]:
         if trial.state == TrialState.COMPLETE and trial.values:
-            of_value = self._finished.setdefault(trial.params.get(self._frontier), [])
-            insort(of_value, (self._sign * trial.values[0], place))
+            finished.setdefault(trial.params.get(frontier or ""), []).append(trial)
+    room, sign = (most - most // 2) // max(1, len(finished)), -1 if maximize else 1
+    best = {t.number for them in finished.values() for t in nsmallest(room, them, key=lambda t: sign * t.values[0])}
+    # Also old ones that still run: TPE's constant liar keeps new trials away from them.
+    return [*(t for t in trials[:cut] if t.number in best or t.state == TrialState.RUNNING), *trials[cut:]]
 
 
 Notes = list[tuple[int, str, object]]

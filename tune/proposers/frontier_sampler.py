@@ -28,10 +28,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import partial
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -41,13 +40,12 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
 from bigbatch.tune.models.protocol import Proposer, SearchFacts
-from bigbatch.tune.models.study_view import BestAndRecent, view_of
+from bigbatch.tune.models.study_view import best_and_recent, view_of
 from bigbatch.tune.proposers.passing_sampler import Asked, PassingSampler
 from bigbatch.tune.runs.feasible import is_infeasible
 from bigbatch.tune.runs.frontier import answer_index
 from bigbatch.tune.runs.metrics import ceiling_of
 from bigbatch.tune.runs.run import Kind, as_shown, earlier_of, kind_of, ordered_values
-from bigbatch.tune.runs.study_index import StudyIndex
 
 
 class _Tried(NamedTuple):
@@ -58,6 +56,11 @@ class _Tried(NamedTuple):
     """Gain of the best finished one, larger is better."""
     distance: float | None = None
     """From the middle finished one to the best; None where fewer than two have finished."""
+
+    @classmethod
+    def of(cls, trials: int, gains: Sequence[float]) -> _Tried:
+        best = max(gains, default=None)
+        return cls(trials, best, best - statistics.median(gains) if best is not None and len(gains) > 1 else None)
 
 
 def frontier_values(facts: SearchFacts) -> tuple[object, ...]:
@@ -73,67 +76,34 @@ def frontier_values(facts: SearchFacts) -> tuple[object, ...]:
     raise ValueError(f"no choice and no whole number: {facts.frontier!r}")
 
 
-class TrialAllocator(StudyIndex):
-    """Chooses the frontier's value of each new trial, by what was tried of each."""
+def next_value(facts: SearchFacts, study: Study, number: int) -> object:
+    """The frontier's value for the new trial ``number``, by what was tried of each."""
+    values, tried = frontier_values(facts), _tried(facts, study, number)
+    places, trials = range(len(values)), facts.trials
+    if facts.open_ended:  # then that is a guess
+        trials = max(trials, sum(one.trials for one in tried) + 1)
+    least = math.ceil(trials / len(values) / 2)
+    # Of equal ones the largest comes first, then the smallest, with which all others are compared.
+    fewest = min(places, key=lambda i: (tried[i].trials, i < len(values) - 1, i > 0, -i))
+    if tried[fewest].trials < least:
+        return values[fewest]
+    worth = _worth(facts, tried)
+    return values[max(places, key=lambda i: (worth[i], i))]
 
-    def __init__(self, facts: SearchFacts) -> None:
-        self._facts = facts
-        super().__init__()
 
-    def next_value(self, study: Study, number: int) -> object:
-        """The frontier's value for the new trial ``number``."""
-        self.update(study)
-        values = frontier_values(self._facts)
-        places = range(len(values))
-        tried = [self._tried(value, number) for value in values]
-        trials = self._facts.trials
-        if self._facts.open_ended:  # then that is a guess
-            trials = max(trials, sum(one.trials for one in tried) + 1)
-        least = math.ceil(trials / len(values) / 2)
-        # Of equal ones the largest comes first, then the smallest, with which all others are compared.
-        fewest = min(places, key=lambda i: (tried[i].trials, i < len(values) - 1, i > 0, -i))
-        if tried[fewest].trials < least:
-            return values[fewest]
-        worth = _worth(self._facts, tried)
-        return values[max(places, key=lambda i: (worth[i], i))]
-
-    def _tried(self, value: object, without: int) -> _Tried:
-        """The trials of a value, but for one that runs."""
-        gains = self._gains.get(value, [])
-        count = self._count[value] - (self._counted.get(without, _NONE) == value)
-        if len(gains) < 2:
-            return _Tried(count, gains[0] if gains else None)
-        half = len(gains) // 2
-        middle = gains[half] if len(gains) % 2 else (gains[half - 1] + gains[half]) / 2
-        return _Tried(count, gains[-1], gains[-1] - middle)
-
-    def _forget(self) -> None:
-        self._counted: dict[int, object] = {}
-        self._count: Counter[object] = Counter()
-        self._gains: dict[object, list[float]] = {}
-        self._replaced: set[int] = set()
-
-    def _take(self, place: int, trials: Sequence[FrozenTrial]) -> None:
-        trial = trials[place]
-        if (earlier := earlier_of(trial)) is not None:
-            self._replaced.add(earlier)
-            self._uncount(earlier)
-        self._uncount(trial.number)
-        if trial.number in self._replaced or kind_of(trial) == Kind.CONFIRMATION:
-            return
-        value = _own_value(self._facts, trial)
-        self._counted[trial.number] = value
-        self._count[value] += 1
+def _tried(facts: SearchFacts, study: Study, number: int) -> list[_Tried]:
+    """The trials of each value, without this one and those that another one repeats or continues."""
+    trials = study.get_trials(deepcopy=False)
+    left_out = {number, *(earlier_of(trial) for trial in trials)}
+    count, gains = Counter[object](), dict[object, list[float]]()
+    for trial in trials:
+        if trial.number in left_out or kind_of(trial) == Kind.CONFIRMATION:
+            continue
+        value = _own_value(facts, trial)
+        count[value] += 1
         if trial.state == TrialState.COMPLETE and trial.values:
-            insort(self._gains.setdefault(value, []), self._facts.objective.gain(trial.values[0]))
-
-    def _uncount(self, number: int) -> None:
-        """Count no trial that is repeated or continued: none of them is complete."""
-        if number in self._counted:
-            self._count[self._counted.pop(number)] -= 1
-
-
-_NONE = object()
+            gains.setdefault(value, []).append(facts.objective.gain(trial.values[0]))
+    return [_Tried.of(count[value], gains.get(value, [])) for value in frontier_values(facts)]
 
 
 def _own_value(facts: SearchFacts, trial: FrozenTrial) -> object:
@@ -184,23 +154,14 @@ def at_frontier(inner: Proposer, facts: SearchFacts, *, sees_all: bool) -> Propo
     Args:
         sees_all: whether ``inner`` sees the study as it is.
     """
-    maximize, shares = facts.objective.direction == "maximize", TrialAllocator(facts)
-    history = None if sees_all else BestAndRecent(maximize=maximize, frontier=facts.frontier)
-    return lambda number: FrontierSampler(facts, inner(number), shares, history)
+    return lambda number: FrontierSampler(facts, inner(number), sees_all=sees_all)
 
 
 class FrontierSampler(PassingSampler):
-    """Samples one trial.
+    """Samples one trial, at the frontier's value whose turn it is."""
 
-    Args:
-        shares: chooses the frontier's value; the samplers of one search share it.
-        history: chooses the trials that ``inner`` sees. None: it sees the study as it is.
-    """
-
-    def __init__(
-        self, facts: SearchFacts, inner: BaseSampler, shares: TrialAllocator, history: BestAndRecent | None = None
-    ) -> None:
-        self._facts, self._inner, self._shares, self._history = facts, inner, shares, history
+    def __init__(self, facts: SearchFacts, inner: BaseSampler, *, sees_all: bool) -> None:
+        self._facts, self._inner, self._sees_all = facts, inner, sees_all
         self._value: object = None
         self._ranked: list[FrozenTrial] | None = None
         self._ranked_of = -1
@@ -229,17 +190,19 @@ class FrontierSampler(PassingSampler):
     def _pinned(self, study: Study, trial: FrozenTrial) -> FrozenTrial:
         if self._value is None:
             chosen = _own_value(self._facts, trial)
-            self._value = self._shares.next_value(study, trial.number) if chosen is None else chosen
+            self._value = next_value(self._facts, study, trial.number) if chosen is None else chosen
         # Optuna takes a value from here without asking the sampler for it.
         fixed = {**trial.system_attrs.get("fixed_params", {}), self._facts.frontier: self._value}
         return as_shown(trial, system_attrs={**trial.system_attrs, "fixed_params": fixed})
 
     def _seen(self, study: Study) -> Study:
-        return study if self._history is None else view_of(study, partial(self._rank, self._history))
+        return study if self._sees_all else view_of(study, self._rank)
 
-    def _rank(self, history: BestAndRecent, trials: list[FrozenTrial]) -> list[FrozenTrial]:
+    def _rank(self, trials: list[FrozenTrial]) -> list[FrozenTrial]:
         if self._ranked is None or self._ranked_of != len(trials):  # the same for the whole proposal
-            self._ranked, self._ranked_of = among_peers(self._facts, history.among(trials)), len(trials)
+            maximize = self._facts.objective.direction == "maximize"
+            some = best_and_recent(trials, maximize=maximize, frontier=self._facts.frontier)
+            self._ranked, self._ranked_of = among_peers(self._facts, some), len(trials)
         return self._ranked
 
 

@@ -8,21 +8,16 @@ from collections.abc import Callable, Iterable, Mapping
 import optuna
 from optuna.distributions import BaseDistribution
 from optuna.pruners import BasePruner, MedianPruner, NopPruner, SuccessiveHalvingPruner
-from optuna.samplers import BaseSampler
+from optuna.samplers import BaseSampler, TPESampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial
 
 from bigbatch.search_spaces.priors import LogNormal
 from bigbatch.train_loop.config.rules import is_own
-from bigbatch.tune.models.study_view import BestAndRecent, view_of
 from bigbatch.tune.models.unit_space import OneByOneSampler, SobolSampler, random_part, value_at
 from bigbatch.tune.proposers.own_strategy import own_pruner
 from bigbatch.tune.proposers.passing_sampler import Asked, PassingSampler, ShownSampler
-from bigbatch.tune.proposers.shown_trials import (
-    REDUCTION_FACTOR,
-    PrunedViewTPESampler,
-    showing_bad_ends,
-)
+from bigbatch.tune.proposers.shown_trials import REDUCTION_FACTOR, shown_to_tpe
 
 
 class PerTrialSampler(PassingSampler):
@@ -66,9 +61,7 @@ def sampler_factory(
     seed: int,
     trials: int,
     parameters: Iterable[str] = (),
-    priors: Mapping[str, LogNormal | None] | None = None,
-    *,
-    history: BestAndRecent | None = None,
+    priors: Mapping[str, LogNormal] | None = None,
 ) -> Callable[[int], BaseSampler]:
     """A function from a trial's number to its sampler.
 
@@ -79,10 +72,9 @@ def sampler_factory(
     Args:
         parameters: names of all parameters of the space, for Quasi-Monte-Carlo.
         priors: soft priors of parameters, for everything that is drawn before, or without, a model of the trials.
-        history: chooses the trials of a large study from which TPE learns; None: from all that they are shown.
     """
     startup, names = max(4, min(10, trials // 3)), tuple(parameters)
-    known = {parameter: prior for parameter, prior in (priors or {}).items() if prior is not None}
+    known = priors or {}
 
     def make(number: int) -> BaseSampler:
         own = trial_seed(seed, number)
@@ -94,9 +86,10 @@ def sampler_factory(
         if name != "tpe":
             raise ValueError(f"no such sampler: {name!r}")
         # group: in a conditional space, each optimizer's parameters are modelled together.
-        tpe = PrunedViewTPESampler(design, seed=own, n_startup_trials=startup, multivariate=True, group=True)
-        sampler = showing_bad_ends(tpe)
-        return sampler if history is None else ShownSampler(sampler, lambda study: view_of(study, history.among))
+        tpe = TPESampler(seed=own, n_startup_trials=startup, multivariate=True, group=True)
+        # Optuna's TPE would draw the first trials uniformly at random. It calls only methods of BaseSampler.
+        tpe._random_sampler = design  # type: ignore[assignment]
+        return ShownSampler(tpe, shown_to_tpe)
 
     return make
 

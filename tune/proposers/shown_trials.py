@@ -26,29 +26,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence, Set
-from typing import Any
 
-from optuna.distributions import BaseDistribution
-from optuna.samplers import BaseSampler, TPESampler
 from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
-from bigbatch.tune.models.study_view import view_of
-from bigbatch.tune.proposers.passing_sampler import ShownSampler
+from bigbatch.tune.models.study_view import best_and_recent, view_of
 from bigbatch.tune.runs.feasible import is_infeasible
 from bigbatch.tune.runs.run import as_shown, has_diverged, replaced_trials, was_refused
 
 Directions = Sequence[StudyDirection]
 
 
-def showing_bad_ends(sampler: BaseSampler) -> BaseSampler:
-    """TPE, which sees bad ends."""
+def shown_to_tpe(study: Study) -> Study:
+    """The study as TPE should see it."""
+    directions = study.directions
+    maximize = directions[0] == StudyDirection.MAXIMIZE
 
-    def shown(study: Study) -> Study:
-        directions = study.directions
-        return view_of(study, lambda trials: with_bad_ends(trials, directions))
+    def shown(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+        some = best_and_recent(trials, maximize=maximize)
+        return as_pruned_view(with_bad_ends(some, directions), maximize)
 
-    return ShownSampler(sampler, shown)
+    return view_of(study, shown)
 
 
 def with_bad_ends(trials: Sequence[FrozenTrial], directions: Directions) -> list[FrozenTrial]:
@@ -128,37 +126,3 @@ def _as_stopped(trial: FrozenTrial) -> FrozenTrial:
     last = trial.intermediate_values[max(trial.intermediate_values)]
     values = {int(trial.user_attrs[SPARED_ATTR]): last}
     return as_shown(trial, state=TrialState.PRUNED, values=None, intermediate_values=values)
-
-
-class PrunedViewTPESampler(TPESampler):
-    """Optuna's TPE on the judged trials. Its state depends only on the study.
-
-    Args:
-        startup: draws the first trials. Optuna's TPE would draw them uniformly at random.
-        options: those of ``TPESampler``.
-    """
-
-    def __init__(self, startup: BaseSampler, **options: Any) -> None:
-        super().__init__(**options)
-        self._random_sampler = startup  # type: ignore[assignment]  # TPE calls only methods of BaseSampler
-
-    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        """As Optuna's method, on the judged trials."""
-        return super().infer_relative_search_space(self._judged(study), trial)
-
-    def sample_relative(
-        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
-    ) -> dict[str, object]:
-        """As Optuna's method, on the judged trials."""
-        return super().sample_relative(self._judged(study), trial, search_space)
-
-    def sample_independent(
-        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
-    ) -> object:
-        """As Optuna's method, on the judged trials."""
-        return super().sample_independent(self._judged(study), trial, param_name, param_distribution)
-
-    def _judged(self, study: Study) -> Study:
-        """The study with its trials judged."""
-        maximize = study.directions[0] == StudyDirection.MAXIMIZE
-        return view_of(study, lambda trials: as_pruned_view(trials, maximize))

@@ -13,10 +13,8 @@ from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
 from bigbatch.tune.models.curve_history import CurveHistory
 from bigbatch.tune.models.protocol import Dimension, SearchFacts
-from bigbatch.tune.models.study_view import MOST_TRIALS, BestAndRecent
-from bigbatch.tune.proposers.frontier_sampler import TrialAllocator
+from bigbatch.tune.models.study_view import MOST_TRIALS, best_and_recent
 from bigbatch.tune.proposers.passing_sampler import OwnTrials
-from bigbatch.tune.proposers.samplers import PerTrialSampler, sampler_factory
 from bigbatch.tune.runs.objective import Objective
 from bigbatch.tune.runs.run import (
     CONFIRMS_ATTR,
@@ -122,8 +120,7 @@ def test_after_each_event_an_index_says_what_the_study_says(storage, seed, tmp_p
     store = StudyStore.create(tmp_path / "s", "s", {}, None) if storage == "journal" else None
     study = store.study if store else optuna.create_study(direction="maximize")
     events, hidden = Events(study, seed), OwnTrials()
-    curves, look, shares = CurveHistory(FACTS), PausedTrials(FACTS), TrialAllocator(FACTS)
-    recent = BestAndRecent(maximize=True)
+    curves, look = CurveHistory(FACTS), PausedTrials(FACTS)
     for _ in range(250):
         events.next()
         trials = study.get_trials(deepcopy=False)
@@ -150,9 +147,6 @@ def test_after_each_event_an_index_says_what_the_study_says(storage, seed, tmp_p
         assert look.configurations == sum(
             CONTINUES_ATTR not in t.user_attrs and RETRIES_ATTR not in t.user_attrs for t in searched
         )
-        assert shares.next_value(study, len(trials)) == TrialAllocator(FACTS).next_value(study, len(trials))
-        chosen, fresh = recent.among(trials, 20), BestAndRecent(maximize=True).among(trials, 20)
-        assert chosen == fresh and len(chosen) <= 20 + 3
     assert len(trials) > 40 and any(CONFIRMS_ATTR in t.user_attrs for t in trials)
     assert any(CONTINUES_ATTR in t.user_attrs for t in trials)
     if store:
@@ -221,31 +215,13 @@ def trials(count: int, running: int) -> list[FrozenTrial]:
     return study.get_trials(deepcopy=False)
 
 
-def test_a_small_study_is_seen_whole() -> None:
-    small = trials(MOST_TRIALS, running=3)
-    assert BestAndRecent(maximize=True).among(small) == small
-
-
-def test_of_a_large_one_the_best_the_recent_and_the_running_ones_are_seen_in_order() -> None:
+def test_of_a_large_study_the_best_the_recent_and_the_running_ones_are_seen_in_order() -> None:
     many = trials(4 * MOST_TRIALS, running=3)
+    assert best_and_recent(many[:MOST_TRIALS], maximize=True) == many[:MOST_TRIALS]
     for maximize, value in ((True, 6 / 7), (False, 0.0)):
-        seen = BestAndRecent(maximize=maximize).among(many)
+        seen = best_and_recent(many, maximize=maximize)
         numbers = [trial.number for trial in seen]
         assert numbers == sorted(set(numbers)) and len(seen) == MOST_TRIALS + 1
         assert seen[-MOST_TRIALS // 2 :] == many[-MOST_TRIALS // 2 :]
         earlier = seen[: -MOST_TRIALS // 2]
         assert 3 in numbers and {t.value for t in earlier if t.state == TrialState.COMPLETE} == {value}
-
-
-def test_tpe_learns_from_the_part_that_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    study, space = optuna.create_study(direction="maximize"), FloatDistribution(0.0, 1.0)
-    for at in range(30):
-        value = 1 - abs(at / 30 - 0.7)
-        study.add_trial(create_trial(value=value, params={"x": at / 30}, distributions={"x": space}))
-    counts: list[int] = []
-    monkeypatch.setattr(BestAndRecent, "among", lambda self, trials: counts.append(len(trials)) or list(trials)[-12:])
-    history = BestAndRecent(maximize=True)
-    study.sampler = PerTrialSampler(sampler_factory("tpe", 0, 30, ("x",), history=history))
-    asked = study.ask()
-    assert 0.0 <= asked.suggest_float("x", 0.0, 1.0) <= 1.0
-    assert counts and set(counts) <= {30, 31}, "what is shown is chosen among all trials"

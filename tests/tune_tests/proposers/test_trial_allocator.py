@@ -14,7 +14,7 @@ from optuna.trial import TrialState
 
 from bigbatch.tune.models.names import STRATEGIES
 from bigbatch.tune.models.protocol import Dimension, SearchFacts
-from bigbatch.tune.proposers.frontier_sampler import TrialAllocator, among_peers
+from bigbatch.tune.proposers.frontier_sampler import among_peers, next_value
 from bigbatch.tune.proposers.samplers import quiet_optuna
 from bigbatch.tune.runs.objective import ABSOLUTE, Objective, Tolerance
 from bigbatch.tune.runs.run import CONFIRMS_ATTR, CONTINUES_ATTR, PAUSED_ATTR, RETRIES_ATTR
@@ -104,7 +104,7 @@ def study_of(values: Mapping[int, tuple[float, ...]]) -> optuna.Study:
 
 def choice(study: optuna.Study, **changes: Any) -> object:
     facts = dataclasses.replace(FACTS, **changes)
-    return TrialAllocator(facts).next_value(study, len(study.trials))
+    return next_value(facts, study, len(study.trials))
 
 
 def test_where_nothing_better_is_possible_the_rest_goes_to_the_larger_batches():
