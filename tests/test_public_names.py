@@ -11,7 +11,7 @@ from helpers.paths import ROOT
 
 INIT = ROOT / "src" / "bigbatch" / "__init__.py"
 PUBLIC = {
-    "ConfigError", "Study", "TrainConfig", "cancel", "compare", "logs", "open_study", "queue", "search",
+    "ConfigError", "Study", "TrainConfig", "cancel", "logs", "open_study", "queue", "search",
     "submit", "train",
 }  # fmt: skip
 """A name leaves this list only with a new major version (docs/decisions/020)."""

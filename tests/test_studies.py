@@ -13,12 +13,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from bigbatch import compare, open_study, search, studies
+from bigbatch import open_study, search, studies
 from bigbatch.child_process import check_exit
 from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.tune.plan.arguments import parse_options, tune_parser
 from bigbatch.tune.plan.options import SearchKeywords, SearchOptions
-from bigbatch.tune.report.answer_figures import NO_FRONTIER
+from bigbatch.tune.report.figures import NO_FRONTIER
 from bigbatch.tune.storage.store import StudyStore
 from helpers.invented_studies import invented_study
 from helpers.recorded_studies import recorded_study
@@ -165,25 +165,6 @@ def test_a_study_in_a_database_is_read_from_its_tables(tmp_path: Path) -> None:
     study = open_study(tmp_path / "s")
     pd.testing.assert_frame_equal(study.trials, pd.read_parquet(tmp_path / "s" / "trials.parquet"))
     assert study.best.trial == 0 and "learning-curves" in study.figures
-
-
-def test_studies_side_by_side(folder: Path, tmp_path: Path) -> None:
-    pytest.importorskip("plotly")
-    study, other = open_study(folder), open_study(invented_study(tmp_path / "other", 20, seed=1))
-    with warnings.catch_warnings(action="error"):
-        both = compare(study, other)
-    assert both.table["study"].tolist() == ["kept", "other"] and both.differences == []
-    values = [t.value for t in load(folder).trials if t.value is not None]
-    assert both.table["best"][0] == max(values) and both.table["finished"][0] == len(values)
-    assert [len(figure.data) for figure in both.figures.values()] == [2, 2]
-    longer = open_study(invented_study(tmp_path / "longer", 5, max_epochs=50))
-    with pytest.warns(UserWarning, match="different epochs: their values do not compare"):
-        compare(study, longer)
-    for given in ((study,), (study, open_study(folder))):
-        with pytest.raises(ConfigError, match="needs two different studies or more; got kept"):
-            compare(*given)
-    with pytest.raises(ConfigError, match=r"compare takes studies; got 'kept'\. Write compare\(open_study"):
-        compare("kept", study)  # type: ignore[arg-type]
 
 
 def test_options_of_a_search_are_those_of_the_command() -> None:

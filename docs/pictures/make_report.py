@@ -35,7 +35,7 @@ def main() -> None:
     study = open_recorded(parser.parse_args().study)
     with tempfile.TemporaryDirectory(prefix="bigbatch-pictures-") as home, opened_browser() as page:
         report, raw = Path(home, "report.html"), Path(home, "raw.png")
-        write_report([study], report)
+        write_report(study, report)
         for name, (width, height, dark) in LOOKS.items():
             page.look(width, height, dark=dark, mobile=width < 600)
             page.open(report)

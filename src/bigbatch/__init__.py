@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from bigbatch.cluster.submission.queue import logs as logs
     from bigbatch.cluster.submission.queue import queue as queue
     from bigbatch.studies import Study as Study
-    from bigbatch.studies import compare as compare
     from bigbatch.studies import open_study as open_study
     from bigbatch.studies import search as search
     from bigbatch.train_loop.config import ConfigError as ConfigError
@@ -41,7 +40,6 @@ _PLACES = {
     "Study": "bigbatch.studies",
     "TrainConfig": "bigbatch.train_loop.config",
     "cancel": "bigbatch.cluster.submission.queue",
-    "compare": "bigbatch.studies",
     "logs": "bigbatch.cluster.submission.queue",
     "open_study": "bigbatch.studies",
     "queue": "bigbatch.cluster.submission.queue",
@@ -54,7 +52,6 @@ __all__ = [
     "Study",
     "TrainConfig",
     "cancel",
-    "compare",
     "logs",
     "open_study",
     "queue",

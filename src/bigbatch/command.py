@@ -75,7 +75,7 @@ COMMANDS: Commands = {
         _main_of("tune.commands.export"),
         "copy a study for other tools: CSV, TensorBoard",
     ),
-    "report": (_main_of("tune.commands.report", "report_main"), "write an HTML report of one study or several"),
+    "report": (_main_of("tune.commands.report", "report_main"), "write an HTML report of a study"),
     "--version": (_version, "print the version and, in a clone, the commit"),
 }
 

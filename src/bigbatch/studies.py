@@ -1,4 +1,4 @@
-"""Studies in Python and in notebooks: open one, look at its tables and figures, compare several, search on.
+"""Studies in Python and in notebooks: open one, look at its tables and figures, search on.
 
 It reads what ``bigbatch report`` and ``bigbatch export`` read, by the same code, and loads neither torch nor Ray. A
 search runs in a process of its own, as ``bigbatch tune`` does.
@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 from bigbatch.child_process import check_exit, our_script, run_child
 from bigbatch.train_loop.config import ConfigError, TrainConfig, written_assignments
 from bigbatch.tune.console.answer_words import answer_in_words
-from bigbatch.tune.report import answer_section, sections
 from bigbatch.tune.report.figure import ReportFigure, plotly_figure
-from bigbatch.tune.report.recorded_study import RecordedStudy, StudyPoints, open_recorded, shown_apart
+from bigbatch.tune.report.figures import all_figures
+from bigbatch.tune.report.recorded_study import open_recorded
 from bigbatch.tune.runs.answer import leading_trial
 from bigbatch.tune.runs.run import AnyTrial
 from bigbatch.tune.runs.tables import epochs_table, trials_table
@@ -164,7 +164,7 @@ class Study:
     @cached_property
     def figures(self) -> StudyFigures:
         """The figures of the report, by name."""
-        return StudyFigures(sections.all_figures(self._recorded))
+        return StudyFigures(all_figures(self._recorded))
 
     def config(self, trial: int) -> TrainConfig:
         """The configuration of a trial. Raises ConfigError if there is none."""
@@ -220,53 +220,6 @@ class StudyFigures(Mapping[str, "Figure"]):
 
     def __repr__(self) -> str:
         return f"<figures: {', '.join(self._figures) or 'none'}>"
-
-
-class Comparison:
-    """Several studies side by side. ``compare`` makes it."""
-
-    def __init__(self, studies: Sequence[RecordedStudy]) -> None:
-        self._studies = {study.summary.folder: (study, StudyPoints(study)) for study in shown_apart(studies)}
-
-    @property
-    def table(self) -> pd.DataFrame:
-        """A row for each study: state, trials, the best value, the answer of the frontier, device hours held."""
-        import pandas as pd
-
-        return pd.DataFrame([vars(answer_section.compared_study(*both)) for both in self._studies.values()])
-
-    @property
-    def differences(self) -> Sequence[str]:
-        """What the studies do not have in common, so that their values do not compare, e.g. ``data sets``."""
-        return answer_section.differences(self._points)
-
-    @cached_property
-    def figures(self) -> StudyFigures:
-        """``compared-frontiers`` and ``compared-histories``."""
-        return StudyFigures(answer_section.compared_figures(self._points))
-
-    @property
-    def _points(self) -> Sequence[StudyPoints]:
-        return [points for _, points in self._studies.values()]
-
-
-def compare(*studies: Study) -> Comparison:
-    """Compare studies of the same data and objective. Warns if they differ in what decides values.
-
-    Raises ConfigError for fewer than two studies, for one that is named twice, and for what is no study.
-    """
-    for study in studies:
-        if not isinstance(study, Study):
-            raise ConfigError(f"compare takes studies; got {study!r}. Write compare(open_study(…), open_study(…)).")
-    folders = {study.folder.resolve() for study in studies}
-    if len(folders) < 2 or len(folders) < len(studies):
-        named = ", ".join(study.name for study in studies) or "none"
-        raise ConfigError(f"a comparison needs two different studies or more; got {named}. Write compare(one, other).")
-    compared = Comparison([study._recorded for study in studies])
-    if compared.differences:
-        text = f"these studies have different {' and '.join(compared.differences)}: their values do not compare"
-        warnings.warn(text, stacklevel=2)
-    return compared
 
 
 def search(study: str, *, output: str | Path = RUNS, **options: Unpack[SearchKeywords]) -> Study:

@@ -29,9 +29,9 @@ if __name__ == "__main__":
 
 from bigbatch.train_loop.config import TrainConfig  # noqa: E402
 from bigbatch.tune.commands.show import study_text  # noqa: E402
-from bigbatch.tune.report.answer_section import answer_section  # noqa: E402
-from bigbatch.tune.report.markup import FigureBook  # noqa: E402
-from bigbatch.tune.report.recorded_study import StudyPoints, open_recorded  # noqa: E402
+from bigbatch.tune.report.markup import FigureBook, joined  # noqa: E402
+from bigbatch.tune.report.recorded_study import open_recorded  # noqa: E402
+from bigbatch.tune.report.sections import answer_part  # noqa: E402
 from bigbatch.tune.runs.answer import answer_of, leading_trial  # noqa: E402
 from bigbatch.tune.runs.objectives import objectives_of  # noqa: E402
 from bigbatch.tune.storage.frontier_file import FRONTIER_FILE, write_frontier  # noqa: E402
@@ -234,8 +234,7 @@ def said_of(folder: Path) -> str:
     """What the terminal, the report's card and frontier.json say of a study."""
     shown = study_text(summarize(folder), None)
     answer = shown.split("\n\n", 2)[2] if shown.count("\n\n") > 1 else shown
-    points = StudyPoints(open_recorded(folder))
-    card = answer_section(points, FigureBook(), "")
+    card = joined(answer_part(open_recorded(folder), FigureBook()))
     words = str(card).split("<h3>The configuration to copy")[0]
     words = re.sub("<figure.*?</figure>", "", words, flags=re.DOTALL)
     words = re.sub(r"</(p|h2|h3|tr|div|caption)>", "\n", words)

@@ -1,4 +1,4 @@
-"""``bigbatch report STUDY …``: one HTML file about one study or several. Takes no lease and changes no study."""
+"""``bigbatch report STUDY``: one HTML file about a study. Takes no lease and changes no study."""
 
 from __future__ import annotations
 
@@ -16,15 +16,9 @@ from bigbatch.tune.storage.summary import DEFAULT_RUNS, find_study
 
 def report_main(argv: Sequence[str]) -> int:
     """Write the report. Returns the exit code."""
-    parser = OneLineParser(
-        prog="bigbatch report",
-        description="Write an HTML report of a study, or of several side by side.",
-    )
-    parser.add_argument("study", metavar="STUDY|PATH", nargs="+", help="a study's name in --output, or its folder")
-    parser.add_argument(
-        "-o", "--file", metavar="FILE", help="where to write it (default: report.html in the study's folder, "
-        "of several studies in the current one)",
-    )  # fmt: skip
+    parser = OneLineParser(prog="bigbatch report", description="Write an HTML report of a study.")
+    parser.add_argument("study", metavar="STUDY|PATH", help="a study's name in --output, or its folder")
+    parser.add_argument("-o", "--file", metavar="FILE", help="where (default: report.html in the study's folder)")
     parser.add_argument("--output", metavar="DIR", default=DEFAULT_RUNS, help="the folder of studies (default: runs)")
     args = parser.parse_args(argv)
     return said_in_one_line(
@@ -33,23 +27,17 @@ def report_main(argv: Sequence[str]) -> int:
     )
 
 
-def _write(names: Sequence[str], file: str | None, output: Path) -> Path:
-    folders = [find_study(name, output) for name in names]
-    doubled = next(
-        (folder for i, folder in enumerate(folders) if folder.resolve() in [f.resolve() for f in folders[:i]]), None
-    )
-    if doubled is not None:
-        raise ConfigError(f"bigbatch report takes each study once; got {str(doubled)!r} twice. Leave one of them out.")
-    path = _target(file, folders)
+def _write(name: str, file: str | None, output: Path) -> Path:
+    folder = find_study(name, output)
+    path = folder / "report.html" if file is None else _target(file)
     from bigbatch.tune.report.page import write_report
     from bigbatch.tune.report.recorded_study import open_recorded  # Optuna, which wrong input need not wait for
 
-    studies = [open_recorded(folder) for folder in folders]
-    for study in studies:
-        for problem in study.problems:
-            print(f"warning: {study.name}: {problem}", file=sys.stderr)
+    study = open_recorded(folder)
+    for problem in study.problems:
+        print(f"warning: {study.name}: {problem}", file=sys.stderr)
     try:
-        write_report(studies, path)
+        write_report(study, path)
     except OSError as error:
         raise ConfigError(
             f"-o must be a file that can be written; got {str(path)!r} ({error.strerror}). Write -o FILE."
@@ -57,9 +45,7 @@ def _write(names: Sequence[str], file: str | None, output: Path) -> Path:
     return path
 
 
-def _target(file: str | None, folders: Sequence[Path]) -> Path:
-    if file is None:
-        return (folders[0] if len(folders) == 1 else Path()) / "report.html"
+def _target(file: str) -> Path:
     path = Path(file)
     # Renaming a file to /dev/null, a root's container would lose it; a pipe is opened for as long as nobody writes.
     if file == "-" or (os.path.exists(path) and not os.path.isfile(path)):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import importlib.util
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -38,44 +37,22 @@ def joined(parts: Iterable[object]) -> Markup:
     return Markup("".join(escaped(part) for part in parts))
 
 
-@dataclass(frozen=True)
-class TableColumn:
-    """A column of a table."""
-
-    title: str
-    is_number: bool = False
-    is_wide: bool = False
-    """It holds sentences."""
-
-
-def table(
-    columns: Sequence[TableColumn],
-    rows: Sequence[Sequence[object]],
-    chosen: int | None = None,
-    *,
-    stacked: bool = False,
-) -> Markup:
-    """A table that scrolls in itself where it is too wide.
+def table(titles: Sequence[str], rows: Sequence[Sequence[object]], chosen: int | None = None) -> Markup:
+    """A table that scrolls in itself where it is too wide; on a phone each row is a block of its own.
 
     Args:
         chosen: the row that stands out.
-        stacked: whether each row is a block of its own on a phone.
     """
-    kinds = ["n" if c.is_number else "wide" if c.is_wide else None for c in columns]
-    head = joined(tag("th", c.title, scope="col", class_=kind) for c, kind in zip(columns, kinds, strict=True))
+    head = tag("tr", *(tag("th", title, scope="col") for title in titles))
     lines = [
         tag(
             "tr",
-            joined(
-                tag("td", cell, class_=kind, data_label=c.title)
-                for c, kind, cell in zip(columns, kinds, row, strict=True)
-            ),
+            *(tag("td", cell, data_label=title) for title, cell in zip(titles, row, strict=True)),
             class_="chosen" if place == chosen else None,
         )
         for place, row in enumerate(rows)
     ]
-    inner = tag("table", tag("thead", tag("tr", head)), tag("tbody", *lines), class_="stacked" if stacked else None)
-    return tag("div", inner, class_="scroll")
+    return tag("div", tag("table", tag("thead", head), tag("tbody", *lines), class_="stacked"), class_="scroll")
 
 
 def definition_list(pairs: Iterable[tuple[str, object]]) -> Markup:
@@ -114,21 +91,14 @@ class FigureBook:
     def __init__(self) -> None:
         self._drawn: dict[str, ReportFigure] = {}
 
-    def place(self, figure: ReportFigure, prefix: str = "") -> Markup:
-        """The figure's place in the page, with its title and caption.
-
-        Args:
-            prefix: what its name begins with in a page of several studies.
-        """
+    def place(self, figure: ReportFigure) -> Markup:
+        """The figure's place in the page, with its title and caption."""
         head = tag("h3", figure.title)
         if not figure.is_drawn:
             return card(head, tag("p", f"No figure. {figure.missing}", class_="soft"))
-        name = f"{prefix}{figure.name}"
-        self._drawn[name] = figure
-        height = figure.layout.get("height", HEIGHT)
-        slot = tag(
-            "div", class_="plot", data_figure=name, style=f"height:{height}px", role="img", aria_label=figure.title
-        )
+        self._drawn[figure.name] = figure
+        style = f"height:{figure.layout.get('height', HEIGHT)}px"
+        slot = tag("div", class_="plot", data_figure=figure.name, style=style, role="img", aria_label=figure.title)
         return tag("figure", head, slot, tag("figcaption", figure.caption), class_="card")
 
     def content(self) -> dict[str, object]:
@@ -142,10 +112,3 @@ class FigureBook:
     def is_empty(self) -> bool:
         """Whether no figure needs a script."""
         return not self._drawn
-
-
-def side_by_side(*parts: Markup) -> Markup:
-    """Two figures beside each other where the page is wide enough, and below them why others are missing."""
-    drawn = [part for part in parts if part.startswith("<figure")]
-    beside = tag("div", *drawn, class_="pair") if len(drawn) > 1 else joined(drawn)
-    return joined((beside, *(part for part in parts if part and part not in drawn)))

@@ -5,28 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from bigbatch.base import json_values
 from bigbatch.tune.report.figure import (
     BLUE,
     GREY,
     PURPLE,
+    RED,
     TEAL,
     ReportFigure,
     Values,
-    batch_places,
     fewer_trials,
-    guarded,
-    hover,
     layout,
     log_axis,
+    marks,
     plotly_text,
-    thinned_words,
-    ticks_of_batches,
 )
-from bigbatch.tune.report.recorded_study import DIVERGENT, StudyPoints
-from bigbatch.tune.report.space_figures import colour_axis, coloured, diverged_marks
+from bigbatch.tune.report.recorded_study import DIVERGENT, RecordedStudy
 from bigbatch.tune.runs.run import Run
 
 NAME = "rate-by-batch"
@@ -34,7 +29,6 @@ BEST_SHARE, MOST_OF_BATCH = 0.25, 5
 """The law is fitted to the best quarter of the finished trials of each batch, at most five."""
 LEAST_BATCHES = 3
 """Any power meets two points."""
-LINE_POINTS = 24
 PUBLISHED_MOMENTUM, PUBLISHED_TRUST = 0.9, 0.001
 
 Law = tuple[str, Callable[[float], float]]
@@ -49,8 +43,6 @@ PUBLISHED: dict[str, tuple[Law, ...]] = {
     "adamw": (("square root from DeiT: 1e-3 · √(B/1024)", lambda b: 1e-3 * math.sqrt(b / 1024)),),
 }
 """At this momentum, and for LARS with this trust coefficient; sources: ``search_spaces/priors.py``."""
-NADO = (32768, 7.05)
-"""Nado et al. 2021, arXiv 2102.06356: Nesterov SGD."""
 
 
 @dataclass(frozen=True)
@@ -85,13 +77,13 @@ def comparable_rate(run: Run) -> float | None:
     return rate
 
 
-def fitted_law(points: StudyPoints, optimizer: str) -> FittedLaw | None:
+def fitted_law(study: RecordedStudy, optimizer: str) -> FittedLaw | None:
     """The scaling law of the best trials' rates; None with finished trials at fewer than three batches.
 
     The rate of a batch is the geometric mean over the best quarter of its finished trials, at most five.
     """
     by_batch: dict[int, list[float]] = {}
-    for one in points.best_first:
+    for one in study.best_first:
         if one.optimizer == optimizer and one.batch and (rate := comparable_rate(one)):
             by_batch.setdefault(one.batch, []).append(math.log(rate))
     if len(by_batch) < LEAST_BATCHES:
@@ -107,80 +99,56 @@ def fitted_law(points: StudyPoints, optimizer: str) -> FittedLaw | None:
     return FittedLaw(math.exp(found.intercept), float(found.slope), float(found.stderr), len(x))
 
 
-def rate_figures(points: StudyPoints) -> list[ReportFigure]:
+def rate_figures(study: RecordedStudy) -> list[ReportFigure]:
     """A map of rate and batch for each optimizer that was tried."""
-    found = [
-        guarded(partial(_rate_by_batch, optimizer=optimizer), points, f"{NAME}-{_file_part(optimizer)}")
-        for optimizer in points.optimizers
-    ]
-    missing = ReportFigure(NAME, "Learning rate and batch", missing="No trial has a learning rate.")
-    return found or [missing]
+    found = [_rate_by_batch(study, optimizer) for optimizer in study.optimizers]
+    return found or [ReportFigure(NAME, "Learning rate and batch", missing="No trial has a learning rate.")]
 
 
-def _rate_by_batch(points: StudyPoints, optimizer: str) -> ReportFigure:
-    name, title = f"{NAME}-{_file_part(optimizer)}", f"Learning rate and batch: {optimizer.upper()[:40]}"
-    having = [p for p in points.searched if p.optimizer == optimizer and p.batch and comparable_rate(p)]
-    chosen = fewer_trials(having, points.best_first)
-    done = [p for p in chosen if points.final(p) is not None]
-    diverged = [p for p in chosen if points.outcome(p) == DIVERGENT]
+def _rate_by_batch(study: RecordedStudy, optimizer: str) -> ReportFigure:
+    part = "".join(c if c.isalnum() and c.isascii() else "-" for c in optimizer.lower())[:40] or "other"
+    name, title = f"{NAME}-{part}", f"Learning rate and batch: {optimizer.upper()[:40]}"
+    having = [run for run in study.searched if run.optimizer == optimizer and run.batch and comparable_rate(run)]
+    chosen = fewer_trials(study, having)
+    done = [run for run in chosen if study.final(run) is not None]
+    diverged = [run for run in chosen if study.outcome(run) == DIVERGENT]
     if not done:
         return ReportFigure(name, title, missing="No trial of this optimizer has finished.")
-    short = [p for p in chosen if points.final(p) is None and points.outcome(p) != DIVERGENT]
-    data: list[Values] = []
-    if short:
+
+    def marked(runs: Sequence[Run], name: str, **marker: object) -> Values:
+        rates = [comparable_rate(run) for run in runs]
+        return marks(study, runs, [run.batch for run in runs], rates, name=name, marker=marker)
+
+    short = [run for run in chosen if run not in done and run not in diverged]
+    values = [run.value for run in done]
+    data = [
+        marked(short, "not finished", color=GREY, symbol="circle-open", size=7),
+        {**marked(done, "finished", color=values, coloraxis="coloraxis", size=10), "showlegend": False},
+        marked(diverged, DIVERGENT, color=RED, symbol="x", size=8),
+    ]
+    batches = sorted({run.batch for run in having if run.batch})
+    law = fitted_law(study, optimizer)
+    laws: list[Law] = [*PUBLISHED.get(optimizer, ())]
+    if law is not None:
+        laws.insert(0, (f"this study: {law.factor:.2g} · B^{law.exponent:.2f}", law.rate))
+    colours, dashes = (BLUE, TEAL, PURPLE)[law is None :], ("solid", "dash", "dashdot")[law is None :]
+    for (label, rule), colour, dash in zip(laws, colours, dashes, strict=False):
         data.append(
             {
-                "type": "scatter", "mode": "markers", "name": "not finished", "x": batch_places(short),
-                "y": [comparable_rate(p) for p in short], "text": [hover(points, p) for p in short],
-                "hovertemplate": "%{text}<extra></extra>",
-                "marker": {"color": GREY, "symbol": "circle-open", "size": 7},
+                "type": "scatter", "mode": "lines", "name": plotly_text(label), "x": batches,
+                "y": [rule(batch) for batch in batches], "line": {"color": colour, "dash": dash, "width": 2},
+                "hovertemplate": "%{y:.3g}<extra></extra>",
             }
         )  # fmt: skip
-    data.append(coloured(points, done, [comparable_rate(p) for p in done]))
-    if diverged:
-        data.append(diverged_marks(points, diverged, [comparable_rate(p) for p in diverged]))
-    batches = [p.batch for p in having if p.batch]
-    law = fitted_law(points, optimizer)
-    data += _lines(optimizer, batches, law)
-    caption = f"{_reading(optimizer)} {_law_in_words(law)}{thinned_words(len(chosen), len(having))}"
+    metric = study.objectives.first.metric
     axes = layout(
         height=460,
-        xaxis=ticks_of_batches(batches),
+        xaxis=log_axis("global batch (images)", batches, batches),
         yaxis=log_axis("comparable peak learning rate", map(comparable_rate, having)),
-        coloraxis=colour_axis(points),
-    )
-    return ReportFigure(name, title, caption, data, axes)
-
-
-def _file_part(name: str) -> str:
-    return "".join(c if c.isalnum() and c.isascii() else "-" for c in name.lower())[:40] or "other"
-
-
-def _lines(optimizer: str, batches: Sequence[int], law: FittedLaw | None) -> list[Values]:
-    low, high = min(batches) / 1.2, max(batches) * 1.2
-    grid = [low * (high / low) ** (i / (LINE_POINTS - 1)) for i in range(LINE_POINTS)]
-    found: list[Values] = []
-    if law is not None:
-        label = f"this study: {law.factor:.2g} · B^{law.exponent:.2f}"
-        found.append(_line(label, grid, [law.rate(b) for b in grid], BLUE, "solid"))
-    colours, dashes = (TEAL, PURPLE), ("dash", "dashdot")
-    for i, (label, rule) in enumerate(PUBLISHED.get(optimizer, ())):
-        found.append(_line(label, grid, [rule(b) for b in grid], colours[i % 2], dashes[i % 2]))
-    if optimizer == "sgd" and high > NADO[0] / 2:
-        found.append(
-            {
-                "type": "scatter", "mode": "markers", "name": "Nado et al. 2021", "x": [NADO[0]], "y": [NADO[1]],
-                "marker": {"symbol": "star", "size": 14, "color": PURPLE}, "hovertemplate": "%{y}<extra>Nado</extra>",
-            }
-        )  # fmt: skip
-    return found
-
-
-def _line(label: str, x: Sequence[float], y: Sequence[float], colour: str, dash: str) -> Values:
-    return {
-        "type": "scatter", "mode": "lines", "name": plotly_text(label), "x": list(x), "y": list(y),
-        "line": {"color": colour, "dash": dash, "width": 2}, "hovertemplate": "%{y:.3g}<extra></extra>",
-    }  # fmt: skip
+        coloraxis={"reversescale": study.objectives.first.direction == "minimize",
+                   "colorbar": {"title": {"text": plotly_text(metric.short)}}},
+    )  # fmt: skip
+    return ReportFigure(name, title, f"{_reading(optimizer)} {_law_in_words(law)}", data, axes)
 
 
 def _reading(optimizer: str) -> str:

@@ -1,77 +1,123 @@
-"""The other parts of a report: what was asked, how it went, what mattered, what it cost, what failed, where it ran."""
+"""The parts of a report, from the answer to where the search ran."""
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 
 from bigbatch.base import json_values
 from bigbatch.train_loop.config.words import amount
-from bigbatch.tune.console.answer_words import number_text, seconds_words
-from bigbatch.tune.console.columns import plan_facts
-from bigbatch.tune.report.answer_figures import frontier, history_over_hours
-from bigbatch.tune.report.answer_section import best_trials
-from bigbatch.tune.report.course_figures import (
-    OUTSIDE,
-    hours_by_outcome,
-    learning_curves,
-)
-from bigbatch.tune.report.figure import ReportFigure, guarded
-from bigbatch.tune.report.markup import (
-    FigureBook,
-    Markup,
-    TableColumn,
-    card,
-    copy_block,
-    definition_list,
-    joined,
-    side_by_side,
-    table,
-    tag,
-)
+from bigbatch.tune.console.answer_words import answer_in_words, number_text, seconds_words
+from bigbatch.tune.console.columns import full_run_command, plan_facts
+from bigbatch.tune.console.confirmation_words import confirmation_in_words
+from bigbatch.tune.console.frontier_table import frontier_cells
+from bigbatch.tune.report.figures import frontier, history_over_hours, learning_curves, parameter_importance
+from bigbatch.tune.report.markup import FigureBook, Markup, card, copy_block, definition_list, table, tag
 from bigbatch.tune.report.rate_figures import rate_figures
-from bigbatch.tune.report.recorded_study import (
-    BROKEN,
-    DIVERGENT,
-    WAITING,
-    RecordedStudy,
-    StudyPoints,
-)
-from bigbatch.tune.report.space_figures import parameter_importance
-from bigbatch.tune.runs.run import Run
+from bigbatch.tune.report.recorded_study import BROKEN, DIVERGENT, WAITING, RecordedStudy
+from bigbatch.tune.runs.frontier import Frontier
+from bigbatch.tune.runs.run import Kind, Run, planned_epochs
 from bigbatch.tune.storage.description import redact
+from bigbatch.tune.storage.frontier_file import config_file, frontier_json
+from bigbatch.tune.storage.summary import DONE, RUNNING, resume_words
 
 MOST_ROWS = 60
-"""A table of failed or stopped trials has at most so many rows."""
+"""A table of failed trials has at most so many rows."""
 NOT_MEASURED = "not measured"
+CONFIRMING, OUTSIDE = "confirmations", "outside of trials"
 
 
-def section(title: str, name: str, *content: object) -> Markup:
-    """A part of the page with its heading."""
-    return tag("section", tag("h2", title), *content, id=name)
-
-
-def asked_section(points: StudyPoints, prefix: str) -> Markup:
-    """What was asked, and the command that repeats it."""
-    d = points.study.description
-    sessions = json_values.objects(d, "sessions")
-    command = command_of(sessions[0]) if sessions else ""
-    parts: list[object] = [definition_list(_plan(points))]
-    if command:
+def answer_part(study: RecordedStudy, book: FigureBook) -> list[Markup]:
+    """The answer, its figure, the frontier's table, and the configuration."""
+    found, best = study.frontier, study.best
+    if best is None:
+        ends = Counter(study.outcome(run) for run in study.searched)
+        count, have = len(study.searched), "has" if len(study.searched) == 1 else "have"
+        said = f"{amount(count, 'trial')} {have} begun, none has finished"
+        words = (
+            f"{said} ({', '.join(f'{count} {end}' for end, count in ends.items())})" if ends else "No trial has begun"
+        )
+        return [card(tag("p", f"There is no answer yet. {words}.", class_="lead"), class_="card answer")]
+    if found is not None:
+        headline, *sentences = answer_in_words(frontier_json(found), study.hours)
+        sentences += [_confirmation(study, found)] if found.usable else []
+    else:
+        worth = study.objectives.first.worth(best.value)
+        headline, sentences = f"The best trial is {best.number}, with {worth} in the first objective.", []
+    soft = [tag("p", text, class_="soft") for text in sentences]
+    parts = [card(tag("p", headline, class_="lead"), *soft, class_="card answer")]
+    if found is not None and found.facts.name is not None:
         parts += [
-            tag("h3", "The command that repeats it", style="margin-top:18px"),
-            copy_block(command, f"{prefix}repeat", "Copy the command"),
+            book.place(frontier(study)),
+            card(tag("h3", f"The best of each {found.facts.word}"), _frontier(study, found)),
         ]
-    return section("What was asked", f"{prefix}asked", card(*parts))
+    if study.objectives.several:
+        parts.append(_pareto_front(study))
+    if (found is None or found.usable) and best.config:
+        row = found.answer_row if found and found.facts.name is not None else None
+        file = f"{study.summary.folder}/{config_file(row.value) if row else 'best.json'}"
+        parts.append(_configuration(study, best.config, file))
+    return parts
 
 
-def _plan(points: StudyPoints) -> list[tuple[str, object]]:
-    frontier, seed = points.study.frontier, points.study.description.get("seed", "")
-    values = frontier.facts.values if frontier and frontier.facts.name else ()
-    batches = ", ".join(f"{v:,}" if isinstance(v, int) else str(v) for v in values)
-    objective = points.study.objectives.first.sentence
-    return [("objective", objective), *plan_facts(points.study.summary), ("batches", batches), ("seed", seed)]
+def _confirmation(study: RecordedStudy, found: Frontier) -> str:
+    summary = study.summary
+    running, ended_early = summary.state == RUNNING, summary.state not in (RUNNING, DONE)
+    return confirmation_in_words(
+        frontier_json(found), summary.description, resume_words(summary), study.hours,
+        running=running, ended_early=ended_early,
+    )  # fmt: skip
+
+
+def _frontier(study: RecordedStudy, found: Frontier) -> Markup:
+    cells = frontier_cells(frontier_json(found), study.hours)
+    cells["trial"] = [str(row.best.trial) if row.best else "–" for row in found.rows]
+    return table(list(cells), list(zip(*cells.values(), strict=True)), found.answer)
+
+
+def _pareto_front(study: RecordedStudy) -> Markup:
+    """With several objectives: the trials that no other one beats."""
+    each = study.objectives.each
+    rows = [
+        [run.number, *(one.worth(value) for one, value in zip(each, run.values, strict=True))]
+        for run in study.objectives.front(study.best_first)[:MOST_ROWS]
+    ]
+    head = tag("h3", "The Pareto front: no other trial is better in every objective")
+    return card(head, table(["trial", *(one.metric.title for one in each)], rows))
+
+
+def _configuration(study: RecordedStudy, config: Mapping[str, object], path: str) -> Markup:
+    if function := json_values.text(study.description, "trainable"):
+        config = json_values.mapping(json_values.mapping(config, "trainable"), "options")
+        how = [tag("p", f"What {function} gets as its config, beside epochs and seed.", class_="soft small")]
+    else:
+        command = full_run_command(shlex.quote(path), json_values.whole_number(study.description, "max_epochs"))
+        said = "Train it in full, for more epochs than the search gave it:"
+        how = [tag("p", said, class_="soft small"), copy_block(command, "train", "Copy the command")]
+    block = copy_block(json.dumps(dict(config), indent=2, default=str), "config", "Copy the JSON")
+    whole = tag("details", tag("summary", "The whole configuration (JSON)"), block)
+    return card(tag("h3", "The configuration to copy"), *how, whole)
+
+
+def asked_part(study: RecordedStudy, _book: FigureBook) -> list[Markup]:
+    """What was asked, and the command that repeats it."""
+    found, seed = study.frontier, study.description.get("seed", "")
+    values = found.facts.values if found and found.facts.name else ()
+    batches = ", ".join(f"{value:,}" if isinstance(value, int) else str(value) for value in values)
+    facts = [
+        ("objective", study.objectives.first.sentence),
+        *plan_facts(study.summary),
+        ("batches", batches),
+        ("seed", seed),
+    ]
+    sessions = json_values.objects(study.description, "sessions")
+    parts = [definition_list(facts)]
+    if command := command_of(sessions[0]) if sessions else "":
+        parts += [tag("h3", "The command that repeats it"), copy_block(command, "repeat", "Copy the command")]
+    return [card(*parts)]
 
 
 def command_of(session: Mapping[str, object]) -> str:
@@ -79,132 +125,124 @@ def command_of(session: Mapping[str, object]) -> str:
     words = [redact(word) for word in json_values.texts(session, "command")]
     if not words:
         return ""
-    name = os.path.basename(words[0])
-    begin = ["bigbatch"] if name in ("bigbatch", "__main__.py") else ["python", words[0]]
+    begin = ["bigbatch"] if os.path.basename(words[0]) in ("bigbatch", "__main__.py") else ["python", words[0]]
     return shlex.join([*begin, *words[1:]])
 
 
-def course_section(points: StudyPoints, book: FigureBook, prefix: str) -> Markup:
-    """How the search went."""
-    history, curves = (book.place(guarded(make, points), prefix) for make in (history_over_hours, learning_curves))
-    return section(
-        "How the search came to it",
-        f"{prefix}course",
-        history,
-        curves,
-        best_trials(points),
+def course_part(study: RecordedStudy, book: FigureBook) -> list[Markup]:
+    """How the search went, and the ten best trials."""
+    parts = [book.place(history_over_hours(study)), book.place(learning_curves(study))]
+    shown = study.best_first[:10]
+    if not shown:
+        return parts
+    own = study.description.get("trainable")
+    names = (
+        list(dict.fromkeys(name for run in shown for name in run.params)) if own else ["batch", "optimizer", "peak lr"]
     )
+    rows = [
+        [run.number, study.objectives.first.worth(run.value),
+         *([_text(run.params.get(name)) for name in names] if own else _settings(run)), run.epochs]
+        for run in shown
+    ]  # fmt: skip
+    titles = ["trial", study.objectives.first.metric.short, *names, "epochs"]
+    head = f"The best {len(rows)} of {len(study.best_first)} finished trials"
+    return [*parts, card(tag("h3", head), table(titles, rows))]
 
 
-def _left_out(count: int) -> str:
-    return f"The first {MOST_ROWS} of {count:,} are shown; trials.parquet has all of them."
+def _settings(run: Run) -> list[str]:
+    return [f"{run.batch:,}" if run.batch else "–", run.optimizer or "–", number_text(run.peak_lr)]
 
 
-def space_section(points: StudyPoints, book: FigureBook, prefix: str) -> Markup:
-    """Which parameters mattered, and which values did well."""
-    rates = [book.place(figure, prefix) for figure in rate_figures(points)]
-    drawn = [part for part in rates if part.startswith("<figure")]
-    pairs = [side_by_side(*drawn[i : i + 2]) for i in range(0, len(drawn), 2)]
-    pairs += [part for part in rates if part not in drawn]
-    importance = book.place(guarded(parameter_importance, points), prefix)
-    return joined(
-        (
-            section("What mattered", f"{prefix}space", importance),
-            section("Learning rate by batch", f"{prefix}rates", *pairs),
-        )
-    )
+def _text(value: object) -> str:
+    return number_text(value) if isinstance(value, float) else "–" if value is None else str(value)
 
 
-def cost_section(points: StudyPoints, prefix: str) -> Markup:
+def space_part(study: RecordedStudy, book: FigureBook) -> list[Markup]:
+    """Which parameters mattered, and which learning rates did well."""
+    return [book.place(figure) for figure in (parameter_importance(study), *rate_figures(study))]
+
+
+def hours_by_outcome(study: RecordedStudy) -> dict[str, float]:
+    """Device hours of the trials by how they ended, and those that no trial used."""
+    found: Counter[str] = Counter()
+    for run in study.all:
+        found[CONFIRMING if run.kind == Kind.CONFIRMATION else study.outcome(run)] += run.gpu_hours or 0.0  # type: ignore[assignment]
+    found[OUTSIDE] = max(0.0, study.summary.held_s / 3600 - sum(found.values()))  # type: ignore[assignment]
+    return {name: hours for name, hours in found.items() if hours > 0}
+
+
+def cost_part(study: RecordedStudy, _book: FigureBook) -> list[Markup]:
     """What the search used."""
-    held = points.study.summary.held_s / 3600
-    by_outcome = hours_by_outcome(points)
-    total = sum(by_outcome.values())
-    trials = total - by_outcome.get(OUTSIDE, 0.0)
-    sessions = json_values.objects(points.study.description, "sessions")
+    held, by_outcome = study.summary.held_s / 3600, hours_by_outcome(study)
+    total, sessions = sum(by_outcome.values()), json_values.objects(study.description, "sessions")
     elapsed = sum(json_values.number(one, "elapsed_s") for one in sessions)
-    pairs = [
-        (f"{points.study.hours} held", number_text(held) if held else NOT_MEASURED),
-        (f"{points.study.hours} of trials", number_text(trials) if trials else NOT_MEASURED),
-        *(
-            (f"… {outcome}", f"{number_text(hours)} ({100 * hours / total:.0f} %)")
-            for outcome, hours in by_outcome.items()
-        ),
-        (
-            "wall time",
-            f"{seconds_words(elapsed)} in {amount(len(sessions), 'session')}" if elapsed else "",
-        ),
-        ("energy", points.study.summary.energy.words()),
+    outcomes = [
+        (f"… {end}", f"{number_text(hours)} ({100 * hours / total:.0f} %)") for end, hours in by_outcome.items()
     ]
-    return section("What it cost", f"{prefix}cost", card(definition_list(pairs)))
+    pairs = [
+        (f"{study.hours} held", number_text(held) if held else NOT_MEASURED),
+        *outcomes,
+        ("wall time", f"{seconds_words(elapsed)} in {amount(len(sessions), 'session')}" if elapsed else ""),
+        ("energy", study.summary.energy.words()),
+    ]
+    return [card(definition_list(pairs))]
 
 
-def failures_section(points: StudyPoints, prefix: str) -> Markup:
+def failures_part(study: RecordedStudy, _book: FigureBook) -> list[Markup]:
     """What failed, and why."""
-    failed = [p for p in points.all if points.outcome(p) in (BROKEN, DIVERGENT)]
+    failed = [run for run in study.all if study.outcome(run) in (BROKEN, DIVERGENT)]
     if not failed:
-        return section("Failures", f"{prefix}failures", card(tag("p", "No trial failed or diverged.")))
-    titles = [TableColumn("trial", True), TableColumn("how"), TableColumn("batch", True), TableColumn("optimizer"),
-              TableColumn("peak lr", True), TableColumn("epochs", True), TableColumn("why", is_wide=True)]  # fmt: skip
-    rows = [_failed_row(points, p) for p in failed[:MOST_ROWS]]
-    diverged = sum(points.outcome(p) == DIVERGENT for p in failed)
+        return [card(tag("p", "No trial failed or diverged."))]
+    rows = [
+        [
+            run.number,
+            study.outcome(run),
+            *_settings(run),
+            f"{run.epochs} of {planned_epochs(run) or '?'}",
+            run.because or "–",
+        ]
+        for run in failed[:MOST_ROWS]
+    ]
+    diverged = sum(study.outcome(run) == DIVERGENT for run in failed)
+    begun = sum(study.outcome(run) != WAITING for run in study.all)
     words = (
-        f"{diverged} of {_begun(points)} trials diverged: their loss or validation was not finite, so the "
+        f"{diverged} of {begun} trials diverged: their loss or validation was not finite, so the "
         f"hyperparameters are the reason. {len(failed) - diverged} failed otherwise, which says nothing about them."
     )
-    more = [tag("p", _left_out(len(failed)), class_="soft small")] if len(failed) > MOST_ROWS else []
-    return section(
-        "Failures", f"{prefix}failures", card(tag("p", words), table(titles, rows), *more, class_="card long")
-    )
+    more = f"The first {MOST_ROWS} of {len(failed):,} are shown." if len(failed) > MOST_ROWS else ""
+    titles = ["trial", "how", "batch", "optimizer", "peak lr", "epochs", "why"]
+    return [card(tag("p", words), table(titles, rows), tag("p", more, class_="soft small"), class_="card long")]
 
 
-def _begun(points: StudyPoints) -> int:
-    """Trials that have begun, with confirmations, which can fail too."""
-    return sum(points.outcome(p) != WAITING or bool(points.curve(p)) for p in points.all)
-
-
-def _failed_row(points: StudyPoints, p: Run) -> Sequence[object]:
-    return [
-        p.number, points.outcome(p), f"{p.batch:,}" if p.batch else "–", p.optimizer or "–", number_text(p.peak_lr),
-        points.epochs_words(p), p.because or "–",
-    ]  # fmt: skip
-
-
-def environment_section(points: StudyPoints, prefix: str) -> Markup:
+def environment_part(study: RecordedStudy, _book: FigureBook) -> list[Markup]:
     """Where the search ran, with which versions."""
-    sessions = json_values.objects(points.study.description, "sessions")
-    if not sessions:
-        return section("Where it ran", f"{prefix}environment", card(tag("p", "No session was recorded.")))
-    cards = [_session(i + 1, one) for i, one in enumerate(sessions[-10:])]
-    machine = json_values.mapping(points.study.description, "machine")
-    gpus, cpus = (json_values.number(machine, key) for key in ("gpus", "cpus"))
-    where = f"{gpus:g} GPUs, {cpus:g} CPU cores" if machine else ""
-    return section(
-        "Where it ran", f"{prefix}environment", card(definition_list([("devices", where)])) if where else "", *cards
-    )
+    sessions = json_values.objects(study.description, "sessions")
+    rows = [_session(place, one) for place, one in enumerate(sessions, 1)][-10:]
+    titles = ["session", "began", "end", "host", "Slurm job", "commit", "versions"]
+    return [card(table(titles, rows) if rows else tag("p", "No session was recorded."))]
 
 
-def _session(number: int, session: Mapping[str, object]) -> Markup:
+def _session(number: int, session: Mapping[str, object]) -> Sequence[object]:
     git, job = json_values.mapping(session, "git"), json_values.mapping(session, "slurm")
     packages = json_values.mapping(session, "packages")
-    commit = json_values.text(git, "commit")[:12] + (" with changes" if git.get("dirty") else "")
-    elapsed = json_values.number_or_none(session, "elapsed_s")
-    versions = [f"{name} {version}" for name, version in packages.items() if version]
-    pairs = [
-        ("began", json_values.text(session, "started_at").replace("T", " ").replace("+00:00", " UTC")),
-        ("ended", f"{json_values.text(session, 'outcome') or 'no end was written: killed, or still running'}"
-         + (f" after {seconds_words(elapsed)}" if elapsed is not None else "")),
-        ("command", tag("code", command_of(session))),
-        ("host", f"{json_values.text(session, 'host')}, {json_values.text(session, 'platform')}".strip(", ")),
-        ("Slurm job", ", ".join(f"{key} {value}" for key, value in job.items() if value not in (None, ""))),
-        ("commit", commit),
-        ("versions", ", ".join([f"Python {json_values.text(session, 'python')}", *versions])),
-    ]  # fmt: skip
-    return card(tag("h3", f"Session {number}"), definition_list(pairs))
+    return [
+        number,
+        json_values.text(session, "started_at").replace("T", " ").replace("+00:00", " UTC"),
+        json_values.text(session, "outcome") or "none written: killed, or still running",
+        json_values.text(session, "host"),
+        ", ".join(f"{key} {value}" for key, value in job.items() if value not in (None, "")) or "–",
+        json_values.text(git, "commit")[:12] + " with changes" * bool(git.get("dirty")) or "–",
+        ", ".join(f"{name} {version}" for name, version in packages.items() if version),
+    ]
 
 
-def all_figures(study: RecordedStudy) -> list[ReportFigure]:
-    """Every figure of a study, also those that say why they show nothing."""
-    points = StudyPoints(study)
-    makers = (frontier, history_over_hours, learning_curves, parameter_importance)
-    return [*(guarded(make, points) for make in makers), *rate_figures(points)]
+PARTS: dict[str, tuple[str, Callable[[RecordedStudy, FigureBook], list[Markup]]]] = {
+    "answer": ("The answer", answer_part),
+    "asked": ("What was asked", asked_part),
+    "course": ("How the search came to it", course_part),
+    "space": ("What mattered", space_part),
+    "cost": ("What it cost", cost_part),
+    "failures": ("Failures", failures_part),
+    "environment": ("Where it ran", environment_part),
+}
+"""Its id in the page → its heading, and what writes it."""

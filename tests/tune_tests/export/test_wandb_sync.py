@@ -122,7 +122,6 @@ def test_a_failure_is_one_line_and_the_run_is_sent_later(folder, fake, capsys, b
     assert printed.out == "sent s-0001\n" and printed.err.count("\n") == 1
     assert printed.err.startswith("not sent: s-0000 (") and words in printed.err and "call it again" in printed.err
     assert [file.with_suffix(".wandb.synced").exists() for file in files] == [False, True]
-    assert "Syncing" in (folder / "logs" / "wandb-sync.log").read_text()
     fake.taken()
     fake.behave()
     assert wandb_sync_main([str(folder)]) == 0
@@ -150,7 +149,7 @@ def test_while_a_search_runs_its_open_runs_wait_for_their_end(folder, fake, tmp_
     store = StudyStore.open(folder, None)  # the search runs
     assert wandb_sync_main([str(folder)]) == 0
     assert fake.taken() == ["sync s-0000"]
-    assert "W&B has all other runs; --follow sends s-0001 too" in capsys.readouterr().out
+    assert "W&B has all other runs; --follow sends those that run too" in capsys.readouterr().out
     command = [sys.executable, "-m", "bigbatch", "wandb-sync", str(folder), "--follow", "--every", "0.5"]
     out = tmp_path / "out"
     with out.open("w") as file:
@@ -171,15 +170,10 @@ def test_a_full_run_is_sent_from_its_own_folder(tmp_path, fake, capsys):
     lease = Lease(tmp_path / "train")
     lease.take()
     assert wandb_sync_main([str(tmp_path / "train")]) == 0
-    assert fake.taken() == [] and "--follow sends s-0000 too" in capsys.readouterr().out
+    assert fake.taken() == [] and "--follow sends those that run too" in capsys.readouterr().out
     lease.release()
     assert wandb_sync_main([str(tmp_path / "train")]) == 0
     assert fake.taken() == ["sync s-0000"], "it was killed"
-    log = tmp_path / "train" / "logs" / "wandb-sync.log"
-    log.unlink()
-    log.mkdir()
-    capsys.readouterr()
-    assert "Make it writable" in refused_command(capsys, wandb_sync_main, [str(tmp_path / "train")])
 
 
 def test_wandb_itself_sends_whole_runs_and_says_when_the_server_is_gone(folder, server, capsys, monkeypatch):
@@ -233,9 +227,8 @@ def test_wrong_input_meets_one_line(folder, capsys, monkeypatch, tmp_path):
         monkeypatch.delenv(name)
     for options, words in (
         ([str(folder)], "has none. Search with --wandb offline"),
-        ([str(folder), "--follow"], "wandb login"),
-        ([str(folder), "--jobs", "0"], "--jobs must be at least 1"),
-        ([str(folder), "--every", "0"], "--every must be more than 0"),
+        ([str(folder), "--jobs", "0"], "must be more than 0"),
+        ([str(folder), "--every", "0"], "must be more than 0"),
         ([str(folder / "none")], "there is none called"),
     ):
         assert words in refused_command(capsys, wandb_sync_main, options)

@@ -6,13 +6,11 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import optuna
 import pytest
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
 from optuna.trial import FrozenTrial, TrialState
 
-from bigbatch.tune.report.course_figures import OUTSIDE, hours_by_outcome
 from bigbatch.tune.report.figure import (
     BLUE,
     GREY,
@@ -26,11 +24,10 @@ from bigbatch.tune.report.figure import (
     plotly_figure,
     plotly_text,
 )
-from bigbatch.tune.report.page import report_page
+from bigbatch.tune.report.figures import all_figures, parameter_importance
 from bigbatch.tune.report.rate_figures import fitted_law
-from bigbatch.tune.report.recorded_study import RecordedStudy, StudyPoints, open_recorded
-from bigbatch.tune.report.sections import all_figures
-from bigbatch.tune.report.space_figures import parameter_importance
+from bigbatch.tune.report.recorded_study import RecordedStudy, open_recorded
+from bigbatch.tune.report.sections import OUTSIDE, hours_by_outcome
 from bigbatch.tune.storage.summary import StudySummary
 from helpers.invented_studies import invented_study
 
@@ -61,8 +58,8 @@ def trial_of(
     )  # fmt: skip
 
 
-def points_of(trials: list[FrozenTrial], **about: object) -> StudyPoints:
-    return StudyPoints(RecordedStudy(StudySummary(Path("s"), "done", description=dict(about)), tuple(trials)))
+def points_of(trials: list[FrozenTrial], **about: object) -> RecordedStudy:
+    return RecordedStudy(StudySummary(Path("s"), "done", description=dict(about)), tuple(trials))
 
 
 def test_plotly_takes_every_figure_of_a_whole_study(folder: Path) -> None:
@@ -92,18 +89,6 @@ def test_the_fitted_law_is_found_again() -> None:
     assert fitted_law(points_of(trials), "sgd") is None
 
 
-def test_the_standard_error_of_the_exponent_is_that_of_a_regression() -> None:
-    batches, rates = (128, 256, 512, 1024, 2048), (0.1, 0.13, 0.31, 0.39, 0.7)
-    trials = [
-        trial_of(i, 0.9, {"optimizer": {"name": "lamb", "peak_lr": r}, "batch": {"global_size": b}})
-        for i, (b, r) in enumerate(zip(batches, rates, strict=True))
-    ]
-    law = fitted_law(points_of(trials), "lamb")
-    (slope, _), covariance = np.polyfit(np.log(batches), np.log(rates), 1, cov=True)
-    assert law is not None and law.exponent == pytest.approx(slope)
-    assert law.error == pytest.approx(math.sqrt(covariance[0, 0]))
-
-
 def test_the_parameter_that_decides_is_the_most_important_one() -> None:
     rng = random.Random(0)
     params: list[dict[str, Any]] = [
@@ -117,28 +102,19 @@ def test_the_parameter_that_decides_is_the_most_important_one() -> None:
     assert "there are 5" in parameter_importance(few).missing
 
 
-def test_studies_of_the_same_name_are_told_apart(tmp_path: Path) -> None:
-    folders = [invented_study(tmp_path / there / "s", 12) for there in ("a/runs", "b/runs", "other")]
-    folders.append(invented_study(tmp_path / "b" / "unlike", 12))
-    page = report_page([open_recorded(folder) for folder in folders])
-    for words in ("s (a/runs/s)", "s (b/runs/s)", "s (other/s)", "unlike"):
-        assert f">{words}</h1>" in page and f">{words}</a>" in page
-
-
 def test_the_hours_add_up_to_what_the_ledger_holds(folder: Path) -> None:
     study = open_recorded(folder)
-    found = hours_by_outcome(StudyPoints(study))
+    found = hours_by_outcome(study)
     assert sum(found.values()) == pytest.approx(study.summary.held_s / 3600)
     assert found[OUTSIDE] == pytest.approx(0.15 / 1.15 * study.summary.held_s / 3600, rel=1e-6)
     assert {"finished", "stopped early", "paused", "diverged", "failed"} <= set(found)
 
 
 def test_a_figure_of_many_trials_keeps_the_best(folder: Path) -> None:
-    points = StudyPoints(open_recorded(folder))
-    few = fewer_trials(points.searched, points.best_first, 20)
-    assert len(few) == 20 and {p.number for p in points.best_first[:5]} <= {p.number for p in few}
-    assert [p.number for p in few] == sorted(p.number for p in few)
-    assert fewer_trials(points.searched, points.best_first) == list(points.searched) and MOST_POINTS > 90
+    study = open_recorded(folder)
+    few = fewer_trials(study, study.searched, 20)
+    assert few == list(study.best_first[:20])
+    assert len(fewer_trials(study, study.searched)) == len(study.searched) and MOST_POINTS > 90
 
 
 def test_a_study_that_minimises(tmp_path: Path) -> None:
@@ -155,14 +131,11 @@ def test_a_study_that_minimises(tmp_path: Path) -> None:
     from bigbatch.tune.runs.objective import Reported
     from bigbatch.tune.runs.objectives import read_objectives
 
-    points = StudyPoints(
-        RecordedStudy(
-            StudySummary(tmp_path, "done"), tuple(study.trials), read_objectives("x", "val_loss:min", Reported(10))
-        )
+    recorded = RecordedStudy(
+        StudySummary(tmp_path, "done"), tuple(study.trials), read_objectives("x", "val_loss:min", Reported(10))
     )
-    assert points.best_first[0].number == 11 and points.shown(0.9) == 0.9 and points.value_title == "validation loss"
-    names = {f.name for f in all_figures(points.study) if f.is_drawn}
-    assert names >= {"learning-curves", "rate-by-batch-sgd"}
+    assert recorded.best_first[0].number == 11
+    assert {f.name for f in all_figures(recorded) if f.is_drawn} >= {"learning-curves", "rate-by-batch-sgd"}
 
 
 def test_json_for_a_page_has_no_number_that_json_lacks() -> None:

@@ -21,7 +21,7 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = invented_study(tmp_path_factory.mktemp("runs") / "kept", 60)
-    write_report([open_recorded(folder)], folder / "report.html")
+    write_report(open_recorded(folder), folder / "report.html")
     return folder / "report.html"
 
 
@@ -96,7 +96,7 @@ def test_no_word_in_the_head_of_a_table_is_cut_on_paper(browser: Page, report: P
 
 def test_texts_of_a_study_run_no_code(browser: Page, tmp_path: Path) -> None:
     folder = hostile_study(tmp_path / "hostile")
-    write_report([open_recorded(folder)], folder / "report.html")
+    write_report(open_recorded(folder), folder / "report.html")
     browser.look()
     browser.send("Page.addScriptToEvaluateOnNewDocument", source="window.alert = () => { window.attacked = true; };")
     browser.open(folder / "report.html")

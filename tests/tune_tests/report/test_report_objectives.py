@@ -14,7 +14,7 @@ from bigbatch.tune.commands.report import report_main
 from bigbatch.tune.commands.show import show_main
 from bigbatch.tune.console.answer_words import number_text, seconds_words
 from bigbatch.tune.report.page import report_page
-from bigbatch.tune.report.recorded_study import RecordedStudy, StudyPoints, open_recorded
+from bigbatch.tune.report.recorded_study import RecordedStudy, open_recorded
 from bigbatch.tune.runs.answer import answer_of
 from bigbatch.tune.runs.objective import UNREACHED_H, Reported
 from bigbatch.tune.runs.objectives import Objectives, read_objectives
@@ -44,7 +44,7 @@ def searched(objectives: Objectives, values: list[tuple[float, ...]]) -> Recorde
 
 
 def seen(study: RecordedStudy) -> str:
-    text = report_page([study])
+    text = report_page(study)
     assert "could not be drawn" not in text
     text = re.sub(r"<(script|style)\b.*?</\1>", " ", text, flags=re.DOTALL)
     return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", text))
@@ -83,7 +83,7 @@ def test_what_is_not_finite_is_a_dash() -> None:
 
 def test_a_part_that_edited_files_break_says_so_and_the_others_are_there(tmp_path: Path) -> None:
     folder = invented_study(tmp_path / "s", 12, objective="val_top1:max,gpu_hours:min")  # its trials have one value
-    text = report_page([open_recorded(folder)])
+    text = report_page(open_recorded(folder))
     assert "This part could not be written" in text and "The command that repeats it" in text
     assert text.count('id="answer"') == 1
 
@@ -97,15 +97,6 @@ def test_trials_under_another_name_are_shown_from_the_tables(tmp_path: Path) -> 
     recorded = open_recorded(tmp_path / "s")
     assert len(recorded.trials) == 4
     assert recorded.problems == ("The journal has no trial of 'renamed'; only the tables have them.",)
-
-
-def test_a_continued_trial_has_the_hours_of_all_of_its_epochs(tmp_path: Path) -> None:
-    store = recorded_study(tmp_path / "s", 5)  # a quarter of an hour each
-    continued = optuna.trial.Trial(store.study, store.study.trials[3]._trial_id)  # it still runs
-    continued.set_user_attr("continues", 1)
-    points = StudyPoints(open_recorded(tmp_path / "s"))
-    store.close()
-    assert [points.hours_of_all_epochs(points.all[number]) for number in (0, 1, 3)] == [0.25, 0.25, 0.5]
 
 
 LR = optuna.distributions.FloatDistribution(0.1, 1.0)

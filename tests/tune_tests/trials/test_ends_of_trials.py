@@ -147,7 +147,7 @@ def test_the_epoch_in_which_a_trial_diverges_is_recorded_as_every_other_one(tmp_
     (view,) = trial_views(store.study.trials, store.objectives)
     assert (view.epoch, view.state) == (2, "FAIL")
     store.close()
-    page = report_page([open_recorded(store.folder)])
+    page = report_page(open_recorded(store.folder))
     assert "diverged" in page and "could not be" not in page
 
 
