@@ -5,9 +5,9 @@
 SAMPLE.tar: a flat tar of JPEGs, or a folder of them; --generate N makes N in its place. They are packed (``full``)
 and read in a random order by --workers loader processes, in batches of 50, 224 pixels. Before each pass the shards are
 dropped from the page cache. Arms, in turn in each round: ``task``, each process asks for its own next images alone
-and then reads them; 16, 64, 256, so many images of each process are asked for ahead; ``auto``, what the loader
-does, which begins with 16 and doubles while processes wait. An arm reads --passes passes, the last one is counted, so
-that ``auto`` has judged. ``whole`` is ``auto`` with one request a record, however long; ``warm`` drops nothing.
+and then reads them; 16, 64, 256, so many images of each process are asked for ahead, 256 as the loader does. An arm
+reads --passes passes, the last one is counted. ``whole`` is 256 with one request a record, however long; ``warm`` drops
+nothing.
 Latency 0 is the disk (a virtual disk's host may still hold what was dropped). Others are a file system (FUSE) that
 passes reads on and answers each so much later, 512 at once at most; they need libfuse 2, the package fusepy and the
 right to mount. Prints tables and, last, one JSON line.
@@ -34,27 +34,27 @@ sys.path.insert(0, str(ROOT / "src"))
 sys.path.insert(0, str(ROOT / "benchmarks"))
 PIECE = 1 << 17
 ARMS = {
-    "task": (0, 0, PIECE), "16": (16, 16, PIECE), "64": (64, 64, PIECE), "256": (256, 256, PIECE),
-    "auto": (16, 256, PIECE), "whole": (16, 256, 1 << 30), "warm": (16, 256, PIECE),
+    "task": (0, PIECE), "16": (16, PIECE), "64": (64, PIECE), "256": (256, PIECE), "whole": (256, 1 << 30),
+    "warm": (256, PIECE),
 }  # fmt: skip
-"""Images ahead, at first and at most; bytes that are asked for at once."""
+"""Images ahead; bytes that are asked for at once."""
 AT_ONCE = 512
 BATCH = 50
 
 
-def one_arm(folder: Path, arm: str, seed: int, options: argparse.Namespace) -> tuple[float, int]:
-    """Images a second of the last pass, and the images ahead that it ended with."""
+def one_arm(folder: Path, arm: str, seed: int, options: argparse.Namespace) -> float:
+    """Images a second of the last pass."""
     import numpy as np
     from input_pipeline import drop
 
     from bigbatch.train_loop.config import DataConfig, LoaderConfig
     from bigbatch.train_loop.data import sampling
     from bigbatch.train_loop.data.catalogue import open_data
-    from bigbatch.train_loop.data.loading import read_ahead
+    from bigbatch.train_loop.data.loading import ring
     from bigbatch.train_loop.data.packed import schema
     from bigbatch.train_loop.data.source import Epoch
 
-    read_ahead.MIN_IMAGES_AHEAD, read_ahead.MAX_IMAGES_AHEAD, schema.READ_AHEAD_BYTES = ARMS[arm]
+    ring.IMAGES_AHEAD, schema.READ_AHEAD_BYTES = ARMS[arm]
     source: Any = open_data(DataConfig(name=str(folder), image_size=224, loader=LoaderConfig(workers=options.workers)))
     for number in range(options.passes):
         if arm != "warm":
@@ -64,9 +64,8 @@ def one_arm(folder: Path, arm: str, seed: int, options: argparse.Namespace) -> t
         began = time.perf_counter()
         images = sum(len(pixels) for pixels, _ in source.read_train(batches, Epoch(seed, number)))
         rate = images / (time.perf_counter() - began)
-    depth = source._rings[0]._depth.images
     source.close()
-    return rate, depth
+    return rate
 
 
 @contextlib.contextmanager
@@ -138,7 +137,7 @@ def main() -> None:
         folder = Path(name) / "full"
         if command.main([str(Path(name) / "images"), str(folder)]):
             raise SystemExit("packing failed")
-        raw: dict[str, dict[str, list[tuple[float, int]]]] = {}
+        raw: dict[str, dict[str, list[float]]] = {}
         for latency in options.latency_ms:
             raw[f"{latency:g}"] = {arm: [] for arm in ARMS}
             with storage(folder, latency) as place:
@@ -153,14 +152,13 @@ def report(raw: dict[str, Any], images: int, options: argparse.Namespace) -> Non
 
     summary: dict[str, Any] = {}
     for latency, arms in raw.items():
-        print(f"{'later by ' + latency + ' ms':16}{'images/s':>9}{'min':>7}{'max':>7}{'ahead':>7}  × auto, by round")
-        for arm, found in arms.items():
-            rates, depths = [rate for rate, _ in found], [depth for _, depth in found]
-            ratios = [mine / other for mine, (other, _) in zip(rates, arms["auto"], strict=True)]
-            values = {"median": statistics.median(rates), "ratio": statistics.median(ratios), "ahead": max(depths)}
+        print(f"{'later by ' + latency + ' ms':16}{'images/s':>9}{'min':>7}{'max':>7}  × 256, by round")
+        for arm, rates in arms.items():
+            ratios = [mine / other for mine, other in zip(rates, arms["256"], strict=True)]
+            values = {"median": statistics.median(rates), "ratio": statistics.median(ratios)}
             summary[f"{arm} {latency}"] = values
             cells = "  ".join(f"{ratio:.2f}" for ratio in ratios)
-            print(f"{arm:16}{values['median']:9.0f}{min(rates):7.0f}{max(rates):7.0f}{max(depths):7}  {cells}")
+            print(f"{arm:16}{values['median']:9.0f}{min(rates):7.0f}{max(rates):7.0f}  {cells}")
     settings = {"images": images, "generated": bool(options.generate), "rounds": options.rounds}
     settings |= {"passes": options.passes, "workers": options.workers, "at_once": AT_ONCE}
     store_measured("read_ahead", settings, summary, raw, options.output)

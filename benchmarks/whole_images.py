@@ -2,12 +2,11 @@
 
     python benchmarks/whole_images.py --images FOLDER [--rounds 5] [--batch 512] [--count 20000] [--output F.json]
 
-FOLDER: an image folder of 32 × 32 pixels, such as CIFAR-10's JPEGs. Arms, in turn in each round, each in a process of
-its own with one thread, files warm in the page cache: ``ring`` and ``device``, on the folder
-(random resized crop and flip) and on the packed set that it is packed into (shift and flip), in the training process,
-on its CPU. A figure is the images of --count by CPU time, normalised to float32 as the model takes them, after a first
-pass over --batch. ``decoding``: the CPU time that a ``device`` process spends before, once a node. Prints a table and,
-last, one JSON line.
+FOLDER: an image folder of 32 × 32 pixels, such as CIFAR-10's JPEGs, which is packed. Arms, in turn in each round, each
+in a process of its own with one thread, files warm in the page cache: ``ring`` and ``device`` (shift and flip), in the
+training process, on its CPU. A figure is the images of --count by CPU time, normalised to float32 as the model takes
+them, after a first pass over --batch. ``decoding``: the CPU time that a ``device`` process spends before, once a node.
+Prints a table and, last, one JSON line.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(Path(__file__).resolve().parent)]
-PLACES, LOADERS = ("folder", "packed"), ("ring", "device")
+PLACES, LOADERS = ("packed",), ("ring", "device")
 
 
 def one_arm(path: Path, loader: str, temporary: Path, epoch: int, options: argparse.Namespace) -> dict[str, float]:
@@ -68,12 +67,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         if command.main([str(options.images), f"{name}/packed"]):
             raise SystemExit("packing failed")
-        paths = {"folder": options.images.resolve(), "packed": Path(name, "packed")}
         raw: dict[str, list[dict[str, float]]] = {f"{place} {way}": [] for place in PLACES for way in LOADERS}
         for epoch in range(options.rounds):
             for place in PLACES:
                 for loader in LOADERS:
-                    found = apart(one_arm, paths[place], loader, Path(name), epoch, options)
+                    found = apart(one_arm, Path(name, place), loader, Path(name), epoch, options)
                     raw[f"{place} {loader}"].append(found)
     report(raw, options)
 

@@ -28,7 +28,7 @@ from bigbatch.tune.scaling.scale_plan import scale_parser
 
 TEXT_OPTIONS = (
     "space", "data", "model", "strategy", "stopping", "stage", "study", "output", "storage", "address", "wandb",
-    "time_budget", "on_bad_image",
+    "time_budget",
 )  # fmt: skip
 EMPTY = ("", "  ", "\t")
 

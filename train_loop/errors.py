@@ -32,10 +32,6 @@ class ImageError(RuntimeError):
     """An image cannot be read or decoded. The message names the file."""
 
 
-class OtherSizeError(ImageError):
-    """An image can be read, and is of another size than the others."""
-
-
 class LoaderError(RuntimeError):
     """A loader process ended or failed. The message names it.
 

@@ -92,11 +92,6 @@ class EpochRecord:
     holdout_top1: float | None = _column(
         "float64", "`val_top1` of those images; null without them", default=None, tracked=True
     )
-    bad_images: int = _column(
-        "int64",
-        "images that could not be read, training and validation, on all ranks (`data.on_bad_image=skip`)",
-        default=0,
-    )
     loader_processes: int = _column(
         "int64", "processes that decoded images for a rank, the most of all ranks", default=0
     )
@@ -360,7 +355,6 @@ def best_record(history: Sequence[EpochRecord]) -> EpochRecord:
 def epoch_line(record: EpochRecord) -> str:
     """A record as one line of text."""
     skipped = f"  {record.skipped_steps} steps skipped" if record.skipped_steps else ""
-    bad = f"  {record.bad_images} bad image{'s' * (record.bad_images > 1)}" if record.bad_images else ""
     processes = f"{record.loader_processes} loader process{'es' if record.loader_processes > 1 else ''}"
     waiting = f"  {record.data_s:.1f} s waiting for {processes}" if record.loader_processes else ""
     noise = f"  noise scale {record.noise_scale:,.0f}" if record.noise_scale is not None else ""
@@ -375,5 +369,5 @@ def epoch_line(record: EpochRecord) -> str:
         f"  train loss {record.train_loss:.4f}{train_top1}"
         f"{val}{held}{more}"
         f"  lr {record.learning_rate:.4g}  {record.images_per_s:,.0f} images/s"
-        f"  {record.train_s:.1f} + {record.bn_s + record.val_s:.1f} s{waiting}{noise}{skipped}{bad}"
+        f"  {record.train_s:.1f} + {record.bn_s + record.val_s:.1f} s{waiting}{noise}{skipped}"
     )

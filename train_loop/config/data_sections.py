@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from bigbatch.train_loop.config.rules import Options, Section, require, require_in_range, require_one_of
 
 LOADERS = ("auto", "ring")
-ON_BAD_IMAGE = ("fail", "skip")
 POLICIES = ("none", "trivial", "rand")
 
 
@@ -16,15 +15,12 @@ class LoaderConfig(Section, prefix="data.loader."):
     """How batches are read. Only ``name`` may change what is read, and only from one kind of loader to another."""
 
     name: str = "auto"
-    """``ring``: slots in shared memory. ``auto``: in training, images of one size that suit and fit are decoded once a
-    node and kept on the device, which cuts, shifts and mirrors them (``data/loading/device_source.py``); else the
+    """``ring``: slots in shared memory. ``auto``: in training, packed images of one size that suit and fit are decoded
+    once a node and kept on the device, which cuts, shifts and mirrors them (``data/packed/device_source.py``); else the
     ring."""
     workers: int = -1
     """Decoding processes of each training worker; 0 decodes in the training process. -1: all but one of the worker's
     cores (``data/loading/counts.py``)."""
-    slots: int = 0
-    """Batches in a worker's ring: those in training and those read ahead. 0 = 8, or as many as the processes need,
-    within an eighth of the worker's memory (``data/loading/counts.py``). The ring has at least 4."""
     pin_memory: bool = True
     """On GPUs: page-locked memory for batches, which are copied while others are computed."""
 
@@ -36,12 +32,6 @@ class LoaderConfig(Section, prefix="data.loader."):
             "data.loader.workers must be 0 to 256, or -1 for all cores but one",
             self.workers,
             "Write -1, or the cores that each worker may use for decoding.",
-        )
-        require(
-            0 <= self.slots <= 1024,
-            "data.loader.slots must be 0 (as many as are good) or 4 to 1024 batches",
-            self.slots,
-            "Write 0, or e.g. 16.",
         )
 
 
@@ -134,9 +124,6 @@ class DataConfig(Section, prefix="data."):
     drop_last: bool = True
     """Leave out, in each epoch, the images that fill no global batch. False: they make a smaller last step, at the
     large one's rate."""
-    on_bad_image: str = "fail"
-    """``skip``: an image that cannot be read is replaced in training by the next one of its micro-batch, left out
-    in validation, and counted."""
     test_flip: bool = False
     """Validation takes the mean of the logits of an image and of its mirror image."""
     loader: LoaderConfig = field(default_factory=LoaderConfig)
@@ -150,19 +137,11 @@ class DataConfig(Section, prefix="data."):
         require(
             bool(self.name.strip()), "data.name must be a data set's name or a path", self.name, "Write e.g. digits."
         )
-        require_one_of("data.on_bad_image", self.on_bad_image, ON_BAD_IMAGE)
         require(0 < self.subset <= 1, "data.subset must be above 0 and at most 1", self.subset, "Write e.g. 0.1.")
         require_in_range("data.val_crop", self.val_crop, 0.25, 1.0)  # images are resized to image_size / val_crop
         for name, part in (("val_part", self.val_part), ("holdout", self.holdout)):
             require(0 <= part < 1, f"data.{name} must be at least 0 and below 1", part, "Write e.g. 0.5.")
         self._check_sizes()
-
-    @property
-    def why_one_by_one(self) -> str:
-        """Why training images must be changed one by one, on a CPU; empty where whole batches can be."""
-        if self.augment.enabled and self.augment.policy != "none":
-            return f"data.augment.policy={self.augment.policy} changes images one by one on the CPU"
-        return ""
 
     def _check_sizes(self) -> None:
         require(

@@ -42,14 +42,11 @@ from bigbatch.train_loop.config.words import ALIASES, unknown_key
 
 RUNTIME_KEYS = (
     "data.loader.workers",
-    "data.loader.slots",
     "data.loader.pin_memory",
-    "data.on_bad_image",
 )
-"""How fast a run is, not what it computes: it may resume with others. ``on_bad_image`` is one of them,
-because a run that stopped at a bad image has not used it."""
+"""How fast a run is, not what it computes: it may resume with others."""
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 LOSSES = ("cross_entropy", "bce")
 PRECISIONS = ("auto", "off", "bf16", "fp16")
 PRECISE_BN = ("auto", "on", "off")

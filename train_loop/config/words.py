@@ -32,7 +32,6 @@ ALIASES: Mapping[str, str] = types.MappingProxyType(
         "cutmix_alpha": "data.mix.cutmix_alpha",
         "loader": "data.loader.name",
         "loader_workers": "data.loader.workers",
-        "loader_slots": "data.loader.slots",
         "pin_memory": "data.loader.pin_memory",
     }
 )

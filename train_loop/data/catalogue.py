@@ -122,9 +122,8 @@ def describe_data_set(config: DataConfig, *, open_some: bool = False) -> DataInf
 def look(config: DataConfig, *, open_some: bool = False, scan: FolderScan | None = None) -> Looked:
     """Look at a data set, so that a plan can refuse it early.
 
-    With ``open_some`` a few images are opened too, so that files that are none are met before a run starts, unless the
-    run is to go on without them (``data.on_bad_image=skip``); here, because listing a large folder a second time may
-    take minutes on a shared file system.
+    With ``open_some`` a few images are opened too, so that files that are none are met before a run starts; here,
+    because listing a large folder a second time may take minutes on a shared file system.
 
     Args:
         scan: of this folder, where it was listed before. One of another folder or division is passed over.
@@ -151,10 +150,9 @@ def look(config: DataConfig, *, open_some: bool = False, scan: FolderScan | None
     return Looked(dataclasses.replace(info, train_size=size), looked.scan)
 
 
-def list_folder(config: DataConfig, scan: FolderScan | None = None, open_some: bool = True) -> FolderScan | None:
+def list_folder(config: DataConfig, scan: FolderScan | None = None) -> FolderScan | None:
     """The images of an image folder, listed unless ``scan`` is of this folder; None for a data set of another kind.
 
-    ``open_some``: with ``about`` where the images may be kept decoded.
     Raises ConfigError as ``look`` does.
     """
     if config.name == "digits" or is_own(config.name):
@@ -168,8 +166,7 @@ def list_folder(config: DataConfig, scan: FolderScan | None = None, open_some: b
 
     scan = scan_folder(path, config.val_part)
     _check_classes(scan.class_names, path)
-    scan = scan.with_some_opened()
-    return scan.with_files() if open_some and config.loader.name == "auto" else scan
+    return scan.with_some_opened()
 
 
 def _look_at_whole(config: DataConfig, open_some: bool, scan: FolderScan | None) -> Looked:
@@ -189,9 +186,9 @@ def _look_at_whole(config: DataConfig, open_some: bool, scan: FolderScan | None)
     path = folder_path(config.name)
     if is_packed(path):
         return Looked(_describe_packed(config, path, open_some), None)
-    scan = list_folder(config, scan, open_some)
+    scan = list_folder(config, scan)
     assert scan is not None
-    if open_some and scan.unreadable and config.on_bad_image == "fail":
+    if open_some and scan.unreadable:
         raise ConfigError(
             f"the data must be images that can be read; got {scan.unreadable}. Remove or replace the file."
         )
@@ -268,18 +265,15 @@ def open_data(
         from bigbatch.train_loop.data.sets.own_source import OwnSource
 
         return OwnSource(config, info, note)
-    from bigbatch.train_loop.data.loading.device_source import with_whole_images
-
-    if info.path is not None and is_packed(info.path):
-        from bigbatch.train_loop.data.packed.images import open_packed
-
-        source = open_packed(config, info, _staged(info.path, stage_folder, note))
-    else:
+    if looked.scan is not None:
         from bigbatch.train_loop.data.sets.folder import open_folder
 
-        assert looked.scan is not None
-        source = open_folder(config, info, looked.scan)
-    return with_whole_images(source, device, note)
+        return open_folder(config, info, looked.scan)
+    from bigbatch.train_loop.data.packed.device_source import with_whole_images
+    from bigbatch.train_loop.data.packed.images import open_packed
+
+    assert info.path is not None
+    return with_whole_images(open_packed(config, info, _staged(info.path, stage_folder, note)), device, note)
 
 
 def stage_ahead(config: DataConfig, stage_folder: str | None) -> None:
@@ -351,7 +345,7 @@ def _describe_packed(config: DataConfig, path: str, open_some: bool) -> DataInfo
     packed = schema.read_info(path)
     _check_classes(packed.class_names, path)
     if open_some:
-        schema.PackedFiles(path).check_records(32 if config.on_bad_image == "fail" else 0)
+        schema.PackedFiles(path).check_records()
     if packed.largest_side <= SMALL_IMAGE_SIZE:
         _refuse_crop_keys(config, f"packed images of at most {SMALL_IMAGE_SIZE} px are shifted")
     size = config.image_size or _own_size(packed.largest_side)

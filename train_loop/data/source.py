@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,17 +12,11 @@ from bigbatch.train_loop.config import BatchSplit, ConfigError
 from bigbatch.train_loop.data import sampling
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.data.pixels.auto_augment import AugmentPolicy
-from bigbatch.train_loop.data.pixels.crops import MEND
 from bigbatch.train_loop.plugins.nested import Nested
 
 Batch = tuple[Nested, Nested]
 """Inputs and targets, on the CPU. Images are float32 ``[N, 3, H, W]`` normalised, or what ``DataSource.finish`` makes
 that of; their labels int64 ``[N]``. A data set of the user's own gives any tensors, see ``nested``."""
-
-SAY_BAD = 5
-"""Bad images that a rank names."""
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -70,9 +63,6 @@ class DataSource(ABC):
     def __init__(self, info: DataInfo, repeats: int = 1) -> None:
         """With ``repeats`` above 1 an index of ``read_train`` is of a copy, see ``sampling.train_order``."""
         self.info, self._repeats = info, repeats
-        self._bad: set[tuple[bool, int]] = set()
-        self._bad_before = 0
-        self._told = 0
 
     @abstractmethod
     def read_train(self, batches: Sequence[sampling.Indices], epoch: Epoch) -> Iterator[Batch]:
@@ -110,33 +100,6 @@ class DataSource(ABC):
 
     def close(self) -> None:  # noqa: B027  most have nothing to end
         """End what reads for this source; it may be used again."""
-
-    def note_bad(self, validation: bool, index: int, message: str) -> None:
-        """Count an image that was replaced or left out. The first few are reported."""
-        # A set: an image that is bad in each epoch counts once.
-        self._bad.add((validation, index))
-        self._told += 1
-        if self._told <= SAY_BAD:
-            what = "left out" if validation else "replaced by the next image of its batch"
-            more = "; further ones are counted only" if self._told == SAY_BAD else ""
-            # What the message advises is what the run does.
-            _log.warning("%s (%s%s)", message.removesuffix(f" {MEND}."), what, more)
-
-    @property
-    def bad_images(self) -> int:
-        """Images that could not be read since the last ``take_bad``."""
-        return self._bad_before + len(self._bad)
-
-    def resume_bad(self, count: int) -> None:
-        """Set the number that was counted before the run was interrupted."""
-        self._bad_before = count
-
-    def take_bad(self) -> int:
-        """``bad_images``, which begin at 0 again."""
-        count = self.bad_images
-        self._bad.clear()
-        self._bad_before = 0
-        return count
 
     def steps_per_epoch(self, global_size: int) -> int:
         """Optimizer steps an epoch; raises ConfigError where the batch exceeds the training set."""

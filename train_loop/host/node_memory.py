@@ -5,10 +5,7 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
-NODE_MEMORY_FIX = (
-    "Use fewer loader processes (--set data.loader.workers=1) or fewer batches in their ring "
-    "(--set data.loader.slots=4), or ask for more memory (Slurm: --mem)"
-)
+NODE_MEMORY_FIX = "Use fewer loader processes (--set data.loader.workers=1), or ask for more memory (Slurm: --mem)"
 """What helps when the memory of a node is full. A smaller micro-batch does not: it is the device's memory that it
 needs."""
 _WORDS = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory")

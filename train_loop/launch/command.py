@@ -130,7 +130,6 @@ def train_parser(prog: str) -> OneLineParser:
         "--workers", type=int, metavar="N", help="data-parallel workers (default 1; under torchrun, srun: their number)"
     )
     add("--output", metavar="DIR", help="results' folder (default: runs/train/<file>-<hash of the configuration>)")
-    add("--on-bad-image", metavar="fail|skip", help="what to do with an unreadable image, whatever the file says")
     add(
         "--stage",
         metavar="DIR",
@@ -150,7 +149,7 @@ def make_run_plan(argv: Sequence[str] | None, prog: str, launch: Launch | None) 
     args = parser.parse_args(argv)
     log_steps(args.verbose)
     check_wandb_mode(args.wandb)
-    more = {"--on-bad-image": ("data.on_bad_image", args.on_bad_image), "--metric": ("metrics", args.metric)}
+    more = {"--metric": ("metrics", args.metric)}
     source, config = read_source_config(parser, args, more)
     workers = worker_count(args.workers, launch)
     info, scan, meeting = look_together(config.data, launch)

@@ -219,7 +219,6 @@ def _resume(run: Run, content: Mapping[str, Any]) -> None:
         run.use.resume(progress.gpu_energy_j)
         if content.get("micro_size", run.split.micro_size) == run.split.micro_size:  # else they do not compare
             run.norms.sums.copy_(torch.tensor(progress.gradient_norms, dtype=torch.float64))
-        run.source.resume_bad(progress.bad_images)
 
 
 def _open(

@@ -67,8 +67,6 @@ class RunState:
     """Gradient norms of the unfinished epoch over all ranks: see ``noise_scale.GradientNorms``."""
     trust_ratios: dict[str, float] | None = None
     """Quantiles of the last step's trust ratios: see ``trust_ratios``."""
-    bad_images: int = 0
-    """Bad images of the unfinished epoch on all ranks."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Times of the unfinished epoch: see ``chronometer.PARTS``."""
     gpu_energy_j: float = 0.0

@@ -122,16 +122,14 @@ def _train_to_the_end(run: Run) -> TrainResult:
 
 def _epoch(run: Run) -> EpochRecord:
     _train_epoch(run)
-    bad_images = run.source.take_bad()
     if not run.config.validates(run.progress.epoch + 1):
-        return _end_epoch(run, None, {"val_loss": None, "val_top1": None}, bad_images)
+        return _end_epoch(run, None, {"val_loss": None, "val_top1": None})
     with run.average.in_place() if run.average else contextlib.nullcontext(), whole_weights(run.model):
         with run.clock.part("bn_s", synchronize=True):
             prepare_batch_norm(run)
-        run.source.take_bad()  # training's once more
         with run.clock.part("val_s", synchronize=True):
             val_sums, shared = validate(run)
-    return _end_epoch(run, val_sums, shared, bad_images + run.source.take_bad())
+    return _end_epoch(run, val_sums, shared)
 
 
 def _train_epoch(run: Run) -> None:
@@ -252,17 +250,17 @@ def _meet(run: Run, last_of_epoch: bool) -> None:
         raise TrainingStopped(f"stopped on request in epoch {run.progress.epoch + 1} after step {run.progress.step}")
 
 
-def _end_epoch(run: Run, val_sums: torch.Tensor | None, shared: dict[str, Any], bad_images: int) -> EpochRecord:
+def _end_epoch(run: Run, val_sums: torch.Tensor | None, shared: dict[str, Any]) -> EpochRecord:
     """Make the epoch's record; add it to the history and, if one is due, write a checkpoint.
 
     ``val_sums``: None without a validation.
     """
     progress, config = run.progress, run.config
     use = run.use.take()
-    rest = run.norms.sums.new_tensor([bad_images, use.gpu_energy_j])
+    rest = run.norms.sums.new_tensor([use.gpu_energy_j])
     measured = run.norms.sums.new_zeros(6) if val_sums is None else val_sums
     sums = run.world.sum(torch.cat((run.sums.values, measured, rest, run.norms.sums))).tolist()
-    (train_loss, train_correct, train_images), (bad_of_all, gpu_j, *norms) = sums[:3], sums[9:]
+    (train_loss, train_correct, train_images), (gpu_j, *norms) = sums[:3], sums[9:]
     if val_sums is not None:
         shared = {**shared, **validation_values(run, sums[3:9])}
     due_here = float(run.checkpoints.due(within_epoch=False))
@@ -282,7 +280,6 @@ def _end_epoch(run: Run, val_sums: torch.Tensor | None, shared: dict[str, Any], 
         images_per_s=train_images / max(times["data_s"] + times["step_s"], 1e-9),
         train_s=times["data_s"] + times["step_s"],
         noise_scale=run.norms.estimate(norms, run.split.global_size),
-        bad_images=int(bad_of_all),
         loader_processes=int(processes),
         memory_bytes=int(memory_bytes) or None,
         gpu_energy_j=None if math.isnan(gpu_j) else gpu_j,
@@ -310,9 +307,8 @@ def _write_checkpoint(run: Run) -> None:
         run.progress.sums = run.world.sum(run.sums.values.clone()).tolist()
         run.progress.gradient_norms = run.world.sum(run.norms.sums.clone()).tolist()
         run.progress.trust_ratios = trust_ratios_of(run.optimizer) or run.progress.trust_ratios
-        here = run.norms.sums.new_tensor([run.source.bad_images, run.use.used().gpu_energy_j])
-        bad_images, run.progress.gpu_energy_j = run.world.sum(here).tolist()
-        run.progress.bad_images = int(bad_images)
+        here = run.norms.sums.new_tensor([run.use.used().gpu_energy_j])
+        (run.progress.gpu_energy_j,) = run.world.sum(here).tolist()
         run.progress.seconds = dict(run.clock.seconds)
         if is_shared_out(run.model):
             run.checkpoints.save_sharded(_content(run), run.world, last=run.progress.epoch == run.config.epochs)

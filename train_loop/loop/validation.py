@@ -19,7 +19,7 @@ import torch.nn.functional as F
 
 from bigbatch.train_loop.data.source import Batch
 from bigbatch.train_loop.distributed import World
-from bigbatch.train_loop.errors import ImageError, NonFiniteLossError
+from bigbatch.train_loop.errors import NonFiniteLossError
 from bigbatch.train_loop.loop.assembly import Run, on_device, seed_batch
 from bigbatch.train_loop.loop.metrics import MetricSums, ValidationMetric, values_of
 from bigbatch.train_loop.model import precise_bn
@@ -132,8 +132,6 @@ def validation_values(run: Run, sums: Sequence[float]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     parts = [("val", sums[:3])] + ([("holdout", sums[3:])] if run.source.info.holdout_size else [])
     for name, (loss, correct, images) in parts:
-        if not images:
-            raise ImageError("no validation image can be read. Repair the data set.")
         if not math.isfinite(loss):
             raise NonFiniteLossError(
                 f"validation loss is {loss / images} after epoch {run.progress.epoch + 1}, "

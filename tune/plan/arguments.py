@@ -83,7 +83,6 @@ OPTIONS = (
     Option("address", RUN, "ADDR", "local (default): start a private Ray; auto or HOST:PORT: join a running one"),
     Option("wandb", RUN, "MODE", WANDB_MODES),
     Option("dry-run", RUN, None, "print the plan and stop", FLAG),
-    Option("on-bad-image", RARE, "fail|skip", "what to do with an unreadable image (default: fail)"),
     Option("stage", RARE, "DIR", "copy a packed data set to this folder of each node and read the copy, e.g. "
            "'$TMPDIR'; none: no copy"),
     Option("baseline", RARE, "METRIC=VALUE", "what a constant prediction reaches (default: measured, but with "

@@ -95,7 +95,7 @@ DEFAULT_EPOCHS = {"digits": 8}
 DEFAULT_EPOCHS_OTHER = 18
 KEYS_WITH_OPTIONS = {
     "epochs": "--max-epochs", "seed": "--seed", "model.name": "--model", "data.name": "--data",
-    "data.on_bad_image": "--on-bad-image", "data.holdout": "--holdout", "trainable.name": "--trainable",
+    "data.holdout": "--holdout", "trainable.name": "--trainable",
     "metrics": "--metric",
 }  # fmt: skip
 OPTION_EXPLANATIONS = {
@@ -306,7 +306,6 @@ def _overrides(o: SearchOptions) -> dict[str, object]:
         return own_values(o.set)
     refuse_keys_with_options(o.set)
     overrides = with_parts(read_fixed(o.set), o.subset, o.val_part)
-    overrides |= {"data.on_bad_image": o.on_bad_image} if o.on_bad_image else {}
     overrides |= {"metrics": list(checked_metrics(o.metric))} if o.metric else {}
     return with_components(overrides | ({"data.holdout": o.holdout} if o.holdout else {}), o)
 

@@ -20,7 +20,7 @@ from bigbatch.train_loop.data.catalogue import NAMES
 RESUMED_OPTIONS = (
     "space", "data", "subset", "val_part", "holdout", "model", "trials", "max_epochs", "budget_gpu_hours", "strategy",
     "stopping", "workers", "set", "loss", "optimizer", "batch", "tolerance", "confirm",
-    "seed", "wandb", "on_bad_image", "stage", "trainable", "metric",
+    "seed", "wandb", "stage", "trainable", "metric",
     "trials_per_gpu",
 )  # fmt: skip
 
@@ -62,7 +62,6 @@ class SearchOptions:
     trials_per_gpu: str | None = None
     """``auto`` or a number."""
     set: tuple[str, ...] = ()
-    on_bad_image: str | None = None
     stage: str | None = None
     enqueue: tuple[str, ...] = ()
     """The study does not keep these paths; it keeps the configurations, in ``enqueued``."""
@@ -165,7 +164,6 @@ class SearchKeywords(TypedDict, total=False):
     workers: int | None
     trials_per_gpu: int | str | None
     set: Mapping[str, object] | Texts | None
-    on_bad_image: str | None
     stage: str | Path | None
     enqueue: Paths | None
     warm_start: Paths | None

@@ -182,7 +182,7 @@ OPTION = "--trainable"
 ARGUMENTS = ("config", "report", "resume")
 OF_THE_LOOP = (
     "data", "subset", "val_part", "holdout", "batch", "model", "loss", "optimizer",
-    "on_bad_image", "stage", "enqueue", "metric",
+    "stage", "enqueue", "metric",
 )  # fmt: skip
 """Options of our own training loop: the function brings its own data and network."""
 OWN_DATA = "own"

@@ -36,7 +36,7 @@ from bigbatch.tune.runs.run import (
     epoch_records,
 )
 
-TRIALS_VERSION, EPOCHS_VERSION = "3", "2"
+TRIALS_VERSION, EPOCHS_VERSION = "3", "3"
 OBJECTIVE_KEY = b"bigbatch.objective"
 """Of the metadata of trials.parquet: what ``value`` is, e.g. ``val_top1:max``."""
 

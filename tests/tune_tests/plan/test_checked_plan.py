@@ -130,7 +130,7 @@ def test_the_budget_of_the_printed_resume_command_lets_the_study_go_on(tmp_path,
 
 
 PLANNED = SearchOptions(
-    space="smoke", study="s", max_epochs=2, subset=0.5, set=("lr_multiplier=1", "wd=1e-4", "loader_slots=16")
+    space="smoke", study="s", max_epochs=2, subset=0.5, set=("lr_multiplier=1", "wd=1e-4", "loader_workers=3")
 )
 
 
@@ -165,15 +165,15 @@ def test_what_would_make_it_another_study_is_refused_in_the_words_of_the_command
     [
         {},
         {"set": ("wd=.0001", "lr_multiplier=1.0")},
-        {"set": ("loader_slots=32", "data.loader.workers=2"), "on_bad_image": "skip"},
+        {"set": ("data.loader.workers=2", "data.loader.pin_memory=false")},
     ],
 )
 def test_the_same_in_other_words_and_what_changes_no_result_is_taken(study, again) -> None:
     plan = make_plan(SearchOptions(study="s", resume=True, trials=9, **again))
     assert plan.overrides["lr_multiplier"] == 1 and plan.overrides["optimizer.weight_decay"] == 1e-4
     assert plan.overrides["data.subset"] == 0.5 and plan.trials == 9
-    changed = {"data.loader.slots": 32, "data.loader.workers": 2, "data.on_bad_image": "skip"}
-    assert "on_bad_image" not in again or changed.items() <= plan.overrides.items()
+    changed = {"data.loader.workers": 2, "data.loader.pin_memory": False}
+    assert "data.loader.workers=2" not in again.get("set", ()) or changed.items() <= plan.overrides.items()
 
 
 def test_renamed_classes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,9 +103,9 @@ def test_nothing_is_tried_first_where_no_recipe_fits_as_it_is(tmp_path: Path, op
 def test_what_set_fixes_leaves_the_recipes_that_have_it(tmp_path: Path) -> None:
     names = {t.config.optimizer.name for t in plan_of(tmp_path, set=("optimizer=lars",)).enqueued}
     assert names == {"lars"}
-    found = plan_of(tmp_path, set=("smoothing=0.1", "loader_slots=16")).enqueued
+    found = plan_of(tmp_path, set=("smoothing=0.1", "loader_workers=2")).enqueued
     assert {t.config.optimizer.name for t in found} == {"lars", "lamb"}, "Goyal's has no label smoothing"
-    assert {t.config.data.loader.slots for t in found} == {16}
+    assert {t.config.data.loader.workers for t in found} == {2}
 
 
 def test_a_file_is_tried_at_its_own_batch_as_it_is_and_scaled_at_the_others(tmp_path: Path) -> None:

@@ -56,12 +56,12 @@ def test_an_interrupted_trial_waits_with_its_parameters_and_is_taken_up_first(st
     assert len(store.study.trials) == 1
 
 
-def test_an_interrupted_trial_takes_up_how_fast_it_reads_and_what_it_forgives_and_nothing_else(store):
+def test_an_interrupted_trial_takes_up_how_fast_it_reads_and_nothing_else(store):
     bridge = make_bridge(store)
     first: Any = bridge.suggest("ray-a")
     bridge.release()
     store = reopen(store)
-    said = {"data.on_bad_image": "skip", "data.loader.workers": 2}
+    said = {"data.loader.workers": 2}
     again: Any = make_bridge(store, overrides={**said, "label_smoothing": 0.3}).suggest("ray-b")
     wanted = TrainConfig.from_dict(first["config"]).replace_keys(said).to_dict()
     assert again["config"] == wanted

@@ -6,7 +6,6 @@ than there is memory for.
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Mapping
 
@@ -15,7 +14,6 @@ from bigbatch.cluster.host.slurm_commands import read_count
 from bigbatch.train_loop.config import DataConfig
 from bigbatch.train_loop.host.ranks import tasks_on_this_node
 
-_log = logging.getLogger(__name__)
 AUTO = -1
 MAX_PROCESSES = 32
 """``-1`` is at most this many processes: a GPU needs no more, and each costs time and memory to start."""
@@ -46,38 +44,26 @@ def cores_per_rank(env: Mapping[str, str] = os.environ) -> int:
     return usable
 
 
-AUTO_SLOTS = 0
 MIN_SLOTS = 4
 """With fewer slots, batches are copied out or processes stand still: the consumer holds one slot, the next batch is
 complete, and processes write into two."""
 USUAL_SLOTS = 8
-"""Least default: training on a GPU holds three slots, two are never given away, processes write into the others."""
+"""Usually the least: training on a GPU holds three slots, two are never given away, processes write into the others."""
 MAX_SLOTS = 32
-"""At most this many by default."""
-AUTO_MEMORY_SHARE, ASKED_MEMORY_SHARE = 1 / 8, 1 / 2
-"""The part of a rank's memory that slots may take: by default, and if the user asks for a number of slots."""
+MEMORY_SHARE = 1 / 8
+"""The part of a rank's memory that slots may take."""
 
 
-def slot_count(asked: int, needed: int, slot_bytes: int, memory_bytes: int) -> int:
+def slot_count(needed: int, slot_bytes: int, memory_bytes: int) -> int:
     """Slots of a loader.
 
     Args:
-        asked: ``data.loader.slots``; 0: choose a number.
         needed: the number with which all loader processes have work.
         slot_bytes: size of a batch's pixels and indices.
         memory_bytes: memory of this rank.
-
-    If the requested number exceeds half of the memory, it is lowered, with a warning.
     """
-    part = ASKED_MEMORY_SHARE if asked else AUTO_MEMORY_SHARE
-    room = max(int(memory_bytes * part) // slot_bytes, MIN_SLOTS)
-    if asked > room:
-        _log.warning(
-            "data.loader.slots=%d would take %.1f GB of the %.1f GB that this worker has; it gets %d slots of %.0f MB. "
-            "Write data.loader.slots=%d, or give the job more memory.",
-            asked, asked * slot_bytes / 1e9, memory_bytes / 1e9, room, slot_bytes / 1e6, room,
-        )  # fmt: skip
-    return min(max(asked, MIN_SLOTS) if asked else min(max(needed, USUAL_SLOTS), MAX_SLOTS), room)
+    room = max(int(memory_bytes * MEMORY_SHARE) // slot_bytes, MIN_SLOTS)
+    return min(max(needed, USUAL_SLOTS), MAX_SLOTS, room)
 
 
 def memory_per_rank_bytes(env: Mapping[str, str] = os.environ) -> int:

@@ -2,7 +2,7 @@
 
     this process ── Task (slot, places) ──▶ one socket that all loader processes take from
          ▲                                          │ decode, resize, write into the slot
-         └───────── Answer (batch, bad images) ◀────┘
+         └────────── Answer (batch, error) ◀────────┘
 
 Pixels never cross a pipe: a batch is a view of its slot, and the slot is used again when the last tensor on it is
 gone. No lock and no semaphore is shared, so a process that is killed at any moment leaves none of them locked:
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import mmap
 import multiprocessing
 import os
@@ -21,36 +22,27 @@ import pickle
 import select
 import signal
 import socket
-import time
 import traceback
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from multiprocessing import reduction, util
-from multiprocessing.context import BaseContext
+from multiprocessing import util
 from multiprocessing.process import BaseProcess
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from bigbatch.train_loop.data.loading.counts import AUTO_SLOTS, memory_per_rank_bytes, slot_count
-from bigbatch.train_loop.data.loading.loader_processes import LoaderProcesses
+from bigbatch.train_loop.data.loading.counts import memory_per_rank_bytes, slot_count
 from bigbatch.train_loop.data.loading.malloc import raise_malloc_thresholds
-from bigbatch.train_loop.data.loading.page_locked import page_lock
-from bigbatch.train_loop.data.loading.read_ahead import (
-    MAX_TASKS_ASKED_AT_ONCE,
-    Indices,
-    ReadAheadDepth,
-    UpcomingIndices,
-)
+from bigbatch.train_loop.data.loading.upload import page_lock
 from bigbatch.train_loop.errors import ImageError, LoaderError
 
 RESERVED_SLOTS = 2
 """Slots that the consumer never holds. If it holds all others, further batches are copied, so reading never waits."""
-IMAGES_AHEAD = 16
+IMAGES_IN_SLOTS = 16
 """A process, in all slots: enough that it does not wait while a small batch is consumed."""
 IMAGES_PER_TASK = 16
 TASKS_PER_BATCH = 32
@@ -58,10 +50,16 @@ MAX_QUEUED_TASKS = 128
 """Tasks that wait, at most: they must fit a socket's buffer, or sender and receiver would wait for each other."""
 MESSAGE_BYTES = 1 << 18
 PAGE = mmap.PAGESIZE
+IMAGES_AHEAD = 256
+"""Images that each process asks the system for before any process reads them: at most 28 MB of ImageNet's files."""
+MAX_TASKS_ASKED_AT_ONCE = 2
+"""A task asks for at most this many times its own images, so that distant images do not delay near ones."""
+BEGIN_S = 60.0
+"""So long a process may take to its first line: CPython below 3.11.10 copies a lock that another thread holds at the
+fork, and the child waits for it for ever (python/cpython#112275)."""
 
-BadImage = tuple[int, int | None, str]
-"""An image that could not be read: its place in the batch, the place whose image stands there now, why."""
-FillBatch = Callable[[Any, Indices, torch.Tensor, range, Indices], list[BadImage]]
+Indices = npt.NDArray[np.int64]
+FillBatch = Callable[[Any, Indices, torch.Tensor, range, Indices], None]
 """Writes the images of some places: what is read (a job), the batch's indices, its pixels, the places, and the indices
 of images to ask the system for."""
 
@@ -69,6 +67,28 @@ of images to ask the system for."""
 def ring_is_supported() -> bool:
     """Whether this system supports the ring: Linux does, macOS does not."""
     return hasattr(os, "memfd_create") and hasattr(socket, "SOCK_SEQPACKET")
+
+
+class UpcomingIndices:
+    """The indices of a read, in the order in which the system is asked for their images.
+
+    Files are read by all processes of a node through one memory (the page cache), so a process asks for images that
+    any of them may read.
+    """
+
+    def __init__(self, batches: Sequence[Indices]) -> None:
+        self._left = itertools.chain.from_iterable(batches)
+        self._ahead = 0
+
+    def take(self, images: int, ahead: int) -> Indices:
+        """The indices to ask for before ``images`` more are read, so that ``ahead`` images after them are asked for.
+
+        At most ``MAX_TASKS_ASKED_AT_ONCE`` times ``images``.
+        """
+        count = max(min(images + ahead - self._ahead, MAX_TASKS_ASKED_AT_ONCE * images), 0)
+        found = np.fromiter(itertools.islice(self._left, count), np.int64)
+        self._ahead += len(found) - images
+        return found
 
 
 @dataclass(frozen=True)
@@ -94,26 +114,22 @@ class Slots:
     """The shared memory: a page with the number of the oldest batch that is wanted and which processes have begun, then
     the slots."""
 
-    def __init__(self, count: int, images: int, image_bytes: int, descriptor: int | None = None) -> None:
+    def __init__(self, count: int, images: int, image_bytes: int) -> None:
         self.count, self.images, self.image_bytes = count, images, image_bytes
         self._index_bytes = _index_bytes(images)
         self.slot_bytes = slot_bytes(images, image_bytes)
         self.bytes = PAGE + count * self.slot_bytes
-        if descriptor is None:
-            # CLOEXEC: programs that this process starts must not keep the memory.
-            descriptor = os.memfd_create("bigbatch-loader", os.MFD_CLOEXEC)
+        # CLOEXEC: programs that this process starts must not keep the memory.
+        descriptor = os.memfd_create("bigbatch-loader", os.MFD_CLOEXEC)
+        try:
             os.ftruncate(descriptor, self.bytes)
-        self._descriptor = descriptor
-        weakref.finalize(self, os.close, descriptor)
-        # All else is a view of this array, which goes before the mapping: of that a weak reference hears too late.
-        self.memory = np.frombuffer(mmap.mmap(descriptor, self.bytes), np.uint8)
+            # All else is a view of this array, which goes before the mapping: of that a weak reference hears too late.
+            self.memory = np.frombuffer(mmap.mmap(descriptor, self.bytes), np.uint8)
+        finally:
+            os.close(descriptor)
         self.oldest = self.memory[:8].view(np.int64)
         # 8: before it stands the number of the oldest batch.
         self.begun = self.memory[8:PAGE]
-
-    def __reduce__(self) -> tuple[object, ...]:
-        # The descriptor travels beside the pickle of a process that is being started.
-        return _attach, (self.count, self.images, self.image_bytes, reduction.DupFd(self._descriptor))
 
     def indices(self, slot: int, images: int) -> Indices:
         """Where the indices of a batch of ``images`` stand in a slot, int64 ``[images]``, shared with all processes."""
@@ -121,7 +137,7 @@ class Slots:
         return self.memory[begin : begin + 8 * images].view(np.int64)
 
     def ahead(self, slot: int) -> Indices:
-        """Indices of images that some process reads later. The slot's tasks request them."""
+        """Indices of images that some process reads later. The slot's tasks ask for them."""
         begin = self._begin(slot) + 8 * self.images
         return self.memory[begin : begin + 8 * MAX_TASKS_ASKED_AT_ONCE * self.images].view(np.int64)
 
@@ -136,16 +152,6 @@ class Slots:
     def fit(self, images: int, size: int) -> bool:
         """Whether a batch of ``images`` of ``size`` pixels a side has room in a slot."""
         return images <= self.images and images * size * size * 3 <= self.images * self.image_bytes
-
-
-class _Duplicated(Protocol):
-    """A descriptor on its way to another process (``reduction.DupFd``)."""
-
-    def detach(self) -> int: ...
-
-
-def _attach(count: int, images: int, image_bytes: int, descriptor: _Duplicated) -> Slots:
-    return Slots(count, images, image_bytes, descriptor.detach())
 
 
 def slot_bytes(images: int, image_bytes: int) -> int:
@@ -165,25 +171,14 @@ class Ring:
     """Loader processes and their slots, for any number of epochs. One ``read`` at a time.
 
     Args:
-        fill: called in the loader processes; goes there by fork or pickle.
+        fill: called in the loader processes, which are forks.
         images: of a batch, at most.
-        slots: as many as there is memory for; 0 takes as many as are good, see ``slot_count``.
         pin: page-lock the slots where CUDA is in use.
-        context: how processes start; default: as ``multiprocessing`` is set.
     """
 
-    def __init__(
-        self,
-        fill: FillBatch,
-        workers: int,
-        images: int,
-        size: int,
-        slots: int = AUTO_SLOTS,
-        pin: bool = False,
-        context: BaseContext | None = None,
-    ) -> None:
-        needed, image_bytes = RESERVED_SLOTS + -(-IMAGES_AHEAD * workers // images), size * size * 3
-        count = slot_count(slots, needed, slot_bytes(images, image_bytes), memory_per_rank_bytes())
+    def __init__(self, fill: FillBatch, workers: int, images: int, size: int, pin: bool = False) -> None:
+        needed, image_bytes = RESERVED_SLOTS + -(-IMAGES_IN_SLOTS * workers // images), size * size * 3
+        count = slot_count(needed, slot_bytes(images, image_bytes), memory_per_rank_bytes())
         self.workers = workers
         self.slots = Slots(count, images, image_bytes)
         self._free = deque(range(self.slots.count))
@@ -191,11 +186,9 @@ class Ring:
         self._next = 0
         self._left: dict[int, int] = {}
         """Batch → number of its tasks that are not answered yet."""
-        self._bad: dict[int, list[BadImage]] = {}
         self.given = self.copied = 0
         """Batches so far, and those of them that were copied because the consumer held too many slots."""
-        self._depth = ReadAheadDepth(workers)
-        self._start_processes(fill, context or multiprocessing.get_context())
+        self._start_processes(fill)
         self._poll = select.poll()
         # A process that dies sends no answer: its sentinel ends the wait.
         for descriptor in (self._results.fileno(), *(process.sentinel for process in self.processes)):
@@ -203,35 +196,29 @@ class Ring:
         if pin:
             page_lock(self.slots.memory)
 
-    def _start_processes(self, fill: FillBatch, context: BaseContext) -> None:
+    def _start_processes(self, fill: FillBatch) -> None:
         """Start the loader processes, each at the other ends of our two sockets."""
         self._tasks, task_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._results, result_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for end in (self._tasks, result_end):
             # By default a socket need not hold MAX_QUEUED_TASKS.
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MESSAGE_BYTES)
-        forked = context.get_start_method() == "fork"
-        # A forked child has this process's ends too: if it kept them, it would not see this process end.
-        ours, slots = (self._tasks, self._results) if forked else (), self.slots
-
-        def make(number: int) -> BaseProcess:
-            work = (number, fill, slots, task_end, result_end, ours)
-            made: BaseProcess = context.Process(target=_work, args=work, name=f"loader {number}", daemon=True)  # type: ignore[attr-defined]
-            return made
-
-        self._started = LoaderProcesses(make, slots.begun[: self.workers], (task_end, result_end), forked=forked)
+        context, ours = multiprocessing.get_context("fork"), (self._tasks, self._results)
+        self.processes: list[BaseProcess] = []
         # Before multiprocessing's own exit handler, which asks with SIGTERM and then waits.
-        self._close = util.Finalize(self, _shut_down, (self._started, self._tasks, self._results), exitpriority=10)
+        self._close = util.Finalize(self, _shut_down, (self.processes, ours), exitpriority=10)
         try:
-            self._started.start()
+            for number in range(self.workers):
+                work = (number, fill, self.slots, task_end, result_end, ours)
+                process = context.Process(target=_work, args=work, name=f"loader {number}", daemon=True)
+                process.start()
+                self.processes.append(process)
         except BaseException:  # after Ctrl-C, too
             self.close()
             raise
-
-    @property
-    def processes(self) -> list[BaseProcess]:
-        """The loader processes."""
-        return self._started.all
+        finally:
+            task_end.close()
+            result_end.close()
 
     @property
     def open(self) -> bool:
@@ -242,10 +229,8 @@ class Ring:
         """End the processes. Batches that are still held stay valid."""
         self._close()
 
-    def read(
-        self, job: object, batches: Sequence[Indices], size: int
-    ) -> Generator[tuple[torch.Tensor, list[BadImage]], None, None]:
-        """Each batch's pixels, uint8 ``[N, size, size, 3]``, and its bad images, in order.
+    def read(self, job: object, batches: Sequence[Indices], size: int) -> Generator[torch.Tensor, None, None]:
+        """Each batch's pixels, uint8 ``[N, size, size, 3]``, in order.
 
         Raises LoaderError naming a process that ended, ImageError as ``fill`` does.
         """
@@ -261,7 +246,7 @@ class Ring:
                     self._receive()
                 del self._left[number]
                 # Without a name: the slot is free once the consumer has let go of it.
-                yield self._view(slot_of.pop(number), len(indices), size), sorted(self._bad.pop(number))
+                yield self._view(slot_of.pop(number), len(indices), size)
         finally:
             if self.open:
                 self._cancel(slot_of)
@@ -272,10 +257,10 @@ class Ring:
         # Small enough that all processes share a batch, not more than a batch needs.
         step = max(min(IMAGES_PER_TASK, -(-len(indices) // (2 * self.workers))), -(-len(indices) // TASKS_PER_BATCH))
         firsts, ahead, asked = range(0, len(indices), step), self.slots.ahead(slot), 0
-        self._left[number], self._bad[number] = len(firsts), []
+        self._left[number] = len(firsts)
         for first in firsts:
             last = min(first + step, len(indices))
-            found = coming.take(last - first, self.workers * self._depth.images)
+            found = coming.take(last - first, self.workers * IMAGES_AHEAD)
             ahead[asked : asked + len(found)] = found
             task = FillTask(number, slot, len(indices), first, last, size, (asked, asked + len(found)), job)
             asked += len(found)
@@ -287,28 +272,29 @@ class Ring:
         return slot
 
     def _receive(self) -> None:
-        """Wait for an answer, or until a process that has not begun is started again."""
+        """Wait for an answer."""
         results = self._results.fileno()
-        patience_s = self._started.patience_s
-        ready = dict(self._poll.poll(None if patience_s is None else 1000 * patience_s))
+        # For ever once all have begun: storage may answer late.
+        ready = dict(self._poll.poll(None if self._have_begun() else 1000 * BEGIN_S))
         if not ready:
-            self._start_again()
-            return
+            if self._have_begun():
+                return
+            self.close()
+            raise LoaderError(
+                "a loader process did not begin. Repeat the command, write data.loader.workers=0, or use Python "
+                "3.11.10 or newer (python/cpython#112275)."
+            )
         message = self._results.recv(MESSAGE_BYTES) if results in ready else b""
         if not message:  # some have ended; where all have, the socket is at its end too
             raise self._end_of([p for p in self.processes if p.sentinel in ready] or self.processes)
-        batch, bad, error, waited_s, seconds = pickle.loads(message)
-        self._depth.note(waited_s, seconds)
+        batch, error = pickle.loads(message)
         self._queued -= 1
         self._left[batch] -= 1
-        self._bad[batch] += bad
         if error is not None:
             raise error
 
-    def _start_again(self) -> None:
-        for old, new in self._started.start_again():
-            self._poll.unregister(old.sentinel)
-            self._poll.register(new.sentinel, select.POLLIN)
+    def _have_begun(self) -> bool:
+        return bool(self.slots.begun[: self.workers].all())
 
     def _end_of(self, processes: Sequence[BaseProcess]) -> LoaderError:
         """Close, and name the first of ``processes`` that has ended or, its sockets closed, is about to."""
@@ -343,14 +329,17 @@ class Ring:
             with contextlib.suppress(ImageError):
                 self._receive()
         self._left.clear()
-        self._bad.clear()
         self._free.extend(slot_of.values())
 
 
-def _shut_down(processes: LoaderProcesses, *ends: socket.socket) -> None:
+def _shut_down(processes: Sequence[BaseProcess], ends: Sequence[socket.socket]) -> None:
     for end in ends:
         end.close()
-    processes.close()
+    for process in processes:
+        process.kill()  # they only read files
+    for process in processes:
+        # Not for ever: a process that waits for a dead file system does not die.
+        process.join(5.0)
 
 
 # --- in a loader process ---
@@ -365,7 +354,7 @@ def _work(
     parents: Sequence[socket.socket],
 ) -> None:
     slots.begun[number] = 1
-    for end in parents:
+    for end in parents:  # if it kept them, it would not see the parent end
         end.close()
     # A terminal and Slurm signal all processes; the trainer answers, and needs batches until its checkpoint is written.
     for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
@@ -375,23 +364,19 @@ def _work(
     gc.freeze()  # what torch has brought along is never garbage, and need not be looked through again and again
     with contextlib.suppress(ConnectionError):  # the parent has ended
         while message := tasks.recv(MESSAGE_BYTES):
-            results.send(_answer(fill, slots, pickle.loads(message)))
+            task = pickle.loads(message)
+            results.send(pickle.dumps((task.batch, _error_of(fill, slots, task))))
 
 
-def _answer(fill: FillBatch, slots: Slots, task: FillTask) -> bytes:
-    bad: list[BadImage] = []
-    error: Exception | None = None
-    began, computed = time.perf_counter(), time.thread_time()
+def _error_of(fill: FillBatch, slots: Slots, task: FillTask) -> Exception | None:
     try:
         if task.batch >= slots.oldest[0]:
             pixels = torch.from_numpy(slots.pixels(task.slot, task.images, task.size))
             indices = slots.indices(task.slot, task.images)
             ahead = slots.ahead(task.slot)[slice(*task.ahead)]
-            bad = fill(task.job, indices, pixels, range(task.first, task.last), ahead)
-    except ImageError as found:
-        error = found
+            fill(task.job, indices, pixels, range(task.first, task.last), ahead)
+    except ImageError as error:
+        return error
     except Exception:
-        error = LoaderError(f"a loader process failed (process {os.getpid()}):\n{traceback.format_exc(limit=8)}")
-    seconds = time.perf_counter() - began
-    # Wall time less the thread's own: the time in which it waited.
-    return pickle.dumps((task.batch, bad, error, seconds - (time.thread_time() - computed), seconds))
+        return LoaderError(f"a loader process failed (process {os.getpid()}):\n{traceback.format_exc(limit=8)}")
+    return None

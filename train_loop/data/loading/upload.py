@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
+import logging
+import weakref
 from collections import deque
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from bigbatch.train_loop.config import LoaderConfig
@@ -11,6 +16,8 @@ from bigbatch.train_loop.data.source import Batch
 from bigbatch.train_loop.plugins.nested import Nested, map_tensors, tensors_of
 
 COPIES_AHEAD = 2
+
+_log = logging.getLogger(__name__)
 
 
 class Uploader:
@@ -63,3 +70,26 @@ class Uploader:
 def _pinned(tensor: torch.Tensor) -> torch.Tensor:
     on_device = tensor.device.type != "cpu"  # a data set of the user's own may keep its items there
     return tensor if on_device or tensor.is_pinned() else tensor.pin_memory()
+
+
+def page_lock(memory: npt.NDArray[np.uint8]) -> None:
+    """Tell CUDA of the memory, until the array is gone: copies to a GPU then run beside what is computed. All that uses
+    the memory must be a view of this array.
+
+    Where CUDA refuses, batches are copied once more; a line says so.
+    """
+    if not torch.cuda.is_initialized():  # to ask whether CUDA is available would keep it from all forked children
+        return
+    address, cudart = memory.ctypes.data, torch.cuda.cudart()
+    refused = cudart.cudaHostRegister(address, len(memory), 0)
+    if int(refused) == 0:
+        weakref.finalize(memory, cudart.cudaHostUnregister, address).atexit = False
+        return
+    # CUDA keeps the error until somebody asks for it: torch would at the next kernel, and raise it there. torch has the
+    # function nowhere in Python; its libraries are loaded with their names visible.
+    getattr(ctypes.CDLL(None), "cudaGetLastError", int)()
+    _log.warning(
+        "CUDA did not page-lock the loader's slots (%s): each batch is copied once more on its way to the GPU. "
+        "--set data.loader.pin_memory=false does not try.",
+        cudart.cudaGetErrorString(refused),
+    )

@@ -22,7 +22,7 @@ from PIL import Image
 from bigbatch.train_loop.config import DataConfig
 from bigbatch.train_loop.data import sampling
 from bigbatch.train_loop.data.info import SMALL_IMAGE_SIZE, DataInfo
-from bigbatch.train_loop.data.loading.loader import LoadedSource, WholeImages, WriteImage
+from bigbatch.train_loop.data.loading.loader import IndexedImages, LoadedSource, WriteImage
 from bigbatch.train_loop.data.packed.schema import PackedFiles
 from bigbatch.train_loop.data.pixels import boxes, crops, jpeg
 from bigbatch.train_loop.data.sets.subset import subset_rows
@@ -150,7 +150,7 @@ def open_packed(config: DataConfig, info: DataInfo, path: str) -> LoadedSource:
     return LoadedSource(config, info, parts[0], parts[1], mean, std)
 
 
-class PackedImages(WholeImages):
+class PackedImages(IndexedImages):
     """Index i is record ``records[i]``."""
 
     def __init__(
@@ -175,18 +175,19 @@ class PackedImages(WholeImages):
         return self._open(int(self._records[index]), lambda record, data: self._random(record, data, draws))
 
     def whole_side(self, size: int) -> int:
-        """As ``WholeImages.whole_side``: small images are kept as training sees them, photographs as stored."""
+        """Pixels a side of whole images on a device, for training at ``size`` pixels: of small ones as training sees
+        them, of photographs as they are stored; 0 if those are not square and of one size."""
         return size if self._small else self._files.square_side(self._records)
 
     def open_whole(self, index: int) -> WriteImage:
-        """As ``WholeImages.open_whole``."""
+        """A function that writes the whole image into ``[side, side, 3]`` bytes. Raises ImageError."""
         return self._open(int(self._records[index]), self._whole)
 
     def _whole(self, record: int, data: bytes) -> WriteImage:
         return self._crop(record, data, (0, 0, *self._files.size(record)))
 
     def draw_window(self, side: int, draws: random.Random) -> boxes.Box:
-        """As ``WholeImages.draw_window``: a random crop, or for small images a random shift."""
+        """The part of a whole image that ``open_random`` writes, after the same draws; black where there is none."""
         if not self._small:
             return boxes.random_box(side, side, draws, self._config.augment)
         right, down = _draw_shift(side, draws)

@@ -34,7 +34,7 @@ def opened(file: str | os.PathLike[str] | IO[bytes]) -> Image.Image:
         raise ValueError(f"it has more than {most:,} pixels, make it smaller") from None
 
 
-MEND = "Replace the file and repeat the command, or write --on-bad-image skip"
+MEND = "Replace the file and repeat the command"
 """What to do about an image that a run cannot read. Without the file the data are others, on which no run resumes."""
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 import random
 
 import numpy as np
@@ -14,27 +12,25 @@ from PIL import Image
 from bigbatch.train_loop.config import DataConfig
 from bigbatch.train_loop.data import sampling
 from bigbatch.train_loop.data.info import DataInfo
-from bigbatch.train_loop.data.loading.loader import LoadedSource, WholeImages, WriteImage
+from bigbatch.train_loop.data.loading.loader import IndexedImages, LoadedSource, WriteImage
 from bigbatch.train_loop.data.pixels import boxes
 from bigbatch.train_loop.data.pixels.crops import MEAN, STD, central_crop, decode_rgb, random_crop
-from bigbatch.train_loop.data.sets.scan import FolderScan, Listing, digest_of_files, square_side
+from bigbatch.train_loop.data.sets.scan import FolderScan, Listing
 from bigbatch.train_loop.data.sets.subset import subset_rows
-from bigbatch.train_loop.errors import OtherSizeError
 
 
 def open_folder(config: DataConfig, info: DataInfo, scan: FolderScan) -> LoadedSource:
     """The images that ``scan`` has listed."""
     train = scan.train if config.subset == 1 else scan.train.rows(subset_rows(scan.train.labels, config.subset))
-    parts = [FolderImages(part, config, scan.about) for part in (train, scan.val)]
+    parts = [FolderImages(part, config) for part in (train, scan.val)]
     return LoadedSource(config, info, parts[0], parts[1], MEAN, STD)
 
 
-class FolderImages(WholeImages):
+class FolderImages(IndexedImages):
     """Images that are read from files when they are needed."""
 
-    def __init__(self, listing: Listing, config: DataConfig = boxes.USUAL, about: bytes = b"") -> None:
-        """``about``: as in ``FolderScan``."""
-        self._listing, self._config, self._about = listing, config, about
+    def __init__(self, listing: Listing, config: DataConfig = boxes.USUAL) -> None:
+        self._listing, self._config = listing, config
 
     def labels(self, indices: sampling.Indices) -> npt.NDArray[np.int64]:
         """The classes, int64 ``[len(indices)]``."""
@@ -51,33 +47,6 @@ class FolderImages(WholeImages):
         """A function that writes a random crop of an image into such bytes. It may raise ImageError."""
         augment = self._config.augment
         return lambda out: _write(random_crop(decode_rgb(self._listing.path(index)), out.shape[0], draws, augment), out)
-
-    def whole_side(self, size: int) -> int:
-        """As ``WholeImages.whole_side``: photographs are kept as they are stored."""
-        return square_side(self._listing)
-
-    def open_whole(self, index: int) -> WriteImage:
-        """As ``WholeImages.open_whole``."""
-
-        def write(out: torch.Tensor) -> None:
-            image = decode_rgb(path := self._listing.path(index))
-            if image.size != (side := out.shape[0], side):
-                raise OtherSizeError(
-                    f"image {path!r} has {image.width} × {image.height} pixels, others {side} × {side}"
-                )
-            _write(image, out)
-
-        return write
-
-    def draw_window(self, side: int, draws: random.Random) -> boxes.Box:
-        """As ``WholeImages.draw_window``: a random crop."""
-        return boxes.random_box(side, side, draws, self._config.augment)
-
-    def content(self) -> bytes:
-        """Of the files' paths, sizes and times of change."""
-        paths = [os.fsencode(self._listing.path(index)) for index in range(len(self._listing.labels))]
-        names = self._listing.labels.tobytes() + b"\0".join(paths)
-        return hashlib.sha256(names + (self._about or digest_of_files(self._listing))).digest()
 
 
 def _write(image: Image.Image, out: torch.Tensor) -> None:

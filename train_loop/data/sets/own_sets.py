@@ -307,7 +307,7 @@ def _refuse_image_keys(config: DataConfig, image_size: int) -> None:
             value, usual = getattr(given, name), getattr(default, name)
             if name in kept and section == "data." or name in ("loader", "augment", "mix"):
                 continue
-            if section == "data.loader." and name not in ("name", "slots"):
+            if section == "data.loader." and name != "name":
                 continue
             # The size that the items have anyway changes nothing.
             if value not in (usual, own_size.get(name, usual)):

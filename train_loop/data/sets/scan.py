@@ -70,8 +70,6 @@ class FolderScan:
     """The part of each class's images that is held out as ``val``; 0: it has a folder of its own."""
     notes: tuple[str, ...] = ()
     """What a reader of a plan must know: which files and folders are left out, and what validates."""
-    about: bytes = b""
-    """A digest of all files' sizes and times of change, where images may be kept decoded; else empty."""
     largest_side: int = 0
     """Pixels of the longer side of the largest image that was opened; 0: none was, or none can be."""
     unreadable: str = ""
@@ -106,16 +104,6 @@ class FolderScan:
         yield from self.train.some_paths()
         yield from self.val.some_paths()
 
-    def with_files(self) -> FolderScan:
-        """With ``about``, if the images are all square and of one size. So one process asks a shared file system for
-        each file, not every rank."""
-        if not square_side(self.train):
-            return self
-        try:
-            return replace(self, about=digest_of_files(self.train) + digest_of_files(self.val))
-        except OSError:  # who reads that image will say so
-            return self
-
     def write(self, path: Path) -> None:
         """For processes that are started later, on any node that sees ``path``. Raises OSError."""
         names = np.array([os.fsencode(name) for name in self.class_names])
@@ -130,7 +118,6 @@ class FolderScan:
                 val_labels=self.val.labels,
                 val_part=self.val_part,
                 notes=np.array(self.notes, dtype=np.str_),
-                about=np.frombuffer(self.about, np.uint8),
                 largest_side=self.largest_side,
             )
 
@@ -148,7 +135,6 @@ class FolderScan:
                     Listing(val, found["val_paths"], found["val_labels"]),
                     float(found["val_part"]),
                     tuple(map(str, found["notes"])),
-                    found["about"].tobytes(),
                     int(found["largest_side"]),
                 )
         # A file that is cut off fails in any of these ways; then the folder is listed again.
@@ -183,32 +169,6 @@ def scan_folder(root: str, val_part: float = 0.0) -> FolderScan:
         train, val = train.rows(rows[0]), train.rows(rows[1])
     words = left_out_in_words(left_out)
     return FolderScan(root, class_names, train, val, val_part, (*layout.notes, *([words] if words else [])))
-
-
-def digest_of_files(listing: Listing) -> bytes:
-    """Of the files' sizes and times of change. Raises OSError."""
-    digest = hashlib.sha256()
-    for index in range(len(listing.labels)):
-        one = os.stat(listing.path(index))
-        digest.update(b"%d %d\0" % (one.st_size, one.st_mtime_ns))
-    return digest.digest()
-
-
-def square_side(listing: Listing, count: int = 32) -> int:
-    """Pixels a side of ``count`` images, evenly spread; 0 unless all of them are square, of one size and readable."""
-    from bigbatch.train_loop.data.pixels.crops import opened
-
-    sizes = set()
-    for path in listing.some_paths(count):
-        try:
-            with opened(path) as image:
-                sizes.add(image.size)
-        except Exception:  # Pillow raises OSError, SyntaxError, ValueError and others; who reads it says so
-            return 0
-        if len(sizes) > 1:
-            return 0
-    width, height = sizes.pop()
-    return width if width == height else 0
 
 
 def _no_layout(root: str) -> ConfigError:

@@ -22,17 +22,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def broken(folder: Path, tmp_path: Path) -> Path:
-    import shutil
-
-    root = tmp_path / "broken"
-    shutil.copytree(folder, root)
-    for name in ("train/a/03.png", "train/a/04.png", "val/b/01.png"):
-        (root / name).write_bytes(b"no image")
-    return root
-
-
-@pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The rings that are made."""
     from bigbatch.train_loop.data.loading import ring

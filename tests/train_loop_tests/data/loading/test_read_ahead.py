@@ -5,7 +5,6 @@ import mmap
 import os
 import random
 import shutil
-import threading
 from collections import Counter
 from pathlib import Path
 
@@ -17,18 +16,13 @@ from PIL import Image
 
 from bigbatch.train_loop.config import DataConfig, LoaderConfig
 from bigbatch.train_loop.data.info import DataInfo
-from bigbatch.train_loop.data.loading import read_ahead
 from bigbatch.train_loop.data.loading.loader import BatchFiller, IndexedImages, LoadedSource, ReadPurpose, WriteImage
-from bigbatch.train_loop.data.loading.read_ahead import ReadAheadDepth, UpcomingIndices
-from bigbatch.train_loop.data.loading.ring import Ring
+from bigbatch.train_loop.data.loading.ring import IMAGES_AHEAD, Ring, UpcomingIndices
 from bigbatch.train_loop.data.packed import images as packed_images
 from bigbatch.train_loop.data.packed.images import PackedImages
 from bigbatch.train_loop.data.packed.schema import PackedFiles
 from bigbatch.train_loop.data.source import Epoch
-from bigbatch.train_loop.errors import ImageError
 from helpers.packed_sets import pack_here
-
-JOB = ReadPurpose(False, Epoch(0, 0))
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -56,20 +50,11 @@ def test_it_keeps_the_distance_that_is_wanted() -> None:
     assert asked == 2000
 
 
-def test_a_process_that_waits_asks_for_twice_as_many_up_to_a_bound() -> None:
-    depth, seen = ReadAheadDepth(3), []
-    for waited in (0.0, 0.09, 0.11, 0.5, 0.5, 0.05, 1.0, 1.0, 1.0):
-        for _ in range(3 * read_ahead.TASKS_PER_JUDGEMENT):
-            depth.note(waited, 1.0)
-        seen.append(depth.images)
-    assert seen == [16, 16, 32, 64, 128, 128, 256, 256, 256]
-
-
 class LateImages(IndexedImages):
-    """Says in a file what is asked for and what is read; each image is waited for."""
+    """Says in a file what is asked for and what is read."""
 
-    def __init__(self, log: Path, wait_s: float) -> None:
-        self._log, self._wait_s = log, wait_s
+    def __init__(self, log: Path) -> None:
+        self._log = log
 
     def _say(self, line: str) -> None:
         descriptor = os.open(self._log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -84,39 +69,27 @@ class LateImages(IndexedImages):
 
     def open_plain(self, index: int) -> WriteImage:
         self._say(f"read {index}\n")
-        threading.Event().wait(self._wait_s)  # for a disk
         return lambda out: None
 
     def open_random(self, index: int, draws: random.Random) -> WriteImage:
         return self.open_plain(index)
 
 
-def read_all(log: Path, wait_s: float, workers: int, batches: int) -> tuple[list[str], int]:
-    """The lines that were written, and the images ahead at the end."""
-    images = LateImages(log, wait_s)
-    ring = Ring(BatchFiller(images, images, skip_bad=False), workers, 8, 4)
-    order = [np.arange(8 * number, 8 * number + 8) for number in range(batches)]
-    assert len(list(ring.read(JOB, order, 4))) == batches
-    ahead = ring._depth.images
-    ring.close()
-    return log.read_text().splitlines(), ahead
-
-
 def test_processes_ask_for_what_any_of_them_reads_later(tmp_path: Path) -> None:
-    lines, _ = read_all(tmp_path / "log", 0.0, 2, 30)
+    images = LateImages(tmp_path / "log")
+    ring = Ring(BatchFiller(images, images, 240), 2, 8, 4)
+    order = [np.arange(8 * number, 8 * number + 8) for number in range(30)]
+    assert len(list(ring.read(ReadPurpose(False, Epoch(0, 0)), order, 4))) == 30
+    ring.close()
+    lines = (tmp_path / "log").read_text().splitlines()
     assert Counter(lines) == Counter(f"{word} {index}" for word in ("ask", "read") for index in range(240))
-    # A process that does not get a core for a while is overtaken, so not all of them; each would be 64 lines.
+    # A process that does not get a core for a while is overtaken, so not all of them.
     places = [lines.index(f"read {i}") - lines.index(f"ask {i}") for i in range(100, 240)]
     assert torch.tensor(places).float().median() > 16
 
 
-def test_waiting_for_reads_makes_a_ring_ask_earlier(tmp_path: Path) -> None:
-    _, ahead = read_all(tmp_path / "log", 0.005, 1, 40)
-    assert ahead == read_ahead.MAX_IMAGES_AHEAD  # 80 tasks of four images, judged by eights
-
-
 def test_a_read_without_processes_asks_for_a_bounded_number(tmp_path: Path) -> None:
-    images = LateImages(tmp_path / "log", 0.0)
+    images = LateImages(tmp_path / "log")
     info = DataInfo("late", None, 2000, 3, 2, 8, 3, ("a", "b"), "small")
     config = DataConfig(image_size=8, loader=LoaderConfig(workers=0))
     source = LoadedSource(config, info, images, images, (0, 0, 0), (1, 1, 1))
@@ -126,30 +99,7 @@ def test_a_read_without_processes_asks_for_a_bounded_number(tmp_path: Path) -> N
     assert Counter(lines) == Counter(f"{word} {index}" for word in ("ask", "read") for index in range(1999))
     asked = [line.startswith("ask") for line in lines]
     ahead = np.cumsum(np.where(asked, 1, -1))
-    assert 256 <= ahead.max() <= 2 * read_ahead.MAX_IMAGES_AHEAD and ahead.min() >= 0
-
-
-class BadImages(LateImages):
-    """None can be read, which is said at length."""
-
-    def open_plain(self, index: int) -> WriteImage:
-        raise ImageError(f"image {index} " + "x" * 200)
-
-
-def test_a_large_batch_without_an_image_that_can_be_read_ends(tmp_path: Path) -> None:
-    """Tasks and answers that do not fit their sockets would make both sides wait for each other."""
-    images, found = BadImages(tmp_path / "log", 0.0), []
-    ring = Ring(BatchFiller(images, images, skip_bad=True), 2, 16384, 1)
-
-    def read() -> None:
-        for _, bad in ring.read(ReadPurpose(True, None), [np.arange(16384)] * 6, 1):
-            found.append(len(bad))
-
-    reader = threading.Thread(target=read, daemon=True)
-    reader.start()
-    reader.join(300)
-    assert found == [16384] * 6
-    ring.close()
+    assert 256 <= ahead.max() <= 2 * IMAGES_AHEAD and ahead.min() >= 0
 
 
 @pytest.fixture(scope="module")

@@ -2,14 +2,11 @@
 
 import functools
 import gc
-import mmap
-import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +17,13 @@ import torch
 
 from bigbatch.train_loop.config import AugmentConfig, BatchSplit, DataConfig, LoaderConfig
 from bigbatch.train_loop.data.catalogue import open_data
-from bigbatch.train_loop.data.loading import loader_processes
+from bigbatch.train_loop.data.loading import ring as ring_module
 from bigbatch.train_loop.data.loading.loader import BatchFiller, ReadPurpose
-from bigbatch.train_loop.data.loading.ring import BadImage, Ring
+from bigbatch.train_loop.data.loading.ring import Ring
 from bigbatch.train_loop.data.sets.folder import FolderImages
 from bigbatch.train_loop.data.sets.scan import scan_folder
 from bigbatch.train_loop.data.source import Epoch
-from bigbatch.train_loop.errors import ImageError, LoaderError
+from bigbatch.train_loop.errors import LoaderError
 from helpers.packed_sets import same
 from helpers.paths import ROOT
 from helpers.waiting import wait_until
@@ -43,7 +40,7 @@ def batches_of(*sizes: int) -> list[np.ndarray]:
 
 def filler(folder: Path) -> BatchFiller:
     scan = scan_folder(str(folder))
-    return BatchFiller(FolderImages(scan.train), FolderImages(scan.val), skip_bad=False)
+    return BatchFiller(FolderImages(scan.train), FolderImages(scan.val), len(scan.train.labels))
 
 
 def expected(fill: BatchFiller, job: ReadPurpose, batches: list[np.ndarray]) -> list[torch.Tensor]:
@@ -54,19 +51,15 @@ def expected(fill: BatchFiller, job: ReadPurpose, batches: list[np.ndarray]) -> 
     return found
 
 
-@pytest.mark.parametrize(
-    "method",
-    ["fork", pytest.param("forkserver", marks=pytest.mark.slow), pytest.param("spawn", marks=pytest.mark.slow)],
-)
-def test_batches_are_those_of_this_process_however_processes_start(folder: Path, method: str) -> None:
+def test_batches_are_those_of_this_process(folder: Path) -> None:
     fill, batches = filler(folder), batches_of(7, 7, 1, 7, 3, 7, 7, 7)
     wanted = expected(fill, JOB, batches)
-    ring = Ring(fill, 2, 7, SIZE, context=multiprocessing.get_context(method))
+    ring = Ring(fill, 2, 7, SIZE)
     for _ in range(2):  # the same processes for the next epoch
         pids = [process.pid for process in ring.processes]
         seen = 0
-        for (pixels, bad), want in zip(ring.read(JOB, batches, SIZE), wanted, strict=True):
-            assert torch.equal(pixels, want) and bad == []
+        for pixels, want in zip(ring.read(JOB, batches, SIZE), wanted, strict=True):
+            assert torch.equal(pixels, want)
             seen += 1
         assert seen == len(batches) and pids == [process.pid for process in ring.processes]
     ring.close()
@@ -76,8 +69,8 @@ def test_batches_are_those_of_this_process_however_processes_start(folder: Path,
 def test_batches_that_are_kept_are_not_written_over(folder: Path) -> None:
     fill, batches = filler(folder), batches_of(*[5] * 20)
     ring = Ring(fill, 1, 5, SIZE)
-    kept = [pixels for pixels, _ in ring.read(JOB, batches, SIZE)]
-    views = [pixels[1:3].permute(0, 3, 1, 2) for pixels, _ in ring.read(JOB, batches, SIZE)]  # the tensor itself goes
+    kept = list(ring.read(JOB, batches, SIZE))
+    views = [pixels[1:3].permute(0, 3, 1, 2) for pixels in ring.read(JOB, batches, SIZE)]  # the tensor itself goes
     ring.close()
     gc.collect()
     for pixels, view, want in zip(kept, views, expected(fill, JOB, batches), strict=True):
@@ -93,7 +86,7 @@ def test_a_read_that_is_left_early_does_not_reach_into_the_next(folder: Path) ->
             next(read)
         read.close()
         other = ReadPurpose(False, Epoch(3, 5 + leave_after))
-        found = [pixels.clone() for pixels, _ in ring.read(other, batches[:3], SIZE)]
+        found = [pixels.clone() for pixels in ring.read(other, batches[:3], SIZE)]
         assert all(map(torch.equal, found, expected(fill, other, batches[:3])))
     ring.close()
 
@@ -165,7 +158,7 @@ def ignores(pid: int, number: signal.Signals) -> bool:
     return bool(int(mask, 16) >> (number - 1) & 1)
 
 
-def failing(job: Any, indices: Any, pixels: torch.Tensor, places: range, ahead: Any) -> list[BadImage]:
+def failing(job: Any, indices: Any, pixels: torch.Tensor, places: range, ahead: Any) -> None:
     raise ZeroDivisionError("of a test")
 
 
@@ -235,28 +228,6 @@ def test_memory_stays_over_forty_epochs(folder: Path) -> None:
     assert held[-1][1] < 400
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_bad_images_are_replaced_in_training_and_left_out_in_validation(
-    folder: Path, broken: Path, workers: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    config = DataConfig(name=str(broken), image_size=SIZE, loader=LoaderConfig(workers=workers), on_bad_image="skip")
-    source, whole = open_data(config), open_data(DataConfig(name=str(folder), image_size=SIZE))
-    order = [np.array([3, 4, 25, 30]), np.array([7, 8, 9, 4])]  # places 3 and 4 of class a are bad
-    stand_in = [np.array([25, 25, 25, 30]), np.array([7, 8, 9, 7])]
-    assert same(list(source.read_train(order, Epoch(1, 1))), list(whole.read_train(stand_in, Epoch(1, 1))))
-    assert source.take_bad() == 2 and source.take_bad() == 0
-    assert "train/a/03.png" in caplog.text and "replaced by the next" in caplog.text
-    assert "--on-bad-image" not in caplog.text, "the run does so already"
-    seen = whole.read_val([np.array([0, 1, 2, 3]), np.array([4, 5, 7]), np.array([8, 9])])
-    assert same(list(source.val_batches(4, 0, 1)), list(seen))
-    assert source.take_bad() == 1
-    # Either of the two processes may be the first.
-    with pytest.raises(ImageError, match=r"no image of a batch of 2 can be read; the first: .*0[34]\.png"):
-        list(source.read_train([np.array([3, 4])], Epoch(1, 1)))
-    assert [len(labels) for _, labels in source.read_val([np.array([6])])] == []
-    source.close()
-
-
 class CountedFill:
     """A fill that notes each of its calls in a file, also those in other processes."""
 
@@ -264,17 +235,17 @@ class CountedFill:
         self._fill, self._notes = fill, notes
         notes.touch()
 
-    def __call__(self, *arguments: Any) -> list[BadImage]:
-        found: list[BadImage] = self._fill(*arguments)
+    def __call__(self, *arguments: Any) -> None:
+        self._fill(*arguments)
         with self._notes.open("ab", buffering=0) as file:
             file.write(b"x")
-        return found
 
 
-def test_batches_that_were_made_meanwhile_need_no_process_any_more(folder: Path, tmp_path: Path) -> None:
+def test_batches_that_were_made_meanwhile_need_no_process_any_more(folder, tmp_path, monkeypatch):
     """While nobody takes a batch, processes fill the free slots and wait; to take those batches costs no wait."""
     notes = tmp_path / "notes"
-    ring = Ring(CountedFill(filler(folder), notes), 2, 4, SIZE, slots=6)
+    monkeypatch.setattr("bigbatch.train_loop.data.loading.ring.slot_count", lambda *_: 6)
+    ring = Ring(CountedFill(filler(folder), notes), 2, 4, SIZE)
     read = ring.read(JOB, batches_of(*[4] * 100), SIZE)
     first = next(read)
     loaders = [psutil.Process(process.pid) for process in ring.processes]
@@ -296,49 +267,11 @@ def test_batches_that_were_made_meanwhile_need_no_process_any_more(folder: Path,
     ring.close()
 
 
-FORK = multiprocessing.get_context("fork")
-forks_to_hang = mmap.mmap(-1, mmap.PAGESIZE)
-"""Shared with all forks. Its first byte: how many of the next ones hang before their first line."""
-
-
-def _hang_in_child() -> None:
-    if forks_to_hang[0]:
-        forks_to_hang[0] -= 1
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        while True:
-            signal.pause()
-
-
-os.register_at_fork(after_in_child=_hang_in_child)
-
-
-@pytest.fixture
-def hung(monkeypatch: pytest.MonkeyPatch) -> Iterator[mmap.mmap]:
-    """``forks_to_hang``. A process is started again after half a second."""
-    monkeypatch.setattr(loader_processes, "BEGIN_S", 0.5)
-    yield forks_to_hang
-    forks_to_hang[0] = 0
-
-
-@pytest.mark.parametrize(("workers", "hang"), [(1, 1), (1, 3), (3, 2)])
-def test_a_process_that_hangs_at_its_fork_is_started_again(folder, hung, workers, hang, caplog):
-    fill, batches = filler(folder), batches_of(7, 7, 1, 7)
-    wanted = expected(fill, JOB, batches)
-    hung[0] = hang
-    ring = Ring(fill, workers, 7, SIZE, context=FORK)
-    for _ in range(2):
-        found = [pixels for pixels, bad in ring.read(JOB, batches, SIZE) if not bad]
-        assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
-    if workers == 1:
-        assert caplog.text.count("did not begin and is started again") == hang
-    pids = [process.pid for process in ring.processes]
-    ring.close()
-    assert not any(psutil.pid_exists(pid) for pid in pids if pid)
-
-
-def test_processes_that_never_begin_are_an_error_that_says_what_to_do(folder: Path, hung: mmap.mmap) -> None:
-    hung[0] = 100
-    ring = Ring(filler(folder), 1, 7, SIZE, context=FORK)
-    with pytest.raises(LoaderError, match=r"did not begin in 4 attempts\. Write data\.loader\.workers=0"):
-        list(ring.read(JOB, batches_of(7), SIZE))
-    ring.close()
+def test_a_process_that_hangs_at_its_fork_is_an_error_that_says_what_to_do(folder: Path, monkeypatch) -> None:
+    """As with a lock that another thread held at the fork: nothing else would ever tell."""
+    monkeypatch.setattr(ring_module, "BEGIN_S", 0.5)
+    monkeypatch.setattr(ring_module, "_work", lambda *_: signal.pause())
+    ring = Ring(filler(folder), 2, 7, SIZE)
+    with pytest.raises(LoaderError, match=r"did not begin\. Repeat the command, write data\.loader\.workers=0"):
+        next(ring.read(JOB, batches_of(7), SIZE))
+    assert not ring.open and not any(process.is_alive() for process in ring.processes)

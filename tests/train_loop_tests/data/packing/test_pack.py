@@ -136,8 +136,7 @@ def test_training_and_packing_read_and_refuse_the_same_pictures_of_many_pixels(t
             "(16, 16)",
             "100",
             f"the data must be images that can be read; got {str(path)!r}: {reason}. Remove or replace the file.",
-            f"cannot read image {str(path)!r}: {reason}. "
-            "Replace the file and repeat the command, or write --on-bad-image skip.",
+            f"cannot read image {str(path)!r}: {reason}. Replace the file and repeat the command.",
             reason,
         ],
         "",

@@ -94,7 +94,7 @@ def test_half_of_the_crops_are_mirrored(tmp_path: Path) -> None:
     images = folder.FolderImages(Listing(str(tmp_path), np.array([b"ramp.png"]), np.zeros(1, np.int64)))
     crop, mirrored = torch.empty((8, 8, 3), dtype=torch.uint8), 0
     for epoch in range(400):
-        loader.open_image(images, 0, Epoch(0, epoch))(crop)
+        loader.BatchFiller(images, images, 1).open_image(loader.ReadPurpose(False, Epoch(0, epoch)), 0)(crop)
         mirrored += int(crop[0, 0, 0] > crop[0, -1, 0])
     assert 160 < mirrored < 240  # 4 standard deviations
 

@@ -4,7 +4,6 @@ import collections
 import errno
 import fcntl
 import os
-import re
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,11 +18,10 @@ from torch import nn
 from bigbatch.train_loop.config import DataConfig, TrainConfig, data_config
 from bigbatch.train_loop.data import sampling
 from bigbatch.train_loop.data.catalogue import open_data
-from bigbatch.train_loop.data.loading import device_source
-from bigbatch.train_loop.data.loading.device_source import DeviceSource, cut_windows
 from bigbatch.train_loop.data.loading.loader import LoadedSource
+from bigbatch.train_loop.data.packed import device_source
+from bigbatch.train_loop.data.packed.device_source import DeviceSource, cut_windows
 from bigbatch.train_loop.data.source import Batch, DataSource, Epoch
-from bigbatch.train_loop.errors import ImageError
 from bigbatch.train_loop.host import once_a_node
 from bigbatch.train_loop.loop import assembly
 from helpers.loop_references import run
@@ -52,8 +50,8 @@ def write_images(root: Path, side: int) -> Path:
 def sets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A folder, a packed set of small images and one of photographs of 72 pixels."""
     root = tmp_path_factory.mktemp("sets")
-    small, large = write_images(root / "folder", 24), write_images(root / "photographs", 72)
-    return {"folder": small, "small": pack_here(small, root / "small"), "large": pack_here(large, root / "large")}
+    folder, large = write_images(root / "folder", 24), write_images(root / "photographs", 72)
+    return {"folder": folder, "small": pack_here(folder, root / "small"), "large": pack_here(large, root / "large")}
 
 
 @pytest.fixture(autouse=True)
@@ -109,9 +107,8 @@ def test_windows_are_pillows_crops_resized(size: int) -> None:
     [
         ("small", True, {}),
         ("small", True, {"image_size": 40, "augment.repeats": 3, "subset": 0.5, "holdout": 0.5}),
-        ("folder", False, {"augment.repeats": 2, "val_image_size": 20}),
-        ("folder", True, {"augment.enabled": False, "image_size": 40}),
-        ("large", False, {"image_size": 32, "augment.min_crop_area": 0.3, "subset": 0.5}),
+        ("small", True, {"augment.enabled": False, "image_size": 40}),
+        ("large", False, {"image_size": 32, "augment.min_crop_area": 0.3, "subset": 0.5, "val_image_size": 20}),
     ],
 )
 def test_images_are_the_rings(sets: dict[str, Path], kind: str, exact: bool, keys: dict[str, Any]) -> None:
@@ -168,25 +165,6 @@ def test_images_are_decoded_once_for_all_processes_of_a_node(sets, temporary, mo
     assert len(kept(temporary)) == 2  # the other one is still read
 
 
-def test_other_images_are_decoded_anew_and_what_nobody_reads_goes(sets: dict[str, Path], temporary: Path) -> None:
-    path = sets["folder"] / "train" / "a" / "00.png"
-    before, about = path.read_bytes(), path.stat()
-    opened(sets["folder"])
-    (first,) = kept(temporary)
-    try:
-        Image.new("RGB", (24, 24), (255, 0, 0)).save(path)
-        _, lock = once_a_node._held.popitem()
-        assert lock
-        fcntl.flock(lock, fcntl.LOCK_UN)  # as if that process were killed
-        source = opened(sets["folder"], **{"augment.enabled": False})
-        assert len(kept(temporary)) == 1 and kept(temporary) != [first]
-        red = levels(source, next(iter(source.read_train([np.arange(1)], Epoch(0, 0)))))
-        assert red.mean((0, 1, 2)).tolist() == pytest.approx([255, 0, 0], abs=1e-3)
-    finally:
-        path.write_bytes(before)
-        os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))
-
-
 def test_the_last_reader_removes_the_files(sets, temporary, monkeypatch):
     ends: list[Callable[[], object]] = []
     monkeypatch.setattr(once_a_node.atexit, "register", lambda f, *a: ends.append(lambda: f(*a)))
@@ -209,19 +187,17 @@ def test_what_suits_not_is_decoded_in_each_epoch(sets, tmp_path, monkeypatch):
         assert [reason in note for note in notes] == [True] * said
 
     left(sets["small"], "data.augment.policy=trivial changes images one by one", **{"augment.policy": "trivial"})
-    mixed = write_images(tmp_path / "mixed", 24)
-    Image.new("RGB", (24, 30)).save(mixed / "train" / "a" / "00.png")
-    left(mixed, "not all square and of one size", False)
+    left(sets["folder"], "", False)
+    mixed = write_images(tmp_path / "mixed", 72)
+    Image.new("RGB", (72, 80)).save(mixed / "train" / "a" / "00.png")
+    left(pack_here(mixed, tmp_path / "set"), "", False)
     with monkeypatch.context() as patch:
         patch.setattr(device_source, "usable_memory_bytes", lambda: 8 * 50_000)
-        left(sets["small"], "more than a 8th of the node's memory", False)
+        left(sets["small"], "", False)
     with monkeypatch.context() as patch:
         room = collections.namedtuple("room", "f_bavail f_frsize")
         patch.setattr(once_a_node.os, "statvfs", lambda _: room(1, 4096))
         left(sets["small"], "4.1e-06 GB are left in")
-    with monkeypatch.context() as patch:
-        patch.setenv("TMPDIR", str(tmp_path / "gone"))
-        left(sets["small"], "there is no folder")
     with monkeypatch.context() as patch:  # as of a Lustre that is mounted without them
 
         def flock(*_: object) -> None:
@@ -240,30 +216,6 @@ def test_trials_that_share_a_gpu_share_the_room_for_images(sets: dict[str, Path]
         source = open_data(config_of(sets["small"]), device=torch.device("cuda", 0))
         assert isinstance(source, DeviceSource) == (trials == 1)
         source.close()
-
-
-@pytest.mark.parametrize("fault", ["another size", "no image"])
-def test_an_image_that_few_looks_miss(tmp_path: Path, temporary: Path, fault: str) -> None:
-    """32 of 40 images are looked at before all are decoded."""
-    images = write_images(tmp_path / "odd", 24)
-    looked = set(np.linspace(0, 2 * TRAIN - 1, 32).astype(int).tolist())
-    path = images / "train" / "a" / f"{next(i for i in range(TRAIN) if i not in looked):02d}.png"
-    if fault == "no image":
-        path.write_bytes(b"no image")
-    else:
-        Image.new("RGB", (24, 30)).save(path)
-    notes: list[str] = []
-    source = opened(images, notes, on_bad_image="skip")
-    assert not isinstance(source, DeviceSource) and kept(temporary) == []
-    assert len(notes) == 1 and str(path) in notes[0]
-    assert sum(len(labels) for _, labels in source.read_train([np.arange(2 * TRAIN)], Epoch(0, 0))) == 2 * TRAIN
-    assert source.take_bad() == (fault == "no image")
-    if fault == "no image":
-        with pytest.raises(ImageError, match=re.escape(str(path))):
-            opened(images, notes, on_bad_image="fail")
-    else:
-        assert not isinstance(opened(images, on_bad_image="fail"), DeviceSource)
-    assert len(notes) == 1
 
 
 def test_nothing_changes_where_nothing_trains(sets: dict[str, Path], temporary: Path) -> None:
