@@ -131,7 +131,8 @@ def lr_find(
 ) -> RangeTestResult:
     """The range test of ``config`` on this process's device, from its initial weights; nothing is kept.
 
-    ``scan``: see ``train``. Global batch, loss, momentum and weight decay are the configuration's; its schedule is not used.
+    Global batch, loss, momentum and weight decay are the configuration's; its schedule is not used. ``scan``: see
+    ``train``.
     Raises what ``range_test`` and ``train`` raise.
     """
     from bigbatch.train_loop.distributed import pick_device
