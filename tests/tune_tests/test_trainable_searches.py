@@ -117,7 +117,7 @@ def test_each_end_of_a_function_is_told_as_what_it_is(tmp_path):
         ("silent", "of 2. Call report(epoch=…, value=…) after each epoch, on each rank"),
         ("one", "ValueError: of rank 1"),
         ("half", "returned without a report on rank 1 of 2"),
-        ("back", "epochs are reported one by one, from 1; got 1 after epoch 1. Report 2 next."),
+        ("back", "epochs are reported one by one, from 1 to config['epochs'], 3; got 1 after 1. "),
     ):
         assert ends[kind][0] == "FAIL" and said in ends[kind][1], ends[kind]
         assert trials[kind].user_attrs[FAILURE_ATTR] == "own code" and "train_loop/" not in ends[kind][1]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import os
+import re
 import threading
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,16 +18,14 @@ from bigbatch.train_loop.errors import (
     DeviceMemoryError,
     FailureKind,
     ImageError,
-    LoaderError,
     LostPeerError,
     NodeMemoryError,
     NonFiniteLossError,
     OwnCodeError,
     RayStartError,
     TrainingStopped,
-    UnusedParameterError,
 )
-from bigbatch.train_loop.host.disk_space import DiskFull, full_errno
+from bigbatch.train_loop.host.disk_space import DiskFull
 from bigbatch.train_loop.host.node_memory import count_memory_kills
 from bigbatch.train_loop.host.signals import SAVING, StopSignals, say_from_handler
 from bigbatch.train_loop.launch.local_workers import local_gpu_count, worker_resources
@@ -35,11 +34,9 @@ from bigbatch.train_loop.launch.trainer import fit_from_driver
 from bigbatch.train_loop.launch.trial_task import (
     TrialTask,
     WorkersEnd,
-    dead_worker,
     failed_end,
     fit_until_it_fits,
     leave_images,
-    telling_error,
 )
 from bigbatch.train_loop.launch.worker_lines import RecordPrinter, read_lines, records_of
 from bigbatch.train_loop.progress import progress_file
@@ -69,10 +66,10 @@ def fit_full_run(
 
     Raises:
         ConfigError: anything that ``train`` refuses.
-        NonFiniteLossError, CheckpointError, ImageError, LoaderError: as ``train``.
+        NonFiniteLossError, CheckpointError, ImageError, DiskFull, …: as ``train``.
         TrainingStopped: after Ctrl-C or another of the stop signals, with a checkpoint written.
         RayStartError: Ray did not start.
-        LostPeerError: a worker's process died more than ``WORKER_RESTARTS`` times.
+        LostPeerError: a worker's process died more than ``WORKER_RESTARTS`` times, or met another error.
     """
     cpus, gpus = usable_cpus(), local_gpu_count()
     task = TrialTask(
@@ -109,7 +106,7 @@ def _fit_or_stop(task: TrialTask, cpus: int, gpus: int, scan: FolderScan | None,
     if end.stopped:
         raise TrainingStopped("stopped on request", signals.first)
     if end.failure:
-        raise _as_error(end.failure)
+        raise _error_of(end)
 
 
 def _ask_to_stop(stop_file: Path) -> None:
@@ -161,35 +158,24 @@ def _fit_until_stopped(task: TrialTask, signals: StopSignals, tracker: Tracker |
         leaving.set()
         ended.wait(LEAVE_S)  # before Ray is shut down
     end = ends[0] if ends else WorkersEnd(stopped=True)  # it did not even leave in time
-    if isinstance(end, Exception):
-        raise _cause(end, kills)
-    return end
+    return failed_end(end, kills) if isinstance(end, Exception) else end
 
 
-def _cause(error: Exception, kills_before: int) -> Exception:
-    """The error of ours that a worker met, from Ray's error. Other workers only lost the connection to that worker."""
-    _, cause = telling_error(error)
-    if isinstance(cause, ImageError | LoaderError | OwnCodeError | DiskFull | DeviceMemoryError | NodeMemoryError):
-        return cause
-    end = failed_end(error, kills_before)
-    if end.kind == FailureKind.NODE_MEMORY:
-        return NodeMemoryError(end.failure)
-    if number := full_errno(cause):
-        return OSError(number, os.strerror(number))
-    dead = dead_worker(error)
-    if dead is None:
-        return error
-    return LostPeerError(
-        f"worker {dead} died without a word, for the {WORKER_RESTARTS + 1}th time: a signal or a crash ended its "
-        "process. Its checkpoint is kept; repeat the command to resume"
-    )
+ERRORS: Mapping[FailureKind | None, Callable[[str], Exception]] = {
+    FailureKind.DIVERGED: NonFiniteLossError,
+    FailureKind.DEVICE_MEMORY: DeviceMemoryError,
+    FailureKind.NODE_MEMORY: NodeMemoryError,
+    FailureKind.CONFIGURATION: ConfigError,
+    FailureKind.CHECKPOINT: CheckpointError,
+    FailureKind.IMAGES: ImageError,
+    FailureKind.OWN_CODE: OwnCodeError,
+    FailureKind.DISK: DiskFull,
+}
 
 
-def _as_error(text: str) -> Exception:
-    name, _, message = text.partition(": ")
-    known: tuple[type[Exception], ...] = (
-        NonFiniteLossError, CheckpointError, ConfigError, ImageError, DiskFull, DeviceMemoryError, NodeMemoryError,
-        OwnCodeError, UnusedParameterError,
-    )  # fmt: skip
-    kinds = {kind.__name__: kind for kind in known}
-    return kinds.get(name, RuntimeError)(message or text)
+def _error_of(end: WorkersEnd) -> Exception:
+    """What the command says of a run that cannot go on: the message without worker and class, if the class is ours."""
+    failure = end.failure or ""
+    if end.kind not in ERRORS:
+        return LostPeerError(f"{failure.rstrip('.')}. A checkpoint is kept; repeat the command to resume")
+    return ERRORS[end.kind](re.sub(r"^(worker \d+: )?([A-Z]\w+: )?", "", failure))

@@ -10,7 +10,7 @@ import dataclasses
 import itertools
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,9 +19,8 @@ from bigbatch.base.atomic_files import write_json
 from bigbatch.base.command_line import INTERRUPTED, WRONG_INPUT, OneLineParser
 from bigbatch.train_loop.config import ConfigError, OptimizerConfig, TrainConfig
 from bigbatch.train_loop.config.own_names import own_words
-from bigbatch.train_loop.config.rules import shown_name
 from bigbatch.train_loop.errors import ImageError, LoaderError, OwnCodeError
-from bigbatch.train_loop.host.command_line import ProgressLine, add_part_options, check_writable
+from bigbatch.train_loop.host.command_line import add_part_options, check_writable
 from bigbatch.train_loop.launch.options import add_component_options, add_source_options, read_source_config
 from bigbatch.train_loop.plugins.registry import whose_error
 
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
 
 SMOOTHING = 0.9
 """Part of the old mean that the smoothed loss keeps at each step."""
-SAY_EVERY_S = 10.0
-"""Time between two lines of progress without a terminal."""
 EXPLODED_LOSS_FACTOR = 4.0
 """The test ends when the smoothed loss is this many times its minimum (fastai)."""
 
@@ -58,14 +55,9 @@ class RangeTestResult:
 
 def default_range(optimizer: OptimizerConfig) -> tuple[float, float]:
     """(first, last) rate. A LARS step has size rate·η, and published rates are 2 to 40 at η = 0.001."""
-    match optimizer.name:
-        case "lars":
-            return 1e-2 * 1e-3 / optimizer.trust_coefficient, 1e3 * 1e-3 / optimizer.trust_coefficient
-        case "sgd":
-            return 1e-5, 100.0
-        case "lamb" | "adamw":
-            return 1e-6, 10.0  # of a user's own: as SGD or as Adam
-    return 1e-6, 1.0
+    lars = 1e-3 / optimizer.trust_coefficient
+    ranges = {"lars": (1e-2 * lars, 1e3 * lars), "sgd": (1e-5, 100.0), "lamb": (1e-6, 10.0), "adamw": (1e-6, 10.0)}
+    return ranges.get(optimizer.name, (1e-6, 1.0))
 
 
 def range_test(step: Callable[[float], float], first: float, last: float, steps: int) -> RangeTestResult:
@@ -74,11 +66,14 @@ def range_test(step: Callable[[float], float], first: float, last: float, steps:
     Args:
         step: takes one step at a rate and returns the loss before it.
 
-    Raises ValueError if the range does not rise from above 0, there are fewer than 10 steps, or the loss is not finite
-    in the first 10 steps.
+    Raises ConfigError if the range does not rise from above 0, or there are fewer than 10 steps; ValueError if the loss
+    is not finite in the first 10 steps.
     """
     if not 0 < first < last < math.inf or steps < 10:
-        raise ValueError(f"a range test rises from above 0 in at least 10 steps; got {first:g} to {last:g} in {steps}")
+        raise ConfigError(
+            f"a range test rises from above 0 in at least 10 steps; got {first:g} to {last:g} in {steps}. "
+            "Write e.g. --first 0.001 --last 10 --steps 100."
+        )
     rates: list[float] = []
     losses: list[float] = []
     smoothed: list[float] = []
@@ -132,16 +127,14 @@ def lr_find(
     first: float,
     last: float,
     steps: int = 100,
-    say: Callable[[int, float, float], None] = lambda step, rate, loss: None,
     scan: FolderScan | None = None,
 ) -> RangeTestResult:
     """The range test of ``config`` on this process's device, from its initial weights; nothing is kept.
 
-    ``say`` gets each step's number, from 1, its rate and its loss. ``scan``: see ``train``.
-    Global batch, loss, momentum and weight decay are the configuration's; its schedule is not used.
+    Global batch, loss, momentum and weight decay are the configuration's; its schedule is not used. ``scan``: see
+    ``train``.
     Raises what ``range_test`` and ``train`` raise.
     """
-    from bigbatch.train_loop.data.source import Step
     from bigbatch.train_loop.distributed import pick_device
     from bigbatch.train_loop.loop.assembly import set_up
     from bigbatch.train_loop.loop.checkpoint import CheckpointFolder
@@ -149,19 +142,14 @@ def lr_find(
     from bigbatch.train_loop.reporter import ListReporter
 
     run = set_up(config, ListReporter(), CheckpointFolder(None, 0.0), pick_device(), scan=scan)
-
-    def endless() -> Iterator[Step]:
-        for epoch in itertools.count():
-            yield from run.source.train_steps(config.seed, epoch, run.split, run.world.rank)
-
-    steps_to_take = endless()
+    epochs = (run.source.train_steps(config.seed, epoch, run.split, run.world.rank) for epoch in itertools.count())
+    steps_to_take = itertools.chain.from_iterable(epochs)
 
     def step(rate: float) -> float:
         run.sums.values.zero_()
         take_step(run, next(steps_to_take), rate)
         run.progress.step += 1  # dropout's seed
         loss, _, images = run.sums.values.tolist()
-        say(run.progress.step, rate, loss / images)
         return float(loss / images)
 
     return range_test(step, first, last, steps)
@@ -179,12 +167,7 @@ def lr_find_parser(prog: str) -> OneLineParser:
     add("--first", type=float, metavar="LR", help="lowest rate (default: depends on the optimizer)")
     add("--last", type=float, metavar="LR", help="highest rate (default: depends on the optimizer)")
     add("--steps", type=int, default=100, metavar="N", help="at most N optimizer steps (default 100)")
-    add(
-        "--output",
-        metavar="DIR",
-        default="runs/lr-find",
-        help="folder for lr_find.json (default runs/lr-find)",
-    )
+    add("--output", metavar="DIR", default="runs/lr-find", help="folder for lr_find.json (default runs/lr-find)")
     return p
 
 
@@ -196,18 +179,9 @@ def main(argv: Sequence[str] | None = None, prog: str = "bigbatch lr-find") -> i
         config, scan, output = _task(parser, args)
         first, last = default_range(config.optimizer)
         first, last = first if args.first is None else args.first, last if args.last is None else args.last
-        if not 0 < first < last < math.inf or args.steps < 10:
-            raise ConfigError(
-                f"a range test rises from above 0 in at least 10 steps; got {first:g} to {last:g} in {args.steps}. "
-                "Write e.g. --first 0.001 --last 10 --steps 100."
-            )
         print(f"range test from lr {first:g} to {last:g} in {args.steps} steps of {config.batch.global_size} images …")
-        with ProgressLine(SAY_EVERY_S) as progress, whose_error(own_words(config)):
-
-            def say(step: int, rate: float, loss: float) -> None:
-                progress.show(f"step {step} of {args.steps}: lr {rate:.3g}, loss {loss:.4f}")
-
-            finding = lr_find(config, first=first, last=last, steps=args.steps, say=say, scan=scan)
+        with whose_error(own_words(config)):
+            finding = lr_find(config, first=first, last=last, steps=args.steps, scan=scan)
     except (ConfigError, OwnCodeError) as error:
         print(f"{prog}: error: {error}", file=sys.stderr)
         return WRONG_INPUT
@@ -248,14 +222,11 @@ def _write(config: TrainConfig, finding: RangeTestResult, output: Path) -> None:
     output.mkdir(parents=True, exist_ok=True)
     values = {"schema_version": 1, "config": config.to_dict(), **dataclasses.asdict(finding)}
     write_json(output / "lr_find.json", values, indent=1)
-    o = config.optimizer
-    name, model, data = (shown_name(word) for word in (o.name, config.model.name, config.data.name))
-    title = f"{name}, batch {config.batch.global_size}, {model} on {data}"
-    print(title)
-    print(f"the loss falls fastest at lr {finding.steepest:.3g}, is lowest at {finding.minimum:.3g}", end="")
-    if finding.exploded_at is None:
-        print("; it never exploded: widen the range with --last")
-    else:
-        print(f", explodes at {finding.exploded_at:.3g}")
-    print(f"suggested peak lr {finding.suggestion:.3g}: --set peak_lr={finding.suggestion:.3g}")
-    print(f"the losses at all rates are in {output / 'lr_find.json'}")
+    exploded = (
+        f", explodes at {finding.exploded_at:.3g}" if finding.exploded_at else "; it never exploded: raise --last"
+    )
+    print(
+        f"the loss falls fastest at lr {finding.steepest:.3g}, is lowest at {finding.minimum:.3g}{exploded}\n"
+        f"suggested peak lr {finding.suggestion:.3g}: --set peak_lr={finding.suggestion:.3g}\n"
+        f"the losses at all rates are in {output / 'lr_find.json'}"
+    )

@@ -175,7 +175,7 @@ class Report:
 
         Raises:
             TrainingStopped: the run is to stop. What this report keeps is safe; return, or let the exception pass.
-            ReportError: of an epoch out of order, a value that is no number, a missing objective.
+            ReportError: of an epoch out of order, a missing objective, a name that BigBatch measures itself.
         """
         if self.stopped:
             raise TrainingStopped(f"stopped after epoch {self.epoch}")
@@ -195,7 +195,13 @@ class Report:
         checkpoint: str | Path | None,
         metrics: Mapping[str, SupportsFloat],
     ) -> None:
-        record = self._record(self._next_epoch(epoch), value, metrics)
+        number = operator.index(epoch)  # also of numpy and torch
+        if not number == self.epoch + 1 <= self._epochs:
+            raise ReportError(
+                f"epochs are reported one by one, from 1 to config['epochs'], {self._epochs}; got {number} after "
+                f"{self.epoch}. Report the next one, and return after the last."
+            )
+        record = self._record(number, value, metrics)
         record |= {"train_s": time.monotonic() - self._since, **self._measured()}
         record["checkpoint_s"] = self._keep(checkpoint, record)
         self._history.append(record)
@@ -206,43 +212,23 @@ class Report:
             self.stopped = True
             raise TrainingStopped(f"stopped on request after epoch {epoch}")
 
-    def _record(self, epoch: int, value: object, metrics: Mapping[str, object]) -> dict[str, object]:
+    def _record(
+        self, epoch: int, value: SupportsFloat | None, metrics: Mapping[str, SupportsFloat]
+    ) -> dict[str, object]:
         """The epoch's record, but for its times."""
-        numbers = {name: _number(name, one) for name, one in metrics.items()}
-        if ours := sorted(OURS & numbers.keys()):
-            raise ReportError(f"BigBatch measures {ours[0]!r} itself; got {ours[0]}=. Report it by another name.")
-        first = self._names[0]
-        if value is not None:
-            if first in numbers:
-                raise ReportError(f"value= is {first!r}, the objective; got {first}= too. Leave one of them out.")
-            numbers = {first: _number("value", value), **numbers}
-        if lacking := [name for name in self._names if name not in numbers]:
+        given = metrics if value is None else {self._names[0]: value, **metrics}
+        numbers = {name: float(one) for name, one in given.items()}  # also of numpy and torch
+        ours, lacking = OURS & numbers.keys(), [name for name in self._names if name not in numbers]
+        if ours or lacking:
+            rule = f"not {min(ours)}, which BigBatch measures" if ours else f"{lacking[0]}, an objective"
             got = ", ".join(f"{name}=" for name in numbers) or "none"
-            write = f"value= or {first}=" if lacking[0] == first else f"{lacking[0]}="
-            raise ReportError(f"a report has the objective {lacking[0]!r}; got {got}. Write {write} in each report.")
+            raise ReportError(f"a report must have {rule}; got {got}. Write {self._names[0]}= or value= for the first.")
         # JSON, in which studies keep their records, has no NaN.
         known = {name: one if math.isfinite(one) else None for name, one in numbers.items()}
         columns = {name: one for name, one in known.items() if name in COLUMNS}
         others = {name: one for name, one in known.items() if name not in COLUMNS}
         resumed = {"resumed_from_epoch": self._resumed_from} if self._resumed_from else {}
         return {"epoch": epoch, "epochs": self._epochs, **columns, "metrics": others, **resumed}
-
-    def _next_epoch(self, given: object) -> int:
-        """The epoch's number, also of numpy and torch, if it is the next one."""
-        epoch = _whole(given)
-        if epoch == self.epoch + 1 <= self._epochs:
-            return epoch
-        if self.epoch >= self._epochs:
-            raise ReportError(
-                f"the last report is of epoch {self._epochs}, config['epochs']; got epoch {epoch} after it. "
-                "Return after the last one."
-            )
-        before = f"after epoch {self.epoch}" if self.epoch else "first"
-        if self._resumed_from == self.epoch:
-            before += ", which the checkpoint in resume holds"
-        raise ReportError(
-            f"epochs are reported one by one, from 1; got {epoch} {before}. Report {self.epoch + 1} next."
-        )
 
     def _keep(self, given: str | Path | None, record: Mapping[str, object]) -> float:
         """Keep a checkpoint if there is one. Returns the seconds that it took. All ranks meet."""
@@ -263,31 +249,7 @@ class Report:
 
     def _source(self, given: str | Path | None) -> Path | None:
         """The folder that rank 0 keeps."""
-        if given is None:
-            offered = self._folders.offered
-            return offered if offered.is_dir() and any(offered.iterdir()) else None
-        path = Path(given)
-        if self._world.rank == 0 and not path.is_dir():
-            raise ReportError(f"checkpoint must be a folder that is there; got {str(given)!r}. Write files into one.")
-        return path
-
-
-def _whole(epoch: object) -> int:
-    try:
-        # True is a whole number to Python.
-        if isinstance(epoch, SupportsIndex) and not isinstance(epoch, bool):
-            return operator.index(epoch)
-    except (TypeError, RuntimeError):
-        pass  # an array of several values
-    raise ReportError(f"epoch must be a whole number; got {epoch!r}. Count from 1.")
-
-
-def _number(name: str, value: object) -> float:
-    """A number, also of numpy and torch. NaN is one: the search then says that the trial has diverged."""
-    try:
-        if isinstance(value, SupportsFloat) and not isinstance(value, bool):
-            return float(value)
-    except (TypeError, ValueError, RuntimeError):
-        pass  # a tensor of several values
-    shown = " ".join(repr(value).split())[:60]
-    raise ReportError(f"{name} must be a number; got {shown}. Write float(…).")
+        if given is not None:
+            return Path(given)
+        offered = self._folders.offered
+        return offered if offered.is_dir() and any(offered.iterdir()) else None

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import logging
 import math
-import sys
-import threading
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.errors import OwnCodeError, TrainingStopped
@@ -53,10 +51,9 @@ def train_own(task: TrialTask, reporter: RecordSender, world: World, log: loggin
     from bigbatch.train_loop.loop.worker_use import open_use_meter
 
     word = task.config.trainable.name
-    with _printing_to(log):
-        function = load_function(OPTION, word)
     folders = KeptFolders(task.checkpoint_dir)
-    with open_use_meter(world) as meter:
+    with _printing_to(Path(os.devnull) if world.rank else task.log_file), open_use_meter(world) as meter:
+        function = load_function(OPTION, word)
         kept = world.of_first(folders.begin() if world.rank == 0 else None)
         report = Report(
             epochs=task.config.epochs,
@@ -74,7 +71,7 @@ def train_own(task: TrialTask, reporter: RecordSender, world: World, log: loggin
             reporter.send(kept.history)  # a report may have been lost with the process
             if report.epoch >= task.config.epochs:
                 return
-        with _printing_to(log), _disk_named(task.checkpoint_dir):
+        with _disk_named(task.checkpoint_dir):
             try:
                 with users_code(OPTION, word):
                     function(config_of(task.config), report, kept.path if kept else None)
@@ -124,56 +121,14 @@ def _disk_named(folder: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _printing_to(log: logging.Logger) -> Iterator[None]:
-    """What the function prints, warns and logs goes to the trial's log: nobody sees the output of a worker's process.
+def _printing_to(file: Path) -> Iterator[None]:
+    """What the function prints and logs goes to ``file``: nobody sees the output of a worker's process.
 
     A handler of ``logging`` that the function makes for its stderr writes there too.
     """
-    out, errors = _Lines(log, "stdout"), _Lines(log, "stderr")
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
-        try:
-            yield
-        finally:
-            for lines in (out, errors):
-                lines.write("\n")  # the last words may have no end of their line
-
-
-class _Lines(io.TextIOBase):
-    """Writes whole lines to a log. What else code asks of the output ``name`` is the process's own."""
-
-    encoding = "utf-8"
-
-    def __init__(self, log: logging.Logger, name: str) -> None:
-        self._log, self._name, self._begun = log, name, ""
-        self._writer: int | None = None
-
-    def __getattr__(self, name: str) -> Any:  # buffer, reconfigure, …
-        return getattr(getattr(sys, f"__{self._name}__"), name)
-
-    def fileno(self) -> int:
-        """Where a process writes that gets this as its output."""
-        return int(self.__getattr__("fileno")())
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, text: str) -> int:
-        if self._writer == threading.get_ident():  # logging says on stderr that it could not write the line
-            return int(self.__getattr__("write")(text))
-        *whole, begun = (self._begun + text).split("\n")
-        self._writer = threading.get_ident()
-        try:
-            for line in whole:
-                if line.strip():
-                    self._log.info("%s", _shown_last(line).rstrip("\r"))
-        finally:
-            self._writer = None
-        # Not all that it has shown: a bar of 60,000 updates took minutes.
-        self._begun = _shown_last(begun)
-        return len(text)
-
-
-def _shown_last(line: str) -> str:
-    """Of a progress bar, which redraws its line, what it shows last. A ``\\r`` at the end has replaced nothing yet."""
-    text = line.rstrip("\r")
-    return line[text.rfind("\r") + 1 :]
+    with (
+        file.open("a", buffering=1, encoding="utf-8", errors="backslashreplace") as out,
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(out),
+    ):
+        yield

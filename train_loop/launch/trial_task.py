@@ -26,6 +26,7 @@ from bigbatch.train_loop.errors import (
     NodeMemoryError,
     NonFiniteLossError,
     OwnCodeError,
+    is_lost_peer,
     read_kind,
 )
 from bigbatch.train_loop.host.disk_space import DiskFull, full_errno
@@ -219,17 +220,15 @@ class Restarts:
 
 def telling_error(error: Exception) -> tuple[int | None, BaseException]:
     """The error that names the cause, else of a worker that died, and its rank; else the error itself."""
-    met = sorted(_worker_errors(error), key=lambda item: (not _tells(item[1]), not _has_died(item[1])))
-    return met[0] if met else (None, error)
+
+    def least(item: tuple[int, BaseException]) -> tuple[bool, bool, bool]:
+        return not _tells(item[1]), not _has_died(item[1]), is_lost_peer(item[1])
+
+    return min(_worker_errors(error), key=least, default=(None, error))
 
 
 def _tells(error: BaseException) -> bool:
     return isinstance(error, _TELLING) or is_memory_kill(error) or full_errno(error) is not None
-
-
-def dead_worker(error: Exception) -> int | None:
-    """The rank of a worker whose process is gone, by Ray's error; None if there is none."""
-    return next((rank for rank, met in _worker_errors(error) if _has_died(met)), None)
 
 
 def _has_died(error: BaseException) -> bool:

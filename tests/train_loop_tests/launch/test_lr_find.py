@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from bigbatch.train_loop.config import OptimizerConfig
+from bigbatch.train_loop.config import ConfigError, OptimizerConfig
 from bigbatch.train_loop.launch.lr_find import default_range, lr_find, main, range_test
 from helpers.tiny_training import CONFIG, changed
 
@@ -50,7 +50,7 @@ def test_a_range_that_ends_too_early_or_begins_too_late_is_said() -> None:
     with pytest.raises(ValueError, match="finite for 10 steps"):
         range_test(lambda rate: math.nan, 1e-3, 1.0, 50)
     for bad in ((0.0, 1.0, 50), (1.0, 1.0, 50), (1e-3, 1.0, 5), (1e-3, math.inf, 50)):
-        with pytest.raises(ValueError, match="rises from above 0"):
+        with pytest.raises(ConfigError, match="rises from above 0"):
             range_test(lambda rate: 1.0, *bad)
 
 
@@ -65,10 +65,7 @@ def test_the_range_is_wide_enough_for_each_optimizer() -> None:
 @pytest.mark.parametrize("name", ["sgd", "lars", "lamb"])
 def test_the_loops_own_steps_are_taken_at_rising_rates(built, name):
     config = changed(CONFIG, optimizer__name=name)
-    told: list[tuple[int, float, float]] = []
-    finding = lr_find(config, first=1e-3, last=1e3, steps=30, say=lambda *step: told.append(step))
-    kept = [(n, *values) for n, values in enumerate(zip(finding.rates, finding.losses, strict=True), 1)]
-    assert told[: len(kept)] == kept and len(told) == len(kept) + (finding.exploded_at is not None)
+    finding = lr_find(config, first=1e-3, last=1e3, steps=30)
     assert built.rates[: len(finding.rates)] == pytest.approx(list(finding.rates))
     assert finding.losses[0] == pytest.approx(math.log(4), rel=0.4)
     assert lr_find(config, first=1e-3, last=1e3, steps=30) == finding

@@ -18,18 +18,19 @@ from bigbatch.train_loop.errors import (
     FailureKind,
     ImageError,
     LoaderError,
-    LostPeerError,
     NodeMemoryError,
     NonFiniteLossError,
+    OwnCodeError,
     read_kind,
 )  # fmt: skip
 from bigbatch.train_loop.host.disk_space import DiskFull
 from bigbatch.train_loop.launch import trial_task
-from bigbatch.train_loop.launch.full_run import _cause
+from bigbatch.train_loop.launch.full_run import _error_of
 from bigbatch.train_loop.launch.trial_task import WorkersEnd, failed_end, fit_until_it_fits, kind_of
 from bigbatch.train_loop.loop.oom_retry import Healing
+from bigbatch.tune.scaling.size_process import DIVERGED
 
-LOST = RuntimeError("[gloo] Connection closed by peer")
+LOST = RuntimeError("[gloo/transport/tcp/pair.cc:561] Connection closed by peer")
 
 
 def group(**failures: Exception) -> WorkerGroupError:
@@ -156,23 +157,26 @@ def test_a_failure_that_is_left_for_the_next_workers_keeps_its_kind(tmp_path: Pa
     assert WorkersEnd.read(file) == end
 
 
-def test_a_full_run_whose_worker_dies_again_and_again_ends_in_a_line(monkeypatch) -> None:
+@pytest.mark.parametrize(
+    ("met", "said"),
+    [
+        (died(ActorDiedError()), "LostPeerError: worker 1: .*The actor died .*; repeat the command to resume"),
+        (died(OutOfMemoryError("full")), "NodeMemoryError: the node's memory was nearly used up"),
+        (ValueError("a fault of the loop"), "LostPeerError: worker 1: ValueError: a fault of the loop"),
+        (ImageError("cannot read a.png"), "ImageError: cannot read a.png"),
+        (LoaderError("ended with exit code 1"), "LostPeerError: worker 1: LoaderError: ended with exit code 1"),
+        (OSError(errno.ENOSPC, "No space left on device"), r"DiskFull: .*No space left on device"),
+        (RuntimeError("a library lost the number: Disk quota exceeded"), "DiskFull: .*Disk quota exceeded"),
+        (OwnCodeError("the code of loss=f\nTraceback"), "OwnCodeError: the code of loss=f\nTraceback"),
+    ],
+)
+def test_a_full_run_ends_with_an_error_of_which_the_command_prints_one_line(met, said, monkeypatch) -> None:
     """Not with Ray's traceback. What Ray says of memory keeps its own words."""
     monkeypatch.setattr(trial_task, "count_memory_kills", lambda: 0)
-    ended = _cause(group(r0=LOST, r1=died(ActorDiedError())), 0)
-    assert isinstance(ended, LostPeerError), "of which the command prints one line"
-    assert re.fullmatch("worker 1 died .* 4th time: .* repeat the command to resume", str(ended))
-    assert isinstance(_cause(group(r1=died(OutOfMemoryError("full"))), 0), NodeMemoryError)
-    other = group(r0=ValueError("a fault of the loop"))
-    assert _cause(other, 0) is other
-    for met in (ImageError("cannot read a.png"), LoaderError("ended with exit code 1")):
-        assert _cause(group(r0=LOST, r1=met), 0) is met
+    error = _error_of(failed_end(group(r0=LOST, r1=met)))
+    assert re.match(said, f"{type(error).__name__}: {error}", re.DOTALL)
 
 
-def test_a_full_run_that_fills_the_disk_ends_with_the_error_that_its_command_explains() -> None:
-    lost = OSError(errno.ENOSPC, "No space left on device")
-    ended = _cause(group(r0=lost), 0)
-    assert isinstance(ended, OSError) and ended.errno == errno.ENOSPC
-    wrapped = RuntimeError("a library lost the number: [Errno 122] Disk quota exceeded")
-    ended = _cause(group(r0=LOST, r1=wrapped), 0)
-    assert isinstance(ended, OSError) and ended.errno == errno.EDQUOT
+def test_a_loss_that_is_not_finite_is_said_as_scale_reads_it() -> None:
+    error = _error_of(WorkersEnd("NonFiniteLossError: training loss is nan", FailureKind.DIVERGED))
+    assert isinstance(error, NonFiniteLossError) and DIVERGED.search(f"failed: {error}")
