@@ -14,10 +14,10 @@ import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bigbatch.train_loop.config import ConfigError
-from bigbatch.train_loop.data.loading.counts import WORKER_CORES
+from bigbatch.train_loop.data.loading.counts import WORKER_CORES, cores_per_rank
 from bigbatch.train_loop.data.sets.scan import FolderScan
 from bigbatch.train_loop.errors import (
     CheckpointError,
@@ -30,7 +30,7 @@ from bigbatch.train_loop.errors import (
 )
 from bigbatch.train_loop.host.disk_space import DiskFull, LogFile
 from bigbatch.train_loop.host.node_memory import is_node_memory_full
-from bigbatch.train_loop.host.ranks import SHARED_BY, memory_part, sharing_of
+from bigbatch.train_loop.host.ranks import SHARED_BY, memory_part, sharing_of, stay_near
 from bigbatch.train_loop.launch.own_training import train_own
 from bigbatch.train_loop.launch.ray_internals import is_preempted, quiet_reports
 from bigbatch.train_loop.launch.trial_task import TrialTask, WorkersEnd, kind_of
@@ -43,6 +43,8 @@ from bigbatch.train_loop.progress import ProgressFile, progress_file
 from bigbatch.train_loop.reporter import EpochRecord
 
 if TYPE_CHECKING:
+    import torch
+
     from bigbatch.train_loop.distributed import World
     from bigbatch.train_loop.loop.oom_retry import Halving
 
@@ -167,6 +169,7 @@ def train_worker(handed: dict[str, object]) -> WorkersEnd:
     _let_children_end()
     _share_gpu(task.worker_resources.get("GPU", 1.0))
     device = ray.train.torch.get_device()
+    _stay_near(device)
     # Check before loading data and model: a search that must end within seconds cannot wait for a trial that has only
     # begun. All ranks decide alike.
     world = World.current(device)
@@ -367,6 +370,17 @@ def _let_children_end() -> None:
         after()
 
     os.register_at_fork(before=before, after_in_parent=after, after_in_child=in_child)
+
+
+def _stay_near(device: torch.device) -> None:
+    """Keep this trial's threads and loader processes on the cores beside its GPU: a launcher would bind ranks, but no
+    launcher knows Ray's workers."""
+    import torch
+
+    facts: Any = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
+    if hasattr(facts, "pci_domain_id"):  # older torch does not say it
+        address = f"{facts.pci_domain_id:04x}:{facts.pci_bus_id:02x}:{facts.pci_device_id:02x}.0"
+        stay_near(address, cores_per_rank())
 
 
 def _trial_log(path: Path, rank: int) -> logging.Logger:
