@@ -28,7 +28,6 @@ from bigbatch.train_loop.launch import trial_task
 from bigbatch.train_loop.launch.full_run import _error_of
 from bigbatch.train_loop.launch.trial_task import WorkersEnd, failed_end, fit_until_it_fits, kind_of
 from bigbatch.train_loop.loop.oom_retry import Healing
-from bigbatch.tune.scaling.size_process import DIVERGED
 
 LOST = RuntimeError("[gloo/transport/tcp/pair.cc:561] Connection closed by peer")
 
@@ -175,8 +174,3 @@ def test_a_full_run_ends_with_an_error_of_which_the_command_prints_one_line(met,
     monkeypatch.setattr(trial_task, "count_memory_kills", lambda: 0)
     error = _error_of(failed_end(group(r0=LOST, r1=met)))
     assert re.match(said, f"{type(error).__name__}: {error}", re.DOTALL)
-
-
-def test_a_loss_that_is_not_finite_is_said_as_scale_reads_it() -> None:
-    error = _error_of(WorkersEnd("NonFiniteLossError: training loss is nan", FailureKind.DIVERGED))
-    assert isinstance(error, NonFiniteLossError) and DIVERGED.search(f"failed: {error}")
