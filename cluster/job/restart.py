@@ -5,6 +5,7 @@ Last, the successor's options and environment, and whether it is already submitt
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import shlex
@@ -12,19 +13,21 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from bigbatch.cluster.host import slurm_commands
 from bigbatch.cluster.host.optuna_journal import JOURNAL_NAME
 from bigbatch.cluster.job import options
 from bigbatch.cluster.job.allocated_nodes import DEVICE_VARIABLES, Allocation
 from bigbatch.cluster.job.policy import Action
-from bigbatch.cluster.record import job_record
+from bigbatch.cluster.record import job_record, study_progress
 
 PREDECESSOR_VARIABLE = "BIGBATCH_PREDECESSOR"
 STUDY_VARIABLE = "BIGBATCH_DEFAULT_STUDY"
 # Longer than a job's processes need to end: Slurm holds a job whose old processes still end back for two minutes.
 START_DELAY_S = 12
 ATTEMPTS = 10
+CHECKPOINTS = "checkpoints/*/latest.pt"
 
 
 def default_study_name(job_id: str) -> str:
@@ -36,6 +39,32 @@ def record_of_predecessor() -> job_record.JobRecord | None:
     """The record of the job that submitted this one as its successor (``--chain``)."""
     before = os.environ.get(PREDECESSOR_VARIABLE)
     return job_record.read_record(before) if before else None
+
+
+class SavedWork(NamedTuple):
+    """The part of a study that is not trained again: a checkpoint within an epoch counts as well."""
+
+    epochs: int
+    ended: int
+    """Trials."""
+    saved: int
+    """When the last checkpoint was written, in nanoseconds."""
+
+
+def saved_work(study: Path | None) -> SavedWork | None:
+    """The saved work of a study. None if it is not known: for a user's own command, or unreadable files."""
+    if study is None:
+        return None
+    saved = 0
+    for path in study.glob(CHECKPOINTS):
+        # Opened: NFS may cache the result of stat. An ending trial may replace the file at this moment.
+        with contextlib.suppress(OSError), path.open("rb") as file:
+            saved = max(saved, os.fstat(file.fileno()).st_mtime_ns)
+    try:
+        trials = study_progress.read_study_progress(study)
+        return SavedWork(study_progress.finished_epochs(study), trials.finished if trials else 0, saved)
+    except OSError:
+        return None
 
 
 def first_record(

@@ -70,17 +70,6 @@ def test_the_jobs_own_clock_saves_where_usr1_does_not_come(cluster, submit):
 
 
 @pytest.mark.exhaustive
-def test_a_job_whose_limit_was_shortened_saves_in_time_and_does_not_queue_for_a_start_that_would_be_refused(
-    cluster, submit
-):
-    job = submit(*driver(WAIT), BIGBATCH_ASK_SLURM_S="1")
-    job.wait_log("RUNNING")
-    cluster.run("ctl", "scontrol", "update", f"JobId={job.id}", "TimeLimit=2", user="alice")
-    log = job.wait_end("FAILED")
-    assert "SAVED" in log and "too short for another start" in job.record["reason"] and job.record["restarts"] == 0
-
-
-@pytest.mark.exhaustive
 @pytest.mark.parametrize("options", [(), ("--chain",)], ids=["requeue", "chain"])
 def test_a_job_whose_partition_cancels_on_preemption_saves_and_goes_on(cluster, submit, options):
     """PreemptMode=CANCEL: Slurm itself would not bring it back."""
