@@ -1,6 +1,5 @@
 """What a start of a job has added to its study, with studies as they are left on the disk."""
 
-
 import pytest
 
 from bigbatch.cluster.job.restart import saved_work
