@@ -33,8 +33,8 @@ ADVICE = {
     "code": "Run from one checkout on a shared folder.",
     "GPUs": "Check CUDA_VISIBLE_DEVICES and nvidia-smi there, and that torch fits the driver; submit with "
     "--sbatch=--exclude=NODE and tell the site.",
-    "temp folder": "Write node_tmp under [storage] in the site's profile, or set BIGBATCH_NODE_TMP: a short path on the "
-    "node's own disk, with room.",
+    "temp folder": "Write node_tmp under [storage] in the site's profile, or set BIGBATCH_NODE_TMP: a short path on "
+    "the node's own disk, with room.",
     "shared folder": "Set BIGBATCH_HOME to a folder that all nodes see, with room, e.g. in $WORK or $SCRATCH.",
     "all-reduce": "Name the network's interface or host_suffix in the profile, or --exclude the node. NCCL_DEBUG=INFO "
     "tells more.",

@@ -172,7 +172,6 @@ class Job:
             signals=self._signals,
             chores=chores,
             say=self._say,
-            save=self._save,
         )
         self._start_up = StartUp(self._nodes, self._job_watch, self._options.start_timeout_s, self._say)
         return State.HEAD

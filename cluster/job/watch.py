@@ -116,13 +116,12 @@ class JobWatch:
     """Finds the reason why the job must stop waiting: ``cause``. Call ``interruption`` often.
 
     Args:
-        record: the job's record. Nodes that are given up are noted in it.
+        record: the job's record.
         head: the head's name.
         left: knows when trials must save.
         restart_count: how often Slurm had started the job again before this start.
         chores: other tasks to do regularly; an error in one of them ends the wait.
         say: writes a line to the job's log.
-        save: writes the record.
     """
 
     def __init__(
@@ -135,11 +134,10 @@ class JobWatch:
         signals: list[int],
         chores: Sequence[Callable[[], None]],
         say: Callable[[str], None],
-        save: Callable[[], None],
     ) -> None:
         self._record, self._nodes, self._head, self._left = record, nodes, head, left
         self._restart_count = restart_count
-        self._signals, self._chores, self._say, self._save = signals, chores, say, save
+        self._signals, self._chores, self._say = signals, chores, say
         self._next_look = 0.0
         self._question: Question | None = None
         self.cause: Cause | None = None
@@ -158,11 +156,6 @@ class JobWatch:
         """Set the cause and write it to the job's log."""
         self.cause = cause
         self._say(text)
-
-    def exclude(self, name: str, reason: str) -> None:
-        """Note a node to avoid, with the reason why it was given up."""
-        self._record.excluded.setdefault(name, reason)
-        self._save()
 
     def classify(self, what: str, *, only_if_certain: bool = False) -> None:
         """Ask Slurm why it signals: cancelled, preempted, out of time.
@@ -216,7 +209,6 @@ class JobWatch:
                 self._head_died(reason)
                 return
             self._say(f"node {name} is gone: {reason}; continuing with {len(self._nodes.living())}")
-            self.exclude(name, reason)
             status = self._nodes.status(name)
             if self.env and status is not None and status.ip:  # trials there go on elsewhere at once
                 forget_in_ray(status.ip, reason, self.env)
@@ -232,7 +224,6 @@ class JobWatch:
     def _give_up_hung_nodes(self) -> None:
         for name in self._nodes.hung():
             self._say(f"node {name} hangs: no heartbeat; Ray places nothing there any more")
-            self.exclude(name, "hung: no heartbeat")
             status = self._nodes.status(name)
             if self.env and status is not None:
                 drain_in_ray(status.ip, "no heartbeat", self.env)
@@ -247,7 +238,6 @@ class JobWatch:
         # Without a signal only a certain answer of Slurm counts: if the job still runs, its head has crashed.
         self.classify("the head's step ended", only_if_certain=not self._signals)
         if self.cause is None:
-            self.exclude(self._head, reason)
             failed = Cause.HEAD_DIED if self._record.address else Cause.START_FAILED
             self.stop_because(failed, f"head {self._head} is gone: {reason}")
 
@@ -274,7 +264,6 @@ class StartUp:
             self._tell({head: status})
             if time.monotonic() > deadline:
                 why = f": {status.reason}" if status is not None and status.reason else ""
-                self._watch.exclude(head, "was not ready in time")
                 self._watch.stop_because(
                     Cause.START_FAILED, f"the head {head} is not ready in time (--start-timeout){why}"
                 )
@@ -306,7 +295,6 @@ class StartUp:
 
     def _give_up(self, absent: list[str]) -> None:
         for name in absent:
-            self._watch.exclude(name, "did not register in time")
             self._nodes.kill(name)
         self._say(f"going on without {', '.join(absent)}, which did not register in time")
 

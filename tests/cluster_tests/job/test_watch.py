@@ -36,9 +36,7 @@ def test_a_signal_is_explained_whenever_slurm_answers(answer, cause, killed_soon
     said: list[str] = []
     job = job_record.JobRecord("7", "driver")
     nodes = Mock(spec=NodeSteps)
-    look = watch.JobWatch(
-        job, nodes, "n1", TimeLeft(None, 120.0, 30.0), 2, [signal.SIGTERM], [], said.append, lambda: None
-    )
+    look = watch.JobWatch(job, nodes, "n1", TimeLeft(None, 120.0, 30.0), 2, [signal.SIGTERM], [], said.append)
     assert look.interruption() is Cause.UNEXPLAINED and "saving in any case" in said[-1]
     assert nodes.mock_calls == [call.hold()], "else the nodes end before Slurm answers, and the trials on them"
     assert not look.explain(0.2) and look.cause is Cause.UNEXPLAINED
@@ -73,11 +71,10 @@ def test_ray_is_told_of_a_node_whose_step_has_ended_before_it_notices(monkeypatc
         "status.side_effect": {"n2": NodeStatus("7.0", ip="10.0.0.2"), "n3": None}.get,
     })  # fmt: skip
     job = job_record.JobRecord("7", "driver")
-    look = watch.JobWatch(job, nodes, "n1", TimeLeft(None, 120.0, 30.0), 0, [], [], lambda line: None, lambda: None)
+    look = watch.JobWatch(job, nodes, "n1", TimeLeft(None, 120.0, 30.0), 0, [], [], lambda line: None)
     look.env = {"RAY_ADDRESS": "10.0.0.1:20000"}
     assert look.interruption() is None
     assert told == [("10.0.0.2", "lost", look.env)]
-    assert job.excluded == {"n2": "lost", "n3": "n3 does not see /runs"}
 
 
 class Clock(SetClock):
