@@ -110,11 +110,10 @@ def submit_request(
 def _check_search(request: Request, needs: JobResources, script: str) -> None:
     """Raise InputError if the job would refuse the search. Prints what could not be checked."""
     cwd = work_folder(request)
-    arguments = options.parse_job_options([*request.job_options, *request.arguments]).arguments
     env = _outside_of_jobs(os.environ)
     if not request.nodes_may_differ:
         env[PLANNED_NODES] = planned_nodes_text(needs.nodes, needs.cpus_per_node, needs.gpus_per_node)
-    note = search_check.check_search(arguments, script, cwd, env)
+    note = search_check.check_search(script, cwd, env)
     if note:
         print(f"bigbatch cluster: {note}", file=sys.stderr)
 
