@@ -296,11 +296,3 @@ def configured_s(name: str, default_s: float, timeout_s: float = COMMAND_S) -> f
     except SlurmError:
         answer = {}
     return float(read_count(answer.get(name, "").partition(" ")[0]) or default_s)  # "30 sec"
-
-
-def node_hosts() -> list[str]:
-    """The host names of all nodes of the cluster; empty if Slurm does not say."""
-    try:
-        return run("sinfo", "--noheader", "--Node", "--format=%n").split()
-    except SlurmError:
-        return []

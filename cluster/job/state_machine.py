@@ -156,7 +156,6 @@ class Job:
         except OSError as error:
             raise InputError(str(error)) from None
         self._record.token_path = str(self._token)
-        self._record.node_logs = str(self._folder / "nodes")
         if not self._options.command and not self._again:
             command = options.driver_command(self._options, self._default_study, "auto", self._study, self._again)
             self._check = checks.ArgumentCheck(command, self._cwd, self._tmp, self._allocation)

@@ -66,8 +66,6 @@ class JobRecord:
     study_folder: str | None = None
     log: str | None = None
     """Absolute path of the job's own log."""
-    node_logs: str | None = None
-    """The folder of the nodes' logs."""
     end_time: float | None = None
     """When Slurm will end the job."""
     deadline: float | None = None

@@ -73,7 +73,7 @@ ORDERS = NodeOrders(run_id="7.0", stop=True, hold=True, keep_logs=True, address=
 RECORD = JobRecord(
     job_id="7", state="driver", command=["python", "tune/run.py"], nodes=["n1", "n2"], head="n1",
     address="10.0.0.3:1", dashboard_port=2, token_path="/home/u/token",
-    study_folder="/scratch/study", log="/home/u/7.log", node_logs="/home/u/nodes", end_time=99.5,
+    study_folder="/scratch/study", log="/home/u/7.log", end_time=99.5,
     deadline=79.5, restarts=3, fruitless_restarts=1,
     successor="8", reason="the time limit is near",
     updated=50.0,

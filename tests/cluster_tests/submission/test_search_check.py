@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import tempfile
 import textwrap
 import time
 from pathlib import Path
@@ -68,29 +67,6 @@ def test_a_search_that_cannot_be_is_not_submitted(options, expected, path, site,
 def test_no_check_submits_what_only_the_nodes_can_judge(site, tmp_path):
     done = site("--no-check", "--data", "/local/of/the/nodes")
     assert done.returncode == 0 and (tmp_path / "submitted").exists() and done.stderr == ""
-
-
-@pytest.mark.parametrize(
-    ("words", "what"),
-    [
-        (("--sbatch=--chdir={own}", "--space", "smoke"), "the work folder"),
-        (("--sbatch=--chdir={own}", "--", "true"), "the work folder"),
-        (("--data", "{own}"), "--data"),
-        (("--output", "{own}"), "--output"),
-    ],
-)
-def test_a_folder_that_only_the_login_node_sees_is_refused(words, what, site, tmp_path):
-    """In memory, as /tmp often is; the home, on another file system, is shared."""
-    sinfo = "#!/bin/sh\ncase $* in *%n*) echo {}; echo n2;; *) exit 1;; esac\n"
-    (tmp_path / "bin" / "sinfo").write_text(sinfo.format("n1"))
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as own:
-        words = [word.format(own=own) for word in words]
-        done = site(*words)
-        is_refused(done, tmp_path, f"{what} must be on a file system that the nodes see; got ")
-        assert "--no-check" in done.stderr and site("--no-check", *words).returncode == 0
-        (tmp_path / "bin" / "sinfo").write_text(sinfo.format(os.uname().nodename).replace("; echo n2", ""))
-        if words[-1] == "true":
-            assert site(*words).returncode == 0, "this machine is the only node"
 
 
 def test_a_good_search_is_submitted_without_a_word_and_checked_in_the_jobs_environment(site, tmp_path):
