@@ -38,7 +38,7 @@ def _add_resources(p: argparse.ArgumentParser) -> None:
     add("-t", "--time", metavar="D-HH:MM:SS", help="wall time (default: 4 h, or the partition's limit)")
     add("-p", "--partition", metavar="NAME", help="partition (default: the site's)")
     add("-A", "--account", metavar="NAME", help="account (default: SBATCH_ACCOUNT)")
-    add("--qos", metavar="NAME", help="QOS (default: the site's first one that grants the time and GPUs)")
+    add("--qos", metavar="NAME", help="QOS (default: the site's usual one)")
     add("--gpus-per-node", type=int, metavar="N", help="GPUs of each node (default: all)")
     add("--cpus-per-gpu", type=int, metavar="N", help="cores for each GPU (default: the site's rule)")
     add("--cpus-per-node", type=int, metavar="N", help="cores of each node, not counted by GPU")
@@ -161,9 +161,7 @@ def _logs(argv: Sequence[str]) -> int:
     if not args.follow:
         print(queue.logs(args.job, node=args.node), end="")
         return DONE
-    path, waiting = queue.log_to_follow(args.job, node=args.node)
-    if waiting:
-        print(waiting, file=sys.stderr, flush=True)
+    path = queue.log_path(args.job, args.node)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and so would what takes its place
     return os.execvp("tail", ["tail", "-n", "+1", "-F", str(path)])  # it knows which file systems it has to poll
 

@@ -1,7 +1,7 @@
 """``bigbatch cluster doctor``: find what would keep a search from running here, before it costs a GPU hour.
 
 On a login node it checks that machine and asks Slurm. Inside an allocation it checks every node and the network between
-them. If a part is missing (torch, a quota command), it still checks the rest.
+them.
 """
 
 from __future__ import annotations
@@ -10,32 +10,48 @@ import json
 import os
 import shlex
 import shutil
-import socket
-import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bigbatch.base.command_line import make_parser
 from bigbatch.base.root import IMPORT_ROOT
-from bigbatch.cluster.doctor.findings import (
-    FAIL,
-    OK,
-    WARN,
-    Finding,
-    judge_allreduce,
-    judge_answers,
-    judge_nodes,
-)
-from bigbatch.cluster.host import quota, slurm_commands
+from bigbatch.cluster.host import slurm_commands
 from bigbatch.cluster.host.profiles import GENERIC, Site, find_site
 from bigbatch.cluster.record import job_record
 
+OK, WARN, FAIL = "OK", "WARN", "FAIL"
 MARK = "BIGBATCH-PROBE "
 STEP_S = 180.0
+ADVICE = {
+    "python": "Use one interpreter with ray, torch and optuna on a shared folder: --python /path/to/bin/python.",
+    "packages": "Use one environment on a shared folder.",
+    "code": "Run from one checkout on a shared folder.",
+    "GPUs": "Check CUDA_VISIBLE_DEVICES and nvidia-smi there, and that torch fits the driver; submit with "
+    "--sbatch=--exclude=NODE and tell the site.",
+    "temp folder": "Write node_tmp under [storage] in the site's profile, or set BIGBATCH_NODE_TMP: a short path on "
+    "the node's own disk, with room.",
+    "shared folder": "Set BIGBATCH_HOME to a folder that all nodes see, with room, e.g. in $WORK or $SCRATCH.",
+    "all-reduce": "Name the network's interface or host_suffix in the profile, or --exclude the node. NCCL_DEBUG=INFO "
+    "tells more.",
+}
+"""What each node is asked (``probe``), and what to do where its answer is a fault."""
+ALIKE = ("python", "packages", "code")
+"""What must be the same on all nodes."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One result: OK, WARN or FAIL; its subject; what was seen; and advice."""
+
+    status: str
+    what: str
+    seen: str
+    advice: str = ""
 
 
 def doctor_main(argv: Sequence[str]) -> int:
@@ -49,42 +65,38 @@ def doctor_main(argv: Sequence[str]) -> int:
     p.add_argument("--json", action="store_true", help="print each finding as a line of JSON")
     args = p.parse_args(argv)
     findings = examine(find_site(args.site), shared=args.shared, python=args.python)
-    for finding in findings:
-        print(json.dumps(vars(finding)) if args.json else as_text(finding), flush=True)
-    counts = {status: sum(finding.status == status for finding in findings) for status in (OK, WARN, FAIL)}
-    if not args.json:
-        print(", ".join(f"{count} {status}" for status, count in counts.items()))
-    return 1 if counts[FAIL] else 0
-
-
-def as_text(finding: Finding) -> str:
-    """The finding as a line, and its advice as a second one."""
-    line = f"{finding.status:5}{finding.what:15}{finding.seen}"
-    return f"{line}\n     {'':15}→ {finding.advice}" if finding.advice else line
+    for one in findings:
+        line = f"{one.status:5}{one.what:15}{one.seen}" + (f"\n{'':20}→ {one.advice}" if one.advice else "")
+        print(json.dumps(vars(one)) if args.json else line, flush=True)
+    return 1 if any(one.status == FAIL for one in findings) else 0
 
 
 def examine(site: Site, *, shared: str | None = None, python: str | None = None) -> list[Finding]:
     """All findings about this machine, or about all nodes of the allocation around this process."""
     env = {**os.environ, **_network(site)}
     python = python or env.get("BIGBATCH_PYTHON") or sys.executable
-    findings = [judge_site(site), *judge_slurm(site)]
-    folder, problem = _workplace(_above(job_record.records_home(env)) if shared is None else Path(shared))
-    if folder is None:
-        advice = "Write --shared, or set BIGBATCH_HOME." if shared is None else "Make it, or write another --shared."
-        return [*findings, Finding(FAIL, "shared folder", problem, advice)]
+    profile = "no profile matches this machine: Slurm is asked for limits" if site.name == GENERIC else str(site.path)
+    findings = [Finding(OK, "site", profile), judge_slurm()]
+    home = job_record.records_home(env)
+    place = Path(shared) if shared else next(folder for folder in (home, *home.parents) if folder.exists())
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=".doctor-", dir=os.path.abspath(place)))
+    except OSError as error:
+        return [*findings, Finding(FAIL, "shared folder", f"{place}: {error.strerror}", ADVICE["shared folder"])]
     try:
         mark = os.urandom(8).hex()
         (folder / "mark").write_text(mark)
-        nodes, problems = _ask("facts", folder, python, env)
-        expected = slurm_commands.least_count(env.get("SLURM_JOB_NUM_NODES")) or 1 if env.get("SLURM_JOB_ID") else 1
-        findings += judge_answers("nodes answer", nodes, expected, problems)
-        findings += judge_nodes(nodes, mark, in_job=bool(env.get("SLURM_JOB_ID")))
-        is_shared = all(node["shared"]["mark"] == mark for node in nodes)  # else nodes cannot find each other
-        if expected > 1 and len(nodes) == expected and is_shared:
-            findings += judge_allreduce(*_ask("allreduce", folder, python, env), expected)
+        in_job = bool(env.get("SLURM_JOB_ID"))
+        expected = (slurm_commands.least_count(env.get("SLURM_JOB_NUM_NODES")) or 1) if in_job else 1
+        nodes, problem = _ask(expected, ["facts", str(folder), mark], python, env)
+        findings += judge_nodes(nodes, expected, problem, in_job)
+        faults = {one.what for one in findings if one.status == FAIL}
+        if expected > 1 and faults.isdisjoint(("nodes answer", "python", "shared folder")):
+            nodes, problem = _ask(expected, ["allreduce", str(folder)], python, env)
+            findings += judge_nodes(nodes, expected, problem, in_job)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return [*findings, judge_privacy(job_record.records_home(env)), *judge_quota_command(site)]
+    return findings
 
 
 def _network(site: Site) -> dict[str, str]:
@@ -96,28 +108,11 @@ def _network(site: Site) -> dict[str, str]:
     return {name: value for name, value in values.items() if value and not os.environ.get(name)}
 
 
-def _above(home: Path) -> Path:
-    """``home``, or the folder in which a job will make it. The doctor leaves nothing behind."""
-    return next((folder for folder in (home, *home.parents) if folder.exists()), home)
-
-
-def _workplace(shared: Path) -> tuple[Path | None, str]:
-    """A temporary folder in ``shared`` for the questions; or None, and why there is none."""
-    try:
-        return Path(tempfile.mkdtemp(prefix=".doctor-", dir=os.path.abspath(shared))), ""
-    except OSError as error:
-        return None, f"{shared}: {error.strerror}"
-
-
-# Asking
-
-
-def _ask(what: str, folder: Path, python: str, env: Mapping[str, str]) -> tuple[list[dict[str, Any]], str]:
+def _ask(count: int, words: Sequence[str], python: str, env: Mapping[str, str]) -> tuple[list[dict[str, Any]], str]:
     """Each node's answer, and what went wrong."""
     python = os.path.abspath(python) if os.sep in python else python
-    command = [python, "-m", "bigbatch.cluster.doctor.probe", what, str(folder.absolute())]
+    command = [python, "-m", "bigbatch.cluster.doctor.probe", *words]
     if env.get("SLURM_JOB_ID") and shutil.which("srun"):
-        count = slurm_commands.least_count(env.get("SLURM_JOB_NUM_NODES")) or 1
         # -n and --ntasks-per-node: srun would otherwise inherit the allocation's numbers and double the tasks.
         command = ["srun", "--overlap", f"-N{count}", f"-n{count}", "--ntasks-per-node=1", *command]
     inner = {**env, "PYTHONPATH": os.pathsep.join(filter(None, [str(IMPORT_ROOT), env.get("PYTHONPATH")]))}
@@ -126,83 +121,51 @@ def _ask(what: str, folder: Path, python: str, env: Mapping[str, str]) -> tuple[
         # Run elsewhere: with -m Python first looks into the current folder, which may contain a cluster.py.
         done = subprocess.run(command, capture_output=True, text=True, timeout=STEP_S, env=inner, cwd=IMPORT_ROOT)
     except (OSError, subprocess.TimeoutExpired) as error:
-        partial = getattr(error, "stdout", None) or b""
-        text = partial.decode(errors="replace") if isinstance(partial, bytes) else partial
-        return _answers(text), f"{shlex.join(command[:1])}: {type(error).__name__}"
-    lines = done.stderr.strip().splitlines()
-    lines = [
-        line for line in lines if not line.startswith("srun:")
-    ] or lines  # what Python says comes before srun's word
-    return _answers(done.stdout), (lines[-1] if lines else f"exit code {done.returncode}") if done.returncode else ""
+        return [], f"{shlex.join(command[:1])}: {type(error).__name__}"
+    answers = [json.loads(line[len(MARK) :]) for line in done.stdout.splitlines() if line.startswith(MARK)]
+    lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+    said = [line for line in lines if not line.startswith("srun:")] or lines  # Python's word comes before srun's
+    return sorted(answers, key=lambda answer: str(answer["host"])), said[-1] if done.returncode else ""
 
 
-def _answers(text: str) -> list[dict[str, Any]]:
-    found = []
-    for line in text.splitlines():
-        if line.startswith(MARK):
-            try:
-                found.append(json.loads(line[len(MARK) :]))
-            except ValueError:
-                continue
-    return sorted(found, key=lambda answer: str(answer.get("host")))
+# Judging
 
 
-# This machine and its site
-
-
-def judge_site(site: Site) -> Finding:
-    """Which profile is used."""
-    if site.name == GENERIC:
-        advice = "BigBatch asks Slurm for the limits. docs/submitting.md shows a profile of ten lines."
-        return Finding(OK, "site", "no profile matches this machine", advice)
-    return Finding(OK, "site", f"{site.name} ({site.path})")
-
-
-def judge_slurm(site: Site) -> list[Finding]:
-    """Slurm's version, whether jobs can be requeued, and the time between its signals."""
+def judge_slurm() -> Finding:
+    """Whether Slurm answers."""
     if not slurm_commands.is_installed("scontrol"):
-        return [Finding(WARN, "Slurm", "scontrol is not on PATH", "Run this on a login node or inside a job.")]
+        return Finding(WARN, "Slurm", "scontrol is not on PATH", "Run this on a login node or inside a job.")
     try:
-        text = slurm_commands.run("scontrol", "show", "config")
+        config = slurm_commands.parse_config(slurm_commands.run("scontrol", "show", "config"))
     except slurm_commands.SlurmError as error:
-        return [Finding(FAIL, "Slurm", str(error), "Try again later. If it persists, ask the site's support.")]
-    config = slurm_commands.parse_config(text)
-    findings = [Finding(OK, "Slurm", f"version {config.get('SLURM_VERSION', 'unknown')}")]
-    if config.get("JobRequeue") == "0":
-        advice = "" if not site.requeue else "Submit with --chain, and write requeue = false in the site's profile."
-        findings.append(
-            Finding(WARN if advice else OK, "requeue", "JobRequeue is 0: a job cannot start a second time", advice)
-        )
-    elif not site.requeue:
-        findings.append(Finding(OK, "requeue", "the profile forbids it: jobs submit a successor"))
-    else:
-        findings.append(Finding(OK, "requeue", "jobs may requeue"))
-    wait = slurm_commands.read_count(config.get("KillWait", "").partition(" ")[0])
-    if wait is not None and wait < 10:
-        advice = "Submit with a --signal that leaves enough time to write a checkpoint."
-        findings.append(Finding(WARN, "signal", f"a cancelled job is killed after {wait} s (KillWait)", advice))
+        return Finding(FAIL, "Slurm", str(error), "Try again later. If it persists, ask the site's support.")
+    return Finding(OK, "Slurm", f"version {config.get('SLURM_VERSION', 'unknown')}")
+
+
+def judge_nodes(nodes: Sequence[Mapping[str, Any]], expected: int, problem: str, in_job: bool) -> list[Finding]:
+    """Judge the nodes' answers: subject → what was seen, and what is wrong with it."""
+    if len(nodes) < expected:
+        seen = f"{len(nodes)} of {expected}" + (f": {problem}" if problem else "")
+        return [Finding(FAIL, "nodes answer", seen, "Try `srun -N … hostname`; all nodes must see the interpreter.")]
+    findings = []
+    for what in (subject for subject in nodes[0] if subject != "host"):
+        values = _by_value((node["host"], node[what][0]) for node in nodes)
+        wrong = _by_value((node["host"], node[what][1]) for node in nodes if node[what][1])
+        if wrong or (what in ALIKE and len(values) > 1):
+            # Only compute nodes need the packages; a login node may lack them.
+            status = WARN if what == "python" and not in_job else FAIL
+            findings.append(Finding(status, what, _listed(wrong or values), ADVICE[what]))
+        else:
+            findings.append(Finding(OK, what, next(iter(values)) if len(values) == 1 else _listed(values)))
     return findings
 
 
-def judge_privacy(home: Path) -> Finding:
-    """Whether only this user may enter the folder that holds the tokens."""
-    try:
-        mode = stat.S_IMODE(home.stat().st_mode)
-    except OSError:
-        return Finding(OK, "privacy", f"{home} does not exist yet")
-    if mode & 0o077:
-        return Finding(
-            WARN, "privacy", f"others may enter {home} (mode {mode:o})", f"chmod 700 {shlex.quote(str(home))}"
-        )
-    return Finding(OK, "privacy", f"only you may enter {home}")
+def _by_value(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for host, value in pairs:
+        found.setdefault(value, []).append(host)
+    return found
 
 
-def judge_quota_command(site: Site) -> list[Finding]:
-    """The answer of the site's quota command."""
-    if not site.quota_command:
-        return []
-    try:
-        lines = quota.run_quota_command(site)
-    except quota.NoAnswer as error:
-        return [Finding(WARN, "quota", f"{site.quota_command} on {socket.gethostname()}: {error}", "Run it yourself.")]
-    return [Finding(OK, "quota", f"{site.quota_command}: " + " / ".join(lines))]
+def _listed(values: Mapping[str, Sequence[str]]) -> str:
+    return "; ".join(f"{', '.join(hosts)}: {value}" for value, hosts in values.items())

@@ -1,7 +1,7 @@
-"""The doctor's questions to each node. It runs ``python -m bigbatch.cluster.doctor.probe facts|allreduce``.
+"""The doctor's questions to each node: ``python -m bigbatch.cluster.doctor.probe facts FOLDER MARK|allreduce FOLDER``.
 
-Each question prints one line of JSON. ``facts`` inspects the node; ``allreduce`` connects the nodes with torch, if
-it is installed.
+Each prints one line of JSON: subject → what was seen, and what is wrong with it ("": nothing). ``facts`` inspects the
+node; ``allreduce`` connects the nodes with torch.
 """
 
 from __future__ import annotations
@@ -26,27 +26,41 @@ from bigbatch.cluster.host import slurm_commands
 from bigbatch.cluster.host.network import own_address
 
 PACKAGES = ("ray", "torch", "torchvision", "optuna", "numpy", "bigbatch")
+NEEDED = ("ray", "torch", "optuna")
 HOUSES = ("cluster", "search_spaces", "train_loop", "tune")
 DEADLINE_S = 60.0
+LONGEST_TMP = 12
+"""Longest path of a temporary folder, in characters. The job's folder and Ray's sockets add up to 95, and the kernel
+allows 107 (AF_UNIX)."""
+LEAST_FREE_BYTES, LEAST_FREE_INODES = 2**28, 1000
+
+Answer = dict[str, str | tuple[str, str]]
 
 
 # Facts of one node
 
 
-def facts(shared: Path, env: Mapping[str, str] | None = None) -> dict[str, object]:
-    """The node's software, devices, ports and folders. ``shared``: the folder in which the doctor left its mark."""
+def facts(shared: Path, mark: str, env: Mapping[str, str] | None = None) -> Answer:
+    """The node's software, devices and folders.
+
+    Args:
+        shared: the folder in which the doctor left its ``mark``.
+    """
     env = os.environ if env is None else env
     tmp = Path(env.get("BIGBATCH_NODE_TMP") or "/tmp")
-    gpus = visible_gpus(env)
+    versions = {name: _version(name) for name in PACKAGES}
+    missing = ", ".join(name for name in NEEDED if not versions[name])
+    too_long = f"has {len(str(tmp))} characters; at most {LONGEST_TMP} fit" if len(str(tmp)) > LONGEST_TMP else ""
+    found = shared / "mark"
+    other = "" if found.is_file() and found.read_text() == mark else f"{shared.parent} is another folder"
     return {
         "host": socket.gethostname(),
-        "python": platform.python_version(),
-        "executable": sys.executable,
-        "packages": {name: _version(name) for name in PACKAGES},
-        "code": code_digest(),
-        "gpus": {**gpus, "refused": _torch_refuses() if gpus["seen"] and find_spec("torch") else ""},
-        "tmp": {"path": str(tmp), "error": _cannot_use(tmp), **free_space(tmp)},
-        "shared": {"path": str(shared), "error": _cannot_use(shared), "mark": _mark(shared), **free_space(shared)},
+        "python": (f"{platform.python_version()} ({sys.executable})", f"without {missing}" if missing else ""),
+        "packages": (", ".join(f"{name} {version}" for name, version in versions.items() if version) or "none", ""),
+        "code": (f"files {code_digest()}", ""),
+        "GPUs": judge_gpus(env),
+        "temp folder": (str(tmp), too_long or why_unusable(tmp)),
+        "shared folder": (str(shared.parent), other or why_unusable(shared)),
     }
 
 
@@ -66,98 +80,73 @@ def code_digest(root: Path = ROOT) -> str:
     return digest.hexdigest()[:12]
 
 
-def visible_gpus(env: Mapping[str, str], dev: Path = Path("/dev")) -> dict[str, object]:
-    """``granted``: by Slurm's variables, None outside a job. ``seen``: what a process would use."""
+def judge_gpus(env: Mapping[str, str], dev: Path = Path("/dev")) -> tuple[str, str]:
+    """How many GPUs a process would use, and what is wrong: they are not those of Slurm, or torch cannot use them."""
     granted = slurm_commands.granted_gpus_here(env)
+    if granted is None and env.get("SLURM_JOB_ID"):
+        granted = 0  # Slurm sets no variable in a job without GPUs
     files = len(list(dev.glob("nvidia[0-9]*")))
     visible = env.get("CUDA_VISIBLE_DEVICES")
     seen = files if visible is None else slurm_commands.count_listed_devices(visible)
-    return {
-        # Slurm sets no variable in a job without GPUs.
-        "granted": 0 if granted is None and env.get("SLURM_JOB_ID") else granted,
-        "seen": min(seen, files) if files else seen,
-    }
+    seen = min(seen, files) if files else seen
+    if granted not in (None, seen):
+        return str(seen), f"{granted} granted, {seen} seen"
+    return str(seen), _torch_refuses() if seen and find_spec("torch") else ""
 
 
 def _torch_refuses() -> str:
     """Why torch can use no GPU here, e.g. because the driver is older than what this torch was built for."""
+    command = [sys.executable, "-c", "import torch; torch.cuda.init()"]
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", "import torch; torch.cuda.init()"],
-            capture_output=True,
-            text=True,
-            timeout=DEADLINE_S,
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
-    return "" if done.returncode == 0 else done.stderr.strip().splitlines()[-1].partition(". ")[0]
+    last = (done.stderr.strip().splitlines() or [""])[-1]
+    return f"torch can use none: {last.partition('. ')[0]}" if done.returncode else ""
 
 
-def _cannot_use(folder: Path) -> str | None:
-    """Why no file can be made in ``folder``; None if one can."""
+def why_unusable(folder: Path) -> str:
+    """Why checkpoints and logs cannot be written in ``folder``."""
     try:
         # A quota shows only when data reaches the disk, so the file is written and synced.
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".bigbatch-") as file:
             file.write(b"x")
             file.flush()
             os.fsync(file.fileno())
-    except OSError as error:
-        return error.strerror or str(error)
-    return None
-
-
-def free_space(folder: Path) -> dict[str, int | None]:
-    """Bytes and inodes that are free for this user, from statvfs. Inodes are None if they are not counted."""
-    try:
         stat = os.statvfs(folder)
-    except OSError:
-        return {"free_bytes": None, "free_inodes": None}
-    return {"free_bytes": stat.f_bavail * stat.f_frsize, "free_inodes": stat.f_favail if stat.f_files else None}
-
-
-def _mark(shared: Path) -> str | None:
-    try:
-        return (shared / "mark").read_text()
-    except OSError:
-        return None
+    except OSError as error:
+        return f"cannot be used: {error.strerror or error}"
+    free = stat.f_bavail * stat.f_frsize
+    if free < LEAST_FREE_BYTES or (stat.f_files and stat.f_favail < LEAST_FREE_INODES):
+        return f"{free / 2**30:.1f} GiB and {stat.f_favail:,} files are free"
+    return ""
 
 
 # Between the nodes
 
 
-def _await(path: Path) -> list[object]:
-    deadline = time.monotonic() + DEADLINE_S
-    while time.monotonic() < deadline:
-        try:
-            return list(json.loads(path.read_text()))
-        except (OSError, ValueError):
-            time.sleep(0.1)
-    raise TimeoutError(f"the first node's address did not appear within {DEADLINE_S:g} s")
-
-
-def allreduce(folder: Path, env: Mapping[str, str] | None = None) -> dict[str, object]:
+def allreduce(folder: Path, env: Mapping[str, str] | None = None) -> Answer:
     """Sum a tensor over all nodes with gloo, and with NCCL if there are GPUs."""
-    env = os.environ if env is None else env
-    answer: dict[str, object] = {"host": socket.gethostname(), "rank": int(env["SLURM_PROCID"])}
-    if find_spec("torch") is None:
-        return {**answer, "error": "torch is not installed"}
     import torch
 
+    env = os.environ if env is None else env
     if env.get("BIGBATCH_INTERFACE"):
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             # Both choose an interface by themselves, and may choose one that reaches no other node.
             os.environ.setdefault(name, env["BIGBATCH_INTERFACE"])
-    for backend in ["gloo"] + ["nccl"] * torch.cuda.is_available():
+    backends = ["gloo"] + ["nccl"] * torch.cuda.is_available()
+    wrong = ""
+    for backend in backends:
         try:
-            answer[backend] = _reduce(folder / f"{backend}.json", backend, env)
+            _reduce(folder / f"{backend}.json", backend, env)
         except Exception as error:  # torch, gloo and NCCL raise many kinds
-            answer["error"] = f"{backend}: {str(error).strip().splitlines()[0]}"
+            wrong = f"{backend}: {str(error).strip().splitlines()[0]}"
             break
-    return answer
+    return {"host": socket.gethostname(), "all-reduce": (" and ".join(backends), wrong)}
 
 
-def _reduce(meeting: Path, backend: str, env: Mapping[str, str]) -> float:
-    """MB/s of one all-reduce of 16 MiB. Raises RuntimeError for a wrong sum."""
+def _reduce(meeting: Path, backend: str, env: Mapping[str, str]) -> None:
+    """Raises RuntimeError for a wrong sum."""
     import datetime
 
     import torch
@@ -174,22 +163,27 @@ def _reduce(meeting: Path, backend: str, env: Mapping[str, str]) -> float:
     timeout = datetime.timedelta(seconds=DEADLINE_S)
     dist.init_process_group(backend, init_method=f"tcp://{host}:{port}", rank=rank, world_size=size, timeout=timeout)
     try:
-        tensor = torch.full((4 * 2**20,), float(rank + 1), device="cuda" if backend == "nccl" else "cpu")
-        another = tensor.clone()
-        dist.all_reduce(another)  # NCCL connects the nodes here, which takes longer than the sum
-        another[0].item()
-        started = time.monotonic()
+        tensor = torch.full((1,), float(rank + 1), device="cuda" if backend == "nccl" else "cpu")
         dist.all_reduce(tensor)
-        first = float(tensor[0])  # waits for the device
-        elapsed_s = time.monotonic() - started
+        total = float(tensor[0])
     finally:
         dist.destroy_process_group()
-    if first != size * (size + 1) / 2:
-        raise RuntimeError(f"the sum over the nodes is {first}, not {size * (size + 1) / 2}")
-    return 16 * 2**20 / 1e6 / elapsed_s
+    if total != size * (size + 1) / 2:
+        raise RuntimeError(f"the sum over the nodes is {total}, not {size * (size + 1) / 2}")
+
+
+def _await(path: Path) -> list[object]:
+    deadline = time.monotonic() + DEADLINE_S
+    while time.monotonic() < deadline:
+        try:
+            return list(json.loads(path.read_text()))
+        except (OSError, ValueError):
+            time.sleep(0.1)
+    raise TimeoutError(f"the first node's address did not appear within {DEADLINE_S:g} s")
 
 
 if __name__ == "__main__":
-    what = {"facts": facts, "allreduce": allreduce}[sys.argv[1]]
+    folder = Path(sys.argv[2])
+    answer = facts(folder, sys.argv[3]) if sys.argv[1] == "facts" else allreduce(folder)
     # A mark at the start of the line: modules and MPI libraries may print other lines.
-    print("\nBIGBATCH-PROBE " + json.dumps(what(Path(sys.argv[2]))), flush=True)
+    print("\nBIGBATCH-PROBE " + json.dumps(answer), flush=True)

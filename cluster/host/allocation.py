@@ -17,11 +17,6 @@ from bigbatch.cluster.host import slurm_commands
 CGROUP = Path("/sys/fs/cgroup")
 START_ANSWER_S = 10.0
 """How long Slurm is waited for to say when the job began."""
-CHECK_ELSEWHERE = "--elsewhere"
-"""``cluster/submission/search_check.py`` tells ``tune/plan/submission_check.py`` that it runs outside the job's
-environment."""
-CHECK_MARK = "bigbatch submission check: "
-"""Begins ``submission_check.py``'s line of JSON, because modules and preludes print lines too."""
 PLANNED_NODES = "BIGBATCH_PLANNED_NODES"
 """The check of a search, and only that, reads here which nodes its job will have: ``4x24c2g``, see ``planned``."""
 

@@ -31,32 +31,12 @@ class InputError(ValueError):
 
 
 @dataclass(frozen=True)
-class Qos:
-    """A quality of service and its limits for one job. None: not known."""
-
-    name: str
-    max_time_s: int | None = None
-    max_gpus: int | None = None
-
-
-@dataclass(frozen=True)
-class NodeKind:
-    """Nodes of a partition that are alike, as Slurm counts them."""
-
-    nodes: int
-    cores: int
-    gpus: int
-
-
-@dataclass(frozen=True)
 class Partition:
     """A partition of a site. None and 0: not known."""
 
     name: str
     gpu: str | None = None
     gpus_per_node: int | None = None
-    gpu_types: tuple[str, ...] = ()
-    """Types of GPUs as ``--gres`` names them, if Slurm has been asked."""
     cores_per_node: int | None = None
     cores_per_gpu: int | None = None
     max_nodes: int | None = None
@@ -69,20 +49,8 @@ class Partition:
     options: tuple[str, ...] = ()
     """Further options of sbatch that jobs here need."""
     default_qos: str | None = None
-    qos: Mapping[str, Qos] = field(default_factory=dict)
     is_default: bool = False
     """Whether Slurm chooses this partition if none is named."""
-    kinds: tuple[NodeKind, ...] = ()
-    """The kinds of its nodes, if Slurm has been asked. A job may get nodes of several kinds."""
-
-    def gpus_on(self, nodes: int) -> int | None:
-        """The most GPUs that each of so many nodes has."""
-        return _most([(kind.gpus, kind.nodes) for kind in self.kinds], nodes, self.gpus_per_node)
-
-    def cores_on(self, nodes: int, gpus: int) -> int | None:
-        """The most cores that each of so many nodes with at least ``gpus`` GPUs has."""
-        able = [(kind.cores, kind.nodes) for kind in self.kinds if kind.gpus >= gpus]
-        return _most(able, nodes, self.cores_per_node)
 
 
 @dataclass(frozen=True)
@@ -111,12 +79,6 @@ class Site:
     node_tmp: str | None = None
     quota_command: str | None = None
     partitions: Mapping[str, Partition] = field(default_factory=dict)
-
-
-def _most(counts: list[tuple[int, int]], nodes: int, otherwise: int | None) -> int | None:
-    """The largest number that at least ``nodes`` nodes have. ``counts``: a number, and how many nodes have it."""
-    able = (least for least, _ in counts if sum(n for number, n in counts if number >= least) >= nodes)
-    return max(able, default=otherwise)
 
 
 # The profile's tables: key → (field of the dataclass, type). A duration is read into seconds.
@@ -153,7 +115,6 @@ _PARTITION = {
     "options": ("options", TEXTS),
     "default_qos": ("default_qos", TEXT),
 }
-_QOS = {"max_time": ("max_time_s", DURATION), "max_gpus": ("max_gpus", WHOLE), "source": ("", TEXT)}
 
 
 def parse_time(text: str) -> int:
@@ -285,15 +246,7 @@ def _partition(name: str, table: Any) -> Partition:
     where = f"[partitions.{name}]"
     if not isinstance(table, dict):
         raise InputError(f"a partition must be a table; got {name!r}. Write [partitions.{name}] on its own line.")
-    table = dict(table)
-    services = table.pop("qos", {})
-    if not isinstance(services, dict) or not all(isinstance(value, dict) for value in services.values()):
-        raise InputError(f"qos must be tables; got a value in {where}. Write [partitions.{name}.qos.NAME].")
-    qos = {key: Qos(key, **_fields(value, _QOS, f"[partitions.{name}.qos.{key}]")) for key, value in services.items()}
-    values = _fields(table, _PARTITION, where)
-    if qos and "default_qos" in values:
-        _known([values["default_qos"]], qos, f"qos of {where} as its default_qos")
-    return Partition(name, qos=qos, **values)
+    return Partition(name, **_fields(table, _PARTITION, where))
 
 
 def _fields(table: Mapping[str, Any], keys: Mapping[str, tuple[str, str]], where: str) -> dict[str, Any]:

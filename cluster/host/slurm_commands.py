@@ -127,12 +127,6 @@ def gres_count(text: str, name: str, kind: str = "") -> int:
     return sum(count for other, its, count in gres_parts(text) if other == name and kind in ("", its))
 
 
-def per_gpu(text: str | None) -> str | None:
-    """The amount for each GPU in ``CpusPerTres`` or ``MemPerTres``, in sbatch's form: ``gres/gpu:a100:8`` → 8."""
-    match = re.search(r"gpu(?::[^:=,]*[^:=,\d][^:=,]*)?[:=](\d+[KMGT]?)", text or "")
-    return match[1] if match else None
-
-
 def seconds_since_epoch(text: str | None) -> float | None:
     """Parse ``2026-11-22T10:00:00`` (local time) or a number into seconds since the epoch; None for Unknown."""
     text = (text or "").strip()
@@ -276,11 +270,6 @@ def start_after(job_id: str, delay_s: int) -> None:
     run("scontrol", "update", f"JobId={job_id}", f"StartTime=now+{delay_s}")
 
 
-def exclude(job_id: str, nodes: Sequence[str]) -> None:
-    """Keep a pending job off ``nodes``."""
-    run("scontrol", "update", f"JobId={job_id}", f"ExcNodeList={','.join(nodes)}")
-
-
 def is_running(job_id: str) -> bool | None:
     """Whether a job holds nodes now; None if Slurm does not say."""
     return _is_listed(job_id, "R,CG,S,CF")
@@ -307,39 +296,3 @@ def configured_s(name: str, default_s: float, timeout_s: float = COMMAND_S) -> f
     except SlurmError:
         answer = {}
     return float(read_count(answer.get(name, "").partition(" ")[0]) or default_s)  # "30 sec"
-
-
-def node_hosts() -> list[str]:
-    """The host names of all nodes of the cluster; empty if Slurm does not say."""
-    try:
-        return run("sinfo", "--noheader", "--Node", "--format=%n").split()
-    except SlurmError:
-        return []
-
-
-def usable_nodes(partition: str, features: str = "", gres: str = "") -> list[str]:
-    """Nodes of a partition that are up and have the features (``a&b``: both) and enough of each generic resource.
-
-    Args:
-        gres: the job's needs on each node, as ``scontrol show job`` writes them: ``gres/gpu:a100:4,gres/shard:2``.
-    """
-    states = "idle,alloc,mix,comp"
-    text = run(
-        "sinfo",
-        "--noheader",
-        "--Node",
-        f"--partition={partition}",
-        f"--states={states}",
-        "--Format=NodeHost:256,Gres:1024,Features:4096",
-    )
-    wanted = {feature for feature in features.split("&") if feature}
-    counts = gres_parts(gres)
-    # Columns have fixed widths, and any but the first may be empty.
-    rows = [(line[:256].strip(), line[256:1280].strip(), line[1280:].strip()) for line in text.splitlines()]
-    return [
-        name
-        for name, has, known in rows
-        if name
-        and wanted <= set(known.split(","))
-        and all(gres_count(has, what, kind) >= count for what, kind, count in counts)
-    ]

@@ -102,7 +102,7 @@ def _ask_gcs(words: Sequence[str], env: Mapping[str, str], timeout_s: float) -> 
 
 
 def driver_environment(ray: Mapping[str, str], folder: Path, tmp: Path) -> dict[str, str]:
-    """The driver's environment, except the variables about its time (``grant.TimeLeft``).
+    """The driver's environment, except the variables about its time (``watch.TimeLeft``).
 
     Args:
         ray: variables of every process of the cluster (``ray_commands.ray_environment``).

@@ -47,7 +47,6 @@ class Situation:
         exit_code: the driver's exit code; None if it had to be killed or never ran.
         progress: there is work that another start would continue; asked for a cluster that did not start.
         fruitless: restarts in a row, with this run, in which nothing was finished or saved.
-        too_short: why another start with this walltime would be useless too, if that is known.
     """
 
     cause: Cause
@@ -56,7 +55,6 @@ class Situation:
     max_restarts: int
     chain: bool = False
     progress: bool = False
-    too_short: str | None = None
 
 
 @dataclass(frozen=True)
@@ -87,8 +85,6 @@ def decide(situation: Situation) -> Decision:
         return Decision(Action.END, 1, reason)
     if situation.cause is Cause.UNEXPLAINED:  # it may be a scancel; and a silent controller cannot requeue
         return Decision(Action.END, 143, reason)
-    if situation.too_short and situation.cause is Cause.TIME_LIMIT:
-        return Decision(Action.END, 1, f"{reason}, and {situation.too_short}")
     of_head = situation.cause is Cause.HEAD_DIED
     most = min(HEAD_RESTARTS, situation.max_restarts) if of_head else situation.max_restarts
     # What fails again and again without an epoch or a checkpoint would use up the grant by itself.

@@ -5,26 +5,28 @@ Last, the successor's options and environment, and whether it is already submitt
 
 from __future__ import annotations
 
-import math
+import contextlib
 import os
 import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from bigbatch.cluster.host import slurm_commands
 from bigbatch.cluster.host.optuna_journal import JOURNAL_NAME
 from bigbatch.cluster.job import options
 from bigbatch.cluster.job.allocated_nodes import DEVICE_VARIABLES, Allocation
 from bigbatch.cluster.job.policy import Action
-from bigbatch.cluster.record import job_record
+from bigbatch.cluster.record import job_record, study_progress
 
 PREDECESSOR_VARIABLE = "BIGBATCH_PREDECESSOR"
 STUDY_VARIABLE = "BIGBATCH_DEFAULT_STUDY"
 # Longer than a job's processes need to end: Slurm holds a job whose old processes still end back for two minutes.
 START_DELAY_S = 12
 ATTEMPTS = 10
+CHECKPOINTS = "checkpoints/*/latest.pt"
 
 
 def default_study_name(job_id: str) -> str:
@@ -36,6 +38,32 @@ def record_of_predecessor() -> job_record.JobRecord | None:
     """The record of the job that submitted this one as its successor (``--chain``)."""
     before = os.environ.get(PREDECESSOR_VARIABLE)
     return job_record.read_record(before) if before else None
+
+
+class SavedWork(NamedTuple):
+    """The part of a study that is not trained again: a checkpoint within an epoch counts as well."""
+
+    epochs: int
+    ended: int
+    """Trials."""
+    saved: int
+    """When the last checkpoint was written, in nanoseconds."""
+
+
+def saved_work(study: Path | None) -> SavedWork | None:
+    """The saved work of a study. None if it is not known: for a user's own command, or unreadable files."""
+    if study is None:
+        return None
+    saved = 0
+    for path in study.glob(CHECKPOINTS):
+        # Opened: NFS may cache the result of stat. An ending trial may replace the file at this moment.
+        with contextlib.suppress(OSError), path.open("rb") as file:
+            saved = max(saved, os.fstat(file.fileno()).st_mtime_ns)
+    try:
+        trials = study_progress.read_study_progress(study)
+        return SavedWork(study_progress.finished_epochs(study), trials.finished if trials else 0, saved)
+    except OSError:
+        return None
 
 
 def first_record(
@@ -53,7 +81,6 @@ def first_record(
         end_time=allocation.end_time,
         restarts=before.restarts + 1 if before else 0,
         fruitless_restarts=before.fruitless_restarts + 1 if before else 1,
-        excluded=dict(before.excluded) if before else {},
     )
 
 
@@ -85,10 +112,11 @@ def start_again(
     if action is Action.CHAIN:
         # A controller that did not answer may still have accepted the successor.
         known = find_successor(job.job_id) if again else None
-        job.successor = known or submit_successor(job.job_id, list(job.excluded), default_study)
+        job.successor = known or submit_successor(job.job_id, default_study)
         say(f"job {job.successor} goes on when this one has ended")
     elif action is Action.REQUEUE:
-        return requeue_job(job.job_id, job.excluded, say)
+        slurm_commands.scontrol_requeue(job.job_id)  # Slurm ends this process a moment later
+        return start_soon(job.job_id, say)
     elif action is Action.LEAVE_TO_SLURM:
         return start_soon(job.job_id, say)
     return True
@@ -100,27 +128,6 @@ def resume_options(study: Path | None) -> str | None:
         return None
     words = shlex.join(["--output", str(study.parent), "--study", study.name, "--resume"])
     return words if (study / JOURNAL_NAME).exists() else f"{words}, and its --storage if it had one"
-
-
-def requeue_job(job_id: str, excluded: Mapping[str, str], say: Callable[[str], None]) -> bool:
-    """Requeue this job so that it starts soon. Slurm ends this process a moment later. Raises SlurmError.
-
-    Returns False if it was cancelled meanwhile.
-    """
-    avoid = bool(excluded) and may_exclude(job_id, list(excluded))  # ask now: Slurm will soon end our commands too
-    avoided = excluded_by_user(slurm_commands.job_fields(job_id)) if avoid else []
-    slurm_commands.scontrol_requeue(job_id)
-    if avoid:
-        nodes = [*avoided, *(node for node in excluded if node not in avoided)]
-        refusal = _insist(lambda: slurm_commands.exclude(job_id, nodes))
-        reasons = ", ".join(f"{name} ({reason})" for name, reason in excluded.items())
-        say(f"nodes are not excluded: {refusal}" if refusal else f"nodes that the job avoids from now on: {reasons}")
-    return start_soon(job_id, say)
-
-
-def excluded_by_user(fields: Mapping[str, str]) -> list[str]:
-    """The nodes that the job already avoids: from its submission, or from an earlier restart."""
-    return slurm_commands.hostnames(fields["ExcNodeList"]) if slurm_commands.is_set(fields.get("ExcNodeList")) else []
 
 
 def start_soon(job_id: str, say: Callable[[str], None]) -> bool:
@@ -151,31 +158,7 @@ def _insist(change: Callable[[], None]) -> str:
     return refusal
 
 
-def may_exclude(job_id: str, nodes: list[str]) -> bool:
-    """Whether the partition has enough other nodes. A job that excludes too many would wait for ever."""
-    try:
-        fields = slurm_commands.job_fields(job_id)
-        if slurm_commands.is_set(fields.get("ReqNodeList")):
-            return False  # these very nodes were asked for
-        features = fields["Features"] if slurm_commands.is_set(fields.get("Features")) else ""
-        wanted = slurm_commands.least_count(fields.get("NumNodes")) or 1
-        usable = set(slurm_commands.usable_nodes(fields.get("Partition", ""), features, gres_per_node(fields)))
-        return len(usable - {*nodes, *excluded_by_user(fields)}) >= wanted
-    except (slurm_commands.SlurmError, ValueError):
-        return False
-
-
-def gres_per_node(fields: Mapping[str, str]) -> str:
-    """The GPUs and other generic resources that a job needs on each node, in any of Slurm's forms; empty if none."""
-    for name in ("TresPerNode", "TresPerTask"):  # a search has one task a node
-        if slurm_commands.gres_parts(fields.get(name, "")):
-            return fields[name]
-    nodes = slurm_commands.least_count(fields.get("NumNodes")) or 1
-    parts = slurm_commands.gres_parts(fields.get("TresPerJob", ""))
-    return ",".join(f"{name}:{kind + ':' if kind else ''}{math.ceil(count / nodes)}" for name, kind, count in parts)
-
-
-def submit_successor(job_id: str, excluded: list[str], default_study: str) -> str:
+def submit_successor(job_id: str, default_study: str) -> str:
     """Submit a successor of this job that starts when it has ended. Returns its id. Raises SlurmError."""
     fields = slurm_commands.job_fields(job_id)
     env = {
@@ -186,11 +169,6 @@ def submit_successor(job_id: str, excluded: list[str], default_study: str) -> st
     # --export=ALL on the command line wins over SBATCH_EXPORT=NONE: the successor must know its predecessor.
     options = ["--export=ALL", f"--dependency=afterany:{job_id}", *sbatch_options(fields)]
     options.append(f"--comment={comment_with_mark(fields.get('Comment'), job_id)}")
-    avoided = excluded_by_user(fields)
-    if excluded and may_exclude(job_id, excluded):
-        avoided += [node for node in excluded if node not in avoided]
-    if avoided:
-        options.append(f"--exclude={','.join(avoided)}")
     return slurm_commands.sbatch(batch_script_of(fields["Command"]), options=options, arguments=sys.argv[1:], env=env)
 
 
@@ -215,10 +193,9 @@ SBATCH_OPTIONS = {
     "MinMemoryCPU": "--mem-per-cpu",
     "Features": "--constraint",
     "Reservation": "--reservation",
-    "TresPerNode": "--gres",
     "Licenses": "--licenses",
+    "ExcNodeList": "--exclude",
 }
-EXCLUSIVE = {"NO": "--exclusive", "USER": "--exclusive=user", "MCS": "--exclusive=mcs"}
 # sbatch hands its environment on. With these a successor would take itself for this job, and its Ray for ours.
 THIS_JOB_VARIABLES = ("SLURM_", "SRUN_", "RAY_")
 
@@ -232,39 +209,16 @@ def environment_for_successor(env: Mapping[str, str]) -> dict[str, str]:
 def sbatch_options(fields: Mapping[str, str]) -> list[str]:
     """A job's resources as options of sbatch, from the fields of ``scontrol show job``."""
     given = {option: fields[name] for name, option in SBATCH_OPTIONS.items() if slurm_commands.is_set(fields.get(name))}
-    if "--gres" in given:  # gres:gpu:2 or, with types, gres/gpu:a100:2
-        given["--gres"] = given["--gres"].replace("gres:", "").replace("gres/", "")
     given["--nodes"] = str(slurm_commands.least_count(fields.get("NumNodes")) or 1)
-    given.update(_gpu_options(fields))
-    # sbatch accepts only one option of each group.
-    for chosen, others in (("--mem-per-gpu", ("--mem", "--mem-per-cpu")), ("--cpus-per-gpu", ("--cpus-per-task",))):
-        if chosen in given:
-            given = {option: value for option, value in given.items() if option not in others}
+    # A job has one task on each node. To --gpus the word gpu goes without saying.
+    for name, option in (("TresPerJob", "--gpus"), ("TresPerTask", "--gres"), ("TresPerNode", "--gres")):
+        if parts := slurm_commands.gres_parts(fields.get(name)):
+            words = [(gres if option == "--gres" else "", kind, str(count)) for gres, kind, count in parts]
+            given[option] = ",".join(":".join(filter(None, three)) for three in words)
     if slurm_commands.is_set(fields.get("StdOut")):
         given["--output"] = fields["StdOut"]
-    exclusive = EXCLUSIVE.get(fields.get("OverSubscribe", ""))
-    return [f"{option}={value}" for option, value in given.items()] + ([exclusive] if exclusive else [])
-
-
-def _gpu_options(fields: Mapping[str, str]) -> dict[str, str]:
-    """Options for GPUs that were not requested by node (``--gpus``, ``--gpus-per-task``), and for shares per GPU."""
-    found = {}
-    if gpus := _gpus(fields.get("TresPerJob")):
-        found["--gpus"] = gpus
-    if gpus := _gpus(fields.get("TresPerTask")):
-        found["--gpus-per-task"] = gpus
-        if fields.get("NumTasks", "").isdigit():  # sbatch refuses it without a number of tasks
-            found["--ntasks"] = fields["NumTasks"]
-    for name, option in (("CpusPerTres", "--cpus-per-gpu"), ("MemPerTres", "--mem-per-gpu")):
-        if share := slurm_commands.per_gpu(fields.get(name)):
-            found[option] = share
-    return found
-
-
-def _gpus(tres: str | None) -> str:
-    """``gres/gpu:a100:4`` → ``a100:4``; empty if there is none."""
-    parts = slurm_commands.gres_parts(tres) if tres is not None and slurm_commands.is_set(tres) else []
-    return ",".join(f"{kind}:{count}" if kind else str(count) for name, kind, count in parts if name == "gpu")
+    exclusive = ["--exclusive"] if fields.get("OverSubscribe") == "NO" else []
+    return [f"{option}={value}" for option, value in given.items()] + exclusive
 
 
 def comment_with_mark(comment: str | None, job_id: str) -> str:

@@ -24,16 +24,19 @@ from bigbatch.base.waits import CANCELLED_NODES_S, KILL_WAIT_S, NODES_END_S
 from bigbatch.cluster.host import slurm_commands
 from bigbatch.cluster.host.lease import Lease
 from bigbatch.cluster.host.profiles import InputError
-from bigbatch.cluster.job import billing, checks, options, restart, useful_start
+from bigbatch.cluster.job import billing, checks, options, restart
 from bigbatch.cluster.job.allocated_nodes import Allocation, NoAllocation, await_allocation
 from bigbatch.cluster.job.checks import WRONG_INPUT
 from bigbatch.cluster.job.driver import Driver, GcsWatch, driver_environment
-from bigbatch.cluster.job.grant import Grant, TimeLeft
 from bigbatch.cluster.job.node_steps import NodeSteps
 from bigbatch.cluster.job.policy import KILLED, Action, Cause, Decision, Situation, decide
-from bigbatch.cluster.job.watch import POLL_S, WARNINGS, JobWatch, StartUp, end_driver
+from bigbatch.cluster.job.watch import POLL_S, WARNINGS, JobWatch, StartUp, TimeLeft, end_driver
 from bigbatch.cluster.node import ray_commands
 from bigbatch.cluster.record import job_record
+
+LOOK_AGAIN_S = 30.0
+LONG_ENOUGH_S = 600.0
+"""A start with a user's own command that ran for so long was of use."""
 
 
 class State(enum.Enum):
@@ -80,7 +83,8 @@ class Job:
         self._nodes: NodeSteps
         self._job_watch: JobWatch
         self._left: TimeLeft
-        self._job_start: useful_start.JobStart
+        self._before: restart.SavedWork | None
+        self._next_look = 0.0
 
     def run(self) -> int:
         """Run all states. Returns the exit code: the driver's, 2 for wrong input, 1 if the cluster failed, 143 if the
@@ -121,11 +125,13 @@ class Job:
         self._study = options.study_folder(self._options, self._default_study, self._cwd)
         checks.check_places(self._study, self._cwd, allocation)
         self._record = restart.first_record(allocation, self._options, self._study, before)
+        self._record.deadline = self._left.deadline if allocation.end_time else None
         self._folder = job_record.job_folder(allocation.job_id)
         checks.write_first_record(self._record)
         self._lease = checks.take_lease(self._study, allocation.job_id) if self._study else None
         self._bill = billing.JobBill(self._study, allocation.gpus)
-        self._job_start = useful_start.JobStart(self._study, allocation.end_time, self._options.margin_s)
+        self._before = restart.saved_work(self._study)
+        self._next_look = time.monotonic() + LOOK_AGAIN_S
         names = ",".join(node.name for node in allocation.nodes)
         left = f", {allocation.end_time - time.time():.0f} s left" if allocation.end_time else ""
         self._say(
@@ -150,7 +156,6 @@ class Job:
         except OSError as error:
             raise InputError(str(error)) from None
         self._record.token_path = str(self._token)
-        self._record.node_logs = str(self._folder / "nodes")
         if not self._options.command and not self._again:
             command = options.driver_command(self._options, self._default_study, "auto", self._study, self._again)
             self._check = checks.ArgumentCheck(command, self._cwd, self._tmp, self._allocation)
@@ -161,12 +166,11 @@ class Job:
             record=self._record,
             nodes=self._nodes,
             head=self._allocation.head.name,
-            grant=Grant(self._record, self._left, self._say, self._save),
+            left=self._left,
             restart_count=self._allocation.restart_count,
             signals=self._signals,
             chores=chores,
             say=self._say,
-            save=self._save,
         )
         self._start_up = StartUp(self._nodes, self._job_watch, self._options.start_timeout_s, self._say)
         return State.HEAD
@@ -208,7 +212,6 @@ class Job:
         )
         self._record.command = command
         self._save()
-        self._job_start.driver_begins()
         try:
             env = driver_environment(self._env, self._folder, self._tmp) | self._bill.environment()
             self._driver = Driver(command, self._cwd, env | self._left.environment())
@@ -225,8 +228,6 @@ class Job:
 
     def _drain(self) -> State:
         assert self._job_watch.cause is not None
-        self._job_start.ends_at = self._left.end_time  # an administrator may have moved it
-        self._job_start.driver_is_to_end()
         code = None
         if self._driver is not None:
             code = end_driver(self._driver, self._job_watch, self._nodes, self._signals, self._left, self._say)
@@ -295,19 +296,26 @@ class Job:
 
     def _note_progress(self) -> None:
         """Note that this start was of use as soon as it is known: it may end without a word."""
-        if self._record.fruitless_restarts and self._job_start.is_useful_by_now():
-            self._record.fruitless_restarts = 0
-            self._save()
+        if self._record.fruitless_restarts and time.monotonic() >= self._next_look:
+            self._next_look = time.monotonic() + LOOK_AGAIN_S
+            if self._is_useful():
+                self._record.fruitless_restarts = 0
+                self._save()
+
+    def _is_useful(self) -> bool:
+        """Whether this start has added something to its study; of a user's own command, whether it has run for long."""
+        after = restart.saved_work(self._study)
+        if self._before is None or after is None:
+            return time.monotonic() - self._started >= LONG_ENOUGH_S
+        return (
+            after.epochs > self._before.epochs or after.ended > self._before.ended or after.saved > self._before.saved
+        )
 
     def _decide(self, code: int | None) -> Decision:
         """Decide what follows from this start; ``code``: the driver's exit code."""
         assert self._job_watch.cause is not None
-        result = self._job_start.look()
-        if self._job_watch.cause is Cause.TIME_LIMIT and result.useful and not result.epochs:
-            self._say("no epoch ended in this start; trials continue from checkpoints within an epoch")
-        # Where an earlier start of this walltime was useful, it is not too short.
-        none_was_useful = self._record.fruitless_restarts == self._record.restarts + 1
-        if result.useful:
+        progress = any(self._before or ()) or self._record.fruitless_restarts <= self._record.restarts
+        if self._is_useful():
             self._record.fruitless_restarts = 0
         return decide(
             Situation(
@@ -316,8 +324,7 @@ class Job:
                 fruitless=self._record.fruitless_restarts,
                 max_restarts=self._options.max_restarts,
                 chain=self._options.chain,
-                progress=self._job_start.had_work() or not none_was_useful,
-                too_short=self._job_start.too_short_for_another() or (result.too_short if none_was_useful else None),
+                progress=progress,
             )
         )
 

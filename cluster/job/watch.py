@@ -5,14 +5,26 @@
 
 from __future__ import annotations
 
+import math
+import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from bigbatch.base.waits import CRASH_OR_SIGNAL_S
+from bigbatch.base import waits
+from bigbatch.base.waits import (
+    CANCELLED_SAVE_S,
+    CRASH_OR_SIGNAL_S,
+    GIVE_UP_REST_S,
+    KILLED_REST_S,
+    LIMIT_REST_S,
+    MARGIN_REST_S,
+    SAVE_S,
+    SILENT_S,
+)
 from bigbatch.cluster.host import slurm_commands
 from bigbatch.cluster.job.driver import Driver, GcsWatch, drain_in_ray, forget_in_ray
-from bigbatch.cluster.job.grant import FIRST_ANSWER_S, Grant, Question, TimeLeft
 from bigbatch.cluster.job.node_steps import NodeSteps
 from bigbatch.cluster.job.policy import Cause, cause_of_signal
 from bigbatch.cluster.node.node_status import NodeStatus
@@ -25,17 +37,91 @@ LOOK_S = 0.5
 """Time between two looks at the nodes' files on the shared file system."""
 
 
+FIRST_ANSWER_S = float(os.environ.get("BIGBATCH_FIRST_ANSWER_S") or waits.FIRST_ANSWER_S)
+ASK_AGAIN_S = 1.0
+
+
+class Question:
+    """Asks Slurm about the job, in the background until it answers: a busy controller may take long."""
+
+    def __init__(self, job_id: str) -> None:
+        self._job_id = job_id
+        self._answer: dict[str, str] | None = None
+        self._answered = threading.Event()
+        # daemon: the job must be able to end although Slurm never answers.
+        threading.Thread(target=self._ask, daemon=True).start()
+
+    def _ask(self) -> None:
+        while self._answer is None:
+            try:
+                self._answer = slurm_commands.job_fields(self._job_id)
+            except slurm_commands.SlurmError as error:
+                # The controller forgets only jobs that have ended.
+                if slurm_commands.UNKNOWN_JOB in str(error):
+                    self._answer = {"JobState": "CANCELLED"}
+                else:  # another error says nothing about the job
+                    time.sleep(ASK_AGAIN_S)
+        self._answered.set()
+
+    def answer(self, timeout_s: float) -> dict[str, str] | None:
+        """The fields of ``scontrol show job``; None if they do not come in time."""
+        return self._answer if self._answered.wait(timeout_s) else None
+
+
+class TimeLeft:
+    """The time that is left of an allocation.
+
+    Args:
+        end_time: when Slurm ends the job, seconds since the epoch; None: no limit.
+        margin_s: trials begin to save this many seconds before the end.
+        kill_wait_s: seconds from Slurm's SIGTERM to its SIGKILL.
+    """
+
+    def __init__(self, end_time: float | None, margin_s: float, kill_wait_s: float) -> None:
+        self.end_time, self._margin_s, self._kill_wait_s = end_time, margin_s, kill_wait_s
+
+    @property
+    def deadline(self) -> float:
+        """When trials must save, seconds since the epoch; infinity without a limit."""
+        return self.end_time - self._margin_s if self.end_time else math.inf
+
+    def environment(self) -> dict[str, str]:
+        """Variables that tell the driver how much time it has."""
+        words = {"BIGBATCH_SAVE_S": f"{self.save_s:.0f}"}
+        return words | ({"BIGBATCH_DEADLINE": f"{self.deadline:.0f}"} if self.end_time else {})
+
+    def patience_s(self) -> float:
+        """Seconds to wait for a silent controller."""
+        left = self.end_time - time.time() - GIVE_UP_REST_S if self.end_time else SILENT_S
+        # Shortly before the limit the job must still write its record and requeue, answer or not.
+        return max(0.0, min(SILENT_S, left))
+
+    @property
+    def save_s(self) -> float:
+        """Seconds for the driver near the time limit. A longer ``--margin`` gives trials with long steps more time."""
+        return max(SAVE_S, self._margin_s - MARGIN_REST_S)
+
+    def to_save_s(self, cause: Cause | None, killed_soon: bool) -> float:
+        """Seconds for the driver; fewer if Slurm's SIGKILL is near."""
+        if cause is Cause.CANCELLED:
+            return CANCELLED_SAVE_S
+        if killed_soon or cause is Cause.UNEXPLAINED:
+            # A site's KillWait may be as short as the part that is kept back for the nodes.
+            return max(2.0, self._kill_wait_s - KILLED_REST_S)
+        left = self.end_time - time.time() - LIMIT_REST_S if self.end_time else SAVE_S
+        return max(2.0, min(self.save_s, left))
+
+
 class JobWatch:
     """Finds the reason why the job must stop waiting: ``cause``. Call ``interruption`` often.
 
     Args:
-        record: the job's record. Nodes that are given up are noted in it.
+        record: the job's record.
         head: the head's name.
-        grant: knows when trials must save.
+        left: knows when trials must save.
         restart_count: how often Slurm had started the job again before this start.
         chores: other tasks to do regularly; an error in one of them ends the wait.
         say: writes a line to the job's log.
-        save: writes the record.
     """
 
     def __init__(
@@ -43,16 +129,15 @@ class JobWatch:
         record: JobRecord,
         nodes: NodeSteps,
         head: str,
-        grant: Grant,
+        left: TimeLeft,
         restart_count: int,
         signals: list[int],
         chores: Sequence[Callable[[], None]],
         say: Callable[[str], None],
-        save: Callable[[], None],
     ) -> None:
-        self._record, self._nodes, self._head, self._grant = record, nodes, head, grant
+        self._record, self._nodes, self._head, self._left = record, nodes, head, left
         self._restart_count = restart_count
-        self._signals, self._chores, self._say, self._save = signals, chores, say, save
+        self._signals, self._chores, self._say = signals, chores, say
         self._next_look = 0.0
         self._question: Question | None = None
         self.cause: Cause | None = None
@@ -71,11 +156,6 @@ class JobWatch:
         """Set the cause and write it to the job's log."""
         self.cause = cause
         self._say(text)
-
-    def exclude(self, name: str, reason: str) -> None:
-        """Note a node to avoid, with the reason why it was given up."""
-        self._record.excluded.setdefault(name, reason)
-        self._save()
 
     def classify(self, what: str, *, only_if_certain: bool = False) -> None:
         """Ask Slurm why it signals: cancelled, preempted, out of time.
@@ -115,12 +195,12 @@ class JobWatch:
             self.classify("SIGTERM")
         elif came := WARNINGS.intersection(self._signals):
             self.stop_because(Cause.TIME_LIMIT, f"{signal.Signals(min(came)).name}: the time limit is near")
-        elif self._grant.is_near_its_end():
+        elif time.time() >= self._left.deadline:
             self.stop_because(Cause.TIME_LIMIT, "the time limit is near (--margin)")
         elif time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + LOOK_S
             self._look_at_nodes()
-            for chore in (self._grant.look, *self._chores):
+            for chore in self._chores:
                 chore()
 
     def _look_at_nodes(self) -> None:
@@ -129,7 +209,6 @@ class JobWatch:
                 self._head_died(reason)
                 return
             self._say(f"node {name} is gone: {reason}; continuing with {len(self._nodes.living())}")
-            self.exclude(name, reason)
             status = self._nodes.status(name)
             if self.env and status is not None and status.ip:  # trials there go on elsewhere at once
                 forget_in_ray(status.ip, reason, self.env)
@@ -145,7 +224,6 @@ class JobWatch:
     def _give_up_hung_nodes(self) -> None:
         for name in self._nodes.hung():
             self._say(f"node {name} hangs: no heartbeat; Ray places nothing there any more")
-            self.exclude(name, "hung: no heartbeat")
             status = self._nodes.status(name)
             if self.env and status is not None:
                 drain_in_ray(status.ip, "no heartbeat", self.env)
@@ -160,7 +238,6 @@ class JobWatch:
         # Without a signal only a certain answer of Slurm counts: if the job still runs, its head has crashed.
         self.classify("the head's step ended", only_if_certain=not self._signals)
         if self.cause is None:
-            self.exclude(self._head, reason)
             failed = Cause.HEAD_DIED if self._record.address else Cause.START_FAILED
             self.stop_because(failed, f"head {self._head} is gone: {reason}")
 
@@ -187,7 +264,6 @@ class StartUp:
             self._tell({head: status})
             if time.monotonic() > deadline:
                 why = f": {status.reason}" if status is not None and status.reason else ""
-                self._watch.exclude(head, "was not ready in time")
                 self._watch.stop_because(
                     Cause.START_FAILED, f"the head {head} is not ready in time (--start-timeout){why}"
                 )
@@ -219,7 +295,6 @@ class StartUp:
 
     def _give_up(self, absent: list[str]) -> None:
         for name in absent:
-            self._watch.exclude(name, "did not register in time")
             self._nodes.kill(name)
         self._say(f"going on without {', '.join(absent)}, which did not register in time")
 

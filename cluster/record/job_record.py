@@ -66,8 +66,6 @@ class JobRecord:
     study_folder: str | None = None
     log: str | None = None
     """Absolute path of the job's own log."""
-    node_logs: str | None = None
-    """The folder of the nodes' logs."""
     end_time: float | None = None
     """When Slurm will end the job."""
     deadline: float | None = None
@@ -75,8 +73,6 @@ class JobRecord:
     restarts: int = 0
     fruitless_restarts: int = 0
     """Starts in a row in which no epoch was finished and no checkpoint written; with this one, until it has."""
-    excluded: dict[str, str] = field(default_factory=dict)
-    """Nodes to avoid next time, with the reason."""
     successor: str | None = None
     """The job that continues this one (``--chain``)."""
     reason: str | None = None
@@ -89,14 +85,7 @@ class JobRecord:
 
         Raises KeyError if ``job_id`` or ``state`` is missing.
         """
-        excluded = json_values.mapping(values, "excluded")
-        return json_values.read_fields(
-            cls,
-            values,
-            job_id=str(values["job_id"]),
-            state=str(values["state"]),
-            excluded={node: json_values.text(excluded, node) for node in excluded},
-        )
+        return json_values.read_fields(cls, values, job_id=str(values["job_id"]), state=str(values["state"]))
 
     def write(self, env: Mapping[str, str] | None = None) -> Path:
         """Replace the file atomically. Only its owner can read it."""

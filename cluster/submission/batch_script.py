@@ -15,12 +15,9 @@ import sys
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from bigbatch.base import mounts
 from bigbatch.base.atomic_files import write_text
 from bigbatch.base.command_line import did_you_mean
-from bigbatch.base.private_folder import base_folders
 from bigbatch.base.root import ROOT
 from bigbatch.base.waits import MARGIN_S
 from bigbatch.cluster.host import slurm_commands
@@ -33,15 +30,11 @@ from bigbatch.cluster.host.profiles import (
     find_site,
     format_time,
 )
-from bigbatch.cluster.job import options
 from bigbatch.cluster.job.allocated_nodes import DEVICE_VARIABLES
 from bigbatch.cluster.record import job_record
 from bigbatch.cluster.submission import request_checks, search_check
-from bigbatch.cluster.submission.request_checks import Request, RequestFields
+from bigbatch.cluster.submission.request_checks import Request
 from bigbatch.cluster.submission.resources import JobResources, job_resources, slurm_partitions
-
-if TYPE_CHECKING:
-    from typing import Unpack
 
 _log = logging.getLogger(__name__)
 
@@ -54,7 +47,7 @@ def submit(
     dry_run: bool = False,
     check: bool = True,
     env: Mapping[str, str] | None = None,
-    **request_options: Unpack[RequestFields],
+    **request_options: object,
 ) -> str:
     """Submit a search; returns the job's id (with ``dry_run`` the script that would be submitted).
 
@@ -92,8 +85,6 @@ def submit_request(
     check_files(request)
     needs = job_resources(request, site, env, slurm_partitions())
     script = render_batch_script(request, site, needs, env)
-    if check:
-        check_folders(request, env)
     if check and request.is_search:
         _log.info("the request fits the site %s; checking the search", site.name)
         _check_search(request, needs, render_batch_script(request, site, needs, env, check_only=True))
@@ -110,11 +101,10 @@ def submit_request(
 def _check_search(request: Request, needs: JobResources, script: str) -> None:
     """Raise InputError if the job would refuse the search. Prints what could not be checked."""
     cwd = work_folder(request)
-    arguments = options.parse_job_options([*request.job_options, *request.arguments]).arguments
     env = _outside_of_jobs(os.environ)
     if not request.nodes_may_differ:
         env[PLANNED_NODES] = planned_nodes_text(needs.nodes, needs.cpus_per_node, needs.gpus_per_node)
-    note = search_check.check_search(arguments, script, cwd, env)
+    note = search_check.check_search(script, cwd, env)
     if note:
         print(f"bigbatch cluster: {note}", file=sys.stderr)
 
@@ -149,31 +139,6 @@ def work_folder(request: Request) -> str:
     """The folder in which the job will run."""
     folders = [option.partition("=")[2] for option in request.options if option.startswith("--chdir=")]
     return os.path.abspath(folders[-1]) if folders else os.getcwd()
-
-
-def check_folders(request: Request, env: Mapping[str, str]) -> None:
-    """Raise InputError if the job would use a folder that only this machine sees. Where the nodes are not known, or
-    this machine is the only one, nothing is refused."""
-    chosen, cwd = options.parse_job_options([*request.job_options, *request.arguments]), Path(work_folder(request))
-    if not os.path.isdir(cwd):  # Slurm would run the job in /tmp
-        raise InputError(
-            f"the work folder must exist; got {str(cwd)!r}. Write another --sbatch=--chdir=…. "
-            "If only the nodes have it, write --no-check."
-        )
-    study, home = options.study_folder(chosen, request.name, cwd), job_record.records_home(env)
-    places: dict[str, Path | None] = {job_record.HOME_VARIABLE: home, "the work folder": cwd}
-    places |= {"--output": study and study.parent, "--data": options.data_folder(chosen, cwd)}
-    for what, place in places.items():
-        shared = ROOT if place is home else home  # no job runs where the repository is not
-        if place is None or not mounts.is_of_one_host(place, base_folders(env), shared):
-            continue
-        here = os.uname().nodename.partition(".")[0]
-        # Where this machine is the only node, as on a workstation with Slurm, its own disk is seen by all nodes.
-        if any(host.partition(".")[0] not in (here, "localhost") for host in slurm_commands.node_hosts()):
-            raise InputError(
-                f"{what} must be on a file system that the nodes see; got {str(place)!r}, which is {here}'s own. "
-                "Write a folder on a shared file system. If the nodes have one of that name, write --no-check."
-            )
 
 
 def check_files(request: Request) -> None:

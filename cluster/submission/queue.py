@@ -154,43 +154,23 @@ def _check_id(job_id: str) -> None:
 
 def logs(job_id: str | int, *, node: str | None = None) -> str:
     """The log of a job so far, or that of its ``node``. Raises InputError if there is no log yet."""
-    path = _log_path(str(job_id), node)
-    if not path.is_file():
-        raise _no_log(str(job_id), node)
-    return path.read_text(errors="replace")
+    return log_path(str(job_id), node).read_text(errors="replace")
 
 
-def _no_log(job_id: str, node: str | None) -> InputError:
-    what = f"node {node} of job {job_id}" if node else f"job {job_id}"
-    return InputError(
-        f"there is no log of {what} below {str(job_record.records_home())!r}. Has it begun? "
-        "`bigbatch cluster queue --all` shows your jobs."
-    )
-
-
-def log_to_follow(job_id: str, *, node: str | None = None) -> tuple[Path, str | None]:
-    """The path of the job's log, or of its ``node``'s; and a line with Slurm's state where it is not written yet.
-
-    Raises InputError if the job has no log and Slurm does not list it; SlurmError if that cannot be known.
-    """
-    path = _log_path(job_id, node)
-    if path.is_file():
-        return path, None
-    job = next((one for one in _listed() if one.job_id == job_id), None)
-    if job is None:
-        raise _no_log(job_id, node)
-    reason = f", {job.reason}" if job.reason else ""
-    return path, f"job {job_id} has written no log yet; Slurm: {job.slurm_state}{reason}. Waiting for it …"
-
-
-def _log_path(job_id: str, node: str | None) -> Path:
-    """Where the log of a job, or of its node, is or will be."""
+def log_path(job_id: str, node: str | None) -> Path:
+    """The log of a job, or of its node. Raises InputError if there is none yet."""
     _check_id(job_id)
     found = job_record.read_record(job_id)
     if node:
-        folder = Path(found.node_logs) if found and found.node_logs else job_record.job_folder(job_id) / "nodes"
-        return folder / f"{node}.log"
-    return Path(found.log) if found and found.log else job_record.records_home() / "logs" / f"{job_id}.log"
+        path = job_record.job_folder(job_id) / "nodes" / f"{node}.log"
+    else:
+        path = Path(found.log) if found and found.log else job_record.records_home() / "logs" / f"{job_id}.log"
+    if not path.is_file():
+        raise InputError(
+            f"a job has a log once it has begun; got none at {str(path)!r}. "
+            "`bigbatch cluster queue --all` shows your jobs."
+        )
+    return path
 
 
 # Tunnel

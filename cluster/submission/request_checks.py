@@ -6,15 +6,13 @@ What it has a field for is refused among the further options of sbatch (``--sbat
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass
-from typing import TypedDict
 
-from bigbatch.base.command_line import did_you_mean, empty_value
+from bigbatch.base.command_line import empty_value
 from bigbatch.base.waits import MARGIN_S
 from bigbatch.cluster.host import slurm_commands
-from bigbatch.cluster.host.profiles import InputError, Partition
+from bigbatch.cluster.host.profiles import InputError
 
 
 @dataclass(frozen=True)
@@ -56,87 +54,47 @@ class Request:
         return any(option.startswith("--nodes") for option in self.options)
 
 
-class RequestFields(TypedDict, total=False):
-    """``Request``'s fields as keywords of a function, all but ``arguments``. None: as if it were not given."""
-
-    nodes: int
-    time: str | None
-    partition: str | None
-    account: str | None
-    qos: str | None
-    gpus_per_node: int | None
-    cpus_per_gpu: int | None
-    cpus_per_node: int | None
-    mem: str | None
-    gres: str | None
-    name: str
-    container: str | os.PathLike[str] | None
-    python: str | os.PathLike[str] | None
-    prelude: str | os.PathLike[str] | None
-    signal_s: int
-    job_options: tuple[str, ...]
-    options: tuple[str, ...]
-
-
-MIN_WHOLE_NUMBERS = {"nodes": 1, "gpus_per_node": 0, "cpus_per_gpu": 1, "cpus_per_node": 1, "signal_s": 1}
-"""Fields that are whole numbers, with their lowest value."""
+LEAST = {"nodes": 1, "gpus_per_node": 0, "cpus_per_gpu": 1, "cpus_per_node": 1, "signal_s": 1}
+"""Fields that are numbers, with their lowest value."""
 LARGEST_SIGNAL_S = 65535
-OF_THE_REQUEST = "submit has an option of its own for this"
-ONE_TASK = ("a job has one task on each node", "Write --nodes N and --cpus-per-node N.")
 REFUSED = {
-    "--array": ("a search must be its own job, not a task of an array", "Submit it once a search, with --study NAME."),
-    **dict.fromkeys(("--ntasks", *(f"--ntasks-per-{one}" for one in ("node", "core", "gpu", "socket"))), ONE_TASK),
-    "--cpus-per-task": (OF_THE_REQUEST, "Write --cpus-per-node N."),
-    "--signal": (OF_THE_REQUEST, "Write --signal S."),
-    "--job-name": (OF_THE_REQUEST, "Write --name NAME."),
+    "--array": "Submit it once for each search, with --study NAME.",
+    **dict.fromkeys(
+        ("--ntasks", *(f"--ntasks-per-{one}" for one in ("node", "core", "gpu", "socket"))), "Write --nodes."
+    ),
+    "--cpus-per-task": "Write --cpus-per-node N.",
+    "--job-name": "Write --name NAME.",
     **{
-        f"--{one}": (OF_THE_REQUEST, f"Write --{one} …")
-        for one in ("partition", "account", "qos", "time", "mem", "cpus-per-gpu", "gpus-per-node")
+        f"--{one}": f"Write --{one} …"
+        for one in ("partition", "account", "qos", "time", "mem", "cpus-per-gpu", "gpus-per-node", "signal")
     },
-    **dict.fromkeys(("--gpus", "--gpus-per-task", "--gpus-per-socket"), (OF_THE_REQUEST, "Write --gpus-per-node N.")),
-    "--test-only": (OF_THE_REQUEST, "Write --dry-run."),
-    "--wait": ("submit returns when the job is queued", "Write `bigbatch cluster logs JOBID -f` then."),
+    **dict.fromkeys(("--gpus", "--gpus-per-task", "--gpus-per-socket"), "Write --gpus-per-node N."),
+    "--test-only": "Write --dry-run.",
+    "--wait": "Write `bigbatch cluster logs JOBID -f` then.",
 }
-"""Options of sbatch that contradict the request or the batch script: the rule and the fix."""
-READ = (*REFUSED, "--gres", "--nodes", "--chdir")
+"""Options of sbatch that contradict the request or the batch script, and the fix."""
 
 
 def check_sbatch_options(request: Request) -> None:
-    """Raise InputError for an option of sbatch that the job cannot have, or that is read here and abbreviated."""
+    """Raise InputError for an option of sbatch that the job cannot have."""
     for option in request.options:
         if not option.startswith("--"):
             raise InputError(f"--sbatch must be a long option of sbatch; got {option!r}. Write e.g. --constraint=fast.")
-        name = re.split(r"[=\s]", option)[0]
-        meant = [name] if name in READ else [one for one in READ if one.startswith(name)]  # sbatch takes a beginning
-        for rule, fix in (REFUSED[one] for one in meant if one in REFUSED):
-            raise InputError(f"{rule}; got --sbatch={option}. {fix}")
-        if meant and meant != [name]:
-            raise InputError(f"--sbatch must be a whole option of sbatch; got {option!r}. Write {meant[0]}=….")
-        if request.mem is not None and name.startswith("--mem-per-"):  # sbatch takes one of them
-            raise InputError(
-                f"memory must be given once; got --mem {request.mem} and --sbatch={option}. Leave one out."
-            )
+        if fix := REFUSED.get(re.split(r"[=\s]", option)[0]):
+            raise InputError(f"submit has its own way to say this, for one task a node; got --sbatch={option}. {fix}")
     for value in other_resources(request):
         if any(name == "gpu" for name, _, _ in slurm_commands.gres_parts(value)):
-            raise InputError(f"{OF_THE_REQUEST}; got --sbatch=--gres={value}. Write --gres gpu:TYPE:N.")
+            raise InputError(f"submit has an option of its own for GPUs; got --gres={value}. Write --gres gpu:TYPE:N.")
 
 
 def check_kinds(request: Request) -> None:
-    """Raise InputError if a number is no number or out of range, or a text is no text."""
+    """Raise InputError if a number is out of range, or a text is empty."""
     for name, value in vars(request).items():
         option = "--signal" if name == "signal_s" else f"--{name.replace('_', '-')}"
-        if value is None or isinstance(value, tuple):
-            continue
-        if name not in MIN_WHOLE_NUMBERS:
-            if not isinstance(value, str):
-                raise InputError(f"{option} must be text; got {value!r}. Write '{value}'.")
-            if not value.strip():
-                raise InputError(empty_value(option, value))
-        # To Python, True is a whole number.
-        elif not isinstance(value, int) or isinstance(value, bool):
-            raise InputError(f"{option} must be a whole number; got {value!r}. Write it without quotes.")
-        elif value < (least := MIN_WHOLE_NUMBERS[name]):
-            raise InputError(f"{option} must be at least {least}; got {value}. Write {option} {least}.")
+        if isinstance(value, str) and not value.strip():
+            raise InputError(empty_value(option, value))
+        if name in LEAST and value is not None and value < LEAST[name]:
+            raise InputError(f"{option} must be at least {LEAST[name]}; got {value}. Write {option} {LEAST[name]}.")
     if request.signal_s > LARGEST_SIGNAL_S:
         raise InputError(f"--signal must be at most {LARGEST_SIGNAL_S}; got {request.signal_s}. Write --signal 120.")
 
@@ -173,16 +131,6 @@ def parse_gres(text: str) -> tuple[str, int | None]:
             "Write other resources as --sbatch=--gres=…."
         )
     return match[1] or "", int(match[2]) if match[2] else None
-
-
-def check_gpu_type(request: Request, partition: Partition | None) -> None:
-    """Raise InputError if the partition has no GPUs of the requested type."""
-    kind, known = parse_gres(request.gres)[0] if request.gres is not None else "", partition and partition.gpu_types
-    if partition and kind and known and kind not in known:
-        fix = did_you_mean(kind, known, f"Write --gres gpu:{known[0]}.")
-        raise InputError(
-            f"partition {partition.name} has GPUs of type {', '.join(known)}; got --gres {request.gres}. {fix}"
-        )
 
 
 def other_resources(request: Request) -> list[str]:

@@ -13,9 +13,7 @@ from bigbatch.cluster.host import slurm_commands
 from bigbatch.cluster.host.profiles import (
     NO_LIMIT_S,
     InputError,
-    NodeKind,
     Partition,
-    Qos,
     Site,
     format_time,
     parse_time,
@@ -53,9 +51,7 @@ def job_resources(
     """
     _check_words(request, site)
     partition = _partition(request, site, live)
-    request_checks.check_gpu_type(request, partition)
     gpus = _gpus(request, site, partition)
-    time_s, qos = _time_and_qos(request, partition, gpus * request.nodes)
     if partition and partition.max_nodes and request.nodes > partition.max_nodes:
         raise InputError(
             f"partition {partition.name} grants at most {partition.max_nodes} nodes a job; got {request.nodes}. "
@@ -68,8 +64,8 @@ def job_resources(
         nodes=request.nodes,
         gpus_per_node=gpus,
         cpus_per_node=cpus,
-        time_s=time_s,
-        qos=qos,
+        time_s=_time_s(request, partition),
+        qos=request.qos or (partition.default_qos if partition else None),
         account=_account(request, site, partition, env),
         gres=_gres(request, partition),
         options=partition.options if partition else (),
@@ -131,8 +127,6 @@ def _tightest(profile: Partition | None, live: Partition | None) -> Partition | 
         max_nodes=less(profile.max_nodes, live.max_nodes),
         gpus_per_node=profile.gpus_per_node or live.gpus_per_node,
         cores_per_node=profile.cores_per_node or live.cores_per_node,
-        gpu_types=live.gpu_types,
-        kinds=() if profile.gpus_per_node or profile.cores_per_node else live.kinds,
     )
 
 
@@ -149,7 +143,7 @@ def _gpus(request: Request, site: Site, partition: Partition | None) -> int:
     most = partition.gpus_per_node if partition else None
     wanted = request_checks.gpus_asked_for(request)
     if wanted is None:
-        return (partition and partition.gpus_on(request.nodes)) or most or (1 if request.gres else 0)
+        return most or (1 if request.gres else 0)
     if most is not None and wanted > most and partition:
         fix = f"Write --gpus-per-node {most} and more --nodes." if most else "Write a --partition with GPUs, or 0."
         raise InputError(f"a node of {site.name}'s partition {partition.name} has {most} GPUs; got {wanted}. {fix}")
@@ -159,15 +153,14 @@ def _gpus(request: Request, site: Site, partition: Partition | None) -> int:
 def _cpus(request: Request, site: Site, partition: Partition | None, gpus: int) -> int:
     """CPUs of each node: the requested number, the site's rule for each GPU, or the GPUs' share of the node."""
     most = partition.cores_per_node if partition else None
-    cores = partition.cores_on(request.nodes, gpus) if partition else None
     per_gpu = request.cpus_per_gpu or (partition.cores_per_gpu if partition else None)
     if request.cpus_per_node is not None:
         cpus = request.cpus_per_node
     elif gpus and per_gpu:
         cpus = gpus * per_gpu
-    elif cores:
+    elif most:
         all_gpus = partition.gpus_per_node if partition else None
-        cpus = cores * gpus // all_gpus if gpus and all_gpus else cores
+        cpus = most * gpus // all_gpus if gpus and all_gpus else most
     else:
         where = f"partition {partition.name}" if partition else f"site {site.name}"
         raise InputError(
@@ -184,8 +177,8 @@ def _cpus(request: Request, site: Site, partition: Partition | None, gpus: int) 
     return cpus
 
 
-def _time_and_qos(request: Request, partition: Partition | None, gpus: int) -> tuple[int, str | None]:
-    """The wall time and the quality of service that grants it."""
+def _time_s(request: Request, partition: Partition | None) -> int:
+    """The wall time."""
     limit = partition.max_time_s if partition else None
     time_s = parse_time(request.time) if request.time else min(USUAL_TIME_S, limit or USUAL_TIME_S)
     if partition and limit and time_s > limit:
@@ -198,37 +191,7 @@ def _time_and_qos(request: Request, partition: Partition | None, gpus: int) -> t
             f"a job is warned {request.signal_s} s before its end and needs time before that; got --time "
             f"{format_time(time_s)}. Write --time {format_time(request.signal_s + 600)} or more, or a smaller --signal."
         )
-    services = partition.qos if partition else {}
-    if not services:
-        return time_s, request.qos
-    return time_s, _qos(request, partition.name, services, partition.default_qos, time_s, gpus)  # type: ignore[union-attr]
-
-
-def _qos(
-    request: Request, partition: str, services: Mapping[str, Qos], default: str | None, time_s: int, gpus: int
-) -> str:
-    def grants(qos: Qos) -> bool:
-        return time_s <= (qos.max_time_s or time_s) and gpus <= (qos.max_gpus or gpus)
-
-    def limits(qos: Qos) -> str:
-        known = [format_time(qos.max_time_s)] if qos.max_time_s else []
-        known += [f"{qos.max_gpus} GPUs"] if qos.max_gpus else []
-        return f"{qos.name} ({', '.join(known) or 'limits not known'})"
-
-    if request.qos:
-        if request.qos not in services:
-            fix = did_you_mean(request.qos, services)
-            raise InputError(f"--qos must be one of partition {partition}'s; got {request.qos!r}. {fix}")
-        candidates = [services[request.qos]]
-    else:
-        candidates = sorted(services.values(), key=lambda qos: qos.name != default)
-    for qos in candidates:
-        if grants(qos):
-            return qos.name
-    raise InputError(
-        f"no quality of service of partition {partition} grants {format_time(time_s)} on {gpus} GPUs; there "
-        f"{'is' if len(candidates) == 1 else 'are'} {', '.join(map(limits, candidates))}. Write less --time or --nodes."
-    )
+    return time_s
 
 
 def _account(request: Request, site: Site, partition: Partition | None, env: Mapping[str, str]) -> str | None:
@@ -255,42 +218,24 @@ def slurm_partitions() -> dict[str, Partition] | None:
         return None
     try:
         # --exact: else unlike nodes are one row, with the least of their cores ("1+").
-        text = slurm_commands.run("sinfo", "--exact", "--noheader", "--format=%P|%l|%s|%c|%G|%D")
+        text = slurm_commands.run("sinfo", "--exact", "--noheader", "--format=%P|%l|%s|%c|%G")
     except slurm_commands.SlurmError:
         return None
     found: dict[str, Partition] = {}
     for line in text.splitlines():
-        if line.count("|") != 5:
+        if line.count("|") != 4:
             continue
-        name, time, size, cpus, gres, nodes = (part.strip() for part in line.split("|"))
-        gpus, cores = slurm_commands.gres_count(gres, "gpu"), slurm_commands.read_count(cpus) or 0
-        row = Partition(
+        name, time, size, cpus, gres = (part.strip() for part in line.split("|"))
+        before = found.get(name.rstrip("*"))  # of unlike nodes a job may ask for the resources of the largest
+        found[name.rstrip("*")] = Partition(
             name.rstrip("*"),
-            gpus_per_node=gpus,
-            gpu_types=_types(gres),
-            cores_per_node=cores,
+            gpus_per_node=max(slurm_commands.gres_count(gres, "gpu"), (before and before.gpus_per_node) or 0),
+            cores_per_node=max(slurm_commands.read_count(cpus) or 0, (before and before.cores_per_node) or 0),
             max_nodes=slurm_commands.largest_count(size),
             max_time_s=_slurm_time(time),
             is_default=name.endswith("*"),
-            kinds=(NodeKind(slurm_commands.read_count(nodes) or 0, cores, gpus),),
         )
-        found[row.name] = _largest(found[row.name], row) if row.name in found else row
     return found
-
-
-def _largest(one: Partition, other: Partition) -> Partition:
-    """Combine a partition's unlike nodes: a job may ask for the resources of the largest."""
-    return replace(
-        one,
-        gpus_per_node=max(one.gpus_per_node or 0, other.gpus_per_node or 0),
-        cores_per_node=max(one.cores_per_node or 0, other.cores_per_node or 0),
-        gpu_types=tuple(dict.fromkeys((*one.gpu_types, *other.gpu_types))),
-        kinds=(*one.kinds, *other.kinds),
-    )
-
-
-def _types(gres: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(kind for name, kind, _ in slurm_commands.gres_parts(gres) if name == "gpu" and kind))
 
 
 def _slurm_time(text: str) -> int | None:

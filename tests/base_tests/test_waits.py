@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bigbatch.base import waits
-from bigbatch.cluster.job.grant import TimeLeft
+from bigbatch.cluster.job.watch import TimeLeft
 from helpers.paths import ROOT, product_files
 
 w = waits
@@ -41,7 +41,6 @@ WITHIN = {
     "Ray hears of a hung node before the next one hangs": (w.HUNG_DRAIN_S, w.HUNG_S),
     "a start of Ray is tried several times": (4 * w.RAY_START_S, w.START_TIMEOUT_S),
     "a silent controller is asked several times": (4 * w.COMMAND_S, w.SILENT_S),
-    "a time limit that was moved is known before trials save for it": (w.GRANT_S, w.MARGIN_S),
 }
 
 SAID = {
@@ -94,7 +93,7 @@ def test_every_wait_of_the_table_is_held_by_a_rule_and_told_in_the_table_with_it
 
 def test_no_other_file_of_the_packages_has_a_wait_of_that_name() -> None:
     derived = {("cluster/node/node_status.py", "HUNG_S"), ("cluster/node/node_status.py", "HEARTBEAT_S")}
-    derived.add(("cluster/job/grant.py", "FIRST_ANSWER_S"))  # these three may be set by the environment, for tests
+    derived.add(("cluster/job/watch.py", "FIRST_ANSWER_S"))  # these three may be set by the environment, for tests
     found = set()
     for path in product_files():
         assigned = (node for node in ast.parse(path.read_text()).body if isinstance(node, ast.Assign))

@@ -70,17 +70,6 @@ def test_the_jobs_own_clock_saves_where_usr1_does_not_come(cluster, submit):
 
 
 @pytest.mark.exhaustive
-def test_a_job_whose_limit_was_shortened_saves_in_time_and_does_not_queue_for_a_start_that_would_be_refused(
-    cluster, submit
-):
-    job = submit(*driver(WAIT), BIGBATCH_ASK_SLURM_S="1")
-    job.wait_log("RUNNING")
-    cluster.run("ctl", "scontrol", "update", f"JobId={job.id}", "TimeLimit=2", user="alice")
-    log = job.wait_end("FAILED")
-    assert "SAVED" in log and "too short for another start" in job.record["reason"] and job.record["restarts"] == 0
-
-
-@pytest.mark.exhaustive
 @pytest.mark.parametrize("options", [(), ("--chain",)], ids=["requeue", "chain"])
 def test_a_job_whose_partition_cancels_on_preemption_saves_and_goes_on(cluster, submit, options):
     """PreemptMode=CANCEL: Slurm itself would not bring it back."""
@@ -176,7 +165,7 @@ def test_a_dead_head_restarts_the_job_once(cluster, submit):
     assert job.leftovers() == []
 
 
-def test_a_dead_worker_is_left_behind_and_after_usr1_the_job_saves_starts_soon_and_avoids_it(cluster, submit):
+def test_a_dead_worker_is_left_behind_and_after_usr1_the_job_saves_and_starts_soon(cluster, submit):
     job = submit(*driver(ONCE), sbatch=("-N2",))
     job.wait_log("RUNNING 0")
     worker = next(n for n in job.record["nodes"] if n != job.record["head"])
@@ -185,7 +174,6 @@ def test_a_dead_worker_is_left_behind_and_after_usr1_the_job_saves_starts_soon_a
     cluster.run("ctl", "scancel", "--batch", "-s", "USR1", job.id, user="alice")
     log = job.wait_end("COMPLETED") if job.wait_log("RUNNING 1") else ""
     assert log.index("SAVED") < log.index("→ requeueing") < log.index("RUNNING 1")
-    assert f"nodes that the job avoids from now on: {worker}" in log and worker not in job.record["nodes"]
     assert job.record["restarts"] == 1 and job.leftovers() == []
 
 
@@ -196,7 +184,7 @@ def test_a_suspended_job_goes_on_with_all_its_nodes(cluster, submit):
     cluster.run("ctl", "scontrol", "suspend", job.id)
     time.sleep(15)
     cluster.run("ctl", "scontrol", "resume", job.id)
-    assert "hangs" not in job.wait_end("COMPLETED") and job.record["excluded"] == {} and starts(job) == 1
+    assert "hangs" not in job.wait_end("COMPLETED") and starts(job) == 1
     assert job.leftovers() == []
 
 

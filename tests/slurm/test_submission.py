@@ -121,9 +121,6 @@ def test_what_slurm_would_refuse_or_never_start_is_refused_before(cluster: Virtu
         done = bigbatch(cluster, checkout, "submit", *arguments, check=False)
         assert done.returncode == 2 and expected in done.stderr, done.stderr
         assert len(done.stderr.strip().splitlines()) == 1
-    # Such a job would end without a log: Slurm could not write it.
-    done = bigbatch(cluster, checkout, "submit", "--", "true", check=False, BIGBATCH_HOME="/tmp/records")
-    assert done.returncode == 2 and "BIGBATCH_HOME must be on a file system that the nodes see" in done.stderr
     assert cluster.run("ctl", "squeue", "-h", "-t", "all", "-o", "%i").stdout == before
 
 
@@ -140,13 +137,11 @@ def test_the_doctor_finds_an_allocation_healthy_but_for_gpus_that_torch_cannot_u
     found = findings(Path(cluster.job(job)["StdOut"]).read_text())
     failed = {what: seen for what, (status, seen) in found.items() if status == "FAIL"}
     assert failed.keys() == {"GPUs"}
-    assert found["nodes answer"] == ("OK", "3 of 3")
     # The nodes' GPUs are stand-ins: torch says that there is no driver, or that it was built without CUDA.
-    assert re.fullmatch(r"torch can use none: n1, n2, n3: .*(NVIDIA|CUDA).*", failed["GPUs"]), failed
-    assert found["shared folder"][0] == found["requeue"][0] == "OK"
-    assert found["all-reduce"][0] == "OK" and re.search("3 nodes: gloo .* MB/s", found["all-reduce"][1])
+    assert re.fullmatch(r"n1, n2, n3: torch can use none: .*(NVIDIA|CUDA).*", failed["GPUs"]), failed
+    assert found["shared folder"][0] == "OK" and found["all-reduce"] == ("OK", "gloo")
 
 
 def test_the_doctor_on_the_login_node_asks_slurm(cluster: VirtualCluster) -> None:
     found = findings(bigbatch(cluster, REPOSITORY, "doctor", "--json", check=False).stdout)
-    assert found["Slurm"][0] == found["requeue"][0] == "OK" and found["nodes answer"] == ("OK", "1 of 1")
+    assert found["Slurm"][0] == found["shared folder"][0] == "OK"

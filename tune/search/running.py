@@ -39,7 +39,7 @@ from bigbatch.tune.storage.frontier_file import frontier_json
 from bigbatch.tune.storage.progress_file import ProgressFileWriter
 from bigbatch.tune.storage.store import StudyStore
 from bigbatch.tune.strategies import make_strategy
-from bigbatch.tune.trials.admission import Admission, Deadline, allocation_end
+from bigbatch.tune.trials.admission import Admission, Deadline, end_of_allocation
 from bigbatch.tune.trials.configurations import ConfirmationQueue, MissingConfirmations, SpaceConfigurations
 from bigbatch.tune.trials.live_trial import SharedGpus
 
@@ -64,7 +64,7 @@ class SearchRun:
     wandb: Any = None
     capacity: Any = None
     budget: Budget | None = None
-    deadline: Deadline = field(default_factory=lambda: Deadline(lambda: None, lambda: None))
+    deadline: Deadline = field(default_factory=lambda: Deadline(None, lambda: None))
 
 
 def facts_of(plan: SearchPlan) -> SearchFacts:
@@ -207,7 +207,7 @@ def make_bridge(
         may_start=lambda: not stop.is_set() and run.deadline.allows_a_trial() and not lost(),
     )
     pace = run.budget.pace if run.budget is not None else Pace()
-    run.deadline = Deadline(allocation_end(), lambda: pace.first_result_s)
+    run.deadline = Deadline(end_of_allocation(), lambda: pace.first_result_s)
     return bridge
 
 

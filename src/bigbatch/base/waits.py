@@ -63,7 +63,6 @@ The start of a job's nodes.
 A controller of Slurm that does not answer.
 
     SILENT_S 300             a job, for any answer
-      GRANT_S 60             between two questions whether Slurm has changed the job's end or its nodes
       COMMAND_S 30           one command
 """
 
@@ -156,7 +155,5 @@ RAY_START_S = 30.0
 
 SILENT_S = 300.0
 """How long a job waits for a silent controller. A cancelled job is killed earlier."""
-GRANT_S = 60.0
-"""Interval between two questions about a running job: an administrator may have changed its time limit."""
 COMMAND_S = 30.0
 """Timeout of one Slurm command."""

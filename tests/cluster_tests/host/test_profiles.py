@@ -18,7 +18,6 @@ def test_every_profile_is_valid_and_names_its_sources(path):
     for partition in site.partitions.values():
         if partition.cores_per_gpu and partition.cores_per_node:
             assert partition.cores_per_gpu * partition.gpus_per_node <= partition.cores_per_node
-        assert partition.default_qos is None or partition.default_qos in partition.qos
     if site.partitions:
         assert site.default_partition in site.partitions
         assert len(re.findall(r"https?://", path.read_text())) >= 3, "facts without a source"
@@ -75,7 +74,6 @@ WRONG = {
     "default partition": ('name = "x"\ndefault_partition = "b"\n[partitions.a]', "'b'"),
     "partition as a value": ('name = "x"\n[partitions]\na = 4', "[partitions.a]"),
     "number of GPUs in their name": ('name = "x"\n[partitions.a]\ngres = "gpu:a100:4"', "e.g. gpu:a100"),
-    "default qos": ('name = "x"\n[partitions.a]\ndefault_qos = "b"\n[partitions.a.qos.c]', "'b'"),
     "no TOML": ("name = x", "line 1"),
 }
 

@@ -149,12 +149,6 @@ def test_moments():
         assert slurm_commands.seconds_since_epoch(text) is None
 
 
-def test_what_a_gpu_brings():
-    cases = {"gres:gpu:4": "4", "gpu:8": "8", "gres/gpu:a100:16": "16", "gres/gpu=51200": "51200", "gpu:40G": "40G"}
-    assert {text: slurm_commands.per_gpu(text) for text in cases} == cases
-    assert slurm_commands.per_gpu("gres/gpu:v100=8G") == "8G" and slurm_commands.per_gpu(None) is None
-
-
 def test_resources_with_flags_and_units():
     parts = slurm_commands.gres_parts("gpu:kepler:2,mps:kepler:400,bandwidth:lustre:no_consume:4G,craynetwork:4")
     cards = [("gpu", "kepler", 2), ("mps", "kepler", 400)]

@@ -10,7 +10,6 @@ import pytest
 from bigbatch.cluster.record import job_record
 from helpers.processes import program
 from helpers.stand_in_ray import StandInJob, record_of, start_search
-from helpers.waiting import wait_until
 
 
 def start_on_busy_machine(folder: Path, timeout_s: int, fails: int, after_s: float, *words: str, **env) -> StandInJob:
@@ -85,22 +84,3 @@ def test_a_start_that_saved_a_checkpoint_within_an_epoch_was_of_use(tmp_path, sa
     job.process.send_signal(signal.SIGUSR1)
     assert job.end() == 143 and "requeue 7" in job.calls
     assert record_of(tmp_path)["fruitless_restarts"] == (0 if saves == "a checkpoint" else 1)
-    assert ("no epoch ended in this start; trials continue" in job.log) is (saves == "a checkpoint")
-
-
-@pytest.mark.exhaustive  # waits for a time limit
-@pytest.mark.parametrize("useful_before", [False, True])
-def test_a_walltime_that_is_too_short_for_a_first_checkpoint_ends_the_job_at_once(tmp_path, useful_before):
-    """Of no further start, unless an earlier one of the same length was of use."""
-    if useful_before:
-        env = {"BIGBATCH_HOME": str(tmp_path / "home")}
-        job_record.JobRecord("7", "requeueing", restarts=2, fruitless_restarts=0).write(env)
-    end = time.time() + 60 + 60 + 10  # a margin of 60 s, the least that is taken, and 10 s of which it uses some
-    env = {"SLURM_JOB_END_TIME": f"{end:.0f}", "SLURM_RESTART_COUNT": "3" if useful_before else "0"}
-    job = start_search(tmp_path, ":", "--margin", "60", **env)
-    wait_until(lambda: time.time() > end - 119, "a moment that the clock must reach")
-    job.process.send_signal(signal.SIGUSR1)  # Slurm's may come a minute before the margin
-    assert job.end() == (143 if useful_before else 1)
-    assert ("requeue 7" in job.calls) is useful_before
-    reason = "no trial came to a first checkpoint in the"
-    assert (reason in record_of(tmp_path)["reason"] and "Write sbatch --time=5 or more" in job.log) is not useful_before

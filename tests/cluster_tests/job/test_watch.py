@@ -7,11 +7,10 @@ from unittest.mock import Mock, call
 
 import pytest
 
-from bigbatch.cluster.job import grant as grant_file
 from bigbatch.cluster.job import watch
-from bigbatch.cluster.job.grant import Grant, Question, TimeLeft
 from bigbatch.cluster.job.node_steps import NodeSteps
 from bigbatch.cluster.job.policy import Cause
+from bigbatch.cluster.job.watch import Question, TimeLeft
 from bigbatch.cluster.node.node_status import NodeStatus
 from bigbatch.cluster.record import job_record
 from helpers.stand_in_slurm import stand_in
@@ -33,11 +32,11 @@ def test_a_signal_is_explained_whenever_slurm_answers(answer, cause, killed_soon
     down = "echo 'Unable to contact slurm controller' >&2; exit 1"
     stand_in(tmp_path, monkeypatch, scontrol=f"[ -e {awake} ] || {{ {down}; }}\n{answer}")
     monkeypatch.setattr(watch, "FIRST_ANSWER_S", 0.2)
-    monkeypatch.setattr(grant_file, "ASK_AGAIN_S", 0.05)
+    monkeypatch.setattr(watch, "ASK_AGAIN_S", 0.05)
     said: list[str] = []
     job = job_record.JobRecord("7", "driver")
     nodes = Mock(spec=NodeSteps)
-    look = watch.JobWatch(job, nodes, "n1", Mock(spec=Grant), 2, [signal.SIGTERM], [], said.append, lambda: None)
+    look = watch.JobWatch(job, nodes, "n1", TimeLeft(None, 120.0, 30.0), 2, [signal.SIGTERM], [], said.append)
     assert look.interruption() is Cause.UNEXPLAINED and "saving in any case" in said[-1]
     assert nodes.mock_calls == [call.hold()], "else the nodes end before Slurm answers, and the trials on them"
     assert not look.explain(0.2) and look.cause is Cause.UNEXPLAINED
@@ -57,7 +56,7 @@ def test_only_an_unknown_job_is_taken_for_a_cancelled_one(tmp_path, monkeypatch)
     (tmp_path / "left").write_text("".join(f"scontrol: error: {words}\n" for words in OTHER_ERRORS))
     fail = f"[ -s {tmp_path}/left ] && {{ head -n1 {tmp_path}/left >&2; sed -i 1d {tmp_path}/left; exit 1; }}"
     stand_in(tmp_path, monkeypatch, scontrol=f"{fail}\necho JobState=RUNNING PreemptTime=2026-11-21T10:00:00")
-    monkeypatch.setattr(grant_file, "ASK_AGAIN_S", 0.01)
+    monkeypatch.setattr(watch, "ASK_AGAIN_S", 0.01)
     fields = Question("7").answer(60)
     assert fields is not None and fields["JobState"] == "RUNNING"
     assert (tmp_path / "left").read_text() == "", "every error was met"
@@ -72,12 +71,10 @@ def test_ray_is_told_of_a_node_whose_step_has_ended_before_it_notices(monkeypatc
         "status.side_effect": {"n2": NodeStatus("7.0", ip="10.0.0.2"), "n3": None}.get,
     })  # fmt: skip
     job = job_record.JobRecord("7", "driver")
-    grant = Mock(spec=Grant, **{"is_near_its_end.return_value": False})
-    look = watch.JobWatch(job, nodes, "n1", grant, 0, [], [], lambda line: None, lambda: None)
+    look = watch.JobWatch(job, nodes, "n1", TimeLeft(None, 120.0, 30.0), 0, [], [], lambda line: None)
     look.env = {"RAY_ADDRESS": "10.0.0.1:20000"}
     assert look.interruption() is None
     assert told == [("10.0.0.2", "lost", look.env)]
-    assert job.excluded == {"n2": "lost", "n3": "n3 does not see /runs"}
 
 
 class Clock(SetClock):

@@ -73,9 +73,9 @@ ORDERS = NodeOrders(run_id="7.0", stop=True, hold=True, keep_logs=True, address=
 RECORD = JobRecord(
     job_id="7", state="driver", command=["python", "tune/run.py"], nodes=["n1", "n2"], head="n1",
     address="10.0.0.3:1", dashboard_port=2, token_path="/home/u/token",
-    study_folder="/scratch/study", log="/home/u/7.log", node_logs="/home/u/nodes", end_time=99.5,
+    study_folder="/scratch/study", log="/home/u/7.log", end_time=99.5,
     deadline=79.5, restarts=3, fruitless_restarts=1,
-    excluded={"n3": "hung"}, successor="8", reason="the time limit is near",
+    successor="8", reason="the time limit is near",
     updated=50.0,
 )  # fmt: skip
 RECORDS = {"status": STATUS, "orders": ORDERS}
@@ -122,10 +122,10 @@ def test_a_jobs_record_survives_and_is_read_over_versions(tmp_path: Path) -> Non
     stored = json.loads(path.read_text())
     path.write_text(json.dumps({**stored, "of_a_later_version": 1}))
     assert job_record.read_record("7", env) == RECORD, "a login node of an earlier version still lists the job"
-    del stored["excluded"]
+    del stored["restarts"]
     path.write_text(json.dumps(stored))
     known = job_record.read_record("7", env)
-    assert known == dataclasses.replace(RECORD, excluded={})
+    assert known == dataclasses.replace(RECORD, restarts=0)
     path.write_text(json.dumps({**stored, "schema_version": 2}))
     assert job_record.read_record("7", env) is None, "another schema is another meaning"
 

@@ -8,14 +8,14 @@ import os
 import shlex
 import subprocess
 import tomllib
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from bigbatch.cluster.host.profiles import InputError, find_site
 from bigbatch.cluster.submission import batch_script
-from bigbatch.cluster.submission.request_checks import Request, RequestFields
+from bigbatch.cluster.submission.request_checks import Request
 from helpers.paths import ROOT
 from helpers.processes import program
 from helpers.submissions import GIVEN, HOME, script_of
@@ -84,12 +84,6 @@ def test_a_second_line_in_a_name_would_run_as_a_command_and_is_refused(tmp_path)
             raise AssertionError(
                 what + script_of(replace(GIVEN, cpus_per_node=2, **changes), found, env=env)  # type: ignore[arg-type]
             )
-
-
-def test_a_work_folder_that_is_not_there_is_refused_before_submission(tmp_path):
-    request = replace(GIVEN, cpus_per_node=2, options=(f"--chdir={tmp_path}/gone",))
-    with pytest.raises(InputError, match="the work folder must exist; got '.*/gone'"):
-        batch_script.check_folders(request, HOME)
 
 
 def test_folders_with_blanks_in_their_names_reach_slurm_and_the_job_whole(tmp_path):
@@ -184,8 +178,3 @@ def test_the_container_recipe_holds_every_package_and_no_copy_of_a_dependency_li
     post = recipe.split("%post\n")[1].split("%environment")[0]
     subprocess.run(["sh", "-n", "-c", post], check=True)
     subprocess.run(["sh", "-n", CONTAINER], check=True)
-
-
-def test_keywords_of_submit_are_the_fields_of_a_request() -> None:
-    names = {field.name for field in fields(Request)}
-    assert set(RequestFields.__annotations__) == names - {"arguments"}
