@@ -13,7 +13,7 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial
 from scipy.special import stdtr
 
-from bigbatch.tune.models.curve_history import MOST_CURVES, Curve, CurveHistory
+from bigbatch.tune.models.curve_history import Curve, CurveHistory
 from bigbatch.tune.models.curve_model import (
     MAX_POINTS,
     CurveModel,
@@ -43,9 +43,6 @@ LOOKED = 0.15
 ERROR_BEFORE, ERRORS_BEFORE = 2.5, 4
 """The error of an end's prediction, in standard deviations of the model, that counts as that of so many runs more
 (docs/decisions/025)."""
-FIT_AGAIN = 50
-"""Of a study with more curves than the model takes, the hyperparameters are those of the first trials, up to a multiple
-of this many and as far as all have ended. These do not change any more, so a resumed search finds the same."""
 
 
 def startup_trials(facts: SearchFacts) -> int:
@@ -59,22 +56,12 @@ def first_round(facts: SearchFacts) -> int:
     return min(max(startup_trials(facts), min(first_looks(facts), 32)), max(4, facts.most_trials // 3))
 
 
-class _SettledCurves(CurveHistory):
-    """The curves of the first trials, as far as all have ended, and the hyperparameters that were found on them."""
-
-    def _forget(self) -> None:
-        super()._forget()
-        self.theta: dict[tuple[int, KnownKey], Array | None] = {}
-        """By the number of trials and by the other studies that were believed."""
-
-
 class CurveEncoder:
     """The model's view of a study's curves. What it keeps could be made again from the study, and changes no answer."""
 
     def __init__(self, facts: SearchFacts) -> None:
         self.space, self.facts = UnitSpace(facts.dimensions), facts
         self.history = CurveHistory(facts)
-        self._settled = _SettledCurves(facts)
         self._known: dict[tuple[int, ...], KnownCurves | None] = {}
         self._predicted: dict[tuple[int, int], float] = {}
         self._features: dict[int, Array] = {}
@@ -99,8 +86,7 @@ class CurveEncoder:
         self.history.update(study)
         curves = self._judged(self.history.shown(also))
         key = None if alone else self._trusted(curves)
-        theta = self._settled_theta(study, key) if len(self.history) > MOST_CURVES else None
-        return self._learned(curves, key, also if len(curves) < len(self.history) else (), theta)
+        return self._learned(curves, key, also if len(curves) < len(self.history) else ())
 
     def learn_all(self, trials: Sequence[FrozenTrial]) -> Learned | None:
         """The model of these trials' curves, with the end of every one of them."""
@@ -108,20 +94,7 @@ class CurveEncoder:
         curves = self._judged(self.history.curves())
         return self._learned(curves, self._trusted(curves))
 
-    def _settled_theta(self, study: Study, key: KnownKey) -> Array | None:
-        """Hyperparameters that ``FIT_AGAIN`` trials share. None before enough trials have ended."""
-        settled = self.history.settled // FIT_AGAIN * FIT_AGAIN
-        if settled < MOST_CURVES:
-            return None
-        self._settled.update(study, until=settled)
-        if (settled, key) not in self._settled.theta:
-            learned = self._learned(self._judged(self._settled.shown()), key)
-            self._settled.theta[settled, key] = None if learned is None else learned.model.theta
-        return self._settled.theta[settled, key]
-
-    def _learned(
-        self, curves: Sequence[Curve], key: KnownKey, first: Collection[int] = (), theta: Array | None = None
-    ) -> Learned | None:
+    def _learned(self, curves: Sequence[Curve], key: KnownKey, first: Collection[int] = ()) -> Learned | None:
         """The model of these curves and of the other studies that ``key`` names."""
         whole, known = [c for c in curves if c.gains], self._known[key] if key is not None else None
         if len(whole) < FEWEST_CURVES and known is None:
@@ -143,7 +116,7 @@ class CurveEncoder:
         if known is not None:
             points, warped = known.beside(points, warped)
         best = known.best if known else ()
-        return Learned(CurveModel.fit(points, warped, theta=theta), scale, tuple(curves), features, best)
+        return Learned(CurveModel.fit(points, warped), scale, tuple(curves), features, best)
 
     def trusted(self, study: Study) -> tuple[int, ...]:
         """The places of the other studies that this one does not refute."""

@@ -183,16 +183,10 @@ class CurveModel:
 
     @classmethod
     @on_one_thread
-    def fit(
-        cls, points: CurvePoints, values: Array, evaluations: int = FIT_EVALUATIONS, theta: Array | None = None
-    ) -> Self:
-        """The model of these points, at most ``MAX_POINTS``, with warped values (n,).
-
-        Args:
-            theta: hyperparameters that are known already.
-        """
+    def fit(cls, points: CurvePoints, values: Array, evaluations: int = FIT_EVALUATIONS) -> Self:
+        """The model of these points, at most ``MAX_POINTS``, with warped values (n,)."""
         y, mean, sd = _standardised(points, values)
-        theta = _fit_theta(points, y, evaluations) if theta is None else theta
+        theta = _fit_theta(points, y, evaluations)
         factor = cholesky(_noisy(theta, points), lower=True, check_finite=False)
         return cls(theta, points, mean, sd, factor, solve_triangular(factor, y, lower=True, check_finite=False))
 
