@@ -5,13 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 from optuna.study import Study
 from optuna.trial import FrozenTrial
-from scipy.special import stdtr
 
 from bigbatch.tune.models.curve_history import Curve, CurveHistory
 from bigbatch.tune.models.curve_model import (
@@ -38,11 +36,6 @@ FEWEST_CURVES = 3
 GOOD_SHARE, MISLED_BY = 0.15, 1
 """A study has misled if of the runs that it predicted to be good (their expected rank share is above the first figure)
 at least so many, and most of them, have learnt nothing."""
-LOOKED = 0.15
-"""Errors are those of predictions from values up to this part of a run: about what a look has met."""
-ERROR_BEFORE, ERRORS_BEFORE = 2.5, 4
-"""The error of an end's prediction, in standard deviations of the model, that counts as that of so many runs more
-(docs/decisions/025)."""
 
 
 def startup_trials(facts: SearchFacts) -> int:
@@ -213,35 +206,6 @@ class Learned:
         """The predicted value of each curve at the end of its run, in standardised warped values."""
         numbers = np.array([c.number for c in self.curves])
         return self.model.predict(CurvePoints(self.features, np.ones(len(numbers)), numbers))[0]
-
-    def end(self, number: int) -> tuple[float, float] | None:
-        """Mean and standard deviation of one curve's end, in standardised warped values; None for an unknown curve.
-
-        How far ends lie from what early values say of them is measured, and not only modelled: the model's standard
-        deviation is multiplied by the errors of the runs that have ended, in its units.
-        """
-        place = next((i for i, curve in enumerate(self.curves) if curve.number == number), None)
-        if place is None:
-            return None
-        mean, sd = self.model.predict(CurvePoints(self.features[[place]], np.ones(1), np.array([number])))
-        scale, freedom = self._errors
-        # Student's t has this multiple of its scale as its standard deviation.
-        return float(mean[0]), float(sd[0]) * scale * math.sqrt(freedom / (freedom - 2))
-
-    def chance(self, number: int, gain: float) -> float:
-        """That the curve of this number is at least as good as ``gain`` at the end of its run. 1 for an unknown one."""
-        if (end := self.end(number)) is None:
-            return 1.0
-        freedom = self._errors[1]
-        return float(stdtr(freedom, (end[0] - self.standardised(gain)) / end[1] * math.sqrt(freedom / (freedom - 2))))
-
-    @cached_property
-    def _errors(self) -> tuple[float, int]:
-        """Scale and degrees of freedom of the errors, which are so few that an end has Student's t distribution (Gelman
-        et al. 2013, section 3.2: normal errors of unknown scale)."""
-        met = self.model.errors_at_the_end(LOOKED)
-        square, freedom = ERRORS_BEFORE * ERROR_BEFORE**2 + float((met**2).sum()), ERRORS_BEFORE + len(met)
-        return math.sqrt(square / freedom), freedom
 
     def standardised(self, gain: float) -> float:
         """A gain in the units of ``ends``."""

@@ -35,7 +35,7 @@ class _Known:
     place: int
     epoch: int
     gain: float
-    """Of the whole run if it is complete, else of the last epoch."""
+    """Of the last epoch."""
     is_new: bool
     """Whether it neither continues nor repeats another one."""
     refused: bool
@@ -93,10 +93,6 @@ class PausedTrials(StudyIndex):
         """Whether any of the configurations that were given has gone on at this value."""
         return any(one.given and one.value == value for one in self._gone_on(only_done))
 
-    def best_done(self, value: object) -> float | None:
-        """The gain of the best complete trial of a frontier value; None before the first one."""
-        return max((one.gain for one in self._gone_on(True) if one.value == value), default=None)
-
     def chance_of_little(self) -> float:
         """The chance that early values say little of the ends, after the runs that have ended."""
         return chance_of_little([one.looked for one in self._known.values() if one.looked])
@@ -149,7 +145,6 @@ class PausedTrials(StudyIndex):
         trial, attrs, gain = trials[place], trials[place].user_attrs, self._facts.objective.gain
         kind, values = self._kind_of(trial), trial.intermediate_values
         epoch = max(values, default=0)
-        last = trial.values[0] if kind == DONE and trial.values else values.get(epoch)
         continues = int(attrs.get(CONTINUES_ATTR, -1))
         if continues >= 0:
             self._continued.add(continues)
@@ -158,7 +153,7 @@ class PausedTrials(StudyIndex):
             self._value(trial),
             place,
             epoch,
-            -math.inf if last is None else gain(last),
+            gain(values[epoch]) if epoch else -math.inf,
             is_new=earlier_of(trial) is None,
             refused=was_refused(trial),
             given=GIVEN_ATTR in attrs or (continues in self._known and self._known[continues].given),
