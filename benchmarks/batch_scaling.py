@@ -20,8 +20,7 @@ with each of ``--seeds``.
 The table counts ``holdout_top1``: the half of the validation images (``--holdout``) by which no search chose anything.
 
 Resumable: each finished training is a line in ``FOLDER/trainings.jsonl``, and one whose configuration
-is there is not repeated (sgd_fixed and sgd_linear share the base batch's). ``--known RESULT.json`` takes those of a
-stored result, so that another machine can go on. ``--parts`` does a part:
+is there is not repeated (sgd_fixed and sgd_linear share the base batch's). ``--parts`` does a part:
 ``search``, ``train``, ``report``. The report, of all methods, batches and seeds asked for that are there, goes to
 ``--output FILE.json`` with a plot beside it, FILE.svg. A training whose loss stops being finite counts as chance.
 """
@@ -200,7 +199,7 @@ def training(config: TrainConfig) -> dict[str, Any]:
 
 def finished(o: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """The trainings that are there, by key. A last line that a kill cut off is passed over."""
-    rows = dict(row for path in o.known for row in known(path))
+    rows: dict[str, dict[str, Any]] = {}
     path = Path(o.folder, "trainings.jsonl")
     for line in path.read_text().splitlines() if path.exists() else []:
         try:
@@ -209,15 +208,6 @@ def finished(o: argparse.Namespace) -> dict[str, dict[str, Any]]:
             continue
         rows[row["key"]] = row
     return rows
-
-
-def known(result: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The trainings of a stored result, by the key that their configurations have today."""
-    stored = json.loads(result.read_text())
-    for by_batch in stored["trainings"].values():
-        for row in (row for rows in by_batch.values() for row in rows):
-            key = training_key(TrainConfig.from_dict(row["config"]))
-            yield key, {**row, "key": key}
 
 
 def wanted(o: argparse.Namespace) -> Iterator[tuple[str, int, TrainConfig]]:
@@ -317,7 +307,7 @@ def report(o: argparse.Namespace) -> None:
         found = {**json.loads((folder / "finished.json").read_text()), "frontier": frontier}
     result = {
         "benchmark": "batch_scaling",
-        "settings": {k: v for k, v in vars(o).items() if k not in ("folder", "output", "parts", "known")},
+        "settings": {k: v for k, v in vars(o).items() if k not in ("folder", "output", "parts")},
         "cpus": os.cpu_count(),
         "provenance": provenance(),
         "table": table,
@@ -355,7 +345,6 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--threads", type=int, default=1, help="CPU threads of a training")
     add("--loader-workers", type=int, default=0)
     add("--folder", type=Path, default=Path("runs", "batch_scaling"), help="where finished trainings and searches are")
-    add("--known", type=Path, nargs="+", default=[], help="stored results whose trainings are not repeated")
     add("--output", type=Path)
     o = p.parse_args(argv)
     if seen := set(o.seeds) & set(range(o.search_seed, o.search_seed + 1 + MOST_SEEDS)):

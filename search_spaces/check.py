@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Mapping, Sequence
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from bigbatch.search_spaces.distribution import Distribution
 from bigbatch.search_spaces.priors import LogNormal
@@ -17,8 +17,17 @@ from bigbatch.search_spaces.registry import Space
 from bigbatch.search_spaces.trainable_space import ReturnsNoConfig
 from bigbatch.search_spaces.trial import StandInTrial
 from bigbatch.search_spaces.workload import Workload
-from bigbatch.train_loop.config import ConfigError, TrainConfig, known_key
+from bigbatch.train_loop.config import (
+    ConfigError,
+    TrainConfig,
+    check_each,
+    config_keys,
+    known_key,
+    short_keys,
+    split_assignments,
+)
 from bigbatch.train_loop.config.rules import shown_name
+from bigbatch.train_loop.config.words import unknown_key
 
 
 @dataclass(frozen=True)
@@ -236,28 +245,61 @@ def nearest_parameters(
     wanted = space.inverse(config, dataclasses.replace(workload, fixed=fixed)) if space.inverse else None
     if wanted is None:
         return None
-    trial = _NearestTrial(wanted)
+    trial = StandInTrial(None, wanted, nearest=True)
     found = space(trial, workload, pinned)
     if (found.optimizer.name, found.batch.global_size) != (config.optimizer.name, config.batch.global_size):
         return None
     return trial.params
 
 
-class _NearestTrial(StandInTrial):
-    """Takes wanted values as far as the ranges allow; a parameter that nobody wants has the middle of its range."""
-
-    def __init__(self, wanted: Mapping[str, object]) -> None:
-        super().__init__(None)
-        self._wanted = wanted
-
-    def _suggest(self, name: str, distribution: Distribution) -> Any:
-        if name in self._wanted:
-            self._fixed[name] = _nearest(self._wanted[name], distribution)
-        return super()._suggest(name, distribution)
+# ``--set`` in a search fixes keys of the configuration and parameters of the space. They are then not searched.
 
 
-def _nearest(value: Any, distribution: Distribution) -> object:
-    if distribution.kind != "categorical":
-        return distribution.nearest(value)
-    kept = distribution.kept(value)
-    return kept if distribution.contains(kept) else distribution.choices[0]
+def read_fixed(assignments: Iterable[str]) -> dict[str, object]:
+    """Read ``--set``. Returns dotted keys and other names with their values; ``check_parameters`` checks the latter.
+
+    Raises ConfigError for a value that its key can never have.
+    """
+    changes, others = split_assignments(assignments)
+    check_each(changes)
+    return changes | others
+
+
+def check_parameters(space: Space, workload: Workload, fixed: Mapping[str, object]) -> dict[str, object]:
+    """``fixed``, with the values of parameters converted to the space's types.
+
+    Raises ConfigError for a name that is neither a key nor a parameter of the space with these fixed keys, and for a
+    value outside the parameter's range.
+    """
+    keyed = {name: value for name, value in fixed.items() if known_key(name)}
+    if len(keyed) == len(fixed):
+        return dict(fixed)
+    ranges = {name: one for name, one in check_space(space, workload, pinned=keyed).items() if one.kind != "derived"}
+    for name in fixed:
+        if name in keyed or name in ranges:
+            continue
+        message = unknown_key(name, [*config_keys()], short_keys(), [*ranges])
+        where = "" if message.endswith("?") else f" Space {space.name!r} searches {', '.join(ranges) or 'nothing'}."
+        raise ConfigError(message + where)
+    return keyed | {name: parameter_value(ranges[name], fixed[name], space) for name in fixed if name not in keyed}
+
+
+def parameter_value(known: ParamRange, value: object, space: Space) -> object:
+    """``value`` as a study keeps the parameter. Raises ConfigError if it is outside the parameter's range."""
+    value = known.kept(value)
+    if known.kind == "categorical":
+        # First those of its type: to Python True equals 1.
+        alike = [one for one in known.choices if type(one) is type(value) and one == value]
+        # A command line gives words and numbers alone: None is recognised by its text.
+        if found := alike + [one for one in known.choices if str(one) == str(value)]:
+            return found[0]
+        allowed, fix = f"one of {known.in_words()}", str(known.choices[0])
+    else:
+        if known.contains(value):
+            return float(value) if known.kind == "float" else int(value)  # type: ignore[call-overload,arg-type]  # a number
+        allowed = f"a {'whole ' if known.kind == 'int' else ''}number of {known.low:.4g} to {known.high:.4g}"
+        allowed, fix = allowed + (f" in steps of {known.step:g}" if known.has_grid else ""), f"{known.low:.4g}"
+    raise ConfigError(
+        f"{known.name} must be {allowed} in space {space.name!r}; got {value!r}. Write e.g. --set "
+        f"{known.name}={shlex.quote(fix)}."
+    )

@@ -108,8 +108,10 @@ class Distribution:
         value = math.sqrt(self.low * self.high) if self.log else self._on_grid((self.low + self.high) / 2)
         return round(value) if self.kind == "int" else value
 
-    def nearest(self, value: float) -> float:
-        """The value of the range, and of its grid, that is nearest to ``value``."""
+    def nearest(self, value: Any) -> Any:
+        """The value of the range, and of its grid, that is nearest to ``value``; else the first choice."""
+        if self.kind == "categorical":
+            return value if self.contains(value) else self.choices[0]
         inside = min(max(value, self.low), self.high)
         if self.step and self.has_grid:
             inside = min(self._on_grid(inside + self.step / 2), self.high)

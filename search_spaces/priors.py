@@ -175,11 +175,5 @@ class LogNormal:
         # Rounding may lead just outside.
         return min(max(value, low), high)
 
-    def part(self, value: float, low: float, high: float) -> float:
-        """Inverse of ``value``: how much of the belief in the range lies below it. 0.5 if the range is one point."""
-        first, last = self._part_below(low), self._part_below(high)
-        inside = min(max(value, low), high)
-        return (self._part_below(inside) - first) / (last - first) if last > first else 0.5
-
     def _part_below(self, value: float) -> float:
         return _NORMAL.cdf(math.log(value / self.centre) / math.log(self.factor))

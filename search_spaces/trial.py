@@ -1,16 +1,17 @@
-"""The part of an Optuna trial that a space uses; a stand-in for it; and a trial with pinned values.
+"""The part of an Optuna trial that a space uses, its bounds (``trial.set_constraint("epoch_s", at_most=60)``) among it;
+a stand-in for it; and a trial with pinned values.
 
 The stand-in exists because spaces are checked before anything starts, also on machines without Optuna.
 """
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
-from bigbatch.search_spaces.constraints import Constrained
 from bigbatch.search_spaces.distribution import Distribution, Suggestions, suggested
 from bigbatch.train_loop.config import known_key
 
@@ -38,24 +39,97 @@ class Trial(Protocol):
     def set_constraint(
         self, name: str, value: float | None = None, *, at_most: float | None = None, at_least: float | None = None
     ) -> None:
-        """Bound what the trial may cost; see ``bigbatch.search_spaces.constraints``."""
+        """Bound what the trial may cost; see ``Constrained.set_constraint``."""
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """A bound on a metric that the trial reports, or on a value that the space knows. Raises ValueError for no bound.
+
+    ``value``: what the space knows. None: the metric of this name is measured after each epoch of the trial.
+    """
+
+    name: str
+    at_most: float | None = None
+    at_least: float | None = None
+    value: float | None = None
+
+    def __post_init__(self) -> None:
+        given = {"at_most": self.at_most, "at_least": self.at_least, "value": self.value}
+        for key, number in given.items():
+            if number is not None and (isinstance(number, bool) or not math.isfinite(number)):
+                raise ValueError(f"constraint {self.name!r} needs a number as {key}, got {number!r}")
+        if self.at_most is None and self.at_least is None:
+            raise ValueError(f"constraint {self.name!r} has no bound; write at_most=… or at_least=…")
+        if self.at_most is not None and self.at_least is not None and self.at_most < self.at_least:
+            raise ValueError(
+                f"constraint {self.name!r} needs at_least <= at_most, got {self.at_least} and {self.at_most}"
+            )
+
+    def excess(self, value: float) -> float:
+        """How far ``value`` is beyond the bound, as a part of the bound. Up to 0: the constraint is satisfied."""
+        # Nothing is a part of 0: with such a bound the value itself counts.
+        over = [] if self.at_most is None else [(value - self.at_most) / (abs(self.at_most) or 1.0)]
+        under = [] if self.at_least is None else [(self.at_least - value) / (abs(self.at_least) or 1.0)]
+        return max(over + under)
+
+    def to_dict(self) -> dict[str, float]:
+        """Its bounds and its value, as a study keeps them."""
+        parts = {"at_most": self.at_most, "at_least": self.at_least, "value": self.value}
+        return {key: float(number) for key, number in parts.items() if number is not None}
+
+
+class Constrained:
+    """Something that takes in the constraints of one trial."""
+
+    def __init__(self) -> None:
+        self.constraints: dict[str, Constraint] = {}
+
+    def set_constraint(
+        self, name: str, value: float | None = None, *, at_most: float | None = None, at_least: float | None = None
+    ) -> None:
+        """Bound the metric ``name`` of this trial, or a ``value`` that the space computes. A later call replaces it.
+
+        - ``set_constraint("epoch_s", at_most=60)``: the trial ends when an epoch has shown that it is slower.
+        - ``set_constraint("steps", steps, at_least=100)``: a trial with fewer steps is not started.
+        - ``set_constraint(name, value)``, as Optuna has it: without a bound, a value above 0 is too much.
+
+        Raises ValueError for a bound or a value that is no number, and for a metric without a bound.
+        """
+        if value is not None and at_most is None and at_least is None:
+            at_most = 0.0
+        self.constraints[name] = Constraint(name, at_most, at_least, value)
+
+
+def read_constraints(stored: object) -> list[Constraint]:
+    """Inverse of ``{name: constraint.to_dict()}``. What is no constraint is left out."""
+    values = stored.items() if isinstance(stored, Mapping) else ()
+    return [Constraint(str(name), **bounds) for name, bounds in values if isinstance(bounds, Mapping) and bounds]
 
 
 class StandInTrial(Suggestions, Constrained):
     """Answers like an Optuna trial under random sampling, and records each question.
 
-    ``fixed``: parameters with given values. All others are random; with ``rng=None`` each is the middle of its range.
+    ``fixed``: parameters with given values; with ``nearest`` the values of their ranges that are nearest to these. All
+    others are random; with ``rng=None`` each is the middle of its range.
     Raises ValueError when Optuna would: for a bad range, or one name with different kinds, ``log`` or choices.
     """
 
-    def __init__(self, rng: random.Random | None, fixed: Mapping[str, object] | None = None, number: int = 0) -> None:
+    def __init__(
+        self,
+        rng: random.Random | None,
+        fixed: Mapping[str, object] | None = None,
+        number: int = 0,
+        *,
+        nearest: bool = False,
+    ) -> None:
         super().__init__()
         self.number = number
         self.params: dict[str, object] = {}
         self.distributions: dict[str, Distribution] = {}
         self.user_attrs: dict[str, object] = {}
         self._rng = rng
-        self._fixed = dict(fixed or {})
+        self._fixed, self._nearest = dict(fixed or {}), nearest
 
     def set_user_attr(self, key: str, value: object) -> None:
         """Keep ``value``, as Optuna's method of this name does."""
@@ -69,7 +143,9 @@ class StandInTrial(Suggestions, Constrained):
             return self.params[name]
         if name in self._fixed:
             value = distribution.kept(self._fixed[name])
-            if not distribution.contains(value):
+            if self._nearest:
+                value = distribution.nearest(value)
+            elif not distribution.contains(value):
                 raise ValueError(f"parameter {name!r} cannot be {value!r}: it takes {distribution.in_words()}")
         else:
             value = distribution.middle() if self._rng is None else distribution.sample(self._rng)
@@ -112,6 +188,20 @@ class PinnedTrial(Suggestions):
             return self._parameters[name]
         if full == BATCH_KEY and self._batches:
             distribution = Distribution("categorical", choices=tuple(self._batches))
+        return suggested(self._trial, name, distribution)
+
+
+class SpaceTrial(Suggestions, Constrained):
+    """An Optuna trial as a space sees it: it takes in constraints. The rest is Optuna's."""
+
+    def __init__(self, trial: Any) -> None:
+        super().__init__()
+        self._trial = trial
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._trial, name)
+
+    def _suggest(self, name: str, distribution: Distribution) -> Any:
         return suggested(self._trial, name, distribution)
 
 

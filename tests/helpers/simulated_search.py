@@ -17,7 +17,7 @@ from optuna.trial import FrozenTrial, Trial
 from replay.search import MemoryKeeper
 from replay.stand_ins import SimulatedClock
 
-from bigbatch.search_spaces.constraints import SpaceTrial
+from bigbatch.search_spaces.trial import SpaceTrial
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.errors import FailureKind
 from bigbatch.tune.budget.budget import Budget, Limits

@@ -12,10 +12,9 @@ import optuna
 import pytest
 
 from bigbatch.search_spaces import Workload, check_space
-from bigbatch.search_spaces.constraints import SpaceTrial
-from bigbatch.search_spaces.fixed_parameters import check_parameters
+from bigbatch.search_spaces.check import check_parameters
 from bigbatch.search_spaces.registry import Space, load_space
-from bigbatch.search_spaces.trial import StandInTrial
+from bigbatch.search_spaces.trial import SpaceTrial, StandInTrial
 from helpers.refusals import refusal
 
 WORKLOAD = Workload(

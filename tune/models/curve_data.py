@@ -5,15 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 from optuna.study import Study
 from optuna.trial import FrozenTrial
-from scipy.special import stdtr
 
-from bigbatch.tune.models.curve_history import MOST_CURVES, Curve, CurveHistory
+from bigbatch.tune.models.curve_history import Curve, CurveHistory
 from bigbatch.tune.models.curve_model import (
     MAX_POINTS,
     CurveModel,
@@ -38,14 +36,6 @@ FEWEST_CURVES = 3
 GOOD_SHARE, MISLED_BY = 0.15, 1
 """A study has misled if of the runs that it predicted to be good (their expected rank share is above the first figure)
 at least so many, and most of them, have learnt nothing."""
-LOOKED = 0.15
-"""Errors are those of predictions from values up to this part of a run: about what a look has met."""
-ERROR_BEFORE, ERRORS_BEFORE = 2.5, 4
-"""The error of an end's prediction, in standard deviations of the model, that counts as that of so many runs more
-(docs/decisions/025)."""
-FIT_AGAIN = 50
-"""Of a study with more curves than the model takes, the hyperparameters are those of the first trials, up to a multiple
-of this many and as far as all have ended. These do not change any more, so a resumed search finds the same."""
 
 
 def startup_trials(facts: SearchFacts) -> int:
@@ -59,22 +49,12 @@ def first_round(facts: SearchFacts) -> int:
     return min(max(startup_trials(facts), min(first_looks(facts), 32)), max(4, facts.most_trials // 3))
 
 
-class _SettledCurves(CurveHistory):
-    """The curves of the first trials, as far as all have ended, and the hyperparameters that were found on them."""
-
-    def _forget(self) -> None:
-        super()._forget()
-        self.theta: dict[tuple[int, KnownKey], Array | None] = {}
-        """By the number of trials and by the other studies that were believed."""
-
-
 class CurveEncoder:
     """The model's view of a study's curves. What it keeps could be made again from the study, and changes no answer."""
 
     def __init__(self, facts: SearchFacts) -> None:
         self.space, self.facts = UnitSpace(facts.dimensions), facts
         self.history = CurveHistory(facts)
-        self._settled = _SettledCurves(facts)
         self._known: dict[tuple[int, ...], KnownCurves | None] = {}
         self._predicted: dict[tuple[int, int], float] = {}
         self._features: dict[int, Array] = {}
@@ -99,8 +79,7 @@ class CurveEncoder:
         self.history.update(study)
         curves = self._judged(self.history.shown(also))
         key = None if alone else self._trusted(curves)
-        theta = self._settled_theta(study, key) if len(self.history) > MOST_CURVES else None
-        return self._learned(curves, key, also if len(curves) < len(self.history) else (), theta)
+        return self._learned(curves, key, also if len(curves) < len(self.history) else ())
 
     def learn_all(self, trials: Sequence[FrozenTrial]) -> Learned | None:
         """The model of these trials' curves, with the end of every one of them."""
@@ -108,20 +87,7 @@ class CurveEncoder:
         curves = self._judged(self.history.curves())
         return self._learned(curves, self._trusted(curves))
 
-    def _settled_theta(self, study: Study, key: KnownKey) -> Array | None:
-        """Hyperparameters that ``FIT_AGAIN`` trials share. None before enough trials have ended."""
-        settled = self.history.settled // FIT_AGAIN * FIT_AGAIN
-        if settled < MOST_CURVES:
-            return None
-        self._settled.update(study, until=settled)
-        if (settled, key) not in self._settled.theta:
-            learned = self._learned(self._judged(self._settled.shown()), key)
-            self._settled.theta[settled, key] = None if learned is None else learned.model.theta
-        return self._settled.theta[settled, key]
-
-    def _learned(
-        self, curves: Sequence[Curve], key: KnownKey, first: Collection[int] = (), theta: Array | None = None
-    ) -> Learned | None:
+    def _learned(self, curves: Sequence[Curve], key: KnownKey, first: Collection[int] = ()) -> Learned | None:
         """The model of these curves and of the other studies that ``key`` names."""
         whole, known = [c for c in curves if c.gains], self._known[key] if key is not None else None
         if len(whole) < FEWEST_CURVES and known is None:
@@ -143,7 +109,7 @@ class CurveEncoder:
         if known is not None:
             points, warped = known.beside(points, warped)
         best = known.best if known else ()
-        return Learned(CurveModel.fit(points, warped, theta=theta), scale, tuple(curves), features, best)
+        return Learned(CurveModel.fit(points, warped), scale, tuple(curves), features, best)
 
     def trusted(self, study: Study) -> tuple[int, ...]:
         """The places of the other studies that this one does not refute."""
@@ -240,35 +206,6 @@ class Learned:
         """The predicted value of each curve at the end of its run, in standardised warped values."""
         numbers = np.array([c.number for c in self.curves])
         return self.model.predict(CurvePoints(self.features, np.ones(len(numbers)), numbers))[0]
-
-    def end(self, number: int) -> tuple[float, float] | None:
-        """Mean and standard deviation of one curve's end, in standardised warped values; None for an unknown curve.
-
-        How far ends lie from what early values say of them is measured, and not only modelled: the model's standard
-        deviation is multiplied by the errors of the runs that have ended, in its units.
-        """
-        place = next((i for i, curve in enumerate(self.curves) if curve.number == number), None)
-        if place is None:
-            return None
-        mean, sd = self.model.predict(CurvePoints(self.features[[place]], np.ones(1), np.array([number])))
-        scale, freedom = self._errors
-        # Student's t has this multiple of its scale as its standard deviation.
-        return float(mean[0]), float(sd[0]) * scale * math.sqrt(freedom / (freedom - 2))
-
-    def chance(self, number: int, gain: float) -> float:
-        """That the curve of this number is at least as good as ``gain`` at the end of its run. 1 for an unknown one."""
-        if (end := self.end(number)) is None:
-            return 1.0
-        freedom = self._errors[1]
-        return float(stdtr(freedom, (end[0] - self.standardised(gain)) / end[1] * math.sqrt(freedom / (freedom - 2))))
-
-    @cached_property
-    def _errors(self) -> tuple[float, int]:
-        """Scale and degrees of freedom of the errors, which are so few that an end has Student's t distribution (Gelman
-        et al. 2013, section 3.2: normal errors of unknown scale)."""
-        met = self.model.errors_at_the_end(LOOKED)
-        square, freedom = ERRORS_BEFORE * ERROR_BEFORE**2 + float((met**2).sum()), ERRORS_BEFORE + len(met)
-        return math.sqrt(square / freedom), freedom
 
     def standardised(self, gain: float) -> float:
         """A gain in the units of ``ends``."""

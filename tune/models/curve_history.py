@@ -113,17 +113,13 @@ class CurveHistory(StudyIndex):
         if len(self._order) <= most:
             return self.curves()
         cut = len(self._order) - most // 2
-        since = self._order[cut]
-        chosen = set(self._order[cut:])
-        best = most // 4 // max(1, len(self._finished))
-        for finished in self._finished.values():
-            found = 0
-            for _, place, first in finished:
-                if found == best:
-                    break
-                if (place, first) < since:
-                    chosen.add((place, first))
-                    found += 1
+        chosen, finished = set(self._order[cut:]), dict[object, list[tuple[float, tuple[int, int]]]]()
+        for where in self._order[:cut]:
+            if (curve := self._curves[where[1]]).finished:
+                group = finished.setdefault(curve.params.get(self._facts.frontier or ""), [])
+                group.append((-curve.last, where))
+        for best_first in map(sorted, finished.values()):
+            chosen.update(where for _, where in best_first[: most // 4 // len(finished)])
         room = most - len(chosen)
         chosen.update(self._order[i * cut // room] for i in range(room))
         chosen.update(self._where[first] for first in also if first in self._where)
@@ -139,8 +135,6 @@ class CurveHistory(StudyIndex):
         self._where: dict[int, tuple[int, int]] = {}
         self._order: list[tuple[int, int]] = []
         """Place of a curve's first trial that says something, and the curve's number."""
-        self._finished: dict[object, list[tuple[float, int, int]]] = {}
-        """By the frontier's value: minus the last gain, and the entry of ``_order``."""
 
     def _take(self, place: int, trials: Sequence[FrozenTrial]) -> None:
         trial = trials[place]
@@ -156,31 +150,13 @@ class CurveHistory(StudyIndex):
         members = self._members.setdefault(first, [])
         if not members or members[-1] < place:
             members.append(place)
-        telling = [p for p in members if _says_something(trials[p])]
-        self._remove(first)
-        if telling:
-            self._add(telling[0], _curve_of(first, [trials[p] for p in telling], self._facts))
-
-    def _remove(self, first: int) -> None:
-        if first not in self._where:
-            return
-        where, curve = self._where.pop(first), self._curves.pop(first)
-        del self._order[bisect_left(self._order, where)]
-        if curve.finished:
-            group = self._group(curve)
-            del group[bisect_left(group, (-curve.gains[max(curve.gains)], *where))]
-
-    def _add(self, place: int, curve: Curve) -> None:
-        if not curve.gains and not curve.diverged and not curve.infeasible:
-            return
-        where = (place, curve.number)
-        self._curves[curve.number], self._where[curve.number] = curve, where
-        insort(self._order, where)
-        if curve.finished:
-            insort(self._group(curve), (-curve.gains[max(curve.gains)], *where))
-
-    def _group(self, curve: Curve) -> list[tuple[float, int, int]]:
-        return self._finished.setdefault(curve.params.get(self._facts.frontier or ""), [])
+        if first in self._where:
+            del self._order[bisect_left(self._order, self._where.pop(first))]
+        if telling := [p for p in members if _says_something(trials[p])]:
+            curve = _curve_of(first, [trials[p] for p in telling], self._facts)
+            if curve.gains or curve.diverged or curve.infeasible:
+                self._curves[first], self._where[first] = curve, (telling[0], first)
+                insort(self._order, self._where[first])
 
 
 def ranks_so_far(curves: Sequence[Curve]) -> dict[int, float]:

@@ -183,16 +183,10 @@ class CurveModel:
 
     @classmethod
     @on_one_thread
-    def fit(
-        cls, points: CurvePoints, values: Array, evaluations: int = FIT_EVALUATIONS, theta: Array | None = None
-    ) -> Self:
-        """The model of these points, at most ``MAX_POINTS``, with warped values (n,).
-
-        Args:
-            theta: hyperparameters that are known already.
-        """
+    def fit(cls, points: CurvePoints, values: Array, evaluations: int = FIT_EVALUATIONS) -> Self:
+        """The model of these points, at most ``MAX_POINTS``, with warped values (n,)."""
         y, mean, sd = _standardised(points, values)
-        theta = _fit_theta(points, y, evaluations) if theta is None else theta
+        theta = _fit_theta(points, y, evaluations)
         factor = cholesky(_noisy(theta, points), lower=True, check_finite=False)
         return cls(theta, points, mean, sd, factor, solve_triangular(factor, y, lower=True, check_finite=False))
 
@@ -212,27 +206,6 @@ class CurveModel:
     def resemblance(self, one: Array, other: Array) -> Array:
         """The correlation k (n, m) of what two sets of configurations, (n, d) and (m, d), do to a run."""
         return matern_52(squared_distances(one, other, np.exp(-self.theta[: one.shape[1]])))[0]
-
-    @on_one_thread
-    def errors_at_the_end(self, after: float) -> Array:
-        """Of each trial of this study that ran to its end: the error of its end's prediction from its values up to the
-        fraction ``after`` and from all other trials, in standard deviations of that prediction.
-
-        What is left out of a Gaussian process is predicted by its inverse covariance (Rasmussen and Williams 2006, eq.
-        5.12, for groups). Trials without a value up to there are left out.
-        """
-        inverse = cho_solve((self.factor, True), np.eye(len(self.points)), check_finite=False)
-        weights = solve_triangular(self.factor, self.whitened, lower=True, trans="T", check_finite=False)
-        late, own = self.points.fraction > after, (self.points.tasks == 0) & (self.points.owner >= 0)
-        errors = []
-        for owner in np.unique(self.points.owner[own & (self.points.fraction > 0.999)]):
-            mine = self.points.owner == owner
-            left = np.flatnonzero(mine & late)
-            if len(left) == mine.sum():
-                continue
-            spread, end = np.linalg.inv(inverse[np.ix_(left, left)]), self.points.fraction[left].argmax()
-            errors.append(float((spread @ weights[left])[end] / np.sqrt(spread[end, end])))
-        return np.array(errors)
 
     def standardised(self, warped: Array | float) -> Array:
         """Warped values in the units of ``predict``."""

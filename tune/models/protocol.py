@@ -10,9 +10,8 @@ A strategy has two parts, chosen by ``--strategy`` and ``--stopping``: a ``Propo
 from __future__ import annotations
 
 import enum
-import itertools
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -103,23 +102,6 @@ class SearchFacts:
     def priors(self) -> dict[str, LogNormal]:
         """The soft priors of the parameters that have one."""
         return {dimension.name: dimension.prior for dimension in self.dimensions if dimension.prior is not None}
-
-    def latest_peers(
-        self, trials: Sequence[FrozenTrial], trial: FrozenTrial, most: int, among: int
-    ) -> list[FrozenTrial]:
-        """The last ``most`` of the last ``among`` trials that compare with ``trial``, in order.
-
-        Those compare that have its value of the frontier's parameter. It looks at no more trials than it needs.
-        """
-        if self.frontier is None:
-            return list(trials[-min(most, among) :])
-        value, found = trial.params.get(self.frontier), []
-        for one in itertools.islice(reversed(trials), among):
-            if one.params.get(self.frontier) == value:
-                found.append(one)
-                if len(found) == most:
-                    break
-        return found[::-1]
 
 
 Proposer = Callable[[int], BaseSampler]

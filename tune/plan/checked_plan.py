@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, get_type_hints
 
 from bigbatch.base import json_values
 from bigbatch.base.command_line import nearest_word
-from bigbatch.search_spaces.fixed_parameters import read_fixed
+from bigbatch.search_spaces.check import read_fixed
 from bigbatch.search_spaces.registry import Space, load_space
 from bigbatch.train_loop.config import ConfigError, DataConfig, TrainConfig, data_config
 from bigbatch.train_loop.config.own_names import absolute

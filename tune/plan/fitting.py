@@ -15,8 +15,7 @@ from typing import Any
 
 from bigbatch.base import json_values
 from bigbatch.cluster.host.holder import record_of_job
-from bigbatch.search_spaces.check import ParamRange, check_space
-from bigbatch.search_spaces.fixed_parameters import check_parameters, parameter_value
+from bigbatch.search_spaces.check import ParamRange, check_parameters, check_space, parameter_value
 from bigbatch.search_spaces.priors import OWN_SPREAD
 from bigbatch.search_spaces.registry import Space
 from bigbatch.search_spaces.trainable_space import TrainableSpace

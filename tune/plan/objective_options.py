@@ -10,9 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from bigbatch.base import json_values
 from bigbatch.base.command_line import nearest_word
-from bigbatch.search_spaces.constraints import Constraint
 from bigbatch.search_spaces.registry import Space
-from bigbatch.search_spaces.trial import StandInTrial
+from bigbatch.search_spaces.trial import Constraint, StandInTrial
 from bigbatch.search_spaces.workload import Workload
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.config.train_config import LOSSES

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, TypedDict
 
 from bigbatch.base import json_values
 from bigbatch.base.command_line import empty_value, is_utf8, no_utf8
-from bigbatch.search_spaces.fixed_parameters import read_fixed
+from bigbatch.search_spaces.check import read_fixed
 from bigbatch.search_spaces.registry import BUILT_IN
 from bigbatch.train_loop.config import ConfigError, known_key
 from bigbatch.train_loop.config.own_names import absolute

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from bigbatch.search_spaces.constraints import Constraint, read_constraints
+from bigbatch.search_spaces.trial import Constraint, read_constraints
 from bigbatch.tune.runs import metrics
 from bigbatch.tune.runs.metrics import Metric, Record
 

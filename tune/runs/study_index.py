@@ -19,9 +19,6 @@ class StudyIndex(ABC):
 
     Trials are named by their place in the study's list. In the study itself this is their number. In a view that hides
     some it is not, but it stays the same too: a hidden trial is hidden from its first moment on (passing_sampler.py).
-
-    Attributes:
-        visited: how often a trial was looked at.
     """
 
     _seen: int
@@ -31,21 +28,16 @@ class StudyIndex(ABC):
     def __init__(self) -> None:
         self._storage: BaseStorage | None = None
         self._study_id = -1
-        self.visited = 0
         self._begin_again()
 
-    def update(self, study: Study, until: int | None = None) -> list[FrozenTrial]:
-        """Take in what has changed since the last call. Returns all trials. Another study begins anew.
-
-        Args:
-            until: take in only so many of the first trials.
-        """
+    def update(self, study: Study) -> list[FrozenTrial]:
+        """Take in what has changed since the last call. Returns all trials. Another study begins anew."""
         if study._storage is not self._storage or study._study_id != self._study_id:
             self._begin_again()
             self._storage, self._study_id = study._storage, study._study_id
         # Optuna would else copy every trial at each look.
         trials = study.get_trials(deepcopy=False)
-        self.take_in(trials if until is None else trials[:until])
+        self.take_in(trials)
         return trials
 
     def take_in(self, trials: Sequence[FrozenTrial]) -> None:
@@ -60,14 +52,8 @@ class StudyIndex(ABC):
             if not trial.state.is_finished():
                 self._open[place] = trial
             if trial is not open_before.get(place):  # Optuna replaces a trial that changes
-                self.visited += 1
                 self._take(place, trials)
         self._seen = len(trials)
-
-    @property
-    def settled(self) -> int:
-        """How many trials, from the first one on, have all ended."""
-        return min(self._open, default=self._seen)
 
     @property
     def running(self) -> list[FrozenTrial]:

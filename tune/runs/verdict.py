@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from optuna.trial import Trial, TrialState
 
-from bigbatch.search_spaces.constraints import Constraint
+from bigbatch.search_spaces.trial import Constraint
 from bigbatch.train_loop.errors import FailureKind
 from bigbatch.tune.runs import feasible, metrics
 from bigbatch.tune.runs.metrics import Record

@@ -43,9 +43,6 @@ SLACK = 1.25
 may take longer than those before."""
 FINISHED_SHARE = 1 / 3
 """Of all configurations, the part that runs to its end."""
-GIVEN_CHANCE = 0.05
-"""A configuration that was given also runs to its end if the chance is at least this that it ends within the tolerance
-of the best one of its value."""
 MOST_LOOKED_AT = 50
 """In a study with more curves than the model takes, so many waiting trials are predicted: those whose values are the
 best among the trials that were paused in the same epoch."""
@@ -93,7 +90,7 @@ class EarlyLook:
             return self._before_all_were_tried(study, trials, lasts)
         if bare := self._bare_values():
             return self._best(study, trials, bare)
-        if given := self._unmeasured(study, trials):
+        if given := self._unmeasured():
             return self._best_at(study, trials, given)
         return self._next(study, trials) if self._too_few() else None
 
@@ -110,7 +107,7 @@ class EarlyLook:
         elif not first_wave and (len(trials) + 1) % EVERY != 0:
             return None
         # A budget may end the search at any time. What was given is not left for its last minutes.
-        given = self._unmeasured(study, trials) if self.facts.open_ended else []
+        given = self._unmeasured() if self.facts.open_ended else []
         found = self._best_at(study, trials, given) if given else self._next(study, trials)
         if first_wave and found is not None and lasts is not None and self._may_look_on(found, lasts):
             return None
@@ -126,9 +123,9 @@ class EarlyLook:
 
     def is_over(self, study: Study) -> bool:
         """Whether enough trials have run to their end, or none is left that could."""
-        trials = self.index.update(study)
+        self.index.update(study)
         left = self._bare_values(only_done=True) or self._too_few(only_done=True)
-        if not left and not self._unmeasured(study, trials, only_done=True):
+        if not left and not self._unmeasured(only_done=True):
             return True
         return not self.index.waiting_values() and not self.index.runs
 
@@ -142,29 +139,11 @@ class EarlyLook:
             return []
         return [v for v in self.index.waiting_values() if not self.index.gone_on(v, only_done=only_done)]
 
-    def _unmeasured(self, study: Study, trials: Sequence[FrozenTrial], *, only_done: bool = False) -> list[int]:
-        """Places of the paused trials, of configurations that were given, that are to run to their end."""
-        index, found, others = self.index, list[int](), dict[int, float]()
-        for value in index.waiting_values():
-            places, best = index.waiting_given(value), index.best_done(value)
-            if not index.given_gone_on(value, only_done=only_done):
-                found += places
-            elif best is not None:
-                others.update(dict.fromkeys(places, best - self.facts.tolerance.allowance(best)))
-        return sorted(found) or self._not_excluded(study, trials, others)
-
-    def _not_excluded(self, study: Study, trials: Sequence[FrozenTrial], bars: Mapping[int, float]) -> list[int]:
-        """The places at which the trial's end may be as good as the gain that is asked of it, by the curve model."""
-        if not bars:
-            return []
-        first_number = self.encoder.history.first_number
-        self.encoder.history.update(study)
-        learned = self.encoder.learn(study, also=[first_number(trials[place].number) for place in bars])
-        # Without a model nothing can be excluded.
-        if learned is None:
-            return sorted(bars)
-        chances = {place: learned.chance(first_number(trials[place].number), bar) for place, bar in bars.items()}
-        return sorted(place for place, chance in chances.items() if chance >= GIVEN_CHANCE)
+    def _unmeasured(self, *, only_done: bool = False) -> list[int]:
+        """Places of the paused trials whose configuration was given, where none of these has gone on."""
+        values = self.index.waiting_values()
+        bare = (value for value in values if not self.index.given_gone_on(value, only_done=only_done))
+        return sorted(place for value in bare for place in self.index.waiting_given(value))
 
     def _next(self, study: Study, trials: Sequence[FrozenTrial]) -> FrozenTrial | None:
         """The best paused trial of the frontier's value of which the smallest part has gone on."""
@@ -179,7 +158,7 @@ class EarlyLook:
         """As when all configurations were tried, but only among trials that fit, and as many as fit."""
         if found := self._best(study, trials, self._bare_values(), fits=fits):
             return found
-        given = [place for place in self._unmeasured(study, trials) if fits(trials[place])]
+        given = [place for place in self._unmeasured() if fits(trials[place])]
         if found := self._best_at(study, trials, given):
             return found
         each = (self._best(study, trials, [value], fits=fits) for value in self._by_share())

@@ -1,7 +1,7 @@
 """Early stopping by Optuna's pruners, among trials that compare.
 
-A pruner is asked after each epoch. It sees only the trial's peers (``SearchFacts.peers``), and it may stop the trial
-only after the trial's warmup and its first optimizer steps. During warmup the ranking shows which trial warms up
+A pruner is asked after each epoch. It sees only the trial's peers, of its value of the frontier, and it may stop the
+trial only after its warmup and its first optimizer steps. During warmup the ranking shows which trial warms up
 faster, and the longest warmup is not the worst one.
 
 So trials with a long warmup come to their first rung later than others. All comparisons are still between values of
@@ -86,7 +86,8 @@ class PrunerStopping:
 
         One that violates a constraint is no competitor.
         """
-        peers = self.facts.latest_peers(trials, trial, MOST_TRIALS, PEERS_SOUGHT)
+        value, name = trial.params.get(self.facts.frontier or ""), self.facts.frontier
+        peers = [t for t in trials[-PEERS_SOUGHT:] if name is None or t.params.get(name) == value][-MOST_TRIALS:]
         return [_with_rungs_at(t, epoch) for t in peers if t.number != trial.number and not is_infeasible(t)]
 
 

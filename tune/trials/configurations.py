@@ -12,8 +12,8 @@ from typing import Protocol
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from bigbatch.search_spaces.constraints import SpaceTrial
 from bigbatch.search_spaces.registry import Space
+from bigbatch.search_spaces.trial import SpaceTrial
 from bigbatch.search_spaces.workload import Workload
 from bigbatch.train_loop.config import RUNTIME_KEYS, TrainConfig
 from bigbatch.tune.runs.confirmation import Confirmation

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from bigbatch.search_spaces.constraints import Constraint
+from bigbatch.search_spaces.trial import Constraint
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.tune.budget.ledger import Ledger
 from bigbatch.tune.runs import retry

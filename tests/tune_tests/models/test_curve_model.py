@@ -11,7 +11,6 @@ from bigbatch.tune.models.curve_model import (
     CurveModel,
     CurvePoints,
     Scale,
-    covariance,
     negative_log_posterior,
     prior,
     thinned,
@@ -142,29 +141,6 @@ def test_a_study_that_agrees_is_believed_and_one_that_contradicts_is_unlearnt(si
     assert abs(at[mean.argmax(), 0] - 0.3) < 0.15
     own = values[task == 0]
     assert model.mean == pytest.approx(own.mean()) and model.sd > own.std(), "drawn to the other study's spread"
-
-
-def test_errors_at_the_end_are_those_of_predictions_without_the_later_values():
-    """Trials of two, three and four points, some of which did not run to their end, beside another study's."""
-    some = some_tasks(60, 2)
-    kept = np.array([i for i in range(60) if not (i // 4 % 5 == 1 and i % 4 == 3) and not (i // 4 == 6 and i % 4 < 3)])
-    points = some.take(kept)
-    values = np.random.default_rng(8).normal(size=len(kept)) + points.fraction
-    model = CurveModel.fit(points, values, evaluations=3)
-    K = covariance(model.theta, points, points)
-    K += np.diag(np.exp(model.theta[7]) * (1.32 - points.fraction) + 1e-5)  # after two lengths and five amplitudes
-    y, expected = model.factor @ model.whitened, []
-    for owner in sorted(
-        {o for o, f, t in zip(points.owner, points.fraction, points.tasks, strict=True) if f == 1 and t == 0}
-    ):
-        mine = points.owner == owner
-        known, end = ~(mine & (points.fraction > 0.3)), np.flatnonzero(mine & (points.fraction == 1))[0]
-        if not (mine & known).any():
-            continue
-        row = K[end, known] @ np.linalg.inv(K[np.ix_(known, known)])
-        expected.append((y[end] - row @ y[known]) / np.sqrt(K[end, end] - row @ K[known, end]))
-    assert len(expected) >= 3
-    assert model.errors_at_the_end(0.3) == pytest.approx(np.array(expected), abs=1e-7)
 
 
 def threads() -> set[int]:

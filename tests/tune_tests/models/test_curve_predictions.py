@@ -106,33 +106,3 @@ def test_other_studies_runs_that_have_learnt_nothing_say_as_much_as_their_diverg
         return np.array(model.predict(CurvePoints(np.linspace(0, 1, 9)[:, None], np.ones(9), np.full(9, -1))))
 
     assert predicted(False) == pytest.approx(predicted(True))
-
-
-def ends_and_predictions(family: str, seed: int) -> list[float]:
-    """Errors in standard deviations: 14 runs of a table are known to their ends, 30 others to a tenth."""
-    table = invented_table(family, seed, 80)
-    facts = SearchFacts(table.dimensions, 200, table.max_epochs, objective=replace(table.objective, worst=table.worst))
-    study, cut = new_study(), dict[int, float]()
-    bar = table.worst + 0.1 * (table.best - table.worst)
-    sound = [row for row, curve in enumerate(table.curves) if (curve.final or 0.0) > bar][:44]
-    distributions = {d.name: d.distribution for d in table.dimensions}
-    for number, row in enumerate(sound):
-        curve, params = table.curves[row], table.params(row)
-        seen = curve.epochs if number % 3 == 0 else math.ceil(0.1 * curve.epochs)
-        if seen < curve.epochs:
-            cut[number] = curve.values[-1]
-        values = dict(enumerate(curve.values[:seen], 1))
-        study.add_trial(made(params, distributions, values, TrialState.PRUNED, config={"epochs": curve.epochs}))
-    learned = learned_of(study, facts)
-    predictions = {number: learned.end(number) for number in cut}
-    return [(learned.standardised(cut[n]) - end[0]) / end[1] for n, end in predictions.items() if end is not None]
-
-
-def test_ends_lie_beyond_two_standard_deviations_of_their_prediction_about_as_often_as_they_should() -> None:
-    """5 % of a normal distribution do. The bound is wide: invented tables are not normal either."""
-    errors = np.array(
-        [z for family in ("wide", "projected") for seed in range(4) for z in ends_and_predictions(family, seed)]
-    )
-    assert len(errors) > 200
-    assert np.mean(np.abs(errors) > 2) < 0.12
-    assert np.mean(np.abs(errors) > 0.5) > 0.3, "nor is the model so unsure that nothing is ever beyond"

@@ -12,7 +12,7 @@ import pytest
 
 from bigbatch.command import main
 from bigbatch.search_spaces import BUILT_IN, Workload, check_space
-from bigbatch.search_spaces.fixed_parameters import check_parameters, read_fixed
+from bigbatch.search_spaces.check import check_parameters, read_fixed
 from bigbatch.search_spaces.trial import StandInTrial
 from bigbatch.train_loop.config import OPTIMIZERS, ConfigError, TrainConfig, known_key, parse_assignments, resolve_key
 from bigbatch.train_loop.config.words import SPACE_PARAMETERS
@@ -97,7 +97,7 @@ TUNE_LINES = {
     # parameters of the space
     "--set lr_multiplier=9": "lr_multiplier must be a number of 0.25 to 4 in space 'smoke'; got 9",
     "--set lr_multiplyer=1": "Did you mean 'lr_multiplier'?",
-    "--set lr=0.1 lr_multiplier=2": "space 'smoke' does not search with optimizer.peak_lr=0.1",
+    "--set lr=0.1 lr_multiplier=2": "lr_multiplier'",
     "--set one_minus_momentum=0.1": "write momentum=VALUE",
 }
 TRAIN_LINES = {

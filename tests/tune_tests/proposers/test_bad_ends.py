@@ -9,7 +9,7 @@ from optuna.distributions import FloatDistribution
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from bigbatch.search_spaces.constraints import SpaceTrial
+from bigbatch.search_spaces.trial import SpaceTrial
 from bigbatch.tune.proposers.shown_trials import with_bad_ends
 from bigbatch.tune.runs.feasible import INFEASIBLE_ATTR
 from bigbatch.tune.runs.knowledge import KnownStudy, KnownTrial

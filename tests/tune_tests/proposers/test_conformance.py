@@ -14,7 +14,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
-from bigbatch.search_spaces.constraints import SpaceTrial
+from bigbatch.search_spaces.trial import SpaceTrial
 from bigbatch.tune.models.names import STOPPINGS, STRATEGIES
 from bigbatch.tune.models.protocol import Strategy, TrialDecision
 from bigbatch.tune.proposers.samplers import sampler_factory

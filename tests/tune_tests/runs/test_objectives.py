@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from bigbatch.search_spaces.constraints import Constraint
+from bigbatch.search_spaces.trial import Constraint
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.errors import FailureKind
 from bigbatch.train_loop.reporter import EpochRecord

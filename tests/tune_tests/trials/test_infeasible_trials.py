@@ -9,7 +9,7 @@ import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import FrozenTrial, TrialState
 
-from bigbatch.search_spaces.constraints import SpaceTrial
+from bigbatch.search_spaces.trial import SpaceTrial
 from bigbatch.tune.console.outcome import refusals_in_words
 from bigbatch.tune.runs.feasible import is_infeasible
 from bigbatch.tune.runs.frontier import counted_trials
