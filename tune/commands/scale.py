@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from bigbatch.base.command_line import DONE, FAILED, WRONG_INPUT
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.errors import OwnCodeError
-from bigbatch.tune.console.wrapped import from_here
+from bigbatch.tune.console.text import from_here
 from bigbatch.tune.scaling.analysis import analyse
 from bigbatch.tune.scaling.arguments import (
     check_started_alone,

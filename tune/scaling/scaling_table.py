@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from bigbatch.train_loop.config.words import epochs_text
 from bigbatch.tune.console.answer_words import seconds_words
-from bigbatch.tune.console.wrapped import aligned, from_here
+from bigbatch.tune.console.text import aligned, from_here
 from bigbatch.tune.scaling.analysis import LEAST_EFFICIENCY, ScalingAnalysis
 from bigbatch.tune.scaling.scale_plan import WEAK, ScalePlan, rate_rule_words
 from bigbatch.tune.scaling.size_process import CONFIG_FILE
