@@ -23,6 +23,7 @@ from bigbatch.tune.console.columns import SHOWN_KEYS, full_run_command, own_next
 from bigbatch.tune.console.confirmation_words import confirmation_in_words
 from bigbatch.tune.console.frontier_table import INFEASIBLE, frontier_lines, no_result_in_words
 from bigbatch.tune.console.text import aligned, said_in_one_line
+from bigbatch.tune.runs.energy import energy_in_words
 from bigbatch.tune.runs.objectives import PARETO_FILE
 from bigbatch.tune.runs.run import (
     Kind,
@@ -121,7 +122,7 @@ def _spent(found: StudySummary) -> list[tuple[str, str]]:
         ("used", f"{found.held_s / 3600:.2f} {_unit(found)}{_elsewhere(found)}, in {times}{since}"),
         *([("damaged", _damaged(found))] if found.damaged else []),
         *([("damaged", found.problem)] if found.problem else []),
-        ("energy", found.energy.words()),
+        ("energy", energy_in_words(found.study.trials)),
     ]
 
 

@@ -215,7 +215,7 @@ def _print_counts(
         f"{f'{infeasible} infeasible, ' if infeasible else ''}{failed} failed"
         f"{f', {paused} paused' if paused else ''}"
         f"{f', {waiting} interrupted' if waiting else ''}; "
-        f"{duration(elapsed_s)} elapsed, {used.words(unit)}; energy: {used.energy.words()}."
+        f"{duration(elapsed_s)} elapsed, {used.words(unit)}."
     )
     for line in failures_in_words(trials):
         console.print(f"  {line}")
