@@ -24,7 +24,7 @@ from bigbatch.tune.console.columns import columns_of, full_run_command, own_next
 from bigbatch.tune.console.confirmation_words import confirm_lines, confirmation_in_words
 from bigbatch.tune.console.display import duration
 from bigbatch.tune.console.frontier_table import frontier_lines
-from bigbatch.tune.console.outcome import best_in_words, failures_in_words, objective_lines, print_front
+from bigbatch.tune.console.outcome import best_in_words, failures_in_words, front_in_words, objective_lines
 from bigbatch.tune.console.plan_notes import plan_notes
 from bigbatch.tune.console.text import from_here
 from bigbatch.tune.plan.enqueued import in_words
@@ -186,7 +186,7 @@ def print_findings(
     for name, value in columns.of(best).items():
         console.print(f"  {name:10} {value}")
     if plan.objectives.several:
-        print_front(plan, done, columns, console)
+        console.print(f"\n{front_in_words(plan, done)}")
     if answer:
         sentences.append(confirmation_in_words(answer, plan.to_dict(), resume_command(plan), hours, unconfirmed))
     for text in sentences:
