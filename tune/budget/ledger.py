@@ -17,7 +17,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,7 +25,6 @@ from pathlib import Path
 from bigbatch.base import json_values
 from bigbatch.base.atomic_files import read_json, write_json
 from bigbatch.cluster.host.allocation import job_start, slurm_job
-from bigbatch.tune.runs.energy import StudyEnergy
 
 SCHEMA_VERSION = 1
 WRITE_S = 10.0
@@ -41,14 +40,12 @@ class DeviceSeconds:
     """Held by drivers, from Ray's start to its end."""
     trials_s: dict[int, float] = field(default_factory=dict)
     """Used by each trial, in all its attempts."""
-    energy: StudyEnergy = field(default_factory=StudyEnergy)
 
     def add(self, other: DeviceSeconds) -> None:
         """Add the seconds of ``other`` to these."""
         self.held_s += other.held_s
         for number, seconds in other.trials_s.items():
             self.trials_s[number] = self.trials_s.get(number, 0.0) + seconds
-        self.energy.add(other.energy)
 
     def words(self, unit: str) -> str:
         """E.g. ``12.30 GPU hours held by the study, 11.02 of them spent on trials``."""
@@ -194,11 +191,6 @@ class Ledger:
                 self._session.held_s += devices * since_s if self._devices is None else 0.0
         self._write_first(first)
 
-    def epoch_ended(self, trial: int, record: Mapping[str, object]) -> None:
-        """Count the energy of an epoch that a trial has reported."""
-        with self._lock:
-            self._session.energy.epoch_ended(trial, record)
-
     def end(self, trial: int) -> None:
         """Note that the trial uses no device from now on."""
         with self._lock:
@@ -323,9 +315,8 @@ def read_session(path: Path) -> DeviceSeconds | None:
     if held_s is None or not isinstance(trials_s, dict):
         return None
     try:
-        energy = StudyEnergy.from_dict(values.get("energy"))
         used_s = {int(number): float(seconds) for number, seconds in trials_s.items()}
-        return DeviceSeconds(float(held_s), used_s, energy)
+        return DeviceSeconds(float(held_s), used_s)
     except (TypeError, ValueError):
         return None
 
@@ -333,7 +324,7 @@ def read_session(path: Path) -> DeviceSeconds | None:
 def _write(path: Path, used: DeviceSeconds, **facts: object) -> None:
     path.parent.mkdir(exist_ok=True)
     trials = {str(number): round(seconds, 3) for number, seconds in used.trials_s.items()}
-    figures = {"held_device_s": round(used.held_s, 3), "trial_device_s": trials, "energy": used.energy.to_dict()}
+    figures = {"held_device_s": round(used.held_s, 3), "trial_device_s": trials}
     write_json(path, {"schema_version": SCHEMA_VERSION, **facts, "written_at": _now(), **figures})
 
 

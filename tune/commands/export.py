@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from bigbatch.base.atomic_files import replacing
 from bigbatch.base.command_line import OneLineParser
 from bigbatch.train_loop.config import ConfigError
-from bigbatch.tune.console.wrapped import said_in_one_line
+from bigbatch.tune.console.text import said_in_one_line
 from bigbatch.tune.storage.study_tables import StudyTables, read_tables
 from bigbatch.tune.storage.summary import find_study
 

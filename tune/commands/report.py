@@ -10,7 +10,7 @@ from pathlib import Path
 from bigbatch.base.command_line import OneLineParser
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.host.command_line import check_page
-from bigbatch.tune.console.wrapped import said_in_one_line
+from bigbatch.tune.console.text import said_in_one_line
 from bigbatch.tune.storage.summary import DEFAULT_RUNS, find_study
 
 

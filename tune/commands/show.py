@@ -21,8 +21,9 @@ from bigbatch.tune.commands.studies import trials_words, value_words
 from bigbatch.tune.console.answer_words import answer_in_words
 from bigbatch.tune.console.columns import SHOWN_KEYS, full_run_command, own_next_step, plan_facts, shown_settings
 from bigbatch.tune.console.confirmation_words import confirmation_in_words
-from bigbatch.tune.console.frontier_table import INFEASIBLE, WIDTH, frontier_lines, no_result_in_words
-from bigbatch.tune.console.wrapped import aligned, said_in_one_line, terminal_width, wrapped, wrapped_command
+from bigbatch.tune.console.frontier_table import INFEASIBLE, frontier_lines, no_result_in_words
+from bigbatch.tune.console.text import aligned, said_in_one_line
+from bigbatch.tune.runs.energy import energy_in_words
 from bigbatch.tune.runs.objectives import PARETO_FILE
 from bigbatch.tune.runs.run import (
     Kind,
@@ -53,6 +54,8 @@ from bigbatch.tune.storage.summary import (
 
 MOST_TRIALS = 20
 """Without --all the table shows this many trials: the running ones, the best ones and the latest."""
+ONLY_OF_THE_BEST = ("warmup", "momentum", "betas", "wd", "smoothing", "schedule")
+"""Settings that are printed of the best trial alone; trials.parquet has those of all."""
 STATE_WORDS = {
     "RUNNING": "running", "COMPLETE": "done", "PRUNED": "stopped", "FAIL": "failed", "WAITING": "waiting",
 }  # fmt: skip
@@ -71,23 +74,21 @@ def show_main(argv: Sequence[str]) -> int:
         if found.state == UNREADABLE:
             raise ConfigError(f"the study must be readable; got {str(found.folder)!r}: {found.why}")
         ask_queue([found])
-        print(study_text(found, None if args.all else MOST_TRIALS, width=terminal_width()))
+        print(study_text(found, None if args.all else MOST_TRIALS))
 
     return said_in_one_line("bigbatch show", shown)
 
 
-def study_text(found: StudySummary, most: int | None = MOST_TRIALS, width: int | None = None) -> str:
+def study_text(found: StudySummary, most: int | None = MOST_TRIALS) -> str:
     """A study in full.
 
     Args:
         most: how many trials the table shows; None: all.
-        width: the most characters of a line; None: lines are as long as they are.
     """
     facts = [*_head(found), *plan_facts(found), *_spent(found)]
     keys = max(len(key) for key, _ in facts)
-    parts = ["\n".join(wrapped(text, width, f"{key:{keys}}  ") for key, text in facts)]
-    parts += [_trials(found, most, width), _answer(found, width) or wrapped(_best(found), width)]
-    parts += [wrapped(_front(found), width), _commands(found, width)]
+    parts = ["\n".join(f"{key:{keys}}  {text}" for key, text in facts)]
+    parts += [_trials(found, most), _answer(found) or _best(found), _front(found), _commands(found)]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -121,7 +122,7 @@ def _spent(found: StudySummary) -> list[tuple[str, str]]:
         ("used", f"{found.held_s / 3600:.2f} {_unit(found)}{_elsewhere(found)}, in {times}{since}"),
         *([("damaged", _damaged(found))] if found.damaged else []),
         *([("damaged", found.problem)] if found.problem else []),
-        ("energy", found.energy.words()),
+        ("energy", energy_in_words(found.study.trials)),
     ]
 
 
@@ -150,47 +151,33 @@ def _unit(found: StudySummary) -> str:
 # Trials
 
 
-def _trials(found: StudySummary, most: int | None, width: int | None) -> str:
-    """The table of the trials. In a narrow terminal it leaves out settings, the last ones first."""
-    trials = found.study.begun
+def _trials(found: StudySummary, most: int | None) -> str:
+    """The table of the trials, with their most important settings, or the parameters of a user's own space."""
+    trials, best = found.study.begun, _best_trial(found)
     shown = trials if most is None or len(trials) <= most else _chosen(found, trials, most)
     if not shown:
         return ""
     settings = [_settings(found, trial) for trial in shown]
-    names = list(dict.fromkeys(name for one in settings for name in one))
-    varying = [name for name in names if len({one.get(name) for one in settings}) > 1]
-    text = _table(found, shown, settings, varying)
-    left_out: list[str] = []
-    while varying and width is not None and max(map(len, text.splitlines())) > width:
-        left_out.insert(0, varying.pop())
-        text = _table(found, shown, settings, varying)
-    left = len(trials) - len(shown)
-    notes = [f"{left} more trials; --all prints them."] if left else []
-    notes += [f"A wider terminal also shows {', '.join(left_out)}."] if left_out else []
-    return "\n".join([text, *(wrapped(note, width) for note in notes)])
-
-
-def _table(found: StudySummary, shown: list[Run], settings: list[dict[str, str]], varying: Sequence[str]) -> str:
-    """``shown``, with these of their settings."""
-    best = _best_trial(found)
-    head = ("", "TRIAL", "STATE", *(name.upper() for name in varying), "EPOCHS", "VALUE", "HOURS")
+    names = [name for name in dict.fromkeys(name for one in settings for name in one) if name not in ONLY_OF_THE_BEST]
+    head = ("", "TRIAL", "STATE", *(name.upper() for name in names), "EPOCHS", "VALUE", "HOURS")
     rows: list[tuple[str, ...]] = [head]
     for trial, values in zip(shown, settings, strict=True):
         hours = json_values.number_or_none(trial.user_attrs, "gpu_hours")
         last = trial.last_of(found.watched) if found.watched else None
-        value = last if trial.value is None else trial.value
         rows.append(
             (
                 "*" if best is trial else "",
                 str(trial.number),
                 _running_words(found) if trial.state == State.RUNNING else state_words(trial),
-                *(values.get(name, "") for name in varying),
+                *(values.get(name, "") for name in names),
                 _epochs(trial),
-                value_words(found, value),
+                value_words(found, last if trial.value is None else trial.value),
                 "–" if hours is None else f"{hours:.2f}",
             )
         )
-    return aligned(rows, right=(1, *range(len(head) - 3, len(head))))
+    left = len(trials) - len(shown)
+    note = f"\n{left} more trials; --all prints them." if left else ""
+    return aligned(rows, right=(1, *range(len(head) - 3, len(head)))) + note
 
 
 def _chosen(found: StudySummary, trials: list[Run], most: int) -> list[Run]:
@@ -240,7 +227,7 @@ def _epochs(trial: Run) -> str:
 # What came out
 
 
-def _answer(found: StudySummary, width: int | None) -> str:
+def _answer(found: StudySummary) -> str:
     """The frontier's table and what follows from it, as at the end of a search. Empty without a finished trial."""
     values = found.answer
     if not values:
@@ -248,21 +235,20 @@ def _answer(found: StudySummary, width: int | None) -> str:
     hours = "GPU h" if found.has_gpus else "worker h"
     try:
         headline, *sentences = answer_in_words(values, hours)
-        lines = [line for line, _ in frontier_lines(values, hours, width or WIDTH)]
+        lines = [line for line, _ in frontier_lines(values, hours)]
         if values.get(USABLE) is not False:
             command, running, early = resume_words(found), found.state == RUNNING, found.state not in (RUNNING, DONE)
             line = confirmation_in_words(values, found.description, command, hours, running=running, ended_early=early)
             sentences.append(line)
     except (KeyError, StopIteration, TypeError, ValueError, ConfigError):
         note = f"{FRONTIER_FILE} cannot be read; the next --resume writes it again."
-        return "\n".join(wrapped(part, width) for part in (_best(found), note) if part)
+        return "\n".join(part for part in (_best(found), note) if part)
     if lines:
         lines.append("")
     best = _best_trial(found)
     settings = [f"  {name:10} {text}" for name, text in _settings(found, best).items()] if best else []
     each = [f"Each row's configuration: {found.folder / FRONTIER_FOLDER}/VALUE.json"] if lines and best else []
-    said = (wrapped(text, width) for text in (headline, *settings, *sentences, *each))
-    return "\n".join([*lines, *said])
+    return "\n".join([*lines, headline, *settings, *sentences, *each])
 
 
 def _front(found: StudySummary) -> str:
@@ -308,28 +294,27 @@ def _best(found: StudySummary) -> str:
     return "\n".join(lines + [f"  {name:10} {text}" for name, text in _settings(found, best).items()])
 
 
-def _commands(found: StudySummary, width: int | None) -> str:
+def _commands(found: StudySummary) -> str:
     lines = []
     failed, all_ended = failed_trials(found.study.trials), found.ended >= (found.planned or math.inf)
     budget = json_values.number(found.description, "budget_gpu_hours")
     if found.state == DONE and found.planned is None and budget:
         command = f"{resume_words(found)} --budget-gpu-hours {2 * budget:g}"
-        lines += ["Continue it with twice the budget:", wrapped_command(command, width)]
+        lines += ["Continue it with twice the budget:", f"  {command}"]
     elif found.state not in (RUNNING, DONE) and not (found.state == FAILED and all_ended and failed):
-        lines += ["Continue it:", wrapped_command(resume_words(found), width)]
+        lines += ["Continue it:", f"  {resume_words(found)}"]
     if found.state != RUNNING and failed:
         command = f"{resume_words(found)} --retry-failed"
-        lines += ["Try the failed trials again, when their cause is mended:", wrapped_command(command, width)]
+        lines += ["Try the failed trials again, when their cause is mended:", f"  {command}"]
     best_file = found.folder / "best.json"
     if found.answer.get(USABLE) is False:
         pass  # nothing to train: the answer says why
     elif best_file.exists() and not read_json(best_file):
-        lines.append(wrapped("best.json cannot be read; the next --resume writes it again.", width))
+        lines.append("best.json cannot be read; the next --resume writes it again.")
     elif best_file.exists() and found.description.get("trainable"):
-        step = own_next_step(json_values.text(found.description, "model"), shlex.quote(str(best_file)))
-        lines.append(wrapped(step, width))
+        lines.append(own_next_step(json_values.text(found.description, "model"), shlex.quote(str(best_file))))
     elif best_file.exists():
         most = json_values.whole_number(found.description, "max_epochs")
         command = full_run_command(shlex.quote(str(best_file)), most)
-        lines += ["Train the best in full:", wrapped_command(command, width)]
+        lines += ["Train the best in full:", f"  {command}"]
     return "\n".join(lines)

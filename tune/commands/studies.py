@@ -13,7 +13,7 @@ from bigbatch.base import json_values
 from bigbatch.base.command_line import OneLineParser
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.config.given import USABLE
-from bigbatch.tune.console.wrapped import aligned, said_in_one_line, terminal_width, wrapped
+from bigbatch.tune.console.text import aligned, said_in_one_line
 from bigbatch.tune.runs.learned import FRESH_SEEDS, HELD_OUT, NOTHING_LEARNED
 from bigbatch.tune.runs.objectives import objectives_of
 from bigbatch.tune.storage.description import STUDY_FILE
@@ -45,7 +45,7 @@ def _listed(args: argparse.Namespace) -> str:
             f"--output is a folder that holds studies; got {str(output)!r}, a study itself. "
             f"Write {shlex.join(['--output', str(folder.parent)])}, or bigbatch show {shlex.quote(str(folder))}."
         )
-    return studies_text(found, width=terminal_width()) if found else f"No study in {output}. Begin one: bigbatch tune"
+    return studies_text(found) if found else f"No study in {output}. Begin one: bigbatch tune"
 
 
 def _ranked(args: argparse.Namespace) -> str:
@@ -56,15 +56,10 @@ def _ranked(args: argparse.Namespace) -> str:
     return f"{objective.sentence}, {cap.words}\n\n{aligned(rows, right=RIGHT)}"
 
 
-def studies_text(found: Sequence[StudySummary], width: int | None = None) -> str:
-    """The studies as a table, the one that changed last at the end.
-
-    Args:
-        width: the most characters of a line, where that is possible. The last column goes on below itself.
-    """
-    rows = [("STUDY", "STATE", "TRIALS", "BEST", "HOURS", "CHANGED", ""), *map(_row, found)]
-    lines = aligned([(*row[:-1], "|") for row in rows], right=(2, 3, 4)).splitlines()
-    return "\n".join(wrapped(row[-1], width, line[:-1]) for line, row in zip(lines, rows, strict=True))
+def studies_text(found: Sequence[StudySummary]) -> str:
+    """The studies as a table, the one that changed last at the end."""
+    head = ("STUDY", "STATE", "TRIALS", "BEST", "HOURS", "CHANGED", "")
+    return aligned([head, *map(_row, found)], right=(2, 3, 4))
 
 
 def _row(one: StudySummary) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -81,11 +81,8 @@ def own_next_step(function: str, best_file: str) -> str:
     return f"Its config is trainable.options in {best_file}: call {function} with it, epochs and seed."
 
 
-WIDTHS = {
-    "optimizer": 9, "batch": 5, "lr": 8, "warmup": 6, "momentum": 10, "wd": 7, "smoothing": 9, "schedule": 8
-}  # fmt: skip
-"""Settings in the table, with their widths in characters."""
-NUMBER_WIDTH = 9
+IN_TABLE = ("optimizer", "batch", "lr", "warmup", "momentum", "wd")
+"""Settings in the live table, where they vary. ``momentum`` has Adam's betas too. Lines of the log have them all."""
 SAMPLES = 64
 
 
@@ -95,8 +92,8 @@ class Columns:
 
     fixed: Mapping[str, str] = field(default_factory=dict)
     """Settings that are the same in all trials."""
-    own: Mapping[str, int] = field(default_factory=dict)
-    """Searched parameters that are no setting, with the widths of their values."""
+    own: Sequence[str] = ()
+    """Searched parameters that are no setting."""
 
     def of(self, trial: TrialView) -> dict[str, str]:
         """Name → text of the trial's settings, then of the space's own parameters."""
@@ -109,22 +106,10 @@ class Columns:
         first = f"{values.pop('optimizer')} " if "optimizer" in values else ""
         return first + " ".join(f"{name} {text}" for name, text in values.items())
 
-    def that_fit(self, room: int) -> tuple[str, ...]:
-        """The columns that fit into ``room`` characters: first own parameters, then settings. No value is cut."""
-        widths = {short_key(name): max(len(short_key(name)), width) for name, width in self.own.items()}
-        both = "momentum" in self.fixed and "betas" in self.fixed  # one column for both
-        settings_widths = {
-            name: width
-            for name, width in WIDTHS.items()
-            if (name not in self.fixed if name != "momentum" else not both)
-        }
-        kept = []
-        for name, needed in (widths | settings_widths).items():
-            room -= needed + 2
-            if room < 0:
-                break
-            kept.append(name)
-        return tuple(sorted(kept, key=[*settings_widths, *widths].index))
+    @property
+    def in_table(self) -> list[str]:
+        """The names of the live table's columns."""
+        return [*(name for name in IN_TABLE if name not in self.fixed), *map(short_key, self.own)]
 
 
 def columns_of(
@@ -137,12 +122,10 @@ def columns_of(
             found.append(shown_settings(space(StandInTrial(rng, number=number), workload, overrides)))
     first = found[0] if found else {}
     fixed = {name: text for name, text in first.items() if all(other.get(name) == text for other in found)}
-    if "momentum" in fixed or "betas" in fixed:  # the table has one column for them
-        fixed |= {"momentum": fixed.get("momentum", ""), "betas": fixed.get("betas", "")}
     shows_settings = bool(first)
     if found and not shows_settings:  # a whole training function has none of them
-        fixed = dict.fromkeys((*WIDTHS, "betas"), "")
-    own = {n: _width(met) for n, met in ranges.items() if _varies(met) and not (shows_settings and _is_shown(n, space))}
+        fixed = dict.fromkeys(IN_TABLE, "")
+    own = [n for n, met in ranges.items() if _varies(met) and not (shows_settings and _is_shown(n, space))]
     return Columns(fixed, own)
 
 
@@ -160,10 +143,6 @@ def _varies(found: ParamRange) -> bool:
     if found.kind == "derived":
         return False
     return len(found.choices) > 1 if found.kind == "categorical" else found.low < found.high
-
-
-def _width(found: ParamRange) -> int:
-    return max((len(_text(choice)) for choice in found.choices), default=NUMBER_WIDTH)
 
 
 def _text(value: object) -> str:

@@ -27,15 +27,13 @@ from bigbatch.tune.runs.observer import TrialView, ranked
 from bigbatch.tune.storage.journal_file import LineLog
 
 
-def best_by_value(trials: Iterable[TrialView], frontier: FrontierPlan, width: int = 80) -> str:
-    """``best by batch: 256 95.2 % · 512 94.8 % · 1,024 –``; without the first values where that is too wide."""
+def best_by_value(trials: Iterable[TrialView], frontier: FrontierPlan) -> str:
+    """``best by batch: 256 95.2 % · 512 94.8 % · 1,024 –``."""
     best: dict[object, TrialView] = {}
     for trial in ranked(trials):
         best.setdefault(trial.params.get(frontier.name, frontier.values[0]), trial)
     parts = [f"{value_text(value)} {end_in_words(best.get(value))}" for value in frontier.values]
-    while len(line := f"best by {name_in_words(frontier.name)}: {' · '.join(parts)}") > width and parts:
-        parts.pop(0)
-    return line
+    return f"best by {name_in_words(frontier.name)}: {' · '.join(parts)}"
 
 
 def end_in_words(trial: TrialView | None) -> str:
@@ -108,13 +106,10 @@ class SearchProgress:
         self.trials: dict[int, TrialView] = dict(finished)
         self.started = time.monotonic() if started is None else started
         self._ended_at = {number: time.time() for number in finished}
-        self._best: TrialView | None = None
-        self._best_is_known = False
 
     def put(self, trial: TrialView) -> None:
         """Take in the trial's current state."""
         self.trials[trial.number] = trial
-        self._best_is_known &= trial.state != "COMPLETE"
         if trial.continues in self.trials:
             self.trials[trial.continues].continued_by = trial.number
         if trial.state != "RUNNING":
@@ -132,10 +127,8 @@ class SearchProgress:
 
     @property
     def best(self) -> TrialView | None:
-        """The best completed trial; None if there is none. It is sought when a trial has completed, not when drawn."""
-        if not self._best_is_known:
-            self._best, self._best_is_known = next(iter(ranked(self.trials.values())), None), True
-        return self._best
+        """The best completed trial; None if there is none."""
+        return next(iter(ranked(self.trials.values())), None)
 
     def eta_s(self) -> float | None:
         """Estimated seconds left: of the budget where it is the only limit, else from the mean time of a trial.
@@ -159,7 +152,7 @@ class LiveTable:
     """A table that rich's own thread redraws in place."""
 
     def __init__(self, progress: SearchProgress, console: Console) -> None:
-        self._progress, self._console, self._lock = progress, console, threading.Lock()
+        self._progress, self._lock = progress, threading.Lock()
         self._said: tuple[Text, float] | None = None
         # This line is always there and short: a terminal prints ^C after it, and that must not start a new line.
         self._last_line = Text("Ctrl-C saves and stops", style="dim")
@@ -200,22 +193,16 @@ class LiveTable:
             if self._said is not None and time.monotonic() - self._said[1] < WATCHDOG_LINE_S:
                 lines.append(self._said[0])
             if frontier := self._progress.frontier:  # always there, so that the display does not jump
-                line = best_by_value(self._progress.trials.values(), frontier, self._console.width)
+                line = best_by_value(self._progress.trials.values(), frontier)
                 lines.insert(0, Text(line, style="dim") if frontier.searched else None)
-            table, summary = trial_table(self._progress, self._console.width), summary_line(self._progress)
-            return Group(table, summary, *filter(None, lines), self._last_line)
+            return Group(
+                trial_table(self._progress), summary_line(self._progress), *filter(None, lines), self._last_line
+            )
 
 
-OTHER_COLUMNS_WIDTH = 48
-"""Trial, state, epoch, top-1 and time, with their gaps."""
-TOP1_WIDTH = 7
-"""Characters of the column of top-1. Another metric may need more."""
-
-
-def trial_table(progress: SearchProgress, width: int = 200) -> Table:
-    """The trials as a table of at most ``width`` characters. It leaves out columns and never cuts a number."""
-    short = progress.shown.metric.short
-    columns = progress.columns.that_fit(width - OTHER_COLUMNS_WIDTH - max(0, len(short) - TOP1_WIDTH))
+def trial_table(progress: SearchProgress) -> Table:
+    """The trials as a table. A terminal that is too narrow cuts its columns."""
+    short, columns = progress.shown.metric.short, progress.columns.in_table
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("trial", "state", *columns, "epoch", short, "time"):
         right = name in ("trial", "batch", "lr", "warmup", "epoch", short, "time")
@@ -223,7 +210,7 @@ def trial_table(progress: SearchProgress, width: int = 200) -> Table:
     best = progress.best
     for trial in _shown(progress):
         values = progress.columns.of(trial)
-        values["momentum"] = values.pop("betas", values.get("momentum", ""))  # one column for both
+        values.setdefault("momentum", values.get("betas", ""))
         table.add_row(
             str(trial.number),
             Text(trial.phase if trial.state == "RUNNING" else state_word(trial), STATE_STYLES[trial.state]),

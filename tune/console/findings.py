@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -23,10 +24,10 @@ from bigbatch.tune.console.answer_words import answer_in_words
 from bigbatch.tune.console.columns import columns_of, full_run_command, own_next_step
 from bigbatch.tune.console.confirmation_words import confirm_lines, confirmation_in_words
 from bigbatch.tune.console.display import duration
-from bigbatch.tune.console.frontier_table import WIDTH, frontier_lines
-from bigbatch.tune.console.outcome import best_in_words, failures_in_words, objective_lines, print_front
+from bigbatch.tune.console.frontier_table import frontier_lines
+from bigbatch.tune.console.outcome import best_in_words, failures_in_words, front_in_words, objective_lines
 from bigbatch.tune.console.plan_notes import plan_notes
-from bigbatch.tune.console.wrapped import from_here, say, say_command
+from bigbatch.tune.console.text import from_here
 from bigbatch.tune.plan.enqueued import in_words
 from bigbatch.tune.plan.holdout import images_in_words, kinds_in_words
 from bigbatch.tune.plan.own_code import own_component_lines, trainable_lines
@@ -40,15 +41,21 @@ from bigbatch.tune.storage.frontier_file import FRONTIER_FOLDER
 def print_plan(plan: SearchPlan, console: Console) -> None:
     """Print what the search will do, its highest cost, and where its results go."""
     for key, text in _trainable_lines(plan):
-        say(console, text, f"{key:11}")
+        line = f"{key:11}{text}"
+        console.print(_hanging(line, console.width) if console.is_terminal else line)
+
+
+def _hanging(line: str, width: int) -> str:
+    """The line broken between words, below its own text."""
+    return textwrap.fill(line, width, subsequent_indent=" " * 11, break_long_words=False, break_on_hyphens=False)
 
 
 def print_machine(plan: SearchPlan, console: Console) -> None:
     """Print the resources of a joined cluster, and how the search uses them."""
     model = "" if _searches_models(plan) else f"; {plan.model}{_why_model(plan)}"
-    say(console, f"The cluster has {plan.machine.describe()}: {plan.share.describe()}{model}")
+    console.print(f"The cluster has {plan.machine.describe()}: {plan.share.describe()}{model}")
     if sharing := plan.sharing.words(plan.machine, plan.share):
-        say(console, sharing, f"{'on a GPU':11}")
+        console.print(f"{'on a GPU':11}{sharing}")
 
 
 def _trainable_lines(plan: SearchPlan) -> list[tuple[str, str]]:
@@ -107,7 +114,7 @@ def _frontier(plan: SearchPlan) -> list[tuple[str, str]]:
 
 def print_frontier(values: Mapping[str, object], hours: str, console: Console) -> None:
     """Print the table of frontier.json's content, where it compares values."""
-    lines = frontier_lines(values, hours, console.width if console.is_terminal else WIDTH) if values else []
+    lines = frontier_lines(values, hours) if values else []
     for place, (line, is_answer) in enumerate(lines):
         console.print(f"\n{line}" if place == 0 else line, style="bold" if is_answer else "", soft_wrap=True)
 
@@ -170,28 +177,29 @@ def print_findings(
     hours = "GPU h" if plan.machine.gpus else "worker h"
     headline, *sentences = answer_in_words(answer, hours) if answer else [best_in_words(done[0])]
     print_frontier(answer, hours, console)
-    say(console, f"\n{headline}", style="bold")
+    console.print(f"\n{headline}", style="bold")
     if answer.get(USABLE) is False:
         return
     number = json_values.mapping(answer, "answer").get("trial")
     best = next((trial for trial in done if trial.number == number), done[0])
     columns = columns_of(plan.space, plan.workload, plan.overrides, plan.ranges)
     for name, value in columns.of(best).items():
-        say(console, f"  {name:10} {value}")
+        console.print(f"  {name:10} {value}")
     if plan.objectives.several:
-        print_front(plan, done, columns, console)
+        console.print(f"\n{front_in_words(plan, done)}")
     if answer:
         sentences.append(confirmation_in_words(answer, plan.to_dict(), resume_command(plan), hours, unconfirmed))
     for text in sentences:
-        say(console, text)
+        console.print(text)
     if plan.frontier and plan.frontier.searched:
         each = quoted_path(plan.folder / FRONTIER_FOLDER)
-        say(console, f"\nEach row's configuration: {each}/VALUE.json")
+        console.print(f"\nEach row's configuration: {each}/VALUE.json")
     best_file = quoted_path(plan.folder / "best.json")
     if plan.trainable:
-        say(console, f"\n{own_next_step(plan.model, best_file)}")
+        console.print(f"\n{own_next_step(plan.model, best_file)}")
     else:
-        say_command(console, train_command(plan), "\nTrain it in full:")
+        console.print("\nTrain it in full:")
+        console.print(f"  {train_command(plan)}", soft_wrap=True)
 
 
 def _print_counts(
@@ -207,7 +215,7 @@ def _print_counts(
         f"{f'{infeasible} infeasible, ' if infeasible else ''}{failed} failed"
         f"{f', {paused} paused' if paused else ''}"
         f"{f', {waiting} interrupted' if waiting else ''}; "
-        f"{duration(elapsed_s)} elapsed, {used.words(unit)}; energy: {used.energy.words()}."
+        f"{duration(elapsed_s)} elapsed, {used.words(unit)}."
     )
     for line in failures_in_words(trials):
         console.print(f"  {line}")
@@ -217,7 +225,7 @@ def say_retries(retries: Mapping[int, int], console: Console) -> None:
     """Print which failed trials ``--retry-failed`` repeats."""
     words = ", ".join(f"{failed} as trial {number}" for failed, number in sorted(retries.items()))
     text = f"Tried again: trial {words}." if words else "--retry-failed: there is no failed trial to try again."
-    say(console, f"\n{text}")
+    console.print(f"\n{text}")
 
 
 def train_command(plan: SearchPlan) -> str:

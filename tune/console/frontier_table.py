@@ -18,7 +18,7 @@ from bigbatch.tune.console.answer_words import (
     short_number,
     value_text,
 )
-from bigbatch.tune.console.wrapped import aligned
+from bigbatch.tune.console.text import aligned
 from bigbatch.tune.runs.learned import FRESH_SEEDS, HELD_OUT
 
 
@@ -58,31 +58,20 @@ def _counts(row: Row) -> str:
     return ", ".join(said + ["not learned"] * (row.get("learned") is False))
 
 
-WIDTH = 100
-"""Of the table where the output is no terminal."""
-OPTIONAL = ("images/s", "noise scale", "epoch", "steps", "when chosen", "95 % range")
-"""Columns that a narrow terminal leaves out, the first ones first."""
-
-
-def frontier_lines(values: Mapping[str, object], hours: str, width: int = WIDTH) -> list[tuple[str, bool]]:
+def frontier_lines(values: Mapping[str, object], hours: str) -> list[tuple[str, bool]]:
     """The table: each line, and whether it is that of the answer. Empty where no values are compared.
 
     Args:
         values: the content of frontier.json.
         hours: of devices, e.g. ``GPU h``.
-        width: the most characters of a line. Columns are left out rather than cut.
     """
     words = AnswerWords(values)
     if words.dimension is None:
         return []
     table = {"": [">" if row is words.own else "" for row in words.rows], **frontier_cells(values, hours)}
-    left_out = list(OPTIONAL)
-    while True:
-        rows = [tuple(table), *zip(*table.values(), strict=True)]
-        lines = aligned(rows, right=range(len(table))).splitlines()
-        if not left_out or max(map(len, lines)) <= width:
-            return [(line, bool(row[0])) for line, row in zip(lines, rows, strict=True)]
-        table.pop(left_out.pop(0), None)
+    rows = [tuple(table), *zip(*table.values(), strict=True)]
+    lines = aligned(rows, right=range(len(table))).splitlines()
+    return [(line, bool(row[0])) for line, row in zip(lines, rows, strict=True)]
 
 
 INFEASIBLE = "infeasible"

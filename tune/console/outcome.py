@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from optuna.trial import FrozenTrial
-from rich.console import Console
 
 from bigbatch.train_loop.config.words import epochs_text
 from bigbatch.train_loop.errors import in_one_line
-from bigbatch.tune.console.columns import Columns
 from bigbatch.tune.console.display import end_in_words
 from bigbatch.tune.console.frontier_table import INFEASIBLE, no_result_in_words
 from bigbatch.tune.plan.search_plan import SearchPlan
@@ -17,8 +15,6 @@ from bigbatch.tune.runs.objective import TimeToTarget
 from bigbatch.tune.runs.objectives import PARETO_FILE, front_of
 from bigbatch.tune.runs.observer import TrialView
 from bigbatch.tune.runs.run import was_refused
-
-MAX_ROWS_OF_FRONT = 20
 
 
 def objective_lines(plan: SearchPlan) -> list[tuple[str, str]]:
@@ -48,19 +44,13 @@ def why_nothing(plan: SearchPlan, trials: Sequence[TrialView]) -> str:
     return no_result_in_words(unfinished, several=plan.objectives.several)
 
 
-def print_front(plan: SearchPlan, done: list[TrialView], columns: Columns, console: Console) -> None:
-    """The trials that no other one beats, as a table. ``done``: sorted, the best in the first objective first."""
-    each = plan.objectives.each
+def front_in_words(plan: SearchPlan, done: list[TrialView]) -> str:
+    """How many trials no other one beats. ``done``: sorted, the best in the first objective first."""
     front = front_of(plan.objectives, done, lambda trial: trial.ends)
-    console.print(
-        f"\n{len(front)} of {len(done)} finished trials are on the Pareto front: no other one is as good in all "
-        f"objectives and better in one. Intervals are not given. {PARETO_FILE} has them all:",
-        soft_wrap=True,
+    return (
+        f"{len(front)} of {len(done)} finished trials are on the Pareto front: no other one is as good in all "
+        f"objectives and better in one. {PARETO_FILE} has them, and bigbatch report a table."
     )
-    console.print("  " + "".join(f"{objective.text:>18}" for objective in each) + "  trial")
-    for trial in front[:MAX_ROWS_OF_FRONT]:
-        values = "".join(f"{o.worth(value):>18}" for o, value in zip(each, trial.ends, strict=True))
-        console.print(f"  {values}  {trial.number}: {columns.line(trial)}", soft_wrap=True)
 
 
 def failures_in_words(trials: Iterable[TrialView]) -> list[str]:

@@ -16,17 +16,14 @@ from bigbatch.tune.storage.storage_url import shared_file_warning
 
 def plan_notes(plan: SearchPlan) -> list[str]:
     """The warnings, each a sentence or two."""
-    searched = [r for r in plan.ranges.values() if r.kind != "derived"]
     said = [
         *plan.data.notes,
         unused_gpus() if plan.address == "local" else None,
         size_of_images(plan.data, plan.model) if "data.image_size" not in plan.overrides else None,
-        nothing_to_search(len(searched), plan.trials)
-        or nothing_to_learn_from(plan.strategy, plan.most_trials, plan.share.concurrency, plan.workers),
+        nothing_to_learn_from(plan.strategy, plan.most_trials, plan.share.concurrency, plan.workers),
         # Without a number of trials they are never too few.
         _too_few_for_the_values(sys.maxsize if plan.open_ended else plan.trials, *_compared(plan)),
         shared_file_warning(plan.storage),
-        only_at_the_beginning(plan),
     ]
     return [text for text in said if text]
 
@@ -35,23 +32,6 @@ def _compared(plan: SearchPlan) -> tuple[int, int, str]:
     """How many values the search compares, the epochs of a run, and what the values are called."""
     frontier = plan.frontier
     return (len(frontier.values), plan.max_epochs, name_in_words(frontier.name)) if frontier else (1, 0, "")
-
-
-def only_at_the_beginning(plan: SearchPlan) -> str | None:
-    """A sentence about options that a resumed study does not read again. A requeued job repeats them, so they are not
-    refused."""
-    options = {
-        "--enqueue": plan.options.enqueue,
-        "--warm-start": plan.options.warm_start,
-    }
-    given = [name for name, value in options.items() if value]
-    if not plan.resume or not given:
-        return None
-    return f"{_listed(given)}: a resumed study keeps what it began with, and does not read them again."
-
-
-def _listed(words: list[str]) -> str:
-    return " and ".join([", ".join(words[:-1])] * (len(words) > 1) + words[-1:])
 
 
 def size_of_images(data: DataInfo, model: str) -> str | None:
@@ -82,20 +62,6 @@ TRIALS_A_VALUE = 3
 """With fewer configurations for each value that is compared, luck decides which one has a good one."""
 TRIALS_A_SLOT = 4
 """A search learns little with fewer trials for each place at which one runs."""
-
-
-def nothing_to_search(parameters: int, trials: int) -> str | None:
-    """A sentence for several trials of a space in which nothing is left to search; None if something is.
-
-    Args:
-        parameters: how many the search may choose.
-    """
-    if parameters or trials < 2:
-        return None
-    return (
-        f"every parameter is fixed, so all {trials} trials train the same configuration. Write --trials 1, or leave "
-        "a parameter out of --set."
-    )
 
 
 def _too_few_for_the_values(trials: int, values: int, epochs: int, word: str) -> str | None:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from bigbatch.base import json_values
 from bigbatch.base.atomic_files import write_bytes
-from bigbatch.tune.console.wrapped import from_here
+from bigbatch.tune.console.text import from_here
 from bigbatch.tune.report.markup import FigureBook, Markup, card, joined, plotly_script, tag
 from bigbatch.tune.report.recorded_study import RecordedStudy, recorded_at_end
 from bigbatch.tune.report.sections import PARTS

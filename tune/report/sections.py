@@ -18,6 +18,7 @@ from bigbatch.tune.report.figures import frontier, history_over_hours, learning_
 from bigbatch.tune.report.markup import FigureBook, Markup, card, copy_block, definition_list, table, tag
 from bigbatch.tune.report.rate_figures import rate_figures
 from bigbatch.tune.report.recorded_study import BROKEN, DIVERGENT, WAITING, RecordedStudy
+from bigbatch.tune.runs.energy import energy_in_words
 from bigbatch.tune.runs.frontier import Frontier
 from bigbatch.tune.runs.run import Kind, Run, planned_epochs
 from bigbatch.tune.storage.description import redact
@@ -183,7 +184,7 @@ def cost_part(study: RecordedStudy, _book: FigureBook) -> list[Markup]:
         (f"{study.hours} held", number_text(held) if held else NOT_MEASURED),
         *outcomes,
         ("wall time", f"{seconds_words(elapsed)} in {amount(len(sessions), 'session')}" if elapsed else ""),
-        ("energy", study.summary.energy.words()),
+        ("energy", energy_in_words(study.trials)),
     ]
     return [card(definition_list(pairs))]
 

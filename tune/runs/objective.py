@@ -74,10 +74,6 @@ class Objective:
         values = [metrics.of_record(name, record) for name in names if not name.endswith(metrics.COSTS)]
         return all(math.isfinite(value) for value in values)
 
-    def is_better(self, value: float, other: float) -> bool:
-        """Whether ``value`` is strictly better than ``other``."""
-        return value > other if self.direction == "maximize" else value < other
-
     def gain(self, value: float) -> float:
         """``value`` with the sign that makes larger better."""
         return value if self.direction == "maximize" else -value
@@ -278,17 +274,11 @@ def read_target(text: str, reported: Reported) -> TimeToTarget:
         value = float(number)
     except ValueError:
         value = math.nan
-    if not math.isfinite(value):
-        raise ConfigError(f"--target needs a number; got {number!r}. Write e.g. --target {example}.")
-    if reach.name.endswith("_top1") and not 0 < value <= 1:
+    top1, loss = reach.name.endswith("_top1"), reach.name.endswith("_loss")
+    if not math.isfinite(value) or (top1 and not 0 < value <= 1) or (loss and value <= 0):
+        where = " above 0 and at most 1" if top1 else " above 0" if loss else ""
         raise ConfigError(
-            f"--target of {reach.name} is a fraction above 0 and at most 1; got {number}. "
-            f"Write e.g. --target {reach.name}=0.759."
-        )
-    if reach.name.endswith("_loss") and value <= 0:
-        raise ConfigError(
-            f"--target of {reach.name} is above 0, where no run arrives; got {number}. "
-            f"Write e.g. --target {reach.name}=0.5."
+            f"--target of {reach.name} is a number{where}; got {number!r}. Write e.g. --target {example}."
         )
     return TimeToTarget(reach=reach, target=value)
 
@@ -337,15 +327,9 @@ def read_tolerance(text: str | None, objective: Objective) -> Tolerance:
     if text is None:
         return default
     match = _FORM.fullmatch(text.strip())
-    if match is None:
-        raise ConfigError(f"--tolerance is a number with its unit, such as 0.5pt or 1%; got {text!r}. Write {default}.")
-    found = Tolerance(float(match["amount"]), match["unit"])
-    if found.amount < 0:
-        raise ConfigError(f"--tolerance must not be negative; got {text}. Write e.g. {default}.")
-    if not math.isfinite(found.amount):
-        raise ConfigError(f"--tolerance must be a finite number; got {text}. Write e.g. {default}.")
-    if found.unit != ABSOLUTE and found.amount >= 100:
-        raise ConfigError(f"--tolerance of {found} would make every value an answer. Write e.g. {default}.")
+    found = Tolerance(float(match["amount"]), match["unit"]) if match else Tolerance(math.nan, RELATIVE)
+    if not 0 <= found.amount < (math.inf if found.unit == ABSOLUTE else 100):
+        raise ConfigError(f"--tolerance is 0.5pt, 1% or a number in the metric's unit; got {text!r}. Write {default}.")
     if found.unit == POINTS and not proportion:
         raise ConfigError(
             f"--tolerance in points is for a proportion; got {text} for {objective.name}. Write e.g. {ONE_PER_CENT}."

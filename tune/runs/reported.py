@@ -4,17 +4,9 @@ The value for which the best of many trials was chosen is too good by luck. Held
 luck. Fresh seeds have none in the luck of the seed; but on the examples that chose, what fits these by luck stays.
 ``confirmation.py`` says which trials are trained again with fresh seeds; ``Confirmed`` is what came of them.
 
-The more trials there are, the larger is the part of luck in the value of the best one. Both statements about trials
-account for the choice and hold at 95 %:
-
-- *Clearly worse* than the best: Fisher's exact test of the two counts of right answers. Its level is 5 % divided by
-  the number of pairs of trials (Bonferroni). If all trials were equally good, at most 5 % of studies would call any
-  trial worse, however the pair was picked.
-- *The range* of the best: its Clopper-Pearson interval, at a level of 5 % divided by the trials' number.
-
-Fisher's test assumes that the two trials were validated on different images. All trials of a study use the same images
-and fail on the same hard ones, so luck separates them less than the test assumes: it says "worse" too seldom rather
-than too often. The effect of another seed is not included, because a study has one seed.
+The more trials there are, the larger is the part of luck in the value of the best one. So its Clopper-Pearson interval
+has a level of 5 % divided by the trials' number, and holds at 95 % however the best was picked. The effect of another
+seed is not in it, because a study has one seed.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ docs/decisions/003.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -16,7 +16,6 @@ from optuna.trial import FrozenTrial, TrialState
 
 from bigbatch.tune.runs.run import (
     CONFIRMS_ATTR,
-    EPOCH_ATTR,
     RETRIES_ATTR,
     SEED_ATTR,
     has_diverged,
@@ -25,7 +24,6 @@ from bigbatch.tune.runs.run import (
     retried_trials,
     trials_of_run,
 )
-from bigbatch.tune.runs.tables import epoch_of
 
 
 class LedgerOfTrials(Protocol):
@@ -52,15 +50,6 @@ def run_hours(ledger: LedgerOfTrials, run: Sequence[FrozenTrial]) -> float:
 def hours_of_run(study: optuna.Study, ledger: LedgerOfTrials, number: int) -> float:
     """Device hours of the run that the trial with this number is, or goes on with."""
     return run_hours(ledger, trials_of_run(study.get_trials(deepcopy=False), number))
-
-
-def was_reported(earlier: Sequence[FrozenTrial], record: Mapping[str, object]) -> bool:
-    """Whether one of these trials has reported this very epoch. A run that goes on sends its past again."""
-    same = ("epoch", "train_s", "val_s", "gpu_energy_j")
-    key = f"{EPOCH_ATTR}{epoch_of(record):05d}"
-    known = (trial.user_attrs.get(key) for trial in earlier)
-    # Times to the last digit are those of the very same epoch.
-    return any(all(one.get(name) == record.get(name) for name in same) for one in known if isinstance(one, Mapping))
 
 
 def trials_to_retry(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:

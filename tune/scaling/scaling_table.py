@@ -21,7 +21,7 @@ from bigbatch.base import json_values
 from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.train_loop.config.words import epochs_text
 from bigbatch.tune.console.answer_words import seconds_words
-from bigbatch.tune.console.wrapped import aligned, from_here
+from bigbatch.tune.console.text import aligned, from_here
 from bigbatch.tune.runs import metrics
 from bigbatch.tune.scaling.scale_plan import WEAK, ScaleMachine, ScalePlan
 

@@ -33,7 +33,6 @@ from bigbatch.tune.console.findings import (
     say_retries,
 )
 from bigbatch.tune.console.outcome import refusals_in_words, why_nothing
-from bigbatch.tune.console.wrapped import say, say_command
 from bigbatch.tune.plan.enqueued import enqueue_first_trials
 from bigbatch.tune.plan.fitting import absent_nodes, cluster_machine, living_nodes, plan_for_cluster
 from bigbatch.tune.plan.machine import devices_held
@@ -124,7 +123,8 @@ def _run_search(run: SearchRun, stop: StopRequest, console: Console, talk: Conso
             raise
         except KeyboardInterrupt:  # a second Ctrl-C
             outcome = "interrupted"
-            say_command(console, resume_command(plan), "\nStopped at once; continue with:")
+            console.print("\nStopped at once; continue with:")
+            console.print(f"  {resume_command(plan)}", soft_wrap=True)
             return 128 + signal.SIGINT
         except DatabaseLost as error:
             print(
@@ -156,10 +156,11 @@ def _say_findings(
     said = [NO_OTHER] if is_exhausted(store.study) else []
     said += refusals_in_words(trials)
     for line in said:
-        say(console, line)
+        console.print(line)
     if failed_trials(trials):
         command = f"{resume_command(plan)} --retry-failed"
-        say_command(console, command, "\nTry the failed trials again, when their cause is mended:")
+        console.print("\nTry the failed trials again, when their cause is mended:")
+        console.print(f"  {command}", soft_wrap=True)
 
 
 def _say_report(store: StudyStore, stop: StopRequest, console: Console) -> None:
@@ -167,11 +168,12 @@ def _say_report(store: StudyStore, stop: StopRequest, console: Console) -> None:
     if store.disk.full or not (trials := store.study.get_trials(deepcopy=False)):
         return
     if stop.signal is not None:
-        say_command(console, f"bigbatch report {quoted_path(store.folder)}", "\nFor a report:")
+        console.print("\nFor a report:")
+        console.print(f"  bigbatch report {quoted_path(store.folder)}", soft_wrap=True)
         return
     from bigbatch.tune.report.page import report_at_end  # needed only now
 
-    say(console, f"\n{report_at_end(store.folder, trials)}")
+    console.print(f"\n{report_at_end(store.folder, trials)}")
 
 
 def _has_nothing_to_do(plan: SearchPlan, store: StudyStore) -> bool:
@@ -190,7 +192,7 @@ def _nothing_to_do(run: SearchRun, store: StudyStore, stop: StopRequest, console
     store.describe({"tolerance": str(plan.tolerance), "baseline": dict(plan.baseline)})
     store.refresh(force=True)
     ended = count_ended(store.study.get_trials(deepcopy=False))
-    say(console, f"\nAll {ended} trials have ended; write e.g. --trials {2 * ended} for more.")
+    console.print(f"\nAll {ended} trials have ended; write e.g. --trials {2 * ended} for more.")
     trials = views_of(store)
     _say_findings(run, store, trials, 0.0, console)
     _say_report(store, stop, console)  # of another answer, or of a driver that was killed before it
@@ -253,7 +255,7 @@ def _capacity(plan: SearchPlan, own_ray: bool, say: Callable[[str], None]) -> Ca
 
 def _tell(run: SearchRun, console: Console, line: str) -> None:
     """Show a line: beside the trials, or before there are any."""
-    say(console, line) if run.bridge is None else run.bridge.say(line)
+    console.print(line) if run.bridge is None else run.bridge.say(line)
 
 
 def _start_ray(plan: SearchPlan, store: StudyStore, stack: ExitStack, console: Console) -> RayConnection:
@@ -304,7 +306,7 @@ def _open_store(plan: SearchPlan, console: Console) -> StudyStore:
             store.close()
             raise
         if cost := cost_in_words(plan, store):
-            say(console, cost)
+            console.print(cost)
         if plan.options.retry_failed:
             with store.in_turn():
                 retried = retry.retry_failed(store)

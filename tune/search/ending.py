@@ -10,7 +10,6 @@ from rich.console import Console
 from bigbatch.tune.budget.budget import BUDGET_SPENT, NO_ROOM_IN_BUDGET, NO_ROOM_IN_TIME, TIME_SPENT
 from bigbatch.tune.console.findings import print_disk_full, quoted_path, resume_command
 from bigbatch.tune.console.outcome import why_nothing
-from bigbatch.tune.console.wrapped import say, say_command
 from bigbatch.tune.runs.observer import TrialView
 from bigbatch.tune.search.budgeting import devices_at_least, run_that_lacked_room_s
 from bigbatch.tune.search.interrupts import StopRequest
@@ -34,8 +33,10 @@ def end_search(run: SearchRun, trials: list[TrialView], stop: StopRequest, conso
     fatal = run.bridge.fatal if run.bridge is not None else None
     if wandb is not None and wandb.sync_command():
         ours = f"bigbatch wandb-sync {quoted_path(plan.folder)}"
-        say_command(console, ours, "\nSend the W&B runs from a machine with a network:")
-        say_command(console, wandb.sync_command(), "or with W&B's own command:")
+        console.print("\nSend the W&B runs from a machine with a network:")
+        console.print(f"  {ours}", soft_wrap=True)
+        console.print("or with W&B's own command:")
+        console.print(f"  {wandb.sync_command()}", soft_wrap=True)
     if fatal:
         print(f"error: {fatal}. See {quoted_path(plan.folder / 'logs')}.", file=sys.stderr)
     refused = run.deadline.refused or (run.capacity is not None and run.capacity.lost())
@@ -45,13 +46,14 @@ def end_search(run: SearchRun, trials: list[TrialView], stop: StopRequest, conso
         is_spent = stop.reason in (BUDGET_SPENT, NO_ROOM_IN_BUDGET)
         command = resume_command(plan, _hours_needed(run, trials, store) if is_spent else None)
         why = "" if fatal else f"Stopped: {stop.reason or END_OF_ALLOCATION}. "
-        say_command(console, command, f"\n{why}Everything is saved; continue with:")
+        console.print(f"\n{why}Everything is saved; continue with:")
+        console.print(f"  {command}", soft_wrap=True)
     if stop.signal is not None and unfinished:  # else the signal came while the findings were printed
         return 128 + stop.signal
     if cut_short and not fatal:
         return TRY_AGAIN
     if unfinished and not fatal and (others := others_at_work(store)):
-        say(console, f"\nThe last trials of the study run in its other drivers: {others}.")
+        console.print(f"\nThe last trials of the study run in its other drivers: {others}.")
         return DONE
     complete = any(t.state == "COMPLETE" for t in trials)
     if not complete:

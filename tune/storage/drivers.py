@@ -25,7 +25,6 @@ from sqlalchemy.exc import DBAPIError
 
 from bigbatch.base import json_values
 from bigbatch.tune.budget.ledger import DeviceSeconds, Ledger
-from bigbatch.tune.runs.energy import StudyEnergy
 from bigbatch.tune.runs.run import OWNER_ATTR, earlier_of, search_trials
 from bigbatch.tune.storage.database import PatientStorage, StudyLock
 
@@ -60,7 +59,6 @@ class DriverEntry:
         """As the study keeps it."""
         trials = {str(number): round(seconds, 3) for number, seconds in self.used.trials_s.items()}
         figures = {"held_device_s": round(self.used.held_s, 3), "trial_device_s": trials}
-        figures["energy"] = self.used.energy.to_dict()
         return {**{k: v for k, v in vars(self).items() if k not in ("key", "used")}, **figures}
 
 
@@ -71,7 +69,6 @@ def entries(attrs: Mapping[str, Any]) -> list[DriverEntry]:
         if name.startswith(ENTRY_ATTR) and isinstance(values, dict):
             trials = values.get("trial_device_s")
             used = {int(n): float(s) for n, s in trials.items()} if isinstance(trials, dict) else {}
-            energy = StudyEnergy.from_dict(values.get("energy"))
             found.append(
                 DriverEntry(
                     key=name.removeprefix(ENTRY_ATTR),
@@ -82,7 +79,7 @@ def entries(attrs: Mapping[str, Any]) -> list[DriverEntry]:
                     devices=json_values.number(values, "devices"),
                     ended=values.get("ended") is True,
                     written_at=json_values.number(values, "written_at"),
-                    used=DeviceSeconds(json_values.number(values, "held_device_s"), used, energy),
+                    used=DeviceSeconds(json_values.number(values, "held_device_s"), used),
                 )
             )
     return found

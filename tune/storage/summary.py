@@ -26,7 +26,6 @@ from bigbatch.cluster.host.lease import seen_lease
 from bigbatch.cluster.host.optuna_journal import EVERYTHING, FACTS, JOURNAL_NAME, State, read_journal
 from bigbatch.train_loop.config import ConfigError, Options, config_keys
 from bigbatch.tune.budget.ledger import ledger_files, read_session
-from bigbatch.tune.runs.energy import StudyEnergy
 from bigbatch.tune.runs.metrics import COSTS, MAPS
 from bigbatch.tune.runs.run import EPOCH_ATTR, Kind, Run, Runs, of_kind
 from bigbatch.tune.storage.description import STUDY_FILE, Description, read_description
@@ -66,7 +65,6 @@ class StudySummary:
     """Names of the ledger's files that cannot be read; their hours are in no sum."""
     problem: str = ""
     """What is wrong with the journal, in a sentence."""
-    energy: StudyEnergy = field(default_factory=StudyEnergy)
     """Of the drivers in this folder."""
     changed_at: float = 0.0
     """Seconds since the epoch; 0: not known."""
@@ -173,8 +171,6 @@ def _read_hours(summary: StudySummary) -> None:
     sessions = [used for used in read.values() if used is not None]
     summary.damaged = tuple(name for name, used in read.items() if used is None)
     summary.held_s = summary.elsewhere_s + sum(used.held_s for used in sessions)
-    for used in sessions:
-        summary.energy.add(used.energy)
 
 
 def _elsewhere_s(files: Sequence[Path]) -> float:

@@ -313,8 +313,6 @@ class TrialManager(LiveTrials):
         live.view.records.append(record)
         live.unrecorded.append(record)
         self._admission.epoch_ended(live.view.number, record)
-        if not retry.was_reported(live.run[1:], record):
-            self._store.ledger.epoch_ended(live.view.number, record)
         self._notify("epoch_ended", live.view, record)
         for node, row in self._failing_nodes.epoch_ended(live.view.number, nodes):
             self._give_up(node, row, live.view.number)

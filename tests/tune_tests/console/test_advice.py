@@ -10,7 +10,6 @@ from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.tune.commands.tune import tune_main
 from bigbatch.tune.console.plan_notes import (
     nothing_to_learn_from,
-    nothing_to_search,
     size_of_images,
 )
 from bigbatch.tune.models.names import resolved
@@ -22,12 +21,6 @@ def test_a_search_whose_trials_all_start_at_once_is_told_which_numbers_would_hel
     assert nothing_to_learn_from("curves", trials=17, slots=16, workers=2) is None
     assert nothing_to_learn_from("random", trials=16, slots=16, workers=2) is None, "it never learns"
     assert nothing_to_learn_from("tpe", trials=1, slots=1, workers=1) is None, "one trial is no search"
-
-
-def test_trials_that_could_only_be_equal_are_said():
-    text = nothing_to_search(parameters=0, trials=12)
-    assert text is not None and "all 12 trials" in text and "--trials 1" in text
-    assert nothing_to_search(parameters=0, trials=1) is None and nothing_to_search(parameters=1, trials=12) is None
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from PIL import Image
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.tune.console.findings import resume_command
-from bigbatch.tune.console.plan_notes import only_at_the_beginning
 from bigbatch.tune.plan import fitting
 from bigbatch.tune.plan.checked_plan import check_folder, make_plan
 from bigbatch.tune.plan.fitting import auto_model
@@ -212,15 +211,6 @@ def test_workers_with_which_the_space_has_other_batches_are_refused(tmp_path: Pa
         "--resume continues a study as it was planned: the values of global_batch_size were 128, 256, 512, 1024; got "
         "126, 255, 510, 1020 with --workers 3. Write --workers 1, or write --study OTHER."
     )
-
-
-def test_the_plan_says_which_options_a_resumed_study_does_not_read_again(study: Path) -> None:
-    """A job that was put back into the queue repeats all options of its search."""
-    plan = make_plan(SearchOptions(study="s", resume=True, enqueue=("best.json",)))
-    said = only_at_the_beginning(plan)
-    assert said == "--enqueue: a resumed study keeps what it began with, and does not read them again."
-    assert only_at_the_beginning(make_plan(SearchOptions(study="s", resume=True))) is None
-    assert only_at_the_beginning(make_plan(dataclasses.replace(PLANNED, study="n", enqueue=("none",)))) is None
 
 
 def test_a_plan_to_resume_looks_at_the_trials_that_a_job_would_wait_in_a_queue_for(study: Path) -> None:

@@ -116,7 +116,7 @@ def test_our_own_loop_refuses_a_functions_configuration_and_tables_show_its_para
     with pytest.raises(ConfigError, match=f"holds that of {own}:train. Call that function with trainable.options"):
         read_config(own.parent / "best.json")
     columns = columns_of(found.space, found.workload, found.overrides, found.ranges)
-    assert columns.that_fit(200) == ("lr", "last")
+    assert columns.in_table == ["lr", "last"]
 
 
 def test_names_of_set_have_no_meaning_of_ours(own: Path) -> None:

@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 from scipy.stats import beta, binomtest
 
-from bigbatch.train_loop.config import ConfigError, TrainConfig
+from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.config.given import read_config, unusable_config
 from bigbatch.tune.runs.objective import Objective
 from bigbatch.tune.runs.reported import Examples, by_choice, clopper_pearson
 from bigbatch.tune.storage.frontier_file import FRONTIER_FILE
-from bigbatch.tune.storage.store import StudyStore
 from helpers.answered_studies import GOLDEN, STUDIES, RunSpec, StudySpec, confirms, said_of, write_study
 
 
@@ -122,22 +121,6 @@ def test_what_did_not_choose_must_agree_that_something_was_learned(tmp_path, end
     How much two seeds differ says nothing of that, although Student's interval of their mean includes chance.
     """
     assert values_of(tmp_path, confirmed_study(ends, held))["usable"] is usable
-
-
-@pytest.mark.parametrize("objectives", ["val_top1:max,gpu_hours:min", "val_top1=0.9"])
-def test_what_had_not_learned_may_learn_later(tmp_path, objectives):
-    """Of several objectives, and of a target: there is a frontier.json only as long as nothing has learned."""
-    about = {"trials": 4, "num_classes": 10, "val_size": 100, "objective": objectives}
-    store = StudyStore.create(tmp_path / "s", "s", about, None)
-    for end, there in ((0.11, True), (0.95, False)):
-        trial = store.study.ask()
-        trial.set_user_attr("config", TrainConfig(epochs=1).to_dict())
-        trial.set_user_attr("epoch/00001", {"epoch": 1, "val_top1": end, "val_loss": 1.0, "train_s": 1.0})
-        store.study.tell(trial, [end, 0.1] if "," in objectives else [1e6 + (0.9 - end) / 0.9 if end < 0.9 else 0.1])
-        store.refresh(force=True)
-        assert (store.folder / FRONTIER_FILE).exists() is there
-        assert ("usable" in json.loads(store.best_file.read_text())) is there
-    store.close()
 
 
 def test_the_range_of_a_chosen_best_holds_in_95_percent_of_studies():

@@ -1,58 +1,16 @@
-"""The energy of trials and studies: read, summed over sessions, and missing where nobody measured it."""
+"""The energy of trials and studies: summed over epochs, and missing where nobody measured it."""
 
-import json
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 from optuna.trial import TrialState, create_trial
 
-from bigbatch.tune.budget.ledger import Ledger, read_ledger
+from bigbatch.cluster.host.optuna_journal import State
 from bigbatch.tune.runs import tables
-from bigbatch.tune.runs.energy import J_PER_KWH, StudyEnergy, energy_of
+from bigbatch.tune.runs.energy import J_PER_KWH, energy_in_words, energy_of
 from bigbatch.tune.runs.objectives import Objectives
-from bigbatch.tune.storage.drivers import DriverEntry, entries
-from helpers.conducted import MemoryStore, curve_search, record_of
-
-
-def session(folder: Path) -> Ledger:
-    ledger = Ledger(folder)
-    ledger.hold(2)
-    return ledger
-
-
-def test_sessions_add_up(tmp_path: Path) -> None:
-    for number in range(2):
-        ledger = session(tmp_path / "ledger")
-        ledger.epoch_ended(0, {"gpu_energy_j": 100.0})
-        ledger.epoch_ended(number, {"gpu_energy_j": 10.0})
-        ledger.close()
-    energy = read_ledger(tmp_path / "ledger").energy
-    assert energy.trials_gpu_j == {0: 210.0, 1: 10.0}
-    assert (energy.epochs, energy.epochs_measured) == (4, 4)
-    assert Ledger(tmp_path / "ledger").used().energy == energy, "the next session knows it"
-
-
-def test_what_nobody_measured_is_not_invented(tmp_path: Path) -> None:
-    folder = tmp_path / "ledger"
-    ledger = session(folder)
-    ledger.epoch_ended(0, {"gpu_energy_j": None})
-    ledger.close()
-    # A job's own entry has no energy.
-    (folder / "job-7.0.json").write_text('{"schema_version": 1, "held_device_s": 10.0, "trial_device_s": {}}')
-    assert read_ledger(folder).energy.words() == "not measured"
-    measured = session(folder)
-    measured.epoch_ended(1, {"gpu_energy_j": J_PER_KWH})
-    measured.close()
-    assert read_ledger(folder).energy.words() == "1 kWh of its trials' GPUs in 1 of 2 epochs"
-
-
-def test_another_drivers_energy_comes_with_its_entry() -> None:
-    ledger = read_ledger(Path("never-made"))
-    ledger.energy.epoch_ended(4, {"gpu_energy_j": 2.0})
-    entry = DriverEntry("k", "r", 1, "folder", "words", 1.0, False, 0.0, ledger)
-    (read,) = entries({"driver/k": json.loads(json.dumps(entry.to_dict()))})
-    assert read.used.energy.trials_gpu_j == {4: 2.0}
+from bigbatch.tune.runs.run import Run
 
 
 @pytest.mark.parametrize(
@@ -70,16 +28,15 @@ def test_a_trials_energy_is_that_of_all_its_epochs(
     assert row["gpu_energy_j"] == total
 
 
-def test_the_manager_counts_each_reported_epoch_once(tmp_path: Path) -> None:
-    search = curve_search("random", "none", lambda: MemoryStore(tmp_path, None))
-    search.step()
-    live = search.busy["A"].live
-    for epoch in (1, 2, 2):  # a resumed run sends its past epochs again
-        search.manager.take_in(
-            "A", {**record_of({**live.trial.params, "lr_multiplier": 1.0}, epoch), "gpu_energy_j": 8.0}
-        )
-    assert search.store.ledger.used().energy.trials_gpu_j == {live.trial.number: 16.0}
-
-
-def test_words_have_units() -> None:
-    assert StudyEnergy({0: 3.6e6, 1: 1.8e6}, 5, 5).words() == "1.5 kWh of its trials' GPUs"
+def test_a_study_counts_each_run_once() -> None:
+    """A continuation's records begin with those of the trial that it continues."""
+    measured = {f"epoch/{epoch:05d}": {"epoch": epoch, "gpu_energy_j": J_PER_KWH} for epoch in (1, 2)}
+    lacking = {"epoch/00001": {"epoch": 1, "gpu_energy_j": None}}
+    trials = [
+        Run(0, State.PRUNED, user_attrs={"paused_in_epoch": 1, "epoch/00001": measured["epoch/00001"]}),
+        Run(1, State.COMPLETE, user_attrs={"continues": 0, **measured}),
+    ]
+    assert energy_in_words(trials) == "2 kWh of its trials' GPUs"
+    other = Run(2, State.FAIL, user_attrs=lacking)
+    assert energy_in_words([*trials, other]) == "2 kWh of its trials' GPUs in 2 of 3 epochs"
+    assert energy_in_words([other]) == "not measured"

@@ -148,7 +148,6 @@ def test_a_run_that_is_repeated_costs_what_all_its_trials_cost(store, monkeypatc
     run = trials_of_run(store.study.trials, again.number)
     assert [t.number for t in run] == [1, 0]
     assert retry.run_hours(store.ledger, run) == pytest.approx(EPOCHS * 100 / 3600)
-    assert sum(store.ledger._session.energy.trials_gpu_j.values()) == pytest.approx(EPOCHS * 1000.0)
 
 
 EPOCH_S = 10.0
