@@ -36,7 +36,6 @@ from bigbatch.tune.search.interrupts import StopRequest
 from bigbatch.tune.search.watch_thread import HeadPoller, SearchWatch, Watchdog, end_process_unless_done
 from bigbatch.tune.stoppers.early_look import checkpoints_to_drop
 from bigbatch.tune.storage.frontier_file import frontier_json
-from bigbatch.tune.storage.progress_file import ProgressFileWriter
 from bigbatch.tune.storage.store import StudyStore
 from bigbatch.tune.strategies import make_strategy
 from bigbatch.tune.trials.admission import Admission, Deadline, allocation_end
@@ -126,15 +125,13 @@ def views_of(store: StudyStore) -> list[TrialView]:
 
 
 def recorders(run: SearchRun, store: StudyStore, stack: ExitStack) -> list[Observer]:
-    """The observers that record the search elsewhere: in Weights & Biases, or beside a study that is in a database."""
+    """The observers that record the search elsewhere: in Weights & Biases."""
     plan = run.plan
     observers: list[Observer] = []
     if plan.wandb != "disabled":
         run.wandb = wandb_log.WandbObserver(plan.wandb, store.study.study_name, plan.folder, logs=store.trial_log)
         stack.callback(run.wandb.close)
         observers.append(run.wandb)
-    if plan.storage is not None:
-        observers.append(ProgressFileWriter(plan.folder, views_of(store)))
     return observers
 
 

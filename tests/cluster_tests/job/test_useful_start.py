@@ -7,8 +7,6 @@ import pytest
 
 from bigbatch.cluster.job import useful_start
 from bigbatch.train_loop.loop.checkpoint import CheckpointFolder
-from bigbatch.tune.runs.observer import trial_views
-from bigbatch.tune.storage.progress_file import ProgressFileWriter
 from bigbatch.tune.storage.store import StudyStore
 from helpers.bridges import make_bridge, record
 
@@ -60,16 +58,17 @@ def test_no_wording_of_a_log_counts_as_progress(tmp_path):
 
 @pytest.mark.parametrize("ending", ["an epoch", "a failure", "put back"])
 def test_a_study_in_a_database_is_counted_in_the_file_that_its_driver_writes(ending, tmp_path):
-    """A resumed study of which nothing was noted before: only what this start has added is progress."""
+    """Of a resumed study only what this start has added is progress."""
     store = StudyStore.create(tmp_path / "study", "s", {"trials": 9}, f"sqlite:///{tmp_path}/study.db")
     first = make_bridge(store)
     first.suggest("a")
     first.observe("a", {"records": [{**record(1, 0.5), "train_s": 30.0, "val_s": 2.0}]})
     first.put_back("a")
+    store.refresh(force=True)
     start = useful_start.JobStart(store.folder, None, 120.0)
     assert not start.look().useful
 
-    again = make_bridge(store, observers=[ProgressFileWriter(store.folder, trial_views(store.study.trials))])
+    again = make_bridge(store)
     again.suggest("b")
     if ending == "an epoch":
         again.observe("b", {"records": [{**record(2, 0.6), "train_s": 40.0, "val_s": 2.5}]})
@@ -77,6 +76,7 @@ def test_a_study_in_a_database_is_counted_in_the_file_that_its_driver_writes(end
         again.observe("b", {"records": [], "failure": "CheckpointError: damaged", "failure_kind": "checkpoint"})
     else:
         again.put_back("b")
+    store.refresh(force=True)
     assert start.look().useful is (ending != "put back")
     store.close()
 

@@ -7,11 +7,10 @@ import pyarrow.parquet as pq
 import pytest
 from optuna.trial import TrialState, create_trial
 
-from bigbatch.tune.budget.ledger import Ledger, read_ledger
+from bigbatch.tune.budget.ledger import DeviceSeconds, Ledger, read_ledger
 from bigbatch.tune.runs import tables
 from bigbatch.tune.runs.energy import J_PER_KWH, StudyEnergy, energy_of
 from bigbatch.tune.runs.objectives import Objectives
-from bigbatch.tune.storage.drivers import DriverEntry, entries
 from helpers.conducted import MemoryStore, curve_search, record_of
 
 
@@ -48,11 +47,10 @@ def test_what_nobody_measured_is_not_invented(tmp_path: Path) -> None:
 
 
 def test_another_drivers_energy_comes_with_its_entry() -> None:
-    ledger = read_ledger(Path("never-made"))
-    ledger.energy.epoch_ended(4, {"gpu_energy_j": 2.0})
-    entry = DriverEntry("k", "r", 1, "folder", "words", 1.0, False, 0.0, ledger)
-    (read,) = entries({"driver/k": json.loads(json.dumps(entry.to_dict()))})
-    assert read.used.energy.trials_gpu_j == {4: 2.0}
+    used = read_ledger(Path("never-made"))
+    used.energy.epoch_ended(4, {"gpu_energy_j": 2.0})
+    read = DeviceSeconds.from_dict(json.loads(json.dumps(used.to_dict())))
+    assert read is not None and read.energy.trials_gpu_j == {4: 2.0}
 
 
 @pytest.mark.parametrize(
