@@ -87,8 +87,6 @@ OPTIONS = (
     Option("on-bad-image", RARE, "fail|skip", "what to do with an unreadable image (default: fail)"),
     Option("stage", RARE, "DIR", "copy a packed data set to this folder of each node and read the copy, e.g. "
            "'$TMPDIR'; none: no copy"),
-    Option("baseline", RARE, "METRIC=VALUE", "what a constant prediction reaches (default: measured, but with "
-           "--trainable it is not known)", MANY),
     Option("join", RARE, None, "with --storage: work on a study on which other drivers work too", FLAG),
     Option("log-every-steps", RARE, "N|PART", f"{LOG_EVERY_STEPS}, in each trial's log and to W&B"),
     Option("no-check", RARE, None, "do not first train two batches on the CPU with code of your own", FLAG),

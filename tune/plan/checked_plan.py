@@ -53,9 +53,7 @@ from bigbatch.tune.plan.machine import (
 from bigbatch.tune.plan.objective_options import (
     constraints_in_words,
     one_of_objective_options,
-    read_baseline,
     read_objective_options,
-    stated_baseline,
     suited,
     with_studys_objective,
 )
@@ -232,7 +230,6 @@ def _kept_options(stored: Mapping[str, object]) -> dict[str, object]:
         "set": list,
         "metric": list,
         "enqueue": (),
-        "baseline": (),
         "warm_start": (),
         "options": (),
     }
@@ -277,7 +274,6 @@ def check_option_values(o: SearchOptions) -> CheckedOptions:
         )
     check_join(o)
     one_of_objective_options(o)
-    read_baseline(o.baseline)
     _at_least_one("--trials", 1, o.trials)
     _at_least_one("--max-epochs", 1, o.max_epochs)
     workers = _at_least_one("--workers", o.workers or 1, o.workers)
@@ -363,7 +359,6 @@ def _plan(o: SearchOptions, stored: Description) -> SearchPlan:
         open_ended=o.is_open_ended,
         scan=scan,
         objectives=objectives,
-        baseline=stated_baseline(objectives, o, stored),
         constraints=constraints_in_words(space, fitted.workload, fitted.overrides),
         confirm=checked_confirm(o.confirm, sys.maxsize if o.is_open_ended else trials, objectives),
     )
