@@ -48,7 +48,7 @@ class Admission:
     ) -> None:
         self._budget, self._workers, self._per_gpu = budget, workers, per_gpu
         self._reserve = reserve if budget is not None else None
-        self._begun: dict[int, tuple[TrainConfig, int]] = {}
+        self._begun: dict[int, int] = {}
         self._closed = False
 
     @property
@@ -120,20 +120,14 @@ class Admission:
 
     def begins(self, number: int, config: TrainConfig, epochs_done: int) -> None:
         """Note that a trial begins now."""
-        self._begun[number] = (config, epochs_done)
+        self._begun[number] = epochs_done
         if self._budget is not None:
             left = max(1, config.epochs - epochs_done)
             self._budget.begins(number, pace_key(config.to_dict()), left, self._devices)
 
-    def begins_later(self, number: int) -> None:
-        """Note that a trial has only waited so far, and begins now."""
-        if number in self._begun:
-            self.begins(number, *self._begun[number])
-
     def epoch_ended(self, number: int, record: Mapping[str, object]) -> None:
         """Note the record of a trial's epoch. One that was trained before the trial began counts nothing."""
-        _, done = self._begun.get(number, (None, 0))
-        if self._budget is not None and epoch_of(record) > done:
+        if self._budget is not None and epoch_of(record) > self._begun.get(number, 0):
             # The loop or a thread writes a checkpoint; a stop waits for either.
             save_s = max(json_values.number(record, name) for name in ("checkpoint_s", "checkpoint_write_s"))
             self._budget.epoch_ended(number, epoch_s(record), save_s)
