@@ -83,8 +83,6 @@ class LiveTrial:
     """Whether no epoch has ended since the trial was started."""
     pausing: bool = False
     """Whether the strategy has paused it. Its processes still write their checkpoint."""
-    gives_way: bool = False
-    """Whether it ends the same way because the rest of a budget is for confirmations. It then waits in the study."""
     per_gpu: int = 1
     """The trials that share its GPU, with itself."""
     run: Sequence[FrozenTrial] = ()
