@@ -20,7 +20,6 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,7 +48,7 @@ from bigbatch.tune.storage.description import (
 )
 from bigbatch.tune.storage.frontier_file import FRONTIER_FILE, write_frontier
 from bigbatch.tune.storage.journal_file import Disk, open_journal, repair_journal
-from bigbatch.tune.storage.kept_checkpoints import ChooseDropped, EndedCheckpoints, PausedCheckpoints
+from bigbatch.tune.storage.kept_checkpoints import ChooseDropped, drop_ended, drop_paused
 from bigbatch.tune.storage.storage_url import DatabaseLost, check_database_file
 from bigbatch.tune.storage.turns import Agree, agree_at_once, deciding
 
@@ -331,17 +330,9 @@ class StudyStore:
 
     def drop_checkpoints(self) -> None:
         """Remove checkpoints of ended trials, except the best ones' and those from which another trial may go on."""
-        self._ended_checkpoints.drop()
+        drop_ended(self, self._frontier_facts)
         if self.choose_dropped is not None:
-            self._paused_checkpoints.drop(self.choose_dropped)
-
-    @cached_property
-    def _ended_checkpoints(self) -> EndedCheckpoints:
-        return EndedCheckpoints(self, self._frontier_facts)
-
-    @cached_property
-    def _paused_checkpoints(self) -> PausedCheckpoints:
-        return PausedCheckpoints(self)
+            drop_paused(self, self.choose_dropped)
 
     def _frontier_facts(self) -> FrontierFacts | None:
         """What study.json says about the answer; None where the search has several objectives or a target."""

@@ -317,7 +317,8 @@ def test_each_checkpoint_folder_is_removed_once_over_a_whole_search(store, monke
     removed: list[str] = []
     remove = shutil.rmtree
     monkeypatch.setattr(
-        "bigbatch.tune.storage.store.shutil.rmtree", lambda path, **more: (removed.append(str(path)), remove(path))
+        "bigbatch.tune.storage.kept_checkpoints.shutil.rmtree",
+        lambda path, **more: (removed.append(str(path)), remove(path)),
     )
     bridge = make_bridge(store, trials=12, concurrency=1, strategy="random")
     for i in range(12):
