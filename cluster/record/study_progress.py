@@ -1,7 +1,6 @@
 """Read a study's progress with the standard library: the plan from ``study.json``, the rest from ``optuna.journal``.
 
-A study in a database has no journal. Its driver writes ``progress.json`` after each epoch
-(``bigbatch.tune.storage.progress_file``).
+A study in a database has no journal. Its driver writes ``progress.json`` with its tables.
 """
 
 from __future__ import annotations

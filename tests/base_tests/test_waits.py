@@ -31,8 +31,6 @@ WITHIN = {
     "the search ends before Ray ends its driver": (w.HEAD_GONE_S + w.LAST_SAVE_S, w.RAY_ENDS_DRIVER_S),
     "silence is said before it ends the search": (w.UNANSWERED_LINE_S, w.HEAD_GONE_S),
     "a question may fail once before silence is said": (2 * w.RAY_ANSWER_S, w.UNANSWERED_LINE_S),
-    "what fits nowhere is said before it ends the search": (w.HOPELESS_LINE_S, w.OWN_GRACE_S),
-    "a job waits longer than a search of its own Ray": (w.OWN_GRACE_S, w.WAIT_IN_JOB_S),
     "a joined cluster is waited for longest": (w.WAIT_IN_JOB_S, w.JOINED_GRACE_S),
     "a lease's holder may miss a few signs of life": (4 * w.RENEW_S, w.STALE_S),
     "a claim is settled before a lease is stale": (w.CLAIM_S, w.STALE_S),
@@ -55,7 +53,6 @@ SAID = {
     "docs/architecture.md": {
         "LEAST_WAIT_S": f"{w.LEAST_WAIT_S:g} s",
         "MOST_WAIT_S": f"{w.MOST_WAIT_S / 60:g} minutes",
-        "OWN_GRACE_S": f"{w.OWN_GRACE_S:g} s",
         "JOINED_GRACE_S": f"{w.JOINED_GRACE_S / 60:g} minutes",
         "HEAD_GONE_S": f"{w.HEAD_GONE_S:g} s",
         "STALE_S": f"{w.STALE_S:g} s",
@@ -63,7 +60,6 @@ SAID = {
     },
     "docs/decisions/012-trials-and-nodes.md": {
         "HEAD_GONE_S": f"`HEAD_GONE_S` = {w.HEAD_GONE_S:g} s",
-        "OWN_GRACE_S": f"`OWN_GRACE_S` = {w.OWN_GRACE_S:g} s",
         "JOINED_GRACE_S": f"`JOINED_GRACE_S` = {w.JOINED_GRACE_S:g} s",
         "LAST_SAVE_S": f"{w.LAST_SAVE_S:g} s later",
     },

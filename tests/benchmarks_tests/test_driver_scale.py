@@ -1,8 +1,6 @@
 """The benchmark of the driver's cost, on a few trials."""
 
 import json
-import math
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,6 @@ import driver_scale as benchmark
 import pytest
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from bigbatch.tune.storage.store import StudyStore
 from bigbatch.tune.strategies import make_strategy
 from helpers.paths import ROOT
 
@@ -80,19 +77,6 @@ def test_a_trial_costs_as_much_in_a_study_of_thousands(monkeypatch, tmp_path, st
     small, large = (
         work_of(monkeypatch, benchmark._in_memory(tmp_path), (strategy, stopping), trials, frontier) for trials in sizes
     )
-    assert 0 < large < 1.15 * small
-
-
-def test_a_journal_and_the_folder_of_checkpoints_cost_as_much_in_a_study_of_thousands(monkeypatch, tmp_path):
-    monkeypatch.setattr(os, "fsync", lambda file: None)
-    found = []
-    for trials in (200, 800):
-        store = StudyStore.create(tmp_path / str(trials), "s", {}, None)
-        store._next_refresh = math.inf  # the tables are rewritten from time to time, see REFRESH_SHARE
-        store.choose_dropped = lambda trials, sizes, budget_bytes: []
-        found.append(work_of(monkeypatch, store, ("random", "look"), trials, True))
-        store.close()
-    small, large = found
     assert 0 < large < 1.15 * small
 
 

@@ -317,7 +317,7 @@ class BudgetedSearch(SimulatedSearch):
         )  # fmt: skip
         if confirm is None:
             return {"admission": Admission(self.budget, 1, None)}
-        admission = Admission(self.budget, 1, ConfirmationReserve(confirm, EPOCHS))
+        admission = Admission(self.budget, 1, ConfirmationReserve(confirm))
         return {"admission": admission, "confirm": lambda trials: missing_confirmations(trials, confirm)}
 
     def _wait(self, until_s: float) -> bool:

@@ -11,8 +11,8 @@ be finished does not take devices. If early stopping then ends trials sooner, th
 come from the study (``tune/budget/pace.py``). Before anything was measured, trials are admitted: without them nothing
 would ever be known. What then proves too long is stopped with a checkpoint when the budget is spent.
 
-Beside a trial of the search there must be room for the confirmations that follow it (``KeptBack``): they begin when all
-trials of the search have ended, and run beside each other then.
+Beside a trial of the search there must be room for the confirmations that follow it: they begin when all trials of the
+search have ended, and run beside each other then.
 
 There is no clock and no Ray in here but what is passed in, so a replay uses the same code.
 """
@@ -44,18 +44,6 @@ class Limits:
     """Device seconds of the whole study."""
     time_s: float | None = None
     """Seconds of this session, from its beginning."""
-
-
-@dataclass(frozen=True)
-class KeptBack:
-    """The runs that are to follow a search, once a trial that asks has ended too."""
-
-    most: int
-    """How many runs these are at most."""
-    most_epochs: int
-    """The epochs of each run, at most."""
-    runs: Callable[[], Sequence[PaceRun]]
-    """The runs, in their order. It is only asked if the most would not fit."""
 
 
 @dataclass
@@ -100,12 +88,8 @@ class Budget:
         self._ending_s, self._checkpoint_s = ending_s, 0.0
         self._made_at = clock()
         self._ends_at = math.inf if limits.time_s is None else (clock() if began is None else began) + limits.time_s
-        self._first_began: float | None = None
         self.first_start_s: float | None = None
-        """From the moment at which this object was made to the first step of a trial; None before it.
-
-        What the trial has waited for devices is not in it.
-        """
+        """From the moment at which this object was made to the first step of a trial; None before it."""
         self._runs: dict[int, _Run] = {}
         self._most_at_once = 1
         self.refused: str | None = None
@@ -114,9 +98,8 @@ class Budget:
     # What happens
 
     def begins(self, number: int, key: PaceKey, epochs_left: int, devices: float) -> None:
-        """Note that a trial has begun, or begins only now because it had waited for devices."""
+        """Note that a trial has begun."""
         self._runs[number] = _Run(key, devices, epochs_left, self._clock())
-        self._first_began = self._clock() if self._first_began is None else self._first_began
         self._most_at_once = max(self._most_at_once, len(self._runs))
 
     def epoch_ended(self, number: int, seconds: float, checkpoint_s: float = 0.0) -> None:
@@ -135,8 +118,8 @@ class Budget:
         if run.starts:
             start_s = now - run.since - seconds
             self.pace.add_start(start_s)
-            if self.first_start_s is None and self._first_began is not None:
-                self.first_start_s = max(0.0, self._first_began - self._made_at + start_s)
+            if self.first_start_s is None:
+                self.first_start_s = max(0.0, now - seconds - self._made_at)
         run.epochs_left, run.since, run.starts = max(0, run.epochs_left - 1), now, False
 
     def ends(self, number: int) -> None:
@@ -145,7 +128,7 @@ class Budget:
 
     # What is asked
 
-    def admits(self, key: PaceKey, epochs_left: int, devices: float, kept: KeptBack | None = None) -> bool:
+    def admits(self, key: PaceKey, epochs_left: int, devices: float, kept: Sequence[PaceRun] = ()) -> bool:
         """Whether a trial may start now and train ``epochs_left`` epochs. If not, ``refused`` says why.
 
         Args:
@@ -154,18 +137,16 @@ class Budget:
         self.refused = self.spent()
         if self.refused is None:
             needed_s = self._needed_s(_Run(key, devices, epochs_left, self._clock()))
-            self.refused = self._too_long(needed_s, devices)
-            if self.refused is None and kept is not None:
-                self.refused = self._exceeds_reserve(kept, needed_s, devices, KEPT_MARGIN)
+            self.refused = self._too_long(needed_s, devices, [KEPT_MARGIN * self.pace.run_s(run) for run in kept])
         return self.refused is None
 
-    def lasts(self, key: PaceKey, epochs_left: int, devices: float, kept: KeptBack | None = None) -> bool:
+    def lasts(self, key: PaceKey, epochs_left: int, devices: float, kept: Sequence[PaceRun] = ()) -> bool:
         """As ``admits``, but ``refused`` keeps what it says."""
         refused = self.refused
         lasts, self.refused = self.admits(key, epochs_left, devices, kept), refused
         return lasts
 
-    def could_go_on(self, number: int, kept: KeptBack | None = None) -> bool:
+    def could_go_on(self, number: int, kept: Sequence[PaceRun] = ()) -> bool:
         """Whether the rest of a running trial would be admitted, as a continuation, if the trial paused now."""
         run = self._runs.pop(number, None)
         if run is None:
@@ -173,11 +154,6 @@ class Budget:
         could = self.lasts(run.key, run.epochs_left, run.devices, kept)
         self._runs[number] = run
         return could
-
-    def would_exceed_reserve(self, kept: KeptBack, key: PaceKey, devices: float) -> bool:
-        """Whether one more epoch of a running trial would take what is kept back for other runs."""
-        reason = self._exceeds_reserve(kept, self.pace.epoch_s(key) or 0.0, devices, 1.0)
-        return reason is not None and bool(kept.runs())
 
     def admits_any(self) -> bool:
         """Whether even the shortest piece of work fits, one epoch of the fastest key. If not, no trial need be made."""
@@ -206,21 +182,19 @@ class Budget:
 
     # Inside
 
-    def _too_long(
-        self, needed_s: float, devices: float, kept: Sequence[float] = (), most_kept: float = MOST_KEPT
-    ) -> str | None:
+    def _too_long(self, needed_s: float, devices: float, kept: Sequence[float] = ()) -> str | None:
         """Why a trial of ``needed_s`` seconds does not fit beside those that run; None if it does.
 
         Args:
-            kept: seconds of each run that is to follow.
-            most_kept: the part of a limit that these keep if they exceed it: without a search they are nothing.
+            kept: seconds of each run that is to follow. If they exceed a limit, they keep MOST_KEPT of it: without a
+                search they are nothing.
         """
         billed = self._devices()
         # Trials may share a GPU: three thirds are a little less than one.
         slots = self._most_at_once if billed is None else max(1, int(billed / devices + 1e-9))
         after_s = together_s(kept, slots)
         time_s = math.inf if self._limits.time_s is None else self._limits.time_s
-        kept_s = after_s if after_s <= time_s else most_kept * time_s
+        kept_s = after_s if after_s <= time_s else MOST_KEPT * time_s
         if self._clock() + needed_s + kept_s + self._to_end_s() > self._ends_at:
             return NO_ROOM_IN_TIME
         if billed is None:
@@ -228,20 +202,8 @@ class Budget:
             billed_s, after_s = running_s + needed_s * devices, sum(kept) * devices
         else:
             billed_s, after_s = billed * (needed_s + self._to_end_s()), billed * after_s
-        kept_s = after_s if after_s <= self.limit_s else most_kept * self.limit_s
+        kept_s = after_s if after_s <= self.limit_s else MOST_KEPT * self.limit_s
         return NO_ROOM_IN_BUDGET if self._held_s() + billed_s + kept_s > self.limit_s else None
-
-    def _exceeds_reserve(self, kept: KeptBack, needed_s: float, devices: float, margin: float) -> str | None:
-        """Why there is no room for the kept runs after ``needed_s`` more seconds; None if there is.
-
-        Args:
-            margin: the kept runs count this many times their seconds.
-        """
-        slowest_s = self.pace.start_s + kept.most_epochs * self.pace.slowest_s
-        # The runs themselves take a look at all trials, and mostly even the most of them fit.
-        if self._too_long(needed_s, devices, [margin * slowest_s] * kept.most, 1.0) is None:
-            return None
-        return self._too_long(needed_s, devices, [margin * self.pace.run_s(run) for run in kept.runs()])
 
     def _needed_s(self, run: _Run) -> float:
         """Seconds that a run still takes; its start alone if no epoch was measured."""

@@ -17,7 +17,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -46,6 +46,23 @@ class DeviceSeconds:
         self.held_s += other.held_s
         for number, seconds in other.trials_s.items():
             self.trials_s[number] = self.trials_s.get(number, 0.0) + seconds
+
+    def to_dict(self) -> dict[str, object]:
+        """As a session's file and a driver's entry have it."""
+        trials = {str(number): round(seconds, 3) for number, seconds in self.trials_s.items()}
+        return {"held_device_s": round(self.held_s, 3), "trial_device_s": trials}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, object]) -> DeviceSeconds | None:
+        """Such a part of a file; None if it is damaged."""
+        held_s, trials_s = json_values.number_or_none(values, "held_device_s"), values.get("trial_device_s")
+        if held_s is None or not isinstance(trials_s, dict):
+            return None
+        try:
+            used_s = {int(number): float(seconds) for number, seconds in trials_s.items()}
+            return cls(float(held_s), used_s)
+        except (TypeError, ValueError):
+            return None
 
     def words(self, unit: str) -> str:
         """E.g. ``12.30 GPU hours held by the study, 11.02 of them spent on trials``."""
@@ -310,22 +327,12 @@ def _seconds(written_at: str) -> float:
 
 def read_session(path: Path) -> DeviceSeconds | None:
     """What one file counts; None if it is damaged."""
-    values = read_json(path)
-    held_s, trials_s = json_values.number_or_none(values, "held_device_s"), values.get("trial_device_s")
-    if held_s is None or not isinstance(trials_s, dict):
-        return None
-    try:
-        used_s = {int(number): float(seconds) for number, seconds in trials_s.items()}
-        return DeviceSeconds(float(held_s), used_s)
-    except (TypeError, ValueError):
-        return None
+    return DeviceSeconds.from_dict(read_json(path))
 
 
 def _write(path: Path, used: DeviceSeconds, **facts: object) -> None:
     path.parent.mkdir(exist_ok=True)
-    trials = {str(number): round(seconds, 3) for number, seconds in used.trials_s.items()}
-    figures = {"held_device_s": round(used.held_s, 3), "trial_device_s": trials}
-    write_json(path, {"schema_version": SCHEMA_VERSION, **facts, "written_at": _now(), **figures})
+    write_json(path, {"schema_version": SCHEMA_VERSION, **facts, "written_at": _now(), **used.to_dict()})
 
 
 def owns_cluster(*, local: bool) -> bool:

@@ -3,18 +3,14 @@
 Epochs are measured separately for each network, global batch size, image size and part of the data.
 
 A session also takes Ray's start, the first trial's start, and the end. Each session writes what it has measured to its
-file in the ledger. A budget keeps room for these times, so the next session reads them: those of its own study, else of
-the latest ones in the studies beside it, by the same host. The median counts, so that one session on a busy machine
-decides nothing.
+file in the ledger. A budget keeps room for these times, so the study's next session reads them.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
 import statistics
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -123,10 +119,6 @@ def _times(measured: PaceKey, asked: PaceKey) -> float:
 LEDGER_FOLDER = "ledger"
 ENDING_S = 8.0
 """How long the end of a search takes beside its checkpoints, until it was measured: Ray's end, tables, findings."""
-MOST_READ = 20
-"""Sessions of other studies that are read, the latest ones."""
-MOST_COUNTED = 5
-"""Values of which the median is taken, the latest ones."""
 
 
 @dataclass(frozen=True)
@@ -142,32 +134,12 @@ class SessionTimes:
 
 
 def read_session_times(study: Path) -> SessionTimes:
-    """What sessions of the study in this folder take; it need not exist yet."""
-    # Files of jobs that bill after their driver begin with a letter and measure no session.
-    own = sorted(study.glob(f"{LEDGER_FOLDER}/[0-9]*.json"), reverse=True)
-    found = _measured(read_json(path) for path in own)
-    names = [field.name for field in fields(SessionTimes)]
-    if any(name not in found for name in names):
-        others = (read_json(path) for path in _latest(study.parent) if path not in own)
-        found = _measured(one for one in others if one.get("host") == os.uname().nodename) | found
-    return SessionTimes(**found)
-
-
-def _measured(sessions: Iterable[Mapping[str, object]]) -> dict[str, float]:
-    """Of each time that was measured the median of the latest values. ``sessions``: the latest first."""
-    values: dict[str, list[float]] = {}
-    for session in sessions:
+    """What sessions of the study in this folder take, by the latest that has measured it; it need not exist yet."""
+    found: dict[str, float] = {}
+    # Files of jobs that bill after their driver, begin with a letter and measure no session.
+    for path in sorted(study.glob(f"{LEDGER_FOLDER}/[0-9]*.json")):
+        values = read_json(path)
         for field in fields(SessionTimes):
-            seconds = json_values.number_or_none(session, field.name)
-            if seconds is not None and seconds >= 0:
-                values.setdefault(field.name, []).append(seconds)
-    return {name: statistics.median(found[:MOST_COUNTED]) for name, found in values.items()}
-
-
-def _latest(output: Path) -> list[Path]:
-    """The files of the latest sessions in a folder of studies."""
-    changed: list[tuple[float, Path]] = []
-    for path in output.glob(f"*/{LEDGER_FOLDER}/[0-9]*.json"):
-        with contextlib.suppress(OSError):
-            changed.append((path.stat().st_mtime, path))
-    return [path for _, path in sorted(changed, reverse=True)[:MOST_READ]]
+            seconds = json_values.number_or_none(values, field.name)
+            found |= {field.name: seconds} if seconds is not None and seconds >= 0 else {}
+    return SessionTimes(**found)

@@ -172,7 +172,7 @@ class LiveTable:
         with self._lock:
             self._progress.put(trial)
 
-    trial_waiting = trial_started = steps_done = trial_ended = trial_planned
+    trial_started = steps_done = trial_ended = trial_planned
 
     def epoch_ended(self, trial: TrialView, record: dict[str, object]) -> None:
         """Show the trial's new state."""
@@ -189,7 +189,7 @@ class LiveTable:
 
     def _draw(self) -> Group:
         with self._lock:
-            lines = [waiting_line(self._progress)]
+            lines: list[Text | None] = []
             if self._said is not None and time.monotonic() - self._said[1] < WATCHDOG_LINE_S:
                 lines.append(self._said[0])
             if frontier := self._progress.frontier:  # always there, so that the display does not jump
@@ -235,15 +235,6 @@ def epochs_done(trial: TrialView) -> str:
     )
 
 
-def waiting_line(progress: SearchProgress) -> Text | None:
-    """The trials that wait for resources, and the resources they wait for; None if no trial waits."""
-    found = [t for t in progress.trials.values() if t.state == "RUNNING" and t.phase == "waiting"]
-    if not found:
-        return None
-    names = ", ".join(str(t.number) for t in found)
-    return Text(f"trial {names}: waiting for {found[0].asks}{' each' if len(found) > 1 else ''}", style="yellow")
-
-
 def summary_line(progress: SearchProgress) -> Text:
     """Ended trials, best value, elapsed and remaining time in one line."""
     best, eta = progress.best, progress.eta_s()
@@ -283,10 +274,6 @@ class PlainLines:
     def trial_planned(self, trial: TrialView) -> None:
         """Take in a new trial; print nothing yet."""
         self._progress.put(trial)
-
-    def trial_waiting(self, trial: TrialView) -> None:
-        """Print which resources the trial waits for."""
-        self.say(f"trial {trial.number} waiting for {trial.asks}: {self._progress.columns.line(trial)}")
 
     def steps_done(self, trial: TrialView) -> None:
         """Print the progress within an epoch, if a line is due."""

@@ -19,6 +19,7 @@ from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.plan.search_plan import FrontierPlan
 from bigbatch.tune.runs.confirm_rule import AFFORDABLE, NOTHING, ConfirmRule, confirm_rule
 from bigbatch.tune.runs.objectives import Objectives
+from bigbatch.tune.storage.description import redact
 from bigbatch.tune.storage.storage_url import sqlite_file
 
 if TYPE_CHECKING:
@@ -70,6 +71,11 @@ def check_join(options: SearchOptions) -> None:
             "Write --storage postgresql+psycopg://USER@HOST/DB --study NAME."
         )
     path = sqlite_file(options.storage)
+    if path is None and not options.storage.startswith("postgres"):
+        raise ConfigError(
+            f"--join needs a database that can hold a lock; got {redact(options.storage)!r}. "
+            "Write a --storage in PostgreSQL, or leave --join out."
+        )
     if path is not None and is_shared(path):
         raise ConfigError(
             f"--join needs a database that several hosts can write; got the SQLite file {str(path)!r} on a shared file "

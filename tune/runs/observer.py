@@ -29,7 +29,7 @@ from bigbatch.tune.runs.run import (
 )
 from bigbatch.tune.runs.tables import epoch_of
 
-Phase = Literal["waiting", "starting", "running"]
+Phase = Literal["starting", "running"]
 
 
 @dataclass
@@ -60,9 +60,7 @@ class TrialView:
     paused: bool = False
     """Whether the strategy has paused it; its state is then PRUNED."""
     phase: Phase = "running"
-    """The phase of a trial in state RUNNING: ``waiting`` for resources, ``starting`` its workers, or ``running``."""
-    asks: str = ""
-    """The total needs of its workers, e.g. ``4 CPUs``."""
+    """The phase of a trial in state RUNNING: ``starting`` its workers, or ``running``."""
     objectives: Objectives = field(default_factory=Objectives)
     """What the search optimises."""
     values: Sequence[float] = ()
@@ -121,7 +119,6 @@ class Observer(Protocol):
     """The driver calls these methods in its thread, one at a time. An observer has those that it needs:
 
     - ``trial_planned(trial)``: the trial has its configuration.
-    - ``trial_waiting(trial)``: no resources are free for it.
     - ``trial_started(trial)``: its first worker runs. It is not called for a trial that could not begin.
     - ``steps_done(trial)``: ``trial.steps`` has changed.
     - ``epoch_ended(trial, record)``: an epoch has ended; ``record``: its EpochRecord as a dict.

@@ -7,20 +7,19 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 
 from bigbatch.train_loop.config import ConfigError
+from bigbatch.train_loop.config.words import amount
 from bigbatch.tune.budget.budget import Budget, Limits
 from bigbatch.tune.budget.confirm_reserve import ConfirmationReserve
 from bigbatch.tune.budget.ledger import owns_cluster
-from bigbatch.tune.budget.pace import Pace, SessionTimes, pace_key, read_session_times
+from bigbatch.tune.budget.pace import Pace, SessionTimes, read_session_times
 from bigbatch.tune.plan.machine import devices_held
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.runs.confirm_rule import AFFORDABLE_SHARE
 from bigbatch.tune.runs.confirmation import ConfirmationFacts
 from bigbatch.tune.runs.frontier import frontier_facts
-from bigbatch.tune.runs.observer import TrialView
 from bigbatch.tune.search.capacity import Capacity
 from bigbatch.tune.storage.store import StudyStore
 
@@ -48,47 +47,31 @@ def make_budget(plan: SearchPlan, store: StudyStore, capacity: Capacity, began: 
     )
 
 
-# What it must at least last for
-
-
-def check_budget_starts(plan: SearchPlan) -> None:
-    """Raise ConfigError if the whole budget is below the start of a search and its end. Nothing has started yet."""
-    _check_lasts(plan)
-
-
-def check_budget_lasts(plan: SearchPlan, store: StudyStore) -> None:
-    """As ``check_budget_starts``, with the shortest epoch of the study."""
-    _check_lasts(plan, Pace(store.study.get_trials(deepcopy=False)).shortest_s or 0.0, store.ledger.held_s)
-
-
 def _times_of(plan: SearchPlan) -> SessionTimes:
     """What the sessions of the plan's study take. A Ray that runs already has its start behind it."""
     times = read_session_times(plan.folder)
     return times if plan.address == "local" else replace(times, ray_start_s=0.0)
 
 
-def _check_lasts(plan: SearchPlan, epoch_s: float = 0.0, used_s: float = 0.0) -> None:
+def check_budget(plan: SearchPlan, store: StudyStore | None = None) -> None:
     """Raise ConfigError if the whole budget is below the start of a search, one epoch and the end.
 
     Args:
-        used_s: device seconds that the study has used before.
+        store: the study that is resumed, whose shortest epoch is known. None: nothing has started yet.
     """
     times, devices = _times_of(plan), devices_at_least(plan)
-    start_s = times.ray_start_s + times.trial_start_s
-    least_s = start_s + epoch_s + times.ending_s
+    epoch_s = (Pace(store.study.get_trials(deepcopy=False)).shortest_s or 0.0) if store else 0.0
+    used_h = store.ledger.held_s / 3600 if store else 0.0
+    least_s = times.ray_start_s + times.trial_start_s + epoch_s + times.ending_s
     # On a cluster of another's only trials are counted, not Ray's start and end (docs/decisions/029).
     billed_s = least_s if owns_cluster(local=plan.address == "local") else times.trial_start_s + epoch_s
-    first = f", the shortest epoch of this study {epoch_s:.2g} s" if epoch_s else ""
-    words = (
-        f"starting {'Ray and ' if times.ray_start_s else ''}the first trial takes about {start_s:.0f} s{first} and the "
-        f"end {times.ending_s:.0f} s, on {devices} device{'s' * (devices != 1)}"
-    )
     least_h = billed_s * devices / 3600
+    words = f"the start takes about {times.ray_start_s + times.trial_start_s:.0f} s, an epoch {epoch_s:.2g} s and the "
+    words += f"end {times.ending_s:.0f} s, on {amount(devices, 'device')}"
     if plan.budget_gpu_hours is not None and plan.budget_gpu_hours < least_h:
         raise ConfigError(
             f"at least {more_than(least_h)} {budget_unit(plan)} are needed: {words}; got --budget-gpu-hours "
-            f"{plan.budget_gpu_hours:g}. Write --budget-gpu-hours {more_than(MARGIN * (used_s / 3600 + least_h))} or "
-            f"more{f': the study has used {used_s / 3600:.3g}' if used_s else ''}."
+            f"{plan.budget_gpu_hours:g}. Write --budget-gpu-hours {more_than(used_h + MARGIN * least_h)} or more."
         )
     if plan.time_budget_s is not None and plan.time_budget_s < least_s:
         raise ConfigError(
@@ -118,13 +101,6 @@ def devices_at_least(plan: SearchPlan) -> int:
     """The devices that the search will hold, as far as they are known before its cluster is."""
     known = plan.address == "local" and plan.machine.nodes
     return max(devices_held(plan.machine, plan.share) if known else 0, plan.workers)
-
-
-def run_that_lacked_room_s(budget: Budget, trials: Sequence[TrialView]) -> float | None:
-    """Seconds of the shortest whole run of these trials, with its start; None before an epoch was measured."""
-    configs = [trial.config for trial in trials if trial.config is not None]
-    runs_s = [budget.pace.run_s((pace_key(config.to_dict()), config.epochs)) for config in configs]
-    return min(filter(None, runs_s), default=None)
 
 
 def budget_unit(plan: SearchPlan) -> str:
@@ -160,17 +136,7 @@ def confirmation_facts(plan: SearchPlan) -> ConfirmationFacts | None:
 def reserve_of(plan: SearchPlan) -> ConfirmationReserve | None:
     """What is kept back of the plan's budget for confirmations; None without any."""
     facts = confirmation_facts(plan)
-    return None if facts is None else ConfirmationReserve(facts, plan.max_epochs)
-
-
-def cost_in_words(plan: SearchPlan, store: StudyStore) -> str:
-    """What the confirmations of a resumed study will take, as far as its epochs tell; empty if nothing is known."""
-    runs, hours = left_to_confirm(plan, store)
-    return (
-        f"Confirmations: {_runs(runs)}, about {hours:.2g} {budget_unit(plan)} by the epochs of this study."
-        if hours
-        else ""
-    )
+    return None if facts is None else ConfirmationReserve(facts)
 
 
 def left_to_confirm(plan: SearchPlan, store: StudyStore, pace: Pace | None = None) -> tuple[int, float]:
@@ -182,9 +148,5 @@ def left_to_confirm(plan: SearchPlan, store: StudyStore, pace: Pace | None = Non
     reserve, trials = reserve_of(plan), store.study.get_trials(deepcopy=False)
     if reserve is None:
         return 0, 0.0
-    pace, runs = pace or Pace(trials), reserve.of_finished(trials).runs()
+    pace, runs = pace or Pace(trials), reserve.of_finished(trials)
     return len(runs), sum(map(pace.run_s, runs)) * plan.share.devices / 3600
-
-
-def _runs(count: int) -> str:
-    return f"{count} run{'s' * (count != 1)}"

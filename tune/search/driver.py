@@ -43,9 +43,7 @@ from bigbatch.tune.runs import retry
 from bigbatch.tune.runs.observer import TrialView, ended_trials
 from bigbatch.tune.runs.run import count_ended, failed_trials, is_exhausted
 from bigbatch.tune.search.budgeting import (
-    check_budget_lasts,
-    check_budget_starts,
-    cost_in_words,
+    check_budget,
     make_budget,
     refused_at_once,
 )
@@ -85,7 +83,7 @@ def run_search(plan: SearchPlan) -> int:
     # rich would read brackets in names as markup, and `FILE.py:car:` as a picture of one.
     console = Console(soft_wrap=not sys.stdout.isatty(), highlight=False, markup=False, emoji=False)
     end_of_allocation()  # checked before anything starts
-    check_budget_starts(plan)
+    check_budget(plan)
     talk = Console(quiet=True) if plan.options.quiet else console
     print_plan(plan, talk)
     if plan.options.dry_run:
@@ -188,8 +186,8 @@ def _has_nothing_to_do(plan: SearchPlan, store: StudyStore) -> bool:
 def _nothing_to_do(run: SearchRun, store: StudyStore, stop: StopRequest, console: Console) -> int:
     """A resumed study with all its trials: print the findings, write the report, and do not start Ray."""
     plan = run.plan
-    # Other ones give another answer, without another trial.
-    store.describe({"tolerance": str(plan.tolerance), "baseline": dict(plan.baseline)})
+    # Another one gives another answer, without another trial.
+    store.describe({"tolerance": str(plan.tolerance)})
     store.refresh(force=True)
     ended = count_ended(store.study.get_trials(deepcopy=False))
     console.print(f"\nAll {ended} trials have ended; write e.g. --trials {2 * ended} for more.")
@@ -300,13 +298,11 @@ def _open_store(plan: SearchPlan, console: Console) -> StudyStore:
     if plan.resume:
         store = StudyStore.open(plan.folder, plan.storage, agreement(plan))
         try:
-            check_budget_lasts(plan, store)
+            check_budget(plan, store)
             _check_waiting(plan, store)
         except ConfigError:
             store.close()
             raise
-        if cost := cost_in_words(plan, store):
-            console.print(cost)
         if plan.options.retry_failed:
             with store.in_turn():
                 retried = retry.retry_failed(store)

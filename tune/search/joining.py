@@ -5,7 +5,7 @@ The database keeps what defines the study, because a driver does not see the fol
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import optuna
 
@@ -33,13 +33,12 @@ def agreement(plan: SearchPlan) -> Callable[[optuna.Study], None]:
     def agree(study: optuna.Study) -> None:
         stored = study.user_attrs.get(PLAN_ATTR)
         if plan.resume:
-            _resume(plan, study, stored if isinstance(stored, dict) else {})
-        elif isinstance(stored, dict):
+            _check_workers(plan, study, stored or {})
+        elif stored:
             check_same_model(plan, study)
         elif study.get_trials(deepcopy=False):
             raise ConfigError(
-                f"--join needs a study of this version; got {plan.study!r}, which an earlier one began. "
-                "Continue it once with --resume, or write --study OTHER."
+                f"--join needs a study that bigbatch began; got {plan.study!r}, which it did not. Write --study OTHER."
             )
         else:
             study.set_user_attr(PLAN_ATTR, shared_identity(plan))
@@ -51,22 +50,19 @@ def others_at_work(store: StudyStore) -> str:
     """Where the study's other drivers run its trials, in words; empty if none does."""
     if store.drivers is None or not store.drivers.runs_elsewhere(store.study.get_trials(deepcopy=False)):
         return ""
-    return "; ".join(entry.words for entry in store.drivers.living())
+    return "; ".join(str(entry.get("words")) for entry in store.drivers.living())
 
 
-def _resume(plan: SearchPlan, study: optuna.Study, stored: dict[str, object]) -> None:
-    from bigbatch.tune.storage.drivers import may_live  # SQLAlchemy, which a study in a journal does not load
+def _check_workers(plan: SearchPlan, study: optuna.Study, stored: Mapping[str, object]) -> None:
+    """Keep the workers of a resume in the study. Raises ConfigError if other drivers work with another number."""
+    from bigbatch.tune.storage.drivers import entries  # SQLAlchemy, which a study in a journal does not load
 
     workers = json_values.whole_number(stored, "workers", plan.workers)
-    own = str(plan.folder)
-    others = [entry for entry in may_live(study.user_attrs) if entry.folder != own]
-    if workers != plan.workers and others:
+    if workers != plan.workers and len(entries(study.user_attrs)) > 1:
         raise ConfigError(
-            f"--workers must be that of the study's other drivers; got {plan.workers}, and {others[0].words} works "
-            f"with {workers}. Write --workers {workers}, or wait until it has ended."
+            f"--workers must be that of the study's other drivers; got {plan.workers}. Write --workers {workers}."
         )
-    if not stored or workers != plan.workers:
-        study.set_user_attr(PLAN_ATTR, {**shared_identity(plan), **stored, "workers": plan.workers})
+    study.set_user_attr(PLAN_ATTR, {**shared_identity(plan), **stored, "workers": plan.workers})
 
 
 def check_same_model(plan: SearchPlan, study: optuna.Study) -> None:

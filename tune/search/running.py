@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bigbatch.base.waits import HEAD_GONE_S, JOINED_GRACE_S, OWN_GRACE_S
+from bigbatch.base.waits import HEAD_GONE_S
 from bigbatch.cluster.host.holder import JOB_FOLDER
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.host.signals import say_from_handler
@@ -36,7 +36,6 @@ from bigbatch.tune.search.interrupts import StopRequest
 from bigbatch.tune.search.watch_thread import HeadPoller, SearchWatch, Watchdog, end_process_unless_done
 from bigbatch.tune.stoppers.early_look import checkpoints_to_drop
 from bigbatch.tune.storage.frontier_file import frontier_json
-from bigbatch.tune.storage.progress_file import ProgressFileWriter
 from bigbatch.tune.storage.store import StudyStore
 from bigbatch.tune.strategies import make_strategy
 from bigbatch.tune.trials.admission import Admission, Deadline, end_of_allocation
@@ -126,15 +125,13 @@ def views_of(store: StudyStore) -> list[TrialView]:
 
 
 def recorders(run: SearchRun, store: StudyStore, stack: ExitStack) -> list[Observer]:
-    """The observers that record the search elsewhere: in Weights & Biases, or beside a study that is in a database."""
+    """The observers that record the search elsewhere: in Weights & Biases."""
     plan = run.plan
     observers: list[Observer] = []
     if plan.wandb != "disabled":
         run.wandb = wandb_log.WandbObserver(plan.wandb, store.study.study_name, plan.folder)
         stack.callback(run.wandb.close)
         observers.append(run.wandb)
-    if plan.storage is not None:
-        observers.append(ProgressFileWriter(plan.folder, views_of(store)))
     return observers
 
 
@@ -152,15 +149,13 @@ def watch_over(
         run.bridge.fatal = reason
         stop.set(reason)
         # Ray's calls to a dead cluster may never return, so this thread may never end the search.
-        if watch.lost:
-            end_process_unless_done(last_resort)
+        end_process_unless_done(last_resort)
 
     # Inside a job of ``cluster/``, the job itself decides when Ray's head is gone.
     gone_s = None if os.environ.get(JOB_FOLDER) else HEAD_GONE_S
-    grace_s = OWN_GRACE_S if connection.local else JOINED_GRACE_S
-    watchdog = Watchdog(time.monotonic(), grace_s=grace_s, gone_s=gone_s, address=connection.address)
-    watch = SearchWatch(
-        run.bridge,
+    watchdog = Watchdog(time.monotonic(), gone_s=gone_s, address=connection.address)
+    return SearchWatch(
+        run.bridge.runs,
         lambda number: progress_file(store.trial_log(number)),
         tellers,
         give_up,
@@ -168,7 +163,6 @@ def watch_over(
         HeadPoller(),
         stop,
     )
-    return watch
 
 
 def make_bridge(

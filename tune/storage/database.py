@@ -1,9 +1,6 @@
-"""Keep a study in a database that may be unreachable for a while: it restarts, fails over, or the network breaks.
+"""A study in a database, which may be unreachable for a while, and the lock that several drivers of it share.
 
-Optuna gives up when a call fails. Here a failed call is repeated for some minutes. No call takes effect twice: its
-first attempt may have succeeded while only the answer was lost. A driver begins trials only in its turn, so if a second
-attempt finds the work done, the first attempt did it. Its turn may have ended with the connection; then two drivers can
-mean the same trial, and its owner attribute decides between them.
+A call whose connection was lost is repeated for some minutes. Optuna's heartbeat says which trials still run.
 
 A turn is a lock in the study's database: one driver at a time decides what a shared study starts next. PostgreSQL has
 advisory locks. One is held in a transaction of its own connection, so it ends with its process, however that ends. A
@@ -15,149 +12,89 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
-import os
 import sys
-import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
-from optuna.exceptions import StorageInternalError, UpdateFinishedTrialError
+from optuna.exceptions import ExperimentalWarning, StorageInternalError, UpdateFinishedTrialError
 from optuna.storages import BaseStorage, RDBStorage
-from optuna.storages._rdb import models
-from optuna.storages._rdb.storage import _create_scoped_session
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import TrialState
 from sqlalchemy import text
-from sqlalchemy.engine import Engine
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
-from sqlalchemy.orm import Session
 
-from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.storage.description import redact
 from bigbatch.tune.storage.storage_url import DatabaseLost
 
-PATIENCE_S = 300.0
+PATIENCE_S, PAUSE_S = 300.0, 2.0
 """How long a call is repeated. Meanwhile the trials train and their reports wait."""
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 15.0
+BEAT_S, DEAD_AFTER_S = 10, 60
+"""A trial whose driver has given no sign of life for so long runs no more."""
+TRY_FOR_S, LOOK_S = 5.0, 0.05
+"""How long a driver waits for its turn. Then it asks again later, so that a hanging driver does not stop the others."""
 REPEATED = (
     "set_study_user_attr", "set_study_system_attr", "get_study_id_from_name", "get_study_name_from_id",
     "get_study_directions", "get_study_user_attrs", "get_study_system_attrs", "get_all_studies", "_set_trial_param",
     "get_trial_id_from_study_id_trial_number", "_get_best_trial_id", "set_trial_intermediate_value",
-    "set_trial_user_attr", "set_trial_system_attr", "get_trial", "get_trial_param", "_get_trials",
+    "set_trial_user_attr", "set_trial_system_attr", "get_trial", "get_trial_param", "_get_trials", "_create_new_trial",
+    "record_heartbeat", "_get_stale_trial_ids",
 )  # fmt: skip
-"""Calls that only read, or set something to a value: repeating them changes nothing."""
-
-T = TypeVar("T")
+"""A trial that is created twice belongs to no driver, and the next turn puts it back."""
 
 
 class PatientStorage(RDBStorage):
-    """Optuna's storage in a database. It repeats calls whose connection was lost.
-
-    It checks each connection before use (``pool_pre_ping``).
-    """
+    """Optuna's storage in a database. It repeats calls whose connection was lost."""
 
     def __init__(self, url: str) -> None:
-        self._newest: int | None = None
-        self._again = False
-        self._lost = False
-        self._hasty = threading.local()
-        super().__init__(url, engine_kwargs={"pool_pre_ping": True})
+        self._warned = self._lost = False
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ExperimentalWarning)  # of the heartbeat
+            super().__init__(url, {"pool_pre_ping": True}, heartbeat_interval=BEAT_S, grace_period=DEAD_AFTER_S)
 
-    @contextlib.contextmanager
-    def hasty(self) -> Iterator[None]:
-        """Within it, calls of this thread do not wait for a database that is away; they fail, and nobody is told."""
-        self._hasty.on = True
-        try:
-            yield
-        finally:
-            self._hasty.on = False
+    def get_heartbeat_interval(self) -> None:
+        """None, else Optuna would warn at each trial that only its own loop records heartbeats; drivers.py does."""
 
     def set_trial_state_values(self, trial_id: int, state: TrialState, values: Sequence[float] | None = None) -> bool:
-        """As Optuna's method, also when an earlier attempt has already set the state."""
-        attempts = 0
+        """As Optuna's method, also when an attempt whose answer was lost has already set the state."""
+        attempts: list[int] = []
 
         def attempt() -> bool:
-            nonlocal attempts
-            attempts += 1
+            attempts.append(trial_id)
             try:
-                # False: the trial already runs. Another process set that, or our own call whose answer was lost.
                 done = RDBStorage.set_trial_state_values(self, trial_id, state, values)
             except UpdateFinishedTrialError:
-                if attempts == 1:
+                if len(attempts) == 1:
                     raise
                 done = False
-            return done or (attempts > 1 and RDBStorage.get_trial(self, trial_id).state == state)
+            return done or (len(attempts) > 1 and RDBStorage.get_trial(self, trial_id).state == state)
 
-        return self._repeat(attempt)
+        return bool(self._repeat(attempt))
 
-    def drop_proposal(self, trial_id: int) -> None:
-        """Forget the parameters of a trial that is half drawn, and its sampler's notes. Optuna has no such call."""
-        params, notes = models.TrialParamModel, models.TrialSystemAttributeModel
-
-        def drop() -> None:
-            with _create_scoped_session(self.scoped_session) as session:
-                session.query(params).filter(params.trial_id == trial_id).delete()
-                # fixed_params are those of an enqueued trial, which is to be drawn again alike.
-                session.query(notes).filter(notes.trial_id == trial_id, notes.key != "fixed_params").delete()
-
-        self._repeat(drop)
-
-    def _create_new_trial(self, study_id: int, template_trial: FrozenTrial | None = None) -> FrozenTrial:
-        def newest() -> int:
-            trials = RDBStorage._get_trials(self, study_id, None, set(), -1 if self._newest is None else self._newest)
-            return max((t._trial_id for t in trials), default=-1 if self._newest is None else self._newest)
-
-        # Asked before the insertion: whatever is above it when the insertion is repeated, the first attempt has
-        # inserted.
-        self._newest, self._again = self._repeat(newest), False
-        return self._repeat(lambda: RDBStorage._create_new_trial(self, study_id, template_trial))
-
-    def _get_prepared_new_trial(
-        self, study_id: int, template_trial: FrozenTrial | None, session: Session
-    ) -> models.TrialModel:
-        """Optuna's insertion. If an earlier attempt has already inserted the trial, returns that one."""
-        again, self._again = self._again, True
-        if not again:
-            return super()._get_prepared_new_trial(study_id, template_trial, session)
-        made = session.query(models.TrialModel).filter(
-            models.TrialModel.study_id == study_id, models.TrialModel.trial_id > self._newest
-        )
-        return made.first() or super()._get_prepared_new_trial(study_id, template_trial, session)
-
-    def _repeat(self, call: Callable[[], T]) -> T:
-        """The call's result. Raises DatabaseLost if there is none within ``PATIENCE_S``."""
-        if getattr(self._hasty, "on", False):
-            return call()
-        began, pause_s, warned = time.monotonic(), FIRST_PAUSE_S, False
+    def _repeat(self, call: Callable[[], Any]) -> Any:
+        """The call's result. Raises DatabaseLost if there is none within ``PATIENCE_S``; later calls do not wait."""
+        until = time.monotonic() + PATIENCE_S
         while True:
             try:
                 result = call()
             except (StorageInternalError, DBAPIError) as error:
-                reason = connection_lost(error)
-                if reason is None:
+                if (reason := connection_lost(error)) is None:
                     raise
-                if self._lost or time.monotonic() - began > PATIENCE_S:
-                    self._lost = True  # later calls do not wait again
+                if self._lost or time.monotonic() > until:
+                    self._lost = True
                     raise DatabaseLost(f"the database has not answered for {PATIENCE_S:.0f} s: {reason}") from None
-                if not warned:
+                if not self._warned:
+                    self._warned = True
                     _warn(f"the database does not answer, trying again for {PATIENCE_S:.0f} s: {reason}")
-                warned = True
-                time.sleep(pause_s)
-                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+                time.sleep(PAUSE_S)
             else:
-                if warned:
-                    _warn(f"the database answers again, after {time.monotonic() - began:.0f} s")
+                self._warned = self._lost = False
                 return result
 
 
 def _repeated(name: str) -> object:
     plain = getattr(RDBStorage, name)
-
-    def method(self: PatientStorage, *args: object, **options: object) -> object:
-        return self._repeat(lambda: plain(self, *args, **options))
-
-    return method
+    return lambda self, *args, **options: self._repeat(lambda: plain(self, *args, **options))
 
 
 for _name in REPEATED:
@@ -168,97 +105,49 @@ def connection_lost(error: BaseException) -> str | None:
     """The reason, in one line without passwords, if the connection failed; None if the call itself was wrong."""
     # Optuna wraps SQLAlchemy's errors in one of its own.
     cause = error if isinstance(error, DBAPIError) else error.__cause__
-    if not isinstance(cause, DBAPIError):
-        return None
-    if not isinstance(cause, OperationalError | InterfaceError) and not cause.connection_invalidated:
-        return None
-    return redact(" ".join(str(cause.orig).split()))
+    if isinstance(cause, DBAPIError) and (
+        isinstance(cause, OperationalError | InterfaceError) or cause.connection_invalidated
+    ):
+        return redact(" ".join(str(cause.orig).split()))
+    return None
 
 
 def _warn(text: str) -> None:
     print(f"warning: {text}", file=sys.stderr, flush=True)
 
 
-TRY_FOR_S = 5.0
-"""How long a driver waits for its turn. Then it asks again later, so that a hanging driver does not stop the others."""
-PAUSE_S = 0.05
+@contextlib.contextmanager
+def study_lock(storage: BaseStorage, name: str, wait_s: float | None = None) -> Iterator[bool]:
+    """Hold the lock of the study ``name`` in the database. Gives False if another driver held it for ``wait_s``.
 
-
-class StudyLock:
-    """The lock of the study ``name`` in the database behind ``storage``. One thread uses it.
-
-    Raises ConfigError if the database has no such lock.
+    In a database that several drivers cannot share, there is nothing to wait for.
     """
-
-    def __init__(self, storage: BaseStorage, name: str) -> None:
-        backend = getattr(storage, "_backend", storage)
-        if not isinstance(backend, RDBStorage):
-            raise TypeError(f"a database is needed; got {type(storage).__name__}")
-        self._engine: Engine = backend.engine
+    backend = getattr(storage, "_backend", storage)  # Optuna puts a cache of its own around a database
+    assert isinstance(backend, RDBStorage)
+    wait_s = TRY_FOR_S if wait_s is None else wait_s
+    kind, file = backend.engine.dialect.name, backend.engine.url.database
+    if kind == "sqlite" and file:
+        with open(f"{file}.lock", "a") as lock:
+            yield _tried(lambda: _flocked(lock.fileno()), wait_s)
+    elif kind == "postgresql":
         # PostgreSQL names a lock by a signed number of 64 bits.
-        self._number = int.from_bytes(hashlib.sha256(f"bigbatch:{name}".encode()).digest()[:8], "big", signed=True)
-        self._depth = 0
-        self._kind = self._engine.dialect.name
-
-    @property
-    def can_be_shared(self) -> bool:
-        """Whether several drivers may work on a study in this database."""
-        return self._kind == "postgresql" or (self._kind == "sqlite" and bool(self._file()))
-
-    def check_shareable(self) -> None:
-        """Raise ConfigError if several drivers cannot work on a study in this database."""
-        if not self.can_be_shared:
-            raise ConfigError(
-                f"--join needs a database that can hold a lock; got one of the kind {self._kind}. "
-                "Write a --storage in PostgreSQL, or leave --join out."
-            )
-
-    @contextlib.contextmanager
-    def turn(self, wait_s: float | None = None) -> Iterator[bool]:
-        """Hold the lock. Gives False if another driver held it for ``wait_s`` (TRY_FOR_S) seconds. May be nested."""
-        if self._depth or not self.can_be_shared:
-            yield True
-            return
-        with self._held(TRY_FOR_S if wait_s is None else wait_s) as held:
-            self._depth += 1
-            try:
-                yield held
-            finally:
-                self._depth -= 1
-
-    def _held(self, wait_s: float) -> contextlib.AbstractContextManager[bool]:
-        return self._file_lock(wait_s) if self._kind == "sqlite" else self._advisory_lock(wait_s)
-
-    @contextlib.contextmanager
-    def _advisory_lock(self, wait_s: float) -> Iterator[bool]:
+        number = int.from_bytes(hashlib.sha256(f"bigbatch:{name}".encode()).digest()[:8], "big", signed=True)
+        # pg_try: a call that waits would not come back while another driver hangs.
+        query = text("SELECT pg_try_advisory_xact_lock(:number)").bindparams(number=number)
         connection = None
         try:
-            connection = self._engine.connect()
-            # pg_try: a call that waits would not come back while another driver hangs.
-            query = text("SELECT pg_try_advisory_xact_lock(:number)")
-            numbered = {"number": self._number}
-            held = _tried(lambda: bool(connection.execute(query, numbered).scalar()), wait_s)
+            connection = backend.engine.connect()
+            held = _tried(lambda: bool(connection.execute(query).scalar()), wait_s)
         except DBAPIError:  # the database is away; the study's own calls wait for it, and say so
             held = False
         try:
             yield held
         finally:
-            if connection is not None:
-                with contextlib.suppress(DBAPIError):  # with the connection the lock has ended too
+            with contextlib.suppress(DBAPIError):  # with the connection the lock has ended too
+                if connection is not None:
                     connection.close()
-
-    @contextlib.contextmanager
-    def _file_lock(self, wait_s: float) -> Iterator[bool]:
-        path = Path(f"{self._file()}.lock")
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            yield _tried(lambda: _flocked(descriptor), wait_s)
-        finally:
-            os.close(descriptor)
-
-    def _file(self) -> str | None:
-        found = self._engine.url.database
-        return found if found and found != ":memory:" and not found.startswith("file:") else None
+    else:
+        yield True
 
 
 def _tried(attempt: Callable[[], bool], wait_s: float) -> bool:
@@ -267,7 +156,7 @@ def _tried(attempt: Callable[[], bool], wait_s: float) -> bool:
     while not attempt():
         if time.monotonic() >= until:
             return False
-        time.sleep(PAUSE_S)
+        time.sleep(LOOK_S)
     return True
 
 

@@ -9,7 +9,7 @@ frontier.json    for each value of the frontier its best trial; their TrainConfi
 pareto.json      with several objectives: the trials that no other one beats (tune/runs/objectives.py)
 checkpoints/     one folder for each trial that may still need it, and the best one's
 ledger/          a file for each session: devices × time, held and spent on trials (tune/budget/ledger.py)
-progress.json    with a database: how far the study is, for jobs (tune/storage/progress_file.py)
+progress.json    with a database: how far the study is, for jobs (cluster/record/study_progress.py)
 logs/            driver.log, ray.log, trial-NNNN.log
 """
 
@@ -18,7 +18,8 @@ from __future__ import annotations
 import contextlib
 import shutil
 import time
-from functools import cached_property
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,14 +48,14 @@ from bigbatch.tune.storage.description import (
 )
 from bigbatch.tune.storage.frontier_file import FRONTIER_FILE, write_frontier
 from bigbatch.tune.storage.journal_file import Disk, open_journal, repair_journal
-from bigbatch.tune.storage.kept_checkpoints import ChooseDropped, EndedCheckpoints, PausedCheckpoints
+from bigbatch.tune.storage.kept_checkpoints import ChooseDropped, drop_ended, drop_paused
 from bigbatch.tune.storage.storage_url import DatabaseLost, check_database_file
 from bigbatch.tune.storage.turns import Agree, agree_at_once, deciding
 
 if TYPE_CHECKING:  # it imports SQLAlchemy, which the journal does not need
     from bigbatch.tune.storage.drivers import Drivers
 
-JOURNAL_FILE = "optuna.journal"
+JOURNAL_FILE, PROGRESS_FILE = "optuna.journal", "progress.json"
 REFRESH_SHARE = 0.05
 """While trials run, the driver spends at most this share of its time on rewriting the tables."""
 
@@ -177,7 +178,7 @@ class StudyStore:
     def _begin_study(self, name: str, agree: Agree, join: bool) -> None:
         """Make the study, or with ``join`` find that of another driver."""
         storage = self._storage()
-        with deciding(storage, name, join=join):
+        with deciding(storage, name):
             self.study = self._empty_study(name, storage, join=join)
             if self._storage_url is not None:
                 agree(self.study)
@@ -231,9 +232,8 @@ class StudyStore:
 
         The trials of this process, and those of another driver that may live, stay as they are.
         """
-        for trial in self.study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,)):
-            if self.drivers is not None and not self.drivers.takes_over(trial):
-                continue
+        running = self.study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,))
+        for trial in running if self.drivers is None else self.drivers.left(running):
             records = epoch_records(trial)
             # Before the state: Optuna changes no trial that has ended.
             self.study._storage.set_trial_user_attr(
@@ -312,6 +312,8 @@ class StudyStore:
         trials = self.study.get_trials(deepcopy=False)
         tables.write_trials(trials, self.folder / "trials.parquet", self.objectives)
         tables.write_epochs(trials, self.folder / "epochs.parquet")
+        if self._storage_url is not None:
+            _write_progress(trials, self.folder, self.objectives)
         frontier = answer_of(trials, read_description(self.folder), self.objectives)
         best = leading_trial(trials, frontier, self.objectives)
         if frontier is not None:
@@ -328,17 +330,9 @@ class StudyStore:
 
     def drop_checkpoints(self) -> None:
         """Remove checkpoints of ended trials, except the best ones' and those from which another trial may go on."""
-        self._ended_checkpoints.drop()
+        drop_ended(self, self._frontier_facts)
         if self.choose_dropped is not None:
-            self._paused_checkpoints.drop(self.choose_dropped)
-
-    @cached_property
-    def _ended_checkpoints(self) -> EndedCheckpoints:
-        return EndedCheckpoints(self, self._frontier_facts)
-
-    @cached_property
-    def _paused_checkpoints(self) -> PausedCheckpoints:
-        return PausedCheckpoints(self)
+            drop_paused(self, self.choose_dropped)
 
     def _frontier_facts(self) -> FrontierFacts | None:
         """What study.json says about the answer; None where the search has several objectives or a target."""
@@ -387,6 +381,16 @@ def open_storage(folder: Path, url: str | None, disk: Disk | None = None) -> opt
             f"--storage must be the URL of a database that can be opened; got {redact(url)!r}: {redact(reason)}. "
             "Write e.g. postgresql+psycopg://user@host/db, or leave it out for the journal file."
         ) from None
+
+
+def _write_progress(trials: Sequence[optuna.trial.FrozenTrial], folder: Path, objectives: Objectives) -> None:
+    """How far a study in a database is, for jobs and the queue, which read no database."""
+    best = leading_trial(trials, None, objectives)
+    count = Counter(trial.state.name for trial in trials)
+    facts = {state: count[name] for state, name in (("complete", "COMPLETE"), ("pruned", "PRUNED"), ("failed", "FAIL"))}
+    facts["epochs"] = sum(len(epoch_records(trial)) for trial in trials)
+    value = best.values[0] if best is not None and best.values else None
+    write_json(folder / PROGRESS_FILE, {"schema_version": SCHEMA_VERSION, **facts, "best": value})
 
 
 def _write_description(folder: Path, description: Description) -> None:

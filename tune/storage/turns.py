@@ -19,21 +19,18 @@ def agree_at_once(study: optuna.Study) -> None:
 
 
 @contextlib.contextmanager
-def deciding(storage: optuna.storages.BaseStorage, name: str, *, join: bool = False) -> Iterator[None]:
+def deciding(storage: optuna.storages.BaseStorage, name: str) -> Iterator[None]:
     """The time in which no other driver of a study in a database decides.
 
-    Raises ConfigError if another one does not end its turn, or if a database cannot be shared (``join``).
+    Raises ConfigError if another one does not end its turn.
     """
     if isinstance(storage, optuna.storages.JournalStorage):
         yield
         return
     # SQLAlchemy, which a journal does not need.
-    from bigbatch.tune.storage.database import StudyLock
+    from bigbatch.tune.storage.database import study_lock
 
-    lock = StudyLock(storage, name)
-    if join:
-        lock.check_shareable()
-    with lock.turn(PATIENT_S) as may:
+    with study_lock(storage, name, PATIENT_S) as may:
         if not may:
             raise ConfigError(
                 f"--storage must let a driver have its turn; got none within {PATIENT_S:.0f} s, because another driver "

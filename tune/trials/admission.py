@@ -14,16 +14,16 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import optuna
 from optuna.trial import FrozenTrial
 
 from bigbatch.base import json_values
 from bigbatch.train_loop.config import ConfigError, TrainConfig
-from bigbatch.tune.budget.budget import Budget, KeptBack
+from bigbatch.tune.budget.budget import Budget
 from bigbatch.tune.budget.confirm_reserve import ConfirmationReserve
-from bigbatch.tune.budget.pace import pace_key
+from bigbatch.tune.budget.pace import PaceRun, pace_key
 from bigbatch.tune.runs.run import CONTINUES_ATTR, Kind, configuration, epochs_before, kind_of
 from bigbatch.tune.runs.tables import epoch_of, epoch_s
 
@@ -47,7 +47,7 @@ class Admission:
     ) -> None:
         self._budget, self._workers, self._per_gpu = budget, workers, per_gpu
         self._reserve = reserve if budget is not None else None
-        self._begun: dict[int, tuple[TrainConfig, int]] = {}
+        self._begun: dict[int, int] = {}
         self._closed = False
 
     @property
@@ -68,16 +68,14 @@ class Admission:
         """Why the last trial was not admitted; None if it was."""
         return None if self._budget is None else self._budget.refused
 
-    def kept(
-        self, study: optuna.Study, trial: optuna.trial.Trial | FrozenTrial, config: TrainConfig
-    ) -> KeptBack | None:
-        """What has to fit in after a trial that asks; None for a confirmation, and without a reserve."""
+    def kept(self, study: optuna.Study, trial: optuna.trial.Trial | FrozenTrial, config: TrainConfig) -> list[PaceRun]:
+        """The runs that have to fit in after a trial that asks; none for a confirmation, and without a reserve."""
         if self._reserve is None or kind_of(trial) == Kind.CONFIRMATION:
-            return None
+            return []
         # Optuna would else copy every trial of the study.
         return self._reserve.beside(study.get_trials(deepcopy=False), trial.number, config.to_dict())
 
-    def admits(self, config: TrainConfig, epochs_done: int, kept: KeptBack | None = None) -> bool:
+    def admits(self, config: TrainConfig, epochs_done: int, kept: Sequence[PaceRun] = ()) -> bool:
         """Whether a trial may start now that has trained so many of its epochs, with room for what is kept back."""
         left = max(1, config.epochs - epochs_done)
         return self._budget is None or self._budget.admits(pace_key(config.to_dict()), left, self._devices, kept)
@@ -109,30 +107,16 @@ class Admission:
         """Whether the budget would let a running trial go on later if it paused now."""
         return self._budget is None or self._budget.could_go_on(trial.number, self.kept(study, trial, config))
 
-    def must_give_way(self, study: optuna.Study, config: TrainConfig) -> bool:
-        """Whether a trial of the search must end now: its next epoch would take what confirmations need that the user
-        has asked for."""
-        if self._budget is None or self._reserve is None or self._reserve.facts.rule.affordable:
-            return False
-        kept = self._reserve.of_finished(study.get_trials(deepcopy=False))
-        return self._budget.would_exceed_reserve(kept, pace_key(config.to_dict()), self._devices)
-
     def begins(self, number: int, config: TrainConfig, epochs_done: int) -> None:
         """Note that a trial begins now."""
-        self._begun[number] = (config, epochs_done)
+        self._begun[number] = epochs_done
         if self._budget is not None:
             left = max(1, config.epochs - epochs_done)
             self._budget.begins(number, pace_key(config.to_dict()), left, self._devices)
 
-    def begins_later(self, number: int) -> None:
-        """Note that a trial has only waited so far, and begins now."""
-        if number in self._begun:
-            self.begins(number, *self._begun[number])
-
     def epoch_ended(self, number: int, record: Mapping[str, object]) -> None:
         """Note the record of a trial's epoch. One that was trained before the trial began counts nothing."""
-        _, done = self._begun.get(number, (None, 0))
-        if self._budget is not None and epoch_of(record) > done:
+        if self._budget is not None and epoch_of(record) > self._begun.get(number, 0):
             # The loop or a thread writes a checkpoint; a stop waits for either.
             save_s = max(json_values.number(record, name) for name in ("checkpoint_s", "checkpoint_write_s"))
             self._budget.epoch_ended(number, epoch_s(record), save_s)

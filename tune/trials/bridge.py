@@ -25,7 +25,6 @@ from bigbatch.train_loop.launch.worker_lines import NOTES
 from bigbatch.train_loop.loop.oom_retry import Halving, config_after_oom
 from bigbatch.tune.models.protocol import TrialDecision
 from bigbatch.tune.runs.run import HEALED_ATTR
-from bigbatch.tune.trials.cluster_view import trial_resources_in_words
 from bigbatch.tune.trials.live_trial import LiveTrial, Over
 from bigbatch.tune.trials.trial_manager import TrialManager
 
@@ -67,7 +66,7 @@ class OptunaBridge(TrialManager, Searcher):
         task = replace(self._make_task(live.trial.number, live.config), avoided=tuple(sorted(self._avoided())))
         self._pause_files[trial_id] = task.pause_file
         self._remove_pause_file(trial_id)  # of a driver that was killed
-        live.view.phase, live.view.asks = "starting", trial_resources_in_words(task.workers, task.worker_resources)
+        live.view.phase = "starting"
         self._notify("trial_planned", live.view)
         return task.to_dict()
 

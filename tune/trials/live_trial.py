@@ -19,7 +19,7 @@ from bigbatch.train_loop.config import TrainConfig
 from bigbatch.tune.budget.ledger import Ledger
 from bigbatch.tune.runs import retry
 from bigbatch.tune.runs.observer import TrialView
-from bigbatch.tune.runs.run import EPOCH_ATTR, OWNER_ATTR, count_ended
+from bigbatch.tune.runs.run import EPOCH_ATTR, count_ended
 from bigbatch.tune.runs.tables import epoch_of
 from bigbatch.tune.storage.journal_file import Disk
 
@@ -83,8 +83,6 @@ class LiveTrial:
     """Whether no epoch has ended since the trial was started."""
     pausing: bool = False
     """Whether the strategy has paused it. Its processes still write their checkpoint."""
-    gives_way: bool = False
-    """Whether it ends the same way because the rest of a budget is for confirmations. It then waits in the study."""
     per_gpu: int = 1
     """The trials that share its GPU, with itself."""
     run: Sequence[FrozenTrial] = ()
@@ -128,7 +126,9 @@ class SharedStudy:
         if self._drivers is None:
             yield True
             return
-        with self._drivers.lock.turn() as may:
+        from bigbatch.tune.storage.database import study_lock
+
+        with study_lock(self._study._storage, self._study.study_name) as may:
             if may:
                 self._drivers.look()
                 if self.with_others:
@@ -136,15 +136,9 @@ class SharedStudy:
             yield may
 
     def begins(self, trial: optuna.trial.Trial) -> None:
-        """This driver runs the trial from now on. If another one has trained it, its checkpoint is copied here."""
-        if self._drivers is None:
-            return
-        self._drivers.begins_work()
-        # Before the owner is set: until then the trial says whose checkpoint it has.
-        before = self._study.get_trials(deepcopy=False) if self.with_others else []
-        trial.set_user_attr(OWNER_ATTR, self._drivers.owner)
-        if before:
-            self._drivers.bring_checkpoint(before, trial.number, self._store.checkpoint_folder(trial.number))
+        """This driver runs the trial from now on."""
+        if self._drivers is not None:
+            self._drivers.begins(trial, self._store.checkpoint_folder(trial.number))
 
     def holds(self, trial: optuna.trial.Trial) -> bool:
         """Whether this driver still runs a trial that it has begun."""
@@ -162,14 +156,10 @@ class SharedStudy:
         return self._drivers.runs_elsewhere(self._running()) if self.with_others and self._drivers else 0
 
     def must_stay(self, live: int) -> bool:
-        """Whether a driver with nothing to begin must stay: it may have to take over a trial that runs elsewhere.
-
-        It leaves when it has no live trials itself and all those drivers have given a sign of life since.
-        """
-        if self._drivers is None or not self.with_others:
+        """Whether a driver with nothing to begin must stay: it may have to take over a trial that runs elsewhere."""
+        if self._drivers is None or all(map(self._drivers.is_own, self._running())):
             return False
-        running = [trial for trial in self._running() if not self._drivers.is_own(trial)]
-        return bool(running) and (live > 0 or self._drivers.uncertain(running))
+        return live > 0 or self._drivers.waits_for_others()
 
     def _running(self) -> list[FrozenTrial]:
         return self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -163,27 +162,12 @@ class LiveTrials:
         self._warned = False
         self.workers = workers
 
-    def waits(self, number: int, at: float) -> None:
-        """Note that a trial had no resources at the time ``at`` (by the clock). Its time and cost begin later."""
-        for live in self._live.values():
-            if live.view.number == number and live.view.phase != "running":
-                # While a trial waits for its place it holds no device.
-                self._store.ledger.end(number)
-                # The answer about Ray's queue may be older than the trial.
-                live.started, live.view.started_at = max(live.started, at), time.time()
-                self._admission.begins_later(number)
-                news, live.view.phase = live.view.phase != "waiting", "waiting"
-                if news:
-                    self._notify("trial_waiting", live.view)
-
     def runs(self, number: int, steps: StepProgress | None = None) -> None:
         """Note that a trial's worker runs, and its position ``steps``."""
         for live in self._live.values():
             if live.view.number == number:
                 news, live.view.phase = live.view.phase != "running", "running"
                 live.view.steps = steps or live.view.steps
-                # It has held its devices since it was started, not since its first sign of life.
-                self._store.ledger.begin(number, self.workers / live.per_gpu, self._clock() - live.started)
                 if news:
                     self._notify("trial_started", live.view)
                 if steps is not None:

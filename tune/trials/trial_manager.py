@@ -329,13 +329,10 @@ class TrialManager(LiveTrials):
 
         The study gets the epoch's record only then: after a kill the epoch is reported again, and looked at again.
         """
-        if live.pausing or live.gives_way:
+        if live.pausing:
             return TrialDecision.PAUSE
         if live.view.confirms is not None:
             return TrialDecision.GO_ON
-        if self._admission.must_give_way(self._study, live.config):
-            live.gives_way = True
-            return TrialDecision.PAUSE
         epoch = epoch_of(record)
         trial = with_record(self._study._storage.get_trial(live.trial._trial_id), record)
         decision = self._strategy.look(self._study, trial, epoch)
@@ -377,8 +374,6 @@ class TrialManager(LiveTrials):
             live.trial.set_user_attr(PAUSED_ATTR, epoch)
             live.view.paused = True
             self._tell(trial_id, paused(epoch))
-        elif live.gives_way:
-            self.put_back(trial_id, "gave way to the confirmations; --resume with a larger budget continues it")
         elif self.stopping or self._ending():
             self.put_back(trial_id)
         elif live.config.trainable.name and live.view.records and (verdict := self._verdict(live, returned=True)):

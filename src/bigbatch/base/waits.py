@@ -42,8 +42,6 @@ Nodes that hold no trial.
 
     JOINED_GRACE_S 600       a search on a cluster that was joined: nodes may be added to it
       WAIT_IN_JOB_S 60       a search in a job, which pays for the nodes that are left
-        OWN_GRACE_S 30       a search on its own Ray, which no node ever joins
-          HOPELESS_LINE_S 5  before a line says that nothing fits
 
 Signs of life.
 
@@ -124,14 +122,10 @@ RAY_ANSWER_S = 5.0
 LAST_SAVE_S = 12.0
 """Time for the driver to save after the cluster is gone. Then its process ends: Ray's calls would wait for ever."""
 
-OWN_GRACE_S = 30.0
-"""A search on its own Ray gives up if no trial fits for this time: no node ever joins such a Ray."""
 JOINED_GRACE_S = 600.0
-"""The same for a joined cluster: nodes may be added to it, and a lost one may return."""
+"""A search on a joined cluster gives up if no trial fits for this time: a lost node may return."""
 WAIT_IN_JOB_S = 60.0
 """The same in a Slurm job. It pays for the remaining nodes, so after this time it goes back into the queue."""
-HOPELESS_LINE_S = 5.0
-"""After this time a wait that no node can satisfy gets its first line. Until then nodes may still be joining."""
 
 STALE_S = 60.0
 """A lease may be taken over if its holder cannot be asked and gives no sign of life for this long."""

@@ -11,7 +11,6 @@ from optuna.trial import TrialState
 
 from bigbatch.cluster.record import study_progress
 from bigbatch.train_loop.errors import FailureKind
-from bigbatch.tune.storage.progress_file import ProgressFileWriter
 from bigbatch.tune.storage.store import StudyStore
 from helpers.bridges import make_bridge, run_out
 
@@ -113,11 +112,12 @@ def test_a_study_in_a_database_is_read_from_what_its_driver_noted(tmp_path):
     """Against what Optuna itself says of the database."""
     store = StudyStore.create(tmp_path / "study", "s", {"trials": 9}, f"sqlite:///{tmp_path}/study.db")
     assert study_progress.read_study_progress(store.folder).finished == 0
-    bridge = make_bridge(store, concurrency=4, observers=[ProgressFileWriter(store.folder, [])])
+    bridge = make_bridge(store, concurrency=4)
     for name, values in {"a": [0.1, 0.2, 0.3, 0.4], "b": [0.5], "c": [0.2, 0.3, 0.4, 0.7], "d": [0.25]}.items():
         bridge.suggest(name)
         run_out(bridge, name, values)
     bridge.fail("b", "ImageError: cannot read a.png", FailureKind.IMAGES)
+    store.refresh(force=True)
     found = study_progress.read_study_progress(store.folder)
     assert (found.name, found.planned, found.best) == ("s", 9, store.study.best_value) == ("s", 9, 0.7)
     assert found.finished == sum(trial.state.is_finished() for trial in store.study.trials) == 3

@@ -23,7 +23,7 @@ from bigbatch.train_loop.loop.checkpoint import CheckpointFolder
 from bigbatch.tune.storage import database, storage_url
 from bigbatch.tune.storage.journal_file import Disk, LineLog, open_journal
 from bigbatch.tune.storage.store import StudyStore
-from helpers.bridges import EPOCHS, make_bridge, record
+from helpers.bridges import EPOCHS, make_bridge, number_of, record
 from helpers.small_disk import fill
 
 
@@ -32,11 +32,11 @@ class Wire:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, seed: int, share: float) -> None:
         self._random, self._share, self._commit = random.Random(seed), share, sqlalchemy.orm.Session.commit
-        self.broken = 0
+        self.broken, self.sound = 0, False
         monkeypatch.setattr(sqlalchemy.orm.Session, "commit", lambda session: self.commit(session))
 
     def commit(self, session: sqlalchemy.orm.Session) -> None:
-        fate = self._random.random()
+        fate = 1.0 if self.sound else self._random.random()
         if fate >= self._share / 2:
             self._commit(session)
         if fate < self._share:
@@ -75,12 +75,31 @@ def test_a_search_over_a_breaking_connection_stores_what_one_over_a_sound_one_do
     def create_then_break(**options):
         study = create(**options)
         wires.append(Wire(monkeypatch, 0, 0.3))
+        monkeypatch.setattr(database.PatientStorage, "_create_new_trial", insert)
         return study
+
+    plain = database.PatientStorage._create_new_trial
+
+    def insert(storage, *args):
+        """A trial whose insertion is repeated may be there twice, see the next test."""
+        wires[0].sound = True
+        made = plain(storage, *args)
+        wires[0].sound = False
+        return made
 
     wires: list[Wire] = []
     monkeypatch.setattr(optuna, "create_study", create_then_break)
     assert search(tmp_path / "broken") == expected
     assert wires[0].broken > 10
+
+
+def test_a_trial_that_was_inserted_twice_is_trained_as_another_one(tmp_path):
+    store = StudyStore.create(tmp_path / "s", "s", {}, f"sqlite:///{tmp_path}/a.db")
+    store.study.ask()  # its number was lost with the answer
+    store.recover()
+    bridge = make_bridge(store, trials=1)
+    assert number_of(bridge.suggest("a")) == 0
+    store.close()
 
 
 def test_what_is_no_lost_connection_is_not_repeated(tmp_path):

@@ -9,12 +9,13 @@ from pathlib import Path
 import optuna
 import pytest
 from optuna.trial import TrialState
+from sqlalchemy import text
 
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.models.protocol import TrialDecision
 from bigbatch.tune.runs.run import CONTINUES_ATTR, OWNER_ATTR, PAUSED_ATTR
 from bigbatch.tune.storage import drivers
-from bigbatch.tune.storage.database import StudyLock
+from bigbatch.tune.storage.database import study_lock
 from bigbatch.tune.storage.drivers import entries
 from bigbatch.tune.storage.store import StudyStore
 from bigbatch.tune.trials.live_trial import Over
@@ -38,6 +39,12 @@ def vanish(store: StudyStore) -> None:
     store._hold = None
 
 
+def age_heartbeats(store: StudyStore, seconds: int) -> None:
+    with store.drivers._storage.engine.begin() as connection:
+        aged = f"UPDATE trial_heartbeats SET heartbeat = datetime(heartbeat, '-{seconds} seconds')"
+        connection.execute(text(aged))
+
+
 @pytest.fixture
 def url(tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path / 'studies.db'}"
@@ -46,14 +53,12 @@ def url(tmp_path: Path) -> str:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     now = [1000.0]
-    plain = drivers.Drivers.__init__
-
-    def begin(self: drivers.Drivers, *args: object, **more: object) -> None:
-        plain(self, *args, **{**more, "clock": lambda: now[0]})  # type: ignore[arg-type]
-
-    monkeypatch.setattr(drivers.Drivers, "__init__", begin)
+    monkeypatch.setattr(drivers.Drivers, "clock", staticmethod(lambda: now[0]))
 
     def passes(seconds: int, *living: StudyStore) -> None:
+        """So much time, in which the living drivers give signs of life; and what Optuna noted before is as old."""
+        if living:
+            age_heartbeats(living[0], seconds)
         for _ in range(seconds):
             now[0] += 1.0
             for store in living:
@@ -102,7 +107,7 @@ def test_live_trials_of_the_other_count_and_a_driver_without_work_leaves(two, cl
     first, second = make_bridge(a, trials=2, concurrency=2), make_bridge(b, trials=2, concurrency=2)
     assert isinstance(first.suggest("1"), dict) and isinstance(first.suggest("2"), dict)
     assert second.suggest("3") is None, "it does not know yet whether the other one lives"
-    clock(15, a, b)
+    clock(90, a, b)
     with pytest.raises(Over):
         second.next_trial("4")
     run_out(first, "1", [0.1] * EPOCHS)
@@ -112,7 +117,7 @@ def test_live_trials_of_the_other_count_and_a_driver_without_work_leaves(two, cl
     assert a.study.get_trials(deepcopy=False)[0].state == TrialState.COMPLETE
 
 
-def test_a_driver_without_work_stays_until_it_knows_that_the_last_trials_are_in_good_hands(two, clock):
+def test_a_driver_without_work_takes_over_the_trial_of_one_that_dies(two, clock):
     a, b = two
     first, second = make_bridge(a, trials=2), make_bridge(b, trials=2)
     first.suggest("1")
@@ -121,9 +126,7 @@ def test_a_driver_without_work_stays_until_it_knows_that_the_last_trials_are_in_
     vanish(a)
     run_out(second, "2", [0.1] * EPOCHS)
     assert second.suggest("3") is None, "the other one lived a moment ago, which proves nothing"
-    clock(40, b)
-    assert second.suggest("4") is None
-    clock(40, b)
+    clock(70, b)
     task = second.suggest("5")
     assert isinstance(task, dict) and number_of(task) == 0
     run_out(second, "5", [0.1] * EPOCHS)
@@ -179,7 +182,9 @@ def test_who_was_away_takes_nobody_for_dead(two, clock):
     first, second = make_bridge(a, trials=3), make_bridge(b, trials=3)
     first.suggest("1")
     clock(15, a, b)
-    clock(300)  # a laptop that slept, a database that was away
+    age_heartbeats(b, 300)  # a database that was away
+    clock(300)
+    b.drivers.beat()
     second.recover()
     task = second.suggest("2")
     assert isinstance(task, dict) and number_of(task) == 1 and b.study.trials[0].state == TrialState.RUNNING
@@ -240,7 +245,7 @@ def test_the_budget_is_the_sum_of_all_drivers(two, url, tmp_path, clock):
     assert a.ledger.used_here().held_s == 400.0
     vanish(a)
     clock(90, b)
-    assert b.ledger.held_s == 800.0 and b.ledger.devices_elsewhere == 0, "what the dead one held is still counted"
+    assert b.ledger.held_s == 800.0, "what the dead one held is still counted"
     b.close()
     again = opened(tmp_path / "b" / "s", url)
     assert again.ledger.held_s == 800.0, "and by the next session, once"
@@ -251,9 +256,9 @@ def test_a_driver_that_hangs_in_its_turn_stops_nobody_for_long(two, monkeypatch)
     a, b = two
     monkeypatch.setattr("bigbatch.tune.storage.database.TRY_FOR_S", 0.1)
     other = make_bridge(b, trials=3)
-    with StudyLock(a.drivers._storage, "s").turn(0.1) as mine:
+    with study_lock(a.drivers._storage, "s", 0.1) as mine:
         assert mine and other.suggest("1") is None
-        with StudyLock(a.drivers._storage, "another").turn(0.1) as theirs:
+        with study_lock(a.drivers._storage, "another", 0.1) as theirs:
             assert not theirs, "SQLite has one lock for all studies of a file"
     assert isinstance(other.suggest("2"), dict)
 
@@ -268,7 +273,7 @@ def test_a_study_that_is_left_by_a_refusal_stays(url, tmp_path):
     with pytest.raises(ConfigError, match="another space"):
         StudyStore.create(tmp_path / "b" / "s", "s", {}, url, refuse, join=True)
     assert not (tmp_path / "b" / "s").exists() and len(a.study.trials) == 1
-    assert [entry.key for entry in entries(a.study.user_attrs)] == [a.drivers.key if a.drivers else None]
+    assert list(entries(a.study.user_attrs)) == [a.drivers.key]
     with pytest.raises(ConfigError, match="--join"):
         StudyStore.create(tmp_path / "b" / "s", "s", {}, url)
     b = opened(tmp_path / "b" / "s", url)

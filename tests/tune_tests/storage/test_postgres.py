@@ -71,7 +71,7 @@ def test_calls_wait_for_a_database_that_is_away_and_an_idle_connection_is_checke
     trials = optuna.load_study(study_name="s", storage=server.url).trials
     assert [t.state for t in trials] == [TrialState.COMPLETE, TrialState.RUNNING]
     assert trials[0].value == 0.4 and trials[0].intermediate_values == {1: 0.1, 2: 0.2, 3: 0.3, 4: 0.4}
-    assert "does not answer" in said[0] and "answers again" in said[-1] and PASSWORD not in "".join(said)
+    assert "does not answer" in said[0] and PASSWORD not in "".join(said)
     store.close()
 
 

@@ -130,17 +130,6 @@ def test_a_larger_budget_searches_on_and_confirms_what_is_best_then(tmp_path):
     assert all(len(runs) == 1 for runs in confirmed.values()), "none is confirmed with a seed twice"
 
 
-def test_a_trial_that_would_take_the_confirmations_time_gives_way_with_its_checkpoint(tmp_path):
-    """Two begin while nothing is known. The one of batch 32 needs 300 s an epoch; 700 s are there for each slot."""
-    found = search(tmp_path, 1400 / 3600, facts(1, 3), seconds={32: 300.0, 128: 10.0}.__getitem__).run()
-    searched, confirmed = split(found.all)
-    slow = [t for t in searched if t.params[BATCH] == 32 and t.intermediate_values]
-    assert slow and all(t.state == TrialState.WAITING for t in slow), "a larger budget continues them"
-    (fast,) = confirmed
-    assert found.all[fast].params[BATCH] == 128 and len(confirmed[fast]) == 3
-    assert all(t.state == TrialState.COMPLETE for t in confirmed[fast]) and found.held_s <= 1400
-
-
 @pytest.mark.parametrize(("hours", "most", "confirmed_trials"), [(1.2, 330, 2), (0.6, 170, 1), (0.3, 90, 0)])
 def test_the_default_confirms_what_its_part_of_the_budget_allows(tmp_path, hours, most, confirmed_trials):
     """Runs of 55 s, 50 of them measured: three seeds take 150 s. The answer is another trial than the best one."""

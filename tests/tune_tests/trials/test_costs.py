@@ -43,23 +43,6 @@ def test_the_cost_of_a_trial_is_its_wall_time_times_its_workers_over_all_attempt
     assert store.ledger.held_s == pytest.approx(400.0)
 
 
-def test_a_trial_that_waits_for_room_costs_nothing_until_its_workers_start(store, monkeypatch):
-    now = [1000.0]
-    monkeypatch.setattr(store.ledger, "_clock", lambda: now[0])
-    bridge = make_bridge(store)
-    bridge._clock = lambda: now[0]
-    bridge.suggest("a")
-    for _ in range(20):
-        bridge.waits(0, now[0])
-        now[0] += 30.0
-    bridge.waits(0, now[0])
-    now[0] += 8.0  # room was found; its worker starts
-    bridge.runs(0)
-    now[0] += 100.0
-    run_out(bridge, "a", [0.1] * EPOCHS)
-    assert store.study.trials[0].user_attrs["gpu_hours"] == pytest.approx(108 / 3600)
-
-
 def test_the_time_to_a_first_result_is_not_that_of_a_trial_that_was_started_again(store):
     """900 s: a node was lost before its first epoch, or it waited for its place. The end of an allocation must not
     idle for as long."""
@@ -311,7 +294,8 @@ def test_each_checkpoint_folder_is_removed_once_over_a_whole_search(store, monke
     removed: list[str] = []
     remove = shutil.rmtree
     monkeypatch.setattr(
-        "bigbatch.tune.storage.store.shutil.rmtree", lambda path, **more: (removed.append(str(path)), remove(path))
+        "bigbatch.tune.storage.kept_checkpoints.shutil.rmtree",
+        lambda path, **more: (removed.append(str(path)), remove(path)),
     )
     bridge = make_bridge(store, trials=12, concurrency=1, strategy="random")
     for i in range(12):
