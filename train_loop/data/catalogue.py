@@ -262,9 +262,9 @@ def open_data(
 
         return DigitsSource(config, info)
     if is_own(config.name):
-        from bigbatch.train_loop.data.sets.own_source import OwnSource
+        from bigbatch.train_loop.data.sets.own_sets import OwnSource
 
-        return OwnSource(config, info, note)
+        return OwnSource(config, info)
     if looked.scan is not None:
         from bigbatch.train_loop.data.sets.folder import open_folder
 
