@@ -90,7 +90,7 @@ def test_versions_are_given_or_those_that_are_installed() -> None:
 def test_what_is_required_is_what_pyproject_says_with_some_extras() -> None:
     wanted = bundle.requirements(bundle.ROOT / "pyproject.toml")
     names = {text.partition(">")[0].partition("[")[0] for text in wanted}
-    assert {"ray", "torch", "optuna", "simplejpeg", "nvidia-ml-py", "timm", "pytest", "psutil"} <= names
+    assert {"ray", "torch", "optuna", "nvidia-ml-py", "timm", "pytest", "psutil"} <= names
     assert not {"jax", "optax", "lightning", "pytest-xdist", "wandb", "plotly"} & names
 
 

@@ -345,6 +345,7 @@ def _describe_packed(config: DataConfig, path: str, open_some: bool) -> DataInfo
     packed = schema.read_info(path)
     _check_classes(packed.class_names, path)
     if open_some:
+        schema.check_index(path)
         schema.PackedFiles(path).check_records()
     if packed.largest_side <= SMALL_IMAGE_SIZE:
         _refuse_crop_keys(config, f"packed images of at most {SMALL_IMAGE_SIZE} px are shifted")
