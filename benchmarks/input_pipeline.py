@@ -335,7 +335,7 @@ def versions() -> dict[str, str]:
     """Of what decodes and of the pipelines compared."""
     from importlib import metadata
 
-    names = ("torchvision", "pillow", "simplejpeg", "timm", "webdataset", "datasets", "nvidia-dali-cuda120")
+    names = ("torchvision", "pillow", "timm", "webdataset", "datasets", "nvidia-dali-cuda120")
     return {name: metadata.version(name) for name in names if any(metadata.distributions(name=name))}
 
 

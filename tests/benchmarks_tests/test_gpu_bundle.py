@@ -66,7 +66,7 @@ def test_pip_takes_a_stand_in_for_what_the_machine_has_and_nothing_of_it_is_pack
 def test_what_is_required_is_what_pyproject_says_with_some_extras() -> None:
     wanted = bundle.requirements(bundle.ROOT / "pyproject.toml")
     names = {text.partition(">")[0].partition("[")[0] for text in wanted}
-    assert {"ray", "torch", "optuna", "simplejpeg", "nvidia-ml-py", "timm", "pytest", "psutil"} <= names
+    assert {"ray", "torch", "optuna", "nvidia-ml-py", "timm", "pytest", "psutil"} <= names
     assert not {"jax", "optax", "lightning", "pytest-xdist", "wandb", "plotly"} & names
 
 

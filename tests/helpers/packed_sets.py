@@ -96,6 +96,18 @@ def pack_here(source: Path | str, target: Path, **profile: object) -> Path:
     return target
 
 
+def write_small_images(root: Path) -> Path:
+    """100 + 20 images of noise of 32 × 32 pixels, of 10 classes."""
+    draws = np.random.default_rng(0)
+    for part, count in (("train", 10), ("val", 2)):
+        for name in (f"kind{i}" for i in range(10)):
+            (root / part / name).mkdir(parents=True)
+            for number in range(count):
+                pixels = draws.integers(0, 256, (32, 32, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(root / part / name / f"{number}.png")
+    return root
+
+
 def cifar_pickles(root: Path) -> Path:
     root.mkdir()
     draws = np.random.default_rng(0)

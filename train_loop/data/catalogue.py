@@ -262,9 +262,9 @@ def open_data(
 
         return DigitsSource(config, info)
     if is_own(config.name):
-        from bigbatch.train_loop.data.sets.own_source import OwnSource
+        from bigbatch.train_loop.data.sets.own_sets import OwnSource
 
-        return OwnSource(config, info, note)
+        return OwnSource(config, info)
     if looked.scan is not None:
         from bigbatch.train_loop.data.sets.folder import open_folder
 
@@ -345,6 +345,7 @@ def _describe_packed(config: DataConfig, path: str, open_some: bool) -> DataInfo
     packed = schema.read_info(path)
     _check_classes(packed.class_names, path)
     if open_some:
+        schema.check_index(path)
         schema.PackedFiles(path).check_records()
     if packed.largest_side <= SMALL_IMAGE_SIZE:
         _refuse_crop_keys(config, f"packed images of at most {SMALL_IMAGE_SIZE} px are shifted")

@@ -80,16 +80,9 @@ def decode_jpeg(data: bytearray) -> Pixels:
 
 @cache
 def _jpeg_decoder() -> Callable[[bytearray], Pixels]:
-    """The fastest that is installed. All are libjpeg-turbo with its exact inverse DCT and give the same pixels.
-
-    simplejpeg is a little faster than torchvision's operator, which saves Pillow's way through pixels of 4 bytes.
-    ``torchvision.io.decode_jpeg`` itself warns at each call that it will be removed one day.
+    """torchvision's operator, which saves Pillow's way through pixels of 4 bytes. Both are libjpeg-turbo with its exact
+    inverse DCT and give the same pixels. ``torchvision.io.decode_jpeg`` itself warns at each call that it will go.
     """
-    with contextlib.suppress(ImportError):
-        import simplejpeg
-
-        decoder: Callable[[bytearray], Pixels] = simplejpeg.decode_jpeg
-        return decoder
     # torchvision that was built without JPEG, or for another torch, fails in one of these ways.
     with contextlib.suppress(ImportError, AttributeError, RuntimeError):
         import torchvision.io  # noqa: F401  registers the operator

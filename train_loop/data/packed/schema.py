@@ -208,31 +208,19 @@ PAGE = mmap.PAGESIZE
 
 
 class PackedFiles:
-    """The records of a packed folder, by number: training images first. Each process has descriptors of its own."""
+    """The records of a packed folder, by number: training images first. Loader processes are forks."""
 
     def __init__(self, path: str) -> None:
         self.path = path
         self.info = read_info(path)
-        self._opened_by = 0
-
-    def __getstate__(self) -> dict[str, object]:
-        # A mapped column pickles as the whole file.
-        return {"path": self.path, "info": self.info, "_opened_by": 0}
-
-    def _open(self) -> None:
-        """Descriptors must not be shared with a parent, which may close them."""
-        if self._opened_by == os.getpid():
-            return
-        batch = open_index(self.path)
+        batch = open_index(path)
         self._columns = {name: batch.column(name).to_numpy() for name in NUMBERS}
         self._keys = batch.column("key")
         self._descriptors: dict[int, int] = {}
         self._checked = np.zeros(len(self._keys), dtype=bool)
-        self._opened_by = os.getpid()
 
     def columns(self) -> dict[str, npt.NDArray[np.integer]]:
         """``NUMBERS``, each ``[records]``, mapped."""
-        self._open()
         return self._columns
 
     def index_bytes(self) -> bytes:
@@ -243,17 +231,14 @@ class PackedFiles:
     @property
     def records(self) -> int:
         """How many images there are, of training and validation together."""
-        self._open()
         return len(self._columns["label"])
 
     def labels(self, records: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """The classes of many records, int64 ``[len(records)]``."""
-        self._open()
         return self._columns["label"][records].astype(np.int64)
 
     def size(self, record: int) -> tuple[int, int]:
         """Width and height of the stored image, pixels."""
-        self._open()
         return int(self._columns["width"][record]), int(self._columns["height"][record])
 
     def square_side(self, records: npt.NDArray[np.int64] | slice) -> int:
@@ -264,7 +249,6 @@ class PackedFiles:
 
     def bytes_of(self, record: int) -> int:
         """Of the stored image file."""
-        self._open()
         return int(self._columns["bytes"][record])
 
     def read(self, record: int) -> bytes:
@@ -284,19 +268,11 @@ class PackedFiles:
         if number not in self._descriptors:
             shard = self.info.shards[number]
             descriptor = os.open(os.path.join(self.path, shard.file), os.O_RDONLY)
-            found = os.fstat(descriptor).st_size
-            if found != shard.bytes:  # since the run began: it was another size then
-                os.close(descriptor)
-                raise ImageError(
-                    f"cannot read {self.where(record)}: the shard is cut short or replaced, {found} bytes in place of "
-                    f"{shard.bytes}. Copy or pack it again."
-                )
             self._descriptors[number] = descriptor
         return self._descriptors[number]
 
     def read_ahead(self, records: npt.NDArray[np.int64]) -> None:
         """Ask the system to fetch, all at once, the records that are not in its memory."""
-        self._open()
         offsets, lengths = (self._columns[name][records].tolist() for name in ("offset", "bytes"))
         byte = [bytearray(1)]
         for record, offset, length in zip(records.tolist(), offsets, lengths, strict=True):
@@ -328,18 +304,15 @@ class PackedFiles:
 
     def is_intact(self, record: int, data: bytes) -> bool:
         """Whether ``data``, the bytes of the record, has the CRC-32 that was noted when it was packed."""
-        self._open()
         return zlib.crc32(data) == int(self._columns["crc32"][record])
 
     def where(self, record: int) -> str:
         """Record, shard and source name, for messages."""
-        self._open()
         shard = self.info.shards[int(self._columns["shard"][record])]
         return f"record {record} ({self._keys[record].as_py()}) in {os.path.join(self.path, shard.file)}"
 
     def check_records(self, count: int = 32) -> None:
-        """Check the index and ``count`` evenly spread records. Raises ConfigError with the fault."""
-        check_index(self.path)
+        """Check ``count`` evenly spread records. Raises ConfigError with the fault."""
         records = self.info.train_size + self.info.val_size
         for record in np.unique(np.linspace(0, records - 1, count).astype(int)):
             try:

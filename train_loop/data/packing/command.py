@@ -61,7 +61,7 @@ def pack_parser() -> argparse.ArgumentParser:
     p = OneLineParser(
         prog="bigbatch pack",
         usage="bigbatch pack SRC DST [options]\n       bigbatch pack --verify DST\n       bigbatch pack --info DST",
-        description="Pack images into a few Arrow files. SRC: an image folder, tars, Parquet or CIFAR-10's pickles.",
+        description="Pack images into a few Arrow files. SRC: an image folder, tars or Parquet files.",
     )
     add = p.add_argument
     add("paths", nargs="+", metavar="SRC DST")

@@ -1,30 +1,27 @@
 """Shards of a packed data set, each written by one process: images read, converted, stored, renamed into place.
 
-    this process ── ShardTask ──▶ a process
-         ▲                            │ reads, converts, writes
-         └── images done, or None ────┘   None: give me a task
-
-Nothing is shared but the pipes, so a process that is killed at any moment leaves no lock behind, and a process whose
-pipe has lost its other end has lost its parent and ends. An image that cannot be stored is refused with the reason.
+Nothing is shared but counts of images, each with one writer, so a process that is killed at any moment leaves no lock
+behind. One whose parent is gone ends. An image that cannot be stored is refused with the reason.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import multiprocessing
+import os
 import signal
-import time
-import traceback
+import sys
 import zlib
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, MutableSequence, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from multiprocessing import connection, resource_tracker
-from multiprocessing.context import SpawnContext
-from multiprocessing.process import BaseProcess
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -209,10 +206,6 @@ def _batch(rows: list[Row], arrow_schema: pa.Schema) -> pa.RecordBatch:
     return pa.record_batch(columns, schema=arrow_schema)
 
 
-End = connection.Connection
-"""Of a pipe. A process sends None, a count of images or an error, and gets tasks."""
-TELL_S = 0.2
-"""Seconds between a process's counts."""
 WAKE_S = 0.5
 """Seconds without news, at most."""
 
@@ -226,84 +219,62 @@ def write_shards(tasks: Sequence[ShardTask], workers: int) -> Generator[int, Non
 
     To be closed: processes that still write are killed then, as a shard takes minutes and half of one is worth nothing.
 
-    Raises OSError as ``write_shard`` does, PackFailed where a process was killed or failed in another way.
+    Raises OSError where the disk is full, PackFailed where a process was killed or failed in another way.
     """
     context = multiprocessing.get_context("spawn")  # fork would copy Arrow's threads in an unknown state
-    waiting, images = deque(tasks), 0
-    processes: dict[End, BaseProcess] = {}
+    counts = context.RawArray("q", max(len(tasks), 1))  # without a lock: each number has one writer
+    waiting, running = deque(enumerate(tasks)), dict[int, SpawnProcess]()
     try:
-        for _ in range(min(workers, len(tasks))):
-            end, process = _start(context)
-            processes[end] = process
-        while processes:
-            ready = connection.wait(list(processes), WAKE_S)
-            for end in [end for end in processes if end in ready]:
-                try:
-                    news = end.recv()
-                    task = waiting.popleft() if news is None and waiting else None
-                    if task:
-                        end.send(task)
-                except (EOFError, ConnectionError):
-                    raise PackFailed(
-                        "a process was killed (memory?); the same command goes on from the finished shards"
-                    ) from None
-                if isinstance(news, Exception):
-                    raise news
-                if news is not None:
-                    images += news
-                elif task is None:
-                    end.close()
-                    processes.pop(end).join()
-            yield images
+        while waiting or running:
+            while waiting and len(running) < workers:
+                number, task = waiting.popleft()
+                # daemon: it must not outlive this process, whose end would otherwise wait for it.
+                process = context.Process(target=_work, args=(task, counts, number, os.getpid()), daemon=True)
+                _start(process)
+                running[process.sentinel] = process
+            for sentinel in connection.wait(list(running), WAKE_S):
+                process = running.pop(cast("int", sentinel))
+                process.join()
+                _check_end(process.exitcode or 0)
+            yield sum(counts)
     finally:
         # All first: one that is joined before the others are killed would keep them writing.
-        for process in processes.values():
+        for process in running.values():
             process.kill()
-        for end, process in processes.items():
+        for process in running.values():
             process.join()
-            end.close()
 
 
-def _start(context: SpawnContext) -> tuple[End, BaseProcess]:
-    here, there = context.Pipe()
-    # daemon: it must not outlive this process, whose end would otherwise wait for it.
-    process = context.Process(target=_work, args=(there,), daemon=True)
-    # Ctrl-C on a terminal reaches all processes: this one answers it. Blocked before its first line, for good.
+def _check_end(code: int) -> None:
+    if code in (errno.ENOSPC, errno.EDQUOT):
+        raise OSError(code, os.strerror(code))
+    if code:
+        how = "was killed (memory?)" if code < 0 else "failed"
+        raise PackFailed(f"a process {how}; the same command goes on from the finished shards")
+
+
+def _start(process: SpawnProcess) -> None:
+    """Ctrl-C on a terminal reaches all processes: this one answers it. Blocked before the first line, for good."""
     resource_tracker.ensure_running()  # which would unblock it
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         process.start()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        there.close()  # or this process would not see the other one end
-    return here, process
 
 
 # --- in a process of its own ---
 
 
-def _work(end: End) -> None:
-    with contextlib.suppress(EOFError, ConnectionError):  # there is nothing more to do, or the parent has ended
-        while True:
-            end.send(None)
-            task = end.recv()
-            try:
-                _write(task, end)
-            except OSError as error:
-                end.send(error)
-            except Exception:
-                end.send(PackFailed(f"a process failed:\n{traceback.format_exc(limit=8)}"))
-
-
-def _write(task: ShardTask, end: End) -> None:
-    told, images = time.monotonic(), 0
-
+def _work(task: ShardTask, counts: MutableSequence[int], number: int, parent: int) -> None:
     def count_image() -> None:
-        nonlocal told, images
-        images += 1
-        if time.monotonic() - told >= TELL_S:
-            end.send(images)
-            told, images = time.monotonic(), 0
+        counts[number] += 1
+        if os.getppid() != parent:  # it was killed
+            os._exit(1)
 
-    write_shard(task, count_image)
-    end.send(images)
+    try:
+        write_shard(task, count_image)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            sys.exit(error.errno)
+        raise

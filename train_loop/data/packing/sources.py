@@ -1,8 +1,7 @@
 """List the images of a source, with part, class and place, without unpacking anything.
 
-A source is a folder tree, or in containers (``containers.py``): tars, Hugging Face Parquet files or the CIFAR-10
-pickles. Each is listed as *entries*, a name such as ``train/ant/7.jpg`` and a place to read; names then decide part and
-class.
+A source is an image folder, tars (also tars in tars and WebDataset's) or Hugging Face's Parquet files. Of an image
+folder the images are those that training on it reads; elsewhere names such as ``train/ant/7.jpg`` tell part and class.
 """
 
 from __future__ import annotations
@@ -10,26 +9,27 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import pickle
 import re
 import tarfile
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import lru_cache
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 
 from bigbatch.train_loop.config import ConfigError
-from bigbatch.train_loop.data.packing import containers
-from bigbatch.train_loop.data.packing.containers import Labelled, SourceEntry
 from bigbatch.train_loop.data.sets.layout import (
     EXTENSIONS,
     PARTS,
+    TEST,
     LeftOut,
-    check_same_classes,
     choose_parts,
-    is_folder,
     is_image,
     left_out_in_words,
     note_left_out,
@@ -39,9 +39,20 @@ from bigbatch.train_loop.data.sets.layout import (
 from bigbatch.train_loop.data.sets.scan import Listing, scan_folder
 from bigbatch.train_loop.data.sets.subset import hold_out
 
-ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
-WORDNET = re.compile(r"n\d{8}(?=_)")
-"""ImageNet's training images are named for their class: ``n01440764_10026.JPEG``."""
+if TYPE_CHECKING:
+    import pyarrow.parquet as pq
+
+
+class SourceEntry(NamedTuple):
+    """An image's place in a source."""
+
+    name: str
+    """Inside the source, such as ``train/ant/7.jpg``; it identifies the image."""
+    file: str
+    offset: int
+    """Bytes into ``file``; a row number in Parquet; -1: the file is the image."""
+    size: int
+    """Bytes."""
 
 
 class PackItem(NamedTuple):
@@ -49,6 +60,10 @@ class PackItem(NamedTuple):
 
     entry: SourceEntry
     label: int
+
+
+Labelled = list[tuple[str, str, SourceEntry]]
+"""Part, class, entry."""
 
 
 @dataclass(frozen=True)
@@ -86,42 +101,36 @@ def find_source(path: str, val_part: float = 0.0) -> PackSource:
     root = os.path.abspath(os.path.expanduser(path))
     if not os.path.exists(root):
         raise ConfigError(f"the source must exist; got {path!r}. Write a folder, a tar or a Parquet file.")
+    files = [root]
+    if os.path.isdir(root):
+        folders = [root, *(data for data in [os.path.join(root, "data")] if os.path.isdir(data))]  # as on the hub
+        files = sorted(e.path for folder in folders for e in visible_entries(folder) if not e.is_dir())
+    parquet, tars = ([file for file in files if file.endswith(end)] for end in (".parquet", ".tar"))
+    left_out: LeftOut = Counter()
     try:
-        listed = _listed(root)
-        if listed is None:
-            return _image_folder(root, _folder_of_classes(root), val_part)
-        return _by_parts(root, listed, val_part)
-    except (OSError, tarfile.TarError, ValueError, EOFError, pickle.UnpicklingError) as error:
-        # A ValueError, too, but one that already says what to do.
-        if isinstance(error, ConfigError):
-            raise
+        if parquet:
+            return _by_parts(root, "parquet", *_parquet_images(parquet), left_out, val_part)
+        if tars:
+            return _by_parts(root, "tar", _tar_images(tars, left_out), None, left_out, val_part)
+    except OSError as error:
         raise ConfigError(f"the source must be readable; got {path!r}: {error}. Check the file.") from None
+    if os.path.isfile(root):
+        raise ConfigError(
+            f"the source must be a folder, an uncompressed tar or a Parquet file; got {root!r}. Unpack or convert it."
+        )
+    scan = scan_folder(root, val_part)
+    train, val = _items_of(root, scan.train), _items_of(root, scan.val)
+    return PackSource(root, "folder", scan.class_names, train, val, scan.notes)
 
 
 def read_entry(entry: SourceEntry) -> bytes:
-    """The image file's bytes; a pickle's pixels as PNG."""
-    if entry.offset < 0 or entry.file.endswith(".tar"):
-        return containers.read_bytes(entry)
+    """The image file's bytes."""
+    if entry.offset < 0:
+        return Path(entry.file).read_bytes()
     if entry.file.endswith(".parquet"):
-        return containers.parquet_image(entry.file, entry.offset)
-    return containers.cifar_image(entry.file, entry.offset)
-
-
-# --- image folders ---
-
-
-def _folder_of_classes(root: str) -> str:
-    """The folder with train/<class>/ or <class>/ that training reads too: the source, or the only folder in it."""
-    folders = [entry for entry in visible_entries(root) if is_folder(entry)]
-    one = len(folders) == 1 and folders[0].name not in PARTS
-    return _folder_of_classes(folders[0].path) if one else root
-
-
-def _image_folder(root: str, folder: str, val_part: float) -> PackSource:
-    """The images that training on the folder itself would read, in its order."""
-    scan = scan_folder(folder, val_part)
-    train, val = _items_of(folder, scan.train), _items_of(folder, scan.val)
-    return PackSource(root, "folder", scan.class_names, train, val, scan.notes)
+        return _parquet_image(entry.file, entry.offset)
+    with open(entry.file, "rb") as stream:
+        return os.pread(stream.fileno(), entry.size, entry.offset)
 
 
 def _items_of(folder: str, listing: Listing) -> list[PackItem]:
@@ -132,129 +141,217 @@ def _items_of(folder: str, listing: Listing) -> list[PackItem]:
     return items
 
 
-# --- everything else: names → part and class ---
+def _by_parts(
+    root: str,
+    kind: str,
+    images: Labelled,
+    names: Sequence[str] | None,
+    left_out: LeftOut,
+    val_part: float,
+) -> PackSource:
+    """The source, with its parts chosen or held out. Raises ConfigError.
 
-
-class _Listed(NamedTuple):
-    """The images of a source, and what of it is left out."""
-
-    kind: str
-    images: Labelled
-    names: tuple[str, ...] | None
-    """Of the classes, if the source states them; else they are sorted."""
-    left_out: LeftOut
-    unread: tuple[str, ...] = ()
-    """Parts."""
-
-
-def _listed(root: str) -> _Listed | None:
-    """What a source of files holds; None for a folder of images."""
-    files = [root] if os.path.isfile(root) else [e.path for e in visible_entries(root) if e.is_file()]
-    parquet = sorted(file for file in files if file.endswith(".parquet"))
-    if not parquet and os.path.isdir(os.path.join(root, "data")):
-        parquet = sorted(e.path for e in visible_entries(os.path.join(root, "data")) if e.name.endswith(".parquet"))
-    if parquet:
-        wanted = containers.wanted_files(parquet)
-        unread = ("test/",) if len(wanted) < len(parquet) else ()
-        return _Listed("parquet", *containers.parquet_entries(wanted), Counter(), unread)
-    pickles = next((p for p in (root, os.path.join(root, "cifar-10-batches-py")) if containers.is_cifar(p)), None)
-    if pickles:
-        return _Listed("cifar10-pickle", *containers.cifar_entries(pickles), Counter())
-    # ImageNet's development kit is a tar beside those of the images, and holds none.
-    tar_files = sorted(file for file in files if file.endswith(ARCHIVES) and "devkit" not in os.path.basename(file))
-    if tar_files:
-        left_out: LeftOut = Counter()
-        entries = [entry for file in tar_files for entry in containers.tar_entries(file, left_out)]
-        if any(entry.name.endswith(".cls") for entry in entries):
-            return _Listed("webdataset", containers.webdataset_entries(entries, left_out), None, left_out)
-        return _Listed("tar", _by_name(root, entries, left_out), None, left_out)
-    if os.path.isfile(root):
-        raise ConfigError(f"the source must be a folder, a tar or a Parquet file; got {root!r}. Unpack or convert it.")
-    return None
-
-
-def _by_name(root: str, entries: Iterable[SourceEntry], left_out: LeftOut) -> Labelled:
-    """``…/train/ant/7.jpg``; without such a part, the folder is the class, or ImageNet's own file names tell it.
-
-    The class is empty where nothing tells it: that may be a test part, which is not packed. Raises ConfigError for an
-    empty folder of a class (``train/bee/``).
+    Args:
+        names: of the classes, where the source states them; else they are sorted.
     """
-    found: Labelled = []
-    empty: dict[tuple[str, str], str] = {}
-    for entry in entries:
-        *folders, name = entry.name.split("/")
-        at = next((i for i, word in enumerate(folders) if word in PARTS), None)
-        part = folders[at] if at is not None else ""
-        inside = folders[at + 1 :] if at is not None else folders[-1:]
-        if not name:
-            if part and inside:
-                empty.setdefault((part, inside[0]), entry.name)
-        elif is_image(name):
-            wordnet = WORDNET.match(name)
-            found.append((part, inside[0] if inside else wordnet.group() if wordnet else "", entry))
-        else:
-            note_left_out(left_out, name)
-    for place in {(part, class_name) for part, class_name, _ in found}:
-        empty.pop(place, None)
-    for name in empty.values():
-        raise ConfigError(
-            f"each class needs at least one image; got none in {name!r} of {root!r}. "
-            f"Add images ({' '.join(EXTENSIONS)}) or remove the folder from both parts."
-        )
-    return found
-
-
-def _by_parts(root: str, listed: _Listed, val_part: float) -> PackSource:
-    """The source, with its parts chosen or held out. Raises ConfigError."""
     parts: dict[str, list[tuple[SourceEntry, str]]] = {}
-    for part, class_name, entry in listed.images:
+    for part, class_name, entry in images:
         parts.setdefault(part, []).append((entry, class_name))
     if not parts:
-        but = f"; {words}" if (words := left_out_in_words(listed.left_out)) else ""
         raise ConfigError(
-            f"the source must hold images; got none in {root!r} ({' '.join(EXTENSIONS)}){but}. Check the path."
+            f"the source must hold images; got none in {root!r} ({' '.join(EXTENSIONS)}). Check the path."
         )
     train, val = choose_parts(root, parts, val_part)
-    others = {part: f"{part}/" if part else f"{len(parts['']):,} images in no part" for part in parts}
     # Nothing in the names speaks of parts: all of it trains. Beside val/ it may be test images as well.
     if train is None and list(parts) == [""]:
         train = ""
-    if train is None:
+    if train is None or (val is None and not val_part):
         raise ConfigError(
-            f"a data set needs training images; got only {', '.join(others.values())} in {root!r}. "
-            "Add train/, or give a folder or file that name."
+            f"a data set needs images to train and to validate; got only {', '.join(map(repr, parts))} in {root!r}. "
+            "Add the other part, or write --val-part 10% to hold some training images out."
         )
-    if val is None and not val_part:
-        raise ConfigError(
-            f"a data set needs validation images; got only one part in {root!r}. Write --val-part 10% to hold some out."
-        )
-    for entry, class_name in (*parts[train], *(parts[val] if val else ())):
-        if not class_name:
-            raise ConfigError(f"each image needs a class folder; got {entry.name!r} in {root!r}. Make train/<class>/….")
     # Sorted, as an image folder's: the same images get the same labels from either.
-    names = listed.names or tuple(sorted({class_name for _, class_name in parts[train]}))
-    items = _items(root, parts[train], names)
+    names = names or sorted({class_name for _, class_name in parts[train]})
+    items = _labelled(root, parts[train], names)
     if val is not None:
-        if listed.kind == "tar":
-            check_same_classes(train, names, val, {class_name for _, class_name in parts[val]})
-        held = _items(root, parts[val], names)
+        held = _labelled(root, parts[val], names)
     else:
         rows = hold_out([item.entry.name for item in items], np.array([item.label for item in items]), val_part)
         items, held = ([items[row] for row in chosen] for chosen in rows)
-    unread = [word for part, word in others.items() if part not in (train, val)]
-    words = left_out_in_words(listed.left_out)
-    notes = (*part_notes(val, val_part, [*unread, *listed.unread]), *([words] if words else []))
-    return PackSource(root, listed.kind, names, items, held, notes)
+    unread = [f"{part or 'images in no part'}/" for part in parts if part not in (train, val)]
+    words = left_out_in_words(left_out)
+    notes = (*part_notes(val, val_part, unread), *([words] if words else []))
+    return PackSource(root, kind, tuple(names), items, held, notes)
 
 
-def _items(root: str, pairs: list[tuple[SourceEntry, str]], names: Sequence[str]) -> list[PackItem]:
+def _labelled(root: str, pairs: list[tuple[SourceEntry, str]], names: Sequence[str]) -> list[PackItem]:
     """In the order in which they are read."""
     label = {name: number for number, name in enumerate(names)}
-    unknown = sorted({class_name for _, class_name in pairs} - set(label))
-    if unknown:
-        raise ConfigError(
-            f"training and validation need the same classes; got {unknown[0]!r} only in validation in {root!r}. "
-            "Add training images of it, or remove it."
-        )
+    for entry, class_name in pairs:
+        if class_name not in label or not class_name:
+            raise ConfigError(
+                f"each image needs a class that training has too; got {entry.name!r} of {class_name or 'none'!r} in "
+                f"{root!r}. Make train/<class>/…, or add training images of it."
+            )
     items = [PackItem(entry, label[class_name]) for entry, class_name in pairs]
     return sorted(items, key=lambda item: (item.entry.file, item.entry.offset))
+
+
+def _part_of_file(file: str) -> str:
+    """``train``, ``val``, … where a file's name says so, as in ``imagenet-train-000017.tar``."""
+    match = re.search(r"(?<![a-z])(train|validation|valid|val|test)(?![a-z])", os.path.basename(file).lower())
+    return match.group(1) if match else ""
+
+
+# --- tars: listed without unpacking, read in place ---
+
+
+def _tar_images(files: Sequence[str], left_out: LeftOut) -> Labelled:
+    """``…/train/ant/7.jpg``; without such a part the file's name tells it, and the folder is the class. In WebDataset's
+    tars the class of ``000017.jpg`` is the text of ``000017.cls``."""
+    found: Labelled = []
+    stated = False
+    for file in files:
+        entries = list(_members_of(file))
+        with open(file, "rb") as stream:  # once: opening may take as long as the file server's answer
+            labels = {
+                os.path.splitext(entry.name)[0]: os.pread(stream.fileno(), entry.size, entry.offset).decode().strip()
+                for entry in entries
+                if entry.name.endswith(".cls")
+            }
+        stated = stated or bool(labels)
+        for entry in entries:
+            *folders, name = entry.name.split("/")
+            at = next((i for i, word in enumerate(folders) if word in PARTS), None)
+            part = folders[at] if at is not None else _part_of_file(file)
+            if not is_image(name):
+                if not name.endswith(".cls"):
+                    note_left_out(left_out, name)
+            elif labels:
+                # Members of several tars may have the same names.
+                named = entry._replace(name=f"{os.path.basename(file)}/{entry.name}")
+                found.append((part, labels.get(os.path.splitext(entry.name)[0], ""), named))
+            else:
+                named = entry if at is not None or not part else entry._replace(name=f"{part}/{entry.name}")
+                inside = folders[at + 1 :] if at is not None else folders[-1:]
+                found.append((part, inside[0] if inside else "", named))
+    # Classes are sorted as words: without leading zeros 10 would come before 2.
+    width = max((len(label) for _, label, _ in found if stated and label.isdigit()), default=0)
+    return [(part, label.zfill(width) if label.isdigit() else label, entry) for part, label, entry in found]
+
+
+def _members_of(file: str) -> Iterator[SourceEntry]:
+    wordnet_ids = _imagenet_val_classes(os.path.dirname(file)) if "ILSVRC2012_img_val" in file else None
+    try:
+        with tarfile.open(file, mode="r:") as archive:
+            for name, offset, size in _members(archive, 0, ""):
+                if wordnet_ids and is_image(name):
+                    name = f"{wordnet_ids[int(name.split('.')[0].rsplit('_', 1)[1]) - 1]}/{name}"
+                yield SourceEntry(name, file, offset, size)
+    except tarfile.TarError as error:
+        raise ConfigError(f"a tar must be whole and not compressed; got {file!r}: {error}. Copy it again.") from None
+
+
+def _members(archive: tarfile.TarFile, base: int, prefix: str) -> Iterator[tuple[str, int, int]]:
+    """Name, offset in the outermost file, size. Of a tar inside only the headers are read, where they are."""
+    for member in archive:
+        name = prefix + os.path.normpath(member.name)
+        # Links have no bytes of their own; hidden files are read nowhere.
+        if not member.isfile() or any(word.startswith(".") and word != ".." for word in name.split("/")):
+            continue
+        if name.endswith(".tar"):
+            with tarfile.open(fileobj=archive.extractfile(member), mode="r:") as inner:
+                yield from _members(inner, base + member.offset_data, name.removesuffix(".tar") + "/")
+        else:
+            yield name, base + member.offset_data, member.size
+    archive.fileobj.seek(archive.offset)
+    end = archive.fileobj.read(tarfile.BLOCKSIZE)
+    if end != bytes(tarfile.BLOCKSIZE):  # tarfile takes one that is cut at a header for whole
+        raise tarfile.ReadError("unexpected end of data")
+
+
+def _imagenet_val_classes(folder: str) -> list[str]:
+    """ImageNet's validation images carry no class in their names: the development kit beside the tar has it."""
+    from scipy.io import loadmat  # 70 ms, for this alone
+
+    kit = os.path.join(folder, "ILSVRC2012_devkit_t12.tar.gz")
+    if not os.path.exists(kit):
+        raise ConfigError(f"ImageNet's validation tar needs its development kit; got no {kit!r}. Put it there.")
+    with tarfile.open(kit) as archive:
+        inside = "ILSVRC2012_devkit_t12/data/"
+        meta, truth = (
+            archive.extractfile(inside + name) for name in ("meta.mat", "ILSVRC2012_validation_ground_truth.txt")
+        )
+        assert meta is not None  # both are regular files
+        assert truth is not None
+        synsets = loadmat(BytesIO(meta.read()), squeeze_me=True)["synsets"]
+        wordnet = {int(synset[0]): str(synset[1]) for synset in synsets}
+        return [wordnet[int(line)] for line in truth.read().split()]
+
+
+# --- Hugging Face's Parquet files ---
+
+
+def _parquet_images(files: Sequence[str]) -> tuple[Labelled, tuple[str, ...]]:
+    """A column ``image`` (or ``img``) of ``struct<bytes, path>``, and one ``label``; and the names of the classes."""
+    import pyarrow.parquet as pq
+
+    # A test part beside a validation part is of no use; ImageNet's has no labels.
+    if {_part_of_file(file) for file in files} & {"val", "validation", "valid"}:
+        files = [file for file in files if _part_of_file(file) != TEST]
+    found: Labelled = []
+    names: tuple[str, ...] = ()
+    for file in files:
+        try:
+            schema = pq.read_schema(file)
+        except pa.ArrowException as error:
+            raise ConfigError(f"a Parquet file must be whole; got {file!r}: {error}. Copy it again.") from None
+        column = _image_column(schema.names)
+        if column is None or "label" not in schema.names or not pa.types.is_struct(schema.field(column).type):
+            raise ConfigError(
+                f"a Parquet file needs columns image (struct<bytes, path>) and label; got {schema.names} in {file!r}. "
+                "Rename or convert them."
+            )
+        huggingface = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
+        names = tuple(huggingface.get("info", {}).get("features", {}).get("label", {}).get("names") or names)
+        labels = pq.read_table(file, columns=["label"])["label"].to_pylist()
+        # Parquet does not tell the size of a row; the mean suffices to divide shards.
+        size = os.path.getsize(file) // max(len(labels), 1)
+        for row, label in enumerate(labels):
+            entry = SourceEntry(f"{os.path.basename(file)}/{row:08d}", file, row, size)
+            found.append((_part_of_file(file), str(label), entry))
+    whole = {label for _, label, _ in found}
+    if not all(label.isdigit() and int(label) < (len(names) or 1 << 31) for label in whole):
+        raise ConfigError(
+            f"labels must be whole numbers from 0, below the number of names; got others in {files[0]!r}."
+        )
+    names = names or tuple(str(number) for number in range(max(map(int, whole), default=0) + 1))
+    return [(part, names[int(label)], entry) for part, label, entry in found], names
+
+
+def _image_column(names: Sequence[str]) -> str | None:
+    return next((name for name in ("image", "img") if name in names), None)
+
+
+def _parquet_image(file: str, row: int) -> bytes:
+    """The encoded image in a row of a Parquet file; empty if there is none."""
+    starts, reader = _parquet_groups(file)
+    group = int(np.searchsorted(starts, row, side="right")) - 1
+    value = _parquet_group(file, group)[row - int(starts[group])].as_py()
+    return value["bytes"] or b"" if value else b""
+
+
+@lru_cache(maxsize=2)
+def _parquet_groups(file: str) -> tuple[npt.NDArray[np.int64], pq.ParquetFile]:
+    import pyarrow.parquet as pq
+
+    reader = pq.ParquetFile(file)
+    counts = [reader.metadata.row_group(i).num_rows for i in range(reader.num_row_groups)]
+    return np.cumsum([0, *counts[:-1]]), reader
+
+
+@lru_cache(maxsize=2)
+def _parquet_group(file: str, group: int) -> pa.ChunkedArray:
+    """A row group's images. Items are packed in order of place: keep few, for one may be 100 MB."""
+    reader = _parquet_groups(file)[1]
+    return reader.read_row_group(group, columns=[_image_column(reader.schema_arrow.names)]).column(0)

@@ -9,17 +9,12 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from pathlib import Path
-from typing import NamedTuple
 
 from bigbatch.train_loop.config import ConfigError
 
 EXTENSIONS = (
     ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp",
 )  # fmt: skip
-SAY_KINDS = 6
-"""Kinds of files that a line names."""
-
 LeftOut = Counter[str]
 """How many files are not read, by suffix."""
 
@@ -45,11 +40,8 @@ def left_out_in_words(left_out: LeftOut) -> str:
     if not left_out:
         return ""
     kinds = sorted(left_out.items(), key=lambda item: (-item[1], item[0]))
-    some = [f"{kind} {count:,}" for kind, count in kinds[:SAY_KINDS]]
-    if len(kinds) > SAY_KINDS:
-        some.append(f"others {sum(count for _, count in kinds[SAY_KINDS:]):,}")
     total = left_out.total()
-    return f"{total:,} file{'s' * (total != 1)} left out: {', '.join(some)}"
+    return f"{total:,} file{'s' * (total != 1)} left out: {', '.join(f'{kind} {count:,}' for kind, count in kinds)}"
 
 
 def visible_entries(folder: str) -> Iterator[os.DirEntry[str]]:
@@ -64,32 +56,17 @@ def visible_entries(folder: str) -> Iterator[os.DirEntry[str]]:
 def is_folder(entry: os.DirEntry[str]) -> bool:
     """Whether an entry is a folder, or a link to one.
 
-    Raises ConfigError for a link to nothing, as of a file system that is not mounted, and for one that leads to a
-    folder around it: whoever follows it never ends.
+    Raises ConfigError for a link to nothing, as of a file system that is not mounted, or in circles.
     """
     try:
-        found = entry.is_dir()
         if entry.is_symlink():
             os.stat(entry.path)
-            if found:
-                _refuse_circle(entry)
+        return entry.is_dir()
     except OSError as error:
-        if not entry.is_symlink():
-            raise ConfigError(f"the data must be readable; got {error}. Check the file system.") from None
         raise ConfigError(
-            f"a link in the data must lead to something; got {entry.path!r} to {os.readlink(entry.path)!r}: "
-            f"{error.strerror}. Mount its target or remove it; list all: find {os.path.dirname(entry.path)!r} -xtype l"
+            f"what the data hold must be there; got {entry.path!r}: {error.strerror}. Mount the target of the link or "
+            f"remove it; list all: find {os.path.dirname(entry.path)!r} -xtype l"
         ) from None
-    return found
-
-
-def _refuse_circle(entry: os.DirEntry[str]) -> None:
-    for parent in Path(entry.path).parents:
-        if os.path.samefile(parent, entry.path):
-            raise ConfigError(
-                f"a link in the data must not lead to a folder around it; got {entry.path!r} to {str(parent)!r}. "
-                "Remove the link."
-            )
 
 
 def images_below(folder: str, left_out: LeftOut, prefix: str = "") -> Iterator[tuple[str, os.DirEntry[str]]]:
@@ -117,34 +94,26 @@ PARTS = TRAIN_FOLDERS + VAL_FOLDERS
 HELD = "--val-part holds images out where a data set has none to validate on"
 
 
-class ClassFolders(NamedTuple):
-    """The folders that hold a folder for each class."""
-
-    train: str
-    val: str | None
-    """None: training images are held out."""
-    notes: tuple[str, ...]
-
-
-def find_layout(root: str, val_part: float) -> ClassFolders | None:
-    """Where the classes of an image folder are; None if it has neither train/ nor folders that may be classes.
+def find_layout(root: str, val_part: float) -> tuple[str, str | None, tuple[str, ...]] | None:
+    """The folders that hold a folder for each class, of training and of validation, and notes; None if ``root`` has
+    neither train/ nor folders that may be classes. None for validation: training images are held out.
 
     Raises ConfigError where there are no images to validate on, or both such images and ``val_part``.
     """
     folders = sorted(entry.name for entry in visible_entries(root) if is_folder(entry))
     train, val = choose_parts(root, folders, val_part)
-    if train is None and not has_classes(root, folders):
+    if train is None and (not folders or val is not None or TEST in folders):
         return None
     if val is None and not val_part:
-        lacks = VAL_FOLDERS if train else TRAIN_FOLDERS
+        lacks = f"{'/, '.join(VAL_FOLDERS)}/" if train else f"{TRAIN_FOLDERS[0]}/"
         some = ", ".join(f"{printable(name)}/" for name in folders[:5]) + (", …" if len(folders) > 5 else "")
         raise ConfigError(
-            f"an image folder needs {' or '.join(f'{name}/' for name in lacks)}; got {some} in {root!r}. Make "
-            f"{lacks[0]}/<class>/*.jpg there, or write --val-part 10% to hold training images out."
+            f"an image folder needs {lacks}; got {some} in {root!r}. Make such a folder with <class>/*.jpg there, or "
+            "write --val-part 10% to hold training images out."
         )
     others = [f"{printable(name)}/" for name in folders if train is not None and name not in (train, val)]
     paths = (os.path.join(root, train) if train else root, os.path.join(root, val) if val else None)
-    return ClassFolders(*paths, part_notes(val, val_part, others))
+    return (*paths, part_notes(val, val_part, others))
 
 
 def choose_parts(root: str, names: Collection[str], val_part: float) -> tuple[str | None, str | None]:
@@ -173,13 +142,6 @@ def part_notes(val: str | None, val_part: float, others: Sequence[str]) -> tuple
     if others:
         notes.append(f"left out: {', '.join(others)}")
     return tuple(notes)
-
-
-def has_classes(root: str, folders: Sequence[str]) -> bool:
-    """Whether folders of a root may be classes: none is a part of a data set, and none holds one."""
-    return bool(folders) and not any(
-        name in PARTS or any(os.path.isdir(os.path.join(root, name, part)) for part in PARTS) for name in folders
-    )
 
 
 def check_same_classes(train: str, train_names: Collection[str], val: str, val_names: Collection[str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import hashlib
 import os
 import zipfile
@@ -153,27 +152,26 @@ def scan_folder(root: str, val_part: float = 0.0) -> FolderScan:
     layout = find_layout(root, val_part)
     if layout is None:
         raise _no_layout(root)
+    train_folder, val_folder, notes = layout
     left_out: LeftOut = Counter()
-    class_names = _class_names(root, layout.train, left_out)
+    class_names = _class_names(root, train_folder, left_out)
     if not class_names:
-        raise ConfigError(f"an image folder needs classes; got none in {layout.train!r}. Make <class>/*.jpg there.")
-    if layout.val is not None:
-        check_same_classes(layout.train, class_names, layout.val, _class_names(root, layout.val, left_out))
-    train = _list_part(layout.train, class_names, left_out)
-    if layout.val is not None:
-        val = _list_part(layout.val, class_names, left_out)
+        raise ConfigError(f"an image folder needs classes; got none in {train_folder!r}. Make <class>/*.jpg there.")
+    if val_folder is not None:
+        check_same_classes(train_folder, class_names, val_folder, _class_names(root, val_folder, left_out))
+    train = _list_part(train_folder, class_names, left_out)
+    if val_folder is not None:
+        val = _list_part(val_folder, class_names, left_out)
     else:
         # With the part's name, as in a packed set of this folder: so both hold out the same images.
-        folder = b"" if layout.train == root else os.fsencode(os.path.basename(layout.train)) + b"/"
+        folder = b"" if train_folder == root else os.fsencode(os.path.basename(train_folder)) + b"/"
         rows = hold_out([folder + bytes(path) for path in train.paths], train.labels, val_part)
         train, val = train.rows(rows[0]), train.rows(rows[1])
     words = left_out_in_words(left_out)
-    return FolderScan(root, class_names, train, val, val_part, (*layout.notes, *([words] if words else [])))
+    return FolderScan(root, class_names, train, val, val_part, (*notes, *([words] if words else [])))
 
 
 def _no_layout(root: str) -> ConfigError:
-    if glob.glob(os.path.join(glob.escape(root), "train-*.arrow")):
-        return ConfigError(f"a packed set needs its index.arrow; got none in {root!r}. Copy or pack it again.")
     found = sorted(printable(entry.name) + "/" * is_folder(entry) for entry in visible_entries(root))
     some = ", ".join(found[:5]) + (", …" if len(found) > 5 else "") if found else "an empty folder"
     return ConfigError(

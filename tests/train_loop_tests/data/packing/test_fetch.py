@@ -1,22 +1,26 @@
 """Data sets by name, from an archive that is made here; and a part of the training images."""
 
 import hashlib
+import io
 import itertools
 import os
+import pickle
 import subprocess
 import sys
 import tarfile
 from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from bigbatch.train_loop.config import AugmentConfig, BatchSplit, ConfigError, DataConfig, TrainConfig
 from bigbatch.train_loop.data.catalogue import describe_data_set, open_data
 from bigbatch.train_loop.data.packing import fetch
 from bigbatch.train_loop.data.sets.subset import subset_rows
-from helpers.packed_sets import cifar_pickles, pack_here, write_images
+from helpers.packed_sets import cifar_pickles, pack_here, rows, write_images, write_small_images
 
 
 @pytest.fixture
@@ -43,12 +47,51 @@ def test_fetched_sets_are_found_by_name(home: Path, tmp_path: Path, monkeypatch:
     info = describe_data_set(DataConfig(name="cifar10"))
     assert (info.train_size, info.val_size, info.image_size, info.path) == (100, 20, 32, str(home / "cifar10"))
     assert [path.name for path in home.iterdir()] == ["cifar10"]
-    batch = next(open_data(DataConfig(name="cifar10")).train_batches(0, 0, BatchSplit(1, 1, 8), 0))[0]
-    assert batch[0].shape == (8, 32, 32, 3)
+    pickled = pickle.loads((tmp_path / "cifar-10-batches-py" / "data_batch_1").read_bytes())
+    stored = rows(home / "cifar10", "train")
+    for row, pixels, label in zip(stored, pickled[b"data"], pickled[b"labels"], strict=False):
+        image = np.asarray(Image.open(io.BytesIO(row["image"])))
+        assert np.array_equal(image.transpose(2, 0, 1).reshape(-1), pixels) and row["label"] == label
 
     publish(monkeypatch, "imagenette", write_images(tmp_path / "imagenette2-320"), tmp_path / "i.tgz")
     assert fetch.main(["imagenette", "--from", str(tmp_path / "i.tgz")]) == 0
     assert describe_data_set(DataConfig(name="imagenette")).class_names == ("ant", "bee", "cat")
+
+
+class Python2(pickle._Pickler):  # typeshed leaves out what Python's own pickler is made of
+    """Writes as Python 2 did, which the published files are of: bytes and text are both ``BINSTRING``."""
+
+    write: Any
+    memoize: Any
+    dispatch: ClassVar[dict[type, Any]] = dict(pickle._Pickler.dispatch)
+
+    def save_string(self, value: bytes | str) -> None:
+        data = value if isinstance(value, bytes) else value.encode()
+        self.write(pickle.BINSTRING + len(data).to_bytes(4, "little") + data)
+        self.memoize(value)
+
+    dispatch[bytes] = dispatch[str] = save_string
+
+
+def test_the_published_cifar_pickles_are_of_python_2(home: Path, tmp_path: Path, monkeypatch) -> None:
+    root = cifar_pickles(tmp_path / "cifar-10-batches-py")
+    for path in root.iterdir():
+        loaded, buffer = pickle.loads(path.read_bytes()), io.BytesIO()
+        Python2(buffer, protocol=2).dump(loaded)
+        path.write_bytes(buffer.getvalue().replace(b"numpy._core.multiarray", b"numpy.core.multiarray"))
+    assert b"numpy.core.multiarray" in (root / "test_batch").read_bytes()
+    publish(monkeypatch, "cifar10", root, tmp_path / "c.tar.gz")
+    assert fetch.main(["cifar10"]) == 0
+    info = describe_data_set(DataConfig(name="cifar10"))
+    assert info.class_names == tuple(f"kind{i}" for i in range(10)) and info.train_size == 100
+
+
+def test_a_pickle_that_would_run_code_is_refused(home: Path, tmp_path: Path, monkeypatch) -> None:
+    root = cifar_pickles(tmp_path / "cifar-10-batches-py")
+    (root / "batches.meta").write_bytes(pickle.dumps({b"label_names": os.system}))
+    publish(monkeypatch, "cifar10", root, tmp_path / "c.tar.gz")
+    with pytest.raises(pickle.UnpicklingError, match="holds arrays"):
+        fetch.main(["cifar10"])
 
 
 def test_imagenet_is_a_name_once_it_was_packed(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +155,7 @@ def test_a_fetch_that_was_interrupted_goes_on_with_its_archive_and_leaves_nothin
 
 def test_small_images_are_shifted_and_mirrored(tmp_path: Path) -> None:
     """Against the definition: each augmented image is the plain one, padded by 4, cut at some place, or its mirror."""
-    packed = str(pack_here(cifar_pickles(tmp_path / "cifar"), tmp_path / "packed"))
+    packed = str(pack_here(write_small_images(tmp_path / "small"), tmp_path / "packed"))
     sources = (open_data(DataConfig(packed, augment=AugmentConfig(enabled=on))) for on in (False, True))
     plain, moved = (next(source.train_batches(0, 0, BatchSplit(1, 1, 50), 0))[0][0] for source in sources)
     mirrored, places = 0, set()

@@ -23,7 +23,16 @@ from bigbatch.train_loop.data.packing.sources import find_source
 from bigbatch.train_loop.data.sets import folder
 from bigbatch.train_loop.data.sets.scan import scan_folder
 from bigbatch.train_loop.data.source import DataSource, Epoch
-from helpers.packed_sets import CLASSES, cifar_pickles, jpeg_bytes, pack_here, photograph, rows, run_pack, write_images
+from helpers.packed_sets import (
+    CLASSES,
+    jpeg_bytes,
+    pack_here,
+    photograph,
+    rows,
+    run_pack,
+    write_images,
+    write_small_images,
+)
 
 
 def test_shards_hold_the_folders_images_in_its_order(images: Path, packed: Path) -> None:
@@ -242,7 +251,7 @@ def test_area_ratio_and_the_part_that_validation_sees_are_keys(images, packed, k
 
 @pytest.mark.parametrize("key", ["data.augment.min_crop_area", "data.augment.max_crop_ratio", "data.val_crop"])
 def test_keys_of_crops_are_refused_where_nothing_is_cropped(tmp_path: Path, key: str) -> None:
-    small = pack_here(cifar_pickles(tmp_path / "cifar"), tmp_path / "small")
+    small = pack_here(write_small_images(tmp_path / "images"), tmp_path / "small")
     value = 1.5 if "ratio" in key else 0.5
     for name, what in (("digits", "digits are enlarged as a whole"), (str(small), "at most 64 px are shifted")):
         with pytest.raises(ConfigError, match=rf"{what}, not cropped; got {key}={value}. Leave {key} out"):

@@ -124,33 +124,27 @@ def test_all_read_the_same_and_say_what_they_leave_out(change, root, tmp_path, m
         assert said.count(" ".join(note.split())) == 3, said
 
 
-def two_links_around(root: Path) -> None:
-    (root / "train" / "ant" / "over").symlink_to("../bee", target_is_directory=True)
-    (root / "train" / "bee" / "back").symlink_to("../ant", target_is_directory=True)
-
-
 REFUSED: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
     "nothing behind an image": (
         lambda root: (root / "train/ant/9.jpg").symlink_to("/mnt/gone/9.jpg"),
-        ("'/mnt/gone/9.jpg': No such file", "Mount its target or remove it", "-xtype l"),
+        ("/train/ant/9.jpg': No such file", "Mount the target of the link or remove it", "-xtype l"),
     ),
     "nothing behind a class": (
         of_both_parts(lambda dog: dog.symlink_to(f"/mnt/gone/{dog.parent.name}")),
-        ("/dog' to '/mnt/gone/", "Mount its target"),
+        ("/dog': No such file", "Mount the target"),
     ),
     "nothing behind validation": (
         lambda root: ((root / "val").rename(root / "test"), (root / "val").symlink_to("/mnt/gone")),
-        ("/val' to '/mnt/gone'",),
+        ("/val': No such file",),
     ),
     "link to itself": (
         lambda root: (root / "train/ant/x.jpg").symlink_to("x.jpg"),
-        ("/x.jpg' to 'x.jpg': Too many levels of symbolic links",),
+        ("/x.jpg': Too many levels of symbolic links",),
     ),
     "link upwards": (
         lambda root: (root / "train/ant/up").symlink_to("../..", target_is_directory=True),
-        ("must not lead to a folder around it", "/up' to "),
+        ("/up/train/ant/up'", "Too many levels of symbolic links"),
     ),
-    "two links around": (two_links_around, ("must not lead to a folder around it", "Remove the link")),
     "empty class": (of_both_parts(Path.mkdir), ("at least one image; got none in ", "/dog'", "remove the folder")),
     "class of animations": (
         of_both_parts(lambda dog: (dog.mkdir(), (dog / "1.GIF").touch())), ("/dog' (1 file left out: .gif 1)",),
@@ -168,17 +162,13 @@ REFUSED: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
         lambda root: (root.rename(root.parent / "away"), (root / "train").mkdir(parents=True), (root / "val").mkdir()),
         ("needs classes; got none in ", "/train'"),
     ),
-    "packed without its index": (
-        lambda root: (root.rename(root.parent / "away"), root.mkdir(), (root / "train-00000.arrow").touch()),
-        ("a packed set needs its index.arrow", "Copy or pack it again"),
-    ),
     "no training": (lambda root: (root / "train").rename(root.parent / "away"), ("needs train/", "val/")),
     "training under another name": (  # beside images of a test, perhaps
         lambda root: (root / "train").rename(root / "training"), ("needs train/; got training/, val/",),
     ),
     "no validation": (
         lambda root: (root / "val").rename(root.parent / "away"),
-        ("needs val/ or validation/ or valid/ or test/", "train/"),
+        ("needs val/, validation/, valid/, test/", "train/"),
     ),
     "class without training": (lambda root: write(root / "val/dog/1.png"), ("same classes; got no 'dog' in ", "train")),
     "one class": (
@@ -192,10 +182,6 @@ REFUSED: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
 }  # fmt: skip
 
 
-OTHER_WORDS = ("nothing", "no class", "packed without its index", "no training", "training under another name")
-"""Of packing."""
-
-
 @pytest.mark.parametrize("change", REFUSED)
 def test_what_would_be_lost_is_refused_alike_in_one_line(change: str, root: Path) -> None:
     make, words = REFUSED[change]
@@ -207,7 +193,7 @@ def test_what_would_be_lost_is_refused_alike_in_one_line(change: str, root: Path
         assert said.replace(str(root), str(packed)) == refusal(lambda: training(packed))
     else:
         packing = refusal(lambda: find_source(str(root)))
-        assert change in OTHER_WORDS or said == packing
+        assert said == packing
 
 
 @pytest.mark.parametrize("layout", ["train and nothing else", "train and test", "classes"])
@@ -284,19 +270,17 @@ def test_a_search_on_held_out_images_may_hold_some_of_them_out_again(tmp_path: P
     assert np.bincount(sum(seen, []), minlength=4).tolist() == [40, 41, 0, 27]
 
 
-def test_a_tar_says_and_refuses_what_the_folder_does(root: Path, tmp_path: Path) -> None:
+def test_a_tar_says_what_the_folder_does(root: Path, tmp_path: Path) -> None:
     (root / "train" / "ant" / "1.gif").touch()
     write(root / "train" / "ant" / ".thumbs" / "0.png")
     (root / "train" / "ant" / "same.png").symlink_to("0.png")
+    write(root / "val" / "dog" / "1.png")
+    with tarfile.open(tmp_path / "set.tar", "w") as archive:
+        archive.add(root, arcname=".")
+    with pytest.raises(ConfigError, match="a class that training has too; got 'val/dog/1.png' of 'dog'"):
+        find_source(str(tmp_path / "set.tar"))
+    write(root / "train" / "dog" / "1.png")
     with tarfile.open(tmp_path / "set.tar", "w") as archive:
         archive.add(root, arcname=".")
     source = find_source(str(tmp_path / "set.tar"))
-    assert len(source.train) == 24
-    assert source.notes == ("2 files left out: .gif 1, link 1",)
-    (root / "train" / "dog").mkdir()
-    for words in ("got none in 'train/dog/'", "no 'dog' in 'val'"):
-        with tarfile.open(tmp_path / "other.tar", "w") as archive:
-            archive.add(root, arcname=".")
-        with pytest.raises(ConfigError, match=words):
-            find_source(str(tmp_path / "other.tar"))
-        write(root / "train" / "dog" / "1.png")
+    assert len(source.train) == 25 and source.notes == ("1 file left out: .gif 1",)
