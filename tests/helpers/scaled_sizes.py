@@ -48,10 +48,9 @@ class Trainings:
         step_s = COMPUTE_S + TURN_S * turns
         return {
             "device": "made", "global_size": split.global_size, "accumulation_steps": split.accumulation_steps,
-            "micro_size": split.micro_size, "steps_per_epoch": 10, "step": {"mean_s": step_s},
-            "phases": {"data": {"mean_s": 0.0}}, "bn_s": 0.0, "images_per_s": split.global_size / step_s,
-            "communication": None if workers == 1 else {"mean_s": TURN_S * turns},
-            "estimated": {"train_s": 10 * step_s, "val_s": 0.5},
+            "micro_size": split.micro_size, "steps_per_epoch": 10,
+            "phases": {"data": 0.0, "step": step_s, "communication": TURN_S * turns},
+            "images_per_s": split.global_size / step_s, "train_s": 10 * step_s, "val_s": 0.5, "bn_s": 0.0,
         }  # fmt: skip
 
     @staticmethod

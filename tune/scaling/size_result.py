@@ -130,9 +130,8 @@ def collected(
     diverged: bool = False,
 ) -> SizeResult:
     """One size from its profile and from the records of its training."""
-    estimated = json_values.mapping(profile, "estimated")
-    validation_s, epochs = json_values.number(estimated, "val_s"), len(history)
-    epoch_s = json_values.number(estimated, "train_s") + json_values.number(profile, "bn_s") + validation_s
+    epochs = len(history)
+    epoch_s = sum(json_values.number(profile, name) for name in ("train_s", "bn_s", "val_s"))
     phases = json_values.mapping(profile, "phases")
     later = history[1:] or history  # the first epoch also warms up
     return SizeResult(
@@ -145,10 +144,10 @@ def collected(
         micro_size=json_values.whole_number(profile, "micro_size"),
         peak_lr=size.config.optimizer.peak_lr,
         steps_per_epoch=json_values.whole_number(profile, "steps_per_epoch"),
-        step_s=_mean_s(profile, "step"),
-        data_s=_mean_s(phases, "data"),
+        step_s=json_values.number(phases, "step"),
+        data_s=json_values.number(phases, "data"),
         # The difference of two measured times may come out below 0.
-        communication_s=max(0.0, _mean_s(profile, "communication")),
+        communication_s=max(0.0, json_values.number(phases, "communication")),
         profile_epoch_s=epoch_s,
         images_per_s=(
             statistics.median(json_values.number(record, "images_per_s") for record in later)
@@ -169,10 +168,6 @@ def typical_noise(history: Sequence[Mapping[str, object]]) -> float | None:
     half = history[len(history) // 2 :]
     values = [value for record in half if (value := json_values.number_or_none(record, "noise_scale")) is not None]
     return statistics.median(values) if values else None
-
-
-def _mean_s(values: Mapping[str, object], name: str) -> float:
-    return json_values.number(json_values.mapping(values, name), "mean_s")
 
 
 def _finite(value: float) -> float | None:
