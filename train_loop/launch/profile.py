@@ -21,9 +21,8 @@ from bigbatch.train_loop.launch.options import PROFILES_FILE, ProfileOptions
 from bigbatch.train_loop.loop.assembly import Run, set_up
 from bigbatch.train_loop.loop.checkpoint import CheckpointFolder
 from bigbatch.train_loop.loop.chronometer import OTHER, STEP
-from bigbatch.train_loop.loop.oom_retry import Halving
+from bigbatch.train_loop.loop.oom_retry import Halving, until_it_fits
 from bigbatch.train_loop.loop.step_profile import StepProfile, measure_steps, trace_steps
-from bigbatch.train_loop.loop.until_it_fits import until_it_fits
 from bigbatch.train_loop.reporter import ListReporter
 
 TRACED_STEPS = 10

@@ -29,7 +29,7 @@ from bigbatch.train_loop.host.device_use import UseMeter
 from bigbatch.train_loop.loop.checkpoint import CheckpointFolder, Content, RunState, check_same_run
 from bigbatch.train_loop.loop.chronometer import Chronometer
 from bigbatch.train_loop.loop.metrics import LossWatch, MetricSums, ValidationMetric, build_metrics
-from bigbatch.train_loop.loop.oom_retry import Halving, healed_split, report_halvings
+from bigbatch.train_loop.loop.oom_retry import Halving, healed_split
 from bigbatch.train_loop.loop.sharded_state import SHARDS, read_shards
 from bigbatch.train_loop.loop.step import TrainStep, placed
 from bigbatch.train_loop.loop.worker_use import open_use_meter
@@ -118,7 +118,8 @@ def set_up(
     source.steps_per_epoch(split.global_size)  # raises ConfigError if there is none
     run = _fresh(config, reporter, checkpoints, world, source, split)
     content = _load(run, healed=bool(halvings))
-    report_halvings(halvings, reporter, world.rank)
+    if halvings and hasattr(reporter, "healed"):
+        reporter.healed(halvings)
     if content:
         _check_steps(content.get("steps_per_epoch", run.steps_per_epoch), run.steps_per_epoch)
         if checkpoints.folder and (SHARDS in content or is_shared_out(run.model)):
