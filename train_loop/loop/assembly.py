@@ -33,7 +33,6 @@ from bigbatch.train_loop.loop.oom_retry import Halving, healed_split
 from bigbatch.train_loop.loop.sharded_state import SHARDS, read_shards
 from bigbatch.train_loop.loop.step import TrainStep, placed
 from bigbatch.train_loop.loop.worker_use import open_use_meter
-from bigbatch.train_loop.model.losses import refuse_negative_classes
 from bigbatch.train_loop.model.networks import build_model
 from bigbatch.train_loop.model.sharding import is_shared_out, shard
 from bigbatch.train_loop.model.weight_average import WeightAverage
@@ -371,7 +370,6 @@ def seed_batch(run: Run, part: int | str, number: int) -> None:
 def on_device(run: Run, batches: Iterable[Batch]) -> Iterator[Batch]:
     """The model's input images, and labels."""
     for batch in batches:
-        refuse_negative_classes(run.config, batch[1])
         with run.clock.phase("transfer"):
             images, labels = run.upload(batch)
             del batch  # its slot in the loader is free after the copy
