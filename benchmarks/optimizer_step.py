@@ -42,7 +42,6 @@ PAIRS = (
     ("adamw_fused", "adamw_foreach"),
     ("lars", "sgd_fused"),
     ("lamb", "adamw_fused"),
-    ("lamb_noclip", "adamw_fused"),
     ("noise_scale", "sgd_fused"),
     ("lars", "sgd_foreach"),
     ("lars", "timm_lars"),
@@ -50,7 +49,6 @@ PAIRS = (
     ("lamb", "adamw_foreach"),
     ("lamb", "timm_lamb"),
     ("lamb", "timm_lamb_foreach"),
-    ("lamb_noclip", "timm_lamb_noclip"),
 )
 
 
@@ -79,8 +77,7 @@ def arms() -> dict[str, Callable[[list[dict[str, Any]]], Arm]]:
         "sgd_foreach": lambda g: torch.optim.SGD(g, lr=0.1, momentum=0.9, foreach=True),
         "adamw_foreach": lambda g: torch.optim.AdamW(g, lr=1e-3, foreach=True),
         "lars": lambda g: LARS(with_ratio(g), lr=0.1, momentum=0.9),
-        "lamb": lambda g: LAMB(with_ratio(g), lr=1e-3, max_grad_norm=1.0),
-        "lamb_noclip": lambda g: LAMB(with_ratio(g), lr=1e-3),
+        "lamb": lambda g: LAMB(with_ratio(g), lr=1e-3),
     }
     try:
         import timm.optim as timm
@@ -90,9 +87,8 @@ def arms() -> dict[str, Callable[[list[dict[str, Any]]], Arm]]:
     return found | {
         "timm_lars": lambda g: timm.Lars(g, lr=0.1, momentum=0.9),
         "timm_lars_foreach": lambda g: timm.Lars(g, lr=0.1, momentum=0.9, foreach=True),
-        "timm_lamb": lambda g: timm.Lamb(g, lr=1e-3),
-        "timm_lamb_foreach": lambda g: timm.Lamb(g, lr=1e-3, foreach=True),
-        "timm_lamb_noclip": lambda g: timm.Lamb(g, lr=1e-3, max_grad_norm=None),
+        "timm_lamb": lambda g: timm.Lamb(g, lr=1e-3, max_grad_norm=None),
+        "timm_lamb_foreach": lambda g: timm.Lamb(g, lr=1e-3, max_grad_norm=None, foreach=True),
     }
 
 

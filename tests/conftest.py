@@ -63,7 +63,7 @@ def _runs_begin_without_a_collection(request: pytest.FixtureRequest, monkeypatch
 
     Not so where a device's memory is to become free.
     """
-    loaded = sys.modules.get("bigbatch.train_loop.loop.until_it_fits")
+    loaded = sys.modules.get("bigbatch.train_loop.loop.oom_retry")
     if loaded and not request.node.get_closest_marker("gpu"):
         monkeypatch.setattr(loaded, "gc", SimpleNamespace(**{**vars(gc), "collect": lambda: 0}))
 

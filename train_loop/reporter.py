@@ -198,8 +198,7 @@ class Reporter(Protocol):
     - ``resumed(history: Sequence[EpochRecord])``, once, before the first step of a resumed run,
       with the records of all finished epochs: some may not have arrived before the run was killed.
     - ``healed(halvings: Sequence[Halving])``, once for each start, before the first step: how often the micro-batch was
-      halved because it did not fit into a device's memory (``loop/oom_retry.py``). Without it, rank 0 logs the last
-      one.
+      halved because it did not fit into a device's memory (``loop/oom_retry.py``).
     - ``stop_requested() -> bool``, polled like ``checkpoint_requested``; True on any rank makes the
       run write a checkpoint and raise ``TrainingStopped`` on all of them.
     - ``dropped() -> bool``, as often: the same without a checkpoint. Nobody will continue this run.

@@ -35,13 +35,10 @@ def run(optimizer_of, weights, grads_of, rates, dtype=torch.float64):
     return [p.detach().double().numpy() for p in params]
 
 
-def lars_reference(
-    w, grads, rates, *, m, wd, eta, eps=0.0, nesterov=False, convention="in", trust_ratio=True, maximize=False
-):
+def lars_reference(w, grads, rates, *, m, wd, eta, eps=0.0, nesterov=False, convention="in", trust_ratio=True):
     """You et al. 2017, Alg. 1, one tensor, float64."""
     w, b = np.array(w, dtype=np.float64), np.zeros_like(w, dtype=np.float64)
     for g, lr in zip(grads, rates, strict=True):
-        g = -g if maximize else g
         r = 1.0
         if trust_ratio and norm(w) > 0 and norm(g) > 0:
             r = eta * norm(w) / (norm(g) + wd * norm(w) + eps)
@@ -69,22 +66,16 @@ def larc_reference(w, grads, rates, *, m, wd, eta, eps, mode, nesterov=False):
 
 
 def lamb_reference(
-    w, grads, rates, *, wd, betas=(0.9, 0.999), eps=1e-6, bias_correction=True, trust_ratio=True, maximize=False,
-    bounds=(0.0, math.inf), decay_in_ratio=True,
-):  # fmt: skip
+    w, grads, rates, *, wd, betas=(0.9, 0.999), eps=1e-6, bias_correction=True, trust_ratio=True, bounds=(0.0, math.inf)
+):
     """You et al. 2020, Alg. 2, one tensor, float64, with what apex, DeepSpeed and timm change."""
     w = np.array(w, dtype=np.float64)
     m, v = np.zeros_like(w), np.zeros_like(w)
     for t, (g, lr) in enumerate(zip(grads, rates, strict=True), start=1):
-        g = -g if maximize else g
         m = betas[0] * m + (1 - betas[0]) * g
         v = betas[1] * v + (1 - betas[1]) * g * g
         c1, c2 = (1 - betas[0] ** t, 1 - betas[1] ** t) if bias_correction else (1.0, 1.0)
-        u = (m / c1) / (np.sqrt(v / c2) + eps)
-        if decay_in_ratio:
-            u = u + wd * w
-        else:
-            w = w - lr * wd * w
+        u = (m / c1) / (np.sqrt(v / c2) + eps) + wd * w
         r = 1.0
         if trust_ratio and norm(w) > 0 and norm(u) > 0:
             r = min(max(norm(w) / norm(u), bounds[0]), bounds[1])

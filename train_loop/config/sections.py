@@ -64,8 +64,7 @@ class ModelConfig(Section, prefix="model."):
     options: Options = field(default_factory=Options)
     """Arguments of a model of the user's own or of timm's: ``model.options.width=64``."""
     pretrained: str = ""
-    """Weights to begin with: a file (``.pth``, ``.safetensors``) or a repository that the Hugging Face cache holds
-    (``timm/vit_tiny_patch16_224.augreg_in21k``). Nothing is downloaded."""
+    """Weights to begin with: a file (``.pth``, ``.safetensors``). Nothing is downloaded."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

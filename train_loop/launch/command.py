@@ -7,6 +7,7 @@ or, in a Slurm job, ``srun python train_loop/run.py --config best.json``. Repeat
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import logging
 import shlex
@@ -265,7 +266,7 @@ def write_result(task: RunPlan, history: Sequence[EpochRecord]) -> Path:
     result = {
         "schema_version": RESULT_VERSION,
         "config": config_after_oom(task.config, halvings).to_dict(),
-        "halvings": [one.to_dict() for one in halvings],
+        "halvings": [dataclasses.asdict(one) for one in halvings],
         "workers": task.workers,
         "record": history[-1].to_dict(),
         "best": {"epoch": best.epoch, "val_top1": best.val_top1, "val_loss": best.val_loss},

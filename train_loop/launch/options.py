@@ -14,7 +14,7 @@ from bigbatch.base.command_line import OneLineParser
 from bigbatch.train_loop.config import ConfigError, TrainConfig, parse_assignments
 from bigbatch.train_loop.config.given import config_source, read_config, recipe_path
 from bigbatch.train_loop.config.own_names import with_absolute_words
-from bigbatch.train_loop.host.command_line import check_writable, with_options, with_parts
+from bigbatch.train_loop.host.command_line import with_options, with_parts
 from bigbatch.train_loop.host.ranks import Launch
 from bigbatch.train_loop.launch.checks import NO_CHECK
 
@@ -100,6 +100,4 @@ def read_profile_options(args: argparse.Namespace, workers: int, launch: Launch 
             f"--profile-steps measures one worker, or those of torchrun or srun; got --workers {workers}. "
             f"Start it with torchrun --nproc-per-node {workers} train_loop/run.py … and leave --workers out."
         )
-    if folder is not None:
-        check_writable("--torch-profiler", Path(folder).absolute())
     return ProfileOptions(steps, Path(folder).absolute() if folder is not None else None)

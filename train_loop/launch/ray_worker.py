@@ -12,7 +12,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -113,7 +113,7 @@ class RayReporter:
 
         self._log.warning("%s", halvings[-1])
         self._note({NOTES: [str(one) for one in halvings]})
-        ray.train.report({RECORDS: [], HEALED: [one.to_dict() for one in halvings]})
+        ray.train.report({RECORDS: [], HEALED: [asdict(one) for one in halvings]})
 
     def checkpoint_requested(self) -> bool:
         """True once, when Ray announces that a node of this run will be removed."""

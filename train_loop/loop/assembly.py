@@ -29,11 +29,10 @@ from bigbatch.train_loop.host.device_use import UseMeter
 from bigbatch.train_loop.loop.checkpoint import CheckpointFolder, Content, RunState, check_same_run
 from bigbatch.train_loop.loop.chronometer import Chronometer
 from bigbatch.train_loop.loop.metrics import LossWatch, MetricSums, ValidationMetric, build_metrics
-from bigbatch.train_loop.loop.oom_retry import Halving, healed_split, report_halvings
+from bigbatch.train_loop.loop.oom_retry import Halving, healed_split
 from bigbatch.train_loop.loop.sharded_state import SHARDS, read_shards
 from bigbatch.train_loop.loop.step import TrainStep, placed
 from bigbatch.train_loop.loop.worker_use import open_use_meter
-from bigbatch.train_loop.model.losses import refuse_negative_classes
 from bigbatch.train_loop.model.networks import build_model
 from bigbatch.train_loop.model.sharding import is_shared_out, shard
 from bigbatch.train_loop.model.weight_average import WeightAverage
@@ -116,7 +115,8 @@ def set_up(
     source.steps_per_epoch(split.global_size)  # raises ConfigError if there is none
     run = _fresh(config, reporter, checkpoints, world, source, split)
     content = _load(run, healed=bool(halvings))
-    report_halvings(halvings, reporter, world.rank)
+    if halvings and hasattr(reporter, "healed"):
+        reporter.healed(halvings)
     if content:
         _check_steps(content.get("steps_per_epoch", run.steps_per_epoch), run.steps_per_epoch)
         if checkpoints.folder and (SHARDS in content or is_shared_out(run.model)):
@@ -360,7 +360,6 @@ def seed_batch(run: Run, part: int | str, number: int) -> None:
 def on_device(run: Run, batches: Iterable[Batch]) -> Iterator[Batch]:
     """The model's input images, and labels."""
     for batch in batches:
-        refuse_negative_classes(run.config, batch[1])
         with run.clock.phase("transfer"):
             images, labels = run.upload(batch)
             del batch  # its slot in the loader is free after the copy

@@ -127,7 +127,7 @@ class CheckpointFolder:
         if self.folder is None:
             return
         try:
-            content = self._shards_written(content, self.folder, world, whole=last)
+            content = write_shards(content, self.folder, world, whole=last)
         except DiskFull as full:
             if last:
                 raise
@@ -140,17 +140,6 @@ class CheckpointFolder:
         else:
             self._write_behind(content)
             self.wait()
-
-    def _shards_written(self, content: Content, folder: Path, world: World, *, whole: bool) -> Content:
-        try:
-            return write_shards(content, folder, world, whole=whole)
-        except DiskFull:
-            gave_up = world.rank == 0 and _gave_up_previous(folder)
-            if gave_up:
-                remove_unnamed(folder, (folder / LATEST,))
-            if not world.of_first(gave_up):
-                raise
-            return write_shards(content, folder, world, whole=whole)
 
     def wait(self) -> None:
         """Wait for the thread that writes, if there is one. Raises the error of its write."""
@@ -194,12 +183,7 @@ class CheckpointFolder:
         began = time.perf_counter()
         self.folder.mkdir(parents=True, exist_ok=True)
         latest, previous = self.folder / LATEST, self.folder / PREVIOUS
-        try:
-            _write(latest, previous, content)
-        except DiskFull:
-            if not _gave_up_previous(self.folder):
-                raise
-            _write(latest, previous, content)
+        _write(latest, previous, content)
         remove_unnamed(self.folder, (latest, previous))
         self.write_s = time.perf_counter() - began
 
@@ -250,14 +234,6 @@ class CheckpointFolder:
                 f"Remove the files to start again from the first epoch, or use another folder."
             )
         return None, None
-
-
-def _gave_up_previous(folder: Path) -> bool:
-    """Whether there was a checkpoint before the latest, which is removed to make room."""
-    if not ((folder / LATEST).exists() and (folder / PREVIOUS).exists()):
-        return False
-    (folder / PREVIOUS).unlink()
-    return True
 
 
 def _copied(content: Content) -> Content:

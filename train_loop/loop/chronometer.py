@@ -8,9 +8,8 @@ for a copy. Nothing waits for the device before the last step.
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TypeVar
 
@@ -21,16 +20,6 @@ T = TypeVar("T")
 PARTS = ("data_s", "step_s", "bn_s", "val_s", "checkpoint_s")
 
 _NOTHING: AbstractContextManager[None] = nullcontext()
-NSIGHT = ("NSYS_PROFILING_SESSION_ID", "NV_NSIGHT_INJECTION_TRANSPORT_TYPE")
-"""Variables that Nsight Systems and Nsight Compute set for the processes that they record."""
-
-
-def named_ranges() -> Callable[[str], AbstractContextManager[None]]:
-    """Marks a block for Nsight by its name (NVTX), if Nsight records this process; else it does nothing."""
-    # torch without CUDA has no NVTX.
-    if any(os.environ.get(name) for name in NSIGHT) and hasattr(torch._C, "_nvtx"):
-        return lambda name: torch.cuda.nvtx.range(name.removesuffix("_s"))
-    return lambda _: _NOTHING
 
 
 class Chronometer:
@@ -39,15 +28,12 @@ class Chronometer:
     On an accelerator the host runs ahead of the device. The host times the steps; ``step_s`` also includes the wait for
     the device when the loop reads its sums (about once a second and at the end of an epoch). Within an epoch the clock
     itself causes no synchronisation.
-
-    Each part and each phase is a range in what Nsight records.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self.seconds = dict.fromkeys(PARTS, 0.0)
         self._within = 0.0
-        self._range = named_ranges()
 
     @contextmanager
     def part(self, name: str, *, synchronize: bool = False) -> Iterator[None]:
@@ -55,10 +41,9 @@ class Chronometer:
         start, outer = time.perf_counter(), self._within
         self._within = 0.0
         try:
-            with self._range(name):
-                yield
-            if synchronize and self._device.type == "cuda":
-                torch.cuda.synchronize(self._device)
+            yield
+            if synchronize:
+                self.wait()
         finally:
             taken = time.perf_counter() - start
             self.seconds[name] += taken - self._within
@@ -78,7 +63,13 @@ class Chronometer:
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """A block of a step that only a profile times (``StepTimer``)."""
-        return self._range(name)
+        return _NOTHING
+
+    def wait(self) -> float:
+        """Wait until the device has done all that it was given. Returns the host's time in seconds."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return time.perf_counter()
 
     def reset(self) -> None:
         """Set all parts back to 0 s."""
@@ -90,35 +81,6 @@ PHASES = ("data", "transfer", "forward", "backward", "optimizer")
 STEP, OTHER = "step", "other"
 
 
-class DeviceClock:
-    """Points in time on a device: CUDA events in its current stream; on CPUs the host's clock."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    def now(self) -> torch.cuda.Event | float:
-        """The point that the device reaches after all that it was given so far. Waits for nothing."""
-        if self._device.type != "cuda":
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(self._device))
-        return event
-
-    def wait(self) -> float:
-        """Wait until the device has done all that it was given. Returns the host's time in seconds."""
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        return time.perf_counter()
-
-    @staticmethod
-    def between(begin: torch.cuda.Event | float, end: torch.cuda.Event | float) -> float:
-        """Seconds between two points. On a GPU call ``wait`` first."""
-        if isinstance(begin, float) or isinstance(end, float):
-            assert isinstance(begin, float) and isinstance(end, float)
-            return end - begin
-        return begin.elapsed_time(end) / 1000
-
-
 class StepTimer(Chronometer):
     """A chronometer that also times each phase, within ``step``. Phases follow each other; none is inside another.
 
@@ -127,48 +89,55 @@ class StepTimer(Chronometer):
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
-        self.clock = DeviceClock(device)
         self._laps: list[tuple[str, torch.cuda.Event | float, torch.cuda.Event | float]] = []
         self._steps: list[list[tuple[str, torch.cuda.Event | float, torch.cuda.Event | float]]] = []
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Time the block as a phase of the step."""
-        with self._range(name), record_function(name):
-            begin = self.clock.now()
-            try:
-                yield
-            finally:
-                self._laps.append((name, begin, self.clock.now()))
+        with record_function(name):
+            laps, begin = self._laps, self._now()
+            yield
+            laps.append((name, begin, self._now()))
 
     @contextmanager
     def part(self, name: str, *, synchronize: bool = False) -> Iterator[None]:
-        """As ``Chronometer.part``; the wait for images is a phase as well."""
+        """As ``Chronometer.part``; the wait for a step's images is a phase as well."""
         waiting: AbstractContextManager[None] = self.phase("data") if name == "data_s" else nullcontext()
         with waiting, super().part(name, synchronize=synchronize):
             yield
 
-    @contextmanager
-    def step(self) -> Iterator[None]:
+    def step(self) -> AbstractContextManager[None]:
         """A whole step, from the wait for its first image to the end of its optimizer step."""
         self._laps = []
-        with self.phase(STEP):
-            yield
         self._steps.append(self._laps)
+        return self.phase(STEP)
 
     def take(self) -> list[dict[str, float]]:
         """Seconds by phase of each step since the last call, with ``step``, and ``other``: what no phase had.
 
         Waits for the device.
         """
-        self.clock.wait()
-        times = [self._times(laps) for laps in self._steps]
-        self._steps = []
-        return times
+        self.wait()
+        steps, self._steps = self._steps, []
+        return [_seconds(laps) for laps in steps]
 
-    def _times(self, laps: list[tuple[str, torch.cuda.Event | float, torch.cuda.Event | float]]) -> dict[str, float]:
-        times = dict.fromkeys((*PHASES, STEP), 0.0)
-        for name, begin, end in laps:
-            times[name] += self.clock.between(begin, end)
-        times[OTHER] = times[STEP] - sum(times[name] for name in PHASES)
-        return times
+    def _now(self) -> torch.cuda.Event | float:
+        """The point that the device reaches after all that it was given so far. Waits for nothing."""
+        if self._device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+
+def _seconds(laps: list[tuple[str, torch.cuda.Event | float, torch.cuda.Event | float]]) -> dict[str, float]:
+    times = dict.fromkeys((*PHASES, STEP), 0.0)
+    for name, begin, end in laps:
+        if isinstance(begin, float) or isinstance(end, float):
+            assert isinstance(begin, float) and isinstance(end, float)
+            times[name] += end - begin
+        else:
+            times[name] += begin.elapsed_time(end) / 1000
+    times[OTHER] = times[STEP] - sum(times[name] for name in PHASES)
+    return times

@@ -9,21 +9,20 @@ the file. The order of images and the schedule do not change, because both count
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
-import logging
 import re
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from bigbatch.base import json_values
 from bigbatch.base.atomic_files import write_json
-from bigbatch.train_loop.config import BatchConfig, BatchSplit, ConfigError, TrainConfig
+from bigbatch.train_loop.config import BatchConfig, BatchSplit, TrainConfig
 from bigbatch.train_loop.errors import DeviceMemoryError, NodeMemoryError
 from bigbatch.train_loop.host.node_memory import NODE_MEMORY_FIX, is_node_memory_full
-from bigbatch.train_loop.reporter import Reporter
+from bigbatch.train_loop.host.ranks import trials_on_gpu
 
 if TYPE_CHECKING:
     import torch
@@ -45,7 +44,7 @@ _FULL = re.compile(
 The last two may have another reason. It shows at the smallest micro-batch, whose error has the text.
 """
 
-_log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -61,19 +60,6 @@ class Halving:
     step: int
     """0-based: the epoch's step that did not fit."""
     rank: int
-    at: str
-    """UTC, ISO 8601."""
-    reason: str
-    """The first line of the error."""
-
-    def to_dict(self) -> dict[str, object]:
-        """Its fields as plain values."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, object]) -> Halving:
-        """Inverse of ``to_dict``. Raises TypeError for missing or unknown keys."""
-        return cls(**values)  # type: ignore[arg-type]
 
     def __str__(self) -> str:
         return (
@@ -89,21 +75,21 @@ def read_halvings(folder: Path | None) -> tuple[Halving, ...]:
         return ()
     try:
         values = json.loads((folder / HEALED_FILE).read_text())
-        return tuple(Halving.from_dict(each) for each in json_values.objects(values, "halvings"))
+        return tuple(Halving(**each) for each in json_values.objects(values, "halvings"))  # type: ignore[arg-type]
     except (OSError, ValueError, TypeError, AttributeError):  # missing, or of another version
         return ()
 
 
-def halved(split: BatchSplit) -> BatchSplit | None:
-    """The same global batch with at most half the micro-batch: the largest divisor of a worker's share. None if the
-    micro-batch is one image."""
-    return _at_most(split, split.micro_size // 2) if split.micro_size > 1 else None
+def at_most(split: BatchSplit, bound: int) -> BatchSplit:
+    """The same global batch in micro-batches of the largest divisor of a worker's share up to ``bound``, from 1."""
+    share = split.micro_size * split.accumulation_steps
+    size = next(size for size in range(min(bound, split.micro_size), 0, -1) if share % size == 0)
+    return BatchSplit(split.workers, share // size, size)
 
 
 def healed_split(split: BatchSplit, halvings: Sequence[Halving]) -> BatchSplit:
     """The division of the batch after the halvings."""
-    bound = min((one.micro_size for one in halvings), default=split.micro_size)
-    return _at_most(split, bound) if bound < split.micro_size else split
+    return at_most(split, min((one.micro_size for one in halvings), default=split.micro_size))
 
 
 def config_after_oom(config: TrainConfig, halvings: Sequence[Halving]) -> TrainConfig:
@@ -132,70 +118,77 @@ def is_device_memory_full(error: BaseException, device: torch.device) -> bool:
     return isinstance(error, RuntimeError) and bool(_FULL.search(str(error)))
 
 
-def needs_more_images(error: BaseException) -> bool:
-    """Whether the error is that of BatchNorm in training with one value of each channel: one image with a 1×1 map."""
-    return "Expected more than 1 value per channel when training" in str(error)
+def until_it_fits(
+    begin: Callable[[Sequence[Halving]], Any], go_on: Callable[[Any], T], folder: Path | None, device: torch.device
+) -> T:
+    """What ``go_on`` returns for the run that ``begin`` sets up; with smaller micro-batches until they fit.
+
+    Args:
+        begin: sets up a ``Run`` after these halvings, from its checkpoint if it has one.
+        folder: of the checkpoints. None: the halvings are noted nowhere.
+
+    Raises:
+        DeviceMemoryError: nothing fits; or another worker must also start again (``healed``); or other trials share the
+            GPU, and then no smaller micro-batch is tried.
+        NodeMemoryError: nothing fits into the memory of CPUs.
+    """
+    import torch
+
+    halvings = read_halvings(folder)
+    while True:
+        run: Any = None
+        try:
+            run = begin(halvings)
+            gc.collect()  # or garbage would stay as long
+            gc.freeze()  # the collector need not look at what stays until the run's end
+            return go_on(run)
+        except Exception as error:
+            # BatchNorm refuses a single value of each channel by a ValueError.
+            is_single = bool(halvings) and isinstance(error, ValueError) and run and run.split.micro_size == 1
+            if not is_single and not is_device_memory_full(error, device):
+                raise
+            halvings = _halved(run, error, halvings, folder)
+            if run.world.workers > 1:
+                raise DeviceMemoryError(f"{halvings[-1]} ({_first_line(error)})", healed=True) from error
+        finally:
+            # What stays frozen is never collected, this run's garbage neither.
+            gc.unfreeze()
+            if run is not None:
+                run.source.close()
+        # Its tensors are the memory that is to be free. Hooks and graphs of it refer to each other.
+        del run
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
 
 
-class Healing:
-    """The halvings of a run, in its checkpoints' folder. Without a folder they are only in this object."""
-
-    def __init__(self, folder: Path | None) -> None:
-        self._folder = folder
-        self.halvings = read_halvings(folder)
-
-    def meet(
-        self, error: BaseException, split: BatchSplit, position: tuple[int, int], rank: int
-    ) -> DeviceMemoryError | NodeMemoryError:
-        """Note a smaller micro-batch because a step of ``split`` did not fit. Returns the error for the launcher.
-
-        Args:
-            position: finished epochs, and finished steps of the unfinished one.
-        """
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        smaller = halved(split)
-        if smaller is None and is_node_memory_full(error):  # the run is on CPUs
-            return NodeMemoryError(
-                f"the node's memory is full, also with micro-batches of one image. {NODE_MEMORY_FIX}"
-            )
-        if smaller is None:
-            return DeviceMemoryError(f"the device's memory is too small for micro-batches of one image ({reason})")
-        others = read_halvings(self._folder) or self.halvings
-        if not others or others[-1].micro_size >= split.micro_size:  # no other rank was faster
-            now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-            sizes = (split.micro_size, smaller.micro_size, smaller.accumulation_steps)
-            others = (*others, Halving(*sizes, position[0] + 1, position[1], rank, now, reason))
-            self._write(others)
-        self.halvings = others
-        return DeviceMemoryError(f"{others[-1]} ({reason})", healed=True)
-
-    def refuse_single_images(self, config: TrainConfig) -> DeviceMemoryError | ConfigError:
-        """The error for a network that ``needs_more_images`` in micro-batches of one image."""
-        what = f"BatchNorm of model.name={config.model.name} cannot train with micro-batches of one image"
-        if self.halvings:
-            return DeviceMemoryError(f"the device's memory is too small for micro-batches of two images, and {what}")
-        return ConfigError(
-            f"{what}, which leave it one value of each channel; got batch.micro_size={config.batch.micro_size} and "
-            f"batch.max_micro_size={config.batch.max_micro_size}. Use 2 or more."
-        )
-
-    def _write(self, halvings: Sequence[Halving]) -> None:
-        if self._folder is not None:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            write_json(self._folder / HEALED_FILE, {"halvings": [one.to_dict() for one in halvings]}, indent=1)
+def _halved(run: Any, error: Exception, halvings: tuple[Halving, ...], folder: Path | None) -> tuple[Halving, ...]:
+    """The halvings with a further one, which is noted. Raises the error for the launcher where none helps."""
+    full = "the device's memory is too small for"
+    if run is None:
+        raise DeviceMemoryError(
+            f"{full} the network and its optimizer, without any images ({_first_line(error)})"
+        ) from error
+    if (trials := trials_on_gpu()) > 1:  # with fewer beside it this micro-batch may fit: the search repeats it
+        raise DeviceMemoryError(f"{full} the {trials} trials that share a GPU ({_first_line(error)})") from error
+    split, progress = run.split, run.progress
+    if split.micro_size == 1 and is_node_memory_full(error):  # the run is on CPUs
+        raise NodeMemoryError(
+            f"the node's memory is full, also with micro-batches of one image. {NODE_MEMORY_FIX}"
+        ) from error
+    if split.micro_size == 1:
+        raise DeviceMemoryError(f"{full} micro-batches of one image ({_first_line(error)})") from error
+    known = read_halvings(folder) or halvings
+    if known and known[-1].micro_size < split.micro_size:  # another rank was faster
+        return known
+    new = at_most(split, split.micro_size // 2)
+    sizes = (split.micro_size, new.micro_size, new.accumulation_steps)
+    known = (*known, Halving(*sizes, progress.epoch + 1, progress.step, run.world.rank))
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / HEALED_FILE, {"halvings": [dataclasses.asdict(one) for one in known]}, indent=1)
+    return known
 
 
-def report_halvings(halvings: Sequence[Halving], reporter: Reporter, rank: int) -> None:
-    """Tell the reporter what was halved before this start. All ranks call this."""
-    if not halvings:
-        return
-    if hasattr(reporter, "healed"):
-        reporter.healed(halvings)
-    elif rank == 0:
-        _log.warning("%s", halvings[-1])
-
-
-def _at_most(split: BatchSplit, bound: int) -> BatchSplit:
-    share = split.micro_size * split.accumulation_steps
-    size = next(size for size in range(bound, 0, -1) if share % size == 0)
-    return BatchSplit(split.workers, share // size, size)
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -6,8 +6,7 @@ The loop, the profile and the learning-rate range test use it. Nothing here wait
 from __future__ import annotations
 
 import contextlib
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,8 +26,6 @@ from bigbatch.train_loop.optim import set_learning_rate
 from bigbatch.train_loop.optim.layerwise import total_norm
 from bigbatch.train_loop.plugins.nested import Nested, map_tensors
 
-_WITHOUT_GRADIENT = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
-"""Where DDP's error lists the numbers of parameters."""
 _NOTHING: AbstractContextManager[None] = contextlib.nullcontext()
 
 
@@ -101,10 +98,8 @@ class TrainStep:
                 loss = self.loss(outputs, targets)
             with self.phase("backward"):
                 self.scaler.scale(loss if count == 1 else loss / count).backward()
-        if last and isinstance(self.parallel, DistributedDataParallel):
-            self._check_all_are_summed(self.parallel)
-        elif last and is_shared_out(self.model):
-            self._check_all_have_gradients()
+        if last and (isinstance(self.parallel, DistributedDataParallel) or is_shared_out(self.model)):
+            self._check_gradients()
         return loss.detach(), map_tensors(torch.Tensor.detach, outputs)
 
     def update(self, rate: float, number: int) -> bool:
@@ -141,55 +136,33 @@ class TrainStep:
         self.scaler.update()
         return self.scaler.get_scale() >= before
 
-    def _check_all_are_summed(self, parallel: DistributedDataParallel) -> None:
-        """Raise UnusedParameterError if this rank's backward pass has not handed DDP every gradient.
+    def _check_gradients(self) -> None:
+        """Raise UnusedParameterError if this rank's backward pass has not handed over every gradient to be summed.
 
         DDP itself would say so in the next forward pass. Until then this rank steps with gradients that are not
         summed, and its next collective meets the sum that other ranks still wait for: gloo's and NCCL's raw errors.
         """
-        try:
-            parallel._check_reducer_finalized()
-        except RuntimeError as error:
-            names = [name for name, p in self.model.named_parameters() if p.requires_grad]  # in DDP's order
-            found = _WITHOUT_GRADIENT.search(str(error))
-            raise UnusedParameterError(
-                unused_in_words(
-                    [names[int(number)] for number in found[1].split()] if found else [],
-                    self.config,
-                    parallel.process_group.size(),
-                    f"in a step on rank {parallel.process_group.rank()}",
-                )
-            ) from error
-
-    def _check_all_have_gradients(self) -> None:
-        """Raise UnusedParameterError if a parameter of a sharded network has none: another rank may have summed one."""
+        failed: RuntimeError | None = None
+        if isinstance(self.parallel, DistributedDataParallel):
+            try:
+                self.parallel._check_reducer_finalized()
+                return
+            except RuntimeError as error:
+                failed = error
         without = [name for name, p in self.model.named_parameters() if p.requires_grad and p.grad is None]
-        if without:
-            workers, rank = dist.get_world_size(), dist.get_rank()
-            raise UnusedParameterError(unused_in_words(without, self.config, workers, f"in a step on rank {rank}"))
+        if failed or without:
+            fix = "set requires_grad=False" + ", or write model.find_unused_parameters=true" * bool(failed)
+            raise UnusedParameterError(
+                f"with {dist.get_world_size()} workers each parameter must get a gradient in each step; of model.name="
+                f"{self.config.model.name} {', '.join(without[:3])} got none on rank {dist.get_rank()}. Use it in each "
+                f"forward pass, {fix}."
+            ) from failed
 
     def _gradients_stay_local(self) -> contextlib.AbstractContextManager[None]:
         if is_shared_out(self.model):
             return gradients_stay_local(self.model)
         ddp = isinstance(self.parallel, DistributedDataParallel)
         return self.parallel.no_sync() if ddp else contextlib.nullcontext()  # type: ignore[operator]
-
-
-def unused_in_words(names: Sequence[str], config: TrainConfig, workers: int, when: str) -> str:
-    """What is wrong with a network that gives the parameters ``names`` no gradient, in one line with the fix.
-
-    ``when``: in which of the steps that were looked at.
-    """
-    shown = f"{names[0]!r}{f' and {len(names) - 1} more' if names[1:] else ''}" if names else "a parameter"
-    rule = f"with {workers} workers each parameter must get a gradient in each step"
-    if config.model.find_unused_parameters:  # then DDP looks at the outputs, not at the loss
-        rule = "with model.find_unused_parameters=true each output of a network must enter the loss"
-        fix = "Return what the loss uses."
-    elif config.model.parallel == "fsdp2":
-        fix = "Use it in each forward pass, set requires_grad=False, or write model.parallel=ddp."
-    else:
-        fix = "Use it in each forward pass, write model.find_unused_parameters=true, or set requires_grad=False."
-    return f"{rule}; {shown} of model.name={config.model.name} got none {when}. {fix}"
 
 
 def placed(model: nn.Module, config: TrainConfig, device: torch.device) -> nn.Module:

@@ -10,14 +10,13 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import statistics
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
 
 import torch
 import torch.profiler
 from torch.nn.parallel import DistributedDataParallel
 
-from bigbatch.train_loop.data.sampling import micro_sizes
 from bigbatch.train_loop.data.source import Step
 from bigbatch.train_loop.loop.assembly import Run
 from bigbatch.train_loop.loop.chronometer import OTHER, PHASES, STEP, StepTimer
@@ -30,143 +29,64 @@ WARMUP_STEPS = 5
 
 
 @dataclass(frozen=True)
-class Spread:
-    """Seconds of several steps."""
-
-    min_s: float
-    median_s: float
-    mean_s: float
-    sd_s: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
-        """The spread of at least one value; the standard deviation is that of a sample, 0 for one value."""
-        sd = statistics.stdev(values) if len(values) > 1 else 0.0
-        return cls(min(values), statistics.median(values), statistics.fmean(values), sd)
-
-
-@dataclass(frozen=True)
 class StepProfile:
-    """What was measured of a run. Times of phases are the mean over the workers, step by step."""
+    """What was measured of a run, with estimates of times, which are those of the slowest worker."""
 
     device: str
-    """E.g. ``NVIDIA H100``, ``CPU``."""
     workers: int
     global_size: int
     accumulation_steps: int
     micro_size: int
-    loader_processes: int
-    """Of each worker."""
     steps: int
     """Measured ones."""
-    step: Spread
-    phases: dict[str, Spread]
-    """By the names in ``PHASES``, and ``other``: what is left of a step."""
-    communication: Spread | None
-    """A part of ``backward``. None for one worker. Differences of noisy times may be below 0."""
-    slowest_data_s: float
-    """The median wait for images of the worker that waits longest."""
-    validation: Spread
-    """Of a batch, on the slowest worker."""
-    validation_batches: int
-    """In an epoch, on the worker that has most."""
-    bn_s: float
-    """Precise BatchNorm statistics, once each epoch."""
+    phases: dict[str, float]
+    """Seconds of a step, means over the steps and the workers: ``PHASES``, ``other``, what is left of a step, and
+    ``step``. ``communication`` is a part of ``backward``; 0 for one worker. Where it is small it may be below 0."""
+    images_per_s: float
     steps_per_epoch: int
+    train_s: float
+    """Of the steps of an epoch."""
+    val_s: float
+    """Of a validation, with the images of the holdout."""
+    bn_s: float
+    """Of precise BatchNorm statistics, before each validation."""
     epochs: int
-    validations: int
-    """Epochs after which the run validates."""
+    run_s: float
+    """Of all epochs with their validations. Start-up and checkpoints come on top."""
     memory_bytes: int
     """See ``worker_use.peak_bytes``; the most of all workers."""
-    device_memory_bytes: int | None
-    """Of the whole device; None on CPUs."""
-    last_step: float = 1.0
-    """Images of an epoch's last step, as a part of the global batch; below 1 with ``data.drop_last=false``."""
-    seconds: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """Of each measured step, by the names in ``phases``, ``step``, and ``communication`` if there is some: means over
-    the workers. ``validation``: of each measured batch on rank 0."""
-
-    @property
-    def images_per_s(self) -> float:
-        """Training images over the time of their steps, all workers together."""
-        return self.global_size / self.step.mean_s
-
-    def share(self, phase: str) -> float:
-        """The part of a step that goes into a phase, 0 to 1; phases add up to 1."""
-        return self.phases[phase].mean_s / self.step.mean_s
-
-    @property
-    def communication_share(self) -> float:
-        """The part of a step that goes into communication, 0 to 1; it is also a part of ``backward``."""
-        return max(0.0, self.communication.mean_s) / self.step.mean_s if self.communication else 0.0
-
-    @property
-    def train_s(self) -> float:
-        """Estimate: the steps of an epoch. A smaller last one takes its part."""
-        return (self.steps_per_epoch - 1 + self.last_step) * self.step.mean_s
-
-    @property
-    def val_s(self) -> float:
-        """Estimate: validation after an epoch, with the images of the holdout."""
-        return self.validation_batches * self.validation.mean_s
-
-    @property
-    def run_s(self) -> float:
-        """Estimate: all epochs with their validations. Start-up and checkpoints come on top."""
-        return self.epochs * self.train_s + self.validations * (self.bn_s + self.val_s)
-
-    @property
-    def device_hours(self) -> float:
-        """Estimate: the whole run times its workers, in hours."""
-        return self.workers * self.run_s / 3600
 
 
 def measure_steps(run: Run, steps: int) -> StepProfile:
-    """Measure ``steps`` training steps, and validation. All ranks call it.
-
-    Their profiles are equal, but for ``loader_processes``.
-    """
-    device, world, timer = run.world.device, run.world, _timed(run)
+    """Measure ``steps`` training steps, and validation. All ranks call it, and get the same."""
+    device, world, config, split, timer = run.world.device, run.world, run.config, run.split, _timed(run)
     batches = _endless_steps(run)
     for _ in range(WARMUP_STEPS):
         _timed_step(run, timer, batches)
     timer.take()
     forget_peak(device)
-    times, local = _steps_and_local_steps(run, timer, batches, steps)
+    phases = _phases(run, timer, batches, steps)
     batches.close()
-    (batch_s, count), bn_s = _validation(run, timer, steps), _batch_norm_s(run, timer)
-    by_name = _by_name(run, times)
-    communication = _communication(run, times, local)
-    slowest = world.max([statistics.median(one["data"] for one in times), *_as_list(Spread.of(batch_s)), count, bn_s])
-    properties = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
+    val_s, began = _validation_s(run, timer, steps), timer.wait()
+    prepare_batch_norm(run)
+    val_s, bn_s, memory = world.max([val_s, timer.wait() - began, float(peak_bytes(device))])
+    validations = sum(map(config.validates, range(1, config.epochs + 1)))
+    train_s = run.steps_per_epoch * phases[STEP]
     return StepProfile(
-        device=properties.name if properties else "CPU",
-        workers=world.workers,
-        global_size=run.split.global_size,
-        accumulation_steps=run.split.accumulation_steps,
-        micro_size=run.split.micro_size,
-        loader_processes=run.source.processes,
+        device=torch.cuda.get_device_properties(device).name if device.type == "cuda" else "CPU",
+        **dataclasses.asdict(split),
+        global_size=split.global_size,
         steps=steps,
-        step=Spread.of(by_name[STEP]),
-        phases={name: Spread.of(by_name[name]) for name in (*PHASES, OTHER)},
-        communication=Spread.of(communication) if communication else None,
-        slowest_data_s=slowest[0],
-        validation=Spread(*slowest[1:5]),
-        validation_batches=int(slowest[5]),
-        bn_s=slowest[6],
+        phases=phases,
+        images_per_s=split.global_size / phases[STEP],
         steps_per_epoch=run.steps_per_epoch,
-        epochs=run.config.epochs,
-        validations=sum(map(run.config.validates, range(1, run.config.epochs + 1))),
-        memory_bytes=int(world.max([float(peak_bytes(device))])[0]),
-        device_memory_bytes=properties.total_memory if properties else None,
-        last_step=_last_step(run),
-        seconds={**by_name, **({"communication": communication} if communication else {}), "validation": batch_s},
+        train_s=train_s,
+        val_s=val_s,
+        bn_s=bn_s,
+        epochs=config.epochs,
+        run_s=config.epochs * train_s + validations * (bn_s + val_s),
+        memory_bytes=int(memory),
     )
-
-
-def _last_step(run: Run) -> float:
-    micro = micro_sizes(run.source.info.train_size, run.split, run.config.data.drop_last)[-1]
-    return micro / run.split.micro_size
 
 
 def trace_steps(run: Run, steps: int, folder: str) -> None:
@@ -181,7 +101,7 @@ def trace_steps(run: Run, steps: int, folder: str) -> None:
         for _ in range(steps):
             _timed_step(run, timer, batches)
             profiler.step()
-        timer.clock.wait()
+        timer.wait()
     batches.close()
 
 
@@ -193,7 +113,7 @@ def _timed(run: Run) -> StepTimer:
 
 
 def _endless_steps(run: Run) -> Generator[Step, None, None]:
-    """Steps of the last epoch, again and again: if the image size grows, it has the largest images."""
+    """Steps of the last epoch, again and again."""
     while True:
         yield from run.source.train_steps(run.config.seed, run.config.epochs - 1, run.split, run.world.rank)
 
@@ -206,71 +126,35 @@ def _timed_step(run: Run, timer: StepTimer, batches: Iterator[Step]) -> None:
         take_step(run, step, 0.0)
 
 
-def _steps_and_local_steps(
-    run: Run, timer: StepTimer, batches: Iterator[Step], steps: int
-) -> tuple[list[dict[str, float]], list[dict[str, float]]]:
-    """The times of ``steps`` steps; and of as many between them that sum no gradients, if there are several workers."""
+def _phases(run: Run, timer: StepTimer, batches: Iterator[Step], steps: int) -> dict[str, float]:
+    """The mean times of ``steps`` steps; of several workers also of as many between them that sum no gradients."""
     parallel = run.step.parallel
-    alone = not isinstance(parallel, DistributedDataParallel)
+    is_summed = isinstance(parallel, DistributedDataParallel)
     for _ in range(steps):
         _timed_step(run, timer, batches)
-        if not alone:
+        if is_summed:
             with parallel.no_sync():  # type: ignore[operator]
                 _timed_step(run, timer, batches)
     times = timer.take()
-    return (times, []) if alone else (times[::2], times[1::2])
+    whole, local = (times[::2], times[1::2]) if is_summed else (times, times)
+    means = {name: statistics.fmean(one[name] for one in whole) for name in (*PHASES, OTHER, STEP)}
+    means["communication"] = means["backward"] - statistics.fmean(one["backward"] for one in local)
+    here = torch.tensor([*means.values()], dtype=torch.float64, device=run.world.device)
+    return dict(zip(means, (run.world.sum(here) / run.world.workers).tolist(), strict=True))
 
 
-def _by_name(run: Run, times: list[dict[str, float]]) -> dict[str, list[float]]:
-    """The seconds of each step by phase, mean over the ranks."""
-    names = (*PHASES, OTHER, STEP)
-    mean = _mean_over_ranks(run, [[one[name] for name in names] for one in times])
-    return {name: [row[column] for row in mean] for column, name in enumerate(names)}
-
-
-def _mean_over_ranks(run: Run, rows: list[list[float]]) -> list[list[float]]:
-    tensor = torch.tensor(rows, dtype=torch.float64, device=run.world.device)
-    mean: list[list[float]] = (run.world.sum(tensor) / run.world.workers).tolist()
-    return mean
-
-
-def _communication(run: Run, times: list[dict[str, float]], local: list[dict[str, float]]) -> list[float]:
-    """Seconds of each step; none of one worker."""
-    if not local:
-        return []
-    pairs = zip(times, local, strict=True)
-    return [row[0] for row in _mean_over_ranks(run, [[a["backward"] - b["backward"]] for a, b in pairs])]
-
-
-def _validation(run: Run, timer: StepTimer, most: int) -> tuple[list[float], int]:
-    """Seconds of each of at most ``most`` batches on this rank, without the first; and how many there are."""
-    # As in a run's validation, which keeps nothing for a backward pass.
-    size = 2 * run.split.micro_size
-    share = size, run.world.rank, run.world.workers
+def _validation_s(run: Run, timer: StepTimer, most: int) -> float:
+    """Seconds of a whole validation on this rank, from at most ``most`` batches after the first, which also chooses
+    kernels."""
+    size = 2 * run.split.micro_size  # as in a run's validation, which keeps nothing for a backward pass
     info, of_all = run.source.info, size * run.world.workers
     count = -(-info.val_size // of_all) - (-info.holdout_size // of_all)
     run.model.eval()
-    batches = itertools.islice(run.source.val_batches(*share), most + 1)
+    at = [timer.wait()]
     with torch.no_grad():
-        while True:
-            with timer.step():
-                with timer.part("data_s"):
-                    batch = next(batches, None)
-                if batch is not None:
-                    measure(run, [batch])
-            if batch is None:
-                break
+        for batch in itertools.islice(run.source.val_batches(size, run.world.rank, run.world.workers), most + 1):
+            measure(run, [batch])
+            at.append(timer.wait())
     run.model.train()
-    # The last one found no batch; the first one also chose kernels.
-    seconds = [one[STEP] for one in timer.take()[:-1]]
-    return seconds[1:] or seconds or [0.0], count
-
-
-def _batch_norm_s(run: Run, timer: StepTimer) -> float:
-    began = timer.clock.wait()
-    prepare_batch_norm(run)
-    return timer.clock.wait() - began
-
-
-def _as_list(spread: Spread) -> list[float]:
-    return [spread.min_s, spread.median_s, spread.mean_s, spread.sd_s]
+    times = [after - before for before, after in itertools.pairwise(at)]
+    return count * statistics.fmean(times[1:] or times or [0.0])

@@ -25,9 +25,8 @@ from bigbatch.train_loop.distributed import pick_device
 from bigbatch.train_loop.errors import NonFiniteLossError, TrainingStopped
 from bigbatch.train_loop.loop.assembly import Run, on_device, seed_batch, set_up
 from bigbatch.train_loop.loop.checkpoint import CheckpointFolder, Content, describe_data
-from bigbatch.train_loop.loop.oom_retry import Halving
+from bigbatch.train_loop.loop.oom_retry import Halving, until_it_fits
 from bigbatch.train_loop.loop.replayed_step import replay_steps
-from bigbatch.train_loop.loop.until_it_fits import until_it_fits
 from bigbatch.train_loop.loop.validation import part_of, prepare_batch_norm, validate, validation_values
 from bigbatch.train_loop.loop.worker_use import forget_peak, peak_bytes
 from bigbatch.train_loop.model.sharding import is_shared_out, whole_weights

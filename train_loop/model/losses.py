@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import cast
 
 import torch
@@ -13,7 +12,6 @@ import torch.nn.functional as F
 from bigbatch.train_loop.config import ConfigError, Options, TrainConfig
 from bigbatch.train_loop.config.train_config import LOSSES as BUILT_IN
 from bigbatch.train_loop.data.pixels.mixing import is_mixing_on
-from bigbatch.train_loop.errors import OwnCodeError
 from bigbatch.train_loop.plugins.nested import Nested, map_tensors
 from bigbatch.train_loop.plugins.registry import OwnFunction, load_function, loaded, made
 
@@ -71,54 +69,13 @@ def plain_loss(kind: str) -> LossFunction:
     return loss
 
 
-IGNORED = -100
-"""The class that torch's cross entropy leaves out."""
-
-
-def refuse_negative_classes(config: TrainConfig, targets: Nested) -> None:
-    """Raise OwnCodeError for a class below 0 with a built-in loss: a GPU would say no more than that it failed.
-
-    A loss of the user's own may mean something by it. Does nothing for targets that are on a device already.
-    """
-    if has_own_loss(config) or not isinstance(targets, torch.Tensor):
-        return
-    if targets.is_floating_point() or targets.device.type != "cpu":
-        return
-    numbers = targets.numpy()  # torch's operations would count in each step
-    if numbers.min(initial=0) < 0 and (wrong := numbers[(numbers < 0) & (numbers != IGNORED)]).size:
-        raise OwnCodeError(
-            f"with loss={config.loss} data.name={config.data.name} must give classes from 0 on; got {int(wrong[0])}. "
-            f"Count classes from 0; {IGNORED} is left out by cross_entropy."
-        )
-
-
 def _classes(labels: torch.Tensor) -> torch.Tensor:
     """Class labels as torch's losses take them, e.g. NumPy's int32; shares of classes as they are."""
     return labels if labels.is_floating_point() else labels.long()
 
 
 def _cross_entropy(logits: torch.Tensor, labels: torch.Tensor, label_smoothing: float = 0.0) -> torch.Tensor:
-    with _an_output_for_each_class(logits):
-        return F.cross_entropy(logits, _classes(labels), label_smoothing=label_smoothing)
-
-
-def _one_hot(labels: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-    with _an_output_for_each_class(logits):
-        return F.one_hot(labels.long(), logits.shape[1])
-
-
-@contextlib.contextmanager
-def _an_output_for_each_class(logits: torch.Tensor) -> Iterator[None]:
-    """Raise OwnCodeError for a class without an output, which torch tells on a CPU."""
-    try:
-        yield
-    except (IndexError, RuntimeError) as error:
-        if not any(words in str(error) for words in ("out of bounds", "Class values must be smaller")):
-            raise
-        raise OwnCodeError(
-            f"each class must have an output of the model, which has {logits.shape[1]}; got: {error} Count classes "
-            "from 0, and let the data return num_classes: without it workload.num_classes is 0."
-        ) from None
+    return F.cross_entropy(logits, _classes(labels), label_smoothing=label_smoothing)
 
 
 def has_own_loss(config: TrainConfig) -> bool:
@@ -159,7 +116,7 @@ def training_loss(
             return _cross_entropy(logits, labels, label_smoothing)
         case "bce":
             classes = logits.shape[1]
-            there = _one_hot(labels, logits) if labels.ndim == 1 else labels > 0 if mixed else labels
+            there = F.one_hot(labels.long(), classes) if labels.ndim == 1 else labels > 0 if mixed else labels
             targets = there.to(logits.dtype) * (1.0 - label_smoothing) + label_smoothing / classes
             return F.binary_cross_entropy_with_logits(logits, targets)
     raise ValueError(f"loss must be cross_entropy or bce; got {kind!r}")

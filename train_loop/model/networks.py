@@ -1,7 +1,7 @@
 """Networks: any torchvision classification model, with a stem that fits the image size; timm's, and users' own.
 
 timm's have the name ``timm/NAME`` and need the extra ``timm``. Weights to begin with (``model.pretrained``) come from a
-file or from the cache of the Hugging Face hub. Nothing is downloaded.
+file. Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -156,17 +156,6 @@ def _own_network(config: ModelConfig, info: DataInfo) -> nn.Module:
             f"model.name must name a function that returns a torch.nn.Module; got a {type(model).__name__} from "
             f"{config.name}. Return the network."
         )
-    if not any(p.requires_grad for p in model.parameters()):
-        raise ConfigError(
-            f"a model must have trainable parameters; got none in the {type(model).__name__} from {config.name}. "
-            "Make its layers attributes, or entries of a torch.nn.ModuleList."
-        )
-    for name, parameter in model.named_parameters():
-        if isinstance(parameter, nn.parameter.UninitializedParameter):
-            raise ConfigError(
-                f"a model must know its shapes when it is built; {name!r} of the {type(model).__name__} from "
-                f"{config.name} has none yet, as torch's Lazy layers begin. Compute the size from workload."
-            )
     return model
 
 
@@ -260,38 +249,27 @@ def timm_network(name: str, options: Mapping[str, object], info: DataInfo) -> nn
     argument that the network does not take.
     """
     check_timm_name(name)
-    facts: dict[str, object] = {"num_classes": info.num_classes, "in_chans": info.channels}
+    facts: dict[str, Any] = {"num_classes": info.num_classes, "in_chans": info.channels}
     wanted = name.removeprefix(TIMM)
-    try:
-        return _created(wanted, {**facts, "img_size": info.image_size, **options})
-    except TypeError as error:
-        # timm tells by this error alone that a network takes no size.
-        if "'img_size'" not in str(error) or "img_size" in options:
-            raise _refusal(wanted, options, info, error) from None
-    except (ValueError, AssertionError) as error:
-        raise _refusal(wanted, options, info, error) from None
-    try:  # a network that takes any size
-        return _created(wanted, {**facts, **options})
-    except (TypeError, ValueError, AssertionError) as error:
-        raise _refusal(wanted, options, info, error) from None
-
-
-def _created(name: str, arguments: Mapping[str, Any]) -> nn.Module:
     import timm
 
-    return timm.create_model(name, pretrained=False, **arguments)
-
-
-def _refusal(name: str, options: Mapping[str, object], info: DataInfo, error: Exception) -> ConfigError:
-    reason = " ".join(f"{type(error).__name__}: {error}".split())
-    return ConfigError(
-        f"timm's {name} must take {info.image_size} px and model.options; got {dict(options)} ({reason}). "
-        "Change model.options or data.image_size."
-    )
+    try:
+        try:
+            return timm.create_model(wanted, pretrained=False, **{**facts, "img_size": info.image_size, **options})
+        except TypeError as error:
+            # timm tells by this error alone that a network takes no size: it takes any.
+            if "'img_size'" not in str(error) or "img_size" in options:
+                raise
+            return timm.create_model(wanted, pretrained=False, **{**facts, **options})
+    except (TypeError, ValueError, AssertionError) as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ConfigError(
+            f"timm's {wanted} must take {info.image_size} px and model.options; got {dict(options)} ({reason}). "
+            "Change model.options or data.image_size."
+        ) from None
 
 
 ENDINGS = (".pth", ".pt", ".safetensors", ".bin")
-FILES_OF_THE_HUB = ("model.safetensors", "pytorch_model.bin")
 
 
 def check_pretrained(name: str) -> Path:
@@ -303,19 +281,9 @@ def check_pretrained(name: str) -> Path:
         if path.suffix not in ENDINGS:
             raise ConfigError(f"model.pretrained reads {', '.join(ENDINGS)}; got {name!r}. Write one of these.")
         return path
-    if name.count("/") == 1 and find_spec("huggingface_hub") is not None:
-        from huggingface_hub import try_to_load_from_cache
-
-        for file in FILES_OF_THE_HUB:
-            if isinstance(found := try_to_load_from_cache(name, file), str):
-                return Path(found)
-        raise ConfigError(
-            f"model.pretrained must be in the Hugging Face cache, for nothing is downloaded; got {name!r}. "
-            f"Where there is a network, run: hf download {name} {FILES_OF_THE_HUB[0]}"
-        )
     raise ConfigError(
-        f"model.pretrained must be a file ({', '.join(ENDINGS)}) or a repository in the Hugging Face cache; got "
-        f"{name!r}. Write e.g. model.pretrained=weights.pth."
+        f"model.pretrained must be a file ({', '.join(ENDINGS)}); got {name!r}. Write e.g. "
+        "model.pretrained=weights.pth, or the path that hf download prints."
     )
 
 

@@ -32,25 +32,20 @@ class LAMB(LayerwiseOptimizer):
 
     For each parameter tensor w with gradient g, weight decay λ, at its step number t (from 1)::
 
-        g ← g · min(1, c / ‖G‖)             with max_grad_norm = c > 0; G is all parameters' gradient
-        g ← g / ‖G‖                         with pre_normalise (NVIDIA's NVLAMB), whatever ‖G‖ is
+        g ← g / ‖G‖                         with pre_normalise (NVIDIA's NVLAMB); G is all parameters' gradient
         m ← β1·m + (1 − β1)·g               v ← β2·v + (1 − β2)·g²
         m̂ = m / (1 − β1^t)                  v̂ = v / (1 − β2^t)      (m and v without bias_correction)
         u = m̂ / (√v̂ + eps) + λw             decoupled decay, inside the ratio's norm
         r = clamp(‖w‖ / ‖u‖, trust_bounds)  1 where ‖w‖ = 0 or ‖u‖ = 0, or in groups with trust_ratio=False
         w ← w − lr·r·u
 
-    With ``decay_in_ratio=False`` the decay stays out of u and is not scaled: first w ← w − lr·λw,
-    then u and r with the new w (timm's decoupled_decay; AdamW's order).
-
     The group flag ``trust_ratio`` alone decides whether the ratio is used: with weight_decay=0 and
-    the flag set it is, as in the paper and in NVIDIA's NVLAMB. ``nvlamb=False`` is apex's FusedLAMB
-    without use_nvlamb: no ratio wherever the decay is 0. ``trust_bounds=(0.01, 10)`` is DeepSpeed's,
+    the flag set it is, as in the paper and in NVIDIA's NVLAMB. ``trust_bounds=(0.01, 10)`` is DeepSpeed's,
     ``(0, 1)`` timm's trust_clip (LAMBC, Fong et al. 2020, arXiv 2011.13584). With
     ``trust_ratio=False`` the step is AdamW's. apex and timm clip the global gradient norm to 1;
-    here it is off unless ``max_grad_norm`` or ``clip_grad_norm_`` is used.
+    here ``clip_grad_norm_`` does.
 
-    A parameter group may set any hyperparameter but max_grad_norm and pre_normalise. bf16 and fp16 parameters have
+    A parameter group may set any hyperparameter but pre_normalise. bf16 and fp16 parameters have
     float32 moments and arithmetic, and are rounded once a step. Gradients are left unchanged; those
     of a GradScaler must be unscaled first (``scaler.step`` does that).
 
@@ -61,14 +56,10 @@ class LAMB(LayerwiseOptimizer):
         eps: added to the root of the second moment.
         weight_decay: λ.
         bias_correction: divide the moments as above.
-        max_grad_norm: c, of all groups together; 0 does not clip.
-        pre_normalise: divide all groups' gradient by its norm; not with max_grad_norm.
-        decay_in_ratio: whether u has the decay.
-        nvlamb: use the ratio even if the decay is 0.
+        pre_normalise: divide all groups' gradient by its norm.
         trust_bounds: (lowest, highest) ratio.
         capturable: keep step numbers on the device, for CUDA graphs. Otherwise they are on the CPU,
             as in torch.optim.Adam, and the host reads them without waiting for a device.
-        maximize: ascend instead of descend.
         trust_ratio: default of the group flag.
 
     Raises:
@@ -89,13 +80,9 @@ class LAMB(LayerwiseOptimizer):
         weight_decay: float = 0.01,
         bias_correction: bool = True,
         *,
-        max_grad_norm: float = 0.0,
         pre_normalise: bool = False,
-        decay_in_ratio: bool = True,
-        nvlamb: bool = True,
         trust_bounds: tuple[float, float] = (0.0, math.inf),
         capturable: bool = False,
-        maximize: bool = False,
         trust_ratio: bool = True,
     ) -> None:
         defaults = {
@@ -104,19 +91,11 @@ class LAMB(LayerwiseOptimizer):
             "eps": eps,
             "weight_decay": weight_decay,
             "bias_correction": bias_correction,
-            "decay_in_ratio": decay_in_ratio,
-            "nvlamb": nvlamb,
             "trust_bounds": trust_bounds,
             "capturable": capturable,
-            "maximize": maximize,
             "trust_ratio": trust_ratio,
         }
-        ok = math.isfinite(max_grad_norm) and max_grad_norm >= 0
-        check_hyperparameter(ok, "max_grad_norm must be finite and at least 0", max_grad_norm)
-        check_hyperparameter(
-            not (pre_normalise and max_grad_norm), "max_grad_norm must be 0 with pre_normalise", max_grad_norm
-        )
-        self.max_grad_norm, self.pre_normalise = max_grad_norm, pre_normalise
+        self.pre_normalise = pre_normalise
         self._gradient_scale: Tensor | None = None
         super().__init__(params, defaults)
 
@@ -131,13 +110,9 @@ class LAMB(LayerwiseOptimizer):
     def _before_update(self) -> None:
         self._gradient_scale = None
         grads = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
-        if not grads or not (self.pre_normalise or self.max_grad_norm > 0):
-            return
-        norm = total_norm([g.float() if g.dtype.itemsize < 4 else g for g in grads])
-        if self.pre_normalise:
+        if grads and self.pre_normalise:
+            norm = total_norm([g.float() if g.dtype.itemsize < 4 else g for g in grads])
             self._gradient_scale = torch.where(norm > 0, 1.0 / norm, 1.0)
-        else:
-            self._gradient_scale = torch.clamp(self.max_grad_norm / norm, max=1.0)  # also where the norm is 0
 
     def _buckets(self, group: ParamGroup) -> Iterator[Bucket]:
         """Buckets with one step number each, so that bias corrections are numbers; unless the host may not read it."""
@@ -149,11 +124,8 @@ class LAMB(LayerwiseOptimizer):
 
     def _update(self, group: ParamGroup, bucket: Bucket) -> None:
         lr, decay = learning_rate_of(group, bucket), group["weight_decay"]
-        ratio = group["trust_ratio"] and (group["nvlamb"] or decay > 0)
-        if decay > 0 and not group["decay_in_ratio"]:
-            torch._foreach_mul_(bucket.weights, 1 - lr * decay)
-        updates, factor = self._updates(group, bucket, decay if group["decay_in_ratio"] else 0.0)
-        if ratio:
+        updates, factor = self._updates(group, bucket, decay)
+        if group["trust_ratio"]:
             ratios = lamb_trust_ratios(bucket, updates, factor, group["trust_bounds"])
             factor = factor * self._keep(ratios)
         add_scaled_(bucket.weights, updates, -lr * factor)

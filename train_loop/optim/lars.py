@@ -65,7 +65,6 @@ class LARS(LayerwiseOptimizer):
         momentum_convention: ``"in"`` or ``"out"``.
         eps: added to the ratio's denominator; 0 in the paper.
         larc: ``"off"``, ``"clip"`` or ``"trust"``.
-        maximize: ascend instead of descend.
         trust_ratio: default of the group flag.
 
     Raises:
@@ -86,7 +85,6 @@ class LARS(LayerwiseOptimizer):
         eps: float = 0.0,
         *,
         larc: str = "off",
-        maximize: bool = False,
         trust_ratio: bool = True,
     ) -> None:
         defaults = {
@@ -98,7 +96,6 @@ class LARS(LayerwiseOptimizer):
             "momentum_convention": momentum_convention,
             "eps": eps,
             "larc": larc,
-            "maximize": maximize,
             "trust_ratio": trust_ratio,
         }
         super().__init__(params, defaults)

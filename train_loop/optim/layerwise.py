@@ -79,7 +79,7 @@ def buckets(group: ParamGroup, key: Callable[[Tensor], object] = lambda p: None)
             found.setdefault((p.device, p.dtype, ranks_of(p), key(p)), []).append(p)
     for (device, narrow, ranks, _), params in found.items():
         for part in _in_cache(params) if device.type == "cpu" else [params]:
-            yield _bucket(part, device, torch.promote_types(narrow, torch.float32), ranks, group["maximize"])
+            yield _bucket(part, device, torch.promote_types(narrow, torch.float32), ranks)
 
 
 def _in_cache(params: list[Tensor]) -> Iterator[list[Tensor]]:
@@ -96,16 +96,12 @@ def _in_cache(params: list[Tensor]) -> Iterator[list[Tensor]]:
     yield part
 
 
-def _bucket(
-    params: list[Tensor], device: torch.device, dtype: torch.dtype, ranks: dist.ProcessGroup | None, maximize: bool
-) -> Bucket:
+def _bucket(params: list[Tensor], device: torch.device, dtype: torch.dtype, ranks: dist.ProcessGroup | None) -> Bucket:
     weights, grads = params, [p.grad for p in params if p.grad is not None]
     if ranks is not None:
         weights, grads = [local(w) for w in weights], [local(g) for g in grads]
     if params[0].dtype != dtype:
         weights, grads = [w.to(dtype) for w in weights], [g.to(dtype) for g in grads]
-    if maximize:
-        grads = list(torch._foreach_neg(grads))
     return Bucket(params, weights, grads, device, dtype, ranks)
 
 

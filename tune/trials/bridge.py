@@ -134,7 +134,7 @@ def note_oom_retries(live: LiveTrial, reported: Sequence[Mapping[str, object]]) 
     """
     if not reported or list(reported) == live.trial.user_attrs.get(HEALED_ATTR):
         return ""
-    halvings = [Halving.from_dict(values) for values in reported]
+    halvings = [Halving(**values) for values in reported]  # type: ignore[arg-type]
     live.config = live.view.config = config_after_oom(live.config, halvings)
     live.trial.set_user_attr("config", live.config.to_dict())
     live.trial.set_user_attr(HEALED_ATTR, list(reported))

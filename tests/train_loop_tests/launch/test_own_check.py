@@ -257,9 +257,9 @@ def test_one_class_is_refused_where_a_loss_of_ours_would_be_0(file: Path) -> Non
     check_users_code(_config(file, **keys, loss="mean"))  # e.g. one number for each image
 
 
-def test_integer_targets_of_an_unknown_number_of_classes_are_named_as_such(file: Path) -> None:
+def test_integer_targets_without_an_output_each_are_refused(file: Path) -> None:
     config = _config(file, data__name=f"{file}:unknown", model__name="of_classes", batch__global_size=8)
-    with pytest.raises(OwnCodeError, match=r"which has 1; got: Target 1 is out of bounds.*num_classes is 0"):
+    with pytest.raises(ConfigError, match="got IndexError: Target 1 is out of bounds"):
         check_users_code(config)
 
 

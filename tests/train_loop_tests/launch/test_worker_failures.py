@@ -4,6 +4,7 @@ import errno
 import pickle
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -27,7 +28,8 @@ from bigbatch.train_loop.host.disk_space import DiskFull
 from bigbatch.train_loop.launch import trial_task
 from bigbatch.train_loop.launch.full_run import _error_of
 from bigbatch.train_loop.launch.trial_task import WorkersEnd, failed_end, fit_until_it_fits, kind_of
-from bigbatch.train_loop.loop.oom_retry import Healing
+from bigbatch.train_loop.loop.checkpoint import RunState
+from bigbatch.train_loop.loop.oom_retry import _halved
 
 LOST = RuntimeError("[gloo/transport/tcp/pair.cc:561] Connection closed by peer")
 
@@ -122,9 +124,10 @@ class Fits:
         self.starts += 1
         if self.starts > self.times:
             return WorkersEnd()
-        failed = Healing(self.folder).meet(torch.OutOfMemoryError("CUDA out of memory"), self.split, (0, 0), 1)
+        run = SimpleNamespace(split=self.split, progress=RunState(), world=SimpleNamespace(rank=1))
+        _halved(run, torch.OutOfMemoryError("CUDA out of memory"), (), self.folder)
         self.split = type(self.split)(2, self.split.accumulation_steps * 2, self.split.micro_size // 2)
-        raise group(r0=LOST, r1=failed)
+        raise group(r0=LOST, r1=DeviceMemoryError("full", healed=True))
 
 
 def test_workers_start_again_as_often_as_the_micro_batch_is_halved(tmp_path: Path) -> None:

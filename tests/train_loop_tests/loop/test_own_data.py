@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from bigbatch.train_loop.config import TrainConfig
-from bigbatch.train_loop.errors import OwnCodeError, TrainingStopped
+from bigbatch.train_loop.errors import TrainingStopped
 from bigbatch.train_loop.loop import assembly
 from helpers.loop_references import run
 from helpers.own_sets import write_points
@@ -73,38 +73,6 @@ def test_the_weights_are_those_of_a_loop_written_by_hand(tmp_path: Path, built: 
     logits = net(inputs).detach()
     assert records[-1].val_loss == pytest.approx(F.cross_entropy(logits, targets).item(), rel=1e-4)
     assert records[-1].val_top1 == pytest.approx((logits.argmax(1) == targets).float().mean().item())
-
-
-@pytest.mark.parametrize(
-    ("changed", "refused"), [("train", True), ("val", True), ("beyond", True), ("mask", False), ("loss", False)]
-)
-def test_a_class_below_0_or_without_an_output_is_refused_in_one_line_where_the_loss_is_ours(
-    tmp_path, built, changed, refused
-):
-    """A loss of the user's own may mean something by it, and torch's cross entropy leaves -100 out."""
-    word = write_points(
-        tmp_path,
-        f"""
-
-def below(part={changed!r}):
-    pair = points(augment=False)
-    sets = [[(item, target) for item, target in items] for items in pair]
-    which = sets[1] if part == "val" else sets[0]
-    which[20] = which[20][0], {{"mask": -100, "beyond": 99}}.get(part, -1)
-    return sets
-
-def loss(outputs, targets):
-    return torch.nn.functional.cross_entropy(outputs, targets, ignore_index=-1)
-""",
-    ).replace(":points", ":below")
-    keys = {"loss": word.replace(":below", ":loss")} if changed == "loss" else {}
-    if not refused:
-        assert len(run(configured(word, **keys))) == 3
-        return
-    said = "got: Target 99 is out of bounds" if changed == "beyond" else "must give classes from 0 on; got -1"
-    with pytest.raises(OwnCodeError, match=said) as error:
-        run(configured(word))
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -151,14 +151,13 @@ def test_one_worker_goes_on_from_two(pair: Pair, tmp_path: Path) -> None:
     assert "is cut off" in found["warned"][0]
 
 
-def test_without_room_the_checkpoint_before_the_latest_is_given_up(pair: Pair) -> None:
+def test_without_room_for_the_last_checkpoint_all_ranks_say_so_and_the_one_before_stays(pair: Pair) -> None:
     folder, outcomes = pair
     if not (folder / "full").exists():
         pytest.skip("needs root and the right to mount a tmpfs")
-    for rank in outcomes:
-        assert "error" not in rank["full"] and rank["full"]["weights"] == rank["average"]["weights"]
+    assert all(rank["full"]["error"].startswith("DiskFull") for rank in outcomes)
     left = [torch.load(folder / "full" / f"{name}.pt", weights_only=True) for name in ("previous", "latest")]
-    assert [content["progress"]["epoch"] for content in left] == [EMA.epochs - 1, EMA.epochs]
+    assert [content["progress"]["epoch"] for content in left] == [EMA.epochs - 2, EMA.epochs - 1]
     assert {one.name for one in (folder / "full").glob("shards-*")} == {one["shards"]["folder"] for one in left}
 
 
@@ -175,7 +174,7 @@ def test_a_parameter_without_a_gradient_is_named(pair: Pair) -> None:
     for rank, outcomes in enumerate(pair[1]):
         error = outcomes["unused"]["error"]
         assert error.startswith("UnusedParameterError: with 2 workers each parameter must get a gradient")
-        assert f"in a step on rank {rank}" in error and "model.parallel=ddp" in error
+        assert f" got none on rank {rank}. Use it in each forward pass" in error
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import torch
 
 from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.train_loop.data.pixels import mixing
-from bigbatch.train_loop.errors import OwnCodeError
 from bigbatch.train_loop.model.losses import loss_function, training_loss
 
 CPU = torch.device("cpu")
@@ -36,14 +35,6 @@ def test_losses(smoothing: float) -> None:
         assert narrow.item() == found.item()
     with pytest.raises(ValueError, match="got 'mse'"):
         training_loss(torch.tensor(z), torch.tensor(labels), "mse", smoothing)
-
-
-@pytest.mark.parametrize("kind", ["cross_entropy", "bce"])
-def test_a_class_without_an_output_is_said_with_the_number_of_outputs(kind: str) -> None:
-    with pytest.raises(
-        OwnCodeError, match="each class must have an output of the model, which has 4; got: (Class|Target)"
-    ):
-        training_loss(torch.zeros(1, 4), torch.tensor([4]), kind, 0.0)
 
 
 def test_bce_is_finite_at_logits_that_saturate_the_sigmoid() -> None:

@@ -69,14 +69,6 @@ def test_lars_keeps_the_digits_of_factors_far_below_one(nesterov):
         np.testing.assert_allclose(got - w, want - w, rtol=1e-3, atol=1e-6)
 
 
-def test_maximize_ascends():
-    options = {"wd": 0.02, "maximize": True}
-    lars = lambda params: LARS(params, 1.0, 0.9, 0.02, 0.05, maximize=True)  # noqa: E731
-    check_against(lars_reference, lars, RATES, m=0.9, eta=0.05, **options)
-    lamb = lambda params: LAMB(params, weight_decay=0.02, maximize=True)  # noqa: E731
-    check_against(lamb_reference, lamb, LAMB_RATES, **options)
-
-
 @pytest.mark.parametrize("convention", ["in", "out"])
 def test_the_ratio_is_one_where_a_norm_is_zero(convention):
     zeros, ones = np.zeros(4), np.ones(4)
@@ -228,48 +220,9 @@ def test_larcs_clip_at_a_rate_of_zero_moves_nothing(convention: str) -> None:
         np.testing.assert_array_equal(before, after)
 
 
-# --- LAMB's variants ---
-
-
-@pytest.mark.parametrize("capturable", [False, True])
-@pytest.mark.parametrize("decay_in_ratio", [False, True])
 @pytest.mark.parametrize("wd", [0.0, 0.3])
-def test_lambs_steps_for_graphs_and_with_decay_beside_the_ratio(capturable, decay_in_ratio, wd) -> None:
-    def optimizer_of(params):
-        return LAMB(params, weight_decay=wd, capturable=capturable, decay_in_ratio=decay_in_ratio)
-
-    check_against(lamb_reference, optimizer_of, LAMB_RATES, wd=wd, decay_in_ratio=decay_in_ratio)
-
-
-@pytest.mark.parametrize("bound", [0.5, 1e6])
-def test_lamb_clips_the_norm_of_all_groups_gradients_and_leaves_them_unchanged(bound: float) -> None:
-    seen: list[torch.Tensor] = []
-
-    def optimizer_of(params):
-        seen[:] = params
-        groups = [{"params": params[:2]}, {"params": params[2:], "trust_ratio": True, "weight_decay": 0.1}]
-        return LAMB(groups, weight_decay=0.1, max_grad_norm=bound)
-
-    found = run(optimizer_of, WEIGHTS, lambda t: GRADS[t], LAMB_RATES)
-    totals = [norm(*step) for step in GRADS]
-    assert all(total > 0.5 for total in totals)
-    for i, w in enumerate(WEIGHTS):
-        scaled = [step[i] * min(1.0, bound / total) for step, total in zip(GRADS, totals, strict=True)]
-        want = lamb_reference(w, scaled, LAMB_RATES, wd=0.1)
-        np.testing.assert_allclose(found[i], want, rtol=1e-11, atol=1e-12)
-    for p, g in zip(seen, GRADS[-1], strict=True):
-        np.testing.assert_array_equal(p.grad.numpy(), g)
-
-
-def test_lamb_clips_narrow_and_zero_gradients() -> None:
-    params = [nn.Parameter(torch.ones(3, dtype=torch.float16)), nn.Parameter(torch.ones(2))]
-    for p in params:
-        p.grad = torch.zeros_like(p)
-    LAMB(params, weight_decay=0.0, max_grad_norm=1.0).step()
-    assert all(torch.equal(p, torch.ones_like(p)) for p in params)
-    params[0].grad = torch.full((3,), 4e4, dtype=torch.float16)  # its square overflows fp16
-    LAMB(params, lr=0.1, weight_decay=0.0, max_grad_norm=1.0).step()
-    assert torch.isfinite(params[0]).all() and (params[0] < 1).all()
+def test_lambs_steps_for_graphs(wd) -> None:
+    check_against(lamb_reference, lambda params: LAMB(params, weight_decay=wd, capturable=True), LAMB_RATES, wd=wd)
 
 
 # --- properties ---
@@ -278,7 +231,7 @@ BOTH = pytest.mark.parametrize(
     "optimizer_of",
     [
         lambda params, **options: LARS(params, **{"lr": 0.5, "weight_decay": 0.01, **options}),
-        lambda params, **options: LAMB(params, **{"lr": 0.05, "max_grad_norm": 1.0, **options}),
+        lambda params, **options: LAMB(params, **{"lr": 0.05, "pre_normalise": True, **options}),
     ],
     ids=["lars", "lamb"],
 )
@@ -345,7 +298,7 @@ def test_a_compiled_step_is_compiled_once_whatever_lr_and_step_number(optimizer_
 def test_parameters_of_one_group_on_two_devices_step_as_if_alone(optimizer_of) -> None:
     """Every other one is on torch's device without memory, from which nothing can be copied.
 
-    So LAMB does not clip here: the global norm is a sum over devices.
+    So LAMB does not normalise here: the global norm is a sum over devices.
     """
     alone = run(optimizer_of, WEIGHTS, lambda t: GRADS[t], RATES)
     here = [nn.Parameter(torch.tensor(w)) for w in WEIGHTS]

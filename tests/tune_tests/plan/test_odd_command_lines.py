@@ -14,8 +14,7 @@ from bigbatch.command import main
 from bigbatch.search_spaces import BUILT_IN, Workload, check_space
 from bigbatch.search_spaces.check import check_parameters, read_fixed
 from bigbatch.search_spaces.trial import StandInTrial
-from bigbatch.train_loop.config import OPTIMIZERS, ConfigError, TrainConfig, known_key, parse_assignments, resolve_key
-from bigbatch.train_loop.config.words import SPACE_PARAMETERS
+from bigbatch.train_loop.config import OPTIMIZERS, ConfigError, TrainConfig, parse_assignments
 from bigbatch.train_loop.launch import command, lr_find
 from bigbatch.tune.commands.tune import tune_main
 from bigbatch.tune.console.columns import IN_TABLE, shown_settings
@@ -67,7 +66,6 @@ TUNE_LINES = {
     "--data -my.py:data": "--data takes a value; got none. Write one after it, one that begins with - as --data=-…;",
     "--set optimizer=SGD": "Did you mean 'sgd'?",
     "--set ema=0.9": "Did you mean 'ema_decay'?",
-    "--set num_workers=4": "Write data.loader.workers=N",
     "--set warmup=50%": "warmup must be a number; got '50%'. Write warmup=0.0.",
     "--set batch=1438": "batch.global_size must be at most the 1437 training images; got 1438. Write --set batch=1437",
     "--lr 0.1": "no such option; got '--lr'",
@@ -88,7 +86,6 @@ TUNE_LINES = {
     "--set warmup=99": "schedule.warmup_epochs must not exceed epochs; got 99",
     "--set optimizer=adam": "Did you mean 'adamw'?",
     "--set optimizer=muon": "Choose one of sgd, lars, lamb, adamw.",
-    "--set betas=0.9": "write beta1=0.9 and beta2=0.999",
     "--set optimizer.lr=1": "Did you mean 'optimizer.peak_lr'?",
     "--set foo=1": "no such configuration key; got 'foo'. Write e.g. lr, batch",
     "--set epochs=3": "Write --max-epochs 3",
@@ -98,14 +95,12 @@ TUNE_LINES = {
     "--set lr_multiplier=9": "lr_multiplier must be a number of 0.25 to 4 in space 'smoke'; got 9",
     "--set lr_multiplyer=1": "Did you mean 'lr_multiplier'?",
     "--set lr=0.1 lr_multiplier=2": "lr_multiplier'",
-    "--set one_minus_momentum=0.1": "write momentum=VALUE",
 }
 TRAIN_LINES = {
     "": "the command needs one of --config, --recipe and --model; got none. Write e.g. --config best.json.",
     "--config c.json --checkpoint-every-s -1": "--checkpoint-every-s must not be negative; got -1",
     "--config nothing.json": "nothing.json",
     "--recipe mlperf": "--recipe must be the name of a published configuration; got 'mlperf'",
-    "--config c.json --set lr_multiplier=1": "a parameter of some search spaces: write lr=VALUE",
 }
 LR_FIND_LINES = {
     "--config c.json --steps 1e9x": "--steps must be a whole number; got '1e9x'",
@@ -198,9 +193,7 @@ def test_each_word_of_the_tables_is_a_key_or_is_told_what_to_write(optimizer: st
     shown = shown_settings(TrainConfig().replace_keys({"optimizer": optimizer}))
     other = {"lr": "0.5", "batch": "512", "warmup": "2 ep", "wd": "2.5e-01", "smoothing": "0.12", "momentum": "0.5"}
     for word in shown:
-        if word == "betas":
-            with pytest.raises(ConfigError, match="write beta1=0.9 and beta2=0.999"):
-                parse_assignments(["betas=0.9, 0.999"])
+        if word == "betas":  # two keys
             continue
         value = other.get(word, shown[word])
         changes = parse_assignments([f"{word}={value.removesuffix(' ep')}"])
@@ -216,9 +209,6 @@ def test_each_name_in_the_plan_can_be_set(name: str) -> None:
         value = one.choices[0] if one.kind == "categorical" else one.low
         fixed = check_parameters(BUILT_IN[name], DIGITS, read_fixed([f"{one.name}={value}"]))
         assert one.name not in check_space(BUILT_IN[name], DIGITS, pinned=fixed), "it is not searched any more"
-        if known_key(one.name) is None:
-            with pytest.raises(ConfigError, match=f"some search spaces: write {SPACE_PARAMETERS[one.name][0]}=VALUE"):
-                resolve_key(one.name)
 
 
 def test_a_parameter_of_ones_own_space_is_fixed_also_over_a_resume(tmp_path: Path, monkeypatch) -> None:
@@ -242,7 +232,11 @@ def test_a_parameter_of_ones_own_space_is_fixed_also_over_a_resume(tmp_path: Pat
         ("depth=5", "depth must be a whole number of 1 to 4"),
         ("depth=1.5", "depth must be a whole number"),
         ("kind=c", "kind must be one of a, b"),
-        ("lr_multiplier=1", "write lr=VALUE, the peak learning rate itself. Space 'mine' searches depth, kind, lr."),
+        (
+            "lr_multiplier=1",
+            "got 'lr_multiplier'. Write e.g. lr, batch, warmup or epochs; docs/training.md lists all keys. "
+            "Space 'mine' searches depth, kind, lr.",
+        ),
         ("dept=2", "Did you mean 'depth'?"),
     ):
         with pytest.raises(ConfigError, match=re.escape(said)):
@@ -255,5 +249,5 @@ def test_a_space_may_return_the_words_but_not_one_key_twice() -> None:
     assert (config.schedule.warmup_epochs, config.label_smoothing, config.batch.global_size) == (1, 0.1, 64)
     with pytest.raises(ConfigError, match="got 'optimizer.peak_lr' under two names"):
         DIGITS.config({"lr": 0.3, "learning_rate": 0.4})
-    with pytest.raises(ConfigError, match="write lr=VALUE"):
+    with pytest.raises(ConfigError, match="no such configuration key; got 'lr_multiplier'"):
         DIGITS.config({"lr_multiplier": 1.0})
