@@ -11,9 +11,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 
 from bigbatch.train_loop.data.source import Batch
 from bigbatch.train_loop.distributed import World
@@ -22,7 +24,7 @@ from bigbatch.train_loop.loop.assembly import Run, on_device, seed_batch
 from bigbatch.train_loop.loop.metrics import MetricSums, ValidationMetric, values_of
 from bigbatch.train_loop.model import precise_bn
 from bigbatch.train_loop.model.losses import LossFunction, in_float32
-from bigbatch.train_loop.plugins.nested import Nested
+from bigbatch.train_loop.plugins.nested import Nested, example_count, map_tensors
 
 
 def prepare_batch_norm(run: Run) -> None:
@@ -81,21 +83,37 @@ def _needs_baseline(run: Run) -> bool:
 def measure(run: Run, batches: Iterable[Batch], seen: SeenTargets | None = None) -> torch.Tensor:
     """Sums over the images of ``batches``, see ``MetricSums``; the further metrics have then seen these images.
 
-    ``seen`` keeps their targets.
+    ``seen`` keeps their targets. On a GPU a smaller last batch is filled up to the size of the others.
     """
-    sums, loss_of = MetricSums(run.world.device), run.step.validation_loss
+    sums, loss_of, whole = MetricSums(run.world.device), run.step.validation_loss, 0
     for metric in run.metrics.values():
         metric.reset()
     for images, labels in on_device(run, batches):
+        count = example_count(labels)
+        whole = max(whole, count) if tunes_shapes(run.world.device) else 0
+        missing = whole - count if isinstance(images, torch.Tensor) and len(images) == count < whole else 0
+        if missing:
+            images = F.pad(images, [0, 0] * (images.ndim - 1) + [0, missing])  # black images
         logits = _logits(run, images)
         if run.config.data.test_flip:
             logits = (logits + _logits(run, images.flip(3))) / 2
+        if missing:  # in evaluation no image depends on the others
+            logits = map_tensors(partial(_first, count=count), logits)
         if seen is not None:
             seen.add(logits, labels)
         sums.add(loss_of(logits, labels), logits, labels)
         for metric in run.metrics.values():
             metric.update(logits, labels)
     return sums.values
+
+
+def tunes_shapes(device: torch.device) -> bool:
+    """Whether a batch of another size costs more than its images: cuDNN times its algorithms for each shape."""
+    return device.type == "cuda"
+
+
+def _first(outputs: torch.Tensor, count: int) -> torch.Tensor:
+    return outputs[:count] if outputs.ndim else outputs
 
 
 def _logits(run: Run, images: Nested) -> Nested:

@@ -5,6 +5,7 @@ import gc
 import math
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.data import sampling
 from bigbatch.train_loop.data.sampling import holdout_rows
 from bigbatch.train_loop.distributed import World
-from bigbatch.train_loop.loop import assembly
+from bigbatch.train_loop.loop import assembly, validation
 from bigbatch.train_loop.loop.train import NonFiniteLossError, TrainingStopped, train
 from bigbatch.train_loop.reporter import ListReporter, best_record, epoch_line
 from helpers.loop_references import (
@@ -232,12 +233,31 @@ def test_epochs_without_a_validation_have_no_value_and_train_alike(monkeypatch, 
     assert best.epoch in validated
 
 
-def test_validation_is_that_of_all_images_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """23 images in batches of 16, against float64 over all of them."""
-    built = install(monkeypatch.setattr, bn_model)
-    last = run(CONFIG)[-1]
-    loss, top1 = val_reference(built.model)
-    assert last.val_loss == pytest.approx(loss, rel=1e-5) and last.val_top1 == pytest.approx(top1, abs=1e-12)
+@pytest.mark.parametrize("test_flip", [False, True])
+def test_a_padded_last_batch_changes_no_value(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, test_flip: bool) -> None:
+    """As on a GPU: 23 validation images in batches of 16, against float64 over all of them at once."""
+    config, shapes, layouts = changed(CONFIG, test_flip=test_flip), list[int](), set[bool]()
+
+    def note(module: nn.Module, images: torch.Tensor) -> None:
+        if not module.training:
+            shapes.append(len(images))
+            layouts.add(images.is_contiguous(memory_format=torch.channels_last))
+
+    built = install(monkeypatch.setattr, watched(note, bn_model))
+    plain = run(config)
+    assert set(shapes) == {16, 7}
+    shapes.clear()
+    monkeypatch.setattr(validation, "tunes_shapes", lambda device: True)
+    built = install(monkeypatch.setattr, watched(note, bn_model))
+    padded = run(config, checkpoint_dir=tmp_path)
+    assert set(shapes) == {16} and layouts == {True}
+    for one, other in zip(padded, plain, strict=True):
+        assert one.val_loss == pytest.approx(other.val_loss, rel=1e-6) and one.val_top1 == other.val_top1
+        assert one.train_loss == other.train_loss and one.baseline == other.baseline
+    if not test_flip:
+        loss, top1 = val_reference(built.model)
+        assert padded[-1].val_loss == pytest.approx(loss, rel=1e-5)
+        assert padded[-1].val_top1 == pytest.approx(top1, abs=1e-12)
 
 
 class SeveralLabels(TinySource):
