@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import os
 import pickle
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any, TypeVar, cast
 
 import torch
@@ -26,25 +24,7 @@ QUESTIONS = 1000
 """So many a second, of all ranks that wait, may reach the store, which is a thread of one process."""
 PIECE_BYTES = 64 << 20
 """So much of a file is on a device at a time while it is sent."""
-COLLECTIVE_VARIABLE = "BIGBATCH_COLLECTIVE_S"
-"""Under torchrun and srun: seconds after which a collective fails that some rank does not join. Unset: torch's own."""
-
-
 T = TypeVar("T")
-
-
-def collective_timeout(env: Mapping[str, str] = os.environ) -> timedelta | None:
-    """As ``COLLECTIVE_VARIABLE`` says; None if it is not set. Raises ConfigError for another value."""
-    text = env.get(COLLECTIVE_VARIABLE)
-    if not text:
-        return None
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 1 <= seconds <= 7 * 24 * 3600:
-        raise ConfigError(f"{COLLECTIVE_VARIABLE} is seconds, 1 to 604800; got {text!r}. Write e.g. 1800, or unset it.")
-    return timedelta(seconds=seconds)
 
 
 class Meeting:
@@ -54,8 +34,7 @@ class Meeting:
     """
 
     def __init__(self) -> None:
-        """Raises ConfigError if ``COLLECTIVE_VARIABLE`` has a wrong value, or a launcher's variable is missing."""
-        self._timeout = collective_timeout()
+        """Raises ConfigError if a launcher's variable is missing."""
         try:
             store, self._rank, self._workers = next(dist.rendezvous("env://"))
         except ValueError as error:  # a shell may have kept some of them
@@ -89,40 +68,19 @@ class Meeting:
             raise error
         return cast(T, value)
 
-    def join(self, backend: str, prepare: Callable[[], None] | None = None, gpu: str | None = None) -> None:
-        """``init_process_group``, once ``prepare`` has run on every rank, however long it takes.
-
-        ``gpu``: the node and this rank's GPU, of all ranks or of none. Raises ConfigError, on all ranks, if two have
-        the same.
-        """
+    def join(self, backend: str, prepare: Callable[[], None] | None = None) -> None:
+        """``init_process_group``, once ``prepare`` has run on every rank, however long it takes."""
         if prepare is not None:
             prepare()
             self._arrive("bigbatch/prepared")
             self._await("bigbatch/prepared/all", PREPARE_S)
-        if gpu is not None:
-            self._refuse_shared(gpu)
-        dist.init_process_group(
-            backend, store=self._store, rank=self._rank, world_size=self._workers, timeout=self._timeout
-        )
+        dist.init_process_group(backend, store=self._store, rank=self._rank, world_size=self._workers)
 
-    def _refuse_shared(self, gpu: str) -> None:
-        if self._store.add(f"bigbatch/gpu/{gpu}", 1) > 1:
-            self._store.set("bigbatch/shared", gpu)
-        self._arrive("bigbatch/gpus")
-        self._await("bigbatch/gpus/all", ALL_KNOW_S)  # the group waits longer, for ranks that come later
-        if self._store.check(["bigbatch/shared"]):
-            shared = self._store.get("bigbatch/shared").decode()
-            self._all_know("bigbatch/shared/known")
-            raise ConfigError(
-                f"each worker needs its own GPU; got several that see the same one alone, {shared}. "
-                "Write srun --gpus-per-task=1, or --ntasks-per-node=1."
-            )
-
-    def _all_know(self, place: str = "bigbatch/known") -> None:
+    def _all_know(self) -> None:
         """Rank 0 may hold the store, which ends with it: it goes on last."""
-        self._arrive(place)
+        self._arrive("bigbatch/known")
         if self._rank == 0:
-            self._await(f"{place}/all", ALL_KNOW_S)
+            self._await("bigbatch/known/all", ALL_KNOW_S)
 
     def _arrive(self, place: str) -> None:
         """Count this rank at ``place``. The last one says that all are there: two keys for any number of ranks."""
