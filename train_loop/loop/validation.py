@@ -1,18 +1,18 @@
 """Validation: BatchNorm's statistics before it, the sums over its images, and what of them is recorded.
 
-Last, what a constant prediction reaches on the validation examples: a run that is not better has learned nothing. The
-constant is made of these examples' own targets, so no other constant of its kind does better on them. Where targets are
-classes it is the logarithm of their frequencies: the cross entropy is then the entropy of the frequencies, and the
-answer the most frequent class. Else it is the mean of the targets. Loss and metrics are those of validation.
+Last, what a constant prediction reaches on the validation examples, where targets are classes: a run that is not better
+has learned nothing. The constant is the logarithm of these examples' own frequencies, so no other constant does better:
+the cross entropy is then the entropy of the frequencies, and the answer the most frequent class.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -144,55 +144,38 @@ def validation_values(run: Run, sums: Sequence[float]) -> dict[str, Any]:
 MOST_BYTES = 64 * 2**20
 """Targets of a rank that are kept at most. With more there is no baseline."""
 LEAST_SHARE = 1e-12
-"""In place of a share of 0 or 1, whose logarithm or log-odds are infinite: some losses make NaN of these."""
-NO_ONE_TENSOR = "other"
-"""The kind of targets or outputs for which no constant is known."""
-
-
-class TargetKind(NamedTuple):
-    """What targets are to the outputs: the ranks must agree on it."""
-
-    are_classes: bool
-    example: tuple[int, ...]
-    """Classes: their number, and the dimension of the outputs with their scores. Else the shape of one target."""
+"""In place of a share of 0, whose logarithm is infinite: some losses make NaN of it."""
+UNKNOWN = -1
 
 
 class SeenTargets:
-    """The targets of validation with the shapes of their outputs, batch by batch, as long as a constant is known."""
+    """The classes of validation with the shapes of their scores, batch by batch, as long as these are all there is."""
 
     def __init__(self) -> None:
         self.batches: list[tuple[torch.Tensor, torch.Size]] = []
-        self.kind: TargetKind | str | None = None
-        """None before the first batch."""
+        self.classes = 0
+        """0 before the first batch; ``UNKNOWN`` for other targets."""
         self._bytes = 0
 
     def add(self, outputs: Nested, targets: Nested) -> None:
         """Keep a copy of the targets, if they are few: the loader writes into its own memory again."""
-        if self.kind == NO_ONE_TENSOR:
+        classes = _classes(outputs, targets)
+        self._bytes += targets.nbytes if classes > 0 else 0
+        if classes == UNKNOWN or self.classes not in (0, classes) or self._bytes > MOST_BYTES:
+            self.classes, self.batches = UNKNOWN, []
             return
-        kind = _kind(outputs, targets)
-        self._bytes += targets.nbytes if isinstance(targets, torch.Tensor) else 0
-        if kind is None or self.kind not in (None, kind) or self._bytes > MOST_BYTES:
-            self.kind, self.batches = NO_ONE_TENSOR, []
-            return
-        self.kind = kind
+        self.classes = classes
         self.batches.append((targets.clone(), outputs.shape))
 
 
-def _kind(outputs: Nested, targets: Nested) -> TargetKind | None:
-    if not (isinstance(outputs, torch.Tensor) and isinstance(targets, torch.Tensor) and outputs.is_floating_point()):
-        return None
-    if targets.is_complex() or outputs.ndim == 0 or outputs.shape[:1] != targets.shape[:1]:
-        return None
-    if not targets.is_floating_point() and targets.dtype != torch.bool and outputs.ndim == targets.ndim + 1:
-        for dimension in (1, outputs.ndim - 1):  # torch's convention, then that of many transformers
-            scores = outputs.shape[dimension]
-            if scores > 1 and outputs.shape[:dimension] + outputs.shape[dimension + 1 :] == targets.shape:
-                return TargetKind(True, (scores, dimension))
-    numbers = math.prod(targets.shape[1:])
-    if numbers == math.prod(outputs.shape[1:]) or (numbers == 1 and targets.is_floating_point()):
-        return TargetKind(False, tuple(targets.shape[1:]))
-    return None
+def _classes(outputs: Nested, targets: Nested) -> int:
+    """K, where these are scores ``[N, K, …]`` and classes ``[N, …]``."""
+    if not (isinstance(outputs, torch.Tensor) and isinstance(targets, torch.Tensor)):
+        return UNKNOWN
+    if not outputs.is_floating_point() or targets.is_floating_point() or outputs.ndim != targets.ndim + 1:
+        return UNKNOWN
+    alike = outputs.shape[:1] + outputs.shape[2:] == targets.shape
+    return outputs.shape[1] if alike and outputs.shape[1] > 1 else UNKNOWN
 
 
 def constant_values(
@@ -206,74 +189,33 @@ def constant_values(
     Args:
         prefix: ``val`` or ``holdout``.
     """
-    kinds = {kind for kind in world.gather(seen.kind) if kind is not None}
-    kind = kinds.pop() if len(kinds) == 1 else None
-    if not isinstance(kind, TargetKind):
+    kinds = {classes for classes in world.gather(seen.classes) if classes}
+    if len(kinds) != 1 or UNKNOWN in kinds:
         return {}
-    made = _class_constants(seen, kind, world) if kind.are_classes else _mean_constants(seen, kind, world)
-    measured = [(_loss_and_top1(seen, kind, constant, loss, world), constant) for constant in made]
-    if not measured:
+    counts = torch.zeros(kinds.pop(), dtype=torch.float64, device=world.device)
+    for targets, _ in seen.batches:
+        flat = targets.flatten().long()  # what is no class, as what a loss ignores, does not count
+        counts += torch.bincount(flat[(flat >= 0) & (flat < len(counts))], minlength=len(counts))
+    total = world.sum(counts).sum().item()
+    if not total:
         return {}
-    # NaN is neither less nor more than a number: as a key it would win or lose by its place.
-    (mean_loss, top1), constant = min(measured, key=lambda one: math.inf if math.isnan(one[0][0]) else one[0][0])
-    found = {f"{prefix}_loss": mean_loss, f"{prefix}_top1": top1}
-    for name, value in _metric_values(seen, kind, constant, metrics, world).items():
-        found[f"{prefix}_{name}"] = value
-    return {name: value for name, value in world.of_first(found).items() if math.isfinite(value)}
+    constant = (counts / total).clamp(min=LEAST_SHARE).log().float()
+    found = _loss_and_top1(seen, constant, loss, world) | _metric_values(seen, constant, metrics, world)
+    return {f"{prefix}_{name}": value for name, value in world.of_first(found).items() if math.isfinite(value)}
 
 
-def _class_constants(seen: SeenTargets, kind: TargetKind, world: World) -> list[torch.Tensor]:
-    """The log frequencies ``[K]``. Targets that are no class, as those that a loss ignores, do not count."""
-    classes = kind.example[0]
-    counts = torch.zeros(classes, dtype=torch.float64, device=world.device)
-    for targets, _ in seen.batches:
-        flat = targets.flatten().long()
-        counts += torch.bincount(flat[(flat >= 0) & (flat < classes)], minlength=classes)
-    world.sum(counts)
-    total = counts.sum().item()
-    return [(counts / total).clamp(min=LEAST_SHARE).log().float()] if total else []
+def _constant_outputs(constant: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """The constant as a model would return it for a batch: float32 of ``shape``, in memory of its own: a metric may
+    view it in another shape, or change it in place."""
+    places = constant.reshape([1, -1] + [1] * (len(shape) - 2))
+    return places.expand(shape).clone(memory_format=torch.contiguous_format)
 
 
-def _mean_constants(seen: SeenTargets, kind: TargetKind, world: World) -> list[torch.Tensor]:
-    """The mean target. Where all are shares, from 0 to 1, also its log-odds and its logarithm: outputs may be logits.
-
-    The loss knows which of them its outputs are: the one with the least loss counts. NaN in targets does not count.
-    """
-    size = math.prod(kind.example)
-    sums = torch.zeros(2 * size + 1, dtype=torch.float64, device=world.device)
-    for targets, _ in seen.batches:
-        values = targets.double()
-        numbers = [values.nansum(0), (~values.isnan()).sum(0), ((values < 0) | (values > 1)).sum()]
-        sums += torch.cat([number.flatten().double() for number in numbers])
-    totals, counts, outside = world.sum(sums).split((size, size, 1))
-    mean = totals / counts
-    share = mean.clamp(LEAST_SHARE, 1 - LEAST_SHARE)
-    made = [mean] if outside.item() else [mean, share.logit(), share.log()]
-    return [constant.float() for constant in made]
-
-
-def _constant_outputs(kind: TargetKind, constant: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    """The constant as a model would return it for a batch: float32 of ``shape``."""
-    if kind.are_classes:
-        places = [1] * len(shape)
-        places[kind.example[1]] = -1
-        return _own_memory(constant.reshape(places).expand(shape))
-    one = constant.reshape(shape[1:]) if constant.numel() == math.prod(shape[1:]) else constant.reshape(())
-    return _own_memory(one.expand(shape))
-
-
-def _own_memory(outputs: torch.Tensor) -> torch.Tensor:
-    """A copy, as a model's outputs are: a metric may view them in another shape, or change them in place."""
-    return outputs.clone(memory_format=torch.contiguous_format)
-
-
-def _loss_and_top1(
-    seen: SeenTargets, kind: TargetKind, constant: torch.Tensor, loss: LossFunction, world: World
-) -> tuple[float, float]:
+def _loss_and_top1(seen: SeenTargets, constant: torch.Tensor, loss: LossFunction, world: World) -> dict[str, float]:
     """Over the examples of all ranks; not a number for what there is none of."""
     sums = MetricSums(world.device)
     for targets, shape in seen.batches:
-        outputs = _constant_outputs(kind, constant, shape)
+        outputs = _constant_outputs(constant, shape)
         try:
             mean_loss = loss(outputs, targets)
         except Exception:  # the user's function may refuse constant outputs
@@ -281,37 +223,27 @@ def _loss_and_top1(
             mean_loss = outputs.new_tensor(math.nan)
         sums.add(mean_loss, outputs, targets)
     total, correct, examples = world.sum(sums.values).tolist()
-    return (total / examples, correct / examples) if examples else (math.nan, math.nan)
+    return {"loss": total / examples, "top1": correct / examples}
 
 
 def _metric_values(
-    seen: SeenTargets,
-    kind: TargetKind,
-    constant: torch.Tensor,
-    metrics: Mapping[str, ValidationMetric],
-    world: World,
+    seen: SeenTargets, constant: torch.Tensor, metrics: Mapping[str, ValidationMetric], world: World
 ) -> dict[str, float]:
     """Name → value. A metric that fails on one rank is left out on all, before they share its state."""
-    if not metrics:
-        return {}
-    failed = [float(not _takes(metric, seen, kind, constant)) for metric in metrics.values()]
+    failed = [float(not _takes(metric, seen, constant)) for metric in metrics.values()]
     found: dict[str, float] = {}
-    for (name, metric), fails in zip(metrics.items(), world.max(failed), strict=True):
-        if fails:
-            continue
-        try:
-            found |= {f"{name}{suffix}": value for suffix, value in metric.values().items()}
-        except Exception:  # as for the loss
-            continue
+    for (name, metric), fails in zip(metrics.items(), world.max(failed) if failed else (), strict=True):
+        with contextlib.suppress(Exception):  # as for the loss
+            found |= {} if fails else {f"{name}{suffix}": value for suffix, value in metric.values().items()}
     return found
 
 
-def _takes(metric: ValidationMetric, seen: SeenTargets, kind: TargetKind, constant: torch.Tensor) -> bool:
+def _takes(metric: ValidationMetric, seen: SeenTargets, constant: torch.Tensor) -> bool:
     """Whether the metric takes the constant for all batches of this rank."""
     try:
         metric.reset()
         for targets, shape in seen.batches:
-            metric.update(_constant_outputs(kind, constant, shape), targets)
+            metric.update(_constant_outputs(constant, shape), targets)
     except Exception:  # as for the loss
         return False
     return True
