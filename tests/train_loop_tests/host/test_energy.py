@@ -54,11 +54,3 @@ def test_trials_that_share_a_gpu_count_its_energy_once() -> None:
     used = [meter.take() for meter in meters]
     assert sum(use.gpu_energy_j for use in used) == pytest.approx(4.5)
     assert {use.gpu_utilization for use in used} == {0.9}, "of the whole GPU"
-
-
-def test_a_meter_without_counters_starts_no_thread() -> None:
-    with UseMeter() as meter:
-        assert meter._thread is None
-    with UseMeter(GpuCounters(Nvml(), None)) as meter:
-        assert meter._thread is not None and meter._thread.is_alive()
-    assert not meter._thread.is_alive()

@@ -1,7 +1,6 @@
 """An image folder is listed once a run, by one process, however many ranks and trials train on it."""
 
 import os
-import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -11,10 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bigbatch.train_loop.config import DataConfig
-from bigbatch.train_loop.data.catalogue import list_folder, open_data
-from bigbatch.train_loop.data.loading.loader import LoadedSource
-from bigbatch.train_loop.data.sets.folder import FolderImages
 from bigbatch.train_loop.data.sets.scan import FolderScan, scan_folder
 from helpers.paths import ROOT, TRAIN, TUNE
 from helpers.processes import clean_environment
@@ -148,34 +143,3 @@ def test_a_listing_is_read_as_it_was_written_and_what_is_damaged_is_passed_over(
     file.write_bytes(file.read_bytes()[:-40])
     assert FolderScan.read(file) is None
     assert FolderScan.read(tmp_path / "none") is None
-
-
-def test_a_listing_of_another_folder_is_not_used(tmp_path: Path, tiny_images: Path) -> None:
-    for part in ("train", "val"):
-        for name in ("x", "y", "z"):
-            (tmp_path / part / name).mkdir(parents=True)
-            (tmp_path / part / name / "1.png").touch()
-    source = open_data(DataConfig(name=str(tmp_path)), scan=scan_folder(str(tiny_images)))
-    assert source.info.class_names == ("x", "y", "z")
-    assert source.info.train_size == 3
-
-
-def test_files_that_one_process_has_looked_at_are_not_asked_for_again(tmp_path: Path, tiny_images: Path) -> None:
-    shutil.copytree(tiny_images, tmp_path / "images")
-    config = DataConfig(name=str(tmp_path / "images"), image_size=16)
-
-    def content_of(scan: FolderScan | None) -> list[bytes]:
-        source = open_data(config, scan=scan)
-        assert isinstance(source, LoadedSource)
-        return [images.content() for images in source.parts if isinstance(images, FolderImages)]
-
-    scan, file = list_folder(config), tmp_path / "images.npz"
-    assert scan is not None
-    scan.write(file)
-    before = content_of(scan)
-    one = tmp_path / "images" / "val" / "dark" / "000.png"
-    os.utime(one, ns=(0, 0))
-    later = content_of(list_folder(config))
-    assert len({*before, *later}) == 4, "the training images have the date of all"
-    shutil.rmtree(tmp_path / "images" / "train" / "dark")
-    assert content_of(FolderScan.read(file)) == before
