@@ -2,21 +2,17 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import tarfile
 import time
-from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import default_run
 import gpu
 import pytest
 
 from helpers.paths import ROOT
-from helpers.processes import clean_environment, processes_naming, wait_gone
+from helpers.processes import clean_environment, wait_gone
 
 BENCHMARKS = ROOT / "benchmarks"
 GPU = BENCHMARKS / "gpu.py"
@@ -81,67 +77,11 @@ def test_a_cut_step_ends_with_all_that_it_started_and_gathers_what_there_is(tmp_
     assert not gpu.State(tmp_path).passed(cut, "c1"), "a later call goes on with it"
 
 
-def test_results_that_are_there_survive_a_kill(tmp_path: Path) -> None:
-    """Each outcome is stored when its step ends, not at the end of all."""
-    mark = f"bigbatch-kill-{os.getpid()}"
-    code = (
-        f"import sys; sys.path.insert(0, {str(BENCHMARKS)!r})\n"
-        f"import gpu, time; from pathlib import Path; folder = Path({str(tmp_path)!r})\n"
-        "steps = [gpu.Step('one', 1, 0, (sys.executable, '-c', '')),\n"
-        f"         gpu.Step('two', 1, 0, (sys.executable, '-c', 'import signal; signal.pause()  # {mark}'))]\n"
-        "gpu.run_steps(steps, gpu.State(folder), folder, 'c', 1e9, time.monotonic)\n"
-    )
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, start_new_session=True)
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith("=== two"):
-            break
-    process.kill()
-    process.wait()
-    (row,) = json.loads((tmp_path / "steps.json").read_text())
-    assert (row["name"], row["state"]) == ("one", "passed")
-    for line in processes_naming(mark):  # of a session of its own: a kill does not reach it
-        os.kill(int(line.partition(":")[0]), signal.SIGKILL)
-
-
-@pytest.mark.parametrize("part", ["val", "test"])
-def test_cifar10_comes_as_a_folder_or_an_archive(tmp_path: Path, part: str) -> None:
-    for name in ("train", part):
-        (tmp_path / "made" / name / "cat").mkdir(parents=True)
-        (tmp_path / "made" / name / "cat" / "0.jpg").write_bytes(name.encode())
-    with tarfile.open(tmp_path / "c.tar.xz", "w:xz") as archive:
-        archive.add(tmp_path / "made", "cifar10")
-    (tmp_path / "out").mkdir()
-    for source in (tmp_path / "made", tmp_path / "c.tar.xz", tmp_path / "c.tar.xz"):  # twice: what is there is used
-        found = gpu.cifar10_folder(source, tmp_path / "out")
-        assert (found / "train" / "cat" / "0.jpg").read_bytes() == b"train"
-        assert (found / "val" / "cat" / "0.jpg").read_bytes() == part.encode()
-
-
 def script(*words: object, cwd: Path, timeout_s: float = 600, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, str(GPU), *map(str, words)], cwd=cwd, env={**clean_environment(), **env},
         capture_output=True, text=True, timeout=timeout_s,
     )  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ([], "these steps need a GPU; got none. Try the commands with --device cpu --tiny."),
-        (["--minutes", "0"], "--minutes must be above 0; got 0"),
-        (["--device", "cpu", "--only", "nonsense"], "--only takes names of steps; got nonsense. Write some of: tests"),
-        (["--images", "nowhere.tar"], "--images must exist; got 'nowhere.tar'"),
-    ],
-)
-def test_wrong_input_is_one_line(words: list[str], message: str, tmp_path, monkeypatch, capsys) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(gpu, "gpu_name", lambda: None)
-    try:
-        code: object = gpu.main(words)
-    except SystemExit as end:
-        code = end.code
-    assert code and message in capsys.readouterr().err + str(code)
 
 
 def test_the_list_names_every_step_and_needs_no_gpu(tmp_path, monkeypatch, capsys) -> None:
@@ -156,30 +96,6 @@ def test_the_list_names_every_step_and_needs_no_gpu(tmp_path, monkeypatch, capsy
         "batch_scaling",
     ]  # fmt: skip
     assert "cannot" not in "".join(lines) and "it needs CIFAR-10" in "".join(lines)
-
-
-def test_what_a_trial_takes_beyond_its_epochs_is_of_whole_trials() -> None:
-    def trial(number: int, seconds: float, **others: Any) -> dict[str, Any]:
-        times = {"started_at": datetime(2026, 1, 1), "ended_at": datetime(2026, 1, 1) + timedelta(seconds=seconds)}
-        return {"trial": number, "attempts": 1, "continues": None, **times, **others}
-
-    def epoch(number: int, epoch: int, seconds: float) -> dict[str, Any]:
-        return {"trial": number, "epoch": epoch, "train_s": seconds, "bn_s": 0.25, "val_s": 0.5, "checkpoint_s": 0.25}
-
-    trials = [trial(0, 20.0), trial(1, 12.0), trial(2, 1.0, continues=1), trial(3, 1.0, attempts=2), trial(4, 9.0)]
-    trials.append(trial(5, 1.0, ended_at=None))
-    epochs = [
-        epoch(0, 2, 1.0),
-        epoch(0, 1, 4.0),
-        epoch(0, 3, 3.0),
-        epoch(1, 1, 9.0),
-        epoch(2, 1, 0.5),
-        epoch(3, 1, 0.5),
-    ]
-    found = default_run.beyond(trials, epochs)
-    assert found["beyond_epochs_s"]["values"] == [9.0, 2.0] and found["beyond_epochs_s"]["median"] == 5.5
-    assert found["first_epoch_more_s"] is None, "one trial alone has a second epoch"
-    assert default_run.beyond(trials, [*epochs, epoch(1, 2, 2.0)])["first_epoch_more_s"]["values"] == [2.0, 7.0]
 
 
 @pytest.mark.exhaustive

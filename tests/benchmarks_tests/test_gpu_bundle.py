@@ -1,13 +1,10 @@
 """benchmarks/gpu_bundle.py: what goes into the file, what stays out, and when it is refused. Nothing is downloaded."""
 
 import subprocess
-import sys
 import tarfile
-import zipfile
 from pathlib import Path
 
 import gpu_bundle as bundle
-import pytest
 
 from bigbatch.tune.storage.description import git_state
 
@@ -21,16 +18,6 @@ def made(folder: Path, *paths: str) -> Path:
 
 def files(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-
-
-def write_wheel(folder: Path, name: str, version: str, needs: str) -> None:
-    folder.mkdir(exist_ok=True)
-    inside = f"{name}-{version}.dist-info"
-    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
-        wheel.writestr(f"{name}.py", "")
-        wheel.writestr(f"{inside}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}")
-        wheel.writestr(f"{inside}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        wheel.writestr(f"{inside}/RECORD", "")
 
 
 def test_what_nothing_reads_is_pruned_and_what_searches_need_stays(tmp_path: Path) -> None:
@@ -49,42 +36,6 @@ def test_what_nothing_reads_is_pruned_and_what_searches_need_stays(tmp_path: Pat
     assert files(tmp_path) == stays | {"ray/dashboard/client/build/index.html"}
     assert (tmp_path / "ray" / "dashboard" / "client" / "build" / "static").is_dir()
     assert not (tmp_path / "ray" / "dashboard" / "client" / "build" / "index.html").read_text()
-
-
-def test_a_large_file_is_refused_with_the_largest_packages_and_removed(tmp_path: Path) -> None:
-    packages, output = tmp_path / "packages", tmp_path / "b.tar.xz"
-    for name, size in (("small/a", 10_000), ("large/a/b", 3_000_000), ("large/c", 1_000_000), ("one.py", 2_000_000)):
-        made(packages, name)
-        (packages / name).write_bytes(b"x" * size)
-    output.write_bytes(b"x" * 1_500_000)
-    bundle.refuse_large(output, packages, most=1_500_000)
-    with pytest.raises(ValueError, match="at most") as refused:
-        bundle.refuse_large(output, packages, most=1_000_000)
-    message = str(refused.value)
-    assert "at most 1 MB; got 1.5 MB" in message and "--have" in message and "\n" not in message
-    assert message.endswith("large 4.0, one.py 2.0, small 0.0.") and not output.exists()
-
-
-def test_pip_takes_a_stand_in_for_what_the_machine_has_and_nothing_of_it_is_packed(tmp_path, monkeypatch):
-    wheels = tmp_path / "wheels"
-    write_wheel(wheels, "trains", "1.0", "Requires-Dist: torch>=2.8\nRequires-Dist: scikit-learn!=1.0\n")
-    write_wheel(wheels, "torch", "2.11.0+cu130", "Requires-Dist: triton\n")
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
-    have = {"torch": "2.11.0+cu130", "scikit-learn": "1.6"}
-    bundle.install(["trains"], have, "3.12", tmp_path / "packages")
-    assert {path.split("/")[0] for path in files(tmp_path / "packages")} == {"trains.py", "trains-1.0.dist-info"}
-    with pytest.raises(ValueError, match="pip must find every package"):
-        bundle.install(["trains"], {**have, "torch": "2.7"}, "3.12", tmp_path / "refused")
-
-
-def test_versions_are_given_or_those_that_are_installed() -> None:
-    found = bundle.versions(["torch==2.11.0", "pytest"])
-    assert found == {"torch": "2.11.0", "pytest": pytest.__version__}
-    script = [sys.executable, bundle.__file__, "--have", "torch", "nothing-of-that-name"]
-    done = subprocess.run(script, capture_output=True, text=True)
-    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
-    assert "or a NAME that is installed here; got nothing-of-that-name. Write its version." in done.stderr
 
 
 def test_what_is_required_is_what_pyproject_says_with_some_extras() -> None:
