@@ -167,7 +167,7 @@ def test_keywords_of_a_search_are_the_options_of_the_command() -> None:
 
 
 def test_a_wrong_option_of_a_search_is_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    for options, words in (({"trails": 3}, "got '--trails=3'. Did you mean --trials?"), ({"strategy": "luck"}, "'luck'")):
+    for options, words in (({"trails": 3}, "Did you mean --trials?"), ({"strategy": "luck"}, "'luck'")):
         with pytest.raises(ConfigError, match=words) as error:
             search("s", output=tmp_path, **options)
         assert not any(word in str(error.value) for word in ("\n", "error", "run.py"))
