@@ -1,14 +1,9 @@
-"""An empty value, as of ``--data "$UNSET"``, and a path that is no UTF-8: each command refuses them in one line.
-
-Images and classes of such names are read.
-"""
+"""An empty value, as of ``--data "$UNSET"``, and a path that is no UTF-8: each command refuses them in one line."""
 
 import os
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
 
 from bigbatch import submit
 from bigbatch.cluster.cli import COMMANDS as CLUSTER_COMMANDS
@@ -16,10 +11,7 @@ from bigbatch.cluster.host.profiles import InputError
 from bigbatch.cluster.job import options
 from bigbatch.command import COMMANDS, main
 from bigbatch.train_loop.config import ConfigError, DataConfig, parse_assignments
-from bigbatch.train_loop.data.catalogue import describe_data_set, open_data
 from bigbatch.train_loop.data.packing import command as pack_command
-from bigbatch.train_loop.data.source import Epoch
-from bigbatch.train_loop.errors import ImageError
 from bigbatch.train_loop.launch import command as train_command
 from bigbatch.train_loop.launch import lr_find
 from bigbatch.tune.plan.arguments import tune_parser
@@ -148,34 +140,3 @@ def test_the_folders_around_a_command_must_be_utf8_too(tmp_path: Path, monkeypat
     assert "the current folder must be UTF-8" in said(["tune", "--dry-run"], capsys)
     with pytest.raises(ConfigError, match=r"--data must be UTF-8; got b'.*bil.xff'"):  # from Python
         SearchOptions(data=str(tmp_path / NAME))
-
-
-def test_images_and_classes_of_such_names_are_read_and_shown(tmp_path: Path, monkeypatch, capsys) -> None:
-    """Also through a link with another name, and where one of them is no image."""
-    for part, count in (("train", 4), ("val", 2)):
-        for shade, name in enumerate((b"ant", b"caf\xe9")):
-            folder = tmp_path / NAME / part / os.fsdecode(name)
-            folder.mkdir(parents=True)
-            for number in range(count):
-                Image.new("RGB", (8, 8), (200 * shade, number, 0)).save(folder / os.fsdecode(b"\xe9%d.png" % number))
-    (tmp_path / NAME / "train" / os.fsdecode(b"x.\xe9")).touch()
-    (tmp_path / "link").symlink_to(NAME, target_is_directory=True)
-    source = open_data(DataConfig(name=str(tmp_path / "link"), image_size=8))
-    ((images, labels),) = source.val_batches(8, 0, 1)
-    assert labels.tolist() == [0, 0, 1, 1]
-    assert np.unique(source.finish(images)[:, 0].numpy().round(3)).size == 2
-    monkeypatch.chdir(tmp_path)
-    assert pack_command.main(["link", "packed", "--workers", "1"]) == 0
-    assert pack_command.main(["--info", "--verify", "packed"]) == 0
-    out = capsys.readouterr().out
-    out.encode()
-    assert "12 images in 2 shards are as they were packed" in out and r"2: ant, 'caf\udce9'" in out
-    assert r"1 file left out: '.\udce9' 1" in out
-    bad = tmp_path / NAME / "train" / "ant" / os.fsdecode(b"\xe90.png")
-    bad.write_bytes(b"no image")
-    with pytest.raises(ConfigError, match="it is no image") as refused:
-        describe_data_set(DataConfig(name=str(tmp_path / "link")), open_some=True)
-    with pytest.raises(ImageError, match="cannot read image") as unread:
-        list(source.read_train([np.arange(8)], Epoch(0, 0)))
-    for error in (refused, unread):
-        str(error.value).encode()

@@ -133,12 +133,6 @@ class EpochRecord:
         default=None,
         tracked=True,
     )
-    gpu_peak_power_w: float | None = _column(
-        "float64",
-        "the most watts that the GPU of any worker drew in that time, of a look every 5 s",
-        default=None,
-        tracked=True,
-    )
     noise_scale: float | None = _column(
         "float64",
         "images; the gradient noise scale of the epoch's steps ([training.md](training.md#gradient-noise-scale)); "

@@ -47,18 +47,7 @@ _PLACES = {
     "submit": "bigbatch.cluster.submission.batch_script",
     "train": "bigbatch.training",
 }
-__all__ = [
-    "ConfigError",
-    "Study",
-    "TrainConfig",
-    "cancel",
-    "logs",
-    "open_study",
-    "queue",
-    "search",
-    "submit",
-    "train",
-]
+__all__ = list(_PLACES)
 
 
 def __getattr__(name: str) -> object:

@@ -64,18 +64,8 @@ def check_exit(code: int, last: str, what: str) -> None:
 
     ``last``: the last line of its output. ``what``: names it, e.g. ``the search of 'digits'``.
     """
-    said = _for_python(last)
+    said = re.sub(r"^(\S+: )?(error|failed): ", "", last)
     if code == WRONG_INPUT:
         raise ConfigError(said)
     if code != 0:
         raise RuntimeError(f"{what} ended with exit code {code}: {said}")
-
-
-def _for_python(line: str) -> str:
-    """An error of the command line without the command's name, and with options as arguments: ``max_epochs``.
-
-    A whole command in it stays as it is typed in a shell.
-    """
-    said = re.sub(r"^(\S+: )?(error|failed): ", "", line)
-    options = r"(`?bigbatch [a-z-]+ .*)|(?<![\w-])--([a-z][a-z-]*)"
-    return re.sub(options, lambda found: found[1] or found[2].replace("-", "_"), said)

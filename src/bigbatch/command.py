@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 
 from bigbatch import __version__
 from bigbatch.base import hidden_libraries
 from bigbatch.base.command_line import DONE, INTERRUPTED, WRONG_INPUT, Commands, OneLineParser, run_command
-from bigbatch.base.root import ROOT
 from bigbatch.base.streams import exit_code_after_output, reader_may_leave
 
 
@@ -33,22 +31,8 @@ def _cluster(argv: Sequence[str]) -> int:
 def _version(argv: Sequence[str]) -> int:
     parser = OneLineParser(prog="bigbatch --version")
     parser.parse_args(argv)
-    commit = _commit()
-    print(f"bigbatch {__version__}" + (f" (commit {commit})" if commit else ""))
+    print(f"bigbatch {__version__}")
     return DONE
-
-
-def _commit() -> str | None:
-    """The commit of a clone, with ``-dirty`` behind it where files were changed since. None outside of a clone."""
-    if not (ROOT / ".git").exists():  # an installed package may lie in a repository of the user's
-        return None
-    # --exclude: the name of a tag would stand in the commit's place.
-    git = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
-    try:
-        done = subprocess.run(git, cwd=ROOT, capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() or None
 
 
 COMMANDS: Commands = {
@@ -76,7 +60,7 @@ COMMANDS: Commands = {
         "copy a study for other tools: CSV, TensorBoard",
     ),
     "report": (_main_of("tune.commands.report", "report_main"), "write an HTML report of a study"),
-    "--version": (_version, "print the version and, in a clone, the commit"),
+    "--version": (_version, "print the version"),
 }
 
 ONLY_SHOW = ("studies", "show", "--version")

@@ -237,13 +237,6 @@ def search(study: str, *, output: str | Path = RUNS, **options: Unpack[SearchKey
         ConfigError: for wrong input, with the search's own line.
         RuntimeError: if it ends with another exit code, with its last line. What it has saved can be opened.
     """
-    if dict(options).get("dry_run"):
-        raise ConfigError(
-            "search returns a study, and a dry run makes none; got dry_run=True. Leave it out, or run "
-            "bigbatch tune --dry-run in a shell."
-        )
-    if study is None:  # of a script's option that was not given
-        raise ConfigError("a study must have a name; got None. Write e.g. search('first-try').")
     study, output = str(study), str(output)
     words = [*our_script("tune", "run.py"), "--study", study, "--output", output, *_words(options)]
     folder = Path(output) / study

@@ -61,13 +61,3 @@ def test_the_table_says_mean_spread_loss_and_chance(tmp_path: Path) -> None:
     # 98 ± 1.41; (90 + 10)/2 = 50 ± 56.6: a run that failed counts as chance among ten classes
     assert table[2] == "| SGD, the base batch's rate | 98.0 ± 1.4 | 50.0 ± 56.6 (-48.0) |"
     assert ElementTree.parse(output.with_suffix(".svg")).getroot().tag.endswith("svg")
-
-
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [(["--seeds", "1", "103"], "must not see the seeds"), (["--batches", "64", "16"], "must rise")],
-)
-def test_wrong_input_is_refused(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        bench.parse(argv)
-    assert message in capsys.readouterr().err

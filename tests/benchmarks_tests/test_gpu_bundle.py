@@ -2,11 +2,9 @@
 
 import subprocess
 import tarfile
-import zipfile
 from pathlib import Path
 
 import gpu_bundle as bundle
-import pytest
 
 from bigbatch.tune.storage.description import git_state
 
@@ -20,16 +18,6 @@ def made(folder: Path, *paths: str) -> Path:
 
 def files(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-
-
-def write_wheel(folder: Path, name: str, version: str, needs: str) -> None:
-    folder.mkdir(exist_ok=True)
-    inside = f"{name}-{version}.dist-info"
-    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
-        wheel.writestr(f"{name}.py", "")
-        wheel.writestr(f"{inside}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}")
-        wheel.writestr(f"{inside}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        wheel.writestr(f"{inside}/RECORD", "")
 
 
 def test_what_nothing_reads_is_pruned_and_what_searches_need_stays(tmp_path: Path) -> None:
@@ -48,19 +36,6 @@ def test_what_nothing_reads_is_pruned_and_what_searches_need_stays(tmp_path: Pat
     assert files(tmp_path) == stays | {"ray/dashboard/client/build/index.html"}
     assert (tmp_path / "ray" / "dashboard" / "client" / "build" / "static").is_dir()
     assert not (tmp_path / "ray" / "dashboard" / "client" / "build" / "index.html").read_text()
-
-
-def test_pip_takes_a_stand_in_for_what_the_machine_has_and_nothing_of_it_is_packed(tmp_path, monkeypatch):
-    wheels = tmp_path / "wheels"
-    write_wheel(wheels, "trains", "1.0", "Requires-Dist: torch>=2.8\nRequires-Dist: scikit-learn!=1.0\n")
-    write_wheel(wheels, "torch", "2.11.0+cu130", "Requires-Dist: triton\n")
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
-    have = {"torch": "2.11.0+cu130", "scikit-learn": "1.6"}
-    bundle.install(["trains"], have, "3.12", tmp_path / "packages")
-    assert {path.split("/")[0] for path in files(tmp_path / "packages")} == {"trains.py", "trains-1.0.dist-info"}
-    with pytest.raises(ValueError, match="pip must find every package"):
-        bundle.install(["trains"], {**have, "torch": "2.7"}, "3.12", tmp_path / "refused")
 
 
 def test_what_is_required_is_what_pyproject_says_with_some_extras() -> None:

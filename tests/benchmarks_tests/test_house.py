@@ -1,16 +1,13 @@
 """The figures of the repository's structure, on a small made-up repository whose figures are known by hand."""
 
 import ast
-import itertools
 import json
-import random
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import house
-import import_graph as graph
 import pytest
 
 from helpers.paths import ROOT
@@ -99,15 +96,6 @@ def test_circles_between_files_and_broken_floors(root: Path) -> None:
     assert house.measure(root)[1]["imports that break the floors"] == [upwards, too_much]
 
 
-def test_a_circle_through_the_package_that_links_to_the_folders_is_found(root: Path) -> None:
-    (root / "bigbatch/command.py").write_text("def cluster():\n    from bigbatch.cluster import cli\n")
-    (root / "cluster/cli.py").write_text("def main():\n    from bigbatch import command\n")
-    subprocess.run(["git", "add", "."], cwd=root, check=True)
-    _, lists = house.measure(root)
-    assert "bigbatch/command.py cluster/cli.py" in lists["circles between files, all imports"]
-    assert "cluster/cli.py imports bigbatch/command.py" in lists["imports that break the floors"]
-
-
 def test_how_much_there_is_to_read(root: Path) -> None:
     figures, lists = house.measure(root)
     assert figures["README: words, as wc -w counts"] == 13
@@ -118,21 +106,6 @@ def test_how_much_there_is_to_read(root: Path) -> None:
     assert "tune/study.py" not in small, "capacity and machine import it"
     (root / "tune/plan/capacity.py").write_text("\n" * 60)
     assert "tune/plan/capacity.py" not in "".join(house.measure(root)[1][of_one])
-
-
-def test_the_fewest_arrows_back_up_as_trying_every_order_finds_them() -> None:
-    for seed in range(40):
-        rng = random.Random(seed)
-        pairs = list(itertools.permutations("abcdef", 2))
-        arrows: Arrows = {pair: [None] * rng.randint(1, 3) for pair in rng.sample(pairs, rng.randint(4, 16))}
-        back = graph.back_up(arrows)
-        best = min(_price(arrows, order) for order in itertools.permutations("abcdef"))
-        assert sum(1000 + len(arrows[pair]) for pair in back) == best, seed
-        assert not graph.circles(set(arrows) - set(back))
-
-
-def _price(arrows: Arrows, order: tuple[str, ...]) -> int:
-    return sum(1000 + len(causes) for (a, b), causes in arrows.items() if order.index(a) > order.index(b))
 
 
 def test_figures_of_a_file_by_hand() -> None:
@@ -151,13 +124,6 @@ def test_figures_of_a_file_by_hand() -> None:
     assert (house.count_any(tree), house.count_sleeps(tree)) == (3, 3)
     text = "#!/usr/bin/python\n# why\nx = '# text'  # noqa: E501\ny = 1  # why not\nz = 2  # type: ignore\n"
     assert house.count_comments(text) == (2, 1)
-
-
-def test_words_of_a_readme() -> None:
-    assert house.readme_words(FILES["README.md"]) == (5, 3)
-    text = "one\n```text\na b c\n```\ntwo ![the plot](a b.svg) | --- |\n~~~sh\n```\n~~~\nfive\n"
-    assert house.readme_words(text) == (5, 5)
-    assert house.readme_words("no command, four words") == (4, 0)
 
 
 def test_a_target_is_missed_beyond_its_limit_alone() -> None:

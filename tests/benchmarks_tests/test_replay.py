@@ -1,12 +1,10 @@
 """Replays: simulated time against times by hand, what becomes of a pause, and that nothing but the seed matters."""
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import optuna
 import pytest
 from invented_curves import invented_table
 from optuna.distributions import CategoricalDistribution, FloatDistribution
@@ -179,18 +177,6 @@ def test_a_paused_trial_goes_on_with_its_row_its_past_and_its_cost() -> None:
             assert whole[number] == 1 and whole[trial.number] == row.epochs - 1, "no epoch is paid twice"
 
 
-def test_every_row_runs_once_and_hours_are_those_of_the_curves() -> None:
-    table = invented_table("projected", 0, rows=30)
-    found = replay_named(table, "random", "none", 1, 3)
-    done = [e for e in found if e.finished]
-    assert len(done) == sum(not c.diverged for c in table.curves)
-    assert sorted(e.value for e in done if e.value) == sorted(c.values[-1] for c in table.curves if not c.diverged)
-    assert found[-1].hours == pytest.approx(sum(c.seconds[-1] for c in table.curves) / 3600)
-    assert all(a.hours <= b.hours for a, b in pairwise(found))
-    failed = [e for e in found if e.value is None]
-    assert len(failed) == sum(c.diverged for c in table.curves) and not any(e.finished for e in failed)
-
-
 @pytest.mark.parametrize(("strategy", "stopping"), [("tpe", "asha"), ("curves", "none")])
 def test_the_seed_alone_decides(strategy: str, stopping: str) -> None:
     table = invented_table("projected", 4, rows=40)
@@ -198,18 +184,6 @@ def test_the_seed_alone_decides(strategy: str, stopping: str) -> None:
     assert one == again and one != other
     assert max(epoch.hours for epoch in one) <= 10.0
     assert {frozenset(e.parameters.items()) for e in one} <= {frozenset(c.params.items()) for c in table.curves}
-
-
-def test_early_stopping_stops_in_the_replay_too() -> None:
-    table = invented_table("wide", 3, rows=60)
-    whole, asha = (replay_named(table, "random", stopping, 4, 0) for stopping in ("none", "asha"))
-    assert len(asha) < 0.7 * len(whole) and len({e.trial for e in asha}) == len({e.trial for e in whole}) == 60
-
-
-def test_fewer_trials_than_rows_of_an_inferred_space() -> None:
-    table = replace(invented_table("projected", 1, rows=30), declared=None)
-    assert len({e.trial for e in replay_named(table, "qmc", "none", 2, trials=7)}) == 7
-    assert optuna.logging.get_verbosity() >= optuna.logging.WARNING
 
 
 def test_a_replay_begins_no_run_that_its_budget_cannot_pay_as_a_search_does() -> None:

@@ -1,15 +1,11 @@
 """The benchmark of two commits: how their figures are compared, and what it refuses."""
 
-import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import two_commits as bench
-
-from bigbatch.train_loop.config import TrainConfig
 
 
 def test_ratios_are_of_each_round_and_what_was_not_measured_is_left_out() -> None:
@@ -39,16 +35,3 @@ def test_the_files_of_a_commit_lie_beside_those_of_another(tmp_path: Path, monke
     assert names[0] != names[1] and {len(name) for name in names} == {40}
     with pytest.raises(SystemExit, match="a commit of this repository is needed; got 'nowhere'"):
         bench.check_out("nowhere", tmp_path / "three")
-
-
-@pytest.mark.parametrize("words", [["--rounds", "0"], ["--images", "99"]])
-def test_too_little_is_refused_before_anything_is_measured(words: list[str], monkeypatch) -> None:
-    monkeypatch.setattr(sys, "argv", [bench.__file__, "HEAD", *words])
-    with pytest.raises(SystemExit, match="--rounds is 1 or more and --images 100 or more"):
-        bench.main()
-
-
-def test_what_is_trained_is_a_configuration_of_ours() -> None:
-    config = TrainConfig.from_dict(json.loads(json.dumps(bench.RUN)))
-    assert (config.epochs, config.data.name) == (2, "digits")
-    assert (config.model.name, config.batch.global_size) == ("resnet18", 64)

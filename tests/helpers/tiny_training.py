@@ -192,7 +192,7 @@ class DropsAt(StopsAt):
 
 def untimed(records: Sequence[EpochRecord]) -> list[dict[str, Any]]:
     """Records without what is measured with a clock, or of the process's memory, or says where the run was resumed."""
-    left_out = {"memory_bytes", "resumed_from_epoch", "gpu_utilization", "gpu_peak_power_w", "gpu_energy_j"}
+    left_out = {"memory_bytes", "resumed_from_epoch", "gpu_utilization", "gpu_energy_j"}
     return [{k: v for k, v in r.to_dict().items() if not k.endswith("_s") and k not in left_out} for r in records]
 
 

@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TextIO
 
 from bigbatch.base.command_line import parse_fraction
 from bigbatch.train_loop.config import ConfigError
@@ -80,26 +79,13 @@ def with_parts(changes: dict[str, object], subset: float | None, val_part: float
 
 
 class ProgressLine:
-    """How far a command is, on stderr: a line that is drawn anew on a terminal, else one every ``every_s``."""
+    """How far a command is: a line on stderr every ``every_s``."""
 
-    def __init__(self, every_s: float, out: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._out, self._clock = out or sys.stderr, clock
-        self._terminal, self._drawn = self._out.isatty(), False
-        self._every_s = 0.1 if self._terminal else every_s
-        self._next = clock() + (0.0 if self._terminal else every_s)
+    def __init__(self, every_s: float) -> None:
+        self._every_s, self._next = every_s, time.monotonic() + every_s
 
     def show(self, line: str) -> None:
         """Show the line, if it is time for one."""
-        if self._clock() < self._next:
-            return
-        self._next = self._clock() + self._every_s
-        self._drawn = self._terminal
-        before, after = ("\r", "\033[K") if self._terminal else ("", "\n")
-        print(f"{before}{line}{after}", end="", file=self._out, flush=True)
-
-    def __enter__(self) -> ProgressLine:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._drawn:
-            print(file=self._out)  # the next message begins a new line
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + self._every_s
+            print(line, file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""Measure what a worker's GPU uses: energy, power and utilization.
+"""Measure what a worker's GPU uses: energy and utilization.
 
 NVML tells of it (the optional package ``nvidia-ml-py``).
 """
@@ -25,15 +25,11 @@ class GpuCounters:
 
     def __init__(self, nvml: Any, handle: object) -> None:
         self._nvml, self._handle = nvml, handle
-        self._began_mj = self._read("nvmlDeviceGetTotalEnergyConsumption")
+        self._began_mj = self._read()
 
     def joules(self) -> float:
         """Joules since this object was made."""
-        return (self._read("nvmlDeviceGetTotalEnergyConsumption") - self._began_mj) / 1000
-
-    def power_w(self) -> float:
-        """Watts that the GPU draws now."""
-        return self._read("nvmlDeviceGetPowerUsage") / 1000
+        return (self._read() - self._began_mj) / 1000
 
     def utilization(self) -> float:
         """The part of the last moments in which the GPU computed anything, 0 to 1."""
@@ -41,9 +37,9 @@ class GpuCounters:
             return float(self._nvml.nvmlDeviceGetUtilizationRates(self._handle).gpu) / 100
         return math.nan
 
-    def _read(self, function: str) -> float:
+    def _read(self) -> float:
         with contextlib.suppress(self._nvml.NVMLError):
-            return float(getattr(self._nvml, function)(self._handle))
+            return float(self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle))
         return math.nan
 
 
@@ -75,14 +71,11 @@ class DeviceUse:
     gpu_energy_j: float
     gpu_utilization: float
     """The part of the time in which the GPU computed anything, 0 to 1."""
-    gpu_peak_power_w: float = math.nan
-    """The most that the GPU drew at any look."""
 
     @property
-    def for_maximum(self) -> list[float]:
-        """Idle part and peak power, for their maximum over the workers: 2 and 0 where they were not measured."""
-        idle = 2.0 if math.isnan(self.gpu_utilization) else 1.0 - self.gpu_utilization
-        return [idle, 0.0 if math.isnan(self.gpu_peak_power_w) else self.gpu_peak_power_w]
+    def idle_part(self) -> float:
+        """For the maximum over the workers: 2 where it was not measured."""
+        return 2.0 if math.isnan(self.gpu_utilization) else 1.0 - self.gpu_utilization
 
 
 class UseMeter:
@@ -99,7 +92,6 @@ class UseMeter:
         self._thread: threading.Thread | None = None
         self._gpu_j, self._taken_j = 0.0 if gpu else math.nan, 0.0
         self._utilizations: list[float] = []
-        self._powers_w: list[float] = []
 
     def __enter__(self) -> UseMeter:
         if self._gpu:
@@ -118,17 +110,13 @@ class UseMeter:
         self.sample()
         with self._lock:
             seen = self._utilizations
-            return DeviceUse(
-                self._gpu_j - self._taken_j,
-                sum(seen) / len(seen) if seen else math.nan,
-                max(self._powers_w, default=math.nan),
-            )
+            return DeviceUse(self._gpu_j - self._taken_j, sum(seen) / len(seen) if seen else math.nan)
 
     def take(self) -> DeviceUse:
         """``used``, which begins at 0 again."""
         use = self.used()
         with self._lock:
-            self._taken_j, self._utilizations, self._powers_w = self._gpu_j, [], []
+            self._taken_j, self._utilizations = self._gpu_j, []
         return use
 
     def resume(self, gpu_energy_j: float) -> None:
@@ -141,9 +129,8 @@ class UseMeter:
             return
         with self._lock:
             self._gpu_j = self._gpu_part * self._gpu.joules()
-            for seen, now in ((self._utilizations, self._gpu.utilization()), (self._powers_w, self._gpu.power_w())):
-                if not math.isnan(now):
-                    seen.append(now)
+            if not math.isnan(now := self._gpu.utilization()):
+                self._utilizations.append(now)
 
     def _run(self) -> None:
         while not self._stop.wait(SAMPLE_S):

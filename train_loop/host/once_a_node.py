@@ -26,8 +26,8 @@ from typing import IO
 RESERVE = 1.02
 """The free space must be this many times the size."""
 
-_held: dict[str, IO[str] | None] = {}
-"""Locks on folders that this process reads, until it ends; None on file systems without locks."""
+_held: dict[str, IO[str]] = {}
+"""Locks on folders that this process reads, until it ends."""
 
 
 @dataclass(frozen=True)
@@ -50,49 +50,37 @@ class OnceANode:
         Args:
             keep: False: the last process that reads the folder removes it as it ends, unless it is killed.
 
-        Raises OSError, and what ``make`` raises.
+        Raises OSError, also on a file system without locks, and what ``make`` raises.
         """
         if str(self.target) in _held:
             return
         self.target.parent.mkdir(parents=True, exist_ok=True)
         lock = self._lock()
-        if lock is None and not keep:  # nobody would know who reads it last
-            Path(f"{self.target}.lock").unlink(missing_ok=True)
-            raise OSError(errno.ENOLCK, "a file system without locks", str(self.target.parent))
         if not self.is_whole(self.target):
             self._remove_others()
             shutil.rmtree(self.target, ignore_errors=True)
-            if lock is not None:  # remains of a killed process would take up room
-                shutil.rmtree(f"{self.target}.partial", ignore_errors=True)
             try:
-                self._make(shared=lock is None)
+                self._make()
             except BaseException:
                 if not keep:
                     _remove_unread(Path(f"{self.target}.lock"), lock)
                 raise
-        if lock is not None:
-            fcntl.flock(lock, fcntl.LOCK_SH)
+        fcntl.flock(lock, fcntl.LOCK_SH)
         _held[str(self.target)] = lock
         if not keep:
             atexit.register(_remove_unread, Path(f"{self.target}.lock"), lock)
 
-    def _make(self, shared: bool) -> None:
-        # Without locks each process makes one for itself, and the first that is done wins.
-        own = f".{os.uname().nodename}-{os.getpid()}" if shared else ""
-        partial = Path(f"{self.target}{own}.partial")
-        shutil.rmtree(partial, ignore_errors=True)
+    def _make(self) -> None:
+        partial = Path(f"{self.target}.partial")
+        shutil.rmtree(partial, ignore_errors=True)  # remains of a killed process
         partial.mkdir(mode=0o700)
         try:
             self.make(partial)
-            try:
-                os.rename(partial, self.target)
-            except OSError:
-                if not self.is_whole(self.target):
-                    raise
+            os.rename(partial, self.target)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
 
-    def _lock(self) -> IO[str] | None:
+    def _lock(self) -> IO[str]:
         """Shared if the folder is whole, else exclusive, after the process that makes it. It ends with its process.
 
         It asks again and again: a process that waited in the kernel for the exclusive lock would not see that another
@@ -113,15 +101,16 @@ class OnceANode:
                     print(f"waiting for the process that {self.work} {self.target}", file=sys.stderr, flush=True)
                 said = True
                 time.sleep(waits.uniform(0.05, 0.15))  # two that ask at once ask apart the next time
-            except OSError:  # a file system without locks
+            except OSError:
                 lock.close()
-                return None
+                path.unlink(missing_ok=True)
+                raise OSError(errno.ENOLCK, "a file system without locks", str(path.parent)) from None
             lock.close()
 
     def _remove_others(self) -> None:
         for old in self.target.parent.glob(f"{glob.escape(self.others)}*.lock"):
             if old.with_suffix("") != self.target:
-                with contextlib.suppress(OSError), old.open("a+") as lock:  # it is read, or there are no locks
+                with contextlib.suppress(OSError), old.open("a+") as lock:  # it is read
                     _remove_unread(old, lock)
 
 
@@ -132,10 +121,8 @@ def _is_at(file: IO[str], path: Path) -> bool:
         return False
 
 
-def _remove_unread(lock_file: Path, lock: IO[str] | None) -> None:
+def _remove_unread(lock_file: Path, lock: IO[str]) -> None:
     """Remove a folder and its lock file if no other process reads it; ``lock``: this process's."""
-    if lock is None:
-        return
     with contextlib.suppress(OSError):
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         target = lock_file.with_suffix("")

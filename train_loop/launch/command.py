@@ -226,7 +226,6 @@ def train_without_ray(task: RunPlan, launch: Launch, tracker: Tracker | None) ->
                 device=device,
                 stage_folder=task.stage_folder,
                 scan=task.scan,
-                accept_changed_code=True,  # compared in make_run_plan
             )
         except TrainingStopped as stop:
             stop.signum = reporter.signum

@@ -86,17 +86,16 @@ def fit_full_run(
         stage_folder=stage_folder,
         records_file=output / RECORDS_FILE,
     )
-    _fit_or_stop(task, cpus, gpus, scan, tracker)
-    return tuple(records_of(read_lines(output / RECORDS_FILE)).values())
-
-
-def _fit_or_stop(task: TrialTask, cpus: int, gpus: int, scan: FolderScan | None, tracker: Tracker | None) -> None:
-    """Train, and stop on a signal. Returns if the run came to its end; else raises as ``fit_full_run``."""
     task.stop_file.unlink(missing_ok=True)
     signals = StopSignals(lambda signum: _ask_to_stop(task.stop_file))
     try:
-        with signals:
-            end = _fit_on_own_ray(task, cpus, gpus, signals, scan, tracker)
+        with signals, LocalRay(cpus, gpus, output / "ray.log") as connection:
+            signals.take()  # starting Ray may have replaced the handler for SIGTERM
+            (output / RECORDS_FILE).unlink(missing_ok=True)  # a resumed run sends the checkpoint's records again
+            storage = Path(connection.token_path or output).parent / "train"
+            connection.tell_dashboard(partial(print, flush=True))
+            leave_images(scan, storage)
+            end = _fit_until_stopped(replace(task, ray_storage=storage), signals, tracker)
     except RayStartError:  # Ctrl-C in a terminal also reaches Ray's processes, and may end their start
         if signals.first is None:
             raise
@@ -107,25 +106,12 @@ def _fit_or_stop(task: TrialTask, cpus: int, gpus: int, scan: FolderScan | None,
         raise TrainingStopped("stopped on request", signals.first)
     if end.failure:
         raise _error_of(end)
+    return tuple(records_of(read_lines(output / RECORDS_FILE)).values())
 
 
 def _ask_to_stop(stop_file: Path) -> None:
     stop_file.touch()
     say_from_handler(SAVING)
-
-
-def _fit_on_own_ray(
-    task: TrialTask, cpus: int, gpus: int, signals: StopSignals, scan: FolderScan | None, tracker: Tracker | None
-) -> WorkersEnd:
-    """Start Ray, train, end Ray. Returns what ``train_worker`` returned, or that the run was stopped."""
-    output = task.log_file.parent
-    with LocalRay(cpus, gpus, output / "ray.log") as connection:
-        signals.take()  # starting Ray may have replaced the handler for SIGTERM
-        (output / RECORDS_FILE).unlink(missing_ok=True)  # a resumed run sends the checkpoint's records again
-        storage = Path(connection.token_path or output).parent / "train"
-        connection.tell_dashboard(partial(print, flush=True))
-        leave_images(scan, storage)
-        return _fit_until_stopped(replace(task, ray_storage=storage), signals, tracker)
 
 
 def _fit_until_stopped(task: TrialTask, signals: StopSignals, tracker: Tracker | None) -> WorkersEnd:

@@ -98,13 +98,12 @@ def _used(meter: UseMeter, world: World) -> dict[str, object]:
 
     use = meter.take()
     joules = torch.tensor([use.gpu_energy_j], dtype=torch.float64, device=world.device)
-    memory_bytes, idlest, peak_w = world.max([float(peak_bytes(world.device)), *use.for_maximum])
+    memory_bytes, idlest = world.max([float(peak_bytes(world.device)), use.idle_part])
     (gpu_j,) = world.sum(joules).tolist()
     return {
         "memory_bytes": int(memory_bytes) or None,
         "gpu_energy_j": None if math.isnan(gpu_j) else gpu_j,
         "gpu_utilization": None if idlest > 1 else 1.0 - idlest,
-        "gpu_peak_power_w": peak_w or None,
     }
 
 

@@ -32,7 +32,7 @@ from bigbatch.base.root import IMPORT_ROOT
 from bigbatch.cluster.host.network import no_proxy_variables
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.errors import RayStartError
-from bigbatch.train_loop.host.disk_space import FULL, LogFile, describe_full_disk, free_bytes, full_errno
+from bigbatch.train_loop.host.disk_space import LogFile
 from bigbatch.train_loop.launch.ray_internals import (
     DASHBOARD_FILE,
     POLL_INTERVAL,
@@ -49,7 +49,6 @@ _log = logging.getLogger(__name__)
 PREFIX = "bb-ray-"
 OBJECT_STORE_BYTES = 200 * 2**20  # configurations and epoch records: kilobytes
 START_ATTEMPTS = 3
-LEAST_ROOM_BYTES = 8 << 20  # of logs and sockets, for Ray to start
 PROBE_S = 5.0
 
 SEARCH_ENV = {
@@ -123,11 +122,8 @@ class LocalRay:
         self.folder, self._owner = private_ray_folder()
         try:
             return self._start()
-        except BaseException as error:
-            full = self._without_room(error)
+        except BaseException:
             self.__exit__(None, None, None)
-            if full:
-                raise RayStartError(f"Ray did not start: {full}. Make room there, or set TMPDIR.") from None
             raise
 
     def __exit__(
@@ -146,14 +142,6 @@ class LocalRay:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-
-    def _without_room(self, error: BaseException) -> str:
-        """The temporary folder's file system in words, if it is full and may have caused ``error``; else empty."""
-        assert self.folder is not None
-        number = full_errno(error)
-        if number is None and isinstance(error, RayStartError) and free_bytes(self.folder) < LEAST_ROOM_BYTES:
-            number = FULL  # Ray's processes die of it without a message
-        return describe_full_disk(number, self.folder) if number is not None else ""
 
     def _start(self) -> RayConnection:
         assert self.folder is not None

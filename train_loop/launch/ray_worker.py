@@ -271,7 +271,6 @@ def _train(task: TrialTask, reporter: RayReporter, world: World) -> None:
         device=world.device,
         stage_folder=task.stage_folder,
         scan=FolderScan.read(task.images_file) if world.rank == 0 else None,
-        accept_changed_code=True,  # the driver has compared it
     )
 
 

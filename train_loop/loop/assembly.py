@@ -17,7 +17,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import StateDict
 
 from bigbatch.train_loop.config import BatchSplit, ConfigError, TrainConfig
-from bigbatch.train_loop.config.own_names import check_same_code, code_fingerprints, own_words
 from bigbatch.train_loop.data.catalogue import list_folder, open_data
 from bigbatch.train_loop.data.loading.upload import Uploader
 from bigbatch.train_loop.data.sampling import micro_sizes
@@ -65,8 +64,6 @@ class Run:
     use: UseMeter
     metrics: dict[str, ValidationMetric]
     """Beside loss and top-1."""
-    own_code: Mapping[str, str]
-    """Fingerprints of the users' files when the run began here."""
     replay: Callable[[Sequence[Nested], float], torch.Tensor | None] | None = None
     """``ReplayedStep.take``, if steps may be replays."""
 
@@ -174,7 +171,6 @@ def _fresh(
         heartbeat=RankMeetings(world),
         use=open_use_meter(world),
         metrics=build_metrics(config.metrics, source.info, world),
-        own_code=code_fingerprints(own_words(config).values()),
     )
 
 
@@ -311,8 +307,6 @@ def _load(run: Run, *, healed: bool) -> Content | None:
     if content and checkpoints.folder:
         try:
             check_same_run(content, run.config, run.source.info, checkpoints.folder, healed=healed)
-            before = content.get("own_code", {})
-            check_same_code(before, run.own_code, "a run", checkpoints.accept_changed_code)
         except ConfigError as found:
             error = found
     for other in run.world.gather(error):

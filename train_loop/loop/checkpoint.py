@@ -2,8 +2,8 @@
 
 A checkpoint is a dict: ``format``, ``config`` (TrainConfig's dict), ``data`` (sizes of the data
 set), ``model``, ``optimizer``, ``scaler`` (state dicts), ``progress`` (``RunState``'s dict), ``micro_size`` (images of
-a micro-batch; not in older ones), ``own_code`` (fingerprints of users' files, if there are any), and with
-``ema_decay`` ``average`` (``WeightAverage.tensors``). Of a sharded network also ``shards``: see ``sharded_state.py``.
+a micro-batch; not in older ones), and with ``ema_decay`` ``average`` (``WeightAverage.tensors``). Of a sharded network
+also ``shards``: see ``sharded_state.py``.
 
 It contains no generator state: the order of images, their augmentation and the seed of each micro-batch are
 functions of (seed, epoch, step), so the position is enough, for any number of ranks. The learning rate is a
@@ -82,10 +82,8 @@ class CheckpointFolder:
     Without a folder, nothing is due and nothing is loaded.
     """
 
-    def __init__(self, folder: Path | None, every_s: float, accept_changed_code: bool = False) -> None:
+    def __init__(self, folder: Path | None, every_s: float) -> None:
         self.folder = folder
-        self.accept_changed_code = accept_changed_code
-        """Whether a checkpoint may be of other code of the user's: see ``check_same_code``."""
         self.write_s = 0.0
         """Seconds that the last write took, in this process."""
         self._every_s = every_s

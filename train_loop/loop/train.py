@@ -65,7 +65,6 @@ def train(
     device: torch.device | None = None,
     stage_folder: str | None = None,
     scan: FolderScan | None = None,
-    accept_changed_code: bool = False,
 ) -> TrainResult:
     """Train ``config`` to its last epoch, on all ranks of torch.distributed if it is initialised.
 
@@ -82,7 +81,6 @@ def train(
         device: None: the current CUDA device, else the CPU. ``train`` seeds torch's global generators.
         stage_folder: where each node keeps a copy of a packed data set; it changes no result.
         scan: the images of an image folder, on rank 0, where they were listed before; else rank 0 lists them.
-        accept_changed_code: resume from a checkpoint of other code of the user's too; see ``check_same_code``.
 
     Raises:
         ConfigError: batch, model, data, device or checkpoint do not suit the configuration, or its code has changed.
@@ -93,7 +91,7 @@ def train(
         NodeMemoryError, OwnCodeError: as DeviceMemoryError, on CPUs; a user's function raised an exception.
         TrainingStopped: see ``Reporter``.
     """
-    checkpoints = CheckpointFolder(checkpoint_dir, checkpoint_every_s, accept_changed_code)
+    checkpoints = CheckpointFolder(checkpoint_dir, checkpoint_every_s)
     device = device or pick_device()
 
     def begin(halvings: Sequence[Halving]) -> Run:
@@ -263,9 +261,9 @@ def _end_epoch(run: Run, val_sums: torch.Tensor | None, shared: dict[str, Any]) 
     if val_sums is not None:
         shared = {**shared, **validation_values(run, sums[3:9])}
     due_here = float(run.checkpoints.due(within_epoch=False))
-    most_here = (float(run.source.processes), float(peak_bytes(run.world.device)), *use.for_maximum, due_here)
+    most_here = (float(run.source.processes), float(peak_bytes(run.world.device)), use.idle_part, due_here)
     most = run.world.max([*run.clock.seconds.values(), *most_here, run.checkpoints.write_s])
-    *slowest, processes, memory_bytes, idlest, peak_w, due, write_s = most
+    *slowest, processes, memory_bytes, idlest, due, write_s = most
     times: dict[str, Any] = dict(zip(run.clock.seconds, slowest, strict=True))
     progress.epoch += 1
     record = EpochRecord(
@@ -283,7 +281,6 @@ def _end_epoch(run: Run, val_sums: torch.Tensor | None, shared: dict[str, Any]) 
         memory_bytes=int(memory_bytes) or None,
         gpu_energy_j=None if math.isnan(gpu_j) else gpu_j,
         gpu_utilization=None if idlest > 1 else 1.0 - idlest,
-        gpu_peak_power_w=peak_w or None,
         checkpoint_write_s=write_s or None,
         trust_ratios=trust_ratios_of(run.optimizer) or progress.trust_ratios,  # resumed behind the epoch's last step
         resumed_from_epoch=run.resumed_from_epoch,
@@ -338,7 +335,6 @@ def _content(run: Run) -> Content:
         "progress": dataclasses.asdict(run.progress),
         "steps_per_epoch": run.steps_per_epoch,
         "micro_size": run.split.micro_size,
-        **({"own_code": dict(run.own_code)} if run.own_code else {}),
         **({"average": run.average.tensors} if run.average else {}),
     }
 

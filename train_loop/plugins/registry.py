@@ -79,14 +79,10 @@ def load_function(key: str, word: str) -> OwnFunction:
 
 def check_call(key: str, word: str, function: OwnFunction, given: Sequence[str], options: Mapping[str, object]) -> None:
     """Raise ConfigError unless ``function`` takes the positional arguments ``given`` (their names) and ``options``."""
-    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+    unplain = (inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction)
+    if any(one(function) for one in unplain):  # a call of it runs none of it
         raise ConfigError(
-            f"{key} must name a plain function; got {word!r}, which is async. Write `def`, not `async def`."
-        )
-    if inspect.isgeneratorfunction(function):
-        raise ConfigError(
-            f"{key} must name a plain function; got {word!r}, which has a yield, so that a call runs none of it. "
-            "Write `return`, or take the yield out."
+            f"{key} must name a function without async and yield; got {word!r}. Write `def` and `return`."
         )
     try:
         signature = inspect.signature(function)
@@ -144,22 +140,22 @@ def whose_error(words: Mapping[str, str]) -> Iterator[None]:
 def _passed(error: BaseException, words: Mapping[str, str]) -> tuple[str, str] | None:
     """Key and word of the user's code in the error's traceback; None if there is none.
 
-    That of the named function, or of a method of the named class, else of its file, else of a file beside it.
+    That of the named function, else of its file, else of a file beside it.
     """
     codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
-    theirs = [(Path(code.co_filename), code) for code in codes if not _is_installed(Path(code.co_filename))]
-    inner = [(path, code.co_name) for path, code in theirs]
-    outer = [(path, code.co_qualname.partition(".")[0]) for path, code in theirs]
-    named = [(key, word, *word.rpartition(":")[::2]) for key, word in words.items()]
-    for met in (inner, outer):
-        for key, word, file, function in named:
-            if (Path(file), function) in met:
-                return key, word
-    for key, word, file, _ in named:
-        if any(path == Path(file) for path, _ in theirs):
-            return key, word
-    beside = [(k, w) for k, w, file, _ in named if any(path.is_relative_to(Path(file).parent) for path, _ in theirs)]
-    return beside[0] if beside else None
+    theirs = [(Path(code.co_filename), code.co_name) for code in codes if not _is_installed(Path(code.co_filename))]
+
+    def distance(word: str) -> int:
+        file, _, function = word.rpartition(":")
+        met = [
+            2 - (path == Path(file)) - ((path, name) == (Path(file), function))
+            for path, name in theirs
+            if path.is_relative_to(Path(file).parent)
+        ]
+        return min(met, default=3)
+
+    found = min(words.items(), key=lambda item: distance(item[1]), default=None)
+    return found if found and distance(found[1]) < 3 else None
 
 
 def _is_installed(path: Path) -> bool:

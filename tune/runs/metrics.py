@@ -33,7 +33,6 @@ NOT_ALWAYS = (
     "holdout_top1",
     "gpu_energy_j",
     "gpu_utilization",
-    "gpu_peak_power_w",
     *MAPS,
 )
 """Fields that a run need not measure, or that make no choice: a trial could end without a value."""

@@ -3,7 +3,6 @@
 import dataclasses
 import logging
 import subprocess
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -200,40 +199,6 @@ def test_a_resume_counts_what_is_there_as_room(tmp_path: Path, monkeypatch: pyte
     for needed, words in (((1500, 4), "got 0.00 MB left"), ((1400, 5), "5 inodes")):
         with pytest.raises(ConfigError, match=words):
             disk_space.check_disk_space("--output", tmp_path, disk_space.SpaceNeeded(*needed, "a test"))
-
-
-def test_what_another_run_renames_meanwhile_is_no_error(tmp_path: Path) -> None:
-    folders = [tmp_path / f"{number:03d}" for number in range(200)]
-    for folder in folders:
-        folder.mkdir()
-        (folder / "file").touch()
-    done = threading.Event()
-
-    def rename() -> None:
-        while not done.is_set():
-            for folder in folders:
-                (folder / "file").rename(folder / "partial")
-                folder.rename(tmp_path / "other")
-                (tmp_path / "other" / "partial").rename(tmp_path / "other" / "file")
-                (tmp_path / "other").rename(folder)
-
-    thread = threading.Thread(target=rename)
-    thread.start()
-    try:
-        for _ in range(50):
-            disk_space.bytes_and_inodes(tmp_path)
-    finally:
-        done.set()
-        thread.join()
-    assert disk_space.bytes_and_inodes(tmp_path)[1] == 400 and disk_space.bytes_and_inodes(tmp_path / "none") == (0, 0)
-
-
-def test_a_file_system_that_counts_nothing_refuses_nothing() -> None:
-    """``/proc`` has no blocks and no inodes; some network file systems say the same."""
-    if not Path("/proc/self").exists():
-        pytest.skip("no /proc")
-    assert disk_space.space_left(Path("/proc")).bytes is None and disk_space.space_left(Path("/proc")).inodes is None
-    disk_space.check_disk_space("--output", Path("/proc/sys/none"), disk_space.SpaceNeeded(1 << 60, 1 << 40, "a test"))
 
 
 @pytest.mark.parametrize("last", [False, True], ids=["there is room for the last", "never any room"])

@@ -10,8 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bigbatch.train_loop.config import DataConfig
-from bigbatch.train_loop.data.catalogue import open_data
 from bigbatch.train_loop.data.sets.scan import FolderScan, scan_folder
 from helpers.paths import ROOT, TRAIN, TUNE
 from helpers.processes import clean_environment
@@ -145,13 +143,3 @@ def test_a_listing_is_read_as_it_was_written_and_what_is_damaged_is_passed_over(
     file.write_bytes(file.read_bytes()[:-40])
     assert FolderScan.read(file) is None
     assert FolderScan.read(tmp_path / "none") is None
-
-
-def test_a_listing_of_another_folder_is_not_used(tmp_path: Path, tiny_images: Path) -> None:
-    for part in ("train", "val"):
-        for name in ("x", "y", "z"):
-            (tmp_path / part / name).mkdir(parents=True)
-            (tmp_path / part / name / "1.png").touch()
-    source = open_data(DataConfig(name=str(tmp_path)), scan=scan_folder(str(tiny_images)))
-    assert source.info.class_names == ("x", "y", "z")
-    assert source.info.train_size == 3

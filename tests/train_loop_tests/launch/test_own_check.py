@@ -120,27 +120,6 @@ class Flat(nn.Flatten):
 def with_batchnorm(workload):
     return nn.Sequential(Flat(), nn.Linear(192, 2), nn.BatchNorm1d(2))
 
-class Few(torch.utils.data.Dataset):
-    def __len__(self):
-        return 8
-
-    def __getitem__(self, index):
-        return torch.randn(3, 8, 8), index % 2
-
-def unknown():
-    return Few(), Few()
-
-class One(Few):
-    num_classes = 1
-    def __getitem__(self, index):
-        return super().__getitem__(index)[0], 0
-
-def one():
-    return One(), One()
-
-def of_classes(workload):
-    return nn.Sequential(nn.Flatten(), nn.Linear(192, workload.num_classes or 1))
-
 class Expanded(nn.Sequential):
     def __init__(self, *layers):
         super().__init__(*layers)
@@ -248,19 +227,6 @@ def test_a_micro_batch_of_one_image_is_refused_where_batchnorm_would(file: Path)
     check_users_code(_config(file, **keys, batch__micro_size=2))
     with pytest.raises(ConfigError, match="Expected more than 1 value per channel"):
         check_users_code(_config(file, **keys, batch__micro_size=1))
-
-
-def test_one_class_is_refused_where_a_loss_of_ours_would_be_0(file: Path) -> None:
-    keys: dict[str, object] = {"data__name": f"{file}:one", "model__name": "of_classes", "batch__global_size": 4}
-    with pytest.raises(ConfigError, match="at least 2 classes; got 1 from data.name=.*my.py:one, .* num_classes"):
-        check_users_code(_config(file, **keys))
-    check_users_code(_config(file, **keys, loss="mean"))  # e.g. one number for each image
-
-
-def test_integer_targets_without_an_output_each_are_refused(file: Path) -> None:
-    config = _config(file, data__name=f"{file}:unknown", model__name="of_classes", batch__global_size=8)
-    with pytest.raises(ConfigError, match="got IndexError: Target 1 is out of bounds"):
-        check_users_code(config)
 
 
 def test_train_takes_components_by_options_and_checks_them(file, tmp_path, monkeypatch):

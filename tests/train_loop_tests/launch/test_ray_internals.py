@@ -42,6 +42,10 @@ def test_the_installed_ray_is_the_one_that_the_package_asks_for_and_another_is_r
         internals.check_ray()
 
 
+def test_the_calls_a_second_stop_growing_with_the_workers() -> None:
+    assert [internals.poll_interval_s(n) for n in (1, 32, 64, 256, 640, 4096)] == [0.1, 0.1, 0.2, 0.8, 2.0, 2.0]
+
+
 def test_sigterm_keeps_its_handler_while_ray_starts() -> None:
     """Ray's own raises SystemExit: the search had crashed, and did not say how to go on."""
     from ray._private import utils

@@ -12,8 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from helpers.commands import run_process
-from helpers.paths import ROOT, TRAIN
+from helpers.paths import TRAIN
 from helpers.processes import clean_environment, wait_gone
 from helpers.ranks import write_config
 from helpers.searches import ray_folder_below
@@ -96,56 +95,3 @@ def test_a_full_run_on_two_workers_survives_a_kill_and_signals_and_trains_each_e
     )
     assert folder and not Path(folder).exists()
     wait_gone(folder)
-
-
-@pytest.mark.exhaustive
-def test_a_reader_that_leaves_ends_no_run(best_json, tmp_path):
-    command = f"set -o pipefail; {sys.executable} {TRAIN} --config {best_json} --output full | head -1"
-    done = run_process("bash", "-c", command, cwd=tmp_path)
-    assert done.returncode == 0 and done.stderr == ""
-    assert (tmp_path / "full" / "result.json").exists()
-
-
-CORES = """
-import sys
-from pathlib import Path
-from bigbatch.train_loop.config import TrainConfig
-from bigbatch.train_loop.launch.ray_session import LocalRay
-from bigbatch.train_loop.launch.trial_task import TrialTask
-
-def worker(task):
-    from bigbatch.train_loop.launch import ray_worker
-    from bigbatch.train_loop.loop import train
-    from bigbatch.train_loop.data.loading.counts import cores_per_rank
-
-    def write(*_, **__):
-        import numpy, threadpoolctl, torch
-        blas = [pool["num_threads"] for pool in threadpoolctl.threadpool_info() if pool["user_api"] == "blas"]
-        Path(task["ray_storage"], "seen").write_text(f"{cores_per_rank()} {torch.get_num_threads()} {max(blas)}")
-
-    train.train = write
-    return ray_worker.train_worker(task)
-
-folder = sys.argv[1]
-task = TrialTask(
-    name="cores", config=TrainConfig(), workers=1, worker_resources={"CPU": 2.0}, restarts=0, checkpoint_every_s=0.0,
-    ray_storage=Path(folder), **{name: Path(folder, name, name) for name in ("checkpoint_dir", "stop_file", "log_file")}
-)
-with LocalRay(3, 0, Path(folder, "ray.log")):
-    from ray.train import RunConfig, ScalingConfig
-    from ray.train.torch import TorchTrainer
-
-    scaling = ScalingConfig(num_workers=1, resources_per_worker={"CPU": 2.0})
-    run = RunConfig(storage_path=folder)
-    TorchTrainer(worker, train_loop_config=task.to_dict(), scaling_config=scaling, run_config=run).fit()
-"""
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize(("threads", "seen"), [("1", "2 1 1"), ("", "2 2 2")])
-def test_a_workers_cores_are_those_that_ray_gave_it_and_its_threads_too_unless_the_user_set_them(
-    tmp_path, threads, seen
-):
-    """Cores, torch's threads and those of NumPy's library, in a process that has loaded both ahead."""
-    done = run_process(sys.executable, "-c", CORES, tmp_path, cwd=ROOT / "src", OMP_NUM_THREADS=threads)
-    assert (tmp_path / "seen").read_text() == seen, done.stderr

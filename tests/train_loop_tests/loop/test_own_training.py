@@ -88,19 +88,6 @@ def test_an_own_model_loss_and_optimizer_resume_in_mid_epoch_bit_for_bit(own, tm
     assert numbers == {resumed[-1].optimizer_steps}
 
 
-def test_a_checkpoint_of_other_code_is_refused_until_it_is_accepted(own: TrainConfig, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    with pytest.raises(RuntimeError, match="stopped on request"):
-        run(own, reporter=StopsAt(2), checkpoint_dir=folder)
-    note = torch.load(folder / "latest.pt", weights_only=True)["own_code"]
-    assert sorted(note) == sorted({own.model.name, own.loss, own.optimizer.name})
-    file = Path(own.loss.rpartition(":")[0])
-    file.write_text(file.read_text() + "\n# changed\n")
-    with pytest.raises(ConfigError, match="a run goes on with the code that it began with; .* and 2 more has changed"):
-        run(own, checkpoint_dir=folder)
-    assert run(own, checkpoint_dir=folder, accept_changed_code=True)[-1].epoch == own.epochs
-
-
 def test_an_error_in_the_forward_pass_shows_the_users_frames_alone(own: TrainConfig) -> None:
     with pytest.raises(OwnCodeError) as failed:
         run(own.replace_keys({"model.options.fails": True}))

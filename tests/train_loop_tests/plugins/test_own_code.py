@@ -3,7 +3,6 @@
 import random
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -106,17 +105,17 @@ def test_a_word_that_names_nothing_is_refused_in_one_line(tmp_path, monkeypatch,
 
 
 @pytest.mark.parametrize(
-    ("text", "arguments", "said"),
+    ("text", "arguments"),
     [
-        ("async def answer(workload):\n    return 42\n", ["workload"], "got .*Write `def`"),
+        ("async def answer(workload):\n    return 42\n", ["workload"]),
         # A call of it runs nothing: the first trials would end without a report.
-        ("def answer(config, report):\n    yield 0.5\n", ["config", "report"], "got .* which has a yield"),
+        ("def answer(config, report):\n    yield 0.5\n", ["config", "report"]),
     ],
     ids=["async", "generator"],
 )
-def test_what_is_no_plain_function_is_refused_in_one_line(tmp_path, text, arguments, said):
+def test_what_is_no_plain_function_is_refused_in_one_line(tmp_path, text, arguments):
     word = f"{_written(tmp_path / 'net.py', text)}:answer"
-    with pytest.raises(ConfigError, match=f"must name a plain function; {said}") as refused:
+    with pytest.raises(ConfigError, match="must name a function without async and yield") as refused:
         check_call("--model", word, load_function("--model", word), arguments, {})
     assert "\n" not in str(refused.value)
 
@@ -230,24 +229,3 @@ def test_open_keys_take_json_values_and_lists_alone():
     ):
         with pytest.raises(ConfigError, match=words):
             read_options("loss_options", values)
-
-
-def test_an_error_in_a_method_names_the_component_of_its_class(tmp_path: Path) -> None:
-    file = tmp_path / "parts.py"
-    file.write_text(
-        "def loss():\n    return 1\n\n\n"
-        "class Net:\n    def forward(self):\n        raise ValueError('wrong shape')\n\n\n"
-        "def made():\n    class Inner:\n        def forward(self):\n            raise ValueError('inner')\n\n"
-        "    return Inner()\n\n\n"
-        "def factory(power):\n    def criterion():\n        raise ValueError('inner')\n\n    return criterion\n\n\n"
-        "criterion = factory(2)\n"
-    )
-    namespace: dict[str, Any] = {}
-    exec(compile(file.read_text(), str(file), "exec"), namespace)
-    for name, broken in (("Net", namespace["Net"]()), ("made", namespace["made"]())):
-        words = {"loss": f"{file}:loss", "model.name": f"{file}:{name}"}
-        with pytest.raises(OwnCodeError, match="model.name"), whose_error(words):
-            broken.forward()
-    words = {"model.name": f"{file}:factory", "loss": f"{file}:criterion"}
-    with pytest.raises(OwnCodeError, match="loss"), whose_error(words):
-        namespace["criterion"]()

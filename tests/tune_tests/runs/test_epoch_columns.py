@@ -18,7 +18,7 @@ RECORD = EpochRecord(
     epoch=1, epochs=2, train_loss=1.5, train_top1=0.25, val_loss=1.25, val_top1=0.5, learning_rate=0.1,
     optimizer_steps=3, skipped_steps=1, loader_processes=5, images_per_s=6.0, train_s=7.0, data_s=3.0,
     step_s=4.0, bn_s=0.5, val_s=0.25, checkpoint_s=0.125, memory_bytes=2**33, noise_scale=64.0, resumed_from_epoch=8,
-    gpu_energy_j=9.5, gpu_utilization=0.75, gpu_peak_power_w=412.5, checkpoint_write_s=0.5,
+    gpu_energy_j=9.5, gpu_utilization=0.75, checkpoint_write_s=0.5,
     metrics={"val_miou": 0.5, "val_dice": None},
     baseline={"val_top1": 0.125, "val_miou": 0.25},
     trust_ratios={"0": 0.5, "1": 2.0},

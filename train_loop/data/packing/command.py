@@ -52,7 +52,7 @@ SAMPLE_RUNS, SAMPLE_RUN = 4, 8
 ROW_BYTES = 90
 """Bytes of an image in shard and index, beside its own bytes and twice its key."""
 
-PROGRESS_LINE_S = 30.0
+PROGRESS_LINE_S = 10.0
 """Seconds between progress lines in a file."""
 
 
@@ -285,16 +285,16 @@ def _show(counts: Iterable[int], done: int, images: int) -> None:
         counts: images seen by this command; before it there were ``done``.
     """
     began, line = time.monotonic(), ""
-    with ProgressLine(PROGRESS_LINE_S) as progress:
-        for images_done in counts:
-            now = time.monotonic()
-            if not images_done:  # processes start
-                began = now
-            rate = images_done / max(now - began, 1e-9)
-            left = f"{_clock((images - done - images_done) / rate)} left" if images_done else "starting"
-            line = f"{done + images_done}/{images} images  {rate:.0f} images/s  {left}"
-            progress.show(line)
-    if line and not sys.stderr.isatty():  # a terminal shows it already
+    progress = ProgressLine(PROGRESS_LINE_S)
+    for images_done in counts:
+        now = time.monotonic()
+        if not images_done:  # processes start
+            began = now
+        rate = images_done / max(now - began, 1e-9)
+        left = f"{_clock((images - done - images_done) / rate)} left" if images_done else "starting"
+        line = f"{done + images_done}/{images} images  {rate:.0f} images/s  {left}"
+        progress.show(line)
+    if line:
         print(line, file=sys.stderr)
 
 

@@ -140,12 +140,12 @@ def download(public: PublicSet, target: Path) -> Path:
 
 def _copy(answer: object, file: object, expected_bytes: int) -> None:
     done, began = 0, time.monotonic()
-    with ProgressLine(SAY_EVERY_S) as progress:
-        while block := answer.read(1 << 20):  # type: ignore[attr-defined]
-            file.write(block)  # type: ignore[attr-defined]
-            done += len(block)
-            rate = done / max(time.monotonic() - began, 1e-9) / 1e6
-            progress.show(f"{done / 1e6:.0f}/{expected_bytes / 1e6:.0f} MB  {rate:.1f} MB/s")
+    progress = ProgressLine(SAY_EVERY_S)
+    while block := answer.read(1 << 20):  # type: ignore[attr-defined]
+        file.write(block)  # type: ignore[attr-defined]
+        done += len(block)
+        rate = done / max(time.monotonic() - began, 1e-9) / 1e6
+        progress.show(f"{done / 1e6:.0f}/{expected_bytes / 1e6:.0f} MB  {rate:.1f} MB/s")
 
 
 def check_digest(path: Path, public: PublicSet) -> None:

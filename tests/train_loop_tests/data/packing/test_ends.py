@@ -128,8 +128,8 @@ def test_ctrl_c_at_a_terminal_ends_it_with_one_line_and_it_goes_on(many, tmp_pat
     assert process.wait(60) == 130
     slow.unlink()
     said = all_of(terminal)
-    assert "Traceback" not in said and "\nbigbatch pack: interrupted; the same command goes on" in said
-    assert "/126 images" in said and not target.exists()
+    assert "Traceback" not in said and "bigbatch pack: interrupted; the same command goes on" in said
+    assert not target.exists()
     assert pack(many, target, "--shard-mb", 1, "--workers", 1) == 0 and "resuming: " in capsys.readouterr().out
     assert pack("--verify", target) == 0
 
