@@ -14,12 +14,12 @@ from bigbatch.base import json_values
 from bigbatch.base.atomic_files import read_json
 from bigbatch.base.command_line import OneLineParser
 from bigbatch.cluster.host.optuna_journal import State
-from bigbatch.train_loop.config import ConfigError, TrainConfig, known_key
+from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.train_loop.config.given import USABLE
 from bigbatch.train_loop.config.words import amount, epochs_text
 from bigbatch.tune.commands.studies import trials_words, value_words
 from bigbatch.tune.console.answer_words import answer_in_words
-from bigbatch.tune.console.columns import SHOWN_KEYS, full_run_command, own_next_step, plan_facts, shown_settings
+from bigbatch.tune.console.columns import columns_of, full_run_command, own_next_step, plan_facts, trial_settings
 from bigbatch.tune.console.confirmation_words import confirmation_in_words
 from bigbatch.tune.console.frontier_table import INFEASIBLE, frontier_lines, no_result_in_words
 from bigbatch.tune.console.text import aligned, said_in_one_line
@@ -54,8 +54,6 @@ from bigbatch.tune.storage.summary import (
 
 MOST_TRIALS = 20
 """Without --all the table shows this many trials: the running ones, the best ones and the latest."""
-ONLY_OF_THE_BEST = ("warmup", "momentum", "betas", "wd", "smoothing", "schedule")
-"""Settings that are printed of the best trial alone; trials.parquet has those of all."""
 STATE_WORDS = {
     "RUNNING": "running", "COMPLETE": "done", "PRUNED": "stopped", "FAIL": "failed", "WAITING": "waiting",
 }  # fmt: skip
@@ -158,7 +156,7 @@ def _trials(found: StudySummary, most: int | None) -> str:
     if not shown:
         return ""
     settings = [_settings(found, trial) for trial in shown]
-    names = [name for name in dict.fromkeys(name for one in settings for name in one) if name not in ONLY_OF_THE_BEST]
+    names = columns_of(settings)
     head = ("", "TRIAL", "STATE", *(name.upper() for name in names), "EPOCHS", "VALUE", "HOURS")
     rows: list[tuple[str, ...]] = [head]
     for trial, values in zip(shown, settings, strict=True):
@@ -204,19 +202,12 @@ def state_words(trial: Run) -> str:
 
 def _settings(found: StudySummary, trial: Run) -> dict[str, str]:
     """The trial's settings, and the parameters of a user's own space."""
-    try:
-        settings = shown_settings(TrainConfig.from_dict(trial.config)) if trial.config else {}
-    except ConfigError:  # of a later version
-        settings = {}
     own = json_values.text(found.description, "space_source", "built-in") != "built-in"
-    has_settings = bool(settings)
-    for name, value in trial.params.items():
-        if has_settings and known_key(name) in SHOWN_KEYS:  # it is among the settings
-            continue
-        short = name.rpartition(".")[2]
-        if not has_settings or "." in name or own:
-            settings.setdefault(short, f"{value:.3g}" if isinstance(value, float) else str(value))
-    return settings
+    try:
+        config = TrainConfig.from_dict(trial.config) if trial.config else None
+    except ConfigError:  # of a later version
+        config = None
+    return trial_settings(config, trial.params, own=own)
 
 
 def _epochs(trial: Run) -> str:

@@ -1,27 +1,16 @@
-"""A configuration's settings as short texts, and the columns of the trial table: settings and a space's parameters.
-
-The table shows settings that differ between trials. The plan prints those that are the same in all.
-"""
+"""A trial's settings, and parameters of its space, as short texts for lines and tables."""
 
 from __future__ import annotations
 
-import contextlib
-import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from bigbatch.base import json_values
-from bigbatch.search_spaces.check import ParamRange
-from bigbatch.search_spaces.registry import Space
-from bigbatch.search_spaces.trial import StandInTrial
-from bigbatch.search_spaces.workload import Workload
 from bigbatch.train_loop.config import OPTIMIZERS, TrainConfig, known_key
 from bigbatch.train_loop.config.rules import shown_name
 from bigbatch.train_loop.config.words import amount
 
 if TYPE_CHECKING:  # it loads Optuna, which bigbatch show does not need
-    from bigbatch.tune.runs.observer import TrialView
     from bigbatch.tune.storage.summary import StudySummary
 
 SHOWN_KEYS = frozenset(
@@ -81,69 +70,30 @@ def own_next_step(function: str, best_file: str) -> str:
     return f"Its config is trainable.options in {best_file}: call {function} with it, epochs and seed."
 
 
-IN_TABLE = ("optimizer", "batch", "lr", "warmup", "momentum", "wd")
-"""Settings in the live table, where they vary. ``momentum`` has Adam's betas too. Lines of the log have them all."""
-SAMPLES = 64
+ONLY_IN_LINES = ("smoothing", "schedule")
+"""Settings that tables leave out."""
 
 
-@dataclass(frozen=True)
-class Columns:
-    """The columns for each trial. Without arguments: every setting."""
+def trial_settings(config: TrainConfig | None, params: Mapping[str, object], *, own: bool) -> dict[str, str]:
+    """Name → text of a trial's settings, and of the parameters that are none.
 
-    fixed: Mapping[str, str] = field(default_factory=dict)
-    """Settings that are the same in all trials."""
-    own: Sequence[str] = ()
-    """Searched parameters that are no setting."""
-
-    def of(self, trial: TrialView) -> dict[str, str]:
-        """Name → text of the trial's settings, then of the space's own parameters."""
-        shown = {name: text for name, text in shown_settings(trial.config).items() if name not in self.fixed}
-        return shown | {short_key(name): _text(trial.params[name]) for name in self.own if name in trial.params}
-
-    def line(self, trial: TrialView) -> str:
-        """The trial's columns in one line: ``sgd batch 128 lr 0.05``."""
-        values = self.of(trial)
-        first = f"{values.pop('optimizer')} " if "optimizer" in values else ""
-        return first + " ".join(f"{name} {text}" for name, text in values.items())
-
-    @property
-    def in_table(self) -> list[str]:
-        """The names of the live table's columns."""
-        return [*(name for name in IN_TABLE if name not in self.fixed), *map(short_key, self.own)]
+    Args:
+        own: whether the space is a user's. The built-in ones' parameters are in the settings.
+    """
+    settings = shown_settings(config)
+    has_settings = bool(settings)
+    for name, value in params.items():
+        if not has_settings or (known_key(name) not in SHOWN_KEYS and (own or "." in name)):
+            text = f"{value:.3g}" if isinstance(value, float) else str(value)
+            settings.setdefault(name.rpartition(".")[2], text)
+    return settings
 
 
-def columns_of(
-    space: Space, workload: Workload, overrides: Mapping[str, object], ranges: Mapping[str, ParamRange]
-) -> Columns:
-    """The columns for a space's trials. Samples of the space show which settings vary."""
-    rng, found = random.Random(0), []
-    for number in range(SAMPLES):
-        with contextlib.suppress(Exception, SystemExit):  # the search reports a refused configuration
-            found.append(shown_settings(space(StandInTrial(rng, number=number), workload, overrides)))
-    first = found[0] if found else {}
-    fixed = {name: text for name, text in first.items() if all(other.get(name) == text for other in found)}
-    shows_settings = bool(first)
-    if found and not shows_settings:  # a whole training function has none of them
-        fixed = dict.fromkeys(IN_TABLE, "")
-    own = [n for n, met in ranges.items() if _varies(met) and not (shows_settings and _is_shown(n, space))]
-    return Columns(fixed, own)
+def settings_line(settings: Mapping[str, str]) -> str:
+    """``sgd batch 128 lr 0.05``."""
+    return " ".join(text if name == "optimizer" else f"{name} {text}" for name, text in settings.items())
 
 
-def short_key(name: str) -> str:
-    """``mixup_alpha`` of ``data.mix.mixup_alpha``."""
-    return name.rpartition(".")[2]
-
-
-def _is_shown(name: str, space: Space) -> bool:
-    key = space.parameter_keys[name][0] if name in space.parameter_keys else name
-    return known_key(key) in SHOWN_KEYS
-
-
-def _varies(found: ParamRange) -> bool:
-    if found.kind == "derived":
-        return False
-    return len(found.choices) > 1 if found.kind == "categorical" else found.low < found.high
-
-
-def _text(value: object) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+def columns_of(settings: Sequence[Mapping[str, str]]) -> list[str]:
+    """The columns of a table of trials with these settings."""
+    return [name for name in dict.fromkeys(name for one in settings for name in one) if name not in ONLY_IN_LINES]

@@ -19,7 +19,7 @@ from bigbatch.base.streams import Nowhere
 from bigbatch.train_loop.errors import in_one_line
 from bigbatch.train_loop.progress import ProgressLines
 from bigbatch.tune.console.answer_words import name_in_words, value_text
-from bigbatch.tune.console.columns import Columns
+from bigbatch.tune.console.columns import columns_of, settings_line, trial_settings
 from bigbatch.tune.plan.search_plan import FrontierPlan
 from bigbatch.tune.runs import metrics
 from bigbatch.tune.runs.objectives import Objectives
@@ -91,7 +91,7 @@ class SearchProgress:
         planned: int | None,
         concurrency: int,
         finished: Mapping[int, TrialView],
-        columns: Columns | None = None,
+        own_space: bool = False,
         budget_s: Callable[[], float] = lambda: math.inf,
         objectives: Objectives | None = None,
         frontier: FrontierPlan | None = None,
@@ -102,7 +102,7 @@ class SearchProgress:
         beginning by the monotonic clock; None: now."""
         self._budget_s, self.frontier = budget_s, frontier
         self.shown = (objectives or Objectives()).first.shown
-        self.planned, self.concurrency, self.columns = planned, concurrency, columns or Columns()
+        self.planned, self.concurrency, self._own_space = planned, concurrency, own_space
         self.trials: dict[int, TrialView] = dict(finished)
         self.started = time.monotonic() if started is None else started
         self._ended_at = {number: time.time() for number in finished}
@@ -114,6 +114,10 @@ class SearchProgress:
             self.trials[trial.continues].continued_by = trial.number
         if trial.state != "RUNNING":
             self._ended_at[trial.number] = time.time()
+
+    def settings(self, trial: TrialView) -> dict[str, str]:
+        """The trial's settings, and the parameters of a user's own space."""
+        return trial_settings(trial.config, trial.params, own=self._own_space)
 
     def elapsed_of(self, trial: TrialView) -> float:
         """Seconds from the trial's start to its end, or to now."""
@@ -202,15 +206,14 @@ class LiveTable:
 
 def trial_table(progress: SearchProgress) -> Table:
     """The trials as a table. A terminal that is too narrow cuts its columns."""
-    short, columns = progress.shown.metric.short, progress.columns.in_table
+    shown = [(trial, _in_table(progress.settings(trial))) for trial in _shown(progress)]
+    short, columns = progress.shown.metric.short, columns_of([settings for _, settings in shown])
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("trial", "state", *columns, "epoch", short, "time"):
         right = name in ("trial", "batch", "lr", "warmup", "epoch", short, "time")
         table.add_column(name, justify="right" if right else "left", no_wrap=True)
     best = progress.best
-    for trial in _shown(progress):
-        values = progress.columns.of(trial)
-        values.setdefault("momentum", values.get("betas", ""))
+    for trial, values in shown:
         table.add_row(
             str(trial.number),
             Text(trial.phase if trial.state == "RUNNING" else state_word(trial), STATE_STYLES[trial.state]),
@@ -221,6 +224,11 @@ def trial_table(progress: SearchProgress) -> Table:
             style="bold" if best is not None and trial.number == best.number else "",
         )
     return table
+
+
+def _in_table(settings: dict[str, str]) -> dict[str, str]:
+    """With Adam's betas in the column of the momentum."""
+    return {"momentum" if name == "betas" else name: text for name, text in settings.items()}
 
 
 def epochs_done(trial: TrialView) -> str:
@@ -294,7 +302,7 @@ class PlainLines:
         word += f" (continues trial {trial.continues})" if trial.continues is not None and not trial.resumed else ""
         seed = f" with seed {trial.config.seed}" if trial.config is not None else ""
         word += f" (confirms trial {trial.confirms}{seed})" if trial.confirms is not None else ""
-        self.say(f"trial {trial.number} {word}: {self._progress.columns.line(trial)}")
+        self.say(f"trial {trial.number} {word}: {settings_line(self._progress.settings(trial))}")
 
     def epoch_ended(self, trial: TrialView, record: dict[str, object]) -> None:
         """Print the epoch's value of the objective, its loss and its learning rate."""

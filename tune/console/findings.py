@@ -21,7 +21,7 @@ from bigbatch.train_loop.config.words import epochs_text
 from bigbatch.train_loop.host.disk_space import quota_lines
 from bigbatch.tune.budget.ledger import DeviceSeconds
 from bigbatch.tune.console.answer_words import answer_in_words
-from bigbatch.tune.console.columns import columns_of, full_run_command, own_next_step
+from bigbatch.tune.console.columns import full_run_command, own_next_step, trial_settings
 from bigbatch.tune.console.confirmation_words import confirm_lines, confirmation_in_words
 from bigbatch.tune.console.display import duration
 from bigbatch.tune.console.frontier_table import frontier_lines
@@ -65,10 +65,6 @@ def _trainable_lines(plan: SearchPlan) -> list[tuple[str, str]]:
     ]
     lines += [("", f"{name:24} {interval.describe()}") for name, interval in plan.ranges.items()]
     lines += [("", f"{key:24} {value} (set)") for key, value in plan.overrides.items() if key != "data.holdout"]
-    fixed = columns_of(plan.space, plan.workload, plan.overrides, plan.ranges).fixed.items()
-    lines += (
-        [("fixed", ", ".join(f"{name} {text}" for name, text in fixed if text))] if any(dict(fixed).values()) else []
-    )
     stops = f"strategy {shown_name(plan.strategy)}, stopping {shown_name(plan.stopping)}"
     return [
         *lines,
@@ -182,8 +178,7 @@ def print_findings(
         return
     number = json_values.mapping(answer, "answer").get("trial")
     best = next((trial for trial in done if trial.number == number), done[0])
-    columns = columns_of(plan.space, plan.workload, plan.overrides, plan.ranges)
-    for name, value in columns.of(best).items():
+    for name, value in trial_settings(best.config, best.params, own=plan.space.source != "built-in").items():
         console.print(f"  {name:10} {value}")
     if plan.objectives.several:
         console.print(f"\n{front_in_words(plan, done)}")

@@ -22,7 +22,6 @@ from bigbatch.train_loop.launch.ray_session import (
     RayConnection,
     check_reachable,
 )
-from bigbatch.tune.console.columns import columns_of
 from bigbatch.tune.console.display import PlainLines, SearchProgress, make_display
 from bigbatch.tune.console.findings import (
     print_findings,
@@ -232,9 +231,16 @@ def _search(
     finished = {view.number: view for view in ended_trials(views_of(store))}
     if not is_complete(plan, store) and not stop.is_set():
         log = LineLog(store.log_folder / "driver.log")
-        columns = columns_of(plan.space, plan.workload, plan.overrides, plan.ranges)
         limits = (plan.trial_limit, plan.share.concurrency)
-        shown = (*limits, finished, columns, run.budget.lasts_s, plan.objectives, plan.frontier, run.started)
+        shown = (
+            *limits,
+            finished,
+            plan.space.source != "built-in",
+            run.budget.lasts_s,
+            plan.objectives,
+            plan.frontier,
+            run.started,
+        )
         lines = PlainLines(SearchProgress(*shown), log)
         with make_display(SearchProgress(*shown), quiet=plan.options.quiet) as display:
             watch = watch_over(run, store, connection, [lines, display], stop)
