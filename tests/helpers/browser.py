@@ -99,6 +99,11 @@ class Page:
         picture = self.send("Page.captureScreenshot", captureBeyondViewport=whole, **({"clip": clip} if clip else {}))
         path.write_bytes(base64.b64decode(picture["data"]))
 
+    def pdf(self, path: Path) -> None:
+        """Print on A4."""
+        size = {"paperWidth": 8.27, "paperHeight": 11.69, "marginLeft": 0.5, "marginRight": 0.5}
+        path.write_bytes(base64.b64decode(self.send("Page.printToPDF", printBackground=True, **size)["data"]))
+
 
 class _Connection:
     def __init__(self, port: int) -> None:

@@ -45,20 +45,29 @@ LEGEND_BELOW: Values = {"orientation": "h", "x": 0, "y": 0, "yref": "container",
 """It takes as many lines as it needs, and the plot gets the rest."""
 HEIGHT = 400
 """Pixels of a figure."""
+_WORSE_TO_BETTER = {
+    False: ("#e9dc9a", "#c6b96f", "#8f8d76", "#5c6777", "#2f4a79", "#0b2d66"),
+    True: ("#33456f", "#575d6d", "#7d7c78", "#a59c74", "#d2c060", "#ffea46"),
+}
+"""Cividis (Nuñez et al. 2018, arXiv 1712.01662) without its faintest end: the better, the farther from the page."""
 
 
 def template(dark: bool) -> Values:
     """Plotly's template for a dark or a light page."""
     ink, line, ground = ("#e6e8eb", "#3a4149", "#1b1f24") if dark else ("#1c2126", "#dde1e6", "#ffffff")
+    colours = _WORSE_TO_BETTER[dark]
+    scale = [[i / (len(colours) - 1), colour] for i, colour in enumerate(colours)]
     axis: Values = {
         "gridcolor": line, "linecolor": line, "zerolinecolor": line, "tickcolor": line, "ticks": "outside",
         "ticklen": 4, "automargin": True, "title": {"standoff": 10}, "zeroline": False,
     }  # fmt: skip
+    bar: Values = {"outlinewidth": 0, "thickness": 12, "title": {"side": "right"}, "len": 0.9}
     return {
         "layout": {
             "font": {"family": FONT, "size": 13, "color": ink},
             "paper_bgcolor": "rgba(0,0,0,0)",
             "plot_bgcolor": "rgba(0,0,0,0)",
+            "coloraxis": {"colorscale": scale, "colorbar": bar},
             "hoverlabel": {
                 "bgcolor": ground, "bordercolor": line, "font": {"color": ink, "family": FONT}, "align": "left",
             },
@@ -153,10 +162,17 @@ def value_axis(objective: Objective, values: Sequence[float | None]) -> Values:
     return {"title": {"text": title}, "range": [bottom - room, top + room], **unit}
 
 
-def log_axis(title: str, ticks: Sequence[float]) -> Values:
-    """A logarithmic axis with these ticks."""
+def log_axis(title: str, values: Iterable[float | None], ticks: Sequence[float] = ()) -> Values:
+    """A logarithmic axis around these values.
+
+    Args:
+        ticks: where its ticks are; by default where plotly puts them.
+    """
+    known = [math.log10(value) for value in values if value is not None and value > 0] or [0.0, 1.0]
+    room = 0.08 * max(max(known) - min(known), 0.6)
+    axis: Values = {"type": "log", "title": {"text": title}, "range": [min(known) - room, max(known) + room]}
     texts = [f"{tick:,}" for tick in ticks]
-    return {"type": "log", "title": {"text": title}, "tickmode": "array", "tickvals": list(ticks), "ticktext": texts}
+    return axis | ({"tickmode": "array", "tickvals": list(ticks), "ticktext": texts} if ticks else {})
 
 
 def plain(value: object) -> object:

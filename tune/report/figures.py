@@ -22,6 +22,7 @@ from bigbatch.tune.report.figure import (
     plotly_text,
     value_axis,
 )
+from bigbatch.tune.report.rate_figures import rate_figures
 from bigbatch.tune.report.recorded_study import CONTINUED, FINISHED, RecordedStudy
 from bigbatch.tune.runs.frontier import value_of_trial
 from bigbatch.tune.runs.learned import CHOSEN
@@ -37,7 +38,7 @@ MOST_COMPARED = 1500
 def all_figures(study: RecordedStudy) -> list[ReportFigure]:
     """Every figure of a study, also those that say why they show nothing."""
     makers = (frontier, history_over_hours, learning_curves, parameter_importance)
-    return [make(study) for make in makers]
+    return [*(make(study) for make in makers), *rate_figures(study)]
 
 
 def frontier(study: RecordedStudy) -> ReportFigure:
@@ -89,7 +90,11 @@ def frontier(study: RecordedStudy) -> ReportFigure:
         tolerance = facts.tolerance.words(objective.metric)
         caption += f"By the values that choose, the ring is the largest {facts.word} within {tolerance} of the best. "
     caption += "Grey dots: all finished trials, by the value that chooses."
-    axis = log_axis(plotly_text(facts.name), numbers) if is_numeric else {"title": {"text": plotly_text(facts.name)}}
+    axis = (
+        log_axis(plotly_text(facts.name), numbers, numbers)
+        if is_numeric
+        else {"title": {"text": plotly_text(facts.name)}}
+    )
     axes = layout(xaxis=axis, yaxis=value_axis(objective, [*shown, *chosen, *(run.value for run in dots)]))
     return ReportFigure("frontier", f"The frontier: how good each {facts.word} gets", caption, data, axes)
 

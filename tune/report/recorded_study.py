@@ -94,6 +94,11 @@ class RecordedStudy:
         return next(iter((*chosen, *self.best_first)), None)
 
     @cached_property
+    def optimizers(self) -> tuple[str, ...]:
+        """The optimizers that occur."""
+        return tuple(sorted({run.optimizer for run in self.searched if run.optimizer}))
+
+    @cached_property
     def _continued(self) -> dict[int, int]:
         return continued_trials(self.trials)
 

@@ -16,6 +16,7 @@ from bigbatch.tune.console.confirmation_words import confirmation_in_words
 from bigbatch.tune.console.frontier_table import frontier_cells
 from bigbatch.tune.report.figures import frontier, history_over_hours, learning_curves, parameter_importance
 from bigbatch.tune.report.markup import FigureBook, Markup, card, copy_block, definition_list, table, tag
+from bigbatch.tune.report.rate_figures import rate_figures
 from bigbatch.tune.report.recorded_study import BROKEN, DIVERGENT, WAITING, RecordedStudy
 from bigbatch.tune.runs.energy import energy_in_words
 from bigbatch.tune.runs.frontier import Frontier
@@ -158,8 +159,8 @@ def _text(value: object) -> str:
 
 
 def space_part(study: RecordedStudy, book: FigureBook) -> list[Markup]:
-    """Which parameters mattered."""
-    return [book.place(parameter_importance(study))]
+    """Which parameters mattered, and which learning rates did well."""
+    return [book.place(figure) for figure in (parameter_importance(study), *rate_figures(study))]
 
 
 def hours_by_outcome(study: RecordedStudy) -> dict[str, float]:

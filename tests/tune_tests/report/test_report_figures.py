@@ -1,5 +1,6 @@
 """The figures of a report: what they compute, and that plotly takes each of them."""
 
+import math
 import random
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -19,15 +20,21 @@ from bigbatch.tune.report.figure import (
     RED,
     TEAL,
     fewer_trials,
+    plain,
     plotly_figure,
+    plotly_text,
 )
 from bigbatch.tune.report.figures import all_figures, parameter_importance
+from bigbatch.tune.report.rate_figures import fitted_law
 from bigbatch.tune.report.recorded_study import RecordedStudy, open_recorded
 from bigbatch.tune.report.sections import OUTSIDE, hours_by_outcome
 from bigbatch.tune.storage.summary import StudySummary
 from helpers.invented_studies import invented_study
 
-EXPECTED = {"frontier", "history-over-hours", "learning-curves", "parameter-importance"}
+EXPECTED = set(
+    "frontier history-over-hours learning-curves parameter-importance rate-by-batch-lars rate-by-batch-lamb "
+    "rate-by-batch-sgd".split()
+)
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +68,25 @@ def test_plotly_takes_every_figure_of_a_whole_study(folder: Path) -> None:
     assert set(made) == EXPECTED
     for name, figure in made.items():
         assert any(len(trace.x or ()) for trace in figure.data), name
+
+
+def test_the_fitted_law_is_found_again() -> None:
+    """Rates that follow 0.03 · B^0.7 exactly, at several momenta and trust coefficients."""
+    trials = []
+    for i, batch in enumerate((128, 256, 512, 1024)):
+        momentum, trust = 0.9 - 0.05 * i, 0.001 * (1 + i)
+        rate = 0.03 * batch**0.7 * (1 - momentum) / 0.1 / (trust / 0.001)
+        optimizer = {"name": "lars", "peak_lr": rate, "momentum": momentum, "trust_coefficient": trust}
+        trials.append(trial_of(i, 0.9, {"epochs": 2, "optimizer": optimizer, "batch": {"global_size": batch}}))
+        worse = {**optimizer, "peak_lr": 30 * rate}
+        trials += [
+            trial_of(0, 0.5, {"epochs": 2, "optimizer": worse, "batch": {"global_size": batch}}) for _ in range(2)
+        ]
+    law = fitted_law(points_of(trials), "lars")
+    assert law is not None and law.batches == 4
+    assert law.exponent == pytest.approx(0.7, abs=1e-9) and law.factor == pytest.approx(0.03, rel=1e-9)
+    assert law.error == pytest.approx(0.0, abs=1e-6)
+    assert fitted_law(points_of(trials), "sgd") is None
 
 
 def test_the_parameter_that_decides_is_the_most_important_one() -> None:
@@ -109,7 +135,15 @@ def test_a_study_that_minimises(tmp_path: Path) -> None:
         StudySummary(tmp_path, "done"), tuple(study.trials), read_objectives("x", "val_loss:min", Reported(10))
     )
     assert recorded.best_first[0].number == 11
-    assert {f.name for f in all_figures(recorded) if f.is_drawn} >= {"learning-curves", "parameter-importance"}
+    assert {f.name for f in all_figures(recorded) if f.is_drawn} >= {"learning-curves", "rate-by-batch-sgd"}
+
+
+def test_json_for_a_page_has_no_number_that_json_lacks() -> None:
+    assert plain({"a": [math.nan, math.inf, 1 / 3, True, None, "x"], 2: (1,)}) == {
+        "a": [None, None, 0.333333, True, None, "x"],
+        "2": [1],
+    }
+    assert plotly_text("<a href='x'>&") == "&lt;a href='x'&gt;&amp;"
 
 
 @pytest.mark.parametrize("ground", ["#ffffff", "#1b1f24"])

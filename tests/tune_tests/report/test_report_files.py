@@ -5,14 +5,16 @@ import re
 import shutil
 from pathlib import Path
 
+import optuna
 import pytest
+from optuna.trial import TrialState
 
 from bigbatch.command import main
 from bigbatch.tune.report import markup
 from bigbatch.tune.report.recorded_study import open_recorded
 from bigbatch.tune.report.sections import PARTS
 from bigbatch.tune.storage.store import StudyStore
-from helpers.invented_studies import description, hostile_study, invented_study
+from helpers.invented_studies import Lines, description, hostile_study, invented_study, write_journal
 from helpers.refusals import refused_command
 
 pytestmark = pytest.mark.without_ray
@@ -86,6 +88,24 @@ def test_a_study_that_has_not_begun(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "No trial has begun." in words_of(report_of(folder, capsys))
 
 
+def test_a_study_whose_trials_never_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, lines = tmp_path / "silent", Lines()
+    folder.mkdir()
+    (folder / "study.json").write_text(json.dumps(description("silent", 8)))
+    found = optuna.create_study(
+        study_name="silent", storage=optuna.storages.JournalStorage(lines), direction="maximize"
+    )
+    for state in (TrialState.FAIL, TrialState.PRUNED, None):
+        trial = found.ask()
+        trial.suggest_float("rate", 0.1, 1.0)
+        if state is not None:
+            found.tell(trial, state=state)
+    write_journal(folder, lines)
+    seen = words_of(report_of(folder, capsys))
+    assert "3 trials have begun, none has finished (" in seen and "could not be written" not in seen
+    assert "1 failed otherwise" in seen
+
+
 def test_a_running_study_with_a_half_line(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store = StudyStore.open(study, None)  # this process is its driver
     try:
@@ -114,6 +134,16 @@ def test_a_damaged_journal_shows_what_comes_before(study: Path, capsys: pytest.C
     for command in (["show", str(study)], ["studies", "--output", str(study.parent)]):
         assert main(command) == 0
         assert f"The journal is damaged at line {at + 1}" in " ".join(capsys.readouterr().out.split())
+
+
+def test_numbers_that_someone_has_edited_end_no_report(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    edited = {"continues": "x", "confirms": [], "config": 7, "epoch/00001": 5}
+    entry = {"op_code": 4, "study_id": 0, "state": 0, "datetime_start": "soon", "user_attrs": edited}
+    with (study / "optuna.journal").open("a") as lines:
+        lines.write(json.dumps(entry, separators=(",", ":")) + "\n")
+    before = len(open_recorded(study).trials)
+    assert "The answer is batch" in words_of(report_of(study, capsys))
+    assert main(["show", str(study)]) == 0 and str(before - 1) in capsys.readouterr().out
 
 
 def test_a_journal_that_was_cut_short_is_said(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -200,6 +230,14 @@ def test_without_plotly_the_report_is_refused_in_one_line(study: Path, capsys, m
 )
 def test_wrong_input_is_one_line(kept: Path, capsys: pytest.CaptureFixture[str], more: list[str], words: str) -> None:
     assert words in refused_command(capsys, main, ["report", "--output", str(kept.parent), *more])
+
+
+@pytest.mark.slow
+def test_thousands_of_trials(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = report_of(invented_study(tmp_path / "large", 3_000), capsys)
+    seen = words_of(text)
+    assert len(text.encode()) < 5e6 and "could not be written" not in seen
+    assert "trials: the best ones." in seen
 
 
 def test_a_report_never_replaces_another_file(study: Path, capsys: pytest.CaptureFixture[str]) -> None:

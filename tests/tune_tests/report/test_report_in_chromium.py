@@ -35,10 +35,19 @@ def browser() -> Iterator[Page]:
 def test_every_figure_has_data_and_nothing_is_loaded(browser: Page, report: Path, width: int, dark: bool) -> None:
     browser.look(width, dark=dark, mobile=width < 600)
     browser.open(report)
-    assert int(browser.evaluate("document.documentElement.dataset.drawn")) == 4
+    assert int(browser.evaluate("document.documentElement.dataset.drawn")) >= 7
     assert browser.evaluate(EMPTY_FIGURES) == []
     assert browser.evaluate(WIDER) == 0 and browser.evaluate(CUT) == 0
     assert browser.errors == [] and browser.requests == []
+
+
+def test_the_frontiers_table_fits_a_small_window(browser: Page, report: Path) -> None:
+    beyond = "[...document.querySelectorAll('.scroll:has(.stacked)')].map((one) => one.scrollWidth - one.clientWidth)"
+    browser.look(660)
+    browser.open(report)
+    for width in (660, 700, 800):
+        browser.look(width)
+        assert set(browser.evaluate(beyond)) == {0} and browser.evaluate(BROKEN_WORDS) == [], width
 
 
 def test_the_figures_follow_the_look_of_the_system(browser: Page, report: Path) -> None:
@@ -49,6 +58,40 @@ def test_the_figures_follow_the_look_of_the_system(browser: Page, report: Path) 
     browser.look(dark=True)
     wait = f"const look = setInterval(() => {{ if ({ink} !== '{light}') {{ clearInterval(look); done(true) }} }}, 20)"
     assert browser.evaluate(f"new Promise((done) => {{ {wait} }})") is True
+
+
+def test_a_printed_report_is_light_and_whole(browser: Page, report: Path, tmp_path: Path) -> None:
+    browser.look(dark=True)
+    browser.open(report)
+    browser.pdf(tmp_path / "report.pdf")
+    content = (tmp_path / "report.pdf").read_bytes()
+    pages = content.count(b"/Type /Page\n") + content.count(b"/Type /Page ")
+    parts = int(browser.evaluate("document.querySelectorAll('section').length"))
+    assert content.startswith(b"%PDF") and 4 <= pages <= parts, "figures and tables share pages"
+    assert browser.evaluate("[...document.querySelectorAll('.plot')].every((plot) => plot.style.zoom == 1)") is True
+    assert browser.errors == []
+
+
+BROKEN_WORDS = """[...document.querySelectorAll('th')].flatMap((head) => {
+  const text = head.firstChild, words = [...(text ? text.data : '').matchAll(/[^\\s\\-\\/]+/g)];
+  return words.filter((word) => {
+    const range = document.createRange();
+    range.setStart(text, word.index); range.setEnd(text, word.index + word[0].length);
+    return range.getClientRects().length > 1;
+  }).map((word) => word[0]);
+})"""
+A4 = 718
+"""Width of the paper within its margins, in the pixels of a page."""
+
+
+def test_no_word_in_the_head_of_a_table_is_cut_on_paper(browser: Page, report: Path) -> None:
+    browser.look(A4)
+    browser.send("Emulation.setEmulatedMedia", media="print")
+    browser.open(report)
+    assert browser.evaluate("document.querySelectorAll('th').length") > 10
+    assert browser.evaluate(BROKEN_WORDS) == []
+    assert browser.evaluate(WIDER) == 0
+    browser.send("Emulation.setEmulatedMedia", media="")
 
 
 def test_texts_of_a_study_run_no_code(browser: Page, tmp_path: Path) -> None:
