@@ -3,22 +3,21 @@
 The batch script itself runs on the login node with ``--check-search``, up to the point where the job would begin.
 So the check has the job's modules, site commands, prelude, interpreter and container.
 ``tune/plan/submission_check.py`` then checks the search for a cluster that is not joined yet; this machine's cores
-and GPUs do not matter. If that environment does not work here, this Python runs the same file without any package,
-and a line names what could not be checked.
+and GPUs do not matter. If that environment does not work here, this Python checks the options alone, and a line says
+so.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
+from bigbatch.base import json_values
 from bigbatch.base.root import ROOT
 from bigbatch.cluster.host.allocation import CHECK_ELSEWHERE, CHECK_MARK
 from bigbatch.cluster.host.profiles import InputError
@@ -36,17 +35,6 @@ CHECK_VARIABLE = "BIGBATCH_CHECK"
 """This variable is 1 while a prelude or site commands run for the check. They can then skip steps for nodes."""
 
 
-@dataclass(frozen=True)
-class Answer:
-    """The answer of a check; ``unanswered``: why there is none."""
-
-    refused: str | None = None
-    unchecked: tuple[str, ...] = ()
-    missing: tuple[str, ...] = ()
-    """Packages that the job's interpreter lacks on this machine."""
-    unanswered: str | None = None
-
-
 def check_search(arguments: Sequence[str], script: str, cwd: str, env: Mapping[str, str]) -> str | None:
     """Check a search before submission. Returns a line with what could not be checked, or None.
 
@@ -60,23 +48,21 @@ def check_search(arguments: Sequence[str], script: str, cwd: str, env: Mapping[s
     """
     # The -l of the script's first line is read only by who runs it as a file; here it is run with -c.
     shell = [shutil.which("bash") or "/bin/bash", *(["-l"] if script.startswith("#!/bin/bash -l") else [])]
-    answer = _ask([*shell, "-c", script], cwd, {**env, CHECK_VARIABLE: "1"}, CHECK_LIMIT_S)
-    why = answer.unanswered
-    if answer.missing:
-        why = f"its Python has no {', '.join(answer.missing)} on this machine"
-    if answer.unanswered:
+    answer, why = _ask([*shell, "-c", script], cwd, {**env, CHECK_VARIABLE: "1"}, CHECK_LIMIT_S)
+    if answer is None:
         command = [sys.executable, str(CHECK), CHECK_ELSEWHERE, *arguments, "--address", "auto"]
-        answer = _ask(command, cwd, env, ELSEWHERE_LIMIT_S)
-    if answer.refused:
-        raise InputError(answer.refused)
-    if answer.unanswered:
-        return f"the search is not checked: {answer.unanswered}"
-    left = [*([f"the job's environment ({why})"] if why else []), *answer.unchecked]
-    return f"not checked on this machine: {'; '.join(left)}" if left else None
+        answer, _ = _ask(command, cwd, env, ELSEWHERE_LIMIT_S)
+    elif missing := json_values.texts(answer, "missing"):
+        why = f"its Python has no {', '.join(missing)} on this machine"
+    if refused := json_values.text(answer or {}, "refused"):
+        raise InputError(refused)
+    return f"not checked on this machine but for its options: the job's environment ({why})" if why else None
 
 
-def _ask(command: Sequence[str], cwd: str, env: Mapping[str, str], limit_s: float) -> Answer:
-    """Run a check in its own session and read its answer. It never takes longer than ``limit_s``."""
+def _ask(
+    command: Sequence[str], cwd: str, env: Mapping[str, str], limit_s: float
+) -> tuple[dict[str, object] | None, str]:
+    """Run a check in its own session. Returns its answer, or why there is none. Takes no longer than ``limit_s``."""
     try:
         process = subprocess.Popen(
             command,
@@ -91,20 +77,19 @@ def _ask(command: Sequence[str], cwd: str, env: Mapping[str, str], limit_s: floa
             start_new_session=True,
         )
     except OSError as error:
-        return Answer(unanswered=f"{command[0]}: {error.strerror}")
+        return None, f"{command[0]}: {error.strerror}"
     try:
         out, errors = _output(process, limit_s)
     except subprocess.TimeoutExpired:
-        return Answer(unanswered=f"no answer within {limit_s:g} s")
+        return None, f"no answer within {limit_s:g} s"
     finally:
         _end(process)
     # Modules and preludes print lines of their own, before and after ours.
     for line in reversed(out.splitlines()):
         if line.startswith(CHECK_MARK):
-            values = json.loads(line[len(CHECK_MARK) :])
-            return Answer(values.get("refused"), tuple(values["unchecked"]), tuple(values["missing"]))
+            return json_values.json_object(line[len(CHECK_MARK) :]), ""
     error_lines = [line for line in errors.splitlines() if line.strip()] or [f"exit code {process.returncode}"]
-    return Answer(unanswered=" ".join(error_lines[-1].split()))
+    return None, " ".join(error_lines[-1].split())
 
 
 def _output(process: subprocess.Popen[str], limit_s: float) -> tuple[str, str]:

@@ -23,18 +23,11 @@ if not __package__:
     runpy.run_path(str(base / "root.py"))["make_importable"](__file__)
 
 from bigbatch.cluster.host.allocation import CHECK_ELSEWHERE, CHECK_MARK  # noqa: E402
-from bigbatch.search_spaces.registry import space_word  # noqa: E402
 from bigbatch.train_loop.config import ConfigError  # noqa: E402
 from bigbatch.train_loop.errors import OwnCodeError  # noqa: E402
 from bigbatch.tune.plan.arguments import parse_options, tune_parser  # noqa: E402
-from bigbatch.tune.plan.checked_plan import (
-    DEFAULT_SPACE,
-    check_option_values,
-    make_plan,
-    resumed_folder,
-)
-from bigbatch.tune.plan.options import SearchOptions
-from bigbatch.tune.storage.description import resumed_description  # noqa: E402
+from bigbatch.tune.plan.checked_plan import check_option_values, make_plan  # noqa: E402
+from bigbatch.tune.plan.options import SearchOptions  # noqa: E402
 from bigbatch.tune.storage.storage_url import check_url  # noqa: E402
 
 NEEDED = ("ray", "optuna", "torch", "torchvision", "numpy", "pyarrow")
@@ -44,14 +37,17 @@ NEEDED = ("ray", "optuna", "torch", "torchvision", "numpy", "pyarrow")
 def main(argv: Sequence[str]) -> int:
     """Print the answer. The exit code says only whether there is an answer."""
     elsewhere = list(argv[:1]) == [CHECK_ELSEWHERE]
-    missing = [] if elsewhere else [name for name in NEEDED if find_spec(name) is None]
-    answer: dict[str, object] = {"refused": None, "unchecked": [], "missing": missing}
+    missing = ["all packages"] if elsewhere else [name for name in NEEDED if find_spec(name) is None]
+    refused = None
     try:
         options = _options(argv[1:] if elsewhere else argv)
-        answer["unchecked"] = check_by_parts(options) if elsewhere or missing else check_whole_plan(options)
+        if missing:
+            check_option_values(options)
+        else:
+            check_whole_plan(options)
     except (ConfigError, OwnCodeError) as error:
-        answer["refused"] = with_path_advice(str(error))
-    print(CHECK_MARK + json.dumps(answer), flush=True)
+        refused = with_path_advice(str(error))
+    print(CHECK_MARK + json.dumps({"refused": refused, "missing": missing}), flush=True)
     return 0
 
 
@@ -66,26 +62,10 @@ def _options(arguments: Sequence[str]) -> SearchOptions:
         raise ConfigError(parser_errors.getvalue().strip().partition("error: ")[2]) from None
 
 
-def check_whole_plan(options: SearchOptions) -> list[str]:
+def check_whole_plan(options: SearchOptions) -> None:
     """Check everything that ``--dry-run`` checks. Raises ConfigError."""
     make_plan(options)
-    if options.storage:
-        check_url(options.storage)
-    return []
-
-
-def check_by_parts(options: SearchOptions) -> list[str]:
-    """Make the checks that need no package and run no code of the user's. Raises ConfigError.
-
-    Returns the checks that were left out, in words.
-    """
-    if options.resume:
-        resumed_description(resumed_folder(options), options.storage)
-    elif options.trainable is None and space_word(options.space or DEFAULT_SPACE) is None:
-        with contextlib.suppress(ImportError):  # a package is missing
-            return check_whole_plan(options)
-    check_option_values(options)
-    return ["the space, the data and the files that the options name"]
+    check_url(options.storage)
 
 
 def with_path_advice(message: str) -> str:

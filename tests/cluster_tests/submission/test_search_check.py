@@ -169,8 +169,7 @@ def test_an_interpreter_that_does_not_run_here_leaves_the_checks_that_need_none(
     done = site("--dry-run", "--space", "mine.py:mine", job=str(stub))
     lines = done.stderr.splitlines()
     assert done.returncode == 0 and len(lines) == 1, done.stderr
-    assert "not checked on this machine: the job's environment (cannot execute on this architecture)" in lines[0]
-    assert lines[0].endswith("; the space, the data and the files that the options name")
+    assert lines[0].endswith("but for its options: the job's environment (cannot execute on this architecture)")
     is_refused(site("--trials", "0", job=str(stub)), tmp_path, "--trials must be at least 1")
 
 
@@ -195,35 +194,6 @@ def test_a_login_nodes_bare_python_checks_what_it_can(site, tmp_path, bare_pytho
     assert "neither apptainer nor singularity" in done.stderr and len(done.stderr.splitlines()) == 1
 
 
-def test_a_training_function_is_submitted_from_a_login_node_without_packages(site, tmp_path, bare_python):
-    """Its file is read there, and does not run."""
-    (tmp_path / "own.py").write_text("import torch\n" + OWN + "def train(config, report, resume):\n    ...\n")
-    stub = program(tmp_path / "python", OF_OTHER_NODES)
-    own: tuple[str, ...] = ("--trainable", "own.py:train", "--space", "own.py:mine")
-    own += ("--objective", "accuracy:max", "--time-budget", "1h")
-    done = site("--dry-run", *own, python=bare_python, job=str(stub))
-    assert done.returncode == 0 and "the files that the options name" in done.stderr, done.stderr
-    assert "--trainable own.py:train" in done.stdout
-    wrong = (*own, "--data", "digits")
-    is_refused(site(*wrong, python=bare_python, job=str(stub)), tmp_path, "got --data too")
-
-
-def by_parts(*arguments: str) -> list[str]:
-    return submission_check.check_by_parts(submission_check._options(arguments))
-
-
-@pytest.mark.parametrize("name", ["no trials", "sampler", "study to resume", "value of a key"])
-def test_the_check_by_parts_refuses_the_same(name, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("mine.py").write_text(OWN)
-    own = ("--space", "mine.py:mine")  # so that nothing but parts is left
-    options, expected = REFUSED[name]
-    with pytest.raises(ConfigError) as caught:
-        by_parts(*own, *options)
-    assert expected in str(caught.value) and "\n" not in str(caught.value)
-    assert by_parts(*own) == ["the space, the data and the files that the options name"]
-
-
 # The limits of a check
 
 
@@ -236,10 +206,10 @@ def test_a_check_that_hangs_is_ended_with_all_that_it_started_and_said(tmp_path,
         wait
     """)
     note = search_check.check_search(("--space", "smoke"), script, str(tmp_path), dict(os.environ))
-    assert note == "not checked on this machine: the job's environment (no answer within 1 s)"
+    assert note is not None and note.endswith("(no answer within 1 s)")
     wait_gone(mark)
 
 
 def test_a_check_that_cannot_even_begin_lets_the_search_pass_and_says_so(tmp_path):
     note = search_check.check_search((), "#!/bin/bash\n", str(tmp_path / "nowhere"), dict(os.environ))
-    assert note is not None and note.startswith("the search is not checked: ")
+    assert note is not None and note.startswith("not checked on this machine")
