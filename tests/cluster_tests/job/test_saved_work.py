@@ -1,11 +1,11 @@
 """What a start of a job has added to its study, with studies as they are left on the disk."""
 
 import pytest
+from bigbatch.tune.storage.progress_file import ProgressFileWriter
 
 from bigbatch.cluster.job.restart import saved_work
 from bigbatch.train_loop.loop.checkpoint import CheckpointFolder
 from bigbatch.tune.runs.observer import trial_views
-from bigbatch.tune.storage.progress_file import ProgressFileWriter
 from bigbatch.tune.storage.store import StudyStore
 from helpers.bridges import make_bridge, record
 
