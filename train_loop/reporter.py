@@ -163,9 +163,6 @@ class EpochRecord:
         "the others, and where no constant is known",
         default=None,
     )
-    trust_ratios: dict[str, float] | None = _column(
-        "map", "quantiles of the layers' trust ratios (LARS, LAMB) in the last step; else null", default=None
-    )
 
     def to_dict(self) -> dict[str, Any]:
         """Its fields as plain values, as studies and checkpoints store them."""

@@ -65,8 +65,6 @@ class RunState:
     fewer or more."""
     gradient_norms: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
     """Gradient norms of the unfinished epoch over all ranks: see ``noise_scale.GradientNorms``."""
-    trust_ratios: dict[str, float] | None = None
-    """Quantiles of the last step's trust ratios: see ``trust_ratios``."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Times of the unfinished epoch: see ``chronometer.PARTS``."""
     gpu_energy_j: float = 0.0

@@ -7,7 +7,7 @@ learning rate is a number on the device.
 
 The first steps with a shape run as always. Then one is recorded, and the next one is taken twice: by replay, and as
 always. If both move the weights alike, the following steps of this shape are replays. The last step of an epoch never
-is one: it may be smaller, and whoever looks at gradients and trust ratios looks then. Where something refuses, all
+is one: it may be smaller, and whoever looks at gradients looks then. Where something refuses, all
 steps run as always, and one line says why.
 """
 

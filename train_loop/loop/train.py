@@ -30,7 +30,6 @@ from bigbatch.train_loop.loop.replayed_step import replay_steps
 from bigbatch.train_loop.loop.validation import part_of, prepare_batch_norm, validate, validation_values
 from bigbatch.train_loop.loop.worker_use import forget_peak, peak_bytes
 from bigbatch.train_loop.model.sharding import is_shared_out, whole_weights
-from bigbatch.train_loop.optim.layerwise import LayerwiseOptimizer
 from bigbatch.train_loop.optim.schedules import learning_rate
 from bigbatch.train_loop.plugins.nested import Nested, example_count
 from bigbatch.train_loop.plugins.registry import whose_error
@@ -107,7 +106,6 @@ def _train_to_the_end(run: Run) -> TrainResult:
     forget_peak(run.world.device)  # this process may have trained another trial
     if run.resumed_from_epoch is not None and hasattr(reporter, "resumed"):
         reporter.resumed(_history(run))
-    keep_trust_ratios(run.optimizer)
     replay_steps(run)
     with run.use:
         while run.progress.epoch < run.config.epochs:
@@ -282,7 +280,6 @@ def _end_epoch(run: Run, val_sums: torch.Tensor | None, shared: dict[str, Any]) 
         gpu_energy_j=None if math.isnan(gpu_j) else gpu_j,
         gpu_utilization=None if idlest > 1 else 1.0 - idlest,
         checkpoint_write_s=write_s or None,
-        trust_ratios=trust_ratios_of(run.optimizer) or progress.trust_ratios,  # resumed behind the epoch's last step
         resumed_from_epoch=run.resumed_from_epoch,
         **shared,
         **times,
@@ -302,7 +299,6 @@ def _write_checkpoint(run: Run) -> None:
     with run.clock.part("checkpoint_s"):
         run.progress.sums = run.world.sum(run.sums.values.clone()).tolist()
         run.progress.gradient_norms = run.world.sum(run.norms.sums.clone()).tolist()
-        run.progress.trust_ratios = trust_ratios_of(run.optimizer) or run.progress.trust_ratios
         here = run.norms.sums.new_tensor([run.use.used().gpu_energy_j])
         (run.progress.gpu_energy_j,) = run.world.sum(here).tolist()
         run.progress.seconds = dict(run.clock.seconds)
@@ -341,26 +337,3 @@ def _content(run: Run) -> Content:
 
 def _history(run: Run) -> tuple[EpochRecord, ...]:
     return tuple(EpochRecord.from_dict(values) for values in run.progress.history)
-
-
-QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
-
-
-def keep_trust_ratios(optimizer: torch.optim.Optimizer) -> None:
-    """Let the optimizer keep the trust ratios of each step, if it has some."""
-    if isinstance(optimizer, LayerwiseOptimizer):
-        optimizer.keep_trust_ratios()
-
-
-def trust_ratios_of(optimizer: torch.optim.Optimizer) -> dict[str, float] | None:
-    """Quantile (``0.25``) → value, of the last step; None for other optimizers, and before a step."""
-    return quantiles_of(optimizer.trust_ratios()) if isinstance(optimizer, LayerwiseOptimizer) else None
-
-
-def quantiles_of(ratios: torch.Tensor) -> dict[str, float] | None:
-    """Quantile → value, for ``ratios`` of shape ``[tensors]``; None without a finite one. Waits for the device."""
-    ratios = ratios[torch.isfinite(ratios)]  # fp16 skips a step whose gradients are not
-    if not ratios.numel():
-        return None
-    values = torch.quantile(ratios, torch.tensor(QUANTILES, device=ratios.device))
-    return {f"{quantile:g}": value for quantile, value in zip(QUANTILES, values.tolist(), strict=True)}

@@ -126,8 +126,7 @@ class LAMB(LayerwiseOptimizer):
         lr, decay = learning_rate_of(group, bucket), group["weight_decay"]
         updates, factor = self._updates(group, bucket, decay)
         if group["trust_ratio"]:
-            ratios = lamb_trust_ratios(bucket, updates, factor, group["trust_bounds"])
-            factor = factor * self._keep(ratios)
+            factor = factor * lamb_trust_ratios(bucket, updates, factor, group["trust_bounds"])
         add_scaled_(bucket.weights, updates, -lr * factor)
 
     def _updates(self, group: ParamGroup, bucket: Bucket, decay: float) -> tuple[list[Tensor], float | Tensor]:

@@ -115,7 +115,7 @@ class LARS(LayerwiseOptimizer):
         inside = group["momentum_convention"] == "in"
         factor: float | Tensor = lr if inside else 1.0  # of g + λw, so that it becomes d, or lr·d
         if group["trust_ratio"]:
-            factor = factor * self._keep(lars_trust_ratios(group, bucket, lr))
+            factor = factor * lars_trust_ratios(group, bucket, lr)
         buffers = self._state_tensors("momentum_buffer", bucket) if group["momentum"] > 0 else []
         if buffers and in_one_pass(bucket.weights, bucket.grads, buffers):
             factors = factor.tolist() if isinstance(factor, Tensor) and factor.ndim else [float(factor)]

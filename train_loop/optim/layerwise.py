@@ -208,10 +208,6 @@ def _sharded_once(p: Tensor) -> bool:
 class LayerwiseOptimizer(torch.optim.Optimizer, ABC):
     """Base of LARS and LAMB: a subclass checks its hyperparameters and updates one bucket."""
 
-    _ratios: list[Tensor] | None = None
-    """The trust ratios of the last step, a tensor for each bucket, if somebody wants them. Of the class, because torch
-    copies an optimizer without its attributes."""
-
     @abstractmethod
     def _check(self, group: ParamGroup) -> None:
         """Raise ValueError for a hyperparameter outside its range."""
@@ -254,31 +250,12 @@ class LayerwiseOptimizer(torch.optim.Optimizer, ABC):
             with torch.enable_grad():
                 loss = closure()
         self._refuse_sparse()
-        if self._ratios is not None:
-            self._ratios = []
         self._before_update()
         for group in self.param_groups:
             for bucket in self._buckets(group):
                 self._update(group, bucket)
                 bucket.store()
         return loss
-
-    def keep_trust_ratios(self) -> None:
-        """Keep the trust ratios of each step from now on. It costs no pass over memory and no wait for the device."""
-        self._ratios = []
-
-    def trust_ratios(self) -> Tensor:
-        """The trust ratios of the last step, one for each parameter tensor that has one, float32 ``[tensors]``.
-
-        Empty before the first step, and without ``keep_trust_ratios``.
-        """
-        return torch.cat([ratios.float() for ratios in self._ratios]) if self._ratios else torch.empty(0)
-
-    def _keep(self, ratios: Tensor) -> Tensor:
-        """``ratios``, which are kept if somebody wants them."""
-        if self._ratios is not None:
-            self._ratios.append(ratios)
-        return ratios
 
     def _before_update(self) -> None:
         """A hook for work that needs all gradients at once."""

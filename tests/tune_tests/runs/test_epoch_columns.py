@@ -21,7 +21,6 @@ RECORD = EpochRecord(
     gpu_energy_j=9.5, gpu_utilization=0.75, checkpoint_write_s=0.5,
     metrics={"val_miou": 0.5, "val_dice": None},
     baseline={"val_top1": 0.125, "val_miou": 0.25},
-    trust_ratios={"0": 0.5, "1": 2.0},
 )  # fmt: skip
 
 
@@ -32,7 +31,7 @@ def test_every_field_reaches_the_table_with_its_type_and_value(tmp_path: Path) -
     tables.write_epochs([trial], tmp_path / "epochs.parquet")
     table = pq.read_table(tmp_path / "epochs.parquet")
     pairs = {"metrics": [("val_miou", 0.5), ("val_dice", None)]}  # as Arrow gives a map
-    pairs |= {"baseline": [("val_top1", 0.125), ("val_miou", 0.25)], "trust_ratios": [("0", 0.5), ("1", 2.0)]}
+    pairs |= {"baseline": [("val_top1", 0.125), ("val_miou", 0.25)]}
     assert table.to_pylist() == [{"trial": 3, **dataclasses.asdict(RECORD), **pairs}]
     assert all(pa.types.is_map(table.schema.field(name).type) for name in pairs)
     for name, kind in typing.get_type_hints(EpochRecord).items():
