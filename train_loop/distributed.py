@@ -89,40 +89,21 @@ class Meeting:
             raise error
         return cast(T, value)
 
-    def join(self, backend: str, prepare: Callable[[], None] | None = None, gpu: str | None = None) -> None:
-        """``init_process_group``, once ``prepare`` has run on every rank, however long it takes.
-
-        ``gpu``: the node and this rank's GPU, of all ranks or of none. Raises ConfigError, on all ranks, if two have
-        the same.
-        """
+    def join(self, backend: str, prepare: Callable[[], None] | None = None) -> None:
+        """``init_process_group``, once ``prepare`` has run on every rank, however long it takes."""
         if prepare is not None:
             prepare()
             self._arrive("bigbatch/prepared")
             self._await("bigbatch/prepared/all", PREPARE_S)
-        if gpu is not None:
-            self._refuse_shared(gpu)
         dist.init_process_group(
             backend, store=self._store, rank=self._rank, world_size=self._workers, timeout=self._timeout
         )
 
-    def _refuse_shared(self, gpu: str) -> None:
-        if self._store.add(f"bigbatch/gpu/{gpu}", 1) > 1:
-            self._store.set("bigbatch/shared", gpu)
-        self._arrive("bigbatch/gpus")
-        self._await("bigbatch/gpus/all", ALL_KNOW_S)  # the group waits longer, for ranks that come later
-        if self._store.check(["bigbatch/shared"]):
-            shared = self._store.get("bigbatch/shared").decode()
-            self._all_know("bigbatch/shared/known")
-            raise ConfigError(
-                f"each worker needs its own GPU; got several that see the same one alone, {shared}. "
-                "Write srun --gpus-per-task=1, or --ntasks-per-node=1."
-            )
-
-    def _all_know(self, place: str = "bigbatch/known") -> None:
+    def _all_know(self) -> None:
         """Rank 0 may hold the store, which ends with it: it goes on last."""
-        self._arrive(place)
+        self._arrive("bigbatch/known")
         if self._rank == 0:
-            self._await(f"{place}/all", ALL_KNOW_S)
+            self._await("bigbatch/known/all", ALL_KNOW_S)
 
     def _arrive(self, place: str) -> None:
         """Count this rank at ``place``. The last one says that all are there: two keys for any number of ranks."""

@@ -17,8 +17,6 @@ from bigbatch.train_loop import distributed
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.distributed import COLLECTIVE_VARIABLE, Meeting, RankMeetings, World, collective_timeout
 from bigbatch.train_loop.errors import TrainingStopped
-from bigbatch.train_loop.host.ranks import Launch
-from bigbatch.train_loop.launch import joined_ranks
 from bigbatch.train_loop.loop import assembly
 from bigbatch.train_loop.loop.step import TrainStep
 from bigbatch.train_loop.reporter import ListReporter
@@ -127,37 +125,6 @@ def test_ranks_meet_by_as_many_keys_as_ever(ranks: int, monkeypatch: pytest.Monk
     assert told == ["what rank 0 sees"] * ranks
     assert refused == ["a rule; a value. A fix."] * ranks
     assert [store.num_keys() for store in stores] == [3, 3]
-
-
-@pytest.mark.parametrize(("uuids", "refused"), [("aab", 3), ("aa", 2), ("abc", 0)])
-def test_tasks_that_see_one_gpu_are_refused_before_they_join(
-    uuids: str, refused: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """``srun`` without a GPU for each task: to each, its GPU is number 0. All ranks say so, not those two alone."""
-    store, here, ranks, joined = torch.distributed.HashStore(), threading.local(), len(uuids), list[int]()
-    monkeypatch.setattr(distributed.dist, "rendezvous", lambda _: iter([(store, here.rank, ranks)]))
-    monkeypatch.setattr(distributed.dist, "init_process_group", lambda *_, rank, **__: joined.append(rank))
-    monkeypatch.setattr(joined_ranks, "local_gpu_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
-    monkeypatch.setattr(
-        torch.cuda, "get_device_properties", lambda device: types.SimpleNamespace(uuid=uuids[here.rank])
-    )
-
-    def one(rank: int) -> str:
-        here.rank = rank
-        launch = Launch("srun", rank, rank, ranks, ranks)
-        try:
-            with joined_ranks.joined_ranks(launch, CONFIG.data, None, None) as device:
-                assert device == GPU
-        except ConfigError as error:
-            return str(error)
-        return ""
-
-    with ThreadPoolExecutor(ranks) as pool:
-        said = [text for text in pool.map(one, range(ranks)) if text]
-    assert len(said) == refused and len(joined) == ranks - refused
-    rule = "each worker needs its own GPU; got several that see the same one alone, a on "
-    assert all(text.startswith(rule) and "--gpus-per-task=1" in text for text in said)
 
 
 @pytest.mark.parametrize(("ranks", "pause_s"), [(2, 0.2), (200, 0.2), (1024, 1.024)])

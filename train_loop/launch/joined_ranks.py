@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -30,7 +29,7 @@ def joined_ranks(
         meeting: where the ranks have met before; None if they have not.
 
     Raises:
-        ConfigError: a node has fewer GPUs than ranks, two ranks see the same one alone, or torch can use none of them.
+        ConfigError: a node has fewer GPUs than ranks, or torch can use none of them.
         LostPeerError: in the block, another rank has ended.
     """
     gpus = local_gpu_count()
@@ -41,10 +40,7 @@ def joined_ranks(
     if launch.world_size > 1:
         launch.announce()
         staged = partial(stage_ahead, data, stage_folder) if stage_folder else None
-        gpu = None
-        if gpus and launch.by == "srun":  # Slurm may have bound tasks to GPUs, each to its own or not
-            gpu = f"{torch.cuda.get_device_properties(device).uuid} on {platform.node()}"
-        (meeting or Meeting()).join("nccl" if gpus else "gloo", staged, gpu)
+        (meeting or Meeting()).join("nccl" if gpus else "gloo", staged)
     try:
         yield device
     except RuntimeError as error:
