@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import logging
 import os
 import sys
 import threading
@@ -61,13 +60,6 @@ def is_preempted() -> bool:
     from ray.train.v2._internal.execution.context import get_train_context
 
     return get_train_context().preemption_context.preemption_info is not None
-
-
-def quiet_reports() -> None:
-    """Stop Ray Train from writing each report of this worker to stderr. It names this logger by its file."""
-    context = sys.modules.get("ray.train.v2._internal.execution.context")
-    if context is not None:
-        logging.getLogger(context.__file__).setLevel(logging.WARNING)
 
 
 @contextlib.contextmanager

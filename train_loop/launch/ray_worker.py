@@ -32,7 +32,7 @@ from bigbatch.train_loop.host.disk_space import DiskFull, LogFile
 from bigbatch.train_loop.host.node_memory import is_node_memory_full
 from bigbatch.train_loop.host.ranks import SHARED_BY, memory_part, sharing_of, stay_near
 from bigbatch.train_loop.launch.own_training import train_own
-from bigbatch.train_loop.launch.ray_internals import is_preempted, quiet_reports
+from bigbatch.train_loop.launch.ray_internals import is_preempted
 from bigbatch.train_loop.launch.trial_task import TrialTask, WorkersEnd, kind_of
 from bigbatch.train_loop.launch.worker_lines import (
     NOTES,
@@ -182,7 +182,6 @@ def train_worker(handed: dict[str, object]) -> WorkersEnd:
     _leftovers = bool(task.config.trainable.name)  # a function of the user's may leave anything in its process
     try:
         if task.config.trainable.name:
-            quiet_reports()
             train_own(task, reporter, world, log)
         else:
             _train(task, reporter, world)

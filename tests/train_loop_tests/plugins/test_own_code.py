@@ -8,9 +8,9 @@ import pytest
 import torch
 from ray.exceptions import RayError
 
-from bigbatch.train_loop.config import ConfigError, TrainConfig
+from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.config.own_names import absolute, code_fingerprint
-from bigbatch.train_loop.config.rules import Options, is_open, is_own, read_options, shown_name
+from bigbatch.train_loop.config.rules import is_own, shown_name
 from bigbatch.train_loop.errors import OwnCodeError
 from bigbatch.train_loop.plugins.registry import check_call, load_function, users_code, whose_error
 
@@ -213,19 +213,3 @@ def test_a_process_that_lost_another_is_not_the_one_with_the_error(tmp_path, rai
         with pytest.raises((RuntimeError, ValueError, RayError)) as failed, guard:
             load_function("loss", word)()
         assert isinstance(failed.value, OwnCodeError) != passes
-
-
-def test_open_keys_take_json_values_and_lists_alone():
-    assert is_open("model.options.width") and is_open("loss_options.gamma")
-    assert not is_open("model.options.a-b") and not is_open("model.width") and not is_open("batch.options.x")
-    assert read_options("loss_options", {"gamma": (1, 2)}) == Options(gamma=[1, 2])
-    config = TrainConfig().replace_keys({"model.options.width": 64, "optimizer.options.betas": [0.9, 0.99]})
-    assert TrainConfig.from_json(config.to_json()) == config
-    assert hash(config) == hash(TrainConfig.from_json(config.to_json()))
-    for values, words in (
-        ({"a b": 1}, "names of arguments"),
-        ({"gamma": {"x": 1}}, "a number, a word"),
-        (3, "an object of arguments"),
-    ):
-        with pytest.raises(ConfigError, match=words):
-            read_options("loss_options", values)
