@@ -15,6 +15,7 @@ import sys
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Unpack
 
 from bigbatch.base.atomic_files import write_text
 from bigbatch.base.command_line import did_you_mean
@@ -33,7 +34,7 @@ from bigbatch.cluster.host.profiles import (
 from bigbatch.cluster.job.allocated_nodes import DEVICE_VARIABLES
 from bigbatch.cluster.record import job_record
 from bigbatch.cluster.submission import request_checks, search_check
-from bigbatch.cluster.submission.request_checks import Request
+from bigbatch.cluster.submission.request_checks import Request, RequestFields
 from bigbatch.cluster.submission.resources import JobResources, job_resources, slurm_partitions
 
 _log = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ def submit(
     dry_run: bool = False,
     check: bool = True,
     env: Mapping[str, str] | None = None,
-    **request_options: object,
+    **request_options: Unpack[RequestFields],
 ) -> str:
     """Submit a search; returns the job's id (with ``dry_run`` the script that would be submitted).
 

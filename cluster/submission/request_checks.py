@@ -6,8 +6,10 @@ What it has a field for is refused among the further options of sbatch (``--sbat
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
+from typing import TypedDict
 
 from bigbatch.base.command_line import empty_value
 from bigbatch.base.waits import MARGIN_S
@@ -52,6 +54,28 @@ class Request:
     def nodes_may_differ(self) -> bool:
         """Whether an option of sbatch says how many nodes the job gets, e.g. a range."""
         return any(option.startswith("--nodes") for option in self.options)
+
+
+class RequestFields(TypedDict, total=False):
+    """``Request``'s fields as keywords of a function, all but ``arguments``. None: as if it were not given."""
+
+    nodes: int
+    time: str | None
+    partition: str | None
+    account: str | None
+    qos: str | None
+    gpus_per_node: int | None
+    cpus_per_gpu: int | None
+    cpus_per_node: int | None
+    mem: str | None
+    gres: str | None
+    name: str
+    container: str | os.PathLike[str] | None
+    python: str | os.PathLike[str] | None
+    prelude: str | os.PathLike[str] | None
+    signal_s: int
+    job_options: tuple[str, ...]
+    options: tuple[str, ...]
 
 
 LEAST = {"nodes": 1, "gpus_per_node": 0, "cpus_per_gpu": 1, "cpus_per_node": 1, "signal_s": 1}

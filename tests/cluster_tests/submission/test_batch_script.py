@@ -8,14 +8,14 @@ import os
 import shlex
 import subprocess
 import tomllib
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 
 from bigbatch.cluster.host.profiles import InputError, find_site
 from bigbatch.cluster.submission import batch_script
-from bigbatch.cluster.submission.request_checks import Request
+from bigbatch.cluster.submission.request_checks import Request, RequestFields
 from helpers.paths import ROOT
 from helpers.processes import program
 from helpers.submissions import GIVEN, HOME, script_of
@@ -178,3 +178,8 @@ def test_the_container_recipe_holds_every_package_and_no_copy_of_a_dependency_li
     post = recipe.split("%post\n")[1].split("%environment")[0]
     subprocess.run(["sh", "-n", "-c", post], check=True)
     subprocess.run(["sh", "-n", CONTAINER], check=True)
+
+
+def test_keywords_of_submit_are_the_fields_of_a_request() -> None:
+    names = {field.name for field in fields(Request)}
+    assert set(RequestFields.__annotations__) == names - {"arguments"}
