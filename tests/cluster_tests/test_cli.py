@@ -233,4 +233,4 @@ def test_the_python_api_returns_the_script_of_a_dry_run(home):
     assert "#SBATCH --nodes=3" in script and "--space smoke" in script
     assert not home.exists() and job_record.read_record("1") is None
     with pytest.raises(InputError, match="nodes"):
-        submit("--space", "smoke", site="generic", nodse=4, dry_run=True)
+        submit("--space", "smoke", site="generic", nodse=4, dry_run=True)  # type: ignore[call-arg]
