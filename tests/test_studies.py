@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -94,15 +93,6 @@ def test_it_loads_neither_torch_nor_ray(folder: Path) -> None:
     assert done.stdout.splitlines()[1:] == ["[]"] and done.stderr == "" and done.stdout.startswith(f"{TRIALS} 12 ")
 
 
-def test_a_notebook_shows_wrong_input_as_one_line(tmp_path: Path) -> None:
-    pytest.importorskip("IPython", reason="ipykernel is not installed (extra: test)")
-    code = "from bigbatch import open_study; open_study('no-study')"
-    line = [sys.executable, "-m", "IPython", "--no-banner", "--colors=nocolor", "-c", code]
-    env = {**os.environ, "IPYTHONDIR": str(tmp_path)}
-    done = subprocess.run(line, capture_output=True, text=True, timeout=120, cwd=tmp_path, env=env)
-    assert re.fullmatch(r"\s*ConfigError: a study is named by its folder; .*\s*", done.stdout + done.stderr)
-
-
 def test_a_running_study_and_half_written_ones(tmp_path: Path) -> None:
     store = recorded_study(tmp_path / "s", 4)  # its driver lives and holds the lease
     journal = store.folder / "optuna.journal"
@@ -125,37 +115,6 @@ def test_a_running_study_and_half_written_ones(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as error:
         open_study(store.folder)
     assert "a study must be readable" in one_line(error)
-
-
-def test_a_study_in_any_state_has_all_its_attributes(tmp_path: Path) -> None:
-    """Frames, configuration, frontier and figures exist, or say in one line why there are none."""
-    (tmp_path / "no-study").mkdir()
-    with pytest.raises(ConfigError) as error:
-        open_study(tmp_path / "no-study")
-    assert "a study is a folder with study.json; got" in one_line(error) and "a folder without it." in one_line(error)
-    StudyStore.create(tmp_path / "empty", "empty", {}, None).close()
-    stores = [recorded_study(tmp_path / f"with-{count}", count) for count in (1, 2, 3, 4)]
-    found = {study.name: study for study in map(open_study, [tmp_path / "empty", *(store.folder for store in stores)])}
-    for name, study in found.items():
-        assert study.trials.columns.tolist() and study.epochs.columns.tolist()
-        assert len(study.trials) == len(study.trials["trial"].unique())
-        assert isinstance(list(study.figures), list) and study.figures.missing
-        for attribute in ("best", "frontier"):
-            if attribute == "best" and "COMPLETE" in study.trials["state"].tolist():
-                assert isinstance(study.best.config, TrainConfig)
-            else:
-                with pytest.raises(ConfigError, match=repr(name)) as error:
-                    getattr(study, attribute)
-                assert name != "empty" or "needs a trial that ran to its end; 'empty'" in one_line(error)
-                one_line(error)
-    empty = open_study("empty", tmp_path)
-    assert empty.trials.empty and empty.epochs.empty and "config.optimizer.peak_lr" in empty.trials
-    assert list(empty.figures) == [] and set(empty.figures.missing) > {"frontier", "learning-curves"}
-    assert {name: study.state for name, study in found.items()} == {
-        "empty": "interrupted", **{f"with-{count}": "running" for count in (1, 2, 3, 4)}
-    }  # fmt: skip
-    for store in stores:
-        store.close()
 
 
 def test_a_study_in_a_database_is_read_from_its_tables(tmp_path: Path) -> None:

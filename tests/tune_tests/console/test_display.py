@@ -64,17 +64,6 @@ def test_the_live_table_shows_state_settings_epoch_value_and_time_left():
         assert word in text, word
 
 
-def test_many_trials_keep_the_running_and_the_best_in_sight():
-    progress = SearchProgress(planned=200, concurrency=2, finished={})
-    for number in range(100):
-        progress.put(view(number, [0.9 if number == 3 else 0.1] * 4, "COMPLETE"))
-    progress.put(view(100, [0.2]))
-    text = rendered(LiveTable(progress, Console(file=io.StringIO())))
-    assert len(text.splitlines()) < 25
-    rows = [line.split()[0] for line in text.splitlines()]
-    assert {"3", "100", "99"} <= set(rows)
-
-
 def test_a_pipe_gets_plain_lines_without_control_codes():
     out = io.StringIO()
     progress = SearchProgress(planned=2, concurrency=1, finished={})
