@@ -20,8 +20,7 @@ from bigbatch.tune.console.display import (
     make_display,
     trial_table,
 )
-from bigbatch.tune.console.findings import print_findings, print_plan
-from bigbatch.tune.console.outcome import why_nothing
+from bigbatch.tune.console.findings import print_findings, print_plan, why_nothing
 from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.plan.search_plan import FrontierPlan
