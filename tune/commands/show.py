@@ -5,7 +5,6 @@ Loads neither Optuna nor Ray and takes no lease, so it may be called at any time
 
 from __future__ import annotations
 
-import math
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -40,7 +39,6 @@ from bigbatch.tune.storage.frontier_file import FRONTIER_FILE, FRONTIER_FOLDER
 from bigbatch.tune.storage.summary import (
     DEFAULT_RUNS,
     DONE,
-    FAILED,
     RUNNING,
     UNREADABLE,
     StudySummary,
@@ -83,67 +81,44 @@ def study_text(found: StudySummary, most: int | None = MOST_TRIALS) -> str:
     Args:
         most: how many trials the table shows; None: all.
     """
-    facts = [*_head(found), *plan_facts(found), *_spent(found)]
+    why, unit = f" ({found.why})" if found.why else "", "GPU hours" if found.has_gpus else "worker hours"
+    facts = [
+        ("study", found.name),
+        ("state", f"{found.state}{why}, changed {changed_words(found)}"),
+        ("folder", str(found.folder)),
+        *plan_facts(found),
+        ("ended", trials_words(found) + _ends(found)),
+        ("used", f"{found.held_s / 3600:.2f} {unit} by all drivers of the study"),
+        *(("damaged", f"ledger/{name} cannot be read, so its hours are missing above") for name in found.damaged),
+        *([("damaged", found.problem)] if found.problem else []),
+        ("energy", energy_in_words(found.study.trials)),
+    ]
     keys = max(len(key) for key, _ in facts)
     parts = ["\n".join(f"{key:{keys}}  {text}" for key, text in facts)]
     parts += [_trials(found, most), _answer(found) or _best(found), _front(found), _commands(found)]
     return "\n\n".join(part for part in parts if part)
 
 
-def _head(found: StudySummary) -> list[tuple[str, str]]:
-    why = f" ({found.why})" if found.why else ""
-    return [
-        ("study", found.name),
-        ("state", f"{found.state}{why}, changed {changed_words(found)}"),
-        ("folder", str(found.folder)),
-    ]
-
-
-def _spent(found: StudySummary) -> list[tuple[str, str]]:
+def _ends(found: StudySummary) -> str:
+    """``: 3 ran to their end; 2 confirmations``; empty before a trial has begun."""
     words = {"COMPLETE": "ran to their end", "PRUNED": "stopped or paused", "FAIL": "failed",
              "RUNNING": _running_words(found), "WAITING": "waiting"}  # fmt: skip
     begun = found.study.begun
     states = counted(trial.state for trial in begun if trial.kind != Kind.CONFIRMATION)
-    listed = ", ".join(f"{count} {words[state]}" for state, count in states.items())
     refused = sum(was_refused(trial) for trial in found.study.trials)
-    listed += f"; {amount(refused, 'configuration')} refused before training" if refused else ""
     confirmations = of_kind(begun, Kind.CONFIRMATION)
-    listed += f"; {amount(len(confirmations), 'confirmation')}" if confirmations else ""
     open_ones = sum(trial.state in (State.RUNNING, State.WAITING) for trial in confirmations)
-    listed += f" ({open_ones} not ended)" if open_ones else ""
-    sessions = json_values.objects(found.description, "sessions")
-    last = json_values.text(sessions[-1], "started_at") if sessions else ""
-    since = f", the last since {last.replace('T', ' ').replace('+00:00', ' UTC')}" if last else ""
-    times = amount(len(sessions), "session")
-    return [
-        ("ended", trials_words(found) + (f": {listed}" if listed else "")),
-        ("used", f"{found.held_s / 3600:.2f} {_unit(found)}{_elsewhere(found)}, in {times}{since}"),
-        *([("damaged", _damaged(found))] if found.damaged else []),
-        *([("damaged", found.problem)] if found.problem else []),
-        ("energy", energy_in_words(found.study.trials)),
-    ]
+    parts = [", ".join(f"{count} {words[state]}" for state, count in states.items())]
+    parts += [f"{amount(refused, 'configuration')} refused before training"] if refused else []
+    parts += [f"{amount(len(confirmations), 'confirmation')}{f' ({open_ones} not ended)' * (open_ones > 0)}"] * bool(
+        confirmations
+    )
+    return f": {'; '.join(parts)}" if parts[0] else ""
 
 
 def _running_words(found: StudySummary) -> str:
     """The state of a trial that has begun and not ended. A driver that was killed has left such trials behind."""
     return "running" if found.state == RUNNING else "interrupted"
-
-
-def _damaged(found: StudySummary) -> str:
-    """The ledger's files whose hours are missing in the sum above."""
-    first, *more = found.damaged
-    others = f" and {amount(len(more), 'more file')}" if more else ""
-    return f"ledger/{first}{others} cannot be read, so these hours are missing above"
-
-
-def _elsewhere(found: StudySummary) -> str:
-    """What the study's other drivers have used, as far as this folder's driver has heard of it."""
-    hours = found.elsewhere_s / 3600
-    return f" by all drivers of the study, {hours:.2f} of them by those of other folders" if hours else ""
-
-
-def _unit(found: StudySummary) -> str:
-    return "GPU hours" if found.has_gpus else "worker hours"
 
 
 # Trials
@@ -243,26 +218,16 @@ def _answer(found: StudySummary) -> str:
 
 
 def _front(found: StudySummary) -> str:
-    """The trials on the Pareto front of several objectives, or why there are none; also where nothing is feasible."""
+    """The trials on the Pareto front of several objectives; or why a search that has ended has no result."""
     several = "," in json_values.text(found.description, "objective")
     front = json_values.objects(read_json(found.folder / PARETO_FILE), "front") if several else []
-    if front and found.answer.get(USABLE) is not False:
+    if front:
         numbers = ", ".join(str(json_values.whole_number(trial, "trial")) for trial in front)
         return f"On the Pareto front: trial {numbers} ({found.folder / PARETO_FILE})"
-    if found.answer and found.answer.get(USABLE) is not False and not several:
-        return ""  # the answer was said, also where the journal has lost its end since
-    begun = [t for t in search_trials(found.study.begun) if t.config]
-    replaced = replaced_trials(begun)
-    begun = [t for t in begun if t.number not in replaced]
-    ends = [
-        INFEASIBLE if t.user_attrs.get("infeasible")
-        else "WAITING" if found.state != RUNNING and t.state == State.RUNNING
-        else t.state.name
-        for t in begun
-    ]  # fmt: skip
-    if not ends or "COMPLETE" in ends:
-        return ""
-    if found.state == RUNNING and not several and INFEASIBLE not in ends:
+    replaced = replaced_trials(found.study.begun)
+    begun = [t for t in search_trials(found.study.begun) if t.config and t.number not in replaced]
+    ends = [INFEASIBLE if t.user_attrs.get("infeasible") else t.state.name for t in begun]
+    if found.state == RUNNING or found.answer or not ends or "COMPLETE" in ends:
         return ""
     why = no_result_in_words([(end, t.because) for end, t in zip(ends, begun, strict=True)], several=several)
     return f"{why[0].upper()}{why[1:]}"
@@ -286,26 +251,18 @@ def _best(found: StudySummary) -> str:
 
 
 def _commands(found: StudySummary) -> str:
-    lines = []
-    failed, all_ended = failed_trials(found.study.trials), found.ended >= (found.planned or math.inf)
-    budget = json_values.number(found.description, "budget_gpu_hours")
-    if found.state == DONE and found.planned is None and budget:
-        command = f"{resume_words(found)} --budget-gpu-hours {2 * budget:g}"
-        lines += ["Continue it with twice the budget:", f"  {command}"]
-    elif found.state not in (RUNNING, DONE) and not (found.state == FAILED and all_ended and failed):
+    lines, failed = [], failed_trials(found.study.trials)
+    if found.state not in (RUNNING, DONE):
         lines += ["Continue it:", f"  {resume_words(found)}"]
     if found.state != RUNNING and failed:
         command = f"{resume_words(found)} --retry-failed"
         lines += ["Try the failed trials again, when their cause is mended:", f"  {command}"]
     best_file = found.folder / "best.json"
-    if found.answer.get(USABLE) is False:
-        pass  # nothing to train: the answer says why
-    elif best_file.exists() and not read_json(best_file):
-        lines.append("best.json cannot be read; the next --resume writes it again.")
-    elif best_file.exists() and found.description.get("trainable"):
+    if found.answer.get(USABLE) is False or not read_json(best_file):
+        return "\n".join(lines)  # nothing to train: the answer says why
+    if found.description.get("trainable"):
         lines.append(own_next_step(json_values.text(found.description, "model"), shlex.quote(str(best_file))))
-    elif best_file.exists():
+    else:
         most = json_values.whole_number(found.description, "max_epochs")
-        command = full_run_command(shlex.quote(str(best_file)), most)
-        lines += ["Train the best in full:", f"  {command}"]
+        lines += ["Train the best in full:", f"  {full_run_command(shlex.quote(str(best_file)), most)}"]
     return "\n".join(lines)

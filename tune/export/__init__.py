@@ -1,1 +1,1 @@
-"""Copies of a study for other tools: CSV, an Optuna database and TensorBoard's event files."""
+"""What a search writes for other programs while it runs: Weights and Biases."""

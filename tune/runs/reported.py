@@ -62,11 +62,6 @@ def confirmations(trials: Sequence[AnyTrial]) -> list[AnyTrial]:
     return [t for t in of_kind(trials, Kind.CONFIRMATION) if t.number not in again]
 
 
-def diverged_confirmations(trials: Sequence[AnyTrial]) -> Counter[int]:
-    """Number of a confirmed trial → how many of its runs with other seeds diverged."""
-    return Counter(confirmed_by(t) or 0 for t in confirmations(trials) if has_diverged(t))
-
-
 def failed_confirmations(trials: Sequence[AnyTrial]) -> Counter[int]:
     """Number of a trial → how many of its runs with other seeds ended without a result."""
     failed = (t for t in confirmations(trials) if t.state == TrialState.FAIL and not has_diverged(t))
@@ -75,44 +70,38 @@ def failed_confirmations(trials: Sequence[AnyTrial]) -> Counter[int]:
 
 def confirmed_trials(trials: Sequence[AnyTrial], objective: Objective) -> dict[int, Confirmed]:
     """Number of a confirmed trial → what came out. Runs that have not ended, or failed otherwise, are left out."""
-    found: dict[int, list[tuple[int, float, float]]] = {}
+    runs: dict[int, list[AnyTrial]] = {}
     for trial in confirmations(trials):
-        held = math.nan
-        if trial.state == TrialState.COMPLETE and trial.values:
-            value, held = trial.values[0], held_out(trial, objective)
-        elif has_diverged(trial):
-            value = objective.worst
-        else:
-            continue
-        seed = int(trial.user_attrs.get(SEED_ATTR, 0))
-        found.setdefault(confirmed_by(trial) or 0, []).append((seed, value, held))
-    by_number, lost = {trial.number: trial for trial in trials}, diverged_confirmations(trials)  # tables lack some
+        if _has_value(trial) or has_diverged(trial):
+            runs.setdefault(confirmed_by(trial) or 0, []).append(trial)
+    by_number = {trial.number: trial for trial in trials}  # tables lack some
     return {
-        number: _confirmed_from(by_number[number], sorted(runs, key=lambda run: run[0]), lost[number], objective)
-        for number, runs in found.items()
-        if number in by_number
+        number: _confirmed(by_number[number], each, objective) for number, each in runs.items() if number in by_number
     }
+
+
+def _has_value(trial: AnyTrial) -> bool:
+    return trial.state == TrialState.COMPLETE and bool(trial.values)
+
+
+def _confirmed(trial: AnyTrial, runs: Sequence[AnyTrial], objective: Objective) -> Confirmed:
+    runs = sorted(runs, key=lambda run: int(run.user_attrs.get(SEED_ATTR, 0)))
+    held = [held_out(run, objective) if _has_value(run) else math.nan for run in runs]
+    return Confirmed(
+        trial=trial.number,
+        chosen_at=trial.values[0] if trial.values else math.nan,
+        seeds=tuple(int(run.user_attrs.get(SEED_ATTR, 0)) for run in runs),
+        values=tuple(run.values[0] if _has_value(run) else objective.worst for run in runs),
+        # A diverged run has no value on the holdout: it is at chance there too.
+        holdout=() if all(map(math.isnan, held)) else tuple(objective.worst if math.isnan(v) else v for v in held),
+        diverged=sum(map(has_diverged, runs)),
+    )
 
 
 def held_out(trial: AnyTrial, objective: Objective) -> float:
     """What the trial's last epoch is worth on the examples that made no choice; not a number without them."""
     records = epoch_records(trial)
     return objective.held_out(records[-1]) if records else math.nan
-
-
-def _confirmed_from(
-    trial: AnyTrial, runs: Sequence[tuple[int, float, float]], diverged: int, objective: Objective
-) -> Confirmed:
-    on_holdout = any(not math.isnan(run[2]) for run in runs)
-    return Confirmed(
-        trial=trial.number,
-        chosen_at=trial.values[0] if trial.values else math.nan,
-        seeds=tuple(run[0] for run in runs),
-        values=tuple(run[1] for run in runs),
-        # A diverged run has no value on the holdout: it is at chance there too.
-        holdout=tuple(objective.worst if math.isnan(run[2]) else run[2] for run in runs) if on_holdout else (),
-        diverged=diverged,
-    )
 
 
 ERROR_RATE = 0.05

@@ -28,10 +28,11 @@ from bigbatch.tune.console.findings import (
     print_machine,
     print_plan,
     quoted_path,
+    refusals_in_words,
     resume_command,
     say_retries,
+    why_nothing,
 )
-from bigbatch.tune.console.outcome import refusals_in_words, why_nothing
 from bigbatch.tune.plan.enqueued import enqueue_first_trials
 from bigbatch.tune.plan.fitting import absent_nodes, cluster_machine, living_nodes, plan_for_cluster
 from bigbatch.tune.plan.machine import devices_held

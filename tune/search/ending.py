@@ -8,8 +8,7 @@ import sys
 from rich.console import Console
 
 from bigbatch.tune.budget.budget import BUDGET_SPENT, NO_ROOM_IN_BUDGET
-from bigbatch.tune.console.findings import print_disk_full, quoted_path, resume_command
-from bigbatch.tune.console.outcome import why_nothing
+from bigbatch.tune.console.findings import print_disk_full, quoted_path, resume_command, why_nothing
 from bigbatch.tune.runs.observer import TrialView
 from bigbatch.tune.search.interrupts import StopRequest
 from bigbatch.tune.search.joining import others_at_work

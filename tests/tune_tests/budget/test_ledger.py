@@ -194,6 +194,6 @@ def test_a_damaged_ledger_is_said_beside_the_hours_that_are_left(tmp_path, capsy
     (tmp_path / "s" / "ledger" / "0007.json").write_text('{"held_device_s": ')
     assert show_main(["s", "--output", str(tmp_path)]) == 0
     shown = capsys.readouterr().out
-    assert "damaged    ledger/0007.json cannot be read, so these hours are missing above" in shown
+    assert "damaged    ledger/0007.json cannot be read, so its hours are missing above" in shown
     studies_main(["--output", str(tmp_path)])
     assert "0.00+?" in (listed := capsys.readouterr().out) and "a part of its ledger is damaged" in listed

@@ -20,8 +20,7 @@ from bigbatch.tune.console.display import (
     make_display,
     trial_table,
 )
-from bigbatch.tune.console.findings import print_findings, print_plan
-from bigbatch.tune.console.outcome import why_nothing
+from bigbatch.tune.console.findings import print_findings, print_plan, why_nothing
 from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.plan.search_plan import FrontierPlan
@@ -62,17 +61,6 @@ def test_the_live_table_shows_state_settings_epoch_value_and_time_left():
     text = rendered(display)
     for word in ("done", "stopped", "running", "lars", "3.25", "4/4", "1/4", "0/4", "80.0 %", "2 of 4", "trial 0"):
         assert word in text, word
-
-
-def test_many_trials_keep_the_running_and_the_best_in_sight():
-    progress = SearchProgress(planned=200, concurrency=2, finished={})
-    for number in range(100):
-        progress.put(view(number, [0.9 if number == 3 else 0.1] * 4, "COMPLETE"))
-    progress.put(view(100, [0.2]))
-    text = rendered(LiveTable(progress, Console(file=io.StringIO())))
-    assert len(text.splitlines()) < 25
-    rows = [line.split()[0] for line in text.splitlines()]
-    assert {"3", "100", "99"} <= set(rows)
 
 
 def test_a_pipe_gets_plain_lines_without_control_codes():

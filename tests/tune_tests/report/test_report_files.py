@@ -191,16 +191,6 @@ def test_a_description_that_cannot_be_read(study: Path, capsys, text: str, reaso
     assert "The study cannot be read" in seen and reason in seen and "Nothing more is known" in seen
 
 
-def test_a_description_with_values_of_other_kinds(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    about = json.loads((study / "study.json").read_text())
-    for key in ("machine", "sessions", "workers", "concurrency", "tolerance", "max_epochs", "overrides", "train_size"):
-        (study / "study.json").write_text(json.dumps({**about, key: "<other>"}))
-        assert main(["report", str(study)]) == 0, key
-        text = (study / "report.html").read_text(encoding="utf-8")
-        assert "could not be written" not in words_of(text) and "<other>" not in text, key
-    assert "Traceback" not in capsys.readouterr().err
-
-
 def test_html_in_a_study_is_text_in_its_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = report_of(hostile_study(tmp_path / "hostile"), capsys)
     assert "&lt;script&gt;alert(1)" in text and "could not be written" not in words_of(text)

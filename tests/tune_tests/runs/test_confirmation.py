@@ -99,12 +99,6 @@ def test_without_a_frontier_the_best_of_the_whole_search_are_confirmed() -> None
     assert missing == [Confirmation(0, 1), Confirmation(5, 1), Confirmation(2, 1)]
 
 
-def test_nothing_is_missing_without_a_rule_or_without_a_finished_trial() -> None:
-    assert missing_confirmations(SEARCH, facts(NOTHING)) == []
-    assert missing_confirmations([SEARCH[4]], facts(ConfirmRule(1, 3))) == []
-    assert missing_confirmations([], facts(AFFORDABLE)) == []
-
-
 def test_only_what_is_not_there_is_missing_and_confirmations_confirm_no_other() -> None:
     """Whatever the state: a killed search has WAITING ones, which run by themselves."""
     rule = facts(ConfirmRule(1, 3))

@@ -202,14 +202,6 @@ def shown(trials: list[FrozenTrial], facts: FrontierFacts = FACTS) -> tuple[str,
     return "\n".join(line for line, _ in lines), " ".join(answer_in_words(values, "GPU h"))
 
 
-def test_words_of_other_ends():
-    assert "none that was tried is better" in shown(trials_of({128: [0.9], 1024: [0.97]}))[1]
-    assert "The other one is worse." in shown(trials_of({128: [0.9], 1024: [0.97]}))[1]
-    assert "nothing is saved" in shown(trials_of({128: [0.97], 256: [0.95], 512: [0.93], 1024: [0.9]}))[1]
-    assert "nothing is saved" not in shown(trials_of({128: [0.97], 1024: [0.9]}))[1], "others were not tried"
-    assert "Only batch 256 (trial 0) has finished: validation top-1 95.0 %" in shown(trials_of({256: [0.95]}))[1]
-
-
 def test_the_findings_follow_the_answer(tmp_path):
     plan = make_plan(SearchOptions(output=str(tmp_path), study="s"))
     store = StudyStore.create(plan.folder, plan.study, plan.to_dict(), None)

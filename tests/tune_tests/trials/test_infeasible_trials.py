@@ -10,7 +10,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from optuna.trial import FrozenTrial, TrialState
 
 from bigbatch.search_spaces.trial import SpaceTrial
-from bigbatch.tune.console.outcome import refusals_in_words
+from bigbatch.tune.console.findings import refusals_in_words
 from bigbatch.tune.runs.feasible import is_infeasible
 from bigbatch.tune.runs.frontier import counted_trials
 from bigbatch.tune.runs.objectives import Objectives
