@@ -16,6 +16,7 @@ from rich.console import Console
 
 from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.train_loop.errors import RayStartError
+from bigbatch.train_loop.host.signals import StopSignals
 from bigbatch.train_loop.launch.ray_session import (
     JoinedRay,
     LocalRay,
@@ -51,7 +52,7 @@ from bigbatch.tune.search.budgeting import (
 from bigbatch.tune.search.capacity import Capacity
 from bigbatch.tune.search.ending import DONE, FAILED, end_search
 from bigbatch.tune.search.gpu_use import IdleGpus, TrialsPerGpu
-from bigbatch.tune.search.interrupts import Interrupts, StopRequest
+from bigbatch.tune.search.interrupts import StopRequest, stop_signals
 from bigbatch.tune.search.joining import agreement, check_same_model
 from bigbatch.tune.search.running import (
     SearchRun,
@@ -106,7 +107,7 @@ def _run_search(run: SearchRun, stop: StopRequest, console: Console, talk: Conso
     with ExitStack() as stack:
         store = _open_store(plan, talk)
         stack.callback(store.close)
-        interrupts = stack.enter_context(Interrupts(stop))
+        interrupts = stack.enter_context(stop_signals(stop))
         if _has_nothing_to_do(plan, store):
             return _nothing_to_do(run, store, stop, console)
         store.add_session(provenance(), **plan.to_dict())
@@ -200,7 +201,7 @@ def _nothing_to_do(run: SearchRun, store: StudyStore, stop: StopRequest, console
 
 
 def _search(
-    run: SearchRun, store: StudyStore, stop: StopRequest, stack: ExitStack, console: Console, interrupts: Interrupts
+    run: SearchRun, store: StudyStore, stop: StopRequest, stack: ExitStack, console: Console, interrupts: StopSignals
 ) -> None:
     """The part of a search that needs Ray. Fills in ``run``."""
     plan = run.plan
@@ -212,7 +213,7 @@ def _search(
     # Before Ray starts: Slurm bills its start as well.
     store.ledger.hold(devices_held(plan.machine, plan.share) if plan.address == "local" else 0)
     connection = _start_ray(plan, store, stack, console)
-    interrupts.take_again()  # starting Ray may have replaced the handler for SIGTERM
+    interrupts.take()  # starting Ray may have replaced the handler for SIGTERM
     if not connection.local:
         plan = run.plan = _fitted_to_cluster(plan, store, console)
     run.capacity = _capacity(plan, connection.local, partial(_tell, run, console))
@@ -237,7 +238,7 @@ def _search(
         with make_display(SearchProgress(*shown), quiet=plan.options.quiet) as display:
             watch = watch_over(run, store, connection, [lines, display], stop)
             observers += [watch, lines, display, IdleGpus(bridge.say), sharing]
-            with interrupts.while_trials_are_shown(plan.options.quiet), watch.running():
+            with watch.running():
                 connection.tell_dashboard(watch.note)
                 _fit(run, store, stop, watch, ray_storage)
 

@@ -38,7 +38,7 @@ from bigbatch.tune.stoppers.early_look import checkpoints_to_drop
 from bigbatch.tune.storage.frontier_file import frontier_json
 from bigbatch.tune.storage.store import StudyStore
 from bigbatch.tune.strategies import make_strategy
-from bigbatch.tune.trials.admission import Admission, Deadline, allocation_end
+from bigbatch.tune.trials.admission import Admission, Deadline, end_of_allocation
 from bigbatch.tune.trials.configurations import ConfirmationQueue, MissingConfirmations, SpaceConfigurations
 from bigbatch.tune.trials.live_trial import SharedGpus
 
@@ -63,7 +63,7 @@ class SearchRun:
     wandb: Any = None
     capacity: Any = None
     budget: Budget | None = None
-    deadline: Deadline = field(default_factory=lambda: Deadline(lambda: None, lambda: None))
+    deadline: Deadline = field(default_factory=lambda: Deadline(None, lambda: None))
 
 
 def facts_of(plan: SearchPlan) -> SearchFacts:
@@ -161,7 +161,6 @@ def watch_over(
         give_up,
         watchdog,
         HeadPoller(),
-        stop,
     )
 
 
@@ -201,7 +200,7 @@ def make_bridge(
         may_start=lambda: not stop.is_set() and run.deadline.allows_a_trial() and not lost(),
     )
     pace = run.budget.pace if run.budget is not None else Pace()
-    run.deadline = Deadline(allocation_end(), lambda: pace.first_result_s)
+    run.deadline = Deadline(end_of_allocation(), lambda: pace.first_result_s)
     return bridge
 
 
@@ -212,7 +211,7 @@ def _task(run: SearchRun, store: StudyStore, ray_storage: Path, number: int, con
         name=f"trial-{number:04d}",
         config=config,
         workers=plan.share.workers,
-        worker_resources=run.capacity.bundle(number),
+        worker_resources=run.capacity.bundle,
         restarts=plan.restarts,
         ray_storage=ray_storage,
         checkpoint_dir=store.checkpoint_folder(number),

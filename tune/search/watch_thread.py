@@ -24,7 +24,6 @@ from bigbatch.base.waits import LAST_SAVE_S, RAY_ANSWER_S, UNANSWERED_LINE_S
 from bigbatch.train_loop.launch.ray_internals import head_client
 from bigbatch.train_loop.progress import WRITE_EVERY_S, StepProgress, read_progress
 from bigbatch.tune.runs.observer import TrialView
-from bigbatch.tune.search.interrupts import SEARCHING, StopRequest
 
 LEAST_SILENCE_S = 60.0
 """A shorter silence is never reported: workers may start, or validate."""
@@ -155,7 +154,6 @@ class SearchWatch:
         progress_of: from a trial's number to the file in which its worker reports progress.
         tellers: receive each line, in the watching thread.
         give_up: called once, in the watching thread, with the reason why the search can never continue.
-        stop: a signal that ends the search is acknowledged.
     """
 
     def __init__(
@@ -166,10 +164,9 @@ class SearchWatch:
         give_up: Callable[[str], None],
         watchdog: Watchdog,
         asker: HeadPoller,
-        stop: StopRequest,
     ) -> None:
         self._runs, self._progress_of, self._tellers, self._give_up = runs, progress_of, tellers, give_up
-        self._watchdog, self._asker, self._stop = watchdog, asker, stop
+        self._watchdog, self._asker = watchdog, asker
         self._lock, self._over = threading.Lock(), threading.Event()
         self._trials: dict[int, WatchedTrial] = {}
         self._read: dict[int, StepProgress] = {}
@@ -226,11 +223,8 @@ class SearchWatch:
             self._asker.stop()
 
     def _run(self) -> None:
-        given_up = acknowledged = False
+        given_up = False
         while not self._over.wait(LOOK_S):
-            if self._stop.signal is not None and not acknowledged:
-                acknowledged = True
-                self.note(SEARCHING)
             for line in self.look():
                 self._tell("search_said", line)
             if self._watchdog.verdict and not given_up:

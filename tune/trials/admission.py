@@ -1,7 +1,7 @@
 """Whether a trial may start: the budget must have room for it, and an epoch must end before the allocation does.
 
 The job around a search (``cluster/``) sets ``BIGBATCH_DEADLINE``: its end in seconds since the epoch, minus a
-margin. If Slurm moves the end, the job's record says so. At the end the job stops running trials by a signal, and they
+margin. At the end the job stops running trials by a signal, and they
 write a checkpoint, so their work is never lost. But a trial whose first epoch does not fit would waste its start-up,
 seconds to minutes of every worker.
 
@@ -20,7 +20,6 @@ import optuna
 from optuna.trial import FrozenTrial
 
 from bigbatch.base import json_values
-from bigbatch.cluster.host.holder import JOB_FOLDER, record_of_job
 from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.tune.budget.budget import Budget
 from bigbatch.tune.budget.confirm_reserve import ConfirmationReserve
@@ -131,8 +130,6 @@ class Admission:
 
 
 DEADLINE_VARIABLE = "BIGBATCH_DEADLINE"
-READ_EVERY_S = 5.0
-"""Time between two looks at the job's record, which is on a shared file system."""
 END_OF_ALLOCATION = "the allocation ends before another trial could finish an epoch"
 
 
@@ -140,12 +137,12 @@ class Deadline:
     """Says whether a trial may still start.
 
     Args:
-        ends_at: returns the end of the allocation in seconds since the epoch; None: it has no end.
+        ends_at: the end of the allocation in seconds since the epoch; None: it has no end.
         first_result_s: returns the seconds from a trial's start to its first finished epoch. None: nothing is
             measured yet, and a trial may start.
     """
 
-    def __init__(self, ends_at: Callable[[], float | None], first_result_s: Callable[[], float | None]) -> None:
+    def __init__(self, ends_at: float | None, first_result_s: Callable[[], float | None]) -> None:
         self._ends_at, self._first_result_s = ends_at, first_result_s
         self._an_epoch_fits: bool | None = None
         self.refused = False
@@ -153,35 +150,14 @@ class Deadline:
 
     def allows_a_trial(self) -> bool:
         """Whether a trial that starts now can finish an epoch. Once False, it stays False."""
-        ends_at = self._ends_at()
-        if ends_at is None:
+        if self._ends_at is None:
             return not self.refused
         now, needed = time.time(), self._first_result_s() or 0.0
         if self._an_epoch_fits is None:  # the search has only begun
-            self._an_epoch_fits = now + needed <= ends_at
-        if now + (needed if self._an_epoch_fits else 0.0) > ends_at:
+            self._an_epoch_fits = now + needed <= self._ends_at
+        if now + (needed if self._an_epoch_fits else 0.0) > self._ends_at:
             self.refused = True
         return not self.refused
-
-
-def allocation_end(env: Mapping[str, str] = os.environ) -> Callable[[], float | None]:
-    """A function that returns the end of the allocation, as the job's record has it now, else ``end_of_allocation``.
-
-    Raises ConfigError as that does.
-    """
-    at_first, last = end_of_allocation(env), [0.0]
-    known = [at_first]
-
-    def ends_at() -> float | None:
-        now = time.monotonic()
-        if env.get(JOB_FOLDER) and now >= last[0] + READ_EVERY_S:
-            last[0] = now
-            record = record_of_job(env)
-            if "deadline" in record:  # else it cannot be read at this moment
-                known[0] = json_values.number_or_none(record, "deadline")
-        return known[0]
-
-    return ends_at
 
 
 def end_of_allocation(env: Mapping[str, str] = os.environ) -> float | None:

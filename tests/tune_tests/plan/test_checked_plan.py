@@ -66,17 +66,6 @@ def test_a_resumed_plan_keeps_what_was_said_and_takes_what_is_said_now(tmp_path)
     assert "storage" not in SearchOptions(storage="postgresql://me:secret@host/db").kept()
 
 
-def test_an_option_that_somebody_wrote_into_study_json_is_refused(tmp_path):
-    first = make_plan(SearchOptions(space="smoke", study="s", output=str(tmp_path), set=("image_size=96",)))
-    StudyStore.create(first.folder, "s", first.to_dict(), None).close()
-    path = first.folder / "study.json"
-    study = json.loads(path.read_text())
-    study["options"]["warm_start"] = ["runs/other"]
-    path.write_text(json.dumps(study))
-    with pytest.raises(ConfigError, match="another type of 'warm_start'"):
-        make_plan(SearchOptions(study="s", output=str(tmp_path), resume=True))
-
-
 def test_a_relative_space_file_and_data_folder_are_remembered_as_absolute(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text("")
@@ -209,8 +198,8 @@ def test_workers_with_which_the_space_has_other_batches_are_refused(tmp_path: Pa
     with pytest.raises(ConfigError) as refused:
         check_same_values(other, 3, json.loads(json.dumps(plan.to_dict())))
     assert str(refused.value) == (
-        "--resume continues a study as it was planned: the values of global_batch_size were 128, 256, 512, 1024; got "
-        "126, 255, 510, 1020 with --workers 3. Write --workers 1, or write --study OTHER."
+        "--resume continues a study as it was planned: the values of global_batch_size were [128, 256, 512, 1024]; "
+        "got [126, 255, 510, 1020] with --workers 3. Write --workers 1, or write --study OTHER."
     )
 
 

@@ -249,8 +249,6 @@ def test_a_trial_of_several_workers_shares_no_gpu_and_the_reason_is_said(plan_of
     two = Machine((Node(16, 2, 64 * GIB, 80 * GIB),))
     with pytest.raises(ConfigError, match=r"\A[^\n]*NCCL wants each worker .* got --workers 2\. Leave one[^\n]*\Z"):
         plan_of(two, trials_per_gpu="2", workers=2)
-    auto = plan_of(two, trials_per_gpu="auto", workers=2)
-    assert words(auto) == "1 trial on each GPU: the 2 workers of a trial need one GPU each"
     assert plan_of(two, trials_per_gpu="1", workers=2).share.devices == 2
 
 
@@ -264,12 +262,12 @@ def test_the_plan_says_how_many_and_why(plan_of) -> None:
     assert words(plan_of()) == "" and plan_of().share.concurrency == 1
 
 
-def test_without_a_gpu_auto_says_nothing_and_a_number_that_it_changes_nothing(plan_of) -> None:
+def test_without_a_gpu_nothing_is_shared_or_said(plan_of) -> None:
     cores = Machine((Node(16, 0, 64 * GIB),))
     alone = plan_of(cores)
     auto, two = plan_of(cores, trials_per_gpu="auto"), plan_of(cores, trials_per_gpu="2")
     assert alone.share == auto.share == two.share
-    assert words(auto) == "" and words(two) == "there is no GPU to share: --trials-per-gpu 2 changes nothing"
+    assert words(auto) == words(two) == ""
 
 
 def test_a_resume_never_goes_above_the_number_at_which_memory_was_too_little(plan_of, monkeypatch) -> None:

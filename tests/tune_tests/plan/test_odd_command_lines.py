@@ -50,7 +50,7 @@ TUNE_LINES = {
     "--set validate_every=2": "a search needs the value of each epoch; got validate_every=2. Leave it out:",
     "--set holdout=0.5": "data.holdout has its own option; got --set data.holdout=0.5. Write --holdout 0.5.",
     # names
-    "--strategy bayes": "Write --strategy auto, or by name curves or tpe, the Bayesian ones",
+    "--strategy bayes": "Write --strategy auto.",
     "--strategy curve": "Did you mean 'curves'?",
     "--stopping pbt": "--stopping must be one of",
     "--sampler tpe": "no such option; got '--sampler'. Did you mean --strategy?",

@@ -94,7 +94,7 @@ class Searching:
         self.bridge._room, self.bridge._make_task = self.run.capacity.room, self._task
 
     def _task(self, number: int, config: TrainConfig) -> TrialTask:
-        return replace(task_of(number, config), worker_resources=self.run.capacity.bundle(number))
+        return replace(task_of(number, config), worker_resources=self.run.capacity.bundle)
 
     def start(self, *names: str) -> list[dict[str, float] | None]:
         """Ask for a trial under each name. Returns what a worker of it gets; None: there is no room."""

@@ -1,7 +1,6 @@
 """What the watchdog says and when, with a clock of the test's own; and what displays make of it."""
 
 import io
-import signal
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,9 +9,7 @@ from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.progress import ProgressFile, StepProgress, progress_file
 from bigbatch.tune.console.display import LiveTable, PlainLines, SearchProgress, make_display
 from bigbatch.tune.runs.observer import TrialView
-from bigbatch.tune.search.interrupts import SEARCHING, StopRequest
 from bigbatch.tune.search.watch_thread import HANDED, HeadPoller, SearchWatch, Watchdog, WatchedTrial
-from helpers.waiting import wait_until
 
 
 class Run:
@@ -130,17 +127,14 @@ def test_a_note_stays_above_the_table_while_trials_are_shown() -> None:
     lines = PlainLines(SearchProgress(2, 1, {}), printed)
     asker = SimpleNamespace(start=lambda: None, stop=lambda: None, answered_at=None)
     dog = Watchdog(time.monotonic(), gone_s=40)
-    both, stop = [lines, table], StopRequest()
-    watch = SearchWatch(print, Path, both, lambda reason: None, dog, asker, stop)  # type: ignore[arg-type]
+    both = [lines, table]
+    watch = SearchWatch(print, Path, both, lambda reason: None, dog, asker)  # type: ignore[arg-type]
     with table:
         with watch.running():
             watch.note("Ray dashboard: http://127.0.0.1:8265 (token in [a])")
-            stop.set("interrupted", signal.SIGINT)
-            wait_until(lambda: SEARCHING in printed.getvalue(), lambda: "the signal was not acknowledged", 60)
         watch.note("too late")
     for text in (out.getvalue(), printed.getvalue()):
         assert text.count("Ray dashboard: http://127.0.0.1:8265 (token in [a])") == 1 and "too late" not in text
-        assert text.count(SEARCHING) == 1
 
 
 def test_the_watch_finds_who_runs_and_leaves_no_file(tmp_path: Path):
@@ -148,7 +142,7 @@ def test_the_watch_finds_who_runs_and_leaves_no_file(tmp_path: Path):
     files = {n: progress_file(tmp_path / f"trial-{n}.log") for n in range(3)}
     watch = SearchWatch(
         lambda *run: calls.append(run), files.__getitem__, [], lambda reason: None,
-        Watchdog(time.monotonic(), gone_s=40), HeadPoller(), StopRequest(),
+        Watchdog(time.monotonic(), gone_s=40), HeadPoller(),
     )  # fmt: skip
     for number in range(3):
         watch.trial_planned(view(number))

@@ -7,7 +7,6 @@ import pytest
 from optuna.trial import TrialState
 from ray.tune.search import Searcher
 
-from bigbatch.base.atomic_files import write_json
 from bigbatch.cluster.job.grant import TimeLeft
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.errors import FailureKind
@@ -18,8 +17,7 @@ from bigbatch.tune.runs import retry
 from bigbatch.tune.runs.observer import trial_views
 from bigbatch.tune.runs.run import PAUSED_ATTR, trials_of_run
 from bigbatch.tune.search.tuner import StopWhen
-from bigbatch.tune.trials import admission
-from bigbatch.tune.trials.admission import Admission, Deadline, allocation_end, end_of_allocation
+from bigbatch.tune.trials.admission import Admission, Deadline, end_of_allocation
 from bigbatch.tune.trials.live_trials import LEAST_WAIT_S, MOST_WAIT_S, UNMEASURED_WAIT_S, longest_gap_s, stop_wait_s
 from helpers.bridges import EPOCHS, Recorder, make_bridge, number_of, record, reopen, run_out
 from helpers.lone_studies import waiting_to_continue
@@ -66,21 +64,21 @@ def test_no_trial_starts_that_could_not_finish_an_epoch_before_the_allocation_en
     now: list[float] = [5000.0]
     needed: list[float | None] = [None]
     monkeypatch.setattr("bigbatch.tune.trials.admission.time.time", lambda: now[0])
-    deadline = Deadline(lambda: 6000.0, lambda: needed[0])
+    deadline = Deadline(6000.0, lambda: needed[0])
     assert deadline.allows_a_trial(), "nothing was measured yet"
     needed[0] = 600.0
     now[0] = 5399.0
     assert deadline.allows_a_trial() and not deadline.refused
     now[0] = 5401.0
     assert not deadline.allows_a_trial() and deadline.refused
-    assert Deadline(lambda: None, lambda: 1e9).allows_a_trial()
+    assert Deadline(None, lambda: 1e9).allows_a_trial()
 
 
 def test_where_an_epoch_is_longer_than_the_allocation_trials_start_and_go_on_by_checkpoints(monkeypatch):
     """A requeued search knows its epochs: it must not refuse its own interrupted trials, start after start."""
     now = [5000.0]
     monkeypatch.setattr("bigbatch.tune.trials.admission.time.time", lambda: now[0])
-    deadline = Deadline(lambda: 6000.0, lambda: 1001.0)
+    deadline = Deadline(6000.0, lambda: 1001.0)
     assert deadline.allows_a_trial()
     now[0] = 5900.0
     assert deadline.allows_a_trial() and not deadline.refused, "a further one, in place of one that failed"
@@ -102,26 +100,6 @@ def test_the_slowest_kind_of_trials_counts_and_no_epoch_that_hung():
             pace.add_epoch(pace_key(config), 1800.0 if epoch == 2 else seconds)  # the file system hung
         pace.add_start(10.0)
     assert pace.first_result_s == pytest.approx(60.0)
-
-
-def test_an_end_that_slurm_has_moved_counts_for_the_next_trial(tmp_path, monkeypatch):
-    """``scontrol update TimeLimit`` reaches the job's record; the driver was started with the earlier end."""
-    env = {"BIGBATCH_DEADLINE": "6000", "BIGBATCH_JOB_FOLDER": str(tmp_path)}
-    monkeypatch.setattr(admission, "READ_EVERY_S", 0.0)
-    now = [5000.0]
-    monkeypatch.setattr("bigbatch.tune.trials.admission.time.time", lambda: now[0])
-    deadline = Deadline(allocation_end(env), lambda: 600.0)
-    assert deadline.allows_a_trial(), "the record is not there yet"
-    now[0] = 5500.0
-    write_json(tmp_path / "job.json", {"deadline": 9600.0})
-    assert deadline.allows_a_trial()
-    (tmp_path / "job.json").write_text("{")
-    assert deadline.allows_a_trial(), "what was read last counts"
-    write_json(tmp_path / "job.json", {"deadline": None})
-    now[0] = 99_000.0
-    assert deadline.allows_a_trial(), "it has no end any more"
-    write_json(tmp_path / "job.json", {"deadline": 99_500.0})
-    assert not deadline.allows_a_trial() and deadline.refused
 
 
 def test_a_run_that_is_repeated_costs_what_all_its_trials_cost(store, monkeypatch):
