@@ -14,7 +14,6 @@ from PIL import Image
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.tune.console.findings import resume_command
-from bigbatch.tune.console.plan_notes import only_at_the_beginning
 from bigbatch.tune.plan import fitting
 from bigbatch.tune.plan.checked_plan import check_folder, make_plan
 from bigbatch.tune.plan.fitting import auto_model
@@ -110,13 +109,6 @@ def test_the_printed_resume_command_can_be_pasted_and_shows_no_password(tmp_path
     assert shlex.split(line)[-2:] == ["--storage", "sqlite:////data/my study.db"]
 
 
-@pytest.mark.parametrize(("budget", "spent"), [(200.0, 200.1), (100.0, 302.4), (0.00001, 0.03), (1234.5, 9999.0)])
-def test_the_budget_of_the_printed_resume_command_lets_the_study_go_on(tmp_path, budget, spent):
-    plan = make_plan(SearchOptions(space="smoke", study="s", output=str(tmp_path), budget_gpu_hours=budget))
-    words = shlex.split(resume_command(plan, spent))
-    assert float(words[words.index("--budget-gpu-hours") + 1]) >= max(spent + 0.9 * budget, 1.9 * budget)
-
-
 PLANNED = SearchOptions(
     space="smoke", study="s", max_epochs=2, subset=0.5, set=("lr_multiplier=1", "wd=1e-4", "loader_slots=16")
 )
@@ -201,15 +193,6 @@ def test_workers_with_which_the_space_has_other_batches_are_refused(tmp_path: Pa
         "--resume continues a study as it was planned: the values of global_batch_size were [128, 256, 512, 1024]; "
         "got [126, 255, 510, 1020] with --workers 3. Write --workers 1, or write --study OTHER."
     )
-
-
-def test_the_plan_says_which_options_a_resumed_study_does_not_read_again(study: Path) -> None:
-    """A job that was put back into the queue repeats all options of its search."""
-    plan = make_plan(SearchOptions(study="s", resume=True, enqueue=("best.json",)))
-    said = only_at_the_beginning(plan)
-    assert said == "--enqueue: a resumed study keeps what it began with, and does not read them again."
-    assert only_at_the_beginning(make_plan(SearchOptions(study="s", resume=True))) is None
-    assert only_at_the_beginning(make_plan(dataclasses.replace(PLANNED, study="n", enqueue=("none",)))) is None
 
 
 def test_a_plan_to_resume_looks_at_the_trials_that_a_job_would_wait_in_a_queue_for(study: Path) -> None:

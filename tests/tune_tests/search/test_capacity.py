@@ -214,16 +214,6 @@ def test_a_node_that_is_given_up_holds_no_trial():
     assert limit.count == 1 and limit.room([]) and not limit.room([0, 1])
 
 
-def test_in_a_job_lost_nodes_are_waited_for_by_a_rule_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A job pays for the nodes that are left while it waits."""
-    monkeypatch.setattr(capacity, "WAIT_IN_JOB_S", 7.0)
-    monkeypatch.setattr(capacity, "JOINED_GRACE_S", 700.0)
-    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    assert capacity.lost_wait_s() == 700.0
-    monkeypatch.setenv("SLURM_JOB_ID", "7")
-    assert capacity.lost_wait_s() == 7.0
-
-
 class Bridge:
     """Notes which trials are put back into the study."""
 

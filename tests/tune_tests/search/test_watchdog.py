@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.progress import ProgressFile, StepProgress, progress_file
-from bigbatch.tune.console.display import LiveTable, PlainLines, SearchProgress, make_display
+from bigbatch.tune.console.display import LiveTable, PlainLines, SearchProgress
 from bigbatch.tune.runs.observer import TrialView
 from bigbatch.tune.search.watch_thread import HANDED, HeadPoller, SearchWatch, Watchdog, WatchedTrial
 
@@ -83,39 +83,6 @@ def test_a_machine_that_slept_has_lost_no_head():
 
 def view(number: int, phase: str = "starting") -> TrialView:
     return TrialView(number, {}, TrainConfig(epochs=4), phase=phase)  # type: ignore[arg-type]
-
-
-def test_displays_say_starting_running_and_the_part_of_an_epoch(monkeypatch):
-    from rich.console import Console
-
-    out = io.StringIO()
-    lines = make_display(SearchProgress(2, 1, {}), out)
-    assert isinstance(lines, PlainLines)
-    table = LiveTable(SearchProgress(2, 1, {}), Console(file=io.StringIO(), force_terminal=True, width=100))
-
-    def drawn() -> str:
-        console = Console(width=100, record=True, file=io.StringIO())
-        console.print(table._draw())
-        return console.export_text()
-
-    trial = view(7)
-    for display in (lines, table):
-        display.trial_planned(trial)
-    assert out.getvalue() == "" and "starting" in drawn()
-    trial.phase = "running"
-    for display in (lines, table):
-        display.trial_started(trial)
-    assert "trial 7 started" in out.getvalue() and "running" in drawn()
-    later = time.monotonic() + 61
-    monkeypatch.setattr("bigbatch.train_loop.progress.time.monotonic", lambda: later)
-    monkeypatch.setattr("bigbatch.tune.console.display.time.monotonic", lambda: later)
-    trial.steps = StepProgress(1, 410, 1251, 980.4)
-    lines._within_epochs[7]._clock = lambda: later
-    for display in (lines, table):
-        display.steps_done(trial)
-        display.search_said("trial 7 has not reported for 1:00")
-    assert "trial 7 epoch 1: step 410 of 1251, 980 images/s" in out.getvalue()
-    assert " 0.3/4 " in drawn() and "has not reported" in drawn() and "Ctrl-C saves" in drawn()
 
 
 def test_a_note_stays_above_the_table_while_trials_are_shown() -> None:
