@@ -10,7 +10,6 @@ import pytest
 from optuna.trial import TrialState
 
 from bigbatch.tune.runs.run import CONTINUES_ATTR, PAUSED_ATTR, epoch_records, is_paused
-from helpers.paths import ROOT
 from helpers.searches import Search, load
 
 OWN = """

@@ -64,7 +64,7 @@ from bigbatch.tune.search.running import (
     views_of,
     watch_over,
 )
-from bigbatch.tune.search.watch_thread import ClusterLost, SearchWatch
+from bigbatch.tune.search.watch_thread import SearchWatch
 from bigbatch.tune.storage.description import provenance, read_description
 from bigbatch.tune.storage.journal_file import LineLog
 from bigbatch.tune.storage.storage_url import DatabaseLost
@@ -115,8 +115,6 @@ def _run_search(run: SearchRun, stop: StopRequest, console: Console, talk: Conso
         try:
             _search(run, store, stop, stack, talk, interrupts)
             outcome = "interrupted" if stop.signal else "ended"
-        except ClusterLost:
-            pass  # the findings show what is saved
         except ConfigError:  # e.g. the cluster is too small: what is refused leaves no study behind
             if not plan.resume:
                 store.discard()
@@ -138,7 +136,6 @@ def _run_search(run: SearchRun, stop: StopRequest, console: Console, talk: Conso
             if not store.disk.end_because(error):  # a full disk ends the search in order
                 raise
         finally:
-            run.in_order = True  # from here this thread saves: the watch's last resort must not
             store.write_last(outcome, time.monotonic() - run.started)
         trials = views_of(store)
         _say_findings(run, store, trials, time.monotonic() - run.started, console)
@@ -236,7 +233,7 @@ def _search(
         shown = (*limits, finished, columns, run.budget.lasts_s, plan.objectives, plan.frontier, run.started)
         lines = PlainLines(SearchProgress(*shown), log)
         with make_display(SearchProgress(*shown), quiet=plan.options.quiet) as display:
-            watch = watch_over(run, store, connection, [lines, display], stop)
+            watch = watch_over(run, store, [lines, display])
             observers += [watch, lines, display, IdleGpus(bridge.say), sharing]
             with watch.running():
                 connection.tell_dashboard(watch.note)

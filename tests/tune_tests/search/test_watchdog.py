@@ -1,33 +1,30 @@
 """What the watchdog says and when, with a clock of the test's own; and what displays make of it."""
 
 import io
-import time
 from pathlib import Path
-from types import SimpleNamespace
 
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.progress import ProgressFile, StepProgress, progress_file
 from bigbatch.tune.console.display import LiveTable, PlainLines, SearchProgress
 from bigbatch.tune.runs.observer import TrialView
-from bigbatch.tune.search.watch_thread import HANDED, HeadPoller, SearchWatch, Watchdog, WatchedTrial
+from bigbatch.tune.search.watch_thread import HANDED, SearchWatch, Watchdog, WatchedTrial
 
 
 class Run:
     """A watchdog that is asked each second; keeps what it says, with the second."""
 
-    def __init__(self, gone_s: float | None = 40) -> None:
+    def __init__(self) -> None:
         self.now = 1000.0
-        self.dog = Watchdog(self.now, gone_s=gone_s, address="10.0.0.1:6379")
+        self.dog = Watchdog(self.now)
         self.trials: list[WatchedTrial] = []
         self.said: list[tuple[float, str]] = []
-        self.answered_at: float | None = None
 
-    def go(self, seconds: float, *, answers: bool = True) -> None:
+    def go(self, seconds: float) -> None:
         end = self.now + seconds
         while self.now < end:
             self.now += 1.0
-            self.answered_at = self.now if answers else self.answered_at
-            self.said += [(self.now - 1000, line) for line in self.dog.look(self.now, self.trials, self.answered_at)]
+            if line := self.dog.look(self.now, self.trials):
+                self.said.append((self.now - 1000, line))
 
     def add(self, number: int) -> WatchedTrial:
         self.trials.append(WatchedTrial(number, self.now))
@@ -56,31 +53,6 @@ def test_silence_is_news_after_three_times_the_longest_pause():
     assert run.said[0][1] == "trial 0 has not reported for 2:30; last report: epoch 2: step 410 of 1251, 980 images/s"
 
 
-def test_a_head_that_is_silent_is_gone_and_one_that_never_answered_is_not():
-    run = Run()
-    run.add(0)
-    run.go(200, answers=False)
-    assert run.dog.verdict is None and "has not answered" not in str(run.said), "nobody knows how to ask it"
-    run = Run()
-    run.go(20)
-    run.go(39, answers=False)
-    assert run.said == [(35, "Ray's head at 10.0.0.1:6379 has not answered for 0:15")] and run.dog.verdict is None
-    run.go(2, answers=False)
-    assert run.dog.verdict is not None and "has not answered for 0:40" in run.dog.verdict
-    in_a_job = Run(gone_s=None)
-    in_a_job.go(1)
-    in_a_job.go(300, answers=False)
-    assert in_a_job.dog.verdict is None and len(in_a_job.said) == 5, "the job decides; a line a minute"
-
-
-def test_a_machine_that_slept_has_lost_no_head():
-    run = Run()
-    run.go(2)
-    run.now += 3600
-    run.go(10, answers=False)
-    assert run.dog.verdict is None
-
-
 def view(number: int, phase: str = "starting") -> TrialView:
     return TrialView(number, {}, TrainConfig(epochs=4), phase=phase)  # type: ignore[arg-type]
 
@@ -92,10 +64,7 @@ def test_a_note_stays_above_the_table_while_trials_are_shown() -> None:
     out, printed = io.StringIO(), io.StringIO()
     table = LiveTable(SearchProgress(2, 1, {}), Console(file=out, width=100, force_terminal=True))
     lines = PlainLines(SearchProgress(2, 1, {}), printed)
-    asker = SimpleNamespace(start=lambda: None, stop=lambda: None, answered_at=None)
-    dog = Watchdog(time.monotonic(), gone_s=40)
-    both = [lines, table]
-    watch = SearchWatch(print, Path, both, lambda reason: None, dog, asker)  # type: ignore[arg-type]
+    watch = SearchWatch(print, Path, [lines, table])
     with table:
         with watch.running():
             watch.note("Ray dashboard: http://127.0.0.1:8265 (token in [a])")
@@ -107,10 +76,7 @@ def test_a_note_stays_above_the_table_while_trials_are_shown() -> None:
 def test_the_watch_finds_who_runs_and_leaves_no_file(tmp_path: Path):
     calls: list[tuple[int, StepProgress]] = []
     files = {n: progress_file(tmp_path / f"trial-{n}.log") for n in range(3)}
-    watch = SearchWatch(
-        lambda *run: calls.append(run), files.__getitem__, [], lambda reason: None,
-        Watchdog(time.monotonic(), gone_s=40), HeadPoller(),
-    )  # fmt: skip
+    watch = SearchWatch(lambda *run: calls.append(run), files.__getitem__, [])
     for number in range(3):
         watch.trial_planned(view(number))
     watch.look()
