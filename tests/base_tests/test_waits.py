@@ -28,9 +28,6 @@ WITHIN = {
     "nodes end between driver and SIGKILL": (w.CANCELLED_NODES_S, w.KILLED_REST_S),
     "a driver that saves has most of KillWait": (w.KILLED_REST_S + w.FIRST_ANSWER_S, w.KILL_WAIT_S / 2),
     "a doubled Ctrl-C is over before a run is given up": (w.SAME_SIGNAL_S, w.RUN_SAVE_S),
-    "the search ends before Ray ends its driver": (w.HEAD_GONE_S + w.LAST_SAVE_S, w.RAY_ENDS_DRIVER_S),
-    "silence is said before it ends the search": (w.UNANSWERED_LINE_S, w.HEAD_GONE_S),
-    "a question may fail once before silence is said": (2 * w.RAY_ANSWER_S, w.UNANSWERED_LINE_S),
     "a joined cluster is waited for longest": (w.WAIT_IN_JOB_S, w.JOINED_GRACE_S),
     "a lease's holder may miss a few signs of life": (4 * w.RENEW_S, w.STALE_S),
     "a claim is settled before a lease is stale": (w.CLAIM_S, w.STALE_S),
@@ -54,14 +51,11 @@ SAID = {
         "LEAST_WAIT_S": f"{w.LEAST_WAIT_S:g} s",
         "MOST_WAIT_S": f"{w.MOST_WAIT_S / 60:g} minutes",
         "JOINED_GRACE_S": f"{w.JOINED_GRACE_S / 60:g} minutes",
-        "HEAD_GONE_S": f"{w.HEAD_GONE_S:g} s",
         "STALE_S": f"{w.STALE_S:g} s",
         "RENEW_S": f"{w.RENEW_S:g} s",
     },
     "docs/decisions/012-trials-and-nodes.md": {
-        "HEAD_GONE_S": f"`HEAD_GONE_S` = {w.HEAD_GONE_S:g} s",
         "JOINED_GRACE_S": f"`JOINED_GRACE_S` = {w.JOINED_GRACE_S:g} s",
-        "LAST_SAVE_S": f"{w.LAST_SAVE_S:g} s later",
     },
 }
 """Figures of the table that a page tells, as it writes them."""

@@ -38,18 +38,6 @@ def test_trials_heal_in_the_same_trial_at_the_same_global_batch(run_command, tmp
     assert TrainConfig.from_dict(best.get("config", best)).batch.split(workers).micro_size == 4
 
 
-@pytest.mark.exhaustive
-@pytest.mark.xdist_group("beside")
-def test_what_fits_at_no_micro_batch_fails_with_the_reason_and_is_not_diverged(run_command, tmp_path, tiny) -> None:
-    arguments = (*tiny, "--trials", 1, "--max-epochs", 1, "--study", "s", "--strategy", "random")
-    done = run_command(TUNE, *arguments, timeout_s=400, **small_device(tmp_path / "site", 0))
-    assert done.returncode == 1, done.stdout + done.stderr
-    (trial,) = load(tmp_path / "runs" / "s").trials
-    assert trial.user_attrs[FAILURE_ATTR] == "device memory" and DIVERGED_ATTR not in trial.user_attrs
-    assert "too small for micro-batches of one image" in trial.user_attrs["ended_because"]
-    assert trial.user_attrs[HEALED_ATTR][-1]["micro_size"] == 1
-
-
 HOOK = """
 import importlib.util, sys
 

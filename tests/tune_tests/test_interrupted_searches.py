@@ -5,8 +5,6 @@ import os
 import re
 import shlex
 import signal
-import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -19,8 +17,7 @@ import pytest
 from optuna.trial import TrialState
 
 from bigbatch.tune.budget.ledger import read_ledger
-from helpers.paths import TUNE
-from helpers.processes import clean_environment, wait_gone
+from helpers.processes import wait_gone
 from helpers.searches import Search, journal_of, load
 from helpers.waiting import wait_until
 
@@ -75,29 +72,6 @@ def printed_command(search: Search) -> list[str]:
     command = shlex.split(next(line for line in search.lines if "--resume --study" in line))
     assert command[0] == "python"
     return command[2:]
-
-
-@pytest.mark.exhaustive
-def test_a_second_ctrl_c_ends_a_search_at_once_in_words(tiny, tmp_path):
-    search = Search(*tiny, "--study", "s", "--trials", 3, "--max-epochs", 400, cwd=tmp_path)
-    search.wait_for(r"epoch 2/400")
-    search.process.send_signal(signal.SIGINT)
-    search.wait_for("Ctrl-C again to stop at once")
-    search.process.send_signal(signal.SIGINT)
-    assert search.end() == 130
-    assert "Traceback" not in search.stderr() and any("--resume --study s" in line for line in search.lines)
-    wait_gone(search.ray_folder)
-
-
-@pytest.mark.exhaustive
-def test_a_reader_that_leaves_ends_no_search(tiny, tmp_path):
-    arguments = shlex.join([*tiny, "--study", "s", "--trials", "2", "--max-epochs", "1"])
-    command = f"set -o pipefail; {sys.executable} {TUNE} {arguments} | head -1"
-    done = subprocess.run(
-        ["bash", "-c", command], cwd=tmp_path, env=clean_environment(), capture_output=True, text=True
-    )
-    assert done.returncode == 0 and done.stderr == "" and done.stdout.startswith("study")
-    assert [t.state for t in load(tmp_path / "runs" / "s").trials] == [TrialState.COMPLETE] * 2
 
 
 NO_LOCKS = """

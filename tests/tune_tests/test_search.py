@@ -17,7 +17,7 @@ from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.data.packing import command as pack_command
 from helpers.paths import ROOT
 from helpers.processes import clean_environment, wait_gone
-from helpers.searches import TINY, Search, load
+from helpers.searches import Search, load
 from helpers.wandb_server import WandbServer
 
 
@@ -176,38 +176,3 @@ def test_the_main_command_finds_a_good_large_batch_configuration(tmp_path):
     assert len(trials) >= 12 and any(t.state == TrialState.PRUNED for t in trials)
     assert max(t.value for t in trials if t.state == TrialState.COMPLETE) >= 0.97
     assert min(t.user_attrs["config"]["batch"]["global_size"] for t in trials) >= 128
-
-
-BOUNDED = """
-def space(trial, workload):
-    lr = trial.suggest_float("peak_lr", 0.01, 1.0, log=True)
-    trial.set_constraint("memory_bytes", at_most={bytes})
-    return workload.config({{"optimizer": "sgd", "global_size": 32, "peak_lr": lr, "precise_bn": "off"}})
-"""
-
-
-@pytest.mark.exhaustive
-@pytest.mark.xdist_group("beside")
-def test_a_target_ends_trials_and_a_bound_that_nobody_keeps_makes_all_infeasible(
-    tiny, tmp_path: Path, tiny_images: Path
-) -> None:
-    """Each trial reaches the first target in its first epoch. What a constant prediction reaches is not known."""
-    arguments = (*tiny, "--study", "s", "--trials", 2, "--max-epochs", 3, "--target", "train_loss=100")
-    search = Search(*arguments, cwd=tmp_path)
-    assert search.end() == 0, search.stderr()
-    study = load(tmp_path / "runs" / "s")
-    for trial in study.trials:
-        record = trial.user_attrs["epoch/00001"]
-        seconds = sum(record[part] for part in ("train_s", "bn_s", "val_s", "checkpoint_s"))
-        assert trial.state == TrialState.COMPLETE and trial.value == pytest.approx(seconds / 3600)
-        assert trial.user_attrs["ended_because"] == "reached train_loss=100 after epoch 1"
-    best = next(line for line in search.lines if line.startswith("Best: trial"))
-    assert ", a training loss of 100: " in best and "h after 1 epoch" in best
-    (tmp_path / "bounded.py").write_text(BOUNDED.format(bytes=2**20))
-    arguments = ("--space", tmp_path / "bounded.py", "--data", tiny_images, *TINY, "--study", "t", "--trials", 2)
-    search = Search(*arguments, "--max-epochs", 2, cwd=tmp_path)
-    assert search.end() == 1, "no trial ran to its end"
-    for trial in load(tmp_path / "runs" / "t").trials:
-        assert trial.state == TrialState.PRUNED and len(trial.intermediate_values) == 1
-        assert trial.user_attrs["infeasible"]["memory_bytes"] > 1 and trial.constraints["memory_bytes"] > 1
-    assert "0 of 2 trials ran to their end, 0 stopped early, 2 infeasible" in "".join(search.lines)

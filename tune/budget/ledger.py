@@ -28,8 +28,6 @@ from bigbatch.cluster.host.allocation import job_start, slurm_job
 
 SCHEMA_VERSION = 1
 WRITE_S = 10.0
-WARN_AFTER_S = 60.0
-"""A warning is printed if the ledger cannot be written for this long. A search whose disk is full has ended earlier."""
 
 
 @dataclass
@@ -128,7 +126,6 @@ class Ledger:
         self._at = 0.0
         self._path: Path | None = None
         self._next_write = 0.0
-        self._failing_since: float | None = None
         self._facts: dict[str, object] = {}
 
     # What was used
@@ -226,21 +223,14 @@ class Ledger:
     # The folder
 
     def beat(self) -> None:
-        """Write the session's file if that is due. After a failure the next beat tries again.
-
-        Raises OSError with the reason once the writing has failed for WARN_AFTER_S.
-        """
+        """Write the session's file if that is due. After a failure the next beat tries again. Raises OSError then."""
         with self._lock:
             if self._path is None or self._clock() < self._next_write:
                 return
             self._next_write = self._clock() + WRITE_S
         try:
             self._write_session()
-            self._failing_since = None
         except OSError as error:
-            self._failing_since = self._failing_since or self._clock()
-            if self._clock() - self._failing_since < WARN_AFTER_S:
-                return
             reason = f"the study's ledger cannot be written, its hours are counted in memory only ({error.strerror})"
             raise OSError(error.errno, reason) from None
 

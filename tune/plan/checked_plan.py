@@ -10,9 +10,9 @@ import secrets
 import shlex
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, get_type_hints
+from typing import TYPE_CHECKING, NamedTuple
 
 from bigbatch.base import json_values
 from bigbatch.base.command_line import nearest_word
@@ -96,12 +96,6 @@ KEYS_WITH_OPTIONS = {
     "data.holdout": "--holdout", "trainable.name": "--trainable",
     "metrics": "--metric",
 }  # fmt: skip
-OPTION_EXPLANATIONS = {
-    "--strategy": ", or by name curves or tpe, the Bayesian ones (Gaussian process, tree-structured Parzen estimator), "
-    "or FILE.py:FUNCTION",
-    "--stopping": ", or by name look (one early look) or asha (successive halving), or FILE.py:FUNCTION",
-}
-"""Explains the first value of an option to a reader who does not know its name."""
 DEFAULT_SPACE = "large_batch"
 DEFAULT_OUTPUT = "runs"
 
@@ -110,9 +104,7 @@ def checked_choice(option: str, value: str, allowed: tuple[str, ...]) -> str:
     """``value``, if it is one of ``allowed``. Raises ConfigError otherwise, with the nearest allowed value."""
     if value not in allowed:
         near = nearest_word(value, allowed)
-        fix = (
-            f"Did you mean {near!r}?" if near else f"Write {option} {allowed[0]}{OPTION_EXPLANATIONS.get(option, '')}."
-        )
+        fix = f"Did you mean {near!r}?" if near else f"Write {option} {allowed[0]}."
         raise ConfigError(f"{option} must be one of {', '.join(allowed)}; got {value!r}. {fix}")
     return value
 
@@ -198,7 +190,7 @@ def make_plan(options: SearchOptions) -> SearchPlan:
         if not one_of_objective_options(options):  # another objective is refused later, in its own words
             known["strategy"] = stored.get("strategy")
             known["stopping"] = stored.get("stopping")
-        given = {name: value for name, value in _kept_options(stored).items() if value is not None}
+        given = {name: value for name, value in json_values.mapping(stored, "options").items() if value is not None}
         options = options.over({**known, **given})
         options = with_studys_objective(options, stored)
     plan = _plan(options, stored)
@@ -216,28 +208,6 @@ def make_plan(options: SearchOptions) -> SearchPlan:
             check_same_values(plan.frontier, plan.workers, stored)
     check_components(plan, stored)
     return plan
-
-
-def _kept_options(stored: Mapping[str, object]) -> dict[str, object]:
-    """The options in study.json. Raises ConfigError if an edit gave one of them another type."""
-    options = stored.get("options", {})
-    if not isinstance(options, dict):
-        options = {"options": options}
-    # isinstance cannot check tuple[str, ...]. Nothing is an instance of (): these options are never kept.
-    kinds = {
-        **get_type_hints(SearchOptions),
-        "set": list,
-        "metric": list,
-        "enqueue": (),
-        "warm_start": (),
-        "options": (),
-    }
-    wrong = [key for key, value in options.items() if key in kinds and not isinstance(value, kinds[key])]
-    if wrong:
-        raise ConfigError(
-            f"study.json must be as BigBatch wrote it; got another type of {wrong[0]!r}. Restore the file."
-        )
-    return dict(options)
 
 
 class CheckedOptions(NamedTuple):

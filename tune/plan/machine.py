@@ -246,13 +246,9 @@ class GpuSharing:
         return dataclasses.replace(self, at_most=max(1, min(self.at_most, too_many - 1)))
 
     def words(self, machine: Machine, share: Share) -> str:
-        """A sentence for the plan, with how many and why; empty where nobody asked, or ``auto`` has no GPU to share."""
-        if self.asked == 1 or (self.asked is None and machine.nodes and not machine.gpus):
+        """A sentence for the plan, with how many and why; empty where nobody asked, or there is no GPU to share."""
+        if self.asked == 1 or (machine.nodes and not machine.gpus) or share.workers > 1:
             return ""
-        if machine.nodes and not machine.gpus:
-            return f"there is no GPU to share: --trials-per-gpu {self.asked} changes nothing"
-        if share.workers > 1:
-            return f"1 trial on each GPU: the {share.workers} workers of a trial need one GPU each"
         if self.at_most < (self.asked or 2):
             trials = f"{self.at_first} trial{'s' * (self.at_first != 1)}"
             return f"{trials} on each GPU: in this study {self.at_most + 1} had too little memory"

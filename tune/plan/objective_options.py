@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from bigbatch.base import json_values
 from bigbatch.search_spaces.registry import Space
@@ -104,38 +104,15 @@ def check_strategy_suits(objectives: Objectives, strategy: str, stopping: str | 
 def constraints_in_words(space: Space, workload: Workload, pinned: Mapping[str, object]) -> tuple[str, ...]:
     """The constraints that samples of the space set.
 
-    Raises ConfigError for a metric that does not exist, and if no sample meets what is known before a trial starts.
+    Raises ConfigError for a metric that does not exist.
     """
-    rng, found, drawn = random.Random(0), {}, []
+    rng, found = random.Random(0), {}
     for number in range(SAMPLES):
         trial = StandInTrial(rng, number=number)
         with contextlib.suppress(Exception, SystemExit):  # the space was checked; what it refuses, the search reports
             space(trial, workload, pinned)
             found.update({(name, bound.value is None): bound for name, bound in trial.constraints.items()})
-            drawn.append([bound for bound in trial.constraints.values() if bound.value is not None])
-    _check_some_are_met(space, drawn)
     return tuple(_in_words(space, constraint) for constraint in found.values())
-
-
-def _check_some_are_met(space: Space, drawn: Sequence[Sequence[Constraint]]) -> None:
-    """Raise ConfigError if each sample violates one of its computed constraints: then nothing would be trained."""
-    if not drawn or not all(drawn):
-        return
-    worst = [max(bounds, key=_excess) for bounds in drawn]
-    nearest = min(worst, key=_excess)
-    if _excess(nearest) <= 0:
-        return
-    raise ConfigError(
-        f"a space needs configurations that meet its constraints; got {space.name!r}, of which none of "
-        f"{len(drawn)} samples does: {nearest.name} must be {bounds_in_words(nearest)}, and comes to {nearest.value:g} "
-        "at the nearest. Loosen the constraint, or widen the space."
-    )
-
-
-def _excess(constraint: Constraint) -> float:
-    """How far a computed value is beyond its bound."""
-    assert constraint.value is not None
-    return constraint.excess(constraint.value)
 
 
 def _in_words(space: Space, constraint: Constraint) -> str:

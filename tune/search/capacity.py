@@ -44,7 +44,6 @@ class Capacity:
         if nodes is None:
             self._known = {str(place): node for place, node in enumerate(machine.nodes)}
         self._per_gpu = share.per_gpu
-        self._bundles: dict[int, dict[str, float]] = {}
         self._last = share
         self._next_look = 0.0
         self._lost_at: float | None = None
@@ -62,23 +61,18 @@ class Capacity:
             self._divide()
         return self._last
 
-    def bundle(self, number: int) -> dict[str, float]:
-        """The resources of each worker of trial ``number``, which starts now."""
-        self._bundles[number] = dict(self._last.worker_resources)
-        return self._bundles[number]
+    @property
+    def bundle(self) -> dict[str, float]:
+        """The resources of each worker of a trial that starts now."""
+        return dict(self._last.worker_resources)
 
     def room(self, live: Iterable[int]) -> bool:
-        """Whether another trial fits beside the trials with the numbers ``live``."""
+        """Whether another trial may run beside the trials with the numbers ``live``. Ray lets it wait where those have
+        other workers than it, from before nodes came or went."""
         self._look()
         if self._share is None:
             return False
-        running = [self._bundles[number] for number in live if number in self._bundles]
-        alike = sum(bundle == self._share.worker_resources for bundle in running)
-        # Sizes differ only after nodes have come or gone; the others need no packing.
-        if alike == len(running):
-            return alike < self._share.concurrency
-        requests = [*running, self._share.worker_resources]
-        return alike < self._share.concurrency and fit_together(self._known.values(), requests, self._workers)
+        return len(list(live)) < self._share.concurrency
 
     def holds(self, bundle: Mapping[str, float], without: Collection[str] = ()) -> bool:
         """Whether a trial whose workers get ``bundle`` fits on the idle cluster, ``without`` some of its nodes."""
@@ -179,22 +173,3 @@ def lost_wait_s() -> float:
 def _without_gpus(machine: Machine) -> Machine:
     """The same nodes without their GPUs, for a search that began without GPUs."""
     return Machine(tuple(Node(node.cpus, 0, node.memory_bytes) for node in machine.nodes))
-
-
-def fit_together(nodes: Iterable[Node], requests: Iterable[dict[str, float]], workers: int) -> bool:
-    """Whether ``workers`` bundles of each request fit together. Packs the largest first, each on the first node it
-    fits."""
-    left = [{"CPU": float(node.cpus), "GPU": float(node.gpus), "memory": float(node.memory_bytes)} for node in nodes]
-    for bundle in sorted(requests, key=lambda one: -one.get("CPU", 0)):
-        for _ in range(workers):
-            room = next((one for one in left if _holds(one, bundle)), None)
-            if room is None:
-                return False
-            for kind, value in bundle.items():
-                room[kind] -= value
-    return True
-
-
-def _holds(room: dict[str, float], bundle: dict[str, float]) -> bool:
-    # Parts of a GPU do not add up exactly.
-    return all(room[kind] >= value - 1e-6 for kind, value in bundle.items())

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from bigbatch.train_loop.config import ConfigError, TrainConfig
 from bigbatch.train_loop.errors import RayStartError
+from bigbatch.train_loop.host.signals import StopSignals
 from bigbatch.train_loop.launch.ray_session import (
     JoinedRay,
     LocalRay,
@@ -50,7 +51,7 @@ from bigbatch.tune.search.budgeting import (
 from bigbatch.tune.search.capacity import Capacity
 from bigbatch.tune.search.ending import DONE, FAILED, end_search
 from bigbatch.tune.search.gpu_use import IdleGpus, TrialsPerGpu
-from bigbatch.tune.search.interrupts import Interrupts, StopRequest
+from bigbatch.tune.search.interrupts import StopRequest, stop_signals
 from bigbatch.tune.search.joining import agreement, check_same_model
 from bigbatch.tune.search.running import (
     SearchRun,
@@ -62,7 +63,7 @@ from bigbatch.tune.search.running import (
     views_of,
     watch_over,
 )
-from bigbatch.tune.search.watch_thread import ClusterLost, SearchWatch
+from bigbatch.tune.search.watch_thread import SearchWatch
 from bigbatch.tune.storage.description import provenance, read_description
 from bigbatch.tune.storage.journal_file import LineLog
 from bigbatch.tune.storage.storage_url import DatabaseLost
@@ -105,7 +106,7 @@ def _run_search(run: SearchRun, stop: StopRequest, console: Console, talk: Conso
     with ExitStack() as stack:
         store = _open_store(plan, talk)
         stack.callback(store.close)
-        interrupts = stack.enter_context(Interrupts(stop))
+        interrupts = stack.enter_context(stop_signals(stop))
         if _has_nothing_to_do(plan, store):
             return _nothing_to_do(run, store, stop, console)
         store.add_session(provenance(), **plan.to_dict())
@@ -113,8 +114,6 @@ def _run_search(run: SearchRun, stop: StopRequest, console: Console, talk: Conso
         try:
             _search(run, store, stop, stack, talk, interrupts)
             outcome = "interrupted" if stop.signal else "ended"
-        except ClusterLost:
-            pass  # the findings show what is saved
         except ConfigError:  # e.g. the cluster is too small: what is refused leaves no study behind
             if not plan.resume:
                 store.discard()
@@ -137,7 +136,6 @@ def _run_search(run: SearchRun, stop: StopRequest, console: Console, talk: Conso
             if not store.disk.end_because(error):  # a full disk ends the search in order
                 raise
         finally:
-            run.in_order = True  # from here this thread saves: the watch's last resort must not
             store.write_last(outcome, time.monotonic() - run.started)
         trials = views_of(store)
         _say_findings(run, store, trials, time.monotonic() - run.started, console)
@@ -202,7 +200,7 @@ def _nothing_to_do(run: SearchRun, store: StudyStore, stop: StopRequest, console
 
 
 def _search(
-    run: SearchRun, store: StudyStore, stop: StopRequest, stack: ExitStack, console: Console, interrupts: Interrupts
+    run: SearchRun, store: StudyStore, stop: StopRequest, stack: ExitStack, console: Console, interrupts: StopSignals
 ) -> None:
     """The part of a search that needs Ray. Fills in ``run``."""
     plan = run.plan
@@ -214,7 +212,7 @@ def _search(
     # Before Ray starts: Slurm bills its start as well.
     store.ledger.hold(devices_held(plan.machine, plan.share) if plan.address == "local" else 0)
     connection = _start_ray(plan, store, stack, console)
-    interrupts.take_again()  # starting Ray may have replaced the handler for SIGTERM
+    interrupts.take()  # starting Ray may have replaced the handler for SIGTERM
     if not connection.local:
         plan = run.plan = _fitted_to_cluster(plan, store, console)
     run.capacity = _capacity(plan, connection.local, partial(_tell, run, console))
@@ -244,9 +242,9 @@ def _search(
         )
         lines = PlainLines(SearchProgress(*shown), log)
         with make_display(SearchProgress(*shown), quiet=plan.options.quiet) as display:
-            watch = watch_over(run, store, connection, [lines, display], stop)
+            watch = watch_over(run, store, [lines, display])
             observers += [watch, lines, display, IdleGpus(bridge.say), sharing]
-            with interrupts.while_trials_are_shown(plan.options.quiet), watch.running():
+            with watch.running():
                 connection.tell_dashboard(watch.note)
                 _fit(run, store, stop, watch, ray_storage)
 

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from bigbatch.train_loop.host.signals import StopSignals, say_from_handler
 
-STARTING = "Stopping; Ctrl-C again to stop at once."
-SEARCHING = "Saving; Ctrl-C again to stop at once."
-ENDING = "The search has ended and is saved; Ray's processes are stopping."
+STOPPING = "Saving and stopping; Ctrl-C again to stop at once."
 
 
 class StopRequest:
@@ -35,40 +31,14 @@ class StopRequest:
         return self._event.is_set()
 
 
-class Interrupts:
-    """Handles the stop signals of a search: the first ends it in order, a second Ctrl-C at once. A context manager.
+def stop_signals(stop: StopRequest) -> StopSignals:
+    """The stop signals of a search: the first ends it in order, a second Ctrl-C at once.
 
     Python runs the handler between two calls into Ray, so that what it says may come a second later.
     """
 
-    def __init__(self, stop: StopRequest) -> None:
-        self._stop, self._signals = stop, StopSignals(self._asked)
-        self._text: str | None = STARTING
+    def asked(signum: int) -> None:
+        stop.set("interrupted" if signum == signal.SIGINT else f"by {signal.Signals(signum).name}", signum)
+        say_from_handler(f"\n{STOPPING}\n")
 
-    def __enter__(self) -> Interrupts:
-        self._signals.take()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._signals.give_back()
-
-    def take_again(self) -> None:
-        """Install the handlers again after Ray or a library has replaced them."""
-        self._signals.take()
-
-    @contextmanager
-    def while_trials_are_shown(self, quiet: bool) -> Iterator[None]:
-        """Within the block nothing is written past the display, in which the watch says ``SEARCHING``.
-
-        A ``quiet`` display shows nothing: there it is said at once.
-        """
-        self._text = SEARCHING if quiet else None
-        try:
-            yield
-        finally:
-            self._text = ENDING
-
-    def _asked(self, signum: int) -> None:
-        self._stop.set("interrupted" if signum == signal.SIGINT else f"by {signal.Signals(signum).name}", signum)
-        if self._text is not None:
-            say_from_handler(f"\n{self._text}\n")
+    return StopSignals(asked)

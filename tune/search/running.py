@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -13,16 +12,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bigbatch.base.waits import HEAD_GONE_S
-from bigbatch.cluster.host.holder import JOB_FOLDER
 from bigbatch.train_loop.config import TrainConfig
-from bigbatch.train_loop.host.signals import say_from_handler
-from bigbatch.train_loop.launch.ray_session import RayConnection
 from bigbatch.train_loop.launch.trial_task import TrialTask
 from bigbatch.train_loop.progress import progress_file
 from bigbatch.tune.budget.budget import Budget
 from bigbatch.tune.budget.pace import Pace
-from bigbatch.tune.console.findings import resume_command
 from bigbatch.tune.export import wandb_log
 from bigbatch.tune.models.protocol import SearchFacts, Strategy, dimensions_of
 from bigbatch.tune.plan.own_code import reported_names
@@ -33,7 +27,7 @@ from bigbatch.tune.runs.observer import Observer, TrialView, trial_views
 from bigbatch.tune.runs.run import count_ended, has_enough
 from bigbatch.tune.search.budgeting import confirmation_facts, left_to_confirm, reserve_of
 from bigbatch.tune.search.interrupts import StopRequest
-from bigbatch.tune.search.watch_thread import HeadPoller, SearchWatch, Watchdog, end_process_unless_done
+from bigbatch.tune.search.watch_thread import SearchWatch
 from bigbatch.tune.stoppers.early_look import checkpoints_to_drop
 from bigbatch.tune.storage.frontier_file import frontier_json
 from bigbatch.tune.storage.store import StudyStore
@@ -57,8 +51,6 @@ class SearchRun:
     """The plan that was carried out."""
     started: float = field(default_factory=time.monotonic)
     """When the search began, by the monotonic clock."""
-    in_order: bool = False
-    """Whether the driver's thread has left the search and will print the last lines itself."""
     bridge: Any = None
     wandb: Any = None
     capacity: Any = None
@@ -135,34 +127,9 @@ def recorders(run: SearchRun, store: StudyStore, stack: ExitStack) -> list[Obser
     return observers
 
 
-def watch_over(
-    run: SearchRun, store: StudyStore, connection: RayConnection, tellers: list[Any], stop: StopRequest
-) -> SearchWatch:
-    """The watch over ``run.bridge``. If the search can never continue, it ends the search, or else the process."""
-
-    def last_resort() -> None:
-        if not run.in_order:
-            run.bridge.release()
-            say_from_handler(f"\nerror: {run.bridge.fatal}. Continue with:\n  {resume_command(run.plan)}\n")
-
-    def give_up(reason: str) -> None:
-        run.bridge.fatal = reason
-        stop.set(reason)
-        # Ray's calls to a dead cluster may never return, so this thread may never end the search.
-        end_process_unless_done(last_resort)
-
-    # Inside a job of ``cluster/``, the job itself decides when Ray's head is gone.
-    gone_s = None if os.environ.get(JOB_FOLDER) else HEAD_GONE_S
-    watchdog = Watchdog(time.monotonic(), gone_s=gone_s, address=connection.address)
-    return SearchWatch(
-        run.bridge.runs,
-        lambda number: progress_file(store.trial_log(number)),
-        tellers,
-        give_up,
-        watchdog,
-        HeadPoller(),
-        stop,
-    )
+def watch_over(run: SearchRun, store: StudyStore, tellers: list[Any]) -> SearchWatch:
+    """The watch over ``run.bridge``."""
+    return SearchWatch(run.bridge.runs, lambda number: progress_file(store.trial_log(number)), tellers)
 
 
 def make_bridge(
@@ -212,7 +179,7 @@ def _task(run: SearchRun, store: StudyStore, ray_storage: Path, number: int, con
         name=f"trial-{number:04d}",
         config=config,
         workers=plan.share.workers,
-        worker_resources=run.capacity.bundle(number),
+        worker_resources=run.capacity.bundle,
         restarts=plan.restarts,
         ray_storage=ray_storage,
         checkpoint_dir=store.checkpoint_folder(number),

@@ -1,7 +1,7 @@
 """Whether a trial may start: the budget must have room for it, and an epoch must end before the allocation does.
 
 The job around a search (``cluster/``) sets ``BIGBATCH_DEADLINE``: its end in seconds since the epoch, minus a
-margin. If Slurm moves the end, the job's record says so. At the end the job stops running trials by a signal, and they
+margin. At the end the job stops running trials by a signal, and they
 write a checkpoint, so their work is never lost. But a trial whose first epoch does not fit would waste its start-up,
 seconds to minutes of every worker.
 
@@ -150,13 +150,12 @@ class Deadline:
 
     def allows_a_trial(self) -> bool:
         """Whether a trial that starts now can finish an epoch. Once False, it stays False."""
-        ends_at = self._ends_at
-        if ends_at is None:
+        if self._ends_at is None:
             return True
         now, needed = time.time(), self._first_result_s() or 0.0
         if self._an_epoch_fits is None:  # the search has only begun
-            self._an_epoch_fits = now + needed <= ends_at
-        if now + (needed if self._an_epoch_fits else 0.0) > ends_at:
+            self._an_epoch_fits = now + needed <= self._ends_at
+        if now + (needed if self._an_epoch_fits else 0.0) > self._ends_at:
             self.refused = True
         return not self.refused
 

@@ -30,14 +30,6 @@ A run without a job. Nobody kills it, so these are bounded by a person's patienc
     TRIAL_END_S 15           a trial that was stopped early, for its workers to end
     SAME_SIGNAL_S 3          a rank: within it a second signal is the same Ctrl-C, handed on by torchrun
 
-A head of Ray that does not answer. Ray ends the driver's process RAY_ENDS_DRIVER_S after the last answer.
-
-    RAY_ENDS_DRIVER_S 60
-      HEAD_GONE_S 40         the search waits for an answer, then gives up
-        UNANSWERED_LINE_S 15 after this time a line says that there is no answer
-          RAY_ANSWER_S 5     timeout of one question
-      LAST_SAVE_S 12         the driver's thread saves after that; then the process ends itself
-
 Nodes that hold no trial.
 
     JOINED_GRACE_S 600       a search on a cluster that was joined: nodes may be added to it
@@ -110,17 +102,6 @@ TRIAL_END_S = 15.0
 """How long a trial that was stopped early may take to end its workers."""
 SAME_SIGNAL_S = 3.0
 """torchrun passes on a Ctrl-C that its workers have already received from the terminal."""
-
-RAY_ENDS_DRIVER_S = 60
-"""Ray's own limit: if the head has not answered for this long, Ray ends the driver without a chance to save."""
-HEAD_GONE_S = 40.0
-"""After this time without an answer the cluster's head counts as gone."""
-UNANSWERED_LINE_S = 15.0
-"""After this time without an answer a line says so."""
-RAY_ANSWER_S = 5.0
-"""Timeout of one question to Ray's head."""
-LAST_SAVE_S = 12.0
-"""Time for the driver to save after the cluster is gone. Then its process ends: Ray's calls would wait for ever."""
 
 JOINED_GRACE_S = 600.0
 """A search on a joined cluster gives up if no trial fits for this time: a lost node may return."""

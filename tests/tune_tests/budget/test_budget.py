@@ -102,43 +102,6 @@ def test_a_first_trial_is_begun_only_if_its_start_fits(limits):
     assert budget.refused == (NO_ROOM_IN_TIME if limits.device_s is None else NO_ROOM_IN_BUDGET)
 
 
-def test_the_first_start_counts_from_the_budget():
-    clock = SetClock(1e6)
-    budget = Budget(Limits(), Pace(), held_s=lambda: 0.0, devices=lambda: 1, clock=clock)
-    clock.now += 4.0  # Ray Tune starts
-    budget.begins(0, SMALL, 3, 1)
-    clock.now += 12.0 + 60.0
-    assert budget.first_start_s is None
-    for number in range(2):
-        budget.epoch_ended(number, 60.0)
-        assert budget.first_start_s == pytest.approx(16.0), "the first trial's"
-        budget.begins(1, SMALL, 3, 1)
-        clock.now += 99.0
-
-
-def test_without_limits_everything_is_admitted():
-    budget, clock = budget_of(Limits())
-    clock.now += 1e9
-    assert budget.admits(SMALL, 10**6, 512) and budget.spent() is None and budget.admits_any()
-
-
-def test_nothing_is_asked_for_once_not_even_the_shortest_epoch_fits():
-    budget, clock = budget_of(Limits(device_s=1000.0), took=[(SMALL, 10, 60.0)])
-    assert budget.admits_any()
-    clock.now += 323
-    assert budget.spent() is None and not budget.admits_any()
-
-
-def test_start_ups_are_measured():
-    budget, clock = budget_of(Limits(device_s=10_000.0))
-    budget.begins(0, SMALL, 10, 1)
-    clock.now += 30 + 100
-    budget.epoch_ended(0, 100.0)
-    clock.now += 110
-    budget.epoch_ended(0, 100.0)
-    assert budget.pace.start_s == pytest.approx(30), "only first epochs tell of a start"
-
-
 def test_the_key_is_what_makes_trials_equally_fast():
     config = {"model": {"name": "resnet50"}, "batch": {"global_size": 512}, "data": {"image_size": 64}, "seed": 3}
     assert pace_key(config) == pace_key({**config, "seed": 4})

@@ -9,7 +9,6 @@ import pytest
 from bigbatch.search_spaces import BUILT_IN, Workload, check_space, load_space
 from bigbatch.search_spaces.trial import StandInTrial
 from bigbatch.train_loop.config import ConfigError, TrainConfig
-from bigbatch.train_loop.config.last_step import last_step_in_words, suits_smaller_step
 from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.enqueued import scaled
 from bigbatch.tune.plan.fitting import check_batches
@@ -42,13 +41,6 @@ def test_the_batches_of_the_command_line_as_people_write_them_are_the_only_ones_
         assert config.batch.global_size in (96, 192, 1024)
 
 
-def test_one_batch_is_pinned_as_by_set(tmp_path):
-    by_option, by_set = plan_of(tmp_path, batch="512"), plan_of(tmp_path, set=("batch=512",))
-    assert by_option.identity() == by_set.identity()
-    assert "global_batch_size" not in by_option.ranges
-    assert (by_option.frontier.values, by_option.frontier.searched) == ((512,), None)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -78,17 +70,6 @@ def test_a_batch_divides_over_the_workers():
     check_batches((8194 // 2 * 3,), dataclasses.replace(workload, train_size=20_000))  # 17 × 241 on each worker
 
 
-@pytest.mark.parametrize(("batch", "fix", "least"), [(257, 256, 1), (514, 513, 2)])
-def test_a_space_that_gives_tiny_micro_batches_is_refused(tmp_path, batch, fix, least):
-    """257 is a prime above the bound of 256: BatchNorm may not train with one image. 514 is twice that."""
-    body = "return workload.config({'batch': trial.suggest_categorical('batch', [250, %d, 1024]), 'lr': 0.1})"
-    with pytest.raises(ConfigError, match=rf"space 'own'.* got {batch} over 1. Use batch.global_size={fix}, or"):
-        plan_of(tmp_path, space=own_space(tmp_path, "", body % batch))
-    assert plan_of(tmp_path, space=own_space(tmp_path, "", body % fix)).ranges["batch"].choices == (250, fix, 1024)
-    single = plan_of(tmp_path, space=own_space(tmp_path, "", body % batch), set=(f"micro_size={least}",))
-    assert single.ranges["batch"].choices == (250, batch, 1024)
-
-
 def test_several_batches_need_a_space_that_searches_the_batch(tmp_path):
     fixed = own_space(tmp_path, "", "return workload.config({'lr': trial.suggest_float('lr', 0.1, 1.0), 'batch': 64})")
     with pytest.raises(ConfigError, match=r"searches the batch; got space 'own'.*--batch 64"):
@@ -106,16 +87,6 @@ def test_a_resumed_search_keeps_its_batches(tmp_path):
     with pytest.raises(ConfigError, match=r"--batch was \[256, 512\]; got \[512, 1024\]"):
         plan_of(tmp_path, study="s", resume=True, batch="512,1k")
     assert plan_of(tmp_path, study="s", resume=True, tolerance="0.2pt").tolerance.amount == 0.2
-
-
-def test_large_batch_and_lr_warmup_compare_by_batch(tmp_path):
-    found = plan_of(tmp_path).frontier
-    assert found is not None and (found.searched, found.values) == ("global_batch_size", (128, 256, 512, 1024))
-    one = plan_of(tmp_path, space="lr_warmup").frontier
-    assert one is not None and (one.searched, one.values) == (None, (512,))
-    several = plan_of(tmp_path, space="lr_warmup", batch="256,1024").frontier
-    assert several is not None and several.values == (256, 1024)
-    assert plan_of(tmp_path, space="smoke").frontier is None
 
 
 @pytest.mark.parametrize(
@@ -151,12 +122,6 @@ def test_other_frontiers_are_refused_in_one_line(tmp_path, suggestion, message):
     assert "FRONTIER" in refusal(lambda: frontier_plan(space, check_space(space, DIGITS), {}), message)
 
 
-@pytest.mark.parametrize("declared", ["''", "3"])
-def test_a_frontier_that_is_no_name_is_refused(tmp_path, declared):
-    with pytest.raises(ConfigError, match="FRONTIER of a space must be the name of one of its parameters"):
-        load_space(own_space(tmp_path, f"FRONTIER = {declared}", "return workload.config()"))
-
-
 def config_at(batch: int, workload: Workload = DIGITS, **pinned: object) -> TrainConfig:
     keys = {"batch.global_size": batch} | {name.replace("__", "."): value for name, value in pinned.items()}
     return BUILT_IN["large_batch"](StandInTrial(None), workload, keys)
@@ -182,27 +147,3 @@ def test_the_batch_of_what_a_users_space_returns_decides(tmp_path: Path) -> None
     space = load_space(space_of_batches(tmp_path))
     drops = {b: space(StandInTrial(None, {"batch": b}), DIGITS).data.drop_last for b in (64, 1024, 1200)}
     assert drops == {64: True, 1024: False, 1200: True}
-
-
-@pytest.mark.parametrize("drops", [True, False])
-def test_a_users_space_that_names_the_key_decides_itself(tmp_path: Path, drops: bool) -> None:
-    plan = plan_of(tmp_path, space=space_of_batches(tmp_path, f"'data.drop_last': {drops}"))
-    assert not plan.workload.smaller_step
-    for batch in (64, 1024, 1200):
-        assert plan.space(StandInTrial(None, {"batch": batch}), plan.workload).data.drop_last is drops
-
-
-def test_a_full_run_is_told_of_many_images_left_out_and_of_a_step_of_few() -> None:
-    config = TrainConfig().replace_keys({"batch.global_size": 1024})
-    smaller = config.replace_keys({"data.drop_last": False})
-    split = config.batch.split(1)
-    found = last_step_in_words(config, IMAGES, split)
-    assert found is not None and "413 of the 1,437 training images (29 %)" in found
-    assert last_step_in_words(smaller, IMAGES, split) is None
-    assert last_step_in_words(config, 1_281_167, split) is None
-    few = last_step_in_words(smaller, 1_281_167, split)
-    assert few is not None and "has 140 images, at the rate that is meant for 1,024" in few, "143 over 4 micro-batches"
-    assert last_step_in_words(smaller, 2048, split) is None
-    assert not suits_smaller_step(512, 1024), "no step at all"
-    tiny = config.replace_keys({"batch.max_micro_size": 4}).batch.split(1)
-    assert last_step_in_words(config, IMAGES, tiny) is None, "256 micro-batches get less than 2 images"

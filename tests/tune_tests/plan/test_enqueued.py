@@ -16,7 +16,7 @@ from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.enqueued import enqueue_first_trials, in_words, parameters_of_trial, rate_factor
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.plan.search_plan import SearchPlan
-from bigbatch.tune.plan.warm_start import MOST_TRIALS, best_known, known_in_words
+from bigbatch.tune.plan.warm_start import best_known
 from bigbatch.tune.storage.store import StudyStore
 from helpers import refusals
 from helpers.bridges import make_bridge
@@ -76,36 +76,6 @@ def test_a_short_search_tries_one_recipe_a_batch_and_leaves_two_thirds_of_its_tr
     ]
     assert in_words(plan.enqueued).startswith("recipe:nus-lars-32k at 1,024, 128;")
     assert {t.config.seed for t in plan_of(tmp_path, seed=7).enqueued} == {7}
-
-
-@pytest.mark.parametrize("trials", [2, 3, 23, 36])
-def test_published_recipes_take_at_most_a_third_and_at_most_each_at_each_batch(tmp_path: Path, trials: int) -> None:
-    found = [t.label for t in plan_of(tmp_path, trials=trials).enqueued]
-    assert len(found) == len(set(found)) <= min(trials // 3, 12)
-    assert len(found) >= min(trials // 3, 4)
-    assert len(found) == 12 or trials < 36
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"enqueue": ("none",)},
-        {"strategy": "random"},
-        {"space": "smoke"},
-        {"set": ("lr_multiplier=1",)},
-        {"set": ("optimizer=adamw",)},
-    ],
-)
-def test_nothing_is_tried_first_where_no_recipe_fits_as_it_is(tmp_path: Path, options: dict[str, Any]) -> None:
-    assert plan_of(tmp_path, **options).enqueued == ()
-
-
-def test_what_set_fixes_leaves_the_recipes_that_have_it(tmp_path: Path) -> None:
-    names = {t.config.optimizer.name for t in plan_of(tmp_path, set=("optimizer=lars",)).enqueued}
-    assert names == {"lars"}
-    found = plan_of(tmp_path, set=("smoothing=0.1", "loader_workers=2")).enqueued
-    assert {t.config.optimizer.name for t in found} == {"lars", "lamb"}, "Goyal's has no label smoothing"
-    assert {t.config.data.loader.workers for t in found} == {2}
 
 
 def test_a_file_is_tried_at_its_own_batch_as_it_is_and_scaled_at_the_others(tmp_path: Path) -> None:
@@ -232,21 +202,6 @@ TRIALS = (
 )
 
 
-def test_a_study_is_read_as_it_is_while_another_driver_holds_it(tmp_path, space):
-    path = old_study(tmp_path, space, TRIALS)
-    held = StudyStore.open(Path(path), None)
-    before = {file: file.read_bytes() for file in Path(path).rglob("*") if file.is_file()}
-    (known,) = plan_of(tmp_path, space=space, warm_start=(path,)).warm_start
-    assert {file: file.read_bytes() for file in Path(path).rglob("*") if file.is_file()} == before
-    held.close()
-    first, stopped, *_ = known.trials
-    assert [t.number for t in known.trials] == [0, 1, 2, 3], "a failed process says nothing about hyperparameters"
-    assert first.values == {1: 0.1, 2: 0.2, 4: 0.4, 8: 0.8} and first.finished
-    assert first.params == {"lr": 0.1, "global_batch_size": 64} and first.group == 64
-    assert stopped.values == {1: 0.1, 2: 0.2, 4: 0.4} and not stopped.finished and stopped.epochs == 8
-    assert known_in_words(known).endswith("old: 4 trials, 3 of them finished, at 64, 256")
-
-
 def test_values_outside_are_left_out_and_another_batch_is_the_nearest(tmp_path, space):
     path = old_study(tmp_path, space, TRIALS)
     narrow = tmp_path / "narrow.py"
@@ -293,14 +248,6 @@ def test_what_does_not_fit_meets_one_line(tmp_path, space):
     assert "got --resume of one that began without it" in refusal(tmp_path, **later)
     Path(path, "study.json").write_text("{")
     assert "study.json must be readable JSON" in refusal(tmp_path, space=space, warm_start=(path,))
-
-
-def test_of_a_large_study_the_best_are_kept_and_some_others(tmp_path, space):
-    trials = [ended(0.001 * 1.01**i, [0.001 * i], state=TrialState.PRUNED) for i in range(300)]
-    (known,) = plan_of(tmp_path, space=space, warm_start=(old_study(tmp_path, space, trials),)).warm_start
-    numbers = [t.number for t in known.trials]
-    assert len(numbers) == MOST_TRIALS and set(range(200, 300)) <= set(numbers)
-    assert len([n for n in numbers if n < 100]) == 50
 
 
 def test_a_warmup_keeps_its_share_of_a_longer_run(tmp_path):

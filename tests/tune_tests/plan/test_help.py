@@ -10,25 +10,18 @@ from pathlib import Path
 import pytest
 
 from bigbatch.cluster.host.allocation import PLANNED_NODES
-from bigbatch.cluster.host.profiles import profile_paths
 from bigbatch.command import main
-from bigbatch.train_loop.config import ConfigError, DataConfig
+from bigbatch.train_loop.config import DataConfig
 from bigbatch.train_loop.data.catalogue import describe_data_set
 from bigbatch.train_loop.launch.wandb_run import reachable_mode
 from bigbatch.tune.plan.arguments import FIRST, OPTIONS, RARE, parse_options, tune_parser
 from bigbatch.tune.plan.checked_plan import (
-    DEFAULT_EPOCHS,
-    DEFAULT_EPOCHS_OTHER,
-    DEFAULT_TRIALS,
-    DEFAULT_TRIALS_OTHER,
     make_plan,
 )
 from bigbatch.tune.plan.holdout import divide_validation
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.plan.search_plan import SearchPlan
-from bigbatch.tune.storage.store import StudyStore
 from helpers.refusals import refusal, refused_command
-from helpers.wandb_server import WandbServer
 
 
 def help_of(word: str, capsys: pytest.CaptureFixture[str]) -> str:
@@ -53,12 +46,6 @@ def test_every_field_of_a_search_has_one_option() -> None:
     assert parsed.keys() == vars(SearchOptions()).keys()
 
 
-def test_the_help_says_the_defaults_that_a_plan_takes() -> None:
-    words = " ".join(tune_parser("bigbatch tune").format_help().split())
-    assert f"else {DEFAULT_TRIALS_OTHER}, or {DEFAULT_TRIALS['digits']} on digits" in words
-    assert f"else {DEFAULT_EPOCHS_OTHER}, or {DEFAULT_EPOCHS['digits']} on digits" in words
-
-
 @pytest.fixture
 def no_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """An address at which nothing listens, and a key for it."""
@@ -70,13 +57,6 @@ def no_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("no_proxy", "127.0.0.1")
 
 
-def test_with_a_server_both_are_online(monkeypatch):
-    with WandbServer() as server:
-        for name, value in server.environment.items():
-            monkeypatch.setenv(name, value)
-        assert [reachable_mode(mode) for mode in ("online", "auto")] == ["online", "online"]
-
-
 def test_without_a_network_online_is_refused_at_the_start_and_auto_goes_offline(no_server, tmp_path, capsys):
     options = SearchOptions(space="smoke", output=str(tmp_path / "runs"), trials=1, wandb="online")
     words = r"--wandb online needs 127\.0\.0\.1:\d+, which cannot be reached.*Write --wandb auto"
@@ -84,18 +64,6 @@ def test_without_a_network_online_is_refused_at_the_start_and_auto_goes_offline(
     assert not (tmp_path / "runs").exists()
     assert make_plan(replace(options, wandb="auto")).wandb == "offline"
     assert capsys.readouterr().err.count("\n") == 1
-
-
-def test_the_other_modes_ask_nobody(no_server, capsys):
-    assert [reachable_mode(mode) for mode in ("disabled", "offline")] == ["disabled", "offline"]
-    assert capsys.readouterr().err == ""
-
-
-def test_auto_without_a_key_is_offline(no_server, monkeypatch, tmp_path, capsys):
-    monkeypatch.delenv("WANDB_API_KEY")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert reachable_mode("auto") == "offline"
-    assert "no key is set" in capsys.readouterr().err
 
 
 def test_a_check_for_a_job_elsewhere_does_not_judge_this_network(no_server, monkeypatch):
@@ -128,16 +96,6 @@ def test_only_enough_images_are_divided_by_default(images: int, classes: int, di
     found, overrides = divide_validation(data, {}, None)
     assert found.holdout_size == (round(images / 2) if divided else 0)
     assert found.val_size + found.holdout_size == images and ("data.holdout" in overrides) == divided
-
-
-def test_a_study_keeps_its_holdout(tmp_path: Path) -> None:
-    for study, words in (("default", ()), ("none", ("--holdout", "none")), ("fifth", ("--holdout", "20%"))):
-        before = plan_of(tmp_path, "--study", study, *words)
-        StudyStore.create(before.folder, before.study, before.to_dict(), None).close()
-        again = plan_of(tmp_path, "--study", study, "--resume")
-        assert again.data == before.data and again.overrides == before.overrides
-    with pytest.raises(ConfigError, match=r"--holdout was 0\.2; got 0\.5\. Leave --holdout out"):
-        plan_of(tmp_path, "--study", "fifth", "--resume", "--holdout", "50%")
 
 
 @pytest.fixture
@@ -182,13 +140,3 @@ REFUSED = [
 def test_a_command_about_a_closed_folder_meets_one_line(closed, command, words, said, capsys):
     error = refused_command(capsys, main, [command, *(word.format(closed) for word in words)])
     assert re.search(said, error)
-
-
-def test_an_output_whose_link_leads_nowhere_is_refused_before_the_search(tmp_path):
-    (tmp_path / "link").symlink_to(tmp_path / "gone")
-    with pytest.raises(ConfigError, match="--output must be a writable folder; got .*/link' cannot"):
-        make_plan(SearchOptions(space="smoke", output=str(tmp_path / "link")))
-
-
-def test_a_home_that_may_not_be_entered_has_no_profiles_of_its_own(closed, tmp_path):
-    assert profile_paths({"XDG_CONFIG_HOME": str(closed)}) == profile_paths({"XDG_CONFIG_HOME": str(tmp_path)})

@@ -27,50 +27,36 @@ TUNE_LINES = {
     # numbers
     f"--max-epochs {'1' * 400}": "--max-epochs must be a whole number",
     "--trials many": "--trials must be a whole number; got 'many'",
-    "--trials 2k": "Write 2000.",
-    "--trials 0": "--trials must be at least 1",
     "--trials -3": "error: --trials must not be negative; got -3. Write e.g. 10.",
     "--trials": "--trials takes a value; got none",
-    "--seed 1e12": "seed must be 0 to",
     "--budget-gpu-hours 4h": "--budget-gpu-hours must be a number; got '4h'",
     **{
         f"--time-budget {text}": f"--time-budget is a duration above 0; got {text!r}. Write e.g. 4h"
         for text in ("soon", "0", "30m4h", "1h30")
     },
     "--time-budget -1h": "--time-budget must not be negative; got '-1h'. Write e.g. 4h",
-    "--time-budget 4": "--time-budget needs a unit; got '4'. Write e.g. 4h, 4min or 4s.",
     "--subset -10%": "--subset must not be negative; got -10%",
     "--batch 128,-1": "--batch must not be negative; got '128,-1'",
     "--subset ten%": "--subset must be a part of the whole; got 'ten%'. Write e.g. 0.1 or 10%.",
-    "--subset 110%": "data.subset must be above 0 and at most 1; got 1.1",
     "--holdout half": "--holdout must be a part of the validation images, or none; got 'half'. Write e.g. 50%.",
-    "--holdout 100%": "data.holdout must be at least 0 and below 1; got 1",
     "--holdout 1%": "data.holdout must leave an image of each class in both parts",
     "--set validate_every=2": "a search needs the value of each epoch; got validate_every=2. Leave it out:",
     "--set holdout=0.5": "data.holdout has its own option; got --set data.holdout=0.5. Write --holdout 0.5.",
     # names
-    "--strategy bayes": "Write --strategy auto, or by name curves or tpe, the Bayesian ones",
+    "--strategy bayes": "Write --strategy auto.",
     "--strategy curve": "Did you mean 'curves'?",
     "--stopping pbt": "--stopping must be one of",
     "--sampler tpe": "no such option; got '--sampler'. Did you mean --strategy?",
-    "--pruner=median": "Did you mean --stopping?",
-    "--stopping Asha": "Did you mean 'asha'?",
     f"--study {'x' * 101}": "--study names a folder: at most 100 letters,",
     "--wandb yes": "got 'yes'. Write --wandb disabled, or online to send runs to the server, or offline to send",
     "--data nonexist": "data.name (--data) must be digits, cifar10, imagenette, imagewoof, imagenet, or an image "
     "folder that exists; there is no 'nonexist'. Write one of these names, or the path of an image folder.",
-    "--model resnet": "resnet",
-    "--data digit": "Did you mean 'digits'?",
-    "--space larg_batch": "Did you mean 'large_batch'?",
     "--dry-run=yes": "--dry-run takes no value; got 'yes'. Write --dry-run alone.",
     "--data -my.py:data": "--data takes a value; got none. Write one after it, one that begins with - as --data=-…;",
     "--set optimizer=SGD": "Did you mean 'sgd'?",
     "--set ema=0.9": "Did you mean 'ema_decay'?",
-    "--set warmup=50%": "warmup must be a number; got '50%'. Write warmup=0.0.",
     "--set batch=1438": "batch.global_size must be at most the 1437 training images; got 1438. Write --set batch=1437",
-    "--lr 0.1": "no such option; got '--lr'",
     "--epochs 3": "Did you mean --max-epochs?",
-    "--stage scratch": "--stage",
     "--stage /tmp": "--stage copies packed sets; got digits",
     "--dry-run ' '": "got ' '",
     "word": "an argument must belong to an option; got 'word'",
@@ -80,20 +66,13 @@ TUNE_LINES = {
     "--set lr": "--set takes key=value; got 'lr'",
     "--set lr=fast": "lr must be a number; got 'fast'",
     "--set lr=0": "optimizer.peak_lr must be > 0",
-    "--set lr=nan": "optimizer.peak_lr",
     "--set lr=0.1 peak_lr=0.2": "got 'optimizer.peak_lr' twice",
     "--set batch=2k": "batch must be a whole number; got '2k'. Write batch=2000.",
-    "--set warmup=99": "schedule.warmup_epochs must not exceed epochs; got 99",
-    "--set optimizer=adam": "Did you mean 'adamw'?",
     "--set optimizer=muon": "Choose one of sgd, lars, lamb, adamw.",
-    "--set optimizer.lr=1": "Did you mean 'optimizer.peak_lr'?",
     "--set foo=1": "no such configuration key; got 'foo'. Write e.g. lr, batch",
-    "--set epochs=3": "Write --max-epochs 3",
-    "--set model=resnet50": "--model",
     "--set nesterov=maybe": "nesterov must be true or false; got 'maybe'",
     # parameters of the space
     "--set lr_multiplier=9": "lr_multiplier must be a number of 0.25 to 4 in space 'smoke'; got 9",
-    "--set lr_multiplyer=1": "Did you mean 'lr_multiplier'?",
     "--set lr=0.1 lr_multiplier=2": "lr_multiplier'",
 }
 TRAIN_LINES = {
@@ -109,7 +88,6 @@ LR_FIND_LINES = {
 }
 SUBMIT_LINES = {
     "--nodes few": "-N/--nodes must be a whole number; got 'few'",
-    "--trials 2k": "Write 2000.",
 }
 PROGRAMS = {
     "tune": lambda words: tune_main(["--dry-run", "--space", "smoke", *words], prog="bigbatch tune"),

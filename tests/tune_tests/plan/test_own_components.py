@@ -8,7 +8,7 @@ import pytest
 from bigbatch.search_spaces.priors import OWN_SPREAD
 from bigbatch.search_spaces.registry import load_space
 from bigbatch.search_spaces.trial import StandInTrial
-from bigbatch.train_loop.config import ConfigError, Options
+from bigbatch.train_loop.config import Options
 from bigbatch.train_loop.config.own_names import check_same_code, code_fingerprint
 from bigbatch.train_loop.errors import OwnCodeError
 from bigbatch.tune.plan.checked_plan import make_plan
@@ -104,19 +104,6 @@ def test_a_space_may_choose_networks_their_options_and_the_image_size(folder: Pa
     assert [config.model.options for config in configs] == [Options(width=5)] * 2
 
 
-def test_a_space_elsewhere_finds_files_beside_itself(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (folder / "elsewhere").mkdir()
-    monkeypatch.chdir(folder / "elsewhere")
-    assert f"{folder}/my.py:net" in _plan(space="../space.py", no_check=True).own_code
-
-
-def test_a_space_that_only_forgets_the_studys_network_is_still_refused(folder: Path) -> None:
-    searched = 'trial.suggest_categorical("net", ["my.py:net", "resnet18"])'
-    (folder / "space.py").write_text(SPACE.replace(searched, "'my.py:net'"))
-    with pytest.raises(ConfigError, match=r"set model.name='.*my.py:net' in a study of 'resnet18'"):
-        _plan(space="space.py")
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -185,11 +172,3 @@ def test_a_fingerprint_follows_imports_beside_the_file_and_no_others(folder: Pat
     assert code_fingerprint("loss", word) not in (first, second)
     check_same_code({"gone": "1"}, {}, "a run")
     check_same_code({"there": "1"}, {"there": "2"}, "a run", accept=True)
-
-
-def test_an_objective_that_outputs_cannot_have_is_refused_before_the_search(folder: Path) -> None:
-    own = {"model": "my.py:score", "loss": "my.py:of_score"}
-    said = r"val_top1 needs outputs \[N, K\].*my.py:score.*Write e.g. --objective val_loss"
-    refusal(lambda: check_components(_plan(**own), {}), said)
-    check_components(_plan(**own, objective="val_loss:min"), {})
-    check_components(_plan(**own, no_check=True), {})

@@ -1,6 +1,5 @@
 """``--trainable``: what a plan takes from a training function of the user's own, and what it refuses."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -9,18 +8,13 @@ from typing import Any
 import pytest
 
 from bigbatch.train_loop.config import ConfigError
-from bigbatch.train_loop.config.given import read_config
-from bigbatch.train_loop.errors import OwnCodeError
-from bigbatch.train_loop.launch.own_training import config_of
 from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.plan.own_code import reported_names
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.runs.objective import TimeToTarget
 from bigbatch.tune.runs.objectives import objectives_of
-from bigbatch.tune.runs.run import CONFIRMS_ATTR, SEED_ATTR
 from bigbatch.tune.search.running import configurations_of
-from bigbatch.tune.trials.configurations import configuration_of
 from helpers.processes import clean_environment
 from helpers.refusals import refusal
 
@@ -96,34 +90,6 @@ def test_a_frontier_a_target_and_confirmations_are_those_of_other_searches(own: 
     assert objectives_of({"trainable": "own.py:train", "objective": target.text}) == target, "as study.json keeps it"
 
 
-def test_a_confirmation_calls_the_function_with_the_same_options_and_another_seed(own: Path) -> None:
-    import optuna
-
-    study, configurations = optuna.create_study(), configurations_of(plan(seed=3))
-    study.enqueue_trial({"lr": 0.5, "last": 16})
-    first = study.ask()
-    first.set_user_attr("config", configuration_of(first, configurations).to_dict())
-    study.tell(first, 0.9)
-    study.enqueue_trial(first.params, user_attrs={CONFIRMS_ATTR: first.number, SEED_ATTR: 4})
-    given = config_of(configuration_of(study.ask(), configurations))
-    assert given == {"lr": 0.5, "layers": [8, 16], "epochs": 7, "seed": 4}
-
-
-def test_our_own_loop_refuses_a_functions_configuration(own: Path) -> None:
-    found = plan()
-    (own.parent / "best.json").write_text(json.dumps(sampled(found)))
-    with pytest.raises(ConfigError, match=f"holds that of {own}:train. Call that function with trainable.options"):
-        read_config(own.parent / "best.json")
-
-
-def test_names_of_set_have_no_meaning_of_ours(own: Path) -> None:
-    """``lr`` and ``batch`` are keys of our own loop, and could not hold these values there."""
-    found = plan(set=("lr=0.25", "batch=many", "data_name=[1,2]"))
-    assert set(found.ranges) == {"last"}
-    options = sampled(found)["trainable"]["options"]
-    assert options == {"lr": 0.25, "layers": [8, 16], "batch": "many", "data_name": [1, 2]}
-
-
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -152,53 +118,11 @@ def test_what_cannot_be_searched_is_refused_in_one_line(own: Path, changes: dict
     assert said in refusal(lambda: plan(**changes))
 
 
-def test_an_exception_of_the_file_is_told_with_its_place(own: Path) -> None:
-    own.write_text(OWN + "\nwidth = 1 / 0\n")
-    with pytest.raises(OwnCodeError) as told:
-        plan(space="own.py")
-    text = str(told.value)
-    assert f'File "{own}", line {len(OWN.splitlines()) + 2}' in text and "ZeroDivisionError" in text
-    assert "train_loop" not in text
-
-
 def test_a_resumed_study_knows_its_function_and_completes_its_settings(own: Path) -> None:
     kept = options(set=("batch=many", "lr=0.25"), workers=2).kept()
     assert kept["trainable"] == f"{own}:train" and kept["space"] == str(own)
     again = SearchOptions(resume=True, study="s", set=("lr=0.5",)).over(kept)
     assert again.trainable == f"{own}:train" and again.set == ("batch=many", "lr=0.5") and again.workers == 2
-
-
-def test_a_changed_file_is_refused_unless_it_is_accepted(own: Path) -> None:
-    """The space is in the file too: what is accepted, is accepted for both."""
-    begun = plan(study="s")
-    folder = own.parent / "runs" / "s"
-    folder.mkdir(parents=True)
-    (folder / "study.json").write_text(json.dumps({"schema_version": 1, "name": "s", **begun.to_dict()}))
-    again: dict[str, Any] = {"study": "s", "resume": True}
-    assert make_plan(SearchOptions(**again)).own_code == begun.own_code
-    own.write_text(OWN.replace('value=config["lr"]', 'value=2 * config["lr"]'))
-    with pytest.raises(ConfigError) as refused:
-        make_plan(SearchOptions(**again))
-    assert f"'{own}:train' has changed" in str(refused.value) and "--accept-changed-code" in str(refused.value)
-    accepted = make_plan(SearchOptions(**again, accept_changed_code=True))
-    assert set(accepted.own_code) == {f"{own}:train"} and accepted.own_code != begun.own_code
-    own.unlink()
-    with pytest.raises(ConfigError, match="--trainable must name a Python file that is there"):
-        make_plan(SearchOptions(**again))
-
-
-def test_what_it_cannot_be_with_is_refused(own: Path) -> None:
-    for changes, said in (
-        ({"trainable": "own.py:traim"}, "Did you mean 'own.py:train'?"),
-        ({"trainable": "none.py"}, "--trainable must name a Python file that is there"),
-        ({"space": None}, "--trainable needs a space of your own"),
-        ({"objective": None}, "--trainable needs the name of what it reports"),
-        ({"data": "digits"}, "got --data too"),
-        ({"warm_start": ("runs/a",)}, "--warm-start takes folders of studies"),
-    ):
-        with pytest.raises(ConfigError) as refused:
-            make_plan(options(**changes))
-        assert said in str(refused.value)
 
 
 def test_a_dry_run_prints_the_plan_without_ray_and_torch(own: Path) -> None:

@@ -1,9 +1,7 @@
 """A budget in the plan, on the screen and in study.json, as the only limit and beside ``--confirm``; its refusals."""
 
-import dataclasses
 import io
 import json
-import math
 import re
 from pathlib import Path
 from typing import Any
@@ -11,19 +9,16 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from bigbatch.train_loop.config import ConfigError, TrainConfig
+from bigbatch.train_loop.config import TrainConfig
 from bigbatch.tune.budget.budget import BUDGET_SPENT, NO_ROOM_IN_BUDGET
 from bigbatch.tune.budget.pace import SessionTimes, read_session_times
 from bigbatch.tune.console.confirmation_words import confirmation_in_words
-from bigbatch.tune.console.display import SearchProgress, summary_line
 from bigbatch.tune.console.findings import print_plan
-from bigbatch.tune.console.plan_notes import plan_notes
 from bigbatch.tune.plan.checked_plan import make_plan
-from bigbatch.tune.plan.machine import Machine, Node, devices_held, first_share
+from bigbatch.tune.plan.machine import devices_held
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.plan.search_plan import SearchPlan
 from bigbatch.tune.runs.answer import answer_of
-from bigbatch.tune.runs.observer import TrialView
 from bigbatch.tune.search import budgeting
 from bigbatch.tune.search.budgeting import check_budget
 from bigbatch.tune.storage.frontier_file import frontier_json
@@ -31,8 +26,6 @@ from bigbatch.tune.storage.store import StudyStore
 from helpers.refusals import refusal
 
 EPOCHS, EPOCH_S = 2, 36.0
-RUN_S = EPOCHS * EPOCH_S
-HOW = "--confirm 1x3 trains the best again with three fresh seeds"
 
 
 def plan_of(folder: Path, **options: Any) -> SearchPlan:
@@ -93,26 +86,6 @@ def test_a_resumed_study_keeps_its_budget_as_the_only_limit(tmp_path):
     again = resumed(tmp_path)
     assert again.open_ended and again.budget_gpu_hours == 5.0
     assert make_plan(SearchOptions(study="s", output=str(tmp_path), resume=True, trials=3)).trial_limit == 3
-
-
-def test_every_gpu_is_used_where_a_budget_is_the_limit():
-    machine = Machine((Node(256, 64),))
-    assert first_share(machine, 1, 16, open_ended=True, per_gpu=1).concurrency == 64
-    assert first_share(machine, 1, 16, open_ended=False, per_gpu=1).concurrency == 16
-
-
-def test_the_display_counts_without_a_total_and_shows_what_the_budget_leaves():
-    lasts = [math.inf]
-    progress = SearchProgress(None, 2, {}, budget_s=lambda: lasts[0])
-    assert summary_line(progress).plain.startswith("0 trials ended")
-    assert "time left: unknown" in summary_line(progress).plain
-    lasts[0] = 3700.0
-    assert "about 1:01:40 left" in summary_line(progress).plain
-    counted = SearchProgress(100, 1, {}, budget_s=lambda: 60.0)
-    ended = TrialView(0, {}, TrainConfig(epochs=1), state="COMPLETE", started_at=0.0)
-    counted.put(ended)
-    assert "1 of 100 trials ended" in summary_line(counted).plain
-    assert "about 1:00 left" in summary_line(counted).plain, "the budget ends before the trials do"
 
 
 def test_a_budget_below_one_epoch_is_refused_in_one_line_and_nothing_is_lost(tmp_path):
@@ -176,44 +149,6 @@ def test_what_is_left_of_a_budget_is_not_worth_starting_ray_for_if_no_epoch_fits
     store.ledger.begin(1, 1, since_s=100.0 * devices)
     assert budgeting.refused_at_once(plan, store) == BUDGET_SPENT
     store.close()
-
-
-def test_nothing_is_refused_or_chosen_by_the_guess_where_a_budget_is_the_only_limit(tmp_path):
-    """On digits the guess is 12 trials: too few for the look, for 20 confirmed ones and nine given ones."""
-    given = []
-    for i in range(9):
-        path = tmp_path / f"given-{i}.json"
-        path.write_text(json.dumps(TrainConfig().replace_keys({"optimizer.peak_lr": 0.1 + i / 10}).to_dict()))
-        given.append(str(path))
-    asked = {"space": "large_batch", "max_epochs": 20, "confirm": "20x1", "enqueue": given}
-    plan = plan_of(tmp_path, **asked, budget_gpu_hours=50.0)
-    assert plan.stopping == "look" and len(plan.enqueued) == 9
-    for few in ("confirm", "enqueue"):
-        with pytest.raises(ConfigError, match=f"--{few}"):
-            plan_of(tmp_path, **{**asked, "confirm": None, "enqueue": None, few: asked[few]}, trials=12)
-    assert plan_of(tmp_path, space="large_batch", max_epochs=20, trials=12).stopping == "asha"
-    many = dataclasses.replace(plan, trials=4, share=dataclasses.replace(plan.share, concurrency=8))
-    assert not any("start at the same time" in text for text in plan_notes(many))
-    limited = dataclasses.replace(many, open_ended=False)
-    assert any("all 4 trials start at the same time" in text for text in plan_notes(limited))
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"space": "large_batch", "batch": "128,256,512", "confirm": "1x3"},
-         "the best trial of each batch with 3 fresh seeds (at most 9 runs)"),
-        ({"space": "large_batch", "batch": "128,256,512", "time_budget": "4h"},
-         "the answer and the best trial with 3 fresh seeds (at most 6 runs; the next batch too if they refute the "
-         "answer), as far as a fifth of the budget allows"),
-        ({"confirm": "none"}, f"nothing (--confirm none); {HOW}"),
-        ({"trials": 5}, f"nothing (fewer than 6 trials); {HOW}"),
-    ],
-)  # fmt: skip
-def test_the_plan_says_what_will_be_confirmed(tmp_path, options, said):
-    lines = printed(plan_of(tmp_path, **options)).splitlines()
-    (line,) = [line for line in lines if line.startswith("confirm ")] or [""]
-    assert line.removeprefix("confirm").strip() == said
 
 
 def test_the_default_rule_may_use_a_fifth_of_the_smaller_budget(tmp_path):

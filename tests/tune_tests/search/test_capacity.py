@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import random
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,7 +17,6 @@ from ray.air.execution._internal.tracked_actor_task import TrackedActorTask
 from ray.exceptions import ActorDiedError, OutOfMemoryError, RayActorError
 
 from bigbatch.base.atomic_files import write_json
-from bigbatch.train_loop.config import ConfigError
 from bigbatch.tune.plan.fitting import absent_nodes
 from bigbatch.tune.plan.machine import Machine, Node, Share, share_out
 from bigbatch.tune.search import capacity
@@ -52,7 +50,6 @@ def start_all(limit: Capacity, live: list[int]) -> None:
     """Start trials until there is no room, as the bridge does."""
     number = max(live, default=-1) + 1
     while limit.room(live):
-        limit.bundle(number)
         live.append(number)
         number += 1
 
@@ -70,7 +67,7 @@ def test_more_trials_run_when_nodes_join_and_fewer_when_they_go():
     assert len(live) == 6 and said[-1].endswith("6 trials at a time, each with 1 worker of 2 CPU + 1 GPU")
     del nodes.now[0]
     assert not limit.room(live[:4]) and limit.room(live[:3])
-    assert limit.bundle(99) == {"CPU": 16.0, "GPU": 1.0}, "what the node that is left has for a GPU"
+    assert limit.bundle == {"CPU": 16.0, "GPU": 1.0}, "what the node that is left has for a GPU"
     assert "a node with 4 GPUs and 64 CPU cores: 4 trials at a time" in said[-1]
 
 
@@ -78,7 +75,7 @@ def test_a_search_on_cores_stays_there_when_gpus_join():
     nodes = Nodes(Node(4, 0, 64 * GIB))
     limit = Capacity(share_out(Machine(tuple(nodes().values())), 1, 8), 8, nodes=nodes)
     nodes.now[1] = Node(4, 4, 64 * GIB)
-    assert limit.room([]) and limit.bundle(0) == {"CPU": 4.0}
+    assert limit.room([]) and limit.bundle == {"CPU": 4.0}
 
 
 def test_a_trial_that_fits_on_no_node_that_is_left_is_known_and_so_is_a_search():
@@ -122,42 +119,6 @@ def test_absent_nodes_are_those_of_the_job_that_ray_does_not_have(monkeypatch, t
     rays[0]["Labels"] = {}
     assert absent_nodes({}) == 0, "outside of a job, on nodes without labels"
     assert absent_nodes(env) == 0, "a Ray without labels: nobody knows"
-
-
-def test_trials_of_unlike_sizes_run_side_by_side_where_they_fit():
-    nodes = Nodes(Node(1, 0, 64 * GIB), Node(1, 0, 64 * GIB))
-    limit = Capacity(share_out(Machine(tuple(nodes().values())), 1, 8), 8, nodes=nodes)
-    live: list[int] = []
-    start_all(limit, live)
-    nodes.now[2] = Node(8, 0, 64 * GIB)
-    start_all(limit, live)
-    assert len(live) == 4 and limit.bundle(9) == {"CPU": 4.0}, "the new node works at once, beside the old trials"
-
-
-def test_whatever_comes_and_goes_what_starts_fits_beside_what_runs():
-    """Against a check of its own: each node's room, trial by trial, on nodes that the trials have not left."""
-    for seed in range(100):
-        rng = random.Random(seed)
-        nodes = Nodes(*(Node(rng.randint(1, 16), 0, rng.choice((4, 64)) * GIB) for _ in range(rng.randint(1, 4))))
-        workers = rng.randint(1, 3)
-        try:
-            share = share_out(Machine(tuple(nodes().values())), workers, 24)
-        except ConfigError:
-            continue
-        limit, number = Capacity(share, 24, nodes=nodes), 0
-        sizes: dict[int, Any] = {}
-        for _ in range(12):
-            if rng.random() < 0.5:
-                nodes.now[len(nodes.now) + seed] = Node(rng.randint(1, 16), 0, 64 * GIB)
-            if rng.random() < 0.3 and sizes:
-                sizes.pop(rng.choice(list(sizes)))
-            while limit.room(list(sizes)):
-                sizes[number] = limit.bundle(number)
-                number += 1
-                cores = sum(bundle["CPU"] * workers for bundle in sizes.values())
-                assert cores <= sum(node.cpus for node in nodes().values())
-                assert all(any(b["CPU"] <= node.cpus for node in nodes().values()) for b in sizes.values())
-        assert number, "something runs"
 
 
 @contextlib.contextmanager
@@ -246,19 +207,9 @@ def test_a_node_that_is_given_up_holds_no_trial():
     broken = next(key for key, node in nodes().items() if node.cpus == 8)
     assert limit.count == 2 and limit.can_avoid([broken]) and not limit.can_avoid(list(nodes()))
     assert limit.holds({"CPU": 8.0}) and not limit.holds({"CPU": 8.0}, [broken])
-    assert limit.bundle(0) == {"CPU": 4.0}
+    assert limit.bundle == {"CPU": 4.0}
     limit.give_up(broken)
-    assert limit.count == 1 and limit.room([]) and not limit.room([0])
-
-
-def test_in_a_job_lost_nodes_are_waited_for_by_a_rule_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A job pays for the nodes that are left while it waits."""
-    monkeypatch.setattr(capacity, "WAIT_IN_JOB_S", 7.0)
-    monkeypatch.setattr(capacity, "JOINED_GRACE_S", 700.0)
-    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    assert capacity.lost_wait_s() == 700.0
-    monkeypatch.setenv("SLURM_JOB_ID", "7")
-    assert capacity.lost_wait_s() == 7.0
+    assert limit.count == 1 and limit.room([]) and not limit.room([0, 1])
 
 
 class Bridge:

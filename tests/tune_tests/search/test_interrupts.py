@@ -2,42 +2,28 @@
 
 import os
 import signal
-import subprocess
-import sys
-from contextlib import ExitStack
-from pathlib import Path
 
 import optuna
 import psutil
 import pytest
-from optuna.storages.journal import JournalFileBackend
-from optuna.trial import TrialState
 
-from bigbatch.tune.search.interrupts import ENDING, SEARCHING, STARTING, Interrupts, StopRequest
-from helpers.paths import ROOT
-from helpers.processes import clean_environment, wait_gone
+from bigbatch.tune.search.interrupts import STOPPING, StopRequest, stop_signals
+from helpers.processes import wait_gone
+from helpers.searches import Search, load
 
 
-@pytest.mark.parametrize("when", ["before", "while trials are shown", "with --quiet", "after"])
-def test_ctrl_c_is_acknowledged_and_another_ends_at_once(when: str, capfd: pytest.CaptureFixture[str]) -> None:
-    said = {"before": f"\n{STARTING}\n", "while trials are shown": "", "after": f"\n{ENDING}\n"}
-    said["with --quiet"] = f"\n{SEARCHING}\n"
+def test_ctrl_c_is_acknowledged_and_another_ends_at_once(capfd: pytest.CaptureFixture[str]) -> None:
     stop = StopRequest()
-    with Interrupts(stop) as interrupts, ExitStack() as stack:
-        if when != "before":
-            stack.enter_context(interrupts.while_trials_are_shown(when == "with --quiet"))
-        if when == "after":
-            stack.close()
+    with stop_signals(stop):
         signal.raise_signal(signal.SIGINT)
         assert (stop.signal, stop.reason) == (signal.SIGINT, "interrupted")
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
-    assert capfd.readouterr().err == said[when]
+    assert capfd.readouterr().err == f"\n{STOPPING}\n"
 
 
 @pytest.mark.parametrize(("planned", "code"), [(1, 0), (2, 130)])
 def test_ctrl_c_while_the_findings_are_printed_does_not_undo_a_search_that_is_done(tmp_path, capsys, planned, code):
-    import optuna
     from rich.console import Console
 
     from bigbatch.train_loop.config import TrainConfig
@@ -59,47 +45,17 @@ def test_ctrl_c_while_the_findings_are_printed_does_not_undo_a_search_that_is_do
     assert ("--resume" in capsys.readouterr().out) == (code == 130)
 
 
-PATCHED = """
-import sys; sys.path.insert(0, {root!r})
-from bigbatch.tune.commands import tune as cli
-from bigbatch.tune.search import running
-from bigbatch.tune.search import watch_thread as watch
-watch.ASK_S, running.HEAD_GONE_S, watch.UNANSWERED_LINE_S = 1.0, 12.0, 8.0
-sys.exit(cli.tune_main(sys.argv[1:]))
-"""
-
-
-def search(folder: Path, space: Path, data: Path, epochs: int) -> subprocess.Popen:
-    """A search with limits of seconds instead of minutes."""
-    arguments: list[object] = ["--space", space, "--data", data, "--max-epochs", epochs]
-    arguments += "--model shufflenet_v2_x0_5 --set image_size=16 --study s --trials 2 --stopping none".split()
-    return subprocess.Popen(
-        [sys.executable, "-c", PATCHED.format(root=str(ROOT / "src")), *map(str, arguments)],
-        cwd=folder, env=clean_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        start_new_session=True,
-    )  # fmt: skip
-
-
-def states(folder: Path) -> set[TrialState]:
-    backend = JournalFileBackend(str(folder / "runs" / "s" / "optuna.journal"))
-    study = optuna.load_study(study_name="s", storage=optuna.storages.JournalStorage(backend))
-    return {trial.state for trial in study.trials}
-
-
 @pytest.mark.slow
-def test_a_search_whose_cluster_is_gone_ends_with_what_it_has(tiny_images, tiny_space, tmp_path):
-    process = search(tmp_path, tiny_space, tiny_images, epochs=4000)
-    lines = []
-    for line in process.stdout:
-        lines.append(line)
-        if "epoch 2/4000" in line:
-            break
-    head = next(p for p in psutil.Process(process.pid).children(recursive=True) if "gcs_server" in p.name())
+def test_a_search_whose_cluster_is_gone_ends_and_can_be_resumed(tiny, tmp_path):
+    words = (*tiny, "--study", "s", "--trials", 2, "--stopping", "none", "--max-epochs")
+    search = Search(*words, 4000, cwd=tmp_path)
+    search.wait_for("epoch 2/4000")
+    head = next(p for p in psutil.Process(search.process.pid).children(recursive=True) if "gcs_server" in p.name())
     os.kill(head.pid, signal.SIGKILL)
-    output, errors = process.communicate(timeout=240)
-    assert process.returncode == 1, "".join(lines) + output + errors
-    assert "has not answered for 0:" in output, output
-    assert "error: the Ray cluster is gone" in errors and "Traceback" not in errors, errors
-    assert "--resume --study s" in output + errors
-    assert states(tmp_path) == {TrialState.WAITING}
+    assert search.end(240) != 0
+    trials = load(tmp_path / "runs" / "s").trials
+    assert len(trials[0].intermediate_values) >= 2 and not any(trial.state.is_finished() for trial in trials)
+    again = Search("--resume", "--study", "s", cwd=tmp_path)
+    again.wait_for(r"resumed after epoch")
+    again.kill_tree()
     wait_gone(str(tmp_path))

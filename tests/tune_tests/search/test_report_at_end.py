@@ -5,11 +5,8 @@ import signal
 from pathlib import Path
 
 from optuna.trial import TrialState
-from replay.stand_ins import SimulatedClock
 from rich.console import Console
 
-from bigbatch.tune.budget.budget import Budget, Limits
-from bigbatch.tune.budget.pace import Pace
 from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.report import page
@@ -18,7 +15,6 @@ from bigbatch.tune.search import driver
 from bigbatch.tune.search.interrupts import StopRequest
 from bigbatch.tune.search.running import is_complete
 from bigbatch.tune.storage.store import StudyStore
-from bigbatch.tune.trials.admission import Admission
 from helpers.invented_studies import invented_study
 from helpers.simulated_search import planned_search
 
@@ -85,28 +81,3 @@ def test_confirmations_that_ran_when_the_driver_was_killed_are_left(tmp_path: Pa
     waiting = [t for t in store.study.trials if t.state == TrialState.WAITING]
     assert len(waiting) == 2 and all(CONFIRMS_ATTR in t.user_attrs for t in waiting)
     store.close()
-
-
-def test_many_trials_that_wait_for_a_budget_are_no_invalid_configurations(tmp_path: Path) -> None:
-    """27 published recipes wait, and the budget has room for two."""
-    batches = "64,96,128,192,256,384,512,768,1024"
-    plan = make_plan(
-        SearchOptions(
-            output=str(tmp_path / "runs"), model="resnet18", trials=100, batch=batches, budget_gpu_hours=1.0,
-            max_epochs=4, stopping="none", strategy="tpe", confirm="none",
-        )
-    )  # fmt: skip
-    clock = SimulatedClock()
-    budget = Budget(
-        Limits(device_s=95.0), Pace(), held_s=lambda: clock.now_s, devices=lambda: 1, clock=clock, ending_s=0.0
-    )
-    search = planned_search(
-        plan, lambda *_: 0.5, epoch_s=10.0, admission=Admission(budget, 1, None), slots=1, clock=clock
-    )
-    waiting = len(search.trials)
-    assert waiting > 20
-    search.run()
-    states = [t.state for t in search.trials]
-    assert search.manager.fatal is None and budget.refused is not None
-    assert (states.count(TrialState.COMPLETE), states.count(TrialState.WAITING)) == (2, waiting - 2)
-    search.store.close()

@@ -12,7 +12,6 @@ from optuna.trial import TrialState
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.errors import FailureKind
 from bigbatch.train_loop.launch.trial_task import TrialTask
-from bigbatch.train_loop.reporter import SAY_AGAIN_S
 from bigbatch.tune.plan import checked_plan
 from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.machine import AT_MOST, Machine, Node
@@ -94,7 +93,7 @@ class Searching:
         self.bridge._room, self.bridge._make_task = self.run.capacity.room, self._task
 
     def _task(self, number: int, config: TrainConfig) -> TrialTask:
-        return replace(task_of(number, config), worker_resources=self.run.capacity.bundle(number))
+        return replace(task_of(number, config), worker_resources=self.run.capacity.bundle)
 
     def start(self, *names: str) -> list[dict[str, float] | None]:
         """Ask for a trial under each name. Returns what a worker of it gets; None: there is no room."""
@@ -223,23 +222,3 @@ def test_ten_minutes_of_an_idle_gpu_are_said_with_the_trial() -> None:
     assert search.epochs(7, 0.1, 0.1) == []
     (line,) = search.epochs(7, 0.04)
     assert "trial 7" in line and "8 % of 10 minutes" in line and "--profile-steps 50" in line
-
-
-def test_busy_gpus_and_gpus_that_nobody_measures_are_not_mentioned() -> None:
-    search = Search()
-    assert search.epochs(1, *[0.9] * 10) == []
-    assert search.epochs(2, *[None] * 10) == []
-    assert search.epochs(3, *[0.0, 0.0, 0.7] * 4) == [], "23 % of the time"
-
-
-def test_it_is_said_at_most_once_an_hour() -> None:
-    search = Search()
-    assert len(search.epochs(1, *[0.0] * 30)) == 1
-    assert search.epochs(2, *[0.0] * 30) == []
-    search.now += SAY_AGAIN_S
-    assert len(search.epochs(2, *[0.0] * 3)) == 1
-
-
-def test_epochs_of_several_trials_are_not_added_up() -> None:
-    search = Search()
-    assert [line for trial in range(5) for line in search.epochs(trial, 0.0, 0.0)] == []

@@ -1,36 +1,30 @@
 """What the watchdog says and when, with a clock of the test's own; and what displays make of it."""
 
 import io
-import signal
-import time
 from pathlib import Path
-from types import SimpleNamespace
 
 from bigbatch.train_loop.config import TrainConfig
 from bigbatch.train_loop.progress import ProgressFile, StepProgress, progress_file
-from bigbatch.tune.console.display import LiveTable, PlainLines, SearchProgress, make_display
+from bigbatch.tune.console.display import LiveTable, PlainLines, SearchProgress
 from bigbatch.tune.runs.observer import TrialView
-from bigbatch.tune.search.interrupts import SEARCHING, StopRequest
-from bigbatch.tune.search.watch_thread import HANDED, HeadPoller, SearchWatch, Watchdog, WatchedTrial
-from helpers.waiting import wait_until
+from bigbatch.tune.search.watch_thread import HANDED, SearchWatch, Watchdog, WatchedTrial
 
 
 class Run:
     """A watchdog that is asked each second; keeps what it says, with the second."""
 
-    def __init__(self, gone_s: float | None = 40) -> None:
+    def __init__(self) -> None:
         self.now = 1000.0
-        self.dog = Watchdog(self.now, gone_s=gone_s, address="10.0.0.1:6379")
+        self.dog = Watchdog(self.now)
         self.trials: list[WatchedTrial] = []
         self.said: list[tuple[float, str]] = []
-        self.answered_at: float | None = None
 
-    def go(self, seconds: float, *, answers: bool = True) -> None:
+    def go(self, seconds: float) -> None:
         end = self.now + seconds
         while self.now < end:
             self.now += 1.0
-            self.answered_at = self.now if answers else self.answered_at
-            self.said += [(self.now - 1000, line) for line in self.dog.look(self.now, self.trials, self.answered_at)]
+            if line := self.dog.look(self.now, self.trials):
+                self.said.append((self.now - 1000, line))
 
     def add(self, number: int) -> WatchedTrial:
         self.trials.append(WatchedTrial(number, self.now))
@@ -59,66 +53,8 @@ def test_silence_is_news_after_three_times_the_longest_pause():
     assert run.said[0][1] == "trial 0 has not reported for 2:30; last report: epoch 2: step 410 of 1251, 980 images/s"
 
 
-def test_a_head_that_is_silent_is_gone_and_one_that_never_answered_is_not():
-    run = Run()
-    run.add(0)
-    run.go(200, answers=False)
-    assert run.dog.verdict is None and "has not answered" not in str(run.said), "nobody knows how to ask it"
-    run = Run()
-    run.go(20)
-    run.go(39, answers=False)
-    assert run.said == [(35, "Ray's head at 10.0.0.1:6379 has not answered for 0:15")] and run.dog.verdict is None
-    run.go(2, answers=False)
-    assert run.dog.verdict is not None and "has not answered for 0:40" in run.dog.verdict
-    in_a_job = Run(gone_s=None)
-    in_a_job.go(1)
-    in_a_job.go(300, answers=False)
-    assert in_a_job.dog.verdict is None and len(in_a_job.said) == 5, "the job decides; a line a minute"
-
-
-def test_a_machine_that_slept_has_lost_no_head():
-    run = Run()
-    run.go(2)
-    run.now += 3600
-    run.go(10, answers=False)
-    assert run.dog.verdict is None
-
-
 def view(number: int, phase: str = "starting") -> TrialView:
     return TrialView(number, {}, TrainConfig(epochs=4), phase=phase)  # type: ignore[arg-type]
-
-
-def test_displays_say_starting_running_and_the_part_of_an_epoch(monkeypatch):
-    from rich.console import Console
-
-    out = io.StringIO()
-    lines = make_display(SearchProgress(2, 1, {}), out)
-    assert isinstance(lines, PlainLines)
-    table = LiveTable(SearchProgress(2, 1, {}), Console(file=io.StringIO(), force_terminal=True, width=100))
-
-    def drawn() -> str:
-        console = Console(width=100, record=True, file=io.StringIO())
-        console.print(table._draw())
-        return console.export_text()
-
-    trial = view(7)
-    for display in (lines, table):
-        display.trial_planned(trial)
-    assert out.getvalue() == "" and "starting" in drawn()
-    trial.phase = "running"
-    for display in (lines, table):
-        display.trial_started(trial)
-    assert "trial 7 started" in out.getvalue() and "running" in drawn()
-    later = time.monotonic() + 61
-    monkeypatch.setattr("bigbatch.train_loop.progress.time.monotonic", lambda: later)
-    monkeypatch.setattr("bigbatch.tune.console.display.time.monotonic", lambda: later)
-    trial.steps = StepProgress(1, 410, 1251, 980.4)
-    lines._within_epochs[7]._clock = lambda: later
-    for display in (lines, table):
-        display.steps_done(trial)
-        display.search_said("trial 7 has not reported for 1:00")
-    assert "trial 7 epoch 1: step 410 of 1251, 980 images/s" in out.getvalue()
-    assert " 0.3/4 " in drawn() and "has not reported" in drawn() and "Ctrl-C saves" in drawn()
 
 
 def test_a_note_stays_above_the_table_while_trials_are_shown() -> None:
@@ -128,28 +64,19 @@ def test_a_note_stays_above_the_table_while_trials_are_shown() -> None:
     out, printed = io.StringIO(), io.StringIO()
     table = LiveTable(SearchProgress(2, 1, {}), Console(file=out, width=100, force_terminal=True))
     lines = PlainLines(SearchProgress(2, 1, {}), printed)
-    asker = SimpleNamespace(start=lambda: None, stop=lambda: None, answered_at=None)
-    dog = Watchdog(time.monotonic(), gone_s=40)
-    both, stop = [lines, table], StopRequest()
-    watch = SearchWatch(print, Path, both, lambda reason: None, dog, asker, stop)  # type: ignore[arg-type]
+    watch = SearchWatch(print, Path, [lines, table])
     with table:
         with watch.running():
             watch.note("Ray dashboard: http://127.0.0.1:8265 (token in [a])")
-            stop.set("interrupted", signal.SIGINT)
-            wait_until(lambda: SEARCHING in printed.getvalue(), lambda: "the signal was not acknowledged", 60)
         watch.note("too late")
     for text in (out.getvalue(), printed.getvalue()):
         assert text.count("Ray dashboard: http://127.0.0.1:8265 (token in [a])") == 1 and "too late" not in text
-        assert text.count(SEARCHING) == 1
 
 
 def test_the_watch_finds_who_runs_and_leaves_no_file(tmp_path: Path):
     calls: list[tuple[int, StepProgress]] = []
     files = {n: progress_file(tmp_path / f"trial-{n}.log") for n in range(3)}
-    watch = SearchWatch(
-        lambda *run: calls.append(run), files.__getitem__, [], lambda reason: None,
-        Watchdog(time.monotonic(), gone_s=40), HeadPoller(), StopRequest(),
-    )  # fmt: skip
+    watch = SearchWatch(lambda *run: calls.append(run), files.__getitem__, [])
     for number in range(3):
         watch.trial_planned(view(number))
     watch.look()

@@ -14,7 +14,7 @@ from optuna.trial import TrialState
 from sqlalchemy.exc import OperationalError
 
 from bigbatch.base.mounts import file_system_type, is_shared
-from bigbatch.train_loop.host.disk_space import DiskFull, describe_full_disk, full_errno, mount_of
+from bigbatch.train_loop.host.disk_space import DiskFull
 from bigbatch.train_loop.loop.checkpoint import CheckpointFolder
 from bigbatch.tune.storage import database, storage_url
 from bigbatch.tune.storage.journal_file import Disk, LineLog, open_journal
@@ -221,25 +221,6 @@ def test_a_checkpoint_without_room_leaves_the_one_before_and_takes_the_room_of_t
         folder.save({**keys, "model": {"w": tensor}, "progress": {"epoch": 4}})
     assert folder.load()["progress"] == {"epoch": 3}
     assert not list((small_disk / "c").glob("*.partial"))
-
-
-def test_what_is_full_is_named(small_disk):
-    assert mount_of(small_disk / "not" / "there") == small_disk
-    fill(small_disk)
-    text = describe_full_disk(errno.ENOSPC, small_disk)
-    assert str(small_disk) in text and "is full (0.0 of 0.1 GB left)" in text
-    assert "quota" in describe_full_disk(errno.EDQUOT, small_disk) and str(small_disk) in describe_full_disk(
-        errno.EDQUOT, small_disk
-    )
-
-
-def test_a_full_disk_is_known_behind_other_errors():
-    behind = RuntimeError("something else")
-    behind.__cause__ = OSError(errno.EDQUOT, "Disk quota exceeded")
-    assert full_errno(behind) == errno.EDQUOT
-    assert full_errno(RuntimeError("write failed: No space left on device")) == errno.ENOSPC
-    assert full_errno(OSError(errno.EACCES, "Permission denied")) is None
-    assert full_errno(None) is None
 
 
 def test_a_log_leaves_out_lines_for_which_there_is_no_room(small_disk):

@@ -18,7 +18,6 @@ from bigbatch.tune.storage import drivers
 from bigbatch.tune.storage.database import study_lock
 from bigbatch.tune.storage.drivers import entries
 from bigbatch.tune.storage.store import StudyStore
-from bigbatch.tune.trials.live_trial import Over
 from helpers.bridges import EPOCHS, make_bridge, number_of, record, run_out
 from helpers.conducted import check_whole, curve_search
 from helpers.simulated_search import SimulatedSearch
@@ -100,21 +99,6 @@ def test_two_drivers_make_as_many_trials_as_one_would(url, tmp_path):
     assert all(bridge.finished == 5 for bridge in bridges)
     for store in stores:
         store.close()
-
-
-def test_live_trials_of_the_other_count_and_a_driver_without_work_leaves(two, clock):
-    a, b = two
-    first, second = make_bridge(a, trials=2, concurrency=2), make_bridge(b, trials=2, concurrency=2)
-    assert isinstance(first.suggest("1"), dict) and isinstance(first.suggest("2"), dict)
-    assert second.suggest("3") is None, "it does not know yet whether the other one lives"
-    clock(90, a, b)
-    with pytest.raises(Over):
-        second.next_trial("4")
-    run_out(first, "1", [0.1] * EPOCHS)
-    assert first.suggest("5") is None, "its last one may yet be put back"
-    run_out(first, "2", [0.1] * EPOCHS)
-    assert first.suggest("5") == "FINISHED"
-    assert a.study.get_trials(deepcopy=False)[0].state == TrialState.COMPLETE
 
 
 def test_a_driver_without_work_takes_over_the_trial_of_one_that_dies(two, clock):

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import optuna
 import pyarrow.parquet as pq
 import pytest
 from optuna.distributions import CategoricalDistribution
@@ -18,7 +17,6 @@ from bigbatch.tune.plan.checked_plan import make_plan
 from bigbatch.tune.plan.options import SearchOptions
 from bigbatch.tune.runs import tables
 from bigbatch.tune.runs.frontier import frontier_facts, frontier_of
-from bigbatch.tune.storage.description import provenance
 from bigbatch.tune.storage.store import StudyStore, redact, repair_journal
 from helpers.paths import ROOT
 
@@ -113,16 +111,6 @@ def test_a_second_study_in_the_same_folder_is_refused(tmp_path):
         new_study(tmp_path)
 
 
-def test_sessions_are_kept_with_commit_and_versions(tmp_path):
-    store = new_study(tmp_path)
-    store.add_session(provenance())
-    store.end_session(outcome="ended")
-    description = json.loads((store.folder / "study.json").read_text())
-    session = description["sessions"][0]
-    assert session["outcome"] == "ended" and session["packages"]["optuna"] == optuna.__version__
-    assert set(session["git"] or {"commit", "dirty", "changed_files"}) >= {"commit", "dirty"}
-
-
 def test_passwords_are_redacted():
     assert redact("x postgresql://me:pa55@host/db y") == "x postgresql://me:***@host/db y"
     assert redact("sqlite:///a.db") == "sqlite:///a.db"
@@ -196,28 +184,6 @@ def test_a_resume_with_nothing_left_to_do_leaves_nothing_running(tmp_path, capsy
     assert main(["tune", "--resume", "--study", "s", "--trials", "1", "--output", str(folder.parent)]) == 0
     assert "All 1 trials have ended" in capsys.readouterr().out
     assert [t.state for t in StudyStore.open(folder, None).study.trials] == [TrialState.COMPLETE, TrialState.WAITING]
-
-
-def test_a_resume_with_another_tolerance_gives_another_answer_without_another_trial(tmp_path, capsys):
-    options = SearchOptions(study="s", output=str(tmp_path), trials=2, max_epochs=1, batch="128,512", confirm="none")
-    store = StudyStore.create(tmp_path / "s", "s", make_plan(options).to_dict(), None)
-    store.add_session({"host": "here"})
-    for batch, top1 in ((128, 0.9), (512, 0.7)):
-        store.study.enqueue_trial({"global_batch_size": batch})
-        trial = store.study.ask()
-        trial.suggest_categorical("global_batch_size", [128, 512])
-        trial.set_user_attr("config", TrainConfig(epochs=1).replace_keys({"batch.global_size": batch}).to_dict())
-        trial.set_user_attr("epoch/00001", {"epoch": 1, "val_top1": top1})
-        store.study.tell(trial, top1)
-    store.close()
-    for points, answer in (("0.5pt", 128), ("30pt", 512)):
-        assert main(["tune", "--resume", "--study", "s", "--output", str(tmp_path), "--tolerance", points]) == 0
-        out = capsys.readouterr().out
-        assert f"The answer is batch {answer} " in out and f"within {points[:-2]} points of the best" in out
-        written = json.loads((tmp_path / "s" / "frontier.json").read_text())
-        assert (written["tolerance"], written["answer"]["value"]) == (points, answer)
-        assert json.loads((tmp_path / "s" / "best.json").read_text())["batch"]["global_size"] == answer
-        assert f"The answer is batch {answer} " in (tmp_path / "s" / "report.html").read_text(encoding="utf-8")
 
 
 CONFIG = {"epochs": 2}

@@ -6,7 +6,6 @@ import pytest
 from optuna.trial import TrialState
 from ray.tune.search import Searcher
 
-from bigbatch.train_loop.config import TrainConfig
 from bigbatch.tune.search.tuner import StopWhen
 from bigbatch.tune.trials.trial_manager import MOST_REFUSED
 from helpers.bridges import (
@@ -56,19 +55,6 @@ def test_an_interrupted_trial_waits_with_its_parameters_and_is_taken_up_first(st
     assert len(store.study.trials) == 1
 
 
-def test_an_interrupted_trial_takes_up_how_fast_it_reads_and_nothing_else(store):
-    bridge = make_bridge(store)
-    first: Any = bridge.suggest("ray-a")
-    bridge.release()
-    store = reopen(store)
-    said = {"data.loader.workers": 2}
-    again: Any = make_bridge(store, overrides={**said, "label_smoothing": 0.3}).suggest("ray-b")
-    wanted = TrainConfig.from_dict(first["config"]).replace_keys(said).to_dict()
-    assert again["config"] == wanted
-    stored = TrainConfig.from_dict(store.study.trials[0].user_attrs["config"])
-    assert stored.to_dict() == wanted, "best.json says so too"
-
-
 def test_it_suggests_as_many_as_were_asked_for_and_no_more_at_once_than_fit(store):
     bridge = make_bridge(store, trials=3, concurrency=2)
     assert isinstance(bridge.suggest("a"), dict) and isinstance(bridge.suggest("b"), dict)
@@ -79,11 +65,6 @@ def test_it_suggests_as_many_as_were_asked_for_and_no_more_at_once_than_fit(stor
     for name in "bc":
         run_out(bridge, name, [0.1] * EPOCHS)
     assert bridge.suggest("d") == Searcher.FINISHED
-
-
-def test_a_spent_budget_starts_no_further_trial(store):
-    bridge = make_bridge(store, may_start=lambda: False)
-    assert bridge.suggest("a") == Searcher.FINISHED and not store.study.trials
 
 
 def test_the_end_waits_for_trials_that_train_and_not_for_those_that_only_start(store, tmp_path):

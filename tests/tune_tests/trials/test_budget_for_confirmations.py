@@ -86,22 +86,6 @@ def test_with_noisy_epochs_no_more_than_two_percent_over_is_billed_and_nearly_al
     assert 6 - slots <= done <= 6 and sorted(confirmed) == best_by_batch(searched, 1)
 
 
-def test_without_a_rule_the_whole_budget_is_for_the_search(tmp_path):
-    found = search(tmp_path, 0.5, None).run()
-    searched, confirmed = split(found.all)
-    kept = search(tmp_path / "kept", 0.5, facts(1, 3)).run()
-    assert not confirmed and found.manager.closed_by is None and found.said == []
-    more = sum(t.state == TrialState.COMPLETE for t in searched)
-    assert more - sum(t.state == TrialState.COMPLETE for t in split(kept.all)[0]) == 6, "what six confirmations cost"
-
-
-def test_a_time_budget_keeps_time_back(tmp_path):
-    found = BudgetedSearch(tmp_path / "s", Limits(time_s=1800.0), facts(1, 3), slots=2).run()
-    searched, confirmed = split(found.all)
-    assert sorted(confirmed) == best_by_batch(searched, 1) and all(len(runs) == 3 for runs in confirmed.values())
-    assert 0.9 * 1800 < found.clock.now_s <= 1800
-
-
 def test_a_driver_that_is_killed_while_it_confirms_confirms_the_rest(tmp_path):
     whole = search(tmp_path / "whole", 0.5, facts(1, 3), on_disk=True).run()
 
@@ -120,16 +104,6 @@ def test_a_driver_that_is_killed_while_it_confirms_confirms_the_rest(tmp_path):
     assert begun < len(again.all) and again.held_s <= 1800
 
 
-def test_a_larger_budget_searches_on_and_confirms_what_is_best_then(tmp_path):
-    first = search(tmp_path, 0.15, facts(1, 1), on_disk=True).run()
-    count, before = len(first.all), split(first.all)[1]
-    more = search(tmp_path, 0.45, facts(1, 1), clock=first.clock, on_disk=True).run()
-    searched, confirmed = split(more.all)
-    assert sum(t.number >= count and t.state == TrialState.COMPLETE for t in searched) > 5
-    assert set(best_by_batch(searched, 1)) | set(before) == set(confirmed) and more.held_s <= 0.45 * 3600
-    assert all(len(runs) == 1 for runs in confirmed.values()), "none is confirmed with a seed twice"
-
-
 @pytest.mark.parametrize(("hours", "most", "confirmed_trials"), [(1.2, 330, 2), (0.6, 170, 1), (0.3, 90, 0)])
 def test_the_default_confirms_what_its_part_of_the_budget_allows(tmp_path, hours, most, confirmed_trials):
     """Runs of 55 s, 50 of them measured: three seeds take 150 s. The answer is another trial than the best one."""
@@ -140,14 +114,6 @@ def test_the_default_confirms_what_its_part_of_the_budget_allows(tmp_path, hours
     assert set(confirmed) <= set(best_by_batch(searched, 1))
     assert 0.85 * hours * 3600 < found.held_s <= hours * 3600
     assert (found.manager.closed_by is not None) == (confirmed_trials > 0)
-
-
-def test_confirmations_larger_than_the_budget_leave_half_of_it_to_the_search(tmp_path):
-    found = search(tmp_path, 0.5, facts(1, 60)).run()
-    searched, confirmed = split(found.all)
-    done = [t for runs in confirmed.values() for t in runs if t.state == TrialState.COMPLETE]
-    assert sum(t.state == TrialState.COMPLETE for t in searched) >= 12 and len(done) >= 12
-    assert 0.9 * 1800 < found.held_s <= 1800
 
 
 def test_runs_beside_each_other_take_as_long_as_when_they_are_played_second_by_second():
@@ -189,10 +155,3 @@ def test_no_budget_is_exceeded_by_two_percent_and_less_than_a_run_is_left(tmp_pa
     assert held_s >= 0.98 * seconds or (not found.was_spent and held_s > seconds - RUN_S)
     epochs = sum(len(trial.intermediate_values) for trial in found.all)
     assert epochs >= slots * int((seconds - LEAST_S) / EPOCH_S) * (seconds < LEAST_S + RUN_S), "each second is trained"
-
-
-@pytest.mark.parametrize("slots", [1, 8])
-def test_with_noisy_epochs_neither(tmp_path, slots):
-    found = small_search(tmp_path, 900.0, slots, False, noise=0.2)
-    assert 0.98 * 900.0 - RUN_S <= found.clock.now_s <= 1.02 * 900.0
-    assert sum(trial.state == TrialState.COMPLETE for trial in found.all) >= 10 * slots

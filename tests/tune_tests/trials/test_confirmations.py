@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from optuna.trial import TrialState
 from ray.tune.search import Searcher
 
 from bigbatch.train_loop.config import TrainConfig
@@ -70,15 +69,6 @@ def test_no_confirmation_begins_while_trials_of_the_search_run(store: StudyStore
     run_out(bridge, "search-2", [0.95] * EPOCHS)
     task = bridge.suggest("c0")
     assert isinstance(task, dict) and store.study.trials[number_of(task)].user_attrs["confirms"] == 2
-
-
-def test_points_that_wait_for_a_longer_search_do_not_begin(store: StudyStore) -> None:
-    bridge = bridge_of(store)
-    search(bridge)
-    store.study.enqueue_trial({"optimizer": "sgd"})
-    task = bridge.suggest("c0")
-    assert isinstance(task, dict) and store.study.trials[number_of(task)].user_attrs["confirms"] == 1
-    assert store.study.trials[TRIALS].state == TrialState.WAITING
 
 
 def test_a_failed_confirmation_is_repeated_only_on_request_and_with_its_seed(store: StudyStore) -> None:

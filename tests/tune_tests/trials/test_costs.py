@@ -1,25 +1,23 @@
 """What trials cost, what a budget or an allocation still admits, and how long an end waits."""
 
-import math
 import shutil
 
 import pytest
+from bigbatch.cluster.job.grant import TimeLeft
 from optuna.trial import TrialState
 from ray.tune.search import Searcher
 
-from bigbatch.cluster.job.watch import TimeLeft
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.errors import FailureKind
 from bigbatch.tune.budget.budget import NO_ROOM_IN_BUDGET, Budget, Limits
-from bigbatch.tune.budget.pace import Pace, pace_key
+from bigbatch.tune.budget.pace import Pace
 from bigbatch.tune.models.protocol import TrialDecision
 from bigbatch.tune.runs import retry
 from bigbatch.tune.runs.observer import trial_views
 from bigbatch.tune.runs.run import PAUSED_ATTR, trials_of_run
-from bigbatch.tune.search.tuner import StopWhen
 from bigbatch.tune.trials.admission import Admission, Deadline, end_of_allocation
 from bigbatch.tune.trials.live_trials import LEAST_WAIT_S, MOST_WAIT_S, UNMEASURED_WAIT_S, longest_gap_s, stop_wait_s
-from helpers.bridges import EPOCHS, Recorder, make_bridge, number_of, record, reopen, run_out
+from helpers.bridges import EPOCHS, make_bridge, number_of, record, reopen, run_out
 from helpers.lone_studies import waiting_to_continue
 from helpers.waiting import SetClock
 
@@ -41,23 +39,6 @@ def test_the_cost_of_a_trial_is_its_wall_time_times_its_workers_over_all_attempt
     run_out(bridge, "b", [0.1] * EPOCHS)
     assert store.study.trials[0].user_attrs["gpu_hours"] == pytest.approx((90 + 10) * 4 / 3600)
     assert store.ledger.held_s == pytest.approx(400.0)
-
-
-def test_the_time_to_a_first_result_is_not_that_of_a_trial_that_was_started_again(store):
-    """900 s: a node was lost before its first epoch, or it waited for its place. The end of an allocation must not
-    idle for as long."""
-    clock, pace = SetClock(1000.0), Pace()
-    bridge = make_bridge(store, trials=9, admission=Admission(budget_of(math.inf, clock, pace=pace)))
-    assert pace.first_result_s is None
-    for ray_id, seconds in (("a", 40.0), ("b", 25.0), ("c", 900.0), ("d", 900.0), ("e", 38.0)):
-        bridge.suggest(ray_id)
-        clock.now += seconds
-        for epoch in range(1, EPOCHS + 1):
-            bridge.observe(ray_id, {"records": [record(epoch, 0.5, train_s=7.0, val_s=1.5)]})
-            clock.now += 300.0  # later epochs do not count
-    assert pace.first_result_s == pytest.approx(40.0), "the median of the start-ups, and an epoch"
-    # As after a requeue: the epochs are known, and what a start took in earlier sessions.
-    assert Pace(store.study.trials, start_s=3.0).first_result_s == pytest.approx(11.5)
 
 
 def test_no_trial_starts_that_could_not_finish_an_epoch_before_the_allocation_ends(monkeypatch):
@@ -90,16 +71,6 @@ def test_the_end_of_the_allocation_is_a_number_or_refused():
     assert end_of_allocation({}) is None and end_of_allocation({"BIGBATCH_DEADLINE": "1763.5"}) == 1763.5
     with pytest.raises(ConfigError, match="soon"):
         end_of_allocation({"BIGBATCH_DEADLINE": "soon"})
-
-
-def test_the_slowest_kind_of_trials_counts_and_no_epoch_that_hung():
-    pace = Pace()
-    small, large = ({"batch": {"global_size": size}} for size in (128, 4096))
-    for config, seconds in ((small, 20.0), (large, 50.0)):
-        for epoch in range(5):
-            pace.add_epoch(pace_key(config), 1800.0 if epoch == 2 else seconds)  # the file system hung
-        pace.add_start(10.0)
-    assert pace.first_result_s == pytest.approx(60.0)
 
 
 def test_a_run_that_is_repeated_costs_what_all_its_trials_cost(store, monkeypatch):
@@ -175,19 +146,6 @@ def test_a_trial_that_could_not_end_in_time_waits_in_the_study_and_a_larger_budg
     store.close()
 
 
-def test_after_a_trial_has_ended_early_the_next_one_is_asked_about_again(store):
-    """On a cluster of others a running trial is a promise; when it fails, its hours are free."""
-    clock, pace = SetClock(1000.0), Pace()
-    budget = Budget(Limits(device_s=100.0), pace, held_s=lambda: 0.0, devices=lambda: None, clock=clock, ending_s=0.0)
-    bridge = make_bridge(store, trials=9, concurrency=9, admission=Admission(budget))
-    bridge.suggest("a")
-    trains(bridge, "a", clock, 1)  # 30 s to go
-    assert bridge.suggest("b") is not None
-    assert bridge.suggest("c") is None, "30 + 40 are promised"
-    bridge.fail("b", "a process died")
-    assert bridge.suggest("c") is not None
-
-
 class PauseThenContinue:
     """Pauses trial 0 after its first epoch and continues it whenever it is asked."""
 
@@ -203,27 +161,6 @@ class PauseThenContinue:
 
     def is_over(self, study):
         return True
-
-
-def test_a_continuation_is_begun_where_a_new_trial_does_not_fit(store):
-    clock = SetClock(1000.0)
-    bridge = make_bridge(store, trials=9, admission=Admission(budget_of(85.0, clock)))
-    bridge._strategy = PauseThenContinue(bridge._strategy)
-    bridge.suggest("a")
-    bridge._pause_files = {"a": store.folder / "pause"}
-    trains(bridge, "a", clock, 1)
-    bridge.on_trial_complete("a")
-    assert store.study.trials[0].user_attrs[PAUSED_ATTR] == 1
-    bridge.suggest("b")
-    trains(bridge, "b", clock, EPOCHS)  # 35 s are left: too few for 40, enough for the 30 of trial 0
-    assert number_of(bridge.suggest("c")) == 3
-    trials = store.study.trials
-    assert trials[3].user_attrs["continues"] == 0 and trials[3].params == trials[0].params
-    assert trials[2].state == TrialState.WAITING, "the new one waits"
-    bridge.observe("c", {"records": [record(1, 0.5, train_s=EPOCH_S)]})  # its past: it takes no time again
-    trains(bridge, "c", clock, 3, first=2)
-    assert store.study.trials[3].state == TrialState.COMPLETE
-    assert bridge.suggest("d") == Searcher.FINISHED
 
 
 def test_a_trial_goes_on_where_it_could_not_be_continued_after_a_pause(store):
@@ -265,29 +202,6 @@ def test_in_a_job_the_wait_ends_before_the_job_kills_the_driver(margin_s):
     assert float(env["BIGBATCH_SAVE_S"]) <= max(60.0, margin_s - 30)
     wait = stop_wait_s([[record(1, 0.1, optimizer_steps=1, train_s=1e5)]], [], env)
     assert LEAST_WAIT_S <= wait < left.save_s
-
-
-def test_trials_of_long_steps_get_the_time_of_their_steps_and_the_log_says_so(store, monkeypatch, tmp_path):
-    now = [1000.0]
-    monkeypatch.setattr("bigbatch.tune.search.tuner.time.monotonic", lambda: now[0])
-    watcher = Recorder()
-    bridge = make_bridge(store, observers=[watcher])
-    bridge.suggest("a")
-    bridge.observe("a", {"records": [record(1, 0.5, optimizer_steps=2, train_s=60.0)]})
-    stop = StopWhen(bridge, lambda: True, tmp_path / ".stop")
-    assert not stop.stop_all() and (tmp_path / ".stop").exists()
-    now[0] += 45
-    assert not stop.stop_all(), "a step takes 30 s"
-    now[0] += 20
-    assert stop.stop_all() and stop.stop_all()
-    saves, gives_up = watcher.said
-    assert "1 running trial to write" in saves and "up to 1:00" in saves and "did not stop" in gives_up
-
-
-def test_nothing_is_waited_for_where_nothing_runs(store, tmp_path):
-    watcher = Recorder()
-    assert StopWhen(make_bridge(store, observers=[watcher]), lambda: True, tmp_path / ".stop").stop_all()
-    assert watcher.events == [] and watcher.said == []
 
 
 def test_each_checkpoint_folder_is_removed_once_over_a_whole_search(store, monkeypatch):

@@ -8,7 +8,6 @@ import optuna
 import pyarrow.parquet as pq
 import pytest
 from optuna.trial import TrialState
-from replay.readers import read_curves
 
 from bigbatch.search_spaces.registry import load_space
 from bigbatch.tune.report.page import report_page
@@ -61,19 +60,6 @@ def test_a_trial_that_reaches_the_target_is_complete_with_its_hours(tmp_path):
     assert store.study.direction == optuna.study.StudyDirection.MINIMIZE and store.study.best_trial.number == 0
     shown = trial_views(store.study.trials, store.objectives)
     assert [view.worth for view in shown] == ["70.0 %", "35.0 %"], "a person watches the metric"
-    store.close()
-
-
-def test_another_metric_is_reported_and_told(tmp_path):
-    store = store_of(tmp_path, "val_loss:min")
-    bridge = bridge_of(store)
-    bridge.suggest("a")
-    for epoch in range(1, EPOCHS + 1):
-        report(bridge, "a", epoch, 0.1 * epoch, val_loss=2.0 - 0.1 * epoch)
-    trial = store.study.trials[0]
-    assert trial.value == pytest.approx(1.6) and trial.intermediate_values == pytest.approx(
-        {1: 1.9, 2: 1.8, 3: 1.7, 4: 1.6}
-    )
     store.close()
 
 
@@ -149,29 +135,3 @@ def test_the_epoch_in_which_a_trial_diverges_is_recorded_as_every_other_one(tmp_
     store.close()
     page = report_page(open_recorded(store.folder))
     assert "diverged" in page and "could not be" not in page
-
-
-def test_a_metric_that_diverges_to_infinity_is_no_best_value(tmp_path):
-    store = store_of(tmp_path, "val_top1:max")
-    bridge = bridge_of(store, trials=1)
-    bridge.suggest("a")
-    report(bridge, "a", 1, 0.4)
-    assert report(bridge, "a", 2, math.inf)
-    store.refresh(force=True)
-    assert pq.read_table(store.folder / "trials.parquet")["best_value"].to_pylist() == [0.4]
-    assert trial_views(store.study.trials, store.objectives)[0].worth == "–"
-    store.close()
-
-
-def test_a_run_that_diverges_in_its_last_epoch_is_replayed_as_diverged(tmp_path):
-    store = store_of(tmp_path, "val_top1:max")
-    bridge = bridge_of(store, trials=2)
-    for ray_id, loss in (("a", 1.0), ("b", math.nan)):
-        bridge.suggest(ray_id)
-        for epoch in range(1, EPOCHS + 1):
-            report(bridge, ray_id, epoch, 0.1 * epoch, train_s=5.0, val_loss=loss if epoch == EPOCHS else 1.0)
-    store.refresh(force=True)
-    store.close()
-    whole, diverged = read_curves(store.folder).curves
-    assert (whole.diverged, len(whole.values)) == (False, EPOCHS)
-    assert (diverged.diverged, len(diverged.values), len(diverged.seconds)) == (True, EPOCHS - 1, EPOCHS)

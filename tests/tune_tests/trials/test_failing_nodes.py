@@ -130,20 +130,3 @@ def test_where_no_trial_trains_the_search_ends_and_no_node_is_given_up(store, no
     assert len(store.study.trials) <= 4 + len(nodes), "then none begins"
     because = store.study.trials[0].user_attrs["ended_because"]
     assert because.startswith("on node host-") == (len(nodes) > 1)
-
-
-def test_trials_that_fail_alike_end_no_search_while_another_one_trains(store) -> None:
-    """Its first trial takes long: a broken node would end the search before it is done."""
-    bridge = make_bridge(store, trials=20)
-    bridge.suggest("slow")
-    bridge.observe("slow", {"records": [record(1, 0.5)]})
-
-    def fail_one(name: str) -> None:
-        bridge.suggest(name)
-        bridge.observe(name, {"records": [], "failure": LOST_GPU, "failure_kind": FailureKind.OWN_CODE})
-
-    for name in "abcde":
-        fail_one(name)
-    assert bridge.fatal is None
-    bridge.observe("slow", {"records": [], "failure": LOST_GPU, "failure_kind": FailureKind.OWN_CODE})
-    assert "the first 6 trials all failed" in str(bridge.fatal), "all have failed, after all"

@@ -20,7 +20,7 @@ from bigbatch.tune.runs.verdict import Verdict
 from bigbatch.tune.search.tuner import MemoryKill, PrunerScheduler
 from bigbatch.tune.trials.bridge import OptunaBridge
 from bigbatch.tune.trials.live_trials import MOST_DIVERGED, EqualFailures
-from helpers.bridges import EPOCHS, Recorder, make_bridge, number_of, record, reopen, run_out
+from helpers.bridges import EPOCHS, Recorder, make_bridge, number_of, record, reopen
 from helpers.lone_studies import curves_of
 
 FACTS = SearchFacts((), 6, EPOCHS, 2, 3)
@@ -67,16 +67,6 @@ def test_a_trial_whose_processes_die_goes_on_as_long_as_it_gets_on(store, how) -
     assert (trial.state, trial.user_attrs[FAILURE_ATTR]) == (TrialState.FAIL, "process")
     assert may_need_checkpoint(trial) and trial.user_attrs["attempts"] == 5
     assert ("died" in trial.user_attrs["ended_because"]) == (how == "its own process")
-
-
-def test_the_last_trial_of_a_search_is_repeated_too(store) -> None:
-    bridge = make_bridge(store, trials=1)
-    bridge.suggest("a")
-    assert bridge.suggest("b") is None, "Tune asks again: a search that is finished would begin nothing more"
-    bridge.on_trial_complete("a", error=True)
-    assert number_of(bridge.suggest("b")) == 0
-    run_out(bridge, "b", [0.5] * EPOCHS)
-    assert bridge.suggest("c") == Searcher.FINISHED and len(store.study.trials) == 1
 
 
 def test_trials_whose_processes_die_at_random_lose_and_double_nothing(store) -> None:
@@ -176,21 +166,7 @@ def test_four_equal_failures_end_a_search_at_its_beginning_alone() -> None:
     assert set(reasons([BAD_IMAGE, BAD_IMAGE, other, BAD_IMAGE, BAD_IMAGE])) == {None}
 
 
-def test_diverged_trials_neither_end_it_nor_hide_equal_failures() -> None:
-    assert set(reasons([DIVERGED] * (MOST_DIVERGED - 1))) == {None}
-    assert reasons([DIVERGED, BAD_IMAGE, DIVERGED, *[BAD_IMAGE] * 3])[-1] is not None
-    assert set(reasons([DIVERGED] * 6 + [DONE] + [DIVERGED] * MOST_DIVERGED)) == {None}
-
-
 def test_nothing_but_divergence_for_long_ends_it() -> None:
     (*before, last) = reasons([DIVERGED] * MOST_DIVERGED)
     assert set(before) == {None} and "the first 20 trials have all diverged" in str(last)
     assert "validation was not finite in epoch 1" in str(last)
-
-
-def test_a_trial_that_has_paused_proves_that_not_all_diverge_also_once_others_took_its_place() -> None:
-    """A continuation counts in the place of the paused trial, so that fewer trials have ended than before."""
-    failures, paused = EqualFailures(), Verdict(TrialState.PRUNED, "paused after 2 of 20 epochs")
-    assert failures.after(paused, {}, 1) is None
-    assert {failures.after(DIVERGED, ATTRS, ended) for ended in range(1, 2 * MOST_DIVERGED)} == {None}
-    assert {EqualFailures(works=True).after(BAD_IMAGE, {}, ended) for ended in range(1, 9)} == {None}
