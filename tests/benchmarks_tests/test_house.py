@@ -1,21 +1,16 @@
 """The figures of the repository's structure, on a small made-up repository whose figures are known by hand."""
 
 import ast
-import itertools
 import json
-import random
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import house
-import import_graph as graph
 import pytest
 
 from helpers.paths import ROOT
 
-Arrows = dict[tuple[str, str], list[Any]]
 # <> stands for "bigbatch.".
 FILES = {
     "pyproject.toml": '[tool.pytest.ini_options]\npythonpath = [".", "tests", "tests/helpers"]\n',
@@ -120,21 +115,6 @@ def test_how_much_there_is_to_read(root: Path) -> None:
     assert "tune/plan/capacity.py" not in "".join(house.measure(root)[1][of_one])
 
 
-def test_the_fewest_arrows_back_up_as_trying_every_order_finds_them() -> None:
-    for seed in range(40):
-        rng = random.Random(seed)
-        pairs = list(itertools.permutations("abcdef", 2))
-        arrows: Arrows = {pair: [None] * rng.randint(1, 3) for pair in rng.sample(pairs, rng.randint(4, 16))}
-        back = graph.back_up(arrows)
-        best = min(_price(arrows, order) for order in itertools.permutations("abcdef"))
-        assert sum(1000 + len(arrows[pair]) for pair in back) == best, seed
-        assert not graph.circles(set(arrows) - set(back))
-
-
-def _price(arrows: Arrows, order: tuple[str, ...]) -> int:
-    return sum(1000 + len(causes) for (a, b), causes in arrows.items() if order.index(a) > order.index(b))
-
-
 def test_figures_of_a_file_by_hand() -> None:
     call = "time.{}(1)".format("sleep")
     tree = ast.parse(
@@ -153,13 +133,6 @@ def test_figures_of_a_file_by_hand() -> None:
     assert house.count_comments(text) == (2, 1)
 
 
-def test_words_of_a_readme() -> None:
-    assert house.readme_words(FILES["README.md"]) == (5, 3)
-    text = "one\n```text\na b c\n```\ntwo ![the plot](a b.svg) | --- |\n~~~sh\n```\n~~~\nfive\n"
-    assert house.readme_words(text) == (5, 5)
-    assert house.readme_words("no command, four words") == (4, 0)
-
-
 def test_a_target_is_missed_beyond_its_limit_alone() -> None:
     limits = {**house.AT_MOST, **house.AT_LEAST}
     assert house.missed(limits) == []
@@ -167,14 +140,6 @@ def test_a_target_is_missed_beyond_its_limit_alone() -> None:
         beyond = limit - 0.01 if name in house.AT_LEAST else limit + 1
         assert house.missed({**limits, name: beyond}) == [name]
     assert house.missed({**limits, "README word of the first command": 0}) == ["README word of the first command"]
-
-
-def test_a_goal_that_is_not_reached_fails_nothing() -> None:
-    reached = {**house.AT_MOST, **house.AT_LEAST, **house.GOALS}
-    assert house.unreached(reached) == []
-    for name, goal in house.GOALS.items():
-        beyond = {**reached, name: goal - 1 if name == house.COMMENT_LINES else goal + 1}
-        assert house.unreached(beyond) == [name] and house.missed(beyond) == []
 
 
 def test_the_command_prints_a_table_arrows_and_what_is_missed(root: Path) -> None:

@@ -1,23 +1,19 @@
 """Replays: simulated time against times by hand, what becomes of a pause, and that nothing but the seed matters."""
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
 
-import numpy as np
-import optuna
 import pytest
 from invented_curves import invented_table
-from optuna.distributions import CategoricalDistribution, FloatDistribution
 from optuna.samplers import BaseSampler, RandomSampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 from replay.curves import CurveTable, RecordedCurve
 from replay.search import replay, replay_named
-from replay.stand_ins import EpochEnd, RowPool, SimulatedClock, StartedTrial, run_slots
+from replay.stand_ins import RowPool, SimulatedClock, StartedTrial, run_slots
 
-from bigbatch.tune.models.protocol import Dimension, Fits, Lasts, SearchFacts, TrialDecision
+from bigbatch.tune.models.protocol import Fits, Lasts, SearchFacts, TrialDecision
 from bigbatch.tune.runs.run import PAUSED_ATTR
 from helpers.lone_studies import waiting_to_continue
 
@@ -83,12 +79,6 @@ def test_a_continued_trial_waits_for_its_processes_and_repeats_no_epoch() -> Non
     assert times(InOrder(2), slots=1, until_s=25) == [(10, 0, 1), (20, 0, 2)], "the search ends in between"
 
 
-def test_a_diverged_run_is_told_as_such() -> None:
-    driver = InOrder(3)
-    found = list(run_slots(driver, TABLE, 3, SimulatedClock(), 1e9, 0.0))
-    assert EpochEnd(10 + TABLE.epoch_s, 2, 2, 2, None) in found and (2, 2, None) in driver.seen
-
-
 def test_a_search_goes_on_though_the_first_trials_to_end_have_all_diverged() -> None:
     """Diverged trials end first, and tell which rates are too high. Four that fail otherwise would end the search."""
     bad = [curve(float(lr), [], epochs=3) for lr in range(10, 22)]
@@ -97,36 +87,6 @@ def test_a_search_goes_on_though_the_first_trials_to_end_have_all_diverged() -> 
         found = replay_named(CurveTable("mixed", (*bad, *good)), strategy=strategy, stopping=stopping, slots=8, seed=1)
         assert len({epoch.trial for epoch in found}) >= 18
         assert max(epoch.value or 0.0 for epoch in found if epoch.finished) == pytest.approx(0.56)
-
-
-def test_a_proposal_becomes_the_nearest_unused_row() -> None:
-    rng = np.random.default_rng(0)
-    space = (
-        Dimension("kind", CategoricalDistribution(["a", "b"])),
-        Dimension("lr", FloatDistribution(0.001, 1, log=True)),
-        Dimension("momentum", FloatDistribution(0, 1), {"kind": ("a",)}),
-    )
-
-    def draw() -> dict[str, Any]:
-        kind = "ab"[rng.integers(2)]
-        momentum = {"momentum": rng.random()} if kind == "a" else {}
-        return {"kind": kind, "lr": 10 ** rng.uniform(-3, 0), **momentum}
-
-    rows = [draw() for _ in range(40)]
-    pool = RowPool(CurveTable("t", tuple(RecordedCurve(row, (0.5,), (1.0,), 1) for row in rows), space))
-
-    def distance(one: dict[str, Any], other: dict[str, Any]) -> float:
-        """Written anew from the rule: choices one-hot times .7, a log range from 0 to 1, absent one half."""
-        total = 2 * 0.49 * (one["kind"] != other["kind"])
-        total += ((np.log10(one["lr"]) - np.log10(other["lr"])) / 3) ** 2
-        return float(total + (one.get("momentum", 0.5) - other.get("momentum", 0.5)) ** 2)
-
-    free = set(range(40))
-    for number in range(40):
-        wanted = draw()
-        assert pool.take(number, wanted) == min(free, key=lambda row: distance(wanted, rows[row]))
-        free.remove(pool.row(number))
-    assert pool.left == 0
 
 
 @dataclass(frozen=True)
@@ -198,18 +158,6 @@ def test_the_seed_alone_decides(strategy: str, stopping: str) -> None:
     assert one == again and one != other
     assert max(epoch.hours for epoch in one) <= 10.0
     assert {frozenset(e.parameters.items()) for e in one} <= {frozenset(c.params.items()) for c in table.curves}
-
-
-def test_early_stopping_stops_in_the_replay_too() -> None:
-    table = invented_table("wide", 3, rows=60)
-    whole, asha = (replay_named(table, "random", stopping, 4, 0) for stopping in ("none", "asha"))
-    assert len(asha) < 0.7 * len(whole) and len({e.trial for e in asha}) == len({e.trial for e in whole}) == 60
-
-
-def test_fewer_trials_than_rows_of_an_inferred_space() -> None:
-    table = replace(invented_table("projected", 1, rows=30), declared=None)
-    assert len({e.trial for e in replay_named(table, "qmc", "none", 2, trials=7)}) == 7
-    assert optuna.logging.get_verbosity() >= optuna.logging.WARNING
 
 
 def test_a_replay_begins_no_run_that_its_budget_cannot_pay_as_a_search_does() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.distributions import FloatDistribution, IntDistribution
 from optuna.trial import FrozenTrial, TrialState
 
 from bigbatch.search_spaces.trial import SpaceTrial
@@ -133,19 +133,6 @@ def test_a_space_that_allows_little_ends_no_search_and_one_that_allows_nothing_d
     nothing = own_search(tmp_path / "nothing", ODD, space_up_to(0), by_x, strategy="random", trials=10)
     assert len(nothing.run().trials) == MOST_REFUSED and nothing.manager.finished == 0
     assert nothing.manager.fatal is not None and "n must be below 0" in nothing.manager.fatal
-
-
-def test_a_value_of_the_frontier_that_the_space_refuses_does_not_end_the_search(tmp_path):
-    def space(trial: SpaceTrial) -> None:
-        if trial.suggest_categorical("batch", [32, 64, 128]) == 128:
-            raise ValueError("batch 128 does not fit")
-        trial.suggest_float("x", 0.0, 1.0)
-
-    found = {"batch": CategoricalDistribution([32, 64, 128]), "x": FloatDistribution(0.0, 1.0)}
-    search = own_search(tmp_path, found, space, by_x, strategy="curves", trials=18, frontier="batch")
-    trials = search.run().trials
-    assert search.manager.fatal is None and search.manager.finished == 18
-    assert {t.params["batch"] for t in trials if not was_refused(t)} == {32, 64}
 
 
 def test_curves_learns_which_configurations_are_refused(tmp_path):
