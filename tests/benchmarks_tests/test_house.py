@@ -5,14 +5,12 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import house
 import pytest
 
 from helpers.paths import ROOT
 
-Arrows = dict[tuple[str, str], list[Any]]
 # <> stands for "bigbatch.".
 FILES = {
     "pyproject.toml": '[tool.pytest.ini_options]\npythonpath = [".", "tests", "tests/helpers"]\n',

@@ -2,20 +2,17 @@
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
 
-import numpy as np
 import pytest
 from invented_curves import invented_table
-from optuna.distributions import CategoricalDistribution, FloatDistribution
 from optuna.samplers import BaseSampler, RandomSampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 from replay.curves import CurveTable, RecordedCurve
 from replay.search import replay, replay_named
-from replay.stand_ins import EpochEnd, RowPool, SimulatedClock, StartedTrial, run_slots
+from replay.stand_ins import RowPool, SimulatedClock, StartedTrial, run_slots
 
-from bigbatch.tune.models.protocol import Dimension, Fits, Lasts, SearchFacts, TrialDecision
+from bigbatch.tune.models.protocol import Fits, Lasts, SearchFacts, TrialDecision
 from bigbatch.tune.runs.run import PAUSED_ATTR
 from helpers.lone_studies import waiting_to_continue
 
@@ -81,12 +78,6 @@ def test_a_continued_trial_waits_for_its_processes_and_repeats_no_epoch() -> Non
     assert times(InOrder(2), slots=1, until_s=25) == [(10, 0, 1), (20, 0, 2)], "the search ends in between"
 
 
-def test_a_diverged_run_is_told_as_such() -> None:
-    driver = InOrder(3)
-    found = list(run_slots(driver, TABLE, 3, SimulatedClock(), 1e9, 0.0))
-    assert EpochEnd(10 + TABLE.epoch_s, 2, 2, 2, None) in found and (2, 2, None) in driver.seen
-
-
 def test_a_search_goes_on_though_the_first_trials_to_end_have_all_diverged() -> None:
     """Diverged trials end first, and tell which rates are too high. Four that fail otherwise would end the search."""
     bad = [curve(float(lr), [], epochs=3) for lr in range(10, 22)]
@@ -95,36 +86,6 @@ def test_a_search_goes_on_though_the_first_trials_to_end_have_all_diverged() -> 
         found = replay_named(CurveTable("mixed", (*bad, *good)), strategy=strategy, stopping=stopping, slots=8, seed=1)
         assert len({epoch.trial for epoch in found}) >= 18
         assert max(epoch.value or 0.0 for epoch in found if epoch.finished) == pytest.approx(0.56)
-
-
-def test_a_proposal_becomes_the_nearest_unused_row() -> None:
-    rng = np.random.default_rng(0)
-    space = (
-        Dimension("kind", CategoricalDistribution(["a", "b"])),
-        Dimension("lr", FloatDistribution(0.001, 1, log=True)),
-        Dimension("momentum", FloatDistribution(0, 1), {"kind": ("a",)}),
-    )
-
-    def draw() -> dict[str, Any]:
-        kind = "ab"[rng.integers(2)]
-        momentum = {"momentum": rng.random()} if kind == "a" else {}
-        return {"kind": kind, "lr": 10 ** rng.uniform(-3, 0), **momentum}
-
-    rows = [draw() for _ in range(40)]
-    pool = RowPool(CurveTable("t", tuple(RecordedCurve(row, (0.5,), (1.0,), 1) for row in rows), space))
-
-    def distance(one: dict[str, Any], other: dict[str, Any]) -> float:
-        """Written anew from the rule: choices one-hot times .7, a log range from 0 to 1, absent one half."""
-        total = 2 * 0.49 * (one["kind"] != other["kind"])
-        total += ((np.log10(one["lr"]) - np.log10(other["lr"])) / 3) ** 2
-        return float(total + (one.get("momentum", 0.5) - other.get("momentum", 0.5)) ** 2)
-
-    free = set(range(40))
-    for number in range(40):
-        wanted = draw()
-        assert pool.take(number, wanted) == min(free, key=lambda row: distance(wanted, rows[row]))
-        free.remove(pool.row(number))
-    assert pool.left == 0
 
 
 @dataclass(frozen=True)

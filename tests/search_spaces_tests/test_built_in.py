@@ -10,7 +10,7 @@ from bigbatch.search_spaces import BUILT_IN, Space, Workload, check_space
 from bigbatch.search_spaces.distribution import Distribution
 from bigbatch.search_spaces.priors import global_batch_sizes, peak_lr_centre, trust_coefficient
 from bigbatch.search_spaces.trial import StandInTrial
-from bigbatch.train_loop.config import ConfigError, TrainConfig, divisible, sections
+from bigbatch.train_loop.config import ConfigError, TrainConfig
 
 DIGITS = Workload("digits", train_size=1437, num_classes=10, image_size=32, model="resnet18", epochs=12)
 CIFAR = Workload("cifar", train_size=50_000, num_classes=10, image_size=32, model="resnet18", epochs=30)
@@ -56,15 +56,6 @@ def test_batches_divide_into_micro_batches_that_are_not_small(workers: int, max_
             assert split.micro_size >= min(share, max_micro_size // 2), (size, split)
 
 
-def test_divisible_never_exceeds_and_stays_near() -> None:
-    assert divisible(1024, 4, 256) == 1024
-    for batch in (128, 1024, 32768):
-        for workers in range(1, 33):
-            lowered = divisible(batch, workers, 100)
-            assert lowered % workers == 0
-            assert batch - workers * (batch // workers // 50 + 2) < lowered <= batch
-
-
 # MLPerf Training reference convergence points for ResNet-50 (mlcommons/logging, rcps_resnet.json):
 # batch, peak lr, momentum, steps.
 MLPERF_LARS = [
@@ -103,35 +94,6 @@ def test_the_lars_prior_meets_mlperf(batch: int, lr: float, momentum: float, ste
 )
 def test_priors_meet_published_rates(optimizer: str, batch: int, steps: int, lr: float, within: float) -> None:
     assert 1 / within <= lr / peak_lr_centre(optimizer, batch, steps) <= within
-
-
-def test_the_space_reaches_the_published_settings_of_imagenet() -> None:
-    ranges = check_space(BUILT_IN["large_batch"], IMAGENET, samples=500)
-    for batch, lr, _, _ in MLPERF_LARS[:-1]:
-        assert ranges["peak_lr[lars]"].low < lr < ranges["peak_lr[lars]"].high, batch
-    assert ranges["weight_decay"].low <= 2.5e-5 < 2e-4 <= ranges["weight_decay"].high
-    assert ranges["decoupled_weight_decay"].low <= 0.01 < 1.5 <= ranges["decoupled_weight_decay"].high
-    for momentum in (0.9, 0.94, 0.952):
-        assert ranges["one_minus_momentum"].low <= 1 - momentum <= ranges["one_minus_momentum"].high
-    for warmup, epochs in ((5, 42.0), (16, 56.0)):
-        assert ranges["warmup_epochs"].low / 90 <= warmup / epochs <= ranges["warmup_epochs"].high / 90
-
-
-def test_short_runs_take_longer_steps_and_published_ones_do_not() -> None:
-    assert trust_coefficient(1_652) == trust_coefficient(250) == 0.001
-    assert trust_coefficient(60) == pytest.approx(0.001 * (250 / 60) ** 0.5)
-    assert peak_lr_centre("lamb", 2048, 10) == pytest.approx(10 * peak_lr_centre("lamb", 2048, 1000))
-    assert peak_lr_centre("sgd", 2048, 10) == peak_lr_centre("sgd", 2048, 1000)
-
-
-def test_an_optimizer_without_a_rule_is_searched_with_a_fixed_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sections, "OPTIMIZERS", (*sections.OPTIMIZERS, "rmsprop"))
-    pinned = {"optimizer.name": "rmsprop", "optimizer.peak_lr": 0.003}
-    for name in ("large_batch", "lr_warmup"):
-        config = BUILT_IN[name](StandInTrial(random.Random(0)), DIGITS, pinned)
-        assert (config.optimizer.name, config.optimizer.peak_lr) == ("rmsprop", 0.003)
-    with pytest.raises(ConfigError, match="no learning rate rule .* got 'rmsprop'.*--set peak_lr="):
-        BUILT_IN["large_batch"](StandInTrial(random.Random(0)), DIGITS, {"optimizer.name": "rmsprop"})
 
 
 @SPACES
@@ -196,18 +158,6 @@ def test_initial_points_are_the_centre_of_each_optimizers_prior() -> None:
         momentum = config.optimizer.momentum if name in ("lars", "sgd") else 0.9
         centre = peak_lr_centre(name, batch, 12 * (1437 // batch), momentum)
         assert config.optimizer.peak_lr == pytest.approx(centre)
-
-
-def test_smoke_is_short() -> None:
-    assert BUILT_IN["smoke"].defaults == {"trials": 4, "max_epochs": 3}
-    assert len(BUILT_IN["smoke"].doc) < 80
-
-
-def test_lr_warmup_searches_those_two_at_one_batch() -> None:
-    ranges = check_space(BUILT_IN["lr_warmup"], DIGITS)
-    assert ranges["global_batch_size"].choices == (512,)
-    searched = [name for name, r in ranges.items() if r.kind != "derived"]
-    assert searched == ["global_batch_size", "optimizer", "lr_multiplier", "warmup_epochs"]
 
 
 @pytest.mark.parametrize(("batch", "momentum"), [(1024, 0.75), (256, 0.9), (16, 0.9)])

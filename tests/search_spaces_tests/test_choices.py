@@ -59,13 +59,6 @@ def test_each_choice_is_a_plain_value_that_a_study_keeps_as_it_is(choices: Any, 
         assert (found, type(found)) == (stored, type(stored)) == (trial.params["c"], type(trial.params["c"]))
 
 
-def test_numpys_numbers_also_bound_ranges():
-    trial = StandInTrial(random.Random(0))
-    trial.suggest_int("i", np.int64(1), np.int64(3))  # type: ignore[arg-type]
-    trial.suggest_float("x", np.float32(0), np.float64(1))  # type: ignore[arg-type]
-    assert all(json.dumps(vars(one)) for one in trial.distributions.values())
-
-
 @pytest.mark.parametrize(
     ("choices", "words"),
     [
@@ -114,13 +107,3 @@ def test_set_takes_values_of_the_grid_alone(tmp_path, pinned, words):
     space = space_of(tmp_path, GRIDS)
     assert words in refused(space, **pinned)
     assert check_parameters(space, WORKLOAD, {"j": 6, "x": 0.6}) == {"j": 6, "x": 0.6}
-
-
-def test_a_grid_that_moves_from_trial_to_trial_is_none():
-    def moving(trial, workload):
-        trial.suggest_int("j", trial.suggest_categorical("from", [0, 1]), 10, step=3)
-        return workload.config()
-
-    space = Space("moving", moving, "built-in", "", "")
-    found = check_space(space, WORKLOAD)["j"]
-    assert (found.low, found.high, found.step) == (0, 10, None)

@@ -40,16 +40,6 @@ def test_mlperfs_lars_is_a_point_of_the_space() -> None:
     assert (found["one_minus_momentum"], found["weight_decay"]) == (pytest.approx(0.06), 2.5e-5)
 
 
-def test_what_lies_outside_becomes_the_end_of_the_range() -> None:
-    far = TrainConfig(epochs=12).replace_keys(
-        {"optimizer.name": "sgd", "peak_lr": 100.0, "momentum": 0.5, "weight_decay": 0.0, "global_size": 256}
-    )
-    found = nearest_parameters(SPACE, far, DIGITS)
-    assert found is not None
-    assert (found["lr_multiplier"], found["one_minus_momentum"], found["weight_decay"]) == (16.0, 0.3, 1e-5)
-    assert found["warmup_epochs"] == pytest.approx(0.6) and found["label_smoothing"] == 0.0
-
-
 @pytest.mark.parametrize(
     ("changes", "pinned"),
     [

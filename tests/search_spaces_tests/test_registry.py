@@ -71,16 +71,6 @@ def test_a_relative_path_loads_and_leaves_the_import_path_alone(tmp_path, monkey
     assert not list(tmp_path.glob("__pycache__/my_space*"))
 
 
-def test_a_dataclass_in_the_file_works(tmp_path: Path) -> None:
-    text = (
-        "from __future__ import annotations\nfrom dataclasses import dataclass\n\n\n@dataclass\nclass R:\n"
-        "    low: float = 0.3\n\n\ndef space(trial, workload):\n    return workload.config({'peak_lr': R().low})\n"
-    )
-    space = load_space(write(tmp_path, text))
-    check_space(space, WORKLOAD)
-    assert space(StandInTrial(None), WORKLOAD).optimizer.peak_lr == 0.3
-
-
 def test_the_fingerprint_follows_the_text(tmp_path: Path) -> None:
     first = load_space(write(tmp_path, GOOD))
     again = load_space(write(tmp_path, GOOD))
@@ -102,18 +92,12 @@ def test_a_space_that_takes_its_priors_from_us_follows_their_text(tmp_path, monk
 
 def test_unknown_names_are_refused_with_the_nearest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "got 'large_bacth'. Did you mean 'large_batch'?" in load_refusal("large_bacth")
-    assert "large_batch, lr_warmup, smoke" in load_refusal("zzz")
+    assert "large_batch, smoke" in load_refusal("zzz")
     assert "got 'large_batch:space'" in load_refusal("large_batch:space")
     write(tmp_path, GOOD)
     monkeypatch.chdir(tmp_path)
     assert "Did you mean 'my_space.py'?" in load_refusal("my_space")
     assert "got ''" in load_refusal("")
-
-
-def test_a_file_from_an_editor_of_windows_loads(tmp_path: Path) -> None:
-    path = tmp_path / "my_space.py"
-    path.write_bytes(b"\xef\xbb\xbf" + GOOD.replace("\n", "\r\n").encode())
-    assert load_space(str(path)).name == "my_space"
 
 
 def test_files_that_are_not_there_are_refused_in_one_line(tmp_path: Path) -> None:
@@ -177,11 +161,6 @@ def test_what_optuna_would_refuse_during_the_search_is_refused_before(tmp_path: 
     assert "suggests 'lr' with different kinds" in check_refusal(path, across)
 
 
-def test_edges_of_a_range_are_tried(tmp_path: Path) -> None:
-    body = "lr = trial.suggest_float('lr', 0.0, 1.0)\nreturn workload.config({'peak_lr': lr})"
-    assert "optimizer.peak_lr must be > 0 and <= 10000; got 0.0" in check_refusal(str(tmp_path / "bad.py"), body)
-
-
 def test_initial_points_are_checked(tmp_path: Path) -> None:
     point = "\n\ndef initial_points(workload):\n    return [{'peak_lr': 7.0}]\n"
     with pytest.raises(ConfigError, match="'peak_lr' cannot be 7.0: it takes 0.01 … 1 .log. in initial_points"):
@@ -206,14 +185,9 @@ def test_ranges_of_moving_parameters_are_merged(tmp_path: Path) -> None:
     assert not [name for name in ranges if name.startswith("peak_lr[")]
 
 
-def test_the_check_is_deterministic() -> None:
-    first, again = (check_space(BUILT_IN["large_batch"], WORKLOAD, seed=3) for _ in range(2))
-    assert first == again
-
-
 def test_a_pinned_batch_is_not_searched_and_moves_the_rate() -> None:
-    space = BUILT_IN["lr_warmup"]
-    trial = StandInTrial(None, fixed={"optimizer": "sgd", "lr_multiplier": 1.0})
+    space = BUILT_IN["large_batch"]
+    trial = StandInTrial(None, fixed={"optimizer": "sgd", "lr_multiplier": 1.0, "one_minus_momentum": 0.1})
     config = space(trial, WORKLOAD, {"global_size": 1024, "seed": 5})
     assert "global_batch_size" not in trial.params
     assert (config.batch.global_size, config.optimizer.peak_lr, config.seed) == (1024, pytest.approx(0.4), 5)
@@ -231,13 +205,6 @@ def test_pinned_values_reach_parameters_of_other_names() -> None:
     assert "lr_multiplier" not in trial.params
 
 
-def test_pinned_epochs_move_the_warmup() -> None:
-    trial = StandInTrial(None)
-    config = BUILT_IN["large_batch"](trial, WORKLOAD, {"epochs": 4})
-    assert config.epochs == 4
-    assert trial.distributions["warmup_epochs"].high == pytest.approx(1.4)
-
-
 def test_initial_points_of_a_pinned_optimizer_are_not_repeated() -> None:
     space = BUILT_IN["large_batch"]
     points = space.initial_points(WORKLOAD, {"optimizer.name": "lars", "batch.global_size": 512})
@@ -253,11 +220,6 @@ def test_pinned_values_that_cannot_be_are_refused() -> None:
         check_space(BUILT_IN["large_batch"], WORKLOAD, pinned={"batch.global_size": 4096})
     with pytest.raises(ConfigError, match="at most 12"):
         check_space(BUILT_IN["large_batch"], WORKLOAD, pinned={"epochs": 30})
-
-
-def test_an_impossible_workload_is_refused() -> None:
-    with pytest.raises(ConfigError, match="workload.train_size must be at least 2; got 0"):
-        dataclasses.replace(WORKLOAD, train_size=0)
 
 
 @pytest.mark.parametrize("name", ["search_spaces", "train_loop"])

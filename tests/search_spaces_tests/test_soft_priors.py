@@ -42,11 +42,6 @@ def test_quantiles_are_those_of_scipys_log_normal_cut_off_at_the_range(centre, f
     assert low <= ours.value(0.0, low, high) and ours.value(1.0, low, high) <= high
 
 
-def test_a_centre_far_outside_of_the_range_still_gives_values_of_the_range() -> None:
-    far = LogNormal(1e12, 1.5)
-    assert 1.0 <= far.value(0.5, 1.0, 2.0) <= 2.0
-
-
 @pytest.mark.parametrize(("centre", "factor"), [(0.0, 4.0), (-1.0, 4.0), (1.0, 1.0), (math.inf, 4.0), (1.0, math.nan)])
 def test_a_prior_that_cannot_be_is_refused(centre: float, factor: float) -> None:
     with pytest.raises(ConfigError, match="a centre above 0 and a factor above 1"):
@@ -57,7 +52,6 @@ def test_rates_are_searched_widely_and_mostly_near_their_centre() -> None:
     wide = check_space(BUILT_IN["large_batch"], WORKLOAD)["lr_multiplier"]
     assert (wide.low, wide.high) == (1 / 16, 16.0)
     assert wide.describe() == "0.0625 … 16 (log), mostly 0.25 … 4"
-    assert check_space(BUILT_IN["lr_warmup"], WORKLOAD)["lr_multiplier"].describe() == wide.describe()
 
 
 def test_the_published_rates_of_imagenet_are_where_most_trials_are_drawn() -> None:
@@ -92,8 +86,3 @@ def test_what_is_no_prior_or_of_no_logarithmic_parameter_is_refused_in_one_line(
     with pytest.raises(ConfigError, match=words) as caught:
         check_space(load_space(str(path)), WORKLOAD)
     assert "\n" not in str(caught.value)
-
-
-def test_a_prior_of_a_fixed_parameter_is_not_used() -> None:
-    ranges = check_space(BUILT_IN["large_batch"], WORKLOAD, pinned={"optimizer.peak_lr": 1.0})
-    assert "lr_multiplier" not in ranges

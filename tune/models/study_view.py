@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
-from heapq import nsmallest
 from typing import Any, cast
 
 from optuna.study import Study
@@ -14,30 +13,8 @@ Shown = Callable[[list[FrozenTrial]], Sequence[FrozenTrial]]
 
 
 MOST_TRIALS = 500
-"""A sampler or pruner sees at most this many trials, so that a decision costs the same in a study of 10,000."""
-
-
-def best_and_recent(
-    trials: Sequence[FrozenTrial], *, maximize: bool, frontier: str | None = None, most: int = MOST_TRIALS
-) -> list[FrozenTrial]:
-    """All of ``trials``, if they are at most ``most``; else the more recent half of ``most``, the best finished ones
-    before them, and all that still run, in the order of their numbers.
-
-    Args:
-        maximize: whether a larger value is better.
-        frontier: the parameter whose values are compared separately, see ``SearchFacts``.
-    """
-    if len(trials) <= most:
-        return list(trials)
-    cut = len(trials) - most // 2
-    finished: dict[object, list[FrozenTrial]] = {}
-    for trial in trials[:cut]:
-        if trial.state == TrialState.COMPLETE and trial.values:
-            finished.setdefault(trial.params.get(frontier or ""), []).append(trial)
-    room, sign = (most - most // 2) // max(1, len(finished)), -1 if maximize else 1
-    best = {t.number for them in finished.values() for t in nsmallest(room, them, key=lambda t: sign * t.values[0])}
-    # Also old ones that still run: TPE's constant liar keeps new trials away from them.
-    return [*(t for t in trials[:cut] if t.number in best or t.state == TrialState.RUNNING), *trials[cut:]]
+"""A sampler or pruner sees at most this many trials, the latest ones, so that a decision costs the same in a study of
+10,000."""
 
 
 Notes = list[tuple[int, str, object]]

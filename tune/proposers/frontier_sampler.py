@@ -40,12 +40,13 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
 from bigbatch.tune.models.protocol import Proposer, SearchFacts
-from bigbatch.tune.models.study_view import best_and_recent, view_of
+from bigbatch.tune.models.study_view import MOST_TRIALS, view_of
 from bigbatch.tune.proposers.passing_sampler import Asked, PassingSampler
 from bigbatch.tune.runs.feasible import is_infeasible
 from bigbatch.tune.runs.frontier import answer_index
 from bigbatch.tune.runs.metrics import ceiling_of
 from bigbatch.tune.runs.run import Kind, as_shown, earlier_of, kind_of, ordered_values
+from bigbatch.tune.runs.study_index import StudyIndex
 
 
 class _Tried(NamedTuple):
@@ -76,34 +77,49 @@ def frontier_values(facts: SearchFacts) -> tuple[object, ...]:
     raise ValueError(f"no choice and no whole number: {facts.frontier!r}")
 
 
-def next_value(facts: SearchFacts, study: Study, number: int) -> object:
-    """The frontier's value for the new trial ``number``, by what was tried of each."""
-    values, tried = frontier_values(facts), _tried(facts, study, number)
-    places, trials = range(len(values)), facts.trials
-    if facts.open_ended:  # then that is a guess
-        trials = max(trials, sum(one.trials for one in tried) + 1)
-    least = math.ceil(trials / len(values) / 2)
-    # Of equal ones the largest comes first, then the smallest, with which all others are compared.
-    fewest = min(places, key=lambda i: (tried[i].trials, i < len(values) - 1, i > 0, -i))
-    if tried[fewest].trials < least:
-        return values[fewest]
-    worth = _worth(facts, tried)
-    return values[max(places, key=lambda i: (worth[i], i))]
+class TrialAllocator(StudyIndex):
+    """Chooses the frontier's value of each new trial, by what was tried of each."""
 
+    def __init__(self, facts: SearchFacts) -> None:
+        self._facts = facts
+        super().__init__()
 
-def _tried(facts: SearchFacts, study: Study, number: int) -> list[_Tried]:
-    """The trials of each value, without this one and those that another one repeats or continues."""
-    trials = study.get_trials(deepcopy=False)
-    left_out = {number, *(earlier_of(trial) for trial in trials)}
-    count, gains = Counter[object](), dict[object, list[float]]()
-    for trial in trials:
-        if trial.number in left_out or kind_of(trial) == Kind.CONFIRMATION:
-            continue
-        value = _own_value(facts, trial)
-        count[value] += 1
-        if trial.state == TrialState.COMPLETE and trial.values:
-            gains.setdefault(value, []).append(facts.objective.gain(trial.values[0]))
-    return [_Tried.of(count[value], gains.get(value, [])) for value in frontier_values(facts)]
+    def next_value(self, study: Study, number: int) -> object:
+        """The frontier's value for the new trial ``number``."""
+        self.update(study)
+        values, tried = frontier_values(self._facts), self._tried(number)
+        places, trials = range(len(values)), self._facts.trials
+        if self._facts.open_ended:  # then that is a guess
+            trials = max(trials, sum(one.trials for one in tried) + 1)
+        least = math.ceil(trials / len(values) / 2)
+        # Of equal ones the largest comes first, then the smallest, with which all others are compared.
+        fewest = min(places, key=lambda i: (tried[i].trials, i < len(values) - 1, i > 0, -i))
+        if tried[fewest].trials < least:
+            return values[fewest]
+        worth = _worth(self._facts, tried)
+        return values[max(places, key=lambda i: (worth[i], i))]
+
+    def _tried(self, number: int) -> list[_Tried]:
+        """The trials of each value, without this one and those that another one repeats or continues."""
+        counted = [found for n, found in self._found.items() if n != number and n not in self._replaced]
+        count, gains = Counter(value for value, _ in counted), dict[object, list[float]]()
+        for value, gain in counted:
+            if gain is not None:
+                gains.setdefault(value, []).append(gain)
+        return [_Tried.of(count[value], gains.get(value, [])) for value in frontier_values(self._facts)]
+
+    def _forget(self) -> None:
+        self._found: dict[int, tuple[object, float | None]] = {}
+        """By number: the trial's value, and the gain of a complete one."""
+        self._replaced: set[int | None] = set()
+
+    def _take(self, place: int, trials: Sequence[FrozenTrial]) -> None:
+        trial = trials[place]
+        self._replaced.add(earlier_of(trial))
+        if kind_of(trial) != Kind.CONFIRMATION:
+            done = trial.state == TrialState.COMPLETE and trial.values
+            gain = self._facts.objective.gain(trial.values[0]) if done else None
+            self._found[trial.number] = (_own_value(self._facts, trial), gain)
 
 
 def _own_value(facts: SearchFacts, trial: FrozenTrial) -> object:
@@ -154,14 +170,15 @@ def at_frontier(inner: Proposer, facts: SearchFacts, *, sees_all: bool) -> Propo
     Args:
         sees_all: whether ``inner`` sees the study as it is.
     """
-    return lambda number: FrontierSampler(facts, inner(number), sees_all=sees_all)
+    shares = TrialAllocator(facts)
+    return lambda number: FrontierSampler(facts, inner(number), shares, sees_all=sees_all)
 
 
 class FrontierSampler(PassingSampler):
     """Samples one trial, at the frontier's value whose turn it is."""
 
-    def __init__(self, facts: SearchFacts, inner: BaseSampler, *, sees_all: bool) -> None:
-        self._facts, self._inner, self._sees_all = facts, inner, sees_all
+    def __init__(self, facts: SearchFacts, inner: BaseSampler, shares: TrialAllocator, *, sees_all: bool) -> None:
+        self._facts, self._inner, self._shares, self._sees_all = facts, inner, shares, sees_all
         self._value: object = None
         self._ranked: list[FrozenTrial] | None = None
         self._ranked_of = -1
@@ -190,7 +207,7 @@ class FrontierSampler(PassingSampler):
     def _pinned(self, study: Study, trial: FrozenTrial) -> FrozenTrial:
         if self._value is None:
             chosen = _own_value(self._facts, trial)
-            self._value = next_value(self._facts, study, trial.number) if chosen is None else chosen
+            self._value = self._shares.next_value(study, trial.number) if chosen is None else chosen
         # Optuna takes a value from here without asking the sampler for it.
         fixed = {**trial.system_attrs.get("fixed_params", {}), self._facts.frontier: self._value}
         return as_shown(trial, system_attrs={**trial.system_attrs, "fixed_params": fixed})
@@ -200,9 +217,7 @@ class FrontierSampler(PassingSampler):
 
     def _rank(self, trials: list[FrozenTrial]) -> list[FrozenTrial]:
         if self._ranked is None or self._ranked_of != len(trials):  # the same for the whole proposal
-            maximize = self._facts.objective.direction == "maximize"
-            some = best_and_recent(trials, maximize=maximize, frontier=self._facts.frontier)
-            self._ranked, self._ranked_of = among_peers(self._facts, some), len(trials)
+            self._ranked, self._ranked_of = among_peers(self._facts, trials[-MOST_TRIALS:]), len(trials)
         return self._ranked
 
 

@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler
@@ -42,39 +42,36 @@ class PassingSampler(BaseSampler):
         """Within which the other sampler is asked."""
         return nullcontext()
 
-    def before_trial(self, study: Study, trial: FrozenTrial) -> None:
-        """As the other sampler."""
+    def _ask(self, method: str, study: Study, trial: FrozenTrial, *more: object) -> Any:
         asked = self.asked(study, trial)
         with self.around():
-            asked.sampler.before_trial(asked.study, asked.trial)
+            return getattr(asked.sampler, method)(asked.study, asked.trial, *more)
+
+    def before_trial(self, study: Study, trial: FrozenTrial) -> None:
+        """As the other sampler."""
+        self._ask("before_trial", study, trial)
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         """As the other sampler."""
-        asked = self.asked(study, trial)
-        with self.around():
-            return asked.sampler.infer_relative_search_space(asked.study, asked.trial)
+        found: dict[str, BaseDistribution] = self._ask("infer_relative_search_space", study, trial)
+        return found
 
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, object]:
         """As the other sampler."""
-        asked = self.asked(study, trial)
-        with self.around():
-            return asked.sampler.sample_relative(asked.study, asked.trial, search_space)
+        found: dict[str, object] = self._ask("sample_relative", study, trial, search_space)
+        return found
 
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> object:
         """As the other sampler."""
-        asked = self.asked(study, trial)
-        with self.around():
-            return asked.sampler.sample_independent(asked.study, asked.trial, param_name, param_distribution)
+        return self._ask("sample_independent", study, trial, param_name, param_distribution)
 
     def after_trial(self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None) -> None:
         """As the other sampler."""
-        asked = self.asked(study, trial)
-        with self.around():
-            asked.sampler.after_trial(asked.study, asked.trial, state, values)
+        self._ask("after_trial", study, trial, state, values)
 
 
 class ShownSampler(PassingSampler):

@@ -30,7 +30,7 @@ from collections.abc import Sequence, Set
 from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
-from bigbatch.tune.models.study_view import best_and_recent, view_of
+from bigbatch.tune.models.study_view import MOST_TRIALS, view_of
 from bigbatch.tune.runs.feasible import is_infeasible
 from bigbatch.tune.runs.run import as_shown, has_diverged, replaced_trials, was_refused
 
@@ -43,8 +43,7 @@ def shown_to_tpe(study: Study) -> Study:
     maximize = directions[0] == StudyDirection.MAXIMIZE
 
     def shown(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
-        some = best_and_recent(trials, maximize=maximize)
-        return as_pruned_view(with_bad_ends(some, directions), maximize)
+        return as_pruned_view(with_bad_ends(trials[-MOST_TRIALS:], directions), maximize)
 
     return view_of(study, shown)
 

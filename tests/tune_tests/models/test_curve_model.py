@@ -7,7 +7,6 @@ from threadpoolctl import threadpool_info, threadpool_limits
 
 from bigbatch.tune.models import curve_model
 from bigbatch.tune.models.curve_model import (
-    MARGIN,
     CurveModel,
     CurvePoints,
     Scale,
@@ -74,13 +73,6 @@ def test_a_cut_curve_is_continued_like_the_whole_ones_beside_it():
     mean, sd = model.predict(CurvePoints(x[cut][:, None], np.ones(5), cut))
     truth = model.standardised(scale.warp(course[-1] - 0.3 * x[cut]))
     assert np.abs(mean - truth).max() < 0.35 and np.all(np.abs(mean - truth) < 3 * sd)
-
-
-def test_the_scale_spreads_what_is_near_the_best():
-    scale = Scale.of(np.array([0.1, 0.5, 0.76]), low=0.001)
-    assert scale.warp(0.76) == pytest.approx(-np.log(MARGIN))
-    assert scale.warp(0.001) == pytest.approx(-np.log(1 + MARGIN))
-    assert scale.warp(0.76) - scale.warp(0.75) > 5 * (scale.warp(0.12) - scale.warp(0.11))
 
 
 def test_at_most_so_many_points_are_kept_the_ends_first_and_some_of_the_bad():

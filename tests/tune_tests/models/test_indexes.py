@@ -3,17 +3,16 @@
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import optuna
 import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution
-from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
+from optuna.trial import FrozenTrial, Trial, TrialState
 
 from bigbatch.tune.models.curve_history import CurveHistory
 from bigbatch.tune.models.protocol import Dimension, SearchFacts
-from bigbatch.tune.models.study_view import MOST_TRIALS, best_and_recent
+from bigbatch.tune.proposers.frontier_sampler import TrialAllocator
 from bigbatch.tune.proposers.passing_sampler import OwnTrials
 from bigbatch.tune.runs.objective import Objective
 from bigbatch.tune.runs.run import (
@@ -120,7 +119,7 @@ def test_after_each_event_an_index_says_what_the_study_says(storage, seed, tmp_p
     store = StudyStore.create(tmp_path / "s", "s", {}, None) if storage == "journal" else None
     study = store.study if store else optuna.create_study(direction="maximize")
     events, hidden = Events(study, seed), OwnTrials()
-    curves, look = CurveHistory(FACTS), PausedTrials(FACTS)
+    curves, look, shares = CurveHistory(FACTS), PausedTrials(FACTS), TrialAllocator(FACTS)
     for _ in range(250):
         events.next()
         trials = study.get_trials(deepcopy=False)
@@ -147,6 +146,7 @@ def test_after_each_event_an_index_says_what_the_study_says(storage, seed, tmp_p
         assert look.configurations == sum(
             CONTINUES_ATTR not in t.user_attrs and RETRIES_ATTR not in t.user_attrs for t in searched
         )
+        assert shares.next_value(study, len(trials)) == TrialAllocator(FACTS).next_value(study, len(trials))
     assert len(trials) > 40 and any(CONFIRMS_ATTR in t.user_attrs for t in trials)
     assert any(CONTINUES_ATTR in t.user_attrs for t in trials)
     if store:
@@ -173,55 +173,3 @@ def test_of_many_curves_the_recent_the_best_of_each_batch_and_some_others_are_sh
     again.take_in(study.get_trials())
     assert in_words(again) == in_words(history)
     assert [c.number for c in again.shown(most=40)] == [c.number for c in history.shown(most=40)]
-
-
-def test_of_many_waiting_trials_the_best_of_each_epoch_are_predicted():
-    study = optuna.create_study(direction="maximize")
-    for number in range(60):
-        trial = study.ask(SPACE)
-        epochs = 1 + number % 2
-        for epoch in range(1, epochs + 1):
-            trial.report(number / 100 + 0.5 * (epoch - 1), epoch)
-        trial.set_user_attr(PAUSED_ATTR, epochs)
-        study.tell(trial, state=TrialState.PRUNED)
-    index = PausedTrials(replace(FACTS, frontier=None))
-    index.update(study)
-    assert index.waiting(None) == list(range(60))
-    assert index.waiting(None, most=10) == list(range(50, 60)), "not only those that have a second epoch"
-
-
-def test_an_index_of_another_study_begins_anew():
-    one, other = (optuna.create_study(direction="maximize") for _ in range(2))
-    for number, study in enumerate((one, one, other)):
-        trial = study.ask(SPACE)
-        trial.report(number, EPOCHS)
-        study.tell(trial, number)
-    curves = CurveHistory(FACTS)
-    found = []
-    for study in (one, other, one):
-        curves.update(study)
-        found.append(len(curves))
-    assert found == [2, 1, 2]
-
-
-def trials(count: int, running: int) -> list[FrozenTrial]:
-    """Finished trials whose value is 1/7 of their number modulo 7; number ``running`` still runs."""
-    study = optuna.create_study(direction="maximize")
-    for number in range(count):
-        if number == running:
-            study.add_trial(create_trial(state=TrialState.RUNNING, params={}, distributions={}))
-        else:
-            study.add_trial(create_trial(value=number % 7 / 7))
-    return study.get_trials(deepcopy=False)
-
-
-def test_of_a_large_study_the_best_the_recent_and_the_running_ones_are_seen_in_order() -> None:
-    many = trials(4 * MOST_TRIALS, running=3)
-    assert best_and_recent(many[:MOST_TRIALS], maximize=True) == many[:MOST_TRIALS]
-    for maximize, value in ((True, 6 / 7), (False, 0.0)):
-        seen = best_and_recent(many, maximize=maximize)
-        numbers = [trial.number for trial in seen]
-        assert numbers == sorted(set(numbers)) and len(seen) == MOST_TRIALS + 1
-        assert seen[-MOST_TRIALS // 2 :] == many[-MOST_TRIALS // 2 :]
-        earlier = seen[: -MOST_TRIALS // 2]
-        assert 3 in numbers and {t.value for t in earlier if t.state == TrialState.COMPLETE} == {value}

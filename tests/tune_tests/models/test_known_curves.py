@@ -4,19 +4,17 @@ import numpy as np
 import optuna
 import pytest
 from optuna.distributions import FloatDistribution
-from optuna.trial import FrozenTrial
 from scipy.stats import spearmanr
 from warm_start import measure
 
 from bigbatch.tune.models.curve_data import CurveEncoder
 from bigbatch.tune.models.curve_model import MAX_POINTS
-from bigbatch.tune.models.known_curves import KNOWN_POINTS, known_curves, known_prediction, rank_correlation
+from bigbatch.tune.models.known_curves import KNOWN_POINTS, known_curves, rank_correlation
 from bigbatch.tune.models.protocol import Dimension, SearchFacts
 from bigbatch.tune.models.unit_space import UnitSpace
 from bigbatch.tune.proposers.curves import CurvesSampler
 from bigbatch.tune.runs.knowledge import KnownStudy, KnownTrial
 from bigbatch.tune.runs.objective import Objective
-from helpers.lone_studies import made
 
 RATE = Dimension("lr", FloatDistribution(0.001, 1.0, log=True))
 
@@ -85,42 +83,6 @@ def test_a_study_whose_best_learn_nothing_here_is_left_out_at_once_and_believed_
         study.tell(trial, end)
         believed.append(encoder.trusted(study))
     assert believed == [(0,), (), (), (), (), (), (), (0,)]
-
-
-DISTRIBUTION = FloatDistribution(0.0, 1.0)
-FACTS = SearchFacts((Dimension("x", DISTRIBUTION), Dimension("y", DISTRIBUTION)), trials=20, max_epochs=4)
-
-
-def height(x: float, y: float) -> float:
-    """Highest at (0.3, 0.6)."""
-    return 0.9 - (x - 0.3) ** 2 - (y - 0.6) ** 2
-
-
-def known(sign: float = 1.0, name: str = "runs/old") -> KnownStudy:
-    """Forty trials in two batches. The larger one is worse by more than the height is high."""
-    places = np.random.default_rng(1).random((40, 2))
-    trials = [
-        KnownTrial(i, {"x": x, "y": y}, {4: sign * height(x, y) - 2.0 * (i % 2)}, 4, group=64 * (1 + i % 2))
-        for i, (x, y) in enumerate(places.tolist())
-    ]
-    return KnownStudy(name, tuple(trials))
-
-
-def finished(number: int, x: float, y: float, label: str | None = None) -> FrozenTrial:
-    """A trial of this search."""
-    attrs = {"enqueued": label} if label else {}
-    trial = made({"x": x, "y": y}, {"x": DISTRIBUTION, "y": DISTRIBUTION}, {4: height(x, y)}, **attrs)
-    trial.number = number
-    return trial
-
-
-def test_a_study_of_two_batches_predicts_the_hill_that_both_have():
-    asked = [{"x": x, "y": y} for x, y in np.random.default_rng(2).random((60, 2)).tolist()]
-    predicted = known_prediction(known(), FACTS, asked)
-    truth = [height(one["x"], one["y"]) for one in asked]
-    assert spearmanr(predicted, truth).statistic > 0.85
-    assert spearmanr(known_prediction(known(-1.0), FACTS, asked), truth).statistic < -0.85
-    assert known_prediction(KnownStudy("runs/nothing", ()), FACTS, asked).tolist() == [0.0] * 60
 
 
 def test_the_rank_correlation_is_spearmans():

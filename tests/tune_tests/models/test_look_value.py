@@ -6,17 +6,17 @@ from dataclasses import replace
 import numpy as np
 import optuna
 import pytest
-from optuna.distributions import CategoricalDistribution, FloatDistribution
+from optuna.distributions import FloatDistribution
 from optuna.trial import FrozenTrial, TrialState
 from scipy.stats import spearmanr
 
 from bigbatch.tune.budget.budget import Limits
-from bigbatch.tune.models.look_value import LookedRun, chance_of_little, first_looks, is_let_go, looked_of
+from bigbatch.tune.models.look_value import LookedRun, chance_of_little, is_let_go, looked_of
 from bigbatch.tune.models.protocol import Dimension, SearchFacts, TrialDecision
 from bigbatch.tune.runs.objective import Objective
 from bigbatch.tune.runs.run import CONTINUES_ATTR, GIVEN_ATTR, PAUSED_ATTR, RETRIES_ATTR
 from bigbatch.tune.strategies import make_strategy
-from helpers.lone_studies import made, new_study, next_trial
+from helpers.lone_studies import made, new_study
 from helpers.simulated_search import BATCH, BATCHES, EPOCHS, BudgetedSearch
 
 X = {"x": FloatDistribution(0, 1)}
@@ -58,54 +58,6 @@ def test_as_large_a_part_of_any_ten_or_more_trials_is_let_go(chance: float, seed
         for count in (10, 40):
             let_go = sum(is_let_go(chance, number, seed) for number in range(first, first + count))
             assert abs(let_go - chance * count) < 2
-
-
-@pytest.mark.parametrize(("batches", "slots"), [(2, 8), (4, 8), (6, 4)])
-def test_each_batch_has_its_part_of_the_trials_that_are_let_go(batches: int, slots: int) -> None:
-    """Batches come in turn and every fourth slot continues a trial, so that a batch's trials have related numbers."""
-    dimensions = (Dimension("batch", CategoricalDistribution(tuple(range(batches)))), FACTS.dimensions[0])
-    facts = replace(FACTS, dimensions=dimensions, slots=slots, frontier="batch", open_ended=True)
-    strategy, study = make_strategy("random", "look", facts), new_study()
-    decisions: dict[int, list[TrialDecision]] = {batch: [] for batch in range(batches)}
-    for _ in range(12 * batches + first_looks(facts) + slots):
-        if (going_on := strategy.to_continue(study)) is not None:
-            study.enqueue_trial(going_on.params, user_attrs={CONTINUES_ATTR: going_on.number})
-        trial = next_trial(study, strategy)
-        batch = trial.suggest_categorical("batch", tuple(range(batches)))
-        trial.suggest_float("x", 0, 1)
-        if going_on is not None:
-            continue
-        trial.report(0.1, 1)
-        trial.report(0.2, 2)
-        decision = strategy.look(study, study.get_trials()[trial.number], 2)
-        if trial.number >= first_looks(facts):
-            decisions[batch].append(decision)
-        else:
-            assert decision == TrialDecision.PAUSE, "the first round is looked at as a whole"
-        trial.set_user_attr(PAUSED_ATTR, 2)
-        study.tell(trial, state=TrialState.PRUNED)
-    for found in decisions.values():
-        assert len(found) >= 6 and abs(found.count(TrialDecision.GO_ON) - 0.345 * len(found)) < 2
-
-
-def test_a_run_that_was_let_go_counts_as_one_that_goes_on_while_it_runs() -> None:
-    """Else a poor paused trial of its batch would go before a good one of another."""
-    dimensions = (Dimension("batch", CategoricalDistribution((32, 64))), FACTS.dimensions[0])
-    facts = replace(FACTS, dimensions=dimensions, frontier="batch", open_ended=True)
-    strategy, study = make_strategy("random", "look", facts), new_study()
-
-    def add(batch: int, x: float, values: dict[int, float], state: TrialState, **attrs: int) -> None:
-        names = {d.name: d.distribution for d in dimensions}
-        study.add_trial(made({"batch": batch, "x": x}, names, values, state, **attrs))
-
-    for i in range(3):
-        add(32, i / 10, dict.fromkeys(range(1, 11), 0.5), TrialState.RUNNING)
-    add(32, 0.5, {1: 0.1, 2: 0.12}, TrialState.PRUNED, **{PAUSED_ATTR: 2})
-    add(64, 0.5, dict.fromkeys(range(1, 21), 0.5), TrialState.COMPLETE)
-    add(64, 0.6, {1: 0.6, 2: 0.7}, TrialState.PRUNED, **{PAUSED_ATTR: 2})
-    add(64, 0.7, {1: 0.6, 2: 0.8}, TrialState.PRUNED, **{PAUSED_ATTR: 2})
-    found = strategy.to_continue(study, lambda trial: True)
-    assert found is not None and found.params["batch"] == 64
 
 
 @pytest.mark.parametrize("open_ended", [True, False])

@@ -11,7 +11,6 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from bigbatch.search_spaces.trial import SpaceTrial
 from bigbatch.tune.proposers.shown_trials import with_bad_ends
-from bigbatch.tune.runs.feasible import INFEASIBLE_ATTR
 from bigbatch.tune.runs.knowledge import KnownStudy, KnownTrial
 from bigbatch.tune.runs.objective import Objective, TimeToTarget
 from bigbatch.tune.runs.run import CONTINUES_ATTR, DIVERGED_ATTR, PAUSED_ATTR, REFUSED_ATTR, has_diverged
@@ -104,12 +103,6 @@ def test_what_was_refused_is_a_bad_end_if_all_its_parameters_were_drawn():
     partly.number = 2
     found = with_bad_ends([made(0, TrialState.COMPLETE, value=0.3), refused, partly], [UP])
     assert [t.state for t in found] == [TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL]
-
-
-def test_infeasible_trials_stay_what_they_are():
-    """TPE knows the constraints."""
-    beyond = made(1, TrialState.PRUNED, intermediate_values={1: 0.99}, user_attrs={INFEASIBLE_ATTR: {"epoch_s": 0.5}})
-    assert with_bad_ends([made(0, TrialState.COMPLETE, value=0.2), beyond], [UP])[1] is beyond
 
 
 def test_a_search_with_knowledge_makes_the_same_decisions_after_kills(tmp_path: Path):

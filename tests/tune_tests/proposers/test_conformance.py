@@ -10,14 +10,11 @@ from pathlib import Path
 
 import optuna
 import pytest
-from optuna.distributions import CategoricalDistribution, FloatDistribution
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
-from bigbatch.search_spaces.trial import SpaceTrial
 from bigbatch.tune.models.names import STOPPINGS, STRATEGIES
 from bigbatch.tune.models.protocol import Strategy, TrialDecision
-from bigbatch.tune.proposers.samplers import sampler_factory
 from bigbatch.tune.runs.run import CONTINUES_ATTR
 from bigbatch.tune.storage.journal_file import JournalFile, repair_journal
 from bigbatch.tune.storage.store import StudyStore
@@ -90,15 +87,6 @@ def test_a_search_in_postgresql_makes_the_same_decisions_after_kills(strategy, s
         )
 
     same_after_kills(strategy, stopping, in_database, tmp_path)
-
-
-@pytest.mark.parametrize("strategy", PROPOSERS)
-def test_seeds_differ(strategy, tmp_path):
-    searches = [curve_search(strategy, "none", in_memory(tmp_path / str(seed)), seed) for seed in (3, 4)]
-    for search in searches:
-        search.run(until=lambda trials: len(trials) == 5)
-    one, other = ([t.params for t in search.trials] for search in searches)
-    assert one != other and one[1:3] != other[1:3]
 
 
 PAIRS = [("curves", "look"), ("tpe", "asha"), ("random", "asha")]
@@ -266,21 +254,3 @@ def test_a_database_forgets_half_drawn_parameters_too(tmp_path):
     assert whole.params.keys() == {"x"} and "noted by the sampler" in whole.system_attrs
     assert not half.params and half.system_attrs == {"fixed_params": {"x": 0.5}}
     again.close()
-
-
-def test_a_random_value_depends_on_seed_trial_and_name_alone():
-    """Whatever else a trial has drawn before, and in which order."""
-    ranges = {"a": FloatDistribution(0, 1), "b": CategoricalDistribution(["p", "q", "r"]), "c": FloatDistribution(1, 2)}
-    make = sampler_factory("random", 7, 10)
-    drawn = []
-    for order in ("abc", "cab", "c", "b", "a"):
-        study = optuna.create_study(sampler=make(0))
-        trial = study.ask()
-        frozen = study.trials[0]
-        drawn.append({n: study.sampler.sample_independent(study, frozen, n, ranges[n]) for n in order})
-        assert SpaceTrial(trial).number == 0
-    assert all(one[name] == drawn[0][name] for one in drawn for name in one)
-    others = [
-        sampler_factory("random", seed, 10)(0).sample_independent(study, frozen, "a", ranges["a"]) for seed in (8, 9)
-    ]
-    assert len({drawn[0]["a"], *others}) == 3

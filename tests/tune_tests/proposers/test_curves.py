@@ -8,16 +8,15 @@ import numpy as np
 import optuna
 import pytest
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
-from optuna.trial import FrozenTrial, TrialState, create_trial
+from optuna.trial import FrozenTrial, TrialState
 from scipy.stats import spearmanr
 
 from bigbatch.tune.models.curve_data import CurveEncoder
 from bigbatch.tune.models.curve_history import Curve
 from bigbatch.tune.models.curve_model import CurvePoints
 from bigbatch.tune.models.protocol import Dimension, SearchFacts
-from bigbatch.tune.models.unit_space import UnitSpace, position
-from bigbatch.tune.proposers.curves import USUAL, CurvesSampler, startup_trials, surcharge
-from bigbatch.tune.proposers.samplers import PerTrialSampler
+from bigbatch.tune.models.unit_space import position
+from bigbatch.tune.proposers.curves import USUAL, CurvesSampler, surcharge
 from bigbatch.tune.runs.objective import Objective
 from bigbatch.tune.runs.run import DIVERGED_ATTR, EPOCH_ATTR, WORKERS_ATTR
 from bigbatch.tune.strategies import make_strategy
@@ -115,18 +114,6 @@ def test_fixed_values_stay_and_conditions_hold(number):
         assert all(NAMES[n]._contains(NAMES[n].to_internal_repr(v)) for n, v in found.items())
 
 
-def test_what_an_enqueued_trial_leaves_open_is_proposed_to_go_with_it():
-    study = filled(trials=30)
-    study.sampler = PerTrialSampler(make_strategy("curves", "none", FACTS).sampler)
-    rates = {}
-    for batch in (256, 4096):
-        study.enqueue_trial({"batch": batch})
-        trial = study.ask()
-        assert suggest(trial, NAMES)["batch"] == batch
-        rates[batch] = trial.params["lr"]
-    assert rates[4096] > rates[256], "the best rate is proportional to the batch"
-
-
 def test_improvement_is_measured_within_the_frontiers_value():
     """At batch 4096 all is worse. If its own best were not the bar, no candidate would be likely to pass it, and the
     most uncertain one would be taken; so what is proposed there is near the best of its own."""
@@ -143,29 +130,6 @@ def test_improvement_is_measured_within_the_frontiers_value():
         rise(study, trial, (0.95 if batch == 256 else 0.4) - 0.1 * math.log10(rate / 0.1) ** 2, EPOCHS)
     away = [abs(math.log10(proposal(study, 40 + k, {"batch": 4096}, facts)["lr"] / 0.1)) for k in range(8)]
     assert np.median(away) < 0.6
-
-
-def test_startup_is_short_in_a_short_search_and_covers_the_slots_in_a_long_one():
-    def of(trials, slots):
-        return startup_trials(SearchFacts((), trials, 1, slots))
-
-    assert [of(6, 1), of(24, 1), of(60, 1), of(60, 12), of(600, 64)] == [4, 8, 10, 12, 16]
-    assert startup_trials(SearchFacts((), 6, 1, 12, open_ended=True)) == 12, "with a budget alone 6 is a guess"
-
-
-@pytest.mark.parametrize("distribution", [*NAMES.values(), CategoricalDistribution((0, 1, 5))])
-def test_a_coordinate_says_where_a_value_is(distribution):
-    space = UnitSpace([Dimension("x", distribution)])
-    rng = np.random.default_rng(0)
-    values: list[Any] = [space.sample(rng, {})["x"] for _ in range(200)]
-    encoded = np.array([space.encode({"x": v}) for v in values])
-    assert encoded.min() >= 0 and encoded.max() <= 1
-    if isinstance(distribution, CategoricalDistribution) and isinstance(distribution.choices[0], str):
-        assert set(map(tuple, encoded)) == {(0.7, 0, 0), (0, 0.7, 0), (0, 0, 0.7)}
-    else:
-        assert list(np.argsort(encoded[:, 0], kind="stable")) == list(np.argsort(values, kind="stable"))
-    near = [space.neighbour(rng, {"x": values[0]}, {})["x"] for _ in range(50)]
-    assert all(distribution._contains(distribution.to_internal_repr(v)) for v in near)
 
 
 def test_a_logarithmic_range_and_choices_that_are_numbers_are_placed_by_their_logarithm():
@@ -234,18 +198,6 @@ def test_what_was_tried_at_another_batch_is_no_copy(other: bool) -> None:
     assert (sampler._repetition(learned, asked, features) > 0).tolist() == [not other] * 3
 
 
-def test_where_only_bad_configurations_are_new_it_goes_on_between_those_that_were_tried() -> None:
-    """One parameter, whose best value lies in a hundredth of its range."""
-    dims = (Dimension("lr", FloatDistribution(1e-3, 10, log=True)),)
-    facts = SearchFacts(dims, 40, EPOCHS, seed=0, objective=FACTS.objective)
-    study, away = new_study(), []
-    for _ in range(40):
-        trial = next_trial(study, make_strategy("curves", "none", facts))
-        away.append(abs(math.log10(trial._suggest("lr", dims[0].distribution) / 0.17)))
-        rise(study, trial, 0.9 - 0.5 * min(1.0, away[-1]), EPOCHS)
-    assert np.median(away[15:]) < 0.25 and min(away) < 0.02
-
-
 KINDS = CategoricalDistribution(("quick", "slow"))
 COST_DIMENSIONS = (Dimension("x", FloatDistribution(0, 1)), Dimension("kind", KINDS))
 COST_FACTS = SearchFacts(COST_DIMENSIONS, trials=60, max_epochs=10, seed=3, objective=Objective("v", worst=0.0))
@@ -285,22 +237,6 @@ def run(x: float, kind: str, epoch_s: float, more: float = 0.0) -> FrozenTrial:
     config = {"epochs": 10, "schedule": {"warmup_epochs": 0.0}}
     names = {d.name: d.distribution for d in COST_DIMENSIONS}
     return made({"x": x, "kind": kind}, names, values, config=config, **records)
-
-
-def slow_among_proposed(slow_s: float, more: float) -> int:
-    """How many of 20 proposals are slow, after 24 runs of which 8 are slow and come further by ``more``."""
-    study = new_study()
-    for i in range(24):
-        x = (i % 8) / 8
-        study.add_trial(run(x, "slow", slow_s, more) if i % 3 == 0 else run(x, "quick", 10.0))
-    blank = create_trial(state=TrialState.RUNNING)
-    return sum(CurvesSampler(COST_FACTS, n).propose(study, blank, {})["kind"] == "slow" for n in range(24, 44))
-
-
-def test_what_costs_eight_times_as_much_must_promise_much_more() -> None:
-    assert slow_among_proposed(10.0, more=0.01) > 10
-    assert slow_among_proposed(80.0, more=0.01) < 5
-    assert slow_among_proposed(80.0, more=0.1) > 10
 
 
 def test_the_time_of_an_epoch_is_the_median_of_those_of_the_run() -> None:

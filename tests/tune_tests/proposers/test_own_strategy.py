@@ -1,6 +1,5 @@
 """A sampler and a pruner of the user's own, driven by the real manager, and what the plan refuses."""
 
-import itertools
 from pathlib import Path
 
 import optuna
@@ -9,11 +8,9 @@ from optuna.trial import TrialState
 
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.errors import OwnCodeError
-from bigbatch.tune.models.protocol import SearchFacts
 from bigbatch.tune.models.study_view import view_of
-from bigbatch.tune.proposers.own_strategy import check_own_strategy, own_pruner, own_sampler
+from bigbatch.tune.proposers.own_strategy import check_own_strategy
 from bigbatch.tune.runs.run import is_exhausted
-from bigbatch.tune.strategies import make_strategy
 from helpers.conducted import DIMENSIONS, TRIALS, curve_search, in_journal, in_memory, same_after_kills
 
 pytestmark = pytest.mark.without_ray
@@ -91,18 +88,6 @@ def test_an_own_sampler_and_pruner_decide_alike_after_kills(
         assert any(trial.state == TrialState.PRUNED for trial in trials)
 
 
-def test_each_trial_gets_a_seed_of_its_own_that_follows_from_the_searchs(mine: str, tmp_path: Path) -> None:
-    count = itertools.count()
-
-    def proposed(seed: int) -> list[dict[str, object]]:
-        search = curve_search(f"{mine}:keyword", "none", in_memory(tmp_path / str(next(count))), seed=seed).run()
-        return [trial.params for trial in search.trials]
-
-    first = proposed(3)
-    assert first == proposed(3) != proposed(4)
-    assert len({tuple(sorted(params.items())) for params in first}) == len(first)
-
-
 def test_a_sampler_that_has_no_other_configuration_ends_the_search_in_order(mine: str, tmp_path: Path) -> None:
     search = curve_search(f"{mine}:Once", "none", in_journal(tmp_path / "s"))
     while not is_exhausted(search.store.study):
@@ -149,10 +134,3 @@ def test_the_plan_refuses_what_makes_none(mine: str, strategy: str, stopping: st
     own = stopping if stopping == "none" else f"{mine}:{stopping}"
     with pytest.raises(error, match=said):
         check_own_strategy(f"{mine}:{strategy}", own, DIMENSIONS, ["maximize"])
-
-
-def test_optunas_own_classes_can_be_named_where_a_file_imports_them(mine: str) -> None:
-    strategy = make_strategy(f"{mine}:RandomSampler", "none", SearchFacts(DIMENSIONS, 8, 4))
-    assert strategy.sampler(3) is not strategy.sampler(3)
-    assert isinstance(own_sampler(f"{mine}:RandomSampler", 1), optuna.samplers.BaseSampler)
-    assert isinstance(own_pruner(f"{mine}:hyperband"), optuna.pruners.BasePruner)

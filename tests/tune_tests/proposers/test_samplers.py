@@ -6,12 +6,11 @@ import numpy as np
 import optuna
 import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-from scipy.stats import ks_2samp, kstest, qmc
+from scipy.stats import ks_2samp
 
 from bigbatch.search_spaces.priors import LogNormal
-from bigbatch.tune.models.unit_space import SobolSampler, value_at
-from bigbatch.tune.proposers.samplers import PerTrialSampler, sampler_factory
-from bigbatch.tune.runs.feasible import note_constraints
+from bigbatch.tune.models.unit_space import value_at
+from bigbatch.tune.proposers.samplers import sampler_factory
 from bigbatch.tune.storage.store import StudyStore
 from helpers.bridges import EPOCHS, SHORT_WARMUP, make_bridge, record, run_out
 
@@ -41,19 +40,6 @@ def test_qmc_draws_conditional_parameters_anew_in_each_trial_and_goes_on_after_a
     assert sampled(tmp_path / "two", "qmc", 24, interrupt_after=11) == params
 
 
-def test_qmc_is_spread_more_evenly_than_random_numbers_also_where_a_condition_holds():
-    """Against scipy's discrepancy of random points; in one dimension a conditional parameter is uniform too."""
-    names = ("choice", "a", "b")
-    draw = SobolSampler(names, seed=5)
-    points = np.array([[draw._coordinate(i, name) for name in names] for i in range(96)])
-    random = [qmc.discrepancy(np.random.default_rng(seed).random(points.shape)) for seed in range(20)]
-    assert qmc.discrepancy(points) < 0.5 * min(random)
-    part = points[points[:, 0] < 1 / 3][:, 1:]
-    assert 28 <= len(part) <= 36, "every third trial"
-    fewer = [qmc.discrepancy(np.random.default_rng(seed).random(part.shape)) for seed in range(20)]
-    assert qmc.discrepancy(part) < np.median(fewer) and kstest(part[:, 0], "uniform").pvalue > 0.05
-
-
 @pytest.mark.parametrize(
     "distribution",
     [
@@ -75,22 +61,6 @@ def test_a_coordinate_becomes_a_value_of_the_range_as_probable_as_with_optunas_r
     theirs = [study.sampler.sample_independent(study, frozen, "x", distribution) for _ in range(6000)]
     ours, others = ([distribution.to_internal_repr(value) for value in found] for found in (values, theirs))
     assert ks_2samp(ours, others).statistic < 0.03
-
-
-@pytest.mark.parametrize("sampler", ["tpe", "random", "qmc"])
-def test_what_initial_points_leave_open_differs_from_trial_to_trial(sampler):
-    """All wait in the study before the first is asked for, so their count says nothing of which one it is."""
-    study = optuna.create_study(direction="maximize")
-    for lr in (0.1, 0.2, 0.3):
-        study.enqueue_trial({"lr": lr})
-    study.sampler = PerTrialSampler(sampler_factory(sampler, 0, 12, ("lr", "momentum")))
-    drawn = []
-    for _ in range(4):
-        trial = study.ask()
-        trial.suggest_float("lr", 0, 1)
-        drawn.append(trial.suggest_float("momentum", 0, 1))
-    assert len(set(drawn)) == 4
-    assert [t.params["lr"] for t in study.trials][:3] == [0.1, 0.2, 0.3]
 
 
 def good_half(monkeypatch, bridge) -> set[int]:
@@ -147,24 +117,6 @@ def test_a_trial_spared_once_and_stopped_later_is_ranked_where_it_was_spared(tmp
     assert good_half(monkeypatch, bridge) == {0, 2}
 
 
-@pytest.mark.parametrize("sampler", ["tpe", "qmc"])
-def test_first_trials_are_spread_over_the_quantiles_of_the_prior(sampler):
-    """Four points of a Sobol sequence have one in each quarter of every dimension, which random ones seldom have."""
-    prior, low, high = LogNormal(1.0, 4.0), 1 / 16, 16.0
-    for seed in range(5):
-        study = optuna.create_study(direction="maximize")
-        factory = sampler_factory(sampler, seed, 12, ("lr", "x"), {"lr": prior})
-        study.sampler = PerTrialSampler(factory)
-        quarters: dict[str, set[int]] = {"lr": set(), "x": set()}
-        for number in range(4):
-            trial = study.ask()
-            rate = trial.suggest_float("lr", low, high, log=True)
-            quarters["lr"].add(sum(rate >= prior.value(quarter / 4, low, high) for quarter in (1, 2, 3)))
-            quarters["x"].add(int(4 * trial.suggest_float("x", 0, 1)))
-            study.tell(trial, number / 10)
-        assert quarters == {"lr": {0, 1, 2, 3}, "x": {0, 1, 2, 3}}, seed
-
-
 @pytest.mark.parametrize("sampler", ["random", "qmc"])
 def test_designs_draw_from_the_prior(sampler):
     prior, low, high = LogNormal(1.0, 4.0), 1 / 16, 16.0
@@ -178,16 +130,3 @@ def test_designs_draw_from_the_prior(sampler):
         rates.append(make(number).sample_independent(study, frozen, "lr", distribution))
     quantiles = [prior.value((place + 0.5) / 4000, low, high) for place in range(4000)]
     assert ks_2samp(rates, quantiles).pvalue > 0.01
-
-
-def test_tpe_stays_within_constraints() -> None:
-    """The value grows with x, which must not be above a half. Without the constraint x comes close to 1."""
-    sampler = PerTrialSampler(sampler_factory("tpe", 0, 24, ["x"]))
-    study = optuna.create_study(direction="maximize", sampler=sampler)
-    for _ in range(24):
-        trial = study.ask()
-        x = trial.suggest_float("x", 0.0, 1.0)
-        note_constraints(trial, {"bound": x - 0.5})
-        study.tell(trial, x)
-    last = [trial.params["x"] for trial in study.trials[-10:]]
-    assert np.median(last) <= 0.55 and np.median(last) > 0.3, last

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import optuna
 import pytest
-from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
 from optuna.trial import TrialState
 
 from bigbatch.tune.models.names import STRATEGIES
 from bigbatch.tune.models.protocol import Dimension, SearchFacts
-from bigbatch.tune.proposers.frontier_sampler import among_peers, next_value
+from bigbatch.tune.proposers.frontier_sampler import TrialAllocator, among_peers
 from bigbatch.tune.proposers.samplers import quiet_optuna
-from bigbatch.tune.runs.objective import ABSOLUTE, Objective, Tolerance
+from bigbatch.tune.runs.objective import Objective
 from bigbatch.tune.runs.run import CONFIRMS_ATTR, CONTINUES_ATTR, PAUSED_ATTR, RETRIES_ATTR
 from bigbatch.tune.strategies import make_strategy
 from helpers.lone_studies import new_study, next_trial, rise
@@ -75,12 +75,6 @@ def test_each_batch_is_tried_early_and_gets_half_of_an_equal_share(strategy, tri
     assert sum(counts.values()) == trials and min(counts.values()) >= trials / 4 / 2, counts
 
 
-def test_with_a_budget_alone_each_batch_gets_half_of_an_equal_share_of_all_trials_beyond_the_guess():
-    study = search("random", dataclasses.replace(FACTS, trials=8, open_ended=True), trials=80)
-    for count in (8, 20, 40, 80):
-        assert min(Counter(batches(study)[:count]).values()) >= count / 4 / 2
-
-
 def begun(study: optuna.Study, batch: int, **attrs: object) -> optuna.trial.Trial:
     study.enqueue_trial({"batch": batch}, user_attrs=attrs)
     return study.ask({"batch": CategoricalDistribution(BATCHES)})
@@ -104,7 +98,7 @@ def study_of(values: Mapping[int, tuple[float, ...]]) -> optuna.Study:
 
 def choice(study: optuna.Study, **changes: Any) -> object:
     facts = dataclasses.replace(FACTS, **changes)
-    return next_value(facts, study, len(study.trials))
+    return TrialAllocator(facts).next_value(study, len(study.trials))
 
 
 def test_where_nothing_better_is_possible_the_rest_goes_to_the_larger_batches():
@@ -124,21 +118,6 @@ def test_the_rest_goes_to_the_largest_batch_that_may_be_within_the_tolerance():
     assert choice(study_of(far)) == 512, "the answer becomes surer where no larger one can be"
     middle = {128: (0.97, 0.95), 256: (0.969, 0.94), 512: (0.962, 0.94), 1024: (0.60, 0.40)}
     assert choice(study_of(middle)) == 512
-
-
-def test_a_value_without_a_finished_trial_may_be_anything():
-    tried = {128: (0.97, 0.95), 256: (0.9, 0.94), 512: (0.8, 0.7)}
-    study = study_of(tried)
-    for _ in range(2):
-        study.tell(told(study, 1024, None).number, state=TrialState.PRUNED)
-    assert choice(study) == 1024
-
-
-def test_where_small_is_better_the_signs_are_turned():
-    losses = {128: (0.10, 0.3), 256: (0.10, 0.4), 512: (0.2, 0.5), 1024: (0.104, 0.3)}
-    down = Objective("val_loss", "minimize", 9.0)
-    assert choice(study_of(losses), objective=down, tolerance=Tolerance(0.002, ABSOLUTE)) == 1024
-    assert choice(study_of(losses | {1024: (3.0, 4.0)}), objective=down, tolerance=Tolerance(0.002, ABSOLUTE)) != 1024
 
 
 def test_running_trials_count_so_that_slots_differ():
@@ -178,18 +157,6 @@ def test_what_counts_in_anothers_place_counts_once():
     for batch in (128, 256, 512):
         told(study, batch, 0.9)
     assert choice(study) == 1024, "it has one configuration, the others two"
-
-
-def test_whole_numbers_are_a_frontier_too():
-    layers = Dimension("layers", IntDistribution(2, 8, step=3))
-    facts = SearchFacts((layers,), trials=6, max_epochs=1, frontier="layers")
-    study = new_study()
-    met = []
-    for _ in range(6):
-        trial = next_trial(study, make_strategy("tpe", "none", facts))
-        met.append(trial.suggest_int("layers", 2, 8, step=3))
-        study.tell(trial, 0.5)
-    assert set(met[:3]) == {2, 5, 8} and min(Counter(met).values()) >= 1
 
 
 @pytest.mark.parametrize("strategy", ["tpe", "curves"])

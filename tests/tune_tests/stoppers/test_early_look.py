@@ -200,13 +200,6 @@ def test_until_a_run_has_ended_the_looks_of_unequal_epochs_are_ranked_at_the_sam
     assert order == [(0, 0.25), (1, 0.0)], "the better of two at their second epoch; the only one at its fourth"
 
 
-def test_looks_of_unequal_runs_are_ranked_at_the_same_part_of_the_run() -> None:
-    study = new_study()
-    look_of(study, {1: 0.3, 2: 0.40}, epochs=20)
-    look_of(study, {1: 0.2, 2: 0.30, 3: 0.35, 4: 0.39}, epochs=40)
-    assert predicted_ends(study.trials, facts_of()) == {0: 0.25, 1: -0.25}
-
-
 def test_checkpoints_go_worst_predicted_first_until_the_others_fit():
     study, strategy = new_study(), make_strategy("random", "look", facts_of())
     for x in (0.3, 0.9, 0.4, 0.7, 0.31):
@@ -336,15 +329,6 @@ def test_no_trial_is_stopped_before_its_warmup_has_ended_and_then_at_equal_epoch
         ends.add(frozen(study, bad).last_step)
         study.tell(bad, state=TrialState.PRUNED)
     assert ends == {5}
-
-
-def test_a_late_judgement_leaves_the_bar_of_the_first_rung_as_it_was():
-    """A good trial with a long warmup has 0.1 where the rung is, and is judged later with 0.8. The next trial, 0.2 at
-    the rung, is the best of those that got there."""
-    study, stopping = new_study(), make_strategy("tpe", "asha", FACTS)
-    for _ in range(3):
-        go(study, stopping, begin(study, {}, epochs=RUNG_EPOCHS, warmup=4), [0.1] * 4 + [0.8] * 8)
-    assert go(study, stopping, begin(study, {}, epochs=RUNG_EPOCHS), [0.2] * 4) == TrialDecision.GO_ON
 
 
 def test_a_run_of_few_steps_is_judged_after_ten(monkeypatch):

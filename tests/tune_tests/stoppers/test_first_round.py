@@ -12,7 +12,6 @@ from optuna.trial import TrialState
 from replay.curves import CurveTable, RecordedCurve
 from replay.search import replay_named
 
-from bigbatch.base import json_values
 from bigbatch.search_spaces.priors import LogNormal
 from bigbatch.tune.models.protocol import Dimension, SearchFacts, Strategy, TrialDecision
 from bigbatch.tune.models.unit_space import SobolSampler
@@ -82,22 +81,6 @@ def test_two_trials_for_each_slot_and_at_least_eight_are_looked_at_then_the_best
     assert sum(number is not None for number in after) == 2, "from then on every fourth slot"
 
 
-def test_what_begins_while_others_of_the_first_round_wait_counts_to_the_round() -> None:
-    """Slots become free one by one: then the best of those that wait goes on, not the best of all."""
-    strategy, study = make_strategy("random", "look", replace(FACTS, slots=4)), new_study()
-    for value in (0.2, 0.5, 0.3, 0.4):
-        looked_at(study, strategy, value)
-    running = []
-    for _ in range(4):
-        running.append(next_trial(study, strategy))
-        running[-1].suggest_float("x", 0, 1)
-    assert continued(study, strategy) == 1
-    running[0].report(0.9, 2)
-    running[0].set_user_attr(PAUSED_ATTR, 2)
-    study.tell(running[0], state=TrialState.PRUNED)
-    assert continued(study, strategy) == running[0].number
-
-
 def test_values_at_the_look_decide_until_a_run_has_ended_and_the_model_from_then_on() -> None:
     """The runs that ended say that a high value at the look means a bad end."""
     strategy, study = make_strategy("random", "look", FACTS), new_study()
@@ -134,16 +117,6 @@ def test_slots_look_at_more_trials_first_if_after_a_run_they_could_do_nothing(la
         looked_at(study, strategy, 0.9)  # one more than the first round has is not let go either
 
 
-def test_a_budget_of_a_run_and_a_half_for_each_slot_is_looks_and_then_one_run_for_each() -> None:
-    """Each run takes an hour, and four slots share six hours."""
-    found = replay_named(hour_long_runs(), "auto", "look", 4, 0, 6.0, resume_s=30.0)
-    begun = {json_values.number(one.parameters, "x") for one in found}
-    finished = [json_values.number(one.parameters, "x") for one in found if one.finished]
-    assert len(finished) == 4 and max(one.hours for one in found) > 5.1
-    assert len(begun) > 12, "more than the two for each slot of the first round"
-    assert sum(x in sorted(begun)[-6:] for x in finished) >= 3, "the best; one had no way back when it was looked at"
-
-
 def hour_long_runs(jitter: float = 0.0) -> CurveTable:
     """200 runs of 20 epochs and about an hour each."""
     rng = np.random.default_rng(7)
@@ -158,14 +131,6 @@ def hour_long_runs(jitter: float = 0.0) -> CurveTable:
 @pytest.mark.parametrize(("slots", "runs"), [(1, 1.15), (2, 1.3), (8, 1.6), (1, 1.9), (2, 2.2)])
 def test_a_small_budget_ends_with_a_whole_run_though_epochs_are_not_all_as_long(slots: int, runs: float) -> None:
     found = replay_named(hour_long_runs(jitter=0.03), "random", "look", slots, 0, slots * runs, resume_s=30.0)
-    assert sum(one.finished for one in found) >= max(1, slots // 2)
-
-
-@pytest.mark.parametrize(("slots", "budget_h", "left_h"), [(1, 1.05, 0.105), (16, 17.0, 0.9)])
-def test_a_budget_of_little_more_than_a_run_for_each_slot_is_used(slots: int, budget_h: float, left_h: float) -> None:
-    """Less is left than a tenth, or than the 0.9 hours that a paused run needs to its end."""
-    found = replay_named(hour_long_runs(), "auto", "look", slots, 0, budget_h, resume_s=30.0)
-    assert budget_h - max(one.hours for one in found) < left_h
     assert sum(one.finished for one in found) >= max(1, slots // 2)
 
 
@@ -213,26 +178,6 @@ def test_what_was_given_is_before_the_middle_and_what_is_fixed_stays() -> None:
     found = proposal(study, facts, 2)
     assert found["decay"] == pytest.approx(1e-4) and found["batch"] == 64 and found["steps"] == 9
     assert proposal(study, facts, 3)["decay"] != pytest.approx(1e-4)
-
-
-def test_the_middle_of_numbers_that_are_choices_is_that_of_their_size() -> None:
-    batch = Dimension("batch", CategoricalDistribution((1024, 32, 256)))
-    assert proposal(new_study(), replace(FACTS, dimensions=(batch,)), 0)["batch"] == 256
-
-
-def test_a_run_that_returned_before_its_last_epoch_has_ended_too() -> None:
-    """At a target, for example: the model may learn from it."""
-    facts, study = replace(FACTS, slots=16), new_study()
-    for number in range(20):
-        params = proposal(study, facts, number)
-        trial = optuna.trial.Trial(study, study.trials[number]._trial_id)
-        trial.set_user_attr("config", {"epochs": 20})
-        for epoch in range(1, 13):
-            trial.report(0.2 + 0.01 * epoch + 0.2 * params["x"], epoch)  # type: ignore[operator]
-        study.tell(trial, 0.9)
-    for number in range(20, 26):
-        proposed = proposal(study, facts, number)["x"]
-        assert proposed != SobolSampler(["x"], facts.seed).sample_independent(study, study.trials[number], "x", X)
 
 
 @pytest.mark.parametrize(("slots", "ended", "quasi_random"), [(8, False, 16), (8, True, 10), (20, False, 32)])
