@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bigbatch.search_spaces import large_batch, priors, smoke
+from bigbatch.search_spaces import large_batch, lr_warmup, priors, smoke
 from bigbatch.search_spaces.priors import LogNormal
 from bigbatch.search_spaces.trial import BATCH_KEY, Convert, PinnedTrial, StandInTrial
 from bigbatch.search_spaces.workload import Workload
@@ -260,5 +260,5 @@ def _built_in(module: types.ModuleType) -> Space:
 
 
 BUILT_IN: Mapping[str, Space] = types.MappingProxyType(
-    {space.name: space for space in map(_built_in, (large_batch, smoke))}
+    {space.name: space for space in map(_built_in, (large_batch, lr_warmup, smoke))}
 )

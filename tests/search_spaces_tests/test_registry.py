@@ -92,7 +92,7 @@ def test_a_space_that_takes_its_priors_from_us_follows_their_text(tmp_path, monk
 
 def test_unknown_names_are_refused_with_the_nearest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "got 'large_bacth'. Did you mean 'large_batch'?" in load_refusal("large_bacth")
-    assert "large_batch, smoke" in load_refusal("zzz")
+    assert "large_batch, lr_warmup, smoke" in load_refusal("zzz")
     assert "got 'large_batch:space'" in load_refusal("large_batch:space")
     write(tmp_path, GOOD)
     monkeypatch.chdir(tmp_path)
@@ -186,8 +186,8 @@ def test_ranges_of_moving_parameters_are_merged(tmp_path: Path) -> None:
 
 
 def test_a_pinned_batch_is_not_searched_and_moves_the_rate() -> None:
-    space = BUILT_IN["large_batch"]
-    trial = StandInTrial(None, fixed={"optimizer": "sgd", "lr_multiplier": 1.0, "one_minus_momentum": 0.1})
+    space = BUILT_IN["lr_warmup"]
+    trial = StandInTrial(None, fixed={"optimizer": "sgd", "lr_multiplier": 1.0})
     config = space(trial, WORKLOAD, {"global_size": 1024, "seed": 5})
     assert "global_batch_size" not in trial.params
     assert (config.batch.global_size, config.optimizer.peak_lr, config.seed) == (1024, pytest.approx(0.4), 5)

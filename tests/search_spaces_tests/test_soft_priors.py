@@ -52,6 +52,7 @@ def test_rates_are_searched_widely_and_mostly_near_their_centre() -> None:
     wide = check_space(BUILT_IN["large_batch"], WORKLOAD)["lr_multiplier"]
     assert (wide.low, wide.high) == (1 / 16, 16.0)
     assert wide.describe() == "0.0625 … 16 (log), mostly 0.25 … 4"
+    assert check_space(BUILT_IN["lr_warmup"], WORKLOAD)["lr_multiplier"].describe() == wide.describe()
 
 
 def test_the_published_rates_of_imagenet_are_where_most_trials_are_drawn() -> None:

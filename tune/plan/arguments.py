@@ -36,7 +36,7 @@ class Option(NamedTuple):
 
 
 OPTIONS = (
-    Option("space", FIRST, "NAME|FILE.py[:fn]", "large_batch (default), smoke, or your own"),
+    Option("space", FIRST, "NAME|FILE.py[:fn]", "large_batch (default), lr_warmup, smoke, or your own"),
     Option("data", FIRST, "NAME|PATH|FILE.py:FN", "digits (default), cifar10, …, a packed folder, an image folder, or "
            "data sets of your own"),
     Option("model", FIRST, "NAME|FILE.py:fn", "a torchvision network, timm/NAME, or your own (default: resnet50 for "

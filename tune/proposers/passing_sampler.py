@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler
@@ -42,36 +42,39 @@ class PassingSampler(BaseSampler):
         """Within which the other sampler is asked."""
         return nullcontext()
 
-    def _ask(self, method: str, study: Study, trial: FrozenTrial, *more: object) -> Any:
-        asked = self.asked(study, trial)
-        with self.around():
-            return getattr(asked.sampler, method)(asked.study, asked.trial, *more)
-
     def before_trial(self, study: Study, trial: FrozenTrial) -> None:
         """As the other sampler."""
-        self._ask("before_trial", study, trial)
+        asked = self.asked(study, trial)
+        with self.around():
+            asked.sampler.before_trial(asked.study, asked.trial)
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         """As the other sampler."""
-        found: dict[str, BaseDistribution] = self._ask("infer_relative_search_space", study, trial)
-        return found
+        asked = self.asked(study, trial)
+        with self.around():
+            return asked.sampler.infer_relative_search_space(asked.study, asked.trial)
 
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, object]:
         """As the other sampler."""
-        found: dict[str, object] = self._ask("sample_relative", study, trial, search_space)
-        return found
+        asked = self.asked(study, trial)
+        with self.around():
+            return asked.sampler.sample_relative(asked.study, asked.trial, search_space)
 
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> object:
         """As the other sampler."""
-        return self._ask("sample_independent", study, trial, param_name, param_distribution)
+        asked = self.asked(study, trial)
+        with self.around():
+            return asked.sampler.sample_independent(asked.study, asked.trial, param_name, param_distribution)
 
     def after_trial(self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None) -> None:
         """As the other sampler."""
-        self._ask("after_trial", study, trial, state, values)
+        asked = self.asked(study, trial)
+        with self.around():
+            asked.sampler.after_trial(asked.study, asked.trial, state, values)
 
 
 class ShownSampler(PassingSampler):

@@ -89,6 +89,16 @@ def test_a_resumed_search_keeps_its_batches(tmp_path):
     assert plan_of(tmp_path, study="s", resume=True, tolerance="0.2pt").tolerance.amount == 0.2
 
 
+def test_large_batch_and_lr_warmup_compare_by_batch(tmp_path):
+    found = plan_of(tmp_path).frontier
+    assert found is not None and (found.searched, found.values) == ("global_batch_size", (128, 256, 512, 1024))
+    one = plan_of(tmp_path, space="lr_warmup").frontier
+    assert one is not None and (one.searched, one.values) == (None, (512,))
+    several = plan_of(tmp_path, space="lr_warmup", batch="256,1024").frontier
+    assert several is not None and several.values == (256, 1024)
+    assert plan_of(tmp_path, space="smoke").frontier is None
+
+
 @pytest.mark.parametrize(
     ("suggestion", "values"),
     [
