@@ -104,15 +104,6 @@ def ends_with_one_line_and_goes_on(small_disk: Path, tiny_images: Path, tiny_spa
     assert not re.search("Traceback", again.stderr())
 
 
-def test_a_search_in_a_folder_that_was_removed_is_refused_in_one_line(tiny_space, tmp_path):
-    gone = tmp_path / "gone"
-    gone.mkdir()
-    command = f"rmdir {gone}; exec {sys.executable} {TUNE} --space {tiny_space} --data digits --dry-run"
-    done = subprocess.run(["sh", "-c", command], cwd=gone, env=clean_environment(), capture_output=True, text=True)
-    assert done.returncode == 2, done.stderr
-    assert done.stderr.count("\n") == 1 and "cd" in done.stderr
-
-
 def test_no_temporary_folder_that_can_be_written_is_refused_in_one_line(tmp_path, monkeypatch):
     import tempfile
 

@@ -60,13 +60,6 @@ def start(tmp_path: Path) -> Iterator[Callable[..., StandInJob]]:
         job.process.wait()
 
 
-def test_a_command_of_ones_own_finds_the_modules_that_lie_beside_it(tmp_path):
-    (tmp_path / "beside.py").write_text("WORD = 'FOUND'")
-    (tmp_path / "program.py").write_text("import beside; print(beside.WORD)")
-    job = StandInJob(tmp_path, "7", "--", sys.executable, str(tmp_path / "program.py"))
-    assert job.end() == 0 and "FOUND" in job.log, job.log
-
-
 @pytest.mark.parametrize(
     ("answer", "calls", "end"),
     [
@@ -164,20 +157,6 @@ echo 'sbatch: error: Batch job submission failed: Socket timed out on send/recv 
     assert (tmp_path / "queue").read_text() == "6|bigbatch-after-7\n", "submitted once"
     assert "job 6 goes on when this one has ended" in job.log
     assert record_of(tmp_path)["successor"] == "6"
-
-
-def test_a_late_answer_does_not_give_the_driver_time_that_slurm_does_not_give(tmp_path):
-    """The driver's time is tested with a clock in test_watch.py; this one never saves."""
-    words = ("--", sys.executable, "-c", DRIVER.replace("sys.exit(143)", "signal.pause()").replace("SAVED", "SAVING"))
-    job = StandInJob(tmp_path, "7", *words, KILL_WAIT="12", BIGBATCH_FIRST_ANSWER_S="0.5")
-    job.wait_log("RUNNING")
-    (tmp_path / "down").touch()
-    job.process.send_signal(signal.SIGTERM)
-    job.wait_log("saving in any case")
-    job.says("JobState=PREEMPTED,COMPLETING")
-    (tmp_path / "down").unlink()
-    assert job.end() == 143
-    assert job.log.index("Slurm says PREEMPTED") < job.log.index("driver killed") and "SAVING" in job.log
 
 
 @pytest.mark.parametrize("answers", [True, False], ids=["answers later", "never answers"])
