@@ -104,13 +104,6 @@ def test_folders_with_blanks_in_their_names_reach_slurm_and_the_job_whole(tmp_pa
     assert done.stdout.splitlines() == given, done.stderr
 
 
-@pytest.mark.parametrize("text", ["UNLIMITED", "infinite"])
-def test_a_job_without_a_time_limit_is_submitted_where_there_is_none(text):
-    wishes = replace(GIVEN, time=text, cpus_per_node=1)
-    script = script_of(wishes, find_site("generic", HOME))
-    assert "--time=UNLIMITED\n" in script and "It has no time limit." in script
-
-
 def test_sbatch_gets_the_kept_script_and_options_that_no_variable_can_overrule(tmp_path, monkeypatch):
     bin_folder = tmp_path / "bin"
     bin_folder.mkdir()
