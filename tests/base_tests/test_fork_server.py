@@ -148,10 +148,6 @@ def test_what_only_ray_can_set_up_is_left_to_ray(server: Server, values: dict[st
     assert not facts["loaded"] and facts["parent"] == server.process.pid
 
 
-def test_of_another_program_than_a_search_no_process_is_a_copy(server: Server) -> None:
-    assert not server.ask(PYTHONSAFEPATH="")[0]["loaded"]
-
-
 def test_a_server_that_has_threads_or_does_not_know_the_program_copies_nothing(tmp_path: Path) -> None:
     (tmp_path / "threads_a.py").write_text(
         "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"

@@ -7,7 +7,6 @@ read the difference.
 import os
 import shlex
 import subprocess
-import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,11 +24,6 @@ CONTAINER = ROOT / "cluster" / "in_container.sh"
 SCRIPTS = {
     "jean_zay": ("jean_zay", replace(GIVEN, nodes=4, partition="gpu_p6", account="abc", time="20:00:00")),
     "juwels_booster": ("juwels_booster", replace(GIVEN, nodes=16, account="prj", job_options=("--keep-logs",))),
-    "finisterrae3": ("finisterrae3", replace(GIVEN, nodes=2, mem="128G", time="6h")),
-    "grete": (
-        "grete",
-        replace(GIVEN, partition="grete:shared", gpus_per_node=2, cpus_per_gpu=8, options=("--constraint=inet",)),
-    ),
     "generic": ("generic", replace(GIVEN, cpus_per_node=8, name="my search")),
     "command": ("generic", replace(GIVEN, cpus_per_node=8, arguments=("--", "python", "it's mine.py", "$HOME"))),
     "container": ("juwels_booster", replace(GIVEN, account="prj", container="/shared/bigbatch.sif", python=None)),
@@ -155,19 +149,3 @@ def test_the_active_environments_python_is_the_nodes():
     ):
         script = script_of(request, site, env={**HOME, **variables})
         assert f"export BIGBATCH_PYTHON={expected}\n" in script
-
-
-def test_the_container_recipe_holds_every_package_and_no_copy_of_a_dependency_list():
-    recipe = (batch_script.ROOT / "cluster" / "bigbatch.def").read_text()
-    assert recipe.startswith("Bootstrap: docker\n")
-    for section in ("%files", "%post", "%test", "%environment"):
-        assert recipe.count(f"\n{section}\n") == 1
-    files = recipe.split("%files\n")[1].split("%post")[0].split()[::2]
-    for name in files:
-        assert (batch_script.ROOT / name).exists(), name
-    project = tomllib.loads((batch_script.ROOT / "pyproject.toml").read_text())
-    source = project["tool"]["setuptools"]["package-dir"][""]
-    assert {"cluster", "search_spaces", "train_loop", "tune", source, "pyproject.toml"} <= set(files)
-    post = recipe.split("%post\n")[1].split("%environment")[0]
-    subprocess.run(["sh", "-n", "-c", post], check=True)
-    subprocess.run(["sh", "-n", CONTAINER], check=True)
