@@ -100,7 +100,6 @@ def _submit(argv: Sequence[str], search_parser: SearchParser | None = None) -> i
     own, command = _split(argv)
     args, of_the_search = p.parse_known_args(own)
     if command:
-        p.check_utf8("an argument", *command)
         if of_the_search:
             p.error(f"unrecognized arguments: {of_the_search[0]}")
     else:

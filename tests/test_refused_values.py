@@ -1,15 +1,11 @@
 """An empty value, as of ``--data "$UNSET"``, and a path that is no UTF-8: each command refuses them in one line."""
 
-import os
-from pathlib import Path
-
 import pytest
 
 from bigbatch import submit
-from bigbatch.cluster.cli import COMMANDS as CLUSTER_COMMANDS
 from bigbatch.cluster.host.profiles import InputError
 from bigbatch.cluster.job import options
-from bigbatch.command import COMMANDS, main
+from bigbatch.command import main
 from bigbatch.train_loop.config import ConfigError, DataConfig, parse_assignments
 from bigbatch.train_loop.data.packing import command as pack_command
 from bigbatch.train_loop.launch import command as train_command
@@ -109,34 +105,3 @@ def test_a_job_refuses_them_before_it_takes_a_study(words):
     """As ``sbatch cluster/ray_head_workers.slurm --study "$UNSET"`` would have taken the lease of all of ``runs``."""
     with pytest.raises(options.UsageError, match="must not be empty"):
         options.parse_job_options(words)
-
-
-NAME = os.fsdecode(b"bil\xff")
-NOT_UTF8 = {
-    **{name: [name, NAME] for name in COMMANDS if name != "cluster"},
-    **{f"cluster {name}": ["cluster", name, NAME] for name in CLUSTER_COMMANDS},
-    **{f"tune {option}": ["tune", option, f"{NAME}/it", "--dry-run"] for option in
-       ("--data", "--model", "--trainable", "--space", "--output", "--storage", "--metric", "--set", "--stage")},
-    "train --output=": ["train", "--model", "resnet18", f"--output={NAME}"],
-    "pack's destination": ["pack", "here", NAME],
-    "a command of one's own": ["cluster", "submit", "--dry-run", "--cpus-per-node", "2", "--", "python", NAME],
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("line", NOT_UTF8)
-def test_every_command_refuses_such_a_path(line: str, tmp_path: Path, monkeypatch, capsys) -> None:
-    monkeypatch.chdir(tmp_path)
-    error = said(NOT_UTF8[line], capsys)
-    assert "must be UTF-8; got b'" in error and "bil\\xff" in error and "Rename" in error
-    assert not os.listdir(tmp_path)
-
-
-def test_the_folders_around_a_command_must_be_utf8_too(tmp_path: Path, monkeypatch, capsys) -> None:
-    (tmp_path / NAME).mkdir()
-    monkeypatch.setenv("TMPDIR", str(tmp_path / NAME))
-    assert "the variable TMPDIR must be UTF-8" in said(["tune", "--dry-run"], capsys)
-    monkeypatch.delenv("TMPDIR")
-    monkeypatch.chdir(tmp_path / NAME)
-    assert "the current folder must be UTF-8" in said(["tune", "--dry-run"], capsys)
-    with pytest.raises(ConfigError, match=r"--data must be UTF-8; got b'.*bil.xff'"):  # from Python
-        SearchOptions(data=str(tmp_path / NAME))

@@ -15,10 +15,9 @@ if not __package__:
     runpy.run_path(str(base / "root.py"))["make_importable"](__file__)
 
 try:
-    from bigbatch.base.streams import exit_code_after_output
     from bigbatch.train_loop.launch.command import main
 except KeyboardInterrupt:  # Ctrl-C while Python still reads its files
     sys.exit(130)
 
 if __name__ == "__main__":
-    sys.exit(exit_code_after_output(main()))
+    sys.exit(main())

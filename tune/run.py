@@ -11,10 +11,9 @@ if not __package__:
     runpy.run_path(str(base / "root.py"))["make_importable"](__file__)
 
 try:
-    from bigbatch.base.streams import exit_code_after_output
     from bigbatch.tune.commands.tune import tune_main
 except KeyboardInterrupt:  # Ctrl-C while Python still reads its files
     sys.exit(130)
 
 if __name__ == "__main__":
-    sys.exit(exit_code_after_output(tune_main()))
+    sys.exit(tune_main())

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from bigbatch.base import mounts, processes
 from bigbatch.base.private_folder import base_folders
 from bigbatch.cluster.host import slurm_commands
-from bigbatch.cluster.host.allocation import PLANNED_NODES, planned_nodes_text
 from bigbatch.cluster.host.lease import FILE, Lease, StudyHeld
 from bigbatch.cluster.host.profiles import InputError
 from bigbatch.cluster.job import options
@@ -19,8 +17,6 @@ from bigbatch.cluster.job.allocated_nodes import Allocation
 from bigbatch.cluster.record import job_record
 
 SHORTEST_RUN_S = 60.0
-WAIT_FOR_CHECK_S = 30.0
-POLL_S = 0.05
 WRONG_INPUT = 2
 
 
@@ -133,61 +129,3 @@ def take_lease(study: Path, job_id: str) -> Lease:
             "Write --output with a folder that all nodes share."
         ) from None
     return lease
-
-
-def planned_nodes_variable(allocation: Allocation | None) -> dict[str, str]:
-    """The variable that tells a checked search its future nodes, if these are known and alike; else empty."""
-    cpus = {node.cpus for node in allocation.nodes} if allocation is not None and allocation.cpus else set()
-    if allocation is None or len(cpus) != 1:
-        return {}
-    return {PLANNED_NODES: planned_nodes_text(len(allocation.nodes), cpus.pop() or 0, allocation.gpus_per_node)}
-
-
-class ArgumentCheck:
-    """Runs the search's check of its own arguments (``--dry-run``). If it takes long, nodes start meanwhile."""
-
-    def __init__(self, command: Sequence[str], cwd: Path, tmp: Path, allocation: Allocation | None = None) -> None:
-        self._process: subprocess.Popen[str] | None = subprocess.Popen(
-            [*command, "--dry-run"],
-            cwd=cwd,
-            env={**os.environ, **planned_nodes_variable(allocation), "TMPDIR": str(tmp)},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    def wait(self, interruption: Callable[[], object]) -> bool:
-        """Wait for the check, so that no node starts for a search that cannot work.
-
-        Returns whether there was an ``interruption``. Raises InputError as ``look``. The wait ends after
-        WAIT_FOR_CHECK_S: on some file systems listing a large data set takes minutes, and nodes can start meanwhile.
-        """
-        ends = time.monotonic() + WAIT_FOR_CHECK_S
-        while self._process is not None and self._process.poll() is None and time.monotonic() < ends:
-            if interruption():
-                return True
-            time.sleep(POLL_S)
-        self.look()
-        return False
-
-    def look(self) -> None:
-        """Raise InputError with the search's own message if it has refused its arguments."""
-        if self._process is None or self._process.poll() is None:
-            return
-        _, errors = self._process.communicate()
-        code, self._process = self._process.returncode, None
-        # Any other end, such as a kill when memory is full, says nothing about the arguments.
-        if code == WRONG_INPUT:
-            # argparse prints its usage before the error.
-            line = (errors.strip().splitlines() or ["the search refuses its arguments"])[-1]
-            raise InputError(line.partition("error: ")[2] or line)
-
-    def close(self) -> None:
-        """End the check if it still runs."""
-        process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            process.wait()  # its children, which may hold the pipe, are not waited for
-            if process.stderr is not None:
-                process.stderr.close()

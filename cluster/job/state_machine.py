@@ -72,7 +72,6 @@ class Job:
         self._signals: list[int] = []
         self._clean_up = ExitStack()
         self._driver: Driver | None = None
-        self._check: checks.ArgumentCheck | None = None
         self._gcs_watch: GcsWatch | None = None
         self._lease: Lease | None = None
         self._bill: billing.JobBill
@@ -156,12 +155,8 @@ class Job:
         except OSError as error:
             raise InputError(str(error)) from None
         self._record.token_path = str(self._token)
-        if not self._options.command and not self._again:
-            command = options.driver_command(self._options, self._default_study, "auto", self._study, self._again)
-            self._check = checks.ArgumentCheck(command, self._cwd, self._tmp, self._allocation)
         see = partial(checks.check_nodes_see, self._nodes.blind, self._allocation)
-        chores = [task for task in (self._check and self._check.look, self._lease and self._lease.renew, see) if task]
-        chores.append(self._note_progress)
+        chores: list[Callable[[], None]] = [see, self._note_progress, *([self._lease.renew] if self._lease else [])]
         self._job_watch = JobWatch(
             record=self._record,
             nodes=self._nodes,
@@ -177,8 +172,6 @@ class Job:
 
     def _start_head(self) -> State:
         head = self._allocation.head
-        if self._check is not None and self._check.wait(self._job_watch.interruption):
-            return State.DRAINING
         for node in self._allocation.nodes:
             self._nodes.start(node)
         status = self._start_up.await_head(head.name)
@@ -231,8 +224,6 @@ class Job:
         code = None
         if self._driver is not None:
             code = end_driver(self._driver, self._job_watch, self._nodes, self._signals, self._left, self._say)
-        if self._check is not None:
-            self._check.close()
         self._clean_up.close()  # before waiting for the nodes: after scancel there may be no time
         self._job_watch.explain()
         if self._job_watch.cause is Cause.REQUEUED:
@@ -354,8 +345,6 @@ class Job:
         """End everything that still runs in the job, and write into its record how it ended."""
         if self._driver is not None:
             self._driver.kill()
-        if self._check is not None:
-            self._check.close()
         if self._gcs_watch is not None:
             self._gcs_watch.close()
         if hasattr(self, "_nodes") and self._nodes.living():  # an early error leaves these unset

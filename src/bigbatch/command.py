@@ -7,9 +7,8 @@ import sys
 from collections.abc import Callable, Sequence
 
 from bigbatch import __version__
-from bigbatch.base import hidden_libraries
-from bigbatch.base.command_line import DONE, INTERRUPTED, WRONG_INPUT, Commands, OneLineParser, run_command
-from bigbatch.base.streams import exit_code_after_output, reader_may_leave
+from bigbatch.base.command_line import DONE, INTERRUPTED, Commands, OneLineParser, run_command
+from bigbatch.base.streams import reader_may_leave
 
 
 def _main_of(module: str, function: str = "main", **keywords: object) -> Callable[[Sequence[str]], int]:
@@ -75,12 +74,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def console(argv: Sequence[str] | None = None) -> int:
-    """``main`` for a process of its own: names files that hide our libraries, and ends by Ctrl-C at any time."""
-    line = hidden_libraries.refusal()
-    if line:
-        print(f"bigbatch: error: {line}", file=sys.stderr)
-        return WRONG_INPUT
+    """``main`` for a process of its own, which Ctrl-C ends at any time."""
     try:
-        return exit_code_after_output(main(argv))
+        return main(argv)
     except KeyboardInterrupt:  # Ctrl-C while Python still reads its files
         return INTERRUPTED

@@ -115,10 +115,6 @@ def test_a_copy_finds_what_an_interpreter_of_its_own_would_find(tmp_path: Path) 
     assert said == also == "to standard error\n"
 
 
-def test_copies_draw_other_numbers(server: Server) -> None:
-    assert server.ask()[0]["random"] != server.ask()[0]["random"]
-
-
 def test_variables_of_rays_runtime_environment_are_set(server: Server) -> None:
     set_up = server.folder / fork_server.SETS_UP
     facts, _ = server.ask(set_up, context(env_vars={"A_VARIABLE": "of the job", "A_NEW": "1"}), "--language=PYTHON")
@@ -150,31 +146,6 @@ def test_what_only_ray_can_set_up_is_left_to_ray(server: Server, values: dict[st
     set_up.write_text(SET_UP)
     facts, _ = server.ask(set_up, context(**values))
     assert not facts["loaded"] and facts["parent"] == server.process.pid
-
-
-def test_a_path_that_names_a_folder_twice_is_the_same_path(server: Server) -> None:
-    here = str(server.folder)
-    assert server.ask(PYTHONPATH=os.pathsep.join([here, here]))[0]["loaded"]
-    assert not server.ask(PYTHONPATH=os.pathsep.join([here, "/opt/other"]))[0]["loaded"]
-
-
-def test_of_another_program_than_a_search_no_process_is_a_copy(server: Server) -> None:
-    assert not server.ask(PYTHONSAFEPATH="")[0]["loaded"]
-
-
-def test_in_a_folder_that_was_removed_an_interpreter_starts_as_ever(server: Server) -> None:
-    """As a shell may stand in one. The kernel knows no name for it that could be handed on."""
-    command = fork_server.instead_of_python([f"{fork_server.WORKERS}{sys.executable} x"], server.path)[0]
-    words = command.removeprefix(fork_server.WORKERS).split(" ")[:-1]
-    (gone := server.folder / "gone").mkdir()
-    code = "import os, sys; os.rmdir(os.getcwd()); os.execv(sys.argv[1], sys.argv[1:])"
-    program = server.folder / "says.py"
-    program.write_text("import sys; print('colorsys' in sys.modules)")
-    done = subprocess.run(
-        [sys.executable, "-c", code, *words, str(program)], cwd=gone, capture_output=True, text=True, timeout=60,
-        env=server.environment,
-    )  # fmt: skip
-    assert (done.stdout, done.returncode) == ("False\n", 0), done.stderr
 
 
 def test_a_server_that_has_threads_or_does_not_know_the_program_copies_nothing(tmp_path: Path) -> None:

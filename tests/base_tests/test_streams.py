@@ -1,7 +1,6 @@
 """Output whose reader leaves, as ``| head -1`` does: no command calls that an error."""
 
 import os
-import signal
 import subprocess
 import sys
 
@@ -49,39 +48,3 @@ def test_wrong_input_keeps_its_exit_code_where_nobody_reads() -> None:
     command = [sys.executable, str(TUNE), "--trials", "many"]
     assert subprocess.run(command, stderr=write, stdout=write, env=clean_environment(), timeout=240).returncode == 2
     os.close(write)
-
-
-CLEARING_UP = """
-import atexit, runpy, signal, sys
-
-signal.signal(signal.SIGINT, signal.default_int_handler)  # tests may run where it is ignored
-
-def clear_up():  # as torch and Ray do for seconds
-    print("clearing up", flush=True)
-    while True:
-        signal.pause()
-
-atexit.register(clear_up)
-program, sys.argv = sys.argv[1], sys.argv[1:]
-if program == "bigbatch/__main__.py":
-    from bigbatch.command import console
-    sys.exit(console())
-sys.path[0] = program.rpartition("/")[0]
-runpy.run_path(program, run_name="__main__")
-"""
-
-
-@pytest.mark.parametrize(
-    "words",
-    ["train_loop/run.py --config /nosuch.json", "bigbatch/__main__.py tune --trials 0"],
-)
-def test_ctrl_c_while_python_clears_up_ends_a_command_at_once_with_its_exit_code(words):
-    process = subprocess.Popen(
-        [sys.executable, "-c", CLEARING_UP, *words.split()],
-        cwd=ROOT, env=clean_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert process.stdout is not None and process.stdout.readline() == "clearing up\n"
-    process.send_signal(signal.SIGINT)
-    output, errors = process.communicate(timeout=240)
-    assert process.returncode == 2 and output == ""
-    assert errors.count("\n") == 1 and "must be" in errors, errors

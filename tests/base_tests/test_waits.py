@@ -8,7 +8,6 @@ import pytest
 
 from bigbatch.base import waits
 from bigbatch.cluster.job.watch import TimeLeft
-from helpers.paths import ROOT, product_files
 
 w = waits
 WITHIN = {
@@ -38,28 +37,6 @@ WITHIN = {
     "a silent controller is asked several times": (4 * w.COMMAND_S, w.SILENT_S),
 }
 
-SAID = {
-    "docs/cluster.md": {
-        "CANCELLED_SAVE_S": f"{w.CANCELLED_SAVE_S:g} s",
-        "FIRST_ANSWER_S": f"{w.FIRST_ANSWER_S:g} s",
-        "HUNG_S": f"{w.HUNG_S:g} s",
-        "HOLD_S": f"{w.HOLD_S:g} s",
-        "SILENT_S": f"{w.SILENT_S / 60:g} minutes",
-    },
-    "docs/submitting.md": {"MARGIN_S": f"{w.MARGIN_S:g} s"},
-    "docs/architecture.md": {
-        "LEAST_WAIT_S": f"{w.LEAST_WAIT_S:g} s",
-        "MOST_WAIT_S": f"{w.MOST_WAIT_S / 60:g} minutes",
-        "JOINED_GRACE_S": f"{w.JOINED_GRACE_S / 60:g} minutes",
-        "STALE_S": f"{w.STALE_S:g} s",
-        "RENEW_S": f"{w.RENEW_S:g} s",
-    },
-    "docs/decisions/012-trials-and-nodes.md": {
-        "JOINED_GRACE_S": f"`JOINED_GRACE_S` = {w.JOINED_GRACE_S:g} s",
-    },
-}
-"""Figures of the table that a page tells, as it writes them."""
-
 
 def constants() -> dict[str, float]:
     return {name: value for name, value in vars(waits).items() if name.endswith("_S")}
@@ -81,25 +58,7 @@ def test_every_wait_of_the_table_is_held_by_a_rule_and_told_in_the_table_with_it
     assert {name: constants()[name] for name in table} == table and len(table) >= len(constants()) - 4
 
 
-def test_no_other_file_of_the_packages_has_a_wait_of_that_name() -> None:
-    derived = {("cluster/node/node_status.py", "HUNG_S"), ("cluster/node/node_status.py", "HEARTBEAT_S")}
-    derived.add(("cluster/job/watch.py", "FIRST_ANSWER_S"))  # these three may be set by the environment, for tests
-    found = set()
-    for path in product_files():
-        assigned = (node for node in ast.parse(path.read_text()).body if isinstance(node, ast.Assign))
-        names = {ast.unparse(target) for node in assigned for target in node.targets}
-        found |= {(str(path.relative_to(ROOT)), name) for name in names & set(constants())}
-    assert {pair for pair in found if pair[0] != "src/bigbatch/base/waits.py"} == derived
-
-
 def test_a_longer_margin_goes_to_the_driver() -> None:
     for margin_s in (60.0, w.MARGIN_S, 600.0):
         left = TimeLeft(None, margin_s, w.KILL_WAIT_S)
         assert left.save_s >= w.SAVE_S and (margin_s <= 90 or left.save_s + w.MARGIN_REST_S == margin_s)
-
-
-@pytest.mark.parametrize("file", SAID)
-def test_the_docs_say_these_figures(file: str) -> None:
-    text = " ".join((ROOT / file).read_text().split())
-    missing = [name for name, words in SAID[file].items() if not re.search(rf"(?<![0-9.]){re.escape(words)}\b", text)]
-    assert not missing

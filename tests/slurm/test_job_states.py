@@ -7,14 +7,12 @@ with Ray itself, and with searches, is in test_ray_cluster.py.
 from __future__ import annotations
 
 import re
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-from ray_job import ENDED, SCRIPT, START_S, RayJob
+from ray_job import ENDED, START_S, RayJob
 from stand_in_jobs import ONCE, WAIT, driver, starts
 from virtual_cluster import VirtualCluster
 
@@ -85,49 +83,6 @@ def test_a_job_whose_partition_cancels_on_preemption_saves_and_goes_on(cluster, 
     assert cluster.job(goes_on)["Partition"] == "scrap" and job.leftovers() == []
 
 
-# A controller that is down, or takes its time
-
-
-def batch_process(cluster: VirtualCluster, job: RayJob) -> tuple[str, int]:
-    node = job.record["head"]
-    return node, next(pid for pid, line in cluster.processes(node, "alice") if " -m bigbatch.cluster.job " in line)
-
-
-@pytest.mark.exhaustive
-def test_a_signal_that_nobody_explains_is_no_scancel(cluster, submit):
-    job = submit(*driver(ONCE), sbatch=("-N2",))
-    job.wait_log("RUNNING 0")
-    node, pid = batch_process(cluster, job)
-    with cluster.silent_controller():
-        cluster.run(node, "kill", "-TERM", pid)
-        job.wait_log("does not say why yet; saving in any case")
-        job.wait_log("SAVED")
-        time.sleep(8)
-        assert "→ requeueing" not in job.log and "→ ended" not in job.log
-    job.wait_log("→ requeueing")
-    cluster.wait_state(job.id, "PENDING")
-    cluster.start_now(job.id)  # after a silence Slurm may keep its own delay of two minutes
-    log = job.wait_end("COMPLETED") if job.wait_log("RUNNING 1") else ""
-    assert "Slurm says RUNNING: the job is preempted" in log and job.record["restarts"] == 1
-    assert job.leftovers() == []
-
-
-@pytest.mark.exhaustive
-def test_a_scancel_that_is_explained_late_is_a_scancel(cluster, submit):
-    """Each answer takes longer than the first question waits, and less than Slurm's patience (KillWait)."""
-    slow = cluster.folder("alice", "slow")
-    script = f'[ -e {slow}/busy ] && case "$*" in *"show job"*) sleep 4;; esac\nexec /usr/bin/scontrol "$@"\n'
-    (slow / "scontrol").write_text(f"#!/bin/sh\n{script}")
-    (slow / "scontrol").chmod(0o755)
-    job = submit(*driver(WAIT), sbatch=("-N2",), PATH=f"{slow}:/usr/local/bin:/usr/bin:/bin")
-    job.wait_log("RUNNING 0")
-    (slow / "busy").touch()
-    cluster.run("ctl", "scancel", job.id, user="alice")
-    log = job.wait_log("→ ended") and job.wait_end("CANCELLED")
-    assert "does not say why yet" in log and re.search("Slurm says (CANCELLED|COMPLETING).*: the job is cancelled", log)
-    assert job.record["restarts"] == 0 and job.record["state"] == "ended" and job.leftovers() == []
-
-
 def test_a_successor_goes_on_where_requeueing_is_forbidden(cluster, submit):
     job = submit("--chain", *driver("os.environ.get('BIGBATCH_PREDECESSOR') or time.sleep(600)"), sbatch=("-N2",))
     job.wait_log("RUNNING")
@@ -137,17 +92,6 @@ def test_a_successor_goes_on_where_requeueing_is_forbidden(cluster, submit):
     fields = cluster.job(successor)
     assert (fields["NumNodes"], fields["CPUs/Task"], fields["TimeLimit"]) == ("2", "2", "00:10:00")
     assert job.log.count("RUNNING") == 2, "into the same log"
-
-
-@pytest.mark.exhaustive
-def test_after_restarts_without_progress_the_job_gives_up(cluster, submit):
-    job = submit("--max-restarts", "1", *driver(WAIT))
-    for start in ("RUNNING 0", "RUNNING 1"):
-        job.wait_log(start)
-        cluster.run("ctl", "scancel", "--batch", "-s", "USR1", job.id, user="alice")
-    log = job.wait_end("FAILED")
-    assert "no epoch or checkpoint came of it 2 times in a row (--max-restarts 1)" in log
-    assert job.record["reason"] in log
 
 
 def kill_ray(cluster: VirtualCluster, node: str) -> None:
@@ -199,28 +143,3 @@ def test_what_a_killed_step_left_on_a_node_is_removed_by_the_next(cluster, submi
     job.wait_end("COMPLETED")
     assert "left behind by a killed job" in (job.files / "nodes" / "n1.log").read_text()
     assert job.leftovers("n1") == []
-
-
-def test_a_heterogeneous_job_is_refused(cluster, submit):
-    job = submit(*driver("sys.exit(0)"), sbatch=("-c1", ":", "-N2", "-c2"))
-    log = job.wait_end("FAILED")
-    assert "Submit one without ':'" in log and "Traceback" not in log
-
-
-# In a container
-
-
-@pytest.mark.exhaustive
-def test_a_command_of_ones_own_runs_in_the_container_too(cluster, submit):
-    """Apptainer replaced by a program that notes its words and runs what comes after the image."""
-    tools = cluster.folder("alice", "tools")
-    text = f'echo "$@" >> {tools}/called\nwhile [ "$1" != /i.sif ]; do shift; done\nshift\nexec "$@"\n'
-    (tools / "apptainer").write_text(f"#!/bin/sh\n{text}")
-    (tools / "apptainer").chmod(0o755)
-    env = {"PATH": f"{tools}:{Path(sys.executable).parent}:/usr/bin:/bin", "BIGBATCH_CONTAINER": "/i.sif"}
-    env |= {"BIGBATCH_PYTHON": str(SCRIPT.with_name("in_container.sh")), "BIGBATCH_CONTAINER_PYTHON": sys.executable}
-    job = submit("--", "echo", "IN THE IMAGE", sbatch=("-N2",), **env)
-    job.wait_end("COMPLETED")
-    called = (tools / "called").read_text()
-    assert "IN THE IMAGE" in job.log and "/i.sif echo IN THE IMAGE\n" in called
-    assert called.count(f"/i.sif {sys.executable} -m ray.scripts.scripts start") == 2 and job.leftovers() == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import sys
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from helpers.waiting import wait_until
-from ray_job import SCRIPT, WAIT, RayJob, held_s, python, trials_of
+from ray_job import SCRIPT, RayJob, held_s, python, trials_of
 from virtual_cluster import VirtualCluster
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
@@ -98,35 +97,6 @@ except Exception as error:
     assert jobs[1].leftovers() == []
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("state", ["head", "driver"])
-def test_scancel_leaves_nothing_in_any_state(cluster, submit, state):
-    job = submit(*python(WAIT), sbatch=("-N2",))
-    job.wait_log("WAITING" if state == "driver" else f"→ {state}")
-    cluster.run("ctl", "scancel", job.id, user="alice")
-    job.wait_end("CANCELLED")
-    assert job.leftovers() == []
-    assert "cancelled" in job.log and job.record["state"] == "ended", job.everything()
-    assert not (job.files / "token").exists()
-
-
-@pytest.mark.exhaustive
-def test_the_drivers_exit_code_passes_through_and_its_logs_are_kept(cluster, submit):
-    job = submit(*python("sys.exit(7)"))
-    job.wait_end("FAILED")
-    assert cluster.job(job.id)["ExitCode"] == "7:0"
-    assert [p.name for p in (job.files / "ray-logs").iterdir()] == [f"{job.record['head']}.tar.gz"]
-    assert job.leftovers() == []
-
-
-@pytest.mark.exhaustive
-def test_a_python_without_ray_is_said(submit):
-    job = submit(*python(RESOURCES), BIGBATCH_PYTHON="/usr/bin/python3")
-    log = job.wait_end("FAILED")
-    assert "head n" in log and "No module named" in log and "ray" in log, log
-    assert job.leftovers() == []
-
-
 # Searches that go on
 
 
@@ -192,21 +162,6 @@ def test_gpus_that_torch_cannot_use_end_a_search_before_its_first_trial(search):
 
 
 @pytest.mark.exhaustive
-def test_a_search_leaves_few_files_on_the_shared_file_system(cluster, search):
-    """By what six trials leave, a thousand stay below two thousand (measured: benchmarks/files_of_a_search.py)."""
-    job = search(6)
-    job.wait_log("trial 5 epoch 1/2")
-    study = Path(job.record["study_folder"])
-    assert len(list((study / ".ray").glob("trial-*"))) <= 3, "Ray's files of trials that have ended are gone"
-    node = json.loads((job.files / "nodes" / f"{job.record['head']}.json").read_text())
-    staged = cluster.run(job.record["head"], "find", node["folder"], "-path", "*/driver_artifacts/*", "-type", "d")
-    assert len(staged.stdout.split()) <= 3, "what Tune copies to the study's folder"
-    assert "Failed to fetch" not in job.wait_end("COMPLETED"), "Ray's warnings go to logs/ray.log"
-    files = sorted(str(path.relative_to(study)) for path in study.rglob("*"))
-    assert len(files) <= 6 * 1.5 + 25, files
-
-
-@pytest.mark.exhaustive
 def test_a_search_outlives_a_worker_node_that_is_powered_off(cluster, search):
     # Slurm notices the lost node after up to 25 s; alone, the other one trains for longer.
     job = search(24, sbatch=("-N2", "-c1"))
@@ -240,18 +195,6 @@ def test_a_hung_worker_node_is_given_up(cluster, search):
     log = job.wait_end("COMPLETED")
     assert f"node {worker} hangs" in log
     assert_every_trial_once(job, 24)
-
-
-@pytest.mark.exhaustive
-def test_a_killed_head_restarts_the_job_once(cluster, search):
-    job = search(4)
-    job.wait_log(r"trial \d+ epoch 1/2")
-    pid = next(pid for pid, line in cluster.processes(job.record["head"], "alice") if "gcs_server" in line)
-    cluster.run(job.record["head"], "kill", "-9", pid)
-    job.wait_log("start 2;")
-    job.wait_end("COMPLETED")
-    assert_every_trial_once(job, 4)
-    assert job.leftovers() == []
 
 
 @pytest.mark.exhaustive

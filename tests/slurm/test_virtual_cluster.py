@@ -35,21 +35,6 @@ def leftovers(name: str) -> list[str]:
     return found
 
 
-def test_nodes_have_their_own_folders_processes_and_sockets(cluster: VirtualCluster) -> None:
-    serve = "import socket, time; s = socket.create_server(('', 7777)); open('/tmp/mine', 'w'); time.sleep(300)"
-    # Jobs of other tests may have left there what ordinary programs leave in /tmp.
-    before = {node: cluster.files(node) for node in ("n1", "ctl")}
-    cluster.sbatch("alice", "-w", "n2", script=batch(f'exec {sys.executable} -S -c "{serve}"'))
-    wait_until(lambda: Path("/tmp/mine") in cluster.files("n2"), "the job must write its file", 120)
-    assert [line for _, line in cluster.processes("n2", "alice") if "7777" in line]
-    assert [(s.port, s.address) for s in cluster.listening("n2") if s.port == 7777] == [(7777, "0.0.0.0")]
-    for other in ("n1", "ctl"):
-        assert cluster.processes(other) == []
-        assert cluster.files(other) == before[other]
-        assert not [s for s in cluster.listening(other) if s.port == 7777]
-    assert cluster.processes("n2", "bob") == []
-
-
 def test_trees_in_closed_folders_are_reachable(slurm_machine: None, tmp_path: Path) -> None:
     """As in CI: a virtual environment in a folder of mktemp's, a clone that is closed itself, links to both."""
     closed = tmp_path / "closed"
@@ -94,11 +79,3 @@ def test_the_cluster_ends_with_the_process_that_started_it(slurm_machine: None) 
         assert leftovers(name)
         starter.kill()
     wait_until(lambda: leftovers(name) == [], lambda: str(leftovers(name)), 120)
-
-
-def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert "root" in VirtualCluster.available()
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr("virtual_requirements.PROGRAMS", "no-such-daemon sh")
-    assert VirtualCluster.available().startswith("no-such-daemon not installed. Run as root: apt-get update && apt-get")

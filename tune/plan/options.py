@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypedDict
 
 from bigbatch.base import json_values
-from bigbatch.base.command_line import empty_value, is_utf8, no_utf8
+from bigbatch.base.command_line import empty_value
 from bigbatch.search_spaces.check import read_fixed
 from bigbatch.search_spaces.registry import BUILT_IN
 from bigbatch.train_loop.config import ConfigError, known_key
@@ -83,8 +83,6 @@ class SearchOptions:
             for text in value if isinstance(value, tuple) else (value,):
                 if isinstance(text, str) and not text.strip():
                     raise ConfigError(empty_value(f"--{name.replace('_', '-')}", text))
-                if isinstance(text, str) and not is_utf8(text):  # from Python
-                    raise ConfigError(no_utf8(f"--{name.replace('_', '-')}", text))
 
     @property
     def is_open_ended(self) -> bool:

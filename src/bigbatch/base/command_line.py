@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -124,10 +123,6 @@ OURS = (
 """Turns argparse's messages into ours: the rule, the value met, and the fix."""
 
 
-PATH_VARIABLES = ("HOME", "TMPDIR", "BIGBATCH_DATA", "BIGBATCH_HOME")
-"""Variables whose folders become part of paths."""
-
-
 class WrongCommandLine(SystemExit):
     """Ends a command with exit code 2 after its message was printed. A caller from Python finds it in ``message``."""
 
@@ -153,25 +148,6 @@ class OneLineParser(argparse.ArgumentParser):
             self.error(empty_value(_name_of(action), arg_string))
         return super()._get_value(action, arg_string)
 
-    def parse_known_args(self, *arguments: Any, **keywords: Any) -> Any:
-        """As argparse's method; exits with 2 if the current folder no longer exists, or a name is no UTF-8."""
-        try:
-            folder = os.getcwd()
-        except OSError:  # removed, or its file system is gone: everything later would fail
-            self.error("the current folder must exist; it was removed. Go to another folder with cd first.")
-        words = arguments[0] if arguments else keywords.get("args")
-        self.check_utf8("an argument", *(sys.argv[1:] if words is None else words))
-        self.check_utf8("the current folder", folder)
-        for name in PATH_VARIABLES:
-            self.check_utf8(f"the variable {name}", os.environ.get(name, ""))
-        return super().parse_known_args(*arguments, **keywords)
-
-    def check_utf8(self, what: str, *texts: str) -> None:
-        """Exit with 2 if one of them is no UTF-8."""
-        for text in texts:
-            if not is_utf8(text):
-                self.error(no_utf8(what, text))
-
     def error(self, message: str) -> NoReturn:
         """Print the message in our form and exit with 2."""
         for argparses, ours in OURS:
@@ -182,20 +158,6 @@ class OneLineParser(argparse.ArgumentParser):
             message = no_such_option(word, [name for action in self._actions for name in action.option_strings])
         print(f"{self.prog}: error: {message}", file=sys.stderr)
         raise WrongCommandLine(message)
-
-
-def is_utf8(text: str) -> bool:
-    """Whether a text can be stored. A name of other bytes has stand-ins for them, which no JSON file or pipe takes."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def no_utf8(what: str, text: str) -> str:
-    """The message for a name whose bytes are no UTF-8: studies, tables and Ray could not store it."""
-    return f"{what} must be UTF-8; got {os.fsencode(text)!r}. Rename that file or folder (mv), or use another."
 
 
 def _name_of(action: argparse.Action) -> str:

@@ -12,7 +12,6 @@ import re
 import secrets
 import shutil
 import stat
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -31,10 +30,6 @@ LEAST_FREE_BYTES = 32 << 20
 """Ray's processes die without a message where their logs and sockets have no room."""
 LEAST_FREE_INODES = 150
 """Nor where they can make no file: with 2 CPUs and no work, Ray 2.60 has 130 files and folders."""
-OWNERLESS_S = 60.0
-"""A folder that has had no owner for this long belongs to nobody."""
-OURS = frozenset(("r", "token", "start.log", f"{OWNER}.new"))
-"""Our folders without an owner contain only these files. A user may have a folder with a similar name."""
 TAIL = "[0-9a-f]" * 4
 """Pattern of what ``make_private_folder`` adds to the prefix."""
 OURS_BY_NAME = re.compile(r"bb(n|-ray)-.*[0-9a-f]{4}")
@@ -153,9 +148,7 @@ def _is_abandoned(folder: Path) -> bool:
         about = folder.lstat()
         if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid():
             return False
-        if not (folder / OWNER).exists():  # it is being made; or a surviving Ray process made it again
-            return time.time() - about.st_mtime > OWNERLESS_S and OURS.issuperset(os.listdir(folder))
-        with (folder / OWNER).open() as owner:
+        with (folder / OWNER).open() as owner:  # without one it is being made, or is no folder of ours
             fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
     except OSError:  # already gone, or in use

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import math
 import os
 import re
 import resource
@@ -121,56 +120,28 @@ NOT_FOR_RAY = ("PYTHONWARNINGS", "PYTHONOPTIMIZE")
 docstrings, the dashboard of Ray 2.60 does not start, and neither does Ray."""
 
 
-LIMITS = (
-    # With 2 CPUs and no work, Ray 2.60 opens 80 files in one process. With fewer, its start waits for minutes.
-    (resource.RLIMIT_NOFILE, 128, 1, "open files", "-n 4096"),
-    # Most of it is reserved and never used. With 4 GB Ray 2.60 aborts.
-    (resource.RLIMIT_AS, 5 << 30, 1 << 10, "KiB of address space", "-v unlimited"),
-)
-"""Of each process: the limit, the least that Ray needs, the unit in which ``ulimit`` counts, its name, and the fix."""
+LEAST_FILES = 128
+"""With 2 CPUs and no work, Ray 2.60 opens 80 files in one process. With fewer, its start waits for minutes."""
 
 
 def check_limits(threads: int) -> None:
-    """Raise the user's limits of open files, memory, processes and threads, where they are too low for Ray.
+    """Raise this process's limits of open files and of processes and threads, where they are too low for Ray.
 
     Raises OSError, in one line, if they do not go so far. Root has no limit of threads, of which Ray needs ``threads``.
     """
-    where, fix = os.uname().nodename, "Raise it in the shell that starts or submits this: ulimit"
-    for which, least, unit, what, option in LIMITS:
-        limit = _raised_limit(which, least)
-        if limit < least:
-            raise OSError(
-                f"Ray needs at least {least // unit} {what} in a process on {where}; got a limit of "
-                f"{limit // unit:.0f} (ulimit {option[:2]}). {fix} {option}."
-            )
-    if os.geteuid() == 0:
-        return
-    used = _threads_of_user()
-    limit = _raised_limit(resource.RLIMIT_NPROC, math.inf)  # trials will have threads too, nobody knows how many
-    if limit < used + threads:
-        raise OSError(
-            f"Ray needs at least {threads} processes and threads on {where}; got a limit of {limit:.0f} (ulimit -u), "
-            f"of which this user has {used}. {fix} -u {used + 10 * threads}."
-        )
-
-
-def _raised_limit(which: int, least: float) -> float:
-    """The limit of this process, raised as far as it goes if it is below ``least``; infinity for none."""
-    limit, most = resource.getrlimit(which)
-    if limit not in (resource.RLIM_INFINITY, most) and limit < least:
-        with contextlib.suppress(OSError, ValueError):
+    needs = [(resource.RLIMIT_NOFILE, LEAST_FILES, "open files", "-n")]
+    # Trials will have threads too, nobody knows how many: as many as can be.
+    needs += [(resource.RLIMIT_NPROC, threads, "processes and threads", "-u")] if os.geteuid() else []
+    for which, least, what, option in needs:
+        limit, most = resource.getrlimit(which)
+        if limit not in (most, resource.RLIM_INFINITY) and (limit < least or option == "-u"):
             resource.setrlimit(which, (most, most))
             limit = most
-    return math.inf if limit == resource.RLIM_INFINITY else limit
-
-
-def _threads_of_user() -> int:
-    """All threads of this user on this machine."""
-    count = 0
-    for pid in (*_own_pids(), os.getpid()):
-        with contextlib.suppress(OSError):
-            count += len(list((PROC / str(pid) / "task").iterdir()))
-    return count
+        if limit != resource.RLIM_INFINITY and limit < least:
+            raise OSError(
+                f"Ray needs at least {least} {what} on {os.uname().nodename}; got {limit} (ulimit {option}). "
+                f"Raise it in the shell that starts or submits this: ulimit {option} {10 * least}."
+            )
 
 
 def _others(keep: Sequence[int]) -> list[int]:

@@ -11,7 +11,6 @@ import contextlib
 import io
 import logging
 import os
-import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -133,12 +132,3 @@ def reader_may_leave(ends: bool = False) -> Iterator[None]:
             patient_err.finish()
         finally:
             sys.stdout, sys.stderr = before
-
-
-def exit_code_after_output(code: int) -> int:
-    """Return ``code`` at the end of a program. From now on Ctrl-C ends the process with this code.
-
-    After torch and Ray, Python takes seconds to shut down, and Ctrl-C would otherwise print a traceback.
-    """
-    signal.signal(signal.SIGINT, lambda *_: os._exit(code))
-    return code

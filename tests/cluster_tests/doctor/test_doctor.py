@@ -1,7 +1,6 @@
 """The doctor: what it sees of a real machine, and what it makes of nodes that are not as they should be."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -127,20 +126,6 @@ def test_it_examines_a_machine_without_slurm_or_anything_else(tmp_path):
     assert found["code"]["status"] == found["shared folder"]["status"] == "OK"
     assert done.returncode == (1 if any(entry["status"] == "FAIL" for entry in found.values()) else 0)
     assert list(home.iterdir()) == [], "it cleans up after itself"
-
-
-@pytest.mark.skipif(os.getuid() != 0, reason="only root may become another user")
-def test_a_user_without_a_home_is_told_what_to_set():
-    code = (
-        "import encodings.idna, os, pwd, bigbatch.cluster.doctor.command\n"
-        "from bigbatch.cluster.cli import cluster_main; os.setuid(54321); cluster_main(['doctor'])"
-    )
-    env = {key: value for key, value in clean_environment().items() if key not in ("HOME", "BIGBATCH_HOME")}
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=240)
-    assert done.stderr == (
-        "bigbatch cluster: error: jobs are recorded in a folder; got '~/.bigbatch', and there is no home. "
-        "Set BIGBATCH_HOME to a folder that all nodes see, or HOME.\n"
-    )
 
 
 def test_a_fault_is_exit_code_1_and_says_what_to_do_and_nothing_is_created(tmp_path):

@@ -1,6 +1,5 @@
 """One writer a folder: judged by processes, by Slurm or by signs of life; raced for by real processes."""
 
-import dataclasses
 import json
 import os
 import signal
@@ -106,15 +105,6 @@ def test_a_killed_process_of_this_machine_is_followed_at_once_and_a_living_one_n
     write(tmp_path, **{**facts, "start_ticks": facts["start_ticks"] - 1})
     Lease(tmp_path).take()
     assert sorted(p.name for p in tmp_path.iterdir()) == [lease.FILE], "nothing else is left in the folder"
-
-
-def test_who_meets_a_jobs_driver_on_its_own_node_is_told_to_cancel_the_job():
-    """To kill the driver would look to its job like a failure of the search."""
-    driver = Holder("t", "5", "0", True, machine=holder.machine_id(), pid=os.getpid())
-    driver = dataclasses.replace(driver, start_ticks=holder._start_ticks(driver.pid))
-    seen = lease.SeenLease(driver, (b"", 0), 1)
-    for me in (Holder("me", "6", "0", True), Holder("me", machine=holder.machine_id(), pid=7)):
-        assert lease.judge_takeover(seen, me, lambda _: True) == (LeaseVerdict.HELD, "Wait for it, or scancel 5")
 
 
 def test_a_holder_on_another_machine_is_watched_and_one_sign_of_life_is_enough(tmp_path, monkeypatch):

@@ -17,8 +17,6 @@ from pathlib import Path
 import pytest
 
 from bigbatch.base import processes
-from bigbatch.cluster.job import checks
-from bigbatch.cluster.job.allocated_nodes import AllocatedNode, Allocation
 from helpers.paths import ROOT
 from helpers.processes import program
 from helpers.stand_in_ray import StandInJob, record_of, start_search
@@ -58,13 +56,6 @@ def start(tmp_path: Path) -> Iterator[Callable[..., StandInJob]]:
     for job in jobs:
         job.process.kill()
         job.process.wait()
-
-
-def test_a_command_of_ones_own_finds_the_modules_that_lie_beside_it(tmp_path):
-    (tmp_path / "beside.py").write_text("WORD = 'FOUND'")
-    (tmp_path / "program.py").write_text("import beside; print(beside.WORD)")
-    job = StandInJob(tmp_path, "7", "--", sys.executable, str(tmp_path / "program.py"))
-    assert job.end() == 0 and "FOUND" in job.log, job.log
 
 
 @pytest.mark.parametrize(
@@ -166,20 +157,6 @@ echo 'sbatch: error: Batch job submission failed: Socket timed out on send/recv 
     assert record_of(tmp_path)["successor"] == "6"
 
 
-def test_a_late_answer_does_not_give_the_driver_time_that_slurm_does_not_give(tmp_path):
-    """The driver's time is tested with a clock in test_watch.py; this one never saves."""
-    words = ("--", sys.executable, "-c", DRIVER.replace("sys.exit(143)", "signal.pause()").replace("SAVED", "SAVING"))
-    job = StandInJob(tmp_path, "7", *words, KILL_WAIT="12", BIGBATCH_FIRST_ANSWER_S="0.5")
-    job.wait_log("RUNNING")
-    (tmp_path / "down").touch()
-    job.process.send_signal(signal.SIGTERM)
-    job.wait_log("saving in any case")
-    job.says("JobState=PREEMPTED,COMPLETING")
-    (tmp_path / "down").unlink()
-    assert job.end() == 143
-    assert job.log.index("Slurm says PREEMPTED") < job.log.index("driver killed") and "SAVING" in job.log
-
-
 @pytest.mark.parametrize("answers", [True, False], ids=["answers later", "never answers"])
 def test_a_requeued_job_waits_for_a_silent_controller(tmp_path, answers):
     """SLURM_JOB_END_TIME is missing, as in Slurm 22.05: the job must ask."""
@@ -264,8 +241,7 @@ def test_a_command_of_ones_own_runs_in_the_container_like_ray(tmp_path):
 
 def test_a_search_that_was_cut_short_says_with_which_options_it_goes_on(tmp_path):
     study = tmp_path / "runs" / "s"
-    job = StandInJob(tmp_path, "7", "--study", "s", "--space", "smoke")
-    job.wait_log("→ head")  # the search's own check of its arguments still runs
+    job = start_search(tmp_path, ":")
     (study / "study.json").write_text("{}")
     job.says("JobState=CANCELLED")
     job.process.send_signal(signal.SIGTERM)
@@ -275,7 +251,7 @@ def test_a_search_that_was_cut_short_says_with_which_options_it_goes_on(tmp_path
 
 
 def test_a_search_that_was_killed_and_could_not_say_how_it_goes_on_is_followed_by_that(tmp_path):
-    kill = 'case "$*" in *--dry-run*) ;; */tune/run.py*) echo {} > runs/s/study.json; kill -9 $$;; *) exec "'
+    kill = 'case "$*" in */tune/run.py*) echo {} > runs/s/study.json; kill -9 $$;; *) exec "'
     python = program(tmp_path / "python", f'{kill}{sys.executable}" "$@";; esac')
     job = StandInJob(tmp_path, "7", "--study", "s", "--space", "smoke", BIGBATCH_NODE_PYTHON=str(python))
     assert job.end() == 137 and f"search's: --output {tmp_path}/runs --study s --resume" in job.log, job.log
@@ -309,45 +285,6 @@ def test_a_study_never_lands_on_a_nodes_own_disk_in_silence(tmp_path, env, answe
         assert job.end() == 2 and os.listdir(own) == []
     assert job.log.startswith("ray_head_workers.slurm: error: ") and len(job.log.splitlines()) == 1, job.log
     assert expected in job.log and not (tmp_path / "home").exists()
-
-
-REFUSES = """\
-case "$*" in */tune/run.py*--dry-run*) ;; *) exec "{python}" "$@";; esac
-for i in $(seq 20); do [ "$(ls "$STAND_IN_STATE")" ] && break; sleep 0.1; done   # no hurry: nodes have time to start
-echo 'tune/run.py: error: --space must name a readable Python file; got nowhere.py. Check the path.' >&2
-exit 2
-"""
-
-
-def test_a_search_that_cannot_be_is_refused_before_a_node_starts_ray(tmp_path):
-    python = program(tmp_path / "python", REFUSES.format(python=sys.executable))
-    job = StandInJob(tmp_path, "7", "--space", "nowhere.py", BIGBATCH_NODE_PYTHON=str(python))
-    assert job.end() == 2
-    assert "ray_head_workers.slurm: error: --space must name a readable Python file; got nowhere.py" in job.log
-    assert list((tmp_path / "state").iterdir()) == [], "Ray's place, had it been started"
-    assert not list((tmp_path / "home" / "jobs" / "7").glob("nodes/*.log")), "no step was started"
-
-
-def test_a_job_checks_its_search_for_the_nodes_that_it_has(tmp_path):
-    allocation = Allocation("7", tuple(AllocatedNode(name, 24) for name in ("n1", "n2")), 4, None, 0)
-    say = ["sh", "-c", f'echo "$BIGBATCH_PLANNED_NODES" > {tmp_path}/said', "sh"]
-    assert checks.ArgumentCheck(say, tmp_path, tmp_path, allocation).wait(lambda: None) is False
-    assert (tmp_path / "said").read_text() == "2x24c4g\n"
-
-
-def test_a_job_whose_nodes_differ_is_not_checked_for_less_than_it_has():
-    """``sbatch -N2 -n5``: two nodes of the mean's two cores would refuse ``--workers 5``, which the job can run."""
-    allocation = Allocation("7", (AllocatedNode("n1", 4), AllocatedNode("n2", 1)), 0, None, 0)
-    assert allocation.cpus == 5 and checks.planned_nodes_variable(allocation) == {}
-
-
-def test_nodes_do_not_wait_for_a_check_that_takes_long_nor_after_a_signal(tmp_path, monkeypatch):
-    check = checks.ArgumentCheck(["sh", "-c", "exec sleep 600", "sh"], tmp_path, tmp_path)
-    assert check.wait(lambda: "a signal") is True
-    monkeypatch.setattr(checks, "WAIT_FOR_CHECK_S", 0.1)
-    assert check.wait(lambda: None) is False
-    check.close()
-    assert check.wait(lambda: None) is False
 
 
 def test_a_start_that_ends_without_a_word_counts_as_fruitless(tmp_path):

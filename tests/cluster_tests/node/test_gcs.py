@@ -91,39 +91,6 @@ def two_nodes(tmp_path: Path) -> Iterator[TwoNodes]:
         yield TwoNodes(tmp_path, stack)
 
 
-def test_a_node_that_is_drained_gets_no_work_and_goes(two_nodes):
-    """With a node that works: it is drained, and nothing new is placed on it. Left by its work it ends."""
-    assert two_nodes.seen() == "2 2 0\n"
-    worker = two_nodes.worker()
-    printed = two_nodes.run(f"""
-        import sys; sys.path.insert(0, {str(ROOT / "src")!r})
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-        from bigbatch.cluster.job import driver
-        import os
-        on_worker = NodeAffinitySchedulingStrategy({worker!r}, soft=False)
-        @ray.remote(num_cpus=0.5, scheduling_strategy=on_worker)
-        class Work:
-            def go_on(self): return True
-        work = Work.remote()
-        ray.get(work.go_on.remote())
-        driver.HUNG_DRAIN_S = 60
-        driver.drain_in_ray({WORKER!r}, "no heartbeat", os.environ)
-        print(*ray._raylet.GcsClient(address={two_nodes.address!r}).get_draining_nodes())
-        @ray.remote(num_cpus=0.5)
-        def where(): sum(range(2 * 10**7)); return ray.get_runtime_context().get_node_id()
-        print(*set(ray.get([where.remote() for _ in range(4)])))
-        print(ray.get(work.go_on.remote()))
-        ray.kill(work)
-        from helpers.waiting import wait_until
-        wait_until(lambda: not next(n for n in ray.nodes() if n["NodeID"] == {worker!r})["Alive"], "it stays")
-        print(next(n for n in ray.nodes() if n["NodeID"] == {worker!r})["DeathReasonMessage"])
-    """)
-    draining, placed, worked, death = printed.splitlines()
-    assert draining == worker and worker not in placed.split() and worked == "True"
-    assert "no heartbeat" in death, death
-    assert two_nodes.seen() == "1 1 0\n"
-
-
 def test_what_ran_on_a_node_that_is_gone_fails_at_once(two_nodes):
     """A frozen node, as one without power: Ray alone finds that after more than a minute (5 questions of 13 s)."""
     worker = two_nodes.worker()

@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 
 from bigbatch.base.atomic_files import write_json
-from bigbatch.cluster.job.node_steps import NodeSteps
-from bigbatch.cluster.node.node_process import CONTROL_FILE, NODES_FOLDER
 from bigbatch.cluster.node.node_status import NodeOrders, NodeStatus
 from bigbatch.cluster.node.ray_commands import NodePorts
 from bigbatch.cluster.record import job_record
@@ -81,13 +79,6 @@ RECORD = JobRecord(
 RECORDS = {"status": STATUS, "orders": ORDERS}
 
 
-@pytest.mark.parametrize("value", [*RECORDS.values(), RECORD], ids=[*RECORDS, "job"])
-def test_every_field_differs_from_its_default_so_that_the_tests_below_would_miss_none(value: Any) -> None:
-    for field in dataclasses.fields(value):
-        if field.default is not dataclasses.MISSING:
-            assert getattr(value, field.name) != field.default, field.name
-
-
 @pytest.mark.parametrize("value", RECORDS.values(), ids=RECORDS)
 def test_a_record_survives_the_way_through_json_and_over_versions(value: Any, tmp_path: Path) -> None:
     """Fields of a later version are passed over, and those that an earlier one lacks have a default."""
@@ -106,15 +97,6 @@ def test_a_record_survives_the_way_through_json_and_over_versions(value: Any, tm
         assert read_back(earlier) == dataclasses.replace(value, **{field.name: field.default})
 
 
-def test_ports_of_another_version_are_read(tmp_path: Path) -> None:
-    stored = dataclasses.asdict(STATUS)
-    stored["ports"]["metrics"] = 9
-    del stored["ports"]["client"]
-    write_json(tmp_path / "n1.json", stored)
-    status = NodeStatus.read(tmp_path / "n1.json")
-    assert status is not None and status.ports == NodePorts(1, 2, 0, 4, 5, 6, 7, 8)
-
-
 def test_a_jobs_record_survives_and_is_read_over_versions(tmp_path: Path) -> None:
     env = {"BIGBATCH_HOME": str(tmp_path / "home")}
     path = RECORD.write(env)
@@ -128,24 +110,3 @@ def test_a_jobs_record_survives_and_is_read_over_versions(tmp_path: Path) -> Non
     assert known == dataclasses.replace(RECORD, restarts=0)
     path.write_text(json.dumps({**stored, "schema_version": 2}))
     assert job_record.read_record("7", env) is None, "another schema is another meaning"
-
-
-# As commit 6dde4d6 wrote them.
-OLD_READY = {
-    **{"run_id": "7.0", "job": "7", "beat": 9, "state": "ready", "time": 1.0, "ip": "10.0.0.3", "cpus": 8, "gpus": 2},
-    **{"memory_bytes": 5, "object_store_bytes": 6, "folder": "/tmp/x"},
-    "ports": dataclasses.asdict(NodePorts(1, 2, 3, 4, 5, 6, 7, 8)),
-}
-
-
-def test_a_job_reads_what_nodes_of_an_earlier_version_report(tmp_path: Path) -> None:
-    steps = NodeSteps("7", "7.0", tmp_path)
-    steps.prepare()
-    assert json.loads((tmp_path / CONTROL_FILE).read_text())["run_id"] == "7.0"
-    assert steps.status("n1") is None, "nothing was reported yet"
-    write_json(tmp_path / NODES_FOLDER / "n1.json", OLD_READY)
-    status = steps.status("n1")
-    assert status is not None and (status.state, status.cpus, status.gpus, status.signalled) == ("ready", 8, 2, False)
-    assert status.ports is not None and status.ports.gcs == 1
-    write_json(tmp_path / NODES_FOLDER / "n1.json", {**OLD_READY, "run_id": "7.1"})
-    assert steps.status("n1") is None, "the report of another start"

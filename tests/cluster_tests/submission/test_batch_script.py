@@ -7,7 +7,6 @@ read the difference.
 import os
 import shlex
 import subprocess
-import tomllib
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -25,11 +24,6 @@ CONTAINER = ROOT / "cluster" / "in_container.sh"
 SCRIPTS = {
     "jean_zay": ("jean_zay", replace(GIVEN, nodes=4, partition="gpu_p6", account="abc", time="20:00:00")),
     "juwels_booster": ("juwels_booster", replace(GIVEN, nodes=16, account="prj", job_options=("--keep-logs",))),
-    "finisterrae3": ("finisterrae3", replace(GIVEN, nodes=2, mem="128G", time="6h")),
-    "grete": (
-        "grete",
-        replace(GIVEN, partition="grete:shared", gpus_per_node=2, cpus_per_gpu=8, options=("--constraint=inet",)),
-    ),
     "generic": ("generic", replace(GIVEN, cpus_per_node=8, name="my search")),
     "command": ("generic", replace(GIVEN, cpus_per_node=8, arguments=("--", "python", "it's mine.py", "$HOME"))),
     "container": ("juwels_booster", replace(GIVEN, account="prj", container="/shared/bigbatch.sif", python=None)),
@@ -104,13 +98,6 @@ def test_folders_with_blanks_in_their_names_reach_slurm_and_the_job_whole(tmp_pa
     assert done.stdout.splitlines() == given, done.stderr
 
 
-@pytest.mark.parametrize("text", ["UNLIMITED", "infinite"])
-def test_a_job_without_a_time_limit_is_submitted_where_there_is_none(text):
-    wishes = replace(GIVEN, time=text, cpus_per_node=1)
-    script = script_of(wishes, find_site("generic", HOME))
-    assert "--time=UNLIMITED\n" in script and "It has no time limit." in script
-
-
 def test_sbatch_gets_the_kept_script_and_options_that_no_variable_can_overrule(tmp_path, monkeypatch):
     bin_folder = tmp_path / "bin"
     bin_folder.mkdir()
@@ -162,22 +149,6 @@ def test_the_active_environments_python_is_the_nodes():
     ):
         script = script_of(request, site, env={**HOME, **variables})
         assert f"export BIGBATCH_PYTHON={expected}\n" in script
-
-
-def test_the_container_recipe_holds_every_package_and_no_copy_of_a_dependency_list():
-    recipe = (batch_script.ROOT / "cluster" / "bigbatch.def").read_text()
-    assert recipe.startswith("Bootstrap: docker\n")
-    for section in ("%files", "%post", "%test", "%environment"):
-        assert recipe.count(f"\n{section}\n") == 1
-    files = recipe.split("%files\n")[1].split("%post")[0].split()[::2]
-    for name in files:
-        assert (batch_script.ROOT / name).exists(), name
-    project = tomllib.loads((batch_script.ROOT / "pyproject.toml").read_text())
-    source = project["tool"]["setuptools"]["package-dir"][""]
-    assert {"cluster", "search_spaces", "train_loop", "tune", source, "pyproject.toml"} <= set(files)
-    post = recipe.split("%post\n")[1].split("%environment")[0]
-    subprocess.run(["sh", "-n", "-c", post], check=True)
-    subprocess.run(["sh", "-n", CONTAINER], check=True)
 
 
 def test_keywords_of_submit_are_the_fields_of_a_request() -> None:

@@ -61,16 +61,6 @@ def test_what_the_site_does_not_grant_is_refused_in_one_line(name):
     assert expected in str(caught.value) and "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "option",
-    "--exclusive=user --mem-per-cpu=2G --export=NONE --output=/dev/null --open-mode=truncate --begin=now+60 "
-    "--no-requeue --dependency=singleton --wait-all-nodes=1 --time-min=10 --mail-type=END --nodelist=n1 "
-    "--gpu-bind=none".split(),
-)
-def test_other_options_of_sbatch_are_handed_on(option):
-    assert ask(options=(option,)).nodes == 1
-
-
 def test_what_is_just_within_the_limits_is_granted():
     assert ask(partition="gpu_p5", time="20:00:00").time_s == 72000
     assert ask(site="generic", cpus_per_node=1, time="90m").time_s == 5400
@@ -81,11 +71,6 @@ def test_what_is_just_within_the_limits_is_granted():
 
 def test_workers_are_left_to_the_job_where_sbatch_is_told_of_other_nodes():
     assert ask(nodes=2, arguments=("--workers", "9"), options=("--nodes=2-8",)).nodes == 2
-
-
-@pytest.mark.parametrize("mem", ["0", "4000", "120G", "64g", "2T", "512M", "1048576K"])
-def test_memory_as_slurm_writes_it_is_taken(mem):
-    assert ask(mem=mem).nodes == 1
 
 
 @pytest.mark.parametrize(

@@ -166,7 +166,7 @@ def test_a_quota_in_an_unknown_format_is_shown(tmp_path: Path, site, capsys: pyt
     assert pack_command.main([str(images), str(tmp_path / "packed"), "--workers", "1"]) == 0
     assert "17 of 20 TiB" in capsys.readouterr().out
     site("x")
-    Path(command).unlink()  # no answer: the doctor tells, a run goes on
+    Path(command).unlink()  # no answer: a run goes on
     assert disk_space.quota_lines() == []
 
 

@@ -14,7 +14,6 @@ from helpers.paths import ROOT, product_files
 
 TAKES_SIGNALS = {
     "src/bigbatch/base/fork_server.py",  # before a copy has work
-    "src/bigbatch/base/streams.py",  # a process that has lost its reader and is about to end
     "cluster/cli.py",  # what takes its place must end with its reader
     "cluster/job/state_machine.py",  # a batch script asks Slurm what each signal means
     "cluster/node/node_process.py",  # a node ends when its job says so
