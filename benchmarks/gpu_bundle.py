@@ -2,7 +2,7 @@
 
     python benchmarks/gpu_bundle.py [--python 3.12] [--have torch==2.11.0 numpy==2.5.2 ...] [--output FILE.tar.xz]
 
-It holds the last commit without docs/ and benchmarks/results/, and what pyproject.toml requires with the extras jpeg,
+It holds the last commit without docs/ and benchmarks/results/, and what pyproject.toml requires with the extras
 nvml and timm, for x86-64 Linux. It leaves out what the machine has (--have), and what neither tests nor benchmarks read
 (``UNREAD``, ``PRUNED``). It is refused above 55 MB. There, in any folder:
 
@@ -35,7 +35,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 NAME = "bigbatch_gpu"
 MOST_BYTES = 55_000_000
-EXTRAS = ("jpeg", "nvml", "timm")
+EXTRAS = ("nvml", "timm")
 OF_TESTS = ("pytest", "psutil")
 """Of the extra ``test``: the tests marked ``gpu`` need no more."""
 HAVE = ("torch", "torchvision", "numpy", "pandas", "scipy", "scikit-learn", "pillow")

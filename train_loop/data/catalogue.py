@@ -51,18 +51,8 @@ def is_packed(path: str) -> bool:
 
 
 def data_home() -> Path:
-    """The folder of fetched data sets: ``$BIGBATCH_DATA``, else ``~/.cache/bigbatch``.
-
-    Raises ConfigError where the user has no home, as a user id without a name in a container.
-    """
-    text = os.environ.get("BIGBATCH_DATA") or "~/.cache/bigbatch"
-    try:
-        return Path(text).expanduser().absolute()
-    except RuntimeError:
-        raise ConfigError(
-            f"data sets are fetched to a folder; got {text!r}, and there is no home. "
-            "Set BIGBATCH_DATA to a folder, or HOME."
-        ) from None
+    """The folder of fetched data sets: ``$BIGBATCH_DATA``, else ``~/.cache/bigbatch``."""
+    return Path(os.environ.get("BIGBATCH_DATA") or "~/.cache/bigbatch").expanduser().absolute()
 
 
 def _named_path(name: str) -> str:
@@ -192,36 +182,31 @@ def _look_at_whole(config: DataConfig, open_some: bool, scan: FolderScan | None)
         raise ConfigError(
             f"the data must be images that can be read; got {scan.unreadable}. Remove or replace the file."
         )
-    size = config.image_size or _own_size(scan.largest_side)
-    info = DataInfo(
-        name=os.path.basename(path),
-        path=path,
-        train_size=len(scan.train.labels),
-        val_size=len(scan.val.labels),
-        num_classes=len(scan.class_names),
-        image_size=size,
-        channels=3,
-        class_names=scan.class_names,
-        stem="small" if size <= SMALL_IMAGE_SIZE else "imagenet",
-        largest_side=scan.largest_side,
+    info = _info_of_images(
+        config,
+        path,
+        scan.class_names,
+        len(scan.train.labels),
+        len(scan.val.labels),
+        scan.largest_side,
         content=scan.names_digest(),
-        some_bytes=scan.some_bytes() if open_some else (),
-        notes=scan.notes,
     )
-    return Looked(info, scan)
+    return Looked(dataclasses.replace(info, some_bytes=scan.some_bytes() if open_some else (), notes=scan.notes), scan)
 
 
-def _own_size(largest_side: int) -> int:
-    """Pixels a side of a data set whose images have at most so many: to enlarge small ones costs time and adds none."""
-    return max(largest_side, 8) if 0 < largest_side <= SMALL_IMAGE_SIZE else PHOTOGRAPH_SIZE
+def _info_of_images(
+    config: DataConfig, path: str, names: tuple[str, ...], train: int, val: int, largest_side: int, content: str
+) -> DataInfo:
+    # To enlarge small images costs time and adds nothing.
+    own = max(largest_side, 8) if 0 < largest_side <= SMALL_IMAGE_SIZE else PHOTOGRAPH_SIZE
+    size = config.image_size or own
+    stem = "small" if size <= SMALL_IMAGE_SIZE else "imagenet"
+    info = DataInfo(os.path.basename(path), path, train, val, len(names), size, 3, names, stem)
+    return dataclasses.replace(info, largest_side=largest_side, content=content)
 
 
-def check_stage(folder: str | None, info: DataInfo, *, here: bool = False) -> None:
-    """Raise ConfigError where ``--stage`` names no folder or has nothing to copy; of its room each node knows alone.
-
-    Args:
-        here: all workers run on this machine, so that a variable which is not set here is set nowhere.
-    """
+def check_stage(folder: str | None, info: DataInfo) -> None:
+    """Raise ConfigError where ``--stage`` names no folder or has nothing to copy; of its room each node knows alone."""
     if folder is None or folder == NO_STAGE:
         return
     if not folder.startswith(("/", "~", "$")):
@@ -232,10 +217,6 @@ def check_stage(folder: str | None, info: DataInfo, *, here: bool = False) -> No
     if info.path is None or not is_packed(info.path):
         fix = "Leave" if is_own(info.path or "digits") else "Pack it (bigbatch pack), or leave"
         raise ConfigError(f"--stage copies packed sets; got {info.path or info.name}. {fix} --stage out.")
-    if here:
-        from bigbatch.train_loop.data.packed.stage import check_stage_folder
-
-        check_stage_folder(folder)
 
 
 def open_data(
@@ -349,17 +330,5 @@ def _describe_packed(config: DataConfig, path: str, open_some: bool) -> DataInfo
         schema.PackedFiles(path).check_records()
     if packed.largest_side <= SMALL_IMAGE_SIZE:
         _refuse_crop_keys(config, f"packed images of at most {SMALL_IMAGE_SIZE} px are shifted")
-    size = config.image_size or _own_size(packed.largest_side)
-    return DataInfo(
-        name=os.path.basename(path),
-        path=path,
-        train_size=packed.train_size,
-        val_size=packed.val_size,
-        num_classes=len(packed.class_names),
-        image_size=size,
-        channels=3,
-        class_names=packed.class_names,
-        stem="small" if size <= SMALL_IMAGE_SIZE else "imagenet",
-        largest_side=packed.largest_side,
-        content=packed.content_digest(),
-    )
+    sizes = packed.train_size, packed.val_size, packed.largest_side
+    return _info_of_images(config, path, packed.class_names, *sizes, content=packed.content_digest())

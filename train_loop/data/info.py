@@ -59,12 +59,7 @@ class DataInfo:
         """
         reports = round(self.val_size * part)
         chooses = self.val_size - reports
-        if part and self.num_classes <= 1 and min(chooses, reports) < 1:
-            raise ConfigError(
-                f"data.holdout must leave items in both parts of the {self.val_size} validation items; got {part:g}. "
-                "Write data.holdout=0.5 or 0."
-            )
-        if part and min(chooses, reports) < self.num_classes:
+        if part and min(chooses, reports) < max(self.num_classes, 1):
             raise ConfigError(
                 "data.holdout must leave an image of each class in both parts of the validation images; got "
                 f"{part:g}, which makes {chooses} and {reports} of {self.val_size} for {self.num_classes} classes. "

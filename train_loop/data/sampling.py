@@ -69,8 +69,6 @@ def train_micro_batches(
     in turn, so that BatchNorm sees different images where there are as many micro-batches as copies (timm deals
     them to the ranks).
     """
-    if not 0 <= rank < batch.workers or start_step < 0:
-        raise ValueError(f"rank must be below {batch.workers} and start_step not negative; got {rank}, {start_step}")
     order = train_order(size, seed, epoch, repeats)
     sizes = micro_sizes(size, batch, drop_last)
     for step in range(start_step, len(sizes)):
@@ -87,8 +85,6 @@ def val_batches(size: int, batch_size: int, rank: int, workers: int) -> list[Ind
 
     The last batch may be shorter, and a rank may have one batch less than another, or none.
     """
-    if not 0 <= rank < workers or batch_size < 1:
-        raise ValueError(f"rank must be below {workers} and batch_size at least 1; got {rank}, {batch_size}")
     share = np.arange(rank, size, workers, dtype=np.int64)
     return [share[start : start + batch_size] for start in range(0, len(share), batch_size)]
 
@@ -122,11 +118,6 @@ def bn_batches(
     to the ranks in turn. The ragged end is dropped, for a smaller batch has other statistics; where
     there is no whole micro-batch, one takes all there is. A rank may have none.
     """
-    if not 0 <= rank < workers or micro_size < 1 or count_images < 1:
-        raise ValueError(
-            f"rank must be below {workers}, micro_size and count_images at least 1; "
-            f"got {rank}, {micro_size}, {count_images}"
-        )
     chosen = train_order(size, seed, epoch)[:count_images]
     whole = max(len(chosen) // micro_size, 1)
     return [chosen[j * micro_size : (j + 1) * micro_size] for j in range(rank, whole, workers)]

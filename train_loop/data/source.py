@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from bigbatch.train_loop.config import BatchSplit, ConfigError
+from bigbatch.train_loop.config import BatchSplit
 from bigbatch.train_loop.data import sampling
 from bigbatch.train_loop.data.info import DataInfo
 from bigbatch.train_loop.data.pixels.auto_augment import AugmentPolicy
@@ -76,15 +76,8 @@ class DataSource(ABC):
         """Validation images by their indices."""
 
     def val_labels(self) -> sampling.Indices:
-        """The classes of all validation images, int64 ``[N]``. ``data.holdout`` alone needs them.
-
-        Raises ConfigError here, because a data set of a user's own need not know its labels before it reads.
-        """
-        raise ConfigError(
-            "data.holdout needs the labels of the validation images; "
-            f"got a {type(self).__name__} without val_labels(). Write --set data.holdout=0 "
-            "(in a search --holdout none), or give the class that method."
-        )
+        """The classes of all validation images, int64 ``[N]``, for ``data.holdout``."""
+        raise NotImplementedError
 
     def finish(self, images: Nested) -> Nested:
         """A batch's images, on the device by now, as the model takes them: float32 ``[N, 3, H, W]``, normalised.
@@ -100,10 +93,6 @@ class DataSource(ABC):
 
     def close(self) -> None:  # noqa: B027  most have nothing to end
         """End what reads for this source; it may be used again."""
-
-    def steps_per_epoch(self, global_size: int) -> int:
-        """Optimizer steps an epoch; raises ConfigError where the batch exceeds the training set."""
-        return self.info.steps_per_epoch(global_size)
 
     def train_steps(
         self, seed: int, epoch: int, batch: BatchSplit, rank: int, start_step: int = 0, drop_last: bool = True

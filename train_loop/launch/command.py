@@ -157,7 +157,7 @@ def make_run_plan(argv: Sequence[str] | None, prog: str, launch: Launch | None) 
     if info.path is not None:  # workers may run in another folder
         config = config.replace_keys({"data.name": info.path})
     config = config.replace_keys({"metrics": checked_metrics(config.metrics)})
-    check_stage(args.stage, info, here=launch is None)
+    check_stage(args.stage, info)
     split = config.batch.split(workers)
     info.steps_per_epoch(config.batch.global_size)
     check_run_model(config, info)

@@ -109,7 +109,7 @@ def set_up(
     source = _open(config, stage_folder, world, reporter, scan)
     halvings = max(world.gather(tuple(halvings)), key=len)  # a file system may show another node's file late
     split = healed_split(config.batch.split(world.workers), halvings)
-    source.steps_per_epoch(split.global_size)  # raises ConfigError if there is none
+    source.info.steps_per_epoch(split.global_size)  # raises ConfigError if there is none
     run = _fresh(config, reporter, checkpoints, world, source, split)
     content = _load(run, healed=bool(halvings))
     if halvings and hasattr(reporter, "healed"):

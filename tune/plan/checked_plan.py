@@ -337,7 +337,7 @@ def _data_of(o: SearchOptions, checked: CheckedOptions) -> tuple[FolderScan | No
         return None, trainable_data(), checked.overrides
     looked = look(checked.data, open_some=True)
     data, overrides = divide_validation(looked.info, checked.overrides, o.holdout)
-    check_stage(o.stage, data, here=(o.address or "local") == "local")
+    check_stage(o.stage, data)
     return looked.scan, data, overrides
 
 

@@ -1,9 +1,7 @@
 """Runs that meet an image that cannot be read: who says so, and how they go on."""
 
 import json
-import logging
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,8 +13,6 @@ from bigbatch.train_loop.data.sets.scan import scan_folder
 from bigbatch.train_loop.errors import ImageError
 from bigbatch.train_loop.launch import command as train_command
 from bigbatch.train_loop.launch import lr_find
-from helpers.commands import run_process
-from helpers.paths import TRAIN
 from helpers.ranks import SMALL as CONFIG
 from helpers.ranks import start_ranks, write_config
 
@@ -97,33 +93,3 @@ def test_the_range_test_ends_in_one_line(config, images, tmp_path, capsys):
     assert lr_find.main(["--config", str(config), "--output", str(tmp_path / "found")]) == 1
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 1 and "failed: cannot read image" in said[0]
-
-
-def test_warnings_are_in_the_log_of_the_trial_that_met_them(tmp_path: Path) -> None:
-    """One process of Ray's serves one trial after the other, and a trial again."""
-    from bigbatch.train_loop.launch.ray_worker import _trial_log
-
-    logger, ours = logging.getLogger("bigbatch.train_loop"), logging.getLogger("bigbatch.train_loop.data.source")
-    before = (list(logger.handlers), logger.propagate, logger.level)
-    try:
-        for name, rank in (("a", 0), ("b", 1), ("a", 0)):
-            _trial_log(tmp_path / f"{name}.log", rank)
-            ours.warning("met in %s", name)
-    finally:
-        for handler in logger.handlers:
-            handler.close()
-        logger.handlers[:], logger.propagate, level = before
-        logger.setLevel(level)
-    assert (tmp_path / "a.log").read_text().count("rank 0 WARNING met in a") == 2
-    assert (tmp_path / "b.log").read_text().count("rank 1 WARNING met in b") == 1
-
-
-@pytest.mark.exhaustive  # a start of Ray; the parts are tested above
-def test_under_ray_it_is_one_line_after_one_restart(config: Path, images: Path) -> None:
-    for path in sorted((images / "train" / "dark").iterdir())[:8]:
-        spoil(path)
-    command = [sys.executable, str(TRAIN), "--config", str(config), "--output", "out", "--workers", "2"]
-    failed, log = run_process(*command, cwd=config.parent), config.parent / "out" / "train.log"
-    said = failed.stderr.splitlines()
-    assert failed.returncode == 1 and len(said) == 1 and "failed: cannot read image" in said[0], failed.stderr
-    assert log.read_text().count("in train_worker") <= 2, "each rank was started once to train"

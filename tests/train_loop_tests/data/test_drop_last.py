@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from bigbatch.train_loop.config import BatchConfig, BatchSplit, ConfigError
+from bigbatch.train_loop.config import BatchSplit
 from bigbatch.train_loop.data import sampling
 from bigbatch.train_loop.loop.train import TrainingStopped
 from helpers.loop_references import run
@@ -73,14 +73,6 @@ def test_training_is_sgd_over_batches_of_both_sizes(monkeypatch: pytest.MonkeyPa
     assert [record.optimizer_steps for record in records] == [5, 10]
 
 
-def test_the_noise_scale_is_of_whole_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    noise = []
-    for drop_last in (True, False):
-        install(monkeypatch.setattr, plain_model)
-        noise.append(run(changed(PLAIN, drop_last=drop_last, epochs=1))[0].noise_scale)
-    assert noise[0] == noise[1] is not None
-
-
 def test_a_resume_in_the_smaller_step_ends_alike(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     config = changed(CONFIG, drop_last=False)
     install(monkeypatch.setattr)
@@ -91,15 +83,3 @@ def test_a_resume_in_the_smaller_step_ends_alike(monkeypatch: pytest.MonkeyPatch
             run(config, reporter=StopsAt(stop), checkpoint_dir=tmp_path / str(stop))
         rest = run(config, checkpoint_dir=tmp_path / str(stop))
         assert untimed(rest) == untimed(whole)[-len(rest) :] and rest
-
-
-def test_a_resume_with_other_steps_an_epoch_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A rest of 6 is a step of one micro-batch, not of four."""
-    config = changed(CONFIG, drop_last=False)
-    install(monkeypatch.setattr)
-    with pytest.raises(TrainingStopped):
-        run(config, reporter=StopsAt(5), checkpoint_dir=tmp_path)
-    install(monkeypatch.setattr)
-    monkeypatch.setattr(BatchConfig, "split", lambda *_: BatchSplit(1, 4, 4))
-    with pytest.raises(ConfigError, match="as many steps an epoch as before, 5; got 4"):
-        run(config, checkpoint_dir=tmp_path)

@@ -114,16 +114,6 @@ def test_copies_share_a_step_but_no_micro_batch_and_no_augmentation(images_folde
         assert len(batches) == size // 12
 
 
-def test_no_repeats_are_made_without_augmentation() -> None:
-    assert AugmentConfig(repeats=3).copies == 3 and AugmentConfig(repeats=3, enabled=False).copies == 1
-
-
-@pytest.mark.parametrize(("rank", "start_step"), [(2, 0), (-1, 0), (0, -1)])
-def test_impossible_rank_or_step_is_refused(rank: int, start_step: int) -> None:
-    with pytest.raises(ValueError, match="rank must be below 2"):
-        list(sampling.train_micro_batches(100, 0, 0, BatchSplit(2, 1, 4), rank, start_step))
-
-
 @pytest.mark.parametrize(("size", "count"), [(360, 180), (360, 72), (50_000, 25_000), (31, 10)])
 def test_the_parts_are_whole_and_each_class_gives_its_share(size: int, count: int) -> None:
     labels = np.random.default_rng(3).integers(0, 10, size)
@@ -183,32 +173,7 @@ def test_every_loader_divides_the_same_images(kind: str, folder: Path, packed: P
         assert counts.tolist() in ([2, 3, 2], [3, 2, 2], [2, 2, 3])
 
 
-@pytest.mark.parametrize("kind", ["digits", "folder", "packed"])
-def test_validation_may_have_a_size_of_its_own(kind: str, folder: Path, packed: Path) -> None:
-    name = {"digits": "digits", "packed": str(packed)}.get(kind, str(folder))
-    config = DataConfig(name, image_size=32, val_image_size=48, loader=LoaderConfig(workers=0))
-    source = open_data(config)
-    assert describe_data_set(config).val_image_size == 48
-    assert source.finish(next(source.train_batches(0, 1, BatchSplit(1, 1, 2), 0))[0][0]).shape == (2, 3, 32, 32)
-    assert source.finish(next(source.bn_batches(0, 1, 2, 4, 0, 1))[0]).shape == (2, 3, 32, 32)
-    assert source.finish(next(source.val_batches(2, 0, 1))[0]).shape == (2, 3, 48, 48)
-
-
 @pytest.mark.parametrize("part", [0.001, 0.999, 0.02])
 def test_a_part_without_an_image_of_each_class_is_refused(part: float) -> None:
     with pytest.raises(ConfigError, match=r"data\.holdout must leave an image of each class.*Write data\.holdout=0\.5"):
         describe_data_set(DataConfig(holdout=part))
-
-
-def test_a_source_without_labels_says_so() -> None:
-    class Unlabelled(DataSource):
-        def read_train(self, batches, epoch):
-            return iter(())
-
-        def read_val(self, batches):
-            return iter([(torch.zeros(1), torch.zeros(1))])
-
-    source = Unlabelled(describe_data_set(DataConfig(holdout=0.5)))
-    rule = r"data\.holdout needs .*; got a Unlabelled without val_labels\(\)\. Write --set"
-    with pytest.raises(ConfigError, match=rule):
-        source.val_batches(10, 0, 1)

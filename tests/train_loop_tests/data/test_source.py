@@ -38,9 +38,9 @@ def test_statistics_are_of_the_first_training_batches(images_folder: Path) -> No
 
 
 def test_batch_larger_than_the_training_set_is_refused(digits_source: DataSource) -> None:
-    assert digits_source.steps_per_epoch(1437) == 1
+    assert digits_source.info.steps_per_epoch(1437) == 1
     with pytest.raises(ConfigError, match=r"1437 training images.*got 2048\. Use batch.global_size=1024"):
-        digits_source.steps_per_epoch(2048)
+        digits_source.info.steps_per_epoch(2048)
 
 
 IMPORTS = """

@@ -6,7 +6,7 @@ They are kept whole, decoded, in files that all processes of a node map and one 
                                         val.npy     the same of validation images, as the model sees them
 
 DIR is TMPDIR, in a search its own folder, which ends with it; else the last process that reads the files removes them.
-``<content>`` is a digest of the packed set, the settings and the code.
+``<content>`` is a digest of the packed set, the settings and what decodes.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
-from importlib import metadata
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from PIL import Image
 
 from bigbatch.cluster.host.allocation import usable_memory_bytes
 from bigbatch.train_loop.data import sampling
@@ -135,7 +134,7 @@ def _memory_bytes(device: torch.device) -> float:
 def _read(source: LoadedSource, shapes: dict[str, tuple[int, ...]]) -> dict[str, Pixels]:
     """The images, mapped; decoded first unless a process of this node did. Raises OSError, ImageError."""
     prefix = f"bigbatch-whole-{os.getuid()}-"
-    facts = (shapes, source.config.augment.enabled, source.config.val_crop, _code())
+    facts = (shapes, source.config.augment.enabled, source.config.val_crop, Image.__version__, torch.__version__)
     digest = hashlib.sha256(repr(facts).encode())
     for images in source.parts:
         assert isinstance(images, PackedImages)
@@ -173,16 +172,6 @@ def _decode(source: LoadedSource, shapes: dict[str, tuple[int, ...]], partial: P
             array.flush()
     finally:
         source.close()
-
-
-@cache
-def _code() -> str:
-    """A digest of what makes pixels of files."""
-    digest = hashlib.sha256(f"{metadata.version('pillow')} {torch.__version__}".encode())
-    data = Path(__file__).parent.parent
-    for path in sorted((*data.glob("pixels/*.py"), *data.glob("packed/*.py"))):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
 
 
 class DeviceSource(LoadedSource):

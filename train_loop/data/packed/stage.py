@@ -17,7 +17,6 @@ from string import Template
 from bigbatch.base.private_folder import USER_TMPDIR
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.data.packed import schema
-from bigbatch.train_loop.host.command_line import check_writable
 from bigbatch.train_loop.host.once_a_node import RESERVE, OnceANode, room_missing
 
 BLOCK_BYTES = 1 << 22
@@ -52,31 +51,17 @@ def stage_packed_set(source: str, folder: str) -> str:
     return str(target)
 
 
-def check_stage_folder(folder: str) -> None:
-    """Raise ConfigError where ``folder`` is none that this machine can write. For runs whose workers are all here."""
-    check_writable("--stage", _root(folder))
-
-
 def _root(folder: str) -> Path:
     """Like a shell. Raises StageError for an unset variable."""
-    env = _environment()
-    unset = [f"${name}" for name in Template(folder).get_identifiers() if not env.get(name)]
-    root = Path(Template(os.path.expanduser(folder)).safe_substitute(env))
-    if unset or "$" in str(root) or not root.is_absolute():
-        why = f"{' and '.join(unset)} is not set here" if unset else f"here that is {str(root)!r}"
+    # In a job's Ray cluster TMPDIR is Ray's folder: the user's is meant.
+    env = {**os.environ, "TMPDIR": os.environ.get(USER_TMPDIR, os.environ.get("TMPDIR", ""))}
+    root = Path(Template(os.path.expanduser(folder)).safe_substitute({name: env[name] for name in env if env[name]}))
+    if "$" in str(root) or not root.is_absolute():
         raise StageError(
-            f"--stage must be an absolute path on each node; got {folder!r}, and {why}. "
+            f"--stage must be an absolute path on each node; got {folder!r}, here {str(root)!r}. "
             "Set the variable there, write the path, or write --stage none."
         )
     return root
-
-
-def _environment() -> dict[str, str]:
-    """In a job's Ray cluster TMPDIR is Ray's folder: the user's is meant."""
-    env = dict(os.environ)
-    if USER_TMPDIR in env:
-        env["TMPDIR"] = env[USER_TMPDIR]
-    return env
 
 
 def _digest(data: bytes) -> str:

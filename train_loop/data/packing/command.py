@@ -9,13 +9,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import datetime
 import errno
 import fcntl
 import json
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +38,7 @@ from bigbatch.train_loop.data.packing.shards import (
 )
 from bigbatch.train_loop.data.packing.sources import PackItem, PackSource, find_source, read_entry
 from bigbatch.train_loop.data.pixels.jpeg import jpegtran_path
+from bigbatch.train_loop.data.sets.layout import printable
 from bigbatch.train_loop.host import disk_space
 from bigbatch.train_loop.host.command_line import ProgressLine, check_writable
 
@@ -102,18 +104,30 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _check(args: argparse.Namespace) -> int:
-    from bigbatch.train_loop.data.packing import verify
-
-    for option in ("--profile", "--short-side", "--quality", "--workers", "--val-part"):
-        if getattr(args, option[2:].replace("-", "_")) is not None:
-            raise ConfigError(f"--verify and --info only read a packed set; got {option}. Leave it out.")
-    if len(args.paths) != 1:
-        raise ConfigError(f"--verify and --info take one packed folder; got {len(args.paths)} paths. Write DST alone.")
+    """``--info`` and ``--verify``, which compares every shard's SHA-256."""
+    if len(args.paths) != 1 or not is_packed(args.paths[0]):
+        raise ConfigError(f"--verify and --info take one packed folder; got {' '.join(args.paths)!r}. Check the path.")
     folder = os.path.abspath(args.paths[0])
-    if not is_packed(folder):
-        raise ConfigError(f"a packed folder has an {schema.INDEX}; got none in {folder!r}. Check the path.")
-    shown = verify.show_packed_set(folder) if args.info else 0
-    return verify.verify_packed_set(folder) if args.verify else shown
+    schema.check_index(folder)
+    files = schema.PackedFiles(folder)
+    info, columns = files.info, files.columns()
+    if args.info:
+        some = ", ".join(map(printable, info.class_names[:5])) + (", …" if len(info.class_names) > 5 else "")
+        medians = " × ".join(f"{np.median(columns[side]):.0f}" for side in ("width", "height"))
+        print(f"source         {info.source} ({info.kind}), fingerprint {info.fingerprint[:12]}")
+        print(f"profile        {', '.join(f'{name} {value}' for name, value in info.profile.items())}")
+        print(f"images         {info.train_size} training, {info.val_size} validation, {info.rejected} rejected")
+        print(f"classes        {len(info.class_names)}: {some}")
+        print(f"pixels         {medians} (medians), {columns['bytes'].mean() / 1000:.1f} kB an image")
+        print(f"shards         {len(info.shards)} files, {sum(shard.bytes for shard in info.shards) / 1e6:.1f} MB")
+    if args.verify:
+        wrong = [s.file for s in info.shards if schema.file_sha256(os.path.join(folder, s.file)) != s.sha256]
+        if wrong:
+            raise PackFailed(
+                f"the bytes of {', '.join(wrong)} in {folder} have changed (SHA-256). Copy or pack it again"
+            )
+        print(f"{info.train_size + info.val_size} images in {len(info.shards)} shards are as they were packed")
+    return 0
 
 
 def _pack(args: argparse.Namespace) -> int:
@@ -207,9 +221,7 @@ def estimated_bytes(tasks: Sequence[ShardTask]) -> int:
     source = stored = 0
     for run in np.linspace(0, max(len(items) - SAMPLE_RUN, 0), SAMPLE_RUNS).astype(int):
         for item, profile in items[run : run + SAMPLE_RUN]:
-            with contextlib.suppress(
-                RejectedImage, OSError
-            ):  # an unreadable image is reported when its shard is written
+            with contextlib.suppress(RejectedImage, OSError):  # who writes its shard says so
                 data = read_entry(item.entry)
                 source += len(data)
                 stored += len(convert(data, profile).data)
@@ -274,47 +286,31 @@ def _write_shards(tasks: Sequence[ShardTask], workers: int) -> None:
     done = images - sum(len(task.items) for task in open_tasks)
     if done:
         print(f"resuming: {done} of {images} images are packed")
-    with contextlib.closing(write_shards(open_tasks, workers)) as counts:
-        _show(counts, done, images)
-
-
-def _show(counts: Iterable[int], done: int, images: int) -> None:
-    """Images so far, rate, and time left by that rate.
-
-    Args:
-        counts: images seen by this command; before it there were ``done``.
-    """
     began, line = time.monotonic(), ""
     progress = ProgressLine(PROGRESS_LINE_S)
-    for images_done in counts:
-        now = time.monotonic()
-        if not images_done:  # processes start
-            began = now
-        rate = images_done / max(now - began, 1e-9)
-        left = f"{_clock((images - done - images_done) / rate)} left" if images_done else "starting"
-        line = f"{done + images_done}/{images} images  {rate:.0f} images/s  {left}"
-        progress.show(line)
+    with contextlib.closing(write_shards(open_tasks, workers)) as counts:
+        for images_done in counts:
+            line = f"{done + images_done}/{images} images"
+            if images_done:
+                rate = images_done / max(time.monotonic() - began, 1e-9)
+                left = datetime.timedelta(seconds=round((images - done - images_done) / rate))
+                line += f"  {rate:.0f} images/s  {left} left"
+            progress.show(line)
     if line:
         print(line, file=sys.stderr)
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"
-
-
-def _utf8(text: str) -> str:
-    """A file's name as Arrow can store it: bytes that are no UTF-8 become ``?``."""
-    return text.encode("utf-8", "replace").decode()
 
 
 def _finish(folder: Path, source: PackSource, profile: PackProfile, tasks: Sequence[ShardTask]) -> int:
     """Rejections and, last, the index; returns how many images were rejected."""
     notes = [json.loads(task.note.read_text()) for task in tasks]
-    rejected = [[_utf8(text) for text in row] for note in notes for row in note["rejected"]]
-    columns = pa.schema([(name, pa.string()) for name in ("part", "key", "reason")])
-    rows = [dict(zip(columns.names, row, strict=True)) for row in rejected]
-    pq.write_table(pa.Table.from_pylist(rows, columns), folder / schema.REJECTED)
+    # A file's name as Arrow can store it: bytes that are no UTF-8 become ?.
+    rejected = [
+        [text.encode("utf-8", "replace").decode() for text in row] for note in notes for row in note["rejected"]
+    ]
+    columns = {name: [row[place] for row in rejected] for place, name in enumerate(("part", "key", "reason"))}
+    pq.write_table(
+        pa.table({name: pa.array(column, pa.string()) for name, column in columns.items()}), folder / schema.REJECTED
+    )
     shards = tuple(schema.ShardInfo(**note["shard"]) for note in notes)
     sizes = {name: sum(s.images for s in shards if s.part == name) for name in schema.PARTS}
     for name, size in sizes.items():
@@ -343,8 +339,7 @@ def _finish(folder: Path, source: PackSource, profile: PackProfile, tasks: Seque
 
 
 def _write_index(folder: Path, info: schema.PackedInfo) -> None:
-    batches = [_shard_index(folder / shard.file, number) for number, shard in enumerate(info.shards)]
-    table = pa.Table.from_batches([batch for group in batches for batch in group], schema.INDEX_SCHEMA)
+    table = pa.concat_tables([_shard_index(folder / shard.file, number) for number, shard in enumerate(info.shards)])
     # Whoever opens the index reads its first batch alone.
     (columns,) = table.combine_chunks().to_batches()
     columns = columns.replace_schema_metadata(schema.index_metadata(info, columns))
@@ -353,7 +348,7 @@ def _write_index(folder: Path, info: schema.PackedInfo) -> None:
         writer.write_batch(columns)
 
 
-def _shard_index(path: Path, number: int) -> list[pa.RecordBatch]:
+def _shard_index(path: Path, number: int) -> pa.Table:
     """The shard's columns but the images, and where in the file each image lies."""
     with pa.memory_map(str(path)) as file:
         whole = file.read_buffer()
@@ -370,11 +365,8 @@ def _shard_index(path: Path, number: int) -> list[pa.RecordBatch]:
             columns |= {field.name: batch.column(field.name) for field in schema.IMAGE_FIELDS}
             found.append(pa.RecordBatch.from_pydict(columns, schema=schema.INDEX_SCHEMA))
         # Copied out of the mapped file, which is closed now.
-        return pa.Table.from_batches(found, schema.INDEX_SCHEMA).take(_all(found)).to_batches()
-
-
-def _all(batches: Sequence[pa.RecordBatch]) -> pa.Array:
-    return pa.array(np.arange(sum(len(batch) for batch in batches)))
+        table = pa.Table.from_batches(found, schema.INDEX_SCHEMA)
+        return table.take(pa.array(np.arange(len(table))))
 
 
 if __name__ == "__main__":

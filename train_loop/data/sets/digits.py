@@ -120,13 +120,8 @@ def load_scans() -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
     if spec is None or not spec.submodule_search_locations:
         raise ConfigError("data set digits needs scikit-learn; got none. Run: pip install scikit-learn")
     path = Path(spec.submodule_search_locations[0], "datasets", "data", "digits.csv.gz")
-    if path.is_file():
-        with gzip.open(path, "rt") as file:
-            table = np.loadtxt(file, delimiter=",")
-    else:
-        from sklearn.datasets import load_digits
-
-        table = np.column_stack(load_digits(return_X_y=True))
+    with gzip.open(path, "rt") as file:
+        table = np.loadtxt(file, delimiter=",")
     # The scans' pixels are 0 to 16.
     pixels = (table[:, :64] / 16).astype(np.float32).reshape(-1, 1, 8, 8)
     return pixels, table[:, 64].astype(np.int64)

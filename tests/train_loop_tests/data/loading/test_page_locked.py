@@ -87,11 +87,6 @@ def test_a_process_that_has_a_loader_and_no_cuda_leaves_cuda_to_its_children() -
     assert subprocess.run([sys.executable, "-c", FORKED], env=clean_environment()).returncode == 0
 
 
-def test_torch_loads_cudas_runtime_with_its_names() -> None:
-    """Also without a GPU, where torch was built for CUDA."""
-    assert torch.version.cuda is None or hasattr(ctypes.CDLL(None), "cudaGetLastError")
-
-
 @pytest.mark.gpu
 def test_a_gpu_goes_on_after_a_refusal(caplog: pytest.LogCaptureFixture) -> None:
     """CUDA refuses memory that is locked already."""

@@ -4,7 +4,6 @@ import errno
 import mmap
 import os
 import random
-import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -14,12 +13,8 @@ import pytest
 import torch
 from PIL import Image
 
-from bigbatch.train_loop.config import DataConfig, LoaderConfig
-from bigbatch.train_loop.data.info import DataInfo
-from bigbatch.train_loop.data.loading.loader import BatchFiller, IndexedImages, LoadedSource, ReadPurpose, WriteImage
-from bigbatch.train_loop.data.loading.ring import IMAGES_AHEAD, Ring, UpcomingIndices
-from bigbatch.train_loop.data.packed import images as packed_images
-from bigbatch.train_loop.data.packed.images import PackedImages
+from bigbatch.train_loop.data.loading.loader import BatchFiller, IndexedImages, ReadPurpose, WriteImage
+from bigbatch.train_loop.data.loading.ring import Ring, UpcomingIndices
 from bigbatch.train_loop.data.packed.schema import PackedFiles
 from bigbatch.train_loop.data.source import Epoch
 from helpers.packed_sets import pack_here
@@ -38,16 +33,6 @@ def test_every_image_is_asked_for_once_in_order_and_not_after_its_task(seed: int
         read += images
         assert len(found) <= 2 * images and read <= len(asked)
     assert asked == order
-
-
-def test_it_keeps_the_distance_that_is_wanted() -> None:
-    coming, asked = UpcomingIndices([np.arange(50)] * 40), 0
-    for task in range(1, 101):
-        asked += len(coming.take(10, 64))
-        if 10 <= task <= 90:
-            assert asked - 10 * task == 64
-    asked += sum(len(coming.take(10, 64)) for _ in range(100))
-    assert asked == 2000
 
 
 class LateImages(IndexedImages):
@@ -86,20 +71,6 @@ def test_processes_ask_for_what_any_of_them_reads_later(tmp_path: Path) -> None:
     # A process that does not get a core for a while is overtaken, so not all of them.
     places = [lines.index(f"read {i}") - lines.index(f"ask {i}") for i in range(100, 240)]
     assert torch.tensor(places).float().median() > 16
-
-
-def test_a_read_without_processes_asks_for_a_bounded_number(tmp_path: Path) -> None:
-    images = LateImages(tmp_path / "log")
-    info = DataInfo("late", None, 2000, 3, 2, 8, 3, ("a", "b"), "small")
-    config = DataConfig(image_size=8, loader=LoaderConfig(workers=0))
-    source = LoadedSource(config, info, images, images, (0, 0, 0), (1, 1, 1))
-    order = [np.arange(1500), np.arange(1500, 1999)]
-    assert [len(labels) for _, labels in source.read_train(order, Epoch(0, 0))] == [1500, 499]
-    lines = (tmp_path / "log").read_text().splitlines()
-    assert Counter(lines) == Counter(f"{word} {index}" for word in ("ask", "read") for index in range(1999))
-    asked = [line.startswith("ask") for line in lines]
-    ahead = np.cumsum(np.where(asked, 1, -1))
-    assert 256 <= ahead.max() <= 2 * IMAGES_AHEAD and ahead.min() >= 0
 
 
 @pytest.fixture(scope="module")
@@ -142,47 +113,3 @@ def test_long_records_are_asked_for_whole(packed, asked, monkeypatch):
         assert pages.issuperset(range(begin // mmap.PAGESIZE, -(-(begin + size) // mmap.PAGESIZE)))
     most = (1 << 17) // mmap.PAGESIZE
     assert all(-(-(at + size) // mmap.PAGESIZE) - at // mmap.PAGESIZE <= most for at, size in asked)
-
-
-def test_a_record_whose_first_page_came_with_its_neighbour_is_asked_for(packed, asked, monkeypatch):
-    begins = packed.columns()["offset"].tolist()
-
-    def first_pages_are_in_memory(descriptor: int, buffers: object, offset: int, flags: int) -> int:
-        if any(offset // mmap.PAGESIZE == begin // mmap.PAGESIZE for begin in begins):
-            return 1
-        raise BlockingIOError
-
-    monkeypatch.setattr(os, "preadv", first_pages_are_in_memory)
-    packed.read_ahead(np.arange(2))
-    assert len(asked) >= 2
-    monkeypatch.setattr(os, "preadv", lambda *arguments: 1)
-    asked.clear()
-    packed.read_ahead(np.arange(2))
-    assert not asked
-
-
-def test_a_shard_that_is_gone_does_not_keep_others_from_being_asked_for(packed, asked, monkeypatch, tmp_path):
-    monkeypatch.setattr(os, "preadv", not_in_memory)
-    packed = PackedFiles(str(shutil.copytree(packed.path, tmp_path / "packed")))
-    os.unlink(Path(packed.path) / packed.info.shards[0].file)  # training's, the other is validation's
-    packed.read_ahead(np.arange(3))
-    assert {at for at, _ in asked} == {int(packed.columns()["offset"][2]) // mmap.PAGESIZE * mmap.PAGESIZE}
-
-
-def test_large_files_are_not_held_while_others_are_opened(packed: PackedFiles, monkeypatch: pytest.MonkeyPatch) -> None:
-    images = PackedImages(packed, np.arange(3), small=False)
-    read: list[int] = []
-    real = PackedFiles.read
-    monkeypatch.setattr(PackedFiles, "read", lambda self, record: read.append(record) or real(self, record))
-    monkeypatch.setattr(packed_images, "READ_EARLY_BYTES", 300_000)
-    writes = [images.open_random(index, random.Random(index)) for index in range(3)]
-    large = [record for record in range(3) if packed.bytes_of(record) > 300_000]
-    assert len(large) == 1 and read == [record for record in range(3) if record not in large]
-    outs = [torch.zeros((32, 32, 3), dtype=torch.uint8) for _ in writes]
-    for write, out in zip(writes, outs, strict=True):
-        write(out)
-    monkeypatch.setattr(packed_images, "READ_EARLY_BYTES", 1 << 30)
-    for index, out in enumerate(outs):
-        again = torch.zeros_like(out)
-        images.open_random(index, random.Random(index))(again)
-        assert torch.equal(out, again) and out.any()

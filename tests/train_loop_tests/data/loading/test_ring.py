@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import psutil
 import pytest
 import torch
 
-from bigbatch.train_loop.config import AugmentConfig, BatchSplit, DataConfig, LoaderConfig
+from bigbatch.train_loop.config import BatchSplit, DataConfig, LoaderConfig
 from bigbatch.train_loop.data.catalogue import open_data
 from bigbatch.train_loop.data.loading import ring as ring_module
 from bigbatch.train_loop.data.loading.loader import BatchFiller, ReadPurpose
@@ -124,20 +123,6 @@ def test_a_killed_process_is_named(folder: Path) -> None:
     assert not ring.open and not any(process.is_alive() for process in ring.processes)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_processes_that_were_killed_between_epochs_are_named(folder: Path, workers: int) -> None:
-    ring = Ring(filler(folder), workers, 6, SIZE)
-    assert len(list(ring.read(JOB, batches_of(6, 6), SIZE))) == 2
-    for process in ring.processes:
-        process.kill()
-    for process in ring.processes:
-        process.join()
-    victim = ring.processes[0].pid
-    with pytest.raises(LoaderError, match=f"loader 0 .process {victim}. was killed by SIGKILL"):
-        next(ring.read(JOB, batches_of(6), SIZE))
-    assert not ring.open
-
-
 def test_signals_that_stop_a_run_are_left_to_the_trainer(folder: Path) -> None:
     """Slurm sends them to every process of a step; the trainer needs batches until its checkpoint is written."""
     ring = Ring(filler(folder), 2, 6, SIZE)
@@ -206,65 +191,6 @@ def test_nothing_is_left_of_a_trainer(folder: Path, tmp_path: Path, end: str) ->
         assert trainer.wait(120) == (-signal.SIGKILL if end == "kill" else 0)
     _, alive = psutil.wait_procs(children, timeout=120)
     assert not alive
-
-
-def test_memory_stays_over_forty_epochs(folder: Path) -> None:
-    """An epoch of batches holds 3 MB; a tenth of it left behind in most epochs would show.
-
-    A single step does not count: an allocator takes memory in pieces of some MB, at any time. The first half does not
-    either: pages that both processes share become a process's own when one of them writes there, more and more slowly.
-    """
-    options: dict[str, Any] = {"loader": LoaderConfig(workers=1), "augment": AugmentConfig(policy="trivial")}
-    source = open_data(DataConfig(str(folder), 160, **options))
-    here, held = psutil.Process(), []
-    before = set(here.children())
-    for epoch in range(40):
-        for _ in source.train_batches(0, epoch, BatchSplit(1, 1, 5), 0):
-            pass
-        (loader,) = set(here.children()) - before
-        held.append([process.memory_full_info().uss / 1e6 for process in (here, loader)])
-    source.close()
-    assert np.max(np.median(np.diff(held[-21:], axis=0), axis=0)) < 0.3, held
-    assert held[-1][1] < 400
-
-
-class CountedFill:
-    """A fill that notes each of its calls in a file, also those in other processes."""
-
-    def __init__(self, fill: Any, notes: Path) -> None:
-        self._fill, self._notes = fill, notes
-        notes.touch()
-
-    def __call__(self, *arguments: Any) -> None:
-        self._fill(*arguments)
-        with self._notes.open("ab", buffering=0) as file:
-            file.write(b"x")
-
-
-def test_batches_that_were_made_meanwhile_need_no_process_any_more(folder, tmp_path, monkeypatch):
-    """While nobody takes a batch, processes fill the free slots and wait; to take those batches costs no wait."""
-    notes = tmp_path / "notes"
-    monkeypatch.setattr("bigbatch.train_loop.data.loading.ring.slot_count", lambda *_: 6)
-    ring = Ring(CountedFill(filler(folder), notes), 2, 4, SIZE)
-    read = ring.read(JOB, batches_of(*[4] * 100), SIZE)
-    first = next(read)
-    loaders = [psutil.Process(process.pid) for process in ring.processes]
-    wait_until(lambda: notes.stat().st_size == 4 * 6, lambda: f"{notes.stat().st_size} of 24 images are made")
-    # After its last image a process sends an answer, and then sleeps until there is a task.
-    wait_until(lambda: all(loader.status() == psutil.STATUS_SLEEPING for loader in loaders), "they do not wait")
-    for loader in loaders:
-        loader.suspend()
-    wait_until(lambda: all(loader.status() == psutil.STATUS_STOPPED for loader in loaders), "they do not stop")
-    rescue = threading.Timer(240, lambda: [loader.resume() for loader in loaders])  # where the test fails it must end
-    rescue.start()
-    held = [next(read) for _ in range(5)]
-    assert all(loader.status() == psutil.STATUS_STOPPED for loader in loaders)
-    assert notes.stat().st_size == 4 * 6, "no more than there are slots"
-    rescue.cancel()
-    for loader in loaders:
-        loader.resume()
-    assert len([first, *held]) + sum(1 for _ in read) == 100
-    ring.close()
 
 
 def test_a_process_that_hangs_at_its_fork_is_an_error_that_says_what_to_do(folder: Path, monkeypatch) -> None:

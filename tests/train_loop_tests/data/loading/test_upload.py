@@ -101,13 +101,6 @@ class LateDevice:
         return there
 
 
-def test_uploading_to_a_cpu_changes_nothing() -> None:
-    upload = Uploader(torch.device("cpu"), LoaderConfig())
-    images, labels = torch.zeros(2, 4, 4, 3, dtype=torch.uint8), torch.arange(2)
-    there = upload((images, labels))
-    assert there[0] is images and there[1] is labels
-
-
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_a_slot_is_not_written_again_before_its_copy_has_arrived(folder, way, made, monkeypatch):
     orders = [np.arange(4 * step, 4 * step + 4) % 20 for step in range(40)]

@@ -2,7 +2,6 @@
 
 import collections
 import errno
-import fcntl
 import os
 import types
 from collections.abc import Callable, Iterator
@@ -13,9 +12,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch import nn
 
-from bigbatch.train_loop.config import DataConfig, TrainConfig, data_config
+from bigbatch.train_loop.config import DataConfig, data_config
 from bigbatch.train_loop.data import sampling
 from bigbatch.train_loop.data.catalogue import open_data
 from bigbatch.train_loop.data.loading.loader import LoadedSource
@@ -23,8 +21,6 @@ from bigbatch.train_loop.data.packed import device_source
 from bigbatch.train_loop.data.packed.device_source import DeviceSource, cut_windows
 from bigbatch.train_loop.data.source import Batch, DataSource, Epoch
 from bigbatch.train_loop.host import once_a_node
-from bigbatch.train_loop.loop import assembly
-from helpers.loop_references import run
 from helpers.packed_sets import pack_here
 
 CPU = torch.device("cpu")
@@ -135,25 +131,6 @@ def test_images_are_the_rings(sets: dict[str, Path], kind: str, exact: bool, key
     assert np.array_equal(device.val_labels(), ring.val_labels())
 
 
-def network(*_: object) -> nn.Module:
-    layers = nn.Conv2d(3, 8, 3, stride=2), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
-    return nn.Sequential(*layers, nn.Linear(8, 2))
-
-
-def test_a_run_is_that_of_the_ring(sets: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """It rounds a few pixels otherwise, and training makes that larger from step to step."""
-    monkeypatch.setattr(assembly, "build_model", network)
-    losses, processes = {}, {}
-    for name in ("ring", "auto"):
-        data = config_of(sets["small"], **{"loader.name": name, "loader.workers": 1})
-        keys = {"batch.global_size": 8, "optimizer.peak_lr": 0.02, "data.holdout": 0.5}
-        records = run(TrainConfig(epochs=3, data=data).replace_keys(keys))
-        losses[name] = [(r.train_loss, r.val_loss, r.holdout_loss) for r in records]
-        processes[name] = records[-1].loader_processes
-    assert processes == {"ring": 1, "auto": 0} and losses["ring"][-1][0] < losses["ring"][0][0]
-    np.testing.assert_allclose(np.array(losses["auto"], float), np.array(losses["ring"], float), rtol=0.05)
-
-
 def test_images_are_decoded_once_for_all_processes_of_a_node(sets, temporary, monkeypatch, capfd):
     monkeypatch.setattr(device_source, "SAY_BYTES", 0)
     opened(sets["small"])
@@ -163,19 +140,6 @@ def test_images_are_decoded_once_for_all_processes_of_a_node(sets, temporary, mo
     assert kept(temporary) == [first] and capfd.readouterr().err.count("decoding ") == 1
     assert opened(sets["small"], image_size=32).info.image_size == 32
     assert len(kept(temporary)) == 2  # the other one is still read
-
-
-def test_the_last_reader_removes_the_files(sets, temporary, monkeypatch):
-    ends: list[Callable[[], object]] = []
-    monkeypatch.setattr(once_a_node.atexit, "register", lambda f, *a: ends.append(lambda: f(*a)))
-    opened(sets["small"])
-    (folder,) = kept(temporary)
-    with Path(f"{folder}.lock").open() as other:
-        fcntl.flock(other, fcntl.LOCK_SH)
-        ends[0]()
-        assert kept(temporary) == [folder]
-    ends[0]()
-    assert kept(temporary) == []
 
 
 def test_what_suits_not_is_decoded_in_each_epoch(sets, tmp_path, monkeypatch):
@@ -216,7 +180,3 @@ def test_trials_that_share_a_gpu_share_the_room_for_images(sets: dict[str, Path]
         source = open_data(config_of(sets["small"]), device=torch.device("cuda", 0))
         assert isinstance(source, DeviceSource) == (trials == 1)
         source.close()
-
-
-def test_nothing_changes_where_nothing_trains(sets: dict[str, Path], temporary: Path) -> None:
-    assert not isinstance(open_data(config_of(sets["small"])), DeviceSource) and kept(temporary) == []

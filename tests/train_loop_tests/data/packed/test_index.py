@@ -55,10 +55,3 @@ def test_an_index_that_was_replaced_is_read_anew(packed, tmp_path, tiny_images, 
     mapped.clear()
     assert describe_data_set(config).class_names == ("bright", "dark")
     assert mapped == [str(packed / INDEX)]
-
-
-def test_an_index_that_was_just_written_is_not_trusted_to_stay(packed: Path, mapped: list[str]) -> None:
-    os.utime(packed / INDEX)
-    for _ in range(2):
-        describe_data_set(DataConfig(name=str(packed)))
-    assert mapped == [str(packed / INDEX)] * 2

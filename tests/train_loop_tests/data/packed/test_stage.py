@@ -2,12 +2,10 @@
 
 import errno
 import fcntl
-import json
 import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections import namedtuple
@@ -21,7 +19,6 @@ from bigbatch.train_loop.data.catalogue import check_stage, describe_data_set, o
 from bigbatch.train_loop.data.packed import stage
 from bigbatch.train_loop.data.packed.schema import PackedFiles
 from bigbatch.train_loop.host import once_a_node
-from bigbatch.train_loop.launch import command as train_command
 from helpers.packed_sets import pack_here, same
 from helpers.paths import ROOT
 from helpers.waiting import wait_until
@@ -173,35 +170,6 @@ def test_tmpdir_is_the_users_also_where_ray_has_its_own(packed, tmp_path, monkey
     assert not (tmp_path / "bbn-1-abcd").exists()
 
 
-def test_users_of_one_scratch_have_copies_and_locks_of_their_own(packed, tmp_path, monkeypatch):
-    first = stage.stage_packed_set(str(packed), str(tmp_path / "scratch"))
-    monkeypatch.setattr(stage.os, "getuid", lambda: 4242)
-    second = stage.stage_packed_set(str(packed), str(tmp_path / "scratch"))
-    assert first != second and files(Path(first)) == files(Path(second))
-    once_a_node._held.clear()
-    shutil.rmtree(second)
-    Path(second.rpartition("-")[0] + "-000000000000.lock").mkdir()  # an old lock that cannot be opened is passed over
-    assert files(Path(stage.stage_packed_set(str(packed), str(tmp_path / "scratch")))) == files(packed)
-
-
-def test_what_a_killed_process_left_is_not_counted_as_room_that_is_taken(
-    packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scratch = tmp_path / "scratch"
-    copy = Path(stage.stage_packed_set(str(packed), str(scratch)))
-    once_a_node._held.clear()
-    size = sum(len(data) for data in files(packed).values())
-    shutil.copytree(copy, f"{copy}.partial")
-    (copy / "train-00000.arrow").unlink()
-    room = namedtuple("room", "f_bavail f_frsize")
-
-    def statvfs(path: Path) -> object:  # a disk that holds the set one and a half times
-        return room(int(1.5 * size) - sum(p.stat().st_size for p in scratch.rglob("*.arrow")), 1)
-
-    monkeypatch.setattr(stage.os, "statvfs", statvfs)
-    assert files(Path(stage.stage_packed_set(str(packed), str(scratch)))) == files(packed)
-
-
 def test_locks_hold_where_they_are_emulated_as_on_nfs(packed, tmp_path, monkeypatch):
     """flock(2): on NFS a shared lock needs a descriptor open for reading, an exclusive one for writing."""
 
@@ -227,60 +195,3 @@ def test_folders_that_can_be_no_folder_of_a_node_are_refused_at_once(packed: Pat
     with pytest.raises(ConfigError, match="--stage copies packed sets; got digits"):
         open_data(DataConfig(), "/scratch")
     assert open_data(DataConfig(name=str(packed), image_size=32), "none").info == info
-
-
-RANK = """
-import json, os, psutil, sys, types
-from pathlib import Path
-import torch.distributed as dist
-from bigbatch.train_loop.launch import command
-from bigbatch.train_loop.loop import train as train_module
-from bigbatch.train_loop.config import TrainConfig
-from bigbatch.train_loop.data.packed import stage
-from bigbatch.train_loop.host.ranks import find_launch
-from helpers.waiting import wait_until
-packed, scratch = sys.argv[1:]
-launch, copy, joined = find_launch(), stage._copy_file, []
-def slow(source, target):
-    joined.append(dist.is_initialized())
-    port = int(os.environ["MASTER_PORT"])  # the other rank, which copies nothing, waits there for this one
-    listening = lambda: any(c.laddr and c.laddr.port == port for c in psutil.net_connections("tcp"))
-    wait_until(listening, "no rank waits for the other")
-    return copy(source, target)
-stage._copy_file = slow
-def train(config, **others):
-    copies = len([p for p in Path(scratch).rglob("index.arrow") if not p.parent.name.endswith(".partial")])
-    return types.SimpleNamespace(history=(dist.get_world_size(), copies, any(joined)))
-train_module.train = train
-config = TrainConfig().replace_keys({"data.name": packed, "data.image_size": 32})
-folder = scratch + f"/node{launch.rank}"  # two nodes
-if launch.rank == 0:
-    folder = "none"
-plan = command.RunPlan(config, 2, Path(scratch), 0.0, launch, folder)
-print(json.dumps(command.train_without_ray(plan, launch, None)))
-"""
-
-
-def test_ranks_meet_only_when_every_node_has_its_copy(packed: Path, tmp_path: Path) -> None:
-    """A process group that exists before would end with its timeout while a slow node copies."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    env = {**os.environ, **shared, "PYTHONPATH": f"{ROOT}/src:{ROOT}/tests", "CUDA_VISIBLE_DEVICES": ""}
-    command, pipe = [sys.executable, "-c", RANK, str(packed), str(tmp_path / "scratch")], subprocess.PIPE
-    own = ({**env, "RANK": rank, "LOCAL_RANK": rank} for rank in "01")
-    ranks = [subprocess.Popen(command, env=one, stdout=pipe, stderr=pipe, text=True) for one in own]
-    for rank in ranks:
-        output, error = rank.communicate(timeout=300)
-        assert rank.returncode == 0, error
-        assert json.loads(output.splitlines()[-1]) == [2, 1, False]  # the copy was whole, and made before the group
-
-
-def test_a_run_stages_by_its_option(packed, tmp_path, monkeypatch, capsys):
-    (tmp_path / "config.json").write_text('{"epochs": 1, "model": {"name": "resnet18"}, "batch": {"global_size": 6}}')
-    monkeypatch.chdir(tmp_path)
-    command = ["--config", "config.json", "--data", str(packed), "--set", "data.image_size=32", "data.loader.workers=1"]
-    assert train_command.main([*command, "--stage", str(tmp_path / "scratch"), "--profile-steps", "1"]) == 0
-    shown = capsys.readouterr()
-    assert f"staging {packed}" in shown.err and "data wait" in shown.out

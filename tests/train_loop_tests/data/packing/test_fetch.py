@@ -5,8 +5,6 @@ import io
 import itertools
 import os
 import pickle
-import subprocess
-import sys
 import tarfile
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
-from bigbatch.train_loop.config import AugmentConfig, BatchSplit, ConfigError, DataConfig, TrainConfig
+from bigbatch.train_loop.config import AugmentConfig, BatchSplit, ConfigError, DataConfig
 from bigbatch.train_loop.data.catalogue import describe_data_set, open_data
 from bigbatch.train_loop.data.packing import fetch
 from bigbatch.train_loop.data.sets.subset import subset_rows
@@ -109,17 +107,6 @@ def test_imagenet_is_a_name_once_it_was_packed(home: Path, tmp_path: Path, monke
     assert describe_data_set(DataConfig(name="imagenet")).class_names == ("ant", "bee", "cat")
 
 
-def test_a_subset_on_the_command_line_of_a_run(tmp_path: Path) -> None:
-    from bigbatch.train_loop.launch.command import make_run_plan
-
-    config = tmp_path / "config.json"
-    keys = {"batch.global_size": 128, "model.name": "resnet18", "precise_bn": "off"}
-    config.write_text(TrainConfig().replace_keys(keys).to_json())
-    task = make_run_plan(["--config", str(config), "--subset", "0.2"], "run.py", None)
-    assert task.config.data.subset == 0.2
-    assert task.config == make_run_plan(["--config", str(config), "--set", "data.subset=0.2"], "run.py", None).config
-
-
 def test_wrong_archive_no_network_and_unknown_name_in_one_line(home, tmp_path, monkeypatch, capsys):
     digest = publish(monkeypatch, "cifar10", cifar_pickles(tmp_path / "cifar-10-batches-py"), tmp_path / "c.tar.gz")
     other = tmp_path / "other"
@@ -197,11 +184,3 @@ def test_subsets_of_all_kinds_of_data(tmp_path: Path) -> None:
     both = (open_data(DataConfig(str(path), 16, subset=0.25)) for path in (images, packed))
     labels = [next(source.train_batches(0, 0, BatchSplit(1, 1, 6), 0))[0][1] for source in both]
     assert torch.equal(*labels)
-
-
-@pytest.mark.skipif(os.getuid() != 0, reason="only root may become another user")
-def test_a_user_without_a_home_is_told_what_to_set() -> None:
-    code = "import os, pwd; from bigbatch.train_loop.data.catalogue import data_home; os.setuid(54321); data_home()"
-    env = {key: value for key, value in os.environ.items() if key not in ("HOME", "BIGBATCH_DATA")}
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=240)
-    assert "'~/.cache/bigbatch', and there is no home. Set BIGBATCH_DATA to a folder, or HOME." in done.stderr

@@ -1,11 +1,8 @@
 """Packing: what is stored, from which sources, what is refused; a killed pack; a packed set in training."""
 
-import dataclasses
 import io
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,14 +12,13 @@ import pytest
 import torch
 from PIL import Image
 
-from bigbatch.train_loop.config import AugmentConfig, BatchSplit, ConfigError, DataConfig, LoaderConfig, data_config
+from bigbatch.train_loop.config import AugmentConfig, BatchSplit, ConfigError, DataConfig, data_config
 from bigbatch.train_loop.data.catalogue import describe_data_set, open_data
 from bigbatch.train_loop.data.packing import command
 from bigbatch.train_loop.data.packing.shards import PackProfile, convert
 from bigbatch.train_loop.data.packing.sources import find_source
 from bigbatch.train_loop.data.sets import folder
 from bigbatch.train_loop.data.sets.scan import scan_folder
-from bigbatch.train_loop.data.source import DataSource, Epoch
 from helpers.packed_sets import (
     CLASSES,
     jpeg_bytes,
@@ -108,50 +104,6 @@ def test_bad_images_are_listed_with_the_reason(tmp_path: Path) -> None:
     assert describe_data_set(DataConfig(name=str(tmp_path / "packed"))).train_size == 6
 
 
-READS = """
-import sys
-from PIL import Image
-from bigbatch.train_loop.config import ConfigError, DataConfig
-from bigbatch.train_loop.data.catalogue import describe_data_set
-from bigbatch.train_loop.data.packing.shards import PackProfile, RejectedImage, convert
-from bigbatch.train_loop.data.pixels.crops import central_crop, decode_rgb
-from bigbatch.train_loop.errors import ImageError
-
-path = f"{sys.argv[1]}/train/ant/0.jpg"
-data = DataConfig(name=sys.argv[1])
-for Image.MAX_IMAGE_PIXELS in 6000, 4000:
-    for read in (
-        lambda: describe_data_set(data, open_some=True).channels,
-        lambda: central_crop(decode_rgb(path), 16).size,
-        lambda: convert(open(path, "rb").read(), PackProfile()).width,
-    ):
-        try:
-            print(read())
-        except (ConfigError, ImageError, RejectedImage) as error:
-            print(error)
-"""
-
-
-def test_training_and_packing_read_and_refuse_the_same_pictures_of_many_pixels(tmp_path: Path) -> None:
-    root = write_images(tmp_path / "images", train=1, val=1, size=(60, 50))
-    path = root / "train" / "ant" / "0.jpg"
-    path.write_bytes(jpeg_bytes(photograph(100, 100)))
-    # In a process of its own: pytest resets what is to be warned of.
-    done = subprocess.run([sys.executable, "-c", READS, root], capture_output=True, text=True)
-    reason = "it has more than 8,000 pixels, make it smaller"
-    assert (done.stdout.splitlines(), done.stderr) == (
-        [
-            "3",
-            "(16, 16)",
-            "100",
-            f"the data must be images that can be read; got {str(path)!r}: {reason}. Remove or replace the file.",
-            f"cannot read image {str(path)!r}: {reason}. Replace the file and repeat the command.",
-            reason,
-        ],
-        "",
-    )
-
-
 def test_too_little_room_is_refused_with_the_numbers(images, tmp_path, monkeypatch):
     real = os.statvfs(tmp_path)
 
@@ -200,12 +152,6 @@ def test_the_room_that_is_asked_for_is_what_is_taken(kind, make, profile, tmp_pa
     assert 1 < command.RESERVE * foreseen / taken < 1.25
 
 
-def test_packed_set_is_described_as_its_folder(images: Path, packed: Path) -> None:
-    mine, theirs = (describe_data_set(DataConfig(name=str(path))) for path in (packed, images))
-    for field in ("train_size", "val_size", "num_classes", "image_size", "channels", "class_names", "stem"):
-        assert getattr(mine, field) == getattr(theirs, field)
-
-
 def test_crops_are_those_of_the_image_folder(images: Path, packed: Path) -> None:
     """The same images, crops and flips by seed, epoch and index; decoded and resized by other code."""
     for augment in (AugmentConfig(), AugmentConfig(enabled=False)):
@@ -218,35 +164,6 @@ def test_crops_are_those_of_the_image_folder(images: Path, packed: Path) -> None
     expected = next(theirs.val_batches(100, 0, 1))
     assert torch.equal(labels, expected[1])
     assert (mine.finish(images_) - theirs.finish(expected[0])).abs().mean() < 0.03
-
-
-@pytest.mark.parametrize("kind", ["images", "packed"])
-def test_area_ratio_and_the_part_that_validation_sees_are_keys(images, packed, kind):
-    """Crops of the whole area and of ratio 1 fit no image of 3:4: then all are its middle square, as Pillow cuts it."""
-    path = {"images": images, "packed": packed}[kind]
-    usual = DataConfig(name=str(path), image_size=96, loader=LoaderConfig("ring"))
-    whole = dataclasses.replace(usual, val_crop=1.0, augment=AugmentConfig(min_crop_area=1.0, max_crop_ratio=1.0))
-
-    def pixels(source: DataSource, batch: torch.Tensor) -> torch.Tensor:
-        std, mean = (torch.tensor(values)[:, None, None] for values in (folder.STD, folder.MEAN))
-        return source.finish(batch) * std + mean
-
-    def middle(file: str) -> torch.Tensor:
-        image = Image.open(file).convert("RGB")
-        left = (image.width - image.height) // 2
-        square = image.crop((left, 0, left + image.height, image.height)).resize((96, 96), Image.Resampling.BILINEAR)
-        return torch.from_numpy(np.array(square)).permute(2, 0, 1) / 255
-
-    scan = scan_folder(str(images))
-    for config, is_middle in ((whole, True), (usual, False)):
-        source = open_data(config)
-        (batch, _), (later, _) = source.read_train([np.arange(15), np.arange(15)], Epoch(1, 1))
-        assert (pixels(source, batch) - pixels(source, later)).abs().max() < 1e-6, "a function of the epoch"
-        seen = [*pixels(source, batch), *pixels(source, next(source.val_batches(100, 0, 1))[0])]
-        files = [*map(scan.train.path, range(15)), *map(scan.val.path, range(6))]
-        for image, file in zip(seen, files, strict=True):
-            off = min((image - middle(file)).abs().mean(), (image.flip(2) - middle(file)).abs().mean())
-            assert (off < 0.02) == is_middle, (file, off)
 
 
 @pytest.mark.parametrize("key", ["data.augment.min_crop_area", "data.augment.max_crop_ratio", "data.val_crop"])

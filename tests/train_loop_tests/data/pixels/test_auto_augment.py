@@ -2,7 +2,6 @@
 
 import dataclasses
 import random
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -84,20 +83,6 @@ def test_magnitudes_are_distributed_as_timms(magnitude: int, std: float, monkeyp
     assert max(mine) <= 10 + 1e-6 and len(set(np.round(mine, 3))) > 5
     if magnitude == 10:
         assert np.mean(np.isclose(mine, 10)) == pytest.approx(np.mean(np.array(theirs) > 10 - 1 / 6), abs=0.05)
-
-
-def test_half_the_operations_take_place_at_probability_one_half(monkeypatch: pytest.MonkeyPatch) -> None:
-    """timm: each of two operations by itself, so a quarter of the images has none, a quarter two."""
-    recorder = Recorder(monkeypatch)
-    policy = AugmentPolicy("rand", 2, 18, 0.5)
-    lengths = []
-    for key in range(800):
-        before = len(recorder.seen)
-        applied(policy, key)
-        lengths.append(len(recorder.seen) - before)
-    counts = Counter(lengths)
-    assert set(counts) == {0, 1, 2}
-    assert abs(counts[0] - 200) < 50 and abs(counts[1] - 400) < 57 and abs(counts[2] - 200) < 50  # 4 deviations
 
 
 def test_torchs_generator_stays_and_does_not_matter() -> None:

@@ -87,12 +87,6 @@ def test_draws_depend_on_the_position_alone() -> None:
     torch.testing.assert_close(first[1].sum(1), torch.ones(6))
 
 
-def test_off_by_default_and_without_augmentation() -> None:
-    assert not mixing.is_mixing_on(DataConfig())
-    assert not mixing.is_mixing_on(DataConfig(mix=MixConfig(mixup_alpha=0.2), augment=AugmentConfig(enabled=False)))
-    assert mixing.is_mixing_on(DataConfig(augment=AugmentConfig(random_erasing=0.1)))
-
-
 def test_training_with_all_of_them_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
     mixed = changed(CONFIG, data__augment__random_erasing=0.5, data__mix__mixup_alpha=0.2, data__mix__cutmix_alpha=1.0)
     records = []

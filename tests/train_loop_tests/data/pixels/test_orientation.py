@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from PIL import Image, PngImagePlugin
+from PIL import Image
 
 from bigbatch.train_loop.config import DataConfig, LoaderConfig
 from bigbatch.train_loop.data.catalogue import open_data
@@ -69,33 +69,6 @@ def test_every_orientation_is_read_and_packed_as_it_is_shown(tmp_path: Path, suf
         for reader, pixels in found.items():
             assert pixels.shape == expected.shape, (orientation, reader)
             assert np.abs(pixels - expected).mean() < 4, (orientation, reader)  # of 255: what JPEG changes
-
-
-def test_exif_that_cannot_be_read_turns_nothing(tmp_path: Path) -> None:
-    stored = quarters()
-    stored.save(tmp_path / "a.jpg", exif=b"Exif\0\0XX*\0 not a list of tags", quality=95)
-    stored.save(tmp_path / "b.jpg", exif=exif(9), quality=95)
-    for name in ("a.jpg", "b.jpg"):
-        assert decode_rgb(str(tmp_path / name)).size == stored.size
-        assert convert((tmp_path / name).read_bytes(), PackProfile()).width == stored.width
-
-
-def test_a_png_tells_its_orientation_after_its_pixels_too(tmp_path: Path) -> None:
-    """The chunk ``eXIf`` may come before or after the pixels (PNG 3, §11.3.4.5); ImageMagick writes a text instead."""
-    tags, stored = exif(6).tobytes(), quarters()
-    text = PngImagePlugin.PngInfo()
-    text.add_text("Raw profile type exif", f"\nexif\n{len(tags):8}\n{tags.hex()}\n")
-    stored.save(tmp_path / "text.png", pnginfo=text)
-    plain = io.BytesIO()
-    stored.save(plain, "PNG")
-    chunk = io.BytesIO()
-    PngImagePlugin.putchunk(chunk, b"eXIf", tags.removeprefix(b"Exif\0\0"))
-    data = plain.getvalue()
-    (tmp_path / "late.png").write_bytes(data[:-12] + chunk.getvalue() + data[-12:])  # before IEND
-    for name in ("text.png", "late.png"):
-        assert decode_rgb(str(tmp_path / name)).size == (80, 160), name
-        stored_as = convert((tmp_path / name).read_bytes(), PackProfile())
-        assert (stored_as.width, stored_as.height) == (80, 160), name
 
 
 def turned_photographs(root: Path) -> Path:

@@ -51,14 +51,6 @@ def test_validation_images_equal_torchvisions(images_folder: Path) -> None:
     torch.testing.assert_close(source.finish(images).contiguous(), torch.stack([image for image, _ in reference]))
 
 
-def test_without_augmentation_training_images_are_cropped_as_in_validation(images_folder: Path) -> None:
-    source = folder_source(images_folder, augment=AugmentConfig(enabled=False))
-    images = next(iter(source.read_train([np.array([3])], Epoch(0, 0))))[0]
-    whole = crops.central_crop(crops.decode_rgb(scan_folder(str(images_folder)).train.path(3)), 16)
-    restored = source.finish(images)[0].permute(1, 2, 0) * torch.tensor(crops.STD) + torch.tensor(crops.MEAN)
-    np.testing.assert_allclose(restored.numpy() * 255, np.asarray(whole), atol=1e-3)
-
-
 @pytest.mark.parametrize("size", [(500, 375), (375, 500), (64, 64), (700, 200), (200, 900), (400, 20), (1, 1)])
 @pytest.mark.parametrize("augment", [AugmentConfig(), AugmentConfig(min_crop_area=0.05, max_crop_ratio=2.0)], ids=str)
 def test_random_crops_are_distributed_as_torchvisions(size: tuple[int, int], augment: AugmentConfig) -> None:
@@ -148,11 +140,3 @@ def test_pixels_of_unknown_range_are_refused_by_name(tmp_path: Path) -> None:
     for name in ("float.tif", "wide.tif"):
         with pytest.raises(ImageError, match=name):
             crops.decode_rgb(str(tmp_path / name))
-
-
-def test_a_very_long_image_is_not_resized_whole() -> None:
-    rng = np.random.default_rng(0)
-    long = Image.fromarray(rng.integers(0, 256, (20, 8000, 3), dtype=np.uint8))
-    expected = crops.central_crop(long.crop((3840, 0, 4160, 20)), 64)  # 16:1, its middle
-    assert np.array_equal(np.asarray(crops.central_crop(long, 64)), np.asarray(expected))
-    assert crops.central_crop(Image.new("RGB", (30000, 1)), 224).size == (224, 224)

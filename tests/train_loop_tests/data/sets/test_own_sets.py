@@ -46,66 +46,6 @@ def test_batches_are_the_same_for_any_number_of_processes_and_leave_the_generato
     here.close(), beside.close()
 
 
-LARGE = """
-import gc, weakref
-from torch.utils.data import Dataset
-made = weakref.WeakSet()
-
-class Large(Dataset):
-    def __len__(self):
-        return 8
-
-    def __getitem__(self, index):
-        return float(index), index % 2
-
-def data(name):
-    gc.collect()
-    print("made while there are", len(made))
-    sets = Large(), Large()
-    made.update(sets)
-    return sets
-"""
-
-
-def test_the_function_is_called_once_and_no_two_data_sets_are_held(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "own.py").write_text(LARGE)
-    for name in ("a", "b"):
-        config = data_config({"data.name": f"{tmp_path}/own.py:data", "data.options": {"name": name}})
-        describe_data_set(config, open_some=True)  # as a plan does, then the check of two batches and the run
-        open_data(config).close()
-    assert capsys.readouterr().out.splitlines() == ["made while there are 0"] * 2
-
-
-FEATURES = """
-import torch
-
-
-class Features(torch.utils.data.Dataset):
-    network = torch.nn.Linear(2, 3)
-
-    def __len__(self):
-        return 8
-
-    def __getitem__(self, index):
-        return self.network(torch.full((2,), float(index))), index % 2
-
-
-def data():
-    return Features(), Features()
-"""
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_items_that_a_network_makes_are_data_without_gradients(tmp_path: Path, workers: int) -> None:
-    (tmp_path / "own.py").write_text(FEATURES)
-    features = source(f"{tmp_path}/own.py:data", workers)
-    [[(inputs, _)]] = list(features.train_batches(0, 0, BatchSplit(1, 1, 8), 0))
-    assert inputs.shape == (8, 3) and not inputs.requires_grad
-    features.close()
-
-
 def test_the_order_is_that_of_every_data_set_and_integers_stay_integers(tmp_path: Path) -> None:
     inputs, targets = next(iter(source(write_points(tmp_path)).train_batches(3, 0, BatchSplit(1, 1, 10), 0)))[0]
     assert inputs["grid"][:, 0].tolist() == sampling.train_order(50, 3, 0)[:10].tolist()
@@ -133,13 +73,6 @@ def test_subset_and_holdout_are_of_each_class_alike_where_the_set_names_its_targ
     chooses, reports = sampling.holdout_rows(np.random.default_rng(21).integers(0, 2, 21), 6)
     got = [b[0]["grid"][:, 0].tolist() for b in part.holdout_batches(10, 0, 1)]
     assert got == [reports.tolist()] and not set(reports) & set(chooses)
-
-
-def test_without_targets_the_split_is_drawn(tmp_path: Path) -> None:
-    more = "\n\ndef plain():\n    return [(torch.ones(2), 0.5)] * 30, [(torch.ones(2), 0.5)] * 10\n"
-    parts: dict[str, Any] = {"data.holdout": 0.5}
-    info = source(write_points(tmp_path, more).replace(":points", ":plain"), **parts).info
-    assert (info.val_size, info.holdout_size) == (5, 5)
 
 
 ITEM = "torch.ones(2), 1"
