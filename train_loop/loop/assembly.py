@@ -24,7 +24,7 @@ from bigbatch.train_loop.data.sampling import micro_sizes
 from bigbatch.train_loop.data.sets.scan import FolderScan
 from bigbatch.train_loop.data.source import Batch, DataSource
 from bigbatch.train_loop.distributed import RankMeetings, World
-from bigbatch.train_loop.errors import CheckpointError, OwnCodeError
+from bigbatch.train_loop.errors import OwnCodeError
 from bigbatch.train_loop.host.device_use import UseMeter
 from bigbatch.train_loop.loop.checkpoint import CheckpointFolder, Content, RunState, check_same_run
 from bigbatch.train_loop.loop.chronometer import Chronometer
@@ -217,7 +217,7 @@ def _resume(run: Run, content: Mapping[str, Any]) -> None:
         run.average.load(content["average"])
     run.clock.seconds |= progress.seconds
     if run.world.rank == 0:  # the other ranks add to what all had
-        run.sums.restore(progress.sums)
+        run.sums.values.copy_(torch.tensor(progress.sums, dtype=torch.float64))
         run.use.resume(progress.gpu_energy_j)
         if content.get("micro_size", run.split.micro_size) == run.split.micro_size:  # else they do not compare
             run.norms.sums.copy_(torch.tensor(progress.gradient_norms, dtype=torch.float64))
@@ -328,13 +328,7 @@ def _load(run: Run, *, healed: bool) -> Content | None:
 def _load_optimizer(optimizer: torch.optim.Optimizer, state: StateDict, *, keep_numbers: bool) -> None:
     """Take over the state. ``keep_numbers``: but not the momentum and the like, which the groups have already."""
     numbers = [{name: group[name] for name in GROUP_NUMBERS if name in group} for group in optimizer.param_groups]
-    try:
-        optimizer.load_state_dict(state)
-    except ValueError as error:  # e.g. a ConvNeXt checkpoint from before layer_scale had no decay
-        raise CheckpointError(
-            f"the checkpoint's optimizer must have this version's groups of parameters ({error}). "
-            "Resume with the version that wrote it, or begin in another folder."
-        ) from None
+    optimizer.load_state_dict(state)
     for group, own in zip(optimizer.param_groups, numbers if keep_numbers else (), strict=keep_numbers):
         group.update(own)
     if keep_numbers and isinstance(optimizer, torch.optim.SGD):
