@@ -23,7 +23,7 @@ from bigbatch.train_loop.data.sampling import micro_sizes
 from bigbatch.train_loop.data.sets.scan import FolderScan
 from bigbatch.train_loop.data.source import Batch, DataSource
 from bigbatch.train_loop.distributed import RankMeetings, World
-from bigbatch.train_loop.errors import CheckpointError, OwnCodeError
+from bigbatch.train_loop.errors import OwnCodeError
 from bigbatch.train_loop.host.device_use import UseMeter
 from bigbatch.train_loop.loop.checkpoint import CheckpointFolder, Content, RunState, check_same_run
 from bigbatch.train_loop.loop.chronometer import Chronometer
@@ -211,7 +211,7 @@ def _resume(run: Run, content: Mapping[str, Any]) -> None:
         run.average.load(content["average"])
     run.clock.seconds |= progress.seconds
     if run.world.rank == 0:  # the other ranks add to what all had
-        run.sums.restore(progress.sums)
+        run.sums.values.copy_(torch.tensor(progress.sums, dtype=torch.float64))
         run.use.resume(progress.gpu_energy_j)
         if content.get("micro_size", run.split.micro_size) == run.split.micro_size:  # else they do not compare
             run.norms.sums.copy_(torch.tensor(progress.gradient_norms, dtype=torch.float64))

@@ -27,7 +27,6 @@ from bigbatch.train_loop.plugins.registry import OwnFunction, load_function, use
 
 _log = logging.getLogger(__name__)
 NAMES = ("loss", "correct", "images")
-"""Checkpoints hold the sums in this order: append new names."""
 _NAN, _INF, _MINUS_INF = 3.0, 2.0, 1.0
 _VALUES = {_NAN: math.nan, _INF: math.inf, _MINUS_INF: -math.inf}
 
@@ -59,12 +58,6 @@ class MetricSums:
         if count not in self._weights:
             self._weights[count] = self.values.new_tensor([count, 1, count])
         return self._weights[count]
-
-    def restore(self, saved: Sequence[float]) -> None:
-        """Continue from the sums of a checkpoint. Missing sums are 0; sums that this version lacks are ignored."""
-        known = saved[: len(NAMES)]
-        self.values.zero_()
-        self.values[: len(known)] = torch.tensor(known, dtype=torch.float64)
 
 
 def _have_classes(outputs: Nested, targets: Nested) -> bool:

@@ -24,17 +24,13 @@ class WeightAverage:
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
-        self._parameters = [p for p in model.parameters() if _is_averaged(p)]
-        # Where the buffers are, not which: a network may put another tensor in a buffer's place.
-        places = {id(b): (m._buffers, n) for m in model.modules() for n, b in m._buffers.items() if b is not None}
-        self._buffers = [places[id(b)] for b in model.buffers() if _is_averaged(b)]
-        self._decay = decay
+        self._model, self._decay = model, decay
         self.tensors = [t.detach().clone() for t in self._live()]
         """The average: parameters, then floating-point buffers, in the model's order."""
 
     def _live(self) -> list[torch.Tensor]:
-        """What is averaged, as the model has it now."""
-        return [*self._parameters, *(_there(buffers[name]) for buffers, name in self._buffers)]
+        """What is averaged, as the model has it now: not BatchNorm's counters of batches, which are whole numbers."""
+        return [t for t in (*self._model.parameters(), *self._model.buffers()) if t.is_floating_point()]
 
     @torch.no_grad()
     def update(self, steps: int) -> None:
@@ -70,13 +66,3 @@ class WeightAverage:
         """Load the value that ``tensors`` had when a checkpoint was written."""
         for mean, saved in zip(self.tensors, tensors, strict=True):
             mean.copy_(saved)
-
-
-def _is_averaged(tensor: torch.Tensor) -> bool:
-    # Not BatchNorm's counters of batches, which are whole numbers.
-    return tensor.is_floating_point() or tensor.is_complex()
-
-
-def _there(buffer: torch.Tensor | None) -> torch.Tensor:
-    assert buffer is not None  # it was there when the average began
-    return buffer

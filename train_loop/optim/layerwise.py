@@ -286,17 +286,11 @@ class LayerwiseOptimizer(torch.optim.Optimizer, ABC):
         torch's own loader casts state to the parameter's dtype and may share memory with
         ``state_dict``; here every state tensor is a copy of the saved one on the parameter's device.
         """
-        loaded: StateDict = {}
-        # Registered last, so that it sees the state after the user's own hooks.
-        handle = self.register_load_state_dict_pre_hook(lambda _, values: loaded.update(values))
-        try:
-            super().load_state_dict(state_dict)
-        finally:
-            handle.remove()
-        saved_ids = [i for group in loaded["param_groups"] for i in group["params"]]
+        super().load_state_dict(state_dict)
+        saved_ids = [i for group in state_dict["param_groups"] for i in group["params"]]
         params = [p for group in self.param_groups for p in group["params"]]
         for saved_id, p in zip(saved_ids, params, strict=True):
-            for name, value in loaded["state"].get(saved_id, {}).items():
+            for name, value in state_dict["state"].get(saved_id, {}).items():
                 if isinstance(value, Tensor):  # numbers that torch left on the CPU, as capturable says, stay there
                     value = value.to(self.state[p][name].device, copy=True)
                 self.state[p][name] = value

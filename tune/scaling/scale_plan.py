@@ -137,7 +137,7 @@ def make_scale_plan(args: argparse.Namespace, machine: ScaleMachine) -> ScalePla
     info = look(config.data, open_some=True).info
     if info.path is not None:
         config = config.replace_keys({"data.name": info.path})
-    check_stage(args.stage, info, here=True)
+    check_stage(args.stage, info)
     check_run_model(config, info)
     sizes = parse_sizes("--workers", args.workers) if args.workers else default_sizes(machine)
     check_sizes(sizes, machine)

@@ -69,6 +69,8 @@ def test_a_short_key_in_a_file_is_refused_with_the_whole_one():
         ({"label_smoothing": 1.0}, "label_smoothing", "1.0"),
         ({"optimizer.name": "lras"}, "lars", "lras"),
         ({"optimizer.peak_lr": 0.0}, "peak_lr", "0.0"),
+        ({"larc": "clipp"}, "optimizer.larc must be one of off, clip, trust", "'clip'"),
+        ({"min_trust_ratio": 2.0, "max_trust_ratio": 1.0}, "min_trust_ratio must not exceed", "got 2 and 1"),
         ({"optimizer.peak_lr": float("nan")}, "peak_lr", "nan"),
         ({"optimizer.peak_lr": float("inf")}, "peak_lr", "inf"),
         ({"optimizer.momentum": 1.0}, "momentum", "1.0"),

