@@ -316,13 +316,7 @@ def _load(run: Run, *, healed: bool) -> Content | None:
 
 
 def _load_optimizer(optimizer: torch.optim.Optimizer, state: StateDict) -> None:
-    try:
-        optimizer.load_state_dict(state)
-    except ValueError as error:  # e.g. a ConvNeXt checkpoint from before layer_scale had no decay
-        raise CheckpointError(
-            f"the checkpoint's optimizer must have this version's groups of parameters ({error}). "
-            "Resume with the version that wrote it, or begin in another folder."
-        ) from None
+    optimizer.load_state_dict(state)
 
 
 def _check_steps(before: int, now: int) -> None:

@@ -61,7 +61,8 @@ class RunState:
     learning_rate: float = 0.0
     """Learning rate of the last step."""
     sums: list[float] = field(default_factory=lambda: [0.0] * len(metrics.NAMES))
-    """Sums of the unfinished epoch over all ranks: see ``metrics.NAMES``."""
+    """Sums of the unfinished epoch over all ranks: see ``metrics.NAMES``. A checkpoint of another version may hold
+    fewer or more."""
     gradient_norms: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
     """Gradient norms of the unfinished epoch over all ranks: see ``noise_scale.GradientNorms``."""
     seconds: dict[str, float] = field(default_factory=dict)
@@ -232,16 +233,36 @@ class CheckpointFolder:
 
 
 def _copied(content: Content) -> Content:
-    """``content`` as it is now, in host memory. Tensors that share their memory do so in the copy."""
+    """``content`` as it is now, in host memory: of a GPU's tensors in page-locked memory, to which it copies fastest,
+    as long as there is some.
+
+    Tensors that share their memory do so in the copy.
+    """
     copies: dict[tuple[object, ...], torch.Tensor] = {}
+    devices: set[torch.device] = set()
+    locks = True
+
+    def room(tensor: torch.Tensor) -> torch.Tensor:
+        nonlocal locks
+        on_gpu = tensor.device.type == "cuda"
+        try:
+            return torch.empty_like(tensor, device="cpu", pin_memory=on_gpu and locks, requires_grad=False)
+        except RuntimeError:  # CUDA says "out of memory", which would pass for the device's
+            if not (on_gpu and locks):
+                raise
+            locks = False
+            return room(tensor)
 
     def copy(tensor: torch.Tensor) -> torch.Tensor:
         which = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
         if which not in copies:
-            copies[which] = tensor.detach().to("cpu", copy=True)
+            devices.update({tensor.device} if tensor.device.type == "cuda" else ())
+            copies[which] = room(tensor).copy_(tensor.detach(), non_blocking=True)
         return copies[which]
 
     copied: Content = map_tensors(copy, content)
+    for device in devices:
+        torch.cuda.current_stream(device).synchronize()
     return copied
 
 

@@ -39,7 +39,7 @@ def in_one_pass(weights: list[Tensor], *others: list[Tensor]) -> bool:
 
     ``others``: lists of gradients and of state. Each tensor of state was made like its weight, without gaps.
     """
-    if weights[0].device.type != "cpu":
+    if weights[0].device.type != "cpu" or torch.compiler.is_compiling():
         return False
     return all(_alike(tensor, weight) for other in others for tensor, weight in zip(other, weights, strict=True))
 

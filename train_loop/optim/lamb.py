@@ -117,7 +117,7 @@ class LAMB(LayerwiseOptimizer):
     def _buckets(self, group: ParamGroup) -> Iterator[Bucket]:
         """Buckets with one step number each, so that bias corrections are numbers; unless the host may not read it."""
         steps = self._count(group)
-        if group["capturable"]:
+        if self._steps_stay_on_device(group):
             return buckets(group)
         numbers = {id(p): step.item() for p, step in steps}
         return buckets(group, lambda p: numbers[id(p)])
@@ -186,11 +186,14 @@ class LAMB(LayerwiseOptimizer):
         if not group["bias_correction"]:
             return 1.0, 1.0
         beta1, beta2 = group["betas"]
-        if not group["capturable"]:
+        if not self._steps_stay_on_device(group):
             t = self.state[bucket.params[0]]["step"].item()
             return 1 - beta1**t, math.sqrt(1 - beta2**t)
         steps = torch.stack([self.state[p]["step"] for p in bucket.params]).to(bucket.device, bucket.dtype)
         return one_minus_power(beta1, steps), one_minus_power(beta2, steps).sqrt()
+
+    def _steps_stay_on_device(self, group: ParamGroup) -> bool:
+        return group["capturable"] or torch.compiler.is_compiling()
 
     def _count(self, group: ParamGroup) -> list[tuple[Tensor, Tensor]]:
         """Parameters that have a gradient with their step numbers, float32 ``[]``, counted up."""
