@@ -27,7 +27,7 @@ from bigbatch.train_loop.loop.checkpoint import CheckpointFolder
 from bigbatch.train_loop.loop.replayed_step import CudaGraphs, ReplayedStep, replay_steps
 from bigbatch.train_loop.optim import build, lamb, lars
 from bigbatch.train_loop.reporter import EpochRecord, ListReporter
-from helpers.tiny_training import CONFIG, TinySource, bn_model, install
+from helpers.tiny_training import CLASSES, CONFIG, TinySource, bn_model, install
 
 HOST = {"_local_scalar_dense", "lift_fresh", "item", "is_nonzero", "equal", "nonzero"}
 """Operations in which a host waits for a device."""
@@ -173,6 +173,14 @@ def test_replays_are_the_steps_that_they_replace(name: str, clip: float, monkeyp
     assert all(isinstance(group["lr"], float) for group in replayed[0].optimizer.state_dict()["param_groups"])
 
 
+def test_half_precision_is_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch.setattr)
+    config, recorder = ONE.replace_keys({"precision": "bf16"}), Recorder()
+    replayed, plain = trained(config, monkeypatch, recorder), trained(config, monkeypatch, None)
+    assert recorder.replays == REPLAYS
+    assert_alike(replayed, plain)
+
+
 @contextmanager
 def scales_weights(run: Run) -> Iterator[None]:
     yield
@@ -245,6 +253,20 @@ def test_the_step_that_is_looked_at_has_its_rate_on_the_device(monkeypatch: pyte
     monkeypatch.setattr(recorder, "record", lambda step: pytest.fail("it was tried"))
     replayed, plain = trained(ONE, monkeypatch, recorder), trained(ONE, monkeypatch, None)
     assert len(replayed[1].notes) == 1 and "the host waits" in replayed[1].notes[0]
+    assert_alike(replayed, plain)
+
+
+@pytest.mark.parametrize(
+    ("method", "answer", "why"),
+    [("waits", lambda step: (step(), True), "the host waits"), ("lacks_room", lambda: "a graph needs 9 GB", "9 GB")],
+)
+def test_what_is_known_before_is_not_tried(method: str, answer: Any, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch.setattr)
+    recorder = Recorder()
+    monkeypatch.setattr(recorder, method, answer)
+    monkeypatch.setattr(recorder, "record", lambda step: pytest.fail("it was tried"))
+    replayed, plain = trained(ONE, monkeypatch, recorder), trained(ONE, monkeypatch, None)
+    assert len(replayed[1].notes) == 1 and why in replayed[1].notes[0]
     assert_alike(replayed, plain)
 
 
@@ -390,3 +412,34 @@ def test_a_gpu_replays_most_steps_of_a_network(name: str, monkeypatch: pytest.Mo
     for ours, theirs in zip(auto.records, off.records, strict=True):
         assert ours.train_loss == pytest.approx(theirs.train_loss, rel=0.1)
         assert ours.optimizer_steps == theirs.optimizer_steps
+
+
+@pytest.mark.gpu
+def test_a_gpu_goes_on_where_the_host_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Waits(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Sequential(nn.Flatten(), nn.LazyLinear(CLASSES))
+
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            outputs: torch.Tensor = self.body(images)
+            return outputs * (2.0 if outputs.sum().item() > 1e9 else 1.0)
+
+    install(monkeypatch.setattr, Waits)
+    heard = Heard()
+    loop.train(ONE.replace_keys({"model.compile": "auto"}), reporter=heard, device=torch.device("cuda", 0))
+    assert len(heard.notes) == 1 and "the host waits" in heard.notes[0] and len(heard.records) == ONE.epochs
+
+
+@pytest.mark.gpu
+def test_a_graph_draws_anew_from_the_seed_of_each_step() -> None:
+    """What a replay of dropout rests on."""
+    graphs, device = CudaGraphs(torch.device("cuda", 0)), torch.device("cuda", 0)
+    replay, drawn = graphs.record(lambda: torch.rand(8, device=device))
+    generator = torch.cuda.default_generators[0]
+    found = []
+    for seed in (1, 2, 1):
+        generator.manual_seed(seed)
+        replay()
+        found.append(drawn.clone())
+    assert torch.equal(found[0], found[2]) and not torch.equal(found[0], found[1])

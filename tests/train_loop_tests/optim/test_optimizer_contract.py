@@ -105,6 +105,7 @@ def test_state_dict_round_trip_continues_bit_for_bit(optimizer_of, dtype, throug
 
 
 @BOTH
+@BOTH
 def test_parameters_of_many_dtypes_move_as_each_would_alone_also_without_gradient(optimizer_of):
     params = [*make_params(torch.float32), *make_params(torch.bfloat16), *make_params(torch.float64)]
     alone = [nn.Parameter(p.detach().clone()) for p in params]
@@ -192,6 +193,23 @@ def test_a_step_reads_nothing_back_to_the_host(optimizer_of, monkeypatch):
     for seed in range(2):
         set_grads(params, seed)
         optimizer.step()
+
+
+@BOTH
+@pytest.mark.gpu
+def test_a_step_on_cuda_does_not_synchronise(optimizer_of):
+    params = [nn.Parameter(p.detach().cuda()) for p in make_params()]
+    optimizer = optimizer_of([{"params": params[:2]}, {"params": params[2:], "trust_ratio": False}])
+    for p in params:
+        p.grad = torch.ones_like(p)
+    before = params[0].clone()
+    torch.cuda.set_sync_debug_mode("error")  # a step that synchronises raises
+    try:
+        optimizer.step()
+        optimizer.step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert not torch.equal(params[0], before)
 
 
 @BOTH

@@ -1,4 +1,5 @@
-"""LARS, LAMB and their variants against float64 formulas, also as the configuration has them; what is refused."""
+"""LARS, LAMB and their variants against float64 formulas, also as the configuration has them; compiled steps; what is
+refused."""
 
 import math
 from typing import Any
@@ -8,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from bigbatch.train_loop.config import OptimizerConfig
+from bigbatch.train_loop.config import ConfigError, OptimizerConfig, TrainConfig, parse_assignments
 from bigbatch.train_loop.optim import LAMB, LARS, build_optimizer, layerwise, set_learning_rate
 from helpers.reference_steps import (
     LAMB_RATES,
@@ -120,6 +121,23 @@ def _trained(keys: dict[str, Any], rates: list[float]) -> tuple[dict[str, np.nda
     return before, {name: p.detach().numpy() for name, p in model.named_parameters()}
 
 
+@pytest.mark.parametrize("mode", ["clip", "trust"])
+@pytest.mark.parametrize("lars_momentum", ["in", "out"])
+def test_configured_larc(mode: str, lars_momentum: str) -> None:
+    """LARC is around SGD, so ``lars_momentum`` is of no effect. BatchNorm and biases have plain SGD here."""
+    keys = {"name": "lars", "larc": mode, "trust_coefficient": 0.4, "lars_eps": 1e-8, "weight_decay": 0.02}
+    rates, grads = [0.5 * rate for rate in RATES], _gradients()
+    before, after = _trained({**keys, "momentum": 0.9, "nesterov": False, "lars_momentum": lars_momentum}, rates)
+    for name, start in before.items():
+        own = [step[name] for step in grads]
+        if name in DECAYED:
+            want, clipped = larc_reference(start, own, rates, m=0.9, wd=0.02, eta=0.4, eps=1e-8, mode=mode)
+            assert any(clipped) and not all(clipped)
+        else:
+            want = lars_reference(start, own, rates, m=0.9, wd=0.0, eta=0.4, convention="out", trust_ratio=False)
+        np.testing.assert_allclose(after[name], want, rtol=1e-12, atol=1e-13)
+
+
 def _configured_lamb(before, *, use_nvlamb=False, pre_normalise=False, **options):
     """csrc/multi_tensor_lamb.cu (mode 1, grad_averaging), DeepSpeed's bounds, NVLAMB's pre-normalisation."""
     grads = _gradients()
@@ -155,6 +173,22 @@ def test_lambs_configured_variants(keys: dict[str, Any], reference: dict[str, An
     if reference:  # the key does something here
         plain = _configured_lamb(before)
         assert any(np.abs(after[name] - plain[name]).max() > 1e-6 for name in before)
+
+
+def test_the_keys_are_typed_as_any_other_and_bad_ones_are_refused() -> None:
+    words = ["larc=clip", "min_trust_ratio=0.01", "max_trust_ratio=10", "nvlamb=true", "bias_correction=false"]
+    config = TrainConfig().replace_keys(parse_assignments([*words, "pre_normalise=True"]))
+    found = config.optimizer
+    assert (found.larc, found.min_trust_ratio, found.max_trust_ratio) == ("clip", 0.01, 10.0)
+    assert (found.nvlamb, found.bias_correction, found.pre_normalise) == (True, False, True)
+    for bad, message in (
+        ({"larc": "clipp"}, "optimizer.larc must be one of off, clip, trust; got 'clipp'. Did you mean 'clip'?"),
+        ({"min_trust_ratio": -1.0}, "optimizer.min_trust_ratio must be >= 0"),
+        ({"max_trust_ratio": math.inf}, "optimizer.max_trust_ratio must be >= 0"),
+        ({"min_trust_ratio": 2.0, "max_trust_ratio": 1.0}, "min_trust_ratio must not exceed .*got 2 and 1. Write"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            OptimizerConfig(**bad)
 
 
 # --- LARC: apex/parallel/LARC.py around SGD ---
@@ -212,6 +246,109 @@ def test_a_thousand_parameters_move_alike_in_buckets_of_any_size(optimizer_of, e
     monkeypatch.setattr(layerwise, "CPU_BUCKET_ELEMENTS", elements)
     for a, b in zip(whole, run(optimizer_of, *given), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-14)
+
+
+# --- torch.compile ---
+
+
+def _with_and_without_ratio(params: list[nn.Parameter]) -> list[dict[str, Any]]:
+    return [{"params": params[:2]}, {"params": params[2:], "trust_ratio": False}]
+
+
+@BOTH
+def test_a_compiled_step_is_compiled_once_whatever_lr_and_step_number(optimizer_of) -> None:
+    torch._dynamo.reset()
+    eager, compiled = ([nn.Parameter(torch.tensor(w).float()) for w in WEIGHTS] for _ in range(2))
+    first = optimizer_of(_with_and_without_ratio(eager))
+    second = optimizer_of(_with_and_without_ratio(compiled), lr=torch.tensor(0.1))
+    compilations = []
+
+    def backend(graph, inputs):
+        compilations.append(graph)
+        return graph.forward
+
+    def step():
+        second.step()
+
+    run = torch.compile(step, backend=backend)
+    counts = []
+    for t, lr in enumerate(RATES):
+        for one, other in zip(first.param_groups, second.param_groups, strict=True):
+            one["lr"] = 0.1 * lr
+            other["lr"].fill_(0.1 * lr)
+        for ps in (eager, compiled):
+            for p, g in zip(ps, GRADS[t], strict=True):
+                if p.grad is None:
+                    p.grad = torch.tensor(g).float()
+                else:
+                    p.grad.copy_(torch.tensor(g))
+        first.step()
+        run()
+        counts.append(len(compilations))
+    for a, b in zip(eager, compiled, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+    assert counts[1] >= 1, "nothing was compiled"
+    assert counts[1] == counts[-1], f"compiled anew at later steps: {counts}"  # state exists from step 2 on
+
+
+# --- devices ---
+
+
+@pytest.mark.parametrize("optimizer_of", [lambda p: LARS(p, 0.5, weight_decay=0.01), lambda p: LAMB(p, 0.05)])
+def test_parameters_of_one_group_on_two_devices_step_as_if_alone(optimizer_of) -> None:
+    """Every other one is on torch's device without memory, from which nothing can be copied.
+
+    So LAMB does not normalise here: the global norm is a sum over devices.
+    """
+    alone = run(optimizer_of, WEIGHTS, lambda t: GRADS[t], RATES)
+    here = [nn.Parameter(torch.tensor(w)) for w in WEIGHTS]
+    there = [nn.Parameter(torch.empty_like(p, device="meta")) for p in here]
+    optimizer = optimizer_of([p for pair in zip(here, there, strict=True) for p in pair])
+    for t, lr in enumerate(RATES):
+        optimizer.param_groups[0]["lr"] = lr
+        for p, q, g in zip(here, there, GRADS[t], strict=True):
+            p.grad, q.grad = torch.tensor(g), torch.empty_like(q)
+        optimizer.step()
+    for p, q, expected in zip(here, there, alone, strict=True):
+        np.testing.assert_array_equal(p.detach().numpy(), expected)
+        assert q.device.type == "meta" and {v.device.type for v in optimizer.state[q].values()} <= {"meta", "cpu"}
+
+
+# --- CUDA graphs ---
+
+
+@BOTH
+@pytest.mark.gpu
+def test_a_step_replayed_from_a_cuda_graph_follows_rate_and_gradients(optimizer_of) -> None:
+    eager, captured = ([nn.Parameter(torch.tensor(w).float().cuda()) for w in WEIGHTS] for _ in range(2))
+    first = optimizer_of(eager)
+    second = optimizer_of(captured, lr=torch.tensor(0.1, device="cuda"))
+    if "capturable" in second.defaults:
+        second.param_groups[0]["capturable"] = True
+    grads = [torch.empty_like(p) for p in captured]
+    for p, g in zip(captured, grads, strict=True):
+        p.grad = g
+    graph = None
+    for t, lr in enumerate(RATES):
+        first.param_groups[0]["lr"] = 0.1 * lr
+        second.param_groups[0]["lr"].fill_(0.1 * lr)
+        for p, g, array in zip(eager, grads, GRADS[t], strict=True):
+            p.grad = torch.tensor(array).float().cuda()
+            g.copy_(p.grad)
+        first.step()
+        if t == 0:  # the first step makes the state, on a stream of its own as torch asks
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                second.step()
+            torch.cuda.current_stream().wait_stream(stream)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                second.step()  # recorded, not run
+        else:
+            graph.replay()
+    for a, b in zip(eager, captured, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
 # --- what is refused ---
