@@ -38,8 +38,6 @@ from bigbatch.train_loop.launch.ray_internals import (
     read_variables_again,
 )
 
-_log = logging.getLogger(__name__)
-
 PREFIX = "bb-ray-"
 OBJECT_STORE_BYTES = 200 * 2**20  # configurations and epoch records: kilobytes
 START_ATTEMPTS = 3
@@ -183,7 +181,6 @@ class LocalRay:
         started = context.address_info["gcs_address"]
         if started != address:
             raise RuntimeError(f"Ray listens on {started} instead of {address}")
-        _log.info("Ray has started; its log is %s, its files are in %s", self._log_file, self.folder)
         return RayConnection(address, str(token), local=True)
 
     def _fork_server(self) -> str:

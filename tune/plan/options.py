@@ -80,7 +80,6 @@ class SearchOptions:
     log_every_steps: str | None = None
     dry_run: bool = False
     quiet: bool = False
-    verbose: bool = False
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -179,4 +178,3 @@ class SearchKeywords(TypedDict, total=False):
     wandb: str | None
     log_every_steps: int | str | None
     quiet: bool
-    verbose: bool
