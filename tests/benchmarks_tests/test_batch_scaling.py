@@ -49,19 +49,6 @@ def test_what_is_finished_is_not_trained_again_and_a_cut_line_is(tmp_path: Path)
     assert set(bench.finished(o)) == {bench.training_key(done)}
 
 
-def test_trainings_of_a_stored_result_are_known_by_what_they_trained(tmp_path: Path) -> None:
-    """Stored before a key came: the configuration counts, not the key that it had."""
-    o = bench.parse(["--folder", str(tmp_path), "--methods", "sgd_fixed", "--seeds", "1"])
-    ((_, batch, config), *_) = bench.wanted(o)
-    stored = row(config, 0.9) | {"key": "as it was"}
-    del stored["config"]["loss_options"]
-    result = tmp_path / "result.json"
-    result.write_text(json.dumps({"trainings": {"sgd_fixed": {str(batch): [stored]}}}))
-    o = bench.parse(["--folder", str(tmp_path), "--methods", "sgd_fixed", "--seeds", "1", "--known", str(result)])
-    assert set(bench.finished(o)) == {bench.training_key(config)}
-    assert [r["holdout_top1"] for r in bench.gather(o)["sgd_fixed"][batch]] == [0.9]
-
-
 def test_the_table_says_mean_spread_loss_and_chance(tmp_path: Path) -> None:
     output = tmp_path / "out.json"
     words = ["--folder", str(tmp_path), "--methods", "sgd_fixed", "--seeds", "1", "2", "--batches", "16", "64"]

@@ -89,16 +89,6 @@ def test_stocks_rungs_are_those_of_rays_scheduler() -> None:
     assert 5 < len(stopped) < 30
 
 
-def test_bounds_know_the_end() -> None:
-    table = invented_table("projected", 1, rows=60)
-    best = arms.run("bound_best_first", table, 4, 0, 1e9, lambda epoch: epoch.finished)
-    assert best.epochs[-1].value in [table.curves[row].values[-1] for row in table.order[:4]]
-    losers = arms.run("bound_losers_stopped", table, 4, 0, 1e9, lambda epoch: False)
-    assert [e.value for e in losers.epochs if e.finished] == [table.best], "one row is the best hundredth of sixty"
-    stock = arms.run("stock", table, 4, 0, 1e9, lambda epoch: False)
-    assert len({e.trial for e in stock.epochs}) == 60
-
-
 TABLE = CurveTable("t", tuple(RecordedCurve({"lr": 0.1 * i}, (0.1 * i,), (36.0,), 1) for i in range(1, 6)))
 
 
