@@ -159,7 +159,7 @@ def count(ranks: int, data: Path, folder: Path) -> list[dict[str, Any]]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
-    words = ["--config", str(config), "--output", str(folder / "run"), "--no-check", "--quiet"]
+    words = ["--config", str(config), "--output", str(folder / "run"), "--no-check"]
     started = [_start_rank(rank, ranks, port, folder, words) for rank in range(ranks)]
     said = [process.communicate()[0] for process in started]
     if any(process.returncode for process in started):

@@ -18,7 +18,7 @@ from bigbatch.base.command_line import (
     no_such_option,
     run_command,
 )
-from bigbatch.base.streams import add_verbosity, log_steps, reader_may_leave
+from bigbatch.base.streams import reader_may_leave
 from bigbatch.base.waits import MARGIN_S
 from bigbatch.cluster.host import slurm_commands
 from bigbatch.cluster.host.profiles import InputError, find_site
@@ -61,11 +61,7 @@ def _add_resources(p: argparse.ArgumentParser) -> None:
         help="a further option of sbatch, e.g. --sbatch=--exclude=n7",
     )
     add("--dry-run", action="store_true", help="check everything, print the script and stop")
-    add_verbosity(
-        p,
-        quiet="print the job's id alone, e.g. for a script",
-        verbose="also print when the search was checked, and where the batch script is",
-    )
+    add("--quiet", action="store_true", help="print the job's id alone, e.g. for a script")
 
 
 def _request(args: argparse.Namespace, arguments: Sequence[str]) -> Request:
@@ -126,7 +122,6 @@ def _check_search(p: OneLineParser, arguments: Sequence[str], search_parser: Sea
 
 
 def _send(args: argparse.Namespace, request: Request, check: bool = False) -> int:
-    log_steps(args.verbose)
     site = find_site(args.site)
     answer = batch_script.submit_request(request, site, dry_run=args.dry_run, check=check)
     if args.dry_run:

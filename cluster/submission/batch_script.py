@@ -6,7 +6,6 @@ Everything is checked before submission: a job that would wait for hours and the
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 import re
 import shlex
@@ -36,8 +35,6 @@ from bigbatch.cluster.record import job_record
 from bigbatch.cluster.submission import request_checks, search_check
 from bigbatch.cluster.submission.request_checks import Request, RequestFields
 from bigbatch.cluster.submission.resources import JobResources, job_resources, slurm_partitions
-
-_log = logging.getLogger(__name__)
 
 SCRIPT = "ray_head_workers.slurm"
 
@@ -87,13 +84,10 @@ def submit_request(
     needs = job_resources(request, site, env, slurm_partitions())
     script = render_batch_script(request, site, needs, env)
     if check and request.is_search:
-        _log.info("the request fits the site %s; checking the search", site.name)
         _check_search(request, needs, render_batch_script(request, site, needs, env, check_only=True))
-        _log.info("the search is checked")
     if dry_run:
         return script
     path = _keep(script, request, env)
-    _log.info("the batch script is %s", path)
     # Also on the command line: variables such as SBATCH_ACCOUNT override the script's own lines.
     directives = _directives(request, site, needs, env)
     return slurm_commands.sbatch(str(path), options=directives, env=_outside_of_jobs(os.environ))

@@ -51,18 +51,6 @@ def test_a_failure_is_said_kept_in_the_log_and_repeated(tmp_path: Path) -> None:
     assert run(tmp_path, steps)["bad"].startswith("failed"), "it is tried again"
 
 
-def test_a_step_for_which_the_time_is_too_short_is_listed_and_a_shorter_one_runs(tmp_path, capsys):
-    long = step("long", "raise SystemExit(1)", minutes=20.0, least_minutes=10.0)
-    short = step("short", "")
-    elsewhere = step("elsewhere", "raise SystemExit(1)", missing="it needs data")
-    said = run(tmp_path, [long, elsewhere, short], left_s=120.0)
-    assert said["long"] == "no time: it takes about 20 min, 2.0 min are left"
-    assert said["short"].startswith("passed") and said["elsewhere"] == "cannot run here: it needs data"
-    assert gpu.report(said) == 75
-    assert "no time: it takes about 20 min" in capsys.readouterr().out
-    assert gpu.report({"elsewhere": said["elsewhere"], "short": said["short"]}) == 0
-
-
 def test_a_cut_step_ends_with_all_that_it_started_and_gathers_what_there_is(tmp_path, monkeypatch):
     mark = f"bigbatch-cut-{os.getpid()}"
     child = f"import signal; signal.pause()  # {mark}"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import logging
 import shlex
 import signal
 import sys
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from bigbatch.base.atomic_files import write_json, write_text
 from bigbatch.base.command_line import INTERRUPTED, WRONG_INPUT, OneLineParser
-from bigbatch.base.streams import add_verbosity, log_steps, reader_may_leave, silent_output
+from bigbatch.base.streams import reader_may_leave
 from bigbatch.train_loop.config import ConfigError, DataConfig, TrainConfig
 from bigbatch.train_loop.config.last_step import last_step_in_words
 from bigbatch.train_loop.config.rules import shown_name
@@ -77,7 +76,6 @@ if TYPE_CHECKING:
     from bigbatch.train_loop.data.sets.scan import FolderScan
     from bigbatch.train_loop.distributed import Meeting
 
-_log = logging.getLogger(__name__)
 
 RESULT_VERSION = 1
 
@@ -99,7 +97,6 @@ class RunPlan:
     """With ``launch``: where the ranks have met."""
     profile: ProfileOptions | None = None
     """None: train."""
-    quiet: bool = False
     wandb: str = DISABLED
     notes: tuple[str, ...] = ()
     """What the data leave out, and a warning about the images that fill no global batch."""
@@ -138,7 +135,6 @@ def train_parser(prog: str) -> OneLineParser:
     )
     add("--accept-changed-code", action="store_true", help="resume although code of your own has changed")
     add_profile_options(p)
-    add_verbosity(p, "print the result and errors alone")
     add("--wandb", metavar="MODE", default=DISABLED, help=WANDB_MODES)
     add("--checkpoint-every-s", type=float, default=60.0, metavar="S", help="seconds between checkpoints (default 60)")
     return p
@@ -148,7 +144,6 @@ def make_run_plan(argv: Sequence[str] | None, prog: str, launch: Launch | None) 
     """Check everything that needs no torch. Raises ConfigError; SystemExit(2) for a bad option."""
     parser = train_parser(prog)
     args = parser.parse_args(argv)
-    log_steps(args.verbose)
     check_wandb_mode(args.wandb)
     more = {"--metric": ("metrics", args.metric)}
     source, config = read_source_config(parser, args, more)
@@ -182,7 +177,7 @@ def make_run_plan(argv: Sequence[str] | None, prog: str, launch: Launch | None) 
     last_step = last_step_in_words(config, info.train_size, split)
     said = (*info.notes, last_step, None if launch else unused_gpus())
     notes = tuple(text for text in said if text)
-    return RunPlan(config, workers, *kept, scan, meeting, profile, args.quiet, wandb, notes)
+    return RunPlan(config, workers, *kept, scan, meeting, profile, wandb, notes)
 
 
 def look_together(data: DataConfig, launch: Launch | None) -> tuple[DataInfo, FolderScan | None, Meeting | None]:
@@ -249,13 +244,11 @@ def train_under_ray(task: RunPlan, tracker: Tracker | None) -> Sequence[EpochRec
 
 
 def train_in_words(task: RunPlan, leads: bool) -> Sequence[EpochRecord]:
-    """Train, and say how it goes unless ``--quiet``. Raises the errors of ``train`` and ``fit_full_run``."""
-    with silent_output(task.quiet):
-        if leads:
-            _log.info("the run is checked")
-            announce(task)
-        with wandb_of_full_run(task.wandb, task.output, task.config) as tracker:
-            return train_without_ray(task, task.launch, tracker) if task.launch else train_under_ray(task, tracker)
+    """Train, and say how it goes. Raises the errors of ``train`` and ``fit_full_run``."""
+    if leads:
+        announce(task)
+    with wandb_of_full_run(task.wandb, task.output, task.config) as tracker:
+        return train_without_ray(task, task.launch, tracker) if task.launch else train_under_ray(task, tracker)
 
 
 def write_result(task: RunPlan, history: Sequence[EpochRecord]) -> Path:

@@ -44,8 +44,6 @@ from bigbatch.train_loop.launch.ray_internals import (
     read_variables_again,
 )
 
-_log = logging.getLogger(__name__)
-
 PREFIX = "bb-ray-"
 OBJECT_STORE_BYTES = 200 * 2**20  # configurations and epoch records: kilobytes
 START_ATTEMPTS = 3
@@ -206,7 +204,6 @@ class LocalRay:
         started = context.address_info["gcs_address"]
         if started != address:
             raise RuntimeError(f"Ray listens on {started} instead of {address}")
-        _log.info("Ray has started; its log is %s, its files are in %s", self._log_file, self.folder)
         return RayConnection(address, self._dashboard.address, str(token), local=True)
 
     def _shut_down(self) -> None:

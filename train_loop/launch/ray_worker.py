@@ -205,8 +205,6 @@ _dropped = threading.Event()
 """Set while this process is to leave its trial."""
 _trials, _first_bytes = 0, 0
 """How many trials this process has trained; its resident memory after the first one."""
-LONGEST = 2000
-"""Characters of the beginning, and of the end, of a reason: terminal and tables had a megabyte. The log has all."""
 MOST_TRIALS = 100
 """Then a new process takes over: it bounds what may pile up unseen."""
 GROWTH_BYTES = 1 << 30
@@ -295,8 +293,6 @@ def _end_of_all_ranks(error: Exception, task: TrialTask, rank: int, workers: int
     """The end that every rank returns because of ``error``; None if this rank must raise it."""
     text = str(error) if isinstance(error, OwnCodeError) else (str(error).splitlines() or ["no message"])[0]
     text = text.encode(errors="backslashreplace").decode()  # Ray and Parquet carry no name of a file that is not UTF-8
-    if len(text) > 2 * LONGEST:
-        text = f"{text[:LONGEST]} … {text[-LONGEST:]}"
     end = WorkersEnd(f"{type(error).__name__}: {text}", kind_of(error))
     if isinstance(error, OwnCodeError):
         end = replace(end, kind=_full_memory(error.__cause__) or end.kind)

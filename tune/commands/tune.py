@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bigbatch.base.command_line import INTERRUPTED, WRONG_INPUT
-from bigbatch.base.streams import log_steps, reader_may_leave
+from bigbatch.base.streams import reader_may_leave
 from bigbatch.train_loop.config import ConfigError
 from bigbatch.train_loop.errors import OwnCodeError, RayStartError
 from bigbatch.train_loop.host.disk_space import describe_full_disk, full_errno
 from bigbatch.tune.plan.arguments import parse_options, tune_parser
-
-_log = logging.getLogger(__name__)
 
 
 def tune_main(argv: Sequence[str] | None = None, prog: str = "tune/run.py") -> int:
@@ -29,10 +26,8 @@ def _search(args: dict[str, object]) -> int:
     from bigbatch.tune.plan.options import SearchOptions
     from bigbatch.tune.storage.storage_url import check_url
 
-    log_steps(args["verbose"])
     plan = make_plan(SearchOptions(**args))  # type: ignore[arg-type]
     check_url(plan.storage)
-    _log.info("the options are checked, the search is planned")
     from bigbatch.tune.search.driver import run_search
 
     return run_search(plan)

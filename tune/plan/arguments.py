@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from bigbatch.base.command_line import OneLineParser
-from bigbatch.base.streams import add_verbosity
 from bigbatch.train_loop.host.command_line import add_part_options
 from bigbatch.train_loop.launch.wandb_run import WANDB_MODES
 from bigbatch.tune.plan.holdout import parse_holdout
@@ -135,7 +134,7 @@ def tune_parser(prog: str) -> argparse.ArgumentParser:
         groups[option.group].add_argument(f"--{option.name}", help=option.help, **settings)
     add_part_options(groups[TRAINED].add_argument)
     quiet = "print the answer and errors alone; lines about trials are in the study's logs/driver.log"
-    add_verbosity(groups[RUN], quiet)
+    groups[RUN].add_argument("--quiet", action="store_true", help=quiet)
     groups[RUN].add_argument("-h", "--help", action="help", help="print this, without what is rarely needed")
     unset = argparse.SUPPRESS
     groups[RUN].add_argument(

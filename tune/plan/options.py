@@ -76,7 +76,6 @@ class SearchOptions:
     wandb: str | None = None
     dry_run: bool = False
     quiet: bool = False
-    verbose: bool = False
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -170,4 +169,3 @@ class SearchKeywords(TypedDict, total=False):
     address: str | None
     wandb: str | None
     quiet: bool
-    verbose: bool

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import sys
@@ -70,7 +69,6 @@ from bigbatch.tune.storage.storage_url import DatabaseLost
 from bigbatch.tune.storage.store import StudyStore
 from bigbatch.tune.trials.admission import end_of_allocation
 
-_log = logging.getLogger(__name__)
 NO_OTHER = "The sampler has no other configuration, so the search has ended."
 
 
@@ -289,7 +287,6 @@ def _fit(run: SearchRun, store: StudyStore, stop: StopRequest, watch: SearchWatc
     # Only now that Ray runs: this loads Ray's core, which reads the token's place once, when it is loaded.
     from bigbatch.tune.search.tuner import run_tuner
 
-    _log.info("the trials begin")
     over = over_function(run, store, stop)
     run_tuner(run.plan, run.bridge, run.capacity, store, watch, over, ray_storage)
     store.ledger.ending()
@@ -332,7 +329,6 @@ def _check_waiting(plan: SearchPlan, store: StudyStore) -> None:
 
 
 def _session(plan: SearchPlan, store: StudyStore) -> LocalRay | JoinedRay:
-    _log.info("the study is open; the driver's log is %s", store.log_folder / "driver.log")
     log = store.log_folder / "ray.log"
     if plan.address == "local":
         return LocalRay(plan.machine.cpus, plan.machine.gpus, log)

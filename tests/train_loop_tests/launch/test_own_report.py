@@ -132,15 +132,6 @@ def test_the_newest_checkpoint_and_the_epochs_until_then_are_found_again(tmp_pat
     again(3, 0.5)
 
 
-def test_the_offered_folder_by_another_name_is_kept(tmp_path: Path) -> None:
-    (tmp_path / "scratch").symlink_to(tmp_path / "disk", target_is_directory=True)
-    (tmp_path / "disk").mkdir()
-    report, _, _ = make_report(tmp_path / "scratch")
-    (report.checkpoint_folder / "state").write_text("of epoch 1")
-    report(1, 0.5, checkpoint=report.checkpoint_folder.resolve())
-    assert kept_state(tmp_path / "scratch")[0] == "of epoch 1"
-
-
 @pytest.mark.parametrize("deep", [False, True])
 def test_a_function_may_ask_for_the_offered_folder_once(tmp_path: Path, deep: bool) -> None:
     """Trainers write ``output_dir/checkpoint-500``, and name it as their newest checkpoint."""

@@ -140,12 +140,6 @@ def test_an_error_that_is_its_own_cause_or_has_no_text_is_the_users(tmp_path: Pa
         train_own(task_of(tmp_path, Options({"odd": odd}), ODD), Sent(), ALONE, logging.getLogger("test"))
 
 
-def test_a_reason_of_a_megabyte_is_told_by_its_beginning_and_its_end(tmp_path: Path) -> None:
-    end = _end_of_all_ranks(OwnCodeError(f"begins {'x' * 1_000_000} ends"), task_of(tmp_path, Options({})), 0, 1)
-    assert end is not None and end.failure is not None and len(end.failure) < 5000
-    assert end.failure.startswith("OwnCodeError: begins x") and end.failure.endswith("x ends")
-
-
 def test_a_name_of_a_file_that_is_no_utf8_is_told_and_printed(tmp_path: Path) -> None:
     """Ray did not carry such a reason, so the failed trial was complete; a line with such a name was left out."""
     task, name = task_of(tmp_path, Options({})), os.fsdecode(b"\xe9.jpg")

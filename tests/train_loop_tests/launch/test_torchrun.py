@@ -143,16 +143,6 @@ def test_wrong_input_is_one_line_and_2(case: str, best: Path, expect_refusal: An
     expect_refusal(["--config", str(best), *words.split()], named)
 
 
-def test_a_studys_folder_stands_for_its_best_json(best: Path, expect_refusal: Any) -> None:
-    expect_refusal(["--config", str(best.parent), "--workers", "3"], "batch.global_size must divide")
-
-
-def test_no_run_begins_that_could_write_no_checkpoint(best: Path, tmp_path: Path, expect_refusal: Any) -> None:
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "checkpoints").touch()
-    expect_refusal(["--config", str(best), "--output", "out"], "--output must be a writable folder; got")
-
-
 def test_unreadable_configuration_is_refused(tmp_path: Path, expect_refusal: Any) -> None:
     path = tmp_path / "c.json"
     expect_refusal(["--config", str(path)], "--config must be a readable file; got")
