@@ -105,7 +105,6 @@ def test_state_dict_round_trip_continues_bit_for_bit(optimizer_of, dtype, throug
 
 
 @BOTH
-@BOTH
 def test_parameters_of_many_dtypes_move_as_each_would_alone_also_without_gradient(optimizer_of):
     params = [*make_params(torch.float32), *make_params(torch.bfloat16), *make_params(torch.float64)]
     alone = [nn.Parameter(p.detach().clone()) for p in params]
